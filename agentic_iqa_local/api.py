@@ -9,13 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, overload
 
-from agentic_iqa_local.config import (
-    ConfigError,
-    Options,
-    Pipeline,
-    Settings,
-    load_settings,
-)
+from agentic_iqa_local.config import ConfigError, Options, Pipeline, Settings, load_settings
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.state import revised
 
@@ -157,30 +151,18 @@ class IQA:
 
     __call__ = assess
 
-    def compare(
-        self,
-        first: "Picture",
-        second: "Picture",
-        reference: "Picture | None" = None,
-        pairwise: bool | None = None,
-    ) -> "Comparison":
-        """Which of two pictures is better, by the pipeline that this set-up was given, or letters; see
-        `comparison.compare`."""
+    def compare(self, first: "Picture", second: "Picture", **how: Any) -> "Comparison":
+        """Which of two pictures is better, by the pipeline that this set-up was given, or letters; `reference` and
+        `pairwise` as for `comparison.compare`."""
         from agentic_iqa_local.judgement.comparison import compare
 
-        return compare(first, second, reference=reference, pairwise=pairwise, **self._how(self._compared_by))
+        return compare(first, second, **self._how(self._compared_by) | how)
 
-    def rank(
-        self,
-        pictures: "Sequence[Picture]",
-        reference: "Picture | None" = None,
-        pairwise: bool | None = None,
-    ) -> "Ranking":
-        """The order of pictures from the best to the worst, by the pipeline that this set-up was given, or
-        letters; see `comparison.rank`."""
+    def rank(self, pictures: "Sequence[Picture]", **how: Any) -> "Ranking":
+        """The order of pictures from the best to the worst; arguments as for `compare`."""
         from agentic_iqa_local.judgement.comparison import rank
 
-        return rank(pictures, reference=reference, pairwise=pairwise, **self._how(self._compared_by))
+        return rank(pictures, **self._how(self._compared_by) | how)
 
     def _how(self, pipeline: Pipeline) -> dict[str, Any]:
         limit = self.max_replan_iterations

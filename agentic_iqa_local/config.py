@@ -68,10 +68,8 @@ def check_choices(choices: Sequence[str] | None) -> list[str] | None:
     if not 2 <= len(choices) <= 10:
         raise ValueError(f"choices: expected 2 to 10 answers, got {len(choices)}")
     if len({choice.strip().casefold() for choice in choices} - {""}) < len(choices):
-        raise ValueError(
-            "choices: expected answers that differ and are not blank, whether in capitals or not, got"
-            f" {list(choices)}"
-        )
+        expected = "expected answers that differ and are not blank, whether in capitals or not"
+        raise ValueError(f"choices: {expected}, got {list(choices)}")
     _check_text("choices", "".join(choices))
     return list(choices)
 
@@ -82,9 +80,8 @@ def _check_text(name: str, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(
-            f"{name}: expected text in UTF-8, got another byte as character {error.start + 1}; retype it"
-        ) from None
+        place = f"character {error.start + 1}"
+        raise ValueError(f"{name}: expected text in UTF-8, got another byte as {place}; retype it") from None
 
 
 def check_limit(limit: int) -> int:
@@ -92,10 +89,6 @@ def check_limit(limit: int) -> int:
     if type(limit) is not int or limit < 0:
         raise ValueError(f"max_replan_iterations: expected 0 or more, got {limit!r}")
     return limit
-
-
-def _level(level: Any) -> Any:
-    return lower_edge(level) if isinstance(level, str) else level
 
 
 def _opaque(colour: str) -> str:
@@ -111,20 +104,21 @@ def _opaque(colour: str) -> str:
 
 
 def _path(value: Any) -> str:
-    path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else value
     try:
-        if isinstance(path, str) and b"\0" not in os.fsencode(path):
+        if isinstance(path := os.fspath(value), str) and b"\0" not in os.fsencode(path):
             return path
-    except UnicodeEncodeError:  # no file has such a name
+    except (TypeError, UnicodeEncodeError):  # no path, or a name that no file has
         pass
-    raise ValueError(f"expected a path as text, got {path!r:.200}")
+    raise ValueError(f"expected a path as text, got {value!r:.200}")
 
 
 # PathText: also of a name that is no UTF-8
 PathText = Annotated[str, PlainValidator(_path)]
 Colour = Annotated[str, AfterValidator(_opaque)]
 Width = Annotated[float, Field(gt=0, le=4)]  # of an interval, in levels
-Level = Annotated[float, Field(ge=1, le=5), BeforeValidator(_level)]
+Level = Annotated[
+    float, Field(ge=1, le=5), BeforeValidator(lambda x: lower_edge(x) if isinstance(x, str) else x)
+]
 Rate = Annotated[float, Field(ge=0.01, lt=0.5)]
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
@@ -135,28 +129,22 @@ _LIMITS = {"error_rate": "at_least", "most_reads": "target_width", "most_seconds
 def server_key() -> str | None:
     """$AGENTIC_IQA_SERVER_KEY, for a model server that asks for a key. Raises ConfigError, which does not
     quote it."""
-    key = os.environ.get("AGENTIC_IQA_SERVER_KEY")
+    key = os.environ.get("AGENTIC_IQA_SERVER_KEY") or None
     if key and not re.fullmatch("[!-~]+", key):
-        raise ConfigError(
-            "$AGENTIC_IQA_SERVER_KEY: expected printable ASCII characters without blanks or line ends, got"
-            " others too",
-            "set it anew",
-        )
-    return key or None
+        expected = "expected printable ASCII characters without blanks or line ends, got others too"
+        raise ConfigError(f"$AGENTIC_IQA_SERVER_KEY: {expected}", "set it anew")
+    return key
 
 
 def split_server(address: str) -> tuple[str, tuple[str, str] | None]:
     """A server's address without user and password, and those two. Raises ConfigError, which does not quote
     it."""
-    url = None
-    if address.isprintable() and not set(address) & set(" \\?#"):
-        try:
-            url = urlsplit(address)
-            usable = url.scheme in ("http", "https") and url.hostname and url.port != 0
-        except ValueError:
-            usable = False
-        url = url if usable else None
-    if url is None:
+    try:
+        url = urlsplit(address)
+        usable = url.scheme in ("http", "https") and url.hostname and url.port != 0
+    except ValueError:
+        usable = False
+    if not usable or not address.isprintable() or set(address) & set(" \\?#"):
         raise ConfigError(
             "server: expected http://HOST:PORT or https://HOST:PORT, got something else, which is not shown"
             " since it may hold a password",
@@ -310,34 +298,27 @@ class ToolSettings(Section):
         return [tool.name for tool in tools]
 
 
+def _option(description: str, default: Any = None) -> Any:
+    """An option; the description is what --help and the HTTP interface say of it."""
+    return Field(default=default, description=description)
+
+
 class Decisions(Section):
     """What a caller may say of how sure an answer has to be."""
 
-    abstain_wider_than: Width | None = Field(
-        default=None, description="answers whose interval is wider than W levels are held back: not sure"
+    abstain_wider_than: Width | None = _option(
+        "answers whose interval is wider than W levels are held back: not sure"
     )
-    at_least: Level | None = Field(
-        default=None,
-        description=(
-            "pass, fail or unsure: is the quality LEVEL (A to D, Good, or a number from 1 to 5) or better?"
-        ),
+    at_least: Level | None = _option(
+        "pass, fail or unsure: is the quality LEVEL (A to D, Good, or a number from 1 to 5) or better?"
     )
-    error_rate: Rate | None = Field(
-        default=None, description="how often pass or fail of at_least may be wrong (default: 0.1)"
+    error_rate: Rate | None = _option("how often pass or fail of at_least may be wrong (default: 0.1)")
+    target_width: Width | None = _option(
+        "look again while the interval is wider than W levels: the letters in the other order, then those of"
+        " crops, then another plan; and stop once it is as narrow"
     )
-    target_width: Width | None = Field(
-        default=None,
-        description=(
-            "look again while the interval is wider than W levels: the letters in the other order, then those"
-            " of crops, then another plan; and stop once it is as narrow"
-        ),
-    )
-    most_reads: Count | None = Field(
-        default=None, description="letter reads that target_width may take in all"
-    )
-    most_seconds: Seconds | None = Field(
-        default=None, description="seconds after which target_width asks for nothing more"
-    )
+    most_reads: Count | None = _option("letter reads that target_width may take in all")
+    most_seconds: Seconds | None = _option("seconds after which target_width asks for nothing more")
 
 
 class DecisionSettings(Decisions):
@@ -442,64 +423,36 @@ def load_settings(name: str | Path | None = None) -> Settings:
 
 
 class Options(Decisions):
-    """What a caller may choose of a set-up; None leaves it to the configuration.
+    """What a caller may choose of a set-up; None leaves it to the configuration."""
 
-    A description is what --help says of an option.
-    """
-
-    background: Colour | None = Field(
-        default=None,
-        description="what stands behind transparent pictures, such as white or #808080 (default: refuse them)",
+    background: Colour | None = _option(
+        "what stands behind transparent pictures, such as white or #808080 (default: refuse them)"
     )
-    gpu: int | str | None = Field(
-        default=None,
-        description=(
-            "GPU by index, UUID or MIG name, among those CUDA_VISIBLE_DEVICES allows (default: GPU 0 if there"
-            " is one); where no --config and no --model is given, with the largest complete vision-language"
-            " model below the models folder"
-        ),
+    gpu: int | str | None = _option(
+        "GPU by index, UUID or MIG name, among those CUDA_VISIBLE_DEVICES allows (default: GPU 0 if there is"
+        " one); where no --config and no --model is given, with the largest complete vision-language model"
+        " below the models folder"
     )
-    cpu: bool = Field(default=False, description="run on the CPU")
-    config: PathText | None = Field(
-        default=None, description="a set-up of configs/ by name, or a YAML file (default: embedded)"
+    cpu: bool = _option("run on the CPU", default=False)
+    config: PathText | None = _option("a set-up of configs/ by name, or a YAML file (default: embedded)")
+    engine: Engine | None = _option("what serves the model (default: the configuration's)")
+    model: PathText | None = _option(
+        "a model below the models folder, or a folder; overrides the configuration's"
     )
-    engine: Engine | None = Field(
-        default=None, description="what serves the model (default: the configuration's)"
+    models: PathText | None = _option("the models folder (default: $AGENTIC_IQA_MODELS, else models/)")
+    pipeline: Pipeline | None = _option(
+        "agent: plan, evidence, reasoning, replanning; letters: one read and the configured tools, for volume"
+        " (default: agent, but letters to compare)"
     )
-    model: PathText | None = Field(
-        default=None,
-        description="a model below the models folder, or a folder; overrides the configuration's",
+    mode: Mode | None = _option(
+        "where the letters' probabilities come from (default: the configuration's, logits)"
     )
-    models: PathText | None = Field(
-        default=None, description="the models folder (default: $AGENTIC_IQA_MODELS, else models/)"
+    fit: PathText | None = _option(
+        "temperature, η and the intervals of q from a fit of study.py, for the model it was made with"
     )
-    pipeline: Pipeline | None = Field(
-        default=None,
-        description=(
-            "agent: plan, evidence, reasoning, replanning; letters: one read and the configured tools, for"
-            " volume (default: agent, but letters to compare)"
-        ),
+    max_replan_iterations: Annotated[int, Field(ge=0)] | None = _option(
+        "N allows N - 1 replans: 0 and 1 none, the default 2 one"
     )
-    mode: Mode | None = Field(
-        default=None,
-        description="where the letters' probabilities come from (default: the configuration's, logits)",
-    )
-    fit: PathText | None = Field(
-        default=None,
-        description="temperature, η and the intervals of q from a fit of study.py, for the model it was made with",
-    )
-    max_replan_iterations: Annotated[int, Field(ge=0)] | None = Field(
-        default=None, description="N allows N - 1 replans: 0 and 1 none, the default 2 one"
-    )
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _no_number_is_true_or_false(
-        cls, value: Any, info: ValidationInfo
-    ) -> Any:  # in Python these are 1 and 0
-        if isinstance(value, bool) and info.field_name not in ("cpu", "map", "pairwise"):
-            raise ValueError(f"expected neither true nor false, got {value}")
-        return value
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Self:
@@ -537,19 +490,18 @@ class Options(Decisions):
         another place. A name below the models folder has its own options in the configuration, or the
         defaults.
         """
-        engines = {role: self.engine or settings.role(role).backend.partition(".")[0] for role in ROLES}
-        names = {role: settings.role(role).backend.partition(".")[2] for role in ROLES}
+        backends = {role: settings.role(role).backend.partition(".")[::2] for role in ROLES}
         models = settings.models
-        if self.model:
-            name, folder = self.model, Path(self.model)
+        if name := self.model:
             loading = models.get(name, ModelSettings())
-            if os.path.isdir(folder) or "/" in name:
-                own = models.get(names["summarizer"], ModelSettings())
-                name, loading = folder.resolve().name, revised(own, path=str(folder.resolve()))
-            engines, names = dict.fromkeys(ROLES, engines["summarizer"]), dict.fromkeys(ROLES, name)
-            models = {name: loading}
+            if os.path.isdir(name) or "/" in name:
+                folder = Path(name).resolve()
+                own = models.get(backends["summarizer"][1], ModelSettings())
+                name, loading = folder.name, revised(own, path=str(folder))
+            backends, models = dict.fromkeys(ROLES, (backends["summarizer"][0], name)), {name: loading}
         roles = {
-            role: revised(settings.role(role), backend=f"{engines[role]}.{names[role]}") for role in ROLES
+            role: revised(settings.role(role), backend=f"{self.engine or engine}.{folder}")
+            for role, (engine, folder) in backends.items()
         }
         return revised(settings, **roles, models=models)
 
@@ -557,23 +509,16 @@ class Options(Decisions):
 class Request(Options):
     """What a caller may ask of pictures, with a set-up's options."""
 
-    query: Annotated[str, BeforeValidator(check_query)] | None = Field(
-        default=None,
-        description=(
-            "a question or instruction (default: rate the perceptual quality); a tool that it names runs, and"
-            ' answers that it lists ("... A. too dark B. too bright", "yes or no") are the choices'
-        ),
+    query: Annotated[str, BeforeValidator(check_query)] | None = _option(
+        "a question or instruction (default: rate the perceptual quality); a tool that it names runs, and"
+        ' answers that it lists ("... A. too dark B. too bright", "yes or no") are the choices'
     )
-    choices: Annotated[list[str], BeforeValidator(check_choices)] | None = Field(
-        default=None, description="2 to 10 answers: a multiple-choice question"
+    choices: Annotated[list[str], BeforeValidator(check_choices)] | None = _option(
+        "2 to 10 answers: a multiple-choice question"
     )
-    map: bool = Field(default=False, description="true: the quality from place to place too")
-    map_tiles: Annotated[int, Field(ge=9, le=4096)] | None = Field(
-        default=None, description="tiles that a map may read, 9 to 4096 (default: 256)"
+    map: bool = _option("true: the quality from place to place too", default=False)
+    map_tiles: Annotated[int, Field(ge=9, le=4096)] | None = _option(
+        "tiles that a map may read, 9 to 4096 (default: 256)"
     )
-    map_seconds: Seconds | None = Field(
-        default=None, description="seconds after which a map begins no more tiles (default: 120)"
-    )
-    pairwise: bool | None = Field(
-        default=None, description="to compare: true: the model sees every pair; false: none"
-    )
+    map_seconds: Seconds | None = _option("seconds after which a map begins no more tiles (default: 120)")
+    pairwise: bool | None = _option("to compare: true: the model sees every pair; false: none")

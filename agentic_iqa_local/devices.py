@@ -45,15 +45,67 @@ def choose_device(gpu: str | int | None = None, cpu: bool = False) -> str:
     if cpu or (gpu is None and not torch.cuda.is_available()):
         return "cpu"
     name = "0" if gpu is None else str(gpu).strip()
-    if re.fullmatch(r"[0-9]{1,9}", name):
-        if int(name) >= torch.cuda.device_count():
-            raise _not_found(name, "the index of a visible GPU")
-        return f"cuda:{int(name)}"
     if re.fullmatch(r"MIG-[\w/-]+", name):
-        return _choose_mig(name)
-    if uuid := re.fullmatch(r"(?:GPU-)?([0-9a-f][0-9a-f-]*)", name, re.IGNORECASE):
-        return _choose_uuid(name, uuid[1].lower())
-    raise DeviceError(f"--gpu {name}: expected {_FORMS}", "use one of these, or --cpu.")
+        _make_visible(name)
+        return "cuda:0"
+    visible = range(torch.cuda.device_count())
+    if re.fullmatch(r"[0-9]{1,9}", name):
+        matches = [index for index in visible if index == int(name)]
+        expected = "the index of a visible GPU"
+    elif uuid := re.fullmatch(r"(?:GPU-)?([0-9a-f][0-9a-f-]*)", name, re.IGNORECASE):
+        uuids = [str(torch.cuda.get_device_properties(index).uuid).lower() for index in visible]
+        matches = [index for index in visible if uuids[index].startswith(uuid[1].lower())]
+        expected = f"a UUID, or its beginning, that one visible GPU has (found on {len(matches)})"
+    else:
+        raise DeviceError(f"--gpu {name}: expected {_FORMS}", "use one of these, or --cpu.")
+    if len(matches) != 1:
+        raise _not_there(name, expected)
+    return f"cuda:{matches[0]}"
+
+
+def _make_visible(mig: str) -> None:
+    """Makes one MIG device the only one that CUDA sees. Raises DeviceError."""
+    import torch
+
+    visible = os.environ.get(_VISIBLE)
+    # CUDA stops reading the list at the first entry that is none, and an index does not say which MIG devices
+    # it stands for.
+    listed = takewhile(lambda entry: entry.startswith("MIG-"), (visible or "").split(","))
+    if visible is not None and mig not in listed:
+        raise DeviceError(
+            f"--gpu {mig}: expected a device that {_VISIBLE} lists, but that is {visible!r}",
+            f"start again with {_VISIBLE}={mig} if it is yours to use.",
+        )
+    if visible != mig and torch.cuda.is_initialized():
+        raise DeviceError(
+            f"--gpu {mig}: expected CUDA not to be in use yet, but it is",
+            f"start again with {_VISIBLE}={mig}.",
+        )
+    os.environ[_VISIBLE] = mig
+    if torch.cuda.device_count() != 1:  # torch keeps this number only once CUDA is in use
+        raise _not_there(mig, "exactly one MIG device of that name")
+
+
+def _not_there(name: str, expected: str) -> DeviceError:
+    """The error that lists the devices to choose from, or says why there are none."""
+    import torch
+
+    count, visible = torch.cuda.device_count(), os.environ.get(_VISIBLE)
+    build = f"with CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
+    if torch.version.cuda and not count:
+        try:
+            torch.cuda.init()
+        except RuntimeError as error:  # torch says here whether a driver is missing, too old, or shows no GPU
+            build += f"; torch says: {str(error).strip().split('. ')[0]}"
+    gpus = [torch.cuda.get_device_properties(index) for index in range(count)]
+    listed = ", ".join(f"{index}: {gpu.name} GPU-{gpu.uuid}" for index, gpu in enumerate(gpus)) or "none"
+    setting = f"{_VISIBLE} is not set" if visible is None else f"{_VISIBLE}={visible}"
+    choices = ("", "--gpu 0 or ")[count] if count < 2 else f"--gpu 0 to --gpu {count - 1}, or "
+    return DeviceError(
+        f"--gpu {name}: expected {expected}, but the visible GPUs are: {listed} ({setting}; "
+        f"torch {torch.__version__} built {build})",
+        f"use {choices}--cpu.",
+    )
 
 
 def describe_device(device: str) -> dict[str, str | int | None]:
@@ -107,70 +159,6 @@ def make_deterministic() -> None:
     torch.backends.cudnn.benchmark = False
 
 
-def _choose_uuid(name: str, beginning: str) -> str:
-    """Finds the device among those that torch sees, which works under any CUDA_VISIBLE_DEVICES and after
-    CUDA has started."""
-    import torch
-
-    uuids = [
-        str(torch.cuda.get_device_properties(index).uuid).lower()
-        for index in range(torch.cuda.device_count())
-    ]
-    matches = [index for index, uuid in enumerate(uuids) if uuid.startswith(beginning)]
-    if len(matches) != 1:
-        raise _not_found(
-            name, f"a UUID, or its beginning, that one visible GPU has (found on {len(matches)})"
-        )
-    return f"cuda:{matches[0]}"
-
-
-def _choose_mig(name: str) -> str:
-    import torch
-
-    visible = os.environ.get(_VISIBLE)
-    # CUDA stops reading the list at the first entry that is none, and an index does not say which MIG devices
-    # it stands for.
-    if visible is not None and name not in takewhile(
-        lambda entry: entry.startswith("MIG-"), visible.split(",")
-    ):
-        raise DeviceError(
-            f"--gpu {name}: expected a device that {_VISIBLE} lists, but that is {visible!r}",
-            f"start again with {_VISIBLE}={name} if it is yours to use.",
-        )
-    if visible != name and torch.cuda.is_initialized():
-        raise DeviceError(
-            f"--gpu {name}: expected CUDA not to be in use yet, but it is",
-            f"start again with {_VISIBLE}={name}.",
-        )
-    os.environ[_VISIBLE] = name
-    if torch.cuda.device_count() != 1:  # torch keeps this number only once CUDA is in use
-        raise _not_found(name, "exactly one MIG device of that name")
-    return "cuda:0"
-
-
-def _not_found(name: str, expected: str) -> DeviceError:
-    """The error that lists the devices to choose from, or says why there are none."""
-    import torch
-
-    count = torch.cuda.device_count()
-    build = f"with CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
-    if torch.version.cuda and not count:
-        try:
-            torch.cuda.init()
-        except RuntimeError as error:  # torch says here whether a driver is missing, too old, or shows no GPU
-            build += f"; torch says: {str(error).strip().split('. ')[0]}"
-    gpus = [torch.cuda.get_device_properties(index) for index in range(count)]
-    listed = ", ".join(f"{index}: {gpu.name} GPU-{gpu.uuid}" for index, gpu in enumerate(gpus)) or "none"
-    visible = os.environ.get(_VISIBLE)
-    setting = f"{_VISIBLE} is not set" if visible is None else f"{_VISIBLE}={visible}"
-    choices = ("", "--gpu 0 or ")[count] if count < 2 else f"--gpu 0 to --gpu {count - 1}, or "
-    return DeviceError(
-        f"--gpu {name}: expected {expected}, but the visible GPUs are: {listed} ({setting}; "
-        f"torch {torch.__version__} built {build})",
-        f"use {choices}--cpu.",
-    )
-
-
 def memory_ran_out(error: BaseException) -> bool:
     """Whether torch or Python found no memory on the device or the host."""
     import torch
@@ -179,9 +167,6 @@ def memory_ran_out(error: BaseException) -> bool:
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, Exception) and should_reduce_batch_size(error)
-
-
-# What a measurement ran on
 
 
 def versions(packages: Iterable[str] = SCORING) -> dict[str, str]:

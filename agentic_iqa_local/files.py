@@ -11,7 +11,6 @@ import json
 import os
 import re
 import stat
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -52,7 +51,7 @@ _OWN = {
     rb"|kind,group,place,image,answer,level,q),",
     "gallery": rb"<!DOCTYPE html>(?s:.)*<title>[^<]* \xc2\xb7 gallery</title>",
     "drawing": rb"\x89PNG\r\n\x1a\n(?s:.)*tEXtSoftware\0" + DRAWN_BY.encode(),
-    "fit": rb'\{(?:"format": \d+, )?"temperature": ',
+    "fit": rb'\{(?:"format": \d+, )?"temperature": ?',
     "bundle": rb"manifest\.json\.sha256\0",
 }
 
@@ -149,23 +148,12 @@ def path_from_text(text: str) -> str:
 
 def open_regular(path: str | Path) -> int:
     """A descriptor of the regular file at `path`, open for reading; the caller closes it. Links are followed.
-
-    Raises FileError for anything else, without waiting for it. A device is not even opened: opening alone
-    makes some of them act.
-    """
+    Raises FileError for anything else, without opening or waiting for it."""
     try:
         _require_regular(os.stat(path))
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    except FileError:
-        raise
+        return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name
         raise _unusable("read", error) from error
-    try:
-        _require_regular(os.fstat(descriptor))  # another may have taken the name since
-    except FileError:
-        os.close(descriptor)
-        raise
-    return descriptor
 
 
 def _require_regular(state: os.stat_result) -> None:
@@ -175,6 +163,8 @@ def _require_regular(state: os.stat_result) -> None:
 
 
 def _unusable(done: str, error: Exception) -> FileError:
+    if isinstance(error, FileError):
+        return error
     return FileError(f"expected a file that can be {done}, got {getattr(error, 'strerror', None) or error}")
 
 
@@ -183,19 +173,16 @@ def place_for(path: Path) -> Path:
 
     Raises FileError for a link that leads to no file, and for anything but a regular file. Nothing is opened.
     """
-    is_link = False
     try:
-        is_link = path.is_symlink()
-        place = Path(os.path.realpath(path, strict=True)) if is_link else path
+        if not os.path.lexists(path):
+            return path
+        place = Path(os.path.realpath(path, strict=True))
         _require_regular(os.stat(place))
-    except FileError:
-        raise
     except FileNotFoundError:
-        if is_link:
-            raise FileError("expected a file, got a link that leads nowhere") from None
+        raise FileError("expected a file, got a link that leads nowhere") from None
     except (OSError, ValueError) as error:
         raise _unusable("written", error) from error
-    return place
+    return place if path.is_symlink() else path
 
 
 def require_own(path: Path, kind: str) -> None:
@@ -211,11 +198,8 @@ def require_own(path: Path, kind: str) -> None:
 
 
 def create(path: Path) -> int:
-    """A descriptor of a new file at `path`, open for appending; the caller closes it. Raises OSError.
-
-    What has the name already, such as a link or what a killed process left, is removed; a link is not
-    followed.
-    """
+    """A descriptor of a new file at `path`, open for appending; the caller closes it. What has the name already is
+    removed; a link is not followed. Raises OSError."""
     with suppress(FileNotFoundError):
         os.unlink(path)
     new = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
@@ -223,10 +207,8 @@ def create(path: Path) -> int:
 
 
 def read_bytes(path: str | Path, largest: int = LARGEST) -> bytes:
-    """The content of a regular file of at most `largest` bytes. Raises FileError.
-
-    The size that the file system reports is not trusted: in /proc it is 0 for files that never end.
-    """
+    """The content of a regular file of at most `largest` bytes. Raises FileError. The size that the file system
+    reports is not trusted: in /proc it is 0 for files that never end."""
     with open(open_regular(path), "rb") as file:
         try:
             content = file.read(largest + 1)
@@ -245,18 +227,17 @@ def read_json(path: str | Path, largest: int = LARGEST, deepest: int = DEEPEST) 
     return parse_json(read_bytes(path, largest), deepest)
 
 
-def parse_json(content: bytes, deepest: int | None = DEEPEST) -> dict[str, Any]:
-    """The JSON object that is `content` in UTF-8, nested at most `deepest` deep; with None its caller looks.
-    Raises FileError."""
+def parse_json(content: bytes, deepest: int = DEEPEST) -> dict[str, Any]:
+    """The JSON object that is `content` in UTF-8, nested at most `deepest` deep. Raises FileError."""
     try:
         value = json.loads(content.decode("utf-8"))
-        too_deep = deepest is not None and any(depth > deepest for _, depth in walk(value))
+        too_deep = any(depth > deepest for _, depth in walk(value))
     except RecursionError:
         value, too_deep = {}, True
     except ValueError as error:
         raise FileError(f"expected JSON, got something else ({error})") from error
     if too_deep:
-        raise FileError(f"expected JSON nested at most {deepest or DEEPEST} deep, got it deeper")
+        raise FileError(f"expected JSON nested at most {deepest} deep, got it deeper")
     if not isinstance(value, dict):
         kind = {list: "a list", str: "a text", bool: "true or false", type(None): "null"}
         raise FileError(f"expected a JSON object, got {kind.get(type(value), 'a number')}")
@@ -319,30 +300,27 @@ def sync_folder(path: Path) -> None:
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain values only. Keys given twice are errors, and so are merge keys (<<), which can grow without
-    bound."""
+    """Plain values only; a key that is given twice, of which YAML would take the last, is an error."""
 
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        names = Counter((key.tag, key.value) for key, _ in node.value if isinstance(key, yaml.ScalarNode))
-        for (tag, name), count in names.items():
-            merges = tag == "tag:yaml.org,2002:merge"
-            if merges or count > 1:
-                expected = "no merge keys" if merges else "each key once"
-                raise yaml.MarkedYAMLError(
-                    problem=f"expected {expected}, got {name}", problem_mark=node.start_mark
-                )
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise yaml.MarkedYAMLError(
+                problem=f"expected each key once, got {twice[0]}", problem_mark=node.start_mark
+            )
+        return super().construct_mapping(node, deep)
 
 
 def read_yaml(path: str | Path) -> Any:
-    """The plain value in a YAML file, the only kind of YAML that is read here. Raises FileError for a file
+    """The plain value in a YAML file, the only kind of YAML that is read here. Raises FileError, also for a file
     beyond `LARGEST_YAML`, `DEEPEST` or `MOST_PARTS`."""
     content = read_bytes(path, LARGEST_YAML)
     try:
         value = yaml.load(content.decode("utf-8"), _Loader)  # nosec B506 # a SafeLoader
     except Exception as error:  # PyYAML raises nearly any type: RecursionError, KeyError, AttributeError ...
         # it quotes the line, in which an address may hold a password
-        said = re.sub("://[^/\\s]*@", "://", " ".join(str(error).split()))
-        raise FileError(f"not valid YAML ({said})") from None
+        quoted = re.sub("://[^/\\s]*@", "://", " ".join(str(error).split()))
+        raise FileError(f"not valid YAML ({quoted})") from None
     for count, (_, depth) in enumerate(walk(value), 1):
         if depth > DEEPEST or count > MOST_PARTS:
             raise FileError(
@@ -357,9 +335,10 @@ _KINDS = {
     "int": "a whole number", "float": "a number", "finite": "a number", "bool": "true or false", "string": "a text",
     "list": "a list", "dict": "a mapping", "model": "a mapping", "mapping": "a mapping",
 }  # fmt: skip
-_LIMITS = {
-    "greater_than": "more than {gt:g}", "greater_than_equal": "{ge:g} or more",
-    "less_than": "less than {lt:g}", "less_than_equal": "{le:g} or less",
+_SAID = {
+    "greater_than": "expected more than {gt:g}", "greater_than_equal": "expected {ge:g} or more",
+    "less_than": "expected less than {lt:g}", "less_than_equal": "expected {le:g} or less",
+    "extra_forbidden": "unknown key", "missing": "expected a value, got none",
 }  # fmt: skip
 
 
@@ -375,23 +354,20 @@ def first_mistake(error: "ValidationError", quoted: bool = False) -> str:
     given, about = first["input"], first.get("ctx", {})
     # of an option its name alone, without the branch of a union
     place = ".".join(map(str, first["loc"][:1] if quoted else first["loc"]))
-    said = _expected(first["type"], about) or first["msg"].removeprefix("Value error, ")
-    said = said.removeprefix(f"{place}: ")
-    if quoted and ", got " not in said:
-        shown = f"{given!r:.80}" if isinstance(given, (str, int, float)) else type(given).__name__
-        said += f", got {shown}"
-        if first["type"] == "literal_error":
-            said += did_you_mean(str(given)[:80], re.findall("'(.*?)'", about["expected"]))
-    return (f"{place}: {said}" if place else said)[:LONGEST_MISTAKE]
-
-
-def _expected(kind: str, about: dict[str, Any]) -> str | None:
-    """pydantic's error of a kind in our words; None where its own are as good."""
-    name, _, rest = kind.partition("_")
-    if kind in _LIMITS:
-        return f"expected {_LIMITS[kind].format(**about)}"
-    if name in _KINDS and rest in ("type", "parsing", "from_float", "parsing_size", "number"):
-        return f"expected {_KINDS[name]}"
-    if kind == "literal_error":
-        return f"expected {about['expected']}".replace("'", "")
-    return {"extra_forbidden": "unknown key", "missing": "expected a value, got none"}.get(kind)
+    kind, (name, _, rest) = first["type"], first["type"].partition("_")
+    text = first["msg"].removeprefix("Value error, ").removeprefix(f"{place}: ")
+    if kind in _SAID:
+        text = _SAID[kind].format(**about)
+    elif name in _KINDS and rest in ("type", "parsing", "from_float", "parsing_size", "number"):
+        text = f"expected {_KINDS[name]}"
+    elif kind == "literal_error":
+        text = f"expected {about['expected']}".replace("'", "")
+    if quoted and ", got " not in text:
+        text += (
+            f", got {given!r:.80}"
+            if isinstance(given, (str, int, float))
+            else f", got {type(given).__name__}"
+        )
+        if kind == "literal_error":
+            text += did_you_mean(str(given)[:80], re.findall("'(.*?)'", about["expected"]))
+    return (f"{place}: {text}" if place else text)[:LONGEST_MISTAKE]

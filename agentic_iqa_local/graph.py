@@ -3,6 +3,7 @@
 import functools
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import Any, Literal
 
 from langchain_core.runnables import RunnableConfig
@@ -25,24 +26,16 @@ from agentic_iqa_local.state import AgenticIQAState
 
 logger = logging.getLogger(__name__)
 
-EDGE_LABELS = {"planner": "need_replan=true & iter<max", END: "need_replan=false or iter>=max"}
-
 
 def decide_next_node(state: AgenticIQAState) -> Literal["planner", "__end__"]:
     """Conditional edge after the Summarizer: "planner" if a replan is needed and iterations < max, else
     "__end__"."""
     result = None if state.get("error") else state.get("summarizer_result")
     need_replan = result is not None and result.need_replan
-    iteration = state.get("iteration_count", 0)
-    limit = replan_limit(state)
+    iteration, limit = state.get("iteration_count", 0), replan_limit(state)
     decision = "planner" if need_replan and may_replan(state) else "__end__"
-    logger.info(
-        "need_replan=%s, iteration_count=%d, max_replan_iterations=%d, decision=%s",
-        need_replan,
-        iteration,
-        limit,
-        decision,
-    )
+    told = "need_replan=%s, iteration_count=%d, max_replan_iterations=%d, decision=%s"
+    logger.info(told, need_replan, iteration, limit, decision)
     if result is not None and decision == "planner":
         logger.info("Replanning triggered: %s", result.replan_reason)
         logger.info("Iteration %d/%d", iteration, limit)
@@ -50,14 +43,11 @@ def decide_next_node(state: AgenticIQAState) -> Literal["planner", "__end__"]:
         logger.warning("Max replanning iterations (%d) reached", limit)
         logger.warning("Continuing with current evidence despite need_replan=true")
         if iteration > 1:
-            logger.warning(
-                "Every one of %d passes asked for a replan: a potential logic issue in the Summarizer",
-                iteration,
-            )
+            logger.warning("All %d passes asked for a replan: a potential logic issue in the Summarizer", iteration)
     return decision
 
 
-def _told(role: str, node: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+def _observed(role: str, node: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
     """The node, whose beginning and end the assessment's observer is told. What it raises becomes an error of
     the state, but for a lack of memory, with which a batch knows what to do."""
 
@@ -65,9 +55,9 @@ def _told(role: str, node: Callable[..., dict[str, Any]]) -> Callable[..., dict[
     def run(
         state: AgenticIQAState, config: RunnableConfig | None = None, runtime: Runtime[Context] | None = None
     ) -> dict[str, Any]:
-        watches = runtime.context.images.observer if runtime and runtime.context else Observer()
+        observer = runtime.context.images.observer if runtime and runtime.context else Observer()
         count = state.get("iteration_count", 0) + 1
-        watches.step(role, "started", count)
+        observer.step(role, "started", count)
         try:
             changes = node(state, config, runtime)
         except MemoryError:
@@ -75,7 +65,7 @@ def _told(role: str, node: Callable[..., dict[str, Any]]) -> Callable[..., dict[
         except Exception as error:
             logger.exception("%s failed", role.capitalize())
             changes = {"error": one_line(f"{role.capitalize()}: {type(error).__name__}: {error}")}
-        watches.step(role, "finished", count)
+        observer.step(role, "finished", count)
         return changes
 
     return run
@@ -85,14 +75,14 @@ def _told(role: str, node: Callable[..., dict[str, Any]]) -> Callable[..., dict[
 def build_graph(with_summarizer: bool = True) -> CompiledStateGraph[AgenticIQAState, Context]:
     """The graph, compiled once. Without the Summarizer it ends after the Executor and never replans."""
     graph = StateGraph(AgenticIQAState, context_schema=Context)
-    graph.add_node("planner", _told("planner", planner_node))
-    graph.add_node("executor", _told("executor", executor_node))
+    graph.add_node("planner", _observed("planner", planner_node))
+    graph.add_node("executor", _observed("executor", executor_node))
     graph.add_edge(START, "planner")
     graph.add_edge("planner", "executor")
     if not with_summarizer:
         graph.add_edge("executor", END)
         return graph.compile()
-    graph.add_node("summarizer", _told("summarizer", summarizer_node))
+    graph.add_node("summarizer", _observed("summarizer", summarizer_node))
     graph.add_edge("executor", "summarizer")
     graph.add_conditional_edges("summarizer", decide_next_node, {"planner": "planner", "__end__": END})
     return graph.compile()
@@ -125,7 +115,6 @@ def initial_state(
     limit = DEFAULT_MAX_REPLAN_ITERATIONS if max_replan_iterations is None else max_replan_iterations
     check_limit(limit)
     check_choices(choices)
-    choices = choices_in(query) if choices is None else choices
     state: AgenticIQAState = {
         "query": query,
         "image_path": str(image_path),
@@ -135,7 +124,7 @@ def initial_state(
     }
     if reference_path is not None:
         state["reference_path"] = str(reference_path)
-    if choices is not None:
+    if choices := choices_in(query) if choices is None else choices:
         state["choices"] = list(choices)
     return state
 
@@ -157,36 +146,22 @@ def run_pipeline(
     2 unless it says otherwise.
     """
     services = services or load_services()
-    limit = (
-        services.settings.max_replan_iterations if max_replan_iterations is None else max_replan_iterations
-    )
-    state = initial_state(query, image_path, reference_path, limit, choices)
+    if max_replan_iterations is None:
+        max_replan_iterations = services.settings.max_replan_iterations
+    state = initial_state(query, image_path, reference_path, max_replan_iterations, choices)
     try:
         images = open_images(services, state)
     except ImageError as error:
         return {**state, "error": str(error)}
-    try:
+    with closing(images):
         return run_graph(state, images)
-    finally:
-        images.close()
 
 
 def visualize_graph() -> str:
-    """A Mermaid diagram of the compiled graph. The edge back to the planner shows the check against
-    max_replan_iterations."""
-    drawn = build_graph().get_graph()
-
-    def shape(node: str) -> str:
-        return {START: "START([START])", END: "END([END])"}.get(node, f"{node}[{node.capitalize()}]")
-
-    order = list(drawn.nodes)
-    shown: set[str] = set()
-    lines = ["graph TD"]
-    for edge in sorted(drawn.edges, key=lambda e: (order.index(e.source), order.index(e.target))):
-        ends = []
-        for node in (edge.source, edge.target):
-            ends.append(node if node in shown else shape(node))
-            shown.add(node)
-        arrow = f"-->|{EDGE_LABELS[edge.target]}|" if edge.conditional else "-->"
-        lines.append(f"    {ends[0]} {arrow} {ends[1]}")
-    return "\n".join(lines)
+    """A Mermaid diagram of the graph; its edge back to the planner shows the check against max_replan_iterations."""
+    return """graph TD
+    START([START]) --> planner[Planner]
+    planner --> executor[Executor]
+    executor --> summarizer[Summarizer]
+    summarizer -->|need_replan=true & iter<max| planner
+    summarizer -->|need_replan=false or iter>=max| END([END])"""

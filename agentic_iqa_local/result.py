@@ -192,20 +192,18 @@ class Assessment(Result):
     mode: str  # logits, classification or uniform: where p_c came from
     pipeline: Pipeline = "agent"
     final_answer: str | None = None  # the fused level's letter, the chosen letter, or free text
+    # the reading and its fusion, as in `state.FusionResult`
     vlm_letter: str | None = None
-    p_c: dict[str, float] | None = None  # probability of each letter; sums to 1
+    p_c: dict[str, float] | None = None
     off_letter_mass: float | None = None
-    # of a question about quality: probability of each choice by the evidence; sums to 1
     measured: dict[str, float] | None = None
-    # p_c times measured, summing to 1; the answer is its likeliest letter
     product: dict[str, float] | None = None
-    measurement: str | None = None  # what measured rests on, or why the letters of a question stand alone
-    alpha: dict[int, float] | None = None  # weight of each level 1..5 from the tools; sums to 1
-    q_bar: float | None = None  # mean of the tools' normalised scores, 1..5
-    q: float | None = None  # fused quality, 1 (bad) to 5 (excellent)
-    dq_dqbar: float | None = None  # how far q moves when q_bar moves by one
-    eta: float | None = None  # the sharpness η of the tools' weights alpha
-    # the error of q_bar in levels from which η = 1/(2σ²) follows; None where the settings give η itself
+    measurement: str | None = None
+    alpha: dict[int, float] | None = None
+    q_bar: float | None = None
+    q: float | None = None
+    dq_dqbar: float | None = None
+    eta: float | None = None
     sigma: float | None = None
     fusion: FusionSettings | None = None  # the settings that made q; their eta may be auto
     interval: Interval | None = None  # where the true quality lies with 90 % probability, 1..5
@@ -229,13 +227,12 @@ class Assessment(Result):
     replan_history: list[str] = []
     iteration_count: int = 0
     passes: list[PassRecord] = []  # each round of plan, evidence and answer; the latest ten
-    # true where the letters were also read with A for Bad, and p_c is the mean of both
+    # more of the reading and its fusion
     both_orders: bool = False
-    order_gap: float | None = None  # how many levels the two orders' expected levels lie apart
-    crops: int = 0  # crops whose letters make up half of p_c; 0 where none were read
-    crop_spread: float | None = None  # standard deviation of the crops' expected levels
-    voters: list[str] = []  # the tools that q_bar is the mean of
-    # from the lowest to the highest score of the tools that vote or check, in levels
+    order_gap: float | None = None
+    crops: int = 0
+    crop_spread: float | None = None
+    voters: list[str] = []
     disagreement: float | None = None
     tokens: Tokens | None = None
     seen: Seen | None = None
@@ -289,26 +286,22 @@ class Assessment(Result):
     __str__ = __repr__
 
     def _repr_html_(self) -> str:
-        words = self.choices or [
-            LEVEL_WORDS[LETTER_TO_LEVEL[letter]] for letter in self.p_c or () if letter in LETTER_TO_LEVEL
-        ]
+        p, interval = self.p or {}, self.interval
+        words = self.choices or [LEVEL_WORDS.get(LETTER_TO_LEVEL.get(letter, 0), "") for letter in p]
+        scores = {
+            run.tool_name: run.normalized_score for run in self.tools if run.normalized_score is not None
+        }
         rows = [
             ("image", self.image),
             ("reference", self.reference),
             ("query", self.query),
             ("answer", self.answer),
-            ("90 % interval", self.interval and f"{self.interval.low:.2f} to {self.interval.high:.2f}"),
+            ("90 % interval", interval and f"{interval.low:.2f} to {interval.high:.2f}"),
+            *((f"{letter} {word}", f"{p[letter]:.3f}") for letter, word in zip(p, words, strict=False)),
+            *((name, f"{score:.2f} of 5") for name, score in scores.items()),
+            ("why", self.quality_reasoning),
+            *(("warning", line) for line in self.warnings),
         ]
-        rows += [
-            (f"{letter} {word}", f"{p:.3f}")
-            for (letter, p), word in zip((self.p or {}).items(), words, strict=False)
-        ]
-        rows += [
-            (run.tool_name, f"{run.normalized_score:.2f} of 5")
-            for run in self.tools
-            if run.normalized_score is not None
-        ]
-        rows += [("why", self.quality_reasoning), *(("warning", line) for line in self.warnings)]
         cells = (f"<tr><th>{_html(name)}</th><td>{_html(text)}</td></tr>" for name, text in rows if text)
         return f"<table>{''.join(cells)}</table>"
 

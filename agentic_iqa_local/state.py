@@ -4,6 +4,7 @@ AgenticIQA (arXiv 2509.26006).
 """
 
 import logging
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, Self, TypedDict, TypeVar, get_args
@@ -47,18 +48,15 @@ Severity = Literal["none", "slight", "moderate", "severe", "extreme"]
 def lower_edge(level: str) -> float:
     """The quality, 1..5, from which on a picture has this level: a letter A to D, a word Excellent to Poor,
     or a number from 1 to 5. Raises ValueError."""
+    names = {LEVEL_TO_LETTER[value]: value for value in LEVEL_WORDS} | {w: v for v, w in LEVEL_WORDS.items()}
+    edges = {name.lower(): value - 0.5 for name, value in names.items()}
     name = level.strip().lower()
-    by_name = {word.lower(): value for value, word in LEVEL_WORDS.items()}
-    by_name |= {letter.lower(): value for letter, value in LETTER_TO_LEVEL.items()}
-    try:
-        quality = by_name[name] - 0.5 if name in by_name else float(name)
-    except ValueError:
-        quality = 0.0
-    if not 1 <= quality <= 5:
-        raise ValueError(
-            f"expected a level from D (Poor) to A (Excellent) or a number from 1 to 5, got {level!r}"
-        )
-    return quality
+    with suppress(ValueError):
+        if 1 <= (quality := edges.get(name) or float(name)) <= 5:
+            return quality
+    raise ValueError(
+        f"expected a level from D (Poor) to A (Excellent) or a number from 1 to 5, got {level!r}"
+    )
 
 
 UNCLEAR = "unclear"  # said in place of a severity that cannot be told
@@ -103,37 +101,28 @@ class PlanControlFlags(BaseModel):
 
 
 _EVERY_PART: dict[str, JsonValue] = dict.fromkeys(PlanControlFlags.model_fields, True)
-_ANALYSIS_ALONE: dict[str, JsonValue] = {name: name == "distortion_analysis" for name in _EVERY_PART}
+_EXAMPLE: dict[str, JsonValue] = {
+    "query_type": "IQA",
+    "query_scope": "Global",
+    "distortion_source": "Inferred",
+    "distortions": None,
+    "reference_mode": "Full-Reference",
+    "required_tool": None,
+    "plan": _EVERY_PART,
+}
+_EXPLICIT: dict[str, JsonValue] = {
+    "query_scope": ["vehicle"],
+    "distortion_source": "Explicit",
+    "distortions": {"vehicle": ["Blurs"]},
+    "reference_mode": "No-Reference",
+    "plan": {name: name == "distortion_analysis" for name in _EVERY_PART},
+}
 
 
 class PlannerOutput(BaseModel):
     """The Planner's plan for one query."""
 
-    model_config = {
-        "frozen": True,
-        "json_schema_extra": {
-            "examples": [
-                {
-                    "query_type": "IQA",
-                    "query_scope": ["vehicle"],
-                    "distortion_source": "Explicit",
-                    "distortions": {"vehicle": ["Blurs"]},
-                    "reference_mode": "No-Reference",
-                    "required_tool": None,
-                    "plan": _ANALYSIS_ALONE,
-                },
-                {
-                    "query_type": "IQA",
-                    "query_scope": "Global",
-                    "distortion_source": "Inferred",
-                    "distortions": None,
-                    "reference_mode": "Full-Reference",
-                    "required_tool": None,
-                    "plan": _EVERY_PART,
-                },
-            ]
-        },
-    }
+    model_config = {"frozen": True, "json_schema_extra": {"examples": [_EXAMPLE | _EXPLICIT, _EXAMPLE]}}
 
     query_type: Literal["IQA", "Other"] = Field(
         description="IQA for technical quality or degradation; Other for content, aesthetics or emotion."
@@ -181,10 +170,7 @@ class PlannerInput(BaseModel):
     )
     prior_context: dict[str, Any] | None = Field(
         default=None,
-        description=(
-            '{"turns": [...]} of a conversation (`conversation.turn`) and {"replan_history": [...]},'
-            " replanning feedback."
-        ),
+        description='{"turns": [...]} of a conversation and {"replan_history": [...]} of replans.',
     )
 
     @field_validator("image_path", "reference_path")
@@ -209,24 +195,16 @@ class PlannerError(BaseModel):
     message: str = Field(description="What went wrong, for a human.")
     details: dict[str, Any] | None = Field(
         default=None,
-        description=(
-            "The original exception's type, the attempt counted from 1, the role, the VLM backend and its"
-            " whole output (None: it gave none)."
-        ),
+        description="The exception's type, the attempt from 1 on, the role, the VLM backend and its output.",
     )
-    retry_count: int = Field(
-        default=0,
-        ge=0,
-        description="Retries made before this failure: 0 for the first attempt, one less than `attempt`.",
-    )
+    retry_count: int = Field(default=0, ge=0, description="Retries made before this failure.")
     timestamp: datetime = Field(default_factory=lambda: datetime.now(UTC))
 
     @classmethod
     def from_exception(
         cls, exc: Exception, *, attempt: int = 1, backend: str | None = None, **details: Any
     ) -> Self:
-        """Keeps the exception's type and message; ValueErrors (pydantic's and JSON's among them) are
-        validation errors. `attempt` counts from 1."""
+        """Keeps the exception's type and message; ValueErrors (pydantic's and JSON's too) are validation errors."""
         return cls(
             error_type="validation_error" if isinstance(exc, ValueError) else "api_error",
             message=str(exc) or type(exc).__name__,
@@ -294,28 +272,16 @@ class Detection(BaseModel):
 class DamagedBox(BaseModel):
     """A part of the picture that is clearly worse than the rest."""
 
-    box: tuple[int, int, int, int] = Field(
-        description="left, top, right, bottom in pixels of the upright image."
-    )
-    place: str = Field(description='Which ninth of the picture its centre lies in: "top left", "middle" ...')
-    q: float = Field(description="Mean of the map's cells in it, 1..5.")
-    below: float = Field(description="How many levels that lies below the median of the map.")
-    distortion: str | None = Field(
-        default=None, description="Its likeliest distortion; None where the model cannot be asked in words."
-    )
-    probability: float | None = Field(
-        default=None, description="Of that distortion among the seven types, 0..1."
-    )
-    distortions: dict[str, float] = Field(
-        default={}, description="Probability of each type of distortion; sums to 1."
-    )
-    severity: Severity | None = Field(
-        default=None, description="The likeliest severity of that distortion; None where it was not read."
-    )
-    severities: dict[str, float] = Field(default={}, description="Probability of each severity; sums to 1.")
-    tools: dict[str, float] = Field(
-        default={}, description="Scores of the configured tools on this box alone, 1..5; not part of q."
-    )
+    box: tuple[int, int, int, int]  # left, top, right, bottom in pixels of the upright image
+    place: str  # which ninth of the picture its centre lies in: "top left", "middle" ...
+    q: float  # mean of the map's cells in it, 1..5
+    below: float  # how many levels that lies below the median of the map
+    distortion: str | None = None  # its likeliest distortion; None where it cannot be told
+    probability: float | None = None  # of that distortion among the seven types, 0..1
+    distortions: dict[str, float] = {}  # probability of each type of distortion; sums to 1
+    severity: Severity | None = None  # the likeliest severity of that distortion; None where it was not read
+    severities: dict[str, float] = {}  # probability of each severity; sums to 1
+    tools: dict[str, float] = {}  # scores of the configured tools on this box alone, 1..5; not part of q
 
     @property
     def seen(self) -> str | None:
@@ -414,7 +380,6 @@ class PassRecord(BaseModel):
 
     number: int = Field(ge=1)
     asked: str | None = None  # the gap to close; None for the first pass
-    changed: list[str] = []  # what differs from the pass before
     seen: str  # the distortions that the model found
     measured: str  # the tools' scores
     concluded: str  # the answer

@@ -260,11 +260,11 @@ def test_a_kept_fit_calibrates_and_a_report_leaves_its_rows_out(tmp_path):
 
 
 def test_fits_of_former_formats_are_read(tmp_path):
-    """Formats 1 and 2 were written before there were intervals."""
+    """Format 2 was written before there were intervals."""
     rows, run = on_levels(60)
     fields = json.loads(Fit(2.0, 0.5, "rps", 0.2, 0.1, "koniq10k", "M", ("a.jpg",)).to_json())
     del fields["intervals"]
-    for version in (1, 2):
+    for version in (2,):
         (tmp_path / "old.json").write_text(json.dumps(fields | {"format": version}))
         assert given_calibration(run, rows, read_fit(tmp_path / "old.json")).missing == (
             "it calibrates no intervals"

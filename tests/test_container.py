@@ -104,10 +104,8 @@ def test_the_lock_pins_what_the_project_and_its_extras_need_on_a_gpu():
 
 
 def test_the_lock_of_this_environment_pins_all_that_the_project_and_its_tests_need():
-    """Walks the installed packages' own metadata: what they ask for, and what that asks for. with_env.sh
-    --gpu-lock leaves the list that it installed in its environment."""
-    own = Path(sys.prefix) / "lock.txt"
-    lock = locked(own if own.is_file() else ROOT / "constraints.txt")
+    """Walks the installed packages' own metadata: what they ask for, and what that asks for."""
+    lock = locked(ROOT / "constraints.txt")
     todo, seen = [Requirement("agentic_iqa_local[test]")], set()
     while todo:
         requirement = todo.pop()

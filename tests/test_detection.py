@@ -280,15 +280,11 @@ def test_a_row_has_the_letters_the_measurement_and_their_product(picture):
     assert result.final_answer == "A"
 
 
-@pytest.mark.parametrize("noise", [0.05, 0.9])
-def test_sharp_letters_stand_and_the_evidence_follows_them(picture, noise):
-    """No answer contradicts the evidence of its own row, whoever wins."""
-    letters = {"A": 0.001, "B": 0.998} if noise > 0.5 else {"A": 0.998, "B": 0.001}
-    result, evidence = answered(picture, "Is it noisy?", ["Yes", "No"], letters, evidence_of(Noise=noise))
-    assert result.final_answer == ("B" if noise > 0.5 else "A")
-    assert ("Noise" in found(evidence)) == (noise < 0.5)
-    probability = evidence.detection["Global"].families["Noise"].probability
-    assert (probability >= 0.5) == (noise < 0.5)
+def test_letters_that_decide_against_the_measurement_are_named_in_the_reasoning(picture):
+    result, evidence = answered(picture, "Is it noisy?", ["Yes", "No"], {"A": 0.001, "B": 0.998}, evidence_of(Noise=0.9))
+    assert result.final_answer == "B"
+    assert "The model's letters decided against what was measured." in result.quality_reasoning
+    assert evidence.detection["Global"].families["Noise"].probability == 0.9  # stays what was measured
 
 
 def test_letters_about_distortions_count_as_far_as_the_model_is_trusted(picture):

@@ -12,11 +12,11 @@ from scripted import ScriptedClient, ScriptedSession, ScriptedTools, scripted_an
 from agentic_iqa_local import assess, run_pipeline
 from agentic_iqa_local.config import FusionSettings, Settings
 from agentic_iqa_local.nodes.evidence import evidence_warnings, object_votes, votes
-from agentic_iqa_local.nodes.letter_reading import read_and_fuse, scoring_prompts
+from agentic_iqa_local.nodes.letter_reading import read_and_fuse
 from agentic_iqa_local.nodes.workbench import OpenImages
 from agentic_iqa_local.state import ExecutorOutput
 
-PROMPTS = scoring_prompts("Rate the perceptual quality of this image.", None)
+RATING = "Rate the perceptual quality of this image.", None
 
 
 class Views(ScriptedClient):
@@ -62,7 +62,7 @@ def test_alpha_is_as_sharp_as_the_settings_eta_around_the_mean_of_all_tools(pict
     images = OpenImages(
         scripted_services(ScriptedClient(scripted_answers()), ScriptedTools({}), settings), picture
     )
-    fusion = read_and_fuse(PROMPTS, [("NIQE", 2.0), ("PIQE", 3.0)], images)
+    fusion = read_and_fuse(*RATING, [("NIQE", 2.0), ("PIQE", 3.0)], images)
     weights = {c: math.exp(-eta * (2.5 - c) ** 2) for c in range(1, 6)}  # (2) of the paper, with q̄ 2.5
     assert (fusion.eta, fusion.q_bar) == (eta, 2.5)
     assert fusion.alpha == pytest.approx({c: w / sum(weights.values()) for c, w in weights.items()})
@@ -71,7 +71,7 @@ def test_alpha_is_as_sharp_as_the_settings_eta_around_the_mean_of_all_tools(pict
 def test_letters_and_what_lies_off_them_are_means_over_all_views_which_are_closed_once_read(large):
     client = Views()
     images = OpenImages(scripted_services(client, ScriptedTools({})), large)
-    fusion = read_and_fuse(PROMPTS, [("NIQE", 3.0)], images)
+    fusion = read_and_fuse(*RATING, [("NIQE", 3.0)], images)
     assert fusion.off_letter_mass == pytest.approx((0.1 + 0.2 + 0.3 + 0.4 + 0.5) / 5)
     assert fusion.p_c == pytest.approx({"A": 0.2, "B": 0, "C": 0, "D": 0, "E": 0.8}, abs=1e-9)
     assert [session.closed for session in client.sessions] == [False, True, True, True, True]

@@ -15,13 +15,10 @@ from scipy.stats import spearmanr
 
 from agentic_iqa_local.iqa_tools import ToolError, ToolRunner
 from agentic_iqa_local.iqa_tools.local_nr import (
-    CHANNELS,
     FAMILIES,
-    SCALES,
     WEIGHTS,
     Examination,
     LocalNR,
-    pooled,
 )
 from agentic_iqa_local.iqa_tools.signals import SIGNALS, SMALLEST_SIDE, signals
 from agentic_iqa_local.offline.store import file_hash
@@ -113,17 +110,6 @@ def test_damage_of_a_quarter_is_found_in_that_quarter(network, sample, kind):
     assert sum(right) >= 3
 
 
-@pytest.mark.parametrize("size", [(450, 500), (480, 448), (330, 512)])
-def test_the_map_of_a_side_that_is_no_multiple_of_a_cell_says_the_same(network, sumac, size):
-    """A cell of it holds two or three values of the deepest maps, of whose deviation training saw nothing."""
-    whole, part = (
-        network.examine(Image.fromarray(sumac[:rows, :columns])).places
-        for rows, columns in ((512, 512), size)
-    )
-    for family in DISTORTION_TYPES:
-        assert part[family].mean() == pytest.approx(whole[family].mean(), abs=0.4)
-
-
 @pytest.mark.parametrize(
     ("severity", "part"),
     [
@@ -156,20 +142,6 @@ def test_the_runner_says_where_also_of_a_picture_that_it_must_reduce(sumac):
         ToolRunner().places(Image.new("RGB", (60, 200)))
 
 
-def test_pooled_statistics_are_those_of_the_whole_picture():
-    """The deviation over a picture of equal cells against numpy's over all of its values: law of total
-    variance."""
-    rng = np.random.default_rng(0)
-    # cells of 9 values each
-    values = rng.normal(size=(6, 9, CHANNELS)).astype(np.float32) + np.arange(6)[:, None, None]
-    cell = np.stack([values.mean(1), values.std(1)], 1)  # 6×2×CHANNELS
-    cells = torch.from_numpy(np.stack([cell] * SCALES, 1).reshape(1, 2, 3, -1))
-    found = pooled(cells)[0].view(2, SCALES, CHANNELS).numpy()
-    flat = values.reshape(-1, CHANNELS)
-    np.testing.assert_allclose(found[0, 1], flat.mean(0), rtol=1e-4)
-    np.testing.assert_allclose(found[1, 0], np.log(flat.std(0) + 0.02), rtol=1e-3, atol=1e-4)
-
-
 @pytest.mark.parametrize("fill", [0.0, 1.0, None])
 def test_signals_are_finite_on_any_picture(fill):
     shape = (2, 3, SMALLEST_SIDE, SMALLEST_SIDE + 5)
@@ -195,14 +167,6 @@ def test_the_grid_of_a_jpeg_is_found_wherever_a_crop_begins(sumac, shift):
     )
     assert (coded[[0, 3]] > clean[[0, 3]] + 0.8).all()  # the grid's phase, along rows and columns
     assert (coded[21:26] > clean[21:26] + 0.1).all()  # zeros on the grid less those half a block away
-
-
-def test_loading_draws_nothing_from_the_generator_of_the_process():
-    torch.manual_seed(0)
-    expected = torch.rand(3)
-    torch.manual_seed(0)
-    LocalNR.load()
-    assert torch.equal(torch.rand(3), expected)
 
 
 def test_the_runner_measures_it_without_pyiqa(network, sumac):

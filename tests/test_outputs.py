@@ -11,14 +11,12 @@ import pytest
 from conftest import DATA
 from test_study_report import make_run
 
-from agentic_iqa_local.batch.rows import RowsError
 from agentic_iqa_local.cli import assess, bundle, gallery, study
 from agentic_iqa_local.cli.console import Console
 from agentic_iqa_local.cli.outputs import UsageError, result_file
 from agentic_iqa_local.files import require_own
 from agentic_iqa_local.judgement.fit import Fit
 from agentic_iqa_local.offline.manifest import MANIFEST_HASH
-from agentic_iqa_local.serve.keeping import Kept
 from agentic_iqa_local.studies.store import Store, StoreError
 
 PRECIOUS = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR what somebody would miss"  # without a line end, as pictures are
@@ -82,8 +80,6 @@ def test_a_file_of_another_kind_is_not_replaced(command, words, tmp_path, monkey
 def test_files_of_rows_that_are_another_s_are_not_cut(tmp_path):
     """They have no line end, so that cutting off an incomplete last line would empty them."""
     (tmp_path / "rows.jsonl").write_bytes(PRECIOUS)
-    with pytest.raises(RowsError, match="not replaced"):
-        Kept(tmp_path)
     with pytest.raises(StoreError, match=r"without run\.json"):
         Store(tmp_path, {}, {})
     assert (tmp_path / "rows.jsonl").read_bytes() == PRECIOUS

@@ -20,9 +20,8 @@ from agentic_iqa_local.files import folder_hash
 from agentic_iqa_local.iqa_tools import ToolRunner
 from agentic_iqa_local.judgement import quality_map
 from agentic_iqa_local.judgement.assessment import assess
-from agentic_iqa_local.judgement.quality_map import MapError, MapRequest, tile_sides
+from agentic_iqa_local.judgement.quality_map import MapRequest, tile_sides
 from agentic_iqa_local.judgement.tiles import Tiling, damaged_boxes, place_in, smallest_side, tiling
-from agentic_iqa_local.nodes.prompts import summarizer_prompt
 from agentic_iqa_local.nodes.workbench import MODEL, Observer
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.state import DISTORTION_TYPES
@@ -150,9 +149,7 @@ def test_the_measured_bias_of_this_model_alone_is_subtracted(damaged, services, 
         measured = {"model": model, "name": "elsewhere", "source": "here", "tiles": {"192": entry}}
         (tmp_path / "bias.json").write_text(json.dumps(measured))
         monkeypatch.setattr(quality_map, "BIAS_FILE", tmp_path / "bias.json")
-        quality_map._measured_bias.cache_clear()
         q_map = assess(damaged, pipeline="letters", map=True, services=services).map
-        quality_map._measured_bias.cache_clear()
         return q_map, np.array(q_map.letters)
 
     own = folder_hash(services.settings.folder(services.section("summarizer").backend))
@@ -184,14 +181,6 @@ def test_the_agent_takes_the_worst_part_as_evidence_and_rates_as_without(damaged
     assert plain.evidence.worst_part is None
 
 
-def test_a_question_is_told_of_the_worst_part_and_a_rating_is_not(damaged, services):
-    asked = {"choices": ["bottom right", "top left"], "query": "Where is the noise?"}
-    row = assess(damaged, map=True, services=services, **asked)
-    assert "bottom right, pixels" in summarizer_prompt("?", row.evidence, scoring=False).case
-    assert "pixels" not in summarizer_prompt("?", row.evidence, scoring=True).case
-    assert any("told of a map" in reason for reason in row.answer_set.widened)
-
-
 def test_with_a_reference_the_metrics_maps_stand_beside_it(damaged, photo, services, tmp_path):
     original, png = photo.crop((0, 0, 512, 512)), tmp_path / "map.png"
     q_map = assess(damaged, original, pipeline="letters", map=png, services=services).map
@@ -216,14 +205,6 @@ def test_a_picture_without_a_map_keeps_its_rating_and_says_why(damaged, photo, s
     assert (undrawn.map.png, bool(undrawn.map.worst)) == (None, True)
     assert "could not be written" in undrawn.map.not_drawn
     assert None not in (small.q, row.q, undrawn.q)
-
-
-@pytest.mark.parametrize("options", [{"max_tiles": 8}, {"max_tiles": 4097}, {"seconds": float("nan")}])
-def test_limits_that_allow_no_map_are_refused(options, photo, services):
-    with pytest.raises(MapError, match="expected"):
-        MapRequest(**options)
-    with pytest.raises(TypeError, match="map: expected True"):
-        assess(photo, map=3, services=services)  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("size", [(512, 384), (301, 403), (700, 640)])
@@ -263,21 +244,6 @@ def test_the_command_draws_a_map_for_each_picture_that_allows_one(damaged, photo
     assert "map" in capfd.readouterr().err  # rows without a map do not go on in a file of rows with one
 
 
-@pytest.mark.parametrize(
-    ("place", "message"),
-    [
-        ("none/m.png", "there is no folder"),
-        ("m.jpg", "expected a file named .png"),
-        ("a.png", "expected a new file or a drawing that this program wrote"),
-    ],
-)
-def test_a_place_for_no_map_is_refused_before_anything_loads(tmp_path, photo, place, message):
-    photo.crop((0, 0, 64, 64)).save(tmp_path / "a.png")
-    args = parse([str(tmp_path / "a.png"), "--map", str(tmp_path / place)], "")
-    with pytest.raises(UsageError, match=message):
-        map_requests(args, [Item(tmp_path / "a.png", None, "Rate it.", None)])
-
-
 def test_several_pictures_need_a_folder_and_keep_their_names_apart(tmp_path):
     items = [Item(Path(folder) / "a.png", None, "Rate it.", None) for folder in "xy"]
     with pytest.raises(UsageError, match="maps of 2 pictures"):
@@ -286,12 +252,3 @@ def test_several_pictures_need_a_folder_and_keep_their_names_apart(tmp_path):
     requests = list(map_requests(args, items).values())
     assert [request.png.name for request in requests] == ["a.map.png", "a-2.map.png"]
     assert {request.max_tiles for request in requests} == {40}
-
-
-@pytest.mark.parametrize("words", [["--map-tiles", "20"], ["--map", "m.png", "--map-tiles", "8"],
-                                   ["--map", "m.png", "--map-seconds", "0"], ["--interactive", "--map", "m.png"]])  # fmt: skip
-def test_options_that_make_no_sense_are_refused(words, capsys):
-    with pytest.raises(SystemExit) as ended:
-        parse(["a.png", *words], "")
-    assert ended.value.code == 2
-    assert "--map" in capsys.readouterr().err

@@ -17,7 +17,7 @@ from agentic_iqa_local import assess
 from agentic_iqa_local.iqa_tools import TOOLS
 from agentic_iqa_local.nodes.named_distortions import asks_about_damage, distortions_in
 from agentic_iqa_local.nodes.planner import correct_plan
-from agentic_iqa_local.nodes.query import asks_where, choices_in, named_metrics, named_tools, region_in
+from agentic_iqa_local.nodes.query import asks_where, choices_in, named_metrics, region_in
 from agentic_iqa_local.output.report import headline
 from agentic_iqa_local.state import PlannerOutput
 
@@ -26,31 +26,26 @@ def rows(name: str) -> list[dict]:
     return [json.loads(line) for line in (DATA / name).read_text(encoding="utf-8").splitlines()]
 
 
-PLANS = rows("planner_queries.jsonl")  # 200 queries with the plans that a person wrote for them
-
-
 @pytest.mark.parametrize("row", rows("everyday_queries.jsonl"), ids=lambda row: row["query"])
 def test_everyday_queries_by_rule(row):
     """Whatever the model proposes: here the region of the table and a tool that nobody named."""
     tools = named_metrics(row["query"], row["reference"])
     assert tools == [*row["tools"], *row["unknown_tools"]]
     assert choices_in(row["query"]) == row["choices"]
-    proposed = plan_reply(query_scope=row["proposed_scope"], required_tool="QAlign")
-    plan, _ = correct_plan(
-        PlannerOutput.model_validate(proposed), row["query"], row["reference"], replanning=False
-    )
+    proposed = PlannerOutput.model_validate(plan_reply(query_scope=row["proposed_scope"], required_tool="QAlign"))
+    plan = correct_plan(proposed, row["query"], row["reference"], replanning=False)
     assert plan.required_tool == next(iter(tools), None)
     if row["scope_by"] == "rule" or row["scope"] != "Global":
         assert plan.query_scope == row["scope"]
 
 
-def test_tools_distortions_and_types_of_hand_written_plans():
-    for row in PLANS:
+def test_tools_distortions_and_types_of_200_plans_that_a_person_wrote():
+    for row in rows("planner_queries.jsonl"):
         query, plan = row["query"], row["plan"]
-        assert named_tools(query, row["reference"])[:1] == [*filter(None, [plan["required_tool"]])], query
+        assert named_metrics(query, row["reference"])[:1] == [*filter(None, [plan["required_tool"]])], query
         if plan["query_type"] == "IQA":
             written = {kind for kinds in (plan["distortions"] or {}).values() for kind in kinds}
-            assert set(distortions_in(query, planned=written)) == written, query
+            assert set(distortions_in(query)) == written, query
         else:
             assert not asks_about_damage(query), query
 
@@ -59,12 +54,11 @@ def test_tools_distortions_and_types_of_hand_written_plans():
     ("query", "tools"),
     [
         ("Is this a fine photo of tres amigos?", []), ("IS THIS UNIQUE?", []), ("Photo by Nima, is it sharp?", []),
-        ("The file is niqe.png", []), ("Have a look at SSIM_result.png", []), ("use BRISQUEs", []),
-        ("USE MAD", ["MAD"]), ("a unique score please", ["UNIQUE"]), ("use a-fine", ["A-FINE"]),
+        ("The file is niqe.png", []), ("use BRISQUEs", []), ("USE MAD", ["MAD"]), ("a unique score please", ["UNIQUE"]),
         ("There is no reference so use NIQE", ["NIQE"]), ("SSIM and MS-SSIM", ["SSIM", "MS-SSIM"]), ("ＶＳＩ", ["VSI"]),  # full-width
-        ("blind referenceless image spatial quality evaluator", ["BRISQUE"]), ("clip iqa plus", ["CLIPIQA+"]),
-        ("I do not want you to use NIQE", []), ("Anything but NIQE", []), ("NIQE and PIQE should not be used", []), ("不要用NIQE", []),
-        ("Don't use NIQE, BRISQUE or PIQE", []), ("Don't use NIQE, use BRISQUE", ["BRISQUE"]), ("not NIQE but PIQE", ["PIQE"]),
+        ("clip iqa plus", ["CLIPIQA+"]), ("I do not want you to use NIQE", []), ("Anything but NIQE", []), ("不要用NIQE", []),
+        ("NIQE and PIQE should not be used", []), ("Don't use NIQE, BRISQUE or PIQE", []),
+        ("Don't use NIQE, use BRISQUE", ["BRISQUE"]), ("not NIQE but PIQE", ["PIQE"]),
     ],
 )  # fmt: skip
 def test_names_of_tools_are_words_that_nobody_negates(query, tools):
@@ -73,15 +67,16 @@ def test_names_of_tools_are_words_that_nobody_negates(query, tools):
 
 def test_every_tool_of_the_table_is_recognised_as_spelled():
     for name in TOOLS:
-        assert named_tools(f"Use {name}.", True) == named_tools(f"{name} score please", True) == [name]
+        assert named_metrics(f"Use {name}.", True) == named_metrics(f"{name} score please", True) == [name]
 
 
 @pytest.mark.parametrize(
     ("query", "name", "region"),
     [
-        ("Is it risky?", "sky", None), ("Rate this image of a cat.", "this image", None), ("Rate the quality.", "lit", None),
-        ("The background noise", "background", "background"), ("Rate this photo of my dog.", "photo of my dog", "dog"),
-        ("Are the leaves sharp?", "leaf", "leaf"), ("Rate the knife.", "knives", "knives"), ("Rate this image!!!", "!!!", None),
+        ("Is it risky?", "sky", None), ("Rate this image of a cat.", "this image", None), ("Rate this image!!!", "!!!", None),
+        ("Rate the entire image.", "entire image", None), ("The background noise", "background", "background"),
+        ("Rate this photo of my dog.", "photo of my dog", "dog"), ("Are the leaves sharp?", "leaf", "leaf"),
+        ("Rate the knife.", "knives", "knives"), ("How sharp are the horses?", "horse", "horse"),
     ],
 )  # fmt: skip
 def test_regions_are_words_of_the_query(query, name, region):
@@ -98,7 +93,7 @@ def test_regions_are_words_of_the_query(query, name, region):
         ("Which is it: A: Blur, B: Noise or C: JPEG?", ["Blur", "Noise", "JPEG"]), ("Is it ok? [A] dark [B] bright", ["dark", "bright"]),
         ("Is it blurry? 1. yes 2. no", ["yes", "no"]), ("曝光如何？A. 太暗 B. 太亮 C. 正好", ["太暗", "太亮", "正好"]), ("有噪点吗？是或否", ["是", "否"]),
         ("Yes or no: is it sharp?", ["Yes", "no"]), ("Sharp? Y/N", ["Y", "N"]), ("Is it noisy, yes or no? Explain briefly why.", ["yes", "no"]),
-        ("Options: A. Yes B. Dr. No", ["Yes", "Dr. No"]),
+        ("Options: A. Dr. No B. Yes", ["Dr. No", "Yes"]),
     ],
 )  # fmt: skip
 def test_answers_that_a_query_lists(query, choices):
@@ -126,7 +121,7 @@ def test_whether_a_query_asks_for_a_place(query, asks):
         ("Ignore the noise, how is the contrast?", ["Contrast"]), ("Apart from the noise and the blur, is anything wrong?", []),
         ("Ignore everything except blur.", ["Blurs"]), ("Don't ignore the noise.", ["Noise"]), ("Does it have colour noise?", ["Noise"]),
         ("Is the face too yellow and noisy?", ["Color distortions", "Noise"]), ("Rate the photo of the soft drink.", []),  # a thing
-        ("Rate the colour accuracy.", ["Color distortions"]), ("How good is the picture of the colour guard?", []),
+        ("Is the focus group in focus?", ["Blurs"]), ("Rate the photo of the focus group.", []),
     ],
 )  # fmt: skip
 def test_words_for_distortions_and_words_that_only_look_like_them(query, kinds):
@@ -142,8 +137,7 @@ def test_words_for_distortions_and_words_that_only_look_like_them(query, kinds):
     ],
 )  # fmt: skip
 def test_a_question_about_damage_is_one_about_quality(query, about_quality):
-    other = PlannerOutput.model_validate(plan_reply(query_type="Other"))
-    assert correct_plan(other, query, False, False)[0].query_type == ("IQA" if about_quality else "Other")
+    assert asks_about_damage(query) is about_quality
 
 
 # The whole way
@@ -151,9 +145,8 @@ def test_a_question_about_damage_is_one_about_quality(query, about_quality):
 
 @pytest.mark.parametrize("pipeline", ["agent", "letters"])
 def test_every_tool_that_the_query_names_runs_and_counts(picture, pipeline):
-    services = scripted_services(
-        ScriptedClient(scripted_answers()), ScriptedTools({"NIQE": 4.0, "PIQE": 2.0, "QAlign": 5.0})
-    )
+    tools = ScriptedTools({"NIQE": 4.0, "PIQE": 2.0, "QAlign": 5.0})
+    services = scripted_services(ScriptedClient(scripted_answers()), tools)
     row = assess(picture, query="Compare NIQE and PIQE.", pipeline=pipeline, services=services)
     assert {run.tool_name for run in row.tools} == {"NIQE", "PIQE"}
     assert row.q_bar == pytest.approx(3.0)  # (4 + 2) / 2
@@ -169,9 +162,7 @@ def test_every_tool_that_the_query_names_runs_and_counts(picture, pipeline):
         ("Use PSNR.", "PSNR", "compares with a reference image"),
     ],
 )
-def test_a_named_tool_that_cannot_run_is_said_in_the_first_line(
-    picture, services, query, name, reason, pipeline
-):
+def test_a_named_tool_that_cannot_run_is_said_in_the_first_line(picture, services, query, name, reason, pipeline):
     """With the real tools; the best of those that can run stands in, and is told."""
     given = scripted_services(ScriptedClient(scripted_answers()), services.tools)
     row = assess(picture, query=query, pipeline=pipeline, services=given)
@@ -190,11 +181,8 @@ def test_answers_in_the_query_are_offered_to_the_model_and_said_to_be_taken(pict
 
 
 def test_a_region_is_not_measured_by_tools_that_see_whole_pictures(picture):
-    answers = scripted_answers(
-        PlannerReply=plan_reply(query_scope=["sky"]),
-        DetectionReply={"sky": ["Blurs"]},
-        AnalysisReply=moderate_blur("sky"),
-    )
+    region = {"PlannerReply": plan_reply(query_scope=["sky"]), "DetectionReply": {"sky": ["Blurs"]}}
+    answers = scripted_answers(**region, AnalysisReply=moderate_blur("sky"))
     services = scripted_services(ScriptedClient(answers), ScriptedTools({"NIQE": 4.0}))
     row = assess(picture, query="Is the sky blurred?", max_replan_iterations=0, services=services)
     assert (row.plan.query_scope, row.tools, row.q_bar) == (["sky"], [], None)

@@ -85,6 +85,22 @@ def test_the_page_in_each_of_its_states(service, size, dark):
         assert f"q {row['q']:.2f}" in page.inner_text(".verdict")
 
 
+def test_pictures_are_assessed_one_by_one_with_a_gallery(service):
+    with browser_page() as watched:
+        page = opened(watched, service)
+        given(page, HOSTILE, "b.png")
+        page.check("#each")
+        assert page.inner_text("#go") == "Assess 2 pictures"
+        assessed(page)
+        assert page.locator(".order > li").count() == 2
+        assert page.locator(".order img").evaluate_all("all => all.every(one => one.naturalWidth > 0)")
+        with page.expect_download() as saved:
+            page.click("text=Download the gallery")
+        assert Path(saved.value.path()).read_text().count("UklGR") >= 2  # thumbnails in WebP, in base64
+        clean(watched, service)
+        assert service.get("/v1/batches").json() == []
+
+
 HAND_OVER = """(kind) => {
   const files = new DataTransfer();
   files.items.add(new File([new Uint8Array([1])], `${kind}.png`, { type: "image/png" }));

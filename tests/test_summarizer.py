@@ -19,7 +19,7 @@ from scripted import (
 
 from agentic_iqa_local import services, vlm_client
 from agentic_iqa_local.config import DEFAULT_CONFIG, FusionSettings, Settings
-from agentic_iqa_local.nodes.evidence import contradictions, should_replan, tool_scores
+from agentic_iqa_local.nodes.evidence import contradictions, should_replan, votes
 from agentic_iqa_local.nodes.prompts import (
     EXPLANATION_PROMPT_TEMPLATE,
     SCORING_PROMPT_TEMPLATE,
@@ -305,8 +305,8 @@ def test_a_global_score_listed_three_times_is_one_vote(picture, vote, expected):
     assert run(scripted(), state, vote=vote)["summarizer_result"].fusion.q_bar == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(("region", "votes"), [("crop", [2.0, 2.0]), ("global", [2.0])])
-def test_one_tool_on_two_regions_is_two_votes(region, votes):
+@pytest.mark.parametrize(("region", "expected"), [("crop", [2.0, 2.0]), ("global", [2.0])])
+def test_one_tool_on_two_regions_is_two_votes(region, expected):
     log = {
         "tool_name": "NIQE",
         "object_name": "car",
@@ -318,7 +318,7 @@ def test_one_tool_on_two_regions_is_two_votes(region, votes):
     given = evidence(
         None, {"car": {"Blurs": ["NIQE", 2.0]}, "Global": {"Blurs": ["NIQE", 2.0]}}, tool_logs=[log]
     )
-    assert tool_scores(given) == votes
+    assert [score for _, score in votes(given)] == expected
 
 
 # Retries and the fallback
@@ -359,7 +359,7 @@ def test_each_failed_attempt_is_logged_with_its_record_and_the_last_with_the_ful
         (2, 3),
     ]
     assert {record["error_type"] for record in records} == {"validation_error"}
-    assert {record["details"]["exception"] for record in records} == {"JSONDecodeError"}
+    assert {record["details"]["exception"] for record in records} == {"ValidationError"}
     assert {record["details"]["backend"] for record in records} == {"transformers.embedded"}
     assert all(record["message"] and record["timestamp"] for record in records)
     assert any(output in message for message in messages(caplog, logging.ERROR))

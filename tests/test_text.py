@@ -6,13 +6,12 @@ import logging
 import os
 import pickle
 import signal
-import sys
 from contextlib import nullcontext
 
 import pytest
 
 from agentic_iqa_local.cli import assess as assess_command
-from agentic_iqa_local.cli.console import Formatter, exit_status, like_ctrl_c, safe_streams
+from agentic_iqa_local.cli.console import Formatter
 from agentic_iqa_local.config import ConfigError
 from agentic_iqa_local.errors import UserError, did_you_mean, one_line, printable
 from agentic_iqa_local.files import path_from_text, path_text
@@ -45,26 +44,6 @@ def test_an_error_is_one_line_and_goes_from_one_process_to_another(kind):
     )
 
 
-@pytest.mark.parametrize(
-    ("error", "status", "said"),
-    [
-        (ConfigError("a is missing", "bring it"), 2, "error: a is missing; bring it\n"),
-        (UserError("b is missing"), 1, "error: b is missing\n"),
-        (FileNotFoundError(2, "No such file", "\x1b.png"), 1, "error: \\u001b.png: No such file\n"),
-        (OSError("the disk"), 1, "error: the disk\n"),
-        (KeyboardInterrupt(), 130, "interrupted: go on\n"),
-    ],
-)
-def test_every_command_ends_in_the_same_way(error, status, said, capsys):
-    def action():
-        raise error
-
-    options = {"failed": 1, "wrong_usage": (ConfigError,), "interrupted": "interrupted: go on"}
-    assert exit_status(action, **options) == status
-    assert capsys.readouterr().err == said
-    assert exit_status(lambda: 7, **options) == 7
-
-
 def test_no_two_paths_have_the_same_text():
     names = [
         b"a\xff",
@@ -84,15 +63,6 @@ def test_no_two_paths_have_the_same_text():
     assert all(text.encode() for text in texts)  # UTF-8 holds them
     assert path_text("photos/Fête \\ 1.png") == "photos/Fête \\ 1.png"
     assert path_text("a\ud800.png") == r"a\ud800.png"  # a name that no file can have
-
-
-def test_commands_print_nothing_that_steers_a_terminal(capsys):
-    with safe_streams():
-        print(f"a{STEERING}b")
-        sys.stderr.writelines(["y\x1b\n"])
-    told = capsys.readouterr()
-    assert told.out == "a\\u001b[2J\\u009b2J\\u007f\\u202e\\u2028\\udb40\\udc01\r\n\tb\n"
-    assert told.err == "y\\u001b\n"
 
 
 def test_lines_of_a_log_are_told_from_what_they_quote():
@@ -119,17 +89,6 @@ def test_each_polite_signal_before_the_first_picture_is_told(number, monkeypatch
     assert assess_command.main(["photo.jpg"]) == 130
     assert "interrupted" in capsys.readouterr().err
     assert signal.getsignal(number) is before
-
-
-def test_a_signal_that_is_ignored_stays_so():
-    """nohup has SIGHUP ignored."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with like_ctrl_c(signal.default_int_handler):
-            signal.raise_signal(signal.SIGHUP)
-            assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
-    finally:
-        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import local_nr_pool as pool
 from graphics import KINDS, draw
 
 from agentic_iqa_local.iqa_tools.local_nr import OUTPUTS, PRESENCE, SEVERITIES, STRONGEST, TOO_DARK, _Head
+from agentic_iqa_local.iqa_tools.signals import SIGNALS
 from agentic_iqa_local.state import DISTORTION_TYPES
 from agentic_iqa_local.synthetic.distortions import Part
 
@@ -119,7 +120,7 @@ def test_graphics_are_drawn(kind):
 
 def test_an_earlier_rater_counts_for_half_of_the_quality_and_nothing_else(tmp_path):
     torch.manual_seed(0)
-    statistics, inputs = recipe.STATISTICS, recipe.STATISTICS + recipe.SIGNALS
+    statistics, inputs = recipe.STATISTICS, recipe.STATISTICS + SIGNALS
     new, old = _Head(inputs, 4, OUTPUTS), _Head(statistics, 5, 10)
     old.centre, old.scale = torch.full((statistics,), 0.1), torch.full((statistics,), 2.0)
     save_file(

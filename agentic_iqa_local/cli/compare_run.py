@@ -124,7 +124,7 @@ class CompareRun:
     def _judge(self) -> "Judge":
         """What compares; the model is loaded for pairwise reads when the first is made."""
         from agentic_iqa_local.judgement.comparison import Judge
-        from agentic_iqa_local.judgement.pairwise_read import PairwiseRead, read_pair
+        from agentic_iqa_local.judgement.preference import PairwiseRead, read_pair
         from agentic_iqa_local.nodes.summarizer import ROLE
         from agentic_iqa_local.services import Services
 

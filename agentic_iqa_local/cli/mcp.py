@@ -14,37 +14,18 @@ import os
 from pathlib import Path
 
 from agentic_iqa_local.cli import add_set_up, chosen_settings
-from agentic_iqa_local.cli.console import (
-    Parser,
-    exit_status,
-    like_ctrl_c,
-    safe_streams,
-    start_logging,
-)
-from agentic_iqa_local.errors import UserError
-
-
-class McpError(UserError):
-    """A --root that is no folder, or an installation without the package mcp."""
-
-
-def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = Parser.of("mcp", __doc__)
-    parser.add_argument(
-        "--root",
-        type=Path,
-        default=Path(),
-        metavar="DIR",
-        help="the folder whose pictures may be read (default: the working folder)",
-    )
-    add_set_up(parser)
-    parser.add_argument("-v", "--verbose", action="count", default=0, help="log what happens, on stderr")
-    return parser.parse_args(argv)
+from agentic_iqa_local.cli.assess import UsageError, check_models
+from agentic_iqa_local.cli.console import Parser, exit_status, like_ctrl_c, safe_streams, start_logging
 
 
 @safe_streams()
 def main(argv: list[str] | None = None) -> int:
-    args = parse(argv)
+    parser = Parser.of("mcp", __doc__)
+    about = "the folder whose pictures may be read (default: the working folder)"
+    parser.add_argument("--root", type=Path, default=Path(), metavar="DIR", help=about)
+    add_set_up(parser)
+    parser.add_argument("-v", "--verbose", action="count", default=0, help="log what happens, on stderr")
+    args = parser.parse_args(argv)
     start_logging(args.verbose)
     return exit_status(lambda: serve(args))
 
@@ -52,26 +33,24 @@ def main(argv: list[str] | None = None) -> int:
 def serve(args: argparse.Namespace) -> int:
     """Serves until stdin is closed. Raises UserError for a set-up that cannot be used."""
     if not args.root.is_dir():
-        raise McpError(f"--root {args.root}: expected a folder", "name the one that holds the pictures")
+        raise UsageError(f"--root {args.root}: expected a folder", "name the one that holds the pictures")
     try:
-        from agentic_iqa_local.serve.mcp_server import Pictures, server
+        from agentic_iqa_local.serve.mcp_server import Pictures, run
     except ModuleNotFoundError as error:
-        if error.name not in ("mcp", "mcp_types"):
-            raise
-        raise McpError("expected the package mcp", "pip install 'agentic_iqa_local[serve]'") from error
-    settings = chosen_settings(args)
-    from agentic_iqa_local.cli.assess import check_models
+        remedy = "pip install 'agentic_iqa_local[serve]'"
+        raise UsageError(f"mcp: expected the package {error.name}", remedy) from error
     from agentic_iqa_local.devices import choose_device
+    from agentic_iqa_local.serve.asks import SetUp
     from agentic_iqa_local.services import Services
 
+    settings = chosen_settings(args)
     if args.engine != "server":
         check_models(settings, "agent")
     services = Services(settings, choose_device(args.gpu, args.cpu))
-    pictures = Pictures(args.root, services)
-    served = server(pictures)
+    pictures = Pictures(args.root, SetUp(settings, "agent"), services)
     with like_ctrl_c(_stop):
-        served.run("stdio")
-    if pictures.busy:  # nobody waits for its answer any more
+        run(pictures)
+    if pictures.turn.locked():  # nobody waits for its answer any more
         os._exit(0)
     services.close()
     return 0

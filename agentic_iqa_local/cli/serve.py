@@ -1,4 +1,4 @@
-"""Serves assessments over HTTP: a page for people and an API for programs. Models are loaded once; nothing
+"""Serves assessments over HTTP: a page for people and an API for programs. The models are loaded once; nothing
 leaves this machine.
 
 examples:
@@ -7,194 +7,93 @@ examples:
   AGENTIC_IQA_TOKEN=$(openssl rand -hex 24) {serve} --host 0.0.0.0 --allow-host iqa.example.org
   curl -F image=@photo.jpg http://127.0.0.1:8765/v1/assess
 
-On anything but the loopback a token of 16 characters or more is needed, in $AGENTIC_IQA_TOKEN. Nothing that
-was sent is kept unless --keep DIR is given; batches keep their rows until they are deleted. Exit status: 0
-ended by Ctrl-C or a polite kill, 2 wrong usage or a model that cannot run.
+On anything but the loopback a token of 16 characters or more is needed, in $AGENTIC_IQA_TOKEN. Nothing that was sent
+is kept, but batches are, until they are deleted. Exit status: 0 ended by Ctrl-C or a polite kill, 2 wrong usage or a
+model that cannot run.
 """
 
 import argparse
-import contextlib
+import ipaddress
 import os
-import tempfile
-from collections.abc import Iterator
+import signal
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from agentic_iqa_local.cli import add_set_up, check_options, chosen_settings
 from agentic_iqa_local.cli.assess import UsageError, check_models
-from agentic_iqa_local.cli.assess_options import MOST_JOBS, add_how, add_how_sure
-from agentic_iqa_local.cli.console import Parser, exit_status, safe_streams, start_logging
-from agentic_iqa_local.files import command
+from agentic_iqa_local.cli.assess_options import add_how, add_how_sure
+from agentic_iqa_local.cli.console import Parser, exit_status, like_ctrl_c, safe_streams, start_logging
 
-if TYPE_CHECKING:
-    from agentic_iqa_local.config import Settings
-    from agentic_iqa_local.serve.fields import Defaults
-    from agentic_iqa_local.serve.keeping import Kept
-
-MEBI = 2**20
+STATE = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+SHORTEST_TOKEN = 16  # characters
 
 
 @safe_streams()
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     start_logging(args.verbose)
-    return exit_status(lambda: serve(args), interrupted="interrupted before it listened")
+    with like_ctrl_c(signal.default_int_handler):
+        return exit_status(lambda: serve(args))
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(
-        prog=command("serve"),
-        description=(__doc__ or "").replace("{serve}", command("serve")),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    _place(parser)
+    parser = Parser.of("serve", __doc__)
+    place = parser.add_argument_group("where it listens, and its limits")
+    place.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    place.add_argument("--port", type=int, default=8765, help="port; 0 takes a free one (default: 8765)")
+    place.add_argument("--allow-host", action="append", default=[], metavar="NAME", help="a name that requests may be"
+                       " sent to, beside localhost; may be repeated")  # fmt: skip
+    place.add_argument("--queue", type=int, default=64, metavar="N", help="requests that wait (default: 64)")
+    place.add_argument("--max-bytes", type=int, default=2**27, metavar="N", help="of a request (default: 128 MiB)")
+    place.add_argument("--batches", type=Path, metavar="DIR", default=STATE / "agentic-iqa" / "batches",
+                       help="where batches lie (default: agentic-iqa/batches below $XDG_STATE_HOME)")  # fmt: skip
     add_set_up(parser.add_argument_group("where and with what"))
     add_how(parser)
     add_how_sure(parser)
-    _limits(parser)
     parser.add_argument("-v", "--verbose", action="count", default=0, help="log each request")
     args = parser.parse_args(argv)
-    for name in (
-        "jobs",
-        "queue",
-        "max_bytes",
-        "max_bytes_held",
-        "max_pixels",
-        "max_pictures",
-        "batches_bytes",
-    ):
-        if getattr(args, name) is not None and getattr(args, name) < 1:
-            parser.error(f"--{name.replace('_', '-')}: expected 1 or more")
-    if args.jobs > MOST_JOBS:
-        parser.error(f"--jobs: expected 1 to {MOST_JOBS}")
     check_options(parser, args)
-    if not 0 <= args.port <= 65535:
-        parser.error("--port: expected 0 to 65535")
-    if args.max_bytes_held is not None and args.max_bytes_held < args.max_bytes:
-        parser.error(f"--max-bytes-held: expected at least --max-bytes, {args.max_bytes}")
-    if not args.timeout > 0:
-        parser.error("--timeout: expected more than 0 seconds")
+    for name in ("jobs", "queue", "max_bytes"):
+        if getattr(args, name) < 1:
+            parser.error(f"--{name.replace('_', '-')}: expected 1 or more, got {getattr(args, name)}")
     return args
-
-
-def _place(parser: Parser) -> None:
-    place = parser.add_argument_group("where it listens")
-    place.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
-    place.add_argument("--port", type=int, default=8765, help="port; 0 takes a free one (default: 8765)")
-    place.add_argument(
-        "--allow-host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="a name that requests may be sent to, beside this machine's own; may be repeated",
-    )
-    place.add_argument("--root-path", default="", metavar="PATH", help="where a proxy has put the service")
-
-
-def _limits(parser: Parser) -> None:
-    limits = parser.add_argument_group("limits, and what is kept")
-    limits.add_argument("--queue", type=int, default=64, metavar="N", help="requests that wait (default: 64)")
-    limits.add_argument(
-        "--max-bytes", type=int, default=128 * MEBI, metavar="N", help="of a request (default: 128 MiB)"
-    )
-    limits.add_argument(
-        "--max-bytes-held",
-        type=int,
-        metavar="N",
-        help="of all requests that are not answered yet (default: 8 times --max-bytes)",
-    )
-    limits.add_argument("--max-pixels", type=int, metavar="N", help="of a picture (default: configured)")
-    limits.add_argument(
-        "--max-pictures", type=int, default=1000, metavar="N", help="in a request (default: 1000)"
-    )
-    limits.add_argument("--keep", type=Path, metavar="DIR", help="keep every picture, row and comparison")
-    limits.add_argument(
-        "--batches",
-        type=Path,
-        metavar="DIR",
-        help="where submitted batches lie (default: agentic-iqa/batches below $XDG_STATE_HOME)",
-    )
-    limits.add_argument(
-        "--batches-bytes", type=int, default=10 * 1024 * MEBI, metavar="N", help="of all (default: 10 GiB)"
-    )
 
 
 def token_for(host: str) -> str | None:
     """$AGENTIC_IQA_TOKEN. Raises UsageError where one is needed, or is too short."""
-    from agentic_iqa_local.serve.guard import SHORTEST_TOKEN, is_loopback
-
-    token = os.environ.get("AGENTIC_IQA_TOKEN") or None
+    token, loopback = os.environ.get("AGENTIC_IQA_TOKEN") or None, host == "localhost"
+    with suppress(ValueError):
+        loopback = ipaddress.ip_address(host).is_loopback
     remedy = "set it to what `openssl rand -hex 24` prints"
-    if token is None and not is_loopback(host):
+    if token is None and not loopback:
         raise UsageError(f"--host {host}: expected a token in $AGENTIC_IQA_TOKEN beyond the loopback", remedy)
     if token is not None and (len(token) < SHORTEST_TOKEN or not token.isascii() or not token.isprintable()):
         raise UsageError(f"AGENTIC_IQA_TOKEN: expected {SHORTEST_TOKEN} plain characters or more", remedy)
     return token
 
 
-def batches_folder(args: argparse.Namespace) -> Path:
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return args.batches or Path(state) / "agentic-iqa" / "batches"
-
-
-def pipelines_here(args: argparse.Namespace, settings: "Settings") -> "Defaults":
-    """What requests may ask for. Raises UsageError where the models of --pipeline (agent) are not here; where
-    a server has them, it tells itself."""
-    from agentic_iqa_local.serve.fields import Defaults
-
-    wanted, here = args.pipeline or "agent", []
-    for name in ("agent", "letters"):
-        try:
-            if args.engine != "server":
-                check_models(settings, name)
-            here.append(name)
-        except UsageError:
-            if name == wanted:
-                raise
-    return Defaults(wanted, tuple(here), args.max_replan_iterations)
-
-
 def serve(args: argparse.Namespace) -> int:
     """Serves until it is ended. Raises UserError."""
-    try:
-        import fastapi  # noqa: F401
-        import python_multipart  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise UsageError(
-            f"serve: expected the package {error.name}", "pip install 'agentic_iqa_local[serve]'"
-        ) from error
     token = token_for(args.host)
-    settings = chosen_settings(args)
-    if args.max_pixels:
-        from agentic_iqa_local.state import revised
-
-        settings = revised(settings, images=revised(settings.images, max_pixels=args.max_pixels))
-    defaults = pipelines_here(args, settings)
-    from agentic_iqa_local.serve.running import run
-
-    with contextlib.ExitStack() as files:
-        temporary = Path(files.enter_context(tempfile.TemporaryDirectory(prefix="agentic-iqa-serve-")))
-        try:
-            if args.keep:
-                args.keep.mkdir(mode=0o700, parents=True, exist_ok=True)
-            batches_folder(args).mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            why = f"{error.filename}: expected a folder that can be made, got {error.strerror}"
-            raise UsageError(why, "choose another --keep or --batches") from error
-        kept = files.enter_context(kept_in(args.keep)) if args.keep else None
-        return run(args, settings, defaults, token, temporary, batches_folder(args), kept)
-
-
-@contextlib.contextmanager
-def kept_in(folder: Path) -> "Iterator[Kept]":
-    """What is kept in a folder. Raises UsageError where it cannot be written, or another service does."""
-    from agentic_iqa_local.batch.rows import RowsError
-    from agentic_iqa_local.serve.keeping import Kept
-
     try:
-        kept = Kept(folder)
-    except RowsError as error:
-        raise UsageError(error.message, "choose another --keep") from error
-    with contextlib.closing(kept):
-        yield kept
+        from agentic_iqa_local.serve import run
+    except ModuleNotFoundError as error:
+        remedy = "pip install 'agentic_iqa_local[serve]'"
+        raise UsageError(f"serve: expected the package {error.name}", remedy) from error
+    from agentic_iqa_local.batch.runner import Runner
+    from agentic_iqa_local.devices import choose_device
+    from agentic_iqa_local.serve.asks import Serving, SetUp
+    from agentic_iqa_local.state import revised
+
+    settings = chosen_settings(args)
+    if args.max_replan_iterations is not None:
+        settings = revised(settings, max_replan_iterations=args.max_replan_iterations)
+    set_up = SetUp(settings, args.pipeline or "agent")
+    if args.engine != "server":
+        check_models(settings, set_up.pipeline)
+    args.batches.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with run.listening(args.host, args.port) as address:
+        runner = Runner(Serving(set_up), choose_device(args.gpu, args.cpu), jobs=args.jobs, timeout=args.timeout)
+        run.serve(set_up, runner, address, batches=args.batches, token=token, allow_hosts=args.allow_host,
+                  places=args.queue, most_bytes=args.max_bytes, log_requests=args.verbose > 0)  # fmt: skip
+    return 0

@@ -15,8 +15,6 @@ from agentic_iqa_local.images.colours import grey8
 from agentic_iqa_local.images.files import local_path
 from agentic_iqa_local.images.reading import SEVERAL_PICTURES, strict_pillow
 
-Picture: TypeAlias = str | os.PathLike[str] | Image.Image | np.ndarray | bytes | bytearray | memoryview
-
 _LONGEST_PATH = 4096  # characters; what is longer is data in a text
 _MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16", "I;16B", "I;16L", "I;16N", "CMYK")
 
@@ -33,17 +31,22 @@ class PictureFile:
         return text.replace(os.fspath(self.path), os.fspath(self.name))
 
 
+Picture: TypeAlias = (
+    str | os.PathLike[str] | Image.Image | np.ndarray | bytes | bytearray | memoryview | PictureFile
+)
+
+
 def check_picture(picture: Picture) -> None:
     """Raises TypeError or ValueError for what is no picture. No file is read; a Pillow image is decoded."""
     if isinstance(picture, str):
-        if len(picture) > _LONGEST_PATH:
-            raise ValueError("image: expected a path, got a long text; give bytes: base64.b64decode(text)")
+        if len(picture) > _LONGEST_PATH or picture.startswith("data:"):
+            raise ValueError("image: expected a path, got data in a text; give bytes: base64.b64decode(text)")
         local_path(picture)  # an address is refused
     elif isinstance(picture, Image.Image):
         _check_pillow(picture)
     elif isinstance(picture, np.ndarray):
         _check_array(picture)
-    elif not isinstance(picture, (os.PathLike, bytes, bytearray, memoryview)):
+    elif not isinstance(picture, (os.PathLike, bytes, bytearray, memoryview, PictureFile)):
         expected = "a path, a Pillow image, a NumPy array H×W×3 of uint8 or the bytes of an image file"
         raise TypeError(f"image: expected {expected}, got {type(picture).__name__}")
 
@@ -76,6 +79,9 @@ def as_file(picture: Picture) -> Iterator[PictureFile]:
     """The picture as a file; one in memory is written without loss to a temporary folder, which is removed
     afterwards. A Pillow image keeps its EXIF orientation and its profile. Raises as `check_picture`."""
     check_picture(picture)
+    if isinstance(picture, PictureFile):
+        yield picture
+        return
     if isinstance(picture, (str, os.PathLike)):
         path = local_path(os.fsdecode(picture))
         yield PictureFile(path, path)

@@ -6,7 +6,7 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,35 +19,21 @@ from agentic_iqa_local.images.files import ImageError, read_file
 from agentic_iqa_local.images.frames import moved
 from agentic_iqa_local.images.pictures import Picture, PictureFile, as_file
 from agentic_iqa_local.iqa_tools import ToolError
-from agentic_iqa_local.judgement.fit import calibration_of
+from agentic_iqa_local.judgement.fit import calibration_for
 from agentic_iqa_local.judgement.gates import Sureness
 from agentic_iqa_local.judgement.quality_map import MapRequest, map_request, mapped
 from agentic_iqa_local.nodes.evidence import evidence_warnings
-from agentic_iqa_local.nodes.letter_reading import (
-    ROLE,
-    answer_letter,
-    read_and_fuse,
-    read_choices,
-    scoring_prompts,
-)
+from agentic_iqa_local.nodes.letter_reading import ROLE, answer_letter, read_and_fuse, read_choices
 from agentic_iqa_local.nodes.planner import taken_choices
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY, choice_letters, summarizer_prompt
 from agentic_iqa_local.nodes.query import named_metrics
 from agentic_iqa_local.nodes.summarizer import without_words
 from agentic_iqa_local.nodes.tool_runs import run_tool
-from agentic_iqa_local.nodes.workbench import PICTURE, Box, Observer, OpenImages, open_images
+from agentic_iqa_local.nodes.workbench import PICTURE, Observer, OpenImages, open_images
 from agentic_iqa_local.result import Assessment, Seen, SeenView, Tokens
 from agentic_iqa_local.services import Services, load_services
-from agentic_iqa_local.state import (
-    OVERALL,
-    AgenticIQAState,
-    DamagedBox,
-    FusionResult,
-    SummarizerOutput,
-    ToolExecutionLog,
-    revised,
-)
-from agentic_iqa_local.vlm_client import SeenImage, VLMError
+from agentic_iqa_local.state import OVERALL, AgenticIQAState, FusionResult, ToolExecutionLog, revised
+from agentic_iqa_local.vlm_client import VLMError
 
 UNLIKE_PHOTOGRAPH = (
     "the content is unlike a photograph (a screenshot, drawing, chart or code): LocalNR and NIQE know"
@@ -97,10 +83,8 @@ def assess(
                 images = open_images(services, state, observer)
             except ImageError as error:
                 return {"error": str(error), "sha256": file_sha256(state["image_path"])}
-            try:
+            with closing(images):
                 return answered(state, images, pipeline, request)
-            finally:
-                images.close()
 
         return assessment(state, picture, original, answer, pipeline, services.settings)
 
@@ -132,116 +116,19 @@ def assessment(
     row = unassessed(
         picture.path, original and original.path, state["query"], state.get("choices"), pipeline, settings
     )
-    known = {name: getattr(row, name) for name in row.model_fields_set}
     began = time.perf_counter()
-    logged = PICTURE.set(PICTURE.get() or row.image)
+    logged = PICTURE.set(PICTURE.get() or path_text(picture.name))
     try:
         changes = answer(state)
     finally:
         PICTURE.reset(logged)
     changes["seconds"] = round(time.perf_counter() - began, 3)
-    row = Assessment.model_validate(known | changes)
+    row = Assessment.model_validate(dict(row) | changes)
     row.image, row.reference = path_text(picture.name), original and path_text(original.name)
     for file in filter(None, (picture, original)):
         row.error, row.warnings = row.error and file.hide(row.error), [*map(file.hide, row.warnings)]
-    row.error, row.warnings = row.error and one_line(row.error), [one_line(line) for line in row.warnings]
+    row.error, row.warnings = row.error and one_line(row.error), [*map(one_line, row.warnings)]
     return row
-
-
-def answered(
-    state: AgenticIQAState, images: OpenImages, pipeline: Pipeline, map: MapRequest | None = None
-) -> dict[str, Any]:
-    """What a row holds of a question about opened images; whatever goes wrong with them is its `error`.
-    Raises VLMError for a model that cannot be loaded."""
-    services = images.services
-    services.client(ROLE)
-    _ = services.tools  # a bad maps file is an error of the set-up, not of an image
-    calibration, missing = calibration_of(services)
-    make_map = functools.cache(lambda: {} if map is None else mapped(images, map))
-    images.find_worst_part = lambda: _worst_part(make_map())
-    images.sureness = sureness = Sureness(
-        services.settings.decisions,
-        calibration,
-        missing,
-        pipeline=pipeline,
-        reference=images.reference is not None,
-        query=state["query"],
-        unlike_photograph=images.unlike_photograph is not None,
-    )
-    if sureness.unlike_photograph:
-        images.warn(UNLIKE_PHOTOGRAPH)
-    try:
-        if pipeline == "letters":
-            images.observer.step("summarizer", "started")
-            changes = _letters(state, images)
-            images.observer.step("summarizer", "finished")
-        else:
-            changes = _agent(state, images)
-    except ToolError as error:
-        changes = {"error": f"{images.image.path}: {error}"}
-    except (ImageError, VLMError) as error:
-        changes = {"error": str(error)}
-    if not changes.get("error"):
-        changes |= make_map()
-    changes |= {"unlike_photograph": images.unlike_photograph}
-    changes |= _in_original_pixels(changes, images.image.offset)
-    return changes | _how_sure(changes, sureness) | _record(images)
-
-
-def _worst_part(map_fields: dict[str, Any]) -> DamagedBox | None:
-    """The worst part of the map in `map_fields`; None where no map was made, or no part is clearly worse than
-    the rest."""
-    q_map = map_fields.get("map")
-    return q_map.worst[0] if q_map and q_map.worst else None
-
-
-def _how_sure(changes: dict[str, Any], sureness: Sureness) -> dict[str, Any]:
-    """The interval of a rating or the set of answers of a question, and what follows from it."""
-    if changes.get("error") or not changes.get("p_c"):
-        return {}
-    plan = changes.get("plan")
-    if changes.get("q") is None:
-        evidence = changes.get("evidence")
-        told = evidence is not None and evidence.worst_part is not None
-        p = changes.get("product") or changes["p_c"]
-        answers, why = sureness.answer_set(p, changes["mode"], plan, told_of_map=told)
-        return {"answer_set": answers, "no_interval": why}
-    fusion = FusionResult.model_validate({name: changes[name] for name in FusionResult.model_fields})
-    interval, why = sureness.interval(fusion, plan)
-    return {
-        "interval": interval,
-        "no_interval": why,
-        "not_sure": sureness.not_sure(interval),
-        "gate": sureness.gate(interval, changes["q"]),
-    }
-
-
-def _in_original_pixels(changes: dict[str, Any], offset: tuple[int, int]) -> dict[str, Any]:
-    """Evidence and map of a picture whose frame was left out, with their places in pixels of the original."""
-    moved_parts = {}
-    if (evidence := changes.get("evidence")) is not None:
-        boxes = evidence.boxes and {name: box and moved(box, offset) for name, box in evidence.boxes.items()}
-        worst = evidence.worst_part and revised(
-            evidence.worst_part, box=moved(evidence.worst_part.box, offset)
-        )
-        moved_parts["evidence"] = revised(evidence, boxes=boxes, worst_part=worst)
-    if (q_map := changes.get("map")) is not None:
-        moved_parts["map"] = revised(
-            q_map,
-            xs=[x + offset[0] for x in q_map.xs],
-            ys=[y + offset[1] for y in q_map.ys],
-            worst=[revised(part, box=moved(part.box, offset)) for part in q_map.worst],
-        )
-    return moved_parts
-
-
-def _texts(value: Any) -> Any:
-    """What describes a model, with texts that JSON can hold: a folder's name may be none."""
-    if isinstance(value, dict):
-        return {name: _texts(part) for name, part in value.items()}
-    if isinstance(value, list):
-        return [_texts(part) for part in value]
-    return one_line(value) if isinstance(value, str) else value
 
 
 def unassessed(
@@ -273,9 +160,78 @@ def file_sha256(path: str | Path) -> str | None:
         return None
 
 
+def answered(
+    state: AgenticIQAState, images: OpenImages, pipeline: Pipeline, map: MapRequest | None = None
+) -> dict[str, Any]:
+    """What a row holds of a question about opened images; whatever goes wrong with them is its `error`.
+    Raises VLMError for a model that cannot be loaded."""
+    services, make_map = images.services, functools.cache(lambda: mapped(images, map) if map else {})
+    calibration, missing = calibration_for(services.settings, services.client(ROLE).describe())
+    _ = services.tools  # a bad maps file is an error of the set-up, not of an image
+    worst_parts = lambda: getattr(make_map().get("map"), "worst", [])  # noqa: E731
+    images.find_worst_part = lambda: next(iter(worst_parts()), None)
+    images.sureness = sureness = Sureness(
+        services.settings.decisions,
+        calibration,
+        missing,
+        pipeline=pipeline,
+        reference=images.reference is not None,
+        query=state["query"],
+        unlike_photograph=images.unlike_photograph is not None,
+    )
+    if sureness.unlike_photograph:
+        images.warn(UNLIKE_PHOTOGRAPH)
+    try:
+        changes = _letters(state, images) if pipeline == "letters" else _agent(state, images)
+    except ToolError as error:
+        changes = {"error": f"{images.image.path}: {error}"}
+    except (ImageError, VLMError) as error:
+        changes = {"error": str(error)}
+    if not changes.get("error"):
+        changes |= make_map() | _how_sure(changes, sureness)
+    return changes | _in_original_pixels(changes, images.image.offset) | _record(images)
+
+
+def _how_sure(changes: dict[str, Any], sureness: Sureness) -> dict[str, Any]:
+    """The interval of a rating or the set of answers of a question, and what follows from it."""
+    if not changes.get("p_c"):
+        return {}
+    plan, evidence = changes.get("plan"), changes.get("evidence")
+    if changes.get("q") is None:
+        told = evidence is not None and evidence.worst_part is not None
+        p = changes.get("product") or changes["p_c"]
+        answers, why = sureness.answer_set(p, changes["mode"], plan, told_of_map=told)
+        return {"answer_set": answers, "no_interval": why}
+    fusion = FusionResult.model_validate({name: changes[name] for name in FusionResult.model_fields})
+    interval, why = sureness.interval(fusion, plan)
+    verdict = {"not_sure": sureness.not_sure(interval), "gate": sureness.gate(interval, changes["q"])}
+    return {"interval": interval, "no_interval": why} | verdict
+
+
+def _in_original_pixels(changes: dict[str, Any], offset: tuple[int, int]) -> dict[str, Any]:
+    """Evidence and map of a picture whose frame was left out, with their places in pixels of the original."""
+    evidence, q_map, moved_parts = changes.get("evidence"), changes.get("map"), {}
+    if evidence is not None:
+        boxes = evidence.boxes and {name: box and moved(box, offset) for name, box in evidence.boxes.items()}
+        worst = evidence.worst_part
+        worst = worst and revised(worst, box=moved(worst.box, offset))
+        moved_parts["evidence"] = revised(evidence, boxes=boxes, worst_part=worst)
+    if q_map is not None:
+        worst = [revised(part, box=moved(part.box, offset)) for part in q_map.worst]
+        xs, ys = (
+            [edge + by for edge in edges] for edges, by in zip((q_map.xs, q_map.ys), offset, strict=True)
+        )
+        moved_parts["map"] = revised(q_map, xs=xs, ys=ys, worst=worst)
+    return moved_parts
+
+
 def _agent(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
-    final = _best_supported(run_graph(state, images), images)
+    """What the graph answers; where another pass broke off, the answer of the pass before stays."""
+    final: dict[str, Any] = {**run_graph(state, images)}
     result, error = final.get("summarizer_result"), final.get("error") or None
+    if error and result and not result.error and result.basis:
+        images.warn(f"another pass was asked for and failed ({error}); the answer is that of the pass before")
+        final, error = final | result.basis.state(), None
     evidence = final.get("executor_evidence")
     changes: dict[str, Any] = {
         "plan": final.get("plan"),
@@ -287,8 +243,8 @@ def _agent(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
     }
     if evidence is not None:
         changes |= {"evidence": evidence, "tools": evidence.tool_logs}
-    for line in evidence_warnings(evidence) if evidence else ():
-        images.warn(line)
+        for line in evidence_warnings(evidence):
+            images.warn(line)
     if result is None or error:
         return changes
     if result.error and result.fusion:
@@ -296,83 +252,72 @@ def _agent(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
             "the model gave no valid reasoning in three tries: sentences made of the evidence stand in for it"
         )
         result = without_words(result.fusion, evidence, state.get("choices"), images.services.settings.fusion)
-    return changes | _answer_fields(result)
-
-
-def _best_supported(final: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
-    """The final state of a run; where another pass broke off, that of the pass before, whose answer stays."""
-    result, error = final.get("summarizer_result"), final.get("error")
-    if not error or result is None or result.error or result.basis is None:
-        return {**final}
-    images.warn(f"another pass was asked for and failed ({error}); the answer is that of the pass before")
-    return {**final, **result.basis.state(), "error": None}
-
-
-def _answer_fields(result: SummarizerOutput) -> dict[str, Any]:
-    """What a row holds of the Summarizer's answer, or of its failure."""
-    said = {"final_answer": result.final_answer, "quality_reasoning": result.quality_reasoning}
+    changes |= {"final_answer": result.final_answer, "quality_reasoning": result.quality_reasoning}
     if result.error:
-        return said | {"error": result.error}
-    said |= {"reasoning_corrections": result.reasoning_corrections, "need_replan": result.need_replan}
-    return said | (result.fusion.model_dump() if result.fusion else {})
+        return changes | {"error": result.error}
+    changes |= {"reasoning_corrections": result.reasoning_corrections, "need_replan": result.need_replan}
+    return changes | (result.fusion.model_dump() if result.fusion else {})
 
 
 def _letters(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
-    """One read and the configured tools: no plan, no evidence in the prompt, no reasoning."""
+    """One read and the configured tools: no plan, no evidence in the prompt, no reasoning. Raises ToolError,
+    VLMError."""
+    images.observer.step("summarizer", "started")
     if choices := state.get("choices"):
         prompt = summarizer_prompt(state["query"], None, scoring=False, choices=choices)
-        fusion = read_choices(prompt, choice_letters(choices), images)
-        corrections = taken_choices(state["query"], choices)
-        return fusion.model_dump() | {"final_answer": fusion.vlm_letter, "plan_corrections": corrections}
-    settings = images.services.settings.tools
-    configured = settings.full_reference if images.reference else settings.no_reference
-    logs = []
-    for tool in named_metrics(state["query"], images.reference is not None):
-        logs += run_tool("Global", OVERALL, tool, None, images)
-    for tool in () if logs else configured:
-        reading = images.score(tool)
-        about = {"object_name": "Global", "distortion": OVERALL, "crops": len(reading.crops)}
-        scores = {"raw_score": reading.raw, "normalized_score": reading.normalized}
-        log = {"tool_name": reading.tool, "execution_time": reading.seconds} | about | scores
-        logs.append(ToolExecutionLog.model_validate(log))
-    scores = {log.tool_name: log.normalized_score for log in logs if log.normalized_score is not None}
-    fusion = read_and_fuse(scoring_prompts(state["query"], None), list(scores.items()), images)
-    return fusion.model_dump() | {"final_answer": answer_letter(fusion), "tools": logs}
+        fusion, logs = read_choices(prompt, choice_letters(choices), images), []
+        answer, corrections = fusion.vlm_letter, taken_choices(state["query"], choices)
+    else:
+        logs = _measured(state["query"], images)
+        scores = {log.tool_name: log.normalized_score for log in logs if log.normalized_score is not None}
+        fusion = read_and_fuse(state["query"], None, list(scores.items()), images)
+        answer, corrections = answer_letter(fusion), []
+    images.observer.step("summarizer", "finished")
+    return fusion.model_dump() | {"final_answer": answer, "plan_corrections": corrections, "tools": logs}
+
+
+def _measured(query: str, images: OpenImages) -> list[ToolExecutionLog]:
+    """The runs of the tools that a query names, else of those that are configured. Raises ToolError where one of
+    these cannot measure."""
+    referenced, settings = images.reference is not None, images.services.settings.tools
+    configured = settings.full_reference if referenced else settings.no_reference
+    named = named_metrics(query, referenced)
+    logs = [log for tool in named or configured for log in run_tool("Global", OVERALL, tool, None, images)]
+    if not named and (failed := next((log.error for log in logs if log.error), None)):
+        raise ToolError(failed)
+    return logs
 
 
 def _record(images: OpenImages) -> dict[str, Any]:
     """Tokens, views, model and warnings of an assessment, as far as it came."""
-    client, views = images.services.client(ROLE), images.seen_views(ROLE)
-    for box, seen in views:
-        if line := _of_resizing(client.name, box, seen):
-            images.warn(line)
+    client = images.services.client(ROLE)
+    model = client.describe()
     return {
         "tokens": Tokens(**asdict(images.usage)),
-        "seen": _seen(views) if views else None,
+        "seen": _seen(client.name, images),
         "sha256": images.image.sha256,
-        "model": _texts(client.describe()),
+        "unlike_photograph": images.unlike_photograph,
+        # a folder's name may be no text that JSON can hold
+        "model": {key: one_line(value) if isinstance(value, str) else value for key, value in model.items()},
         "warnings": images.warnings,
         "failed_tries": images.failed_tries,
     }
 
 
-def _of_resizing(model: str, box: Box, seen: SeenImage) -> str | None:
-    """A warning, where the model did not see a view's pixels as they are."""
-    width, height = box[2] - box[0], box[3] - box[1]
-    if seen.width is None or seen.height is None:
-        return f"{model}'s processor resizes and tiles: which pixels it saw is not known exactly"
-    if width * height <= seen.width * seen.height:
+def _seen(model: str, images: OpenImages) -> Seen | None:
+    """What the model saw, None where it saw nothing; with a warning where that were not the pixels as they are."""
+    views = []
+    for box, seen in images.seen_views(ROLE):
+        width, height = box[2] - box[0], box[3] - box[1]
+        size = (seen.width, seen.height) if seen.width and seen.height else None
+        views.append(SeenView(box=box, pixels=size, tokens=seen.tokens))
+        if size is None:
+            images.warn(f"{model}'s processor resizes and tiles: which pixels it saw is not known exactly")
+        elif width * height > size[0] * size[1]:
+            resized = f"{width}×{height} pixels to {size[0]}×{size[1]}"
+            images.warn(f"{model}'s processor resized {resized}: distortions may look milder")
+    if not views:
         return None
-    return (
-        f"{model}'s processor resized {width}×{height} pixels to {seen.width}×{seen.height}: distortions may look"
-        " milder"
-    )
-
-
-def _seen(views: Sequence[tuple[Box, SeenImage]]) -> Seen:
-    known = [(seen.width, seen.height) if seen.width and seen.height else None for _, seen in views]
-    pixels = None if None in known else sum(width * height for width, height in filter(None, known))
-    seen = [
-        SeenView(box=box, pixels=size, tokens=s.tokens) for (box, s), size in zip(views, known, strict=True)
-    ]
-    return Seen(pixels=pixels, tokens=sum(view.tokens for view in seen), views=seen)
+    pixels = [view.pixels and view.pixels[0] * view.pixels[1] for view in views]
+    total = None if None in pixels else sum(filter(None, pixels))
+    return Seen(pixels=total, tokens=sum(view.tokens for view in views), views=views)

@@ -4,9 +4,9 @@ near-duplicates."""
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, Unpack
 
 import numpy as np
 from PIL import Image
@@ -27,18 +27,18 @@ from agentic_iqa_local.judgement.ordering import (
     scene_groups,
     strengths,
 )
-from agentic_iqa_local.judgement.pairwise_read import PairwiseRead, read_pair
 from agentic_iqa_local.judgement.preference import (
-    Basis,
     PairFit,
-    PairFits,
+    PairwiseRead,
     draws_of,
+    logit,
     probability_above,
     read_fits,
+    read_pair,
     sigmoid,
 )
 from agentic_iqa_local.nodes.letter_reading import ROLE
-from agentic_iqa_local.nodes.workbench import load_pictures
+from agentic_iqa_local.nodes.workbench import MODEL, Observer, load_pictures
 from agentic_iqa_local.result import Assessment, Result
 from agentic_iqa_local.services import Services, load_services
 
@@ -49,13 +49,13 @@ class PairResult(BaseModel):
     """What is known of one pair of rated pictures."""
 
     same_scene: bool  # whether both are near-duplicates: versions or frames of one scene
-    scene_distance: float = Field(
-        description=f"Share of their perceptual hashes' bits that differ, 0..1; up to {MOST_DIFFERENT:.3f} is"
-        " the same scene."
+    scene_distance: (
+        float  # share of their hashes' bits that differ, 0..1; up to MOST_DIFFERENT is the same scene
     )
     probability: float  # that the first picture is the better one, 0..1
     independent: float  # the same from independent draws of both pictures' quality, as if of different scenes
-    basis: Basis  # what the probability rests on
+    # what the probability rests on
+    basis: Literal["same scene, fitted", "intervals", "fused distributions", "same pixels"]
     fitted_on: str | None = None  # set, size and date of the fit, where it rests on one
     # what the model's letters say when it is shown both; None where not read
     pairwise: PairwiseRead | None = None
@@ -92,10 +92,9 @@ class Comparison(Result):
 
     @property
     def warnings(self) -> list[str]:
-        return [
-            *(f"{one_line(row.image)}: {line}" for row in (self.first, self.second) for line in row.warnings),
-            *(self.pair.notes if self.pair else []),
-        ]
+        rows = (self.first, self.second)
+        notes = self.pair.notes if self.pair else []
+        return [f"{one_line(row.image)}: {line}" for row in rows for line in row.warnings] + notes
 
 
 class Ranked(BaseModel):
@@ -117,14 +116,12 @@ class ComparedPair(PairResult):
 
 
 class OrderResult(Result):
-    """Pictures from the best to the worst, and the comparisons that say so."""
+    """Pictures from the best to the worst, and the comparisons that say so: at most three for each picture."""
 
     kind: Literal["ranking", "group"]
     schema_version: int = SCHEMA_VERSION
     order: list[Ranked]
-    pairs: list[ComparedPair] = Field(
-        default_factory=list
-    )  # the comparisons made: at most three for each picture
+    pairs: list[ComparedPair] = Field(default_factory=list)
     pairwise_reads: int = 0  # pairs that the model was shown together
     notes: list[str] = Field(default_factory=list)
 
@@ -133,7 +130,7 @@ class Ranking(OrderResult):
     """Pictures from the best to the worst, and those that could not be assessed."""
 
     kind: Literal["ranking"] = "ranking"
-    failed: list[Assessment] = Field(default_factory=list)  # those that could not be assessed
+    failed: list[Assessment] = Field(default_factory=list)
 
     @property
     def best(self) -> Assessment | None:
@@ -150,51 +147,43 @@ class Group(OrderResult):
 
 @dataclass
 class Candidate:
-    """A rated picture on its way to a comparison; `load` gives its upright RGB pixels. `draws` are values of its
-    true quality, and whether the calibration of an interval gives them."""
+    """A rated picture on its way to a comparison: `draws` are equally probable values of its true quality, rising,
+    `calibrated` whether an interval's calibration gives them, and `load` gives its upright RGB pixels."""
 
     row: Assessment
     fingerprint: np.ndarray
     load: Callable[[], Image.Image]
-    draws: tuple[np.ndarray, bool] | None = None
+    draws: np.ndarray
+    calibrated: bool = False
 
 
 @dataclass
 class Judge:
     """Compares pictures that one set-up assessed. `read` shows the model two pictures; None reads none.
-    `always` reads every pair, also where the read has no weight. `reads` counts them."""
+    `always` reads every pair, also where the read has no weight. `reads` counts them, and `fit` is that of the
+    set-up's model, pipeline and kind of assessment."""
 
     settings: Settings
     pipeline: Pipeline
     reference: bool
     read: Callable[[Image.Image, Image.Image], PairwiseRead] | None = None
     always: bool = False
-    fits: PairFits = field(default_factory=read_fits)
     reads: int = 0
+    fit: PairFit | None = field(init=False)
 
-    @cached_property
-    def folder(self) -> Path:
-        return self.settings.folder(self.settings.summarizer.backend)
-
-    @cached_property
-    def fit(self) -> PairFit | None:
-        """The fit of this set-up's model, pipeline and kind of assessment."""
-        model = folder_hash(self.folder) if self.folder.is_dir() else None
-        return self.fits.of(model, self.pipeline, reference=self.reference)
-
-    @property
-    def reads_pairs(self) -> bool:
-        """Whether a pair is shown to the model because that counts, or is asked for."""
-        return self.read is not None and (self.always or (self.fit is not None and self.fit.pairwise > 0))
+    def __post_init__(self) -> None:
+        folder = self.settings.folder(self.settings.summarizer.backend)
+        wanted = folder.is_dir() and folder_hash(folder), self.pipeline, self.reference
+        alike = (fit for fit in read_fits().fits if (fit.model, fit.pipeline, fit.reference) == wanted)
+        self.fit = next(alike, None)
 
     def compared(self, rows: Sequence[Assessment], files: Sequence[Path]) -> Comparison:
         """The comparison of two assessed pictures in these files. Raises VLMError."""
         first, second = rows
-        result = Comparison(first=first, second=second)
-        result.error = next((row.error or "" for row in rows if unrated(row)), None)
-        if result.error is None:
-            result.pair = self.compare(*self.candidates(rows, files))
-        return result
+        rated = self.candidates(rows, files)
+        error = next((row.error for row in rows if row.error is not None), None)
+        pair = self.compare(*rated) if error is None else None
+        return Comparison(first=first, second=second, pair=pair, error=error)
 
     def ranked(self, rows: Sequence[Assessment], files: Sequence[Path]) -> Ranking:
         """The order of assessed pictures in these files; what failed stands beside it. Raises ValueError beyond
@@ -204,36 +193,39 @@ class Judge:
         return ranking
 
     def candidates(self, rows: Sequence[Assessment], files: Sequence[Path]) -> list[Candidate]:
-        """The rated pictures among those assessed. Raises ImageError where a file cannot be read any more."""
+        """The rated pictures among those assessed; the `error` of the others says why they are none. Raises
+        ImageError where a file cannot be read any more."""
+        rated = []
+        for row, file in zip(rows, files, strict=True):
+            if row.error is None and row.q is None:
+                expected = "expected a rating, got an answer without q; compare with the default query"
+                row.error = f"{row.image}: {expected}"
+            if row.error is None:
+                load = partial(self._load, file)
+                calibration = row.interval and calibration_for(self.settings, row.model or {})[0]
+                draws = draws_of(row, calibration)
+                rated.append(Candidate(row, fingerprint(load()), load, draws, calibration is not None))
+        return rated
 
-        def candidate(row: Assessment, file: Path) -> Candidate:
-            def load() -> Image.Image:
-                return load_pictures(self.settings.images, file)[0].pixels
+    def _load(self, file: Path) -> Image.Image:
+        return load_pictures(self.settings.images, file)[0].pixels
 
-            return Candidate(row, fingerprint(load()), load)
-
-        return [candidate(*pair) for pair in zip(rows, files, strict=True) if not unrated(pair[0])]
-
-    def _draws(self, candidate: Candidate) -> tuple[np.ndarray, bool]:
-        if candidate.draws is None:
-            row, calibration = candidate.row, None
-            if row.interval is not None:
-                calibration, _ = calibration_for(self.settings, self.folder, row.model or {})
-            candidate.draws = draws_of(row, calibration), calibration is not None
-        return candidate.draws
+    @property
+    def reads_pairs(self) -> bool:
+        """Whether a pair is shown to the model because that counts, or is asked for."""
+        return self.read is not None and (self.always or (self.fit is not None and self.fit.pairwise > 0))
 
     def compare(self, one: Candidate, other: Candidate, *, may_read: bool = True) -> PairResult:
         """What is known of a pair. With `may_read` the model is shown both where that counts, or where no fit
         tells that it does not. Raises VLMError where it cannot read them."""
         apart = scene_distance(one.fingerprint, other.fingerprint)
-        (mine, calibrated), (theirs, both) = self._draws(one), self._draws(other)
-        independent = probability_above(mine, theirs)
+        independent = probability_above(one.draws, other.draws)
         result = PairResult(
             same_scene=apart <= MOST_DIFFERENT,
             scene_distance=apart,
             probability=independent,
             independent=independent,
-            basis="intervals" if calibrated and both else "fused distributions",
+            basis="intervals" if one.calibrated and other.calibrated else "fused distributions",
         )
         if one.row.sha256 is not None and one.row.sha256 == other.row.sha256:
             result.probability, result.basis = 0.5, "same pixels"
@@ -257,15 +249,17 @@ class Judge:
                 " assessment: the probability is that of independent pictures, and too near to one half"
             )
             return
-        fitted = fit.probability(one, other, result.pairwise and result.pairwise.probability)
-        if fitted is None:
+        first, second = fit.strength(one), fit.strength(other)
+        if first is None or second is None:
             result.notes.append(
                 f"a measurement that the fit weighs ({', '.join(fit.weights)}) is missing: the probability is"
                 " that of independent pictures"
             )
             return
-        result.probability, result.basis, result.fitted_on = fitted, "same scene, fitted", fit.fitted_on
         result.pairwise_weight = fit.pairwise if result.pairwise else 0.0
+        read = result.pairwise_weight * logit(result.pairwise.probability) if result.pairwise else 0.0
+        result.probability, result.basis = sigmoid(first - second + read), "same scene, fitted"
+        result.fitted_on = fit.fitted_on
 
     def rank(self, candidates: Sequence[Candidate]) -> Ranking:
         """The order of rated pictures. Raises ValueError beyond MOST_PICTURES, VLMError as `compare`."""
@@ -274,43 +268,31 @@ class Judge:
                 f"rank: expected at most {MOST_PICTURES} pictures, got {len(candidates)}; divide them"
             )
         before = self.reads
-        prior = [self._prior(candidate.row) for candidate in candidates]
 
         def compared(i: int, j: int, may_read: bool = False) -> PairResult:
             return self.compare(candidates[i], candidates[j], may_read=may_read)
 
+        strength = [self.fit and self.fit.strength(candidate.row) for candidate in candidates]
+        prior = [c.row.q or 0.0 if s is None else s for c, s in zip(candidates, strength, strict=True)]
         chosen = pairs_to_compare(prior, lambda i, j: compared(i, j).probability)
-        looked = {pair: compared(*pair, may_read=self.reads_pairs) for pair in chosen}
-        found = strengths(
-            len(candidates), {pair: result.probability for pair, result in looked.items()}, prior
-        )
-
-        def ahead(i: int, j: int) -> float:
-            """P(i is better than j): as compared, or from the strengths where the pair was not."""
-            if (i, j) in looked:
-                return looked[i, j].probability
-            return 1 - looked[j, i].probability if (j, i) in looked else sigmoid(found[i] - found[j])
-
-        best_first = np.argsort(-found, kind="stable").tolist()
-        order = [
+        pairs = [ComparedPair(first=i, second=j, **dict(compared(i, j, self.reads_pairs))) for i, j in chosen]
+        ahead = {(pair.first, pair.second): pair.probability for pair in pairs}
+        fitted = strengths(len(candidates), ahead, prior)
+        ahead |= {(j, i): 1 - p for (i, j), p in ahead.items()}
+        order = np.argsort(-fitted, kind="stable").tolist()
+        places = [
             Ranked(
                 place=place,
                 index=i,
-                strength=float(found[i]),
-                better_than_next=None if place == len(best_first) else ahead(i, best_first[place]),
+                strength=float(fitted[i]),
+                # as compared, or from the strengths where the pair was not
+                better_than_next=None if j is None else ahead.get((i, j), sigmoid(fitted[i] - fitted[j])),
                 assessment=candidates[i].row,
             )
-            for place, i in enumerate(best_first, start=1)
+            for place, (i, j) in enumerate(zip(order, [*order[1:], None], strict=False), start=1)
         ]
-        pairs = [ComparedPair(first=i, second=j, **dict(result)) for (i, j), result in looked.items()]
         notes = list(dict.fromkeys(line for pair in pairs for line in pair.notes))
-        return Ranking(order=order, pairs=pairs, pairwise_reads=self.reads - before, notes=notes)
-
-    def _prior(self, row: Assessment) -> float:
-        """Where a picture's strength is looked for, in log-odds."""
-        strength = self.fit and self.fit.strength(row)
-        assert row.q is not None  # of a rated picture
-        return row.q if strength is None else strength
+        return Ranking(order=places, pairs=pairs, pairwise_reads=self.reads - before, notes=notes)
 
     def groups(self, candidates: Sequence[Candidate]) -> Iterator[Group]:
         """The groups of near-duplicates, in the order of their first pictures. Raises as `rank`."""
@@ -321,84 +303,69 @@ class Judge:
                 ranked.index = members[ranked.index]
             for pair in ranking.pairs:
                 pair.first, pair.second = members[pair.first], members[pair.second]
-            fields: dict[str, Any] = dict(ranking)
-            del fields["kind"], fields["failed"]
+            fields = {name: getattr(ranking, name) for name in ("order", "pairs", "pairwise_reads", "notes")}
             yield Group(number=number, best=ranking.order[0].assessment.image, **fields)
 
 
-def unrated(row: Assessment) -> bool:
-    """Whether a row has no q to compare. Its `error` then says why."""
-    if row.error is None and row.q is None:
-        row.error = f"{row.image}: expected a rating, got an answer without q; compare with the default query"
-    return row.error is not None
+class How(TypedDict, total=False):
+    """How pictures are compared; `compare` says what each means."""
+
+    reference: Picture | None
+    pairwise: bool | None
+    services: Services | None
+    pipeline: Pipeline
+    max_replan_iterations: int | None
+    observer: Observer | None
 
 
-def compare(
-    first: Picture,
-    second: Picture,
-    *,
-    reference: Picture | None = None,
-    pairwise: bool | None = None,
-    services: Services | None = None,
-    pipeline: Pipeline = "letters",
-    max_replan_iterations: int | None = None,
-) -> Comparison:
+def compare(first: Picture, second: Picture, **how: Unpack[How]) -> Comparison:
     """Which of two pictures is better, and with which probability. `compare(a, b)` and `compare(b, a)` give
     probabilities that sum to 1.
 
     Args:
         first, second: Pictures as `assess` takes them.
-        reference: The pristine original of both.
-        pairwise: Whether the model is shown both pictures, in both orders: True always, False never, None where the
-            read has weight with this model, or no fit says that it has none.
-        services: The set-up; by default the one that ships.
-        pipeline, max_replan_iterations: How each picture is assessed.
+        how: By name:
+            reference: The pristine original of both.
+            pairwise: Whether the model is shown both pictures, in both orders: True always, False never, None where
+                the read has weight with this model, or no fit says that it has none.
+            services: The set-up; by default the one that ships.
+            pipeline, max_replan_iterations: How each picture is assessed, by default with "letters".
+            observer: Sees each call of models and tools.
 
     Returns:
         The comparison; what is wrong with a picture is in its `error`. Raises what `assess` does.
     """
-    with _assessed([first, second], reference, pairwise, services, pipeline, max_replan_iterations) as known:
-        judge, rows, files = known
+    with _assessed([first, second], **how) as (judge, rows, files):
         return judge.compared(rows, files)
 
 
-def rank(
-    pictures: Sequence[Picture],
-    *,
-    reference: Picture | None = None,
-    pairwise: bool | None = None,
-    services: Services | None = None,
-    pipeline: Pipeline = "letters",
-    max_replan_iterations: int | None = None,
-) -> Ranking:
+def rank(pictures: Sequence[Picture], **how: Unpack[How]) -> Ranking:
     """The order of pictures from the best to the worst, from at most three comparisons for each; arguments as for
     `compare`. Pictures that could not be assessed are in `failed`."""
-    with _assessed(pictures, reference, pairwise, services, pipeline, max_replan_iterations) as known:
-        judge, rows, files = known
+    with _assessed(pictures, **how) as (judge, rows, files):
         return judge.ranked(rows, files)
 
 
 @contextmanager
 def _assessed(
     pictures: Sequence[Picture],
-    reference: Picture | None,
-    pairwise: bool | None,
-    services: Services | None,
-    pipeline: Pipeline,
-    limit: int | None,
+    reference: Picture | None = None,
+    pairwise: bool | None = None,
+    services: Services | None = None,
+    pipeline: Pipeline = "letters",
+    **how: Any,
 ) -> Iterator[tuple[Judge, list[Assessment], list[Path]]]:
     """The judge of the pictures, their rows, and the files that they lie in meanwhile."""
-    services = services or load_services()
+    loaded, observer = services or load_services(), how.get("observer") or Observer()
+
+    def read(one: Image.Image, other: Image.Image) -> PairwiseRead:
+        with observer.calling(MODEL):
+            return read_pair(loaded.client(ROLE), one, other)
+
     with ExitStack() as opened:
-        original = None if reference is None else opened.enter_context(as_file(reference)).path
+        original = None if reference is None else opened.enter_context(as_file(reference))
         files = [opened.enter_context(as_file(picture)) for picture in pictures]
-        rows = []
-        for file in files:
-            how = {"pipeline": pipeline, "max_replan_iterations": limit, "services": services}
-            row = assess(file.path, original, **how)
-            row.image, row.error = str(file.name), row.error and file.hide(row.error)
-            rows.append(row)
-        client = services.client(ROLE)
-        read = None if pairwise is False else partial(read_pair, client)
-        judge = Judge(services.settings, pipeline, original is not None, read=read, always=bool(pairwise))
+        rows = [assess(file, original, services=loaded, pipeline=pipeline, **how) for file in files]
+        reader = None if pairwise is False else read
+        judge = Judge(loaded.settings, pipeline, original is not None, reader, always=bool(pairwise))
         yield judge, rows, [Path(file.path) for file in files]

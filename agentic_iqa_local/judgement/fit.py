@@ -1,20 +1,18 @@
 """A fit of a study: the letters' temperature, the tools' η and a calibration of the intervals, as `study fit`
 writes them and `assess --fit` reads them, and which calibration applies to a set-up."""
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
-from weakref import WeakKeyDictionary
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
 
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.errors import UserError, one_line
-from agentic_iqa_local.files import FileError, first_mistake, folder_hash, read_json
+from agentic_iqa_local.files import FileError, first_mistake, folder_hash, read_bytes
 from agentic_iqa_local.judgement.intervals import NO_FIT, SHIPPED, IntervalCalibration
-from agentic_iqa_local.services import Services
 
 Objective = Literal["rps", "srcc", "spread", "keep"]
 LOWEST, HIGHEST = 0.1, 10.0  # of temperature and η
@@ -24,17 +22,14 @@ SCALES: dict[Objective, tuple[str, str]] = {
     "spread": ("difference in spread between letters and tools, in levels", "lower is better"),
 }
 LARGEST_FIT = 2**26  # bytes: it names every image that it was made on
-FORMAT = 3  # of the file: the first had SRCC with its sign turned around, the second no intervals
-
-
-CALIBRATIONS: WeakKeyDictionary[Services, tuple[IntervalCalibration | None, str | None]] = WeakKeyDictionary()
+Within = Annotated[float, Field(ge=LOWEST, le=HIGHEST)]
 
 
 class FitError(UserError, ValueError):
     """Rows that nothing can be fitted on, or a file that is no fit; one sentence for the user."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
 class Fit:
     """A fitted temperature and η with where they come from.
 
@@ -45,10 +40,8 @@ class Fit:
     scenes `groups`, of the same `dataset`.
     """
 
-    __pydantic_config__: ClassVar = ConfigDict(extra="forbid", allow_inf_nan=False)
-
-    temperature: float
-    eta: float | Literal["auto"]
+    temperature: Within
+    eta: Within | Literal["auto"]
     objective: Objective
     before: float
     after: float
@@ -57,6 +50,7 @@ class Fit:
     keys: tuple[str, ...]
     groups: tuple[str, ...] = ()
     intervals: IntervalCalibration | None = None
+    format: Literal[2, 3] = 3  # of the file: the second has no intervals
 
     def used(self, row: Mapping[str, Any]) -> bool:
         """Whether the fit has seen the row, or another of its scene."""
@@ -80,48 +74,30 @@ class Fit:
 
     def to_json(self) -> str:
         """The content of a fit's file."""
-        return json.dumps({"format": FORMAT} | TypeAdapter(Fit).dump_python(self, mode="json"))
+        return _FILE.dump_json(self).decode()
+
+
+_FILE = TypeAdapter(Fit)
+_parsed = lru_cache(maxsize=4)(partial(_FILE.validate_json, strict=True))  # once, not with each picture
 
 
 def read_fit(file: Path) -> Fit:
-    """The fit in a file. Raises FitError for a file that is none, or of a later format."""
+    """The fit in a file. Raises FitError for a file that is none, or of another format."""
     try:
-        fields = read_json(file, LARGEST_FIT)
-        version = fields.pop("format", 1)
-        if type(version) is not int or not 1 <= version <= FORMAT:
-            raise FileError(f"format {version!s:.20}, which a later version writes")
-        fit = TypeAdapter(Fit).validate_json(json.dumps(fields), strict=True)
+        return _parsed(read_bytes(file, LARGEST_FIT))
     except (FileError, ValidationError) as error:
         mistake = first_mistake(error) if isinstance(error, ValidationError) else error
         raise FitError(f"{file}: expected a fit that study.py wrote, got: {mistake}") from error
-    if version == 1 and fit.objective == "srcc":
-        fit = replace(fit, before=-fit.before, after=-fit.after)
-    fitted = [fit.temperature, *([] if fit.eta == "auto" else [fit.eta])]
-    if not all(LOWEST <= value <= HIGHEST for value in fitted):
-        raise FitError(
-            f"{file}: expected temperature and eta from {LOWEST} to {HIGHEST}, got {fit.temperature} and"
-            f" {fit.eta}"
-        )
-    return fit
-
-
-def calibration_of(services: Services) -> tuple[IntervalCalibration | None, str | None]:
-    """What `calibration_for` gives for a set-up, looked up once. Raises FitError, VLMError."""
-    if services not in CALIBRATIONS:
-        folder = services.settings.folder(services.section("summarizer").backend)
-        about = services.client("summarizer").describe()
-        CALIBRATIONS[services] = calibration_for(services.settings, folder, about)
-    return CALIBRATIONS[services]
 
 
 def calibration_for(
-    settings: Settings, folder: Path, model: dict[str, Any]
+    settings: Settings, model: Mapping[str, Any]
 ) -> tuple[IntervalCalibration | None, str | None]:
     """The calibration that applies to a set-up's answers.
 
     Args:
-        settings: Which fit is configured (the one that ships by default), temperature and η.
-        folder: The folder of the model that answers.
+        settings: Which fit is configured (the one that ships by default), temperature and η, and the folder of
+            the model that answers.
         model: The model's name, dtype and quantization, as its client describes it.
 
     Returns:
@@ -137,22 +113,20 @@ def calibration_for(
     calibration = read_fit(file).intervals
     if calibration is None:
         return None, f"no interval: {file} calibrates none; fit it anew with study.py fit"
-    if reason := _difference(calibration, settings, folder, model):
+    if reason := _difference(calibration, settings, model):
         return None, f"no interval: calibrated {reason}; {NO_FIT}"
     return calibration, None
 
 
-def _difference(
-    calibration: IntervalCalibration, settings: Settings, folder: Path, model: dict[str, Any]
-) -> str | None:
+def _difference(calibration: IntervalCalibration, settings: Settings, model: Mapping[str, Any]) -> str | None:
     """What the calibration was made with that this set-up does not have."""
+    folder, fusion = settings.folder(settings.summarizer.backend), settings.fusion
     if folder.is_dir() and folder_hash(folder) != calibration.model:
         return f"with another model than {model.get('name')}"
     for what in ("dtype", "quantization"):
         ours, theirs = model.get(what), getattr(calibration, what)
         if ours not in (None, theirs):
             return f"with {what} {theirs}, this model runs with {ours}"
-    fusion = settings.fusion
     if (fusion.temperature, fusion.eta) != (calibration.temperature, calibration.eta):
         return (
             f"with temperature {calibration.temperature:g} and η {calibration.eta}, here they are"

@@ -67,43 +67,39 @@ class Sureness:
         calibration = self.calibration
         if calibration is None or fusion.q is None:
             return None, self.missing
+        if fusion.mode != calibration.mode:
+            return None, f"no interval: calibrated in mode {calibration.mode}, this is mode {fusion.mode}"
+        if plan and plan.query_scope != "Global":
+            return None, "no interval: calibrated on whole pictures, the query is about a part"
         look = "crops" if fusion.crops else "both orders" if fusion.both_orders else "one order"
         part = calibration.of(Condition(pipeline=self.pipeline, reference=self.reference, look=look))
-        if part is None or fusion.mode != calibration.mode or (plan and plan.query_scope != "Global"):
-            return None, self._refusal(fusion, plan)
+        if part is None:
+            return None, (
+                f"no interval: no picture of the calibration was assessed by the pipeline {self.pipeline}"
+                f" {'with' if self.reference else 'without'} a reference; {NO_FIT}"
+            )
         if fusion.q_bar is None and () not in part.tools:
             return None, "no interval: no tool scored this picture, as tools did those of the calibration"
         difficulty = float(part.difficulty(_features(fusion))[0])
-        interval = calibration.interval(part, fusion.q, difficulty, self._widened(part, fusion, plan))
+        widened = self._differences(calibration, part, fusion, plan)
+        interval = calibration.interval(part, fusion.q, difficulty, widened)
         if self.unlike_photograph:
             interval.low, interval.high = LOWEST, HIGHEST
         return interval, None
 
-    def _refusal(self, fusion: FusionResult, plan: PlannerOutput | None) -> str:
-        """Why the calibration says nothing of an answer like this."""
-        assert self.calibration
-        if fusion.mode != self.calibration.mode:
-            return f"no interval: calibrated in mode {self.calibration.mode}, this is mode {fusion.mode}"
-        if plan and plan.query_scope != "Global":
-            return "no interval: calibrated on whole pictures, the query is about a part"
-        return (
-            f"no interval: no picture of the calibration was assessed by the pipeline {self.pipeline}"
-            f" {'with' if self.reference else 'without'} a reference; {NO_FIT}"
-        )
-
-    def _widened(self, part: Errors, fusion: FusionResult, plan: PlannerOutput | None) -> list[str]:
+    def _differences(
+        self, calibration: IntervalCalibration, part: Errors, fusion: FusionResult, plan: PlannerOutput | None
+    ) -> list[str]:
         """In what this picture differs from those of the calibration."""
-        assert self.calibration
         reasons = []
         if self.unlike_photograph:
             reasons.append("the content is unlike the photographs of the calibration: it is the whole scale")
-        if self.query != self.calibration.query:
-            reasons.append(f"the query is another than the calibration's ({self.calibration.query})")
+        if self.query != calibration.query:
+            reasons.append(f"the query is another than the calibration's ({calibration.query})")
         if plan and plan.distortions:
             reasons.append("the query asks for particular distortions")
         if tuple(fusion.voters) not in part.tools:
-            voted = ", ".join(fusion.voters)
-            reasons.append(f"no picture of the calibration was measured by just {voted}")
+            reasons.append(f"no picture of the calibration was measured by just {', '.join(fusion.voters)}")
         return reasons
 
     def answer_set(
@@ -129,13 +125,11 @@ class Sureness:
     def not_sure(self, interval: Interval | None) -> str | None:
         """Why the answer is held back; None where it is not."""
         most = self.decisions.abstain_wider_than
-        if most is None:
+        if most is None or (interval and interval.width <= most):
             return None
         if interval is None:
             return "not sure: there is no interval to tell"
-        if interval.width > most:
-            return f"not sure: the interval is {interval.width:.2f} levels wide, more than {most:g}"
-        return None
+        return f"not sure: the interval is {interval.width:.2f} levels wide, more than {most:g}"
 
     def gate(self, interval: Interval | None, q: float) -> Gate | None:
         """The verdict on a fused score; None where none is asked for, or there is no interval."""
@@ -143,25 +137,19 @@ class Sureness:
         if threshold is None or interval is None or self.calibration is None:
             return None
         probability = float(np.mean(self.calibration.predictive(interval, q) >= threshold))
-        sure = 1 - (error_rate / 2 if interval.widened else error_rate)
+        needed = 1 - (error_rate / 2 if interval.widened else error_rate)
         if self.unlike_photograph:
-            sure = np.inf
-        verdict = "pass" if probability >= sure else "fail" if 1 - probability >= sure else "unsure"
+            verdict = "unsure"
+        else:
+            verdict = "pass" if probability >= needed else "fail" if 1 - probability >= needed else "unsure"
         return Gate(at_least=threshold, probability=probability, error_rate=error_rate, verdict=verdict)
 
 
 def _features(fusion: FusionResult) -> np.ndarray:
     """FEATURES of one answer, (1, features)."""
-
-    def column(value: float | None) -> np.ndarray:
-        return np.array([np.nan if value is None else value])
-
-    return features(
-        np.array([[fusion.p_c[letter] for letter in reversed(LETTERS)]]),
-        column(fusion.q_bar),
-        column(1.0 if fusion.eta is None else fusion.eta),
-        sigma=column(fusion.sigma),
-        disagreement=column(fusion.disagreement),
-        order_gap=column(fusion.order_gap),
-        crop_spread=column(fusion.crop_spread),
-    )
+    names = ("sigma", "disagreement", "order_gap", "crop_spread")
+    p = np.array([[fusion.p_c[letter] for letter in reversed(LETTERS)]])
+    q_bar, eta, *rest = (
+        np.array([getattr(fusion, name)], float) for name in ("q_bar", "eta", *names)
+    )  # None: nan
+    return features(p, q_bar, np.nan_to_num(eta, nan=1.0), **dict(zip(names, rest, strict=True)))

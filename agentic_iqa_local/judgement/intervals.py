@@ -14,7 +14,7 @@ difficulty: Papadopoulos, Gammerman and Vovk, AIA 2008. Ranges (Mondrian categor
 import warnings
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -23,7 +23,6 @@ from agentic_iqa_local.config import Pipeline
 from agentic_iqa_local.files import ROOT
 from agentic_iqa_local.result import AnswerSet, Condition, Interval
 from agentic_iqa_local.score_fusion import LEVELS, fused_distribution
-from agentic_iqa_local.state import LEVEL_WORDS
 
 if TYPE_CHECKING:
     from crepes import ConformalPredictiveSystem
@@ -33,7 +32,7 @@ NO_FIT = "calibrate this set-up with study.py fit, and give the fit with --fit"
 COVERAGE = 0.9
 WIDENED = 0.95  # in its place where a picture is not quite like those of the calibration
 BELOW = 0.65  # share of the misses below the interval: errors beyond the upper end gather on clean pictures
-LOWEST, HIGHEST = float(min(LEVEL_WORDS)), float(max(LEVEL_WORDS))
+LOWEST, HIGHEST = float(min(LEVELS)), float(max(LEVELS))
 LEAST_DIFFICULTY = 0.05  # levels
 FEWEST_ERRORS = round(1 / ((1 - COVERAGE) * min(BELOW, 1 - BELOW)))  # with fewer one end is the scale's
 FEWEST_QUESTIONS = round(1 / (1 - COVERAGE)) - 1
@@ -69,10 +68,11 @@ def features(
     Returns:
         (pictures, features), in levels.
     """
+    levels = np.array(LEVELS)
     w = fused_distribution(p, q_bar, eta)
-    mean = w @ np.array(LEVELS)
-    spread = np.sqrt(np.maximum(w @ np.array(LEVELS) ** 2 - mean**2, 0))
-    gap = np.abs(p @ np.array(LEVELS) - q_bar)
+    mean = w @ levels
+    spread = np.sqrt(np.maximum(w @ levels**2 - mean**2, 0))
+    gap = np.abs(p @ levels - q_bar)
     ends = [mean - LOWEST, HIGHEST - mean]
     columns = [np.ones(len(p)), *ends, spread, sigma, disagreement, gap, order_gap, crop_spread]
     return np.nan_to_num(np.stack(columns, axis=1), nan=0.0)
@@ -97,14 +97,12 @@ class Errors(_Record):
     ranges: tuple[Annotated[int, Field(ge=0)], ...] = ()
 
     @model_validator(mode="after")
-    def _is_whole(self) -> "Errors":
-        count, ranges = len(self.errors), len(self.edges) + 1
-        if len(self.difficulties) != count:
-            raise ValueError(
-                f"expected as many difficulties as errors, got {len(self.difficulties)} and {count}"
-            )
-        if self.edges and (len(self.ranges) != count or set(self.ranges) != set(range(ranges))):
-            raise ValueError(f"expected a range for each error and errors in each of {ranges} ranges")
+    def _is_whole(self) -> Self:
+        ranges = self.ranges if self.edges else (0,) * len(self.errors)
+        if not len(self.errors) == len(self.difficulties) == len(ranges):
+            raise ValueError(f"expected a difficulty and a range of q for each of {len(self.errors)} errors")
+        if set(ranges) != set(range(len(self.edges) + 1)):
+            raise ValueError(f"expected errors in each of {len(self.edges) + 1} ranges")
         return self
 
     def range_of(self, q: np.ndarray) -> np.ndarray:
@@ -173,31 +171,20 @@ def reached(probabilities: np.ndarray) -> np.ndarray:
     return np.minimum([probabilities[probabilities >= p].sum().round(6) for p in probabilities], 1.0)
 
 
-def _size(choices: int) -> int:
-    """Two choices, up to four, or more: questions of one size are alike."""
-    return (choices > 2) + (choices > 4)
-
-
 class Answers(_Record):
     """Questions with known answers: of each the number of choices, and what is `reached` with the right one."""
 
     pipeline: Pipeline
     reference: bool
-    choices: tuple[Annotated[int, Field(ge=2)], ...]
+    choices: Annotated[tuple[Annotated[int, Field(ge=2)], ...], Field(min_length=1)]
     right: tuple[Annotated[float, Field(ge=0, le=1)], ...]
 
-    @model_validator(mode="after")
-    def _is_whole(self) -> "Answers":
-        if not self.choices or len(self.choices) != len(self.right):
-            raise ValueError("expected as many numbers of choices as questions, and at least one")
-        return self
-
     def like(self, choices: int) -> np.ndarray:
-        """What is reached with the right answer of the questions with about as many choices, (questions,); of
-        all questions where these are too few."""
-        scores = np.array(self.right)
-        alike = scores[[_size(n) == _size(choices) for n in self.choices]]
-        return alike if len(alike) >= FEWEST_QUESTIONS else scores
+        """What is reached with the right answer of the questions with about as many choices (two, up to four, or
+        more), (questions,); of all questions where these are too few."""
+        size = np.digitize([choices, *self.choices], [3, 5])
+        alike = np.array(self.right)[size[1:] == size[0]]
+        return alike if len(alike) >= FEWEST_QUESTIONS else np.array(self.right)
 
 
 class IntervalCalibration(_Record):
@@ -240,6 +227,8 @@ class IntervalCalibration(_Record):
 
     def interval(self, part: Errors, q: float, difficulty: float, widened: Sequence[str] = ()) -> Interval:
         """The interval around a fused score: at WIDENED in place of COVERAGE where `widened` has reasons."""
+        around = np.array([q]), np.array([difficulty])
+        low, high = part.ends(*around, WIDENED if widened else COVERAGE)[0].tolist()
         reasons = list(widened)
         if (count := len(part.errors)) < FEWEST_ERRORS:
             low, high = LOWEST, HIGHEST
@@ -247,18 +236,8 @@ class IntervalCalibration(_Record):
                 f"{count} pictures of known quality are fewer than the {FEWEST_ERRORS} that {COVERAGE:.0%}"
                 " need: it is the whole scale"
             )
-        else:
-            around = np.array([q]), np.array([difficulty])
-            low, high = part.ends(*around, WIDENED if widened else COVERAGE)[0].tolist()
-        return Interval(
-            low=low,
-            high=high,
-            coverage=COVERAGE,
-            difficulty=difficulty,
-            condition=part.condition,
-            calibrated_on=self.calibrated_on,
-            widened=reasons,
-        )
+        about = {"condition": part.condition, "calibrated_on": self.calibrated_on, "widened": reasons}
+        return Interval(low=low, high=high, coverage=COVERAGE, difficulty=difficulty, **about)
 
     def answer_set(
         self, part: Answers, probabilities: dict[str, float], widened: Sequence[str] = ()
@@ -275,12 +254,8 @@ class IntervalCalibration(_Record):
         scores = reached(np.array(list(probabilities.values())))[None]
         coverage = WIDENED if widened else COVERAGE
         included = ConformalClassifier().fit(known).predict_set(scores, confidence=coverage, smoothing=False)
-        likeliest = max(probabilities, key=probabilities.__getitem__)
-        letters = [
-            letter
-            for letter, possible in zip(probabilities, np.ravel(included), strict=True)
-            if possible or letter == likeliest
-        ]
-        return AnswerSet(
-            letters=letters, coverage=COVERAGE, calibrated_on=self.calibrated_on, widened=reasons
-        )
+        possible = dict(zip(probabilities, np.ravel(included), strict=True))
+        possible[max(probabilities, key=probabilities.__getitem__)] = True
+        letters = [letter for letter in probabilities if possible[letter]]
+        about = {"calibrated_on": self.calibrated_on, "widened": reasons}
+        return AnswerSet(letters=letters, coverage=COVERAGE, **about)

@@ -17,7 +17,6 @@ import choix
 import imagehash
 import numpy as np
 from PIL import Image
-from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import connected_components
 
 HASH_SIDE = 16  # frequencies a side: 256 bits
@@ -49,11 +48,9 @@ def scene_groups(fingerprints: Sequence[np.ndarray]) -> list[list[int]]:
     if not fingerprints:
         return []
     bits = np.array(fingerprints)
-    near = [np.flatnonzero((bits != own).mean(axis=1) <= MOST_DIFFERENT) for own in bits]
-    links = csr_matrix((np.ones(sum(map(len, near))), np.concatenate(near), np.cumsum([0, *map(len, near)])))
-    _, labels = connected_components(links, directed=False)
+    near = np.array([(bits != own).mean(axis=1) <= MOST_DIFFERENT for own in bits])
     groups: dict[int, list[int]] = {}
-    for picture, label in enumerate(labels.tolist()):
+    for picture, label in enumerate(connected_components(near, directed=False)[1].tolist()):
         groups.setdefault(label, []).append(picture)
     return list(groups.values())
 
@@ -73,19 +70,12 @@ def pairs_to_compare(
     """
     order = sorted(range(len(prior)), key=lambda i: -prior[i])
     reaches = [2**k for k in range(1, len(order).bit_length()) if 2**k < len(order)]
-    links = {
-        (picture, order[place + reach]): None  # a dictionary keeps their order
-        for place, picture in enumerate(order)
-        if reaches and place + (reach := reaches[place % len(reaches)]) < len(order)
-    }
-    others = [
-        pair
-        for apart in range(2, NEAR + 1)
-        for pair in zip(order, order[apart:], strict=False)
-        if pair not in links
-    ]
-    others.sort(key=lambda pair: abs(probability(*pair) - 0.5))
-    chosen = [*itertools.pairwise(order), *links]
+    ends = ((i, place + reach) for (place, i), reach in zip(enumerate(order), itertools.cycle(reaches)))
+    chosen = [*itertools.pairwise(order), *((i, order[end]) for i, end in ends if end < len(order))]
+    near = [pair for apart in range(2, NEAR + 1) for pair in zip(order, order[apart:], strict=False)]
+    others = sorted(
+        set(near) - set(chosen), key=lambda pair: (abs(probability(*pair) - 0.5), near.index(pair))
+    )
     return chosen + others[: max(0, PAIRS_PER_PICTURE * len(order) - len(chosen))]
 
 

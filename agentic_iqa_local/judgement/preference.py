@@ -1,4 +1,5 @@
-"""How probable it is that one assessed picture is better than another.
+"""How probable it is that one assessed picture is better than another: by their intervals, by a fit, and by what the
+model says when it is shown both.
 
 Of two scenes the answer follows from both intervals: the probability that a draw of one picture's true quality
 lies above a draw of the other's. Pictures of one scene share what makes scores err, so their differences are more
@@ -9,26 +10,75 @@ Biometrika 1952).
 
 import math
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import numpy as np
+from PIL import Image
 from pydantic import BaseModel, ConfigDict, Field
 from scipy import special
 from scipy.stats import norm
 
 from agentic_iqa_local.config import Pipeline
 from agentic_iqa_local.files import ROOT
-from agentic_iqa_local.judgement.intervals import IntervalCalibration
+from agentic_iqa_local.judgement.intervals import HIGHEST, LOWEST, IntervalCalibration
+from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, comparison_prompt
 from agentic_iqa_local.result import Assessment
-from agentic_iqa_local.score_fusion import LEVELS, expected_level, fused_distribution
+from agentic_iqa_local.score_fusion import LEVELS, expected_level, fused_distribution, letter_probabilities
 from agentic_iqa_local.state import LETTERS
+from agentic_iqa_local.vlm_client import VLMClient
 
 SHIPPED = ROOT / "configs" / "comparisons.json"
 DRAWS = 400  # values that stand for a distribution
 UNKNOWN_SIGMA = 1.0  # levels: the error of the letters, where no tool tells its own
 MOST_LOGIT = 7.0  # a probability of 0.9991: no fit was tested beyond it
 
-Basis = Literal["same scene, fitted", "intervals", "fused distributions", "same pixels"]
+
+class PairwiseRead(BaseModel):
+    """What the model's letters say of two pictures that it is shown together."""
+
+    # that the first picture is better: the mean over both orders and both letterings, 0..1
+    probability: float
+    order_bias: float  # by how much the picture that is shown first is preferred whichever it is, -0.5..0.5
+    letter_bias: float  # by how much the letter A is preferred whatever it means, -0.5..0.5
+    flipped: bool  # whether another picture is preferred when the order is reversed
+    off_letter_mass: float  # mean probability of other words than A and B
+    calls: int
+    prefilled: int
+    reused: int
+    seconds: float  # of the model's passes
+
+
+def read_pair(client: VLMClient, first: Image.Image, second: Image.Image) -> PairwiseRead:
+    """Shows the model both pictures, once in each order, each with A for the one shown first and with B for it.
+    Raises VLMError."""
+    p, off_letters, usages = (
+        np.zeros((2, 2)),
+        [],
+        [],
+    )  # P(the one shown first is better), by order and lettering
+    for order, pictures in enumerate(((first, second), (second, first))):
+        session = client.open(list(pictures))
+        try:
+            for lettering, letter in enumerate("AB"):
+                prompt = comparison_prompt(reversed_letters=letter == "B")
+                read = session.read_letters(prompt, ANSWER_PREFIX, ("A", "B"))
+                p[order, lettering] = letter_probabilities(read.logprobs)[letter]
+                off_letters.append(read.off_letter_mass)
+            usages.append(session.usage)
+        finally:
+            session.close()
+    usage, shown_first = usages[0] + usages[1], p.mean(axis=1)
+    return PairwiseRead(
+        probability=(shown_first[0] + 1 - shown_first[1]) / 2,
+        order_bias=shown_first.mean() - 0.5,
+        letter_bias=float(np.mean([p[:, 0], 1 - p[:, 1]])) - 0.5,
+        flipped=bool((shown_first[0] - 0.5) * (shown_first[1] - 0.5) > 0),
+        off_letter_mass=float(np.mean(off_letters)),
+        calls=usage.calls,
+        prefilled=usage.prefilled,
+        reused=usage.reused,
+        seconds=usage.prefill_seconds + usage.decode_seconds,
+    )
 
 
 class PairFit(BaseModel):
@@ -59,14 +109,6 @@ class PairFit(BaseModel):
             return None
         return sum(weight * values[name] for name, weight in self.weights.items())
 
-    def probability(self, one: Assessment, other: Assessment, read: float | None = None) -> float | None:
-        """P(`one` is better than `other`) of one scene; None where a measurement is missing. `read` is what a
-        pairwise read says, 0..1."""
-        first, second = self.strength(one), self.strength(other)
-        if first is None or second is None:
-            return None
-        return sigmoid(first - second + (0.0 if read is None else self.pairwise * logit(read)))
-
 
 class PairFits(BaseModel):
     """The file of fits."""
@@ -74,12 +116,6 @@ class PairFits(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     fits: tuple[PairFit, ...]
-
-    def of(self, model: str | None, pipeline: Pipeline, *, reference: bool) -> PairFit | None:
-        """The fit of a model's hash in a pipeline; None where there is none."""
-        wanted = (model, pipeline, reference)
-        alike = (fit for fit in self.fits if (fit.model, fit.pipeline, fit.reference) == wanted)
-        return next(alike, None)
 
 
 def read_fits(file: Path = SHIPPED) -> PairFits:
@@ -106,22 +142,21 @@ def draws_of(row: Assessment, calibration: IntervalCalibration | None) -> np.nda
     if row.q is None or row.p_c is None:
         raise ValueError(f"{row.image}: expected a rated picture, got one without q")
     if calibration is not None and row.interval is not None:
-        return np.sort(calibration.predictive(row.interval, row.q))
+        return calibration.predictive(row.interval, row.q)
     p = np.array([row.p_c[letter] for letter in reversed(LETTERS)])
     weights = fused_distribution(p, math.nan if row.q_bar is None else row.q_bar, row.eta or 1.0)
     sigma = row.sigma or UNKNOWN_SIGMA
-    grid = np.linspace(min(LEVELS) - 4 * sigma, max(LEVELS) + 4 * sigma, 2001)
+    grid = np.linspace(LOWEST - 4 * sigma, HIGHEST + 4 * sigma, 2001)
     below = norm.cdf((grid[:, None] - np.array(LEVELS)) / sigma) @ weights
     shares = (np.arange(DRAWS) + 0.5) / DRAWS
-    return np.clip(np.interp(shares, below, grid), min(LEVELS), max(LEVELS))
+    return np.clip(np.interp(shares, below, grid), LOWEST, HIGHEST)
 
 
 def probability_above(one: np.ndarray, other: np.ndarray) -> float:
-    """P(X > Y) + ½·P(X = Y) of independent draws, X of `one` and Y of `other`: exact, over all pairs of their
-    values (the statistic of Mann and Whitney, 1947)."""
-    ordered = np.sort(other)
-    below, up_to = (np.searchsorted(ordered, one, side) for side in ("left", "right"))
-    return float(np.mean(below + up_to) / 2 / len(ordered))
+    """P(X > Y) + ½·P(X = Y) of independent draws, X of `one` and Y of `other`, both rising: exact, over all pairs
+    of their values (the statistic of Mann and Whitney, 1947)."""
+    below, up_to = (np.searchsorted(other, one, side) for side in ("left", "right"))
+    return float(np.mean(below + up_to) / 2 / len(other))
 
 
 def sigmoid(log_odds: float) -> float:

@@ -1,8 +1,5 @@
 """Which tiles of a picture a map of its quality reads, how their scores become a grid of cells, and which parts of
-the grid are clearly worse than the rest.
-
-Knows no model: sizes and limits are passed in. Lengths are in pixels.
-"""
+the grid are clearly worse than the rest. Knows no model: sizes and limits are passed in. Lengths are in pixels."""
 
 import itertools
 from collections.abc import Sequence
@@ -37,8 +34,7 @@ class Tiling:
     @property
     def boxes(self) -> list[Box]:
         """The tiles, row by row."""
-        side = self.tile
-        return [(left, top, left + side, top + side) for top in self.tops for left in self.lefts]
+        return [(x, y, x + self.tile, y + self.tile) for y in self.tops for x in self.lefts]
 
     @property
     def stride(self) -> int:
@@ -48,13 +44,9 @@ class Tiling:
     def order(self) -> list[int]:
         """The tiles' numbers in the order to read them: every other one of every other row first, so that those
         read before the time is up are spread over the picture."""
-        rows, columns = len(self.tops), len(self.lefts)
-        return [
-            row * columns + column
-            for first_row, first_column in ((0, 0), (1, 1), (0, 1), (1, 0))
-            for row in range(first_row, rows, 2)
-            for column in range(first_column, columns, 2)
-        ]
+        numbers = np.arange(len(self.tops) * len(self.lefts)).reshape(len(self.tops), -1)
+        first = ((0, 0), (1, 1), (0, 1), (1, 0))
+        return np.concatenate([numbers[row::2, column::2].ravel() for row, column in first]).tolist()
 
     def cells(self, scores: Sequence[float | None]) -> np.ndarray:
         """The grid of the tiles' scores, rows×columns float64: of each cell the mean of the tiles weighted by how
@@ -63,13 +55,12 @@ class Tiling:
         Args:
             scores: One for each of `boxes`; None where a tile was not read.
         """
-        known = np.array([score is not None for score in scores], float).reshape(len(self.tops), -1)
-        values = np.array([score or 0.0 for score in scores]).reshape(known.shape)
+        values = np.array(scores, float).reshape(len(self.tops), -1)  # None: nan
+        known = ~np.isnan(values)
         down = _shared(self.ys, np.array(self.tops), self.tile)
         across = _shared(self.xs, np.array(self.lefts), self.tile)
-        weights = down @ known @ across.T
-        with np.errstate(invalid="ignore"):
-            return np.where(weights > 0, (down @ (values * known) @ across.T) / weights, np.nan)
+        with np.errstate(invalid="ignore"):  # 0 / 0 is nan
+            return (down @ np.where(known, values, 0) @ across.T) / (down @ known @ across.T)
 
     def resampled(self, grid: np.ndarray) -> np.ndarray:
         """The mean in each cell of another grid, whose cells are of equal size and cover the picture,
@@ -97,7 +88,7 @@ def tiling(width: int, height: int, sides: Sequence[int], max_tiles: int) -> Til
     evenly; up to 7 pixels at the right and lower edge are in no tile.
     """
     for side in sides:
-        counts = _counts(width, height, side, max_tiles)
+        counts = _counts((width, height), side, max_tiles)
         if min(width, height) >= smallest_side(side) and counts is not None:
             sizes = list(zip((width, height), counts, strict=True))
             lefts, tops = (
@@ -109,13 +100,13 @@ def tiling(width: int, height: int, sides: Sequence[int], max_tiles: int) -> Til
     return None
 
 
-def _counts(width: int, height: int, side: int, most: int) -> tuple[int, int] | None:
+def _counts(size: tuple[int, int], side: int, most: int) -> tuple[int, int] | None:
     """How many columns and rows of tiles there are: half overlapping, or as many as `most` tiles allow; None where
     these do not cover the picture."""
-    fewest = [max(FEWEST, -(-length // side)) for length in (width, height)]
+    fewest = [max(FEWEST, -(-length // side)) for length in size]
     if fewest[0] * fewest[1] > most:
         return None
-    columns, rows = (max(FEWEST, -(-(length - side) // (side // 2)) + 1) for length in (width, height))
+    columns, rows = (max(FEWEST, -(-(length - side) // (side // 2)) + 1) for length in size)
     while columns * rows > most:
         if (columns / fewest[0] >= rows / fewest[1] and columns > fewest[0]) or rows == fewest[1]:
             columns -= 1
@@ -132,29 +123,21 @@ def smallest_side(tile: int) -> int:
 def damaged_boxes(tiles: Tiling, cells: np.ndarray) -> list[DamagedBox]:
     """At most MOST_BOXES windows of about a tile's size that do not overlap, the worst first, each CLEARLY below
     the median of `cells` (rows×columns of quality, nan where nothing was read)."""
-    median = float(np.nanmedian(cells))
-    found: list[DamagedBox] = []
-    for q, box in windows(tiles, cells):
-        if median - q < CLEARLY or len(found) == MOST_BOXES:
-            break
-        if not any(_overlap(box, other.box) for other in found):
-            place = place_in(box, tiles.xs[-1], tiles.ys[-1])
-            found.append(DamagedBox(box=box, place=place, q=q, below=median - q))
-    return found
-
-
-def windows(tiles: Tiling, cells: np.ndarray) -> list[tuple[float, Box]]:
-    """(mean quality, box) of every window of whole cells that is about as large as a tile, the worst first."""
-    rows, columns = cells.shape
+    (rows, columns), median = cells.shape, float(np.nanmedian(cells))
     high = max(1, round(tiles.tile * rows / tiles.ys[-1]))
     wide = max(1, round(tiles.tile * columns / tiles.xs[-1]))
-    found = []
+    windows = []
     for top, left in itertools.product(range(rows - high + 1), range(columns - wide + 1)):
-        part = cells[top : top + high, left : left + wide]
-        if not np.isnan(part).any():
-            box = tiles.xs[left], tiles.ys[top], tiles.xs[left + wide], tiles.ys[top + high]
-            found.append((float(part.mean()), box))
-    return sorted(found)
+        q = float(cells[top : top + high, left : left + wide].mean())
+        box = tiles.xs[left], tiles.ys[top], tiles.xs[left + wide], tiles.ys[top + high]
+        if median - q >= CLEARLY:  # not where q is nan
+            windows.append((q, box))
+    chosen: list[DamagedBox] = []
+    for q, box in sorted(windows):
+        if len(chosen) < MOST_BOXES and not any(_overlap(box, other.box) for other in chosen):
+            place = place_in(box, tiles.xs[-1], tiles.ys[-1])
+            chosen.append(DamagedBox(box=box, place=place, q=q, below=median - q))
+    return chosen
 
 
 def place_in(box: Box, width: int, height: int) -> str:

@@ -1,10 +1,8 @@
-"""Which distortions are there, and how severe they are: the model's own probabilities times what LocalNR
-reads, each as far as it can be trusted.
+"""Which distortions are there, and how severe they are: the model's own probabilities times what LocalNR reads.
 
-The odds that a family is there are the model's odds of Yes times the likelihood ratio of LocalNR's reading. A
-severity's probability is the model's of its word times a Gaussian around the severity that LocalNR reads. A
-model that is sure wins against the reading, whose ratio is bounded by its own record of errors; an unsure one
-loses.
+The odds that a family is there are the model's odds of Yes times the likelihood ratio of LocalNR's reading, which its
+own record of errors bounds. A severity's probability is the model's of its word times a Gaussian around what LocalNR
+reads. So a model that is sure wins against a wrong reading, and an unsure one loses.
 """
 
 import json
@@ -18,7 +16,7 @@ from agentic_iqa_local.iqa_tools.detector import WORD_SEVERITIES, expit, load_de
 from agentic_iqa_local.nodes.ask import ask
 from agentic_iqa_local.nodes.prompts import Prompt, detection_prompt, presence_prompt
 from agentic_iqa_local.nodes.replies import detection_reply
-from agentic_iqa_local.nodes.workbench import Box, OpenImages, RoleSession
+from agentic_iqa_local.nodes.workbench import Box, OpenImages
 from agentic_iqa_local.score_fusion import letter_probabilities, written_probabilities
 from agentic_iqa_local.state import DISTORTION_TYPES, Detection, FamilyDetection
 from agentic_iqa_local.vlm_client import ModelLost, OutOfMemory, VLMError
@@ -28,7 +26,13 @@ logger = logging.getLogger(__name__)
 ROLE = "executor"
 YES_NO = ("Yes", "No")
 PRESENT = 0.5  # from which probability on a family is evidence
-MOST_FOUND = 3  # families of one object, the strongest
+
+
+def model_trust(images: OpenImages, role: str = ROLE) -> float:
+    """How far the role's model's own probabilities about distortions count, 0..1: by the configuration, else by
+    what its folder says of it."""
+    configured = images.services.settings.fusion.model_trust
+    return images.services.client(role).trust if configured is None else configured
 
 
 def detect(
@@ -51,19 +55,48 @@ def detect(
     Raises:
         InvalidAnswer, VLMError
     """
-    models = model_presence(query, objects, images, reason, named)
+    asked = {name: list((named or {}).get(name) or DISTORTION_TYPES) for name in objects}
+    models = _read_presence(presence_prompt(query, objects, reason), asked, images)
+    if models is None and named:  # a list that the model writes says nothing of them
+        models = {name: {} for name in objects}
+    elif models is None:
+        prompt, sure = (
+            detection_prompt(query, objects, reason),
+            images.services.settings.fusion.classification_confidence,
+        )
+        reply = ask(images.session(ROLE), prompt, detection_reply(objects), images.services.section(ROLE))
+        models = {
+            name: dict.fromkeys(listed, sure)
+            | {kind: 1 - sure for kind in DISTORTION_TYPES if kind not in listed}
+            for name, listed in reply.model_dump(by_alias=True).items()
+        }
     return {name: combine(read(images, boxes.get(name)), models[name], images) for name in objects}
 
 
-def model_trust(images: OpenImages, role: str = ROLE) -> float:
-    """How far the role's model's own probabilities about distortions count: by the configuration, else by
-    what its folder says of it."""
-    configured = images.services.settings.fusion.model_trust
-    return images.services.client(role).trust if configured is None else configured
+def _read_presence(
+    prompt: Prompt, asked: dict[str, list[str]], images: OpenImages
+) -> dict[str, dict[str, float]] | None:
+    """{object: {family: the model's probability of Yes}}, read in one JSON answer whose text up to the family is the
+    same; None where Yes and No cannot be read."""
+    if images.services.settings.fusion.mode != "logits" or not images.services.client(ROLE).reads_logits:
+        return None
+    session = images.session(ROLE)
+
+    def yes(name: str, kind: str) -> float:
+        begun = f'{{{json.dumps(name, ensure_ascii=False)}: {{"{kind}": "'
+        return letter_probabilities(session.read_letters(prompt, begun, YES_NO).logprobs)["Yes"]
+
+    try:
+        return {name: {kind: yes(name, kind) for kind in kinds} for name, kinds in asked.items()}
+    except (OutOfMemory, ModelLost):
+        raise
+    except VLMError as error:
+        logger.info("Yes and No were not read: %s", one_line(str(error)))
+        return None
 
 
 def read(images: OpenImages, box: Box | None) -> Detection:
-    """What LocalNR reads of the picture or of a region; of a picture that it cannot read nothing is known."""
+    """What LocalNR reads of the picture or of a region; why it could not is the `error`."""
     began, found = time.perf_counter(), Detection(region="crop" if box else "global")
     try:
         examined = images.examine(box)
@@ -88,9 +121,8 @@ def read(images: OpenImages, box: Box | None) -> Detection:
 
 
 def combine(found: Detection, model: Mapping[str, float], images: OpenImages) -> Detection:
-    """LocalNR's reading with the model's own probabilities, of the families that it was asked about: odds
-    times odds, in the order in which the model lists them. `fusion.model_trust` draws the model's towards the
-    prior."""
+    """LocalNR's reading with the model's probabilities of the families that it was asked about: odds times odds,
+    in the model's order. `fusion.model_trust` draws the model's towards the prior."""
     trust = found.model_trust = model_trust(images)
     prior = logit(load_detector().of(images.reference is not None).prior)
     kinds = dict.fromkeys([*model, *DISTORTION_TYPES])
@@ -102,69 +134,24 @@ def combine(found: Detection, model: Mapping[str, float], images: OpenImages) ->
     return found
 
 
-def model_presence(
-    query: str,
-    objects: Sequence[str],
-    images: OpenImages,
-    reason: str | None,
-    named: Mapping[str, Sequence[str]] | None,
-) -> dict[str, dict[str, float]]:
-    """{object: {family: probability of Yes}} by the model: the letters of Yes and No, read in one JSON answer
-    whose text up to the family is the same; where they cannot be read, the list that the model writes, which
-    says nothing of families that the query has `named`."""
-    asked = {name: list((named or {}).get(name) or DISTORTION_TYPES) for name in objects}
-    settings, session = images.services.settings.fusion, images.session(ROLE)
-    if settings.mode == "logits" and images.services.client(ROLE).reads_logits:
-        try:
-            return _read_presence(session, presence_prompt(query, objects, reason), asked)
-        except (OutOfMemory, ModelLost):
-            raise
-        except VLMError as error:
-            logger.info("Yes and No were not read: %s", one_line(str(error)))
-    if named:
-        return {name: {} for name in objects}
-    prompt = detection_prompt(query, objects, reason)
-    reply = ask(session, prompt, detection_reply(objects), images.services.section(ROLE))
-    sure = settings.classification_confidence
-    return {
-        name: dict.fromkeys(listed, sure)
-        | dict.fromkeys((k for k in asked[name] if k not in listed), 1 - sure)
-        for name, listed in reply.model_dump(by_alias=True).items()
-    }
-
-
-def _read_presence(
-    session: RoleSession, prompt: Prompt, asked: Mapping[str, Sequence[str]]
-) -> dict[str, dict[str, float]]:
-    """{object: {family: probability of Yes}}. Raises VLMError."""
-
-    def yes(name: str, kind: str) -> float:
-        begun = f'{{{json.dumps(name, ensure_ascii=False)}: {{"{kind}": "'
-        return letter_probabilities(session.read_letters(prompt, begun, YES_NO).logprobs)["Yes"]
-
-    return {name: {kind: yes(name, kind) for kind in kinds} for name, kinds in asked.items()}
-
-
-def _strengths(detection: Detection) -> dict[str, float]:
-    """Probability times severity of each family."""
-    return {
-        kind: family.probability * (family.severity or 1.0) for kind, family in detection.families.items()
-    }
-
-
 def found_families(detection: Detection) -> list[str]:
-    """The families that are there, the strongest first."""
-    strength = _strengths(detection)
+    """The families that are there, at most three, the strongest first."""
     there = [kind for kind, family in detection.families.items() if family.probability >= PRESENT]
-    return sorted(there, key=strength.__getitem__, reverse=True)[:MOST_FOUND]
+    return sorted(there, key=_strengths(detection).__getitem__, reverse=True)[:3]
 
 
 def strongest(detection: Detection) -> dict[str, float]:
-    """{family or "none": probability that it is the strongest}: none as far as no family is there, the rest
-    by strength."""
+    """{family or "none": probability that it is the strongest}: none as far as no family is there, the rest by
+    probability times severity. Sums to 1."""
     weights = _strengths(detection)
     there, total = max(f.probability for f in detection.families.values()), sum(weights.values()) or 1.0
     return {kind: there * weight / total for kind, weight in weights.items()} | {"none": 1 - there}
+
+
+def _strengths(detection: Detection) -> dict[str, float]:
+    return {
+        kind: family.probability * (family.severity or 1.0) for kind, family in detection.families.items()
+    }
 
 
 def severity_probabilities(
@@ -173,10 +160,9 @@ def severity_probabilities(
     words: Mapping[str, float] | None,
     images: OpenImages,
 ) -> dict[str, float] | None:
-    """{severity word: probability} of one family that the model judged (`item`: its type and severity): the
-    model's `words`, or the word that it wrote, times LocalNR's Gaussian. A family that is there is not
-    "none"; of any other "none" has the probability that it is not. None where nothing is known beyond the
-    word that was written."""
+    """{severity word: probability} of one family that the model judged (`item`: its type and severity), summing to 1:
+    the model's `words`, or the word that it wrote, times LocalNR's Gaussian. A family that is there is not "none".
+    None where nothing is known beyond the word that was written."""
     family = detection.families.get(item["type"]) if detection else None
     if family is None or family.severity is None:
         return dict(words) if words else None

@@ -1,8 +1,6 @@
-"""Whether the evidence suffices, and which of its scores vote. Pure: evidence and plan in, a decision with
-its reason out.
+"""Which scores of the evidence vote, what contradicts what, and whether another pass is needed. Pure functions.
 
-The limits below were set on synthetic pictures, so that few sound passes are doubted; human scores were not
-looked at.
+The limits were set on synthetic pictures, so that few sound passes are doubted; human scores were not looked at.
 """
 
 import math
@@ -18,20 +16,17 @@ from agentic_iqa_local.state import (
     LETTER_TO_LEVEL,
     OVERALL,
     UNCLEAR,
-    DistortionAnalysis,
     ExecutorOutput,
     FusionResult,
     Gap,
-    GapKind,
     PlannerOutput,
 )
 
 SEVERE = ("severe", "extreme")
-KEY_SEVERITIES = ("moderate", "severe", "extreme")
-MILD = ("none", "slight")
 HIGH_SCORE = 4.0
-# A little above the mirror of 4.0: of the tools without weights only NIQE's map ends below 2.0.
-LOW_SCORE = 2.2
+LOW_SCORE = (
+    2.2  # a little above the mirror of 4.0: of the tools without weights only NIQE's map ends below 2.0
+)
 LOW_QUALITY = 2.9  # the fused score below which damage should have been found
 APART = 3.0  # standard deviations of the difference that two tools' errors alone make
 NEARLY_UNIFORM = 0.98  # of the greatest entropy
@@ -57,10 +52,10 @@ def by_object(evidence: ExecutorOutput | None, part: str) -> dict[str, Any]:
     return (evidence and getattr(evidence, part)) or {}
 
 
-# Scores
+# Votes
 
 
-def _voting_scores(evidence: ExecutorOutput, name: str, with_checks: bool = False) -> dict[str, Score]:
+def _voting(evidence: ExecutorOutput, name: str, with_checks: bool = False) -> dict[str, Score]:
     """An object's scores that have a vote, by distortion; `with_checks`: also those that only check them."""
     silent = {
         log.tool_name
@@ -72,16 +67,13 @@ def _voting_scores(evidence: ExecutorOutput, name: str, with_checks: bool = Fals
 
 
 def votes(evidence: ExecutorOutput | None, vote: str = "runs") -> list[Score]:
-    """The scores that q̄ is the mean of: one for each distinct (tool, region) run, or one for each listed
-    entry ("entries"); none of a tool that was outvoted, or that only checks a better one."""
-    if evidence is None or not evidence.quality_scores:
-        return []
-    listed = [
-        (name, pair) for name in evidence.quality_scores for pair in _voting_scores(evidence, name).values()
-    ]
+    """The scores that q̄ is the mean of, the lowest first: one for each distinct (tool, region) run, or one for
+    each listed entry ("entries"); none of a tool that was outvoted, or that only checks a better one."""
+    names = by_object(evidence, "quality_scores")
+    listed = [(name, pair) for name in names for pair in _voting(evidence, name).values()]
     if vote == "entries":
         return [pair for _, pair in listed]
-    crops = {log.object_name for log in evidence.tool_logs if log.region == "crop"}
+    crops = {log.object_name for log in evidence.tool_logs if log.region == "crop"} if evidence else ()
     # The score is part of the key: two different scores cannot come from one run.
     runs = {(name if name in crops else None, pair) for name, pair in listed}
     return sorted((pair for _, pair in runs), key=itemgetter(1, 0))
@@ -89,21 +81,14 @@ def votes(evidence: ExecutorOutput | None, vote: str = "runs") -> list[Score]:
 
 def checks(evidence: ExecutorOutput | None) -> list[Score]:
     """The scores that only check a better tool's, each once."""
-    if evidence is None:
-        return []
     names = by_object(evidence, "quality_scores")
-    known = {pair for name in names for pair in _voting_scores(evidence, name, with_checks=True).values()}
-    return sorted(known - {pair for name in names for pair in _voting_scores(evidence, name).values()})
+    with_checks = {pair for name in names for pair in _voting(evidence, name, with_checks=True).values()}
+    return sorted(with_checks - {pair for name in names for pair in _voting(evidence, name).values()})
 
 
 def object_votes(evidence: ExecutorOutput, name: str) -> list[Score]:
     """The scores of one object that have a vote, each once, the lowest first."""
-    return sorted(set(_voting_scores(evidence, name).values()), key=itemgetter(1, 0))
-
-
-def tool_scores(evidence: ExecutorOutput | None, vote: str = "runs") -> list[float]:
-    """The scores of `votes` alone, 1..5."""
-    return [score for _, score in votes(evidence, vote)]
+    return sorted(set(_voting(evidence, name).values()), key=itemgetter(1, 0))
 
 
 def apart(one: Score, other: Score, reachable: Reachable) -> bool:
@@ -112,8 +97,8 @@ def apart(one: Score, other: Score, reachable: Reachable) -> bool:
 
 
 def outvoted(scores: Sequence[Score], reachable: Reachable) -> set[str]:
-    """The tools, of three or more, whose score stands apart from every other one, the furthest from the
-    others' median first. Two against one is a vote, one against one and two against two are none."""
+    """The tools, of three or more, whose score stands apart from every other one, the furthest from the others'
+    median first. Two against one is a vote, one against one and two against two are none."""
     left = dict(scores)
     while len(left) > 2:
         outliers = {
@@ -129,8 +114,7 @@ def outvoted(scores: Sequence[Score], reachable: Reachable) -> set[str]:
 
 def mark_votes(evidence: ExecutorOutput, reachable: Reachable, *, trailing_only_check: bool) -> None:
     """Takes the vote from tools that stand apart from all others on the same object and, with
-    `trailing_only_check`, from those that one of the others clearly leads; notes which of the rest disagree.
-    """
+    `trailing_only_check`, from those that another one clearly leads; notes which of the rest disagree."""
     lines = []
     for name, scores in by_object(evidence, "quality_scores").items():
         measured = list(dict.fromkeys(scores.values()))
@@ -140,7 +124,7 @@ def mark_votes(evidence: ExecutorOutput, reachable: Reachable, *, trailing_only_
         for log in evidence.tool_logs:
             if log.object_name == name:
                 log.outvoted, log.trailing = log.tool_name in outliers, log.tool_name in worse
-        rest = sorted(set(_voting_scores(evidence, name, with_checks=True).values()), key=itemgetter(1))
+        rest = sorted(set(_voting(evidence, name, with_checks=True).values()), key=itemgetter(1))
         if len(rest) > 1 and apart(rest[0], rest[-1], reachable):
             lines.append(f"tools disagree about {name} ({_in_words(rest)})")
     evidence.disagreement = "; ".join(lines) or None
@@ -153,94 +137,71 @@ def _in_words(scores: Iterable[Score]) -> str:
 # Contradictions and doubts
 
 
-def contradictions(evidence: ExecutorOutput) -> list[str]:
-    """One line for each of two kinds: a severe or extreme distortion whose own tool score is above 4.0, or
-    whose object's scores all are; an object whose scores are all below 2.2 while nothing, or only slight
-    damage, was found of it."""
+def contradictions(evidence: ExecutorOutput, fusion: FusionResult | None = None) -> list[str]:
+    """A line for each distortion that is severe or extreme though its tool's score, or else all of its object's, is
+    above 4.0; and for each object whose scores are all below 2.2, or the fused one below 2.9, though no more than
+    slight damage was found. What is no photograph contradicts nothing: the tools know photographs alone."""
     lines = []
     for name, items in by_object(evidence, "distortion_analysis").items():
-        scores = _voting_scores(evidence, name)
-        if not scores or _is_graphic(evidence, name):
+        detection, scores = by_object(evidence, "detection").get(name), _voting(evidence, name)
+        if detection and (detection.graphic or 0.0) >= load_detector().graphic:
             continue
         for item in items:
             own = [scores[item.type]] if item.type in scores else list(scores.values())
-            if item.severity in SEVERE and all(score > HIGH_SCORE for _, score in own):
+            if item.severity in SEVERE and own and all(score > HIGH_SCORE for _, score in own):
                 found = f"{item.severity} {item.type} of {name}"
                 lines.append(f"Contradictory evidence: {found} but high scores ({_in_words(own)})")
-        if _only_mild(items) and all(score < LOW_SCORE for _, score in scores.values()):
+        if any(item.severity not in ("none", "slight") for item in items):
+            continue
+        mild = (
+            ", ".join(f"slight {item.type}" for item in items if item.severity == "slight") or "no distortion"
+        )
+        if scores and all(score < LOW_SCORE for _, score in scores.values()):
             told = _in_words(scores.values())
-            lines.append(f"Contradictory evidence: {_mild(items)} of {name} but low scores ({told})")
+            lines.append(f"Contradictory evidence: {mild} of {name} but low scores ({told})")
+        elif name == "Global" and fusion and fusion.q is not None and fusion.q < LOW_QUALITY:
+            lines.append(
+                f"Contradictory evidence: {mild} was found but the fused score is {fusion.q:.1f} of 5"
+            )
     return lines
 
 
-def _is_graphic(evidence: ExecutorOutput, name: str) -> bool:
-    """Whether the object is no photograph, so that the tools' scores of it contradict nothing."""
-    detection = by_object(evidence, "detection").get(name)
-    return detection is not None and (detection.graphic or 0.0) >= load_detector().graphic
-
-
-def _unseen_flaw(evidence: ExecutorOutput, fusion: FusionResult | None) -> str | None:
-    """A line where the fused score is low, though the analysis found nothing: the letters saw something."""
-    if fusion is None or fusion.q is None or fusion.q >= LOW_QUALITY:
-        return None
-    items = [item for items in by_object(evidence, "distortion_analysis").values() for item in items]
-    if not evidence.distortion_analysis or not _only_mild(items) or _is_graphic(evidence, "Global"):
-        return None
-    return f"Contradictory evidence: {_mild(items)} was found but the fused score is {fusion.q:.1f} of 5"
-
-
-def _only_mild(items: Sequence[DistortionAnalysis]) -> bool:
-    return all(item.severity in MILD for item in items)
-
-
-def _mild(items: Sequence[DistortionAnalysis]) -> str:
-    return ", ".join(f"slight {item.type}" for item in items if item.severity == "slight") or "no distortion"
-
-
-def open_severities(evidence: ExecutorOutput) -> dict[str, list[DistortionAnalysis]]:
-    """By object, the distortions whose severity the model cannot tell, or finds all words nearly equally
-    probable for."""
+def open_severities(evidence: ExecutorOutput) -> dict[str, list[str]]:
+    """By object, the distortions whose severity the model cannot tell, or for which it finds all words nearly
+    equally probable."""
     probabilities = by_object(evidence, "severity_probabilities")
-    in_doubt = {
+    return {
         name: [
-            item
+            item.type
             for item in items
             if item.severity == UNCLEAR or _is_open(probabilities.get(name, {}).get(item.type))
         ]
         for name, items in by_object(evidence, "distortion_analysis").items()
     }
-    return {name: items for name, items in in_doubt.items() if items}
 
 
 def _is_open(probabilities: Mapping[str, float] | None) -> bool:
     """Whether the entropy is nearly the greatest that so many outcomes can have."""
-    if not probabilities:
-        return False
-    entropy = -math.fsum(p * math.log(p) for p in probabilities.values() if p > 0)
-    return entropy > NEARLY_UNIFORM * math.log(len(probabilities))
+    entropy = -math.fsum(p * math.log(p) for p in (probabilities or {}).values() if p > 0)
+    return bool(probabilities) and entropy > NEARLY_UNIFORM * math.log(len(probabilities))
 
 
 def doubts(evidence: ExecutorOutput) -> str | None:
-    """What the evidence leaves open by its own account, for `ExecutorOutput.uncertainty`: severities that
-    cannot be told, and tools that disagree. None where nothing is."""
-    lines = [
-        f"cannot tell how severe {item.type} of {name} is"
-        for name, items in open_severities(evidence).items()
-        for item in items
-    ]
+    """What the evidence leaves open by its own account, for `ExecutorOutput.uncertainty`: severities that cannot
+    be told, and tools that disagree. None where nothing is."""
+    in_doubt = open_severities(evidence).items()
+    lines = [f"cannot tell how severe {kind} of {name} is" for name, kinds in in_doubt for kind in kinds]
     return "; ".join(filter(None, [*lines, evidence.disagreement])) or None
 
 
 def evidence_warnings(evidence: ExecutorOutput) -> list[str]:
-    """What whoever reads the scores must know: a failed Executor, tools without a vote, and regions that were
-    not found."""
+    """What a reader of the scores must know: a failed Executor, tools without a vote, regions not found."""
     lines = [f"the Executor failed, its evidence is incomplete: {evidence.error}"] if evidence.error else []
-    for tool, name in dict.fromkeys(
-        (log.tool_name, log.object_name) for log in evidence.tool_logs if log.outvoted
-    ):
-        lines.append(
-            f"{tool} has no vote: its score of {in_picture(name)} stands apart from every other tool's"
-        )
+    silent = dict.fromkeys((log.tool_name, log.object_name) for log in evidence.tool_logs if log.outvoted)
+    lines += [
+        f"{tool} has no vote: its score of {in_picture(name)} stands apart from every other tool's"
+        for tool, name in silent
+    ]
     missed = [name for name, box in by_object(evidence, "boxes").items() if box is None]
     return lines + ([f"no box for {', '.join(missed)}, tools see the whole image"] if missed else [])
 
@@ -254,11 +215,8 @@ def should_replan(
     plan: PlannerOutput | None = None,
     fusion: FusionResult | None = None,
 ) -> tuple[bool, str]:
-    """(need_replan, reason).
-
-    Without a plan the analysis must cover the scope, and there must be scores. With one, and the letters if
-    they were read, the first of `find_gaps` decides.
-    """
+    """(need_replan, reason). Without a plan the analysis must cover the scope, and there must be scores. With one,
+    and the letters if they were read, the first of `find_gaps` decides."""
     evidence = executor_output or ExecutorOutput()
     if plan is not None:
         gaps = find_gaps(evidence, plan, fusion)
@@ -275,32 +233,49 @@ def find_gaps(
 ) -> list[Gap]:
     """What another pass should gather anew, the most serious first.
 
-    A part that is missing counts only where the plan asked for it; a failed executor, a contradiction,
-    explicit uncertainty and letters that say nothing, or the opposite of the tools, count too. A tool that
-    was tried and could not run is a warning elsewhere, not a gap.
+    A missing part counts only where the plan asked for it. A tool that was tried and could not run is a warning
+    elsewhere, not a gap.
     """
     evidence = evidence or ExecutorOutput()
-    unseen = _unseen_flaw(evidence, fusion) if plan.plan.distortion_analysis else None
-    doubt_kind: GapKind = "tools" if evidence.disagreement else "severity"
-    reasons: list[tuple[GapKind, str | None]] = [
-        ("executor", f"Executor failed: {evidence.error}" if evidence.error else None),
-        ("analysis", _analysis_gap(evidence, plan)),
-        ("scores", _score_gap(evidence, plan)),
-        ("contradiction", next(iter(contradictions(evidence)), unseen)),
-        (doubt_kind, f"Executor is uncertain: {evidence.uncertainty}" if evidence.uncertainty else None),
-        ("letters", _letter_gap(fusion)),
-    ]
-    return [Gap(kind=kind, reason=reason) for kind, reason in reasons if reason]
+    analysed, wants_analysis = by_object(evidence, "distortion_analysis"), plan.plan.distortion_analysis
+    missing = ", ".join(name for name in plan.objects if wants_analysis and name not in analysed)
+    reasons = {
+        "executor": f"Executor failed: {evidence.error}" if evidence.error else None,
+        "analysis": f"Missing analysis for {missing}" if missing else None,
+        "scores": _score_gap(evidence, plan),
+        "contradiction": next(iter(contradictions(evidence, fusion)), None),
+        "tools" if evidence.disagreement else "severity": evidence.uncertainty
+        and f"Executor is uncertain: {evidence.uncertainty}",
+        "letters": _letter_gap(fusion),
+    }
+    return [Gap.model_validate({"kind": kind, "reason": why}) for kind, why in reasons.items() if why]
 
 
-def _analysis_gap(evidence: ExecutorOutput, plan: PlannerOutput) -> str | None:
-    missing = [name for name in plan.objects if name not in by_object(evidence, "distortion_analysis")]
-    return f"Missing analysis for {', '.join(missing)}" if plan.plan.distortion_analysis and missing else None
+def _score_gap(evidence: ExecutorOutput, plan: PlannerOutput) -> str | None:
+    """Which scores that the plan asked for are missing, but for those whose tools were tried and failed. Of a
+    region that the model was to find and did not, the whole picture's scores are none."""
+    if not plan.plan.tool_execution:
+        return None
+    failed = [log for log in evidence.tool_logs if log.error]
+    if not (evidence.quality_scores or failed):
+        return "No tool scores available"
+    boxes, scores = by_object(evidence, "boxes"), by_object(evidence, "quality_scores")
+    for name in plan.objects:
+        tried = {log.distortion for log in failed if log.object_name == name}
+        tried |= scores.get(name, {}).keys() if boxes.get(name, True) else set()
+        if not tried:
+            return f"Missing tool scores for {name} region"
+        items = by_object(evidence, "distortion_analysis").get(name, [])
+        key = [item.type for item in items if item.severity in ("moderate", *SEVERE)]
+        missing = set(key if plan.distortions is None else plan.distortions.get(name, ())) - tried
+        if missing and not any(purpose.startswith(OVERALL) for purpose in tried):
+            return f"Missing tool scores for {', '.join(sorted(missing))} of {name}"
+    return None
 
 
 def _letter_gap(fusion: FusionResult | None) -> str | None:
-    """What is wrong with the letters that were read in one order; once they were read in both, nothing more
-    can be done. Letters that prefer nothing are a gap only where no tool speaks."""
+    """What is wrong with letters that were read in one order; once they were read in both, nothing more can be
+    done. Letters that prefer nothing are a gap only where no tool speaks."""
     if fusion is None or fusion.q is None or fusion.mode != "logits" or fusion.both_orders:
         return None
     if (fusion.off_letter_mass or 0) > OFF_THE_LETTERS:
@@ -311,36 +286,3 @@ def _letter_gap(fusion: FusionResult | None) -> str | None:
         return None
     alone = expected_level(fusion.p_c)
     return f"Letters and tools exclude each other: the letters say {alone:.1f}, the tools {fusion.q_bar:.1f}"
-
-
-def _score_gap(evidence: ExecutorOutput, plan: PlannerOutput) -> str | None:
-    """Which scores that the plan asked for are missing, leaving out those whose tools were tried and failed:
-    another plan would not get them either."""
-    if not plan.plan.tool_execution:
-        return None
-    if not evidence.quality_scores and not any(log.error for log in evidence.tool_logs):
-        return "No tool scores available"
-    tried = {name: _tried(evidence, name) for name in plan.objects}
-    if unscored := [name for name, purposes in tried.items() if not purposes]:
-        return f"Missing tool scores for {', '.join(unscored)} region"
-    for name, purposes in tried.items():
-        missing = [kind for kind in _key_distortions(evidence, name, plan) if kind not in purposes]
-        if missing and not any(purpose.startswith(OVERALL) for purpose in purposes):
-            return f"Missing tool scores for {', '.join(missing)} of {name}"
-    return None
-
-
-def _tried(evidence: ExecutorOutput, name: str) -> set[str]:
-    """What tools measured of an object, or failed to: distortions, or the overall quality. Scores of the
-    whole picture do not count for a region that a model, which gives boxes, did not find."""
-    unlocated = name in by_object(evidence, "boxes") and not by_object(evidence, "boxes")[name]
-    scores = {} if unlocated else by_object(evidence, "quality_scores").get(name, {})
-    return {*scores, *(log.distortion for log in evidence.tool_logs if log.error and log.object_name == name)}
-
-
-def _key_distortions(evidence: ExecutorOutput, name: str, plan: PlannerOutput) -> list[str]:
-    """The plan's distortions of an object, else those that the analysis found moderate or worse."""
-    if plan.distortions:
-        return plan.distortions.get(name, [])
-    items = by_object(evidence, "distortion_analysis").get(name, [])
-    return [item.type for item in items if item.severity in KEY_SEVERITIES]

@@ -1,16 +1,9 @@
-"""From the letters to q: reads the answer letters of a picture as closely as is needed, and fuses them with
-the tools' scores.
-
-The letters are read once. Where an interval of q is asked for that is narrower than they give, they are
-looked at more closely, the cheapest look first: with A for Bad too, then those of crops of the picture.
-"""
+"""From the letters to q: reads the answer letters of a picture as closely as is needed, and fuses them with the
+tools' scores. They are read once; where a narrower interval is asked for, with A for Bad too, then those of crops."""
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Sequence
 
-from agentic_iqa_local.config import FusionSettings
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.nodes.ask import ask
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, Prompt, summarizer_prompt
@@ -40,103 +33,103 @@ Probabilities = dict[str, float]  # of each letter
 Scores = Sequence[tuple[str, float]]  # (tool, score 1..5)
 
 
-@dataclass(frozen=True)
-class ScoringPrompts:
-    """What the letters are read after: the usual prompt, the one in which A stands for Bad, and the same for
-    a crop, which tell of no evidence of the whole picture."""
-
-    usual: Prompt
-    opposite: Prompt
-    crop: Prompt
-    crop_opposite: Prompt
-
-
-def scoring_prompts(
-    query: str, evidence: ExecutorOutput | None, earlier: Sequence[str] = ()
-) -> ScoringPrompts:
-    """The prompts of a rating that rests on `evidence`; `earlier` are the lines of a conversation's earlier
-    turns."""
-    prompt = partial(summarizer_prompt, query, scoring=True, earlier=earlier)
-    return ScoringPrompts(
-        usual=prompt(evidence),
-        opposite=prompt(evidence, reversed_letters=True),
-        crop=prompt(None),
-        crop_opposite=prompt(None, reversed_letters=True),
-    )
-
-
 def _mean(readings: Sequence[Probabilities]) -> Probabilities:
-    return {letter: sum(p[letter] for p in readings) / len(readings) for letter in readings[0]}
+    return {letter: statistics.fmean(p[letter] for p in readings) for letter in readings[0]}
 
 
-@dataclass
-class _Letters:
-    """The letters of one picture: what was read so far of each view of it, in each order, and of each crop."""
+class _Reads:
+    """The letters of one picture: the mean over its views in each order that was read, and each crop.
 
-    prompts: ScoringPrompts
-    mode: Mode
-    images: OpenImages
-    usual: list[Probabilities] = field(default_factory=list)
-    opposite: list[Probabilities] = field(default_factory=list)
-    crops: list[Probabilities] = field(default_factory=list)
-    off_masses: list[float] = field(default_factory=list)
+    `prompt(turned, crop)` is what they are read after: `turned` where A stands for Bad, of a `crop` without the
+    evidence of the whole picture.
+    """
 
-    def read_whole(self, *, usual: bool = True, opposite: bool = False) -> None:
-        """Every view in the orders asked for; the reasoning goes on from the usual one, read last."""
-        sureness = self.images.sureness
-        again = sureness is not None and sureness.may_want_more
+    def __init__(
+        self, prompt: Callable[[bool, bool], Prompt], letters: Sequence[str], mode: Mode, images: OpenImages
+    ):
+        self.prompt, self.letters, self.images = prompt, letters, images
+        self.mode: Mode = mode
+        self.whole: dict[bool, Probabilities] = {}
+        self.crops: list[Probabilities] = []
+        self.off_masses: list[float] = []
+
+    def read_whole(self, *orders: bool) -> None:
+        """Every view in these orders; the reasoning goes on from the last one."""
+        sureness, found = self.images.sureness, {turned: [] for turned in orders}
         for view in range(len(self.images.views(ROLE))):
             session = self.images.session(ROLE, view)
-            if opposite:
-                self.opposite.append(self._read(session, self.prompts.opposite, turned=True))
-            if usual:
-                self.usual.append(self._read(session, self.prompts.usual))
-            if view > 0 and not again:
+            for turned in orders:
+                found[turned].append(self._read(session, turned, crop=False))
+            if view > 0 and not (sureness and sureness.may_want_more):
                 self.images.close_session(ROLE, view)
+        self.whole |= {turned: _mean(views) for turned, views in found.items()}
 
     def read_crops(self) -> None:
         """Each crop by itself, in both orders."""
         for crop in self.images.crops(ROLE):
             with self.images.session_on(ROLE, crop) as session:
-                usual = self._read(session, self.prompts.crop)
-                turned = self._read(session, self.prompts.crop_opposite, turned=True)
-            self.crops.append(_mean([usual, turned]))
+                self.crops.append(_mean([self._read(session, turned, crop=True) for turned in (False, True)]))
 
-    def closer_looks(self) -> Iterator[tuple[Callable[[], None], int]]:
-        """The looks that are left, the cheapest first, each with its number of reads."""
-        if not self.opposite:
-            yield partial(self.read_whole, usual=False, opposite=True), len(self.images.views(ROLE))
-        if not self.crops and (crops := self.images.crops(ROLE)):
-            yield self.read_crops, 2 * len(crops)
+    def read_more(self, fusion: FusionResult, plan: PlannerOutput | None) -> bool:
+        """Takes the cheapest look that is left; False where there is none, or none is wanted for `fusion`."""
+        sureness, crops = self.images.sureness, self.images.crops(ROLE)
+        if sureness is None or self.mode != "logits" or self.crops or (True in self.whole and not crops):
+            return False
+        reads = 2 * len(crops) if True in self.whole else len(self.images.views(ROLE))
+        if not sureness.wants_more(fusion, plan, reads):
+            return False
+        if True in self.whole:
+            self.read_crops()
+        else:
+            self.read_whole(True)
+        return True
 
-    def _read(self, session: RoleSession, prompt: Prompt, *, turned: bool = False) -> Probabilities:
-        """The probability of each letter; `turned` where A stands for Bad."""
-        p, off_mass = read_once(session, prompt, LETTERS, self.mode, self.images)
+    def _read(self, session: RoleSession, turned: bool, crop: bool) -> Probabilities:
+        """The probability of each letter, whose meaning is that of the usual order."""
+        settings, prompt = self.images.services.settings.fusion, self.prompt(turned, crop)
         if self.images.sureness is not None:
             self.images.sureness.reads += 1
-        self.off_masses += [] if off_mass is None else [off_mass]
-        return dict(zip(LETTERS, reversed(p.values()), strict=True)) if turned else p
+        if self.mode == "logits":
+            read = session.read_letters(prompt, ANSWER_PREFIX, self.letters)
+            self.off_masses.append(read.off_letter_mass)
+            p = letter_probabilities(read.logprobs, settings.temperature)
+        else:
+            section = self.images.services.section(ROLE)
+            answer = ask(session, prompt, letter_reply(self.letters), section).final_answer
+            p = written_probabilities(answer, self.letters, settings.classification_confidence)
+        return dict(zip(self.letters, reversed(p.values()), strict=True)) if turned else p
 
     def result(self) -> FusionResult:
-        """p_c is the mean over views and orders; where crops were read, of that and the mean over the crops."""
-        whole, gap = _mean([*self.usual, *self.opposite]), None
-        if self.opposite:
-            gap = abs(expected_level(_mean(self.usual)) - expected_level(_mean(self.opposite)))
-        p_c = _mean([whole, _mean(self.crops)]) if self.crops else whole
-        return revised(
-            _result(p_c, self.off_masses, self.mode, self.images),
-            both_orders=bool(self.opposite),
+        """p_c is the mean over the orders; where crops were read, of that and the mean over the crops. Warns where
+        the model hardly takes the format."""
+        p_c = _mean(list(self.whole.values()))
+        p_c = _mean([p_c, _mean(self.crops)]) if self.crops else p_c
+        off_mass = statistics.fmean(self.off_masses) if self.off_masses else None
+        if off_mass is not None and off_mass > self.images.services.settings.fusion.off_letter_warning:
+            self.images.warn(
+                f"{off_mass:.0%} of the probability lies off the letters {self.letters[0]}–{self.letters[-1]}: "
+                "this model hardly takes the answer format, trust its letters less"
+            )
+        levels = [expected_level(p) for p in self.whole.values()] if len(self.whole) > 1 else None
+        return FusionResult(
+            mode=self.mode,
+            vlm_letter=max(p_c, key=p_c.__getitem__),
+            p_c=p_c,
+            off_letter_mass=off_mass,
+            both_orders=levels is not None,
             crops=len(self.crops),
-            order_gap=gap,
+            order_gap=levels and abs(levels[0] - levels[1]),
             crop_spread=statistics.pstdev(map(expected_level, self.crops)) if self.crops else None,
         )
 
 
 def read_and_fuse(
-    prompts: ScoringPrompts,
+    query: str,
+    evidence: ExecutorOutput | None,
     tools: Scores,
     images: OpenImages,
     *,
+    earlier: Sequence[str] = (),
     checks: Scores = (),
     look: Look = "one order",
     plan: PlannerOutput | None = None,
@@ -144,46 +137,50 @@ def read_and_fuse(
     """p_c from the model's letters, averaged over what was read of the picture, fused with the tools' scores.
 
     Args:
-        prompts: what the letters are read after.
+        query: the rating that is asked for.
+        evidence: what the prompt tells of the picture.
         tools: the scores that vote; `checks` are those without a vote.
-        images: the picture; as long as its `sureness` wants more of the answer to `plan`, it is looked at
-            more closely.
+        images: the picture; as long as its `sureness` wants more of the answer to `plan`, it looks more closely.
+        earlier: the lines of a conversation's earlier turns.
         look: how closely to begin with.
 
     Raises:
         InvalidAnswer, VLMError
     """
     mode = usable_mode(images)
-    if not tools:
-        images.note("no tool scores: q rests on the model's letters alone")  # ScoreFusion logs it
+    if not tools:  # ScoreFusion logs it
+        images.warn("no tool scores: q rests on the model's letters alone", log=False)
     if mode == "uniform":
         p_c = dict.fromkeys(LETTERS, 1 / len(LETTERS))
         alike = FusionResult(mode="uniform", vlm_letter=None, p_c=p_c, off_letter_mass=None)
         return _fused(alike, tools, checks, images)
-    letters, sureness = _Letters(prompts, mode, images), images.sureness
-    letters.read_whole(opposite=look != "one order")
+
+    def prompt(turned: bool, crop: bool) -> Prompt:
+        told = None if crop else evidence
+        return summarizer_prompt(query, told, scoring=True, reversed_letters=turned, earlier=earlier)
+
+    reads = _Reads(prompt, LETTERS, mode, images)
+    reads.read_whole(*((False,) if look == "one order" else (True, False)))
     if look == "crops":
-        letters.read_crops()
-    fusion = _fused(letters.result(), tools, checks, images)
-    if mode != "logits" or sureness is None:
-        return fusion
-    for look_closer, reads in letters.closer_looks():
-        if not sureness.wants_more(fusion, plan, reads):
-            break
-        look_closer()
-        fusion = _fused(letters.result(), tools, checks, images)
+        reads.read_crops()
+    fusion = _fused(reads.result(), tools, checks, images)
+    while reads.read_more(fusion, plan):
+        fusion = _fused(reads.result(), tools, checks, images)
     return fusion
 
 
 def _fused(letters: FusionResult, tools: Scores, checks: Scores, images: OpenImages) -> FusionResult:
-    """The letters' part of a fusion with the tools' part."""
+    """The letters' part of a fusion with the tools' part. α is a Gaussian likelihood of q̄ with variance σ², so that
+    `eta: auto` is 1/(2σ²); without tools it is uniform whatever η is."""
     settings, scores, sigma = images.services.settings.fusion, [score for _, score in tools], None
+    eta = 1.0 if settings.eta == "auto" else settings.eta
     if settings.eta == "auto" and tools:
         maps = images.services.tools.maps
         # that nothing was lost is known exactly: quality is not beyond the ends of the tools' scales
         ends = {} if images.identical else {name: maps[name].reachable for name, _ in tools if name in maps}
         sigma = load_reliability().sigma_of_mean(tools, ends)
-    fusion = fusion_of(settings, sigma)
+        eta = 1 / (2 * sigma**2)
+    fusion = ScoreFusion(eta)
     p_c = {LETTER_TO_LEVEL[letter]: p for letter, p in letters.p_c.items()}
     measured = [score for _, score in (*tools, *checks)]
     return revised(
@@ -192,25 +189,15 @@ def _fused(letters: FusionResult, tools: Scores, checks: Scores, images: OpenIma
         q_bar=fusion.mean_score(scores),
         q=fusion.fuse_scores(scores, p_c),
         dq_dqbar=fusion.sensitivity(scores, p_c),
-        eta=fusion.eta if scores else None,
+        eta=eta if scores else None,
         sigma=sigma,
         voters=sorted({tool for tool, _ in tools}),
         disagreement=max(measured) - min(measured) if measured else None,
     )
 
 
-def fusion_of(settings: FusionSettings, sigma: float | None) -> ScoreFusion:
-    """The fusion that the configuration describes. α is a Gaussian likelihood of q̄ with variance σ², so that
-    `eta: auto` is 1/(2σ²); without tools (None) α is uniform whatever η is."""
-    eta = settings.eta if settings.eta != "auto" else 1 / (2 * sigma**2) if sigma else 1.0
-    return ScoreFusion(
-        eta, temperature=settings.temperature, classification_confidence=settings.classification_confidence
-    )
-
-
 def answer_letter(fusion: FusionResult) -> str:
-    """The letter that a fusion answers with: of the level nearest to q, or of the likeliest choice. Raises
-    ValueError where there is neither."""
+    """The letter of the level nearest to q, or of the likeliest choice. Raises ValueError where there is neither."""
     if fusion.q is not None:
         return ScoreFusion().map_to_level(fusion.q)
     if fusion.vlm_letter is None:
@@ -219,40 +206,22 @@ def answer_letter(fusion: FusionResult) -> str:
 
 
 def read_choices(prompt: Prompt, letters: Sequence[str], images: OpenImages) -> FusionResult:
-    """Probabilities of the user's own choices, averaged over the picture's views. Raises VLMError in uniform
-    mode: no letter is preferred there, so none can be answered."""
+    """Probabilities of the user's own choices, averaged over the picture's views. Raises InvalidAnswer, and VLMError
+    in uniform mode, where no letter is preferred, so that none can be answered."""
     mode = usable_mode(images)
     if mode == "uniform":
         raise VLMError(
             "mode uniform reads no letters, so it cannot answer a question with choices",
             "use logits or classification",
         )
-    readings, off_masses = [], []
-    for view in range(len(images.views(ROLE))):
-        p, off_mass = read_once(images.session(ROLE, view), prompt, letters, mode, images)
-        readings.append(p)
-        off_masses += [] if off_mass is None else [off_mass]
-        if view > 0:
-            images.close_session(ROLE, view)
-    return _result(_mean(readings), off_masses, mode, images)
-
-
-def _result(p_c: Probabilities, off_masses: Sequence[float], mode: Mode, images: OpenImages) -> FusionResult:
-    """The letters' part of a fusion. Warns where the model hardly takes the format."""
-    off_mass, letters = sum(off_masses) / len(off_masses) if off_masses else None, list(p_c)
-    if off_mass is not None and off_mass > images.services.settings.fusion.off_letter_warning:
-        images.warn(
-            f"{off_mass:.0%} of the probability lies off the letters {letters[0]}–{letters[-1]}: "
-            "this model hardly takes the answer format, trust its letters less"
-        )
-    return FusionResult(
-        mode=mode, vlm_letter=max(p_c, key=p_c.__getitem__), p_c=p_c, off_letter_mass=off_mass
-    )
+    reads = _Reads(lambda turned, crop: prompt, letters, mode, images)
+    reads.read_whole(False)
+    return reads.result()
 
 
 def usable_mode(images: OpenImages) -> Mode:
-    """The configured mode, or what the configuration allows for a model that gives no logits. Raises VLMError
-    where it allows nothing."""
+    """The configured mode, or what the configuration allows for a model that gives no logits. Raises VLMError where
+    it allows nothing."""
     settings = images.services.settings.fusion
     if settings.mode != "logits" or (client := images.services.client(ROLE)).reads_logits:
         return settings.mode
@@ -263,16 +232,3 @@ def usable_mode(images: OpenImages) -> Mode:
         )
     images.warn(f"{client.name} gives no logits: p_c comes from the generated letter (classification)")
     return "classification"
-
-
-def read_once(
-    session: RoleSession, prompt: Prompt, letters: Sequence[str], mode: Mode, images: OpenImages
-) -> tuple[Probabilities, float | None]:
-    """(probability of each letter, probability off the letters) of one prompt on one view; without logits the
-    written letter's, and None."""
-    settings = images.services.settings.fusion
-    if mode == "logits":
-        read = session.read_letters(prompt, ANSWER_PREFIX, letters)
-        return letter_probabilities(read.logprobs, settings.temperature), read.off_letter_mass
-    answer = ask(session, prompt, letter_reply(letters), images.services.section(ROLE)).final_answer
-    return written_probabilities(answer, letters, settings.classification_confidence), None

@@ -1,4 +1,4 @@
-"""The five role prompts. Pure text: no model, no file.
+"""What each role is told. Pure text: no model, no file.
 
 One assessment is one conversation prefix (images, then a fixed preamble) that every role continues with its
 own text. The Summarizer's two templates are AgenticIQA's (arXiv 2509.26006), word for word.
@@ -11,7 +11,6 @@ from typing import Any
 
 from agentic_iqa_local.state import (
     DISTORTION_TYPES,
-    LETTER_TO_LEVEL,
     LETTERS,
     LEVEL_WORDS,
     OVERALL,
@@ -23,9 +22,10 @@ from agentic_iqa_local.vlm_client.chat import ChatPrompt
 
 TWO_PICTURES_PREAMBLE = "Two images are shown, one after the other. Neither is a reference."
 DEFAULT_QUERY = "Rate the perceptual quality of this image."
-STRICTER = "Return ONLY valid JSON"
-# Part of the case, since the Summarizer's templates are the paper's.
-REASONING_LIMIT = "Keep quality_reasoning below 300 characters."
+REASONING_LIMIT = "Keep quality_reasoning below 300 characters."  # in the case: the template is the paper's
+ANSWER_PREFIX = '{"final_answer": "'
+"""The Summarizer's own answer up to the letter: the JSON value position at which the letters are read."""
+FIRST_AND_SECOND = ("The first image", "The second image")
 
 PLANNER_TEMPLATE = f"""System:
 You are the planner of an image quality assessment system. Read the user's query and plan the assessment.
@@ -124,20 +124,15 @@ Return the JSON:
   "final_answer": "<one letter>"
 }
 """
-FIRST_AND_SECOND = ("The first image", "The second image")
+LEVELS = tuple(LEVEL_WORDS.values())  # from Excellent to Bad
 
-_OPTIONS = [f"{letter}. {LEVEL_WORDS[LETTER_TO_LEVEL[letter]]}\n" for letter in LETTERS]
-_REVERSED_OPTIONS = [f"{letter}. {LEVEL_WORDS[6 - LETTER_TO_LEVEL[letter]]}\n" for letter in LETTERS]
-REVERSED_SCORING_PROMPT_TEMPLATE = SCORING_PROMPT_TEMPLATE.replace(
-    "".join(_OPTIONS), "".join(_REVERSED_OPTIONS)
-)
-"""The scoring prompt with its letters reassigned, A. Bad to E. Excellent: a check of how much the letters'
-order counts."""
 
-assert "".join(_OPTIONS) in SCORING_PROMPT_TEMPLATE
+def _options(words: Sequence[str]) -> str:
+    return "".join(f"{letter}. {word}\n" for letter, word in zip(LETTERS, words, strict=True))
 
-ANSWER_PREFIX = '{"final_answer": "'
-"""The Summarizer's own answer up to the letter: the JSON value position at which the letters are read."""
+
+REVERSED_SCORING_PROMPT_TEMPLATE = SCORING_PROMPT_TEMPLATE.replace(_options(LEVELS), _options(LEVELS[::-1]))
+"""The scoring prompt from A. Bad to E. Excellent: a check of how much the letters' order counts."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +141,7 @@ class Prompt(ChatPrompt):
 
     def stricter(self) -> "Prompt":
         """The same prompt after an invalid answer."""
-        return replace(self, case=f"{self.case}\n{STRICTER}.")
+        return replace(self, case=f"{self.case}\nReturn ONLY valid JSON.")
 
 
 def choice_letters(choices: Sequence[str]) -> list[str]:
@@ -160,12 +155,11 @@ def chosen_answer(choices: Sequence[str], letter: str) -> str:
 
 
 def _json(value: Any) -> str:
+    """As JSON, in which no text can end its line and pose as instructions."""
     return json.dumps(value, ensure_ascii=False)
 
 
-def _query(query: str, choices: Sequence[str] | None) -> list[str]:
-    # JSON strings: quotes, braces and line breaks stay inside them, so that a text cannot pose as
-    # instructions' end
+def _query(query: str, choices: Sequence[str] | None = None) -> list[str]:
     lines = [f"Query: {_json(query)}"]
     if choices:
         lettered = zip(choice_letters(choices), choices, strict=True)
@@ -182,28 +176,26 @@ def planner_prompt(
     evidence: ExecutorOutput | None = None,
     earlier: Sequence[str] = (),
 ) -> Prompt:
-    """The Planner's prompt. On a replan `replan_history` carries what the Summarizer found missing in earlier
-    rounds, `plan` and `evidence` what the last one did and found. `earlier` are the lines of a conversation's
-    earlier turns."""
+    """The Planner's prompt. On a replan `replan_history` says what the Summarizer found missing, `plan` and
+    `evidence` what the last round did and found. `earlier` are the lines of a conversation's earlier turns."""
     lines = [*earlier, *_query(query, choices), f"Reference image: {'given' if has_reference else 'none'}"]
     if replan_history:
-        found = [format_distortion_analysis(evidence), format_quality_scores(evidence)] if evidence else []
         lines += [f"The last plan: {plan.model_dump_json()}"] if plan else []
-        lines += [f"Its evidence: {part}" for part in found if part]
+        lines += [f"Its evidence: {part}" for part in evidence_parts(evidence).values()]
         lines.append("The last plans left gaps. Plan again to close them:")
         lines += [" ".join(line.split()) for line in replan_history]
     return Prompt(PLANNER_TEMPLATE, "\n".join(lines))
 
 
 def _about(template: str, query: str | None, what: str, named: Any, gap: str | None) -> Prompt:
-    """Asks `template` about what is `named`; `gap` says why it is asked again."""
-    lines = [*([] if query is None else _query(query, None)), f"{what}: {_json(named)}"]
+    """Asks `template` about what is named; `gap` says why it is asked again."""
+    lines = [*([] if query is None else _query(query)), f"{what}: {_json(named)}"]
     lines += [f"The last pass left a gap. Look again: {' '.join(gap.split())}"] if gap else []
     return Prompt(template, "\n".join(lines))
 
 
 def detection_prompt(query: str, objects: Sequence[str], gap: str | None = None) -> Prompt:
-    """Asks for a list of the distortions that each object has; `gap` says why it is asked again."""
+    """Asks for a list of the distortions that each object has."""
     return _about(DETECTION_TEMPLATE, query, "Objects", list(objects), gap)
 
 
@@ -229,26 +221,27 @@ def selection_prompt(
     """Asks for one tool a distortion; `tools` are (name, description) of those that can run here."""
     named = {name: types or [OVERALL] for name, types in distortions.items()}
     listed = [f"- {name}: {description}" for name, description in tools]
-    lines = [*_query(query, None), f"Distortions: {_json(named)}", "Tools:", *listed]
+    lines = [*_query(query), f"Distortions: {_json(named)}", "Tools:", *listed]
     return Prompt(SELECTION_TEMPLATE, "\n".join(lines))
 
 
-def format_distortion_analysis(evidence: ExecutorOutput) -> str | None:
-    """The analysis as JSON, {object: [{type, severity, explanation}]}, or None when there is none."""
-    analysis = evidence.model_dump(include={"distortion_analysis"})["distortion_analysis"]
-    return _json(analysis) if analysis else None
+def evidence_parts(evidence: ExecutorOutput | None) -> dict[str, str]:
+    """The evidence as JSON, by title; a part without content is left out.
 
-
-def format_quality_scores(evidence: ExecutorOutput) -> str | None:
-    """The scores as {object: {distortion: [tool, score]}} with two decimals, or None when there are none."""
-    if not evidence.quality_scores:
-        return None
-    return _json(
-        {
-            name: {distortion: [tool, round(score, 2)] for distortion, (tool, score) in scores.items()}
-            for name, scores in evidence.quality_scores.items()
+    The analysis is {object: [{type, severity, explanation}]}, the scores are {object: {distortion: [tool, score]}}
+    with two decimals.
+    """
+    parts = {}
+    if evidence and evidence.distortion_analysis:
+        dumped = evidence.model_dump(include={"distortion_analysis"})
+        parts["Distortion analysis"] = _json(dumped["distortion_analysis"])
+    if evidence and evidence.quality_scores:
+        scores = {
+            name: {distortion: [tool, round(score, 2)] for distortion, (tool, score) in of_object.items()}
+            for name, of_object in evidence.quality_scores.items()
         }
-    )
+        parts["Tool scores"] = _json(scores)
+    return parts
 
 
 def worst_part_in_words(worst: DamagedBox) -> str:
@@ -274,25 +267,19 @@ def summarizer_prompt(
     earlier: Sequence[str] = (),
 ) -> Prompt:
     """The Summarizer's prompt in scoring or explanation/QA mode; sections without evidence are left out.
-
-    `reversed_letters` gives the scoring options as A. Bad ... E. Excellent; `earlier` are the lines of a
-    conversation's earlier turns.
-    """
+    `reversed_letters`: the scoring options from A. Bad to E. Excellent."""
+    parts = evidence_parts(evidence)
     lines = [REASONING_LIMIT, *earlier, *_query(query, choices)]
-    if evidence is not None:
-        if analysis := format_distortion_analysis(evidence):
-            lines.append(f"Distortion analysis: {analysis}")
-        if scores := format_quality_scores(evidence):
-            lines.append(f"Tool scores: {scores}")
-        if evidence.damaged_part:
-            lines.append(f"Damaged part of the picture: {evidence.damaged_part}")
-        if evidence.worst_part and not scoring:  # a rating, and its interval, are the same without a map
+    lines += [f"{title}: {part}" for title, part in parts.items()]
+    if evidence and evidence.damaged_part:
+        lines.append(f"Damaged part of the picture: {evidence.damaged_part}")
+    if not scoring:  # a rating, and its interval, are the same without a map
+        if evidence and evidence.worst_part:
             lines.append(f"Worst part of the picture: {worst_part_in_words(evidence.worst_part)}")
-    template = REVERSED_SCORING_PROMPT_TEMPLATE if reversed_letters else SCORING_PROMPT_TEMPLATE
-    if not scoring:
         return Prompt(EXPLANATION_PROMPT_TEMPLATE, "\n".join(lines))
-    words = tuple(reversed(LEVEL_WORDS.values())) if reversed_letters else tuple(LEVEL_WORDS.values())
-    return Prompt(template, "\n".join(lines), words=words)
+    if reversed_letters:
+        return Prompt(REVERSED_SCORING_PROMPT_TEMPLATE, "\n".join(lines), words=LEVELS[::-1])
+    return Prompt(SCORING_PROMPT_TEMPLATE, "\n".join(lines), words=LEVELS)
 
 
 def comparison_prompt(reversed_letters: bool = False) -> Prompt:

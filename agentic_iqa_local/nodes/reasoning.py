@@ -1,30 +1,27 @@
-"""Whether the model's reasoning fits the evidence, and the sentences that stand in where it does not. Pure:
-text in, text out.
-
-One rule: reasoning that names another level, distortion, severity, place or answer than the evidence gives
-way to sentences made of the evidence.
-"""
+"""The reasoning of an answer: the model's words, or sentences made of the evidence where these contradict it. A text
+that can be read either way is let pass. English words alone are known."""
 
 import re
 from collections.abc import Sequence
 
-from agentic_iqa_local.nodes.evidence import by_object, of_object
+from agentic_iqa_local.nodes.evidence import by_object, contradictions, of_object, votes
+from agentic_iqa_local.nodes.letter_reading import answer_letter
+from agentic_iqa_local.nodes.prompts import chosen_answer
 from agentic_iqa_local.nodes.query import holds
 from agentic_iqa_local.state import (
     EVERYWHERE,
+    LETTER_TO_LEVEL,
     LEVEL_WORDS,
-    PLACES,
     UNCLEAR,
-    DistortionAnalysis,
     ExecutorOutput,
+    FusionResult,
 )
 
-# What says that a distortion is there; words that name a virtue or the subject as well ("sharp", "bright")
-# are left out.
+# What says that a distortion is there, but for words that name a virtue or the subject as well ("sharp", "bright")
 _DAMAGE = {
     "Blurs": r"(?<!background )blur\w*(?! background)|out of focus|(?:de|un)focus\w*|unsharp",
-    "Color distortions": r"colou?r (?:distortion|cast|shift|bleed|fring)\w*|(?:de|over|under)-?saturat\w*|discolou?r\w*|chromatic aberration",
-    "Compression": r"compression|mosquito artefacts?|blocking|blocky|blockiness|ringing|banding|pixelat\w*|jpe?g (?:artifacts?|blocks?)",
+    "Color distortions": r"colou?r (?:distortion|cast|shift|bleed|fring)\w*|(?:de|over|under)-?saturat\w*|chromatic aberration",
+    "Compression": r"compression|mosquito artefacts?|block(?:ing|y|iness)|ringing|banding|pixelat\w*|jpe?g (?:artifacts?|blocks?)",
     "Noise": r"nois(?:e|y)(?! reduction)|grain(?:y|iness)|(?<!wood )grain(?! of)|speckl\w*|blotch\w*",
     "Brightness change": r"brightness (?:change|shift|distortion)\w*|too (?:bright|dark)|(?:over|under)-?\s?expos\w*|blown highlights",
     "Sharpness": r"over-?\s?sharpen\w*|halos?(?! of light)|sharpness (?:distortion|artifact)\w*",
@@ -33,136 +30,123 @@ _DAMAGE = {
 _SEVERITY = r"(slight|moderate|severe|extreme)"
 _NAMED = {
     kind: re.compile(
-        rf"\b(?:(?:{_SEVERITY}(?:ly)? )?(?:{damage})|{_SEVERITY} {kind.removesuffix('s')}s?)\b", re.IGNORECASE
+        rf"\b(?:(?:{_SEVERITY}(?:ly)? )?(?:{damage})|{_SEVERITY} {kind.removesuffix('s')}s?)\b", re.I
     )
     for kind, damage in _DAMAGE.items()
 }
 _ALIKE = {"Blurs": {"Sharpness"}, "Sharpness": {"Blurs"}}  # words of one describe the other
-_CLAUSE = re.compile(r"[.;:!?\n]|\b(?:but|however|although|though|while|whereas|yet)\b", re.IGNORECASE)
+_CLAUSE = re.compile(r"[.;:!?\n]|\b(?:but|however|although|though|while|whereas|yet)\b", re.I)
 _UNSURE = re.compile(
-    r"\b(no|not|nor|without|none|nothing|free (of|from)|absen(t|ce)|lack of|hardly|barely|never|neither|minimal|negligible|low|little"
-    r"|would|could|apart from|except|if)\b|n['’]t\b|-free\b",
-    re.IGNORECASE,
+    r"\b(no|not|nor|without|none|nothing|free|absen(t|ce)|lack|hardly|barely|never|neither|minimal|negligible|low|little|would|could"
+    r"|apart from|except|if)\b|n['’]t\b",
+    re.I,
 )
 _DENIED = re.compile(
-    r"(?<!not )(?<!n't )\b(no|zero|free of|free from|absence of) ((visible|noticeable|any|apparent) )?$",
-    re.IGNORECASE,
+    r"(?<!not )(?<!n't )\b(no|zero|free (of|from)|absence of) ((visible|noticeable|any) )?$", re.I
 )
 _DENIED_BEHIND = re.compile(
-    r"-free\b| (is|are) (minimal|negligible|absent|invisible|not (visible|present))\b", re.IGNORECASE
+    r"-free\b| (is|are) (minimal|negligible|absent|invisible|not (visible|present))\b", re.I
 )
 _NOTHING = re.compile(
-    r"\bno (visible |noticeable |apparent |obvious )?(distortions?|degradations?|artifacts?|defects?|damage)\b|\b(clean|flawless|pristine)\b"
-    r"|\blooks? natural\b|\bperfect (picture|image|photo)",
-    re.IGNORECASE,
+    r"\bno (visible |noticeable |apparent )?(distortions?|degradations?|artifacts?|defects?|damage)\b|\b(clean|flawless|pristine)\b"
+    r"|\bperfect (picture|image|photo)",
+    re.I,
 )
 _LEVELS = "|".join(LEVEL_WORDS.values())
 _LEVEL = re.compile(
     rf"\bquality (?:is|was|seems|appears|looks)(?: (?!not\b|very\b|too\b)\w+){{0,2}}? ({_LEVELS})\b"
-    rf"|(?<!not of )(?<!to )\b({_LEVELS})(?: (?:overall|image|picture|visual|perceptual|technical))* quality\b(?! tool)"
-    rf"|\b(?:rating|level|grade|verdict)(?: is)?[: ]+({_LEVELS})\b|\brate (?:it|this) (?:as )?({_LEVELS})\b",
-    re.IGNORECASE,
+    rf"|(?<!not of )(?<!to )\b({_LEVELS})(?: (?:overall|image|picture|visual))* quality\b(?! tool)"
+    rf"|\b(?:rating|level|verdict)(?: is)?[: ]+({_LEVELS})\b|\brate (?:it|this) (?:as )?({_LEVELS})\b",
+    re.I,
 )
-_EVERYDAY = re.compile(r"yes|no|none|other|maybe|.", re.IGNORECASE)  # answers that are words of every text
+_EVERYDAY = re.compile(r"yes|no|none|other|maybe|.", re.I)  # answers that are words of every text
 
 
-def findings(evidence: ExecutorOutput | None) -> dict[str, list[DistortionAnalysis]]:
-    """The distortions of each object that the analysis found, without those of severity none (looked for in
-    vain) and unclear (nothing is known)."""
-    return {
-        name: [item for item in items if item.severity not in ("none", UNCLEAR)]
-        for name, items in by_object(evidence, "distortion_analysis").items()
-    }
+def reasoned(
+    text: str | None,
+    evidence: ExecutorOutput | None,
+    fusion: FusionResult | None,
+    choices: Sequence[str] | None,
+    vote: str = "runs",
+) -> tuple[str, list[str]]:
+    """(the reasoning, what the model's `text` got wrong). Sentences made of the evidence stand in for a text that
+    contradicts it, and for one that is missing; behind either stands what a reader must know.
 
-
-def misstatements(text: str, evidence: ExecutorOutput | None, level: str | None) -> list[str]:
-    """What in `text` the evidence or the fused `level` ("Good"; None where no level was decided) contradicts,
-    a line each.
-
-    Without an analysis nothing is known of distortions, so that only the level is compared. Where a sentence
-    can be read either way it is let pass: sound reasoning that is taken for wrong costs more than wrong
-    reasoning that is overlooked.
+    Args:
+        text: the model's words; None where it gave none.
+        evidence: what was found and measured.
+        fusion: the letters that were read and their fusion, if any were.
+        choices: the user's own answers.
+        vote: which scores count, `fusion.vote` of the configuration.
     """
-    lines = [] if level is None else _wrong_levels(text, level)
-    if evidence is None or not evidence.distortion_analysis:
-        return lines
-    if evidence.damaged_part and (elsewhere := _places(text) - _known_places(evidence)):
-        where = f"LocalNR's map has the damage {evidence.damaged_part}"
-        lines.append(f"names the {', '.join(sorted(elsewhere))}, {where}")
-    held, analysed = _severities(findings(evidence)), _severities(evidence.distortion_analysis)
-    known = [kind for kind in _NAMED if kind in held or UNCLEAR not in analysed.get(kind, ())]
-    for clause in _CLAUSE.split(text):
-        for kind in known:
-            for found in _NAMED[kind].finditer(clause):
-                lines += _wrong_mention(kind, found, clause, held)
-    visible = any(words - {"slight"} for words in held.values())
-    if visible and _NOTHING.search(text) and not names_a_distortion(text):
-        lines.append(f"says that nothing is visible, the evidence has {', '.join(sorted(held))}")
-    return list(dict.fromkeys(lines))
+    letter = answer_letter(fusion) if fusion else ""
+    level = LEVEL_WORDS[LETTER_TO_LEVEL[letter]] if letter and not choices else None
+    wrong = [] if text is None else misstatements(text, evidence, level)
+    facts = "" if evidence is None else from_evidence(evidence, level)
+    if fusion and choices:
+        chosen = chosen_answer(choices, letter)
+        facts = f"The most probable answer is {chosen} ({fusion.p[letter]:.2f}). {facts}".strip()
+        if text is not None:
+            wrong += _speaks_otherwise(text, choices, chosen, measured=fusion.measured is not None)
+    said = facts if text is None or wrong else text
+    return " ".join(filter(None, [_place(evidence), said, *_notes(evidence, fusion, vote)])), wrong
 
 
-def _wrong_levels(text: str, level: str) -> list[str]:
-    if re.search(r"\btools?\b", text, re.IGNORECASE):  # it may quote the tools
-        return []
-    named = {next(filter(None, found.groups())).capitalize() for found in _LEVEL.finditer(text)}
+def _mentions(text: str) -> list[tuple[str, re.Match[str], str]]:
+    """(distortion, the words that name it, the clause that they stand in)."""
     return [
-        f"says that the quality is {word.lower()}, the level is {level.lower()}"
-        for word in sorted(named - {level})
+        (kind, found, clause)
+        for clause in _CLAUSE.split(text)
+        for kind, pattern in _NAMED.items()
+        for found in pattern.finditer(clause)
     ]
 
 
-def _wrong_mention(kind: str, found: re.Match[str], clause: str, held: dict[str, set[str]]) -> list[str]:
-    """What words of a clause that name a distortion contradict of the severities that are `held`, by type."""
+def misstatements(text: str, evidence: ExecutorOutput | None, level: str | None) -> list[str]:
+    """What in `text` the evidence or the fused `level` ("Good"; None where none was decided) contradicts, a line
+    each. Without an analysis nothing is known of distortions."""
+    lines = []
+    if level and not re.search(r"\btools?\b", text, re.I):  # it may quote the tools
+        named = {next(filter(None, found.groups())).capitalize() for found in _LEVEL.finditer(text)} - {level}
+        lines += [f"says that the quality is {word.lower()}, the level is {level.lower()}" for word in named]
+    if evidence is None or not evidence.distortion_analysis:
+        return lines
+    held: dict[str, set[str]] = {}  # by type, the severities that were found; {"unclear"} contradicts nothing
+    for item in (item for items in evidence.distortion_analysis.values() for item in items):
+        if item.severity != "none":
+            held.setdefault(item.type, set()).add(item.severity)
+    mentions = _mentions(text)
+    wrong = (_wrong(*mention, held) for mention in mentions if held.get(mention[0]) != {UNCLEAR})
+    lines += filter(None, wrong)
+    if not mentions and _NOTHING.search(text) and any(words - {"slight", UNCLEAR} for words in held.values()):
+        lines.append(f"says that nothing is visible, the evidence has {', '.join(sorted(held))}")
+    return sorted(set(lines))
+
+
+def _wrong(kind: str, found: re.Match[str], clause: str, held: dict[str, set[str]]) -> str | None:
+    before = clause[: found.start()]
     if kind not in held:
         may_be_right = held.keys() & _ALIKE.get(kind, set()) or _UNSURE.search(clause)
-        return [] if may_be_right else [f"names {kind}, which the evidence does not hold"]
-    if _DENIED.search(clause[: found.start()]) or _DENIED_BEHIND.match(clause, found.end()):
-        return [f"denies {kind}, which the evidence holds"] if held[kind] - {"slight"} else []
+        return None if may_be_right else f"names {kind}, which the evidence does not hold"
+    if _DENIED.search(before) or _DENIED_BEHIND.match(clause, found.end()):
+        return f"denies {kind}, which the evidence holds" if held[kind] - {"slight"} else None
     said = (found[1] or found[2] or "").lower()
-    if (
-        said
-        and said not in held[kind]
-        and not re.search(r"\b(to|or|and|almost|not) $", clause[: found.start()])
-    ):
-        return [f"calls {kind} {said}, the evidence has {', '.join(sorted(held[kind]))}"]
-    return []
+    if not said or said in held[kind] or re.search(r"\b(to|or|and|almost|not) $", before):
+        return None
+    return f"calls {kind} {said}, the evidence has {', '.join(sorted(held[kind]))}"
 
 
-def _severities(analysis: dict[str, list[DistortionAnalysis]]) -> dict[str, set[str]]:
-    severities: dict[str, set[str]] = {}
-    for items in analysis.values():
-        for item in items:
-            severities.setdefault(item.type, set()).add(item.severity)
-    return severities
-
-
-def _places(text: str) -> set[str]:
-    """The quarters of a picture that a text names."""
-    plain = re.sub(r"[ -](hand[ -])?", " ", text.lower()).replace("upper", "top").replace("lower", "bottom")
-    return {place for place in PLACES if place in plain or " ".join(reversed(place.split())) in plain}
-
-
-def _known_places(evidence: ExecutorOutput) -> set[str | None]:
-    return {evidence.damaged_part, evidence.worst_part and evidence.worst_part.place}
-
-
-def names_a_distortion(text: str) -> bool:
-    """Whether a text speaks of a type of distortion."""
-    return any(pattern.search(text) for pattern in _NAMED.values())
-
-
-def says_nothing_measured(text: str) -> bool:
-    """Whether a text speaks neither of a distortion nor of there being none."""
-    return not (_NOTHING.search(text) or names_a_distortion(text))
-
-
-def speaks_for_another(text: str, choices: Sequence[str], chosen: str) -> list[str]:
-    """A line where `text` names other answers than the `chosen` one and not that."""
+def _speaks_otherwise(text: str, choices: Sequence[str], chosen: str, *, measured: bool) -> list[str]:
+    """Lines where `text` names other answers than the `chosen` one alone, or nothing of what was `measured`."""
     named = [choice for choice in choices if not _EVERYDAY.fullmatch(choice.strip()) and holds(text, choice)]
-    return [f"speaks for {', '.join(named)}, the answer is {chosen}"] if named and chosen not in named else []
+    lines = (
+        [f"speaks for {', '.join(named)}, the answer is {chosen}"] if named and chosen not in named else []
+    )
+    silent = measured and not (_NOTHING.search(text) or _mentions(text))
+    return lines + (["says nothing of what was measured"] if silent else [])
 
 
-def place_of_damage(evidence: ExecutorOutput | None) -> str | None:
+def _place(evidence: ExecutorOutput | None) -> str | None:
     """A sentence that says where the damage is; None where that was not measured."""
     if evidence and (worst := evidence.worst_part):
         where = "in the middle" if worst.place == "middle" else f"at the {worst.place}"
@@ -174,29 +158,45 @@ def place_of_damage(evidence: ExecutorOutput | None) -> str | None:
     return f"LocalNR's map has the damage {where}."
 
 
-def from_evidence(evidence: ExecutorOutput | None, level: str | None) -> str:
-    """Sentences that say what the evidence holds and nothing else; an explanation that contradicts it is left
-    out."""
-    sentences = [] if evidence is None else _evidence_sentences(evidence, level)
-    return " ".join([*sentences, *([] if level is None else [f"The quality is {level.lower()}."])])
-
-
-def _evidence_sentences(evidence: ExecutorOutput, level: str | None) -> list[str]:
+def from_evidence(evidence: ExecutorOutput, level: str | None) -> str:
+    """Sentences that say what the evidence holds and nothing else, without explanations that contradict it."""
     sentences = []
-    for name, items in findings(evidence).items():
-        for item in items:
-            short = f"{item.severity.capitalize()} {item.type.lower()}{of_object(name)}"
-            explained = f"{short}: {item.explanation.rstrip('.')}."
-            sentences.append(f"{short}." if misstatements(explained, evidence, level) else explained)
     for name, items in by_object(evidence, "distortion_analysis").items():
-        if unclear := " and ".join(item.type.lower() for item in items if item.severity == UNCLEAR):
-            sentences.append(f"The severity of {unclear}{of_object(name)} cannot be told.")
-    place = place_of_damage(evidence)
+        for item in items:
+            what = f"{item.type.lower()}{of_object(name)}"
+            if item.severity == UNCLEAR:
+                sentences.append(f"The severity of {what} cannot be told.")
+            elif item.severity != "none":
+                short = f"{item.severity.capitalize()} {what}"
+                long = f"{short}: {item.explanation.rstrip('.')}."
+                sentences.append(f"{short}." if misstatements(long, evidence, level) else long)
     if not sentences and evidence.distortion_analysis:
         unread = any(detection.error for detection in by_object(evidence, "detection").values())
-        if unread:
-            sentences.append("The model saw no distortion; LocalNR could not read the picture.")
-        else:
-            found = "The model saw no distortion in the picture as a whole."
-            sentences.append(found if place else "No visible distortion was found.")
-    return [*sentences, *([place] if place else [])]
+        but = "; LocalNR could not read the picture" if unread else " in the picture as a whole"
+        sure = not (unread or _place(evidence))
+        sentences.append("No visible distortion was found." if sure else f"The model saw no distortion{but}.")
+    return " ".join(sentences + ([f"The quality is {level.lower()}."] if level else []))
+
+
+def _notes(evidence: ExecutorOutput | None, fusion: FusionResult | None, vote: str) -> list[str]:
+    """What must stand in the reasoning whatever the model wrote: missing evidence, contradictions, the fused score."""
+    notes, scores = [], votes(evidence, vote)
+    if evidence is None or evidence.is_empty:
+        notes.append("No distortion analysis or tool scores were available; judged from the image directly.")
+    elif not scores:
+        notes.append("No tool scores were available.")
+    notes += [f"{line}." for line in contradictions(evidence)] if evidence else []
+    if evidence and evidence.error:
+        notes.append(f"Part of the evidence is missing: {evidence.error}.")
+    if (
+        fusion
+        and fusion.measured
+        and answer_letter(fusion) != max(fusion.measured, key=fusion.measured.__getitem__)
+    ):
+        notes.append("The model's letters decided against what was measured.")
+    if fusion and fusion.q is not None:
+        whose = scores[0][0] if len(scores) == 1 else "tools' mean"
+        tools = "no tool scores" if fusion.q_bar is None else f"{whose} {fusion.q_bar:.2f}"
+        letter = fusion.vlm_letter or "not read"
+        notes.append(f"Fused score {fusion.q:.2f} of 5 ({tools}, model's own letter {letter}).")
+    return notes

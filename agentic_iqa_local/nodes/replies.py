@@ -1,50 +1,34 @@
 """What each role may answer, as pydantic models that constrain generation.
 
-Every string and list is bounded, or a small model would run on to its token limit. Where the prompt fixes the
-keys (objects, distortions, tools), the model is built for that prompt, so that an answer covers exactly what
-was asked.
+Every text and list is bounded, or a small model would write on to its token limit. Where the prompt fixes the
+keys (objects, distortions, tools), the model is made for that prompt, so that an answer covers what was asked.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    StringConstraints,
-    ValidationInfo,
-    create_model,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, create_model
 
-from agentic_iqa_local.state import OVERALL, DistortionType, PlanControlFlags, PlannerOutput, Severity
+from agentic_iqa_local.state import OVERALL, DistortionType, PlannerOutput, Severity
+
+STRICT = ConfigDict(extra="forbid", populate_by_name=True)
 
 
 def _text(limit: int) -> Any:
-    """A text that a grammar ended at its limit goes back to its last whole sentence; a longer one, which no
-    grammar ended, does so where the validation's context says {"cut": True}, and is refused elsewhere."""
-
-    def cut(text: Any, info: ValidationInfo) -> Any:
-        if not isinstance(text, str):
-            return text
-        cuts = len(text) == limit or (len(text) > limit and (info.context or {}).get("cut"))
-        return whole_sentences(text, limit) if cuts else text
-
+    """A text of at most `limit` characters. One that reached the limit was cut there by a grammar, or was never
+    bounded: it ends with its last whole sentence."""
     bounds = StringConstraints(strip_whitespace=True, min_length=1, max_length=limit)
-    return Annotated[str, bounds, BeforeValidator(cut)]
+    cut = BeforeValidator(lambda text: whole_sentences(text, limit) if isinstance(text, str) else text)
+    return Annotated[str, bounds, cut]
 
 
+_stripped = BeforeValidator(lambda word: word.strip() if isinstance(word, str) else word)
+Kind = Annotated[DistortionType, _stripped]
 Name = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=40)]
 # A JSON key without escapes: the grammar bounds keys by pattern alone.
 Key = Annotated[str, StringConstraints(pattern=r'^[^"\\\x00-\x1f]{1,40}$')]
-Explanation: Any = _text(160)
-Reasoning: Any = _text(300)
-FreeAnswer: Any = _text(120)
 Coordinate = Annotated[int, Field(ge=0, le=20000)]
-
-STRICT = ConfigDict(extra="forbid", populate_by_name=True)
 
 
 class FlagsReply(BaseModel):
@@ -66,7 +50,7 @@ class PlannerReply(BaseModel):
     distortion_source: Literal["Explicit", "Inferred"]
     distortions: (
         Annotated[
-            dict[Key, Annotated[list[DistortionType], Field(min_length=1, max_length=3)]],
+            dict[Key, Annotated[list[Kind], Field(min_length=1, max_length=3)]],
             Field(max_length=4, json_schema_extra={"additionalProperties": False}),
         ]
         | None
@@ -78,12 +62,11 @@ class PlannerReply(BaseModel):
     def to_plan(self) -> PlannerOutput:
         """The plan as the model gave it; objects named twice count once."""
         scope = self.query_scope if self.query_scope == "Global" else list(dict.fromkeys(self.query_scope))
-        fields = {"query_scope": scope, "plan": PlanControlFlags(**self.plan.model_dump())}
-        return PlannerOutput.model_validate(self.model_dump() | fields)
+        return PlannerOutput.model_validate(self.model_dump() | {"query_scope": scope})
 
 
 class LetterReply(BaseModel):
-    """The letter as the model generates it."""
+    """A letter, or the answer in its place."""
 
     model_config = STRICT
     final_answer: str
@@ -92,39 +75,31 @@ class LetterReply(BaseModel):
 class SummaryReply(LetterReply):
     """The answer, a letter or free text, and why."""
 
-    quality_reasoning: Reasoning  # pyright: ignore[reportInvalidTypeForm]
+    quality_reasoning: _text(300)  # pyright: ignore[reportInvalidTypeForm]
 
 
 def _keyed(name: str, fields: Mapping[str, Any]) -> type[BaseModel]:
     """A model with exactly these JSON keys, in this order, each with its type; keys may be any text."""
-    aliased: dict[str, Any] = {
-        f"key_{i}": (kind, Field(alias=key)) for i, (key, kind) in enumerate(fields.items())
-    }
+    aliased: Any = {f"key_{i}": (kind, Field(alias=key)) for i, (key, kind) in enumerate(fields.items())}
     return create_model(name, __config__=STRICT, **aliased)
 
 
 def _one_of(values: Sequence[str]) -> Any:
-    """The type of what is one of `values`."""
-    return Literal[tuple(values)]
+    return Annotated[Literal[tuple(values)], _stripped]
 
 
 def detection_reply(objects: Sequence[str]) -> type[BaseModel]:
     """{object: [distortion types]}, up to three each, none for a clean object."""
-    listed = Annotated[list[DistortionType], Field(max_length=3)]
-    return _keyed("DetectionReply", dict.fromkeys(objects, listed))
+    return _keyed("DetectionReply", dict.fromkeys(objects, Annotated[list[Kind], Field(max_length=3)]))
 
 
 def analysis_reply(distortions: Mapping[str, Sequence[str]]) -> type[BaseModel]:
     """{object: [{type, severity, explanation}]} with one item for each distortion asked about."""
 
     def item(distortion: str) -> type[BaseModel]:
-        return create_model(
-            "Analysis",
-            __config__=STRICT,
-            type=(_one_of([distortion]), ...),
-            severity=(Severity | Literal["unclear"], ...),
-            explanation=(Explanation, ...),
-        )
+        severity = (Severity | Literal["unclear"], ...)
+        fields = {"type": (_one_of([distortion]), ...), "severity": severity, "explanation": (_text(160), ...)}
+        return create_model("Analysis", __config__=STRICT, **fields)
 
     asked = {name: tuple[tuple(map(item, types))] for name, types in distortions.items() if types}
     return _keyed("AnalysisReply", asked)
@@ -132,12 +107,8 @@ def analysis_reply(distortions: Mapping[str, Sequence[str]]) -> type[BaseModel]:
 
 def selection_reply(distortions: Mapping[str, Sequence[str]], tools: Sequence[str]) -> type[BaseModel]:
     """{object: {distortion: tool}}, the tool one of those that can run here."""
-    choice = _one_of(tools)
-    of_objects = {
-        name: _keyed("Selection", dict.fromkeys(types or [OVERALL], choice))
-        for name, types in distortions.items()
-    }
-    return _keyed("SelectionReply", of_objects)
+    asked = {name: dict.fromkeys(types or [OVERALL], _one_of(tools)) for name, types in distortions.items()}
+    return _keyed("SelectionReply", {name: _keyed("Selection", chosen) for name, chosen in asked.items()})
 
 
 def location_reply(objects: Sequence[str]) -> type[BaseModel]:
@@ -148,7 +119,7 @@ def location_reply(objects: Sequence[str]) -> type[BaseModel]:
 
 def summary_reply(letters: Sequence[str] | None) -> type[SummaryReply]:
     """{final_answer, quality_reasoning}; the answer is one of `letters`, or free text when there are none."""
-    answer: Any = _one_of(letters) if letters else FreeAnswer
+    answer: Any = _one_of(letters) if letters else _text(120)
     return create_model("SummaryReply", __base__=SummaryReply, final_answer=(answer, ...))
 
 
@@ -157,12 +128,8 @@ def letter_reply(letters: Sequence[str]) -> type[LetterReply]:
     return create_model("LetterReply", __base__=LetterReply, final_answer=(_one_of(letters), ...))
 
 
-# What ends a sentence: not the dots of "e.g.", nor at the very end one behind a digit, where a number may
-# have been cut.
-_END_OF_SENTENCE = re.compile(
-    r"(?:(?<!\b[^\W\d_])[.!?…]+[\"')\]”’»]*(?=\s+[^\sa-z])|(?<!\b\w)(?<!\d)[.!?…]+[\"')\]”’»]*$|[。"
-    r"！？]+[」』”]*)"
-)
+# Not the dots of "e.g.", nor one behind a digit, where a number may have been cut
+_END_OF_SENTENCE = re.compile(r"(?<!\b\w)(?<!\d)[.!?…]+[\"')\]”’»]*(?=\s+[^\sa-z]|$)|[。！？]+[」』”]*")
 
 
 def whole_sentences(text: str, limit: int) -> str:

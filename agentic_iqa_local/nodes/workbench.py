@@ -1,8 +1,5 @@
-"""One assessment's workbench: its images (opened once), the sessions and scores that they have so far, and
-what a user must be warned of.
-
-The graph's runtime context holds it. A node that is called by itself opens the images of its state.
-"""
+"""One assessment's workbench: its images, opened once, with the model sessions and tool scores that they have so
+far, and what a user must be warned of. The graph's context holds it; a node called by itself opens its own."""
 
 from __future__ import annotations
 
@@ -14,14 +11,14 @@ from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.runtime import Runtime
 from PIL import Image
 from pydantic import BaseModel
 
-from agentic_iqa_local.config import DecisionSettings, ImageSettings
+from agentic_iqa_local.config import ImageSettings
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.images.crops import native_views
 from agentic_iqa_local.images.frames import moved, without_frames
@@ -30,36 +27,28 @@ from agentic_iqa_local.images.references import doubts
 from agentic_iqa_local.iqa_tools import ToolError, ToolReading, ToolRunner
 from agentic_iqa_local.iqa_tools.detector import load_detector
 from agentic_iqa_local.services import ALONE, Services, load_services
-from agentic_iqa_local.state import (
-    AgenticIQAState,
-    DamagedBox,
-    FusionResult,
-    PlannerError,
-    PlannerOutput,
-)
+from agentic_iqa_local.state import AgenticIQAState, DamagedBox, PlannerError
 from agentic_iqa_local.vlm_client import LetterRead, SeenImage, TokenUsage, VLMClient, VLMError, VLMSession
 from agentic_iqa_local.vlm_client.chat import ChatPrompt
 
 if TYPE_CHECKING:
     from agentic_iqa_local.iqa_tools.local_nr import Examination
+    from agentic_iqa_local.judgement.gates import Sureness
 
 logger = logging.getLogger(__name__)
 
 Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels
 MODEL = "the model"
-PROMPT_TAIL = 200  # characters in the log of a letter read
 
 PICTURE: ContextVar[str | None] = ContextVar("PICTURE", default=None)
-"""The picture that is being assessed, for whoever writes logs, by the name that whoever asks has for it."""
+"""The picture that is being assessed, for the log, by the name that the caller has for it."""
 
 
 def name_picture(record: logging.LogRecord) -> bool:
-    """Gives a line of a log the picture that it is about, as a filter of handlers; one from another process
-    has it already."""
+    """A filter of handlers: gives a line of the log the picture that it is about, unless it names it already."""
     if not hasattr(record, "picture"):
         picture = PICTURE.get()
-        named = not picture or picture in record.getMessage()
-        record.picture = "" if named else f"{picture}: "
+        record.picture = f"{picture}: " if picture and picture not in record.getMessage() else ""
     return True
 
 
@@ -74,8 +63,7 @@ def load_pictures(
 
 
 class Observer:
-    """Sees every call of the model and of a tool that an assessment makes. This one lets all of them pass;
-    what it is for is an assessment that is watched from outside (`batch`)."""
+    """Sees every call of the model and of a tool that an assessment makes, and lets all of them pass."""
 
     max_pixels: int | None = None
     """How many pixels the model may see at once, where that is less than its own limit."""
@@ -98,49 +86,12 @@ class Observer:
             yield services.tools
 
 
-class Sureness(Protocol):
-    """How sure an answer has to be, as whoever asks for it knows to tell (`judgement.sureness`)."""
-
-    decisions: DecisionSettings
-    reads: int
-    """Letter reads of the answer so far."""
-
-    @property
-    def may_want_more(self) -> bool:
-        """Whether more than one look may be taken."""
-        ...
-
-    def width(self, fusion: FusionResult, plan: PlannerOutput | None) -> float | None:
-        """Of the interval of an answer, in levels; None where there is none, or no width is asked for."""
-
-    def wants_more(self, fusion: FusionResult, plan: PlannerOutput | None, reads: int) -> bool:
-        """Whether `reads` more letter reads are to make the interval narrower."""
-        ...
-
-    def affords_replan(self) -> bool:
-        """Whether the budget allows another pass."""
-        ...
-
-
-@contextmanager
-def _calling_model(client: VLMClient, observer: Observer) -> Iterator[None]:
-    """A call of the model. Whatever it raises but VLMError becomes one."""
-    try:
-        with observer.calling(MODEL):
-            yield
-    except VLMError:
-        raise
-    except Exception as error:
-        raise VLMError(one_line(f"{client.name}: {type(error).__name__}: {error}")) from error
-
-
 class RoleSession:
-    """A model's session as one role of an assessment uses it: `nodes.ask` puts the role's failed tries into
-    `failed_tries`."""
+    """A model's session as one role uses it. `nodes.ask` puts the role's failed tries into `failed_tries`."""
 
     def __init__(self, session: VLMSession, role: str, images: OpenImages):
-        self._session, self.role, self.failed_tries = session, role, images.failed_tries
-        self._client, self._observer = images.services.client(role), images.observer
+        self._session, self.role, self._images = session, role, images
+        self.failed_tries = images.failed_tries
 
     @property
     def usage(self) -> TokenUsage:
@@ -155,14 +106,13 @@ class RoleSession:
         return self._session.constrained
 
     def generate(self, prompt: ChatPrompt, schema: type[BaseModel], **options: Any) -> str:
-        with _calling_model(self._client, self._observer):
+        with self._images.calling_model(self.role):
             return self._session.generate(prompt, schema, **options)
 
     def read_letters(self, prompt: ChatPrompt, answer_prefix: str, letters: Sequence[str]) -> LetterRead:
-        with _calling_model(self._client, self._observer):
+        with self._images.calling_model(self.role):
             read = self._session.read_letters(prompt, answer_prefix, letters)
-        before = f"{prompt.case}{answer_prefix}"[-PROMPT_TAIL:]
-        logger.debug("Read after …%s\nLog-probabilities: %s", before, read.logprobs)
+        logger.debug("Read after …%s: %s", f"{prompt.case}{answer_prefix}"[-200:], read.logprobs)
         return read
 
     def close(self) -> None:
@@ -172,10 +122,11 @@ class RoleSession:
 class OpenImages:
     """One assessment's images with the sessions opened on them.
 
-    Each model is opened once on each view, whichever roles use it, so that the images are prefilled once;
-    each tool runs once on each region. `warnings` collects what a user must know about this assessment,
-    `failed_tries` what the model said in vain. Whoever asks may hand in `sureness`, how sure the answer has
-    to be, and `find_worst_part`, which tells the picture's worst part where a map was asked for.
+    Each model is opened once on each view, whichever roles use it, so that the images are prefilled once; each tool
+    runs once on each region. `warnings` collects what a user must know, `failed_tries` what the model said in vain.
+    The caller may set `sureness`, and `find_worst_part`, which tells the worst part where a map was asked for.
+
+    Raises ImageError.
     """
 
     def __init__(
@@ -194,40 +145,32 @@ class OpenImages:
         self.failed_tries: list[PlannerError] = []
         for line in self.image.warnings:
             self.warn(line)
-        if self.reference:
-            for line in self.reference.warnings:
-                self.warn(f"the reference {self.reference.path}: {line}")
-        self._of_pictures: list[str] | None = None  # warnings that every turn's assessment has
+        for line in self.reference.warnings if self.reference else ():
+            self.warn(f"the reference {self.reference.path}: {line}")
+        self._of_pictures: list[str] | None = None  # warnings that every turn of a conversation has
         self._earlier, self._closed_usage = TokenUsage(), TokenUsage()
-        self._sessions: dict[tuple[int, int], VLMSession] = {}
+        self._sessions: dict[tuple[int, int], VLMSession] = {}  # by client and view
         self._seen: dict[tuple[int, int], SeenImage] = {}
         self._readings: dict[tuple[str, Box | None], ToolReading] = {}
         self._lap = (0, time.perf_counter())
 
     def begin_turn(self) -> None:
-        """Another assessment of the same images begins: what was counted, warned of and failed in an earlier
-        one is not its own."""
-        if self._of_pictures is None:
-            self._of_pictures = self.warnings
+        """Another assessment of the same images begins: it counts its own costs, warnings and failures."""
+        self._of_pictures = self.warnings if self._of_pictures is None else self._of_pictures
         self.warnings, self.failed_tries = list(self._of_pictures), []
         self._earlier += self.usage
         self._lap = (0, time.perf_counter())
         self._readings = {key: replace(reading, seconds=0.0) for key, reading in self._readings.items()}
 
-    def warn(self, line: str) -> None:
-        """Adds a warning once, to the log and to the result."""
-        if (line := one_line(line)) not in self.warnings:
-            logger.warning("%s", line)
-        self.note(line)
-
-    def note(self, line: str) -> None:
-        """Adds a warning once to the result alone, where it has been logged already."""
+    def warn(self, line: str, *, log: bool = True) -> None:
+        """Adds a warning once to the result, and to the `log` unless that has it already."""
         if (line := one_line(line)) not in self.warnings:
             self.warnings.append(line)
+            if log:
+                logger.warning("%s", line)
 
     def views(self, role: str) -> list[Box]:
-        """The whole image, or native-resolution crops of one beyond the range that the role's model was
-        trained on."""
+        """The whole image, or native-resolution crops of one beyond the range of the role's model."""
         limits, most = self.services.client(role).limits, self.observer.max_pixels
         if most:
             limits = replace(limits, max_pixels=min(most, limits.max_pixels or most))
@@ -242,23 +185,19 @@ class OpenImages:
             max_views=self.services.settings.images.max_crops,
         )
         left, top, right, bottom = views[0]
-        seen_width, seen_height = right - left, bottom - top
+        seen = right - left, bottom - top
         if len(views) > 1:
             self.warn(
-                f"{width}×{height} pixels are beyond what the model sees at once ({seen_width}×{seen_height});"
-                f" scored on {len(views)} native-resolution crops and averaged, described from the central one"
+                f"{width}×{height} pixels are beyond what the model sees at once ({seen[0]}×{seen[1]}); scored on"
+                f" {len(views)} native-resolution crops and averaged, described from the central one"
             )
-        elif (
-            seen_width * seen_height < limits.min_pixels
-            or seen_width % limits.factor
-            or seen_height % limits.factor
-        ):
+        elif seen[0] * seen[1] < limits.min_pixels or any(side % limits.factor for side in seen):
             self.warn(f"{width}×{height} pixels are below the model's range; the processor enlarged it")
         return views
 
     def crops(self, role: str) -> list[Box]:
-        """Up to five crops, each of a quarter of the picture's pixels, for a closer look by the role's model;
-        none where the picture is read in several views anyhow, or a crop would be below the model's range."""
+        """Up to five crops of a quarter of the picture's pixels each, for a closer look; none where the picture
+        is read in several views anyhow, or a crop would be below the model's range."""
         limits, (width, height) = self.services.client(role).limits, self.image.pixels.size
         quarter = width * height // 4
         if len(self.views(role)) > 1 or quarter < max(limits.min_pixels, limits.factor**2):
@@ -267,19 +206,29 @@ class OpenImages:
         crops = native_views(width, height, **options)
         return crops if len(crops) > 1 else []
 
+    @contextmanager
+    def calling_model(self, role: str) -> Iterator[VLMClient]:
+        """A call of the role's model. Whatever it raises becomes a VLMError."""
+        client = self.services.client(role)
+        try:
+            with self.observer.calling(MODEL):
+                yield client
+        except VLMError:
+            raise
+        except Exception as error:
+            raise VLMError(one_line(f"{client.name}: {type(error).__name__}: {error}")) from error
+
     def session(self, role: str, view: int = 0) -> RoleSession:
         """The role's model opened on one view; opened on first use."""
-        client = self.services.client(role)
-        key = (id(client), view)
+        key = (id(self.services.client(role)), view)
         if key not in self._sessions:
-            self._sessions[key] = self._open(client, self.views(role)[view])
+            self._sessions[key] = self._open(role, self.views(role)[view])
         return RoleSession(self._sessions[key], role, self)
 
     @contextmanager
     def session_on(self, role: str, box: Box) -> Iterator[RoleSession]:
-        """The role's model opened on a part of the picture, and of its reference, for as long as the block
-        lasts."""
-        session = self._open(self.services.client(role), box)
+        """The role's model opened on a part of the picture, and of its reference, for this block alone."""
+        session = self._open(role, box)
         try:
             yield RoleSession(session, role, self)
         finally:
@@ -289,20 +238,19 @@ class OpenImages:
     def read_parts(
         self, role: str, boxes: Sequence[Box], prompt: ChatPrompt, answer_prefix: str, letters: Sequence[str]
     ) -> list[LetterRead]:
-        """The letters of parts of the picture, each by itself and without the reference, read in one batch by
-        the role's model. Raises VLMError."""
+        """The letters of parts of the picture, each by itself and without the reference, in one batch. Raises
+        VLMError."""
         parts = [[self.image.pixels.crop(box)] for box in boxes]
         self.observer.shown([part for (part,) in parts])
-        client = self.services.client(role)
-        with _calling_model(client, self.observer):
+        with self.calling_model(role) as client:
             found = client.read_many(parts, prompt, answer_prefix, letters)
         self._closed_usage += found.usage
         return found.reads
 
-    def _open(self, client: VLMClient, box: Box) -> VLMSession:
+    def _open(self, role: str, box: Box) -> VLMSession:
         pictures = [loaded.pixels.crop(box) for loaded in (self.reference, self.image) if loaded]
         self.observer.shown(pictures)
-        with _calling_model(client, self.observer):
+        with self.calling_model(role) as client:
             return client.open(pictures)
 
     def close_session(self, role: str, view: int) -> None:
@@ -317,12 +265,14 @@ class OpenImages:
         session.close()
 
     def seen_views(self, role: str) -> list[tuple[Box, SeenImage]]:
-        """What the role's model saw of the test image: each view's box in the original, and the pixels and
-        tokens it became."""
-        model = id(self.services.client(role))
+        """What the role's model saw of the picture: each view's box in the original, and what it became."""
+        model, views = id(self.services.client(role)), self.views(role)
         seen = self._seen | {key: session.seen[-1] for key, session in self._sessions.items() if session.seen}
-        boxes = [moved(view, self.image.offset) for view in self.views(role)]
-        return [(boxes[view], image) for (client, view), image in sorted(seen.items()) if client == model]
+        return [
+            (moved(views[view], self.image.offset), image)
+            for (client, view), image in sorted(seen.items())
+            if client == model
+        ]
 
     def _parts(self, box: Box | None) -> tuple[Image.Image, Image.Image | None]:
         """The picture and its reference, or their part in `box`."""
@@ -331,31 +281,28 @@ class OpenImages:
 
     def score(self, tool: str, box: Box | None = None) -> ToolReading:
         """A tool's score of the image or a region, computed once. Raises ToolError."""
-        key, (image, reference) = (tool, box), self._parts(box)
-        if key not in self._readings:
+        if (tool, box) not in self._readings:
             waiting = self.services.models_waiting() if tool in ALONE else nullcontext()
             with waiting, self.observer.measuring(tool, self.services) as tools:
-                self._readings[key] = tools.score(tool, image, reference)
-        reading = self._readings[key]
+                self._readings[tool, box] = tools.score(tool, *self._parts(box))
+        reading = self._readings[tool, box]
         if reading.crops:
             left, top, right, bottom = reading.crops[0]
             self.warn(
-                f"{reading.tool} would take long on all {image.width}×{image.height} pixels; it measured"
+                f"{reading.tool} would take long on all {self.image.width}×{self.image.height} pixels; it measured"
                 f" {len(reading.crops)} native-resolution crops of {right - left}×{bottom - top}"
             )
         return reading
 
     def examine(self, box: Box | None = None) -> Examination:
-        """What LocalNR reads of the image or a region, against the reference where there is one. Raises
-        ToolError."""
+        """What LocalNR reads of the image or a region, with its reference if there is one. Raises ToolError."""
         with self.observer.measuring("LocalNR", self.services) as tools:
             return tools.examine(*self._parts(box))
 
     @functools.cached_property
     def unlike_photograph(self) -> float | None:
-        """The probability, by LocalNR, that the picture is a screenshot, a drawing, a chart or a code, of
-        which it and NIQE know nothing; None where it counts as a photograph, a reference tells what was
-        there, or LocalNR cannot run."""
+        """The probability, by LocalNR, that the picture is a screenshot, a drawing, a chart or a code, of which
+        it and NIQE know nothing; None where it counts as a photograph, has a reference, or cannot be read."""
         try:
             graphic = 0.0 if self.reference else self.examine().graphic
         except ToolError:
@@ -364,7 +311,7 @@ class OpenImages:
 
     @property
     def usage(self) -> TokenUsage:
-        """Tokens of all sessions so far, since the turn began."""
+        """Tokens of all sessions since the turn began."""
         return sum((s.usage for s in self._sessions.values()), self._closed_usage) - self._earlier
 
     def lap(self) -> tuple[int, float]:
@@ -380,11 +327,8 @@ class OpenImages:
 
 
 def open_images(services: Services, state: AgenticIQAState, observer: Observer | None = None) -> OpenImages:
-    """A state's images.
-
-    A reference that has the picture's own pixels, or does not look like its pristine original, is warned of.
-    Studies compare what a data set pairs and open their images themselves. Raises ImageError.
-    """
+    """A state's images, with a warning of a reference that has the picture's own pixels, or does not look like
+    its pristine original. Raises ImageError."""
     images = OpenImages(services, state["image_path"], state.get("reference_path"), observer)
     if images.identical:
         images.warn("the picture has the same pixels as its reference: nothing was lost against it")
@@ -404,8 +348,8 @@ class Context:
 def opened(
     state: AgenticIQAState, config: RunnableConfig | None, runtime: Runtime[Context] | None
 ) -> Iterator[OpenImages]:
-    """The assessment's images: those that the graph runs on, else opened here from the state and closed
-    again, with the services in `config["configurable"]` or the default ones."""
+    """The images that the graph runs on, else those of the state, opened here and closed again, with the
+    services in `config["configurable"]` or the default ones."""
     if runtime is not None and runtime.context is not None:
         yield runtime.context.images
         return

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from agentic_iqa_local.errors import one_line
-from agentic_iqa_local.iqa_tools import TOOLS, ToolInfo
+from agentic_iqa_local.iqa_tools import TOOLS, ToolInfo, ToolSpec
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.nodes.prompts import chosen_answer, worst_part_in_words
 from agentic_iqa_local.nodes.query import named_metrics
@@ -309,15 +309,14 @@ def plan_in_words(plan: PlannerOutput) -> str:
 
 
 def pass_in_words(record: PassRecord) -> str:
-    """What a pass was to close, what it did otherwise, saw, measured and concluded, and what it left open."""
+    """What a pass was to close, saw, measured and concluded, and what it left open."""
     asked = f", to close: {record.asked.rstrip('.')}" if record.asked else ""
-    changed = f" Changed: {'; '.join(record.changed) or 'nothing'}." if record.number > 1 else ""
     moved = f" ({record.dq:+.2f})" if record.dq is not None else ""
     left = f" Left open: {'; '.join(record.gaps)}." if record.gaps else ""
     kept = " Its answer counts." if record.kept else ""
     cost = f"{record.tokens} tokens, {record.seconds:.1f} s"
     return (
-        f"{record.number}{asked}.{changed} Seen: {record.seen}. Measured: {record.measured}. Concluded:"
+        f"{record.number}{asked}. Seen: {record.seen}. Measured: {record.measured}. Concluded:"
         f" {record.concluded}{moved}; {DECIDED[record.decided]}.{left} {cost}.{kept}"
     )
 
@@ -464,17 +463,17 @@ def tool_table(tools: Sequence[ToolInfo]) -> str:
         reach = f"{tool.reachable[0]:.2f}..{tool.reachable[1]:.2f}" if tool.reachable else "no map"
         state, why = ("available", "") if tool.available else ("unavailable", f" Unavailable: {tool.reason}.")
         lines += [
-            f"{tool.name:<14}{tool.reference:<4}{reach:<12}{state}",
+            f"{tool.name:<14}{tool.spec.reference:<4}{reach:<12}{state}",
             *wrapped(
-                f"{tool.description}.{why} Raw score: {'lower' if tool.lower_better else 'higher'} is better."
-                f" Cost: {cost(tool)}. Reliability: {reliability.account(tool.name)}."
+                f"{tool.spec.description}.{why} Raw score: {'lower' if tool.spec.lower_better else 'higher'} is better."
+                f" Cost: {cost(tool.spec)}. Reliability: {reliability.account(tool.name)}."
                 f" Map: {tool.source or 'none'}"
             ),
         ]
     return safe_lines(lines)
 
 
-def cost(tool: ToolInfo) -> str:
+def cost(tool: ToolSpec) -> str:
     """What a tool takes, in words."""
     if tool.seconds is None:
         return "not measured"

@@ -1,1 +1,1 @@
-"""The HTTP service: a page and an API, on models that are loaded once in a process of their own."""
+"""The service: a page and an API over HTTP, and tools for language models over MCP."""

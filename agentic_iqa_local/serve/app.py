@@ -1,362 +1,265 @@
-"""The routes of the service."""
+"""The routes of the service, and what stands before them: host names, origins, a token, the size of a body."""
 
 import asyncio
+import hmac
 import json
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import FastAPI, Request
-from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Response, StreamingResponse
-from starlette.datastructures import UploadFile
+import prometheus_client
+from fastapi import APIRouter, Depends, FastAPI, Query, Request
+from fastapi.responses import HTMLResponse, JSONResponse, Response
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from sse_starlette import EventSourceResponse
 from starlette.exceptions import HTTPException
+from starlette.middleware.body_limit import RequestBodyLimitMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.staticfiles import StaticFiles
 
 from agentic_iqa_local import __version__
-from agentic_iqa_local.config import Settings
-from agentic_iqa_local.judgement.ordering import MOST_PICTURES
-from agentic_iqa_local.serve.asks import Answer
+from agentic_iqa_local.serve.asks import Refused, SetUp, failure_of, line_of
 from agentic_iqa_local.serve.batches import Batches
-from agentic_iqa_local.serve.descriptions import FROM, NO_BATCH, described, docs_page
-from agentic_iqa_local.serve.engine import Engine
-from agentic_iqa_local.serve.errors import Refused
-from agentic_iqa_local.serve.fields import (
-    OPTIONS,
-    PAIRWISE,
-    Defaults,
-    Sent,
-    arguments,
-    asked,
-    bad,
-    check_known,
-    from_json,
-    name_of,
-    pipeline_of,
-    settings_for,
+from agentic_iqa_local.serve.bodies import (
+    MOST,
+    Body,
+    Compared,
+    Completion,
+    OnePicture,
+    SeveralPictures,
+    body_of,
+    described,
 )
-from agentic_iqa_local.serve.guard import Held
-from agentic_iqa_local.serve.metrics import Metrics
-from agentic_iqa_local.serve.pending import Pending, refused
+from agentic_iqa_local.serve.queue import Queue
 from agentic_iqa_local.state import LETTER_TO_LEVEL, LEVEL_WORDS
 
 PAGE = Path(__file__).parent.parent / "output" / "pages" / "serve"
-KINDS = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
-ASSETS = {file.name: KINDS[file.suffix] for file in PAGE.iterdir() if file.suffix in KINDS}
-AS_A_FILE = "curl -F image=@photo.jpg, or JSON with the file in base64"
-LONGEST_FIELD = 64 * 1024  # bytes of a form's field that is no file
+KEEP_ALIVE = 10  # seconds between two comments of an event stream
+CODES = {400: "bad_form", 404: "not_found", 405: "method", 413: "too_large"}
+CSP = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self';"
+    " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {"Content-Security-Policy": CSP, "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer",
+           "Cache-Control": "no-store"}  # fmt: skip
 PRESETS = (
     ("Rate the quality", "", None),
     ("Which distortion dominates?", "Which distortion dominates?", ["Blur", "Noise", "Compression", "None"]),
     ("Is it sharp enough?", "Is the picture sharp enough to print?", ["Yes", "No"]),
-    (
-        "Too dark or too bright?",
-        "Is the picture too dark or too bright?",
-        ["Too dark", "Too bright", "Neither"],
-    ),
+    ("Too dark or too bright?", "Is the picture too dark or too bright?", ["Too dark", "Too bright", "Neither"]),
 )
 
 
 @dataclass
-class SetUp:
-    """What the service was started with. `seconds` for a request; at most `pictures` in one."""
+class Service:
+    """What the routes share. Pictures lie below `uploads` until their answer; a body has at most `most_bytes`."""
 
-    settings: Settings
-    engine: Engine
+    set_up: SetUp
+    queue: Queue
     batches: Batches
-    temporary: Path
-    defaults: Defaults
-    model: str
-    small: bool
-    backend: str
-    bytes: int
-    pictures: int
-    token_required: bool
-    metrics: Metrics
-    held: Held
-    decoding: asyncio.Lock = field(
-        default_factory=asyncio.Lock
-    )  # JSON takes several times its size meanwhile
+    uploads: Path
+    most_bytes: int
+    token: str | None
 
 
-async def sent_with(request: Request, set_up: SetUp, *, many: bool, extra: tuple[str, ...] = ()) -> Sent:
-    """A request's fields and pictures. Raises Refused."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind == "application/json":
-        body = b"".join([part async for part in request.stream()])  # `body()` would keep it until the answer
-        async with set_up.decoding:
-            sent = await asyncio.to_thread(from_json, body, many, extra)
-    elif kind == "multipart/form-data":
-        sent = await _from_form(request, set_up, many, extra)
-    else:
-        raise Refused(415, "media_type", "expected multipart/form-data or application/json", AS_A_FILE)
-    if not sent.pictures or (sent.pictures and not all(data for _, data in sent.pictures)):
-        raise bad(f"{'images' if many else 'image'}: expected a picture, got nothing")
-    if len(sent.pictures) > set_up.pictures:
-        raise Refused(413, "too_many", f"expected at most {set_up.pictures} pictures")
-    return sent
+def _service(request: Request) -> Service:
+    return request.app.state.service
 
 
-async def _from_form(request: Request, set_up: SetUp, many: bool, extra: tuple[str, ...]) -> Sent:
-    picture = "images" if many else "image"
-    sent = Sent()
-    try:
-        form = await request.form(max_files=set_up.pictures + 1, max_fields=64, max_part_size=LONGEST_FIELD)
-    except HTTPException as error:
-        raise Refused(400, "bad_form", str(error.detail)) from error
-    except (ValueError, KeyError, UnicodeError) as error:
-        raise Refused(400, "bad_form", "the form could not be read") from error
-    async with _closing(form):
-        check_known(form.keys(), (picture, "reference", *OPTIONS, *extra))
-        for name, value in form.multi_items():
-            _check_part(name, value, name in (picture, "reference"))
-            if name not in (picture, "choices") and len(form.getlist(name)) > 1:
-                raise bad(f"{name}: expected it once")
-            if isinstance(value, UploadFile):
-                one = name_of(value.filename), await value.read()
-                if name == "reference":
-                    sent.reference = one
-                else:
-                    sent.pictures.append(one)
-            elif name == "choices":
-                sent.options.setdefault(name, []).append(value)
-            else:
-                sent.options[name] = value
-    if not many and len(sent.pictures) > 1:
-        raise bad("image: expected one picture", "POST /v1/compare or /v1/batches takes several")
-    return sent
+Here = Annotated[Service, Depends(_service)]
+Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
 
 
-def _check_part(name: str, value: Any, is_picture: bool) -> None:
-    if isinstance(value, UploadFile) and not is_picture:
-        raise bad(f"{name}: expected a text, got a file")
-    if is_picture and not isinstance(value, UploadFile):
-        raise bad(f"{name}: expected a file, got a text", f"curl -F {name}=@photo.jpg")
+def _with_token(service: Here, given: Bearer) -> None:
+    """Raises Refused (401) without the service's token, where it has one."""
+    if service.token and not (given and hmac.compare_digest(given.credentials.encode(), service.token.encode())):
+        raise Refused(401, "token", "expected the service's token", "Authorization: Bearer TOKEN")
 
 
-class _closing:
-    def __init__(self, form: Any):
-        self._form = form
-
-    async def __aenter__(self) -> None: ...
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._form.close()
+def _same_origin(request: Request) -> None:
+    """Raises Refused (403) where a page of another origin sends something."""
+    origin = request.headers.get("origin", "").partition("://")[2]
+    sends = "origin" in request.headers and request.method not in ("GET", "HEAD")
+    if sends and origin.lower() != request.headers.get("host", "").lower():
+        raise Refused(403, "foreign_origin", "a page of another origin may not ask here")
 
 
-async def answer_to(request: Request, set_up: SetUp, sent: Sent, last: str, **ask: Any) -> Response:
-    """The answer to what was asked: JSON, or a stream of events whose last is called `last`."""
-    if set_up.engine.state != "ok":
-        why = f"the model is {set_up.engine.state}"
-        raise Refused(503, set_up.engine.state, why, "ask again later", Retry_After="10")
-    pending = Pending(set_up.engine, set_up.temporary, sent, **ask)
-    sent.forget()
+public = APIRouter()
+private = APIRouter(prefix="/v1", dependencies=[Depends(_with_token)])
+
+
+@public.get("/v1/info")
+def info(service: Here) -> dict[str, Any]:
+    """What answers here, and within which limits."""
+    settings, runner = service.set_up.settings, service.queue.runner
+    limits = {"bytes": service.most_bytes, "pixels": settings.images.max_pixels, "seconds": runner.timeout}
+    return {
+        "version": __version__,
+        "model": service.set_up.model,
+        "small_model": service.set_up.model == "embedded",
+        "engine": settings.role("summarizer").backend.partition(".")[0],
+        "device": runner.device,
+        "pipelines": ["agent", "letters"],
+        "modes": ["logits", "classification", "uniform"],
+        "presets": [{"label": label, "query": query, "choices": choices} for label, query, choices in PRESETS],
+        "levels": [{"letter": a, "name": LEVEL_WORDS[level], "level": level} for a, level in LETTER_TO_LEVEL.items()],
+        "limits": limits | {"pictures": MOST},
+        "token_required": service.token is not None,
+    }
+
+
+@public.get("/healthz")
+def healthz(service: Here) -> JSONResponse:
+    """Whether the models answer."""
+    state, status = ("failing", 503) if service.queue.failure else ("ok", 200)
+    return JSONResponse({"status": state, "waiting": service.queue.waiting}, status)
+
+
+@public.get("/metrics")
+def metrics(service: Here) -> Response:
+    """Counters, gauges and a histogram of seconds as Prometheus reads them."""
+    text = prometheus_client.generate_latest(service.queue.metrics.registry)
+    return Response(text, media_type="text/plain; version=0.0.4")
+
+
+@private.post("/assess", openapi_extra=described(OnePicture))
+async def assess(request: Request, service: Here) -> Response:
+    """Assesses a picture: the row, or with Accept: text/event-stream its progress and then the row."""
+    return await _answered(request, service, await body_of(request, OnePicture))
+
+
+@private.post("/compare", openapi_extra=described(Compared))
+async def compare(request: Request, service: Here) -> Response:
+    """Compares two pictures, or orders several; the pipeline is letters unless another is named."""
+    return await _answered(request, service, await body_of(request, Compared))
+
+
+async def _answered(request: Request, service: Service, body: Body) -> Response:
+    """The answer as JSON, or as a stream of events."""
+    service.set_up.ask(body.options, body.known)
+    service.queue.check_room()
     if "text/event-stream" in request.headers.get("accept", ""):
-        return StreamingResponse(_stream(set_up, pending, last), media_type="text/event-stream")
-    return await _plain(request, set_up, pending)
+        return EventSourceResponse(_events(service, body), ping=KEEP_ALIVE, sep="\n")
+    with body.asked(service.set_up, service.uploads) as ask:
+        answer = await service.queue.answer(ask)
+    if error := failure_of(answer):
+        return JSONResponse(Refused(422, "not_assessed", error).body() | {"row": answer.to_dict()}, 422)
+    return Response(line_of(answer), media_type="application/json")
 
 
-def _settled(set_up: SetUp, answer: Answer) -> str:
-    """The answer's JSON. Raises Refused where it has an error."""
-    if answer.error is not None:
-        raise refused(answer, set_up.engine.timeout, set_up.engine.state)
-    return answer.text
+async def _events(service: Service, body: Body) -> AsyncIterator[dict[str, str]]:
+    """First "queued", "progress" for each step, and at last the answer or an "error"."""
+    steps, loop = asyncio.Queue[Any](), asyncio.get_running_loop()
+
+    def tell(step: Any) -> None:
+        with suppress(RuntimeError):  # the service has ended
+            loop.call_soon_threadsafe(steps.put_nowait, dict(step))
+
+    with body.asked(service.set_up, service.uploads) as ask:
+        before = service.queue.waiting + service.queue.in_hand
+        yield {"event": "queued", "data": json.dumps({"position": before})}
+        answer = asyncio.create_task(service.queue.answer(ask, tell))
+        answer.add_done_callback(lambda _: steps.put_nowait(None))
+        try:
+            while step := await steps.get():
+                yield {"event": "progress", "data": json.dumps(step)}
+            yield {"event": body.event, "data": line_of(answer.result())}
+        except Refused as error:
+            yield {"event": "error", "data": json.dumps(error.body())}
+        finally:
+            answer.cancel()
 
 
-async def _plain(request: Request, set_up: SetUp, pending: Pending) -> Response:
-    async def answered() -> Any:
-        async for event in pending.events(set_up.engine.timeout):
-            if event and event[0] == "answer":
-                return event[1]
-
-    async def gone() -> None:
-        while not await request.is_disconnected():
-            await asyncio.sleep(0.5)
-
-    waits = [asyncio.ensure_future(answered()), asyncio.ensure_future(gone())]
-    try:
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        if not waits[0].done():
-            return Response(status_code=499)
-        return Response(_settled(set_up, waits[0].result()), media_type="application/json")
-    finally:
-        for wait in waits:
-            wait.cancel()
-        pending.leave()
+@private.get("/models")
+def models(service: Here) -> dict[str, Any]:
+    """The model that answers, as clients of OpenAI list them."""
+    about = {"id": service.set_up.model, "object": "model", "created": 0, "owned_by": "agentic-iqa"}
+    return {"object": "list", "data": [about]}
 
 
-async def _stream(set_up: SetUp, pending: Pending, last: str) -> AsyncIterator[str]:
-    try:
-        yield _event("queued", json.dumps({"id": pending.key, "position": pending.position}))
-        async for event in pending.events(set_up.engine.timeout):
-            if event is None:
-                yield ": keep-alive\n\n"
-            elif event[0] == "progress":
-                yield _event("progress", json.dumps(event[1]))
-            else:
-                yield _event(last, _settled(set_up, event[1]))
-    except Refused as error:
-        if "row" in error.extra:
-            yield _event(last, json.dumps(error.extra["row"], ensure_ascii=False))
-        else:
-            yield _event("error", json.dumps(error.body(), ensure_ascii=False))
-    finally:
-        pending.leave()
+@private.post("/chat/completions")
+async def complete(sent: Completion, service: Here) -> Response:
+    """OpenAI's form: assesses the last picture (a data URL) with the last text as the query, and gives the account."""
+    with sent.picture().asked(service.set_up, service.uploads) as ask:
+        row = await service.queue.answer(ask)
+    if error := failure_of(row):
+        raise Refused(422, "not_assessed", error)
+    return sent.reply(row, service.set_up.model)
 
 
-def _event(name: str, data: str) -> str:
-    return f"event: {name}\ndata: {data}\n\n"
+@private.post("/batches", status_code=202, openapi_extra=described(SeveralPictures))
+async def submit(request: Request, service: Here) -> dict[str, Any]:
+    """Takes pictures to assess when nobody waits. The batch outlasts a restart, and stays until it is deleted."""
+    return await service.batches.submit(await body_of(request, SeveralPictures))
 
 
-def make_app(set_up: SetUp) -> FastAPI:
-    """The application; what stands before it is in `guard`."""
-    app = FastAPI(title="agentic-iqa", version=__version__, docs_url=None, redoc_url=None)
+@private.get("/batches")
+def listed(service: Here) -> list[dict[str, Any]]:
+    """Every batch, the newest first."""
+    return [service.batches.status(name) for name in reversed(service.batches.names())]
+
+
+@private.get("/batches/{name}")
+def status(name: str, service: Here) -> dict[str, Any]:
+    """How far a batch is."""
+    return service.batches.status(name)
+
+
+@private.get("/batches/{name}/rows")
+def rows(name: str, service: Here, start: Annotated[int, Query(alias="from", ge=0)] = 0) -> Response:
+    """A batch's rows so far, from number ?from=N on, one a line."""
+    return Response(b"".join(service.batches.lines(name, start)), media_type="application/x-ndjson")
+
+
+@private.get("/batches/{name}/gallery")
+def gallery(name: str, service: Here) -> HTMLResponse:
+    """A page of a batch's pictures and rows, to look through, sort and triage; it opens from disk too."""
+    return HTMLResponse(service.batches.gallery(name), headers={"Content-Security-Policy": "frame-ancestors 'none'"})
+
+
+@private.delete("/batches/{name}", status_code=204)
+def delete(name: str, service: Here) -> None:
+    """Deletes a batch with its pictures and rows."""
+    service.batches.delete(name)
+
+
+def make_app(service: Service, hosts: list[str]) -> FastAPI:
+    """The application, for requests to these host names ("*": to any)."""
+
+    @asynccontextmanager
+    async def working(_: FastAPI) -> AsyncIterator[None]:
+        work = asyncio.create_task(service.batches.work())
+        yield
+        work.cancel()
+        await asyncio.wait([work])
+
+    app = FastAPI(title="agentic-iqa", version=__version__, docs_url=None, redoc_url=None, lifespan=working,
+                  redirect_slashes=False, dependencies=[Depends(_same_origin)])  # fmt: skip
+    app.state.service = service
+    app.include_router(public)
+    app.include_router(private)
+    app.mount("/", StaticFiles(directory=PAGE, html=True))
+    app.add_middleware(RequestBodyLimitMiddleware, max_body_size=service.most_bytes)
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)
+
+    @app.middleware("http")
+    async def mark(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
+        response = await answer(request)
+        for name, value in HEADERS.items():
+            response.headers.setdefault(name, value)
+        route = getattr(request.scope.get("route"), "path", "other")
+        service.queue.metrics.requests.labels(route, response.status_code).inc()
+        return response
 
     @app.exception_handler(Refused)
-    async def refusal(_: Request, error: Refused) -> Response:
+    async def refused(_: Request, error: Refused) -> Response:
         return JSONResponse(error.body(), error.status, error.headers)
 
     @app.exception_handler(HTTPException)
     async def other(request: Request, error: HTTPException) -> Response:
-        told = Refused(error.status_code, "http", str(error.detail))
-        if error.status_code == 404:
-            told = Refused(404, "not_found", "there is no such route", "/docs lists them")
-        if error.status_code == 405:
-            told = Refused(405, "method", f"{request.method}: not for this route", "/docs lists them")
-        return JSONResponse(told.body(), error.status_code, error.headers)
+        code = CODES.get(error.status_code, "http")
+        return await refused(request, Refused(error.status_code, code, str(error.detail)))
 
-    _page(app)
-    _about(app, set_up)
-    _asking(app, set_up)
-    _batches(app, set_up)
     return app
-
-
-def _page(app: FastAPI) -> None:
-    @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
-    async def page() -> Response:
-        return FileResponse(PAGE / "index.html", media_type="text/html; charset=utf-8")
-
-    @app.get("/assets/{name}", include_in_schema=False)
-    async def asset(name: str) -> Response:
-        if name not in ASSETS:
-            raise Refused(404, "not_found", "there is no such file")
-        return FileResponse(PAGE / name, media_type=ASSETS[name])
-
-    @app.get("/docs", include_in_schema=False)
-    async def docs() -> Response:
-        return HTMLResponse(docs_page(app.openapi()))
-
-
-def _about(app: FastAPI, set_up: SetUp) -> None:
-    engine = set_up.engine
-
-    @app.get("/v1/info")
-    async def info() -> dict[str, Any]:
-        """What answers here, and within which limits."""
-        levels = [
-            {"letter": letter, "name": LEVEL_WORDS[level], "level": level}
-            for letter, level in LETTER_TO_LEVEL.items()
-        ]
-        return {
-            "version": __version__,
-            "model": set_up.model,
-            "small_model": set_up.small,
-            "engine": set_up.backend,
-            "device": engine.device,
-            "pipelines": list(set_up.defaults.pipelines),
-            "modes": ["logits", "classification", "uniform"],
-            "presets": [{"label": a, "query": b, "choices": c} for a, b, c in PRESETS],
-            "levels": levels,
-            "limits": {
-                "bytes": set_up.bytes,
-                "pixels": set_up.settings.images.max_pixels,
-                "seconds": engine.timeout,
-                "pictures": set_up.pictures,
-            },
-            "token_required": set_up.token_required,
-        }
-
-    @app.head("/healthz", include_in_schema=False)
-    @app.get("/healthz")
-    async def healthz() -> Response:
-        """Whether the service can answer."""
-        status = 200 if engine.state == "ok" else 503
-        return JSONResponse({"status": engine.state, "waiting": engine.waiting}, status)
-
-    @app.get("/metrics")
-    async def metrics() -> Response:
-        """Counters and a histogram of seconds as Prometheus text."""
-        gauges = {
-            "up": (float(engine.state == "ok"), "Whether the models are loaded."),
-            "queue_length": (engine.waiting, "Requests that wait."),
-            "in_hand": (engine.in_hand, "Requests and pictures of batches that are worked on."),
-            "batch_pictures_left": (set_up.batches.left, "Pictures of batches without a row."),
-            "held_bytes": (set_up.held.now, "Bytes of requests that are not answered yet."),
-        }
-        return Response(set_up.metrics.text(gauges), media_type="text/plain; version=0.0.4")
-
-
-def _asking(app: FastAPI, set_up: SetUp) -> None:
-    @app.post("/v1/assess", openapi_extra=described("image", OPTIONS, "The row."))
-    async def assess(request: Request) -> Response:
-        """Assesses a picture: the row, or with Accept: text/event-stream its progress and then the row."""
-        sent = await sent_with(request, set_up, many=False)
-        ask = arguments(sent.options, set_up.defaults)
-        settings = settings_for(sent.options, set_up.settings)
-        return await answer_to(request, set_up, sent, "row", settings=settings, **ask)
-
-    options = PAIRWISE | {name: OPTIONS[name] for name in ("pipeline", "background")}
-
-    @app.post("/v1/compare", openapi_extra=described("images", options, "The comparison, or the order."))
-    async def compare(request: Request) -> Response:
-        """Compares two pictures, or orders several; the pipeline is letters unless another is named."""
-        sent = await sent_with(request, set_up, many=True, extra=("pairwise",))
-        check_known(sent.options, (*options, "images", "reference"))
-        most = min(MOST_PICTURES, set_up.pictures)
-        if not 2 <= len(sent.pictures) <= most:
-            raise bad(f"images: expected 2 to {most} pictures, got {len(sent.pictures)}")
-        wanted = asked(sent.options)
-        pipeline = pipeline_of(wanted, set_up.defaults, "letters")
-        about = {"settings": settings_for(sent.options, set_up.settings), "pairwise": wanted.pairwise}
-        return await answer_to(request, set_up, sent, "comparison", pipeline=pipeline, **about)
-
-
-def _base(request: Request) -> str:
-    """Where a proxy has put the service."""
-    return request.scope.get("root_path", "")
-
-
-def _batches(app: FastAPI, set_up: SetUp) -> None:
-    batches = set_up.batches
-
-    @app.post(
-        "/v1/batches", status_code=202, openapi_extra=described("images", OPTIONS, "The batch's status.", 202)
-    )
-    async def submit(request: Request) -> Response:
-        """Takes pictures to assess when nobody waits. The batch outlasts a restart."""
-        sent = await sent_with(request, set_up, many=True)
-        return JSONResponse(await asyncio.to_thread(batches.submit, sent, _base(request)), 202)
-
-    @app.get("/v1/batches")
-    def listed(request: Request) -> list[dict[str, Any]]:
-        """Every batch, the newest first."""
-        return batches.all(_base(request))
-
-    @app.get("/v1/batches/{name}", responses=NO_BATCH)
-    def status(name: str, request: Request) -> dict[str, Any]:
-        """How far a batch is."""
-        return batches.status(name, _base(request))
-
-    @app.get("/v1/batches/{name}/rows", responses=NO_BATCH, openapi_extra=FROM)
-    def rows(name: str, request: Request) -> Response:
-        """A batch's rows so far, from number ?from=N on, one a line."""
-        start = request.query_params.get("from", "0")
-        if not (start.isascii() and start.isdigit() and len(start) < 10):
-            raise bad("from: expected a number, 0 or more")
-        return Response("".join(batches.rows(name, int(start))), media_type="application/x-ndjson")
-
-    @app.delete("/v1/batches/{name}", status_code=204, responses=NO_BATCH)
-    def delete(name: str) -> Response:
-        """Deletes a batch and its rows."""
-        batches.delete(name)
-        return Response(status_code=204)

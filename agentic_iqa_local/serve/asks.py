@@ -1,192 +1,139 @@
-"""What is asked of the service, and what is done with it in the process that has the models."""
+"""What can be asked over HTTP and MCP, and the work that answers it in the process that has the models."""
 
 import copy
 import json
-import re
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from agentic_iqa_local.batch.work import ROLES, Work, as_line
-from agentic_iqa_local.config import Pipeline, Settings
-from agentic_iqa_local.errors import one_line
+from agentic_iqa_local.batch.work import ROLES, Work
+from agentic_iqa_local.config import ConfigError, Pipeline, Request, Settings
+from agentic_iqa_local.errors import UserError, did_you_mean, one_line
+from agentic_iqa_local.images.pictures import PictureFile
 from agentic_iqa_local.judgement.assessment import assess, unassessed
-from agentic_iqa_local.judgement.comparison import Comparison, Judge, Ranking
-from agentic_iqa_local.judgement.pairwise_read import PairwiseRead, read_pair
-from agentic_iqa_local.nodes.letter_reading import ROLE
+from agentic_iqa_local.judgement.comparison import Comparison, Ranking, compare, rank
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
-from agentic_iqa_local.nodes.workbench import MODEL, PICTURE, Observer
+from agentic_iqa_local.nodes.workbench import Observer
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.services import Services
 
-TOKENS = ("prefilled", "reused", "decoded")  # the kinds that are counted (see `result.Tokens`)
+TO_ASSESS = ("query", "choices", "pipeline", "mode", "max_replan_iterations", "map", "at_least", "error_rate",
+             "target_width", "background")  # fmt: skip
+TO_COMPARE = ("pairwise", "pipeline", "background")
+
+Answer: TypeAlias = Assessment | Comparison | Ranking
 
 
-@dataclass(frozen=True)
-class Named:
-    """A picture that was sent: where it lies here, and its sender's name for it."""
+class Refused(UserError):
+    """A request without an answer: a status of HTTP, a code for programs, a sentence and what to do about it."""
 
-    path: Path
-    name: str
+    def __init__(self, status: int, code: str, message: str, remedy: str = "", **headers: str):
+        super().__init__(message, remedy)
+        self.status, self.code = status, code
+        self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
+
+    def body(self) -> dict[str, Any]:
+        """What stands in the answer of HTTP."""
+        return {"error": {"code": self.code, "message": self.message, "remedy": self.remedy or None}}
 
 
 @dataclass(frozen=True)
 class Ask:
-    """One request with its own options, under a key of its own. With several pictures they are compared."""
+    """One picture to assess, or several to compare; `settings` have the request's options in them already."""
 
-    key: str
-    pictures: tuple[Named, ...]
+    pictures: Sequence[PictureFile]
+    reference: PictureFile | None
+    request: Request
     settings: Settings
-    reference: Named | None = None
-    query: str | None = None
-    choices: tuple[str, ...] | None = None
-    pipeline: Pipeline = "agent"
-    max_replan_iterations: int | None = None
-    map: bool = False
-    pairwise: bool | None = None
+    pipeline: Pipeline
 
     @property
     def image(self) -> Path:
-        return self.pictures[0].path
+        return Path(self.pictures[0].path)
+
+    @property
+    def key(self) -> str:
+        return str(self.image)
 
 
-@dataclass
-class Answer:
-    """What became of an ask: a row or a comparison as one line of JSON, and why there is no answer. `levels`
-    has a word for each picture that was assessed (None: it was not rated), `tokens` counts by kind. With
-    `timed_out` the error is a time that was over."""
+@dataclass(frozen=True)
+class SetUp:
+    """What was chosen at the start, and stands in for what a request leaves out."""
 
-    key: str
-    text: str
-    error: str | None = None
-    sha256: str | None = None
-    levels: tuple[str | None, ...] = ()
-    tokens: Counter[str] = field(default_factory=Counter)
-    timed_out: bool = False
+    settings: Settings
+    pipeline: Pipeline
+
+    @property
+    def model(self) -> str:
+        return self.settings.folder(self.settings.role("summarizer").backend).name
+
+    def ask(
+        self,
+        options: Mapping[str, Any],
+        known: Sequence[str] = TO_ASSESS,
+        pictures: Sequence[PictureFile] = (),
+        reference: PictureFile | None = None,
+    ) -> Ask:
+        """An ask about pictures with options of `config.Request`, of which `known` may be there. Empty ones, as forms
+        send them, count as left out. Raises Refused (400)."""
+        if unknown := [name for name in options if name not in known]:
+            hint = did_you_mean(unknown[0], known).removeprefix("; ") or f"there are: {', '.join(known)}"
+            raise Refused(400, "unknown_field", f"{unknown[0][:80]}: there is no such field", hint)
+        try:
+            request = Request.of({name: value for name, value in options.items() if value not in (None, "", [])})
+            settings = request.applied_to(self.settings)
+        except ConfigError as error:
+            raise Refused(400, "bad_request", error.message, error.remedy) from error
+        return Ask(pictures, reference, request, settings, request.pipeline or self.pipeline)
+
+
+def answered(ask: Ask, services: Services, observer: Observer | None = None) -> Answer:
+    """Of one picture its assessment, of two which is better, of more their order. What is wrong with a picture is
+    told there. Raises VLMError for a model that cannot run."""
+    services, request = copy.copy(services), ask.request
+    services.settings = ask.settings
+    how: dict[str, Any] = {
+        "reference": ask.reference,
+        "pipeline": ask.pipeline,
+        "max_replan_iterations": request.max_replan_iterations,
+        "services": services,
+        "observer": observer,
+    }
+    if len(ask.pictures) == 1:
+        return assess(ask.pictures[0], query=request.query, choices=request.choices, map=request.map, **how)
+    if len(ask.pictures) == 2:
+        return compare(*ask.pictures, pairwise=request.pairwise, **how)
+    return rank(ask.pictures, pairwise=request.pairwise, **how)
+
+
+def failure_of(answer: Answer) -> str | None:
+    """Why an answer is none."""
+    if isinstance(answer, Ranking):
+        return None if answer.order else answer.failed[0].error
+    return answer.error
+
+
+def line_of(answer: Answer) -> str:
+    """An answer as one line of JSON."""
+    return one_line(json.dumps(answer.to_dict(), ensure_ascii=False))
 
 
 class Serving(Work[Ask, Answer]):
-    """An answer to each ask. No answer names a file below `folders`, but by its last name."""
+    """The service's work: an answer to each ask."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        pipelines: tuple[Pipeline, ...] = ("agent", "letters"),
-        folders: tuple[Path, ...] = (),
-    ):
-        self.settings, self.folders = settings, tuple(map(str, folders))
-        self.roles = tuple(dict.fromkeys(role for name in pipelines for role in ROLES[name]))
+    def __init__(self, set_up: SetUp):
+        self.settings, self.roles = set_up.settings, ROLES[set_up.pipeline]
 
     def row(self, item: Ask, services: Services, observer: Observer) -> Answer:
-        own = _services_of(item, services)
-        rows = [self._assessed(item, picture, own, observer) for picture in item.pictures]
-        if len(rows) > 1:
-            return _compared(item, rows, own, observer)
-        return _answer(item, rows[0])
+        return answered(item, services, observer)
 
     def failure(self, item: Ask, error: str, sha256: str | None = None) -> Answer:
-        original = item.reference and item.reference.name
-        query, told = item.query or DEFAULT_QUERY, self._hidden(one_line(error), item)
-        rows = [
-            unassessed(picture.name, original, query, item.choices, item.pipeline, item.settings)
-            for picture in item.pictures
-        ]
-        for row in rows:
-            row.error = told
+        request, original, rows = item.request, item.reference and item.reference.name, []
+        for picture in item.pictures:
+            query = request.query or DEFAULT_QUERY
+            row = unassessed(picture.name, original, query, request.choices, item.pipeline, item.settings)
+            row.error = one_line(picture.hide(error))
+            rows.append(row)
         rows[0].sha256 = sha256
-        if len(rows) == 1:
-            return _answer(item, rows[0])
-        if len(rows) == 2:
-            return _answer_with(item, Comparison(first=rows[0], second=rows[1], error=told), told, rows)
-        return _answer_with(item, Ranking(order=[], failed=rows, notes=[told]), told, rows)
-
-    def overdue(self, item: Ask, error: str, sha256: str | None = None) -> Answer:
-        answer = self.failure(item, error, sha256)
-        answer.timed_out = True
-        return answer
-
-    def _hidden(self, text: str, item: Ask) -> str:
-        """`text` with the senders' names in place of the paths here, and without any other path of ours."""
-        for file in (*item.pictures, *([item.reference] if item.reference else [])):
-            text = text.replace(str(file.path), one_line(file.name))
-        for folder in self.folders:
-            text = re.sub(re.escape(folder) + r"[^\s:;,'\"()\[\]]*", _last_name, text)
-        return text
-
-    def _assessed(self, item: Ask, picture: Named, services: Services, observer: Observer) -> Assessment:
-        logged = PICTURE.set(one_line(picture.name))
-        try:
-            row = assess(
-                picture.path,
-                item.reference and item.reference.path,
-                item.query,
-                item.choices,
-                pipeline=item.pipeline,
-                max_replan_iterations=item.max_replan_iterations,
-                map=item.map,
-                services=services,
-                observer=observer,
-            )
-        finally:
-            PICTURE.reset(logged)
-        row.image, row.reference = picture.name, item.reference and item.reference.name
-        row.error = row.error and self._hidden(row.error, item)
-        row.warnings = [self._hidden(line, item) for line in row.warnings]
-        return row
-
-
-def _last_name(path: re.Match[str]) -> str:
-    return path[0].rstrip("/").rpartition("/")[2]
-
-
-def _answer(item: Ask, row: Assessment) -> Answer:
-    return Answer(item.key, as_line(row), row.error, row.sha256, *_counted([row]))
-
-
-def _counted(rows: Sequence[Assessment]) -> tuple[tuple[str | None, ...], Counter[str]]:
-    tokens = Counter[str]()
-    for row in rows:
-        if row.tokens:
-            tokens.update({kind: getattr(row.tokens, kind) for kind in TOKENS})
-    return tuple(row.level for row in rows if row.error is None), tokens
-
-
-def _services_of(item: Ask, services: Services) -> Services:
-    """The loaded services under the ask's own settings."""
-    if item.settings == services.settings:
-        return services
-    own = copy.copy(services)
-    own.settings = item.settings
-    return own
-
-
-def _compared(item: Ask, rows: list[Assessment], services: Services, observer: Observer) -> Answer:
-    def read(one: Any, other: Any) -> PairwiseRead:
-        with observer.calling(MODEL):
-            return read_pair(services.client(ROLE), one, other)
-
-    observer.step("comparison", "started")
-    judge = Judge(
-        item.settings,
-        item.pipeline,
-        item.reference is not None,
-        read=None if item.pairwise is False else read,
-        always=bool(item.pairwise),
-    )
-    found = (judge.compared if len(rows) == 2 else judge.ranked)(
-        rows, [picture.path for picture in item.pictures]
-    )
-    observer.step("comparison", "finished")
-    error = found.error if isinstance(found, Comparison) else None
-    if isinstance(found, Ranking) and not found.order:
-        error = found.failed[0].error
-    return _answer_with(item, found, error, rows)
-
-
-def _answer_with(
-    item: Ask, found: Comparison | Ranking, error: str | None, rows: Sequence[Assessment]
-) -> Answer:
-    line = one_line(json.dumps(found.to_dict(), ensure_ascii=False))
-    return Answer(item.key, line, error, None, *_counted(rows))
+        return rows[0] if len(rows) == 1 else Ranking(order=[], failed=rows)

@@ -12,7 +12,7 @@ import numpy as np
 
 from agentic_iqa_local.config import FusionSettings
 from agentic_iqa_local.iqa_tools import ToolError, find_tool
-from agentic_iqa_local.nodes.evidence import tool_scores
+from agentic_iqa_local.nodes.evidence import votes
 from agentic_iqa_local.score_fusion import (
     fused_distribution,
     perceptual_weights,
@@ -190,7 +190,7 @@ def tool_means(rows: Sequence[Row], vote: str) -> np.ndarray:
     means = np.full(len(rows), np.nan)
     for i, row in enumerate(rows):
         if row.get("evidence"):
-            scores = tool_scores(ExecutorOutput.model_validate(row["evidence"]), vote)
+            scores = [score for _, score in votes(ExecutorOutput.model_validate(row["evidence"]), vote)]
             means[i] = np.mean(scores) if scores else np.nan
     return means
 

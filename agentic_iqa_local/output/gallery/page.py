@@ -51,9 +51,9 @@ def write_gallery(
 
 
 def _found(path: str, images: Path | None) -> Path:
-    """Where the picture is: at its path, else at the longest end of it that is a file below `images`."""
+    """Where the picture is: at the longest end of its path that is a file below `images`, else at its path."""
     original = Path(path)
-    if images is None or os.path.isfile(original):
+    if images is None:
         return original
     parts = original.parts
     ends = (images.joinpath(*parts[start:]) for start in range(original.is_absolute(), len(parts)))

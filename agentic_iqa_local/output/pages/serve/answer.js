@@ -107,7 +107,7 @@ function passes(row) {
   const items = row.passes.map((pass) => el("li", {},
     el("strong", {}, `Pass ${pass.number}`), pass.asked ? ` to close: ${pass.asked}` : "",
     el("ul", { class: "lines" }, [["Seen", pass.seen], ["Measured", pass.measured], ["Concluded", pass.concluded],
-      ["Changed", pass.changed.join("; ")], ["Still open", pass.gaps.join("; ")]]
+      ["Still open", pass.gaps.join("; ")]]
       .filter(([, text]) => text).map(([name, text]) => el("li", {}, `${name}: ${text}`)),
     el("li", { class: "soft" }, `${pass.tokens} tokens, ${number(pass.seconds, 1)} s`))));
   return card("Passes of the agent", el("ol", { class: "passes" }, items),
@@ -164,3 +164,19 @@ export function comparison(found, sent) {
       el("button", { type: "button", onclick: () => download("comparison.json", JSON.stringify(found)) }, "Download the comparison (JSON)")));
 }
 
+// The rows of a batch, the best first, and its gallery (a page). sent: [name, address] of each picture.
+export function batch({ rows, gallery }, sent) {
+  const addresses = new Map(sent);
+  const list = rows.filter((row) => !row.error).sort((one, other) => other.q - one.q).map((row) => el("li", {},
+    el("img", { src: addresses.get(row.image) ?? "", alt: "", class: "shot" }),
+    el("div", {}, el("strong", {}, row.image),
+      row.q === null ? el("p", {}, chosen(row)) : el("p", {}, el("span", { class: `text-${letterOf(row.q)}` }, wordOf(row.final_answer)), ` q ${number(row.q)}`),
+      row.q !== null && scale(row.q, row.interval), account(row))));
+  const missing = rows.filter((row) => row.error).map((row) => `${row.image}: ${row.error}`);
+  return el("article", { class: "answer", "aria-label": "Batch" },
+    list.length ? card("Each picture", el("ol", { class: "order" }, list)) : null,
+    missing.length ? card("Could not be assessed", lines(missing)) : null,
+    el("footer", { class: "cost" },
+      el("button", { type: "button", onclick: () => download("gallery.html", gallery, "text/html") }, "Download the gallery"),
+      el("button", { type: "button", onclick: () => download("rows.jsonl", rows.map((row) => `${JSON.stringify(row)}\n`).join("")) }, "Download the rows (JSON lines)")));
+}

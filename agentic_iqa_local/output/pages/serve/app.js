@@ -1,8 +1,8 @@
 // The form: what to send, how far it is, and what came of it.
-import { answer, comparison, failed, spoken } from "./answer.js";
+import { answer, batch, comparison, failed, spoken } from "./answer.js";
 import { byId, el, number } from "./dom.js";
 import { scale } from "./scale.js";
-import { Refusal, ask, info, useToken } from "./talk.js";
+import { Refusal, ask, askEach, info, useToken } from "./talk.js";
 
 const chosen = { image: [], reference: [] };
 const past = [];
@@ -40,10 +40,16 @@ function show(kind) {
 }
 
 function settle() {
-  const several = chosen.image.length > 1;
-  byId("go").disabled = !chosen.image.length || running !== null;
-  byId("go").textContent = several ? `Compare ${chosen.image.length} pictures` : "Assess";
-  for (const id of ["question", "map-field", "options"]) byId(id).hidden = several;
+  const number = chosen.image.length;
+  byId("go").disabled = !number || running !== null;
+  byId("go").textContent = number < 2 ? "Assess" : `${route() === "compare" ? "Compare" : "Assess"} ${number} pictures`;
+  byId("each-field").hidden = number < 2;
+  for (const id of ["question", "map-field", "options"]) byId(id).hidden = route() === "compare";
+}
+
+function route() {
+  if (chosen.image.length < 2) return "assess";
+  return byId("each").checked ? "batches" : "compare";
 }
 
 function receiver(kind) {
@@ -78,10 +84,9 @@ function named(files) {
 
 function form(names) {
   const data = new FormData();
-  const several = chosen.image.length > 1;
-  chosen.image.forEach((file, i) => data.append(several ? "images" : "image", file, names[i]));
+  chosen.image.forEach((file, i) => data.append(names.length > 1 ? "images" : "image", file, names[i]));
   if (chosen.reference.length) data.append("reference", chosen.reference[0], chosen.reference[0].name);
-  if (several) return data;
+  if (route() === "compare") return data;
   for (const id of ["query", "pipeline", "mode", "at_least", "target_width"]) {
     const value = byId(id).value.trim();
     if (value) data.append(id, value);
@@ -105,15 +110,14 @@ async function submit(event) {
   const refused = tooMuch();
   if (refused) return fail(...refused);
   if (byId("token").value) useToken(byId("token").value);
-  const sent = { images: [...chosen.image], names: named(chosen.image), reference: chosen.reference[0] };
-  const route = sent.images.length > 1 ? "compare" : "assess";
+  const sent = { images: [...chosen.image], names: named(chosen.image), reference: chosen.reference[0], route: route() };
   running = new AbortController();
   byId("cancel").hidden = false;
   settle();
   const progress = steps();
   try {
-    const found = await ask(route, form(sent.names), progress.tell, running.signal);
-    keep(route, found, sent);
+    const send = sent.route === "batches" ? askEach : ask;
+    keep(sent.route, await send(sent.route, form(sent.names), progress.tell, running.signal), sent);
   } catch (error) {
     if (error.name === "AbortError") idle("Cancelled", "Nothing was assessed.");
     else if (error instanceof Refusal) refusal(error);
@@ -170,6 +174,7 @@ function steps() {
   tellNow(word);
   return {
     tell(name, data) {
+      if (name === "batch") return tellNow(`${data.done} of ${data.total} assessed`);
       if (name === "queued") {
         return tellNow(data.position > 0 ? `Waiting: ${data.position} before this one` : "Begun");
       }
@@ -204,8 +209,9 @@ function present(one) {
   const pictures = one.sent.images.map((file) => URL.createObjectURL(file));
   const reference = one.sent.reference && URL.createObjectURL(one.sent.reference);
   addresses = [...pictures, reference].filter(Boolean);
-  const part = one.route === "compare" ? comparison(one.found, one.sent.names.map((name, i) => [name, pictures[i]])) : answer(one.found, pictures[0], reference);
-  byId("answer").replaceChildren(part);
+  const named = one.sent.names.map((name, i) => [name, pictures[i]]);
+  const several = { compare: comparison, batches: batch }[one.route];
+  byId("answer").replaceChildren(several ? several(one.found, named) : answer(one.found, pictures[0], reference));
   say(told(one));
   byId("history").replaceChildren(...past.map((other) => el("li", {}, el("button", {
     type: "button", "aria-current": String(other === one), onclick: () => present(other),
@@ -215,11 +221,13 @@ function present(one) {
 }
 
 function told({ route, found }) {
+  if (route === "batches") return `${found.rows.length} pictures assessed.`;
   if (route === "compare") return failed(found) ? "The pictures could not be compared." : "Compared.";
   return found.error ? "It could not be assessed." : `Assessed: ${spoken(found)}`;
 }
 
 function short({ route, found }) {
+  if (route === "batches") return `${found.rows.length} pictures`;
   if (failed(found)) return "failed";
   if (route === "compare") return "compared";
   return found.q === null ? String(found.final_answer).slice(0, 12) : `${found.final_answer} ${number(found.q)}`;
@@ -259,6 +267,7 @@ async function begin() {
   }
   document.addEventListener("paste", (event) => choose("image", event.clipboardData.files));
   byId("ask").addEventListener("submit", submit);
+  byId("each").addEventListener("change", settle);
   byId("cancel").addEventListener("click", () => running?.abort());
   idle("How good is the picture?", "It is judged on this service's machine and not kept.");
   say("");

@@ -41,8 +41,8 @@ export function lines(texts) {
   return el("ul", { class: "lines" }, texts.map((text) => el("li", {}, text)));
 }
 
-export function download(name, text) {
-  const url = URL.createObjectURL(new Blob([text], { type: "application/json" }));
+export function download(name, text, type = "application/json") {
+  const url = URL.createObjectURL(new Blob([text], { type }));
   el("a", { href: url, download: name }).click();
   setTimeout(() => URL.revokeObjectURL(url), 10000);
 }

@@ -45,6 +45,30 @@ export async function ask(route, form, tell, signal) {
   }
 }
 
+// Sends pictures as a batch, waits until all have rows, takes them with the gallery, and deletes the batch there.
+export async function askEach(route, form, tell, signal) {
+  const headers = token ? { Authorization: `Bearer ${token}` } : {};
+  const send = async (address, options = {}) => {
+    const answer = await fetch(`v1/${route}${address}`, { headers, signal, ...options });
+    if (!answer.ok) throw await refusal(answer);
+    return answer;
+  };
+  let about = await (await send("", { method: "POST", body: form })).json();
+  const place = `/${about.id}`;
+  try {
+    while (about.state !== "finished") {
+      tell("batch", about);
+      await new Promise((done) => setTimeout(done, 500));
+      about = await (await send(place)).json();
+      if (about.state === "stopped") throw new Refusal(503, about.error);
+    }
+    const lines = (await (await send(`${place}/rows`)).text()).trim().split("\n");
+    return { rows: lines.map((line) => JSON.parse(line)), gallery: await (await send(`${place}/gallery`)).text() };
+  } finally {
+    fetch(`v1/${route}${place}`, { method: "DELETE", headers, keepalive: true });
+  }
+}
+
 async function refusal(answer) {
   let error = null;
   try {

@@ -1,0 +1,195 @@
+"""The bodies of requests: pictures and options in a form, in JSON or in OpenAI's messages, checked at once."""
+
+import asyncio
+import base64
+import json
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, TypeVar
+
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError, WithJsonSchema
+from starlette.datastructures import UploadFile
+
+from agentic_iqa_local.config import Request as Options
+from agentic_iqa_local.errors import one_line
+from agentic_iqa_local.files import first_mistake
+from agentic_iqa_local.images.pictures import PictureFile
+from agentic_iqa_local.serve.asks import TO_ASSESS, TO_COMPARE, Ask, Refused, SetUp
+
+MOST = 1000  # in a request
+LONGEST_NAME = 200  # bytes of a picture's name
+IN_SCHEMA = {"type": "string", "format": "binary", "description": "a file; in JSON its bytes in base64"}
+
+
+def _fit_for_a_file(name: str) -> str:
+    last = one_line(name.replace("\\", "/").rstrip("/").rpartition("/")[2])
+    short = last.encode("utf-8", "replace")[:LONGEST_NAME].decode("utf-8", "ignore")
+    return "picture" if short in ("", ".", "..") else short
+
+
+def _decoded(data: Any) -> Any:
+    if not isinstance(data, str):
+        return data
+    text = data[data.find(",", 0, 200) + 1 :] if data.startswith("data:") else data  # as browsers write it
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError as error:
+        raise ValueError("expected a picture in base64; encode the file's bytes, no path is read") from error
+
+
+class Upload(BaseModel):
+    """A picture as it was sent: the bytes of its file, and its sender's name, which is only ever shown."""
+
+    name: Annotated[str, AfterValidator(_fit_for_a_file)] = "picture"
+    data: Annotated[bytes, BeforeValidator(_decoded), Field(min_length=1)]
+
+
+def _named(value: Any) -> Any:
+    return {"data": value} if isinstance(value, str) else value
+
+
+Picture = Annotated[Upload, BeforeValidator(_named), WithJsonSchema(IN_SCHEMA)]
+
+
+class Body(BaseModel, extra="allow"):
+    """A request about pictures. What else is sent are options, of which `known` may be there."""
+
+    known: ClassVar = TO_ASSESS
+    usual: ClassVar[dict[str, Any]] = {}
+    event: ClassVar = "row"
+    reference: Picture | None = Field(default=None, description="the pristine original")
+
+    @property
+    def uploads(self) -> list[Upload]:
+        raise NotImplementedError
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return self.usual | (self.model_extra or {})
+
+    @contextmanager
+    def asked(self, set_up: SetUp, below: Path) -> Iterator[Ask]:
+        """The ask that this is; its pictures lie in a private folder meanwhile. Raises Refused."""
+        with tempfile.TemporaryDirectory(dir=below) as folder:
+
+            def file(upload: Upload, name: object) -> PictureFile:
+                path = Path(folder) / str(name)
+                path.write_bytes(upload.data)
+                return PictureFile(str(path), upload.name)
+
+            pictures = [file(upload, number) for number, upload in enumerate(self.uploads)]
+            yield set_up.ask(self.options, self.known, pictures, self.reference and file(self.reference, "reference"))
+
+
+class OnePicture(Body):
+    """A picture to assess."""
+
+    image: Picture
+
+    @property
+    def uploads(self) -> list[Upload]:
+        return [self.image]
+
+
+class SeveralPictures(Body):
+    """Pictures of a batch."""
+
+    images: list[Picture] = Field(min_length=1, max_length=MOST)
+
+    @property
+    def uploads(self) -> list[Upload]:
+        return self.images
+
+
+class Compared(SeveralPictures):
+    """Pictures to compare, by the pipeline letters unless another is named."""
+
+    known: ClassVar = TO_COMPARE
+    usual: ClassVar = {"pipeline": "letters"}
+    event: ClassVar = "comparison"
+    images: list[Picture] = Field(min_length=2, max_length=MOST)
+
+
+class Message(BaseModel):
+    """A message in OpenAI's form: a text, or parts of type text and image_url."""
+
+    content: str | list[dict[str, Any]] | None = None
+
+
+class Completion(BaseModel, extra="allow"):
+    """What a client of OpenAI sends. Options of an assessment may stand beside it; OpenAI's own are ignored."""
+
+    messages: list[Message]
+    stream: bool = False
+
+    def picture(self) -> OnePicture:
+        """The last picture (a data URL) with the last text as its query. Raises Refused."""
+        fields = {name: value for name, value in (self.model_extra or {}).items() if name in TO_ASSESS}
+        for message in self.messages:
+            parts = [{"text": message.content}] if isinstance(message.content, str) else message.content or []
+            for part in parts:
+                if isinstance(url := part.get("image_url"), dict):
+                    fields["image"] = url.get("url")
+                elif isinstance(part.get("text"), str):
+                    fields["query"] = part["text"]
+        return checked(OnePicture, fields)
+
+    def reply(self, row: Any, model: str) -> Response:
+        """The account of a row in words, with the row beside it; as a stream in one piece."""
+        choice = {"index": 0, "finish_reason": "stop"}
+        choice["delta" if self.stream else "message"] = {"role": "assistant", "content": row.explain()}
+        about = {"id": f"chatcmpl-{row.sha256}", "created": int(time.time()), "model": model, "choices": [choice]}
+        about |= {"object": "chat.completion.chunk" if self.stream else "chat.completion", "row": row.to_dict()}
+        text = f"data: {json.dumps(about)}\n\ndata: [DONE]\n\n"
+        return Response(text, media_type="text/event-stream") if self.stream else JSONResponse(about)
+
+
+AnyBody = TypeVar("AnyBody", bound=Body)
+
+
+async def body_of(request: Request, model: type[AnyBody]) -> AnyBody:
+    """The body of a request. Raises Refused for one that cannot be read or lacks a picture."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind == "multipart/form-data":
+        fields = await _form_fields(request)
+    elif kind == "application/json":
+        try:
+            fields = await asyncio.to_thread(json.loads, await request.body())
+        except (ValueError, RecursionError) as error:
+            raise Refused(400, "bad_json", "expected JSON, got something else", "check the body") from error
+    else:
+        remedy = "curl -F image=@photo.jpg, or JSON with the file in base64"
+        raise Refused(415, "media_type", "expected multipart/form-data or application/json", remedy)
+    return await asyncio.to_thread(checked, model, fields)
+
+
+def checked(model: type[AnyBody], fields: Any) -> AnyBody:
+    """The body that has these fields. Raises Refused."""
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        raise Refused(400, "bad_request", first_mistake(error)) from error
+
+
+async def _form_fields(request: Request) -> dict[str, Any]:
+    """Of a field that is sent twice, the last counts, but for pictures and choices."""
+    fields: dict[str, Any] = {}
+    async with request.form(max_files=MOST + 1) as form:
+        for name, value in form.multi_items():
+            if isinstance(value, UploadFile):
+                value = {"name": value.filename or "", "data": await value.read()}
+            fields[name] = [*fields.get(name, []), value] if name in ("images", "choices") else value
+    return fields
+
+
+def described(model: type[Body]) -> dict[str, Any]:
+    """What OpenAPI says of a route's body: its pictures, and its options of `config.Request`."""
+    schema, options = model.model_json_schema(), Options.model_json_schema()["properties"]
+    schema["properties"] |= {name: options[name] for name in model.known}
+    kinds = ("multipart/form-data", "application/json")
+    return {"requestBody": {"required": True, "content": {kind: {"schema": schema} for kind in kinds}}}

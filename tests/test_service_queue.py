@@ -1,0 +1,230 @@
+"""Many clients of the service at once, and batches, with a runner that only hashes what it is given."""
+
+import asyncio
+import hashlib
+import json
+import logging
+import socket
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+import uvicorn
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentic_iqa_local.batch.runner import BatchError
+from agentic_iqa_local.config import load_settings
+from agentic_iqa_local.errors import UserError, one_line
+from agentic_iqa_local.judgement.assessment import unassessed
+from agentic_iqa_local.judgement.comparison import Ranking
+from agentic_iqa_local.serve import batches as batches_module
+from agentic_iqa_local.serve.app import Service, make_app
+from agentic_iqa_local.serve.asks import Refused, Serving, SetUp
+from agentic_iqa_local.serve.batches import Batches
+from agentic_iqa_local.serve.bodies import OnePicture, SeveralPictures, Upload
+from agentic_iqa_local.serve.queue import Queue
+from agentic_iqa_local.serve.run import listening
+
+SET_UP = SetUp(load_settings(), "letters")
+
+
+class Hashing:
+    """A runner whose row is the picture's hash, once it is let `go`; `lost` is raised in place of the next."""
+
+    jobs, device, timeout = 1, "cpu", 600.0
+
+    def __init__(self):
+        self.go, self.lost, self.order = threading.Event(), [], []
+        self._thread = ThreadPoolExecutor(1)
+        self.go.set()
+
+    def submit(self, ask, told=None) -> Future:
+        return self._thread.submit(self._row, ask)
+
+    def _row(self, ask):
+        self.go.wait(600)
+        if self.lost:
+            raise self.lost.pop()
+        self.order.append(ask.pictures[0].name)
+        row = unassessed(ask.pictures[0].name, None, "Rate it", None, "letters", ask.settings)
+        row.sha256 = hashlib.sha256(ask.image.read_bytes()).hexdigest()
+        return row
+
+
+@contextmanager
+def serving(tmp_path, runner, places=64):
+    """The address of a service around a runner."""
+    queue = Queue(runner, places)
+    (tmp_path / "spool").mkdir()
+    (tmp_path / "uploads").mkdir()
+    batches = Batches(tmp_path / "spool", queue, SET_UP)
+    app = make_app(Service(SET_UP, queue, batches, tmp_path / "uploads", 2**20, None), ["*"])
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None))
+    with listening("127.0.0.1", 0) as address:
+        thread = threading.Thread(target=server.run, args=([address],))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{address.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+def asked(place, clients, number):
+    """The answers to `number` pictures from so many clients at once, with their contents."""
+    contents = [f"picture {i}".encode() for i in range(number)]
+
+    def ask(content):
+        return httpx.post(f"{place}/v1/assess", files={"image": ("a.png", content)}, timeout=600)
+
+    with ThreadPoolExecutor(clients) as pool:
+        return list(zip(contents, pool.map(ask, contents), strict=True))
+
+
+def test_thirty_two_clients_get_their_own_answers(tmp_path):
+    with serving(tmp_path, Hashing()) as place:
+        for content, answer in asked(place, 32, 200):
+            assert answer.json()["sha256"] == hashlib.sha256(content).hexdigest()
+        told = httpx.get(f"{place}/metrics").text
+    assert 'agentic_iqa_requests_total{route="/v1/assess",status="200"} 200.0' in told
+    assert 'agentic_iqa_answer_seconds_count{kind="assess"} 200.0' in told
+    assert list((tmp_path / "uploads").iterdir()) == []
+
+
+def test_beyond_the_queue_the_answer_is_429_and_no_connection_is_dropped(tmp_path):
+    """Of 128 at once, one is worked on and 32 wait, until all the others have been refused."""
+    runner, refused = Hashing(), []
+    runner.go.clear()
+    contents = [f"picture {i}".encode() for i in range(128)]
+    with serving(tmp_path, runner, places=32) as place, ThreadPoolExecutor(128) as pool:
+
+        def ask(content):
+            answer = httpx.post(f"{place}/v1/assess", files={"image": ("a.png", content)}, timeout=600)
+            if answer.status_code == 429:
+                refused.append(answer)
+                if len(refused) == 95:
+                    runner.go.set()
+            return answer.status_code
+
+        assert sorted(pool.map(ask, contents)) == [200] * 33 + [429] * 95
+    assert all(1 <= int(answer.headers["retry-after"]) <= 600 for answer in refused)
+
+
+def test_lost_models_are_told_and_asked_again(tmp_path):
+    runner = Hashing()
+    runner.lost = [BatchError("the processes died")]
+    with serving(tmp_path, runner) as place:
+        ((_, lost),) = asked(place, 1, 1)
+        assert (lost.status_code, lost.json()["error"]["code"]) == (503, "failing")
+        assert httpx.get(f"{place}/healthz").status_code == 503
+        ((_, found),) = asked(place, 1, 1)
+        assert found.status_code == 200
+        assert httpx.get(f"{place}/healthz").status_code == 200
+
+
+def body(*names):
+    return SeveralPictures(images=[Upload(name=name, data=name.encode()) for name in names])
+
+
+async def worked_off(batches, name):
+    """The status of a batch when it does not go on."""
+    work = asyncio.create_task(batches.work())
+    while (status := batches.status(name))["state"] not in ("finished", "stopped"):
+        await asyncio.sleep(0.01)
+    work.cancel()
+    await asyncio.wait([work])
+    return status
+
+
+def test_requests_go_before_the_pictures_of_a_batch(tmp_path):
+    async def main():
+        runner = Hashing()
+        queue = Queue(runner, 8)
+        batches = Batches(tmp_path, queue, SET_UP)
+        name = (await batches.submit(body("a", "b", "c")))["id"]
+        runner.go.clear()
+        work = asyncio.create_task(worked_off(batches, name))
+        while not queue.in_hand:
+            await asyncio.sleep(0.01)
+        with OnePicture(image=Upload(name="one", data=b"one")).asked(SET_UP, tmp_path) as ask:
+            answer = asyncio.create_task(queue.answer(ask))
+            await asyncio.sleep(0)
+            runner.go.set()
+            await answer
+        assert (await work)["done"] == 3
+        assert runner.order == ["a", "one", "b", "c"]
+
+    asyncio.run(main())
+
+
+def test_a_lost_model_costs_no_picture_of_a_batch(tmp_path, monkeypatch):
+    monkeypatch.setattr(batches_module, "AGAIN", 0.01)
+
+    async def main():
+        runner = Hashing()
+        runner.lost = [BatchError("lost"), BatchError("lost")]
+        batches = Batches(tmp_path, Queue(runner, 8), SET_UP)
+        status = await worked_off(batches, (await batches.submit(body("a", "b")))["id"])
+        assert (status["state"], status["done"], runner.order) == ("finished", 2, ["a", "b"])
+
+    asyncio.run(main())
+
+
+def test_a_batch_whose_rows_cannot_be_written_is_stopped_with_a_reason_and_goes_on_later(tmp_path):
+    async def main():
+        batches = Batches(tmp_path, Queue(Hashing(), 8), SET_UP)
+        name = (await batches.submit(body("a")))["id"]
+        rows = tmp_path / name / "rows.jsonl"
+        rows.symlink_to(tmp_path / "elsewhere")
+        status = await worked_off(batches, name)
+        assert (status["state"], status["done"]) == ("stopped", 0)
+        assert "rows.jsonl" in status["error"]["message"]
+        rows.unlink()
+        again = Batches(tmp_path, Queue(Hashing(), 8), SET_UP)
+        assert again.status(name)["state"] == "queued"
+        assert (await worked_off(again, name))["done"] == 1
+
+    asyncio.run(main())
+
+
+def test_a_batch_that_cannot_be_stored_is_refused_and_leaves_nothing(tmp_path, monkeypatch, caplog):
+    caplog.set_level(logging.CRITICAL)
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device", "/secret/place")
+
+    monkeypatch.setattr(batches_module, "sync_folder", full)
+    batches = Batches(tmp_path, Queue(Hashing(), 8), SET_UP)
+    with pytest.raises(Refused, match="could not be stored") as refusal:
+        asyncio.run(batches.submit(body("a")))
+    assert refusal.value.status == 503
+    assert "/secret" not in json.dumps(refusal.value.body())
+    assert list(tmp_path.iterdir()) == []
+
+
+@given(st.text())
+def test_a_senders_name_is_that_of_a_file_in_one_folder(name):
+    made = Upload(name=name, data=b"x").name
+    assert made == Path(made).name
+    assert made not in (".", "..")
+    assert 0 < len(made.encode()) <= 255
+    assert one_line(made) == made
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_an_ask_that_fails_is_told_without_the_places_of_pictures(tmp_path, count):
+    pictures = SeveralPictures(images=[Upload(name=f"{i}.png", data=b"x") for i in range(count)])
+    with pictures.asked(SET_UP, tmp_path) as ask:
+        answer = Serving(SET_UP).failure(ask, f"{ask.image}: broken", "00")
+    rows = answer.failed if isinstance(answer, Ranking) else [answer]
+    assert [row.image for row in rows] == [f"{i}.png" for i in range(count)]
+    assert rows[0].error == "0.png: broken"
+
+
+def test_a_port_in_use_ends_with_a_sentence():
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UserError, match="free address"):
+        listening("127.0.0.1", taken.getsockname()[1])
