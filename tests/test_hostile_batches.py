@@ -5,7 +5,6 @@ import io
 import json
 import os
 import signal
-import sqlite3
 import unicodedata
 from pathlib import Path
 
@@ -27,8 +26,6 @@ from agentic_iqa_local.config import ConfigError, load_settings
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.files import WriteError, path_text, write_whole
 from agentic_iqa_local.images.reading import ImageError, load_image
-from agentic_iqa_local.iqa_tools import ToolError
-from agentic_iqa_local.iqa_tools.cache import ScoreCache
 from agentic_iqa_local.iqa_tools.calibration import CalibrationError, read_map_file
 from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.judgement.fit import Fit, FitError, read_fit
@@ -290,18 +287,6 @@ def test_fits(changes, tmp_path):
 def test_maps(content, tmp_path):
     (tmp_path / "maps.yaml").write_text(yaml.dump(content))
     refused(CalibrationError, read_map_file, tmp_path / "maps.yaml")
-
-
-@pytest.mark.parametrize("value", [float("inf"), "high", b"\0"], ids=str)
-def test_scores_in_a_cache(value, tmp_path):
-    """SQLite stores whatever it is given, in a column of numbers too."""
-    ScoreCache(tmp_path / "scores.sqlite").put("known", 1.5)
-    database = sqlite3.connect(tmp_path / "scores.sqlite")
-    database.execute("INSERT INTO scores VALUES ('bad', ?)", (value,))
-    database.commit()
-    found = ScoreCache(tmp_path / "scores.sqlite")
-    assert (found.get("bad"), found.get("known")) == (None, 1.5)
-    refused(ToolError, found.put, "bad", float("nan"))
 
 
 # Links, and places that are no files

@@ -5,7 +5,6 @@ middle.
 """
 
 import functools
-import math
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,8 +29,6 @@ from agentic_iqa_local.vlm_client.model_folder import Weights, examine
 NEXT_SET_UP = "llava_onevision_0_5b"  # of configs/: the smallest after the embedded model
 LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 SEQUENCE_INPUTS = ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids")
-
-MOST_PIXELS = 2**26  # of an image after the processor; published models go to 47 million
 
 
 def check_folder(folder: Path, weights: bool = True) -> Weights | None:
@@ -119,7 +116,9 @@ class Renderer:
         with loading(self.folder):
             self.config = AutoConfig.from_pretrained(self.folder, **LOCAL)  # nosec B615 # a local folder
             self.processor = AutoProcessor.from_pretrained(self.folder, **LOCAL)  # nosec B615 # a local folder
-            self._check_processor()
+            if not (self.processor.chat_template or self.processor.tokenizer.chat_template):
+                expected = "expected a chat template, found none"
+                raise VLMError(f"model folder {self.folder}: {expected}", "copy chat_template.jinja too")
             self.tokenizer = self.processor.tokenizer
             self.placeholder = self.tokenizer.convert_tokens_to_ids(self.processor.image_token)
             self.limits = self._set_limits()
@@ -129,30 +128,6 @@ class Renderer:
             self.notice += f"; {command('bundle')} --config {NEXT_SET_UP} fetches the next larger one"
         self.holds_in_bfloat16 = getattr(self.config, "agentic_iqa_bfloat16", False) is True
 
-    def _check_processor(self) -> None:
-        """Raises VLMError for a processor without images, chat template or a token that stands for an
-        image."""
-        processor = self.processor
-        tokenizer, token = getattr(processor, "tokenizer", processor), getattr(processor, "image_token", None)
-        if getattr(processor, "image_processor", None) is None:
-            wanted, file = "a processor with an image processor, found none", "preprocessor_config.json"
-        elif not (processor.chat_template or tokenizer.chat_template):
-            wanted, file = "a chat template, found none", "chat_template.jinja"
-        elif token is None or len(tokenizer.encode(token, add_special_tokens=False)) != 1:
-            wanted, file = f"the image place {token!r} to be one token, it is none", "the tokenizer's files"
-        else:
-            return
-        raise VLMError(f"model folder {self.folder}: expected {wanted}", f"copy {file} too")
-
-    def _check_size(self, size: dict[str, int], most: int) -> None:
-        """Raises VLMError for a size of the image processor that would make any picture fill the memory."""
-        if not all(1 <= value <= most for value in size.values()):
-            raise VLMError(
-                f"model folder {self.folder}: expected numbers from 1 to {most} as the image processor's size,"
-                f" got {size}",
-                "copy the folder again from its maker",
-            )
-
     def _set_limits(self) -> PixelLimits:
         """The processor's pixel range, narrowed by the configuration. Processors that force a size get no
         range of their own."""
@@ -160,8 +135,6 @@ class Renderer:
         size = {key: value for key, value in dict(getattr(images, "size", {})).items() if value is not None}
         patch = getattr(images, "patch_size", None)
         by_pixels = size.keys() >= {"shortest_edge", "longest_edge"} and hasattr(images, "merge_size")
-        # a side of a square or tile is squared
-        self._check_size(size, MOST_PIXELS if by_pixels else math.isqrt(MOST_PIXELS))
         if not patch or not by_pixels:
             return PixelLimits(factor=1, min_pixels=settings.min_pixels or 1, max_pixels=settings.max_pixels)
         factor = patch * images.merge_size

@@ -45,7 +45,6 @@ from agentic_iqa_local.vlm_client.rendering import LOCAL, Expanded, Rendered, fi
 
 MOST_TOKENS = 4096  # of one pass over many pictures: about what a long assessment has in its cache
 MOST_PIXELS = 2**20  # of such a pass, where the model sets no limit
-PACKED = 16  # quantised: at most so many parameters in one number of a weight file, of 2 bits in an int32
 # The letters come from lm_head and quality from the vision tower: both stay in full precision.
 FULL_PRECISION = ["model.visual", "model.vision_tower", "model.vision_model", "lm_head"]
 
@@ -90,7 +89,6 @@ class TransformersClient(EngineClient):
             options["device_map"] = "auto"
         transformers.utils.logging.disable_progress_bar()  # stderr may be a caller's own
         with loading(folder):
-            self._check_size()
             model, loaded = AutoModelForImageTextToText.from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]  # with output_loading_info it is a pair
                 folder, output_loading_info=True, **options
             )  # nosec B615 # a local folder
@@ -121,23 +119,6 @@ class TransformersClient(EngineClient):
             bnb_4bit_compute_dtype=self.dtype,
             llm_int8_skip_modules=FULL_PRECISION,
         )
-
-    def _check_size(self) -> None:
-        """Raises VLMError for a model of more parameters than the weight files hold: transformers would make
-        up the rest, in memory, before it says what is missing. The model is built without memory, to be
-        counted."""
-        config, weights = self.renderer.config, self.renderer.weights
-        assert weights is not None
-        with torch.device("meta"):
-            model = AutoModelForImageTextToText.from_config(config, trust_remote_code=False)
-        described = model.num_parameters()
-        held = weights.numbers * (PACKED if hasattr(config, "quantization_config") else 1)
-        if described > held * 1.25:  # a head that the embedding's weights serve as may be counted twice
-            raise VLMError(
-                f"model folder {self.renderer.folder}: expected config.json to describe its weights of {held}"
-                f" numbers, got a model of {described}",
-                "copy the folder again from its maker",
-            )
 
     def open(self, images: Sequence[Image.Image]) -> "TransformersSession":
         return TransformersSession(self, images)
