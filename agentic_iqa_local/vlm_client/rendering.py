@@ -38,11 +38,8 @@ def check_folder(folder: Path, weights: bool = True) -> Weights | None:
     with loading(folder):
         loaded = AutoConfig.from_pretrained(folder, **LOCAL)  # nosec B615 # a local folder
     if type(loaded) not in transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
-        raise VLMError(
-            f"model folder {folder}: expected a vision-language model, got {loaded.model_type}, which reads"
-            " text only",
-            "use a Qwen-VL, LLaVA or similar folder",
-        )
+        said = f"expected a vision-language model, got {loaded.model_type}, which reads text only"
+        raise VLMError(f"model folder {folder}: {said}", "use a Qwen-VL, LLaVA or similar folder")
     return held
 
 
@@ -61,10 +58,8 @@ def loading(folder: Path) -> Iterator[None]:
     except VLMError:
         raise
     except Exception as error:
-        raise VLMError(
-            f"model folder {folder}: transformers {transformers.__version__} cannot load it"
-            f" ({first_line(error)})"
-        ) from error
+        said = f"transformers {transformers.__version__} cannot load it ({first_line(error)})"
+        raise VLMError(f"model folder {folder}: {said}") from error
 
 
 @dataclass(frozen=True)
@@ -140,11 +135,9 @@ class Renderer:
         factor = patch * images.merge_size
         low, high = settings.min_pixels or size["shortest_edge"], settings.max_pixels or size["longest_edge"]
         if not max(low, factor * factor) <= high:
-            raise VLMError(
-                f"model {self.name}: expected min_pixels ≤ max_pixels and at least {factor * factor}"
-                f" max_pixels (one token of {factor}×{factor}), got {low} and {high}",
-                "correct the configuration",
-            )
+            least = f"at least {factor * factor} max_pixels (one token of {factor}×{factor})"
+            said = f"model {self.name}: expected min_pixels ≤ max_pixels and {least}, got {low} and {high}"
+            raise VLMError(said, "correct the configuration")
         images.size = {"shortest_edge": low, "longest_edge": high}
         return PixelLimits(factor=factor, min_pixels=low, max_pixels=high)
 
@@ -187,15 +180,12 @@ class Renderer:
         try:
             text = self.processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         except Exception as error:  # a template is a program of the folder's maker: it can raise anything
-            raise VLMError(
-                f"chat template of {self.name} failed ({first_line(error)})", "get the folder from its maker"
-            ) from error
+            said = f"chat template of {self.name} failed ({first_line(error)})"
+            raise VLMError(said, "get the folder from its maker") from error
         short, whole = self.encode(text), self.encode(text + answer_prefix)
         if whole[: len(short)] != short:
-            raise VLMError(
-                f"tokenizer of {self.name}: expected the answer to begin with a token of its own, it merges"
-                " with the prompt"
-            )
+            said = "expected the answer to begin with a token of its own, it merges with the prompt"
+            raise VLMError(f"tokenizer of {self.name}: {said}")
         places = [i for i, token in enumerate(short) if token == self.placeholder]
         if len(places) != images:
             raise VLMError(f"chat template of {self.name}: expected {images} image places, got {len(places)}")
@@ -213,10 +203,8 @@ class Renderer:
         head, tail = rendered.head, [*rendered.tail, *rendered.answer_ids]
         end = len(ids) - len(tail)
         if ids[: len(head)] != head or ids[end:] != tail:
-            raise VLMError(
-                f"processor of {self.name}: expected to expand images only, but it changes the text around"
-                " them too"
-            )
+            said = "expected to expand images only, but it changes the text around them too"
+            raise VLMError(f"processor of {self.name}: {said}")
         block = ids[len(head) : end]
         types = batch.get("mm_token_type_ids")
         return Expanded(
