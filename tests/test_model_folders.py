@@ -181,13 +181,6 @@ def test_the_layout_that_qwen_publishes_answers_as_the_plain_one(tmp_path, photo
     assert not (folder / "touched").exists()
 
 
-def test_links_such_as_those_of_a_hub_cache_are_followed(folder, tmp_path):
-    for name in (WEIGHTS, "config.json"):
-        (folder / name).rename(tmp_path / name)
-        (folder / name).symlink_to(f"../{name}")
-    assert load(folder).renderer.weights.numbers > 0
-
-
 def test_the_headers_say_what_is_in_the_weights(tmp_path):
     """3·2·4 + 2·5 numbers."""
     tensors = {f"model.layers.{i}.weight": torch.zeros(2, 4, dtype=torch.bfloat16) for i in range(3)}

@@ -14,7 +14,7 @@ from families import SCORING
 from PIL import Image
 from scripted import ScriptedTools
 
-from agentic_iqa_local.config import ConfigError, ModelSettings, load_settings
+from agentic_iqa_local.config import ModelSettings, load_settings
 from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX
 from agentic_iqa_local.nodes.replies import summary_reply
@@ -272,16 +272,3 @@ def test_key_and_login_are_sent_and_written_nowhere(server, prompt, monkeypatch)
     )
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:8000", "ftp://iqa:hunter2@host", "http://iqa:hunter2@host:port", "http://host/?key=hunter2"])  # fmt: skip
-def test_an_address_that_is_none_is_not_quoted(address, tmp_path):
-    (tmp_path / "config.yaml").write_text(json.dumps({"models": {"embedded": {"server": address}}}))
-    with pytest.raises(ConfigError, match="server: expected http://HOST:PORT") as caught:
-        load_settings(tmp_path / "config.yaml")
-    assert "hunter2" not in str(caught.value)
-
-
-def test_a_list_of_servers_is_an_error_of_the_configuration(tmp_path):
-    servers = ["http://gpu1:8000", "http://gpu2:8000"]
-    (tmp_path / "config.yaml").write_text(json.dumps({"models": {"embedded": {"server": servers}}}))
-    with pytest.raises(ConfigError, match=r"models\.embedded\.server: expected one address"):
-        load_settings(tmp_path / "config.yaml")
