@@ -176,7 +176,7 @@ def test_fit_of_noisy_scores_stays_monotone_and_of_contrary_scores_is_refused():
     assert quality.rmse <= y.std() + 1e-6  # no worse than always answering the mean
     with pytest.raises(CalibrationError, match="T: expected higher raw scores for better images"):
         fit_logistic(-y, y, **common)
-    with pytest.raises(CalibrationError, match="ten or more finite"):
+    with pytest.raises(CalibrationError, match="ten or more scores that differ"):
         fit_logistic([math.nan] * 50, [3.0] * 50, **common)
 
 
