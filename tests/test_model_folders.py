@@ -100,7 +100,7 @@ BAD = {
     "a shard elsewhere": (lambda f: with_index(f, "../x.safetensors"), "found none; get the safetensors edition"),
     "a missing shard": (lambda f: with_index(f, "a.safetensors"), "1 weight files, a.safetensors is missing"),
     "a cut index": (lambda f: (with_index(f, "x"), write(f, INDEX, b'{"weight_map"')), "expected JSON"),
-    "missing tensors": (without_a_block, r"\d+ are missing or of another shape"),
+    "missing tensors": (without_a_block, r"\d+ weights are missing or of another shape"),
     "code": (with_code, "no auto_map, which names code"),
     "other weights": (lambda f: put(f, *TEXT, "transformers_weights", "x.bin"), "which names code or other weights"),
     "an adapter": (lambda f: write(f, "adapter_config.json", {}), "merge the adapter"),
