@@ -18,7 +18,6 @@ from agentic_iqa_local.state import revised
 if TYPE_CHECKING:
     from agentic_iqa_local.images.pictures import Picture
     from agentic_iqa_local.judgement.comparison import Comparison, Ranking
-    from agentic_iqa_local.judgement.quality_map import MapRequest
     from agentic_iqa_local.result import Assessment
     from agentic_iqa_local.services import Services
 
@@ -89,24 +88,10 @@ class IQA:
         _ = self._services.tools  # a bad file of maps is an error now
 
     @overload
-    def assess(
-        self,
-        image: "Picture",
-        reference: "Picture | None" = ...,
-        query: str | None = ...,
-        choices: Sequence[str] | None = ...,
-        *,
-        map: "bool | str | Path | MapRequest" = ...,
-    ) -> "Assessment": ...
+    def assess(self, image: "Picture", reference: "Picture | None" = ..., **how: Any) -> "Assessment": ...
     @overload
     def assess(
-        self,
-        image: "list[Picture] | tuple[Picture, ...]",
-        reference: "Picture | Sequence[Picture | None] | None" = ...,
-        query: str | None = ...,
-        choices: Sequence[str] | None = ...,
-        *,
-        map: "bool | MapRequest" = ...,
+        self, image: "list[Picture] | tuple[Picture, ...]", reference: Any = ..., **how: Any
     ) -> "list[Assessment]": ...
     def assess(self, image, reference=None, query=None, choices=None, *, map: Any = False):
         """The assessment of a picture, or of each in a list, in order.

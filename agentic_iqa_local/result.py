@@ -192,8 +192,7 @@ class Assessment(Result):
     mode: str  # logits, classification or uniform: where p_c came from
     pipeline: Pipeline = "agent"
     final_answer: str | None = None  # the fused level's letter, the chosen letter, or free text
-    # the reading and its fusion, as in `state.FusionResult`
-    vlm_letter: str | None = None
+    vlm_letter: str | None = None  # the reading and its fusion, as in `state.FusionResult`
     p_c: dict[str, float] | None = None
     off_letter_mass: float | None = None
     measured: dict[str, float] | None = None
@@ -227,8 +226,7 @@ class Assessment(Result):
     replan_history: list[str] = []
     iteration_count: int = 0
     passes: list[PassRecord] = []  # each round of plan, evidence and answer; the latest ten
-    # more of the reading and its fusion
-    both_orders: bool = False
+    both_orders: bool = False  # more of the reading and its fusion
     order_gap: float | None = None
     crops: int = 0
     crop_spread: float | None = None

@@ -22,8 +22,8 @@ from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.judgement.quality_map import MapRequest
 from agentic_iqa_local.services import Services
+from agentic_iqa_local.studies.distortions import DISTORTIONS
 from agentic_iqa_local.studies.page import write_html
-from agentic_iqa_local.synthetic.distortions import DISTORTIONS
 
 DAMAGED = ROOT / "docs" / "images" / "sumac_damaged.webp"
 SHOWN = [(size, dark) for size in SIZES for dark in (False, True)]

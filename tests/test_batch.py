@@ -1,7 +1,6 @@
 """Batches of the command assess: what kills, Ctrl-C, a full disk and a stdout that nobody reads leave of the
 rows, and what is told."""
 
-import errno
 import importlib
 import io
 import json
@@ -21,7 +20,7 @@ from conftest import ROOT
 from scripted import in_this_process
 from test_assess import blocked  # noqa: F401 - a fixture
 
-from agentic_iqa_local.batch import rows as rows_module
+from agentic_iqa_local.batch.rows import RowFile
 from agentic_iqa_local.cli import assess as script
 from agentic_iqa_local.cli.console import Console
 from agentic_iqa_local.judgement.assessment import file_sha256
@@ -148,18 +147,26 @@ def test_ctrl_c_at_any_time_is_status_130(name, started, monkeypatch, capsys):
 
 
 def test_a_full_disk_ends_the_run_and_it_goes_on_later(command, folder, tmp_path, monkeypatch, capfd):
-    path, real, calls = tmp_path / "rows.jsonl", rows_module._write, []
+    path, real, calls = tmp_path / "rows.jsonl", RowFile._use, []
 
-    def fills_up(file, data):
-        calls.append(data)
-        if len(calls) == 3:
-            file.write(data[: len(data) // 2])
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real(file, data)
+    class Full:
+        """A file whose disk takes half of the third row."""
+
+        def __init__(self, file):
+            self.file, self.fileno, self.close = file, file.fileno, file.close
+            self.closed = False
+
+        def write(self, data):
+            calls.append(data)
+            return self.file.write(data if len(calls) < 3 else data[: len(data) // 2])
+
+    def use(rows, descriptor):
+        real(rows, descriptor)
+        rows._file = Full(rows._file)
 
     images = sorted(folder.iterdir())[:4]
     with monkeypatch.context() as patch:
-        patch.setattr(rows_module, "_write", fills_up)
+        patch.setattr(RowFile, "_use", use)
         assert command("--image", *images, "--out", path) == (1, "")
     said = capfd.readouterr().err
     assert "No space left on device" in said

@@ -12,7 +12,7 @@ from conftest import ROOT
 from PIL import Image
 
 from agentic_iqa_local.cli.assess_options import parse
-from agentic_iqa_local.synthetic.distortions import DISTORTIONS
+from agentic_iqa_local.studies.distortions import DISTORTIONS
 
 COMMAND = [sys.executable, str(ROOT / "scripts" / "assess.py"), "--cpu"]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "100"}

@@ -14,7 +14,6 @@ from agentic_iqa_local import IQA
 from agentic_iqa_local.cli.assess_options import parse
 from agentic_iqa_local.config import (
     CONFIGS,
-    ROLES,
     ConfigError,
     Options,
     Request,
@@ -151,18 +150,6 @@ def test_models_lie_in_one_folder_and_ours_where_they_ship(tmp_path, monkeypatch
     (tmp_path / "embedded").mkdir()
     assert model_folder("embedded") == tmp_path / "embedded"
     assert model_folder("Qwen") == tmp_path / "Qwen"  # one that is nowhere is expected in the models folder
-
-
-@pytest.mark.parametrize(
-    ("path", "place"), [("more/VL", "{root}/more/VL"), ("/srv/VL", "/srv/VL"), (None, "{root}/VL")]
-)
-def test_a_models_path_is_taken_from_the_models_folder_unless_it_is_absolute(
-    tmp_path, monkeypatch, path, place
-):
-    monkeypatch.setenv("AGENTIC_IQA_MODELS", str(tmp_path))
-    roles = {role: {"backend": "transformers.VL"} for role in ROLES}
-    made = Settings.model_validate(roles | {"models": {"VL": {"path": path}}})
-    assert made.model("transformers.VL").path == place.format(root=tmp_path)
 
 
 def test_a_model_that_is_named_keeps_the_set_ups_own_loading_options_where_it_is_the_same(tmp_path):

@@ -101,9 +101,8 @@ def test_planner_and_summarizer_are_told_of_earlier_turns(scripted, picture):
 
 def test_a_failed_turn_is_not_told_of(scripted, picture):
     iqa, client, _ = scripted
-    answer = client.answer
+    answer, client.answer = client.answer, scripted_answers(PlannerReply="no plan")
     with iqa.open(picture) as conversation:
-        client.answer = scripted_answers(PlannerReply="no plan")
         assert "no valid JSON" in conversation.ask("Rate it").error
         client.answer = answer
         row = conversation.ask("Rate it again")

@@ -11,7 +11,6 @@ import pytest
 from PIL import Image
 from scripted import ScriptedClient, ScriptedTools, scripted_answers, scripted_services
 
-from agentic_iqa_local import IQA
 from agentic_iqa_local.config import DecisionSettings, Settings, load_settings
 from agentic_iqa_local.files import folder_hash
 from agentic_iqa_local.judgement.assessment import answered, assess, question
@@ -238,15 +237,3 @@ def test_a_calibration_of_another_set_up_is_refused(tmp_path, change, reason):
     assert found is None
     assert reason in why
     assert "study.py fit" in why
-
-
-def test_a_fit_brings_its_intervals(tmp_path):
-    model = folder_hash(load_settings().folder("transformers.embedded"))
-    of = calibration(model=model, tools=(("LocalNR",),), source="my pictures")
-    fit = Fit(1.0, "auto", "keep", 0.0, 0.0, "manifest", model, ("a.png",), intervals=of)
-    (tmp_path / "fit.json").write_text(fit.to_json())
-    with IQA(cpu=True, fit=tmp_path / "fit.json", pipeline="letters") as iqa:
-        row = iqa(SAMPLE)
-    assert row.interval.calibrated_on == "my pictures, 201 pictures, 2026-11-24"
-    # NIQE votes too in the pipeline letters: not as in this calibration
-    assert row.interval.widened == ["no picture of the calibration was measured by just LocalNR, NIQE"]

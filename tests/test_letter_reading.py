@@ -11,7 +11,7 @@ from scripted import ScriptedClient, ScriptedSession, ScriptedTools, scripted_an
 
 from agentic_iqa_local import assess, run_pipeline
 from agentic_iqa_local.config import FusionSettings, Settings
-from agentic_iqa_local.nodes.evidence import evidence_warnings, object_votes, votes
+from agentic_iqa_local.nodes.evidence import evidence_warnings
 from agentic_iqa_local.nodes.letter_reading import read_and_fuse
 from agentic_iqa_local.nodes.workbench import OpenImages
 from agentic_iqa_local.state import ExecutorOutput
@@ -92,15 +92,6 @@ def test_a_score_without_tools_says_so_in_the_row(picture):
     client = ScriptedClient(scripted_answers())
     row = assess(picture, services=scripted_services(client, ScriptedTools({}, names=["NIQE"])))
     assert "no tool scores: q rests on the model's letters alone" in row.warnings
-
-
-def test_votes_of_one_score_stand_by_the_names_of_their_tools():
-    """They come out of a set, whose order differs from process to process."""
-    tools = ["BRISQUE", "CLIPIQA", "ILNIQE", "LocalNR", "MANIQA", "MUSIQ", "NIQE", "PIQE"]
-    scores = {f"kind {tool}": (tool, 3.0) for tool in reversed(tools)}
-    evidence = ExecutorOutput(quality_scores={"Global": scores | {"Blurs": ("TOPIQ", 2.0)}})
-    expected = [("TOPIQ", 2.0), *((tool, 3.0) for tool in tools)]
-    assert votes(evidence) == object_votes(evidence, "Global") == expected
 
 
 def test_only_a_region_without_a_box_is_warned_of():

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import DATA, ROOT
+from local_nr_pool import distorted
 from PIL import Image
 from safetensors import safe_open
 from scipy.stats import spearmanr
@@ -21,7 +22,7 @@ from agentic_iqa_local.iqa_tools.local_nr import (
 from agentic_iqa_local.iqa_tools.signals import SIGNALS, SMALLEST_SIDE, signals
 from agentic_iqa_local.offline.store import file_hash
 from agentic_iqa_local.state import DISTORTION_TYPES, PLACES
-from agentic_iqa_local.synthetic.distortions import DISTORTIONS, Part, distort
+from agentic_iqa_local.studies.distortions import DISTORTIONS, Part
 
 PHOTOS = ("sumac.png", "prudential.png")
 
@@ -101,7 +102,7 @@ def test_exposure_has_a_direction(network, sample, kind, side):
 def test_damage_of_a_quarter_is_found_in_that_quarter(network, sample, kind):
     right = []
     for place in PLACES:
-        picture = distort(sample, (Part(kind, 5, place),), np.random.default_rng(0)).image
+        picture = distorted(sample, (Part(kind, 5, place),), np.random.default_rng(0))
         found = network.examine(Image.fromarray(picture))
         right.append(found.damaged_part() == place)
         assert found.presence_in_part[DISTORTIONS[kind].family] > 0.5

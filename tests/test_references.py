@@ -7,7 +7,7 @@ from conftest import DATA
 from PIL import Image
 
 from agentic_iqa_local.images.references import doubts
-from agentic_iqa_local.synthetic.distortions import DISTORTIONS
+from agentic_iqa_local.studies.distortions import DISTORTIONS
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ MOST_WORKERS = 1024
 
 
 def add_cluster_options(parser: argparse.ArgumentParser) -> None:
-    where = parser.add_argument_group("on several workers or machines", "with Ray; see docs/cluster.md")
+    where = parser.add_argument_group("on several workers or machines", "with Ray; see docs/batches.md")
     where.add_argument(
         "--cluster",
         metavar="ADDRESS",

@@ -82,7 +82,7 @@ def photo_samples(
 ) -> Iterator[tuple[str, Image.Image, Image.Image]]:
     """(file name, reference, image) of `per_photo` samples of centre crops of `count` photographs drawn from
     the folder."""
-    from agentic_iqa_local.synthetic.distortions import draw_sample
+    from agentic_iqa_local.studies.distortions import distort, draw_parts
 
     files = sorted(
         p for p in photos.iterdir() if p.suffix.lower() in {".webp", ".png", ".jpg", ".jpeg", ".bmp"}
@@ -103,7 +103,11 @@ def photo_samples(
         left, top = (photo.width - crop) // 2, (photo.height - crop) // 2
         reference = photo.crop((left, top, left + crop, top + crop))
         for _ in range(per_photo):
-            yield file.name, reference, Image.fromarray(draw_sample(np.asarray(reference), rng).image)
+            yield (
+                file.name,
+                reference,
+                Image.fromarray(distort(np.asarray(reference), draw_parts(rng), rng).image),
+            )
 
 
 def scored_samples(

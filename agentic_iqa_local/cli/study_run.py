@@ -218,12 +218,10 @@ def add_synthetic(commands: Subcommands) -> None:
 
 
 def synthetic(args: argparse.Namespace) -> int:
-    from PIL import Image
-
     from agentic_iqa_local.output.tables import write_csv
     from agentic_iqa_local.studies.datasets import DatasetError
     from agentic_iqa_local.studies.store import StoreError, check_folder
-    from agentic_iqa_local.synthetic.photos import held_out_crops, load_tiles, photo_files, split_photos
+    from agentic_iqa_local.studies.synthetic import load_tiles, photo_files, split_photos, write_set
 
     if args.out.exists():
         raise StoreError(
@@ -242,22 +240,9 @@ def synthetic(args: argparse.Namespace) -> int:
     args.out.mkdir(parents=True)
 
     def rows(shown: Progress) -> Iterator[dict[str, Any]]:
-        for i, crop in enumerate(held_out_crops(photos, args.per_photo)):
+        for row in write_set(photos, args.per_photo, args.out, reference=not args.no_reference):
             shown.count()
-            scene, name = i // args.per_photo, f"{i:04}.png"
-            Image.fromarray(crop.sample.image).save(args.out / name)
-            reference = f"clean_{scene:03}.png"
-            if not (args.out / reference).exists():
-                Image.fromarray(crop.clean).save(args.out / reference)
-            kind = crop.sample.parts[0].kind if crop.sample.parts else "none"
-            yield {
-                "image": name,
-                "reference": "" if args.no_reference else reference,
-                "mos": f"{crop.quality:.6f}",
-                "group": f"{scene:03}",
-                "distortion": kind,
-                "level": crop.sample.severity,
-            }
+            yield row
 
     columns = ("image", "reference", "mos", "group", "distortion", "level")
     with (

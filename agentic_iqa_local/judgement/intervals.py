@@ -34,8 +34,7 @@ WIDENED = 0.95  # in its place where a picture is not quite like those of the ca
 BELOW = 0.65  # share of the misses below the interval: errors beyond the upper end gather on clean pictures
 LOWEST, HIGHEST = float(min(LEVELS)), float(max(LEVELS))
 LEAST_DIFFICULTY = 0.05  # levels
-FEWEST_ERRORS = round(1 / ((1 - COVERAGE) * min(BELOW, 1 - BELOW)))  # with fewer one end is the scale's
-FEWEST_QUESTIONS = round(1 / (1 - COVERAGE)) - 1
+FEWEST_QUESTIONS = round(1 / (1 - COVERAGE)) - 1  # with fewer no choice is ruled out
 
 FEATURES = (
     *("constant", "above_bad", "below_excellent", "spread", "sigma", "disagreement", "gap", "order_gap"),
@@ -226,36 +225,25 @@ class IntervalCalibration(_Record):
         return np.clip(part.values(q, interval.difficulty), LOWEST, HIGHEST)
 
     def interval(self, part: Errors, q: float, difficulty: float, widened: Sequence[str] = ()) -> Interval:
-        """The interval around a fused score: at WIDENED in place of COVERAGE where `widened` has reasons."""
-        around = np.array([q]), np.array([difficulty])
-        low, high = part.ends(*around, WIDENED if widened else COVERAGE)[0].tolist()
-        reasons = list(widened)
-        if (count := len(part.errors)) < FEWEST_ERRORS:
-            low, high = LOWEST, HIGHEST
-            reasons.append(
-                f"{count} pictures of known quality are fewer than the {FEWEST_ERRORS} that {COVERAGE:.0%}"
-                " need: it is the whole scale"
-            )
-        about = {"condition": part.condition, "calibrated_on": self.calibrated_on, "widened": reasons}
+        """The interval around a fused score: at WIDENED in place of COVERAGE where `widened` has reasons. With too
+        few errors it reaches to an end of the scale."""
+        coverage = WIDENED if widened else COVERAGE
+        low, high = part.ends(np.array([q]), np.array([difficulty]), coverage)[0].tolist()
+        about = {"condition": part.condition, "calibrated_on": self.calibrated_on, "widened": list(widened)}
         return Interval(low=low, high=high, coverage=COVERAGE, difficulty=difficulty, **about)
 
     def answer_set(
         self, part: Answers, probabilities: dict[str, float], widened: Sequence[str] = ()
     ) -> AnswerSet:
-        """The choices that the calibration does not rule out; at least the likeliest."""
+        """The choices that the calibration does not rule out; at least the likeliest, and all where there are too
+        few questions."""
         from crepes import ConformalClassifier
 
-        known, reasons = part.like(len(probabilities)), list(widened)
-        if len(known) < FEWEST_QUESTIONS:
-            reasons.append(
-                f"{len(known)} questions of known answer are fewer than the {FEWEST_QUESTIONS} that"
-                f" {COVERAGE:.0%} need: it holds all answers"
-            )
+        known, coverage = part.like(len(probabilities)), WIDENED if widened else COVERAGE
         scores = reached(np.array(list(probabilities.values())))[None]
-        coverage = WIDENED if widened else COVERAGE
         included = ConformalClassifier().fit(known).predict_set(scores, confidence=coverage, smoothing=False)
         possible = dict(zip(probabilities, np.ravel(included), strict=True))
         possible[max(probabilities, key=probabilities.__getitem__)] = True
         letters = [letter for letter in probabilities if possible[letter]]
-        about = {"calibrated_on": self.calibrated_on, "widened": reasons}
+        about = {"calibrated_on": self.calibrated_on, "widened": list(widened)}
         return AnswerSet(letters=letters, coverage=COVERAGE, **about)

@@ -183,6 +183,9 @@ def _lettered(query: str) -> list[str] | None:
     texts = [query[mark.end() : end].strip() for mark, end in zip(marks, ends, strict=True)]
     texts = [text.split("\n")[0] for text in texts[:-1]] + [_END_OF_LIST.split(texts[-1], maxsplit=1)[0]]
     answers = [re.sub(r"[\s,;.?!(\[]*(\b(or|and|oder|ou)\b)?[\s(\[]*$", "", text, flags=re.I) for text in texts]
-    sound = all(one and len(one) <= _LONGEST_ANSWER and not _QUESTION.match(one) for one in answers)
     different = len({answer.casefold() for answer in answers}) == len(answers) > 1
-    return answers if sound and different else None
+    return answers if different and all(map(_is_an_answer, answers)) else None
+
+
+def _is_an_answer(text: str) -> bool:
+    return 0 < len(text) <= _LONGEST_ANSWER and not _QUESTION.match(text)

@@ -175,15 +175,10 @@ class OpenImages:
         if most:
             limits = replace(limits, max_pixels=min(most, limits.max_pixels or most))
             self.warn(f"memory ran out: the model saw at most {most} pixels at once")
-        width, height = self.image.width, self.image.height
-        views = native_views(
-            width,
-            height,
-            factor=limits.factor,
-            min_pixels=limits.min_pixels,
-            max_pixels=limits.max_pixels or width * height,
-            max_views=self.services.settings.images.max_crops,
-        )
+        width, height = size = self.image.pixels.size
+        options = {"factor": limits.factor, "min_pixels": limits.min_pixels}
+        most, most_views = limits.max_pixels or width * height, self.services.settings.images.max_crops
+        views = native_views(*size, max_pixels=most, max_views=most_views, **options)
         left, top, right, bottom = views[0]
         seen = right - left, bottom - top
         if len(views) > 1:
@@ -199,11 +194,10 @@ class OpenImages:
         """Up to five crops of a quarter of the picture's pixels each, for a closer look; none where the picture
         is read in several views anyhow, or a crop would be below the model's range."""
         limits, (width, height) = self.services.client(role).limits, self.image.pixels.size
-        quarter = width * height // 4
-        if len(self.views(role)) > 1 or quarter < max(limits.min_pixels, limits.factor**2):
+        quarter, factor, least = width * height // 4, limits.factor, limits.min_pixels
+        if len(self.views(role)) > 1 or quarter < max(least, factor**2):
             return []
-        options = {"factor": limits.factor, "min_pixels": limits.min_pixels, "max_pixels": quarter}
-        crops = native_views(width, height, **options)
+        crops = native_views(width, height, factor=factor, min_pixels=least, max_pixels=quarter)
         return crops if len(crops) > 1 else []
 
     @contextmanager
@@ -260,8 +254,7 @@ class OpenImages:
     def _close(self, key: tuple[int, int]) -> None:
         session = self._sessions.pop(key)
         self._closed_usage += session.usage
-        if session.seen:
-            self._seen[key] = session.seen[-1]
+        self._seen |= {key: session.seen[-1]} if session.seen else {}
         session.close()
 
     def seen_views(self, role: str) -> list[tuple[Box, SeenImage]]:
@@ -275,7 +268,6 @@ class OpenImages:
         ]
 
     def _parts(self, box: Box | None) -> tuple[Image.Image, Image.Image | None]:
-        """The picture and its reference, or their part in `box`."""
         image, reference = self.image.pixels, self.reference and self.reference.pixels
         return (image.crop(box), reference and reference.crop(box)) if box else (image, reference)
 

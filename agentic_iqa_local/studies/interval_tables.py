@@ -24,13 +24,13 @@ from agentic_iqa_local.studies.coverage import (
     rank_matched,
     trial,
 )
+from agentic_iqa_local.studies.distortions import DISTORTIONS
 from agentic_iqa_local.studies.given import Given
 from agentic_iqa_local.studies.letters import mean_interval
 from agentic_iqa_local.studies.pairwise import pairwise
 from agentic_iqa_local.studies.readings import LEVELS, Letters
 from agentic_iqa_local.studies.statistics import srcc
 from agentic_iqa_local.studies.study import Study, Table, fusion_settings, mean, spread
-from agentic_iqa_local.synthetic.distortions import DISTORTIONS
 
 GATES = ("B", "C", "D")
 ERROR_RATE, ERROR_RATE_WIDENED = 0.1, 0.05  # as sureness.Gate has them

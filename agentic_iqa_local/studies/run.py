@@ -287,9 +287,7 @@ def identity(tasks: Sequence[Task], work: Studying, device: str) -> dict[str, An
         "other_models": [folder_hash(_model_folder(settings, role)) for role in work.roles if role != ROLE],
         **of_settings(settings, device),
         "reads": json.loads(json.dumps(asdict(work.plan))),
-        "configuration": json.loads(
-            settings.model_dump_json(exclude={"fusion": True, "tools": {"cache": True}})
-        ),
+        "configuration": json.loads(settings.model_dump_json(exclude={"fusion"})),
     }
 
 
