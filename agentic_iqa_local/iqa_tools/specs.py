@@ -139,7 +139,8 @@ def find_tool(name: str) -> ToolSpec:
     """The tool called `name`, in the field's spelling or pyiqa's; case, '-', '_' and spaces do not matter.
     Raises ToolError, with the nearest name, when there is none."""
     if (spec := _BY_KEY.get(tool_key(name))) is None:
-        near = difflib.get_close_matches(tool_key(name), _BY_KEY, n=1, cutoff=0.5)
-        advice = f"did you mean {_BY_KEY[near[0]].name}?" if near else f"known tools are {', '.join(TOOLS)}."
+        near = difflib.get_close_matches(tool_key(name), _BY_KEY, n=3, cutoff=0.5)
+        hint = " or ".join(dict.fromkeys(_BY_KEY[key].name for key in near))
+        advice = f"did you mean {hint}?" if hint else f"known tools are {', '.join(TOOLS)}."
         raise ToolError(f"Unknown tool {name!r}", advice)
     return spec

@@ -5,6 +5,7 @@ The headers of the weight files say how large the model is. Nothing here imports
 
 import functools
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +39,7 @@ class Weights:
 def examine(folder: Path, weights: bool = True) -> Weights | None:
     """Checks the settings of `folder`; with `weights`, what the headers of its weight files say. Raises
     VLMError."""
-    if not folder.is_dir():
+    if not os.path.isdir(folder):  # False for a name that is too long too
         raise VLMError(*about_missing_model(folder))
     if not (folder / "config.json").exists():
         raise _refused(folder, "expected config.json, found none", "this is no transformers model")
