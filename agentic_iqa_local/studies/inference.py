@@ -29,10 +29,10 @@ from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.letter_reading import ROLE
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, Prompt, summarizer_prompt
 from agentic_iqa_local.nodes.replies import letter_reply
-from agentic_iqa_local.nodes.workbench import Observer, OpenImages
+from agentic_iqa_local.nodes.workbench import Observer, OpenImages, RoleSession
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.state import LETTERS, ExecutorOutput
-from agentic_iqa_local.vlm_client import VLMError, VLMSession
+from agentic_iqa_local.vlm_client import VLMError
 
 CROPS = "image_alone/crops"  # the name of that read
 CONTEXTS = ("image_alone", "without_scores", "all_evidence")
@@ -218,7 +218,7 @@ def _by_meaning(logprobs: Mapping[str, float]) -> dict[str, float]:
     return {MEANING[letter]: value for letter, value in logprobs.items()}
 
 
-def _begun(prompt: Prompt, position: str, images: OpenImages, session: VLMSession) -> str:
+def _begun(prompt: Prompt, position: str, images: OpenImages, session: RoleSession) -> str:
     """The answer up to the letter."""
     if position == "json":
         return ANSWER_PREFIX
