@@ -88,10 +88,24 @@ class IQA:
         _ = self._services.tools  # a bad file of maps is an error now
 
     @overload
-    def assess(self, image: "Picture", reference: "Picture | None" = ..., **how: Any) -> "Assessment": ...
+    def assess(
+        self,
+        image: "Picture",
+        reference: "Picture | None" = ...,
+        query: str | None = ...,
+        choices: Sequence[str] | None = ...,
+        *,
+        map: Any = ...,
+    ) -> "Assessment": ...
     @overload
     def assess(
-        self, image: "list[Picture] | tuple[Picture, ...]", reference: Any = ..., **how: Any
+        self,
+        image: "list[Picture] | tuple[Picture, ...]",
+        reference: "Picture | Sequence[Picture | None] | None" = ...,
+        query: str | None = ...,
+        choices: Sequence[str] | None = ...,
+        *,
+        map: Any = ...,
     ) -> "list[Assessment]": ...
     def assess(self, image, reference=None, query=None, choices=None, *, map: Any = False):
         """The assessment of a picture, or of each in a list, in order.

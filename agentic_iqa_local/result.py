@@ -178,10 +178,7 @@ class QualityMap(BaseModel):
 
 class Assessment(Result):
     """One assessed image. A failed one has `error` and no answer: a score that could not be had is never
-    filled in.
-
-    In a notebook it shows as a table.
-    """
+    filled in."""
 
     schema_version: int = SCHEMA_VERSION
     image: str
@@ -282,27 +279,3 @@ class Assessment(Result):
         return f"Assessment({one_line(f'{self.image}: {self.answer}'):.200})"
 
     __str__ = __repr__
-
-    def _repr_html_(self) -> str:
-        p, interval = self.p or {}, self.interval
-        words = self.choices or [LEVEL_WORDS.get(LETTER_TO_LEVEL.get(letter, 0), "") for letter in p]
-        scores = {
-            run.tool_name: run.normalized_score for run in self.tools if run.normalized_score is not None
-        }
-        rows = [
-            ("image", self.image),
-            ("reference", self.reference),
-            ("query", self.query),
-            ("answer", self.answer),
-            ("90 % interval", interval and f"{interval.low:.2f} to {interval.high:.2f}"),
-            *((f"{letter} {word}", f"{p[letter]:.3f}") for letter, word in zip(p, words, strict=False)),
-            *((name, f"{score:.2f} of 5") for name, score in scores.items()),
-            ("why", self.quality_reasoning),
-            *(("warning", line) for line in self.warnings),
-        ]
-        cells = (f"<tr><th>{_html(name)}</th><td>{_html(text)}</td></tr>" for name, text in rows if text)
-        return f"<table>{''.join(cells)}</table>"
-
-
-def _html(text: str) -> str:
-    return html.escape(one_line(text))

@@ -209,16 +209,6 @@ def test_what_is_no_bundle_is_told_in_one_sentence(content, tmp_path, capsys):
     assert "expected a bundle that starts with" in capsys.readouterr().err
 
 
-def test_a_link_in_the_models_folder_is_not_followed(bundle, tmp_path):
-    store = tmp_path / "store"
-    (tmp_path / "elsewhere").mkdir()
-    store.mkdir()
-    (store / "a-model").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(BundleError, match="expected a folder, got a link"):
-        unpack(bundle, store)
-    assert os.listdir(tmp_path / "elsewhere") == []
-
-
 def test_a_model_is_refused_once_a_file_of_it_has_changed_or_another_has_joined(bundle, tmp_path):
     store = tmp_path / "store"
     unpack(bundle, store)

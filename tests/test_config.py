@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from attacks import ODD_FILES, in_time, is_sentence
+from attacks import in_time, is_sentence
 from conftest import EMBEDDED, ROOT
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -109,14 +109,6 @@ def test_any_value_in_a_section_is_read_or_refused(tmp_path, section, value, key
         except ConfigError as error:
             said = str(error)
         assert isinstance(said, Settings) or (said.startswith(f"{path}: ") and is_sentence(said))
-
-
-@pytest.mark.parametrize("kind", ODD_FILES)
-def test_an_odd_file_as_a_configuration(kind, tmp_path):
-    ODD_FILES[kind](tmp_path / "a.yaml")
-    with pytest.raises(ConfigError) as caught:
-        load_settings(tmp_path / "a.yaml")
-    assert is_sentence(str(caught.value))
 
 
 def test_an_unknown_set_up_lists_the_shipped_ones():

@@ -11,7 +11,8 @@ from conftest import EMBEDDED
 from agentic_iqa_local.cli import doctor as command
 from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.offline import deep, doctor
-from agentic_iqa_local.offline.doctor import Check, Setup, cache_bytes, examine, unmet, weight_bytes
+from agentic_iqa_local.offline.doctor import Check, Setup, examine, unmet
+from agentic_iqa_local.offline.memory import cache_bytes, weight_bytes
 
 NAMES = ["packages", "device", "models folder", "disk", "folder transformers.embedded", "memory"]
 NAMES += ["model transformers.embedded", "tools"]

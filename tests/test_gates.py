@@ -103,14 +103,6 @@ def test_letters_are_looked_at_more_closely_while_the_interval_is_too_wide(
         assert (fusion.order_gap, fusion.crop_spread) == pytest.approx((0.9, 0), abs=1e-12)
 
 
-def test_an_interval_lies_between_the_quantiles_of_the_errors():
-    """Of 201 errors 202·6.5 % = 13.1 lie at or below the lower end and 202·3.5 % = 7.1 at or above the upper one:
-    the 13th from below, −0.88, and the 7th from above, 0.94."""
-    interval, why = sureness().interval(fused(3.0), None)
-    assert (why, interval.widened, interval.coverage) == (None, [], 0.9)
-    assert (interval.low, interval.high) == pytest.approx((2.12, 3.94), abs=0.011)
-
-
 @pytest.mark.parametrize(
     ("of", "fusion", "plan", "reason", "ends"),
     [

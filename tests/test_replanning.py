@@ -244,7 +244,6 @@ def test_letters_that_the_tools_exclude_are_read_in_the_other_order_too(picture)
     ("query", "part", "told"),
     [
         ("Where is it blurred?", "top left", "LocalNR's map has the damage in the top left quarter."),
-        ("Where is it blurred?", "everywhere", "LocalNR's map has the damage everywhere in the picture."),
         ("How blurred is it?", "top left", None),
     ],
 )
@@ -313,10 +312,10 @@ def test_what_lies_nearer_to_the_score_decided(q_bar, q, part):
 
 
 def test_the_embedded_model_says_how_probable_each_severity_is(services, photo_path):
-    row = assess(photo_path, query="How noisy is this picture?", services=services)
-    read = row.evidence.severity_probabilities["Global"]
-    assert set(read) == {item.type for item in row.evidence.distortion_analysis["Global"]}
-    for item in row.evidence.distortion_analysis["Global"]:
+    evidence = assess(photo_path, query="How noisy is this picture?", services=services).evidence
+    read = evidence.severity_probabilities["Global"]
+    assert set(read) == {item.type for item in evidence.distortion_analysis["Global"]}
+    for item in evidence.distortion_analysis["Global"]:
         assert sum(read[item.type].values()) == pytest.approx(1)
         assert max(read[item.type], key=read[item.type].get) == item.severity  # the likeliest word
 

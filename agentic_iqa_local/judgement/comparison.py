@@ -1,6 +1,7 @@
 """Which of two pictures is better and how probable that is, the order of several, and the best of each group of
 near-duplicates."""
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -256,26 +257,22 @@ class Judge:
         def compared(i: int, j: int, may_read: bool = False) -> PairResult:
             return self.compare(candidates[i], candidates[j], may_read=may_read)
 
-        strength = [self.fit and self.fit.strength(candidate.row) for candidate in candidates]
-        prior = [c.row.q or 0.0 if s is None else s for c, s in zip(candidates, strength, strict=True)]
+        own = [self.fit and self.fit.strength(candidate.row) for candidate in candidates]
+        prior = [c.row.q or 0.0 if s is None else s for c, s in zip(candidates, own, strict=True)]
         chosen = ordering.pairs_to_compare(prior, lambda i, j: compared(i, j).probability)
         pairs = [ComparedPair(first=i, second=j, **dict(compared(i, j, self.reads_pairs))) for i, j in chosen]
         ahead = {(pair.first, pair.second): pair.probability for pair in pairs}
         fitted = ordering.strengths(len(candidates), ahead, prior)
         ahead |= {(j, i): 1 - p for (i, j), p in ahead.items()}
         order = np.argsort(-fitted, kind="stable").tolist()
+        strength, neighbours = fitted.tolist(), itertools.pairwise(order)
+        # as compared, or from the strengths where the pair was not
+        sure = [ahead.get((i, j), preference.sigmoid(strength[i] - strength[j])) for i, j in neighbours]
         places = [
             Ranked(
-                place=place,
-                index=i,
-                strength=float(fitted[i]),
-                # as compared, or from the strengths where the pair was not
-                better_than_next=None
-                if j is None
-                else ahead.get((i, j), preference.sigmoid(fitted[i] - fitted[j])),
-                assessment=candidates[i].row,
+                place=place, index=i, strength=strength[i], better_than_next=p, assessment=candidates[i].row
             )
-            for place, (i, j) in enumerate(zip(order, [*order[1:], None], strict=False), start=1)
+            for place, (i, p) in enumerate(zip(order, [*sure, None], strict=False), start=1)
         ]
         notes = list(dict.fromkeys(line for pair in pairs for line in pair.notes))
         return Ranking(order=places, pairs=pairs, pairwise_reads=self.reads - before, notes=notes)

@@ -125,7 +125,7 @@ class Errors(_Record):
         return ConformalPredictiveSystem().fit(np.array(self.errors), np.array(self.difficulties), ranges)
 
     @property
-    def _scaled(self) -> list[np.ndarray]:
+    def scaled(self) -> list[np.ndarray]:
         """The errors of each range in units of difficulty, rising."""
         return self._system.binned_alphas[1]
 
@@ -144,23 +144,17 @@ class Errors(_Record):
             )
         return np.clip(ends, LOWEST, HIGHEST)
 
-    def values(self, q: float, difficulty: float) -> np.ndarray:
-        """Equally probable values of a picture's truth, rising, (errors of its range,); they may lie beyond
-        the scale."""
-        at = np.array([q])
-        return self.expected(at) + difficulty * self._scaled[self.range_of(at)[0]]
-
     def quantiles(self, q: np.ndarray, difficulty: np.ndarray, count: int) -> np.ndarray:
         """`count` equally probable values of each picture's truth, rising, (pictures, count)."""
         shares = (np.arange(count) + 0.5) / count
-        spaced = np.stack([np.quantile(scaled, shares) for scaled in self._scaled])
+        spaced = np.stack([np.quantile(scaled, shares) for scaled in self.scaled])
         return self.expected(q)[:, None] + difficulty[:, None] * spaced[self.range_of(q)]
 
     def probability_at_least(self, q: np.ndarray, difficulty: np.ndarray, quality: float) -> np.ndarray:
-        """The probability that each picture's truth is `quality` or better, (pictures,): the share of its
-        `values` that are."""
+        """The probability that each picture's truth is `quality` or better, (pictures,): the share of the
+        errors of its range with which it would be."""
         asked = (quality - self.expected(q)) / difficulty
-        shares = np.stack([1 - np.searchsorted(scaled, asked) / len(scaled) for scaled in self._scaled])
+        shares = np.stack([1 - np.searchsorted(scaled, asked) / len(scaled) for scaled in self.scaled])
         return shares[self.range_of(q), np.arange(len(q))]
 
 
@@ -222,7 +216,8 @@ class IntervalCalibration(_Record):
         part = self.of(interval.condition)
         if part is None:
             raise ValueError(f"interval: expected one of this calibration, got one of {interval.condition}")
-        return np.clip(part.values(q, interval.difficulty), LOWEST, HIGHEST)
+        errors = part.scaled[part.range_of(np.array(q))]
+        return np.clip(part.expected(np.array(q)) + interval.difficulty * errors, LOWEST, HIGHEST)
 
     def interval(self, part: Errors, q: float, difficulty: float, widened: Sequence[str] = ()) -> Interval:
         """The interval around a fused score: at WIDENED in place of COVERAGE where `widened` has reasons. With too

@@ -153,7 +153,7 @@ def _tokens(images: "OpenImages") -> int:
 
 
 def _as_lists(cells: np.ndarray) -> list[list[float | None]]:
-    return np.where(np.isnan(cells), None, cells).tolist()
+    return [[None if np.isnan(level) else level for level in row] for row in cells.tolist()]
 
 
 def tile_sides(limits: PixelLimits) -> list[int]:

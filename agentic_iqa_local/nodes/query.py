@@ -9,9 +9,12 @@ from agentic_iqa_local.iqa_tools.specs import TOOLS, tool_key
 
 _FULL_NAMES = {
     "peaksignaltonoiseratio": "PSNR", "structuralsimilarity": "SSIM", "structuralsimilarityindex": "SSIM",
-    "multiscalessim": "MS-SSIM", "multiscalestructuralsimilarity": "MS-SSIM", "featuresimilarity": "FSIM",
-    "visualsaliencyindex": "VSI", "visualinformationfidelity": "VIF", "naturalimagequalityevaluator": "NIQE",
-    "learnedperceptualimagepatchsimilarity": "LPIPS", "clipiqaplus": "CLIPIQA+", "onealign": "QAlign",
+    "multiscalessim": "MS-SSIM", "multiscalestructuralsimilarity": "MS-SSIM", "complexwaveletssim": "CW-SSIM",
+    "featuresimilarity": "FSIM", "visualsaliencyindex": "VSI", "visualsaliencyinducedindex": "VSI",
+    "visualinformationfidelity": "VIF", "gradientmagnitudesimilaritydeviation": "GMSD",
+    "learnedperceptualimagepatchsimilarity": "LPIPS", "deepimagestructureandtexturesimilarity": "DISTS",
+    "naturalimagequalityevaluator": "NIQE", "blindreferencelessimagespatialqualityevaluator": "BRISQUE",
+    "clipiqaplus": "CLIPIQA+", "onealign": "QAlign",
 }  # fmt: skip
 _BY_REFERENCE = {"topiq": ("TOPIQ_NR", "TOPIQ_FR"), "wadiqam": ("WaDIQaM_NR", "WaDIQaM_FR")}  # without, with one
 # Well-known metrics that are not in the table: who names one must learn that it cannot run.

@@ -150,9 +150,7 @@ def batches(setup: Setup) -> Finding:
     client = _services(setup).client("summarizer")
     many = client.read_many([[picture] for picture in pictures()], _scoring(), ANSWER_PREFIX, LETTERS)
     read = tuple(one.logprobs for one in many.reads)
-    return compared(
-        f"letters in a batch of {len(read)} against alone", read, _alone(setup), _format(client.describe())
-    )
+    return compared(f"letters in a batch of {len(read)} against alone", read, _alone(setup), _format(client.describe()))
 
 
 def shared_prefix(setup: Setup) -> Finding:
@@ -182,9 +180,7 @@ def engines(setup: Setup) -> Finding | None:
     services = _services(setup)
     ours, about = _alone(setup), services.client("summarizer").describe()
     services.close()  # both need the card
-    client = create_vlm_client(
-        f"{other}.{name}", setup.settings.model(setup.settings.summarizer.backend), setup.device
-    )
+    client = create_vlm_client(f"{other}.{name}", setup.settings.model(setup.settings.summarizer.backend), setup.device)
     theirs, formats = _read_alone(client), (_format(about), _format(client.describe()))
     client.close()
     return compared(f"letters of {other} against {own}", theirs, ours, *formats)
@@ -203,18 +199,13 @@ def tools_on_gpu(setup: Setup) -> Finding | None:
     clean, worst = pictures()[0], {}
     for name in names:
         pairs = [
-            [one.score(name, picture, clean).normalized for one in (runner, on_cpu)]
-            for picture in pictures()[1:5]
+            [one.score(name, picture, clean).normalized for one in (runner, on_cpu)] for picture in pictures()[1:5]
         ]
         worst[name] = max(abs(gpu - cpu) for gpu, cpu in pairs)
     far = {name: gap for name, gap in worst.items() if gap > TOOL_BOUND}
-    found = (
-        f"{len(names)} tools measure on the GPU as on the CPU: |Δ| ≤ {max(worst.values()):.2g} of 5 levels"
-    )
+    found = f"{len(names)} tools measure on the GPU as on the CPU: |Δ| ≤ {max(worst.values()):.2g} of 5 levels"
     if far:
-        found = ", ".join(
-            f"{name} measures {gap:.2g} levels otherwise than on the CPU" for name, gap in far.items()
-        )
+        found = ", ".join(f"{name} measures {gap:.2g} levels otherwise than on the CPU" for name, gap in far.items())
     return "fail" if far else "pass", f"{found} (bound {TOOL_BOUND:g})", REMEDY if far else ""
 
 
