@@ -61,7 +61,6 @@ class Plan:
 
     query: str = DEFAULT_QUERY
     contexts: tuple[str, ...] = CONTEXTS
-    positions: tuple[str, ...] = ("json",)
     tools: tuple[str, ...] = ()
 
 
@@ -154,7 +153,6 @@ class Studying(Work[Task, dict[str, Any]]):
             plan.query,
             services,
             contexts=plan.contexts,
-            positions=plan.positions,
             tools=plan.tools,
             observer=observer,
         )
