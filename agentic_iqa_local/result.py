@@ -161,8 +161,7 @@ class QualityMap(BaseModel):
     # quality of each cell, 1..5, row by row from the top; null where no tile was read
     q: list[list[float | None]]
     letters: list[list[float | None]]  # level of each cell by the letters alone, 1..5
-    # level of each cell by LocalNR alone, 1..5; None where the tool could not run
-    tool: list[list[float]] | None
+    tool: list[list[float]]  # level of each cell by LocalNR alone, 1..5
     tool_weight: float  # of the tool's level in q, 0..1
     median: float  # of the cells
     # at most three boxes that do not overlap, the worst first; empty where none stands out
@@ -178,10 +177,7 @@ class QualityMap(BaseModel):
 
 class Assessment(Result):
     """One assessed image. A failed one has `error` and no answer: a score that could not be had is never
-    filled in.
-
-    In a notebook it shows as a table.
-    """
+    filled in."""
 
     schema_version: int = SCHEMA_VERSION
     image: str
@@ -282,27 +278,3 @@ class Assessment(Result):
         return f"Assessment({one_line(f'{self.image}: {self.answer}'):.200})"
 
     __str__ = __repr__
-
-    def _repr_html_(self) -> str:
-        p, interval = self.p or {}, self.interval
-        words = self.choices or [LEVEL_WORDS.get(LETTER_TO_LEVEL.get(letter, 0), "") for letter in p]
-        scores = {
-            run.tool_name: run.normalized_score for run in self.tools if run.normalized_score is not None
-        }
-        rows = [
-            ("image", self.image),
-            ("reference", self.reference),
-            ("query", self.query),
-            ("answer", self.answer),
-            ("90 % interval", interval and f"{interval.low:.2f} to {interval.high:.2f}"),
-            *((f"{letter} {word}", f"{p[letter]:.3f}") for letter, word in zip(p, words, strict=False)),
-            *((name, f"{score:.2f} of 5") for name, score in scores.items()),
-            ("why", self.quality_reasoning),
-            *(("warning", line) for line in self.warnings),
-        ]
-        cells = (f"<tr><th>{_html(name)}</th><td>{_html(text)}</td></tr>" for name, text in rows if text)
-        return f"<table>{''.join(cells)}</table>"
-
-
-def _html(text: str) -> str:
-    return html.escape(one_line(text))

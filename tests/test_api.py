@@ -1,5 +1,6 @@
 """The Python API as a developer meets it: kinds of pictures, results, lists, life, and silence."""
 
+import html
 import json
 import math
 import os
@@ -151,8 +152,7 @@ def test_a_rating_in_short_and_at_length(scripted, picture):
     assert repr(row) == str(row) == f"Assessment({picture}: {rated})"
     assert row.to_dict() == json.loads(as_line(row))
     assert f"q {row.q:.2f}" in row.explain()
-    assert row._repr_html_().startswith("<table>")
-    assert rated in row._repr_html_()
+    assert row._repr_html_() == f"<pre>{html.escape(row.explain())}</pre>"
     assert {"letter", "level"}.isdisjoint(Assessment.model_fields)
 
 
@@ -162,7 +162,6 @@ def test_a_choice_and_a_failure_show_as_what_they_are(scripted, picture):
     assert repr(row).startswith(
         f"Assessment({picture}: {row.letter}. {row.choices[ord(row.letter) - 65]}, p "
     )
-    assert "&lt;b&gt;sharp&lt;/b&gt;" in row._repr_html_()
     assert "<b>" not in row._repr_html_()
     failed = scripted[0]("<script>.png")
     assert (failed.letter, failed.level) == (None, None)

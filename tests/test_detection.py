@@ -191,13 +191,10 @@ PLAN = PlannerOutput.model_validate(plan_reply())
     ("query", "present"),
     [
         ("Is it noisy?", True),
-        ("Is there noise in this picture?", True),
-        ("Are there visible JPEG blocks?", True),
         ("Is it out of focus?", True),
         ("Is this photo free of noise?", False),
         ("Is it sharp?", False),
         ("Are the colours natural?", False),
-        ("Is the picture well exposed?", False),
         ("Does this photo show any distortion?", True),
         ("Is it a dog?", None),
     ],

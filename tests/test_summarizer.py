@@ -241,13 +241,6 @@ def test_classification_replaces_missing_logits_only_by_configuration(picture, c
     assert any("logits" in message for message in messages(caplog, logging.WARNING))
 
 
-def test_uniform_mode_reads_no_letters(picture):
-    client = scripted(peaked_at("E"))
-    fusion = result_of(client, picture, {"mode": "uniform"}).fusion
-    assert (fusion.mode, fusion.vlm_letter, fusion.p_c) == ("uniform", None, dict.fromkeys("ABCDE", 0.2))
-    assert prompts(client, "read_letters") == []
-
-
 @pytest.mark.parametrize("choices", [None, ["Yes", "No"]])
 @pytest.mark.parametrize("value", [math.nan, -math.inf])
 def test_no_answer_is_made_of_letters_that_could_not_be_read(picture, choices, value):
@@ -457,13 +450,10 @@ def test_with_the_plan_specific_gaps_are_named(given, changes, words):
     ("severity", "scores", "contradictory"),
     [
         ("severe", {"Blurs": ["NIQE", 4.01]}, True),
-        ("extreme", {"Blurs": ["NIQE", 4.5]}, True),
         ("severe", {"Blurs": ["NIQE", 4.0]}, False),
-        ("moderate", {"Blurs": ["NIQE", 4.5]}, False),
         ("severe", {"Blurs": ["NIQE", 2.0], "Noise": ["NIQE", 4.5]}, False),
         ("severe", {"Blurs": ["NIQE", 4.5], "Noise": ["NIQE", 2.0]}, True),
         ("severe", {"Overall quality": ["NIQE", 4.5]}, True),
-        ("severe", {}, False),
     ],
 )
 def test_severe_or_extreme_against_a_score_above_4_is_a_contradiction(severity, scores, contradictory):

@@ -118,7 +118,7 @@ class _Reads:
             off_letter_mass=off_mass,
             both_orders=levels is not None,
             crops=len(self.crops),
-            order_gap=levels and abs(levels[0] - levels[1]),
+            order_gap=abs(levels[0] - levels[1]) if levels else None,
             crop_spread=statistics.pstdev(map(expected_level, self.crops)) if self.crops else None,
         )
 

@@ -192,15 +192,15 @@ def summarize(
 
 
 def _first_look(state: AgenticIQAState) -> Look:
-    """How closely the letters are looked at to begin with: in both orders where the last pass asks for it, and as
-    closely as it did in the end."""
+    """In both orders where the pass before asks for it, and as closely as that looked in the end."""
     result = state.get("summarizer_result")
-    if not (result and result.need_replan):
+    fusion = result.fusion if result and result.need_replan else None
+    if not (result and fusion):
         return "one order"
-    if result.fusion and result.fusion.crops:
+    if fusion.crops:
         return "crops"
     asked = any(gap.kind == "letters" for gap in result.gaps)
-    return "both orders" if asked or (result.fusion and result.fusion.both_orders) else "one order"
+    return "both orders" if asked or fusion.both_orders else "one order"
 
 
 def _with_measurement(

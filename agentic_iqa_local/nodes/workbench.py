@@ -94,16 +94,8 @@ class RoleSession:
         self.failed_tries = images.failed_tries
 
     @property
-    def usage(self) -> TokenUsage:
-        return self._session.usage
-
-    @property
     def seen(self) -> list[SeenImage]:
         return self._session.seen
-
-    @property
-    def constrained(self) -> bool:
-        return self._session.constrained
 
     def generate(self, prompt: ChatPrompt, schema: type[BaseModel], **options: Any) -> str:
         with self._images.calling_model(self.role):
@@ -114,9 +106,6 @@ class RoleSession:
             read = self._session.read_letters(prompt, answer_prefix, letters)
         logger.debug("Read after …%s: %s", f"{prompt.case}{answer_prefix}"[-200:], read.logprobs)
         return read
-
-    def close(self) -> None:
-        self._session.close()
 
 
 class OpenImages:
@@ -145,8 +134,9 @@ class OpenImages:
         self.failed_tries: list[PlannerError] = []
         for line in self.image.warnings:
             self.warn(line)
-        for line in self.reference.warnings if self.reference else ():
-            self.warn(f"the reference {self.reference.path}: {line}")
+        if reference := self.reference:
+            for line in reference.warnings:
+                self.warn(f"the reference {reference.path}: {line}")
         self._of_pictures: list[str] | None = None  # warnings that every turn of a conversation has
         self._earlier, self._closed_usage = TokenUsage(), TokenUsage()
         self._sessions: dict[tuple[int, int], VLMSession] = {}  # by client and view
