@@ -270,8 +270,6 @@ class ToolSettings(Section):
     # not offered to the model, for they take long (--list-tools); a query can still name them
     not_offered: list[str] = ["MAD", "CW-SSIM"]
     maps: str | None = None  # the file of tool maps; default: configs/tool_maps.yaml
-    # an SQLite file that keeps raw scores by content, tool and versions; default: none
-    cache: str | None = None
 
     @field_validator("full_reference", "no_reference", "not_offered")
     @classmethod

@@ -125,7 +125,7 @@ def test_help_is_short_and_the_rest_one_word_away(blocked):
     assert len(short.splitlines()) <= 60
     basic = {word.split("=")[0] for word in short.split() if word.startswith("--")}
     assert {"--reference", "--query", "--gpu", "--config", "--out", "--resume", "--explain"} <= basic
-    for option in ("--mode", "--map", "--strict", "--cluster", "--gallery", "--sort", "--timeout"):
+    for option in ("--mode", "--map", "--cluster", "--gallery", "--sort", "--timeout"):
         assert f"{option} " not in short
         assert f"{option} " in whole
 

@@ -235,6 +235,7 @@ def test_a_stdout_that_takes_nothing_ends_the_run_in_a_sentence(command, folder,
     assert "error: stdout: a row could not be written (No space left on device); with --out FILE" in said
 
 
+<<<<<<< HEAD
 # What is told
 
 
@@ -283,6 +284,8 @@ def test_a_place_for_no_gallery_is_told_before_anything_is_loaded(folder, tmp_pa
     assert re.search(said, " ".join(f"{capsys.readouterr().err} {refused.value}".split()))
 
 
+=======
+>>>>>>> main
 # Models that are lost
 
 

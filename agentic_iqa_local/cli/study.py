@@ -17,7 +17,7 @@ import argparse
 from agentic_iqa_local.cli.command import Parser, exit_status
 from agentic_iqa_local.cli.console import safe_streams
 from agentic_iqa_local.cli.study_options import STUDY
-from agentic_iqa_local.cli.study_report import add_compare, add_fit, add_report, add_table
+from agentic_iqa_local.cli.study_report import add_compare, add_fit, add_report
 from agentic_iqa_local.cli.study_run import add_run, add_synthetic
 
 
@@ -33,7 +33,6 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add_fit(commands)
     add_report(commands)
     add_compare(commands)
-    add_table(commands)
     return parser.parse_args(argv)
 
 

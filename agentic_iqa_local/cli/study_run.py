@@ -85,7 +85,7 @@ def _add_data(command: argparse.ArgumentParser) -> None:
 
 def _add_how(command: argparse.ArgumentParser) -> None:
     from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
-    from agentic_iqa_local.studies.inference import CONTEXTS, POSITIONS
+    from agentic_iqa_local.studies.inference import CONTEXTS
 
     how = command.add_argument_group("how")
     add_options(how, *SET_UP)
@@ -98,13 +98,6 @@ def _add_how(command: argparse.ArgumentParser) -> None:
         choices=CONTEXTS,
         default=CONTEXTS,
         help="what stands in the prompt (default: all)",
-    )
-    how.add_argument(
-        "--positions",
-        nargs="+",
-        choices=POSITIONS,
-        default=("json",),
-        help="where the letter is read (default: json)",
     )
     how.add_argument(
         "--tools",
@@ -188,7 +181,7 @@ def _plan(args: argparse.Namespace, settings: "Settings", full_reference: bool) 
 
     tools = args.tools or (settings.tools.full_reference if full_reference else settings.tools.no_reference)
     names = tuple(find_tool(tool).name for tool in tools)
-    return Plan(args.query, tuple(args.contexts), tuple(args.positions), names)
+    return Plan(args.query, tuple(args.contexts), names)
 
 
 def add_synthetic(commands: Subcommands) -> None:

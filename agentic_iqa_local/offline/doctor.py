@@ -183,8 +183,6 @@ def disk(setup: Setup) -> Finding:
     if setup.uses("vllm"):
         folders |= {"TRITON_CACHE_DIR": "~/.triton/cache", "VLLM_CACHE_ROOT": "~/.cache/vllm"}
     places = {f"${name}": Path(os.environ.get(name) or default) for name, default in folders.items()}
-    if cache := setup.settings.tools.cache:
-        places["tools.cache"] = Path(cache).absolute().parent
     problems = []
     for name, folder in places.items():
         folder = folder.expanduser().absolute()
@@ -198,7 +196,7 @@ def disk(setup: Setup) -> Finding:
             if (free := shutil.disk_usage(place).free) < ROOM:
                 problems.append(f"{name} {folder}: only {free // 2**20} MiB are free")
     if problems:
-        needed = setup.uses("vllm") or any(line.startswith(("$TMPDIR", "tools.cache")) for line in problems)
+        needed = setup.uses("vllm") or any(line.startswith("$TMPDIR") for line in problems)
         remedy = "make room there, or point that variable to another folder"
         return "fail" if needed else "warn", "; ".join(problems), remedy
     return "pass", ", ".join(map(str, dict.fromkeys(places.values()))), ""
