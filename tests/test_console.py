@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from rich.cells import cell_len
 
+from agentic_iqa_local.cli import console
 from agentic_iqa_local.output.picture_lines import PictureLines, in_order
 from agentic_iqa_local.result import Assessment
 
@@ -119,6 +120,17 @@ def test_a_polite_kill_ends_like_ctrl_c(folder, tmp_path, number):
     done = subprocess.run([*line, "--resume"], capture_output=True, check=False, env=environment())
     assert done.returncode == 1  # =1+1.png
     assert out.read_bytes().count(b"\n") == 4
+
+
+def test_progress_is_told_in_lines_where_there_is_no_terminal(monkeypatch, capsys):
+    monkeypatch.setattr(console, "SECONDS_BETWEEN_LINES", 0)
+    with console.Progress(2) as progress:
+        progress.count()
+        progress.count(failed=True)
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("1/2 pictures, ")
+    assert first.endswith(" left")
+    assert second.endswith("0:00:00 left, 1 failed")
 
 
 def rated(name: str, q: float, letter: str) -> Assessment:

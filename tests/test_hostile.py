@@ -57,12 +57,7 @@ COMMANDS = {
     "study": (study.main, ["run", "HOSTILE"]),
     "gallery": (gallery.main, ["HOSTILE"]),
     "doctor": (doctor.main, ["--config", "HOSTILE"]),
-<<<<<<< HEAD
-    "bundle": (bundle.main, ["--tools", "HOSTILE"]),
     "verify": (store_command.verify, ["HOSTILE"]),
-=======
-    "verify": (store_command.main, ["verify", "HOSTILE"]),
->>>>>>> main
 }
 
 
