@@ -161,8 +161,7 @@ class QualityMap(BaseModel):
     # quality of each cell, 1..5, row by row from the top; null where no tile was read
     q: list[list[float | None]]
     letters: list[list[float | None]]  # level of each cell by the letters alone, 1..5
-    # level of each cell by LocalNR alone, 1..5; None where the tool could not run
-    tool: list[list[float]] | None
+    tool: list[list[float]]  # level of each cell by LocalNR alone, 1..5
     tool_weight: float  # of the tool's level in q, 0..1
     median: float  # of the cells
     # at most three boxes that do not overlap, the worst first; empty where none stands out

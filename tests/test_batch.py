@@ -233,55 +233,6 @@ def test_a_stdout_that_takes_nothing_ends_the_run_in_a_sentence(command, folder,
     assert "error: stdout: a row could not be written (No space left on device); with --out FILE" in said
 
 
-# What is told
-
-
-def test_progress_is_told_in_lines_where_there_is_no_terminal(command, folder, tmp_path, monkeypatch, capfd):
-    (tmp_path / "m.csv").write_text(f"image\n{folder / '00.png'}\n{folder / '01.png'}\n")
-    monkeypatch.setattr("agentic_iqa_local.cli.console.SECONDS_BETWEEN_LINES", 0)
-    status, out = command("--manifest", tmp_path / "m.csv")
-    assert status == 0
-    assert [json.loads(line)["image"] for line in out.splitlines()] == [
-        str(folder / "00.png"),
-        str(folder / "01.png"),
-    ]
-    said = capfd.readouterr().err
-    assert "1/2 [" in said
-    assert "picture" in said.split("2/2 [")[1]
-
-
-def test_a_gallery_without_a_file_of_rows(command, folder, tmp_path):
-    pictures = [str(folder / "00.png"), str(folder / "01.png")]
-    assert command(*pictures, "--gallery", tmp_path / "gallery.html")[0] == 0
-    assert in_gallery(tmp_path / "gallery.html") == pictures
-
-
-@pytest.mark.parametrize("jobs", ["0", "257"])
-def test_more_at_once_than_a_process_can_have_is_wrong_usage(jobs, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        script.parse(["--image", "a.png", "--jobs", jobs], "")
-    assert "--jobs: expected 1 to 256" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("file", "said"),
-    [
-        ("none/gallery.html", "--gallery .*: there is no folder .*mkdir -p"),
-        (".", "--gallery .*: expected a regular file, got a folder"),
-        ("rows.jsonl.run.json", "a gallery is an HTML page"),
-        ("a.png", "a gallery is an HTML page"),
-    ],
-)
-def test_a_place_for_no_gallery_is_told_before_anything_is_loaded(folder, tmp_path, file, said, capsys):
-    shutil.copy(folder / "00.png", tmp_path / "a.png")
-    files = {"--out": "rows.jsonl", "--csv": "rows.csv", "--gallery": file}
-    words = [word for option, name in files.items() for word in (option, str(tmp_path / name))]
-    with pytest.raises((script.UsageError, SystemExit)) as refused:  # noqa: PT012 - parsing or running
-        args = script.parse(["--cpu", str(tmp_path / "a.png"), *words], "")
-        script.assess_all(args, Console(io.StringIO()))
-    assert re.search(said, " ".join(f"{capsys.readouterr().err} {refused.value}".split()))
-
-
 # Models that are lost
 
 

@@ -2,7 +2,6 @@
 what is read of a manifest."""
 
 import json
-import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +12,6 @@ from pyarrow import parquet
 from agentic_iqa_local.batch.inputs import Item, ManifestError, expand_inputs, read_manifest, references_in
 from agentic_iqa_local.cli.assess import wanted
 from agentic_iqa_local.cli.assess_options import parse
-from agentic_iqa_local.files import path_from_text, path_text
 from agentic_iqa_local.images.reading import ImageError
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
 
@@ -46,41 +44,6 @@ def test_pictures_without_a_reference_are_named(tmp_path):
     files(tmp_path / "r", "a.bmp", "a.png", "c.png")
     with pytest.raises(ImageError, match=r"but not for \S*a\.jpg \(a\.bmp or a\.png\), \S*b\.png \(none\);"):
         references_in(tmp_path / "r", images)
-
-
-@pytest.mark.parametrize(
-    ("words", "pictures", "reference"),
-    [
-        (["a.png", "--reference", "r.png"], ["a.png"], "r.png"),
-        (["--reference", "r.png", "a.png", "b.png"], ["a.png", "b.png"], "r.png"),
-        (["a.png", "--reference", "r.png", "s.png"], None, "got r.png and s.png"),
-        (["a.png", "--reference", "r.png", "--reference", "s.png"], None, "got r.png and s.png"),
-        (["--cpu", "--", "-d.png", "b.png"], ["-d.png", "b.png"], None),
-        (["a.png", "--", "--cpu"], ["a.png", "--cpu"], None),
-    ],
-)
-def test_which_words_are_pictures_and_which_is_the_reference(words, pictures, reference, capsys):
-    if pictures is None:
-        with pytest.raises(SystemExit):
-            parse(words, "")
-        assert reference in capsys.readouterr().err
-    else:
-        args = parse(words, "")
-        assert args.pictures == pictures
-        assert args.reference == (reference and Path(reference))
-
-
-def test_a_picture_whose_name_looks_like_an_option_is_told_how_to_be_named(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    Path("-d.png").touch()
-    with pytest.raises(SystemExit):
-        parse(["-d.png"], "")
-    assert "did you mean ./-d.png?" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", [b"a.png", b"a\xff.png", rb"a\xff.png", b"\\\\x\xc3\xa4\xff\\", b"a\\b"])
-def test_a_path_comes_back_from_its_text(name):
-    assert path_from_text(path_text(os.fsdecode(name))) == os.fsdecode(name)
 
 
 # Manifests

@@ -10,7 +10,6 @@ from PIL import Image
 from scripted import ScriptedClient, ScriptedSession, ScriptedTools, scripted_answers, scripted_services
 
 from agentic_iqa_local import assess, run_pipeline
-from agentic_iqa_local.config import FusionSettings, Settings
 from agentic_iqa_local.nodes.evidence import evidence_warnings
 from agentic_iqa_local.nodes.letter_reading import read_and_fuse
 from agentic_iqa_local.nodes.workbench import OpenImages
@@ -54,18 +53,6 @@ def large(tmp_path_factory):
     path = tmp_path_factory.mktemp("large") / "large.png"
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (2048, 2048, 3), dtype=np.uint8)).save(path)
     return str(path)
-
-
-@pytest.mark.parametrize("eta", [0.25, 1.0, 4.0])
-def test_alpha_is_as_sharp_as_the_settings_eta_around_the_mean_of_all_tools(picture, eta):
-    settings = Settings(fusion=FusionSettings(eta=eta))
-    images = OpenImages(
-        scripted_services(ScriptedClient(scripted_answers()), ScriptedTools({}), settings), picture
-    )
-    fusion = read_and_fuse(*RATING, [("NIQE", 2.0), ("PIQE", 3.0)], images)
-    weights = {c: math.exp(-eta * (2.5 - c) ** 2) for c in range(1, 6)}  # (2) of the paper, with q̄ 2.5
-    assert (fusion.eta, fusion.q_bar) == (eta, 2.5)
-    assert fusion.alpha == pytest.approx({c: w / sum(weights.values()) for c, w in weights.items()})
 
 
 def test_letters_and_what_lies_off_them_are_means_over_all_views_which_are_closed_once_read(large):

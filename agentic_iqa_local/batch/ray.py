@@ -120,7 +120,6 @@ class RayRunner(Generic[AnyItem, Row]):
         self._free: deque[Any] = deque()  # workers, once for each item that they may have now
         self._calls: dict[Any, tuple[Any, _Task[AnyItem] | None]] = {}  # worker and item; None: it loads
         self._waiting: deque[_Task[AnyItem]] = deque()
-        self._finished: deque[Row] = deque()
         self._lost = 0  # workers since the last row
 
     def load(self) -> None:
@@ -180,9 +179,7 @@ class RayRunner(Generic[AnyItem, Row]):
                     self._calls[worker.row.remote(task.item)] = worker, task
                 if not any(task for _, task in self._calls.values()) and (self.stopping or not self._waiting):
                     return
-                self._heed_answers()
-                while self._finished:
-                    yield self._finished.popleft()
+                yield from self._heed_answers()
         finally:
             self.close()
 
@@ -195,23 +192,23 @@ class RayRunner(Generic[AnyItem, Row]):
         worker = ray.remote(_Worker).options(**options).remote(self._setting)
         self._calls[worker.load.remote()] = worker, None
 
-    def _heed_answers(self) -> None:
-        """Waits for answers, a moment at most. Raises what a worker raised."""
+    def _heed_answers(self) -> list[Row]:
+        """Waits for an answer, a moment at most; the rows that it brings. Raises what a worker raised."""
         import ray
 
-        for ref in ray.wait(list(self._calls), timeout=GLANCE)[0]:
+        for ref in ray.wait(list(self._calls), timeout=GLANCE)[0]:  # one at most
             worker, task = self._calls.pop(ref)
             try:
                 answer = _answer_of(ref)
             except (_WorkerLost, ModelLost) as error:
                 return self._replace(worker, task, one_line(str(error)[:300]))
-            if task is None:
-                self._take_on(worker, *answer)
-            else:
+            if task:
                 self._free.append(worker)
                 self._rows[self._nodes[worker]] += 1
                 self._lost = 0
-                self._finished.append(answer)
+                return [answer]
+            self._take_on(worker, *answer)
+        return []
 
     def _take_on(self, worker: Any, node: str, description: dict[str, Any]) -> None:
         self.description = self.description or description
@@ -220,8 +217,8 @@ class RayRunner(Generic[AnyItem, Row]):
         self._nodes[worker] = node
         self._free.extend([worker] * self.jobs * IN_HAND)
 
-    def _replace(self, worker: Any, task: _Task[AnyItem] | None, why: str) -> None:
-        """Starts another worker in the place of one that is lost; its items wait again, or are failures."""
+    def _replace(self, worker: Any, task: _Task[AnyItem] | None, why: str) -> list[Row]:
+        """Starts another worker in the place of one that is lost; the failures of items that lost too many."""
         import ray
 
         node = self._nodes.pop(worker, "")
@@ -231,17 +228,19 @@ class RayRunner(Generic[AnyItem, Row]):
         lost = [task, *(other for owner, other in self._calls.values() if owner is worker)]
         self._calls = {ref: call for ref, call in self._calls.items() if call[0] is not worker}
         self._free = deque(free for free in self._free if free is not worker)
+        failures = []
         for task in filter(None, lost):
             task.losses += 1
             if task.losses < MOST_LOST:
                 self._waiting.append(task)
             else:
                 said = f"{task.losses} workers were lost that had this image, the last: {why}"
-                self._finished.append(self.work.failure(task.item, said))
+                failures.append(self.work.failure(task.item, said))
         self._lost += 1
         if self._lost >= MOST_LOST * self.place.workers:
             raise BatchError(f"{self._lost} workers were lost without a row between them, the last: {why}")
         self._start_worker()
+        return failures
 
     def close(self) -> None:
         """Leaves the cluster; one that was started here ends."""

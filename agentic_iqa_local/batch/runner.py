@@ -179,15 +179,15 @@ class Runner(Generic[AnyItem, Row]):
             try:
                 self._look()
             except Exception as error:
-                self._fail(error)
-        self._waiting.extend(self._end_process())
-        self._cancel_waiting()
+                self._hung = 0
+                self._give_up(self._end_process(), error)
+        self._give_up(self._end_process())
         atexit.unregister(self.close)
 
     def _look(self) -> None:
         """One turn: gives what may begin, takes what has come, ends what took too long."""
         if self.stopping:
-            self._cancel_waiting()
+            self._give_up([])
         elif self._process is None and self._waiting:
             self._start()
         while self._ready and (task := self._next()):
@@ -199,7 +199,9 @@ class Runner(Generic[AnyItem, Row]):
             self._given[self._number] = task
             with suppress(OSError):  # where the process is gone, hearing from it says so
                 self._pipe.send((self._number, task.item, task.alone))
-        connection.wait([self._awaken, self._pipe] if self._process else [self._awaken], GLANCE)
+        left = min((task.deadline - time.monotonic() for task in self._given.values()), default=GLANCE)
+        pipes = [self._awaken, self._pipe] if self._process else [self._awaken]
+        connection.wait(pipes, max(0, min(left, GLANCE)))
         while self._awaken.poll():
             self._awaken.recv_bytes()
         try:
@@ -320,18 +322,11 @@ class Runner(Generic[AnyItem, Row]):
         self._given.clear()
         return suspects
 
-    def _cancel_waiting(self) -> None:
-        while self._waiting:
-            self._waiting.popleft().future.cancel()
-
-    def _fail(self, error: Exception) -> None:
-        """No row can come of what there is."""
-        suspects = self._end_process()
-        self._hung = 0
-        for task in suspects:
-            _settle(task.future, error=error)
-        while self._waiting:
-            _settle(self._waiting.popleft().future, error=error)
+    def _give_up(self, suspects: list[_Task], error: Exception | None = None) -> None:
+        """No row comes of these, nor of what waits: an error says why, without one they are cancelled."""
+        while suspects or self._waiting:
+            future = (suspects or self._waiting).pop().future
+            future.cancel() if error is None else _settle(future, error=error)
 
 
 def _settle(future: Future, result: Any = None, error: Exception | None = None) -> None:

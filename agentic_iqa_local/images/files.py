@@ -2,9 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from contextvars import ContextVar
+from contextlib import suppress
 from urllib.parse import unquote, urlsplit
 
 from agentic_iqa_local.errors import UserError, did_you_mean
@@ -12,7 +10,6 @@ from agentic_iqa_local.files import FileError, open_regular
 
 _MOST_BYTES = 2**30  # of a file: more than a hundred million pixels need in any of the formats
 _ADDRESS = re.compile(r"(https?|ftps?|s3|gs|gcs|azure|hdfs):/+", re.IGNORECASE)  # pathlib turns // into /
-_SENT: ContextVar[Mapping[str, bytes]] = ContextVar("_SENT")
 
 
 class ImageError(UserError, ValueError):
@@ -35,24 +32,12 @@ def check_file(path: str | os.PathLike[str]) -> None:
 def read_file(path: str | os.PathLike[str]) -> bytes:
     """The bytes of a picture's file, at most 1 GiB. Raises `ImageError`."""
     path = os.fspath(path)
-    if (sent := _SENT.get({}).get(path)) is not None:
-        return sent
     check_file(path)
     try:
         with open(path, "rb") as file:
             return file.read(os.fstat(file.fileno()).st_size)  # a file in /proc of size 0 may never end
     except OSError as error:
         raise ImageError(f"{path}: {error}", "check its disk.") from error
-
-
-@contextmanager
-def sent_files(data: Mapping[str, bytes]) -> Iterator[None]:
-    """Meanwhile `read_file` gives these bytes, by path, in this thread: another machine sent them."""
-    before = _SENT.set(data)
-    try:
-        yield
-    finally:
-        _SENT.reset(before)
 
 
 def local_path(item: str) -> str:
