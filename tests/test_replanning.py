@@ -41,7 +41,7 @@ from agentic_iqa_local.state import (
 from agentic_iqa_local.vlm_client import VLMError
 
 PLAN = PlannerOutput.model_validate(plan_reply())
-SURE = dict(zip("ABCDE", np.log([0.02, 0.06, 0.12, 0.6, 0.18]), strict=True))  # near Poor
+SURE = dict(zip("ABCDE", np.log([0.02, 0.06, 0.12, 0.6, 0.18]).tolist(), strict=True))  # near Poor
 SEVERE = moderate_blur(severity="severe")
 
 
@@ -231,7 +231,7 @@ def test_a_region_without_a_box_is_a_gap_that_a_second_look_closes(picture):
 
 def test_letters_that_the_tools_exclude_are_read_in_the_other_order_too(picture):
     """The model says A whether A means Excellent or Bad: its letters follow the order, not the picture."""
-    letters = dict(zip("ABCDE", np.log([0.99, 0.004, 0.003, 0.002, 0.001]), strict=True))
+    letters = dict(zip("ABCDE", np.log([0.99, 0.004, 0.003, 0.002, 0.001]).tolist(), strict=True))
     row, client, _ = rated(picture, {}, {"NIQE": 1.2}, logprobs=letters)
     assert "exclude each other" in row.replan_history[0]
     assert row.both_orders

@@ -199,7 +199,9 @@ class Runner(Generic[AnyItem, Row]):
             self._given[self._number] = task
             with suppress(OSError):  # where the process is gone, hearing from it says so
                 self._pipe.send((self._number, task.item, task.alone))
-        connection.wait([self._awaken, self._pipe] if self._process else [self._awaken], GLANCE)
+        left = min((task.deadline - time.monotonic() for task in self._given.values()), default=GLANCE)
+        pipes = [self._awaken, self._pipe] if self._process else [self._awaken]
+        connection.wait(pipes, max(0, min(left, GLANCE)))
         while self._awaken.poll():
             self._awaken.recv_bytes()
         try:

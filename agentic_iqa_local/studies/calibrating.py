@@ -121,8 +121,8 @@ def errors(condition: Condition, known: pd.DataFrame, rng: np.random.Generator) 
     names, scene = np.unique(known.scene, return_inverse=True)
     if len(known) >= ENOUGH and len(names) > 1:
         to_learn = rng.permutation(len(names))[scene] < LEARNED_ON * len(names)
-        (offset, slope), weights = _learned(known[to_learn])
-        known = known[~to_learn]
+        (offset, slope), weights = _learned(known.loc[to_learn])
+        known = known.loc[~to_learn]
     edges = _edges(known.q.to_numpy())
     error = known.truth - offset - slope * known.q
     difficulty = np.maximum(known[[*FEATURES]].to_numpy() @ weights, LEAST_DIFFICULTY)

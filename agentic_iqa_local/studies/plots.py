@@ -133,8 +133,9 @@ def _within(study: Analysis, by: str) -> Figure | None:
         table = table[table["mode"].isin(colors)].sort_values(
             by, kind="stable", key=lambda of: of.astype(str)
         )
-    labels = (f"{row[by]}, {row['mode']}" for row in table.to_dict("records"))
-    return _forest(table, "srcc", labels, [colors[mode] for mode in table.get("mode", ())], 0, "SRCC")
+    lines = table.to_dict("records")
+    labels = (f"{line[by]}, {line['mode']}" for line in lines)
+    return _forest(table, "srcc", labels, [colors[line["mode"]] for line in lines], 0, "SRCC")
 
 
 def _differences(study: Analysis) -> Figure | None:

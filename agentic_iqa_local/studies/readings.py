@@ -137,7 +137,7 @@ class Readings:
     ) -> pd.DataFrame:
         """Probabilities of the levels by image and view, the mean of the orders."""
         if read not in self.reads:
-            return self.letters.droplevel([0, 1])[:0]
+            return self.letters.droplevel([0, 1]).head(0)
         logprobs = [self.letters.loc[read, order] for order in orders]
         p = np.mean([softmax(each.to_numpy() / temperature) for each in logprobs], axis=0)
         return pd.DataFrame(p, logprobs[0].index)
@@ -145,7 +145,9 @@ class Readings:
     def p(self, read: str, orders: Sequence[str] = BOTH[:1], temperature: float = 1.0) -> np.ndarray:
         """Probabilities of the levels (rows, 5), the mean of an image's views and orders; nan where not read."""
         p = self.p_of_views(read, orders, temperature).groupby("image").mean()
-        return p.reindex(range(len(self.rows))).to_numpy()
+        return np.ascontiguousarray(
+            p.reindex(range(len(self.rows)))
+        )  # its products do not depend on its layout
 
     def written(self, read: str, confidence: float) -> np.ndarray:
         """As `p`, of the letters that the model wrote: `confidence` for each, the others share the rest."""

@@ -112,7 +112,8 @@ def over_datasets(studies: Sequence[Analysis]) -> pd.DataFrame:
     repeated = told.duplicated(["model", "mode", "dataset"], keep=False)
     told.loc[repeated, "model"] += " (" + told.run + ")"
     lines = []
-    for (model, mode), found in told.groupby(["model", "mode"], sort=False):
+    grouped: Any = told.groupby(["model", "mode"], sort=False)
+    for (model, mode), found in grouped:
         line: dict[str, Any] = {"model": model, "mode": mode}
         for row in found.itertuples():
             line |= {row.dataset: row.srcc, f"{row.dataset}_mark": row.seen}
