@@ -89,7 +89,7 @@ class AssessRun:
 
     def finish(self) -> int:
         """Assesses what is left, and says what there is; the exit status. Raises VLMError for a model that
-        cannot be loaded, WriteError for a table that cannot be written."""
+        cannot be loaded."""
         if not self.left:
             if self.results:
                 self.results.close()
@@ -111,7 +111,11 @@ class AssessRun:
                 with suppress(WriteError):  # said already
                     self.results.close()
         status = self._said(error) if error else None
-        finished = self._summary()
+        try:
+            finished = self._summary()
+        except WriteError as unwritten:
+            tell(f"error: {unwritten}")
+            finished = 1
         if batch.stopping and self.written < len(self.left):
             there = len(self.items) - len(self.left) + self.written
             tell(f"interrupted: {there} of {len(self.items)} pictures have their rows; {self.go_on}")
