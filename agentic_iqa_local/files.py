@@ -29,7 +29,7 @@ ROOT = PACKAGE if (PACKAGE / "configs").is_dir() else PACKAGE.parent
 CONFIGS = ROOT / "configs"
 EMBEDDED = ROOT / "models" / "embedded"  # the small model that ships
 PROGRAM = "agentic-iqa" if ROOT == PACKAGE else "python -m agentic_iqa_local"
-SCRIPTS = {"bundle": "fetch_models", "fit": "fit_tools"} | {  # subcommand → its file in scripts/
+SCRIPTS = {"bundle": "fetch_models"} | {  # subcommand → its file in scripts/
     name: name for name in ("assess", "doctor", "study", "gallery", "serve")
 }
 

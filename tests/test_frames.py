@@ -43,8 +43,8 @@ def test_a_frame_is_found_to_a_few_pixels(small, margins, colour, coded):
 
 
 def test_frames_within_frames_are_found(small):
-    inner = framed(small, 30, 30, 30, 30, "white")
-    assert content_box(framed(inner, 20, 20, 20, 20, "grey")) == (50, 50, 306, 242)
+    inner = framed(framed(small, 3, 3, 3, 3), 30, 30, 30, 30, "white")
+    assert content_box(framed(inner, 20, 20, 20, 20, "grey")) == (53, 53, 309, 245)
 
 
 def test_a_photograph_is_not_trimmed(small):
@@ -57,6 +57,17 @@ def test_a_photograph_is_not_trimmed(small):
     photographs = [Image.open(DATA / name).convert("RGB") for name in ("sumac.png", "prudential.png")]
     for picture in (*photographs, Image.fromarray(night), Image.fromarray(soft.astype(np.uint8)), too_little):
         assert content_box(picture) == (0, 0, *picture.size)
+
+
+@pytest.mark.parametrize("form", ["BMP", "PPM", "JPEG"])
+def test_the_flat_rest_of_a_damaged_file_is_left_out(small, form):
+    small.save(file := BytesIO(), form, quality=90)
+    whole = file.getvalue()
+    half = whole[: len(whole) // 2]
+    data = half + b"\xff\xd9" if form == "JPEG" else half.ljust(len(whole), b"\0")
+    left, top, right, bottom = content_box(Image.open(BytesIO(data)).convert("RGB"))
+    assert (left, right) == (0, 256)
+    assert 40 < bottom - top < 150
 
 
 def test_a_framed_picture_is_judged_as_the_photograph_in_it(photo, services):
@@ -80,6 +91,7 @@ def test_a_reference_decides_what_is_a_frame_and_what_was_lost(small, tmp_path):
     assert image.pixels.size == (256, 192)
     assert image.offset == (0, 64)
     assert reference.pixels.tobytes() == small.tobytes()
+    assert image.warnings[-1].endswith("one colour where the reference is not: it counts as lost")
 
 
 @pytest.mark.parametrize("colour", ["black", "#808080", "white"])

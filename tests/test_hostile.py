@@ -57,7 +57,7 @@ COMMANDS = {
     "study": (study.main, ["run", "HOSTILE"]),
     "gallery": (gallery.main, ["HOSTILE"]),
     "doctor": (doctor.main, ["--config", "HOSTILE"]),
-    "verify": (store_command.main, ["verify", "HOSTILE"]),
+    "verify": (store_command.verify, ["HOSTILE"]),
 }
 
 

@@ -8,17 +8,17 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tqdm.contrib.logging import logging_redirect_tqdm
-
-from agentic_iqa_local.cli import add_set_up, chosen_settings
-from agentic_iqa_local.cli.cluster_options import (
-    add_cluster_options,
-    check_cluster,
+from agentic_iqa_local.cli.command import stopped_by_ctrl_c
+from agentic_iqa_local.cli.console import Progress, start_logging
+from agentic_iqa_local.cli.options import (
+    CLUSTER,
+    SET_UP,
+    add,
+    add_options,
     chosen_batch,
+    chosen_settings,
     place_of,
 )
-from agentic_iqa_local.cli.console import Progress, start_logging
-from agentic_iqa_local.cli.stopping import stopped_by_ctrl_c
 from agentic_iqa_local.cli.study_options import STUDY, Subcommands, add_command, count, seconds
 from agentic_iqa_local.errors import one_line
 
@@ -51,8 +51,8 @@ def add_run(commands: Subcommands) -> None:
         "--out", type=Path, required=True, metavar="DIR", help="the run's folder: run.json and rows.jsonl"
     )
     _add_how(command)
-    add_cluster_options(command)
-    command.set_defaults(main=run, check=lambda args: check_cluster(command, args))
+    add(command.add_argument_group("on several workers or machines, with Ray"), CLUSTER)
+    command.set_defaults(main=run)
 
 
 def _add_data(command: argparse.ArgumentParser) -> None:
@@ -88,7 +88,7 @@ def _add_how(command: argparse.ArgumentParser) -> None:
     from agentic_iqa_local.studies.inference import CONTEXTS
 
     how = command.add_argument_group("how")
-    add_set_up(how)
+    add_options(how, *SET_UP)
     how.add_argument(
         "--query", default=DEFAULT_QUERY, help="what is asked of each image (default: %(default)s)"
     )
@@ -124,7 +124,6 @@ def run(args: argparse.Namespace) -> int:
     from agentic_iqa_local.studies.store import check_folder, read_run
 
     start_logging(0)
-    args.check(args)
     place = place_of(args)
     check_folder(args.out)
     dataset = chosen(
@@ -146,7 +145,6 @@ def run(args: argparse.Namespace) -> int:
     total = len(tasks)
     with (
         open_study(dataset, tasks, batch, args.out) as store,
-        logging_redirect_tqdm(),
         Progress(total, len(store.done)) as shown,
         stopped_by_ctrl_c(batch, GO_ON),
         closing(missing_rows(tasks, batch, store)) as rows,

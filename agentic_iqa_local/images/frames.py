@@ -1,5 +1,6 @@
 """Bands, frames and mats: rows and columns of one colour around a photograph, which are no part of it."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -14,15 +15,23 @@ from agentic_iqa_local.images.reading import LoadedImage
 _FLAT, _STRAYS = 4, 0.01  # distance from the band's luma, of 255, and the share of a row's pixels beyond it
 _CLEAR = 24  # distance that compression does not reach
 _STEP, _RAGGED = 0.25, 0.04  # share of pixels that change clearly where a band ends, and may one row before
-_RINGING = 16  # rows at a band's end that compression disturbs
+_NOTHING = 128  # luma of the grey that JPEG decoders give where there is nothing: it begins with ragged blocks
+_MOST_RAGGED, _DRIFT, _FILLED_STRAYS = 0.5, 16, 0.05  # the same of what stands for missing data
+_RINGING, _SMOOTHED = 16, 4  # rows at a band's end that compression disturbs, and that WebP smooths
 _LEAST, _LEAST_PART = 10, 50  # a band's pixels, and the fraction of the side that it takes at least
 _LEAST_SIDE = 64  # what is left of a picture has so many pixels a side, or nothing is taken away
 _ONE_COLOUR = 6  # largest difference of any two pixels, in each channel
 
+_SIDES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "left": lambda luma: luma.T,
+    "top": lambda luma: luma,
+    "right": lambda luma: luma.T[::-1],
+    "bottom": lambda luma: luma[::-1],
+}
+_OPPOSITE = {"left": "right", "top": "bottom", "right": "left", "bottom": "top"}
 
-def without_frames(
-    image: LoadedImage, reference: LoadedImage | None = None
-) -> tuple[LoadedImage, LoadedImage | None]:
+
+def without_frames(image: LoadedImage, reference: LoadedImage | None = None) -> tuple[LoadedImage, LoadedImage | None]:
     """The photograph within a picture's frame, and the same part of its reference, with a warning.
 
     With a reference its frame decides: what is one colour in the picture alone was lost. Raises ImageError
@@ -32,6 +41,9 @@ def without_frames(
         image, reference = _cropped(image, box), reference and _cropped(reference, box)
         said = f"a frame of one colour was left out, and the {image.width}×{image.height} pixels in it judged"
         image = replace(image, warnings=(*image.warnings, said))
+        if reference and content_box(image.pixels) != (0, 0, image.width, image.height):
+            lost = "a part of the picture is one colour where the reference is not: it counts as lost"
+            image = replace(image, warnings=(*image.warnings, lost))
     for one in filter(None, (image, reference)):
         if one_colour(one.pixels):
             raise ImageError(f"{one.path}: nothing to judge, the picture is one colour", "give a photograph.")
@@ -51,36 +63,74 @@ def one_colour(image: Image.Image) -> bool:
 
 def content_box(image: Image.Image) -> Box:
     """The part of an RGB picture within all bands, frames and mats, one within another; the whole picture
-    where it has none, or where less than 64 pixels a side would be left."""
+    where it has none, or where too little would be left."""
     luma = np.asarray(image.convert("L"), np.int16)
-    margins, grows = [0, 0, 0, 0], True  # top, right, bottom, left: as a picture shows them that turns left
-    box = whole = (0, 0, *image.size)
+    whole, margins, grows = (0, 0, *image.size), dict.fromkeys(_SIDES, 0), True
+
+    def box() -> Box:
+        return margins["left"], margins["top"], whole[2] - margins["right"], whole[3] - margins["bottom"]
+
+    def too_small(box: Box) -> bool:
+        return min(box[2] - box[0], box[3] - box[1]) < _LEAST_SIDE
+
     while grows:
         grows = False
-        for side in range(4):
-            rows = np.rot90(luma[box[1] : box[3], box[0] : box[2]], side)
-            band = _band(rows)
+        for side, turned in _SIDES.items():
+            left, top, right, bottom = box()
+            if too_small(box()):
+                return whole
+            rows = turned(luma[top:bottom, left:right])
+            band = _band(rows, nested=margins[side] > 0)
             margins[side] += band
             grows |= band > 0
-            top, right, bottom, left = margins
-            box = left, top, whole[2] - right, whole[3] - bottom
-            if min(box[2] - box[0], box[3] - box[1]) < _LEAST_SIDE:
-                return whole
-    return box
+    for side, opposite in _OPPOSITE.items():
+        if margins[side] == 0 < (wide := margins[opposite]):  # it may go over into a dark or white photograph
+            rows = _SIDES[side](luma)
+            if abs(np.median(rows[0]) - np.median(rows[-1])) <= _FLAT:
+                flat = _flat_rows(rows[:wide])
+                margins[side] = wide if flat >= wide - _SMOOTHED else flat
+    return whole if too_small(box()) else box()
 
 
-def _band(rows: np.ndarray) -> int:
-    """How many rows of luma (n×w), counted from the first, are a band of one colour that ends in a straight
-    line; 0 where they are none."""
-    level = np.median(rows[0])
-    beyond = (number for number, row in enumerate(rows) if (np.abs(row - level) > _FLAT).mean() > _STRAYS)
-    flat = next(beyond, 0)
-    near = rows[max(0, flat - 1) : flat + _RINGING]
-    steps = np.flatnonzero((np.abs(np.diff(near, axis=0)) > _CLEAR).mean(1) >= _STEP)
-    if flat < 2 or not len(steps) or (np.abs(near[steps[0]] - level) > _CLEAR).mean() > _RAGGED:
+def _band(rows: np.ndarray, nested: bool) -> int:
+    """How many rows of luma (n×w), counted from the first, are a band of one colour; 0 where they are none.
+
+    One that is `nested` in another may be a thin line, after a few rows that compression disturbed. Rows that
+    stand for missing data begin after a ragged row of blocks.
+    """
+    if nested:
+        for skip in range(0, _RINGING + 1, 4):
+            if (end := _end(rows[skip:], _flat_rows(rows[skip:], _DRIFT, _FILLED_STRAYS))) > 1:
+                return skip + end
+    ends = [_end(rows, _flat_rows(rows))]
+    if abs(np.median(rows[0]) - _NOTHING) <= 1:
+        filled = _flat_rows(rows, _DRIFT, _FILLED_STRAYS, constant=True)
+        ends.append(_end(rows, filled, 2 * _RINGING, _MOST_RAGGED))
+    return max((end for end in ends if end >= max(_LEAST, len(rows) // _LEAST_PART)), default=0)
+
+
+def _flat_rows(rows: np.ndarray, flat: int = _FLAT, strays: float = _STRAYS, constant: bool = False) -> int:
+    """How many rows from the first have one luma, and with `constant` each that of the row before."""
+    level, end = np.median(rows[:1]), 0
+    while end < len(rows):
+        beyond = np.abs(rows[end] - level) > flat
+        if constant:
+            beyond |= np.abs(rows[end] - rows[max(0, end - 1)]) > 1
+        if beyond.mean() > strays:
+            break
+        end += 1
+    return end
+
+
+def _end(rows: np.ndarray, flat: int, reach: int = _RINGING, ragged: float = _RAGGED) -> int:
+    """The row with which a band ends in a straight line, at most `reach` after its `flat` ones, or 0."""
+    if flat < 2 or flat == len(rows):
         return 0
-    band = flat + int(steps[0])
-    return band if band >= max(_LEAST, len(rows) // _LEAST_PART) else 0
+    near, level = rows[flat - 1 : flat + reach], np.median(rows[0])
+    steps = np.flatnonzero((np.abs(np.diff(near, axis=0)) > _CLEAR).mean(1) >= _STEP)
+    if not len(steps) or (np.abs(near[steps[0]] - level) > _CLEAR).mean() > ragged:
+        return 0
+    return flat + int(steps[0])
 
 
 def _cropped(image: LoadedImage, box: Box) -> LoadedImage:

@@ -31,9 +31,7 @@ class PictureFile:
         return text.replace(os.fspath(self.path), os.fspath(self.name))
 
 
-Picture: TypeAlias = (
-    str | os.PathLike[str] | Image.Image | np.ndarray | bytes | bytearray | memoryview | PictureFile
-)
+Picture: TypeAlias = str | os.PathLike[str] | Image.Image | np.ndarray | bytes | bytearray | memoryview | PictureFile
 
 
 def check_picture(picture: Picture) -> None:

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
+from rich.progress import track
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from agentic_iqa_local.cli.console import bar, safe_streams
+from agentic_iqa_local.cli.console import safe_streams
 from agentic_iqa_local.output.tables import write_csv
 from agentic_iqa_local.state import DISTORTION_TYPES
 from agentic_iqa_local.studies.distortions import Part, Sample, distort, draw_parts
@@ -112,7 +113,7 @@ def main(argv: list[str] | None = None) -> int:
     args.out.mkdir(parents=True)
     rng, drawn, rows = random.Random(SEED), np.random.default_rng(SEED), []
     photos = load_tiles(split_photos(args.photos)[1])
-    for i, photo in enumerate(bar([photo for photo in photos for _ in range(args.per_photo)])):
+    for i, photo in enumerate(track([photo for photo in photos for _ in range(args.per_photo)])):
         name, (kind, ask) = f"{i:04}.png", KINDS[i % len(KINDS)]
         sample = distort(photo, draw_parts(drawn), drawn)
         Image.fromarray(sample.image).save(args.out / name)
