@@ -267,7 +267,7 @@ class ToolSettings(Section):
 
     full_reference: list[str] = Field(default=["VSI", "FSIM"], min_length=1)
     no_reference: list[str] = Field(default=["LocalNR", "NIQE"], min_length=1)
-    # not offered to the model, for they take long (--list-tools); a query can still name them
+    # not offered to the model, for they take long (the command tools lists them); a query can still name them
     not_offered: list[str] = ["MAD", "CW-SSIM"]
     maps: str | None = None  # the file of tool maps; default: configs/tool_maps.yaml
 

@@ -45,7 +45,7 @@ _ROW = rb'\{"schema_version": ?\d'
 # How the files that this program writes begin, by their kind.
 _OWN = {
     "file of rows": _ROW,
-    # --best-of begins with the pictures that failed
+    # best begins with the pictures that failed
     "file of comparisons": rb"(?:" + _ROW + rb'[^\n]*\n)*\{"kind": ?"(?:comparison|ranking|group)"',
     "table": rb"(?:\xef\xbb\xbf)?(?:image,reference,query,choices,answer,level,q"
     rb"|kind,group,place,image,answer,level,q),",

@@ -20,6 +20,7 @@ from PIL import Image
 from rich.cells import cell_len
 
 from agentic_iqa_local.cli import console
+from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.output.picture_lines import PictureLines, in_order
 from agentic_iqa_local.result import Assessment
 
@@ -167,8 +168,8 @@ def test_a_line_holds_one_bar_and_nothing_that_steers_a_terminal(name, q):
     lines = PictureLines([name], 80, damage=True, verdict=True)
     line = lines.line(rated(name, q, "C")).plain
     assert line.count("█") == round((q - 1) / 4 * 8) + name.count("█")
-    assert line.isprintable()
-    assert lines.line(failed(name)).plain.isprintable()
+    assert one_line(line) == line
+    assert one_line(told := lines.line(failed(name)).plain) == told
 
 
 def test_the_order_of_lines_and_names_without_the_folder_that_they_share():
