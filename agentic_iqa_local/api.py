@@ -18,7 +18,6 @@ from agentic_iqa_local.state import revised
 if TYPE_CHECKING:
     from agentic_iqa_local.images.pictures import Picture
     from agentic_iqa_local.judgement.comparison import Comparison, Ranking
-    from agentic_iqa_local.judgement.quality_map import MapRequest
     from agentic_iqa_local.result import Assessment
     from agentic_iqa_local.services import Services
 
@@ -96,7 +95,7 @@ class IQA:
         query: str | None = ...,
         choices: Sequence[str] | None = ...,
         *,
-        map: "bool | str | Path | MapRequest" = ...,
+        map: Any = ...,
     ) -> "Assessment": ...
     @overload
     def assess(
@@ -106,7 +105,7 @@ class IQA:
         query: str | None = ...,
         choices: Sequence[str] | None = ...,
         *,
-        map: "bool | MapRequest" = ...,
+        map: Any = ...,
     ) -> "list[Assessment]": ...
     def assess(self, image, reference=None, query=None, choices=None, *, map: Any = False):
         """The assessment of a picture, or of each in a list, in order.

@@ -166,19 +166,16 @@ class Section(BaseModel):
 class RoleSettings(Section):
     """One agent's section: which model answers and how it generates."""
 
-    # ENGINE.FOLDER; sections with the same backend share one copy
-    backend: str = "transformers.embedded"
+    backend: str = "transformers.embedded"  # ENGINE.FOLDER; sections with the same backend share one copy
     # of the generation, 0 is greedy; not the letters' temperature
     temperature: float = Field(default=0.0, ge=0, le=2)
-    # the longest answer of one call
-    max_tokens: int = Field(default=512, ge=16, le=4096)
+    max_tokens: int = Field(default=512, ge=16, le=4096)  # the longest answer of one call
 
 
 class ModelSettings(Section):
     """How one model folder is loaded."""
 
-    # a folder, in the models folder unless absolute; default: the backend's name
-    path: str | None = None
+    path: str | None = None  # a folder, in the models folder unless absolute; default: the backend's name
     # auto: bfloat16 on a GPU that has it, float16 on older ones; float32 on a CPU, or bfloat16 where it has AMX
     # and the model is known to hold in it
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -193,22 +190,19 @@ class ModelSettings(Section):
     answers: Literal["letters", "words"] = "letters"
     # system_first is the paper's order; its roles share no image cache
     prompt_layout: PromptLayout = "images_first"
-    # false computes the images again in every call, to measure what sharing saves
-    share_prefix: bool = True
+    share_prefix: bool = True  # false computes the images again in every call, to measure what sharing saves
     # transformers: text that a schema leaves no choice about is put in instead of decoded; false to measure that
     skip_template: bool = True
     # the same bits run after run, whatever else is asked meanwhile: deterministic kernels; vLLM answers one request
     # at a time and without its cache; slower
     exact: bool = False
-    # vLLM: requests that are computed together
-    max_in_flight: int = Field(default=8, ge=1)
+    max_in_flight: int = Field(default=8, ge=1)  # vLLM: requests that are computed together
     # vLLM on a GPU: memory of the card that stays free for the tools; the engine takes the rest
     left_for_tools_gib: float = Field(default=4.0, ge=0)
     # engine server: where vLLM's OpenAI-compatible server listens. http://USER:PASSWORD@HOST logs in, instead of
     # with $AGENTIC_IQA_SERVER_KEY; neither is ever written
     server: str = Field(default="http://127.0.0.1:8000", repr=False)
-    # engine server: the model's name there; default: the only one
-    served_name: str | None = None
+    served_name: str | None = None  # engine server: the model's name there; default: the only one
     # engine server: seconds without an answer before a request is tried once more
     server_timeout: float = Field(default=600, gt=0, le=86400)
     # the smallest and the largest picture that is seen in one piece; default: the processor's own
@@ -237,14 +231,11 @@ class PlacedModel(ModelSettings):
 class ImageSettings(Section):
     """Limits on what is opened, and how large photographs are cut."""
 
-    # pixels; smaller images are refused
-    min_side: int = Field(default=32, ge=1)
-    # refused above this: a decompression bomb
-    max_pixels: int = Field(default=100_000_000, ge=1)
+    min_side: int = Field(default=32, ge=1)  # pixels; smaller images are refused
+    max_pixels: int = Field(default=100_000_000, ge=1)  # refused above this: a decompression bomb
     # native-resolution crops of a photograph beyond the model's range
     max_crops: int = Field(default=5, ge=1, le=5)
-    # the colour behind transparent pictures; default: they are refused
-    background: Colour | None = None
+    background: Colour | None = None  # the colour behind transparent pictures; default: they are refused
 
 
 class FusionSettings(Section):
@@ -259,8 +250,7 @@ class FusionSettings(Section):
     # p_c of the generated letter; the rest is shared
     classification_confidence: float = Field(default=0.8, gt=0.5, le=1)
     on_missing_logits: Literal["error", "classification"] = "error"
-    # where eta and temperature come from, when --fit set them
-    fitted: str | None = None
+    fitted: str | None = None  # where eta and temperature come from, when --fit set them
     # warn when this much probability lies off the letters
     off_letter_warning: float = Field(default=0.5, ge=0, le=1)
     # q̄ over distinct (tool, region) runs, or over every listed entry
@@ -277,12 +267,9 @@ class ToolSettings(Section):
 
     full_reference: list[str] = Field(default=["VSI", "FSIM"], min_length=1)
     no_reference: list[str] = Field(default=["LocalNR", "NIQE"], min_length=1)
-    # not offered to the model, for they take long (--list-tools); a query can still name them
+    # not offered to the model, for they take long (the command tools lists them); a query can still name them
     not_offered: list[str] = ["MAD", "CW-SSIM"]
-    # the file of tool maps; default: configs/tool_maps.yaml
-    maps: str | None = None
-    # an SQLite file that keeps raw scores by content, tool and versions; default: none
-    cache: str | None = None
+    maps: str | None = None  # the file of tool maps; default: configs/tool_maps.yaml
 
     @field_validator("full_reference", "no_reference", "not_offered")
     @classmethod
@@ -340,8 +327,7 @@ class Settings(Section):
     summarizer: RoleSettings = RoleSettings()
     # the models folder, in place of $AGENTIC_IQA_MODELS
     models_dir: str | None = Field(default=None, exclude=True)
-    # model folder name → how it is loaded
-    models: dict[str, ModelSettings] = {}
+    models: dict[str, ModelSettings] = {}  # model folder name → how it is loaded
     images: ImageSettings = ImageSettings()
     fusion: FusionSettings = FusionSettings()
     tools: ToolSettings = ToolSettings()

@@ -29,7 +29,7 @@ ROOT = PACKAGE if (PACKAGE / "configs").is_dir() else PACKAGE.parent
 CONFIGS = ROOT / "configs"
 EMBEDDED = ROOT / "models" / "embedded"  # the small model that ships
 PROGRAM = "agentic-iqa" if ROOT == PACKAGE else "python -m agentic_iqa_local"
-SCRIPTS = {"bundle": "fetch_models", "fit": "fit_tools"} | {  # subcommand → its file in scripts/
+SCRIPTS = {"bundle": "fetch_models"} | {  # subcommand → its file in scripts/
     name: name for name in ("assess", "doctor", "study", "gallery", "serve")
 }
 
@@ -45,7 +45,7 @@ _ROW = rb'\{"schema_version": ?\d'
 # How the files that this program writes begin, by their kind.
 _OWN = {
     "file of rows": _ROW,
-    # --best-of begins with the pictures that failed
+    # best begins with the pictures that failed
     "file of comparisons": rb"(?:" + _ROW + rb'[^\n]*\n)*\{"kind": ?"(?:comparison|ranking|group)"',
     "table": rb"(?:\xef\xbb\xbf)?(?:image,reference,query,choices,answer,level,q"
     rb"|kind,group,place,image,answer,level,q),",

@@ -161,8 +161,7 @@ class QualityMap(BaseModel):
     # quality of each cell, 1..5, row by row from the top; null where no tile was read
     q: list[list[float | None]]
     letters: list[list[float | None]]  # level of each cell by the letters alone, 1..5
-    # level of each cell by LocalNR alone, 1..5; None where the tool could not run
-    tool: list[list[float]] | None
+    tool: list[list[float]]  # level of each cell by LocalNR alone, 1..5
     tool_weight: float  # of the tool's level in q, 0..1
     median: float  # of the cells
     # at most three boxes that do not overlap, the worst first; empty where none stands out
@@ -178,10 +177,7 @@ class QualityMap(BaseModel):
 
 class Assessment(Result):
     """One assessed image. A failed one has `error` and no answer: a score that could not be had is never
-    filled in.
-
-    In a notebook it shows as a table.
-    """
+    filled in."""
 
     schema_version: int = SCHEMA_VERSION
     image: str
@@ -192,8 +188,7 @@ class Assessment(Result):
     mode: str  # logits, classification or uniform: where p_c came from
     pipeline: Pipeline = "agent"
     final_answer: str | None = None  # the fused level's letter, the chosen letter, or free text
-    # the reading and its fusion, as in `state.FusionResult`
-    vlm_letter: str | None = None
+    vlm_letter: str | None = None  # the reading and its fusion, as in `state.FusionResult`
     p_c: dict[str, float] | None = None
     off_letter_mass: float | None = None
     measured: dict[str, float] | None = None
@@ -227,8 +222,7 @@ class Assessment(Result):
     replan_history: list[str] = []
     iteration_count: int = 0
     passes: list[PassRecord] = []  # each round of plan, evidence and answer; the latest ten
-    # more of the reading and its fusion
-    both_orders: bool = False
+    both_orders: bool = False  # more of the reading and its fusion
     order_gap: float | None = None
     crops: int = 0
     crop_spread: float | None = None
@@ -284,27 +278,3 @@ class Assessment(Result):
         return f"Assessment({one_line(f'{self.image}: {self.answer}'):.200})"
 
     __str__ = __repr__
-
-    def _repr_html_(self) -> str:
-        p, interval = self.p or {}, self.interval
-        words = self.choices or [LEVEL_WORDS.get(LETTER_TO_LEVEL.get(letter, 0), "") for letter in p]
-        scores = {
-            run.tool_name: run.normalized_score for run in self.tools if run.normalized_score is not None
-        }
-        rows = [
-            ("image", self.image),
-            ("reference", self.reference),
-            ("query", self.query),
-            ("answer", self.answer),
-            ("90 % interval", interval and f"{interval.low:.2f} to {interval.high:.2f}"),
-            *((f"{letter} {word}", f"{p[letter]:.3f}") for letter, word in zip(p, words, strict=False)),
-            *((name, f"{score:.2f} of 5") for name, score in scores.items()),
-            ("why", self.quality_reasoning),
-            *(("warning", line) for line in self.warnings),
-        ]
-        cells = (f"<tr><th>{_html(name)}</th><td>{_html(text)}</td></tr>" for name, text in rows if text)
-        return f"<table>{''.join(cells)}</table>"
-
-
-def _html(text: str) -> str:
-    return html.escape(one_line(text))

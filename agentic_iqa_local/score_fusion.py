@@ -31,12 +31,16 @@ WORD_TO_LEVEL = {word.lower(): level for level, word in LEVEL_WORDS.items()}
 
 
 class ScoreFusion:
-    """The paper's fusion over `quality_levels` with sharpness `eta`. The letter A stands for the best level;
-    the words Excellent to Bad for 5 to 1.
+    """The paper's fusion. The letter A stands for the best level; the words Excellent to Bad for 5 to 1.
 
-    `temperature` divides the letters' log-probabilities before (3); `classification_confidence` is the
-    probability of the generated letter where no logits are read. `normalize=False` leaves out the denominator
-    of (4).
+    Args:
+        eta: how sharply α falls around q̄; above 0.
+        quality_levels: 2 to 26 different levels.
+        temperature: divides the letters' log-probabilities before (3); above 0.
+        classification_confidence: the probability of the written letter where no logits are read.
+        normalize: False leaves out the denominator of (4).
+
+    Raises ValueError for values outside these ranges.
     """
 
     def __init__(
@@ -48,31 +52,24 @@ class ScoreFusion:
         classification_confidence: float = 0.8,
         normalize: bool = True,
     ):
-        if not (eta > 0 and math.isfinite(eta)):
-            raise ValueError(f"eta: expected a positive number, got {eta}")
-        if not (temperature > 0 and math.isfinite(temperature)):
-            raise ValueError(f"temperature: expected a positive number, got {temperature}")
-        letters = string.ascii_uppercase
-        if not 2 <= len(quality_levels) <= len(letters) or len(set(quality_levels)) != len(quality_levels):
+        for name, value in (("eta", eta), ("temperature", temperature)):
+            if not (value > 0 and math.isfinite(value)):
+                raise ValueError(f"{name}: expected a positive number, got {value}")
+        count, letters = len(quality_levels), string.ascii_uppercase
+        if not 2 <= count <= len(letters) or len(set(quality_levels)) != count:
             raise ValueError(
                 f"quality_levels: expected 2 to {len(letters)} different levels, got {list(quality_levels)}"
             )
-        if not 1 / len(quality_levels) <= classification_confidence <= 1:
+        if not 1 / count <= classification_confidence <= 1:
             raise ValueError(
-                f"classification_confidence: expected {1 / len(quality_levels)} to 1, got"
-                f" {classification_confidence}"
+                f"classification_confidence: expected {1 / count} to 1, got {classification_confidence}"
             )
-        self.eta, self.quality_levels = eta, list(quality_levels)
+        self.eta, self.quality_levels, self.normalize = eta, list(quality_levels), normalize
+        self.temperature, self.classification_confidence = temperature, classification_confidence
         self._letters = dict(zip(letters, sorted(quality_levels, reverse=True), strict=False))
-        self.temperature, self.classification_confidence, self.normalize = (
-            temperature,
-            classification_confidence,
-            normalize,
-        )
 
     def mean_score(self, tool_scores: Sequence[float]) -> float | None:
-        """q̄ of (1); None without scores. Raises ValueError for a score outside the levels' range or not
-        finite."""
+        """q̄ of (1); None without scores. Raises ValueError for a score outside the levels' range."""
         low, high = min(self.quality_levels), max(self.quality_levels)
         for score in tool_scores:
             if not low <= score <= high:  # also catches NaN
@@ -85,35 +82,36 @@ class ScoreFusion:
         if mean is None:
             logger.warning("No tool scores: q rests on the model's letters alone")
             return dict.fromkeys(self.quality_levels, 1 / len(self.quality_levels))
-        return self._as_dict(perceptual_weights(mean, self.eta, self.quality_levels))
+        weights = perceptual_weights(mean, self.eta, self.quality_levels)
+        return dict(zip(self.quality_levels, weights.tolist(), strict=True))
 
     def extract_vlm_probabilities(
         self, vlm_output: Mapping[str | int, float] | str | int | None, mode: Mode = "logits"
     ) -> dict[int, float]:
         """p_c of (3) for each level.
 
-        logits: `vlm_output` maps every letter (or level) to a logit or log-probability. classification, and
-        logits where it is no mapping: it is the answer that the model wrote ("B", "B. Good", "Good", or a
-        level); it gets `classification_confidence`, the others share the rest equally. Any other mode:
-        every level alike, with a warning unless it is "uniform". Raises ValueError for an output that
-        cannot be read: a probability is never made up.
+        Args:
+            vlm_output: a logit or log-probability for every letter (or level), or the answer that the model wrote
+                ("B", "B. Good", "Good", or a level).
+            mode: logits takes either, classification an answer alone, which gets `classification_confidence`, and
+                the others share the rest. Any other mode makes all levels alike, with a warning unless it is
+                "uniform".
+
+        Raises:
+            ValueError: an output that cannot be read; a probability is never made up.
         """
-        if mode == "classification" or (mode == "logits" and not isinstance(vlm_output, Mapping)):
-            if not isinstance(vlm_output, str | int):
-                raise ValueError(
-                    f"{mode} mode: expected log-probabilities for each letter, or an answer, got"
-                    f" {vlm_output!r}"
-                )
-            level = self._level(vlm_output)
-            return written_probabilities(level, self.quality_levels, self.classification_confidence)
         if mode == "logits" and isinstance(vlm_output, Mapping):
             by_level = {self._level(key): float(value) for key, value in vlm_output.items()}
             if set(by_level) != set(self.quality_levels) or len(by_level) != len(vlm_output):
-                raise ValueError(
-                    f"logits mode: expected one value for each of the levels {self.quality_levels}, got"
-                    f" {vlm_output}"
-                )
+                expected = f"one value for each of the levels {self.quality_levels}"
+                raise ValueError(f"logits mode: expected {expected}, got {vlm_output}")
             return letter_probabilities({c: by_level[c] for c in self.quality_levels}, self.temperature)
+        if mode in ("logits", "classification"):
+            if not isinstance(vlm_output, str | int):
+                expected = "log-probabilities for each letter, or an answer"
+                raise ValueError(f"{mode} mode: expected {expected}, got {vlm_output!r}")
+            confidence = self.classification_confidence
+            return written_probabilities(self._level(vlm_output), self.quality_levels, confidence)
         if mode != "uniform":
             logger.warning("mode: expected logits, classification or uniform, got %r: uniform is used", mode)
         return dict.fromkeys(self.quality_levels, 1 / len(self.quality_levels))
@@ -167,9 +165,6 @@ class ScoreFusion:
         mean = self.mean_score(tool_scores)
         return fused_distribution(p, np.nan if mean is None else mean, self.eta, self.quality_levels)
 
-    def _as_dict(self, values: np.ndarray) -> dict[int, float]:
-        return {c: float(v) for c, v in zip(self.quality_levels, values, strict=True)}
-
     def _level(self, key: str | int) -> int:
         """A level, or a text of nothing but its letter and its word, as a level. Raises ValueError for
         anything else."""
@@ -194,8 +189,10 @@ def letter_probabilities(logprobs: Mapping[K, float], temperature: float = 1.0) 
 
     Raises ValueError for NaN, +inf, or nothing but −inf.
     """
-    values = softmax(_checked_logprobs(list(logprobs.values())) / temperature)
-    return {letter: float(p) for letter, p in zip(logprobs, values, strict=True)}
+    values = np.array(list(logprobs.values()), float)
+    if np.isnan(values).any() or (values == np.inf).any() or (values == -np.inf).all():
+        raise ValueError(f"logits mode: expected finite log-probabilities, got {values.tolist()}")
+    return dict(zip(logprobs, softmax(values / temperature).tolist(), strict=True))
 
 
 def written_probabilities(answer: K, answers: Sequence[K], confidence: float) -> dict[K, float]:
@@ -234,10 +231,3 @@ def _log_likelihood(
         np.asarray(q_bar, float)[..., None], np.asarray(eta, float)[..., None]
     )
     return np.where(np.isnan(mean), 0.0, -sharpness * (mean - np.asarray(levels, float)) ** 2)
-
-
-def _checked_logprobs(logprobs: Sequence[float]) -> np.ndarray:
-    values = np.array(logprobs, float)
-    if np.isnan(values).any() or (values == np.inf).any() or (values == -np.inf).all():
-        raise ValueError(f"logits mode: expected finite log-probabilities, got {list(logprobs)}")
-    return values

@@ -38,9 +38,7 @@ class Services:
     def renew_tools(self) -> ToolRunner:
         """Tools anew, where there are none or a measurement by those that are there does not return."""
         tools = self.settings.tools
-        self._tools = ToolRunner(
-            device=self.device, maps_path=tools.maps, models=self.settings.models_dir, cache=tools.cache
-        )
+        self._tools = ToolRunner(self.device, tools.maps, self.settings.models_dir)
         return self._tools
 
     def section(self, role: str) -> RoleSettings:

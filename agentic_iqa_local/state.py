@@ -127,7 +127,7 @@ class PlannerOutput(BaseModel):
     query_type: Literal["IQA", "Other"] = Field(
         description="IQA for technical quality or degradation; Other for content, aesthetics or emotion."
     )
-    query_scope: list[NonBlank] | Literal["Global"] = Field(
+    query_scope: Annotated[list[NonBlank], Field(min_length=1)] | Literal["Global"] = Field(
         description="Objects or regions that the query names, else Global."
     )
     distortion_source: Literal["Explicit", "Inferred"] = Field(
@@ -145,13 +145,6 @@ class PlannerOutput(BaseModel):
     )
     plan: PlanControlFlags = Field(description="Which executor subtasks run.")
 
-    @field_validator("query_scope")
-    @classmethod
-    def _scope_is_not_empty(cls, scope: list[str] | str) -> list[str] | str:
-        if not scope:
-            raise ValueError("query_scope: expected object names or 'Global', got an empty list")
-        return scope
-
     @property
     def objects(self) -> list[str]:
         """The scope as a list: `["Global"]` or the objects named."""
@@ -161,9 +154,7 @@ class PlannerOutput(BaseModel):
 class PlannerInput(BaseModel):
     """What the Planner needs: the query and image files that exist."""
 
-    query: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)] = Field(
-        description="The user's question."
-    )
+    query: NonBlank = Field(description="The user's question.")
     image_path: str = Field(description="The image to assess.")
     reference_path: str | None = Field(
         default=None, description="A pristine reference of the same size, if there is one."
@@ -406,30 +397,27 @@ class Basis(BaseModel):
         return plan | {"executor_evidence": self.evidence}
 
 
+_ANSWERS: list[JsonValue] = [
+    {
+        "final_answer": "B",
+        "quality_reasoning": (
+            "The image shows moderate blur affecting sharpness, consistent with tool score of 2.6."
+        ),
+        "need_replan": False,
+    },
+    {
+        "final_answer": "Unable to determine",
+        "quality_reasoning": "Insufficient evidence for vehicle region.",
+        "need_replan": True,
+        "replan_reason": "Missing tool scores for vehicle region",
+    },
+]
+
+
 class SummarizerOutput(BaseModel):
     """The Summarizer's answer."""
 
-    model_config = {
-        "validate_assignment": True,
-        "json_schema_extra": {
-            "examples": [
-                {
-                    "final_answer": "B",
-                    "quality_reasoning": (
-                        "The image shows moderate blur affecting sharpness, consistent with tool score of"
-                        " 2.6."
-                    ),
-                    "need_replan": False,
-                },
-                {
-                    "final_answer": "Unable to determine",
-                    "quality_reasoning": "Insufficient evidence for vehicle region.",
-                    "need_replan": True,
-                    "replan_reason": "Missing tool scores for vehicle region",
-                },
-            ]
-        },
-    }
+    model_config = {"validate_assignment": True, "json_schema_extra": {"examples": _ANSWERS}}
 
     final_answer: NonBlank = Field(description="A letter, a quality level or free text.")
     quality_reasoning: NonBlank = Field(description="Evidence-based explanation.")

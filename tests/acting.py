@@ -23,6 +23,9 @@ class Acting(Assessing):
 
     roles = ()
 
+    def load(self, services):
+        pass
+
     def row(self, item, services, observer):
         match item.image.stem.partition("-")[0]:
             case "segfault":
@@ -57,7 +60,8 @@ class Acting(Assessing):
 
 @dataclass(frozen=True)
 class Unloadable(Acting):
-    roles = ("summarizer",)
+    def load(self, services):
+        services.client("summarizer")
 
     def row(self, item, services, observer):
         raise VLMError("never reached")

@@ -6,7 +6,6 @@ Not among the tests: it takes minutes. What the pages show is assessed anew by t
 """
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,15 +14,15 @@ from browser import CHROMIUM, SCREENSHOTS, SIZES, axe_findings, browser_page, sc
 from conftest import DATA, ROOT
 from PIL import Image
 from test_service import served
-from test_study_report import analysed, make_rows
+from test_study_report import analysed, make_rows, make_run
 
 from agentic_iqa_local.cli.gallery import main as gallery
 from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.judgement.quality_map import MapRequest
 from agentic_iqa_local.services import Services
-from agentic_iqa_local.studies.page import write_html
-from agentic_iqa_local.synthetic.distortions import DISTORTIONS
+from agentic_iqa_local.studies.distortions import DISTORTIONS
+from agentic_iqa_local.studies.report import write_page
 
 DAMAGED = ROOT / "docs" / "images" / "sumac_damaged.webp"
 SHOWN = [(size, dark) for size in SIZES for dark in (False, True)]
@@ -108,9 +107,9 @@ def test_the_gallery(batch, size, dark):
 
 @pytest.mark.parametrize(("size", "dark"), SHOWN)
 def test_the_report(tmp_path, size, dark):
-    shown = analysed(make_rows(), draws=800, name="Sharpness and noise, spring set")
-    shown = replace(shown, run=shown.run | {"model": shown.run["model"] | {"notice": None}})
-    write_html([(shown, [])], tmp_path / "report.html", pictures=False)
+    run = make_run(notice=None)
+    shown = analysed(make_rows(), run, draws=800, name="Sharpness and noise, spring set")
+    write_page([(shown, [])], tmp_path / "report.html", pictures=False)
     with browser_page(size=size, dark=dark) as watched:
         watched.page.goto(Path(tmp_path / "report.html").as_uri())
         draw(watched, "report", size, dark)

@@ -12,7 +12,7 @@ from agentic_iqa_local import services
 from agentic_iqa_local.batch.runner import Runner
 from agentic_iqa_local.batch.work import Assessing
 from agentic_iqa_local.config import Pipeline, Settings
-from agentic_iqa_local.iqa_tools import ToolError, ToolInfo, ToolReading
+from agentic_iqa_local.iqa_tools import ToolError, ToolInfo, ToolReading, ToolSpec
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.studies.run import Plan, Studying, run_study
 from agentic_iqa_local.vlm_client import LetterRead, PixelLimits, SeenImage, TokenUsage, VLMError
@@ -113,10 +113,8 @@ class ScriptedTools:
         self.names, self.maps = names or list(scores), {}
 
     def available(self, full_reference: bool) -> list[ToolInfo]:
-        return [
-            ToolInfo(n, "NR", True, None, "scripted", ("Blurs", "Noise"), False, (1.0, 5.0), "test")
-            for n in self.names
-        ]
+        specs = [ToolSpec(n, n, "NR", False, (1, 5), ("Blurs", "Noise"), "scripted", 16) for n in self.names]
+        return [ToolInfo(spec, None, (1.0, 5.0), "test") for spec in specs]
 
     def score(self, name, image, reference=None) -> ToolReading:
         self.runs.append((name, image.size))

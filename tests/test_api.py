@@ -1,5 +1,6 @@
 """The Python API as a developer meets it: kinds of pictures, results, lists, life, and silence."""
 
+import html
 import json
 import math
 import os
@@ -13,9 +14,8 @@ import numpy as np
 import pytest
 from conftest import ROOT
 from PIL import Image, ImageFilter
-from scripted import ScriptedClient, ScriptedTools, plan_reply, scripted_answers, scripted_services
+from scripted import ScriptedClient, ScriptedTools, scripted_answers, scripted_services
 
-import agentic_iqa_local
 from agentic_iqa_local import IQA, Assessment, assess, run_pipeline
 from agentic_iqa_local.batch.work import as_line
 from agentic_iqa_local.graph import initial_state
@@ -76,9 +76,8 @@ def test_files_of_pictures_in_memory_are_the_users_alone_and_go(pixels):
 @pytest.mark.parametrize(
     ("wrong", "error", "said"),
     [
-        (np.zeros((64, 96, 3), np.float32), ValueError, "(array * 255).round().astype('uint8')"),
+        (np.zeros((64, 96, 3), np.float32), ValueError, "(array * (255 / white))"),
         (np.zeros((3, 64, 96), np.uint8), ValueError, "array.transpose(1, 2, 0)"),
-        (np.zeros((0, 0, 3), np.uint8), ValueError, "expected 1 to"),
         (Image.new("HSV", (64, 64)), ValueError, ".convert('RGB')"),
         ("data:image/png;base64," + "A" * 100, ValueError, "base64.b64decode"),
         ("https://example.org/photo.png", ValueError, "download it first"),
@@ -153,8 +152,7 @@ def test_a_rating_in_short_and_at_length(scripted, picture):
     assert repr(row) == str(row) == f"Assessment({picture}: {rated})"
     assert row.to_dict() == json.loads(as_line(row))
     assert f"q {row.q:.2f}" in row.explain()
-    assert row._repr_html_().startswith("<table>")
-    assert rated in row._repr_html_()
+    assert row._repr_html_() == f"<pre>{html.escape(row.explain())}</pre>"
     assert {"letter", "level"}.isdisjoint(Assessment.model_fields)
 
 
@@ -164,7 +162,6 @@ def test_a_choice_and_a_failure_show_as_what_they_are(scripted, picture):
     assert repr(row).startswith(
         f"Assessment({picture}: {row.letter}. {row.choices[ord(row.letter) - 65]}, p "
     )
-    assert "&lt;b&gt;sharp&lt;/b&gt;" in row._repr_html_()
     assert "<b>" not in row._repr_html_()
     failed = scripted[0]("<script>.png")
     assert (failed.letter, failed.level) == (None, None)
@@ -185,14 +182,6 @@ def test_a_fused_score_stays_when_the_reasoning_fails_three_times(picture):
     assert row.quality_reasoning.startswith("Moderate blurs: Edges appear soft. The quality is poor.")
     assert "the model gave no valid reasoning in three tries" in " ".join(row.warnings)
     assert [t.details["role"] for t in row.failed_tries] == ["summarizer"] * 3
-
-
-def test_a_free_answer_that_fails_three_times_is_a_failure(picture):
-    answers = scripted_answers(PlannerReply=plan_reply(query_type="Other"), SummaryReply="no JSON")
-    services = scripted_services(ScriptedClient(answers), ScriptedTools({}))
-    row = assess(picture, query="What is shown?", services=services)
-    assert "no valid JSON in 3 attempts" in row.error
-    assert (row.p_c, row.letter) == (None, None)
 
 
 def test_a_tools_failure_names_the_picture_and_gives_no_score(picture):
@@ -225,14 +214,6 @@ def test_the_model_is_loaded_at_the_first_picture_kept_and_freed_at_the_end(phot
     assert repr(iqa) == "IQA(closed)"
 
 
-def test_nothing_is_printed_but_warnings():
-    program = (
-        "from agentic_iqa_local import IQA\nIQA(cpu=True, max_replan_iterations=0)('tests/data/sumac.png')"
-    )
-    done = python(program)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
 def test_importing_and_looking_around_load_neither_torch_nor_pyiqa():
     program = (
         "import sys, agentic_iqa_local as a\nassert set(a.__all__) <= set(dir(a))\na.IQA\n"
@@ -240,8 +221,3 @@ def test_importing_and_looking_around_load_neither_torch_nor_pyiqa():
     )
     done = python(program)
     assert done.stdout == "[]\n", done.stderr
-
-
-def test_every_public_name_is_there_and_the_package_is_typed():
-    assert None not in [getattr(agentic_iqa_local, name) for name in agentic_iqa_local.__all__]
-    assert (ROOT / "agentic_iqa_local" / "py.typed").is_file()

@@ -1,13 +1,11 @@
 """Batches of the command assess: what kills, Ctrl-C, a full disk and a stdout that nobody reads leave of the
 rows, and what is told."""
 
-import errno
 import importlib
 import io
 import json
 import os
 import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -21,8 +19,9 @@ from conftest import ROOT
 from scripted import in_this_process
 from test_assess import blocked  # noqa: F401 - a fixture
 
-from agentic_iqa_local.batch import rows as rows_module
+from agentic_iqa_local.batch.rows import RowFile
 from agentic_iqa_local.cli import assess as script
+from agentic_iqa_local.cli.assess_run import AssessRun
 from agentic_iqa_local.cli.console import Console
 from agentic_iqa_local.judgement.assessment import file_sha256
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
@@ -56,10 +55,10 @@ def command(services, monkeypatch):
     in_this_process(monkeypatch)
 
     def run(*words, results=None):
-        parsed = script.parse(["--cpu", "--pipeline", "letters", *map(str, words)], "")
+        parsed = script.parse(["--cpu", "--pipeline", "letters", *map(str, words)])
         console = Console(results or io.StringIO())
-        items = script.wanted(parsed, console)
-        status = script.AssessRun(parsed, services.settings, items, "cpu", console).finish()
+        items = script.wanted(parsed)
+        status = AssessRun(parsed, services.settings, items, "cpu", console).finish()
         return status, "" if results else console.results.getvalue()
 
     return run
@@ -116,9 +115,10 @@ def test_kills_and_ctrl_c_lose_no_row_and_repeat_none(blocked, folder, tmp_path)
     before = lines(path)
     assert f"interrupted: {len(before)} of 20 pictures" in said
     assert in_gallery(gallery) == [row["image"] for row in before]
-    go_on = shlex.split(said.rpartition("go on with: ")[2])
-    done = subprocess.run(go_on, env=blocked, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    assert "the same command with --resume goes on" in said
+    done = begin(blocked, path, *words, "--gallery", gallery)
+    _, said = done.communicate()
+    assert done.returncode == 0, said
     rows = lines(path)
     assert rows[: len(before)] == before
     assert sorted(row["image"] for row in rows) == sorted(map(str, folder.iterdir()))  # each once
@@ -132,7 +132,7 @@ def in_gallery(file):
     return [row["image"] for row in json.loads(index)["rows"]]
 
 
-@pytest.mark.parametrize(("name", "started"), [("assess", "assess_all"), ("doctor", "examine_all")])
+@pytest.mark.parametrize(("name", "started"), [("assess", "wanted"), ("doctor", "chosen_settings")])
 def test_ctrl_c_at_any_time_is_status_130(name, started, monkeypatch, capsys):
     module = importlib.import_module(f"agentic_iqa_local.cli.{name}")
 
@@ -140,7 +140,7 @@ def test_ctrl_c_at_any_time_is_status_130(name, started, monkeypatch, capsys):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(module, started, interrupted)
-    assert module.main(["--list-tools"] if name == "assess" else []) == 130
+    assert module.main([]) == 130
     assert capsys.readouterr().err.startswith("interrupted")
 
 
@@ -148,18 +148,26 @@ def test_ctrl_c_at_any_time_is_status_130(name, started, monkeypatch, capsys):
 
 
 def test_a_full_disk_ends_the_run_and_it_goes_on_later(command, folder, tmp_path, monkeypatch, capfd):
-    path, real, calls = tmp_path / "rows.jsonl", rows_module._write, []
+    path, real, calls = tmp_path / "rows.jsonl", RowFile._use, []
 
-    def fills_up(file, data):
-        calls.append(data)
-        if len(calls) == 3:
-            file.write(data[: len(data) // 2])
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real(file, data)
+    class Full:
+        """A file whose disk takes half of the third row."""
+
+        def __init__(self, file):
+            self.file, self.fileno, self.close = file, file.fileno, file.close
+            self.closed = False
+
+        def write(self, data):
+            calls.append(data)
+            return self.file.write(data if len(calls) < 3 else data[: len(data) // 2])
+
+    def use(rows, descriptor):
+        real(rows, descriptor)
+        rows._file = Full(rows._file)
 
     images = sorted(folder.iterdir())[:4]
     with monkeypatch.context() as patch:
-        patch.setattr(rows_module, "_write", fills_up)
+        patch.setattr(RowFile, "_use", use)
         assert command("--image", *images, "--out", path) == (1, "")
     said = capfd.readouterr().err
     assert "No space left on device" in said
@@ -187,7 +195,7 @@ def test_an_image_that_loses_its_model_ends_the_run_and_comes_last_when_it_goes_
     with monkeypatch.context() as patch:
         patch.setattr(TransformersSession, "read_letters", lost)
         assert command("--image", *images, "--out", path) == (1, "")
-    assert "error: the engine is gone; go on with:" in capfd.readouterr().err
+    assert "error: the engine is gone; the same command with --resume" in capfd.readouterr().err
     assert [row["image"] for row in lines(path)] == [str(images[0])]
     assert command("--image", *images, "--out", path, "--resume") == (0, "")
     assert [row["image"] for row in lines(path)] == [str(images[i]) for i in (0, 2, 1)]
@@ -224,55 +232,6 @@ def test_a_stdout_that_takes_nothing_ends_the_run_in_a_sentence(command, folder,
         assert command("--image", folder / "00.png", results=full)[0] == 1
     said = capfd.readouterr().err
     assert "error: stdout: a row could not be written (No space left on device); with --out FILE" in said
-
-
-# What is told
-
-
-def test_progress_is_told_in_lines_where_there_is_no_terminal(command, folder, tmp_path, monkeypatch, capfd):
-    (tmp_path / "m.csv").write_text(f"image\n{folder / '00.png'}\n{folder / '01.png'}\n")
-    monkeypatch.setattr("agentic_iqa_local.cli.console.SECONDS_BETWEEN_LINES", 0)
-    status, out = command("--manifest", tmp_path / "m.csv")
-    assert status == 0
-    assert [json.loads(line)["image"] for line in out.splitlines()] == [
-        str(folder / "00.png"),
-        str(folder / "01.png"),
-    ]
-    said = capfd.readouterr().err
-    assert "1/2 [" in said
-    assert "picture" in said.split("2/2 [")[1]
-
-
-def test_a_gallery_without_a_file_of_rows(command, folder, tmp_path):
-    pictures = [str(folder / "00.png"), str(folder / "01.png")]
-    assert command(*pictures, "--gallery", tmp_path / "gallery.html")[0] == 0
-    assert in_gallery(tmp_path / "gallery.html") == pictures
-
-
-@pytest.mark.parametrize("jobs", ["0", "257"])
-def test_more_at_once_than_a_process_can_have_is_wrong_usage(jobs, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        script.parse(["--image", "a.png", "--jobs", jobs], "")
-    assert "--jobs: expected 1 to 256" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("file", "said"),
-    [
-        ("none/gallery.html", "--gallery .*: there is no folder .*mkdir -p"),
-        (".", "--gallery .*: expected a regular file, got a folder"),
-        ("rows.jsonl.run.json", "a gallery is an HTML page"),
-        ("a.png", "a gallery is an HTML page"),
-    ],
-)
-def test_a_place_for_no_gallery_is_told_before_anything_is_loaded(folder, tmp_path, file, said, capsys):
-    shutil.copy(folder / "00.png", tmp_path / "a.png")
-    files = {"--out": "rows.jsonl", "--csv": "rows.csv", "--gallery": file}
-    words = [word for option, name in files.items() for word in (option, str(tmp_path / name))]
-    with pytest.raises((script.UsageError, SystemExit)) as refused:  # noqa: PT012 - parsing or running
-        args = script.parse(["--cpu", str(tmp_path / "a.png"), *words], "")
-        script.assess_all(args, Console(io.StringIO()))
-    assert re.search(said, " ".join(f"{capsys.readouterr().err} {refused.value}".split()))
 
 
 # Models that are lost

@@ -1,18 +1,22 @@
-"""Calibrations made on drawn pictures whose truth is known, and the tables that judge them."""
+"""Calibrations made on drawn pictures whose truth is known, the tables that judge them, and fits by the command."""
 
+import csv
 import json
-from dataclasses import replace
+import shutil
 
 import numpy as np
+import pandas as pd
 import pytest
 from conftest import ROOT
+from PIL import Image
 from scipy import stats
-from test_study_report import analysed, make_rows, make_run
+from scripted import study_here
+from test_study_report import analysed, command, make_rows, make_run, one, store
 
-from agentic_iqa_local.judgement.fit import Fit, FitError, read_fit
+from agentic_iqa_local.judgement.fit import read_fit
 from agentic_iqa_local.judgement.intervals import FEATURES
 from agentic_iqa_local.result import Condition
-from agentic_iqa_local.studies.calibrating import ENOUGH, LEARNED_ON, Cases, cases, errors
+from agentic_iqa_local.studies.calibrating import ENOUGH, LEARNED_ON, cases, errors
 from agentic_iqa_local.studies.coverage import (
     SPLITS,
     both_halves,
@@ -22,38 +26,31 @@ from agentic_iqa_local.studies.coverage import (
     rank_matched,
     trial,
 )
+from agentic_iqa_local.studies.datasets import load_dataset
 from agentic_iqa_local.studies.fitting import fit_runs
-from agentic_iqa_local.studies.given import given_calibration
-from agentic_iqa_local.studies.readings import Letters, readings
+from agentic_iqa_local.studies.interval_tables import given_calibration
+from agentic_iqa_local.studies.readings import Readings, scored_modes
+from agentic_iqa_local.studies.run import Plan
+from agentic_iqa_local.studies.store import read_run
+from agentic_iqa_local.studies.study import fusion_settings
 
-SPREAD = FEATURES.index("spread")
+CONDITION = Condition(pipeline="agent", reference=False, look="one order")
+SETTINGS = fusion_settings(make_run())
 
 
-def drawn(count: int, seed: int, *, uneven: bool = True, scenes: int = 200) -> Cases:
-    """Truth = 0.3 + 0.9 · q plus noise whose standard deviation is `spread` of the picture (0.02 to 0.6), or
-    0.3 for all."""
+def drawn(count: int, seed: int, *, uneven: bool = True, scenes: int = 200) -> pd.DataFrame:
+    """Truth = 0.3 + 0.9 · q plus noise whose standard deviation is `spread` of the picture (0.02 to 0.6), or 0.3."""
     rng = np.random.default_rng(seed)
     q, difficulty = rng.uniform(2, 4, count), rng.uniform(0.02, 0.6, count)
-    table = np.zeros((count, len(FEATURES)))
-    table[:, 0], table[:, SPREAD] = 1, difficulty
+    table = pd.DataFrame(0.0, range(count), FEATURES)
+    table["constant"], table["spread"] = 1.0, difficulty
     noise = rng.normal(0, 1, count) * (difficulty if uneven else 0.3)
-    return Cases(
-        Condition(pipeline="agent", reference=False, look="one order"),
-        q,
-        0.3 + 0.9 * q + noise,
-        table,
-        np.arange(count).astype(str) if scenes >= count else rng.integers(0, scenes, count).astype(str),
-        (("NIQE",),) * count,
-        np.arange(count),
-    )
+    scene = np.arange(count) if scenes >= count else rng.integers(0, scenes, count)
+    return table.assign(q=q, truth=0.3 + 0.9 * q + noise, scene=scene.astype(str), voters=[("NIQE",)] * count)
 
 
-def judged(part, known: Cases):
-    return trial(part, known, np.arange(len(known.q)))
-
-
-def calibrated(known: Cases):
-    return errors(known, np.random.default_rng(0))
+def calibrated(known: pd.DataFrame):
+    return errors(CONDITION, known, np.random.default_rng(0))
 
 
 @pytest.mark.parametrize("uneven", [True, False])
@@ -61,8 +58,8 @@ def test_fresh_pictures_are_covered_as_often_as_promised(uneven):
     """A calibration of n errors covers 90 % on average, with a standard deviation over calibrations of
     √(0.9 · 0.1 / n) (Vovk 2012); of m fresh pictures it adds √(0.9 · 0.1 / m)."""
     part, fresh = calibrated(drawn(1500, 0, uneven=uneven)), drawn(4000, 1, uneven=uneven)
-    deviation = np.sqrt(0.09 / len(part.errors) + 0.09 / len(fresh.q))
-    assert abs(judged(part, fresh).covered.mean() - 0.9) < 4 * deviation
+    deviation = np.sqrt(0.09 / len(part.errors) + 0.09 / len(fresh))
+    assert abs(trial(part, fresh).covered.mean() - 0.9) < 4 * deviation
 
 
 def test_learnt_difficulties_make_narrower_intervals_than_a_constant_width():
@@ -70,45 +67,41 @@ def test_learnt_difficulties_make_narrower_intervals_than_a_constant_width():
     0.02 to 0.6. A constant one has to be 1.25 (by simulation of the mixture)."""
     part, fresh = calibrated(drawn(1500, 0)), drawn(4000, 1)
     assert part.line == pytest.approx((0.3, 0.9), abs=0.15)
-    assert np.argmax(part.weights) == SPREAD
-    found, rng = judged(part, fresh), np.random.default_rng(2)
+    assert FEATURES[np.argmax(part.weights)] == "spread"
+    found, rng = trial(part, fresh), np.random.default_rng(2)
     constant = 2 * np.quantile(np.abs(rng.normal(0, 1, 200_000) * rng.uniform(0.02, 0.6, 200_000)), 0.9)
     assert found.constant.mean() == pytest.approx(constant, rel=0.12)
     assert found.width.mean() < 0.95 * found.constant.mean()
-    wide, narrow = fresh.features[:, SPREAD] > 0.5, fresh.features[:, SPREAD] < 0.1
-    assert found.width[wide].mean() > 2 * found.width[narrow].mean()
-    assert min(found.covered[wide].mean(), found.covered[narrow].mean()) > 0.75
+    wide, narrow = found[fresh.spread > 0.5], found[fresh.spread < 0.1]
+    assert wide.width.mean() > 2 * narrow.width.mean()
+    assert min(wide.covered.mean(), narrow.covered.mean()) > 0.75
 
 
 def test_line_and_weights_are_learnt_on_scenes_whose_errors_are_not_kept():
     known = drawn(1000, 0, scenes=50)
     part = calibrated(known)
-    residual = known.truth - part.line[0] - part.line[1] * known.q
-    difficulty = part.difficulty(known.features)
-    kept = [
-        np.hypot(residual - error, difficulty - unit).argmin()
-        for error, unit in zip(part.errors, part.difficulties, strict=True)
-    ]
-    kept_scenes = set(known.scenes[kept])
-    assert len(kept_scenes) == round((1 - LEARNED_ON) * 50)
-    assert len(part.errors) == sum(scene in kept_scenes for scene in known.scenes)  # whole scenes
+    residual = known.truth.to_numpy() - part.line[0] - part.line[1] * known.q.to_numpy()
+    difficulty = part.difficulty(known[[*FEATURES]].to_numpy())
+    pairs = zip(part.errors, part.difficulties, strict=True)
+    kept = [np.hypot(residual - error, difficulty - unit).argmin() for error, unit in pairs]
+    scenes = set(known.scene.iloc[kept])
+    assert len(scenes) == round((1 - LEARNED_ON) * 50)
+    assert len(part.errors) == known.scene.isin(scenes).sum()  # whole scenes
 
 
 def test_every_range_of_q_is_covered_where_errors_grow_with_q():
     """Noise of 0.1 at q 2 to 0.6 at q 4 that no feature tells of: one range would cover less than 80 % of the upper
     third (0.6/0.35 of the mean spread) and more than 98 % of the lower."""
 
-    def growing(known: Cases, seed: int) -> Cases:
-        known.features[:, 1:] = 0
-        noise = np.random.default_rng(seed).normal(0, 1, len(known.q)) * (0.1 + 0.25 * (known.q - 2))
-        return replace(known, truth=known.q + noise)
+    def growing(known: pd.DataFrame, seed: int) -> pd.DataFrame:
+        noise = np.random.default_rng(seed).normal(0, 1, len(known)) * (0.1 + 0.25 * (known.q - 2))
+        return known.assign(truth=known.q + noise, spread=0.0)
 
     fresh = growing(drawn(6000, 1), 4)
-    found = judged(calibrated(growing(drawn(3000, 0), 3)), fresh)
+    found = trial(calibrated(growing(drawn(3000, 0), 3)), fresh)
     for low in (2.0, 2.67, 3.33):
-        inside = (fresh.q >= low) & (fresh.q < low + 0.67)
-        assert 0.86 < found.covered[inside].mean() < 0.94
-    alike = replace(drawn(400, 0), q=np.where(np.arange(400) % 2, 3.0, 2.9))
+        assert 0.86 < found[fresh.q.between(low, low + 0.67)].covered.mean() < 0.94
+    alike = drawn(400, 0).assign(q=np.where(np.arange(400) % 2, 3.0, 2.9))
     assert calibrated(alike).edges == ()  # no ranges where scores are nearly all alike
 
 
@@ -117,30 +110,29 @@ def test_too_few_pictures_or_scenes_teach_nothing(count, scenes):
     known = drawn(count, 0, scenes=scenes)
     part = calibrated(known)
     assert (part.line, part.weights) == ((0.0, 1.0), tuple(np.eye(len(FEATURES))[0]))
-    assert part.errors == pytest.approx(known.truth - known.q, abs=1e-5)
+    assert part.errors == pytest.approx((known.truth - known.q).tolist(), abs=1e-5)
     assert set(part.difficulties) == {1.0}
 
 
 def test_other_tools_than_the_calibrations_widen_the_interval():
     known = drawn(600, 0)
     part = calibrated(known)
-    usual, wider = judged(part, known), judged(part, replace(known, voters=(("PIQE",),) * 600))
-    assert not usual.widened.any()
-    assert wider.widened.all()
+    usual, wider = trial(part, known), trial(part, known.assign(voters=[("PIQE",)] * 600))
+    assert (usual.widened.max(), wider.widened.min()) == (0, 1)
     assert wider.width.mean() > 1.1 * usual.width.mean()  # of a normal distribution 3.92 / 3.29 = 1.19
 
 
 def test_cases_have_the_modes_scores_and_leave_failures_out():
-    rows, letters = make_rows(), Letters()
-    truth = np.linspace(1, 5, len(rows))
-    found = {(c.condition.pipeline, c.condition.look): c for c in cases(rows, truth, make_run(), letters)}
-    modes = readings(rows, letters)
+    rows = make_rows()
+    readings, truth = Readings(rows), np.linspace(1, 5, len(rows))
+    found = {(c.pipeline, c.look): known for c, known in cases(readings, truth, make_run(), SETTINGS).items()}
+    modes = scored_modes(readings, SETTINGS, None, ())
     for look, mode in (("one order", "logits"), ("both orders", "logits, both orders")):
         known = found["agent", look]
-        assert known.q == pytest.approx(modes[mode].scores[known.rows])
-        assert list(known.rows) == list(np.flatnonzero(modes[mode].answered))
-        assert known.truth == pytest.approx(truth[known.rows])
-        assert [rows[i]["group"] for i in known.rows] == known.scenes.tolist()
+        assert known.q.to_numpy() == pytest.approx(modes[mode].scores[known.index])
+        assert list(known.index) == list(np.flatnonzero(modes[mode].answered))
+        assert known.truth.to_numpy() == pytest.approx(truth[known.index])
+        assert [rows[i]["group"] for i in known.index] == list(known.scene)
     assert {look for _, look in found} == {"one order", "both orders"}  # crops were not read
 
 
@@ -148,15 +140,14 @@ def test_halves_keep_scenes_together_and_cross_fitting_covers():
     """Each of 20 halves of 1,200 pictures calibrates 600: √(0.09 / 420 + 0.09 / 600) = 0.019 for one."""
     known = drawn(1200, 0, scenes=120)
     found = list(halves(known))
-    assert all(not set(known.scenes[used]) & set(known.scenes[at]) for used, at in found)
-    assert all(len(used) + len(at) == 1200 for used, at in found)
-    assert len({tuple(used) for used, _ in found}) == SPLITS
-    trials = cross_fitted(known)
-    assert np.mean([trial.covered.mean() for trial in trials]) == pytest.approx(0.9, abs=0.03)
-    assert np.mean([t.width.mean() for t in trials]) < np.mean([t.constant.mean() for t in trials])
-    whole = both_halves(known)
-    assert whole.at.tolist() == list(range(1200))
-    assert whole.expected == pytest.approx(0.3 + 0.9 * known.q, abs=0.15)
+    assert all(not set(known.scene[half]) & set(known.scene[~half]) for half in found)
+    assert len({tuple(half) for half in found}) == SPLITS
+    trials = pd.concat(cross_fitted(CONDITION, known))
+    assert trials.covered.mean() == pytest.approx(0.9, abs=0.03)
+    assert trials.width.mean() < trials.constant.mean()
+    whole = both_halves(CONDITION, known)
+    assert list(whole.index) == list(range(1200))
+    assert whole.expected.to_numpy() == pytest.approx((0.3 + 0.9 * known.q).to_numpy(), abs=0.15)
 
 
 def test_constant_widths_and_matched_ranks_by_hand():
@@ -166,6 +157,9 @@ def test_constant_widths_and_matched_ranks_by_hand():
     assert half_width(np.arange(1, 9)) == np.inf
     assert rank_matched(np.array([30, 10, 20]), np.array([1.5, 4.0, 2.0])).tolist() == [4.0, 1.5, 2.0]
     assert rank_matched(np.array([7, 7, 9]), np.array([1.0, 3.0, 4.0])).tolist() == [2.0, 2.0, 4.0]
+
+
+# Tables
 
 
 def on_levels(count: int = 240) -> tuple[list[dict], dict]:
@@ -181,117 +175,153 @@ def study():
     return analysed(*on_levels(), draws=100)
 
 
-def lines(table, **wanted):
-    wanted = {"pipeline": "agent", "look": "one order"} | wanted
-    return [row for row in table if all(row[key] == value for key, value in wanted.items())]
+def lines(table: pd.DataFrame, **wanted) -> pd.DataFrame:
+    for name, value in ({"pipeline": "agent", "look": "one order"} | wanted).items():
+        table = table[table[name] == value]
+    return table
 
 
 def test_the_tables_agree_with_a_count_by_hand(study):
-    (line,) = lines(study.tables["intervals"])
-    truth = np.array([row["mos"] for row in study.rows])
-    found = cases(study.rows, truth, study.run, Letters())
-    known = next(c for c in found if (c.condition.pipeline, c.condition.look) == ("agent", "one order"))
-    known = replace(known, scenes=study.draws.unit[known.rows].astype(str))
-    inside, times = np.zeros(len(known.q)), np.zeros(len(known.q))
-    for part in cross_fitted(known):
-        inside[part.at] += (part.low <= known.truth[part.at]) & (known.truth[part.at] <= part.high)
-        times[part.at] += 1
-    assert line["coverage"] == pytest.approx(np.mean(inside[times > 0] / times[times > 0]))
-    assert line["coverage_low"] <= line["coverage"] <= line["coverage_high"]
-    assert (line["n"], line["share"]) == (len(known.q), pytest.approx(len(known.q) / len(study.rows)))
-    assert line["srcc"] == pytest.approx(stats.spearmanr(known.q, known.truth)[0])
+    line = lines(study.tables["intervals"]).iloc[0]
+    truth = np.array([row["mos"] for row in study.run.rows])
+    found = cases(study.run.readings, truth, study.run.run, SETTINGS)
+    known = next(known for c, known in found.items() if (c.pipeline, c.look) == ("agent", "one order"))
+    known = known.assign(scene=study.run.draws.unit[known.index].astype(str))
+    parts = pd.concat(cross_fitted(CONDITION, known))
+    inside = (parts.low <= truth[parts.index]) & (truth[parts.index] <= parts.high)
+    assert line.coverage == pytest.approx(inside.groupby(level=0).mean().mean())
+    assert line.coverage_low <= line.coverage <= line.coverage_high
+    assert (line.n, line.share) == (len(known), pytest.approx(len(known) / len(truth)))
+    assert line.srcc == pytest.approx(stats.spearmanr(known.q, known.truth)[0])
     within = lines(study.tables["intervals_within"], by="fifth of q")
-    assert [row["value"] for row in within] == [1, 2, 3, 4, 5]
-    counts = [row["n"] for row in within]
-    assert sum(counts) == line["n"]
-    assert np.average([row["coverage"] for row in within], weights=counts) == pytest.approx(line["coverage"])
+    assert list(within.value) == ["1", "2", "3", "4", "5"]
+    assert within.n.sum() == line.n
+    assert np.average(within.coverage, weights=within.n) == pytest.approx(line.coverage)
 
 
 def test_abstaining_verdicts_and_pairs_are_consistent(study):
-    rows = lines(study.tables["abstaining"])
-    assert [row["n"] for row in rows] == [int(np.ceil(rows[0]["n"] * s / 100)) for s in range(100, 49, -10)]
-    assert [row["widest"] for row in rows] == sorted((row["widest"] for row in rows), reverse=True)
+    table = lines(study.tables["abstaining"])
+    assert list(table.n) == [int(np.ceil(table.n.iloc[0] * s / 100)) for s in range(100, 49, -10)]
+    assert table.widest.is_monotonic_decreasing
     gates = lines(study.tables["gates"])
-    assert [row["at_least"] for row in gates] == ["B", "C", "D"]
-    for row in gates:  # verdicts are rarely wrong where q follows the truth
-        assert 0 < row["decided"] <= 1
-        assert row["error_low"] <= row["error"] <= row["error_high"]
-        assert row["error"] < 0.2
-    right = [row["right"] for row in lines(study.tables["pairwise"], by="levels apart", pairs="all")]
-    assert right == sorted(right)
-    for row in lines(study.tables["pairwise"], by="probability of the likelier"):
-        low, high = (float(end) for end in row["bin"].split(" to "))
-        assert low <= row["expected"] <= high
+    assert list(gates.at_least) == ["B", "C", "D"]
+    assert gates.decided.between(0.01, 1).all()  # verdicts are rarely wrong where q follows the truth
+    assert ((gates.error_low <= gates.error) & (gates.error <= gates.error_high) & (gates.error < 0.2)).all()
+    assert lines(study.tables["pairwise"], by="levels apart", pairs="all").right.is_monotonic_increasing
+    for row in lines(study.tables["pairwise"], by="probability of the likelier").itertuples():
+        low, high = (float(end) for end in row.bin.split(" to "))
+        assert low <= row.expected <= high
 
 
 def test_what_cannot_be_made_is_said(study):
     assert any("after a look at crops: this run did not read them" in note for note in study.notes)
     few = analysed(*on_levels(40), draws=20)
     ranked = analysed(make_rows(60), draws=20)  # TID2013's scale is of paired comparisons
-    assert (few.tables["intervals"], ranked.tables["intervals"]) == ([], [])
+    assert len(few.tables["intervals"]) == len(ranked.tables["intervals"]) == 0
     assert any("it takes 50 of 2" in note for note in few.notes)
     assert any("not of absolute categories" in note for note in ranked.notes)
 
 
-def written(folder, rows, run):
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "run.json").write_text(json.dumps(run))
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder
-
-
-def test_a_kept_fit_calibrates_and_a_report_leaves_its_rows_out(tmp_path):
+def test_a_report_leaves_out_the_rows_of_a_fit(tmp_path):
     rows, run = on_levels()
-    folder = written(tmp_path / "run", rows, run)
+    folder = store(tmp_path / "run", run, rows)
     fit = fit_runs([folder], "keep", split=None, share=0.5, called="drawn")
     assert (fit.temperature, fit.eta, fit.before, fit.after) == (1.0, 1.0, 0.0, 0.0)
-    assert fit.intervals.source == "drawn"
     assert {part.condition.look for part in fit.intervals.ratings} == {"one order", "both orders"}
-    (tmp_path / "fit.json").write_text(fit.to_json())
-    assert read_fit(tmp_path / "fit.json") == fit
-    given = given_calibration(run, rows, fit)
-    assert given.seen.tolist() == [row["group"] in fit.groups for row in rows]
-    found = analysed(rows, run, draws=20, given=given)
-    (line,) = lines(found.tables["intervals"], calibration="the fit", scale="levels")
-    assert line["n"] < 0.6 * len(rows)
-    whole = fit_runs([folder], "keep", split=None, share=1.0)
-    found = analysed(rows, run, draws=20, given=given_calibration(run, rows, whole))
-    assert any("it was made on these scenes" in note for note in found.notes)
-
-
-def test_fits_of_former_formats_are_read(tmp_path):
-    """Format 2 was written before there were intervals."""
-    rows, run = on_levels(60)
-    fields = json.loads(Fit(2.0, 0.5, "rps", 0.2, 0.1, "koniq10k", "M", ("a.jpg",)).to_json())
-    del fields["intervals"]
-    for version in (2,):
-        (tmp_path / "old.json").write_text(json.dumps(fields | {"format": version}))
-        assert given_calibration(run, rows, read_fit(tmp_path / "old.json")).missing == (
-            "it calibrates no intervals"
-        )
+    found = analysed(rows, run, draws=20, fit=fit)
+    assert {row["group"] for row in found.run.rows}.isdisjoint(fit.groups)
+    assert "logits, fitted" in found.run.modes
+    assert lines(found.tables["intervals"], calibration="the fit", scale="levels").n.item() < 0.6 * len(rows)
 
 
 def test_the_shipped_calibration_is_for_its_own_model_alone():
-    rows, run = on_levels(30)
-    shipped = read_fit(ROOT / "configs" / "intervals.json").intervals
-    assert shipped
-    assert given_calibration(run, rows, None).missing == "it was made with another model"
-    run["identity"] |= {"model": shipped.model, "reads": {"query": shipped.query}}
-    run["model"] |= {"dtype": shipped.dtype, "quantization": shipped.quantization}
-    assert given_calibration(run, rows, None).missing == "it was made with another η"
-    run["fusion"] |= {"eta": shipped.eta}
-    assert given_calibration(run, rows, None).calibration == shipped
+    _, run = on_levels(30)
+    shipped = read_fit(ROOT / "configs" / "intervals.json")
+    made = shipped.intervals
+    run["identity"] |= {"model": made.model, "reads": {"query": made.query}}
+    run["model"] |= {"dtype": made.dtype, "quantization": made.quantization}
+    assert given_calibration(run, SETTINGS, None) == (None, "it was made with another eta")
+    settings = SETTINGS.model_copy(update={"eta": made.eta})
+    assert given_calibration(run, settings, None) == (shipped, "")
     run["model"]["dtype"] = "bfloat16"
-    assert given_calibration(run, rows, None).missing == "it was made with another dtype"
+    assert given_calibration(run, settings, None) == (None, "it was made with another dtype")
 
 
-def test_runs_that_do_not_fit_together_are_refused(tmp_path):
-    rows, run = on_levels(60)
-    first = written(tmp_path / "one", rows, run)
-    run["identity"] |= {"model": "another"}
-    second = written(tmp_path / "two", rows, run)
-    with pytest.raises(FitError, match="two: expected the data set, model and fusion of"):
-        fit_runs([first, second], "keep", split=None, share=1.0)
-    for share in (0.0, 1.5):
-        with pytest.raises(FitError, match="expected a share of the scenes"):
-            fit_runs([first], "keep", split=None, share=share)
+# Runs of the real model
+
+
+@pytest.fixture(scope="module")
+def runs(photo, services, tmp_path_factory):
+    """A run on three crops with scores, and one on two questions; both of the same model."""
+    folder = tmp_path_factory.mktemp("intervals")
+    rng = np.random.default_rng(0)
+    scores = ["image,mos"]
+    for i in range(3):
+        pixels = np.asarray(photo.crop((32 * i, 0, 32 * i + 256, 224)), np.float32)
+        pixels = pixels + rng.normal(0, 25 * i, pixels.shape)
+        Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / f"{i}.png")
+        scores.append(f"{i}.png,{5 - i}")
+    (folder / "scores.csv").write_text("\n".join(scores))
+    asked = {"image": "0.png", "choices": ["Yes", "No"], "answer": "Yes"}
+    lines = (json.dumps(asked | {"question": f"Is it sharp? {i}"}) for i in range(2))
+    (folder / "q.jsonl").write_text("\n".join(lines))
+    data = load_dataset(folder / "scores.csv", mos_range=(1, 5))
+    list(study_here(data, services, Plan(tools=("LocalNR", "NIQE")), folder / "rated"))
+    list(study_here(load_dataset(folder / "q.jsonl"), services, Plan(), folder / "asked"))
+    return folder / "rated", folder / "asked"
+
+
+KEEP = ("--objective", "keep")
+
+
+def test_a_fit_of_pictures_and_questions_calibrates_both(runs, tmp_path, capsys):
+    out = tmp_path / "fit.json"
+    done = command(capsys, "fit", *runs, *KEEP, "--share", 1, "--called", "three crops", "--out", out)
+    assert (done[0], "sets of answers" in done[1]) == (0, True)
+    fit, rows, questions = read_fit(out), read_run(runs[0])[1], read_run(runs[1])[1]
+    assert set(fit.keys) == {row["key"] for row in (*rows, *questions)}
+    assert (fit.intervals.source, fit.intervals.images) == ("three crops", 3)
+    part = fit.intervals.of(CONDITION)
+    # so few teach nothing: an error is what the agent's own q is away from the score
+    assert part.errors == pytest.approx([row["mos"] - row["agent"]["fusion"]["q"] for row in rows], abs=1e-4)
+    answers = next(part for part in fit.intervals.questions if part.pipeline == "agent")
+    given = [row["probabilities"] for row in questions]  # Yes is right: a set holds it with p, or with all
+    assert answers.right == pytest.approx([yes if yes > no else 1.0 for yes, no in given], abs=1e-6)
+
+
+def test_reports_with_the_shipped_calibration_and_with_a_fit(runs, tmp_path, capsys):
+    command(capsys, "fit", runs[0], *KEEP, "--share", 0.34, "--out", tmp_path / "fit.json")
+    for name, options in (("the fit", ["--fit", tmp_path / "fit.json"]), ("shipped", [])):
+        out = tmp_path / name
+        assert command(capsys, "report", runs[0], "--out", out, "--draws", 20, *options)[0] == 0
+        assert "No calibration of the run" in (out / "report.html").read_text()  # of so few pictures
+        with (out / "intervals.csv").open() as file:
+            found = list(csv.DictReader(file))
+        assert {line["calibration"] for line in found} == {name}
+        if name == "the fit":  # one picture's error: no interval but the whole scale, which holds everything
+            assert {(line["coverage"], line["width"], line["n"]) for line in found} == {("1", "4", "2")}
+    assert command(capsys, "report", runs[1], "--out", tmp_path / "asked")[0] == 0
+    with (tmp_path / "asked" / "accuracy.csv").open() as file:
+        assert one(list(csv.DictReader(file)), part="all")["n"] == "2"
+
+
+def test_bad_input_is_one_sentence(runs, tmp_path, capsys):
+    other = tmp_path / "other"
+    shutil.copytree(runs[0], other)
+    run = json.loads((other / "run.json").read_text())
+    run["identity"]["model"] = "another"
+    (other / "run.json").write_text(json.dumps(run))
+    made, out = tmp_path / "fit.json", tmp_path / "x.json"
+    assert command(capsys, "fit", runs[0], *KEEP, "--share", 1, "--out", made)[0] == 0
+    for arguments, message in (
+        (["report", other, "--fit", made, "--out", tmp_path / "report"], "expected a fit of the model of"),
+        (["fit", runs[0], other, *KEEP, "--out", out], "data set, model and fusion of"),
+        (["fit", runs[1], other, *KEEP, "--out", out], "fit them apart"),
+        (["fit", runs[1], "--objective", "srcc", "--out", out], "got one on questions"),
+        (["fit", runs[0], *KEEP, "--share", "0.01", "--out", out], "of 3 rows is none"),
+        (["fit", runs[0], *KEEP, "--share", "1.5", "--out", out], "expected a share of the scenes"),
+    ):
+        status, _, said = command(capsys, *arguments)
+        assert (status, len(said.splitlines())) == (2, 1), arguments
+        assert message in said
+        assert not out.exists()

@@ -5,16 +5,15 @@ from pathlib import Path
 
 import pytest
 import yaml
-from attacks import ODD_FILES, in_time, is_sentence
+from attacks import in_time, is_sentence
 from conftest import EMBEDDED, ROOT
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentic_iqa_local import IQA
-from agentic_iqa_local.cli.assess_options import parse
+from agentic_iqa_local.cli.assess import parse
 from agentic_iqa_local.config import (
     CONFIGS,
-    ROLES,
     ConfigError,
     Options,
     Request,
@@ -112,14 +111,6 @@ def test_any_value_in_a_section_is_read_or_refused(tmp_path, section, value, key
         assert isinstance(said, Settings) or (said.startswith(f"{path}: ") and is_sentence(said))
 
 
-@pytest.mark.parametrize("kind", ODD_FILES)
-def test_an_odd_file_as_a_configuration(kind, tmp_path):
-    ODD_FILES[kind](tmp_path / "a.yaml")
-    with pytest.raises(ConfigError) as caught:
-        load_settings(tmp_path / "a.yaml")
-    assert is_sentence(str(caught.value))
-
-
 def test_an_unknown_set_up_lists_the_shipped_ones():
     with pytest.raises(ConfigError, match=r"shipped are embedded, .*qwen2_5_vl_7b"):
         find_config("qwen")
@@ -151,18 +142,6 @@ def test_models_lie_in_one_folder_and_ours_where_they_ship(tmp_path, monkeypatch
     (tmp_path / "embedded").mkdir()
     assert model_folder("embedded") == tmp_path / "embedded"
     assert model_folder("Qwen") == tmp_path / "Qwen"  # one that is nowhere is expected in the models folder
-
-
-@pytest.mark.parametrize(
-    ("path", "place"), [("more/VL", "{root}/more/VL"), ("/srv/VL", "/srv/VL"), (None, "{root}/VL")]
-)
-def test_a_models_path_is_taken_from_the_models_folder_unless_it_is_absolute(
-    tmp_path, monkeypatch, path, place
-):
-    monkeypatch.setenv("AGENTIC_IQA_MODELS", str(tmp_path))
-    roles = {role: {"backend": "transformers.VL"} for role in ROLES}
-    made = Settings.model_validate(roles | {"models": {"VL": {"path": path}}})
-    assert made.model("transformers.VL").path == place.format(root=tmp_path)
 
 
 def test_a_model_that_is_named_keeps_the_set_ups_own_loading_options_where_it_is_the_same(tmp_path):
@@ -209,7 +188,7 @@ def test_each_door_refuses_what_makes_no_sense_in_the_same_words(name, value, sa
     flag = f"--{name.replace('_', '-')}"
     if name != "error_rate":
         with pytest.raises(SystemExit):
-            parse(["a.png", flag, *([value] if isinstance(value, str) else value)], "")
+            parse(["a.png", flag, *([value] if isinstance(value, str) else value)])
         assert f"error: {flag}: " in (told := capsys.readouterr().err)
         assert said in told
 

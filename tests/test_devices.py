@@ -11,7 +11,6 @@ from agentic_iqa_local.devices import (
     DeviceError,
     choose_device,
     choose_dtype,
-    describe_device,
     multiplies_bfloat16_in_tiles,
 )
 
@@ -114,13 +113,6 @@ def test_a_malformed_value_gets_examples(gpus, gpu):
         DeviceError, match=r"expected an index \(0\), a UUID or its beginning \(GPU-5a1b2c3d\)"
     ):
         choose_device(gpu)
-
-
-def test_a_device_is_described_with_its_memory(gpus):
-    gpus(2)
-    about = {"device": "cuda:1", "name": "Card 1", "memory_total_bytes": 2 * 2**30}
-    assert describe_device("cuda:1") == about | {"torch": torch.__version__, "cuda": "13.2"}
-    assert describe_device("cpu")["memory_total_bytes"] is None
 
 
 @pytest.mark.parametrize(

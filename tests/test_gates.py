@@ -11,7 +11,6 @@ import pytest
 from PIL import Image
 from scripted import ScriptedClient, ScriptedTools, scripted_answers, scripted_services
 
-from agentic_iqa_local import IQA
 from agentic_iqa_local.config import DecisionSettings, Settings, load_settings
 from agentic_iqa_local.files import folder_hash
 from agentic_iqa_local.judgement.assessment import answered, assess, question
@@ -102,14 +101,6 @@ def test_letters_are_looked_at_more_closely_while_the_interval_is_too_wide(
         mirror = dict(zip("ABCDE", reversed(LIKE_HALF.values()), strict=True))
         assert fusion.p_c == pytest.approx({c: (LIKE_HALF[c] + mirror[c]) / 2 for c in "ABCDE"})
         assert (fusion.order_gap, fusion.crop_spread) == pytest.approx((0.9, 0), abs=1e-12)
-
-
-def test_an_interval_lies_between_the_quantiles_of_the_errors():
-    """Of 201 errors 202·6.5 % = 13.1 lie at or below the lower end and 202·3.5 % = 7.1 at or above the upper one:
-    the 13th from below, −0.88, and the 7th from above, 0.94."""
-    interval, why = sureness().interval(fused(3.0), None)
-    assert (why, interval.widened, interval.coverage) == (None, [], 0.9)
-    assert (interval.low, interval.high) == pytest.approx((2.12, 3.94), abs=0.011)
 
 
 @pytest.mark.parametrize(
@@ -238,15 +229,3 @@ def test_a_calibration_of_another_set_up_is_refused(tmp_path, change, reason):
     assert found is None
     assert reason in why
     assert "study.py fit" in why
-
-
-def test_a_fit_brings_its_intervals(tmp_path):
-    model = folder_hash(load_settings().folder("transformers.embedded"))
-    of = calibration(model=model, tools=(("LocalNR",),), source="my pictures")
-    fit = Fit(1.0, "auto", "keep", 0.0, 0.0, "manifest", model, ("a.png",), intervals=of)
-    (tmp_path / "fit.json").write_text(fit.to_json())
-    with IQA(cpu=True, fit=tmp_path / "fit.json", pipeline="letters") as iqa:
-        row = iqa(SAMPLE)
-    assert row.interval.calibrated_on == "my pictures, 201 pictures, 2026-11-24"
-    # NIQE votes too in the pipeline letters: not as in this calibration
-    assert row.interval.widened == ["no picture of the calibration was measured by just LocalNR, NIQE"]

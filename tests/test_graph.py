@@ -28,9 +28,7 @@ from agentic_iqa_local.graph import (
     run_pipeline,
     visualize_graph,
 )
-from agentic_iqa_local.nodes.executor import executor_node
 from agentic_iqa_local.nodes.prompts import REASONING_LIMIT
-from agentic_iqa_local.nodes.summarizer import summarizer_node
 from agentic_iqa_local.nodes.workbench import OpenImages
 from agentic_iqa_local.state import SummarizerOutput, revised
 from agentic_iqa_local.vlm_client import VLMError
@@ -225,13 +223,6 @@ def test_whatever_a_client_raises_is_an_error_of_the_state(picture, error, where
     final = run(client, picture)
     assert f"scripted: {type(error).__name__}: {error}" in final["error"]
     assert (final["iteration_count"], "summarizer_result" in final) == (0, False)
-
-
-@pytest.mark.parametrize("node", [executor_node, summarizer_node])
-def test_a_state_whose_plan_is_none_has_no_plan(picture, node):
-    state = {"query": QUERY, "image_path": picture, "plan": None, "executor_evidence": None}
-    services = scripted_services(never_satisfied(), ScriptedTools({}))
-    assert "the state has no plan" in node(state, {"configurable": {"services": services}})["error"]
 
 
 # Without the Summarizer, and prompts

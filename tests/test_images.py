@@ -10,7 +10,6 @@ import struct
 import sys
 import warnings
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -21,12 +20,13 @@ from hypothesis import strategies as st
 from PIL import Image, ImageCms, ImageFile
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
-from agentic_iqa_local.images.crops import View, native_views
+from agentic_iqa_local.images.crops import native_views
 from agentic_iqa_local.images.files import ImageError, check_file, local_path
 from agentic_iqa_local.images.pictures import as_file, check_picture
-from agentic_iqa_local.images.reading import load_image, load_pair, same_pixels
+from agentic_iqa_local.images.reading import load_image, load_pair
 
 MIB = 2**20
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "JPEG2000", "AVIF")
 
 
 @pytest.fixture
@@ -108,8 +108,7 @@ def refusal(path, **limits):
     with pytest.raises(ImageError) as caught:
         load_image(path, **limits)
     message = str(caught.value)
-    assert message.startswith(f"{path}: expected ")
-    assert message.endswith((".", "?"))
+    assert message.startswith(f"{path}: ")
     assert is_sentence(message)
     return message
 
@@ -117,30 +116,18 @@ def refusal(path, **limits):
 # What loads
 
 
-@pytest.mark.parametrize(
-    "name", ["a.jpg", "a.webp", "a.bmp", "a.tif", "a.jp2", "a.ppm", "a.avif", "a.png", "png.jpg"]
-)
-def test_every_format_loads(saved, name):
-    file_format = "PNG" if name == "png.jpg" else None  # the content decides, not the suffix
-    path = saved(name, noise(), format=file_format)
+@pytest.mark.parametrize("form", [*FORMATS, "MPO"])
+def test_every_format_loads_whatever_its_name(saved, form):
+    path = saved("a.png", encoded(form))
     loaded = load_image(path)
-    assert (loaded.path, loaded.width, loaded.height, loaded.warnings) == (path, 64, 64, ())
+    assert (loaded.path, loaded.pixels.size, loaded.warnings) == (path, (64, 64), ())
     assert loaded.sha256 == hashlib.sha256(Path(path).read_bytes()).hexdigest()
-    if name.endswith(("png", "bmp", "tif", "ppm", "png.jpg")):
+    if form in ("PNG", "BMP", "TIFF", "PPM"):
         assert loaded.pixels.tobytes() == noise().tobytes()
 
 
 # Where EXIF 2.32 puts the stored 0th row and 0th column, so where the stored top left corner is seen
-CORNERS = [
-    "top left",
-    "top right",
-    "bottom right",
-    "bottom left",
-    "top left",
-    "top right",
-    "bottom right",
-    "bottom left",
-]
+CORNERS = ["top left", "top right", "bottom right", "bottom left"] * 2
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -159,26 +146,22 @@ def test_exif_orientation_is_applied_once(saved, tmp_path, suffix, orientation):
     loaded = load_image(path)
     width, height = (48, 64) if orientation >= 5 else (64, 48)  # from 5 on rows and columns change places
     assert (loaded.width, loaded.height) == loaded.pixels.size == (width, height)
+    rows, columns = {"top": 4, "bottom": height - 5}, {"left": 4, "right": width - 5}
     seen = {
-        f"{v} {h}"
-        for (v, y), (h, x) in itertools.product(
-            (("top", 4), ("bottom", height - 5)), (("left", 4), ("right", width - 5))
-        )
-        if loaded.pixels.getpixel((x, y))[0] > 128
+        f"{row} {column}"
+        for row, column in itertools.product(rows, columns)
+        if loaded.pixels.getpixel((columns[column], rows[row]))[0] > 128
     }
     assert seen == {CORNERS[orientation - 1]}
-    told = orientation != 1 and suffix != "heic"
-    assert loaded.warnings == (
-        (f"The picture was turned upright (EXIF orientation {orientation}).",) if told else ()
-    )
     assert loaded.pixels.getexif().get(274, 1) == 1  # a processor that transposes too must find nothing to do
 
 
-def test_damaged_exif_leaves_the_picture_as_it_is(saved):
-    loaded = load_image(saved("a.png", noise(), exif=b"Exif\0\0nonsense"))
+@pytest.mark.parametrize("exif", [b"Exif\0\0nonsense", b"Exif\0\0II*\0\xff\xff\xff\xff"])
+def test_damaged_exif_leaves_the_picture_as_it_is(saved, exif):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loaded = load_image(saved("a.png", noise(), exif=exif))
     assert loaded.pixels.tobytes() == noise().tobytes()
-    (line,) = loaded.warnings
-    assert "EXIF data cannot be read" in line
 
 
 @pytest.mark.parametrize("kind", ["png", "tif", "white is zero", "big-endian tif", "pgm"])
@@ -186,36 +169,24 @@ def test_16_bit_grey_is_scaled_not_clipped(saved, kind):
     # v / 257: 128 and 129 lie on either side of one half, 25700 = 100·257, 65535 = 255·257
     values, expected = [0, 128, 129, 25700, 65535], [0, 0, 1, 100, 255]
     samples = np.tile(np.array(values, dtype=np.uint16), (40, 8))
+    big_endian = samples.astype(">u2").tobytes()
     content = {
-        "png": lambda: png(40, 40, 16, 0, samples.astype(">u2").tobytes()),
-        "pgm": lambda: b"P5 40 40 65535\n" + samples.astype(">u2").tobytes(),
+        "png": lambda: png(40, 40, 16, 0, big_endian),
+        "pgm": lambda: b"P5 40 40 65535\n" + big_endian,
         "tif": lambda: tiff(40, 40, 16, 1, samples.astype("<u2").tobytes()),
         "white is zero": lambda: tiff(40, 40, 16, 0, (65535 - samples).astype("<u2").tobytes()),
-        "big-endian tif": lambda: encoded(
-            "TIFF", Image.frombytes("I;16B", (40, 40), samples.astype(">u2").tobytes())
-        ),
+        "big-endian tif": lambda: encoded("TIFF", Image.frombytes("I;16B", (40, 40), big_endian)),
     }[kind]()
     loaded = load_image(saved("a", content))
     assert [loaded.pixels.getpixel((x, 7)) for x in range(5)] == [(v, v, v) for v in expected]
-    assert loaded.warnings == ("The 16-bit samples were scaled to 8 bits.",)
 
 
 def test_other_depths_span_the_whole_range(saved):
     strip = bytes([0xFF, 0xF0, 0x00]) * 20 * 40  # 0xFFF, 0x000: white and black of 12 bits
     loaded = load_image(saved("a.tif", tiff(40, 40, 12, 1, strip)))
     assert [loaded.pixels.getpixel((x, 0))[0] for x in range(2)] == [255, 0]
-    assert "The 12-bit samples were scaled to 8 bits." in loaded.warnings
     rows = struct.pack(">3H", 0x0000, 0x8080, 0xFFFF) * 40 * 40  # 0, 128·257, 255·257
     assert load_image(saved("a.png", png(40, 40, 16, 2, rows))).pixels.getpixel((39, 39)) == (0, 128, 255)
-
-
-def test_12_bit_samples_in_16_bits_are_warned_of(saved):
-    samples = np.random.default_rng(0).integers(0, 4096, (64, 64))
-    for scale, doubted in ((1, True), (16, False)):
-        told = load_image(
-            saved("a.png", png(64, 64, 16, 0, (samples * scale).astype(">u2").tobytes()))
-        ).warnings
-        assert any("a sixteenth of 16 bits" in line for line in told) == doubted
 
 
 @pytest.mark.parametrize(("ink", "grey"), [((255, 0, 0, 0), 119), ((0, 0, 0, 0), 255), ((0, 0, 0, 255), 0)])
@@ -227,16 +198,12 @@ def test_cmyk_goes_through_its_profile(saved, ink, grey):
     assert loaded.warnings == ()
 
 
-@pytest.mark.parametrize(
-    ("options", "why"), [({}, "no ICC profile"), ({"icc_profile": b"none"}, "cannot be used")]
-)
-def test_cmyk_without_a_profile_is_converted_plainly(saved, options, why):
+@pytest.mark.parametrize("options", [{}, {"icc_profile": b"none"}])
+def test_cmyk_without_a_profile_is_converted_plainly(saved, options):
     loaded = load_image(saved("a.jpg", Image.new("CMYK", (40, 40), (255, 0, 0, 0)), quality=100, **options))
     # all cyan ink, nothing else: no red, full green and blue, up to the JPEG's rounding
     assert np.abs(np.subtract(loaded.pixels.getpixel((20, 20)), (0, 255, 255))).max() <= 2
-    (line,) = loaded.warnings
-    assert "without colour management" in line
-    assert why in line
+    assert "without colour management" in loaded.warnings[0]
 
 
 @pytest.mark.parametrize("mode", ["L", "1", "P", "LA", "RGBA"])
@@ -247,9 +214,7 @@ def test_other_modes_become_rgb(saved, mode):
         (stored := image.copy()).putalpha(255)
     else:
         stored = image = image.convert(mode)
-    loaded = load_image(saved("a.png", stored))
-    assert loaded.pixels.tobytes() == image.convert("RGB").tobytes()
-    assert loaded.warnings == ()
+    assert load_image(saved("a.png", stored)).pixels.tobytes() == image.convert("RGB").tobytes()
 
 
 def test_a_foreign_icc_profile_is_named_and_not_applied(saved):
@@ -258,29 +223,10 @@ def test_a_foreign_icc_profile_is_named_and_not_applied(saved):
     assert loaded.pixels.tobytes() == noise().tobytes()
     assert loaded.pixels.info == {}  # saving or showing the pixels must not bring the profile back
     name = ImageCms.getProfileDescription(lab).strip()
-    assert loaded.warnings == (
-        f"The embedded ICC profile ({name}) was not applied: the numbers are read as sRGB.",
-    )
+    assert f"ICC profile ({name}) was not applied" in loaded.warnings[0]
     srgb = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
-    assert load_image(saved("a.png", noise(), icc_profile=srgb)).warnings == ()
-    assert "(unreadable: " in load_image(saved("a.png", noise(), icc_profile=b"no profile")).warnings[0]
-
-
-@pytest.mark.parametrize(("transfer", "said"), [(16, "PQ"), (18, "HLG"), (13, None)])
-def test_numbers_that_are_not_srgbs_are_warned_of(saved, transfer, said):
-    extra = chunk(b"cICP", bytes([9, transfer, 0, 1]))
-    told = load_image(saved("a.png", png(64, 64, 8, 0, bytes(range(64)) * 64, extra))).warnings
-    assert [f"its numbers are {said}" in line for line in told] == ([True] if said else [])
-
-
-@pytest.mark.parametrize("encoding", ["JPEG", "WEBP", "AVIF"])
-def test_lost_data_of_a_compressed_file_are_said(photo, saved, encoding):
-    data = encoded(encoding, photo.crop((128, 96, 384, 288)), quality=90)
-    lost = len(data) - len(data) // 2 - 2
-    loaded = load_image(saved("a", data[: len(data) // 2] + bytes(lost) + data[-2:]))
-    assert loaded.damaged
-    (count,) = [int(line.split()[0]) for line in loaded.warnings if "zeros" in line]
-    assert count >= lost
+    for harmless in (srgb, b"no profile"):
+        assert load_image(saved("a.png", noise(), icc_profile=harmless)).warnings == ()
 
 
 # Transparency
@@ -299,20 +245,14 @@ def half_transparent():
         encoded("PNG", half_transparent()),
         encoded("GIF", Image.new("P", (40, 40), 1), transparency=1),
         png(40, 40, 8, 2, bytes([1, 2, 3]) * 1600, chunk(b"tRNS", struct.pack(">3H", 1, 2, 3))),
-        png(40, 40, 16, 2, b"\x80\x80" * 4800, chunk(b"tRNS", b"\x80\x80" * 3)),
     ],
-    ids=["rgba", "palette", "tRNS", "16-bit tRNS"],
+    ids=["rgba", "palette", "tRNS"],
 )
 def test_transparent_pixels_need_a_background(saved, content):
     message = refusal(path := saved("a.png", content))
     assert "some are transparent" in message
-    assert "composite it onto the background" in message
-    if "at 8 bits first" in message:
-        assert refusal(path, background="white") == message
-    else:
-        assert load_image(path, background="white").warnings == (
-            "The transparent pixels were composited onto white.",
-        )
+    assert "--background white" in message
+    assert load_image(path, background="white").pixels.size == (40, 40)
 
 
 def test_compositing_mixes_with_the_background(saved):
@@ -321,13 +261,8 @@ def test_compositing_mixes_with_the_background(saved):
     image.paste((0, 0, 0, 51), (20, 20, 40, 40))
     pixels = load_image(saved("a.png", image), background="#0000ff").pixels
     # 51/255 black over blue: 0.8·255
-    assert [pixels.getpixel(at) for at in ((0, 0), (30, 0), (30, 30))] == [
-        (0, 200, 0),
-        (0, 0, 255),
-        (0, 0, 204),
-    ]
-    opaque = saved("b.png", noise())
-    assert load_image(opaque, background="white").pixels.tobytes() == noise().tobytes()
+    expected = [(0, 200, 0), (0, 0, 255), (0, 0, 204)]
+    assert [pixels.getpixel(at) for at in ((0, 0), (30, 0), (30, 30))] == expected
 
 
 # What is refused
@@ -335,14 +270,14 @@ def test_compositing_mixes_with_the_background(saved):
 
 def test_files_that_are_none(saved, tmp_path):
     assert "there is no such file; check the path" in refusal(str(tmp_path / "none.png"))
-    assert "this is a folder; name a file inside it" in refusal(str(tmp_path))
-    assert "the file is empty (0 bytes)" in refusal(saved("a.png", b""))
+    assert "got a folder" in refusal(str(tmp_path))
+    assert "the file is empty" in refusal(saved("a.png", b""))
     assert "the content is none of these" in refusal(saved("a.jpg", b"%!PS-Adobe-3.0 EPSF-3.0\n" * 100))
     os.truncate(saved("large.png", b""), 2**30 + 1)  # sparse: it takes no space
     assert "at most 1073741824 bytes, but it has 1073741825" in refusal(str(tmp_path / "large.png"))
-    check_file(saved("a.png", b"no image"))  # which does not open it
-    for name in ("a\0.png", "a\ud800.png"):
-        with pytest.raises(ImageError, match="cannot be read"):
+    check_file(saved("a.png", b"no image"))  # which does not read it
+    for name in ("a\0.png", "a\ud800.png", "a" * 300):
+        with pytest.raises(ImageError, match="no such file"):
             load_image(name)
     with pytest.raises(ImageError) as caught:
         load_image(saved("a\n\x1b[2J\u202e.png", b"no image"))
@@ -356,28 +291,9 @@ def test_an_odd_file_is_refused_without_waiting(kind, tmp_path):
         refusal(str(tmp_path / "a.png"))
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_no_permission(saved):
-    os.chmod(path := saved("a.png", noise()), 0)
-    with pytest.raises(ImageError, match="Permission denied; check its permissions"):
-        load_image(path)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "right"),
-    [
-        ("photo.jpg", "photo.jpeg"),
-        ("Photo.JPEG", "photo.jpeg"),
-        ("ing_0001.png", "img_0001.png"),
-        ("sunset.png", None),
-    ],
-)
-def test_a_misspelt_name_is_answered_with_the_nearest(saved, tmp_path, wrong, right):
+def test_a_misspelt_name_is_answered_with_the_nearest(saved, tmp_path):
     saved("photo.jpeg", noise())
-    saved("img_0001.png", noise())
-    assert refusal(str(tmp_path / wrong)).endswith(
-        f"did you mean {tmp_path / right}?" if right else "check the path."
-    )
+    assert refusal(str(tmp_path / "photo.jpg")).endswith("did you mean photo.jpeg?")
 
 
 def test_addresses(tmp_path):
@@ -390,42 +306,12 @@ def test_addresses(tmp_path):
     assert local_path((tmp_path / "a b.png").as_uri()) == str(tmp_path / "a b.png")  # the space is %20 there
 
 
-@pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "JPEG2000", "AVIF"])
+@pytest.mark.parametrize("form", FORMATS)
 def test_half_a_file(saved, monkeypatch, form):
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)  # as another library may have left it
     whole = encoded(form)
     assert "intact copy" in refusal(saved("half", whole[: len(whole) // 2]))
     assert ImageFile.LOAD_TRUNCATED_IMAGES is True
-
-
-def test_a_flipped_bit_in_a_png(saved):
-    content = bytearray(
-        png(40, 40, 8, 0, bytes(1600))
-    )  # stored uncompressed: it would decode to a wrong pixel
-    content[len(content) // 2] ^= 1
-    assert "decoding failed" in refusal(saved("a.png", bytes(content)))
-
-
-def test_threads_leave_pillow_and_warnings_as_they_were(saved, monkeypatch):
-    """Strictness and warning filters belong to the whole process: overlapping loads would restore each
-    other's."""
-    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
-    whole = saved("whole.jpg", noise(size=(400, 400)), exif=b"Exif\0\0II*\0\xff\xff\xff\xff")
-    half = saved("half.jpg", Path(whole).read_bytes()[:-5000])
-    shower = warnings._showwarnmsg_impl
-
-    def load(path):
-        try:
-            return load_image(path).warnings
-        except ImageError:
-            return None
-
-    with ThreadPoolExecutor(8) as pool:
-        results = list(pool.map(load, [whole, half] * 40))
-    assert results == [results[0], None] * 40
-    assert results[0][0].startswith("Pillow: Corrupt EXIF data")  # its directory lies outside
-    assert ImageFile.LOAD_TRUNCATED_IMAGES is True
-    assert warnings._showwarnmsg_impl is shower
 
 
 @pytest.mark.parametrize("form", ["GIF", "PNG", "WEBP", "TIFF"])
@@ -434,39 +320,14 @@ def test_several_frames(saved, form):
     assert "holds several frames or pages; extract one frame first" in refusal(saved("a", content))
 
 
-def test_a_cameras_preview_behind_the_photograph_is_left_out(saved):
-    content = encoded("MPO", noise(), save_all=True, append_images=[Image.new("RGB", (40, 40))])
-    assert load_image(saved("a.jpg", content)).pixels.size == (64, 64)
-
-
 def test_limits_of_size(saved):
     path = saved("a.png", noise())  # 64·64 = 4096
     assert load_image(path, max_pixels=4096, min_side=64).width == 64
-    assert "at most 4095 pixels, but its header claims 64x64 = 4096; crop it" in refusal(
-        path, max_pixels=4095
-    )
+    assert "at most 4095 pixels, but its header claims 64x64; crop it" in refusal(path, max_pixels=4095)
     assert "at least 65 pixels on each side, but it is 64x64" in refusal(path, min_side=65)
     assert "at least 32 pixels" in refusal(saved("b.png", Image.new("RGB", (200, 31))))
-
-
-@pytest.mark.parametrize(
-    ("side", "came"),
-    # 60000² = 3.6e9, beyond twice Pillow's 89 478 485: its error; 10001² is above its limit, where it only warns
-    [(60000, "3600000000 pixels"), (10001, "10001x10001 = 100020001")],
-)
-def test_a_decompression_bomb_is_refused_by_its_header(saved, side, came):
-    path = saved("bomb.png", png(side, side, 8, 2))  # no pixels behind the header: decoding it would say so
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        message = refusal(path)
-    assert "at most 100000000 pixels" in message
-    assert came in message
-
-
-@pytest.mark.parametrize("name", [b"iCCP", b"zTXt"])
-def test_a_chunk_that_unpacks_to_much_is_refused(saved, name):
-    bomb = chunk(name, b"bomb\0\0" + zlib.compress(bytes(200 * MIB)))
-    assert "decoding failed" in refusal(saved("a.png", png(64, 64, 8, 0, bytes(4096), bomb)))
+    bomb = saved("bomb.png", png(60000, 60000, 8, 2))  # no pixels behind the header: decoding it would say so
+    assert "at most 100000000 pixels, but its header claims 60000x60000" in refusal(bomb)
 
 
 @pytest.mark.parametrize(
@@ -476,15 +337,13 @@ def test_samples_without_a_fixed_black_and_white(saved, content):
     assert "without a fixed black and white; save it as RGB first" in refusal(saved("a.tif", content))
 
 
-WHOLE = {
-    form: encoded(form) for form in ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "JPEG2000", "AVIF")
-}
+WHOLE = {form: encoded(form) for form in FORMATS}
 
 
-@settings(max_examples=300, derandomize=True, database=None, deadline=None,
+@settings(max_examples=200, derandomize=True, database=None, deadline=None,
           suppress_health_check=[HealthCheck.function_scoped_fixture])  # fmt: skip
 @given(
-    form=st.sampled_from(sorted(WHOLE)),
+    form=st.sampled_from(FORMATS),
     changes=st.lists(st.tuples(st.floats(0, 1), st.binary(max_size=8)), min_size=1, max_size=4),
     cut=st.floats(0, 2),
 )
@@ -494,13 +353,12 @@ def test_a_damaged_file_is_loaded_or_refused_in_one_sentence(tmp_path, form, cha
         at = int(place * (len(data) - 1))
         data[at : at + len(what)] = what
     (tmp_path / "a").write_bytes(data[: int(cut * len(data)) + 1])
+    said = "loaded"
     try:
-        loaded = load_image(tmp_path / "a", max_pixels=10_000)
-        said = loaded.warnings
-        assert loaded.width * loaded.height <= 10_000
+        assert math.prod(load_image(tmp_path / "a", max_pixels=10_000).pixels.size) <= 10_000
     except ImageError as error:
-        said = [str(error)]
-    assert all(map(is_sentence, said))
+        said = str(error)
+    assert is_sentence(said)
 
 
 # HEIC
@@ -517,33 +375,12 @@ def heic(path, image, **options):
 def test_heic_loads_or_is_named_where_it_cannot_be_read(tmp_path, photo, monkeypatch):
     loaded = load_image(path := heic(tmp_path / "a.heic", photo))
     assert loaded.pixels.tobytes() == photo.tobytes()
-    assert loaded.warnings == ()
     assert "at most 4095 pixels" in refusal(path, max_pixels=4095)
     content = Path(path).read_bytes()
-    for kept in (40, len(content) // 2):
-        (tmp_path / "part.heic").write_bytes(content[:kept])
-        assert "get an intact copy" in refusal(str(tmp_path / "part.heic"))
+    (tmp_path / "part.heic").write_bytes(content[: len(content) // 2])
+    assert "get an intact copy" in refusal(str(tmp_path / "part.heic"))
     monkeypatch.setitem(sys.modules, "pillow_heif", None)  # importing it fails
-    assert "this is a HEIC photograph; install pillow-heif or convert it to PNG" in refusal(path)
-
-
-def test_10_bit_heic_spans_the_whole_range(tmp_path):
-    pillow_heif = pytest.importorskip("pillow_heif")
-    samples = np.tile(np.arange(1024, dtype=np.uint16)[None, :, None], (64, 1, 3))  # every value of 10 bits
-    content, path = (samples << 6).tobytes(), str(tmp_path / "a.heic")  # the encoder keeps the upper 10 of 16
-    pillow_heif.encode("RGB;16", (1024, 64), content, path, quality=-1, chroma=444, matrix_coefficients=0)
-    loaded = load_image(path)
-    row = np.asarray(loaded.pixels)[7, :, 0].astype(int)
-    assert np.abs(row - np.arange(1024) * 255 / 1023).max() <= 1  # rounded or cut off
-    assert loaded.warnings == ("The 10-bit samples were scaled to 8 bits.",)
-
-
-def test_the_main_picture_of_a_heic_is_taken(tmp_path):
-    pillow_heif = pytest.importorskip("pillow_heif")
-    file = pillow_heif.from_pillow(noise())
-    file.add_from_pillow(noise(size=(96, 80)))
-    file.save(str(tmp_path / "a.heic"), primary_index=1)
-    assert load_image(tmp_path / "a.heic").pixels.size == (96, 80)
+    assert "install pillow-heif or convert it to PNG" in refusal(path)
 
 
 # Pairs
@@ -563,29 +400,19 @@ def test_a_pair_has_one_size_once_upright(saved):
         load_pair(wide, wide, max_pixels=64 * 48 - 1)
 
 
-def test_same_pixels_in_another_format_are_the_same(saved):
-    assert same_pixels(*load_pair(saved("a.png", noise()), saved("b.bmp", noise())))
-    (other := noise()).putpixel((3, 3), (1, 2, 3))
-    assert not same_pixels(*load_pair(saved("a.png", noise()), saved("c.png", other)))
-
-
 # Pictures in memory
 
 
-def test_pictures_in_memory_are_files_of_the_same_pixels(tmp_path):
+def test_pictures_in_memory_are_files_of_the_same_pixels():
     pixels, data = np.asarray(noise()), encoded("PNG")
-    mapped = np.memmap(tmp_path / "map", np.uint8, "w+", shape=pixels.shape)
-    mapped[:] = pixels
     lazy = Image.open(io.BytesIO(data))
     lazy.info["icc_profile"] = b"evil"
-    inputs = [pixels, np.asfortranarray(pixels), np.repeat(pixels, 2, 1)[:, ::2], mapped, data, bytearray(data),
-              memoryview(data), noise(), lazy]  # fmt: skip
+    inputs = [pixels, np.repeat(pixels, 2, 1)[:, ::2], data, bytearray(data), memoryview(data), noise(), lazy]
     for picture in inputs:
         with as_file(picture) as file:
             assert load_image(file.path).pixels.tobytes() == noise().tobytes()
-            assert str(file.name).startswith(
-                ("<array 64×64>", "<Pillow image 64×64>", f"<{len(data)} bytes>")
-            )
+            names = ("<array 64×64>", "<Pillow image 64×64>", f"<{len(data)} bytes>")
+            assert str(file.name).startswith(names)
             assert file.hide(f"{file.path}: no") == f"{file.name}: no"
         assert not os.path.exists(file.path)
 
@@ -593,17 +420,16 @@ def test_pictures_in_memory_are_files_of_the_same_pixels(tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (np.zeros((64, 96, 3)), "(array * 255).round().astype('uint8')"),
-        (np.zeros((64, 96), object), "array of uint8"),
+        (np.zeros((64, 96, 3)), "white being the value of white"),
+        (np.zeros((64, 96), np.uint16), "64×96 of uint16; give (array * (255 / white))"),
         (np.zeros((3, 64, 96), np.uint8), "array.transpose(1, 2, 0)"),
         (np.zeros((2, 64, 96, 3), np.uint8), "give one picture"),
-        (np.zeros((64, 0, 3), np.uint8), "expected 1 to"),
-        (np.broadcast_to(np.uint8(3), (2**25, 2**25)), "expected 1 to"),
+        (np.zeros((64, 0, 3), np.uint8), "give one picture"),
         (Image.new("I", (64, 64)), "scale its values"),  # .convert("RGB") would clip 16-bit values to white
         (Image.new("HSV", (64, 64)), ".convert('RGB')"),
         (Image.open(io.BytesIO(encoded("JPEG")[:-500])), "get an intact copy"),
         (Image.open(io.BytesIO(encoded("GIF", save_all=True, append_images=[noise("L")]))), "image.copy()"),
-        ("data:image/png;base64,AAAA", "base64.b64decode"),
+        ("data:image/png;base64," + "A" * 5000, "base64.b64decode"),
         (3, "got int"),
     ],
 )
@@ -626,8 +452,8 @@ LIMITS = st.sampled_from(
 @given(width=SIDES, height=SIDES, limits=LIMITS, count=st.integers(1, 5))
 def test_views_reach_the_model_as_they_are(width, height, limits, count):
     options = dict(zip(("factor", "min_pixels", "max_pixels"), limits, strict=True))
-    boxes = [view.box for view in native_views(width, height, max_views=count, **options)]
-    assert boxes == [view.box for view in native_views(width, height, **options)][:count]
+    boxes = native_views(width, height, max_views=count, **options)
+    assert boxes == native_views(width, height, **options)[:count]
     assert len(set(boxes)) == len(boxes)
     assert len({(right - left, bottom - top) for left, top, right, bottom in boxes}) == 1
     for left, top, right, bottom in boxes:
@@ -658,30 +484,19 @@ def test_views_reach_the_model_as_they_are(width, height, limits, count):
 
 
 @pytest.mark.parametrize(
-    ("size", "factor", "most", "boxes"),
+    ("size", "least", "most", "boxes"),
     [
         # 1000 = 31·32 + 8 and 650 = 20·32 + 10: half of the rest, 4 and 5, rounded down to multiples of 8
-        ((1000, 650), 32, 1_000_000, [(0, 0, 992, 640)]),
+        ((1000, 650), 1, 1_000_000, [(0, 0, 992, 640)]),
         # 512² = 262144 pixels fit; the centres 1000, 500 and 1500 less 256, rounded down to multiples of 8
-        ((2000, 2000), 32, 262144, [(x, y, x + 512, y + 512) for x, y in
-                                    ((744, 744), (240, 240), (1240, 1240), (1240, 240), (240, 1240))]),
+        ((2000, 2000), 1, 262144, [(x, y, x + 512, y + 512) for x, y in
+                                   ((744, 744), (240, 240), (1240, 1240), (1240, 240), (240, 1240))]),
         # 32 rows and 100:1 at most make 3200x32; the centres less 1600, the last at most 10016 − 3200
-        ((10016, 32), 32, 1_000_000, [(3408, 0, 6608, 32), (904, 0, 4104, 32), (5912, 0, 9112, 32)]),
-        ((20, 30), 32, 1_000_000, [(0, 0, 20, 30)]),  # both sides below the factor, rounded up
-        ((20, 20), 32, 400, [(0, 0, 20, 20)]),
+        ((10016, 32), 1, 1_000_000, [(3408, 0, 6608, 32), (904, 0, 4104, 32), (5912, 0, 9112, 32)]),
+        ((20, 30), 1, 1_000_000, [(0, 0, 20, 30)]),  # both sides below the factor, rounded up
+        ((60, 60), 4097, 1_000_000, [(0, 0, 60, 60)]),  # 60 → 64
+        ((80, 50), 4097, 1_000_000, [(8, 0, 72, 50)]),  # 80 would go down to 64
     ],
 )  # fmt: skip
-def test_views_by_hand(size, factor, most, boxes):
-    assert native_views(*size, factor=factor, min_pixels=1, max_pixels=most) == [View(box) for box in boxes]
-
-
-def test_a_small_image_is_one_view():
-    for size, box in (
-        ((60, 60), (0, 0, 60, 60)),
-        ((80, 50), (8, 0, 72, 50)),
-    ):  # 60 → 64; 80 would go down to 64
-        assert native_views(*size, factor=32, min_pixels=4097, max_pixels=1_000_000) == [View(box)]
-    for wrong in ({"width": 0}, {"factor": 0}, {"max_pixels": 1023}, {"max_views": 6}):
-        limits = {"width": 100, "height": 100, "factor": 32, "min_pixels": 1, "max_pixels": 1024} | wrong
-        with pytest.raises(ValueError, match="correct the limits"):
-            native_views(**limits)
+def test_views_by_hand(size, least, most, boxes):
+    assert native_views(*size, factor=32, min_pixels=least, max_pixels=most) == boxes

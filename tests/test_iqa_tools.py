@@ -2,15 +2,12 @@
 from scipy, or from the derivations in the comments."""
 
 import importlib.util
-import json
 import math
 import os
 import runpy
-import sqlite3
 import subprocess
 import sys
 import urllib.request
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,19 +16,14 @@ import torch
 import yaml
 from PIL import Image, ImageFilter
 from scipy.special import expit
-from scripted import ScriptedClient, ScriptedTools, scripted_services
 from test_calibration import map_file, plain
-from torch.overrides import TorchFunctionMode
 
-from agentic_iqa_local.iqa_tools import TOOLS, ToolError, ToolReading, ToolRunner, find_tool
+from agentic_iqa_local.iqa_tools import TOOLS, ToolError, ToolRunner, find_tool
 from agentic_iqa_local.iqa_tools.calibration import CalibrationError, read_map_file
 from agentic_iqa_local.iqa_tools.crops import crops_of
-from agentic_iqa_local.iqa_tools.kernels import CPUKernels
 from agentic_iqa_local.iqa_tools.specs import DATA
-from agentic_iqa_local.nodes.tool_runs import run_tool
-from agentic_iqa_local.nodes.workbench import OpenImages
 from agentic_iqa_local.offline.bundle import describe, write_bundle
-from agentic_iqa_local.output.report import cost, tool_table
+from agentic_iqa_local.output.report import tool_table
 
 ROOT = Path(__file__).resolve().parents[1]
 SHIPPED = ROOT / "configs" / "tool_maps.yaml"
@@ -221,25 +213,6 @@ def test_raw_scores_agree_with_the_official_implementations(runner, tool, index)
     )
 
 
-def test_scores_kept_on_disk_are_found_again_by_what_they_were_measured_on(tmp_path, photo):
-    first = ToolRunner(models=tmp_path, cache=tmp_path / "scores.sqlite")
-    darker = photo.point(lambda value: value // 2)
-    measured = [first.score("NIQE", photo), first.score("GMSD", darker, photo)]
-    again = ToolRunner(models=tmp_path, cache=tmp_path / "scores.sqlite")
-    found = [again.score("NIQE", photo), again.score("GMSD", darker, photo)]
-    assert [(r.raw, r.normalized) for r in found] == [(r.raw, r.normalized) for r in measured]
-    assert [r.cached for r in measured + found] == [False, False, True, True]
-    assert again.constructions == {}
-    others = [again.score("NIQE", darker), again.score("GMSD", photo, darker), again.score("PIQE", photo)]
-    assert not any(reading.cached for reading in others)
-
-
-def test_the_smallest_side_is_the_smallest(runner):
-    for name in ("MS-SSIM", "CW-SSIM", "VIF"):
-        side = TOOLS[name].min_side
-        assert math.isfinite(runner.measure(name, *(p.crop((0, 0, side, side)) for p in pair(4))))
-
-
 # --- cost
 
 
@@ -267,7 +240,7 @@ def test_a_picture_too_large_for_a_tool_is_measured_on_five_native_crops_of_it_a
 ):
     seen = []
     stand_in(monkeypatch, lambda *a, **k: lambda *pictures: seen.append(pictures) or torch.tensor(100.0))
-    runner = ToolRunner(models=tmp_path, cache=tmp_path / "scores.sqlite")
+    runner = ToolRunner(models=tmp_path)
     rng = np.random.default_rng(0)
     image, reference = (
         Image.fromarray(rng.integers(0, 256, (800, 1000, 3), dtype=np.uint8)) for _ in range(2)
@@ -285,22 +258,9 @@ def test_a_picture_too_large_for_a_tool_is_measured_on_five_native_crops_of_it_a
             [np.asarray(picture)[y : y + 288, x : x + 288] for x, y in corners], axis=1
         )
         assert np.array_equal((tensor[0].permute(1, 2, 0) * 255).round().numpy(), side_by_side)
-    assert runner.score("MAD", image, reference) == replace(reading, cached=True, seconds=0.0)
-    # Kept apart from a score of all its pixels, and that is what a picture of half a megapixel gets.
-    monkeypatch.setattr("agentic_iqa_local.iqa_tools.runner.crops_of", lambda *_: ())
-    assert not runner.score("MAD", image, reference).cached
-    monkeypatch.undo()
-    assert crops_of(TOOLS["MAD"], 800, 625) == ()
-
-
-def test_a_perfect_mad_of_pictures_that_differ_is_refused(runner, photo):
-    tall, original = (
-        photo.filter(ImageFilter.GaussianBlur(2)).crop((0, 0, 64, 192)),
-        photo.crop((0, 0, 64, 192)),
-    )
-    with pytest.raises(ToolError, match="MAD found no difference between two images of 64×192 that differ"):
-        runner.measure("MAD", tall, original)
-    assert runner.measure("MAD", original, original) == 0
+    # half a megapixel, no limit, narrower than a crop, crops (of 96 rows) below the tool's least
+    for tool, size in (("MAD", (800, 625)), ("VSI", (20_000, 5_000)), ("MAD", (95, 10**6)), ("MS-SSIM", (170_000, 170))):
+        assert crops_of(TOOLS[tool], *size) == ()
 
 
 def test_a_picture_without_texture_is_refused_in_words(tmp_path):
@@ -310,58 +270,19 @@ def test_a_picture_without_texture_is_refused_in_words(tmp_path):
         ToolRunner(models=tmp_path).score("NIQE", Image.new("RGB", (200, 300), "grey"))
 
 
-def test_an_assessment_says_when_a_tool_measured_crops(tmp_path):
-    reading = ToolReading("NIQE", 4.0, 3.5, 1.0, crops=((8, 8, 104, 200), (0, 0, 96, 192)))
-    tools = ScriptedTools({"NIQE": 3.5})
-    tools.score = lambda *_: reading
-    Image.effect_noise((300, 200), 50).convert("RGB").save(path := tmp_path / "large.png")
-    images = OpenImages(scripted_services(ScriptedClient([]), tools), str(path))
-    (log,) = run_tool("Global", "Noise", "NIQE", None, images)
-    assert log.crops == 2
-    assert images.warnings == [
-        "NIQE would take long on all 300×200 pixels; it measured 2 native-resolution crops of 96×192"
-    ]
-
-
-def test_the_listed_costs_are_those_measured():
-    found = json.loads((ROOT / "benchmarks" / "cpu_tools.json").read_text(encoding="utf-8"))
-    assert found["threads"] == 1
-    assert set(found["tools"]) == {name for name, spec in TOOLS.items() if spec.seconds is not None}
-    for name, sides in found["tools"].items():
-        largest = max(int(side) for side, row in sides.items() if row["crops"] == 0)
-        seconds = sides[str(largest)]["seconds"] / (largest**2 / 1e6)
-        assert TOOLS[name].seconds == float(f"{seconds:.1g}"), name
-        for side, row in sides.items():  # measured with today's limits
-            assert row["crops"] == len(crops_of(TOOLS[name], int(side), int(side)))
-
-
-def test_the_list_of_tools_says_what_each_costs(runner):
-    niqe, lpips = find_info(runner, "NIQE"), find_info(runner, "LPIPS")
-    assert (
-        cost(niqe)
-        == f"about {TOOLS['NIQE'].seconds:g} s a megapixel on one CPU core; beyond 4 megapixels it measures"
-        " crops"
-    )
-    assert cost(lpips) == "not measured"
-    text = tool_table([niqe, lpips])
-    assert cost(niqe) in " ".join(text.split())
-    assert "Raw score: lower is better." in " ".join(text.split())
-    assert "Unavailable: missing weights pyiqa/LPIPS" in " ".join(text.split())
-    assert max(len(line) for line in text.splitlines() if not line.startswith(" ")) <= 80
-
-
 # --- refusals
 
 
 def test_images_that_a_tool_cannot_take(runner, photo):
     with pytest.raises(ToolError, match="VSI compares with a reference image and got none"):
         runner.score("VSI", photo)
-    with pytest.raises(ToolError, match="one size, got 192×192 and 100×90"):
+    with pytest.raises(ToolError, match="VSI failed on an image of 192×192"):
         runner.score("VSI", photo, photo.resize((100, 90)))
     with pytest.raises(ToolError, match="NIQE needs at least 192 pixels a side, got 300×191"):
         runner.score("NIQE", photo.resize((300, 191)))
-    with pytest.raises(ToolError, match="expects RGB images, got mode L"):
-        runner.score("PIQE", photo.convert("L"))
+    text = tool_table([find_info(runner, "NIQE"), find_info(runner, "LPIPS")])
+    for said in ("Raw score: lower is better.", "crops. Reliability", "Unavailable: missing weights pyiqa/LPIPS"):
+        assert said in " ".join(text.split())
 
 
 def test_tools_that_cannot_score_say_why(tmp_path, photo, monkeypatch):
@@ -459,27 +380,6 @@ def test_a_tool_with_weights_scores_from_the_models_folder_and_not_after_one_bit
     assert str(place) in find_info(ToolRunner(models=models, maps_path=maps), "CNNIQA").reason
 
 
-def test_scores_kept_on_disk_are_those_of_the_same_weights(tmp_path, photo, cnniqa):
-    import torch
-
-    (weight,) = TOOLS["CNNIQA"].weights
-    weights = torch.load(cnniqa, weights_only=True)
-    weights["params"]["fc3.bias"] += 1  # of the last layer: the score rises by 1
-    torch.save(weights, other := tmp_path / "other.pth")
-    maps = map_file(tmp_path / "maps.yaml", plain(tool="CNNIQA", domain=(-10, 10)))
-
-    def score(name: str, file: Path):
-        models = store(tmp_path / name, {f"hub/{weight}": file})
-        return ToolRunner(models=models, maps_path=maps, cache=tmp_path / "scores.sqlite").score(
-            "CNNIQA", photo
-        )
-
-    first, risen, again = score("first", cnniqa), score("risen", other), score("again", cnniqa)
-    assert [first.cached, risen.cached, again.cached] == [False, False, True]
-    assert risen.raw - first.raw == pytest.approx(1, abs=1e-5)
-    assert again.raw == first.raw
-
-
 class Touch:
     """What a pickle can do when it is loaded."""
 
@@ -497,7 +397,7 @@ def test_a_pickle_that_holds_more_than_weights_is_refused_though_the_manifest_na
     torch.save({"params": Touch(tmp_path / "ran")}, tmp_path / "evil.pth")
     models = store(tmp_path / "models", {f"hub/{weight}": tmp_path / "evil.pth"})
     with pytest.raises(
-        ToolError, match=r"CNNIQA could not be built on cpu: Refused to load .*expected weights alone"
+        ToolError, match=r"CNNIQA could not be built on cpu: .*expected weights alone"
     ):
         ToolRunner(models=models).measure("CNNIQA", photo)
     assert not (tmp_path / "ran").exists()
@@ -506,9 +406,10 @@ def test_a_pickle_that_holds_more_than_weights_is_refused_though_the_manifest_na
 
 
 def test_a_models_folder_whose_manifest_is_damaged_is_refused(tmp_path):
-    flip(store(tmp_path / "models", {"hub/pyiqa/w.pth": b"weights"}) / "manifest.json")
-    with pytest.raises(ToolError, match=r"manifest\.json or manifest\.json\.sha256 is damaged"):
-        ToolRunner(models=tmp_path / "models")
+    for damaged in ("{", "[]", "{}", '{"files": [1]}', '{"files": [{"path": "a", "size": "b"}]}'):
+        (tmp_path / "manifest.json").write_text(damaged)
+        with pytest.raises(ToolError, match=r"manifest\.json: damaged"):
+            ToolRunner(models=tmp_path)
 
 
 # --- names and imports
@@ -560,54 +461,12 @@ assert parts() == before
 # --- kernels
 
 
-@pytest.mark.parametrize(
-    ("channels", "filters", "kernel", "options"),
-    [
-        (1, 1, 11, {}),
-        (3, 3, 7, {"groups": 3}),
-        (2, 4, 5, {"stride": 2, "padding": 1}),
-        (1, 1, 5, {"padding": "same"}),
-        (1, 2, 5, {"bias": torch.tensor([1.0, 2.0], dtype=torch.float64)}),
-    ],
-)
-def test_kernels_on_the_cpu_give_the_same_numbers(channels, filters, kernel, options):
-    rng = torch.Generator().manual_seed(0)
-    x = torch.rand(2, channels, 400, 301, dtype=torch.float64, generator=rng)
-    shape = filters, channels // options.get("groups", 1), kernel, kernel
-    weight = torch.rand(shape, dtype=torch.float64, generator=rng)
-    whole = torch.nn.functional.conv2d(x, weight, **options)
-    with CPUKernels():
-        for layout in (torch.contiguous_format, torch.channels_last):  # pictures arrive with channels last
-            ours = torch.nn.functional.conv2d(x.to(memory_format=layout), weight, **options)
-            torch.testing.assert_close(ours, whole, rtol=1e-13, atol=0)  # positive products, in another order
-        assert torch.pow(torch.tensor([-3.0, 0.5], dtype=torch.float64), 4.0).tolist() == [81, 0.0625]
-        assert torch.pow(torch.tensor([-3.0, 0.5], dtype=torch.float64), 3.0).tolist() == [-27, 0.125]
-
-
-def test_a_convolution_adds_few_rows_at_a_time():
-    # torch's own would copy 1000 · 900 pixels · 121 neighbours · 8 bytes = 870 MB
-    sizes = []
-
-    class Sums(TorchFunctionMode):
-        def __torch_function__(self, func, types, args=(), kwargs=None):
-            assert func is not torch.conv2d
-            if func is torch.Tensor.add_:
-                sizes.append(args[0].numel())
-            return func(*args, **(kwargs or {}))
-
-    x, weight = torch.rand(1, 1, 900, 1000).double(), torch.rand(1, 1, 11, 11).double()
-    with Sums(), CPUKernels():
-        torch.conv2d(x, weight)
-    assert sum(sizes) == 890 * 990 * 121
-    assert max(sizes) < 32768
-
-
 # --- what tools say
 
 
 def test_weight_free_tools_rank_a_clean_photo_above_a_noisy_blur_within_their_reach(runner, photo):
     assert {info.name for info in runner.available(full_reference=False)} == WEIGHT_FREE_NR
-    assert {info.reference for info in runner.info(full_reference=False)} == {"NR"}
+    assert {info.spec.reference for info in runner.info(full_reference=False)} == {"NR"}
     assert {info.name for info in runner.info()} == set(TOOLS)
     blurred = np.asarray(photo.filter(ImageFilter.GaussianBlur(3)), float)
     noise = np.random.default_rng(0).normal(0, 20, blurred.shape)
@@ -619,21 +478,11 @@ def test_weight_free_tools_rank_a_clean_photo_above_a_noisy_blur_within_their_re
         low, high = info.reachable
         assert low <= spoilt.normalized < clean.normalized <= high, info.name
         assert clean.tool == info.name
-        assert runner.constructions[info.name] == 1
-
-
-def test_what_cannot_be_cropped_is_measured_whole():
-    for tool, width, height in (
-        ("VSI", 20_000, 5_000),  # no limit: its authors scale a picture by its size
-        ("MAD", 95, 1_000_000),  # narrower than a crop
-        ("MS-SSIM", 170_000, 170),  # crops of multiples of 96 would be 96 high, and it needs 161
-    ):
-        assert crops_of(TOOLS[tool], width, height) == ()
 
 
 def test_failures_name_tool_and_image_and_random_crops_repeat(tmp_path, photo, monkeypatch):
     stand_in(monkeypatch, lambda *a, **k: lambda *images: torch.tensor([math.nan]))
-    with pytest.raises(ToolError, match="PSNR returned nan for an image of 192×192"):
+    with pytest.raises(ToolError, match="PSNR returned nan, which is no score, for 192×192"):
         ToolRunner(models=tmp_path).score("PSNR", photo, photo)
     stand_in(monkeypatch, lambda *a, **k: lambda *images: 1 / 0)
     with pytest.raises(ToolError, match="PSNR failed on an image of 192×192: division by zero"):
@@ -643,15 +492,6 @@ def test_failures_name_tool_and_image_and_random_crops_repeat(tmp_path, photo, m
     np.random.seed(7)
     assert runner.measure("PIQE", photo) == runner.measure("PIQE", photo)
     assert np.random.rand() == np.random.RandomState(7).rand()  # the global state is as it was
-
-
-def test_a_cache_that_is_none_is_refused(tmp_path):
-    (tmp_path / "text").write_text("a text long enough not to be taken for an empty database " * 20)
-    sqlite3.connect(tmp_path / "other").execute("CREATE TABLE scores (name TEXT)")
-    os.mkfifo(tmp_path / "pipe")
-    for name in ("text", "other", "pipe", "no/folder"):
-        with pytest.raises(ToolError, match=r"tools.cache .*expected an SQLite file of scores"):
-            ToolRunner(models=tmp_path, cache=tmp_path / name)
 
 
 # --- offline

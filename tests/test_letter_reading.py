@@ -10,8 +10,7 @@ from PIL import Image
 from scripted import ScriptedClient, ScriptedSession, ScriptedTools, scripted_answers, scripted_services
 
 from agentic_iqa_local import assess, run_pipeline
-from agentic_iqa_local.config import FusionSettings, Settings
-from agentic_iqa_local.nodes.evidence import evidence_warnings, object_votes, votes
+from agentic_iqa_local.nodes.evidence import evidence_warnings
 from agentic_iqa_local.nodes.letter_reading import read_and_fuse
 from agentic_iqa_local.nodes.workbench import OpenImages
 from agentic_iqa_local.state import ExecutorOutput
@@ -56,18 +55,6 @@ def large(tmp_path_factory):
     return str(path)
 
 
-@pytest.mark.parametrize("eta", [0.25, 1.0, 4.0])
-def test_alpha_is_as_sharp_as_the_settings_eta_around_the_mean_of_all_tools(picture, eta):
-    settings = Settings(fusion=FusionSettings(eta=eta))
-    images = OpenImages(
-        scripted_services(ScriptedClient(scripted_answers()), ScriptedTools({}), settings), picture
-    )
-    fusion = read_and_fuse(*RATING, [("NIQE", 2.0), ("PIQE", 3.0)], images)
-    weights = {c: math.exp(-eta * (2.5 - c) ** 2) for c in range(1, 6)}  # (2) of the paper, with q̄ 2.5
-    assert (fusion.eta, fusion.q_bar) == (eta, 2.5)
-    assert fusion.alpha == pytest.approx({c: w / sum(weights.values()) for c, w in weights.items()})
-
-
 def test_letters_and_what_lies_off_them_are_means_over_all_views_which_are_closed_once_read(large):
     client = Views()
     images = OpenImages(scripted_services(client, ScriptedTools({})), large)
@@ -92,15 +79,6 @@ def test_a_score_without_tools_says_so_in_the_row(picture):
     client = ScriptedClient(scripted_answers())
     row = assess(picture, services=scripted_services(client, ScriptedTools({}, names=["NIQE"])))
     assert "no tool scores: q rests on the model's letters alone" in row.warnings
-
-
-def test_votes_of_one_score_stand_by_the_names_of_their_tools():
-    """They come out of a set, whose order differs from process to process."""
-    tools = ["BRISQUE", "CLIPIQA", "ILNIQE", "LocalNR", "MANIQA", "MUSIQ", "NIQE", "PIQE"]
-    scores = {f"kind {tool}": (tool, 3.0) for tool in reversed(tools)}
-    evidence = ExecutorOutput(quality_scores={"Global": scores | {"Blurs": ("TOPIQ", 2.0)}})
-    expected = [("TOPIQ", 2.0), *((tool, 3.0) for tool in tools)]
-    assert votes(evidence) == object_votes(evidence, "Global") == expected
 
 
 def test_only_a_region_without_a_box_is_warned_of():

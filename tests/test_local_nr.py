@@ -1,7 +1,6 @@
 """LocalNR on the sample photographs, which its training held no piece of. Expected orders come from what was
 done to them."""
 
-import io
 import subprocess
 import sys
 
@@ -9,24 +8,21 @@ import numpy as np
 import pytest
 import torch
 from conftest import DATA, ROOT
+from local_nr_pool import distorted
 from PIL import Image
 from safetensors import safe_open
 from scipy.stats import spearmanr
 
 from agentic_iqa_local.iqa_tools import ToolError, ToolRunner
 from agentic_iqa_local.iqa_tools.local_nr import (
-    CHANNELS,
-    FAMILIES,
-    SCALES,
     WEIGHTS,
     Examination,
     LocalNR,
-    pooled,
 )
 from agentic_iqa_local.iqa_tools.signals import SIGNALS, SMALLEST_SIDE, signals
 from agentic_iqa_local.offline.store import file_hash
 from agentic_iqa_local.state import DISTORTION_TYPES, PLACES
-from agentic_iqa_local.synthetic.distortions import DISTORTIONS, Part, distort
+from agentic_iqa_local.studies.distortions import DISTORTIONS, Part
 
 PHOTOS = ("sumac.png", "prudential.png")
 
@@ -106,22 +102,11 @@ def test_exposure_has_a_direction(network, sample, kind, side):
 def test_damage_of_a_quarter_is_found_in_that_quarter(network, sample, kind):
     right = []
     for place in PLACES:
-        picture = distort(sample, (Part(kind, 5, place),), np.random.default_rng(0)).image
+        picture = distorted(sample, (Part(kind, 5, place),), np.random.default_rng(0))
         found = network.examine(Image.fromarray(picture))
         right.append(found.damaged_part() == place)
         assert found.presence_in_part[DISTORTIONS[kind].family] > 0.5
     assert sum(right) >= 3
-
-
-@pytest.mark.parametrize("size", [(450, 500), (480, 448), (330, 512)])
-def test_the_map_of_a_side_that_is_no_multiple_of_a_cell_says_the_same(network, sumac, size):
-    """A cell of it holds two or three values of the deepest maps, of whose deviation training saw nothing."""
-    whole, part = (
-        network.examine(Image.fromarray(sumac[:rows, :columns])).places
-        for rows, columns in ((512, 512), size)
-    )
-    for family in DISTORTION_TYPES:
-        assert part[family].mean() == pytest.approx(whole[family].mean(), abs=0.4)
 
 
 @pytest.mark.parametrize(
@@ -147,29 +132,6 @@ def test_damage_of_one_quarter_is_told_from_damage_everywhere(severity, part):
     assert examined(0.9).damaged_part() == (None if part == "everywhere" else part)
 
 
-def test_the_runner_says_where_also_of_a_picture_that_it_must_reduce(sumac):
-    large = np.tile(sumac, (5, 5, 1))  # 6.6 megapixels
-    top = large[: large.shape[0] // 2, : large.shape[1] // 2]
-    top[:] = distort(top, (Part("white_noise", 5, None),), np.random.default_rng(0)).image
-    assert ToolRunner().places(Image.fromarray(large)).damaged_part() == "top left"
-    with pytest.raises(ToolError, match="at least 64 pixels a side"):
-        ToolRunner().places(Image.new("RGB", (60, 200)))
-
-
-def test_pooled_statistics_are_those_of_the_whole_picture():
-    """The deviation over a picture of equal cells against numpy's over all of its values: law of total
-    variance."""
-    rng = np.random.default_rng(0)
-    # cells of 9 values each
-    values = rng.normal(size=(6, 9, CHANNELS)).astype(np.float32) + np.arange(6)[:, None, None]
-    cell = np.stack([values.mean(1), values.std(1)], 1)  # 6×2×CHANNELS
-    cells = torch.from_numpy(np.stack([cell] * SCALES, 1).reshape(1, 2, 3, -1))
-    found = pooled(cells)[0].view(2, SCALES, CHANNELS).numpy()
-    flat = values.reshape(-1, CHANNELS)
-    np.testing.assert_allclose(found[0, 1], flat.mean(0), rtol=1e-4)
-    np.testing.assert_allclose(found[1, 0], np.log(flat.std(0) + 0.02), rtol=1e-3, atol=1e-4)
-
-
 @pytest.mark.parametrize("fill", [0.0, 1.0, None])
 def test_signals_are_finite_on_any_picture(fill):
     shape = (2, 3, SMALLEST_SIDE, SMALLEST_SIDE + 5)
@@ -181,28 +143,6 @@ def test_signals_are_finite_on_any_picture(fill):
     found = signals(pixels)
     assert found.shape == (2, SIGNALS)
     assert torch.isfinite(found).all()
-
-
-@pytest.mark.parametrize("shift", [0, 3])
-def test_the_grid_of_a_jpeg_is_found_wherever_a_crop_begins(sumac, shift):
-    """The third difference across its block edges stands out, and coefficients are zero on its grid alone."""
-    buffer = io.BytesIO()
-    Image.fromarray(sumac).save(buffer, "JPEG", quality=30)
-    jpeg = np.asarray(Image.open(buffer))[shift:, shift:]
-    clean, coded = (
-        signals(torch.from_numpy(np.array(picture)).permute(2, 0, 1)[None].float() / 255)[0]
-        for picture in (sumac[shift:, shift:], jpeg)
-    )
-    assert (coded[[0, 3]] > clean[[0, 3]] + 0.8).all()  # the grid's phase, along rows and columns
-    assert (coded[21:26] > clean[21:26] + 0.1).all()  # zeros on the grid less those half a block away
-
-
-def test_loading_draws_nothing_from_the_generator_of_the_process():
-    torch.manual_seed(0)
-    expected = torch.rand(3)
-    torch.manual_seed(0)
-    LocalNR.load()
-    assert torch.equal(torch.rand(3), expected)
 
 
 def test_the_runner_measures_it_without_pyiqa(network, sumac):
@@ -243,20 +183,3 @@ def test_the_weights_are_those_of_the_card_and_name_their_licence():
     assert "Apache" in (WEIGHTS.parent / "NOTICE.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("size", [(64, 64), (65, 97), (200, 330), (64, 512)])
-def test_what_an_examination_holds(network, sumac, size):
-    height, width = size
-    examined = network.examine(Image.fromarray(sumac[:height, :width]))
-    assert tuple(examined.families) == FAMILIES
-    assert sum(examined.families.values()) == pytest.approx(1, abs=1e-5)
-    assert (
-        tuple(examined.presence) == tuple(examined.severities) == tuple(examined.places) == DISTORTION_TYPES
-    )
-    assert all(
-        0 <= p <= 1
-        for p in (*examined.presence.values(), *examined.presence_in_part.values(), examined.graphic)
-    )
-    assert all(1 <= value <= 5 for value in (examined.quality, *examined.severities.values()))
-    for place in examined.places.values():  # a cell of 64 pixels or so: 200/64 and 330/64 round to 3 and 5
-        assert place.shape == (max(1, round(height / 64)), max(1, round(width / 64)))
-        assert ((place >= 0) & (place <= 5)).all()

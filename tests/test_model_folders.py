@@ -92,23 +92,19 @@ BAD = {
     "config.json is nothing": (lambda f: write(f, "config.json", {}), "cannot load it"),
     "a section is a list": (lambda f: put(f, "config.json", "text_config", []), "cannot load it"),
     "a text model": (text_only, "reads text only"),
-    "no weights": (lambda f: (f / WEIGHTS).unlink(), "found no weights; get the safetensors edition"),
-    "only pickles": (in_pickles, "found only pickles"),
-    "weights are a pipe": (lambda f: as_a_pipe(f, WEIGHTS), "expected a regular file, got a pipe"),
+    "no weights": (lambda f: (f / WEIGHTS).unlink(), "found none; get the safetensors edition"),
+    "only pickles": (in_pickles, "found none; get the safetensors edition"),
     "cut weights": (lambda f: os.truncate(f / WEIGHTS, 10_000), "no whole safetensors file"),
     "weights are a pickle": (lambda f: with_index(f, "shard.safetensors"), "no whole safetensors file"),
-    "a pickle as shard": (lambda f: with_index(f, "shard.bin"), "expected names of .*safetensors files"),
-    "a shard elsewhere": (lambda f: with_index(f, "../x.safetensors"), "expected names of .*safetensors files"),
+    "a pickle as shard": (lambda f: with_index(f, "shard.bin"), "found none; get the safetensors edition"),
+    "a shard elsewhere": (lambda f: with_index(f, "../x.safetensors"), "found none; get the safetensors edition"),
     "a missing shard": (lambda f: with_index(f, "a.safetensors"), "1 weight files, a.safetensors is missing"),
     "a cut index": (lambda f: (with_index(f, "x"), write(f, INDEX, b'{"weight_map"')), "expected JSON"),
-    "missing tensors": (without_a_block, r"\d+ are missing or of another shape"),
-    "code": (with_code, "auto_map, which names code to run"),
-    "other weights": (lambda f: put(f, *TEXT, "transformers_weights", "x.bin"), "which names other weights"),
+    "missing tensors": (without_a_block, r"\d+ weights are missing or of another shape"),
+    "code": (with_code, "no auto_map, which names code"),
+    "other weights": (lambda f: put(f, *TEXT, "transformers_weights", "x.bin"), "which names code or other weights"),
     "an adapter": (lambda f: write(f, "adapter_config.json", {}), "merge the adapter"),
-    "a million layers": (lambda f: put(f, *TEXT, "num_hidden_layers", 10**6), "1000000 as num_hidden_layers"),
-    "a vast vocabulary": (lambda f: put(f, *TEXT, "vocab_size", 10**9), "got a model of"),
     "no heads": (lambda f: put(f, *TOWER, "num_heads", 0), "cannot load it"),
-    "vast pictures": (lambda f: put(f, "processor_config.json", "image_processor", "size", {"shortest_edge": 1, "longest_edge": 10**12}), "image processor's size"),
     "no chat template": (lambda f: (f / "chat_template.jinja").unlink(), "copy chat_template.jinja too"),
 }  # fmt: skip
 
@@ -185,13 +181,6 @@ def test_the_layout_that_qwen_publishes_answers_as_the_plain_one(tmp_path, photo
     assert not (folder / "touched").exists()
 
 
-def test_links_such_as_those_of_a_hub_cache_are_followed(folder, tmp_path):
-    for name in (WEIGHTS, "config.json"):
-        (folder / name).rename(tmp_path / name)
-        (folder / name).symlink_to(f"../{name}")
-    assert load(folder).renderer.weights.numbers > 0
-
-
 def test_the_headers_say_what_is_in_the_weights(tmp_path):
     """3·2·4 + 2·5 numbers."""
     tensors = {f"model.layers.{i}.weight": torch.zeros(2, 4, dtype=torch.bfloat16) for i in range(3)}
@@ -211,5 +200,5 @@ def test_a_processor_without_weights_serves_the_server_engine(folder):
 
 def test_a_study_does_not_wait_for_the_folder_that_it_is_to_describe(folder):
     as_a_pipe(folder, WEIGHTS)
-    with pytest.raises(VLMError, match="expected a regular file, got a pipe"):
+    with pytest.raises(VLMError, match="missing or no file"):
         _model_folder(load_settings().with_options(model=str(folder)), ROLES["agent"][0])

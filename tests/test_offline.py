@@ -317,24 +317,24 @@ def test_the_installed_command_assesses_a_photograph(installed, offline, photo_p
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--help"], "agentic-iqa assess photo.jpg --explain"),
+        (["assess", "--help"], "agentic-iqa assess photo.jpg --explain"),
         (
-            ["--config", "qwen2_5_vl_7b"],
+            ["assess", "--config", "qwen2_5_vl_7b"],
             (
                 "model Qwen2.5-VL-7B-Instruct: there is none; fetch it on a connected machine (agentic-iqa"
                 " bundle --config"
             ),
         ),
-        (["--list-tools"], "agentic-iqa bundle --tools"),
-        (["--cpu", "--pipeline", "letters", "--explain"], "yours: agentic-iqa assess photo.jpg"),
-        (["nothing.jpg"], "nothing.jpg: expected an image file"),
+        (["tools"], "agentic-iqa bundle --tools"),
+        (["assess", "--cpu", "--pipeline", "letters", "--explain"], "yours: agentic-iqa assess photo.jpg"),
+        (["assess", "nothing.jpg"], "nothing.jpg: expected an image file"),
     ],
 )
 def test_the_installed_command_names_what_an_installation_has(installed, offline, tmp_path, arguments, said):
     """Commands of its own, the sample photograph inside it, and no place in it to copy models to."""
     code = (
         "import sys; from agentic_iqa_local.cli.main import main; sys.argv[0] = 'agentic-iqa';"
-        " sys.exit(main(['assess', *sys.argv[1:]]))"
+        " sys.exit(main(sys.argv[1:]))"
     )
     variables = {"PYTHONPATH": str(installed), "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200"}
     if "--config" in arguments:
@@ -389,7 +389,7 @@ def test_a_bundled_tool_scores_without_a_network_and_is_refused_after_one_byte_h
     ]
     done, events = offline(ROOT / "scripts" / "fetch_models.py", *line)
     assert (done.returncode, asked(events)) == (0, []), done.stderr
-    assert store_command.main(["unpack", str(bundle), "--models", str(store)]) == 0
+    assert store_command.unpack([str(bundle), "--models", str(store)]) == 0
 
     code = """
 import sys

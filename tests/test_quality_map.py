@@ -11,11 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from skimage.metrics import structural_similarity
 
-from agentic_iqa_local.batch.inputs import Item
 from agentic_iqa_local.cli import assess as command
-from agentic_iqa_local.cli.assess_maps import map_requests
-from agentic_iqa_local.cli.assess_options import parse
-from agentic_iqa_local.cli.outputs import UsageError
 from agentic_iqa_local.files import folder_hash
 from agentic_iqa_local.iqa_tools import ToolRunner
 from agentic_iqa_local.judgement import quality_map
@@ -242,13 +238,3 @@ def test_the_command_draws_a_map_for_each_picture_that_allows_one(damaged, photo
     assert "at least 384 pixels" in capfd.readouterr().err
     assert command.main([*words, "--resume"]) == 2
     assert "map" in capfd.readouterr().err  # rows without a map do not go on in a file of rows with one
-
-
-def test_several_pictures_need_a_folder_and_keep_their_names_apart(tmp_path):
-    items = [Item(Path(folder) / "a.png", None, "Rate it.", None) for folder in "xy"]
-    with pytest.raises(UsageError, match="maps of 2 pictures"):
-        map_requests(parse(["x", "y", "--map", str(tmp_path / "m.png")], ""), items)
-    args = parse(["x", "y", "--map", str(tmp_path), "--map-tiles", "40"], "")
-    requests = list(map_requests(args, items).values())
-    assert [request.png.name for request in requests] == ["a.map.png", "a-2.map.png"]
-    assert {request.max_tiles for request in requests} == {40}

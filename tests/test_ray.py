@@ -1,33 +1,26 @@
 """Batches on several workers. Several nodes on this machine are several machines to Ray."""
 
-import hashlib
 import json
 import os
-import pickle
 import subprocess
 import sys
 from importlib.metadata import version
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from acting import Acting, items
 from conftest import MODELS, ROOT
-from test_runner import untimed
+from test_runner import by_name, untimed
 
 from agentic_iqa_local.batch import ray as module
-from agentic_iqa_local.batch.inputs import Item
-from agentic_iqa_local.batch.ray import (
-    ClusterError,
-    Place,
-    RayRunner,
-    check_address,
-    differences,
-    package_hash,
-)
-from agentic_iqa_local.batch.work import Assessing
-from agentic_iqa_local.cli.assess_options import parse
+from agentic_iqa_local.batch.ray import ClusterError, Place, RayRunner, check_address, package_hash
+from agentic_iqa_local.batch.runner import BatchError
+from agentic_iqa_local.cli.assess import parse
+from agentic_iqa_local.cli.command import UsageError
+from agentic_iqa_local.cli.options import place_of
 from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.judgement.assessment import assess
+from agentic_iqa_local.vlm_client import ModelLost
 
 NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
 ENVIRONMENT = {
@@ -93,62 +86,89 @@ def test_a_node_that_is_unlike_is_refused_by_name_before_the_first_row(cluster, 
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: transformers\nVersion: 9.9.9\n")
     add_node("like")
     add_node("unlike", PYTHONPATH=os.pathsep.join([str(other.parent), ENVIRONMENT["PYTHONPATH"]]))
-    said = f": unlike: transformers is 9.9.9, expected {version('transformers')}; scores"
+    said = f': unlike: versions.transformers is "9.9.9", expected "{version("transformers")}"; scores'
     with pytest.raises(ClusterError) as refused:
         list(acting(cluster, 2).rows(items(tmp_path, "a")))
     assert said in str(refused.value)
 
 
-def told_by(*answers):
-    """The rows of a runner whose workers answer so."""
+def test_a_picture_that_kills_costs_no_worker_and_a_lost_node_no_picture(cluster, add_node, tmp_path):
+    """A node is gone with what it had in hand, after its first row, and its worker has room nowhere else."""
+    nodes = [add_node("first"), add_node("second")]
+    names = ["segfault", *map(str, range(40))]
+    made = []
+    for row in acting(cluster, 2).rows(items(tmp_path, *names)):
+        made.append(row)
+        if len(made) == 1:
+            cluster.remove_node(nodes[0], allow_graceful=False)
+    found = by_name(made)
+    assert found.keys() == set(names)
+    assert found["segfault"].startswith("2 processes died while they assessed this image alone")
+    assert all(error.startswith("made by ") for name, error in found.items() if name != "segfault")
+
+
+class Worker:
+    """Calls of it give the item's name."""
+
+    row = SimpleNamespace(remote=lambda item: item.image.stem)
+
+
+def pool(tmp_path, monkeypatch, *names):
+    """A runner of two workers without Ray, and its rows. A `lost` picture loses its worker's node, a `card` the
+    worker's model."""
     runner = RayRunner(Acting(load_settings(), "letters"), Place("local", 2))
-    block = {"number": list(range(len(answers))), "row": [pickle.dumps(answer) for answer in answers]}
-    runner.load = lambda: None
-    runner._dataset = lambda waiting: type("Set", (), {"iter_batches": lambda *_, **__: iter([block])})()
-    return runner
+    started = []
+
+    def start_worker():
+        started.append(Worker())
+        model = {"dtype": "float32", "hardware": len(started)}
+        runner._take_on(started[-1], f"node {len(started)}", {"model": model})
+
+    def answer_of(name):
+        if name.startswith("lost"):
+            raise module._WorkerLost("gone")
+        if name.startswith("card"):
+            raise ModelLost("gone")
+        return name
+
+    monkeypatch.setattr(module, "_answer_of", answer_of)
+    monkeypatch.setattr("ray.wait", lambda refs, timeout: (refs[:1], refs[1:]))
+    monkeypatch.setattr("ray.kill", lambda worker: None)
+    monkeypatch.setattr(runner, "load", lambda: None)
+    monkeypatch.setattr(runner, "_start_worker", start_worker)
+    start_worker()
+    start_worker()
+    return runner, runner.rows(items(tmp_path, *names))
 
 
-def test_one_that_loads_in_another_dtype_is_refused_by_name(tmp_path):
-    work, (one, other) = Acting(load_settings(), "letters"), items(tmp_path, "a", "b")
-    rows = told_by(
-        ("first", {"m: dtype": "float32"}, work.sent(work.failure(one, "x"))),
-        ("second", {"m: dtype": "bfloat16"}, work.sent(work.failure(other, "x"))),
-    ).rows([one, other])
-    assert next(rows).image == str(one.image)
-    with pytest.raises(ClusterError, match=r"second has loaded .*m: dtype is bfloat16, expected float32"):
-        next(rows)
+def test_what_loses_three_workers_is_a_failure_and_the_others_go_on(tmp_path, monkeypatch):
+    runner, rows = pool(tmp_path, monkeypatch, "lost", "card", *map(str, range(20)))
+    *made, one, other = rows
+    assert set(made) == set(map(str, range(20)))
+    assert one.error == other.error == "3 workers were lost that had this image, the last: gone"
+    assert sum(runner._rows.values()) == 20
 
 
-def test_what_a_worker_cannot_do_ends_the_batch_with_its_words(tmp_path):
-    with pytest.raises(ClusterError, match="node: no; yes"):
-        next(told_by(ClusterError("node: no", "yes")).rows(items(tmp_path, "a")))
+def test_workers_that_are_lost_without_a_row_end_the_batch(tmp_path, monkeypatch):
+    _, rows = pool(tmp_path, monkeypatch, *(f"lost-{number}" for number in range(9)))
+    with pytest.raises(BatchError, match="6 workers were lost without a row between them, the last: gone"):
+        list(rows)
 
 
-def test_pictures_that_a_worker_does_not_see_as_the_command_does_come_along(tmp_path, services, photo_path):
-    """The worker has another file under the name."""
-    item, content = Item(tmp_path / "a.png"), Path(photo_path).read_bytes()
-    item.image.write_bytes(content)  # as the command sees it
-    mine = {str(item.image): module._facts(item.image)}
-    assert module._files(str(tmp_path), mine) == {}
-    assert module._files(str(tmp_path), {str(item.image): (7, 1)}) == {str(item.image): content}
-    item.image.write_bytes(b"another")
-    worker = object.__new__(module._Worker)
-    worker._setting = type("Setting", (), {"work": Assessing(load_settings(), "letters")})
-    worker._ask = lambda seen: {path: content for path, facts in seen.items() if facts != mine[path]}
-    data = worker._missing(item)
-    assert data == {str(item.image): content}
-    remote = module._Remote(worker._setting.work)
-    row = json.loads(remote.row(module._Sent(item, data), services, module.Observer()))
-    assert row["sha256"] == hashlib.sha256(content).hexdigest()
-    assert row["q"] == pytest.approx(assess(photo_path, pipeline="letters", services=services).q, abs=1e-6)
+def test_a_stop_finishes_what_workers_have_in_hand(tmp_path, monkeypatch):
+    runner, rows = pool(tmp_path, monkeypatch, *map(str, range(20)))
+    made = [next(rows)]
+    runner.stop()
+    assert len([*made, *rows]) == 4  # two workers with two each
 
 
-def test_what_differs_is_told_with_both_values(tmp_path):
-    assert differences({"torch": "2.11", "numpy": "2"}, {"torch": "2.12", "numpy": "2"}) == (
-        "torch is 2.11, expected 2.12"
-    )
-    assert differences({}, {"model x": "a" * 64}) == "model x is not there, expected aaaaaaaaaaaa…"
-    assert "; and 1 more" in differences({str(n): n for n in range(6)}, {})
+def test_one_that_loads_in_another_dtype_is_refused_by_name(tmp_path, monkeypatch):
+    runner, _ = pool(tmp_path, monkeypatch)
+    with pytest.raises(ClusterError, match=r'third has loaded .*model\.dtype is "bfloat16", expected "float32"'):
+        runner._take_on("worker", "third", {"model": {"dtype": "bfloat16"}})
+
+
+def test_the_packages_hash_is_of_its_code(tmp_path):
     (tmp_path / "a.py").write_text("a = 1")
     before = package_hash(tmp_path)
     (tmp_path / "a.pyc").write_text("compiled")
@@ -171,17 +191,12 @@ def test_an_address_at_which_nothing_answers_is_refused_soon(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ("--workers 2", "--workers: expected with --cluster"),
-        ("--cluster local", "--cluster: expected with --workers N"),
-        ("--cluster local --workers 0", "--workers: expected 1 to 1024"),
-        ("--cluster local --workers 1 --gpus-per-worker -1", "--gpus-per-worker: expected more"),
-        ("--cluster local --workers 1 --gpu 0", "--gpu: expected without --cluster"),
-        ("--cluster local --workers 1 --interactive", "--interactive: expected without --cluster"),
+        ("--workers 2", "--cluster, --workers: expected both"),
+        ("--cluster local", "--cluster, --workers: expected both"),
+        ("--cluster local --workers 1 --gpu 0", "--gpu, --cpu: expected without --cluster"),
         ("--cluster h:1 --workers 1 --map m.png", "--map: expected without --cluster"),
     ],
 )
-def test_options_that_do_not_go_together_are_told(options, says, photo_path, capsys):
-    with pytest.raises(SystemExit) as ended:
-        parse([photo_path, *options.split()], "")
-    assert ended.value.code == 2
-    assert says in capsys.readouterr().err
+def test_options_that_do_not_go_together_are_told(options, says, photo_path):
+    with pytest.raises(UsageError, match=says):
+        place_of(parse([photo_path, *options.split()]))

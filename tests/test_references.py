@@ -9,7 +9,7 @@ from conftest import DATA
 from PIL import Image
 
 from agentic_iqa_local.images.references import doubts
-from agentic_iqa_local.synthetic.distortions import DISTORTIONS
+from agentic_iqa_local.studies.distortions import DISTORTIONS
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +41,7 @@ def test_another_photograph_is_noticed(photos):
     for other in (photos[1], photos[0][:, ::-1]):
         for kind in ("gaussian_blur", "white_noise", "jpeg", "darken"):
             (line,) = of(distorted(photos[0], kind, 3), other)
-            assert line.startswith(
-                "the reference looks like another picture, or one that is turned, mirrored"
-            )
+            assert "looks like another picture" in line
 
 
 @pytest.mark.parametrize(

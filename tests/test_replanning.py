@@ -41,7 +41,7 @@ from agentic_iqa_local.state import (
 from agentic_iqa_local.vlm_client import VLMError
 
 PLAN = PlannerOutput.model_validate(plan_reply())
-SURE = dict(zip("ABCDE", np.log([0.02, 0.06, 0.12, 0.6, 0.18]), strict=True))  # near Poor
+SURE = dict(zip("ABCDE", np.log([0.02, 0.06, 0.12, 0.6, 0.18]).tolist(), strict=True))  # near Poor
 SEVERE = moderate_blur(severity="severe")
 
 
@@ -231,7 +231,7 @@ def test_a_region_without_a_box_is_a_gap_that_a_second_look_closes(picture):
 
 def test_letters_that_the_tools_exclude_are_read_in_the_other_order_too(picture):
     """The model says A whether A means Excellent or Bad: its letters follow the order, not the picture."""
-    letters = dict(zip("ABCDE", np.log([0.99, 0.004, 0.003, 0.002, 0.001]), strict=True))
+    letters = dict(zip("ABCDE", np.log([0.99, 0.004, 0.003, 0.002, 0.001]).tolist(), strict=True))
     row, client, _ = rated(picture, {}, {"NIQE": 1.2}, logprobs=letters)
     assert "exclude each other" in row.replan_history[0]
     assert row.both_orders
@@ -244,7 +244,6 @@ def test_letters_that_the_tools_exclude_are_read_in_the_other_order_too(picture)
     ("query", "part", "told"),
     [
         ("Where is it blurred?", "top left", "LocalNR's map has the damage in the top left quarter."),
-        ("Where is it blurred?", "everywhere", "LocalNR's map has the damage everywhere in the picture."),
         ("How blurred is it?", "top left", None),
     ],
 )
@@ -313,10 +312,10 @@ def test_what_lies_nearer_to_the_score_decided(q_bar, q, part):
 
 
 def test_the_embedded_model_says_how_probable_each_severity_is(services, photo_path):
-    row = assess(photo_path, query="How noisy is this picture?", services=services)
-    read = row.evidence.severity_probabilities["Global"]
-    assert set(read) == {item.type for item in row.evidence.distortion_analysis["Global"]}
-    for item in row.evidence.distortion_analysis["Global"]:
+    evidence = assess(photo_path, query="How noisy is this picture?", services=services).evidence
+    read = evidence.severity_probabilities["Global"]
+    assert set(read) == {item.type for item in evidence.distortion_analysis["Global"]}
+    for item in evidence.distortion_analysis["Global"]:
         assert sum(read[item.type].values()) == pytest.approx(1)
         assert max(read[item.type], key=read[item.type].get) == item.severity  # the likeliest word
 

@@ -14,7 +14,7 @@ from families import SCORING
 from PIL import Image
 from scripted import ScriptedTools
 
-from agentic_iqa_local.config import ConfigError, ModelSettings, load_settings
+from agentic_iqa_local.config import ModelSettings, load_settings
 from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX
 from agentic_iqa_local.nodes.replies import summary_reply
@@ -201,14 +201,14 @@ def test_an_answer_of_another_shape_is_one_sentence(server, prompt, path, body):
 
 def test_a_wrong_or_missing_model_is_named(server):
     server.answers[MODELS] = {"data": [{"id": "one"}, {"id": "two"}]}
-    refused(lambda: connect(server), "serves one, two; name one with served_name")
+    refused(lambda: connect(server), "serves one, two; name one of them with served_name")
     refused(lambda: connect(server, served_name="other"), "expected the model other, it serves one, two")
     assert connect(server, served_name="two").describe()["served_as"] == "two"
     server.answers[MODELS] = {"data": []}
-    refused(lambda: connect(server), "it serves none; start vllm serve")
+    refused(lambda: connect(server), "it serves none; .* start vllm serve")
     refused(
         lambda: connect(server, exact=True),
-        "expected exact: false, for that is decided where the server starts",
+        "expected exact: false, for the server decides that",
     )
 
 
@@ -272,16 +272,3 @@ def test_key_and_login_are_sent_and_written_nowhere(server, prompt, monkeypatch)
     )
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:8000", "ftp://iqa:hunter2@host", "http://iqa:hunter2@host:port", "http://host/?key=hunter2"])  # fmt: skip
-def test_an_address_that_is_none_is_not_quoted(address, tmp_path):
-    (tmp_path / "config.yaml").write_text(json.dumps({"models": {"embedded": {"server": address}}}))
-    with pytest.raises(ConfigError, match="server: expected http://HOST:PORT") as caught:
-        load_settings(tmp_path / "config.yaml")
-    assert "hunter2" not in str(caught.value)
-
-
-def test_a_list_of_servers_is_an_error_of_the_configuration(tmp_path):
-    servers = ["http://gpu1:8000", "http://gpu2:8000"]
-    (tmp_path / "config.yaml").write_text(json.dumps({"models": {"embedded": {"server": servers}}}))
-    with pytest.raises(ConfigError, match=r"models\.embedded\.server: expected one address"):
-        load_settings(tmp_path / "config.yaml")

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 from test_study_report import agent_score, command, make_rows, make_run, make_view, one
 
-from agentic_iqa_local.studies.compare import Named, compare
+from agentic_iqa_local.studies.compare import compare
 from agentic_iqa_local.studies.statistics import Draws
 from agentic_iqa_local.studies.store import Store, read_run
 from agentic_iqa_local.studies.study import StudyError
@@ -20,8 +20,7 @@ def with_letters(rows, noise, seed):
     rng, rows = np.random.default_rng(seed), json.loads(json.dumps(rows))
     for row in rows:
         if row.get("reads"):
-            quality = (row["mos"] + 0.9) / 1.8 + rng.normal(0, noise)
-            views = [make_view(quality, rng)]
+            views = [make_view((row["mos"] + 0.9) / 1.8 + rng.normal(0, noise), rng)]
             row["reads"]["all_evidence"]["views"] = views
             row["agent"]["fusion"]["q"] = agent_score(views, [row["tools"]["VSI"]["normalized"]])
     return rows
@@ -51,136 +50,96 @@ def folders(rows, tmp_path_factory):
     ]
 
 
-def named(folders):
-    return [Named(folder.name, *read_run(folder)) for folder in folders]
+def compared(folders, **options):
+    tables, notes = compare({folder.name: read_run(folder) for folder in folders}, **options)
+    return tables["runs"].to_dict("records"), tables["run_differences"].to_dict("records"), notes
 
 
-def test_figures_are_scipys_on_the_images_that_both_answered(rows, folders):
-    found = compare(named(folders), draws=200)
-    poor, good = ({row["key"]: row for row in run.rows} for run in named(folders))
-    both = [key for key in poor if key in good and poor[key].get("reads") and good[key].get("reads")]
-    mos = [poor[key]["mos"] for key in both]
-    q = {
-        name: [run[key]["agent"]["fusion"]["q"] for key in both]
-        for name, run in (("poor", poor), ("good", good))
-    }
-    for name in q:
-        line = one(found.runs, mode="logits", run=name)
-        assert line["srcc"] == pytest.approx(stats.spearmanr(q[name], mos).statistic)
-        assert line["plcc"] == pytest.approx(stats.pearsonr(q[name], mos).statistic)
-        assert line["n"] == len(both) < 90
-        assert line["failed"] == 90 - len(both)
-    (pair,) = found.differences
-    assert (pair["run"], pair["against"], pair["n"]) == ("good", "poor", len(both))
-    ranks = {name: stats.spearmanr(scores, mos).statistic for name, scores in q.items()}
-    assert pair["srcc_difference"] == pytest.approx(ranks["good"] - ranks["poor"])
-    assert pair["mean_absolute_difference"] == pytest.approx(np.abs(np.subtract(q["good"], q["poor"])).mean())
-    assert pair["largest_difference"] == pytest.approx(np.abs(np.subtract(q["good"], q["poor"])).max())
-    assert pair["rank_correlation"] == pytest.approx(stats.spearmanr(q["good"], q["poor"]).statistic)
-    assert found.notes[0] == "90 images are in every run; left out: 6 of poor, 0 of good."
-    assert "good differs from poor in: git (None → 0123456789abcdef+), model (P → G)." in found.notes
-    assert [line["version"] for line in found.runs] == ["", "0123456789ab"[:12] + "+"]
-
-
-def test_the_interval_is_of_whole_scenes_on_the_draws_of_a_report(folders):
-    """Each draw's scenes are repeated as rows, and scipy ranks them."""
-    found = compare(named(folders), draws=50, seed=3).differences[0]
-    poor, good = ({row["key"]: row for row in run.rows} for run in named(folders))
+def test_figures_are_scipys_on_whole_scenes_of_the_images_that_both_answered(rows, folders):
+    lines, (found,), notes = compared(folders, draws=50, seed=3)
+    poor, good = ({row["key"]: row for row in read_run(folder)[1]} for folder in folders)
     common = [key for key in poor if key in good]
-    draws = Draws.make(90, np.random.default_rng(3), [poor[key]["group"] for key in common], None, 50)
+    answered = [key for key in common if poor[key].get("reads")]
+
+    def rank(run, keys):
+        q = [run[key]["agent"]["fusion"]["q"] for key in keys]
+        return stats.spearmanr(q, [run[key]["mos"] for key in keys]).statistic
+
+    assert [(line["run"], line["n"], line["failed"]) for line in lines] == [("poor", 81, 9), ("good", 81, 9)]
+    assert [line["version"] for line in lines] == ["", "0123456789ab+"]
+    assert lines[1]["srcc"] == pytest.approx(rank(good, answered))
+    assert found["srcc_difference"] == pytest.approx(rank(good, answered) - rank(poor, answered))
+    draws = Draws.make([poor[key] for key in common], np.random.default_rng(3), 50)
     differences = []
     for weights in draws.weights:
         keys = [
-            key
-            for key, count in zip(common, weights, strict=True)
-            for _ in range(count)
-            if poor[key].get("reads")
+            key for key, count in zip(common, weights, strict=True) for _ in range(count) if key in answered
         ]
-        mos = [poor[key]["mos"] for key in keys]
-        ranks = [
-            stats.spearmanr([run[key]["agent"]["fusion"]["q"] for key in keys], mos).statistic
-            for run in (good, poor)
-        ]
-        differences.append(ranks[0] - ranks[1])
-    assert (found["srcc_difference_low"], found["srcc_difference_high"]) == pytest.approx(
-        np.percentile(differences, [2.5, 97.5])
-    )
+        differences.append(rank(good, keys) - rank(poor, keys))
+    ends = found["srcc_difference_low"], found["srcc_difference_high"]
+    assert ends == pytest.approx(np.percentile(differences, [2.5, 97.5]))
+    assert notes == [
+        "90 images are in every run; left out: 6 of poor, 0 of good.",
+        "good differs from poor in: git (None → 0123456789abcdef+), model (P → G).",
+    ]
 
 
 def test_the_verdict_says_what_the_images_show(rows, folders, tmp_path):
-    assert compare(named(folders), draws=200).differences[0]["verdict"] == "gains"
-    assert compare(named(folders[::-1]), draws=200).differences[0]["verdict"] == "loses"
+    assert compared(folders, draws=200)[1][0]["verdict"] == "gains"
+    assert compared(folders[::-1], draws=200)[1][0]["verdict"] == "loses"
     same = [folders[0], stored(tmp_path / "again", read_run(folders[0])[1])]
-    assert compare(named(same), draws=50).differences[0]["largest_difference"] == 0
+    assert compared(same, draws=50)[1][0]["largest_difference"] == 0
     few = [stored(tmp_path / f"few {seed}", with_letters(rows[:24], 1.5, seed)) for seed in (3, 4)]
-    assert compare(named(few), draws=200).differences[0]["verdict"] == "undecided: too few images"
+    assert compared(few, draws=200)[1][0]["verdict"] == "undecided: too few images"
 
 
 def test_several_modes_and_runs_share_their_draws_and_their_images(rows, folders, tmp_path):
     third = stored(tmp_path / "third", with_letters(rows[:60], 0.1, 4))
-    found = compare(named([*folders, third]), modes=["all"], draws=100)
-    modes = {line["mode"] for line in found.runs}
-    assert {"logits", "letters, image alone", "tool mean", "PSNR"} <= modes
-    assert [(line["run"], line["against"]) for line in found.differences[:2]] == [
+    lines, differences, _ = compared([*folders, third], modes=["all"], draws=100)
+    assert {"logits", "letters, image alone", "tool mean", "PSNR"} <= {line["mode"] for line in lines}
+    assert [(line["run"], line["against"]) for line in differences[:2]] == [
         ("good", "poor"),
         ("third", "poor"),
     ]
-    assert {line["n"] for line in found.runs if line["mode"] == "logits"} == {
-        one(found.differences, mode="logits", run="third")["n"]
-    }
-    assert all(line["p_holm"] >= line["p"] for line in found.differences)
-    # With 100 draws no p is below 2/101, and Holm's least of so many comparisons not below 0.05: none is
-    # decided by them.
-    assert len(found.differences) * 2 / 101 > 0.05
-    assert not {"gains", "loses"} & {line["verdict"] for line in found.differences}
+    counts = {line["n"] for line in lines if line["mode"] == "logits"}
+    assert counts == {one(differences, mode="logits", run="third")["n"]}
+    # With 100 draws no p is below 2/101, and Holm's least of so many comparisons not below 0.05: none is decided.
+    assert len(differences) * 2 / 101 > 0.05
+    assert not {"gains", "loses"} & {line["verdict"] for line in differences}
 
 
-def test_runs_that_cannot_be_compared_are_refused(rows, folders, tmp_path):
-    poor, good = named(folders)
-    moved = [row | {"mos": row["mos"] + 1} if i == 40 else row for i, row in enumerate(poor.rows)]
-    changed = [
-        row | {"sha256": "0"} if row.get("sha256") and i >= 90 else row for i, row in enumerate(poor.rows)
-    ]
-    for runs, message in (
-        ([poor], "expected two runs or more, got 1"),
-        ([poor, Named("other", make_run("kadid10k"), poor.rows)], "poor is of tid2013 and other of kadid10k"),
-        (
-            [poor, Named("few", poor.run, poor.rows[:9])],
-            r"at least 10 common images, found 9 \(poor has 96, few has 9\)",
-        ),
-        ([poor, Named("none", poor.run, [])], "found 0"),
-        (
-            [poor, Named("moved", poor.run, moved)],
-            "1 of 96 common ones have other scores in moved than in poor",
-        ),
-        ([poor, Named("changed", poor.run, changed)], "other files in changed than in poor"),
-        (
-            [poor, Named("asked", poor.run, [{"key": "a", "question": "?"}])],
-            "asked: expected rows with a human score, got questions",
-        ),
+def test_runs_that_cannot_be_compared_are_refused(folders):
+    run, rows = read_run(folders[0])
+    moved = [row | {"mos": row["mos"] + 1} if i == 40 else row for i, row in enumerate(rows)]
+    changed = [row | {"sha256": "0"} if i == 90 and row.get("sha256") else row for i, row in enumerate(rows)]
+    changed[91] = rows[91] | {"sha256": "0"}
+    for name, other, message in (
+        ("few", (run, rows[:9]), r"at least 10 common images, found 9 \(poor has 96, few has 9\)"),
+        ("other", (make_run("kadid10k"), rows), "poor is of tid2013 and other is of kadid10k"),
+        ("moved", (run, moved), "1 of 96 common ones have other scores in moved than in poor"),
+        ("changed", (run, changed), "other files in changed than in poor"),
     ):
         with pytest.raises(StudyError, match=message):
-            compare(runs, draws=10)
+            compare({"poor": (run, rows), name: other}, draws=10)
+    with pytest.raises(StudyError, match="two runs or more, got 1"):
+        compare({"poor": (run, rows)})
     with pytest.raises(StudyError, match=r'"letters, image alone", .* got "letters, alone"'):
-        compare([poor, good], modes=["letters, alone"], draws=10)
+        compared(folders, modes=["letters, alone"], draws=10)
 
 
-def test_the_command_prints_and_writes(folders, tmp_path):
-    printed = command("compare", *folders, "--draws", 50)
-    assert (printed.returncode, printed.stderr) == (0, "")
-    assert "| logits | good | poor | 81 |" in printed.stdout
-    assert printed.stdout.splitlines()[-1].startswith("good differs from poor in: ")
-    written = command(
-        "compare", *folders, "--draws", 50, "--mode", "logits", "tool mean", "--out", tmp_path / "new" / "out"
+def test_the_command_prints_and_writes(folders, tmp_path, capsys):
+    status, said, errors = command(capsys, "compare", *folders, "--draws", 50)
+    assert (status, errors) == (0, "")
+    assert said.splitlines()[-1].startswith("good differs from poor in: ")
+    out = tmp_path / "new" / "out"
+    assert (
+        command(capsys, "compare", *folders, "--draws", 50, "--mode", "logits", "tool mean", "--out", out)[0]
+        == 0
     )
-    assert written.returncode == 0, written.stderr
-    assert {path.name for path in (tmp_path / "new" / "out").iterdir()} == {
-        f"{name}.{kind}" for name in ("runs", "run_differences") for kind in ("csv", "md")
-    }
-    with (tmp_path / "new" / "out" / "run_differences.csv").open(newline="") as file:
+    names = {f"{name}.{kind}" for name in ("runs", "run_differences") for kind in ("csv", "parquet")}
+    assert {path.name for path in out.iterdir()} == names
+    with (out / "run_differences.csv").open(newline="") as file:
         assert [line["mode"] for line in csv.DictReader(file)] == ["logits", "tool mean"]
-    refused = command("compare", folders[0], tmp_path / "absent")
-    assert (refused.returncode, refused.stdout, len(refused.stderr.splitlines())) == (2, "", 1)
-    assert refused.stderr.startswith(
-        f"error: {tmp_path / 'absent'}: expected a folder that study.py run wrote"
-    )
+    status, said, errors = command(capsys, "compare", folders[0], tmp_path / "absent")
+    assert (status, said, len(errors.splitlines())) == (2, "", 1)
+    assert errors.startswith(f"error: {tmp_path / 'absent'}: expected a folder that study.py run wrote")

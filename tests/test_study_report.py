@@ -5,27 +5,24 @@ import csv
 import html.parser
 import json
 import re
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 from conftest import ROOT
 from PIL import Image
 from scipy import stats
 
+from agentic_iqa_local.cli import study as cli
 from agentic_iqa_local.config import FusionSettings, ToolSettings
 from agentic_iqa_local.iqa_tools.calibration import read_map_file
 from agentic_iqa_local.score_fusion import ScoreFusion
-from agentic_iqa_local.state import LETTERS, ExecutorOutput, PlannerOutput
-from agentic_iqa_local.studies.analysis import analyse
-from agentic_iqa_local.studies.page import write_html
+from agentic_iqa_local.state import LETTER_TO_LEVEL, LETTERS, ExecutorOutput, PlannerOutput
+from agentic_iqa_local.studies.analysis import Analysis, analyse
 from agentic_iqa_local.studies.plots import draw
-from agentic_iqa_local.studies.readings import Letters
-from agentic_iqa_local.studies.report import over_datasets, write_figures, write_tables
-from agentic_iqa_local.studies.study import Study, StudyError, dataset_info
-from agentic_iqa_local.studies.summary import summarize
+from agentic_iqa_local.studies.report import over_datasets, write_page, write_study
+from agentic_iqa_local.studies.study import StudyError
 
 TYPES = ("jpeg", "gaussian_blur", "white_noise", "contrast_change")
 ROWS = 96
@@ -36,29 +33,20 @@ MARKUP = "<script>alert(1)</script><img src=https://example.com/x.png>"
 def make_run(key: str = "tid2013", **model) -> dict:
     return {
         "command": ["scripts/study.py", "run"],
-        "model": (
-            {
-                "name": "embedded",
-                "device": "cpu",
-                "dtype": "float32",
-                "notice": "the small embedded model answered",
-            }
-            | model
-        ),
+        "model": {
+            "name": "embedded",
+            "device": "cpu",
+            "dtype": "float32",
+            "notice": "the small model answered",
+        }
+        | model,
         "fusion": FusionSettings(eta=1.0).model_dump(mode="json"),
         "tools": ToolSettings().model_dump(mode="json"),
         "maps": {
             name: logistic.fitted_on
             for name, logistic in read_map_file(ROOT / "configs" / "tool_maps.yaml")[0].items()
         },
-        "dataset": {
-            "key": key,
-            "root": "data",
-            "edition": None,
-            "images": ROWS,
-            "missing": [],
-            "left_out": {},
-        },
+        "dataset": {"key": key, "edition": None, "images": ROWS, "missing": [], "left_out": {}},
         "identity": {"reads": {"query": f"Rate it. {MARKUP}"}, "model": "M"},
     }
 
@@ -89,16 +77,8 @@ def make_row(i: int, rng: np.random.Generator, groups: int, tools: tuple[str, ..
         for read, spread in (("all_evidence", 0.5), ("without_scores", 0.8), ("image_alone", 1.1))
     }
     scores = {tool: float(np.clip(quality + rng.normal(0, 0.4), 1, 5)) for tool in tools}
-    logs = [
-        {
-            "tool_name": tool,
-            "object_name": "Global",
-            "distortion": "Noise",
-            "raw_score": score / 5,
-            "normalized_score": score,
-        }
-        for tool, score in list(scores.items())[:1]
-    ]
+    log = {"tool_name": tools[0], "object_name": "Global", "distortion": "Noise"}
+    logs = [log | {"raw_score": scores[tools[0]] / 5, "normalized_score": scores[tools[0]]}]
     evidence = {
         "distortion_set": {"Global": ["Noise"]},
         "distortion_analysis": {
@@ -108,16 +88,9 @@ def make_row(i: int, rng: np.random.Generator, groups: int, tools: tuple[str, ..
         "quality_scores": {"Global": {"Noise": [tools[0], scores[tools[0]]]}},
         "tool_logs": logs,
     }
-    flags = dict.fromkeys(
-        ("distortion_detection", "distortion_analysis", "tool_selection", "tool_execution"), True
-    )
-    plan = {
-        "query_type": "IQA",
-        "query_scope": "Global",
-        "distortion_source": "Inferred",
-        "reference_mode": "Full-Reference",
-    }
-    plan["plan"] = flags
+    steps = ("distortion_detection", "distortion_analysis", "tool_selection", "tool_execution")
+    plan = {"query_type": "IQA", "query_scope": "Global", "plan": dict.fromkeys(steps, True)}
+    plan |= {"distortion_source": "Inferred", "reference_mode": "Full-Reference"}
     cost = {
         part: {"seconds": float(rng.gamma(4, 0.1)), "prefilled": 900, "reused": 400, "decoded": 60}
         for part in reads
@@ -143,7 +116,6 @@ def make_row(i: int, rng: np.random.Generator, groups: int, tools: tuple[str, ..
         "sha256": f"{i:064x}",
         "warnings": [],
     }
-    row["cost"]["tools"] = {"seconds": 0.2, "prefilled": 0, "reused": 0, "decoded": 0}
     if i % 29 == 3:
         row["tools"]["PSNR"] = {"error": "PSNR: images differ in size"}
     if failed:
@@ -172,26 +144,8 @@ def agent_score(views: list[dict], scores: list[float]) -> float:
     return ScoreFusion().fuse_scores(scores, dict(enumerate(letter_probabilities(views), 1)))
 
 
-def analysed(rows: list[dict], run: dict | None = None, **options) -> Study:
-    run = run or make_run()
-    return analyse(run, rows, dataset_info(run), **{"draws": DRAWS} | options)
-
-
-def test_the_fusion_is_judged_against_the_part_named_beforehand_and_the_best(rows):
-    found = analysed(rows, comparator="PSNR").tables["parts"]
-    assert [(row["first"], row["second"], row["why"]) for row in found[:1]] == [
-        ("logits", "PSNR", "named beforehand")
-    ]
-    assert found[1]["why"] == "best in hindsight"
-    modes = {row["mode"]: row["srcc"] for row in analysed(rows).tables["modes"]}
-    parts = [
-        name
-        for name in modes
-        if name in ("VSI", "PSNR", "tool mean") or name.startswith(("letters,", "mean of"))
-    ]
-    assert found[1]["second"] == max(parts, key=modes.get)
-    with pytest.raises(StudyError, match="comparator"):
-        analysed(rows, comparator="FSIM")
+def analysed(rows: list[dict], run: dict | None = None, **options) -> Analysis:
+    return analyse(run or make_run(), rows, **{"draws": DRAWS} | options)
 
 
 @pytest.fixture(scope="module")
@@ -202,27 +156,21 @@ def rows() -> list[dict]:
 @pytest.fixture(scope="module")
 def few_modes(rows) -> list[dict]:
     """The same rows from a run that read the letters in one context: half of the modes."""
-    read = [row.get("reads", {}) for row in rows]
     return [
-        row | ({"reads": {"all_evidence": reads["all_evidence"]}} if reads else {})
-        for row, reads in zip(rows, read, strict=True)
+        row | {"reads": {k: v for k, v in row.get("reads", {}).items() if k == "all_evidence"}}
+        for row in rows
     ]
 
 
 @pytest.fixture(scope="module")
-def study(rows) -> Study:
+def study(rows) -> Analysis:
     return analysed(rows, name="tid")
 
 
 @pytest.fixture(scope="module")
-def drawings(study):
-    return draw(study)
-
-
-@pytest.fixture(scope="module")
-def page(study, drawings, tmp_path_factory):
+def page(study, tmp_path_factory):
     file = tmp_path_factory.mktemp("report") / "report.html"
-    write_html([(study, drawings)], file, pictures=False)
+    write_page([(study, draw(study))], file, pictures=False)
     return file
 
 
@@ -231,7 +179,8 @@ def table(folder, name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def one(rows: list[dict], **wanted) -> dict:
+def one(rows, **wanted) -> dict:
+    rows = rows.to_dict("records") if isinstance(rows, pd.DataFrame) else rows
     (found,) = [row for row in rows if all(row[key] == value for key, value in wanted.items())]
     return found
 
@@ -243,20 +192,18 @@ def expected_scores(rows: list[dict]) -> dict[str, list[tuple[float, float]]]:
     """(score, MOS) of the images that a mode answered, without the code under test."""
     read = [row for row in rows if row.get("reads")]
     tools = [row for row in rows if "raw" in row.get("tools", {}).get("PSNR", {})]
+    alone = [letter_probabilities(row["reads"]["image_alone"]["views"]) @ np.arange(1, 6) for row in read]
     return {
         "logits": [(row["agent"]["fusion"]["q"], row["mos"]) for row in read],
-        "letters, image alone": [
-            (letter_probabilities(row["reads"]["image_alone"]["views"]) @ np.arange(1, 6), row["mos"])
-            for row in read
-        ],
+        "letters, image alone": [(score, row["mos"]) for score, row in zip(alone, read, strict=True)],
         "PSNR": [(row["tools"]["PSNR"]["raw"], row["mos"]) for row in tools],
     }
 
 
 def test_modes_csv_holds_scipys_figures_and_counts_failures(rows, study, tmp_path):
-    write_tables(study, tmp_path)
+    write_study(tmp_path, study, [])
     modes = table(tmp_path, "modes")
-    assert modes[0]["mode"] == study.product == "logits"
+    assert modes[0]["mode"] == study.run.product == "logits"
     for name, pairs in expected_scores(rows).items():
         found, (scores, mos) = one(modes, mode=name), np.transpose(pairs)
         assert int(found["n"]) == len(pairs)
@@ -268,58 +215,55 @@ def test_modes_csv_holds_scipys_figures_and_counts_failures(rows, study, tmp_pat
         # a line is among the logistic's candidates
         assert float(found["plcc_mapped"]) >= float(found["plcc"]) - 1e-6
         assert found["interval_over"] == "groups"
-    # 6 images in 96 could not be opened (5, 22, ... 90), 4 failed in the model (7, 30, 53, 76); PSNR fails at
-    # 3, 32, 61. 90 is divisible by neither 23 nor 29 with these rests, so the sets are disjoint.
-    assert one(modes, mode="logits")["failed"] == "10"
-    assert one(modes, mode="PSNR")["failed"] == "13"
-
-
-def test_failures_are_listed_with_their_reasons(study):
-    assert {(row["part"], row["error"], row["n"]) for row in study.tables["failures"]} == {
+    # 6 images in 96 could not be opened (5, 22, ... 90), 4 failed in the model (7, 30, 53, 76); PSNR fails at 3, 32,
+    # 61. 90 is divisible by neither 23 nor 29 with these rests, so the sets are disjoint.
+    assert (one(modes, mode="logits")["failed"], one(modes, mode="PSNR")["failed"]) == ("10", "13")
+    told = {(row["part"], row["error"], row["n"]) for row in study.tables["failures"].to_dict("records")}
+    assert told == {
         ("image", "cannot be decoded", 6),
         ("image", "the model ran out of memory", 4),
         ("PSNR", "PSNR: images differ in size", 3),
     }
 
 
+def test_letters_that_the_model_wrote_by_hand(rows, study):
+    for i, row in enumerate(rows):
+        score = study.run.modes["generated letter, image alone"].scores[i]
+        if row.get("reads"):
+            levels = [LETTER_TO_LEVEL[view["generated"]] for view in row["reads"]["image_alone"]["views"]]
+            assert score == pytest.approx(np.mean(levels))
+        else:
+            assert np.isnan(score)
+
+
 def test_the_products_mode_repeats_the_agents_score(few_modes, study):
     note = next(note for note in study.notes if "largest difference" in note)
     assert "on 86 rows" in note
     assert "do not trust" not in note
-    wrong = [json.loads(json.dumps(row)) for row in few_modes]
+    wrong = json.loads(json.dumps(few_modes))
     wrong[0]["agent"]["fusion"]["q"] += 0.01
-    assert any("do not trust" in note for note in analysed(wrong).notes)
+    assert any("do not trust" in note for note in analysed(wrong, draws=10).notes)
 
 
 def test_differences_are_on_images_that_both_answered(rows, study):
     differences = study.tables["differences"]
-    assert (differences[0]["first"], differences[0]["second"]) == ("logits", "classification")
-    assert {row["second"] for row in differences} == {"classification"}
-    assert len(differences) == len(study.modes) - 1
+    assert list(differences.loc[0, ["first", "second"]]) == ["logits", "classification"]
+    assert set(differences.second) == {"classification"}
+    assert len(differences) == len(study.run.modes) - 1
     both = [row for row in rows if row.get("reads") and "raw" in row["tools"]["PSNR"]]
     mos = [row["mos"] for row in both]
-    # p_c of a written letter is 0.8 for it and 0.05 for each other, the mean over views.
-    one_hot = [
-        np.mean(
-            [
-                [0.8 if letter == view["generated"] else 0.05 for letter in reversed(LETTERS)]
-                for view in views
-            ],
-            axis=0,
-        )
-        for views in (row["reads"]["all_evidence"]["views"] for row in both)
-    ]
-    classified = [
-        ScoreFusion().fuse_scores([row["tools"]["VSI"]["normalized"]], dict(enumerate(p, 1)))
-        for row, p in zip(both, one_hot, strict=True)
-    ]
+    classified = []
+    for row in both:  # p_c of a written letter is 0.8 for it and 0.05 for each other, the mean over views
+        written = [view["generated"] for view in row["reads"]["all_evidence"]["views"]]
+        p = np.mean([[0.8 if letter == w else 0.05 for letter in reversed(LETTERS)] for w in written], axis=0)
+        tool = row["tools"]["VSI"]["normalized"]
+        classified.append(ScoreFusion().fuse_scores([tool], dict(enumerate(p, 1))))
     psnr = stats.spearmanr([row["tools"]["PSNR"]["raw"] for row in both], mos).statistic
     found = one(differences, first="PSNR")
-    assert found["srcc_difference"] == pytest.approx(
-        psnr - stats.spearmanr(classified, mos).statistic, abs=1e-9
-    )
+    expected = psnr - stats.spearmanr(classified, mos).statistic
+    assert found["srcc_difference"] == pytest.approx(expected, abs=1e-9)
     assert (found["n"], found["failed"]) == (len(both), ROWS - len(both))
-    assert all(row["p_holm"] >= row["p"] for row in differences)
+    assert (differences.p_holm >= differences.p).all()
     assert any("cannot decide" in note for note in study.notes)  # 60 draws, some twenty comparisons
 
 
@@ -330,29 +274,17 @@ def test_lower_is_better_scores_are_turned_around(few_modes):
         return one(analysed(few_modes, run, draws=10).tables["modes"], mode="VSI")
 
     up, down = figures(), figures(higher_is_better=False)
-    read = [row for row in few_modes if row.get("tools")]
-    expected = stats.spearmanr(
-        [row["tools"]["VSI"]["raw"] for row in read], [-row["mos"] for row in read]
-    ).statistic
-    assert down["srcc"] == pytest.approx(expected) == pytest.approx(-up["srcc"])
+    assert down["srcc"] == pytest.approx(-up["srcc"])
     assert down["rmse_mapped"] == pytest.approx(up["rmse_mapped"], rel=0.05)
-
-
-def test_scores_that_look_like_dmos_are_remarked_on(few_modes):
-    run = make_run("manifest")
-    run["dataset"] |= {"higher_is_better": True}
-    turned = [row | {"mos": -row["mos"]} for row in few_modes]
-    said = [summarize(analysed(rows, run, draws=10))[0].text for rows in (few_modes, turned)]
-    assert ["lower scores seem to be better" in text for text in said] == [False, True]
 
 
 def test_figures_within_types_levels_and_subsets(few_modes):
     marked = [row | {"subset": "early" if i < ROWS // 2 else "late"} for i, row in enumerate(few_modes)]
     study = analysed(marked, draws=20)
-    for name, table_name, value in (("distortion", "by_distortion", "jpeg"), ("level", "by_level", 2.0)):
+    for name, value in (("distortion", "jpeg"), ("level", 2.0)):
         inside = [row for row in few_modes if row[name] == value]
         read = [row for row in inside if row.get("tools")]
-        found = one(study.tables[table_name], mode="VSI", **{name: value})
+        found = one(study.tables[f"by_{name}"], mode="VSI", **{name: value})
         scores, mos = [row["tools"]["VSI"]["raw"] for row in read], [row["mos"] for row in read]
         assert found["srcc"] == pytest.approx(stats.spearmanr(scores, mos).statistic)
         assert found["mean_mos"] == pytest.approx(np.mean(mos))
@@ -370,89 +302,55 @@ def test_calibration_is_on_the_scale_or_through_a_map_fitted_elsewhere(few_modes
     for row in on_levels:
         for read in row.get("reads", {}).values():
             read["views"] = [view | {"generated": LETTERS[5 - int(row["mos"])]} for view in read["views"]]
-    found = one(
-        analysed(on_levels, make_run("kadid10k"), draws=10).tables["calibration"],
-        letters="classification, one-hot",
-    )
+    judged = analysed(on_levels, make_run("kadid10k"), draws=10).tables["calibration"]
+    found = one(judged, letters="classification, one-hot")
     assert (found["ece"], found["rps"], found["accuracy"]) == (0, 0, 1)
     assert found["levels_from"] == "the scale, linearly"
-    fitted = study.tables["calibration"][0]  # TID2013's scale is of paired comparisons
-    assert fitted["levels_from"] == "monotone map fitted on half of the groups, judged on the others"
-    assert fitted["n"] + fitted["failed"] < ROWS
+    fitted = study.tables["calibration"].iloc[0]  # TID2013's scale is of paired comparisons
+    assert fitted.levels_from == "monotone map fitted on half of the groups, judged on the others"
+    assert fitted.n + fitted.failed < ROWS
     split = [row | {"split": "train" if i % 3 else "test"} for i, row in enumerate(few_modes)]
-    judged = analysed(split, draws=10).tables["calibration"][0]
-    assert judged["n"] == sum(row["split"] == "test" and bool(row.get("reads")) for row in split)
+    judged = analysed(split, draws=10).tables["calibration"].iloc[0]
+    assert judged.n == sum(row["split"] == "test" and bool(row.get("reads")) for row in split)
 
 
-def test_risk_coverage_starts_from_the_mean_rank_error(rows, study):
+def test_risk_cost_and_worst_images(rows, study):
+    read = [row for row in rows if row.get("reads")]
     scores, mos = np.transpose(expected_scores(rows)["logits"])
-    error = np.abs(stats.rankdata(scores) - stats.rankdata(mos)) / len(mos)
+    errors = (stats.rankdata(scores) - stats.rankdata(mos)) / len(mos)
     for signal in ("entropy", "VLM–tool disagreement"):
-        assert one(study.tables["risk_coverage"], mode="logits", signal=signal)["risk_100"] == pytest.approx(
-            error.mean()
-        )
-
-
-def test_cost_adds_up_the_parts_that_a_mode_needs(rows, study):
-    read = [row for row in rows if row.get("reads")]
-    found = one(study.tables["cost"], mode="logits")
-    assert found["mean_seconds"] == pytest.approx(
-        np.mean([1 + row["cost"]["all_evidence"]["seconds"] for row in read]), rel=0.05
+        found = one(study.tables["risk_coverage"], mode="logits", signal=signal)
+        assert found["risk_100"] == pytest.approx(np.abs(errors).mean())
+    cost = one(study.tables["cost"], mode="logits")
+    seconds = np.mean([1 + row["cost"]["all_evidence"]["seconds"] for row in read])
+    assert (cost["mean_seconds"], cost["decoded_tokens"]) == (
+        pytest.approx(seconds, rel=0.05),
+        pytest.approx(260),
     )
-    assert found["decoded_tokens"] == pytest.approx(260)
-    assert one(study.tables["cost"], mode="VSI")["mean_seconds"] == pytest.approx(0.1)
-    assert one(study.tables["cost"], mode="VSI")["asks_the_model"] == "no"
-
-
-def test_worst_images_are_those_ranked_the_furthest_off(rows, study):
-    read = [row for row in rows if row.get("reads")]
-    q, mos = np.transpose(expected_scores(rows)["logits"])
-    errors = (stats.rankdata(q) - stats.rankdata(mos)) / len(mos)
-    assert len(study.worst) == 10
+    tool = one(study.tables["cost"], mode="VSI")
+    assert (tool["mean_seconds"], tool["asks_the_model"]) == (pytest.approx(0.1), "no")
     worst = read[int(np.argmax(np.abs(errors)))]
     assert study.worst[0]["row"]["key"] == worst["key"]
-    assert study.worst[0]["written"] == ", ".join(
-        view["generated"] for view in worst["reads"]["all_evidence"]["views"]
-    )
-    assert [p for *_, p in study.worst[0]["letters"]] == pytest.approx(
-        letter_probabilities(worst["reads"]["all_evidence"]["views"])[::-1]
-    )
+    expected = letter_probabilities(worst["reads"]["all_evidence"]["views"])[::-1]
+    assert [p for _, p in study.worst[0]["letters"]] == pytest.approx(expected)
     assert abs(study.worst[9]["error"]) == pytest.approx(np.sort(np.abs(errors))[-10])
 
 
-def test_fewer_than_ten_groups_are_labelled():
-    study = analysed(make_rows(groups=3), draws=20)
-    assert {row["interval_over"] for row in study.tables["modes"]} == {
-        "distortion types, within these scenes"
-    }
-    assert any("fewer than ten groups" in note for note in study.notes)
-
-
-def test_a_fitted_mode_is_added(few_modes):
-    study = analysed(few_modes, fitted=Letters(temperature=2.0, source="a fit"), draws=10)
-    assert "logits, fitted" in study.modes
-    assert any("temperature 2" in note and "a fit" in note for note in study.notes)
-
-
-# What was seen
-
-
 def test_what_has_seen_the_set_is_marked_and_left_out_of_means():
-    rows = make_rows(tools=("VSI", "TOPIQ_FR", "PSNR"))  # TOPIQ_FR was trained on KADID-10k
+    rows = make_rows(48, tools=("VSI", "TOPIQ_FR", "PSNR"))  # TOPIQ_FR was trained on KADID-10k
     unknown = {"name": "Qwen2.5-VL-7B-Instruct", "notice": None}
     tid, kadid = (
         analysed(rows, make_run(key, **unknown), name=key, draws=10) for key in ("tid2013", "kadid10k")
     )
-    marks = {row["mode"]: row["seen"] for row in kadid.tables["modes"]}
-    assert marks["TOPIQ_FR"] == "seen"
-    assert marks["PSNR"] == ""
-    assert marks["letters, image alone"] == "?"
-    row = one(over_datasets([tid, kadid]), mode="TOPIQ_FR")
+    marks = dict(zip(kadid.tables["modes"]["mode"], kadid.tables["modes"].seen, strict=True))
+    assert (marks["TOPIQ_FR"], marks["PSNR"], marks["letters, image alone"]) == ("seen", "", "?")
+    datasets = over_datasets([tid, kadid])
+    row = one(datasets, mode="TOPIQ_FR")
     assert row["KADID-10k_mark"] == "seen"
     assert (row["mean_of_clean"], row["clean_data_sets"]) == (row["TID2013"], 1)
-    row = one(over_datasets([tid, kadid]), mode="PSNR")
+    row = one(datasets, mode="PSNR")
     assert row["mean_of_clean"] == pytest.approx((row["TID2013"] + row["KADID-10k"]) / 2)
-    assert one(over_datasets([tid, kadid]), mode="letters, image alone")["clean_data_sets"] == 0
+    assert one(datasets, mode="letters, image alone")["clean_data_sets"] == 0
     told = one(kadid.tables["exposures"], mode="TOPIQ_FR")
     assert (told["what"], told["how"], told["clean"]) == ("tool TOPIQ_FR", "trained on it", "no")
 
@@ -460,46 +358,17 @@ def test_what_has_seen_the_set_is_marked_and_left_out_of_means():
 # Files
 
 
-def test_the_same_seed_gives_the_same_bytes(few_modes, tmp_path):
+def test_the_same_seed_gives_the_same_tables_and_parquet_holds_the_same(few_modes, tmp_path):
+    marked = [row | {"distortion": f"=1+1 {MARKUP}"} for row in few_modes]
     for name, seed in (("a", 3), ("b", 3), ("c", 4)):
-        write_tables(analysed(few_modes, draws=20, seed=seed), tmp_path / name)
-    files = sorted(path.name for path in (tmp_path / "a").iterdir())
-    assert {
-        "modes.csv",
-        "modes.md",
-        "differences.csv",
-        "by_distortion.csv",
-        "risk_coverage.csv",
-        "cost.csv",
-    } <= set(files)
-    for name in files:
-        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
-    assert (tmp_path / "a" / "modes.csv").read_bytes() != (tmp_path / "c" / "modes.csv").read_bytes()
-
-
-def test_markdown_escapes_markup(few_modes, tmp_path):
-    """CommonMark takes a punctuation mark behind a backslash for itself."""
-    markup = "*b* _e_ [t](u) `c` ~s~"
-    write_tables(
-        analysed([row | {"distortion": f"a|b {MARKUP} {markup}"} for row in few_modes], draws=10), tmp_path
-    )
-    text = (tmp_path / "by_distortion.md").read_text(encoding="utf-8")
-    assert "a\\|b &lt;script&gt;" in text
-    assert "<script" not in text
-    for live in markup.split():
-        assert live not in text
-    assert markup in text.replace("\\", "")
-
-
-def test_every_figure_is_a_picture_and_a_drawing(drawings, tmp_path):
-    write_figures(drawings, tmp_path)
-    names = {"scatter", "differences", "letters", "reliability", "by_distortion", "by_level", "risk_coverage"}
-    assert {path.name for path in tmp_path.iterdir()} == {
-        f"{name}.{kind}" for name in names for kind in ("png", "svg")
-    }
-    for name in names:
-        with Image.open(tmp_path / f"{name}.png") as image:
-            assert min(image.size) > 100
+        write_study(tmp_path / name, analysed(marked, draws=20, seed=seed), [])
+    for file in (tmp_path / "a").glob("*.csv"):
+        assert file.read_bytes() == (tmp_path / "b" / file.name).read_bytes()
+    modes = tmp_path / "a" / "modes.csv"
+    assert modes.read_bytes() != (tmp_path / "c" / "modes.csv").read_bytes()
+    exact = pd.read_parquet(modes.with_suffix(".parquet"))
+    assert pd.read_csv(modes).srcc.to_numpy() == pytest.approx(exact.srcc.to_numpy(), abs=1e-6)
+    assert all(row["distortion"].startswith("'=1+1") for row in table(tmp_path / "a", "by_distortion"))
 
 
 class Page(html.parser.HTMLParser):
@@ -516,14 +385,10 @@ class Page(html.parser.HTMLParser):
         self.values += [(tag, name, value or "") for name, value in attrs]
 
 
-def test_untrusted_text_is_escaped_in_the_page(page):
+def test_untrusted_text_is_escaped_and_nothing_outside_is_referred_to(page):
     text = page.read_text(encoding="utf-8")
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text  # of the query, the evidence and the reasoning
     assert Page(text).tags.count("script") == 1  # the page's own
-
-
-def test_the_page_refers_to_nothing_outside(page):
-    text = page.read_text(encoding="utf-8")
     for tag, name, value in Page(text).values:
         if name in ("src", "href", "srcset", "data", "action", "poster", "background"):
             assert value.startswith("data:"), (tag, name, value)
@@ -532,30 +397,26 @@ def test_the_page_refers_to_nothing_outside(page):
     style = re.search(r"<style>(.*)</style>", text, re.DOTALL).group(1)
     assert "url(" not in style
     assert "@import" not in style
-    assert "default-src &#39;none&#39;" in text or "default-src 'none'" in text
+    assert "default-src &#39;none&#39;" in text
     assert "unsafe" not in text
 
 
-def test_pictures_are_in_the_page_only_when_asked_for(rows, study, page, tmp_path):
+def test_pictures_are_in_the_page_only_when_asked_for(study, tmp_path):
     image = tmp_path / "image.png"
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (400, 640, 3), dtype=np.uint8)).save(image)
     shown = replace(
         study, worst=[item | {"row": item["row"] | {"image": str(image)}} for item in study.worst]
     )
     for pictures, count in ((True, 10), (False, 0)):
-        write_html([(shown, [])], tmp_path / "page.html", pictures=pictures)
-        sources = [
-            value
-            for tag, name, value in Page((tmp_path / "page.html").read_text("utf-8")).values
-            if (tag, name) == ("img", "src")
-        ]
+        write_page([(shown, [])], tmp_path / "page.html", pictures=pictures)
+        values = Page((tmp_path / "page.html").read_text("utf-8")).values
+        sources = [value for tag, name, value in values if (tag, name) == ("img", "src")]
         assert (
-            len([source for source in sources if source.startswith("data:image/jpeg;base64,")])
-            == len(sources)
-            == count
+            sum(source.startswith("data:image/jpeg;base64,") for source in sources) == len(sources) == count
         )
-    # of the study itself no picture lies there
-    write_html([(study, [])], tmp_path / "page.html", pictures=True)
+    write_page(
+        [(study, [])], tmp_path / "page.html", pictures=True
+    )  # of the study itself no picture lies there
     assert "cannot be read any more" in (tmp_path / "page.html").read_text("utf-8")
 
 
@@ -569,100 +430,84 @@ def store(folder, run: dict, rows: list[dict]):
     return folder
 
 
-def command(*args) -> subprocess.CompletedProcess:
-    line = [sys.executable, str(ROOT / "scripts" / "study.py"), *map(str, args)]
-    return subprocess.run(line, capture_output=True, text=True, check=False, cwd=ROOT)
+def command(capsys, *args) -> tuple[int, str, str]:
+    """Exit status, stdout and stderr of study.py with these arguments."""
+    try:
+        status = cli.main([str(arg) for arg in args])
+    except SystemExit as stopped:
+        status = stopped.code
+    return status, *capsys.readouterr()
 
 
-def test_command_reports_on_several_runs(few_modes, tmp_path):
-    few = few_modes[:60]
-    runs = [store(tmp_path / key, make_run(key), few) for key in ("tid2013", "kadid10k")]
-    done = command("report", *runs, "--out", tmp_path / "out", "--draws", 10)
-    assert done.returncode == 0, done.stderr
-    assert "TID2013" in done.stdout
-    assert str(tmp_path / "out" / "report.html") in done.stdout
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        "report.html",
-        "datasets.csv",
-        "datasets.md",
-        "tid2013",
-        "kadid10k",
-    }
-    assert (tmp_path / "out" / "kadid10k" / "modes.csv").exists()
+def test_command_reports_on_several_runs(few_modes, tmp_path, capsys):
+    runs = [store(tmp_path / key, make_run(key), few_modes[:60]) for key in ("tid2013", "kadid10k")]
+    status, said, errors = command(capsys, "report", *runs, "--out", tmp_path / "out", "--draws", 10, "--png")
+    assert status == 0, errors
+    assert str(tmp_path / "out" / "report.html") in said
+    names = {"report.html", "datasets.csv", "datasets.parquet", "tid2013", "kadid10k"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == names
+    figures = {path.name for path in (tmp_path / "out" / "kadid10k").iterdir()}
+    for name in ("scatter", "differences", "reliability", "by_distortion", "by_level", "risk_coverage"):
+        assert {f"{name}.svg", f"{name}.png"} <= figures
     assert "<summary>Over the data sets<" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
 
 
-def test_a_run_of_the_image_alone_needs_no_baseline_by_hand(rows):
+def test_a_small_run_and_one_of_the_image_alone_are_reported_on(rows, few_modes, tmp_path, capsys):
+    run = store(tmp_path / "run", make_run(), few_modes[:2])
+    assert command(capsys, "report", run, "--out", tmp_path / "out", "--draws", 10)[0] == 0
+    assert one(table(tmp_path / "out", "modes"), mode="VSI")["n"] == "2"
     alone = [
-        row | {"reads": {name: read for name, read in row.get("reads", {}).items() if name == "image_alone"}}
-        for row in rows
+        row | {"reads": {k: v for k, v in row.get("reads", {}).items() if k == "image_alone"}} for row in rows
     ]
-    run = make_run()
-    study = analyse(run, alone, dataset_info(run), draws=10)
-    assert (study.product, study.baseline) == ("logits, image alone", "classification, image alone")
+    run = analysed(alone, draws=10).run
+    assert (run.product, run.baseline) == ("logits, image alone", "classification, image alone")
 
 
-def test_command_refuses_bad_input_with_one_sentence(few_modes, tmp_path):
+def test_command_refuses_bad_input_with_one_sentence(few_modes, tmp_path, capsys):
     run = store(tmp_path / "run", make_run(), few_modes[:20])
-    for args in (
-        [tmp_path / "absent"],
-        [run, "--baseline", "nonsense"],
-        [run, "--comparator", "tool meen"],
-        [run, "--draws", 0],
-        [run, "--fit", run / "rows.jsonl"],
+    for args, message in (
+        ([tmp_path / "absent"], "absent"),
+        (
+            [run, "--baseline", "nonsense"],
+            'logits, "logits, both orders", "unnormalised sum", classification,',
+        ),
+        ([run, "--draws", 0], "at least 1"),
+        ([run, "--fit", run / "rows.jsonl"], "expected a fit"),
     ):
-        done = command("report", *args, "--out", tmp_path / "out")
-        assert done.returncode == 2
-        assert done.stderr.startswith("error: ")
-        assert len(done.stderr.splitlines()) == 1
+        status, _, said = command(capsys, "report", *args, "--out", tmp_path / "out")
+        assert (status, len(said.splitlines())) == (2, 1)
+        assert said.startswith("error: ")
+        assert message in said
     assert not (tmp_path / "out").exists()
-    listed = command("report", run, "--baseline", "nonsense", "--out", tmp_path / "out").stderr
-    assert (
-        'logits, "logits, both orders", "unnormalised sum", classification, "classification, one-hot",'
-        in listed
-    )
 
 
 @pytest.mark.parametrize(
-    "arguments", [("report",), ("fit", "--objective", "srcc"), ("synthetic", "--all"), ("compare", "x")]
+    ("arguments", "place", "message"),
+    [
+        (("report",), "file/out", "Not a directory"),
+        (("compare", "x"), "file/out", "Not a directory"),
+        (("fit", "--objective", "srcc"), "file/out", "there is no folder"),
+        (("fit", "--objective", "srcc"), ".", "got a folder"),
+        (("synthetic", "--all"), ".", "expected a new folder"),
+    ],
 )
-def test_where_results_go_is_checked_before_the_work(tmp_path, arguments):
+def test_where_results_go_is_checked_before_the_work(tmp_path, capsys, arguments, place, message):
     """The run and the photographs are not there: a command that looked at them first would say so."""
     (tmp_path / "file").write_text("kept")
     name, *options = arguments
-    wanted = {"file/out": "Not a directory", "/proc/out": "No such file or directory"}
-    if name == "fit":
-        wanted = {
-            "file/out": "there is no folder",
-            "none/fit.json": "there is no folder",
-            ".": "got a folder",
-            "/proc/fit.json": "No such file",
-        }
-    if name == "synthetic":
-        wanted["."] = "expected a new folder"
-    for out, message in wanted.items():
-        done = command(name, tmp_path / "absent", *options, "--out", tmp_path / out)
-        assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
-        assert done.stderr.startswith("error: ")
-        assert message in done.stderr
-        assert "--out" in done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    status, out, said = command(capsys, name, tmp_path / "absent", *options, "--out", tmp_path / place)
+    assert (status, out, len(said.splitlines())) == (2, "", 1)
+    assert message in said
+    assert "--out" in said
     assert (tmp_path / "file").read_text() == "kept"
 
 
-def test_a_run_of_two_images_is_reported_on(few_modes, tmp_path):
-    run = store(tmp_path / "run", make_run(), few_modes[:2])
-    done = command("report", run, "--out", tmp_path / "out", "--draws", 10)
-    assert done.returncode == 0, done.stderr
-    assert one(table(tmp_path / "out", "modes"), mode="VSI")["n"] == "2"
-
-
 def test_runs_without_scores_or_direction_are_refused(rows):
-    with pytest.raises(StudyError, match="human score"):
-        analysed([{"key": "a", "question": "Is it sharp?"}])
-    with pytest.raises(StudyError, match="higher_is_better"):
-        analysed(rows, make_run("manifest"))
-    with pytest.raises(StudyError, match="fusion"):
-        dataset_info({"dataset": {}, "model": {}, "tools": {}, "identity": {}})
-    with pytest.raises(StudyError, match="data set"):
-        dataset_info(make_run("nonsense"))
+    for of, run, message in (
+        ([{"key": "a", "question": "Is it sharp?"}], make_run(), "human score"),
+        (rows, make_run("manifest"), "higher_is_better"),
+        (rows, {"dataset": {}, "model": {}, "tools": {}, "identity": {}}, "fusion"),
+        (rows, make_run("nonsense"), "data set"),
+    ):
+        with pytest.raises(StudyError, match=message):
+            analysed(of, run)

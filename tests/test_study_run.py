@@ -4,7 +4,6 @@ nothing."""
 import contextlib
 import csv
 import fcntl
-import itertools
 import json
 import math
 import os
@@ -25,30 +24,20 @@ import numpy as np
 import pytest
 from conftest import EMBEDDED, ROOT
 from PIL import Image
-from scipy import stats
 from scripted import in_this_process, study_here
-from test_study_report import make_rows, make_run
 
 from agentic_iqa_local.cli import study as cli
+from agentic_iqa_local.config import FusionSettings
 from agentic_iqa_local.files import folder_hash
 from agentic_iqa_local.judgement.assessment import assess, file_sha256
-from agentic_iqa_local.judgement.fit import Fit, FitError, read_fit
+from agentic_iqa_local.judgement.fit import Fit
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
 from agentic_iqa_local.nodes.workbench import OpenImages
-from agentic_iqa_local.score_fusion import fused_distribution
 from agentic_iqa_local.state import LETTER_TO_LEVEL, LETTERS
 from agentic_iqa_local.studies.datasets import DatasetError, load_dataset
-from agentic_iqa_local.studies.fitting import fit_letters, fit_runs
-from agentic_iqa_local.studies.inference import POSITIONS, infer
+from agentic_iqa_local.studies.inference import infer
 from agentic_iqa_local.studies.questions import accuracy
-from agentic_iqa_local.studies.readings import (
-    LEVELS,
-    Letters,
-    fuse,
-    probabilities,
-    readings,
-    tool_means,
-)
+from agentic_iqa_local.studies.readings import Readings, scored_modes
 from agentic_iqa_local.studies.run import Plan, chosen
 from agentic_iqa_local.studies.store import Store, StoreError, read_run
 from agentic_iqa_local.studies.study import dataset_info
@@ -95,7 +84,7 @@ def test_a_row_holds_every_read_and_the_agents_own_score(stored, services):
         assert {tool: set(found) for tool, found in row["tools"].items()} == {
             tool: {"raw", "normalized", "seconds"} for tool in TOOLS
         }
-    modes = readings(rows, Letters(eta="auto"))
+    modes = scored_modes(Readings(rows), FusionSettings(eta="auto"), None, ())
     assert modes["logits"].scores == pytest.approx([row["agent"]["fusion"]["q"] for row in rows], abs=1e-6)
     alone = assess(rows[3]["image"], services=services)
     assert rows[3]["agent"]["fusion"]["q"] == pytest.approx(alone.q, abs=1e-6)
@@ -115,26 +104,6 @@ def test_letters_alone_do_not_depend_on_evidence_and_reversed_ones_are_stored_by
     assert kept == pytest.approx(
         {LETTERS[4 - i]: read.logprobs[letter] for i, letter in enumerate(LETTERS)}, abs=1e-4
     )
-
-
-def test_letters_are_read_at_every_position(manifest, services):
-    row = infer(
-        str(manifest.parent / "0.png"),
-        None,
-        "Rate it.",
-        services,
-        contexts=["image_alone"],
-        positions=POSITIONS,
-    )
-    assert list(row["reads"]) == [
-        "image_alone",
-        "image_alone/bare",
-        "image_alone/after_reasoning",
-        "image_alone/crops",
-    ]
-    first = [list(read["views"][0]["forward"].values()) for read in row["reads"].values()]
-    assert all(a != b for a, b in itertools.combinations(first, 2))
-    assert "generated" not in row["reads"]["image_alone/bare"]["views"][0]
 
 
 def test_a_second_run_adds_nothing_and_another_plan_is_refused(stored, manifest, services):
@@ -256,25 +225,6 @@ def test_a_told_range_is_kept_with_the_run_and_can_be_told_later(tmp_path, servi
     assert dataset_info(read_run(tmp_path / "run")[0]).to_levels(5) == 3
 
 
-def test_the_rps_fit_of_a_manifest_wants_its_range(tmp_path):
-    run, rows = make_run("manifest"), make_rows(120)
-    run["dataset"] |= {"higher_is_better": True, "title": "my40.csv"}
-    run["identity"] |= {"model": "M"}
-    (tmp_path / "run.json").write_text(json.dumps(run))
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(DatasetError, match=r"my40\.csv: .* --mos-range LOW HIGH"):
-        fit_runs([tmp_path], "rps", split=None, share=0.5)
-    # make_rows' scores are within 0..9
-    run["dataset"] |= {
-        "low": 0.0,
-        "high": 9.0,
-        "scale": "absolute categories",
-    }
-    (tmp_path / "run.json").write_text(json.dumps(run))
-    fit = fit_runs([tmp_path], "rps", split=None, share=0.5)
-    assert 0 < fit.after <= fit.before < 1
-
-
 # The command
 
 
@@ -346,7 +296,7 @@ def test_failures_are_counted_at_the_end(manifest, tmp_path, capsys, monkeypatch
     )
 
 
-@pytest.mark.parametrize("command", ["run", "synthetic", "fit", "report", "compare", "table"])
+@pytest.mark.parametrize("command", ["run", "synthetic", "fit", "report", "compare"])
 def test_each_commands_help_ends_with_an_example_of_it(capsys, command):
     with pytest.raises(SystemExit) as stopped:
         cli.main([command, "--help"])
@@ -487,154 +437,6 @@ def test_a_line_that_a_kill_tore_is_cut_off_and_done_again(tmp_path):
 def test_two_processes_do_not_write_one_run(tmp_path):
     with Store(tmp_path, {}, {}), pytest.raises(StoreError, match="another process"):
         Store(tmp_path, {}, {})
-
-
-# Fits
-
-
-def sharpened(rows, by):
-    """The same rows with letters `by` times as sharp: a temperature of `by` makes them what they were."""
-    rows = json.loads(json.dumps([row for row in rows if row.get("reads")]))
-    for row in rows:
-        for read in row["reads"].values():
-            for view in read["views"]:
-                for order in ("forward", "reversed"):
-                    view[order] = {letter: by * value for letter, value in view[order].items()}
-    return rows
-
-
-def test_the_spread_fit_makes_letters_spread_as_the_tools_do():
-    rows = sharpened(make_rows(), 1)
-    fit = fit_letters(rows, "spread", targets=None, letters=Letters(), dataset="d", model="m")
-    spread = (probabilities(rows, "all_evidence", temperature=fit.temperature) @ LEVELS).std()
-    assert spread == pytest.approx(tool_means(rows, "runs").std(), rel=1e-6)
-    assert fit.eta == Letters().eta
-    twice = fit_letters(sharpened(rows, 2), "spread", targets=None, letters=Letters(), dataset="d", model="m")
-    assert twice.temperature == pytest.approx(2 * fit.temperature, rel=1e-4)
-
-
-def test_the_rps_fit_finds_the_temperature_that_letters_were_sharpened_by():
-    """Levels drawn from the fused distribution at temperature 1 and η 1: a proper score is least there.
-    Sharpened threefold, the letters need a temperature of 3. With 1,100 rows the estimate scatters by some 10
-    %."""
-    rows = sharpened(make_rows(1300), 1)
-    truth = fused_distribution(probabilities(rows, "all_evidence"), tool_means(rows, "runs"), 1.0)
-    rng = np.random.default_rng(0)
-    levels = np.array([rng.choice(LEVELS, p=p) for p in truth])
-    fit = fit_letters(sharpened(rows, 3), "rps", targets=levels, letters=Letters(), dataset="d", model="m")
-    assert 2.2 < fit.temperature < 4.0
-    assert 0.7 < fit.eta < 1.4
-    assert fit.after <= fit.before
-
-
-def srcc_fit(rows, targets):
-    return fit_letters(rows, "srcc", targets=targets, letters=Letters(), dataset="d", model="m")
-
-
-def test_the_srcc_fit_finds_the_parameters_that_the_scores_were_made_with():
-    """Scores that are the fused q at temperature 2.5 and η 0.4: SRCC is 1 there, and less where the two sides
-    weigh otherwise."""
-    rows = sharpened(make_rows(300), 1)
-    targets = fuse(probabilities(rows, "all_evidence", temperature=2.5), tool_means(rows, "runs"), 0.4)
-    fit = srcc_fit(rows, targets)
-    assert (fit.temperature, fit.eta) == pytest.approx((2.5, 0.4), rel=0.05)
-    expected = stats.spearmanr(
-        fuse(probabilities(rows, "all_evidence"), tool_means(rows, "runs"), 1.0), targets
-    ).statistic
-    assert fit.before == pytest.approx(expected)
-    assert fit.before < fit.after == pytest.approx(1, abs=1e-6)
-    assert f"SRCC on {len(rows)} images of d: {fit.before:.4f} → 1.0000 (higher is better)" in fit.account
-
-
-def test_a_fit_that_runs_to_a_bound_is_refused_with_its_name():
-    """Scores that fall where the letters rise: the less they weigh the better, without an end. Levels drawn
-    without a look at the image: nothing scores better than what is nearest to equal probabilities,
-    temperature and tools' weight at their ends.
-    """
-    rows = sharpened(make_rows(300), 1)
-    with pytest.raises(
-        FitError,
-        match="SRCC was still getting better where the temperature reached 10 and η reached 10; use more",
-    ):
-        srcc_fit(rows, tool_means(rows, "runs") - probabilities(rows, "all_evidence") @ LEVELS)
-    levels = np.random.default_rng(0).integers(1, 6, len(rows)).astype(float)
-    with pytest.raises(FitError, match=r"probability score .* temperature reached 10 and η reached 0\.1"):
-        fit_letters(rows, "rps", targets=levels, letters=Letters(), dataset="d", model="m")
-
-
-@pytest.mark.parametrize(("slope", "refused"), [(0.0004, False), (0.01, True)])
-def test_a_bound_that_gains_nothing_gives_way_to_the_configuration(monkeypatch, slope, refused):
-    """A score that rises by `slope` for each factor of ten in temperature: to 10 it gains 0.0004, less than
-    the third digit, or 0.01; at 5, the last temperature that counts as inside, 0.007 of that: 0.003 are left,
-    more than the third digit.
-    """
-    monkeypatch.setattr(
-        "agentic_iqa_local.studies.fitting.probabilities",
-        lambda rows, _, temperature=1.0: np.full((30, 5), temperature),
-    )
-    monkeypatch.setattr("agentic_iqa_local.studies.fitting.tool_means", lambda rows, _: np.ones(30))
-    monkeypatch.setattr("agentic_iqa_local.studies.fitting.fuse", lambda p, *_: p[:, 0])
-    monkeypatch.setattr(
-        "agentic_iqa_local.studies.fitting.srcc", lambda scores, _: 0.5 + slope * np.log10(scores[0])
-    )
-    rows = [{"key": str(i)} for i in range(30)]
-    if refused:
-        with pytest.raises(FitError, match="the temperature reached 10;"):
-            srcc_fit(rows, np.ones(30))
-    else:
-        assert (srcc_fit(rows, np.ones(30)).temperature, srcc_fit(rows, np.ones(30)).eta) == (1.0, 1.0)
-
-
-def test_scores_that_are_all_alike_cannot_be_fitted():
-    rows = sharpened(make_rows(100), 1)
-    with pytest.raises(FitError, match="all alike"):
-        srcc_fit(rows, np.full(len(rows), 3.0))
-
-
-def test_a_fit_of_another_format_is_refused(tmp_path):
-    fields = json.loads(Fit(2.0, 0.5, "srcc", 0.71, 0.73, "koniq10k", "M", ("a.jpg",)).to_json())
-    (tmp_path / "later.json").write_text(json.dumps(fields | {"format": 4}))
-    with pytest.raises(FitError, match="format: expected 2 or 3"):
-        read_fit(tmp_path / "later.json")
-
-
-def test_a_fit_names_its_rows_and_is_read_again(tmp_path):
-    run, rows = make_run("koniq10k"), make_rows(240)
-    rows = [row | {"mos": np.clip(row["mos"] / 2, 1, 5)} for row in rows]
-    run["identity"] |= {"model": "M"}
-    (tmp_path / "run.json").write_text(json.dumps(run))
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    fit = fit_runs([tmp_path], "rps", split=None, share=0.5)
-    groups = {row["group"] for row in rows}
-    used = {row["group"] for row in rows if row["key"] in fit.keys}
-    assert len(used) == len(groups) // 2  # whole scenes
-    assert all(fit.used(row) == (row["group"] in used) for row in rows)  # failed rows of these scenes too
-    (tmp_path / "fit.json").write_text(fit.to_json())
-    assert read_fit(tmp_path / "fit.json") == fit
-    for share, message in ((0.999, "not use"), (1.0, "not use"), (-0.5, "from 0 to 1")):
-        with pytest.raises(FitError, match=message):
-            fit_runs([tmp_path], "srcc", split=None, share=share)
-    with pytest.raises(FitError, match="found none; the splits are unknown: use --share"):
-        fit_runs([tmp_path], "srcc", split="val", share=0.3)
-    (tmp_path / "bad.json").write_text(json.dumps({"temperature": 1}))
-    with pytest.raises(FitError, match="expected a fit"):
-        read_fit(tmp_path / "bad.json")
-
-
-def test_too_few_rows_are_refused():
-    with pytest.raises(FitError, match="at least 20"):
-        fit_letters(make_rows(12), "spread", targets=None, letters=Letters(), dataset="d", model="m")
-
-
-def test_generated_letters_and_expected_levels_by_hand():
-    rows = make_rows(20)
-    modes = readings(rows, Letters())
-    for i, row in enumerate(rows):
-        if not row.get("reads"):
-            assert np.isnan(modes["logits"].scores[i])
-            continue
-        levels = [LETTER_TO_LEVEL[view["generated"]] for view in row["reads"]["image_alone"]["views"]]
-        assert modes["generated letter, image alone"].scores[i] == pytest.approx(np.mean(levels))
 
 
 def test_questions_are_answered_and_counted_by_task(tmp_path, photo, services):

@@ -5,16 +5,8 @@ import pytest
 from PIL import Image
 
 from agentic_iqa_local.state import DISTORTION_TYPES
-from agentic_iqa_local.synthetic.distortions import (
-    DISTORTIONS,
-    KINDS_BY_FAMILY,
-    Part,
-    Sample,
-    distort,
-    draw_parts,
-)
-from agentic_iqa_local.synthetic.photos import Crop, load_tiles, split_photos
-from agentic_iqa_local.synthetic.pseudo_mos import PseudoMos
+from agentic_iqa_local.studies.distortions import DISTORTIONS, KINDS_BY_FAMILY, Part, distort, draw_parts
+from agentic_iqa_local.studies.synthetic import PseudoMos, load_tiles, split_photos
 
 
 @pytest.fixture(scope="module")
@@ -65,9 +57,6 @@ def test_pairs_are_applied_in_the_order_of_a_camera(pixels):
     assert np.array_equal(
         distort(pixels, parts, rng(3)).image, DISTORTIONS["white_noise"].apply(blurred, 2, rng(3))
     )
-    sample = distort(pixels, parts, rng(3))
-    assert (sample.family, sample.severity) == ("Blurs", 5)
-    assert Sample(pixels, ()).family is None
 
 
 def test_the_pseudo_mos_falls_with_severity_and_is_the_maps_own_on_a_clean_picture(photo):
@@ -97,10 +86,3 @@ def test_photographs_are_split_by_file_and_cut_into_tiles(tmp_path):
         split_photos(tmp_path, held_out=7)
     # 1100×600 holds two tiles; 3000×2200 is reduced to 1396×1024 and holds 2×2.
     assert len(load_tiles(sorted(tmp_path.iterdir()))) == 5 + 2 + 4
-
-
-def test_a_barely_visible_distortion_does_not_count_as_seen():
-    part = (Part("jpeg", 1),)
-    picture = np.zeros((96, 96, 3), np.uint8)
-    assert Crop(Sample(picture, part), picture, 4.1).visible_parts == ()
-    assert Crop(Sample(picture, part), picture, 3.9).visible_parts == part

@@ -1,17 +1,11 @@
 """Text that comes from elsewhere: it steers no terminal, stays the same JSON, and ends at a sentence."""
 
-import io
 import json
-import logging
 import os
 import pickle
-import signal
-from contextlib import nullcontext
 
 import pytest
 
-from agentic_iqa_local.cli import assess as assess_command
-from agentic_iqa_local.cli.console import Formatter
 from agentic_iqa_local.config import ConfigError
 from agentic_iqa_local.errors import UserError, did_you_mean, one_line, printable
 from agentic_iqa_local.files import path_from_text, path_text
@@ -63,32 +57,6 @@ def test_no_two_paths_have_the_same_text():
     assert all(text.encode() for text in texts)  # UTF-8 holds them
     assert path_text("photos/Fête \\ 1.png") == "photos/Fête \\ 1.png"
     assert path_text("a\ud800.png") == r"a\ud800.png"  # a name that no file can have
-
-
-def test_lines_of_a_log_are_told_from_what_they_quote():
-    """A reply and a traceback may hold lines: they are set in, and none of them returns to the line's
-    beginning."""
-    logger, handler = logging.Logger("one of its own"), logging.StreamHandler(told := io.StringIO())
-    handler.setFormatter(Formatter("%(levelname)s %(message)s"))
-    logger.addHandler(handler)
-    logger.debug("reply: %s", "a\nERROR forged\rERROR forged")
-    try:
-        raise RuntimeError("b\nERROR forged\x1b[2J")
-    except RuntimeError as error:
-        logger.info("c\nERROR forged", exc_info=error)
-    assert "a\n    ERROR forged\\rERROR forged\n" in told.getvalue()
-    assert "    ERROR forged\\u001b[2J" in told.getvalue()
-    assert not [line for line in told.getvalue().split("\n") if line.startswith("ERROR")]
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_each_polite_signal_before_the_first_picture_is_told(number, monkeypatch, capsys):
-    monkeypatch.setattr(assess_command, "assess_all", lambda *_: signal.raise_signal(number))
-    monkeypatch.setattr(assess_command, "Console", lambda: nullcontext())
-    before = signal.getsignal(number)
-    assert assess_command.main(["photo.jpg"]) == 130
-    assert "interrupted" in capsys.readouterr().err
-    assert signal.getsignal(number) is before
 
 
 @pytest.mark.parametrize(

@@ -1,24 +1,20 @@
 """The recipe of LocalNR: its pool, its targets, and how several networks become one."""
 
 import csv
-import sys
 
+import local_nr as recipe
+import local_nr_pool as pool
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT
+from graphics import KINDS, draw
 from PIL import Image
 from safetensors.torch import save_file
-
-sys.path.insert(0, str(ROOT / "scripts" / "training"))
-import local_nr as recipe
-import local_nr_pool as pool
-from graphics import KINDS, draw
 
 from agentic_iqa_local.iqa_tools.local_nr import OUTPUTS, PRESENCE, SEVERITIES, STRONGEST, TOO_DARK, _Head
 from agentic_iqa_local.iqa_tools.signals import SIGNALS
 from agentic_iqa_local.state import DISTORTION_TYPES
-from agentic_iqa_local.synthetic.distortions import Part
+from agentic_iqa_local.studies.distortions import Part
 
 
 def test_a_picture_of_the_pool_follows_from_its_number(photo):

@@ -3,7 +3,6 @@ prefix nor a batch changes them."""
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from conftest import EMBEDDED
@@ -63,16 +62,6 @@ def test_a_reasoning_continues_the_sequence_of_the_letter_read(client, pictures)
     assert session.usage.prefilled - before <= 2 * len(client.renderer.encode('D", "quality_reasoning": "'))
 
 
-def test_without_prefix_sharing_everything_is_computed_again_with_equal_letters(client, pictures):
-    sessions = [c.open([pictures[0]]) for c in (client, load(EMBEDDED, share_prefix=False))]
-    for session in sessions:
-        session.generate(detection_prompt(DEFAULT_QUERY, ["Global"]), detection_reply(["Global"]))
-    assert apart(*map(read, sessions)) < BOUND
-    shared, lone = (session.usage for session in sessions)
-    assert lone.reused == 0
-    assert shared.prefilled + shared.reused == lone.prefilled
-
-
 def test_a_cache_that_cannot_be_cut_is_computed_again(client, pictures, monkeypatch):
     """Sliding-window and linear-attention caches refuse to be cropped."""
 
@@ -103,21 +92,6 @@ def test_sharing_the_prefix_moves_the_letters_by_no_more_than_the_dtype(pictures
 def test_gpu_letters_agree_with_cpu_letters(client, pictures, dtype, bound):
     on_gpu = load(EMBEDDED, "cuda:0", dtype=dtype)
     assert apart(*(read(c.open([pictures[0]])) for c in (client, on_gpu))) < bound
-
-
-def test_equal_logits_give_each_letter_one_over_the_vocabulary(flat_model, pictures):
-    """A model whose final norm weight is zero: each of V tokens has 1/V, so 1 − 5/V lies off the letters."""
-    flat = load(flat_model)
-    found = read(flat.open([pictures[0]]))
-    assert list(found.logprobs.values()) == pytest.approx([-np.log(flat.vocabulary)] * 5, abs=1e-6)
-    assert found.off_letter_mass == pytest.approx(1 - 5 / flat.vocabulary, abs=1e-6)
-
-
-def test_ten_choices_are_read(client, pictures):
-    prompt = summarizer_prompt("Which?", None, scoring=False, choices=[f"answer {i}" for i in range(10)])
-    found = read(client.open([pictures[0]]), prompt, "ABCDEFGHIJ")
-    assert len(set(found.token_ids.values())) == 10
-    assert apart(found, plain_logprobs(client, [pictures[0]], prompt)) < BOUND
 
 
 def test_answers_are_valid_even_from_a_hot_model_and_greedy_ones_repeat(client, pictures):

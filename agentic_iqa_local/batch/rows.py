@@ -1,9 +1,10 @@
 """Files of JSON lines that survive a kill and a full disk: one durable row for each item, and beside it the
 description of the run that the rows belong to."""
 
+import errno
 import json
 import os
-import threading
+import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from datetime import datetime
@@ -21,7 +22,6 @@ from agentic_iqa_local.files import (
     create,
     first_mistake,
     open_regular,
-    parse_json,
     place_for,
     read_json,
     sync_folder,
@@ -30,6 +30,7 @@ from agentic_iqa_local.files import (
 
 NAMED_CHANGES, LONGEST_VALUE = 5, 60  # changed settings that a message names, and characters of each value
 LARGEST_NOTE = 2**26  # bytes of a run's description, which holds its command line
+SYNC_AFTER = 0.05  # seconds since the last sync: a disk takes a few milliseconds for each
 
 
 class RowsError(WriteError):
@@ -46,12 +47,15 @@ class AnyRow(BaseModel):
 
 class RowFile:
     """Rows (JSON objects), one line each; iterating yields them. One process at a time writes: PATH.lock is
-    its lock.
+    its lock. `done` has the keys of the rows that are there.
 
-    `append` writes a row whole; a thread brings it to the disk at once, together with those that come
-    meanwhile, and `sync` waits for that. `schema` validates every row, and `key` tells them apart: `done` has
-    the keys that are there, `failed` is how many of the rows are failures. Raises RowsError for a file that
-    another process writes, that cannot be written, or that is a link (`files.place_for` follows one).
+    Args:
+        path: The file. Where it is a link, the file that it leads to.
+        schema: Validates every row.
+        key: Tells rows apart.
+
+    Raises:
+        RowsError: Another process writes the file, or it cannot be written.
     """
 
     def __init__(
@@ -60,34 +64,29 @@ class RowFile:
         schema: type[BaseModel] = AnyRow,
         key: Callable[[dict[str, Any]], str] = lambda row: "",
     ):
-        self.path, self._schema, self._key = path, schema, key
+        self._schema, self._key = schema, key
         self.done: set[str] = set()
-        self.failed = 0
-        self._lock = FileLock(path.with_name(f"{path.name}.lock"), timeout=0, thread_local=False)
         try:
-            if place_for(path) != path:
-                raise FileError("expected a file of its own, got a link")
+            self.path = place_for(path)
+            self._lock = FileLock(f"{self.path}.lock", timeout=0, thread_local=False)
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            self._use(os.fdopen(os.open(path, flags, 0o666), "ab", buffering=0))
-            self._lock.acquire()
-            sync_folder(path)
+            self._use(os.open(self.path, flags, 0o666))
+            self._lock.acquire()  # after the file: this makes missing folders
+            sync_folder(self.path)
         except Timeout as error:
             self._file.close()
-            raise RowsError(
-                f"{path}: another process is writing it", "wait for it or choose another --out"
-            ) from error
+            remedy = "wait for it or choose another --out"
+            raise RowsError(f"{path}: another process is writing it", remedy) from error
         except (FileError, OSError) as error:
-            why = getattr(error, "strerror", None)
-            said = f"expected a file that can be written, got {why}" if why else str(error)
-            raise RowsError(f"{path}: {said}", "choose another --out") from error
-        self._turn, self._syncing, self._due = threading.Lock(), threading.Lock(), threading.Event()
-        self._syncer: threading.Thread | None = None
-        self._unsynced: OSError | None = None
+            if isinstance(error, OSError):
+                error = FileError(f"expected a file that can be written, got {error.strerror}")
+            raise RowsError(f"{path}: {error}", "choose another --out") from error
 
-    def _use(self, file: BinaryIO) -> None:
-        self._file, state = file, os.fstat(file.fileno())
+    def _use(self, descriptor: int) -> None:
+        self._file = os.fdopen(descriptor, "ab", buffering=0)
+        state = os.fstat(descriptor)
         self._end = self._synced = state.st_size  # bytes that are written, and those of them that are on disk
-        self._inode = state.st_ino
+        self._inode, self._when = state.st_ino, 0.0
 
     @property
     def empty(self) -> bool:
@@ -95,16 +94,14 @@ class RowFile:
 
     def _check_place(self) -> None:
         """Raises RowsError where the file was moved or deleted: nobody would find its rows."""
-        try:
-            same = os.lstat(self.path).st_ino == self._inode
-        except OSError:
-            same = False
-        if not same:
-            raise RowsError(
-                f"{self.path}: expected that the file of rows stays in its place while it is written, but it"
-                " was moved, deleted or replaced",
-                "put it back with its rows",
-            )
+        with suppress(OSError):
+            if os.lstat(self.path).st_ino == self._inode:
+                return
+        raise RowsError(
+            f"{self.path}: expected that the file of rows stays in its place while it is written, but it was"
+            " moved, deleted or replaced",
+            "put it back with its rows",
+        )
 
     def recover(self, drop: Callable[[dict[str, Any]], bool] = lambda row: False) -> None:
         """Cuts off the incomplete last line that a killed process leaves, learns which rows are there, and takes
@@ -117,34 +114,27 @@ class RowFile:
                 if drop(row):
                     dropped = True
                 else:
-                    self._know(row)
+                    self.done.add(self._key(row))
         self._cut(end)
         if dropped:
-            self._keep(lambda row: self._key(row) in self.done)
+            self._keep_done()
 
-    def _know(self, row: dict[str, Any]) -> None:
-        self.done.add(self._key(row))
-        self.failed += row.get("error") is not None
-
-    def _keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
+    def _keep_done(self) -> None:
         partial = self.path.with_name(f"{self.path.name}.partial")
         try:
-            file = os.fdopen(create(partial), "ab", buffering=0)
-            try:
-                with self._opened() as old:
-                    for line, row in rows_in(old, self.path, self._schema):
-                        if wanted(row):
-                            _write(file, line)
-                os.fsync(file.fileno())
-                partial.replace(self.path)
-            except BaseException:
-                file.close()
-                partial.unlink(missing_ok=True)
-                raise
+            with open(create(partial), "wb") as new, self._opened() as old:
+                for line, row in rows_in(old, self.path, self._schema):
+                    if self._key(row) in self.done:
+                        new.write(line)
+                new.flush()
+                os.fsync(new.fileno())
+            os.replace(partial, self.path)
         except OSError as error:
+            with suppress(OSError):
+                partial.unlink()
             raise self._not_written(error) from error
         self._file.close()
-        self._use(file)
+        self._use(os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC))
         sync_folder(self.path)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -160,51 +150,36 @@ class RowFile:
             raise RowsError(f"{self.path}: {error}", "choose another --out") from error
 
     def append(self, line: str) -> None:
-        """Writes one row, given as JSON text. Raises RowsError for one that could not be read again, where the
-        disk does not take it, and where it did not take the rows before."""
+        """Writes one row, given as JSON text; it is on the disk unless another row was synced less than 50 ms ago
+        (see `sync`). Raises RowsError for a row that could not be read again, and where the disk does not take
+        it: the rows before it are whole."""
         content = line.encode() + b"\n"
         try:
             row = checked_row(content, self._schema)
         except FileError as error:
             raise RowsError(f"{self.path}: a row could not be written ({error})") from error
-        with self._turn:
-            if self._unsynced:
-                raise self._not_written(self._unsynced) from self._unsynced
-            self._check_place()
-            try:
-                self._end += _write(self._file, content)
-            except OSError as error:
-                self._cut(self._end)
-                raise self._not_written(error) from error
-        self._know(row)
-        if self._syncer is None:
-            self._syncer = threading.Thread(target=self._sync_in_turn, daemon=True)
-            self._syncer.start()
-        self._due.set()
+        self._check_place()
+        try:
+            if self._file.write(content) != len(content):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            self._cut(self._end)
+            raise self._not_written(error) from error
+        self._end += len(content)
+        self.done.add(self._key(row))
+        if time.monotonic() - self._when >= SYNC_AFTER:
+            self.sync()
 
     def sync(self) -> None:
-        """Waits until the disk has every row. Raises RowsError where it does not take them: the file then holds
-        the rows before, whole."""
-        with self._syncing:
-            end = self._end
-            try:
-                if self._unsynced is None and self._synced < end:
-                    os.fsync(self._file.fileno())
-                    self._synced = end
-            except OSError as error:  # the system says so once: another sync would seem to succeed
-                self._unsynced = error
-                with self._turn:
-                    self._cut(self._synced)
-            if self._unsynced:
-                raise self._not_written(self._unsynced) from self._unsynced
-
-    def _sync_in_turn(self) -> None:
-        while self._due.wait() and not self._file.closed:
-            self._due.clear()
-            with suppress(
-                RowsError, ValueError
-            ):  # the next row says so; ValueError: closed meanwhile, synced
-                self.sync()
+        """Brings every row to the disk. Raises RowsError where it does not take them: the file then holds the rows
+        before, whole."""
+        try:
+            if self._synced < self._end:
+                os.fsync(self._file.fileno())
+        except OSError as error:
+            self._cut(self._synced)
+            raise self._not_written(error) from error
+        self._synced, self._when = self._end, time.monotonic()
 
     def _cut(self, end: int) -> None:
         """Leaves the first `end` bytes."""
@@ -224,7 +199,6 @@ class RowFile:
                 self.sync()
         finally:
             self._file.close()
-            self._due.set()
             self._lock.release()
 
 
@@ -247,23 +221,12 @@ def checked_row(line: bytes, schema: type[BaseModel]) -> dict[str, Any]:
     if len(line) > LARGEST:
         raise FileError(f"expected a line of at most {LARGEST} bytes, got a longer one")
     try:
-        row = from_json(line, allow_inf_nan=False)
-        if isinstance(row, dict):
-            schema.model_validate_json(line, strict=True)
-            return row
+        schema.model_validate_json(line, strict=True)
+        return from_json(line, allow_inf_nan=False)
     except ValidationError as error:
         raise FileError(f"expected rows as this program writes them ({first_mistake(error)})") from error
     except ValueError as error:
         raise FileError(f"expected JSON, got something else ({error})") from error
-    return parse_json(line)  # it says what else it is
-
-
-def _write(file: BinaryIO, data: bytes) -> int:
-    """Writes all of `data` and returns its length; a disk that fills up may take a part first."""
-    left = memoryview(data)
-    while left:
-        left = left[file.write(left) :]
-    return len(data)
 
 
 # The run that rows belong to
@@ -286,29 +249,34 @@ def run_began(path: Path) -> float:
 
 
 def check_run(path: Path, identity: dict[str, Any], may_be_set: Collection[str] = ()) -> None:
-    """Compares `identity` with that of the run which `path` describes. A setting of `may_be_set` that was not
-    set then may be set now. Raises OtherRun for every other difference, with the old and new values, and
-    RowsError for a file that describes no run."""
+    """Compares `identity` with that of the run which `path` describes, see `differences`. Raises OtherRun where
+    they differ, and RowsError for a file that describes no run."""
     try:
-        old = read_json(path, LARGEST_NOTE).get("identity")
-        if not isinstance(old, dict):
+        expected = read_json(path, LARGEST_NOTE).get("identity")
+        if not isinstance(expected, dict):
             raise FileError("expected an object `identity`, found none")
     except FileError as error:
-        raise RowsError(
-            f"{path}: this is no description of the run: {error}", "choose another --out"
-        ) from error
-    before, now = dict(_flat(old)), dict(_flat(json.loads(json.dumps(identity))))
-    changed = [
-        f"{key:.{LONGEST_VALUE}} was {_short(before.get(key))}, is now {_short(now.get(key))}"
-        for key in sorted(before.keys() | now.keys())
-        if before.get(key) != now.get(key) and not (key in may_be_set and before.get(key) is None)
-    ]
-    if changed:
-        more = f"; and {len(changed) - NAMED_CHANGES} more" if len(changed) > NAMED_CHANGES else ""
+        said = f"{path}: this is no description of the run: {error}"
+        raise RowsError(said, "choose another --out") from error
+    if changed := differences(identity, expected, may_be_set):
         raise OtherRun(
-            f"{path}: the rows are of a run with other settings: {'; '.join(changed[:NAMED_CHANGES])}{more}",
+            f"{path}: the rows are of a run with other settings: {changed}",
             "go on with the same or choose another --out",
         )
+
+
+def differences(now: dict[str, Any], expected: dict[str, Any], may_be_set: Collection[str] = ()) -> str:
+    """What is otherwise than expected, in words with both values; empty where all is alike. A value of
+    `may_be_set` may be set where none is expected."""
+    had, has = dict(_flat(expected)), dict(_flat(json.loads(json.dumps(now))))
+    told = [
+        f"{key:.{LONGEST_VALUE}} is {_short(has.get(key))}, expected {_short(had.get(key))}"
+        for key in sorted(had.keys() | has.keys())
+        if had.get(key) != has.get(key) and not (key in may_be_set and had.get(key) is None)
+    ]
+    if more := len(told[NAMED_CHANGES:]):
+        told[NAMED_CHANGES:] = [f"and {more} more"]
+    return "; ".join(told)
 
 
 def _flat(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,10 +1,8 @@
 """One process with models and tools that does the work on items, several at once if asked. What hangs or crashes
 there costs one item and a reload of that process.
 
-The process is one call of pebble's `concurrent.process`: its future says how the process ended. Items go and
-rows come through a pipe of that process alone, so a kill at any moment leaves no lock behind, and N items can be
-under way at once. (pebble's `ProcessPool` runs one task at a time in a process, and its workers share a
-lock that a kill leaves taken.)
+Items go and rows come through a pipe of that process alone, so a kill at any moment leaves no lock behind. (pebble's
+`ProcessPool` runs one task at a time in a process, and its workers share a lock that a kill leaves taken.)
 """
 
 import atexit
@@ -21,10 +19,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
 from multiprocessing import connection
+from types import SimpleNamespace
 from typing import Any, Generic
 
-from pebble import ProcessExpired, concurrent
 from PIL import Image
 
 from agentic_iqa_local.batch.work import AnyItem, Row, Work
@@ -44,12 +44,11 @@ MOST_DEATHS = 2  # of processes that had the item alone
 MOST_HUNG = 3  # items in a row: then something else is wrong
 STARTS = 3  # of processes that die before they are ready, one after the other
 HALVINGS = 2  # of the pixels that the model sees at once, when memory runs out even for one item alone
-LATER = 16  # items that go before one that is to be tried again alone
-AHEAD = 64  # items that wait in the process, so that it need not wait for this one
+AHEAD = 64  # items and rows that wait in this process
 GLANCE = 0.2  # seconds between two looks at the time
-STANDSTILL = 5.0  # seconds: what is longer between two looks is time in which this process was stopped
 PATIENCE = 10.0  # seconds in which an idle process may free its models
 
+SPAWN = multiprocessing.get_context("spawn")
 Step = Mapping[str, Any]
 
 
@@ -63,16 +62,15 @@ class BatchError(UserError, RuntimeError):
 
 
 @dataclass(eq=False)
-class _Task(Generic[AnyItem]):
+class _Task:
     """An item on its way to a row."""
 
-    item: AnyItem
+    item: Any  # None: that models are loaded
     told: Callable[[Step], None] | None
     future: Future = field(default_factory=Future)
     deaths: int = 0  # of processes that had it alone
     alone: bool = False
-    after: int = 0  # so many items have begun when it is tried again at the latest
-    deadline: float | None = None  # None: not begun
+    deadline: float = 0.0
     place: str = ""  # the model or the tool that it was last seen in
 
 
@@ -85,7 +83,6 @@ class Runner(Generic[AnyItem, Row]):
     out the item is tried again alone, then with half of the pixels, then with a quarter.
 
     With `services` the work is done in a thread of this process, which cannot be ended: for one picture.
-    `told` gets each step of an item's work, in a thread of the runner.
     """
 
     by_node = ""  # rows of each machine, where there are several
@@ -100,45 +97,47 @@ class Runner(Generic[AnyItem, Row]):
         services: Services | None = None,
     ):
         self.work, self.device, self.jobs, self.timeout = work, device, jobs, timeout
+        self.description: dict[str, Any] = {}  # what the work says of the loaded models
         self.stopping = False
         self.unfinished = False  # whether a thread does not return, which would keep this process from ending
-        self._services, self._threads, self._loads = services, jobs, False
-        self._waiting: deque[_Task[AnyItem]] = deque()
-        self._alone: deque[_Task[AnyItem]] = deque()
-        self._given: dict[int, _Task[AnyItem]] = {}  # to the process, by number
-        self._number = self._failed_starts = self._hung = self._pid = 0
-        self._process: Future | None = None
+        self._services, self._threads = services, jobs
+        self._waiting: deque[_Task] = deque()
+        self._given: dict[int, _Task] = {}  # to the process, by number
+        self._number = self._failed_starts = self._hung = 0
+        self._process: Any = None
         self._pipe: Any = None
-        self._ready = self._told_to_end = self._closing = self._ended = False
-        self._loaded: Future[dict[str, Any]] = Future()
-        self._now, self._looked = 0.0, time.monotonic()
+        self._ready = self._closing = False
+        self._turn = threading.Lock()
         self._awaken, self._wake = multiprocessing.Pipe(duplex=False)
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread: threading.Thread | None = None
 
     def load(self) -> None:
         """Starts the process and waits until it has loaded models and tools. Raises VLMError where it cannot,
         BatchError where it dies."""
-        self._loads = True
-        if self._loaded.done() and self._loaded.exception():
-            self._loaded = Future()
-        loaded = self._loaded
-        self._begin()
-        loaded.result()
-
-    @property
-    def description(self) -> dict[str, Any]:
-        """What the work says of the loaded models."""
-        known = self._loaded.done() and not self._loaded.exception()
-        return self._loaded.result() if known else {}
+        self._submit(_Task(None, None)).result()
 
     def submit(self, item: AnyItem, told: Callable[[Step], None] | None = None) -> "Future[Row]":
-        """The row of an item, in time. The future raises ModelLost, VLMError or BatchError where none can come,
-        for every item that waits; the next one that is submitted starts a new process."""
-        task = _Task(item, told)
-        self._waiting.append(task)
-        self._begin()
-        if self._ended:
-            task.future.cancel()
+        """The row of an item, in time.
+
+        Args:
+            item: What becomes a row.
+            told: Gets each step of its work, in a thread of the runner.
+
+        Returns:
+            A future, cancelled after a stop. It raises ModelLost, VLMError or BatchError where no row can come; so do
+            those of all items that wait, and the next item starts a new process.
+        """
+        return self._submit(_Task(item, told))
+
+    def _submit(self, task: _Task) -> Future:
+        with self._turn:
+            if self._closing or self.stopping:
+                task.future.cancel()
+            self._waiting.append(task)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, daemon=True)
+                self._thread.start()
+        self._wake.send_bytes(b"!")
         return task.future
 
     def rows(self, items: Iterable[AnyItem]) -> Iterator[Row]:
@@ -167,135 +166,102 @@ class Runner(Generic[AnyItem, Row]):
 
     def close(self) -> None:
         """Ends the process: at once where something is under way."""
-        self._closing = True
-        if self._thread.ident is not None:
-            self._wake.send_bytes(b"!")
-            if self._thread is not threading.current_thread():
-                self._thread.join()
-
-    def _begin(self) -> None:
-        if self._thread.ident is None and not self._closing:
-            with suppress(RuntimeError):  # two callers at once
-                self._thread.start()
+        with self._turn:
+            self._closing = True
         self._wake.send_bytes(b"!")
+        if self._thread and self._thread is not threading.current_thread():
+            self._thread.join()
 
     # What follows runs in the runner's own thread.
 
     def _run(self) -> None:
-        while not (self._closing or (self.stopping and self._process is None)):
+        while not self._closing:
             try:
                 self._look()
             except Exception as error:
-                self._fail(error)
-        self._end_process()
-        self._ended = True
-        self._cancel_all()
+                self._hung = 0
+                self._give_up(self._end_process(), error)
+        self._give_up(self._end_process())
         atexit.unregister(self.close)
 
     def _look(self) -> None:
         """One turn: gives what may begin, takes what has come, ends what took too long."""
-        wanted = self._waiting or self._alone or (self._loads and not self._loaded.done())
-        if self._process is None and wanted:
+        if self.stopping:
+            self._give_up([])
+        elif self._process is None and self._waiting:
             self._start()
-        self._give()
-        pipes = [self._awaken, self._pipe] if self._process else [self._awaken]
-        for ready in connection.wait(pipes, GLANCE):
-            if ready is self._awaken:
-                self._awaken.recv_bytes()
+        while self._ready and (task := self._next()):
+            if task.item is None:
+                _settle(task.future)
                 continue
-            try:
-                message = self._pipe.recv()
-            except (EOFError, OSError):
-                return self._after_end()
-            self._heed(*message)
-        self._end_what_is_late()
-
-    def _end_what_is_late(self) -> None:
-        now = time.monotonic()
-        self._now += min(now - self._looked, STANDSTILL)
-        self._looked = now
-        for task in self._under_way():
-            if self._now > (task.deadline or 0):
+            self._number += 1
+            task.deadline = time.monotonic() + self.timeout
+            self._given[self._number] = task
+            with suppress(OSError):  # where the process is gone, hearing from it says so
+                self._pipe.send((self._number, task.item, task.alone))
+        left = min((task.deadline - time.monotonic() for task in self._given.values()), default=GLANCE)
+        pipes = [self._awaken, self._pipe] if self._process else [self._awaken]
+        connection.wait(pipes, max(0, min(left, GLANCE)))
+        while self._awaken.poll():
+            self._awaken.recv_bytes()
+        try:
+            while self._process and self._pipe.poll():
+                self._heed(*self._pipe.recv())
+        except (EOFError, OSError):
+            return self._after_death()
+        for task in self._given.values():
+            if time.monotonic() > task.deadline:
                 return self._after_overdue(task)
 
-    def _under_way(self) -> list[_Task[AnyItem]]:
-        return [task for task in self._given.values() if task.deadline is not None]
-
     def _start(self) -> None:
-        self._pipe, theirs = multiprocessing.get_context("spawn").Pipe()
+        self._pipe, theirs = SPAWN.Pipe()
         level = logging.getLogger("agentic_iqa_local").getEffectiveLevel()
-        args = theirs, self.work, self.device, self._threads, self._loads, level, self._services
+        args = theirs, self.work, self.device, self._threads, level, self._services
+        self._ready = False
         if self._services:
-            self._process = concurrent.thread(_serve)(*args)
+            self._process = threading.Thread(target=_serve, args=args, daemon=True)
+            self._process.start()
         else:
-            spawn = multiprocessing.get_context("spawn")
-            self._process = concurrent.process(context=spawn, daemon=False)(_serve)(*args)  # pyright: ignore
+            self._process = SPAWN.Process(target=_serve, args=args)
+            self._process.start()
             theirs.close()
             atexit.register(self.close)  # else the end of this process would wait for that one
-        self._ready = self._told_to_end = False
-        self._pid = 0
 
-    def _give(self) -> None:
-        if not self._ready or self._told_to_end:
-            return
-        if self.stopping:
-            self._told_to_end = True
-            return self._send(None)
-        while task := self._next():
-            self._number += 1
-            self._given[self._number] = task
-            self._send((self._number, task.item, task.alone))
-
-    def _next(self) -> _Task[AnyItem] | None:
-        """The next item that the process may have now; one that is to be alone only when it has no other."""
-        if self._alone and (not self._waiting or self._number >= self._alone[0].after):
-            return None if self._given else self._alone.popleft()
-        room = self.jobs + (AHEAD if self.jobs == self._threads else 0)
-        full = len(self._given) >= room or any(task.alone for task in self._given.values())
-        return self._waiting.popleft() if self._waiting and not full else None
-
-    def _send(self, message: Any) -> None:
-        with suppress(OSError):  # where the process is gone, hearing from it says so
-            self._pipe.send(message)
+    def _next(self) -> _Task | None:
+        """The next item that the process may have now."""
+        alone = any(task.alone for task in (*self._given.values(), *islice(self._waiting, 1)))
+        room = len(self._given) < (1 if alone else self.jobs)
+        return self._waiting.popleft() if self._waiting and room else None
 
     def _heed(self, kind: str, *about: Any) -> None:
         match kind, *about:
-            case "ready", pid, description:
-                self._ready, self._pid = True, pid
-                if not self._loaded.done():
-                    self._loaded.set_result(description)
+            case "ready", description:
+                self._ready, self.description = True, description
             case "log", record:
                 if (named := logging.getLogger(record.name)).isEnabledFor(record.levelno):
                     named.handle(record)
-            case "began", number:
-                self._given[number].deadline = self._now + self.timeout
             case "in", number, place:
                 self._given[number].place = place
             case "step", number, step:
                 if told := self._given[number].told:
                     told(step)
-            case "row", number, sent:
+            case "row", number, row:
                 self._hung = self._failed_starts = 0
-                task = self._given.pop(number)
-                _finish(task, self.work.received(task.item, sent))
+                _settle(self._given.pop(number).future, row)
             case "again", number:
-                self._try_fewer()
+                if self.jobs == self._threads > 1:
+                    self.jobs //= 2
+                    said = "memory ran out with %d images at once; going on with %d"
+                    logger.warning(said, self._threads, self.jobs)
                 self._try_alone(self._given.pop(number))
             case "lost", error:
                 raise error
 
-    def _try_fewer(self) -> None:
-        if self.jobs == self._threads > 1:
-            self.jobs //= 2
-            logger.warning(
-                "memory ran out with %d images at once; going on with %d", self._threads, self.jobs
-            )
+    def _try_alone(self, task: _Task) -> None:
+        task.alone = True
+        self._waiting.appendleft(task)
 
-    def _try_alone(self, task: _Task[AnyItem]) -> None:
-        task.alone, task.deadline, task.after = True, None, self._number + LATER
-        self._alone.append(task)
-
-    def _after_overdue(self, late: _Task[AnyItem]) -> None:
+    def _after_overdue(self, late: _Task) -> None:
         suspects = self._end_process()
         why = f"timed out after {self.timeout:g} s"
         logger.warning("%s: %s; going on without it", one_line(str(late.item.image)), why)
@@ -307,26 +273,19 @@ class Runner(Generic[AnyItem, Row]):
         sha256 = file_sha256(late.item.image) if late.place else None
         place = f", last seen in {late.place}" if late.place else ""
         error = f"{why}{place}; raise --timeout if it was at work"
-        _finish(late, self.work.overdue(late.item, error, sha256))
+        _settle(late.future, self.work.overdue(late.item, error, sha256))
         self._hung += 1
         self.unfinished = self._services is not None
         if self._hung >= MOST_HUNG or self.unfinished:
-            said = one_line(f"{late.item.image}: {error}")
-            raise BatchError(
-                f"{self._hung} in a row do not return, the last: {said}", "find out what hangs there"
-            )
+            said = one_line(f"{self._hung} in a row do not return, the last: {late.item.image}: {error}")
+            raise BatchError(said, "find out what hangs there")
 
-    def _after_end(self) -> None:
+    def _after_death(self) -> None:
         """Sees to what was under way when the process ended by itself."""
-        assert self._process
-        error = self._process.exception()
-        suspects = self._end_process()
-        if error is None:  # it was told to end
-            return self._cancel_all()
-        if not isinstance(error, ProcessExpired):
-            raise error
-        code = error.exitcode or 0
+        self._process.join(PATIENCE)
+        code = getattr(self._process, "exitcode", 0) or 0
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with status {code}"
+        suspects = self._end_process()
         if not suspects:
             self._failed_starts += 1
             if self._failed_starts >= STARTS:
@@ -339,147 +298,114 @@ class Runner(Generic[AnyItem, Row]):
             task.deaths += len(suspects) == 1
             if task.deaths >= MOST_DEATHS:
                 why = f"{task.deaths} processes died while they assessed this image alone, the last {how}"
-                _finish(task, self.work.failure(task.item, why))
+                _settle(task.future, self.work.failure(task.item, why))
             else:
                 self._try_alone(task)
 
-    def _end_process(self) -> list[_Task[AnyItem]]:
-        """Ends the process, if there is one; those that were under way. What was given and had not begun waits
-        again."""
-        if self._process is None:
+    def _end_process(self) -> list[_Task]:
+        """Ends the process, if there is one; those that were under way."""
+        process, suspects = self._process, list(self._given.values())
+        if process is None:
             return []
-        if self._ready and not self._given:  # idle: it may free its models
-            self._send(None)
-            with suppress(Exception):
-                self._process.exception(PATIENCE)
+        if self._ready and not suspects:  # idle: it may free its models
+            with suppress(OSError):
+                self._pipe.send(None)
+            process.join(PATIENCE)
         self._pipe.close()
-        if self._pid:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._pid, signal.SIGKILL)  # with whatever it started
-        else:
-            self._process.cancel()
-        self._process, self._pid, self._ready = None, 0, False
-        suspects = self._under_way()
-        rest = [task for task in self._given.values() if task.deadline is None]
-        self._waiting.extendleft(reversed(rest))
+        if self._services is None:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)  # with whatever it started
+            except (ProcessLookupError, PermissionError):
+                process.kill()
+            process.join(PATIENCE)
+        self._process, self._ready = None, False
         self._given.clear()
         return suspects
 
-    def _cancel_all(self) -> None:
-        for task in self._given.values():
-            task.future.cancel()
-        self._given.clear()
-        for tasks in (self._waiting, self._alone):
-            while tasks:
-                tasks.popleft().future.cancel()
-
-    def _fail(self, error: Exception) -> None:
-        """No row can come of what there is."""
-        suspects = self._end_process()
-        self._hung = 0
-        if not self._loaded.done():
-            self._loaded.set_exception(error)
-        for tasks in (deque(suspects), self._waiting, self._alone):
-            while tasks:
-                with suppress(InvalidStateError):  # cancelled
-                    tasks.popleft().future.set_exception(error)
+    def _give_up(self, suspects: list[_Task], error: Exception | None = None) -> None:
+        """No row comes of these, nor of what waits: an error says why, without one they are cancelled."""
+        while suspects or self._waiting:
+            future = (suspects or self._waiting).pop().future
+            future.cancel() if error is None else _settle(future, error=error)
 
 
-def _finish(task: _Task[Any], row: Any) -> None:
-    with suppress(InvalidStateError):  # cancelled: nobody wants it
-        task.future.set_result(row)
+def _settle(future: Future, result: Any = None, error: Exception | None = None) -> None:
+    with suppress(InvalidStateError):  # cancelled: nobody wants it; or settled before
+        future.set_exception(error) if error else future.set_result(result)
 
 
 # What follows runs where the models are.
 
 
-def _serve(
-    pipe: Any, work: Work, device: str, jobs: int, loads: bool, level: int, services: Services | None
-) -> None:
+def _serve(pipe: Any, work: Work, device: str, jobs: int, level: int, services: Services | None) -> None:
     """Takes items from the pipe until it gets None, `jobs` of them at once. A parent that is gone ends this
-    process, with all that was started here. The pipe is closed at the end: a parent in another thread waits for it."""
+    process, with all that was started here."""
     apart = services is None
-    with pipe:
-        desk = _Desk(pipe, work, services or Services(work.settings, device))
+    with pipe, ThreadPoolExecutor(jobs) as threads:
+        desk = _Desk(pipe, work)
         if apart:
             os.setsid()  # so that what libraries start can be ended together with it, and Ctrl-C is the parent's
-            logging.getLogger().handlers = [_Forward(desk)]
+            shown_there = logging.handlers.QueueHandler(SimpleNamespace(put_nowait=partial(desk.say, "log")))  # pyright: ignore
+            shown_there.addFilter(name_picture)
+            logging.getLogger().handlers = [shown_there]
             logging.captureWarnings(True)
             logging.getLogger("agentic_iqa_local").setLevel(level)
-        description = desk.load() if loads else {}
-        desk.say("ready", os.getpid() if apart else 0, description)
-        with ThreadPoolExecutor(jobs) as threads:
-            try:
-                while message := pipe.recv():
-                    threads.submit(desk.work_on, *message)
-            except (EOFError, OSError):
-                if apart:
-                    os.killpg(0, signal.SIGKILL)
-            threads.shutdown(cancel_futures=True)
+        try:
+            desk.services = services or Services(work.settings, device)
+            work.load(desk.services)
+            desk.say("ready", work.describe(desk.services))
+        except Exception as error:
+            known = isinstance(error, UserError)
+            return desk.say("lost", error if known else BatchError(f"{type(error).__name__}: {error}"))
+        try:
+            while message := pipe.recv():
+                threads.submit(desk.work_on, *message)
+        except (EOFError, OSError):
+            if apart:
+                os.killpg(0, signal.SIGKILL)
         if apart:
             desk.services.close()
-
-
-class _Forward(logging.handlers.QueueHandler):
-    """Sends what is logged to the parent, which shows it."""
-
-    def __init__(self, desk: "_Desk"):
-        super().__init__(queue.SimpleQueue())
-        self._desk = desk
-        self.addFilter(name_picture)
-
-    def enqueue(self, record: logging.LogRecord) -> None:
-        self._desk.say("log", record)
 
 
 class _Desk:
     """Where items become rows, with the models and tools."""
 
-    def __init__(self, pipe: Any, work: Work, services: Services):
-        self.pipe, self.work, self.services = pipe, work, services
+    services: Services
+
+    def __init__(self, pipe: Any, work: Work):
+        self.pipe, self.work = pipe, work
         self._turn = threading.Lock()
 
     def say(self, *message: Any) -> None:
         with self._turn, suppress(OSError):  # a parent that is gone ends this process: see `_serve`
             self.pipe.send(message)
 
-    def load(self) -> dict[str, Any]:
-        """Loads models and tools before any time counts, and describes them. Raises VLMError."""
-        for role in self.work.roles:
-            self.services.client(role)
-        self.services.tools.prepare()
-        return self.work.describe(self.services)
-
     def work_on(self, number: int, item: Any, alone: bool) -> None:
-        self.say("began", number)
-        self.say(*self._outcome(number, item, alone))
-
-    def _outcome(self, number: int, item: Any, alone: bool) -> tuple[Any, ...]:
-        """What became of an item, as a message. Where the model's memory runs out, one that is alone is tried
-        with fewer pixels."""
-        most_pixels, halvings = None, HALVINGS
-        while True:
+        """Says what became of an item. Where the model's memory runs out, one that is alone is tried with fewer
+        pixels."""
+        most_pixels = None
+        for halving in range(HALVINGS + 1):
             observer = _Watching(self, number, most_pixels)
             row = self._row(item, observer)
             if observer.lost:
-                return "lost", observer.lost
+                return self.say("lost", observer.lost)
             if not observer.ran_out:
-                return "row", number, self.work.sent(row)
+                break
             from accelerate.utils.memory import clear_device_cache
 
             clear_device_cache(garbage_collection=True)
             if not alone:
-                return "again", number
-            if (reason := observer.ran_out.get(MODEL)) is None:
-                return "row", number, self.work.sent(row)
-            limits = self.services.client(ROLE).limits
-            half = observer.pixels // 2
-            if not halvings or half < max(limits.min_pixels, limits.factor**2):
+                return self.say("again", number)
+            if MODEL not in observer.ran_out:
+                break
+            limits, half = self.services.client(ROLE).limits, observer.pixels // 2
+            if halving == HALVINGS or half < max(limits.min_pixels, limits.factor**2):
                 seen = f", with at most {most_pixels} pixels at once" if most_pixels else ""
-                error = f"{reason} (tried alone{seen})"
-                failure = self.work.failure(item, error, file_sha256(item.image))
-                return "row", number, self.work.sent(failure)
-            most_pixels, halvings = half, halvings - 1
+                error = f"{observer.ran_out[MODEL]} (tried alone{seen})"
+                row = self.work.failure(item, error, file_sha256(item.image))
+                break
+            most_pixels = half
+        self.say("row", number, row)
 
     def _row(self, item: Any, observer: "_Watching") -> Any:
         try:

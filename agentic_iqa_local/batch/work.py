@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Protocol, Self, TypeVar
 
-from pydantic import ValidationError, model_validator
+from pydantic import model_validator
 
 from agentic_iqa_local.batch.inputs import Item, row_key
 from agentic_iqa_local.config import Pipeline, Settings
 from agentic_iqa_local.devices import versions
 from agentic_iqa_local.errors import one_line
-from agentic_iqa_local.files import file_hash, first_mistake, folder_hash, models_root, path_text
+from agentic_iqa_local.files import file_hash, folder_hash, models_root, path_text
 from agentic_iqa_local.iqa_tools.calibration import map_file_hash
 from agentic_iqa_local.iqa_tools.reliability import SHIPPED as RELIABILITY
 from agentic_iqa_local.iqa_tools.runner import SHIPPED_MAPS
@@ -57,6 +57,17 @@ class Work(ABC, Generic[AnyItem, Row]):
     roles: tuple[str, ...]
     """The roles whose models it needs."""
 
+    def load(self, services: Services) -> None:
+        """Loads models and tools, before the time of any item counts. Raises VLMError."""
+        for role in self.roles:
+            services.client(role)
+        services.tools.prepare()
+
+    def describe(self, services: Services) -> dict[str, Any]:
+        """What a run's description says of loaded services: on several workers all say the same, but for
+        `hardware`."""
+        return {role: services.client(role).describe() for role in self.roles}
+
     @abstractmethod
     def row(self, item: AnyItem, services: Services, observer: Observer) -> Row:
         """The item's row. What is wrong with the item alone is told in the row; what is raised becomes a
@@ -69,22 +80,6 @@ class Work(ABC, Generic[AnyItem, Row]):
     def overdue(self, item: AnyItem, error: str, sha256: str | None = None) -> Row:
         """The row of an item whose time was over before there was an answer."""
         return self.failure(item, error, sha256)
-
-    def files(self, item: AnyItem) -> list[Path]:
-        """The pictures that an item's work reads."""
-        return [path for path in (item.image, getattr(item, "reference", None)) if path]
-
-    def sent(self, row: Row) -> Any:
-        """The row as it goes to another process."""
-        return row
-
-    def received(self, item: AnyItem, sent: Any) -> Row:
-        """An item's row as it came from another process."""
-        return sent
-
-    def describe(self, services: Services) -> dict[str, Any]:
-        """What a run's description says of loaded services."""
-        return {}
 
 
 @dataclass(frozen=True)
@@ -118,18 +113,6 @@ class Assessing(Work[Item, Assessment]):
         row.error, row.sha256 = one_line(error), sha256
         return row
 
-    def sent(self, row: Assessment) -> str:
-        return as_line(row)
-
-    def received(self, item: Item, sent: str) -> Assessment:
-        try:
-            row = StoredRow.model_validate_json(sent, strict=True)
-        except ValidationError as error:
-            return self.failure(item, f"the assessment gave no valid row: {first_mistake(error)}")
-        if row.evidence:
-            row.evidence.tool_logs = row.tools
-        return row
-
     def identity(
         self,
         device: str,
@@ -140,18 +123,22 @@ class Assessing(Work[Item, Assessment]):
         relative: bool = False,
         maps: Any = None,
     ) -> dict[str, Any]:
-        """What the rows of a run depend on, by the names that a user is told. `relative`: some paths are, so
-        that the working folder counts; `maps`: the limits of the maps that the rows have, where they have any.
-        Raises BundleError for a models folder whose manifest is damaged, CalibrationError for tool maps that
-        cannot be read."""
-        configuration = self.settings.model_dump(
-            mode="json",
-            exclude={"tools": {"cache"}, "decisions": {"calibration"}, "models": {"__all__": {"path"}}},
-        )
+        """What the rows of a run depend on, by the names that a user is told.
+
+        Args:
+            device: Where models compute, such as "cuda:0".
+            query, choices, reference: What is asked about every picture.
+            relative: Whether some paths are, so that the working folder counts.
+            maps: The limits of the maps that the rows have, where they have any.
+
+        Raises:
+            BundleError: A models folder whose manifest is damaged.
+            CalibrationError: Tool maps that cannot be read.
+        """
+        apart = {"tools": {"cache"}, "decisions": {"calibration"}, "models": {"__all__": {"path"}}}
         own, limit = self.max_replan_iterations, self.settings.max_replan_iterations
         about: dict[str, Any] = {
             "schema version": SCHEMA_VERSION,
-            **of_models(self),
             "pipeline": self.pipeline,
             "max_replan_iterations": limit if own is None else own,
             "query": query or DEFAULT_QUERY,
@@ -159,7 +146,9 @@ class Assessing(Work[Item, Assessment]):
             "reference": reference and path_text(reference.absolute()),
             "working folder": os.getcwd() if relative else None,
         }
-        return configuration | of_settings(self.settings, device) | about | ({"map": maps} if maps else {})
+        about |= {"map": maps} if maps else {}
+        configuration = self.settings.model_dump(mode="json", exclude=apart)  # pyright: ignore[reportArgumentType]
+        return configuration | of_settings(self.settings, device) | of_models(self) | about
 
 
 def of_models(work: Work[Any, Any]) -> dict[str, Any]:
@@ -170,6 +159,22 @@ def of_models(work: Work[Any, Any]) -> dict[str, Any]:
     return {
         "interval calibration": file_hash(intervals) if intervals.is_file() else None,
         "model": {folder.name: folder_hash(folder) for folder in folders if folder.is_dir()},
+    }
+
+
+def of_settings(settings: Settings, device: str) -> dict[str, Any]:
+    """What the rows of every run depend on beside its models and its questions, under the names that messages
+    use. Raises BundleError for a models folder whose manifest is damaged, CalibrationError for tool maps that
+    cannot be read."""
+    stored = store_manifest(models_root(settings.models_dir))
+    files = stored.files if stored else ()
+    weights = sorted((file.path, file.sha256) for file in files if file.path.startswith("tools/"))
+    return {
+        "tool maps": map_file_hash(settings.tools.maps or SHIPPED_MAPS),
+        "tool reliability": file_hash(RELIABILITY),
+        "tool weights": hashlib.sha256(json.dumps(weights).encode()).hexdigest(),
+        "versions": versions(),
+        "device": device.partition(":")[0],
     }
 
 
@@ -198,22 +203,3 @@ class StoredRow(Assessment):
         if letters is not None and self.final_answer not in letters:
             raise ValueError(f"final_answer: expected one of {', '.join(letters)}")
         return self
-
-
-def of_settings(settings: Settings, device: str) -> dict[str, Any]:
-    """What the rows of every run depend on beside its models and its questions, under the names that messages
-    use. Raises BundleError for a models folder whose manifest is damaged, CalibrationError for tool maps that
-    cannot be read."""
-    stored = store_manifest(models_root(settings.models_dir))
-    weights = (
-        sorted((file.path, file.sha256) for file in stored.files if file.path.startswith("tools/"))
-        if stored
-        else []
-    )
-    return {
-        "tool maps": map_file_hash(settings.tools.maps or SHIPPED_MAPS),
-        "tool reliability": file_hash(RELIABILITY),
-        "tool weights": hashlib.sha256(json.dumps(weights).encode()).hexdigest(),
-        "versions": versions(),
-        "device": device.partition(":")[0],
-    }

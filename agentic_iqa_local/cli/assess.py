@@ -1,204 +1,167 @@
-"""Assesses the quality of pictures with a local vision-language model and IQA tools. Nothing leaves this
-machine.
+"""Assesses pictures with a local vision-language model and IQA tools.
 
 examples:
   {assess} photo.jpg --explain
   {assess} photo.jpg --reference original.png --gpu 0
-  {assess} photo.jpg --query "Use NIQE to score this picture."
-  {assess} photo.jpg --query "Which distortion dominates?" --choices Blur Noise Compression None
-  {assess} photo.jpg --interactive
-  {assess} scans/ --pipeline letters --out results.jsonl --csv results.csv --gallery results.html
-  {assess} --manifest images.csv --out results.jsonl --resume --retry-failed
-  {assess} photo.jpg --config qwen2_5_vl_7b --gpu 0
-  {assess} scans/ --at-least Good --error-rate 0.05 --strict --csv gate.csv
-  {assess} scans/ --pipeline letters --out results.jsonl --cluster 10.0.0.1:6379 --workers 8
-  {assess} --compare before.jpg after.jpg
-  {assess} --best-of burst/
-  {assess} --list-tools
-Without a picture the sample photograph that ships is assessed. With --gpu 0 and neither --config nor --model
-the largest complete vision-language model below the models folder is taken, and named.
+  {assess} photo.jpg --query "Is the sky noisy?" --choices Yes No
+  {assess} scans/ --out results.jsonl --csv results.csv
+  {assess} scans/ --at-least Good --error-rate 0.05 --strict
+On a terminal the answer is text, piped it is one JSON object a line.
 
-On a terminal the answer is text, of several pictures one line each, coloured unless NO_COLOR is set;
-piped, or with --json, it is one JSON object a line on stdout and nothing
-else there. With --out the objects go to a file instead, each synced to disk as it is finished: after a kill,
-Ctrl-C or a full disk the same command with --resume goes on.
-With --interactive questions about one picture are read from stdin, one a line ("Rate it", then "And the
-sky?"), until its end, "exit" or "quit". The picture stays open, and each question is told of those before it;
-Ctrl-C stops a question, or between two the session. Exit status: 0 all assessed, 1 some picture failed (its
-row has "error") or the batch could not go on, 2 wrong usage or a model that cannot run, with --strict 4 where
-a picture fails --at-least and 3 where an answer is not sure, 130 interrupted by Ctrl-C or a polite kill (the
-rows so far are written).
+Exit status: 0 all assessed, 1 some picture failed or the batch ended early,
+2 wrong usage or no model, 130 interrupted; with --strict 4 where a picture
+fails --at-least, 3 where an answer is not sure.
 """
 
 import argparse
-import glob
-import logging
 import os
 import shlex
-import signal
-from collections.abc import Iterable
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from agentic_iqa_local.cli import chosen_settings
-from agentic_iqa_local.cli.assess_options import parse
-from agentic_iqa_local.cli.assess_run import AssessRun, show
-from agentic_iqa_local.cli.cluster_options import place_of
-from agentic_iqa_local.cli.compare_run import CompareRun, check_number
-from agentic_iqa_local.cli.console import Console, exit_status, like_ctrl_c, safe_streams, start_logging
-from agentic_iqa_local.cli.outputs import UsageError, result_file
+from agentic_iqa_local import __version__
+from agentic_iqa_local.cli import options as shared
+from agentic_iqa_local.cli.command import Parser, UsageError, run_command
+from agentic_iqa_local.cli.console import Console, tell
+from agentic_iqa_local.cli.outputs import result_file
 from agentic_iqa_local.files import ROOT, command
+
+if TYPE_CHECKING:
+    from agentic_iqa_local.batch.inputs import Item
 
 # What follows is imported where it is needed, so that --help and wrong usage are answered at once.
 
-NAMED_FILES = 5  # in a message
 SAMPLE = ROOT / "tests" / "data" / "sumac.png"  # a wheel has it inside
+INPUTS = """
+--image PICTURE...  pictures, as without --image
+--manifest FILE     instead: .csv, .jsonl or .parquet with image, and if wanted reference, query, choices of each row
+--reference PATH    pristine original of the same size; for many pictures a folder with originals of the same names
+"""
+STRICT = "--strict   exit status 4 where a picture fails --at-least, 3 where an answer is not sure"
+OUTPUTS = """
+--out FILE          JSON lines to FILE, one durable row for each picture; of FILE.csv a table beside them
+--resume            go on with FILE: assess what it lacks, and what changed
+--retry-failed      with --resume: assess its failed pictures again
+--csv FILE          a table for spreadsheets too, when the run ends
+--gallery FILE      a page to look through, sort and triage too, when the run ends
+--map PATH          draw the quality from place to place to a PNG; for several pictures into a folder
+--sort q|worst|width|name  several pictures on a terminal: their lines come at the end, in this order
+"""
+BASIC = (
+    "help", "help_all", "pictures", "manifest", "reference", "query", "choices", "gpu", "cpu", "config", "model",
+    "pipeline", "at_least", "out", "resume", "csv", "json", "explain",
+)  # fmt: skip
+NEEDS = {"resume": "out", "retry_failed": "resume", "map_tiles": "map", "map_seconds": "map"}
+EXCLUDES = (("pictures", "manifest"), ("reference", "manifest"), ("sort", "explain"), ("sort", "json"))
+# output option → of which kind its file is, and how its name may end
+FILES = {
+    "out": ("file of rows", (".jsonl", ".json", "")),
+    "csv": ("table", (".csv",)),
+    "gallery": ("gallery", (".html", ".htm")),
+}
 
 
-@safe_streams()
 def main(argv: list[str] | None = None) -> int:
-    args = parse(argv, __doc__ or "")
-    start_logging(args.verbose)
-
-    def assess() -> int:
-        with like_ctrl_c(signal.default_int_handler), Console() as console:
-            return assess_all(args, console)
-        return 0  # the console has ended this because nobody reads stdout any more
-
-    return exit_status(assess, interrupted="interrupted before the first picture")
+    return run_command(parse, assess, argv)
 
 
-def assess_all(args: argparse.Namespace, console: Console) -> int:
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """The arguments of a command line, checked without looking at any file."""
+    parser = Parser.of("assess", __doc__, usage="%(prog)s [PICTURE ...] [options]")
+    parser.basic = BASIC
+    parser.add_argument("--help-all", action="help", help="show every option")
+    parser.add_argument("--version", action="version", version=f"agentic_iqa_local {__version__}")
+    what = parser.add_argument_group("what to assess")
+    what.add_argument("pictures", nargs="*", metavar="PICTURE", help="pictures, folders or globs")
+    shared.add(what, INPUTS)
+    shared.add_options(what, "query", "choices", "background")
+    how = parser.add_argument_group("how: with what, and where")
+    shared.add_options(how, *shared.SET_UP, *shared.HOW)
+    shared.add(how, shared.WORK)
+    shared.add(parser.add_argument_group("on several workers or machines, with Ray"), shared.CLUSTER)
+    shared.add_options(how, *shared.HOW_SURE)
+    shared.add(how, STRICT)
+    output = parser.add_argument_group("output")
+    shared.add(output, OUTPUTS)
+    shared.add_options(output, "map_tiles", "map_seconds")
+    shared.add_answer(output)
+    words = sys.argv[1:] if argv is None else argv
+    end = words.index("--") if "--" in words else len(words)  # behind it stand pictures alone
+    args = parser.parse_intermixed_args(words[:end])  # pictures may stand before and behind options
+    args.pictures += (args.image or []) + words[end + 1 :]
+    _check(parser, args)
+    shared.check_options(parser, args)
+    return args
+
+
+def _check(parser: Parser, args: argparse.Namespace) -> None:
+    """Ends the program with one sentence for options that do not go together."""
+    if args.out and args.out.suffix.lower() == ".csv" and not args.csv:
+        args.out, args.csv = args.out.with_suffix(".jsonl"), args.out
+    for option, needed in NEEDS.items():
+        if getattr(args, option) and not getattr(args, needed):
+            parser.error(f"--{option.replace('_', '-')}: expected with --{needed}")
+    for option, other in EXCLUDES:
+        if getattr(args, option) and getattr(args, other):
+            given = args.pictures[0] if option == "pictures" else f"--{option}"
+            parser.error(f"{given}: expected without --{other}")
+    if args.strict and args.at_least is None and args.abstain_wider_than is None:
+        parser.error("--strict: expected with --at-least or --abstain-wider-than")
+    for option, (kind, ends) in FILES.items():
+        file = getattr(args, option)
+        if file and file.suffix.lower() not in ends:
+            table = f"; for a spreadsheet: --csv {file.stem}.csv" if option == "out" else ""
+            parser.error(f"--{option} {file}: expected a {kind}, name it {file.stem}{ends[0]}{table}")
+
+
+def assess(args: argparse.Namespace) -> int:
     """Everything that can be checked without a model is checked before anything that takes seconds to load.
     Raises UserError."""
-    notes: list[str] = []  # said once it is clear that the device is there
-    settings = chosen_settings(args, notes.append)
-    if not (args.list_tools or args.manifest or args.pictures):
-        yours = f"{command('assess')} photo.jpg"
-        notes.append(f"no picture named: assessing the sample photograph that ships; yours: {yours}")
-    items = [] if args.list_tools else wanted(args, console)
-    check_pictures(args, items)
-    if args.interactive and len(items) != 1:
-        raise UsageError(f"--interactive: expected one picture, got {len(items)}", "name one of them")
-    if args.compare or args.best_of:
-        check_number(args, items)
-    rows = "file of comparisons" if args.compare or args.best_of else "file of rows"
-    for option, kind in (("out", rows), ("csv", "table"), ("gallery", "gallery")):
-        if file := getattr(args, option):
-            setattr(args, option, place := result_file(f"--{option}", file, kind))
-            check_own(f"--{option}", place, args)
-    if args.csv and args.csv == args.gallery:
-        raise UsageError(f"--gallery {args.gallery}: expected a file of its own, this is --csv's")
-    if args.engine != "server" and not args.list_tools:
-        check_models(settings, args.pipeline)
-    if args.explain and not args.verbose:
-        for name in ("workbench", "score_fusion"):  # the account holds a picture's warnings
-            logging.getLogger(f"agentic_iqa_local.{name}").setLevel(logging.ERROR)
-    from agentic_iqa_local.devices import choose_device
+    with Console() as console:
+        notes: list[str] = []  # said once it is clear that the device is there
+        settings = shared.chosen_settings(args, notes.append)
+        if not (args.manifest or args.pictures):
+            yours = f"{command('assess')} photo.jpg"
+            notes.append(f"no picture named: assessing the sample photograph that ships; yours: {yours}")
+        items = wanted(args)
+        for option, (kind, _) in FILES.items():
+            if file := getattr(args, option):
+                setattr(args, option, result_file(f"--{option}", file, kind))
+        shared.check_models(settings, args.pipeline or "agent")
+        place = shared.place_of(args)
+        from agentic_iqa_local.cli.assess_run import AssessRun
+        from agentic_iqa_local.devices import choose_device
 
-    place = place_of(args)
-    device = place.device if place else choose_device(args.gpu, args.cpu)
-    for note in notes:
-        console.say(note)
-    if args.list_tools:
-        return list_tools(settings, device, console)
-    if args.interactive:
-        from agentic_iqa_local.cli.interactive import converse
-
-        return converse(args, settings, items[0], device, console, show)
-    if args.compare or args.best_of:
-        return CompareRun(args, settings, items, device, console).finish()
-    return AssessRun(args, settings, items, device, console, place).finish()
+        device = place.device if place else choose_device(args.gpu, args.cpu)
+        for note in notes:
+            tell(note)
+        return AssessRun(args, settings, items, device, console, place).finish()
+    return 0  # nobody reads stdout any more
 
 
-def wanted(args: argparse.Namespace, console: Console) -> list:
-    """The items that the command line names. Raises UserError."""
+def wanted(args: argparse.Namespace) -> "list[Item]":
+    """The items that the command line names. Raises UserError, also for pictures that are not there."""
     from agentic_iqa_local.batch.inputs import Item, expand_inputs, read_manifest, references_in
-
-    if args.manifest:
-        return read_manifest(args.manifest, args.query, args.choices)
     from agentic_iqa_local.images.files import check_file
     from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
 
-    choices = args.choices and tuple(args.choices)
-    for words in args.pictures:
-        if (
-            " " in words
-            and not os.path.lexists(words)
-            and not glob.glob(words, recursive=True)
-            and not Path(words.rstrip("?!.")).suffix
-        ):
-            raise UsageError(
-                f"{words!r} is no file", f"a question goes behind its option: --query {shlex.quote(words)}"
-            )
+    if args.manifest:
+        return read_manifest(args.manifest, args.query, args.choices)
     sample = os.path.relpath(SAMPLE) if SAMPLE.is_relative_to(Path.cwd()) else str(SAMPLE)
-    files = expand_inputs(args.pictures or [sample], console.say)
+    gone = [word for word in args.pictures if not os.path.lexists(word)]
+    question = " ".join([*filter(None, [args.query]), *gone])
+    if gone and " " in question and not any(Path(word).suffix.rstrip("?!.") or "*" in word for word in gone):
+        remedy = f"a question goes in quotes behind its option: --query {shlex.quote(question)}"
+        raise UsageError(f"{gone[0]}: there is no such file", remedy)
+    files = expand_inputs(args.pictures or [sample], tell)
+    for file in files:
+        if not os.path.lexists(file):
+            check_file(file)
     references: list[Path | None] = [args.reference] * len(files)
     if args.reference and args.reference.is_dir():
         references = [*references_in(args.reference, files)]
     elif args.reference:
         check_file(args.reference)
-    return [
-        Item(path, reference, args.query or DEFAULT_QUERY, choices)
-        for path, reference in zip(files, references, strict=True)
-    ]
-
-
-def check_pictures(args: argparse.Namespace, items: Iterable) -> None:
-    """Raises UsageError for pictures that are not there."""
-    missing = [item.image for item in items if not os.path.lexists(item.image)] if not args.manifest else []
-    if missing:
-        raise UsageError(about_missing(args, missing))
-
-
-def check_own(option: str, file: Path, args: argparse.Namespace) -> None:
-    """Raises UsageError for an output that would replace the manifest, which may be a table or rows of ours,
-    or for a --csv or --gallery that would replace what lies beside the rows."""
-    beside = ("", ".run.json", ".lock", ".partial", ".run.json.partial")
-    if option != "--out" and args.out and file in [args.out.with_name(args.out.name + end) for end in beside]:
-        of = "this one belongs to the rows"
-    elif args.manifest and file.exists() and args.manifest.exists() and file.samefile(args.manifest):
-        of = "this one is read"
-    else:
-        return
-    raise UsageError(f"{option} {file}: expected a file of its own, {of}", f"choose another {option}")
-
-
-def about_missing(args: argparse.Namespace, missing: list[Path]) -> str:
-    """What to type instead of pictures that are not there."""
-    from agentic_iqa_local.images.files import ImageError, check_file
-
-    first = missing[0]
-    words = [*([args.query] if args.query and len(args.query.split()) == 1 else []), *map(str, missing)]
-    if len(words) > 1 and not any(path.suffix.rstrip("?!.") for path in missing):
-        return (
-            f"'{first}' is no file; put a query of several words in quotes: --query"
-            f" {shlex.quote(' '.join(words))}"
-        )
-    more = (
-        f" (and {len(missing) - 1} more are not there: {', '.join(map(str, missing[1:NAMED_FILES]))})"
-        if missing[1:]
-        else ""
-    )
-    try:
-        check_file(first)
-    except ImageError as error:
-        return f"{error}{more}"
-    return f"{first}: it came while we looked; try again"
-
-
-def check_models(settings, pipeline: str) -> None:
-    """Raises UsageError for a model folder that is not there."""
-    from agentic_iqa_local.files import about_missing_model
-
-    for role in ("planner", "executor", "summarizer") if pipeline == "agent" else ("summarizer",):
-        folder = settings.folder(settings.role(role).backend)
-        if not os.path.isdir(folder):
-            raise UsageError(*about_missing_model(folder))
-
-
-def list_tools(settings, device: str, console: Console) -> int:
-    from agentic_iqa_local.output.report import tool_table
-    from agentic_iqa_local.services import Services
-
-    console.show(tool_table(Services(settings, device).tools.info()))
-    return 0
+    query, choices = args.query or DEFAULT_QUERY, args.choices and tuple(args.choices)
+    return [Item(file, original, query, choices) for file, original in zip(files, references, strict=True)]

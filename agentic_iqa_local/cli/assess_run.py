@@ -3,79 +3,75 @@
 import argparse
 import os
 import shlex
+import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from agentic_iqa_local.cli.assess_maps import about_map, map_requests
-from agentic_iqa_local.cli.assess_screen import Screen
-from agentic_iqa_local.cli.cluster_options import chosen_batch
-from agentic_iqa_local.cli.console import Console, show_answer
-from agentic_iqa_local.cli.stopping import stopped_by_ctrl_c
+from agentic_iqa_local.batch.inputs import Item
+from agentic_iqa_local.batch.results import Results
+from agentic_iqa_local.batch.runner import BatchError, Runner, resumed
+from agentic_iqa_local.batch.work import Assessing, as_line
+from agentic_iqa_local.cli.command import UsageError, stopped_by_ctrl_c
+from agentic_iqa_local.cli.console import Console, Progress, tell
+from agentic_iqa_local.cli.gallery import written
+from agentic_iqa_local.cli.options import chosen_batch
+from agentic_iqa_local.cli.outputs import result_file
+from agentic_iqa_local.config import Settings
 from agentic_iqa_local.errors import one_line
+from agentic_iqa_local.files import WriteError, write_whole
+from agentic_iqa_local.judgement.quality_map import MapRequest
+from agentic_iqa_local.output.picture_lines import PictureLines, in_order
+from agentic_iqa_local.output.report import account, summary
+from agentic_iqa_local.output.tables import csv_text
+from agentic_iqa_local.output.tally import Tally
+from agentic_iqa_local.result import Assessment
+from agentic_iqa_local.vlm_client import VLMError
 
 if TYPE_CHECKING:
-    from agentic_iqa_local.batch.inputs import Item
     from agentic_iqa_local.batch.ray import Place, RayRunner
-    from agentic_iqa_local.batch.results import Results
-    from agentic_iqa_local.batch.runner import Runner
-    from agentic_iqa_local.config import Settings
-    from agentic_iqa_local.result import Assessment
-
-    AnyBatch = Runner | RayRunner
-
-# The rest is imported where it is needed, so that --help and wrong usage are answered at once.
 
 NAMED = 5  # pictures in a message
 UNSURE, FAILS = 3, 4  # exit statuses of --strict
-LONGEST_COMMAND = 2000  # characters, to be repeated in a message
 
 
 class AssessRun:
-    """The items that a command line names, and what became of them so far. Raises RowsError for an --out that
-    cannot be gone on with. `place`: where the workers of a cluster are."""
+    """The items that a command line names, and what became of them so far.
+
+    Raises RowsError for an --out that cannot be gone on with, UsageError for a --map that cannot be drawn.
+    """
 
     def __init__(
         self,
         args: argparse.Namespace,
-        settings: "Settings",
-        items: "list[Item]",
+        settings: Settings,
+        items: list[Item],
         device: str,
         console: Console,
         place: "Place | None" = None,
     ):
-        from agentic_iqa_local.output.tally import Tally
-
-        self.args, self.settings, self.items, self.device, self.console = (
-            args,
-            settings,
-            items,
-            device,
-            console,
-        )
-        from agentic_iqa_local.batch.work import Assessing
-
-        self.place = place
-        self.maps = map_requests(args, items)
-        self.work = Assessing(settings, args.pipeline, args.max_replan_iterations, self.maps)
-        self.without_map = 0
-        self.results = self._open_results()
+        self.args, self.items, self.device, self.console, self.place = args, items, device, console, place
+        maps = map_requests(args, items) if args.map else {}
+        self.work = Assessing(settings, args.pipeline or "agent", args.max_replan_iterations, maps)
+        self.results = self._open_results() if args.out else None
         done = self.results.done if self.results else ()
-        self.left = [item for item in items if item.key not in done] if done else items
-        self.written = 0
-        self.tally = Tally()
-        self.kept: list[dict[str, Any]] = []  # for table, gallery and sorting, where no file has the rows
-        self.screen = Screen(args, [str(item.image) for item in items], console)
+        self.left = [item for item in items if item.key not in done]
+        self.go_on = (
+            "the same command with --resume goes on" if args.out else "with --out FILE a run can go on"
+        )
+        self.rows: list[dict[str, Any]] = []  # where no file has them
+        self.written, self.without_map, self.seconds = 0, 0, 0.0
+        text = console.results.isatty() and not (args.json or args.explain)
+        self.lines = None
+        if text and len(items) > 1 and (args.sort or not args.out):
+            names, columns = [str(item.image) for item in items], shutil.get_terminal_size().columns
+            verdict = args.at_least is not None or args.abstain_wider_than is not None
+            self.lines = PictureLines(names, columns, damage=self.work.pipeline == "agent", verdict=verdict)
 
-    def _open_results(self) -> "Results | None":
-        """The file of rows, before anything is loaded; None without --out."""
-        from agentic_iqa_local.batch.results import Results
-
+    def _open_results(self) -> Results:
+        """The file of rows, before anything is loaded."""
         args = self.args
-        if args.out is None:
-            return None
         paths = [path for item in self.items for path in (item.image, item.reference) if path]
         depends_on = self.work.identity(
             self.device,
@@ -83,187 +79,126 @@ class AssessRun:
             choices=args.choices,
             reference=args.reference,
             relative=not all(path.is_absolute() for path in paths),
-            maps=None if args.map is None else [args.map_tiles, args.map_seconds],
+            maps=[args.map_tiles, args.map_seconds] if args.map else None,
         )
         asked = {item.key for item in self.items} if args.resume else ()
         results = Results(args.out, depends_on, resume=args.resume, retry=args.retry_failed, asked=asked)
         if results.changed:
-            self.console.say(one_line(f"changed since, assessed again: {_named(results.changed)}"))
+            tell(one_line(f"changed since, assessed again: {_named(results.changed)}"))
         return results
-
-    @cached_property
-    def go_on(self) -> str:
-        """How to go on with this run."""
-        return (
-            f"go on with: {_command_to_go_on()}"
-            if self.results
-            else "with --out FILE a run can be gone on with"
-        )
 
     def finish(self) -> int:
         """Assesses what is left, and says what there is; the exit status. Raises VLMError for a model that
-        cannot be loaded."""
-        from agentic_iqa_local.files import WriteError
-
-        results, console = self.results, self.console
+        cannot be loaded, WriteError for a table that cannot be written."""
         if not self.left:
-            if results:
-                results.close()
+            if self.results:
+                self.results.close()
             return self._summary()
-        batch = self._loaded_batch()
-        error = self._assess(batch)
-        status = None if error is None else self._said(error)
+        from agentic_iqa_local.services import Services
+
+        window: dict[str, Any] = {"jobs": self.args.jobs, "timeout": self.args.timeout}
+        if (
+            len(self.left) == 1 and self.place is None
+        ):  # several in a process of its own, which may hang or crash
+            window["services"] = Services(self.work.settings, self.device)
+        batch = chosen_batch(self.work, self.device, self.place, **window)
+        if self.lines and self.lines.folder:
+            self.console.show(one_line(f"{self.lines.folder}{os.sep}"))
         try:
-            finished = self._summary()
-            status = finished if status is None else status
-        except WriteError as table_error:
-            console.say(f"error: {table_error}")
-            status = status or 1
+            error = self._assess(batch)
+        finally:
+            if self.results:
+                with suppress(WriteError):  # said already
+                    self.results.close()
+        status = self._said(error) if error else None
+        finished = self._summary()
         if batch.stopping and self.written < len(self.left):
             there = len(self.items) - len(self.left) + self.written
-            console.say(f"interrupted: {there} of {len(self.items)} pictures have their rows; {self.go_on}")
+            tell(f"interrupted: {there} of {len(self.items)} pictures have their rows; {self.go_on}")
             status = 130
+        status = finished if status is None else status
         if batch.unfinished:  # a thread that does not return would keep the process
             sys.stderr.flush()
             os._exit(status)
         return status
 
-    def _loaded_batch(self) -> "AnyBatch":
-        """What assesses the items: several of them in a process of its own, which may hang or crash."""
-        from agentic_iqa_local.batch.runner import Runner
-        from agentic_iqa_local.services import Services
-
-        window: dict[str, Any] = {"jobs": self.args.jobs, "timeout": self.args.timeout}
+    def _assess(self, batch: "Runner | RayRunner") -> Exception | None:
+        """Assesses what is left until it is done, a stop, or an error after which the batch cannot go on."""
+        batch.load()
+        done = len(self.items) - len(self.left)
+        progress = Progress(len(self.items), done)
         try:
-            if len(self.left) == 1 and self.place is None:
-                services = Services(self.settings, self.device)
-                batch = Runner(self.work, self.device, services=services, **window)
-            else:
-                batch = chosen_batch(self.work, self.device, self.place, **window)
-            if any(_can_be_opened(item, self.settings) for item in self.left):
-                batch.load()
-        except BaseException:  # a model that cannot be loaded
+            with progress, stopped_by_ctrl_c(batch, self.go_on):
+                for row in batch.rows(resumed(self.left, batch.jobs) if done else self.left):
+                    self._take(row)
+                    progress.count(row.error is not None, batch.by_node)
             if self.results:
                 self.results.close()
-            raise
-        return batch
-
-    def _assess(self, batch: "AnyBatch") -> Exception | None:
-        """Assesses what is left until it is done, a stop, or an error after which the batch cannot go on."""
-        from agentic_iqa_local.batch.runner import BatchError, resumed
-        from agentic_iqa_local.files import WriteError
-        from agentic_iqa_local.vlm_client import VLMError
-
-        results, console = self.results, self.console
-        console.begin(len(self.items), len(self.items) - len(self.left))
-        try:
-            with stopped_by_ctrl_c(batch, self.go_on):
-                is_resumed = len(self.left) < len(self.items)
-                for row in batch.rows(resumed(self.left, batch.jobs) if is_resumed else self.left):
-                    self._take(row, batch)
-                if batch.by_node:
-                    console.say(f"rows by node: {batch.by_node}")
-            if results:
-                results.close()
         except (BatchError, VLMError, WriteError, OSError) as error:
             return error
-        finally:
-            console.end()
-            if results:
-                with suppress(WriteError):  # said already
-                    results.close()
+        self.seconds = progress.seconds
         return None
 
-    def _take(self, row: "Assessment", batch: "AnyBatch") -> None:
-        from agentic_iqa_local.batch.work import as_line
-
+    def _take(self, row: Assessment) -> None:
+        line = as_line(row)
         if self.results:
-            self.results.append(as_line(row))
-            if self.args.json or self.args.explain:  # what is told of a row holds after a power cut too
-                self.results.sync()
+            self.results.append(line)
         else:
-            fields = row.to_dict()
-            self.tally.add(fields)
-            if self.args.csv or self.args.sort or self.args.gallery:
-                self.kept.append(fields)
+            self.rows.append(row.to_dict())
         self.written += 1
-        self.console.count(row.error is not None, batch.by_node)
-        if self.screen.lines:
-            self.screen.show(row)
-        else:
-            show(self.args, row, self.console)
-        if self.maps and (reason := about_map(row)):
+        if self.lines is None:
+            self.console.show_answer(
+                self.args, line, lambda: account(row), summary(row), row.error is not None
+            )
+        elif not self.args.sort:
+            self.console.show(self.lines.line(row))
+        if self.args.map and not row.error and not (row.map and row.map.png):
             self.without_map += 1
-            self.console.say(f"error: {row.image}: {reason}")
+            tell(
+                f"error: {row.image}: {row.no_map or (row.map and row.map.not_drawn) or 'map: none was made'}"
+            )
 
     def _said(self, error: Exception) -> int:
         """Says why the batch ended; the exit status."""
-        if not isinstance(error, OSError):
-            self.console.say(f"error: {error}; {self.go_on}")
-            return 1
-        os.dup2(os.open(os.devnull, os.O_WRONLY), self.console.results.fileno())
-        if not isinstance(error, BrokenPipeError):
-            self.console.say(f"error: stdout: a row could not be written ({error.strerror}); {self.go_on}")
-            return 1
-        if (
-            self.results
-        ):  # without a file there is nothing to go on with: the reader has gone, as `| head` does
-            self.console.say(f"error: nobody reads stdout any more; {self.go_on}")
-            return 1
-        return 0
+        said = str(error)
+        if isinstance(error, OSError):  # of stdout
+            self.console.mute()
+            said = f"stdout: a row could not be written ({error.strerror})"
+            if isinstance(error, BrokenPipeError) and not self.results:
+                return 0  # the reader has gone, as `| head` does, and there is nothing to go on with
+        tell(f"error: {said}; {self.go_on}")
+        return 1
 
-    def _rows(self) -> Iterable[dict[str, Any]]:
-        return self.results.rows() if self.results else self.kept
+    def _all_rows(self) -> Iterable[dict[str, Any]]:
+        return self.results.rows() if self.results else self.rows
 
     def _summary(self) -> int:
-        """The summary and the table of a run; its exit status."""
-        args, console, tally = self.args, self.console, self.tally
-        for row in self.results.rows() if self.results else ():
+        """The summary and the files of a run; its exit status."""
+        args, tally = self.args, Tally()
+        for row in self._all_rows():
             tally.add(row)
-        if args.sort:
-            self.screen.show_sorted(self._rows())
+        if args.sort and self.lines:
+            for row in in_order(map(Assessment.model_validate, self._all_rows()), args.sort):
+                self.console.show(self.lines.line(row))
         if tally.total > 1:
-            seconds = console.seconds if self.written else 0
-            console.say("\n" + tally.text(self.written, seconds, ranked=not self.screen.lines))
+            tell("\n" + tally.text(self.written, self.seconds, ranked=self.lines is None))
         if self.results:
-            rows = f"{tally.total} rows in {args.out}"
-            if tally.failed:
-                rows += f", {len(tally.failed)} of them failures"
-                rows += "; add --resume --retry-failed to assess those again"
-            if gone := self.results.gone:
-                rows += f"; not counted, because their pictures are no longer there: {_named(gone)}"
-            console.say(one_line(rows))
+            again = "; add --resume --retry-failed to assess those again"
+            failed = f", {len(tally.failed)} of them failures{again}" if tally.failed else ""
+            gone = self.results.gone
+            lost = (
+                f"; not counted, because their pictures are no longer there: {_named(gone)}" if gone else ""
+            )
+            tell(one_line(f"{tally.total} rows in {args.out}{failed}{lost}"))
         if args.csv:
-            from agentic_iqa_local.files import write_whole
-            from agentic_iqa_local.output.tables import csv_text
-
-            write_whole(args.csv, csv_text(self._rows), encoding="utf-8-sig")
-            console.say(one_line(f"{tally.total} rows as a table in {args.csv}"))
-        if args.gallery and not self._write_gallery():
-            return 130
+            write_whole(args.csv, csv_text(self._all_rows), encoding="utf-8-sig")
+            tell(one_line(f"{tally.total} rows as a table in {args.csv}"))
+        if args.gallery and (rows := list(self._all_rows())):
+            tell(written(rows, args.gallery, args.out.name if args.out else "pictures")[0])
         if tally.failed or self.without_map:
             return 1
         unsure = tally.not_sure or tally.gate["unsure"]
         return 0 if not args.strict else FAILS if tally.gate["fail"] else UNSURE if unsure else 0
-
-    def _write_gallery(self) -> bool:
-        """Writes the gallery of the rows there are; whether nobody interrupted that."""
-        from agentic_iqa_local.cli.gallery import written
-        from agentic_iqa_local.files import command
-
-        args, console = self.args, self.console
-        if not (rows := list(self._rows())):
-            console.say("no gallery: there are no rows")
-            return True
-        try:
-            message, _ = written(rows, args.gallery, args.out.name if args.out else "pictures")
-        except KeyboardInterrupt:
-            files = shlex.join([str(args.out), "--out", str(args.gallery)])
-            again = f"; make it with: {command('gallery')} {files}" if args.out else ""
-            console.say(one_line(f"interrupted: no gallery{again}"))
-            return False
-        console.say(message)
-        return True
 
 
 def _named(pictures: list[str]) -> str:
@@ -272,31 +207,25 @@ def _named(pictures: list[str]) -> str:
     return f"{len(pictures)} ({', '.join(pictures[:NAMED])}{more})"
 
 
-def _command_to_go_on() -> str:
-    """This command line with --resume."""
-    words = [word for word in sys.orig_argv if word not in ("--resume", "--retry-failed")]
-    command = shlex.join([*words, "--resume"])
-    typed = len(command) <= LONGEST_COMMAND and command == one_line(command)
-    return command if typed else "the same command with --resume"
-
-
-def _can_be_opened(item: "Item", settings: "Settings") -> bool:
-    """Whether an item's pictures can be opened: a model is loaded only where there is something to show
-    it."""
-    from agentic_iqa_local.images.reading import ImageError
-    from agentic_iqa_local.nodes.workbench import load_pictures
-
-    try:
-        load_pictures(settings.images, item.image, item.reference)
-    except ImageError:
-        return False
-    return True
-
-
-def show(args: argparse.Namespace, row: "Assessment", console: Console) -> None:
-    """A row on the screen or in the pipe."""
-    from agentic_iqa_local.batch.work import as_line
-    from agentic_iqa_local.output.report import account, summary
-
-    failure = f"error: {row.error}" if row.error else None
-    show_answer(args, console, lambda: as_line(row), lambda: account(row), lambda: summary(row), failure)
+def map_requests(args: argparse.Namespace, items: Sequence[Item]) -> dict[str, MapRequest]:
+    """What is asked of each item's map, by the item's key; in a folder pictures of one name are told apart by a
+    number. Raises UsageError."""
+    place, files = args.map, {items[0].key: args.map}
+    if place.is_dir():
+        names: set[str] = set()
+        for item in items:
+            name = item.image.stem
+            while name.lower() in names:
+                name += "-2"
+            names.add(name.lower())
+            files[item.key] = place / f"{name}.map.png"
+    elif len(items) != 1:
+        expected = f"expected a folder {place} for the maps of {len(items)} pictures, there is none"
+        raise UsageError(f"--map {place}: {expected}", f"make it first: mkdir -p {shlex.quote(str(place))}")
+    elif place.suffix.lower() != ".png":
+        raise UsageError(f"--map {place}: expected a file named .png, or a folder", f"name it {place}.png")
+    for file in files.values():
+        result_file("--map", file, "drawing")
+    given = {"max_tiles": args.map_tiles, "seconds": args.map_seconds}
+    limits: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    return {key: MapRequest(png=file, **limits) for key, file in files.items()}

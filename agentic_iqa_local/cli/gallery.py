@@ -1,12 +1,12 @@
-"""Makes a gallery of a batch: one HTML file with thumbnails, to sort, filter and triage, that opens from
-disk and asks nothing of the network.
+"""Makes a gallery of a batch: one HTML file with thumbnails, to sort, filter and triage, that opens from disk and
+asks nothing of the network.
 
 examples:
-  {gallery} rows.jsonl --out gallery.html
+  {gallery} rows.jsonl
   {gallery} rows.jsonl --out gallery.html --images /mnt/archive/scans
 
-rows.jsonl is what assess --out wrote. Exit status: 0 written, 1 written but some pictures could not be read
-and show the reason instead, 2 wrong usage or rows that cannot be read.
+rows.jsonl is what assess --out wrote. Exit status: 0 written, 1 written but some pictures could not be read and show
+the reason instead, 2 wrong usage or rows that cannot be read.
 """
 
 import argparse
@@ -14,33 +14,29 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agentic_iqa_local.cli.console import Parser, bar, exit_status, safe_streams
+from agentic_iqa_local.cli.command import Parser, UsageError, run_command
+from agentic_iqa_local.cli.options import add
+from agentic_iqa_local.cli.outputs import result_file
 from agentic_iqa_local.errors import one_line
 
+OPTIONS = """
+--out FILE    the page, which replaces a gallery (default: ROWS with the suffix .html)
+--images DIR  where the pictures are now, if they are no longer at the paths in the rows
+"""
 
-@safe_streams()
+
 def main(argv: list[str] | None = None) -> int:
-    parser = Parser.of("gallery", __doc__)
+    parser = Parser.of("gallery", __doc__, usage="%(prog)s ROWS [options]")
     parser.add_argument("rows", type=Path, metavar="ROWS", help="JSON lines of assess --out")
-    parser.add_argument(
-        "--out", type=Path, required=True, metavar="FILE", help="the page (replaces a gallery)"
-    )
-    parser.add_argument(
-        "--images",
-        type=Path,
-        metavar="DIR",
-        help="where the pictures are now, if they are no longer at the paths in the rows",
-    )
-    args = parser.parse_args(argv)
-    return exit_status(lambda: make(args))
+    add(parser, OPTIONS)
+    return run_command(parser.parse_args, make, argv)
 
 
 def make(args: argparse.Namespace) -> int:
     """Raises UserError."""
-    from agentic_iqa_local.cli.outputs import UsageError, result_file
     from agentic_iqa_local.output.gallery.rows import read_rows
 
-    out = result_file("--out", args.out, "gallery")
+    out = result_file("--out", args.out or args.rows.with_suffix(".html"), "gallery")
     if args.images and not args.images.is_dir():
         raise UsageError(f"--images {args.images}: expected a folder, there is none", "name another")
     message, missing = written(read_rows(args.rows), out, args.rows.name, args.images)
@@ -51,16 +47,9 @@ def make(args: argparse.Namespace) -> int:
 def written(
     rows: Sequence[dict[str, Any]], out: Path, name: str, images: Path | None = None
 ) -> tuple[str, int]:
-    """Writes the gallery, with a bar on a terminal; one sentence on it, and how many pictures it lacks.
-    Raises WriteError."""
+    """Writes the gallery; one sentence on it, and how many pictures it lacks. Raises WriteError."""
     from agentic_iqa_local.output.gallery.page import write_gallery
 
-    missing = write_gallery(
-        rows,
-        out,
-        name=name,
-        images=images,
-        progress=lambda paths: bar(list(paths), desc="thumbnails", unit="picture", leave=False),
-    )
+    missing = write_gallery(rows, out, name=name, images=images)
     lacking = f", {missing} of them without their picture (the page says why)" if missing else ""
     return one_line(f"{len(rows)} rows{lacking} in the gallery {out}"), missing

@@ -1,53 +1,37 @@
-"""One command with subcommands: `agentic-iqa NAME ...`, or `python -m agentic_iqa_local NAME ...` in a
-checkout."""
+"""One command with subcommands: `agentic-iqa NAME ...`, or `python -m agentic_iqa_local NAME ...` in a checkout."""
 
 import difflib
 import importlib
+import os
+import shlex
 import sys
 from importlib.metadata import version
 
-from agentic_iqa_local.cli.console import safe_streams
+from agentic_iqa_local.cli.command import Parser
+from agentic_iqa_local.cli.console import safe_streams, tell
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.files import PROGRAM
 
-# name → (module of this package, whether it reads the name itself, what it does)
+# name → (module of this package, its function, what it does)
 COMMANDS = {
-    "assess": ("assess", False, "assess pictures"),
-    "doctor": ("doctor", False, "say whether a set-up will work on this machine"),
-    "gallery": ("gallery", False, "make a page of a batch: look, sort, filter, triage"),
-    "mcp": ("mcp", False, "serve assess and compare as tools of the Model Context Protocol"),
-    "serve": ("serve", False, "answer over HTTP: a page and an API, models loaded once"),
-    "study": ("study", False, "study the agent on images with human scores"),
-    "fit": ("fit_tools", False, "fit the maps from tools' raw scores to 1..5"),
+    "assess": ("assess", "main", "assess pictures"),
+    "compare": ("compare", "main", "say which of several pictures is better"),
+    "best": ("compare", "best", "find the best of each group of near-duplicates"),
+    "chat": ("chat", "main", "answer questions about one picture"),
+    "tools": ("tools", "main", "list the IQA tools and what each needs"),
+    "study": ("study", "main", "study the agent on images with human scores"),
+    "serve": ("serve", "main", "answer over HTTP: a page and an API, models loaded once"),
+    "gallery": ("gallery", "main", "make a page of a batch: look, sort, filter, triage"),
+    "mcp": ("mcp", "main", "serve assess and compare as tools of the Model Context Protocol"),
+    "doctor": ("doctor", "main", "say whether a set-up will work on this machine"),
     "bundle": (
         "bundle",
-        False,
-        "collect models, weights and wheels for a machine without a network; the only one that downloads",
+        "main",
+        "collect models and weights for a machine without a network; only this downloads",
     ),
-    "verify": (
-        "store",
-        True,
-        "read every byte of a bundle or of the models folder and compare it with its manifest",
-    ),
-    "unpack": ("store", True, "verify a bundle and put its files into the models folder"),
+    "verify": ("store", "verify", "compare every byte of a bundle or of the models folder with its manifest"),
+    "unpack": ("store", "unpack", "verify a bundle and put its files into the models folder"),
 }
-
-
-def usage() -> str:
-    width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {about}" for name, (_, _, about) in COMMANDS.items()]
-    return "\n".join(
-        [
-            f"usage: {PROGRAM} COMMAND ...",
-            "",
-            "Image quality assessment that runs wholly on this machine.",
-            "",
-            "commands:",
-            *lines,
-            "",
-            f"{PROGRAM} COMMAND --help says more. --version prints the version.",
-        ]
-    )
 
 
 @safe_streams()
@@ -55,20 +39,33 @@ def main(argv: list[str] | None = None) -> int:
     """Runs the subcommand that the arguments (default: the command line's) begin with; its exit status, or 2
     where there is none."""
     name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
-    if name in ("-h", "--help"):
-        print(usage())
-        return 0
+    if "_ARGCOMPLETE" in os.environ:
+        name = _named_on_the_line()
     if name == "--version":
         print(f"agentic_iqa_local {version('agentic_iqa_local')}")
-        return 0
-    if name not in COMMANDS:
+    elif name in ("-h", "--help"):
+        print(f"usage: {PROGRAM} COMMAND ...\n\nImage quality assessment that runs wholly on this machine.\n")
+        print("\n".join(f"  {name:<8}  {about}" for name, (_, _, about) in COMMANDS.items()))
+        print(f"\n{PROGRAM} COMMAND --help says more. --version prints the version.")
+    elif name in COMMANDS:
+        module, function, _ = COMMANDS[name]
+        return getattr(importlib.import_module(f"agentic_iqa_local.cli.{module}"), function)(rest)
+    else:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
-        hint = f"; did you mean {near[0]}?" if near else "."
-        print(
-            f"error: unknown command {one_line(name)}{hint} All commands: {PROGRAM} --help", file=sys.stderr
-        )
+        near = ["assess " + shlex.quote(name)] if os.path.exists(name) else near
+        hint = f"; did you mean {PROGRAM} {near[0]}?" if near else "."
+        tell(f"error: unknown command {one_line(name)}{hint} All commands: {PROGRAM} --help")
         return 2
-    module, reads_name, _ = COMMANDS[name]
-    return importlib.import_module(f"agentic_iqa_local.cli.{module}").main(
-        [name, *rest] if reads_name else rest
-    )
+    return 0
+
+
+def _named_on_the_line() -> str:
+    """The subcommand whose options a shell asks for; where none stands there yet, the shell gets all names."""
+    words = os.environ["COMP_LINE"].split()
+    if len(words) > 1 and words[1] in COMMANDS:
+        os.environ["_ARGCOMPLETE"] = "2"  # the word from which on its own parser reads
+        return words[1]
+    parser = Parser()
+    parser.add_argument("command", choices=COMMANDS)
+    parser.parse_args()
+    return "--help"

@@ -13,21 +13,17 @@ import argparse
 import os
 from pathlib import Path
 
-from agentic_iqa_local.cli import add_set_up, chosen_settings
-from agentic_iqa_local.cli.assess import UsageError, check_models
-from agentic_iqa_local.cli.console import Parser, exit_status, like_ctrl_c, safe_streams, start_logging
+from agentic_iqa_local.cli.command import Parser, UsageError, like_ctrl_c, run_command
+from agentic_iqa_local.cli.options import SET_UP, add_options, check_models, chosen_settings
 
 
-@safe_streams()
 def main(argv: list[str] | None = None) -> int:
     parser = Parser.of("mcp", __doc__)
     about = "the folder whose pictures may be read (default: the working folder)"
     parser.add_argument("--root", type=Path, default=Path(), metavar="DIR", help=about)
-    add_set_up(parser)
+    add_options(parser, *SET_UP)
     parser.add_argument("-v", "--verbose", action="count", default=0, help="log what happens, on stderr")
-    args = parser.parse_args(argv)
-    start_logging(args.verbose)
-    return exit_status(lambda: serve(args))
+    return run_command(parser.parse_args, serve, argv)
 
 
 def serve(args: argparse.Namespace) -> int:
@@ -44,8 +40,7 @@ def serve(args: argparse.Namespace) -> int:
     from agentic_iqa_local.services import Services
 
     settings = chosen_settings(args)
-    if args.engine != "server":
-        check_models(settings, "agent")
+    check_models(settings, "agent")
     services = Services(settings, choose_device(args.gpu, args.cpu))
     pictures = Pictures(args.root, SetUp(settings, "agent"), services)
     with like_ctrl_c(_stop):

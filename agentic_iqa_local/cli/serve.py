@@ -15,29 +15,22 @@ model that cannot run.
 import argparse
 import ipaddress
 import os
-import signal
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from agentic_iqa_local.cli import add_set_up, check_options, chosen_settings
-from agentic_iqa_local.cli.assess import UsageError, check_models
-from agentic_iqa_local.cli.assess_options import add_how, add_how_sure
-from agentic_iqa_local.cli.console import Parser, exit_status, like_ctrl_c, safe_streams, start_logging
+from agentic_iqa_local.cli import options as shared
+from agentic_iqa_local.cli.command import Parser, UsageError, run_command
 
 STATE = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
 SHORTEST_TOKEN = 16  # characters
 
 
-@safe_streams()
 def main(argv: list[str] | None = None) -> int:
-    args = parse(argv)
-    start_logging(args.verbose)
-    with like_ctrl_c(signal.default_int_handler):
-        return exit_status(lambda: serve(args))
+    return run_command(parse, serve, argv)
 
 
-def parse(argv: list[str] | None) -> argparse.Namespace:
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = Parser.of("serve", __doc__)
     place = parser.add_argument_group("where it listens, and its limits")
     place.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
@@ -50,13 +43,13 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     )
     place.add_argument("--batches", type=Path, metavar="DIR", default=STATE / "agentic-iqa" / "batches",
                        help="where batches lie (default: agentic-iqa/batches below $XDG_STATE_HOME)")  # fmt: skip
-    add_set_up(parser.add_argument_group("where and with what"))
-    add_how(parser)
-    add_how_sure(parser)
+    how = parser.add_argument_group("how: with what, and where")
+    shared.add_options(how, *shared.SET_UP, *shared.HOW, *shared.HOW_SURE)
+    shared.add(how, shared.WORK)
     parser.add_argument("-v", "--verbose", action="count", default=0, help="log each request")
     args = parser.parse_args(argv)
-    check_options(parser, args)
-    for name in ("jobs", "queue", "max_bytes"):
+    shared.check_options(parser, args)
+    for name in ("queue", "max_bytes"):
         if getattr(args, name) < 1:
             parser.error(f"--{name.replace('_', '-')}: expected 1 or more, got {getattr(args, name)}")
     return args
@@ -88,12 +81,11 @@ def serve(args: argparse.Namespace) -> int:
     from agentic_iqa_local.serve.asks import Serving, SetUp
     from agentic_iqa_local.state import revised
 
-    settings = chosen_settings(args)
+    settings = shared.chosen_settings(args)
     if args.max_replan_iterations is not None:
         settings = revised(settings, max_replan_iterations=args.max_replan_iterations)
     set_up = SetUp(settings, args.pipeline or "agent")
-    if args.engine != "server":
-        check_models(settings, set_up.pipeline)
+    shared.check_models(settings, set_up.pipeline)
     args.batches.mkdir(mode=0o700, parents=True, exist_ok=True)
     hosts = ["*"] if token and not args.allow_host else ["localhost", "127.0.0.1", "[::1]", *args.allow_host]
     with app.listening(args.host, args.port) as address, TemporaryDirectory(prefix="agentic-iqa-") as uploads:

@@ -13,11 +13,11 @@ run that cannot be used, 130 interrupted.
 """
 
 import argparse
-import signal
 
-from agentic_iqa_local.cli.console import Parser, exit_status, like_ctrl_c, safe_streams
+from agentic_iqa_local.cli.command import Parser, exit_status
+from agentic_iqa_local.cli.console import safe_streams
 from agentic_iqa_local.cli.study_options import STUDY
-from agentic_iqa_local.cli.study_report import add_compare, add_fit, add_report, add_table
+from agentic_iqa_local.cli.study_report import add_compare, add_fit, add_report
 from agentic_iqa_local.cli.study_run import add_run, add_synthetic
 
 
@@ -33,7 +33,6 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add_fit(commands)
     add_report(commands)
     add_compare(commands)
-    add_table(commands)
     return parser.parse_args(argv)
 
 
@@ -42,8 +41,4 @@ def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     kept = ": the rows so far are kept; the same command goes on" if args.command == "run" else ""
 
-    def study() -> int:
-        with like_ctrl_c(signal.default_int_handler):
-            return args.main(args)
-
-    return exit_status(study, interrupted=f"interrupted{kept}")
+    return exit_status(lambda: args.main(args), interrupted=f"interrupted{kept}")

@@ -8,17 +8,17 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tqdm.contrib.logging import logging_redirect_tqdm
-
-from agentic_iqa_local.cli import add_set_up, chosen_settings
-from agentic_iqa_local.cli.cluster_options import (
-    add_cluster_options,
-    check_cluster,
+from agentic_iqa_local.cli.command import stopped_by_ctrl_c
+from agentic_iqa_local.cli.console import Progress, start_logging
+from agentic_iqa_local.cli.options import (
+    CLUSTER,
+    SET_UP,
+    add,
+    add_options,
     chosen_batch,
+    chosen_settings,
     place_of,
 )
-from agentic_iqa_local.cli.console import Progress, start_logging
-from agentic_iqa_local.cli.stopping import stopped_by_ctrl_c
 from agentic_iqa_local.cli.study_options import STUDY, Subcommands, add_command, count, seconds
 from agentic_iqa_local.errors import one_line
 
@@ -51,8 +51,8 @@ def add_run(commands: Subcommands) -> None:
         "--out", type=Path, required=True, metavar="DIR", help="the run's folder: run.json and rows.jsonl"
     )
     _add_how(command)
-    add_cluster_options(command)
-    command.set_defaults(main=run, check=lambda args: check_cluster(command, args))
+    add(command.add_argument_group("on several workers or machines, with Ray"), CLUSTER)
+    command.set_defaults(main=run)
 
 
 def _add_data(command: argparse.ArgumentParser) -> None:
@@ -85,10 +85,10 @@ def _add_data(command: argparse.ArgumentParser) -> None:
 
 def _add_how(command: argparse.ArgumentParser) -> None:
     from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
-    from agentic_iqa_local.studies.inference import CONTEXTS, POSITIONS
+    from agentic_iqa_local.studies.inference import CONTEXTS
 
     how = command.add_argument_group("how")
-    add_set_up(how)
+    add_options(how, *SET_UP)
     how.add_argument(
         "--query", default=DEFAULT_QUERY, help="what is asked of each image (default: %(default)s)"
     )
@@ -98,13 +98,6 @@ def _add_how(command: argparse.ArgumentParser) -> None:
         choices=CONTEXTS,
         default=CONTEXTS,
         help="what stands in the prompt (default: all)",
-    )
-    how.add_argument(
-        "--positions",
-        nargs="+",
-        choices=POSITIONS,
-        default=("json",),
-        help="where the letter is read (default: json)",
     )
     how.add_argument(
         "--tools",
@@ -131,7 +124,6 @@ def run(args: argparse.Namespace) -> int:
     from agentic_iqa_local.studies.store import check_folder, read_run
 
     start_logging(0)
-    args.check(args)
     place = place_of(args)
     check_folder(args.out)
     dataset = chosen(
@@ -153,7 +145,6 @@ def run(args: argparse.Namespace) -> int:
     total = len(tasks)
     with (
         open_study(dataset, tasks, batch, args.out) as store,
-        logging_redirect_tqdm(),
         Progress(total, len(store.done)) as shown,
         stopped_by_ctrl_c(batch, GO_ON),
         closing(missing_rows(tasks, batch, store)) as rows,
@@ -190,7 +181,7 @@ def _plan(args: argparse.Namespace, settings: "Settings", full_reference: bool) 
 
     tools = args.tools or (settings.tools.full_reference if full_reference else settings.tools.no_reference)
     names = tuple(find_tool(tool).name for tool in tools)
-    return Plan(args.query, tuple(args.contexts), tuple(args.positions), names)
+    return Plan(args.query, tuple(args.contexts), names)
 
 
 def add_synthetic(commands: Subcommands) -> None:
@@ -218,12 +209,10 @@ def add_synthetic(commands: Subcommands) -> None:
 
 
 def synthetic(args: argparse.Namespace) -> int:
-    from PIL import Image
-
     from agentic_iqa_local.output.tables import write_csv
     from agentic_iqa_local.studies.datasets import DatasetError
     from agentic_iqa_local.studies.store import StoreError, check_folder
-    from agentic_iqa_local.synthetic.photos import held_out_crops, load_tiles, photo_files, split_photos
+    from agentic_iqa_local.studies.synthetic import load_tiles, photo_files, split_photos, write_set
 
     if args.out.exists():
         raise StoreError(
@@ -242,22 +231,9 @@ def synthetic(args: argparse.Namespace) -> int:
     args.out.mkdir(parents=True)
 
     def rows(shown: Progress) -> Iterator[dict[str, Any]]:
-        for i, crop in enumerate(held_out_crops(photos, args.per_photo)):
+        for row in write_set(photos, args.per_photo, args.out, reference=not args.no_reference):
             shown.count()
-            scene, name = i // args.per_photo, f"{i:04}.png"
-            Image.fromarray(crop.sample.image).save(args.out / name)
-            reference = f"clean_{scene:03}.png"
-            if not (args.out / reference).exists():
-                Image.fromarray(crop.clean).save(args.out / reference)
-            kind = crop.sample.parts[0].kind if crop.sample.parts else "none"
-            yield {
-                "image": name,
-                "reference": "" if args.no_reference else reference,
-                "mos": f"{crop.quality:.6f}",
-                "group": f"{scene:03}",
-                "distortion": kind,
-                "level": crop.sample.severity,
-            }
+            yield row
 
     columns = ("image", "reference", "mos", "group", "distortion", "level")
     with (

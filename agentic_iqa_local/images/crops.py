@@ -1,27 +1,19 @@
-"""Which parts of an image a model gets at native resolution. Knows no model: limits are passed in."""
+"""Which parts of an image a model or a tool gets at native resolution. Knows neither: limits are passed in."""
 
 import math
-from dataclasses import dataclass
 
 _JPEG_BLOCK = 8
 _MAX_ASPECT = 100  # Qwen's processors refuse sides beyond 200:1, and rounding may stretch them
-
-
-@dataclass(frozen=True)
-class View:
-    """A part of the upright image that goes to the model at native resolution."""
-
-    box: tuple[int, int, int, int]  # left, top, right, bottom in pixels, as for Image.crop
+Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels, as for Image.crop
 
 
 def native_views(
     width: int, height: int, *, factor: int, min_pixels: int, max_pixels: int, max_views: int = 5
-) -> list[View]:
+) -> list[Box]:
     """The views of an image that reach the model without being shrunk or resampled.
 
-    Blur, noise, ringing and blocking live at the scale of single pixels. A processor rounds each side to a
-    multiple of `factor` (patch × merge, e.g. 28 or 32) and scales anything beyond `max_pixels` down, which
-    erases what is to be judged. So each view has sides that are multiples of `factor`, within `max_pixels`.
+    A processor rounds each side to a multiple of `factor` (patch × merge, e.g. 28 or 32) and scales anything
+    beyond `max_pixels` (at least factor²) down, which erases the blur, noise or blocking to be judged.
 
     - An image that fits, once cropped about its centre to multiples of `factor`: that crop.
     - A larger one: up to `max_views` (1 to 5) crops of one size, with about its aspect but at most 100:1, at
@@ -29,18 +21,8 @@ def native_views(
     - One whose crop would have fewer than `min_pixels`, or a side below `factor`: a view of all of it, which
       the processor enlarges. A side that the processor would round down is cropped to the multiple below.
 
-    Offsets are multiples of 8: a JPEG's blocks keep their place in the model's patches. Raises ValueError for
-    a size or a limit that allows no view.
+    Offsets are multiples of 8: a JPEG's blocks keep their place in the model's patches.
     """
-    if (
-        min(width, height, factor) < 1
-        or not 1 <= max_views <= 5
-        or max_pixels < factor**2 <= min(width, height) ** 2
-    ):
-        raise ValueError(
-            "native_views: expected positive sides, max_pixels of at least factor² and max_views from 1 to"
-            f" 5, got {width}x{height}, {factor=}, {max_pixels=}, {max_views=}; correct the limits."
-        )
     whole = width - width % factor, height - height % factor
     if math.prod(whole) < min_pixels or 0 in whole:
         whole = size = _rounded_up(width, factor), _rounded_up(height, factor)
@@ -49,7 +31,7 @@ def native_views(
     quarters = [(2, 2)] if size == whole else [(2, 2), (1, 1), (3, 3), (3, 1), (1, 3)]
     corners = [(_offset(width, size[0], x), _offset(height, size[1], y)) for x, y in quarters]
     boxes = [(left, top, left + size[0], top + size[1]) for left, top in corners]
-    return [View(box) for box in dict.fromkeys(boxes)][:max_views]
+    return list(dict.fromkeys(boxes))[:max_views]
 
 
 def _rounded_up(side: int, factor: int) -> int:

@@ -6,19 +6,16 @@ from dataclasses import replace
 import numpy as np
 from PIL import Image
 
+from agentic_iqa_local.images.crops import Box
 from agentic_iqa_local.images.files import ImageError
 from agentic_iqa_local.images.reading import LoadedImage
-
-Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels, as for Image.crop
 
 # Of the 841 photographs that these were set on none is trimmed. A band is flat, but for what compression does
 # to its last rows, and ends in a straight line, where a sky, a night or a white background ends raggedly.
 _FLAT, _STRAYS = 4, 0.01  # distance from the band's luma, of 255, and the share of a row's pixels beyond it
 _CLEAR = 24  # distance that compression does not reach
 _STEP, _RAGGED = 0.25, 0.04  # share of pixels that change clearly where a band ends, and may one row before
-_NOTHING = (
-    128  # luma of the grey that JPEG decoders give where there is nothing: it begins with ragged blocks
-)
+_NOTHING = 128  # luma of the grey that JPEG decoders give where there is nothing: it begins with ragged blocks
 _MOST_RAGGED, _DRIFT, _FILLED_STRAYS = 0.5, 16, 0.05  # the same of what stands for missing data
 _RINGING, _SMOOTHED = 16, 4  # rows at a band's end that compression disturbs, and that WebP smooths
 _LEAST, _LEAST_PART = 10, 50  # a band's pixels, and the fraction of the side that it takes at least
@@ -34,52 +31,39 @@ _SIDES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 _OPPOSITE = {"left": "right", "top": "bottom", "right": "left", "bottom": "top"}
 
 
-def without_frames(
-    image: LoadedImage, reference: LoadedImage | None = None
-) -> tuple[LoadedImage, LoadedImage | None]:
+def without_frames(image: LoadedImage, reference: LoadedImage | None = None) -> tuple[LoadedImage, LoadedImage | None]:
     """The photograph within a picture's frame, and the same part of its reference, with a warning.
 
     With a reference its frame decides: what is one colour in the picture alone was lost. Raises ImageError
-    where either is one colour, which leaves nothing to judge or to compare with.
-    """
-    original = reference or image
-    box = content_box(original.pixels, original.damaged)
-    if words := _margins(box, image):
-        left_out = f"{words} are one colour (a frame, or what a damaged file lacks): they were left out"
+    where either is one colour, which leaves nothing to judge."""
+    box = content_box((reference or image).pixels)
+    if box != (0, 0, image.width, image.height):
         image, reference = _cropped(image, box), reference and _cropped(reference, box)
-        image = _warned(image, f"{left_out}, and the other {image.width}×{image.height} pixels judged")
-    if reference:
-        if colour := one_colour(reference.pixels):
-            raise ImageError(
-                f"{reference.path}: expected a pristine original, but the reference is one colour ({colour})",
-                f"give the original that {image.path} was made from, or leave the reference out.",
-            )
-        if words := _margins(content_box(image.pixels, image.damaged), image):
-            image = _warned(image, f"{words} are one colour where the reference is not: they count as lost")
-    if colour := one_colour(image.pixels):
-        raise ImageError(f"{image.path}: nothing to judge, the picture is one colour ({colour})")
+        said = f"a frame of one colour was left out, and the {image.width}×{image.height} pixels in it judged"
+        image = replace(image, warnings=(*image.warnings, said))
+        if reference and content_box(image.pixels) != (0, 0, image.width, image.height):
+            lost = "a part of the picture is one colour where the reference is not: it counts as lost"
+            image = replace(image, warnings=(*image.warnings, lost))
+    for one in filter(None, (image, reference)):
+        if one_colour(one.pixels):
+            raise ImageError(f"{one.path}: nothing to judge, the picture is one colour", "give a photograph.")
     return image, reference
 
 
 def moved(box: Box, offset: tuple[int, int]) -> Box:
     """A part of what is left of a picture, in pixels of the original."""
-    left, top, right, bottom = box
-    return left + offset[0], top + offset[1], right + offset[0], bottom + offset[1]
+    (left, top, right, bottom), (x, y) = box, offset
+    return left + x, top + y, right + x, bottom + y
 
 
-def one_colour(image: Image.Image) -> str | None:
-    """The colour ("#808080") of an RGB picture that has only one, but for compression; None of others."""
-    pixels = np.asarray(image).reshape(-1, 3)
-    low, high = pixels.min(0).astype(int), pixels.max(0).astype(int)
-    if (high - low).max() > _ONE_COLOUR:
-        return None
-    return "#" + "".join(f"{round(value / 2):02x}" for value in low + high)
+def one_colour(image: Image.Image) -> bool:
+    """Whether an RGB picture has only one colour, but for compression."""
+    return bool(np.ptp(image.getextrema(), axis=1).max() <= _ONE_COLOUR)
 
 
-def content_box(image: Image.Image, damaged: bool = False) -> Box:
+def content_box(image: Image.Image) -> Box:
     """The part of an RGB picture within all bands, frames and mats, one within another; the whole picture
-    where it has none, or where too little would be left. Of a file that is `damaged` the end may be filled in
-    less regularly."""
+    where it has none, or where too little would be left."""
     luma = np.asarray(image.convert("L"), np.int16)
     whole, margins, grows = (0, 0, *image.size), dict.fromkeys(_SIDES, 0), True
 
@@ -96,7 +80,7 @@ def content_box(image: Image.Image, damaged: bool = False) -> Box:
             if too_small(box()):
                 return whole
             rows = turned(luma[top:bottom, left:right])
-            band = _band(rows, nested=margins[side] > 0, damaged=damaged and side == "bottom")
+            band = _band(rows, nested=margins[side] > 0)
             margins[side] += band
             grows |= band > 0
     for side, opposite in _OPPOSITE.items():
@@ -108,7 +92,7 @@ def content_box(image: Image.Image, damaged: bool = False) -> Box:
     return whole if too_small(box()) else box()
 
 
-def _band(rows: np.ndarray, nested: bool, damaged: bool) -> int:
+def _band(rows: np.ndarray, nested: bool) -> int:
     """How many rows of luma (n×w), counted from the first, are a band of one colour; 0 where they are none.
 
     One that is `nested` in another may be a thin line, after a few rows that compression disturbed. Rows that
@@ -119,7 +103,7 @@ def _band(rows: np.ndarray, nested: bool, damaged: bool) -> int:
             if (end := _end(rows[skip:], _flat_rows(rows[skip:], _DRIFT, _FILLED_STRAYS))) > 1:
                 return skip + end
     ends = [_end(rows, _flat_rows(rows))]
-    if damaged or abs(np.median(rows[0]) - _NOTHING) <= 1:
+    if abs(np.median(rows[0]) - _NOTHING) <= 1:
         filled = _flat_rows(rows, _DRIFT, _FILLED_STRAYS, constant=True)
         ends.append(_end(rows, filled, 2 * _RINGING, _MOST_RAGGED))
     return max((end for end in ends if end >= max(_LEAST, len(rows) // _LEAST_PART)), default=0)
@@ -149,19 +133,6 @@ def _end(rows: np.ndarray, flat: int, reach: int = _RINGING, ragged: float = _RA
     return flat + int(steps[0])
 
 
-def _margins(box: Box, image: LoadedImage) -> str:
-    """What lies outside the box, in words: "256 pixels at the top and 256 at the bottom"; empty for nothing."""
-    left, top, right, bottom = box
-    sizes = {"left": left, "top": top, "right": image.width - right, "bottom": image.height - bottom}
-    words = [f"{size} at the {side}" for side, size in sizes.items() if size]
-    text = " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
-    return text.replace(" at", " pixels at", 1)
-
-
 def _cropped(image: LoadedImage, box: Box) -> LoadedImage:
     pixels = image.pixels.crop(box)
     return replace(image, pixels=pixels, width=pixels.width, height=pixels.height, offset=(box[0], box[1]))
-
-
-def _warned(image: LoadedImage, line: str) -> LoadedImage:
-    return replace(image, warnings=(*image.warnings, line))

@@ -49,38 +49,27 @@ def _doubts(picture: np.ndarray, original: np.ndarray) -> Iterator[str]:
     surface = _correlation(picture, original, 0.12)
     if surface.max() <= min(_SAME_SCENE, _PEAK * surface.std()):
         yield (
-            "the reference looks like another picture, or one that is turned, mirrored or scaled:"
-            " full-reference scores then say nothing; give the original that this picture was made from"
+            "the reference looks like another picture, or is turned, mirrored or scaled: give the original that this"
+            " picture was made from"
         )
         return
     if moved := _shift(_correlation(picture, original, 0.35, power=2)):
-        yield (
-            f"the reference looks shifted by {moved} against the picture: full-reference scores will be too"
-            " low; align the two first"
-        )
+        yield (f"the reference looks shifted by {moved} against the picture: align the two first")
     blocks = _blocks(original)
     if _cut_off(original) < _ENLARGED and _unevenness(original) > _UNEVEN > blocks:
-        yield (
-            "the reference looks enlarged: it has no detail as fine as its pixels, so full-reference scores"
-            " miss what the picture lost there; give the original at its own size"
-        )
+        yield ("the reference looks enlarged: give the original at its own size")
     elif _has_less_detail(original, picture):
         yield (
-            "the reference is softer than the picture: it may be blurred or enlarged, or the two may be"
-            " swapped; give the pristine original as the reference"
+            "the reference is softer than the picture: the two may be swapped, or the reference is blurred or enlarged"
         )
     if blocks > _BLOCKS:
         hardly = _blocks(picture) < blocks / 4
         swapped = ", and the picture hardly any: the two may be swapped" if hardly else ""
         yield (
-            f"the reference shows the 8×8 blocks of JPEG compression{swapped}; full-reference scores then"
-            " count the reference's own losses as the picture's; give the original before it was compressed"
+            f"the reference shows the 8×8 blocks of JPEG compression{swapped}: give the uncompressed original"
         )
     if (noise := _noise(original)) > _NOISE and _noise(picture) < noise / 3:
-        yield (
-            "the reference is noisier than the picture: the two may be swapped, or the picture was denoised,"
-            " which full-reference tools count as a loss; give the pristine original as the reference"
-        )
+        yield ("the reference is noisier than the picture: the two may be swapped, or the picture was denoised")
 
 
 def _by_tiles(values: np.ndarray) -> np.ndarray:
@@ -116,8 +105,7 @@ def _shift(surface: np.ndarray) -> str:
     if surface[peak] < _PEAK * surface.std() or surface[0, 0] > _SHIFT_BETTER * surface[peak]:
         return ""
     down, right = (
-        -round(((int(at) + side // 2) % side - side // 2) / 2)
-        for at, side in zip(peak, surface.shape, strict=True)
+        -round(((int(at) + side // 2) % side - side // 2) / 2) for at, side in zip(peak, surface.shape, strict=True)
     )
     parts = (right, "to the right", "to the left"), (down, "down", "up")
     return " and ".join(
@@ -142,9 +130,7 @@ def _steps(luma: np.ndarray) -> list[np.ndarray]:
 def _unevenness(luma: np.ndarray) -> float:
     """How much steps between pixels at odd places differ from those at even ones, relative to the mean step:
     doubling a picture's size makes them differ."""
-    return max(
-        float(abs(step[0::2].mean() - step[1::2].mean()) / max(step.mean(), 0.05)) for step in _steps(luma)
-    )
+    return max(float(abs(step[0::2].mean() - step[1::2].mean()) / max(step.mean(), 0.05)) for step in _steps(luma))
 
 
 def _blocks(luma: np.ndarray) -> float:

@@ -6,12 +6,13 @@ Assessment Algorithms", IEEE TIP 15(11), 2006 (the VQEG form):
     f(x) = b1 * (1/2 - 1 / (1 + exp(b2 * (x - b3)))) + b4 * x + b5
 
 AgenticIQA (arXiv 2509.26006) prints it without the `1 +`; with that misprint most rows of its Table 5 map
-every image to the same value. Nothing here knows of metrics, images or devices.
+every image to the same value.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from agentic_iqa_local.files import FileError, first_mistake, read_bytes, read_y
 
 LOWEST, HIGHEST = 1.0, 5.0
 FLAT = 0.05  # a map that spans less, in levels, says nothing
+ROUNDING = 1e-9  # levels
 
 
 class CalibrationError(UserError, ValueError):
@@ -71,7 +73,7 @@ class LogisticMap(BaseModel):
     def _domain_is_a_range(self) -> LogisticMap:
         if not self.domain[0] < self.domain[1]:
             raise ValueError(f"expected domain [low, high] with low < high, got {list(self.domain)}")
-        if not all(math.isfinite(self.unclipped(x)) and math.isfinite(self._slope(x)) for x in self.domain):
+        if not all(math.isfinite(self.unclipped(x)) for x in self.domain):
             raise ValueError("expected parameters that give a number over the domain, got them too large")
         return self
 
@@ -97,22 +99,10 @@ class LogisticMap(BaseModel):
 
     @property
     def monotone(self) -> bool:
-        """Whether the map runs the right way all over the domain.
-
-        With s = sigmoid(b2 (x - b3)) the slope is b1 b2 u + b4, where u = s (1 - s). It is linear in u, and
-        over an interval u is largest at b3, or at the end nearer to it, and smallest at the end farther from
-        it: the sign of the slope at those two points settles the whole domain.
-        """
-        low, high = self.domain
-        steepest = min(high, max(low, self.b3))
-        flattest = low if abs(low - self.b3) > abs(high - self.b3) else high
-        sign = -1.0 if self.lower_better else 1.0
-        right = all(sign * self._slope(x) >= 0 for x in (steepest, flattest))
-        return right and self.unclipped(low) != self.unclipped(high)  # a flat map separates nothing
-
-    def _slope(self, raw: float) -> float:
-        s = _sigmoid(self.b2 * (raw - self.b3))
-        return self.b1 * self.b2 * s * (1.0 - s) + self.b4
+        """Whether the map runs the right way all over the domain, and is not flat: seen at 1001 places."""
+        curve = np.array([self.unclipped(x) for x in np.linspace(*self.domain, 1001)])
+        steps = -np.diff(curve) if self.lower_better else np.diff(curve)
+        return bool(steps.min() >= -ROUNDING and steps.max() > ROUNDING)
 
 
 def read_map_file(path: str | Path) -> tuple[dict[str, LogisticMap], dict[str, str]]:
@@ -123,43 +113,25 @@ def read_map_file(path: str | Path) -> tuple[dict[str, LogisticMap], dict[str, s
     """
     maps: dict[str, LogisticMap] = {}
     rejected: dict[str, str] = {}
-    for entry in _entries(path):
-        fields = {key: value for key, value in entry.items() if key not in ("status", "reason")}
-        try:
-            logistic = LogisticMap.model_validate(fields)
-        except ValidationError as error:
-            tool, mistake = str(fields.get("tool", "?")), first_mistake(error)
-            raise CalibrationError(f"{path}: the entry of {tool:.40} is malformed: {mistake}.") from error
-        status, reason = entry.get("status"), entry.get("reason")
-        if status == "rejected" and reason:
-            rejected[logistic.tool] = str(reason)
-        elif mistake := _mistake(logistic, status, maps):
-            advice = "correct it, or mark the entry `status: rejected` with a `reason`."
-            raise CalibrationError(f"{path}: the map of {logistic.tool} {mistake}", advice)
-        else:
-            maps[logistic.tool] = logistic
-    return maps, rejected
-
-
-def _entries(path: str | Path) -> list[dict[str, Any]]:
     try:
-        content = read_yaml(path)
-    except FileError as error:
-        raise CalibrationError(f"{path}: expected a YAML file with a list `maps`: {error}.") from error
-    entries = content.get("maps") if isinstance(content, dict) else None
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise CalibrationError(f"{path}: expected a YAML file with a list `maps` of entries, found none.")
-    return entries
-
-
-def _mistake(logistic: LogisticMap, status: object, others: dict[str, LogisticMap]) -> str | None:
-    """Why a map that is not marked as rejected cannot be used; None if it can."""
-    if status is not None:
-        return f"has status {str(status)!r:.40}"
-    if logistic.tool in others:
-        return "is the second usable one"
-    low, high = logistic.domain
-    return None if logistic.monotone else f"is not monotone over [{low:g}, {high:g}]"
+        for entry in read_yaml(path)["maps"]:
+            reason = entry.pop("reason", "none was given") if entry.pop("status", None) == "rejected" else ""
+            logistic = LogisticMap.model_validate(entry)
+            if reason:
+                rejected[logistic.tool] = reason
+            elif logistic.tool in maps or not logistic.monotone:
+                mistake = "is the second usable one" if logistic.tool in maps else "is not monotone"
+                advice = "correct it, or mark the entry `status: rejected` with a `reason`."
+                raise CalibrationError(f"{path}: the map of {logistic.tool} {mistake}", advice)
+            else:
+                maps[logistic.tool] = logistic
+    except ValidationError as error:
+        raise CalibrationError(f"{path}: an entry of maps is malformed: {first_mistake(error)}.") from error
+    except (FileError, TypeError, KeyError, AttributeError) as error:
+        raise CalibrationError(
+            f"{path}: expected a YAML file with a list `maps` of entries ({error})."
+        ) from error
+    return maps, rejected
 
 
 def map_file_hash(path: str | Path) -> str:
@@ -167,8 +139,7 @@ def map_file_hash(path: str | Path) -> str:
     try:
         return hashlib.sha256(read_bytes(path)).hexdigest()
     except FileError as error:
-        advice = "correct tools.maps of the configuration."
-        raise CalibrationError(f"{path}: tool maps: {error}", advice) from error
+        raise CalibrationError(f"{path}: tool maps: {error}", "correct tools.maps.") from error
 
 
 @dataclass(frozen=True)
@@ -214,18 +185,12 @@ def fit_logistic(
     finite = np.isfinite(raw) & np.isfinite(quality)
     x, y = np.clip(raw[finite], *domain), quality[finite]
     if len(x) < 10 or np.ptp(x) == 0:
-        expected = f"ten or more finite raw scores that are not all equal, got {len(x)}"
-        raise CalibrationError(f"{about['tool']}: expected {expected}.")
+        raise CalibrationError(f"{about['tool']}: expected ten or more scores that differ, got {len(x)}.")
     centre, scale = float(np.mean(x)), float(np.std(x))
     sign = -1.0 if lower_better else 1.0
     b1, b2, b3, b4, b5 = _least_squares((x - centre) / scale, y, sign)
-    parameters = (
-        sign * b1,
-        b2 / scale,
-        centre + scale * b3,
-        sign * b4 / scale,
-        b5 - sign * b4 * centre / scale,
-    )
+    slope = sign * b4 / scale
+    parameters = (sign * b1, b2 / scale, centre + scale * b3, slope, b5 - slope * centre)
     # As the file of maps holds them, so that what is evaluated is what is written. A slope at its bound comes
     # out as 1e-18 or so and means zero.
     rounded = [float(f"{value:.8g}") if abs(value) > 1e-12 else 0.0 for value in parameters]
@@ -234,9 +199,7 @@ def fit_logistic(
     low, high = logistic.reachable
     if high - low < FLAT:
         expected = f"{'lower' if lower_better else 'higher'} raw scores for better images"
-        raise CalibrationError(
-            f"{about['tool']}: expected {expected}, got scores that do not follow quality."
-        )
+        raise CalibrationError(f"{about['tool']}: expected {expected}, got others.")
     return logistic, evaluate(logistic, x, y)
 
 
@@ -250,8 +213,6 @@ def _least_squares(z: np.ndarray, y: np.ndarray, sign: float) -> np.ndarray:
 
     # b1 up to twice the scale's length; beyond b2 = 20 the curve is a step.
     bounds = ([0.0, 0.05, float(z.min()) - 1, 0.0, -10.0], [8.0, 20.0, float(z.max()) + 1, 4.0, 10.0])
-    starts = [
-        (b1, b2, b3, 0.1, y.mean()) for b1 in (1.0, 4.0) for b2 in (0.8, 3.0) for b3 in (-0.7, 0.0, 0.7)
-    ]
+    starts = itertools.product((1.0, 4.0), (0.8, 3.0), (-0.7, 0.0, 0.7), (0.1,), (y.mean(),))
     fits = [least_squares(residuals, np.clip(start, *bounds), bounds=bounds) for start in starts]
     return min(fits, key=lambda fit: fit.cost).x

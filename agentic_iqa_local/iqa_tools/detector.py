@@ -13,9 +13,10 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from agentic_iqa_local.files import ROOT, read_yaml
+from agentic_iqa_local.iqa_tools.reliability import Record
 
 if TYPE_CHECKING:
     from agentic_iqa_local.iqa_tools.local_nr import Examination
@@ -27,11 +28,7 @@ WORD_SEVERITIES = {"none": 0.0, "slight": 1.0, "moderate": 2.5, "severe": 4.0, "
 Probability = Field(gt=0, lt=1)
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class FamilyError(_Record):
+class FamilyError(Record):
     """LocalNR's record with one family: what makes a probability of its reading (slopes of the log-odds that it reads
     of the whole picture and of the likeliest quarter, and the intercept, at the `base` rate of the pictures it was
     measured on), how often damage of it is read as such, that of a kind that its training left out, and how often it is
@@ -50,17 +47,13 @@ class FamilyError(_Record):
         """ln of how many times likelier LocalNR's `presence` is with the family than without; `left_out` is
         the share of damage that it never learned."""
         hit = (1 - left_out) * self.hit + left_out * self.hit_left_out
-        reading = (
-            self.slope * logit(presence)
-            + self.slope_in_part * logit(in_part)
-            + self.intercept
-            - logit(self.base)
-        )
+        whole, part = self.slope * logit(presence), self.slope_in_part * logit(in_part)
+        reading = whole + part + self.intercept - logit(self.base)
         least = math.log((1 - hit) / (1 - self.false_alarm))
         return min(math.log(self.most), max(least, reading))
 
 
-class DetectorError(_Record):
+class DetectorError(Record):
     """The records of all families, how probable each is before anything is read, and the standard deviation of a
     severity that is read, of 1..5."""
 
@@ -72,7 +65,7 @@ class DetectorError(_Record):
     )
 
 
-class DetectorRecord(_Record):
+class DetectorRecord(Record):
     """What configs/detector.yaml holds. `left_out`: the assumed share of damage of kinds that LocalNR never learned;
     `graphic`: from which probability on content counts as unlike a photograph."""
 

@@ -76,9 +76,8 @@ class Examination:
             quarters = np.array([quarter_means(severity) for severity in self.places.values()])
             second, first = np.sort(quarters)[:, -2:].T
             family = (first - second).argmax()
-            if first[family] >= LOCAL_SEVERITY and first[family] - second[family] > LOCAL_LEAD * (
-                first[family] + 0.1
-            ):
+            most, lead = first[family], first[family] - second[family]
+            if most >= LOCAL_SEVERITY and lead > LOCAL_LEAD * (most + 0.1):
                 return list(PLACES)[quarters[family].argmax()]
         return EVERYWHERE if self.families["none"] < CLEAN else None
 
@@ -115,7 +114,7 @@ class LocalNR(nn.Module):
         with torch.device("meta"):  # nothing is drawn from torch's generator, which is the whole process's
             network = cls(*(len(weights[f"{head}.hidden.bias"]) for head in ("picture", "pair", "place")))
         network.load_state_dict(weights, assign=True)
-        network.float().to(device, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]  # torch's overloads lack it
+        network.float().to(device, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
         return network.eval().requires_grad_(False)
 
     def encode(self, pixels: torch.Tensor) -> torch.Tensor:
@@ -158,10 +157,8 @@ class LocalNR(nn.Module):
             damage = self.pair(described - original)
             places = places - self.place(per_cell(original_cells))
         presence = damage[:, PRESENCE].sigmoid()
-        part, where = (presence[1:] if len(presence) > 1 else presence).max(0)
-        where = (
-            torch.where(part > presence[0], where + 1, 0) if len(presence) > 1 else torch.zeros_like(where)
-        )
+        part = presence[int(len(presence) > 1) :].amax(0)  # of the quarters, where there are any
+        where = presence.argmax(0)
         severities = damage[:, SEVERITIES].gather(0, where[None])[0] + SEVERITY
         places = places[0].clamp(0, 5).cpu().numpy()
         return Examination(

@@ -13,13 +13,11 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 from agentic_iqa_local.iqa_tools.specs import DATA, ToolError, ToolSpec
 from agentic_iqa_local.iqa_tools.weights import Weights
-from agentic_iqa_local.offline.store import environment
 
 _BUILDING = threading.Lock()  # what is replaced while a metric is built belongs to the whole process
 
@@ -27,15 +25,15 @@ _BUILDING = threading.Lock()  # what is replaced while a metric is built belongs
 def create_metric(spec: ToolSpec, weights: Weights, device: str) -> Any:
     """pyiqa's metric, built on `device` from files of the models folder alone. Raises nearly anything."""
     options = {"pretrained_model_path": str(DATA / spec.bundled)} if spec.bundled else {}
-    pyiqa = import_pyiqa(weights.root)
+    pyiqa = import_pyiqa()
     with _BUILDING, _offline(weights), llama_kept(spec.metric):
         return pyiqa.create_metric(spec.metric, device=device, **options)
 
 
-def import_pyiqa(root: Path) -> Any:
-    """pyiqa with all its metrics' modules; `root` is the models folder. For a moment this changes the Llama
-    that models run on, see `llama_kept`."""
-    keep_offline(root)
+def import_pyiqa() -> Any:
+    """pyiqa with all its metrics' modules. For a moment this changes the Llama that models run on, see
+    `llama_kept`."""
+    keep_offline()
     # NIQE warns so of a picture with less than two blocks that have texture; its score is refused later
     warnings.filterwarnings("ignore", message=r"cov\(\): degrees of freedom is <= 0")
     with contextlib.redirect_stdout(sys.stderr), llama_kept():
@@ -46,10 +44,10 @@ def import_pyiqa(root: Path) -> Any:
     return pyiqa
 
 
-def keep_offline(root: Path) -> None:
-    """Points torch and huggingface_hub to the models folder `root`, without a network, in the whole process:
-    a missing file would cost half a minute of retries."""
-    os.environ.update(environment(root))
+def keep_offline() -> None:
+    """Keeps huggingface_hub off the network, in the whole process: a missing file would cost half a minute of
+    retries."""
+    os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
     if "huggingface_hub" in sys.modules:  # too late for the environment: the flag was read at its import
         sys.modules["huggingface_hub"].constants.HF_HUB_OFFLINE = True
 
@@ -83,7 +81,7 @@ def _offline(weights: Weights) -> Iterator[None]:
     raise, and what pyiqa prints goes to stderr."""
     import torch
 
-    def refuse(url: Any, *args: Any, **kwargs: Any) -> None:
+    def refuse(url: Any, *_: Any, **__: Any) -> None:
         address = getattr(url, "full_url", url)
         raise ToolError(f"Refused to download {address}: expected the file below {weights.hub}.")
 
@@ -93,9 +91,7 @@ def _offline(weights: Weights) -> Iterator[None]:
         try:
             return original(file, *args, **(options | {"weights_only": True}))
         except pickle.UnpicklingError as error:
-            raise ToolError(
-                f"Refused to load {file}: expected weights alone, got code that would run"
-            ) from error
+            raise ToolError(f"{file}: expected weights alone, got code, which was not run") from error
 
     replaced = {
         "torch.load": load,

@@ -13,21 +13,25 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from agentic_iqa_local.files import ROOT, read_yaml
 from agentic_iqa_local.iqa_tools.calibration import FLAT, HIGHEST, LOWEST
-from agentic_iqa_local.iqa_tools.specs import TOOLS
 
 SHIPPED = ROOT / "configs" / "tool_reliability.yaml"
 CLEARLY_WORSE = 0.05  # of SRCC, on average over the data sets that two tools share
 
+Score = tuple[str, float]  # a tool and its score, 1..5
+Reachable = Mapping[str, tuple[float, float]]  # by tool, the lowest and highest score that its map can return
 
-class _Record(BaseModel):
+
+class Record(BaseModel):
+    """A part of a file of figures."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class Published(_Record):
+class Published(Record):
     """Correlation with human scores on one data set; `seen`: the tool was trained on it."""
 
     data_set: str
@@ -37,17 +41,15 @@ class Published(_Record):
     seen: bool = False
 
 
-class ToolRecord(_Record):
+class ToolRecord(Record):
+    """One tool's figures, and the standard deviation of its error in levels."""
+
     tool: str
     sigma: float = Field(gt=0)
     published: tuple[Published, ...]
 
-    def unseen(self) -> dict[str, float]:
-        """SRCC by data set, without those that the tool was trained on."""
-        return {entry.data_set: entry.srcc for entry in self.published if not entry.seen}
 
-
-class Reliability(_Record):
+class Reliability(Record):
     """What is known of all tools; `sigma` in levels of the 1..5 scale."""
 
     sources: dict[str, str]
@@ -57,26 +59,19 @@ class Reliability(_Record):
     near_copies: tuple[tuple[str, ...], ...]
     tools: tuple[ToolRecord, ...]
 
-    @model_validator(mode="after")
-    def _names_are_known(self) -> Reliability:
-        named = [record.tool for record in self.tools]
-        unknown = {*named, *(tool for copies in self.near_copies for tool in copies)} - TOOLS.keys()
-        cited = {entry.source for record in self.tools for entry in record.published}
-        if wrong := unknown | (cited - self.sources.keys()):
-            raise ValueError(f"expected tools and sources that are known, got {sorted(wrong)}")
-        return self
-
     @functools.cached_property
     def _records(self) -> dict[str, ToolRecord]:
         return {record.tool: record for record in self.tools}
 
+    def _unseen(self, tool: str) -> dict[str, float]:
+        """SRCC by data set, without those that the tool was trained on."""
+        published = self._records[tool].published if tool in self._records else ()
+        return {entry.data_set: entry.srcc for entry in published if not entry.seen}
+
     def lead(self, tool: str, other: str) -> float | None:
         """How much higher the SRCC of `tool` is than that of `other`, on average over the data sets that both
         have and neither has seen; None where there are none."""
-        records = self._records
-        if tool not in records or other not in records:
-            return None
-        ours, theirs = records[tool].unseen(), records[other].unseen()
+        ours, theirs = self._unseen(tool), self._unseen(other)
         shared = ours.keys() & theirs.keys()
         return sum(ours[name] - theirs[name] for name in shared) / len(shared) if shared else None
 
@@ -90,9 +85,8 @@ class Reliability(_Record):
 
     def clearly_worse(self, tools: Sequence[str]) -> set[str]:
         """Those of `tools` that another of them is known to lead by more than CLEARLY_WORSE."""
-        return {
-            tool for tool in tools if any((self.lead(tool, other) or 0) < -CLEARLY_WORSE for other in tools)
-        }
+        leads = {tool: [self.lead(tool, other) or 0 for other in tools] for tool in tools}
+        return {tool for tool, over_others in leads.items() if min(over_others) < -CLEARLY_WORSE}
 
     def trailing(self, tools: Sequence[str], best: str) -> list[str]:
         """`tools` in the order of how far their SRCC trails that of `best`; those that share no data set with
@@ -103,28 +97,23 @@ class Reliability(_Record):
     def summary(self, tool: str) -> str:
         """The tool's SRCC on the data sets that it has not seen, for whoever chooses among tools; empty where
         none is known."""
-        unseen = self._records[tool].unseen() if tool in self._records else {}
+        unseen = self._unseen(tool)
         return f"SRCC {sum(unseen.values()) / len(unseen):.2f}" if unseen else ""
 
     def account(self, tool: str) -> str:
         """What is known of a tool, for a reader: "SRCC 0.89 on tid2013, 0.88 on kadid10k; off by about 0.44
         levels"."""
-        if tool not in self._records:
+        if (record := self._records.get(tool)) is None:
             return "no published figure was found"
-        record = self._records[tool]
-        figures = [
-            f"{entry.srcc:.2f} on {entry.data_set}{' (trained on it)' if entry.seen else ''}"
-            for entry in record.published
-        ]
+        seen = {True: " (trained on it)", False: ""}
+        figures = [f"{entry.srcc:.2f} on {entry.data_set}{seen[entry.seen]}" for entry in record.published]
         return f"SRCC {', '.join(figures)}; off by about {record.sigma:.2f} levels"
 
     def sigma(self, tool: str) -> float:
         """Standard deviation of the tool's error, in levels."""
         return self._records[tool].sigma if tool in self._records else self.sigma_unknown
 
-    def sigma_of_mean(
-        self, scores: Sequence[tuple[str, float]], reachable: Mapping[str, tuple[float, float]]
-    ) -> float:
+    def sigma_of_mean(self, scores: Sequence[Score], reachable: Reachable) -> float:
         """Standard deviation of the error of the mean of (tool, score 1..5), in levels.
 
         Var = 1/n² Σ_ij ρ_ij σ_i σ_j, with ρ = 1 for a tool with itself and its near-copies, so that they
@@ -132,29 +121,22 @@ class Reliability(_Record):
         truth is anywhere from that end to the scale's, so that the mean square of a uniform error, (distance
         between the ends)²/3, comes on top.
         """
-        if not scores:
-            raise ValueError("scores: expected at least one, got none")
         sigmas = np.array([self._sigma_at(score, reachable) for score in scores])
         rho = np.array([[self._correlation(a, b) for b, _ in scores] for a, _ in scores])
         return float(math.sqrt(sigmas @ rho @ sigmas) / len(scores))
 
-    def sigma_of_difference(
-        self, one: tuple[str, float], other: tuple[str, float], reachable: Mapping[str, tuple[float, float]]
-    ) -> float:
+    def sigma_of_difference(self, one: Score, other: Score, reachable: Reachable) -> float:
         """Standard deviation of how far two tools' scores, (tool, score 1..5), lie apart by their errors
         alone, in levels: √(σ_i² + σ_j² − 2ρσ_iσ_j). Near-copies make errors of their own too, so that ρ is
         that of any two tools."""
         a, b = (self._sigma_at(score, reachable) for score in (one, other))
         return math.sqrt(a**2 + b**2 - 2 * self.error_correlation * a * b)
 
-    def _sigma_at(self, score: tuple[str, float], reachable: Mapping[str, tuple[float, float]]) -> float:
-        low, high = reachable.get(score[0], (LOWEST, HIGHEST))
-        beyond = 0.0
-        if score[1] >= high - FLAT:
-            beyond = HIGHEST - high
-        elif score[1] <= low + FLAT:
-            beyond = low - LOWEST
-        return math.sqrt(self.sigma(score[0]) ** 2 + beyond**2 / 3)
+    def _sigma_at(self, score: Score, reachable: Reachable) -> float:
+        tool, level = score
+        low, high = reachable.get(tool, (LOWEST, HIGHEST))
+        beyond = HIGHEST - high if level >= high - FLAT else low - LOWEST if level <= low + FLAT else 0.0
+        return math.sqrt(self.sigma(tool) ** 2 + beyond**2 / 3)
 
     def _correlation(self, a: str, b: str) -> float:
         copies = a == b or any(a in copies and b in copies for copies in self.near_copies)

@@ -5,13 +5,11 @@ What a metric needs is looked for in the models folder before it is built; nothi
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import math
 import threading
 import time
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from agentic_iqa_local.files import ROOT, command, file_hash, models_root
-from agentic_iqa_local.iqa_tools.cache import ScoreCache, score_key
+from agentic_iqa_local.files import ROOT, command, models_root
 from agentic_iqa_local.iqa_tools.calibration import CalibrationError, read_map_file
 from agentic_iqa_local.iqa_tools.crops import Box, crops_of, mounted
 from agentic_iqa_local.iqa_tools.pyiqa_metrics import create_metric, import_pyiqa, keep_offline, llama_kept
@@ -39,39 +36,33 @@ MOST_EXAMINATIONS = 8  # kept: a picture and the regions and crops of one assess
 
 @dataclass(frozen=True)
 class ToolInfo:
-    """What a user or a prompt may know of a tool. `reason` says why it is unavailable, None if it is not;
-    `reachable` and `source` describe its map, None without one; the others are those of its ToolSpec."""
+    """What a user or a prompt may know of a tool: its row in the table, why it is unavailable (None if it is
+    not), and the qualities that its map can reach and where the map comes from (None without one)."""
 
-    name: str
-    reference: str
-    available: bool
+    spec: ToolSpec
     reason: str | None
-    description: str
-    good_for: tuple[str, ...]
-    lower_better: bool
     reachable: tuple[float, float] | None
     source: str | None
-    seconds: float | None = None
-    most_megapixels: float | None = None
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def available(self) -> bool:
+        return self.reason is None
 
 
 @dataclass(frozen=True)
 class ToolReading:
-    """One measurement: the metric's own number, its quality in 1..5, and the seconds it took (construction
-    left out; 0 when the number was `cached` on disk). `crops` are the parts that it was measured on, empty
-    where on all pixels. Raises ToolError for numbers that are not finite."""
+    """One measurement: the metric's own number, its quality in 1..5, and the seconds it took without the
+    metric's construction. `crops` are the parts that it was measured on, empty where on all pixels."""
 
     tool: str
     raw: float
     normalized: float
     seconds: float
-    cached: bool = False
     crops: tuple[Box, ...] = ()
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.raw) and math.isfinite(self.normalized)):
-            got = f"got {self.raw} ({self.normalized} of 5)"
-            raise ToolError(f"{self.tool}: expected a finite score, {got}", "use another tool.")
 
 
 class ToolRunner:
@@ -81,15 +72,14 @@ class ToolRunner:
         device: where torch computes.
         maps_path: a file of maps (default: the shipped configs/tool_maps.yaml).
         models: the models folder, whose manifest names the weights that may be loaded.
-        cache: an SQLite file that keeps raw scores (default: none).
 
     Raises:
         CalibrationError: for a file of maps that cannot be trusted.
         ToolError: for a map of an unknown tool, and for a damaged manifest.
 
     A lock lets one measurement run at a time, so a runner may be shared between threads. Measuring raises
-    ToolError for a tool that is unknown, lacks a file or has one that is not the manifest's, pictures that it
-    does not take, a result that is not finite, and a metric that fails.
+    ToolError for a tool that is unknown, lacks a file or has one that is not the manifest's, a reference that
+    is lacking, a picture that is too small, a result that is not finite, and a metric that fails.
     """
 
     def __init__(
@@ -97,7 +87,6 @@ class ToolRunner:
         device: str = "cpu",
         maps_path: str | Path | None = None,
         models: str | Path | None = None,
-        cache: str | Path | None = None,
     ) -> None:
         self.device = device
         self.maps, self._rejected = read_map_file(maps_path or SHIPPED_MAPS)
@@ -106,49 +95,38 @@ class ToolRunner:
                 expected = f"named {spec.name} and have lower_better: {str(spec.lower_better).lower()}"
                 raise CalibrationError(f"The map of {name} must be {expected}.")
         self.weights = Weights(models_root(models))
-        self.constructions: Counter[str] = Counter()
         self._metrics: dict[str, Any] = {}
         self._examinations: dict[Any, Examination] = {}
-        self._cache = ScoreCache(cache) if cache else None
         self._lock = threading.Lock()
 
     def info(self, full_reference: bool | None = None) -> list[ToolInfo]:
         """Every tool, or those that can run with a reference (True: all) or without one (False: NR)."""
+        specs = [spec for spec in TOOLS.values() if full_reference is not False or spec.reference == "NR"]
+        maps = [(spec, self.maps.get(spec.name)) for spec in specs]
         return [
-            self._describe(spec)
-            for spec in TOOLS.values()
-            if full_reference is not False or spec.reference == "NR"
+            ToolInfo(spec, self._unavailable(spec), found and found.reachable, found and found.source)
+            for spec, found in maps
         ]
 
     def available(self, full_reference: bool) -> list[ToolInfo]:
         """The tools of `info` that can score now."""
         return [info for info in self.info(full_reference) if info.available]
 
-    def score(self, name: str, image: Image.Image, reference: Image.Image | None = None) -> ToolReading:
-        """Quality of `image` (RGB) in 1..5 with its raw score; NR tools leave `reference` unused."""
-        spec = self._usable(find_tool(name), self._unavailable)
-        crops, seconds, raw = crops_of(spec, *image.size), 0.0, None
-        key = self._key(spec, image, reference, crops) if self._cache else ""
-        if self._cache:
-            raw = self._cache.get(key)
-        if cached := raw is not None:
-            return ToolReading(spec.name, raw, self.maps[spec.name](raw), seconds, cached, crops)
-        raw, seconds = self._measure(spec, image, reference, crops)
-        if self._cache:
-            self._cache.put(key, raw)
-        return ToolReading(spec.name, raw, self.maps[spec.name](raw), seconds, crops=crops)
-
     def prepare(self) -> None:
         """Imports pyiqa, which for a moment changes what models run on (see `llama_kept`): call it before
         tools and models run side by side."""
         with self._lock:
-            import_pyiqa(self.weights.root)
+            import_pyiqa()
+
+    def score(self, name: str, image: Image.Image, reference: Image.Image | None = None) -> ToolReading:
+        """Quality of `image` (RGB) in 1..5 with its raw score; NR tools leave `reference` unused."""
+        spec = _usable(find_tool(name), self._unavailable)
+        raw, seconds, crops = self._measured(spec, image, reference)
+        return ToolReading(spec.name, raw, self.maps[spec.name](raw), seconds, crops)
 
     def measure(self, name: str, image: Image.Image, reference: Image.Image | None = None) -> float:
-        """The metric's own number, for which no map is needed; of crops where the picture is too large for
-        the tool."""
-        spec = self._usable(find_tool(name), self._missing)
-        return self._measure(spec, image, reference, crops_of(spec, *image.size))[0]
+        """The metric's own number, for which no map is needed."""
+        return self._measured(_usable(find_tool(name), self._missing), image, reference)[0]
 
     def examine(self, image: Image.Image, reference: Image.Image | None = None) -> Examination:
         """All that LocalNR reads of an RGB picture, against its `reference` where there is one; of
@@ -169,35 +147,13 @@ class ToolRunner:
         """The maps of SSIM, GMSD and FSIM between two RGB pictures of one size."""
         import torch
 
-        for name in ("SSIM", "GMSD", "FSIM"):
-            _used_pictures(self._usable(TOOLS[name], self._missing), image, reference)
+        _usable(TOOLS["FSIM"], self._missing)
         with self._lock, _failures("similarity maps", image):
-            import_pyiqa(self.weights.root)
+            import_pyiqa()
             from agentic_iqa_local.iqa_tools.similarity_maps import similarity_maps
 
             with torch.inference_mode():
                 return similarity_maps(self._tensor(image), self._tensor(reference))
-
-    def _describe(self, spec: ToolSpec) -> ToolInfo:
-        reason, logistic = self._unavailable(spec), self.maps.get(spec.name)
-        return ToolInfo(
-            spec.name,
-            spec.reference,
-            reason is None,
-            reason,
-            spec.description,
-            spec.good_for,
-            spec.lower_better,
-            logistic.reachable if logistic else None,
-            logistic.source if logistic else None,
-            spec.seconds,
-            spec.most_megapixels,
-        )
-
-    def _usable(self, spec: ToolSpec, why_not: Any) -> ToolSpec:
-        if (reason := why_not(spec)) is not None:
-            raise ToolError(f"{spec.name} is unavailable: {reason}.")
-        return spec
 
     def _unavailable(self, spec: ToolSpec) -> str | None:
         """Why a tool gives no quality; None if it does."""
@@ -216,83 +172,68 @@ class ToolRunner:
             return f"missing Python module {', '.join(absent)}{older}"
         return self.weights.missing(spec)
 
-    def _key(
-        self, spec: ToolSpec, image: Image.Image, reference: Image.Image | None, crops: tuple[Box, ...]
-    ) -> str:
-        packages = ("pyiqa", "torch", "torchvision", "timm")
-        versions = [f"{package} {importlib.metadata.version(package)}" for package in packages]
-        files = [f"{path} {sha256}" for path, sha256 in sorted(self.weights.check(spec).items())]
-        if spec.bundled:
-            files.append(f"{spec.bundled} {file_hash(DATA / spec.bundled)}")
-        pictures = [x for x in (image, reference if spec.reference == "FR" else None) if x is not None]
-        measured = [f"crop {box}" for box in crops]
-        device = self.device.partition(":")[0]
-        return score_key(spec.name, *versions, *files, *measured, device, pictures=pictures)
-
-    def _measure(
-        self, spec: ToolSpec, image: Image.Image, reference: Image.Image | None, crops: tuple[Box, ...]
-    ) -> tuple[float, float]:
-        """(the metric's own number, seconds). Raises ToolError."""
-        pictures = [mounted(picture, crops) for picture in _used_pictures(spec, image, reference)]
+    def _measured(
+        self, spec: ToolSpec, image: Image.Image, reference: Image.Image | None
+    ) -> tuple[float, float, tuple[Box, ...]]:
+        """(the metric's own number, seconds, the crops that it was measured on). Raises ToolError."""
+        if spec.reference == "FR" and reference is None:
+            lacks = "compares with a reference image and got none"
+            raise ToolError(f"{spec.name} {lacks}", "pass one or choose a no-reference tool.")
+        _require_size(spec, image)
+        crops = crops_of(spec, *image.size)
+        used = (image, reference) if spec.reference == "FR" and reference else (image,)
+        pictures = [mounted(picture, crops) for picture in used]
         if spec.own:
             start = time.perf_counter()
-            return self._examined(*pictures).quality, time.perf_counter() - start
+            return self._examined(*pictures).quality, time.perf_counter() - start, crops
         with self._lock:
             metric = self._metric(spec)
             start = time.perf_counter()
             raw = self._run(spec, metric, *pictures)
             seconds = time.perf_counter() - start
-        size = f"{image.width}×{image.height}"
-        if spec.name == "MAD" and raw == 0 and pictures[0].tobytes() != pictures[1].tobytes():
-            # pyiqa transposes MAD's contrast sensitivity: a picture twice as high as wide loses its luminance.
-            raise ToolError(
-                f"MAD found no difference between two images of {size} that differ: its code fails on images"
-                " much higher than wide",
-                "use another tool.",
-            )
-        if not math.isfinite(raw):
-            expected = "expected a finite score, use another tool."
-            raise ToolError(f"{spec.name} returned {raw} for an image of {size}", expected)
-        return raw, seconds
+        # pyiqa transposes MAD's contrast sensitivity: a picture twice as high as wide loses its luminance.
+        blind = spec.name == "MAD" and raw == 0 and pictures[0] != pictures[1]
+        if blind or not math.isfinite(raw):
+            size = f"{image.width}×{image.height}"
+            raise ToolError(f"{spec.name} returned {raw}, which is no score, for {size}", "use another tool.")
+        return raw, seconds, crops
 
     def _examined(self, *pictures: Image.Image) -> Examination:
-        spec = self._usable(TOOLS["LocalNR"], self._missing)
-        _used_pictures(spec, pictures[0], None)
+        spec = _usable(TOOLS["LocalNR"], self._missing)
+        _require_size(spec, pictures[0])
         key = tuple((one.size, hash(one.tobytes())) for one in pictures)
         with self._lock:
             if key not in self._examinations:
-                while len(self._examinations) >= MOST_EXAMINATIONS:
-                    del self._examinations[next(iter(self._examinations))]
                 metric = self._metric(spec)
                 with _failures(spec.name, pictures[0]):
-                    self._examinations[key] = metric.examine(*pictures)
+                    read = metric.examine(*pictures)
+                latest = list(self._examinations.items())[1 - MOST_EXAMINATIONS :]
+                self._examinations = dict([*latest, (key, read)])
             return self._examinations[key]
 
     def _metric(self, spec: ToolSpec) -> Any:
         if spec.name not in self._metrics:
             self.weights.check(spec)
+            build = self._local_nr if spec.own else create_metric
             try:
-                self._metrics[spec.name] = (
-                    self._local_nr(spec) if spec.own else create_metric(spec, self.weights, self.device)
-                )
+                self._metrics[spec.name] = build(spec, self.weights, self.device)
             except Exception as error:
                 raise ToolError(f"{spec.name} could not be built on {self.device}: {error}") from error
-            self.constructions[spec.name] += 1
         return self._metrics[spec.name]
 
-    def _local_nr(self, spec: ToolSpec) -> Any:
-        keep_offline(self.weights.root)  # timm imports huggingface_hub
+    @staticmethod
+    def _local_nr(spec: ToolSpec, _: Weights, device: str) -> Any:
+        keep_offline()  # timm imports huggingface_hub
         from agentic_iqa_local.iqa_tools.local_nr import LocalNR
 
-        return LocalNR.load(DATA / spec.bundled, self.device)
+        return LocalNR.load(DATA / spec.bundled, device)
 
     def _run(self, spec: ToolSpec, metric: Any, *pictures: Image.Image) -> float:
         import torch
 
         from agentic_iqa_local.iqa_tools.kernels import CPUKernels
 
-        # MANIQA, TReS and others draw random crops from NumPy's global state: same image, same crops, same
-        # score.
+        # MANIQA, TReS and others draw crops from NumPy's global state: same image, same crops, same score.
         state = np.random.get_state()
         np.random.seed(PATCH_SEED)
         llama = llama_kept("qalign") if spec.metric == "qalign" else nullcontext()
@@ -310,6 +251,20 @@ class ToolRunner:
         return pixels.permute(2, 0, 1)[None].to(torch.float32) / 255
 
 
+def _usable(spec: ToolSpec, why_not: Callable[[ToolSpec], str | None]) -> ToolSpec:
+    if (reason := why_not(spec)) is not None:
+        raise ToolError(f"{spec.name} is unavailable: {reason}.")
+    return spec
+
+
+def _require_size(spec: ToolSpec, image: Image.Image) -> None:
+    if min(image.size) < spec.min_side:
+        got = f"got {image.width}×{image.height}"
+        raise ToolError(
+            f"{spec.name} needs at least {spec.min_side} pixels a side, {got}", "use another tool."
+        )
+
+
 @contextmanager
 def _failures(name: str, image: Image.Image) -> Iterator[None]:
     """Whatever is raised becomes a ToolError."""
@@ -320,27 +275,3 @@ def _failures(name: str, image: Image.Image) -> Iterator[None]:
         if type(error).__name__.endswith("LinAlgError"):  # the features of flat blocks are 0 / 0
             raise ToolError(f"{name} finds too little texture in {size}", "use another tool.") from error
         raise ToolError(f"{name} failed on {size}: {error}") from error
-
-
-def _used_pictures(
-    spec: ToolSpec, image: Image.Image, reference: Image.Image | None
-) -> tuple[Image.Image, ...]:
-    """What the tool measures: the image, and for a full-reference tool its reference. Raises ToolError for
-    pictures that the tool does not take."""
-    size = f"{image.width}×{image.height}"
-    if spec.reference == "FR" and reference is None:
-        lacks = "compares with a reference image and got none"
-        raise ToolError(f"{spec.name} {lacks}", "pass one or choose a no-reference tool.")
-    pictures = (image, reference) if spec.reference == "FR" and reference else (image,)
-    for picture in pictures:
-        if picture.mode != "RGB":
-            got = f"expects RGB images, got mode {picture.mode}"
-            raise ToolError(f"{spec.name} {got}", "convert with .convert('RGB').")
-        if picture.size != image.size:
-            got = f"one size, got {size} and {picture.width}×{picture.height}"
-            advice = "crop or register them first, scaling would change the score."
-            raise ToolError(f"{spec.name} expects image and reference of {got}", advice)
-    if min(image.size) < spec.min_side:
-        least = f"needs at least {spec.min_side} pixels a side, got {size}"
-        raise ToolError(f"{spec.name} {least}", "use another tool.")
-    return pictures

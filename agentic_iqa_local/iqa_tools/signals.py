@@ -30,16 +30,8 @@ def _of_one(rgb: Tensor) -> Tensor:
     ycc = torch.einsum("ij,jhw->ihw", _YCC.to(rgb), 255 * rgb)
     luma = ycc[0]
     (row, across), (column, down) = _block_grid(luma.T), _block_grid(luma)
-    values = [
-        *across,
-        *down,
-        *_bands(luma, row, column),
-        *_noise(ycc),
-        *_pyramid(ycc),
-        *_tones(rgb, ycc),
-        *_edges(rgb),
-    ]
-    return torch.stack(values).float()
+    spectrum = [*_bands(luma, row, column), *_noise(ycc), *_pyramid(ycc)]
+    return torch.stack([*across, *down, *spectrum, *_tones(rgb, ycc), *_edges(rgb)]).float()
 
 
 def _log(value: Tensor, floor: float = 1e-2) -> Tensor:
@@ -88,12 +80,8 @@ def _bands(luma: Tensor, row: int, column: int) -> list[Tensor]:
 
     energy, zeros = measured(row, column)
     energy_off, zeros_off = measured((row + 4) % BLOCK, (column + 4) % BLOCK)
-    return [
-        *energy,
-        *(b - a for a, b in zip(energy, energy_off, strict=True)),
-        *zeros,
-        *(a - b for a, b in zip(zeros, zeros_off, strict=True)),
-    ]
+    risen = [off - on for on, off in zip(energy, energy_off, strict=True)]
+    return [*energy, *risen, *zeros, *(on - off for on, off in zip(zeros, zeros_off, strict=True))]
 
 
 def _noise(ycc: Tensor) -> list[Tensor]:
@@ -107,12 +95,10 @@ def _noise(ycc: Tensor) -> list[Tensor]:
         flat = detail.flatten(1)
         middle, mean = _log(flat.median(1).values, 0.1), _log(flat.mean(1), 0.1)
         values += [*middle, *(mean - middle)]
-        mean, square = (
-            avg_pool2d(part[None, None], BLOCK)[0, 0] for part in (channels[0], channels[0].square())
-        )
-        values += list(
-            _log((square - mean.square()).clamp_min(0).sqrt().flatten().quantile(_at(SPREADS, mean)), 0.1)
-        )
+        luma = channels[:1]
+        mean, square = (avg_pool2d(part[None], BLOCK).flatten() for part in (luma, luma.square()))
+        deviation = (square - mean.square()).clamp_min(0).sqrt()
+        values += [*_log(deviation.quantile(_at(SPREADS, mean)), 0.1)]
     return values
 
 

@@ -34,25 +34,20 @@ class SimilarityMap:
         """rows×columns float64: the mean between each two edges, which are in pixels of the picture and go
         from 0 to its sides."""
         rows, columns = (
-            [round(edge * length / edges[-1]) for edge in edges]
-            for edges, length in ((ys, self.values.shape[0]), (xs, self.values.shape[1]))
+            itertools.pairwise(round(edge * length / edges[-1]) for edge in edges)
+            for edges, length in zip((ys, xs), self.values.shape, strict=True)
         )
-        return np.array(
-            [
-                [self.values[top:bottom, left:right].mean() for left, right in itertools.pairwise(columns)]
-                for top, bottom in itertools.pairwise(rows)
-            ]
-        )
+        means = [
+            self.values[slice(*row), slice(*column)].mean()
+            for row, column in itertools.product(rows, columns)
+        ]
+        return np.array(means).reshape(len(ys) - 1, len(xs) - 1)
 
 
 def similarity_maps(picture: torch.Tensor, reference: torch.Tensor) -> dict[str, SimilarityMap]:
     """The maps of 1×3×H×W pictures in 0..1, by the metric's name. Raises RuntimeError for pictures that are
     too small."""
-    return {
-        "SSIM": _ssim(picture, reference),
-        "GMSD": _gmsd(picture, reference),
-        "FSIM": _fsim(picture, reference),
-    }
+    return {name: make(picture, reference) for name, make in zip(MAPS, (_ssim, _gmsd, _fsim), strict=True)}
 
 
 def _ssim(picture: torch.Tensor, reference: torch.Tensor) -> SimilarityMap:

@@ -58,20 +58,14 @@ class ToolSpec:
 BLUR, COLOR, CODEC, NOISE = "Blurs", "Color distortions", "Compression", "Noise"
 LIGHT, SHARP, CONTRAST, SPATIAL = "Brightness change", "Sharpness", "Contrast", "Spatial distortions"
 
-ALEXNET = "checkpoints/alexnet-owt-7be5be79.pth"
 VGG16 = "checkpoints/vgg16-397923af.pth"
-VGG19 = "checkpoints/vgg19-dcbb9e9d.pth"
-RESNET18 = "checkpoints/resnet18-f37072fd.pth"
-RESNET34 = "checkpoints/resnet34-b627a593.pth"
 RESNET50 = "checkpoints/resnet50-0676ba61.pth"
 TIMM_RESNET50 = "hf:timm/resnet50.a1_in1k"
 TIMM_VIT_B8 = "hf:timm/vit_base_patch8_224.augreg2_in21k_ft_in1k"
-TIMM_INCEPTION = "hf:timm/inception_resnet_v2.tf_in1k"
 CLIP_RN50 = "clip/RN50.pt"
 CLIP_VIT_B32 = "clip/ViT-B-32.pt"
 
-# Smallest sides: of weight-free tools found by running them, though on less than 16 pixels nothing deserves the
-# name; NIQE is a covariance over 96-pixel blocks, of which four are the least; below 64 a backbone sees nothing.
+# Smallest sides: of weight-free tools found by running them; NIQE needs four blocks of 96 pixels.
 SMALL, CNN_SIDE = 16, 64
 
 # fmt: off
@@ -97,12 +91,12 @@ _ROWS = (
     # --- full reference, weights
     ToolSpec("TOPIQ_FR", "topiq_fr", "FR", False, (0, 1), (BLUR, NOISE, CODEC, COLOR), "top-down semantic and distortion features", CNN_SIDE, ("pyiqa/cfanet_fr_kadid_res50-2c4cc61d.pth", TIMM_RESNET50)),
     ToolSpec("AHIQ", "ahiq", "FR", False, (0, 1), (CODEC, SPATIAL, BLUR), "hybrid transformer and convolution, patch-based", CNN_SIDE, ("pyiqa/AHIQ_vit_p8_epoch33-da3ea303.pth", TIMM_RESNET50, TIMM_VIT_B8)),
-    ToolSpec("LPIPS", "lpips", "FR", True, (0, 1), (SPATIAL, BLUR, NOISE), "learned perceptual distance", CNN_SIDE, ("pyiqa/LPIPS_v0.1_alex-df73285e.pth", ALEXNET)),
+    ToolSpec("LPIPS", "lpips", "FR", True, (0, 1), (SPATIAL, BLUR, NOISE), "learned perceptual distance", CNN_SIDE, ("pyiqa/LPIPS_v0.1_alex-df73285e.pth", "checkpoints/alexnet-owt-7be5be79.pth")),
     ToolSpec("DISTS", "dists", "FR", True, (0, 1), (SPATIAL, BLUR, CODEC), "deep structure and texture similarity", CNN_SIDE, ("pyiqa/DISTS_weights-f5e65c96.pth", VGG16)),
     ToolSpec("WaDIQaM_FR", "wadiqam_fr", "FR", False, (-1, 0.1), (NOISE, CODEC, BLUR), "weighted patch-wise deep features", CNN_SIDE, ("pyiqa/WaDIQaM-kadid-f7541ea5.pth",)),
     ToolSpec("CKDN", "ckdn", "FR", False, (0, 1), (BLUR, CODEC), "knowledge distilled for degraded references", CNN_SIDE, ("pyiqa/CKDN_model_best-38b27dc6.pth", "checkpoints/resnet50-19c8e357.pth")),
     ToolSpec("PieAPP", "pieapp", "FR", True, (0, 5), (BLUR, NOISE, CODEC), "learned from pairwise preferences", CNN_SIDE, ("pyiqa/PieAPPv0.1-0937b014.pth",)),
-    ToolSpec("DeepDC", "deepdc", "FR", True, (0, 1), (SPATIAL, BLUR), "distance correlation of deep features", CNN_SIDE, (VGG19,)),
+    ToolSpec("DeepDC", "deepdc", "FR", True, (0, 1), (SPATIAL, BLUR), "distance correlation of deep features", CNN_SIDE, ("checkpoints/vgg19-dcbb9e9d.pth",)),
     ToolSpec("A-FINE", "afine_all_scale", "FR", True, (0, 100), (SPATIAL, BLUR, NOISE), "fidelity weighed against naturalness", CNN_SIDE, ("pyiqa/afine.pth", CLIP_VIT_B32), modules=("pkg_resources",)),
     # --- no reference, weights
     ToolSpec("QAlign", "qalign", "NR", False, (1, 5), (BLUR, NOISE, CODEC, COLOR, LIGHT), "7B model taught rating words", CNN_SIDE, ("hf:q-future/one-align",), modules=("icecream",)),
@@ -118,11 +112,11 @@ _ROWS = (
     ToolSpec("HyperIQA", "hyperiqa", "NR", False, (0, 1), (BLUR, NOISE, CODEC), "content-aware hyper network", CNN_SIDE, ("pyiqa/HyperIQA-resnet50-koniq10k-c96c41b1.pth", TIMM_RESNET50)),
     ToolSpec("TReS", "tres", "NR", False, (0, 100), (BLUR, NOISE), "transformer with relative ranking", CNN_SIDE, ("pyiqa/tres_koniq-f0502926.pth", RESNET50)),
     ToolSpec("DBCNN", "dbcnn", "NR", False, (0, 1), (BLUR, NOISE, CODEC), "two convolutional streams, bilinearly pooled", CNN_SIDE, ("pyiqa/DBCNN_KonIQ10k-2de81c0a.pth", "pyiqa/DBCNN_scnn-7ea73d75.pth", VGG16)),
-    ToolSpec("UNIQUE", "unique", "NR", False, (-3, 3), (BLUR, NOISE, CODEC), "uncertainty-aware ranking across data sets", CNN_SIDE, ("pyiqa/UNIQUE.pt", RESNET34)),
+    ToolSpec("UNIQUE", "unique", "NR", False, (-3, 3), (BLUR, NOISE, CODEC), "uncertainty-aware ranking across data sets", CNN_SIDE, ("pyiqa/UNIQUE.pt", "checkpoints/resnet34-b627a593.pth")),
     ToolSpec("WaDIQaM_NR", "wadiqam_nr", "NR", False, (-1, 0.1), (NOISE, CODEC), "weighted patch-wise deep features", CNN_SIDE, ("pyiqa/WaDIQaM-NR-koniq-aaffea29.pth",)),
-    ToolSpec("NIMA", "nima", "NR", False, (0, 10), (LIGHT, COLOR, CONTRAST), "distribution of ratings, photographic appeal", CNN_SIDE, ("pyiqa/NIMA_InceptionV2_ava-b0c77c00.pth", TIMM_INCEPTION)),
+    ToolSpec("NIMA", "nima", "NR", False, (0, 10), (LIGHT, COLOR, CONTRAST), "distribution of ratings, photographic appeal", CNN_SIDE, ("pyiqa/NIMA_InceptionV2_ava-b0c77c00.pth", "hf:timm/inception_resnet_v2.tf_in1k")),
     ToolSpec("CNNIQA", "cnniqa", "NR", False, (0, 1), (NOISE, BLUR), "small patch-wise convolutional network", CNN_SIDE, ("pyiqa/CNNIQA_koniq10k-e6f14c91.pth",)),
-    ToolSpec("PaQ-2-PiQ", "paq2piq", "NR", False, (0, 100), (BLUR, LIGHT), "from patch to picture quality", CNN_SIDE, ("pyiqa/P2P_RoIPoolModel-fit.10.bs.120-ca69882e.pth", RESNET18)),
+    ToolSpec("PaQ-2-PiQ", "paq2piq", "NR", False, (0, 100), (BLUR, LIGHT), "from patch to picture quality", CNN_SIDE, ("pyiqa/P2P_RoIPoolModel-fit.10.bs.120-ca69882e.pth", "checkpoints/resnet18-f37072fd.pth")),
     ToolSpec("BRISQUE", "brisque", "NR", True, (0, 100), (NOISE, BLUR, CODEC), "natural scene statistics, support vectors", CNN_SIDE, ("pyiqa/brisque_svm_weights.pth",)),
     ToolSpec("ILNIQE", "ilniqe", "NR", True, (0, 150), (NOISE, BLUR, COLOR), "NIQE with colour, gradient and Gabor statistics", CNN_SIDE, ("pyiqa/ILNIQE_templateModel.mat",)),
     ToolSpec("NRQM", "nrqm", "NR", False, (0, 10), (BLUR, SHARP), "statistics of super-resolved images", CNN_SIDE, ("pyiqa/NRQM_model.mat",)),
@@ -143,11 +137,8 @@ _BY_KEY = {tool_key(label): spec for spec in _ROWS for label in (spec.metric, sp
 
 def find_tool(name: str) -> ToolSpec:
     """The tool called `name`, in the field's spelling or pyiqa's; case, '-', '_' and spaces do not matter.
-
-    Raises ToolError, with the nearest names, when there is none.
-    """
-    spec = _BY_KEY.get(tool_key(name))
-    if spec is None:
+    Raises ToolError, with the nearest name, when there is none."""
+    if (spec := _BY_KEY.get(tool_key(name))) is None:
         near = difflib.get_close_matches(tool_key(name), _BY_KEY, n=3, cutoff=0.5)
         hint = " or ".join(dict.fromkeys(_BY_KEY[key].name for key in near))
         advice = f"did you mean {hint}?" if hint else f"known tools are {', '.join(TOOLS)}."

@@ -32,7 +32,14 @@ from agentic_iqa_local.nodes.tool_runs import run_tool
 from agentic_iqa_local.nodes.workbench import PICTURE, Observer, OpenImages, open_images
 from agentic_iqa_local.result import Assessment, Seen, SeenView, Tokens
 from agentic_iqa_local.services import Services, load_services
-from agentic_iqa_local.state import OVERALL, AgenticIQAState, FusionResult, ToolExecutionLog, revised
+from agentic_iqa_local.state import (
+    OVERALL,
+    AgenticIQAState,
+    DamagedBox,
+    FusionResult,
+    ToolExecutionLog,
+    revised,
+)
 from agentic_iqa_local.vlm_client import VLMError
 
 UNLIKE_PHOTOGRAPH = (
@@ -168,8 +175,12 @@ def answered(
     services, make_map = images.services, functools.cache(lambda: mapped(images, map) if map else {})
     calibration, missing = calibration_for(services.settings, services.client(ROLE).describe())
     _ = services.tools  # a bad maps file is an error of the set-up, not of an image
-    worst_parts = lambda: getattr(make_map().get("map"), "worst", [])  # noqa: E731
-    images.find_worst_part = lambda: next(iter(worst_parts()), None)
+
+    def worst_part() -> DamagedBox | None:
+        q_map = make_map().get("map")
+        return q_map.worst[0] if q_map and q_map.worst else None
+
+    images.find_worst_part = worst_part
     images.sureness = sureness = Sureness(
         services.settings.decisions,
         calibration,

@@ -1,6 +1,7 @@
 """Which of two pictures is better and how probable that is, the order of several, and the best of each group of
 near-duplicates."""
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -16,33 +17,16 @@ from agentic_iqa_local.config import Pipeline, Settings
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.files import folder_hash
 from agentic_iqa_local.images.pictures import Picture, as_file
+from agentic_iqa_local.judgement import ordering, preference
 from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.judgement.fit import calibration_for
-from agentic_iqa_local.judgement.ordering import (
-    MOST_DIFFERENT,
-    MOST_PICTURES,
-    fingerprint,
-    pairs_to_compare,
-    scene_distance,
-    scene_groups,
-    strengths,
-)
-from agentic_iqa_local.judgement.preference import (
-    PairFit,
-    PairwiseRead,
-    draws_of,
-    logit,
-    probability_above,
-    read_fits,
-    read_pair,
-    sigmoid,
-)
 from agentic_iqa_local.nodes.letter_reading import ROLE
 from agentic_iqa_local.nodes.workbench import MODEL, Observer, load_pictures
 from agentic_iqa_local.result import Assessment, Result
 from agentic_iqa_local.services import Services, load_services
 
 SCHEMA_VERSION = 1
+INDEPENDENT = "the probability is that of independent pictures, and too near to one half for one scene"
 
 
 class PairResult(BaseModel):
@@ -58,7 +42,7 @@ class PairResult(BaseModel):
     basis: Literal["same scene, fitted", "intervals", "fused distributions", "same pixels"]
     fitted_on: str | None = None  # set, size and date of the fit, where it rests on one
     # what the model's letters say when it is shown both; None where not read
-    pairwise: PairwiseRead | None = None
+    pairwise: preference.PairwiseRead | None = None
     pairwise_weight: float = 0.0  # weight of the pairwise read's log-odds in the probability
     notes: list[str] = []
 
@@ -166,15 +150,17 @@ class Judge:
     settings: Settings
     pipeline: Pipeline
     reference: bool
-    read: Callable[[Image.Image, Image.Image], PairwiseRead] | None = None
+    read: Callable[[Image.Image, Image.Image], preference.PairwiseRead] | None = None
     always: bool = False
     reads: int = 0
-    fit: PairFit | None = field(init=False)
+    fit: preference.PairFit | None = field(init=False)
 
     def __post_init__(self) -> None:
         folder = self.settings.folder(self.settings.summarizer.backend)
         wanted = folder.is_dir() and folder_hash(folder), self.pipeline, self.reference
-        alike = (fit for fit in read_fits().fits if (fit.model, fit.pipeline, fit.reference) == wanted)
+        alike = (
+            fit for fit in preference.read_fits().fits if (fit.model, fit.pipeline, fit.reference) == wanted
+        )
         self.fit = next(alike, None)
 
     def compared(self, rows: Sequence[Assessment], files: Sequence[Path]) -> Comparison:
@@ -203,8 +189,10 @@ class Judge:
             if row.error is None:
                 load = partial(self._load, file)
                 calibration = row.interval and calibration_for(self.settings, row.model or {})[0]
-                draws = draws_of(row, calibration)
-                rated.append(Candidate(row, fingerprint(load()), load, draws, calibration is not None))
+                draws = preference.draws_of(row, calibration)
+                rated.append(
+                    Candidate(row, ordering.fingerprint(load()), load, draws, calibration is not None)
+                )
         return rated
 
     def _load(self, file: Path) -> Image.Image:
@@ -218,10 +206,10 @@ class Judge:
     def compare(self, one: Candidate, other: Candidate, *, may_read: bool = True) -> PairResult:
         """What is known of a pair. With `may_read` the model is shown both where that counts, or where no fit
         tells that it does not. Raises VLMError where it cannot read them."""
-        apart = scene_distance(one.fingerprint, other.fingerprint)
-        independent = probability_above(one.draws, other.draws)
+        apart = ordering.scene_distance(one.fingerprint, other.fingerprint)
+        independent = preference.probability_above(one.draws, other.draws)
         result = PairResult(
-            same_scene=apart <= MOST_DIFFERENT,
+            same_scene=apart <= ordering.MOST_DIFFERENT,
             scene_distance=apart,
             probability=independent,
             independent=independent,
@@ -244,59 +232,54 @@ class Judge:
         """Puts the fitted probability in place of the independent one, where a fit applies."""
         fit = self.fit
         if fit is None:
-            result.notes.append(
-                "both show the same scene, but no fit of comparisons is of this model, pipeline and kind of"
-                " assessment: the probability is that of independent pictures, and too near to one half"
-            )
+            result.notes.append(f"no fit of comparisons is of this model and pipeline: {INDEPENDENT}")
             return
         first, second = fit.strength(one), fit.strength(other)
         if first is None or second is None:
-            result.notes.append(
-                f"a measurement that the fit weighs ({', '.join(fit.weights)}) is missing: the probability is"
-                " that of independent pictures"
-            )
+            weighed = ", ".join(fit.weights)
+            result.notes.append(f"a measurement that the fit weighs ({weighed}) is missing: {INDEPENDENT}")
             return
         result.pairwise_weight = fit.pairwise if result.pairwise else 0.0
-        read = result.pairwise_weight * logit(result.pairwise.probability) if result.pairwise else 0.0
-        result.probability, result.basis = sigmoid(first - second + read), "same scene, fitted"
+        read = (
+            result.pairwise_weight * preference.logit(result.pairwise.probability) if result.pairwise else 0.0
+        )
+        result.probability, result.basis = preference.sigmoid(first - second + read), "same scene, fitted"
         result.fitted_on = fit.fitted_on
 
     def rank(self, candidates: Sequence[Candidate]) -> Ranking:
         """The order of rated pictures. Raises ValueError beyond MOST_PICTURES, VLMError as `compare`."""
-        if len(candidates) > MOST_PICTURES:
+        if len(candidates) > ordering.MOST_PICTURES:
             raise ValueError(
-                f"rank: expected at most {MOST_PICTURES} pictures, got {len(candidates)}; divide them"
+                f"rank: expected at most {ordering.MOST_PICTURES} pictures, got {len(candidates)}; divide them"
             )
         before = self.reads
 
         def compared(i: int, j: int, may_read: bool = False) -> PairResult:
             return self.compare(candidates[i], candidates[j], may_read=may_read)
 
-        strength = [self.fit and self.fit.strength(candidate.row) for candidate in candidates]
-        prior = [c.row.q or 0.0 if s is None else s for c, s in zip(candidates, strength, strict=True)]
-        chosen = pairs_to_compare(prior, lambda i, j: compared(i, j).probability)
+        own = [self.fit and self.fit.strength(candidate.row) for candidate in candidates]
+        prior = [c.row.q or 0.0 if s is None else s for c, s in zip(candidates, own, strict=True)]
+        chosen = ordering.pairs_to_compare(prior, lambda i, j: compared(i, j).probability)
         pairs = [ComparedPair(first=i, second=j, **dict(compared(i, j, self.reads_pairs))) for i, j in chosen]
         ahead = {(pair.first, pair.second): pair.probability for pair in pairs}
-        fitted = strengths(len(candidates), ahead, prior)
+        fitted = ordering.strengths(len(candidates), ahead, prior)
         ahead |= {(j, i): 1 - p for (i, j), p in ahead.items()}
         order = np.argsort(-fitted, kind="stable").tolist()
+        strength, neighbours = fitted.tolist(), itertools.pairwise(order)
+        # as compared, or from the strengths where the pair was not
+        sure = [ahead.get((i, j), preference.sigmoid(strength[i] - strength[j])) for i, j in neighbours]
         places = [
             Ranked(
-                place=place,
-                index=i,
-                strength=float(fitted[i]),
-                # as compared, or from the strengths where the pair was not
-                better_than_next=None if j is None else ahead.get((i, j), sigmoid(fitted[i] - fitted[j])),
-                assessment=candidates[i].row,
+                place=place, index=i, strength=strength[i], better_than_next=p, assessment=candidates[i].row
             )
-            for place, (i, j) in enumerate(zip(order, [*order[1:], None], strict=False), start=1)
+            for place, (i, p) in enumerate(zip(order, [*sure, None], strict=False), start=1)
         ]
         notes = list(dict.fromkeys(line for pair in pairs for line in pair.notes))
         return Ranking(order=places, pairs=pairs, pairwise_reads=self.reads - before, notes=notes)
 
     def groups(self, candidates: Sequence[Candidate]) -> Iterator[Group]:
         """The groups of near-duplicates, in the order of their first pictures. Raises as `rank`."""
-        scenes = scene_groups([candidate.fingerprint for candidate in candidates])
+        scenes = ordering.scene_groups([candidate.fingerprint for candidate in candidates])
         for number, members in enumerate(scenes, start=1):
             ranking = self.rank([candidates[i] for i in members])
             for ranked in ranking.order:
@@ -358,9 +341,9 @@ def _assessed(
     """The judge of the pictures, their rows, and the files that they lie in meanwhile."""
     loaded, observer = services or load_services(), how.get("observer") or Observer()
 
-    def read(one: Image.Image, other: Image.Image) -> PairwiseRead:
+    def read(one: Image.Image, other: Image.Image) -> preference.PairwiseRead:
         with observer.calling(MODEL):
-            return read_pair(loaded.client(ROLE), one, other)
+            return preference.read_pair(loaded.client(ROLE), one, other)
 
     with ExitStack() as opened:
         original = None if reference is None else opened.enter_context(as_file(reference))

@@ -34,8 +34,7 @@ WIDENED = 0.95  # in its place where a picture is not quite like those of the ca
 BELOW = 0.65  # share of the misses below the interval: errors beyond the upper end gather on clean pictures
 LOWEST, HIGHEST = float(min(LEVELS)), float(max(LEVELS))
 LEAST_DIFFICULTY = 0.05  # levels
-FEWEST_ERRORS = round(1 / ((1 - COVERAGE) * min(BELOW, 1 - BELOW)))  # with fewer one end is the scale's
-FEWEST_QUESTIONS = round(1 / (1 - COVERAGE)) - 1
+FEWEST_QUESTIONS = round(1 / (1 - COVERAGE)) - 1  # with fewer no choice is ruled out
 
 FEATURES = (
     *("constant", "above_bad", "below_excellent", "spread", "sigma", "disagreement", "gap", "order_gap"),
@@ -126,7 +125,7 @@ class Errors(_Record):
         return ConformalPredictiveSystem().fit(np.array(self.errors), np.array(self.difficulties), ranges)
 
     @property
-    def _scaled(self) -> list[np.ndarray]:
+    def scaled(self) -> list[np.ndarray]:
         """The errors of each range in units of difficulty, rising."""
         return self._system.binned_alphas[1]
 
@@ -145,23 +144,17 @@ class Errors(_Record):
             )
         return np.clip(ends, LOWEST, HIGHEST)
 
-    def values(self, q: float, difficulty: float) -> np.ndarray:
-        """Equally probable values of a picture's truth, rising, (errors of its range,); they may lie beyond
-        the scale."""
-        at = np.array([q])
-        return self.expected(at) + difficulty * self._scaled[self.range_of(at)[0]]
-
     def quantiles(self, q: np.ndarray, difficulty: np.ndarray, count: int) -> np.ndarray:
         """`count` equally probable values of each picture's truth, rising, (pictures, count)."""
         shares = (np.arange(count) + 0.5) / count
-        spaced = np.stack([np.quantile(scaled, shares) for scaled in self._scaled])
+        spaced = np.stack([np.quantile(scaled, shares) for scaled in self.scaled])
         return self.expected(q)[:, None] + difficulty[:, None] * spaced[self.range_of(q)]
 
     def probability_at_least(self, q: np.ndarray, difficulty: np.ndarray, quality: float) -> np.ndarray:
-        """The probability that each picture's truth is `quality` or better, (pictures,): the share of its
-        `values` that are."""
+        """The probability that each picture's truth is `quality` or better, (pictures,): the share of the
+        errors of its range with which it would be."""
         asked = (quality - self.expected(q)) / difficulty
-        shares = np.stack([1 - np.searchsorted(scaled, asked) / len(scaled) for scaled in self._scaled])
+        shares = np.stack([1 - np.searchsorted(scaled, asked) / len(scaled) for scaled in self.scaled])
         return shares[self.range_of(q), np.arange(len(q))]
 
 
@@ -223,39 +216,29 @@ class IntervalCalibration(_Record):
         part = self.of(interval.condition)
         if part is None:
             raise ValueError(f"interval: expected one of this calibration, got one of {interval.condition}")
-        return np.clip(part.values(q, interval.difficulty), LOWEST, HIGHEST)
+        errors = part.scaled[part.range_of(np.array(q))]
+        return np.clip(part.expected(np.array(q)) + interval.difficulty * errors, LOWEST, HIGHEST)
 
     def interval(self, part: Errors, q: float, difficulty: float, widened: Sequence[str] = ()) -> Interval:
-        """The interval around a fused score: at WIDENED in place of COVERAGE where `widened` has reasons."""
-        around = np.array([q]), np.array([difficulty])
-        low, high = part.ends(*around, WIDENED if widened else COVERAGE)[0].tolist()
-        reasons = list(widened)
-        if (count := len(part.errors)) < FEWEST_ERRORS:
-            low, high = LOWEST, HIGHEST
-            reasons.append(
-                f"{count} pictures of known quality are fewer than the {FEWEST_ERRORS} that {COVERAGE:.0%}"
-                " need: it is the whole scale"
-            )
-        about = {"condition": part.condition, "calibrated_on": self.calibrated_on, "widened": reasons}
+        """The interval around a fused score: at WIDENED in place of COVERAGE where `widened` has reasons. With too
+        few errors it reaches to an end of the scale."""
+        coverage = WIDENED if widened else COVERAGE
+        low, high = part.ends(np.array([q]), np.array([difficulty]), coverage)[0].tolist()
+        about = {"condition": part.condition, "calibrated_on": self.calibrated_on, "widened": list(widened)}
         return Interval(low=low, high=high, coverage=COVERAGE, difficulty=difficulty, **about)
 
     def answer_set(
         self, part: Answers, probabilities: dict[str, float], widened: Sequence[str] = ()
     ) -> AnswerSet:
-        """The choices that the calibration does not rule out; at least the likeliest."""
+        """The choices that the calibration does not rule out; at least the likeliest, and all where there are too
+        few questions."""
         from crepes import ConformalClassifier
 
-        known, reasons = part.like(len(probabilities)), list(widened)
-        if len(known) < FEWEST_QUESTIONS:
-            reasons.append(
-                f"{len(known)} questions of known answer are fewer than the {FEWEST_QUESTIONS} that"
-                f" {COVERAGE:.0%} need: it holds all answers"
-            )
+        known, coverage = part.like(len(probabilities)), WIDENED if widened else COVERAGE
         scores = reached(np.array(list(probabilities.values())))[None]
-        coverage = WIDENED if widened else COVERAGE
         included = ConformalClassifier().fit(known).predict_set(scores, confidence=coverage, smoothing=False)
         possible = dict(zip(probabilities, np.ravel(included), strict=True))
         possible[max(probabilities, key=probabilities.__getitem__)] = True
         letters = [letter for letter in probabilities if possible[letter]]
-        about = {"calibrated_on": self.calibrated_on, "widened": reasons}
+        about = {"calibrated_on": self.calibrated_on, "widened": list(widened)}
         return AnswerSet(letters=letters, coverage=COVERAGE, **about)

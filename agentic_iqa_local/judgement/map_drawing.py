@@ -24,7 +24,7 @@ PANEL = 3.2  # inches a side
 LONGEST_SIDE = 480  # pixels of what is drawn of the picture
 COLOURS = "RdYlBu"  # from red (bad) to blue (excellent): told apart by the colour-blind too
 PER_ROW = 3
-BAR = {"fraction": 0.046, "pad": 0.02}
+BAR: dict[str, Any] = {"fraction": 0.046, "pad": 0.02}
 
 
 def draw(q_map: QualityMap, picture: Image.Image, similarity: "Mapping[str, SimilarityMap]") -> bytes:

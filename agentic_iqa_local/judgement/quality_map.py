@@ -22,16 +22,9 @@ from agentic_iqa_local.files import (
 )
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.judgement.tiles import Box, Tiling, damaged_boxes, smallest_side, tiling
+from agentic_iqa_local.nodes import prompts
 from agentic_iqa_local.nodes.detection import combine, model_trust, read, severity_probabilities, strongest
 from agentic_iqa_local.nodes.letter_reading import ROLE
-from agentic_iqa_local.nodes.prompts import (
-    ANSWER_PREFIX,
-    DEFAULT_QUERY,
-    Prompt,
-    analysis_prompt,
-    detection_prompt,
-    summarizer_prompt,
-)
 from agentic_iqa_local.result import MapCost, QualityMap, TileBias
 from agentic_iqa_local.score_fusion import expected_level, letter_probabilities
 from agentic_iqa_local.state import DISTORTION_TYPES, LETTERS, DamagedBox, Severity, revised
@@ -160,7 +153,7 @@ def _tokens(images: "OpenImages") -> int:
 
 
 def _as_lists(cells: np.ndarray) -> list[list[float | None]]:
-    return np.where(np.isnan(cells), None, cells).tolist()
+    return [[None if np.isnan(level) else level for level in row] for row in cells.tolist()]
 
 
 def tile_sides(limits: PixelLimits) -> list[int]:
@@ -217,19 +210,23 @@ def _read_tiles(images: "OpenImages", tiles: Tiling, until: float) -> tuple[list
     """The expected level of each tile's letters, None where it was not read; and why it was not."""
     boxes, order = tiles.boxes, tiles.order()
     levels: list[float | None] = [None] * len(boxes)
-    prompt = summarizer_prompt(DEFAULT_QUERY, None, scoring=True)
+    prompt = prompts.summarizer_prompt(prompts.DEFAULT_QUERY, None, scoring=True)
     for first in range(0, len(order), AT_ONCE):
         if first and time.perf_counter() > until:
             return levels, f"the time was up after {first} of {len(order)} tiles"
         chunk = order[first : first + AT_ONCE]
-        reads = read_boxes(images, [boxes[i] for i in chunk], prompt, ANSWER_PREFIX, LETTERS)
+        reads = read_boxes(images, [boxes[i] for i in chunk], prompt, prompts.ANSWER_PREFIX, LETTERS)
         for i, p in zip(chunk, reads, strict=True):
             levels[i] = expected_level(p)
     return levels, None
 
 
 def read_boxes(
-    images: "OpenImages", boxes: Sequence[Box], prompt: Prompt, answer_prefix: str, answers: Sequence[str]
+    images: "OpenImages",
+    boxes: Sequence[Box],
+    prompt: prompts.Prompt,
+    answer_prefix: str,
+    answers: Sequence[str],
 ) -> list[dict[str, float]]:
     """Of each part of the picture, alone, how probable each answer is after `answer_prefix`. Raises VLMError."""
     reads = images.read_parts(ROLE, boxes, prompt, answer_prefix, answers)
@@ -252,7 +249,11 @@ def _named(images: "OpenImages", damaged: DamagedBox) -> DamagedBox:
     reading = combine(read(images, damaged.box), {}, images)
     p = {kind: 1.0 if reading.error else p for kind, p in strongest(reading).items() if kind != "none"}
     kinds = _own_words(
-        images, damaged, detection_prompt(DEFAULT_QUERY, ["Global"]), TYPE_PREFIX, DISTORTION_TYPES
+        images,
+        damaged,
+        prompts.detection_prompt(prompts.DEFAULT_QUERY, ["Global"]),
+        TYPE_PREFIX,
+        DISTORTION_TYPES,
     )
     if kinds:
         p = {kind: kinds[kind] ** model_trust(images) * weight for kind, weight in p.items()}
@@ -262,7 +263,7 @@ def _named(images: "OpenImages", damaged: DamagedBox) -> DamagedBox:
     likeliest = max(p, key=p.__getitem__)
     reading.families[likeliest].probability = 1.0  # the map shows that there is damage
     named = {"distortion": likeliest, "probability": p[likeliest], "distortions": p}
-    analysis = analysis_prompt(DEFAULT_QUERY, {"Global": [likeliest]})
+    analysis = prompts.analysis_prompt(prompts.DEFAULT_QUERY, {"Global": [likeliest]})
     prefix = SEVERITY_PREFIX.replace("TYPE", likeliest)
     own = _own_words(images, damaged, analysis, prefix, get_args(Severity))
     severities = severity_probabilities(reading, {"type": likeliest, "severity": "unclear"}, own, images)
@@ -272,7 +273,7 @@ def _named(images: "OpenImages", damaged: DamagedBox) -> DamagedBox:
 
 
 def _own_words(
-    images: "OpenImages", damaged: DamagedBox, prompt: Prompt, prefix: str, words: Sequence[str]
+    images: "OpenImages", damaged: DamagedBox, prompt: prompts.Prompt, prefix: str, words: Sequence[str]
 ) -> dict[str, float] | None:
     """How probable the model finds each word of a damaged box; None where it cannot be asked, or two words begin
     with the same token."""

@@ -48,12 +48,12 @@ class Tiling:
         first = ((0, 0), (1, 1), (0, 1), (1, 0))
         return np.concatenate([numbers[row::2, column::2].ravel() for row, column in first]).tolist()
 
-    def cells(self, scores: Sequence[float | None]) -> np.ndarray:
+    def cells(self, scores: Sequence[float | None] | np.ndarray) -> np.ndarray:
         """The grid of the tiles' scores, rows×columns float64: of each cell the mean of the tiles weighted by how
         much of the cell each covers; nan where no tile that was read does.
 
         Args:
-            scores: One for each of `boxes`; None where a tile was not read.
+            scores: One for each of `boxes`; None or nan where a tile was not read.
         """
         values = np.array(scores, float).reshape(len(self.tops), -1)  # None: nan
         known = ~np.isnan(values)

@@ -10,8 +10,9 @@ from pydantic import BaseModel
 from agentic_iqa_local.config import RoleSettings
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.nodes.prompts import Prompt
+from agentic_iqa_local.nodes.workbench import RoleSession
 from agentic_iqa_local.state import PlannerError
-from agentic_iqa_local.vlm_client import VLMError, VLMSession
+from agentic_iqa_local.vlm_client import VLMError
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +33,7 @@ class InvalidAnswer(RuntimeError):
 
 
 def ask(
-    session: VLMSession, prompt: Prompt, schema: type[Reply], role: RoleSettings, *, answer_prefix: str = ""
+    session: RoleSession, prompt: Prompt, schema: type[Reply], role: RoleSettings, *, answer_prefix: str = ""
 ) -> Reply:
     """The model's answer to a prompt, as a `schema`: keys that it does not have are dropped, no value is converted.
     `answer_prefix` is the JSON that the answer begins with, up to a text's open end.

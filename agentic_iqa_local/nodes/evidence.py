@@ -69,11 +69,12 @@ def _voting(evidence: ExecutorOutput, name: str, with_checks: bool = False) -> d
 def votes(evidence: ExecutorOutput | None, vote: str = "runs") -> list[Score]:
     """The scores that q̄ is the mean of, the lowest first: one for each distinct (tool, region) run, or one for
     each listed entry ("entries"); none of a tool that was outvoted, or that only checks a better one."""
+    evidence = evidence or ExecutorOutput()
     names = by_object(evidence, "quality_scores")
     listed = [(name, pair) for name in names for pair in _voting(evidence, name).values()]
     if vote == "entries":
         return [pair for _, pair in listed]
-    crops = {log.object_name for log in evidence.tool_logs if log.region == "crop"} if evidence else ()
+    crops = {log.object_name for log in evidence.tool_logs if log.region == "crop"}
     # The score is part of the key: two different scores cannot come from one run.
     runs = {(name if name in crops else None, pair) for name, pair in listed}
     return sorted((pair for _, pair in runs), key=itemgetter(1, 0))
@@ -81,14 +82,10 @@ def votes(evidence: ExecutorOutput | None, vote: str = "runs") -> list[Score]:
 
 def checks(evidence: ExecutorOutput | None) -> list[Score]:
     """The scores that only check a better tool's, each once."""
+    evidence = evidence or ExecutorOutput()
     names = by_object(evidence, "quality_scores")
     with_checks = {pair for name in names for pair in _voting(evidence, name, with_checks=True).values()}
     return sorted(with_checks - {pair for name in names for pair in _voting(evidence, name).values()})
-
-
-def object_votes(evidence: ExecutorOutput, name: str) -> list[Score]:
-    """The scores of one object that have a vote, each once, the lowest first."""
-    return sorted(set(_voting(evidence, name).values()), key=itemgetter(1, 0))
 
 
 def apart(one: Score, other: Score, reachable: Reachable) -> bool:

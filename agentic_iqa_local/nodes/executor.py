@@ -152,12 +152,14 @@ def analyse(task: Task, distortions: ByObject) -> None:
                 key = name, item["type"]
                 p = severity_probabilities(detection, item, words.get(key), images)
                 judged[key] = _judgement(item, p, detection), p
-    every = {name: {kind: judged[name, kind] for kind in kinds} for name, kinds in distortions.items()}
+    chosen = {name: {kind: judged[name, kind] for kind in kinds} for name, kinds in distortions.items()}
     task.evidence.distortion_analysis = {
-        name: [item for item, _ in of.values()] for name, of in every.items()
+        name: [item for item, _ in judgements.values()] for name, judgements in chosen.items()
     }
-    known = {name: {kind: p for kind, (_, p) in of.items() if p} for name, of in every.items()}
-    task.evidence.severity_probabilities = {name: of for name, of in known.items() if of} or None
+    known = {
+        name: {kind: p for kind, (_, p) in judgements.items() if p} for name, judgements in chosen.items()
+    }
+    task.evidence.severity_probabilities = {name: found for name, found in known.items() if found} or None
 
 
 def _judgement(
@@ -209,7 +211,7 @@ def locate(objects: list[str], images: OpenImages, reason: str | None = None) ->
     nothing where it gives no boxes. Raises VLMError."""
     if not objects or (style := box_style(images)) == "none":
         return {}
-    session, (x, y, right, bottom) = images.session(ROLE), images.views(ROLE)[0].box
+    session, (x, y, right, bottom) = images.session(ROLE), images.views(ROLE)[0]
     prompt = location_prompt(objects, COORDINATES[style], reason)
     boxes: dict[str, Box | None] = dict.fromkeys(objects)
     try:

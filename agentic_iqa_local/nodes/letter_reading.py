@@ -67,7 +67,7 @@ class _Reads:
     def read_crops(self) -> None:
         """Each crop by itself, in both orders."""
         for crop in self.images.crops(ROLE):
-            with self.images.session_on(ROLE, crop.box) as session:
+            with self.images.session_on(ROLE, crop) as session:
                 self.crops.append(_mean([self._read(session, turned, crop=True) for turned in (False, True)]))
 
     def read_more(self, fusion: FusionResult, plan: PlannerOutput | None) -> bool:
@@ -118,7 +118,7 @@ class _Reads:
             off_letter_mass=off_mass,
             both_orders=levels is not None,
             crops=len(self.crops),
-            order_gap=levels and abs(levels[0] - levels[1]),
+            order_gap=abs(levels[0] - levels[1]) if levels else None,
             crop_spread=statistics.pstdev(map(expected_level, self.crops)) if self.crops else None,
         )
 

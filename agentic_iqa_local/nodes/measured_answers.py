@@ -13,7 +13,7 @@ from typing import NamedTuple
 from agentic_iqa_local.iqa_tools.detector import WORD_SEVERITIES
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.nodes.detection import strongest
-from agentic_iqa_local.nodes.evidence import by_object, object_votes
+from agentic_iqa_local.nodes.evidence import by_object, votes
 from agentic_iqa_local.nodes.named_distortions import distortions_in
 from agentic_iqa_local.nodes.prompts import choice_letters
 from agentic_iqa_local.state import Detection, ExecutorOutput, PlannerOutput
@@ -96,7 +96,7 @@ def measure_choices(
     found = _severities(choices, kinds, by_object(evidence, "severity_probabilities").get(name, {}))
     if detection:
         found = found or _exposures(choices, detection) or _families(choices, detection)
-    found = found or _levels(query, choices, name, evidence)
+    found = found or _levels(query, choices, evidence)
     if detection:
         found = found or _presence(query, choices, kinds, detection)
     if found is None:
@@ -158,9 +158,9 @@ def _families(choices: Sequence[str], detection: Detection) -> Weights | None:
     return [max(p[kind] for kind in kinds) for kinds in named], "which distortion is the strongest"
 
 
-def _levels(query: str, choices: Sequence[str], name: str, evidence: ExecutorOutput) -> Weights | None:
+def _levels(query: str, choices: Sequence[str], evidence: ExecutorOutput) -> Weights | None:
     """Choices that are levels of quality, or Yes and No to a question whether the quality is good."""
-    scores = object_votes(evidence, name)
+    scores = votes(evidence)
     if not scores or not re.search(r"\bquality\b", query, re.IGNORECASE):
         return None
     mean = sum(score for _, score in scores) / len(scores)

@@ -21,18 +21,20 @@ _WORDS = {
     "Noise": (r"nois(e|y|iness|ier)|grainy|graininess", r"grain|speckl\w*|hot pixels"),
     "Compression": (
         r"(over)?compress(ed|ion)|(jpe?g|compression|visible) art[ie]facts?|blockiness|pixel+at(ed|ion)",
-        r"\w*compress\w*|(webp|codec|encoding|block) art[ie]facts?|jpe?g (blocks?|damage)|block(s|y|ing)|macroblock\w*"
-        r"|ringing|banding|mosquito|pixel+y",
+        r"\w*compress\w*|(webp|codec|encoding|block) art[ie]facts?|jpe?g (blocks?|damage)|block(s|y|ing)"
+        r"|macroblock\w*|ringing|banding|mosquito|pixel+y",
     ),
     "Color distortions": (
         r"colou?r casts?",
-        r"colou?rs?|casts?|tint(s|ed)?|tinged?|white[ -]balanc\w*|(over|under|de)?-?saturat\w*|washed[ -]out|hues?|faded"
-        r"|discolou?r\w*|dull|chromatic aberration|purple fring\w*|skin tones?|too (yellow|blue|green|red|pink|warm|cold)",
+        r"colou?rs?|casts?|tint(s|ed)?|tinged?|white[ -]balanc\w*|(over|under|de)?-?saturat\w*|washed[ -]out"
+        r"|hues?|faded|discolou?r\w*|dull|chromatic aberration|purple fring\w*|skin tones?"
+        r"|too (yellow|blue|green|red|pink|warm|cold)",
     ),
     "Brightness change": (
         r"(over|under)[ -]?expos\w+|too (dark|bright)",
-        r"(over)?bright(er|ness|ening)?|dark(er|ness|ening)?|dim(ness)?|expos(ed|ure)|(over|under|(well|badly|poorly) )lit"
-        r"|too light|lighting|(blown|burnt|burned)[ -]out|(blown|clipped) highlights|crushed shadows",
+        r"(over)?bright(er|ness|ening)?|dark(er|ness|ening)?|dim(ness)?|expos(ed|ure)"
+        r"|(over|under|(well|badly|poorly) )lit|too light|lighting|(blown|burnt|burned)[ -]out|(blown|clipped) highlights"
+        r"|crushed shadows",
     ),
     "Contrast": ("", r"contrast\w*|flat(ness)?|milky"),
 }
@@ -48,7 +50,8 @@ _MOST = 3  # kinds: a query with more of them lists what there may be
 _ANY_DAMAGE = _pattern(r"damag\w*|defects?|flaws?|faults?|art[ie]facts?|grain|compress\w*|degrad\w*")
 # "What does the blurry text say?" is about the text
 _DAMAGED_THING = _pattern(
-    r"(the|an?|this|that|my) (blurr(y|ed)|noisy|grainy) (?!(image|picture|photo|shot|frame|area|part|spot|corner)s?\b)\w+"
+    r"(the|an?|this|that|my) (blurr(y|ed)|noisy|grainy) (?!(image|picture|photo|shot|frame|area|part|spot|corner)s?\b)"
+    r"\w+"
 )
 # What is not to be looked at ("apart from the noise and the blur"), requests ("focus on the dog"), common terms
 _LEFT_OUT = re.compile(
@@ -59,13 +62,15 @@ _LEFT_OUT = re.compile(
     re.IGNORECASE,
 )
 # Whoever asks for more than what is named wants the model to look for itself.
-_OPEN = _pattern(r"(what|anything) else|other (problem|issue|defect|distortion)s?|overall quality|such as|e\.g|etc|despite")
+_OPEN = _pattern(
+    r"(what|anything) else|other (problem|issue|defect|distortion)s?|overall quality|such as|e\.g|etc|despite"
+)
 # The thing that a word of the second sort describes ("focus group"); behind it stands none of these
 _THING = re.compile(
-    r"[ -](?!(of|in|on|at|to|for|from|by|with|and|or|but|nor|than|as|like|is|are|was|were|be|do|does|did|has|have|can|could"
-    r"|should|would|will|looks?|seems?|appears?|good|bad|fine|ok|okay|correct|right|wrong|off|low|high|strong|weak|visible"
-    r"|natural|very|too|so|really|quite|enough|now|here|there|please|when|while|it|they|you|i|we|not|any|a|the|this|that"
-    r"|image|picture|photo|quality|levels?|\w+ed|accura\w+|problems?|issues?|art[ie]facts?|distort\w+|loss|dull|gone"
+    r"[ -](?!(of|in|on|at|to|for|from|by|with|and|or|but|nor|than|as|like|is|are|was|were|be|do|does|did|has|have|can"
+    r"|could|should|would|will|looks?|seems?|appears?|good|bad|fine|ok|okay|correct|right|wrong|off|low|high|strong|weak"
+    r"|visible|natural|very|too|so|really|quite|enough|now|here|there|please|when|while|it|they|you|i|we|not|any|a|the"
+    r"|this|that|image|picture|photo|quality|levels?|\w+ed|accura\w+|problems?|issues?|art[ie]facts?|distort\w+|loss|dull|gone"
     r"|since|after|before|across|around|along|over|under|into|near|versus|vs|against)\b)[^\W\d]+",
     re.IGNORECASE,
 )

@@ -6,6 +6,7 @@ flags follow from the other fields by the paper's rules. Where its answer differ
 so. On a replan it may refine the plan: what the user said stays, and distortions and a tool may be added.
 """
 
+import itertools
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -38,6 +39,7 @@ from agentic_iqa_local.vlm_client import VLMError
 
 logger = logging.getLogger(__name__)
 
+Distortions = dict[str, list[str]]  # by object, or "Global"
 BY_THE_QUERY = ("query_type", "query_scope", "distortions", "required_tool")  # fields that its words decide
 
 
@@ -98,22 +100,35 @@ def correct_plan(
         choices: the user's answers; some that name distortions make the question one about quality.
     """
     metrics, regions = named_metrics(query, has_reference), _regions(plan, query, before)
-    objects, scope = (regions, regions) if regions else (["Global"], "Global")
+    scope: list[str] | str = regions or "Global"
     fixed = {"query_scope": scope, "reference_mode": "Full-Reference" if has_reference else "No-Reference"}
-    named_quality = metrics or asks_about_damage(query) or families_named(choices or ())
-    if not named_quality and "IQA" not in (plan.query_type, before and before.query_type):
+    if not (metrics or _is_about_quality(plan, query, before, choices)):
         nothing = {"distortion_source": "Inferred", "distortions": None, "required_tool": None}
         return revised(plan, query_type="Other", plan=PlanControlFlags(), **fixed, **nothing)
-    added = named_metrics(plan.required_tool or "", has_reference) if replanning else []
-    tool = next(iter([*metrics, *(name for name in added if name in TOOLS)]), None)
+    tool = _added_tool(plan, has_reference) if replanning and not metrics else next(iter(metrics), None)
     named = distortions_in(query, regions) or list(carried)
     source = "Explicit" if named else "Inferred"
-    flags = derive_flags("IQA", scope, source, tool)
-    free = PlanControlFlags.model_fields if replanning else ["tool_execution"] if locates and regions else []
-    flags = revised(flags, **{name: True for name in free if getattr(plan.plan, name)})
-    distortions = _distortions(plan.distortions or {}, objects, named, replanning)
+    by_rule = derive_flags("IQA", scope, source, tool)
+    flags = _with_wished(by_rule, plan.plan, replanning, locates and bool(regions))
+    distortions = _distortions(plan.distortions or {}, regions or ["Global"], named, replanning)
     asked = {"required_tool": tool, "distortion_source": source, "distortions": distortions}
     return revised(plan, query_type="IQA", plan=flags, **fixed, **asked)
+
+
+def _is_about_quality(
+    plan: PlannerOutput, query: str, before: PlannerOutput | None, choices: Sequence[str] | None
+) -> bool:
+    planned = plan.query_type == "IQA" or (before is not None and before.query_type == "IQA")
+    return planned or asks_about_damage(query) or bool(families_named(choices or ()))
+
+
+def _with_wished(
+    by_rule: PlanControlFlags, wished: PlanControlFlags, replanning: bool, located: bool
+) -> PlanControlFlags:
+    """The flags by rule, and what the plan may switch on besides: every part on a replan, and tools for regions that
+    are located."""
+    free = list(PlanControlFlags.model_fields) if replanning else ["tool_execution"] * located
+    return revised(by_rule, **{name: True for name in free if getattr(wished, name)})
 
 
 def _regions(plan: PlannerOutput, query: str, before: PlannerOutput | None) -> list[str]:
@@ -124,18 +139,27 @@ def _regions(plan: PlannerOutput, query: str, before: PlannerOutput | None) -> l
     return list(dict.fromkeys([*earlier, *filter(None, named)]))
 
 
+def _added_tool(plan: PlannerOutput, has_reference: bool) -> str | None:
+    """The tool of the table that a plan asks for."""
+    return next((name for name in named_metrics(plan.required_tool or "", has_reference) if name in TOOLS), None)
+
+
 def _distortions(
-    planned: dict[str, list[str]], objects: Sequence[str], named: Sequence[str], replanning: bool
-) -> dict[str, list[str]] | None:
-    """What is analysed of each object: the distortions that the query names, which the plan may only divide among
-    the objects, and on a replan what the plan adds."""
-    made = {name: [kind for kind in planned.get(name, named) if kind in named] for name in objects}
-    if not all(made.values()) or set(named) != {kind for kinds in made.values() for kind in kinds}:
-        made = {name: list(named) for name in objects}
+    planned: Distortions, objects: Sequence[str], named: Sequence[str], replanning: bool
+) -> Distortions | None:
+    """What is analysed of each object: the distortions that the query names, and on a replan what the plan adds."""
+    made = _divided(planned, objects, named)
     if replanning:
-        every = [kind for kinds in planned.values() for kind in kinds]
-        made = {name: [*kinds, *planned.get(name, every)] for name, kinds in made.items()}
-    return {name: list(dict.fromkeys(kinds)) for name, kinds in made.items() if kinds} or None
+        every = list(itertools.chain(*planned.values()))
+        made = {name: list(dict.fromkeys([*kinds, *planned.get(name, every)])) for name, kinds in made.items()}
+    return {name: kinds for name, kinds in made.items() if kinds} or None
+
+
+def _divided(planned: Distortions, objects: Sequence[str], named: Sequence[str]) -> Distortions:
+    """The distortions that the query names for each object: as the plan divides them, where it leaves none out."""
+    made = {name: [kind for kind in planned.get(name, named) if kind in named] for name in objects}
+    complete = all(made.values()) and set(named) == set(itertools.chain(*made.values()))
+    return made if complete else {name: list(named) for name in objects}
 
 
 def corrections(made: PlannerOutput, corrected: PlannerOutput) -> list[str]:

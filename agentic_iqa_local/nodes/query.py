@@ -9,16 +9,19 @@ from agentic_iqa_local.iqa_tools.specs import TOOLS, tool_key
 
 _FULL_NAMES = {
     "peaksignaltonoiseratio": "PSNR", "structuralsimilarity": "SSIM", "structuralsimilarityindex": "SSIM",
-    "multiscalessim": "MS-SSIM", "multiscalestructuralsimilarity": "MS-SSIM", "featuresimilarity": "FSIM",
-    "visualsaliencyindex": "VSI", "visualinformationfidelity": "VIF", "naturalimagequalityevaluator": "NIQE",
-    "learnedperceptualimagepatchsimilarity": "LPIPS", "clipiqaplus": "CLIPIQA+", "onealign": "QAlign",
+    "multiscalessim": "MS-SSIM", "multiscalestructuralsimilarity": "MS-SSIM", "complexwaveletssim": "CW-SSIM",
+    "featuresimilarity": "FSIM", "visualsaliencyindex": "VSI", "visualsaliencyinducedindex": "VSI",
+    "visualinformationfidelity": "VIF", "gradientmagnitudesimilaritydeviation": "GMSD",
+    "learnedperceptualimagepatchsimilarity": "LPIPS", "deepimagestructureandtexturesimilarity": "DISTS",
+    "naturalimagequalityevaluator": "NIQE", "blindreferencelessimagespatialqualityevaluator": "BRISQUE",
+    "clipiqaplus": "CLIPIQA+", "onealign": "QAlign",
 }  # fmt: skip
 _BY_REFERENCE = {"topiq": ("TOPIQ_NR", "TOPIQ_FR"), "wadiqam": ("WaDIQaM_NR", "WaDIQaM_FR")}  # without, with one
 # Well-known metrics that are not in the table: who names one must learn that it cannot run.
 _OTHERS = (
     "VMAF", "HDR-VDP", "IW-SSIM", "UQI", "IFC", "BLIINDS", "DIIVINE", "CORNIA", "BIQI", "PSNR-HVS", "SSIMULACRA",
-    "SSIMULACRA2", "Butteraugli", "FID", "DeQA", "Compare2Score", "ST-LPIPS", "MSSWD", "RankIQA", "MetaIQA", "CONTRIQUE",
-    "Re-IQA", "HaarPSI", "DOVER",
+    "SSIMULACRA2", "Butteraugli", "FID", "DeQA", "Compare2Score", "ST-LPIPS", "MSSWD", "RankIQA", "MetaIQA",
+    "CONTRIQUE", "Re-IQA", "HaarPSI", "DOVER",
 )  # fmt: skip
 _NAMES = (
     {tool_key(name): name for name in (*_OTHERS, *_BY_REFERENCE)}
@@ -85,9 +88,9 @@ def _without_metrics(text: str) -> str:
 
 _NO_REGION = re.compile(
     r"\w|\d+|an|the|this|that|these|those|my|your|our|its|it|whole|entire|full|overall|of|in|images?|pictures?|photos?"
-    r"|photograph|shot|frame|scene|screenshot|everything|all|global|test|quality|score|rating|level|value|result|reference"
-    r"|original|distortions?|degradation|artifacts?|defects?|problem|resolution|clarity|realism|composition|exposure"
-    r"|lighting|saturation|tones|hue|aberration|bild|foto|imagen|图|图片|照片|图像|画像|写真|质量|品質"
+    r"|photograph|shot|frame|scene|screenshot|everything|all|global|test|quality|score|rating|level|value|result"
+    r"|reference|original|distortions?|degradation|artifacts?|defects?|problem|resolution|clarity|realism|composition"
+    r"|exposure|lighting|saturation|tones|hue|aberration|bild|foto|imagen|图|图片|照片|图像|画像|写真|质量|品質"
     r"|(de|un|over|under)?(blur|nois|grain|sharp|contrast|bright|dark|compress|colou?r|expos|satur|focus|tint|soft)\w*"
     r"|jpeg|block(ing|iness|y)|ringing|banding|halos?"
 )
@@ -129,9 +132,9 @@ def _stems(word: str) -> set[str]:
 
 
 _WHERE = re.compile(
-    r"\b(where(abouts)?|(which|what) (part|corner|side|half|quarter|area|region|spot|place)s?|in one (corner|part|place)"
-    r"|(across|over|throughout|(cover|fill|affect)\w*) (the|my|this) (whole|entire) (picture|image|frame|photo)"
-    r"|wo|où|d[oó]nde|dove (si|sono|è)|dov['’]è)\b|哪里|何处|どこ",
+    r"\b(where(abouts)?|(which|what) (part|corner|side|half|quarter|area|region|spot|place)s?"
+    r"|in one (corner|part|place)|(across|over|throughout|(cover|fill|affect)\w*) (the|my|this) (whole|entire)"
+    r" (picture|image|frame|photo)|wo|où|d[oó]nde|dove (si|sono|è)|dov['’]è)\b|哪里|何处|どこ",
     re.IGNORECASE,
 )
 
@@ -183,6 +186,9 @@ def _lettered(query: str) -> list[str] | None:
     texts = [query[mark.end() : end].strip() for mark, end in zip(marks, ends, strict=True)]
     texts = [text.split("\n")[0] for text in texts[:-1]] + [_END_OF_LIST.split(texts[-1], maxsplit=1)[0]]
     answers = [re.sub(r"[\s,;.?!(\[]*(\b(or|and|oder|ou)\b)?[\s(\[]*$", "", text, flags=re.I) for text in texts]
-    sound = all(one and len(one) <= _LONGEST_ANSWER and not _QUESTION.match(one) for one in answers)
     different = len({answer.casefold() for answer in answers}) == len(answers) > 1
-    return answers if sound and different else None
+    return answers if different and all(map(_is_an_answer, answers)) else None
+
+
+def _is_an_answer(text: str) -> bool:
+    return 0 < len(text) <= _LONGEST_ANSWER and not _QUESTION.match(text)

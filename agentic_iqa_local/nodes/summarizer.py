@@ -14,6 +14,7 @@ from langgraph.runtime import Runtime
 
 from agentic_iqa_local.config import FusionSettings
 from agentic_iqa_local.errors import one_line
+from agentic_iqa_local.nodes import replanning
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.conversation import earlier_lines
 from agentic_iqa_local.nodes.detection import model_trust
@@ -22,14 +23,6 @@ from agentic_iqa_local.nodes.letter_reading import ROLE, answer_letter, read_and
 from agentic_iqa_local.nodes.measured_answers import measure_choices
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, choice_letters, is_scoring, summarizer_prompt
 from agentic_iqa_local.nodes.reasoning import reasoned
-from agentic_iqa_local.nodes.replanning import (
-    REPLAN_HISTORY_LIMIT,
-    append_replan_reason,
-    may_replan,
-    record,
-    replan_limit,
-    support,
-)
 from agentic_iqa_local.nodes.replies import summary_reply
 from agentic_iqa_local.nodes.workbench import Context, OpenImages, opened
 from agentic_iqa_local.state import (
@@ -46,10 +39,10 @@ from agentic_iqa_local.state import (
 )
 from agentic_iqa_local.vlm_client import VLMError
 
+__all__ = ["ROLE", "should_replan", "summarizer_node", "without_words"]
+
 if TYPE_CHECKING:
     from agentic_iqa_local.judgement.gates import Sureness
-
-__all__ = ["ROLE", "should_replan", "summarizer_node", "without_words"]
 
 logger = logging.getLogger(__name__)
 
@@ -102,39 +95,24 @@ def close_pass(
     result = revised(result, basis=basis, gaps=_gaps(result, basis, sureness))
     answer, basis, changes = _better(state, result, basis, images.lap())
     changes |= {"summarizer_result": answer, "iteration_count": iteration}
-    gaps = [] if result.error else _gaps(answer, basis, sureness, last=iteration + 1 >= replan_limit(state))
-    if not gaps or _is_settled(answer, basis, sureness):
+    last = iteration + 1 >= replanning.replan_limit(state)
+    gaps = [] if result.error else _gaps(answer, basis, sureness, last=last)
+    width = sureness.width(answer.fusion, basis.plan) if sureness and answer.fusion else None
+    narrow = sureness and width is not None and width <= (sureness.decisions.target_width or 0)
+    if not gaps or narrow or (sureness and width is not None and not sureness.affords_replan()):
         return changes
     reason = gaps[0].reason
-    if not may_replan(state):
+    if not replanning.may_replan(state):
         logger.warning("Max replanning iterations reached")
         return changes | {"summarizer_result": revised(answer, replan_reason=reason)}
     logger.info("need_replan=true, replan_reason=%s, iteration_count=%d", one_line(reason), iteration)
+    history = replanning.append_replan_reason(state.get("replan_history", []), iteration + 1, reason)
+    answer = revised(answer, need_replan=True, replan_reason=reason)
     return changes | {
-        "summarizer_result": revised(answer, need_replan=True, replan_reason=reason),
+        "summarizer_result": answer,
         "iteration_count": iteration + 1,
-        "replan_history": append_replan_reason(state.get("replan_history", []), iteration + 1, reason),
+        "replan_history": history,
     }
-
-
-def _better(
-    state: AgenticIQAState, answer: SummarizerOutput, basis: Basis, cost: tuple[int, float]
-) -> tuple[SummarizerOutput, Basis, dict[str, Any]]:
-    """(this pass's answer or the better supported one of an earlier pass, with the account of all passes; what it
-    rests on; what of the state is put back to that)."""
-    earlier = state.get("summarizer_result")
-    if earlier is None or not earlier.need_replan or earlier.basis is None:  # or it is another run's
-        return revised(answer, passes=[record(answer, basis, None, cost)]), basis, {}
-    latest = record(answer, basis, earlier, cost)
-    if support(earlier) <= support(answer):
-        passes = [*(revised(other, kept=False) for other in earlier.passes), latest]
-        return revised(answer, passes=passes[-REPLAN_HISTORY_LIMIT:]), basis, {}
-    logger.info("Pass %d is less well supported than an earlier one, whose answer stays", latest.number)
-    error, basis = basis.evidence and basis.evidence.error, earlier.basis
-    if error and basis.evidence:
-        basis = revised(basis, evidence=revised(basis.evidence, error=error))
-    passes = [*earlier.passes, revised(latest, kept=False)][-REPLAN_HISTORY_LIMIT:]
-    return revised(earlier, need_replan=False, replan_reason=None, passes=passes), basis, basis.state()
 
 
 def _gaps(
@@ -145,23 +123,31 @@ def _gaps(
     if result.error:
         return []
     gaps = find_gaps(basis.evidence, basis.plan, result.fusion)
-    width = sureness.width(result.fusion, basis.plan) if sureness and result.fusion and not gaps else None
-    if (
-        width is None
-        or last
-        or sureness is None
-        or width <= (wanted := sureness.decisions.target_width or width)
-    ):
+    width = sureness.width(result.fusion, basis.plan) if sureness and result.fusion else None
+    wanted = sureness.decisions.target_width if sureness else None
+    if gaps or last or width is None or wanted is None or width <= wanted:
         return gaps
     return [Gap(kind="tools", reason=f"q's interval is {width:.1f} levels wide, {wanted:g} were asked for")]
 
 
-def _is_settled(answer: SummarizerOutput, basis: Basis, sureness: "Sureness | None") -> bool:
-    """Whether the interval is as narrow as asked for, or the budget is spent: then no doubt counts."""
-    width = sureness.width(answer.fusion, basis.plan) if sureness and answer.fusion else None
-    if width is None or sureness is None:
-        return False
-    return width <= (sureness.decisions.target_width or 0) or not sureness.affords_replan()
+def _better(
+    state: AgenticIQAState, answer: SummarizerOutput, basis: Basis, cost: tuple[int, float]
+) -> tuple[SummarizerOutput, Basis, dict[str, Any]]:
+    """(this pass's answer or the better supported one of an earlier pass, with the account of all passes; what it
+    rests on; what of the state is put back to that)."""
+    earlier = state.get("summarizer_result")
+    if earlier is None or not earlier.need_replan or earlier.basis is None:  # or it is another run's
+        return revised(answer, passes=[replanning.record(answer, basis, None, cost)]), basis, {}
+    latest = replanning.record(answer, basis, earlier, cost)
+    if replanning.support(earlier) <= replanning.support(answer):
+        passes = [*(revised(other, kept=False) for other in earlier.passes), latest]
+        return revised(answer, passes=passes[-replanning.REPLAN_HISTORY_LIMIT :]), basis, {}
+    logger.info("Pass %d is less well supported than an earlier one, whose answer stays", latest.number)
+    error, basis = basis.evidence and basis.evidence.error, earlier.basis
+    if error and basis.evidence:
+        basis = revised(basis, evidence=revised(basis.evidence, error=error))
+    passes = [*earlier.passes, revised(latest, kept=False)][-replanning.REPLAN_HISTORY_LIMIT :]
+    return revised(earlier, need_replan=False, replan_reason=None, passes=passes), basis, basis.state()
 
 
 # The answer
@@ -206,15 +192,15 @@ def summarize(
 
 
 def _first_look(state: AgenticIQAState) -> Look:
-    """How closely the letters are looked at to begin with: in both orders where the last pass asks for it, and as
-    closely as it did in the end."""
+    """In both orders where the pass before asks for it, and as closely as that looked in the end."""
     result = state.get("summarizer_result")
-    if not (result and result.need_replan):
+    fusion = result.fusion if result and result.need_replan else None
+    if not (result and fusion):
         return "one order"
-    if result.fusion and result.fusion.crops:
+    if fusion.crops:
         return "crops"
     asked = any(gap.kind == "letters" for gap in result.gaps)
-    return "both orders" if asked or (result.fusion and result.fusion.both_orders) else "one order"
+    return "both orders" if asked or fusion.both_orders else "one order"
 
 
 def _with_measurement(

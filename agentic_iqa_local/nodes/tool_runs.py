@@ -111,8 +111,8 @@ def select_tools(query: str, distortions: dict[str, list[str]], images: OpenImag
 
 
 def _described(tool: ToolInfo) -> str:
-    kind = "full-reference" if tool.reference == "FR" else "no-reference"
-    good_for, srcc = ", ".join(tool.good_for) or "any distortion", load_reliability().summary(tool.name)
+    kind = "full-reference" if tool.spec.reference == "FR" else "no-reference"
+    good_for, srcc = ", ".join(tool.spec.good_for) or "any distortion", load_reliability().summary(tool.name)
     return "; ".join(filter(None, (kind, good_for, srcc)))
 
 
@@ -131,7 +131,7 @@ def ranked_tools(images: OpenImages, *, trusted_only: bool = False) -> list[str]
     configured, hidden = _configured(images), images.services.settings.tools.not_offered
     tools = {name: tool for name, tool in _available(images).items() if name not in hidden}
     if images.reference is not None:  # a tool that compares beats one that has to guess what was there
-        tools = {name: tool for name, tool in tools.items() if tool.reference == "FR"} or tools
+        tools = {name: tool for name, tool in tools.items() if tool.spec.reference == "FR"} or tools
     if not tools:
         raise ToolError(
             "no IQA tool can run on these images: see the tools listed as unavailable and their reasons"
@@ -196,6 +196,5 @@ def _attempt(name: str, distortion: str, tool: str, box: Box | None, images: Ope
         raw_score=reading.raw,
         normalized_score=reading.normalized,
         execution_time=reading.seconds,
-        cached=reading.cached,
         crops=len(reading.crops),
     )

@@ -20,9 +20,9 @@ from pydantic import BaseModel
 
 from agentic_iqa_local.config import ImageSettings
 from agentic_iqa_local.errors import one_line
-from agentic_iqa_local.images.crops import View, native_views
+from agentic_iqa_local.images.crops import native_views
 from agentic_iqa_local.images.frames import moved, without_frames
-from agentic_iqa_local.images.reading import LoadedImage, load_image, load_pair, same_pixels
+from agentic_iqa_local.images.reading import LoadedImage, load_image, load_pair
 from agentic_iqa_local.images.references import doubts
 from agentic_iqa_local.iqa_tools import ToolError, ToolReading, ToolRunner
 from agentic_iqa_local.iqa_tools.detector import load_detector
@@ -94,16 +94,8 @@ class RoleSession:
         self.failed_tries = images.failed_tries
 
     @property
-    def usage(self) -> TokenUsage:
-        return self._session.usage
-
-    @property
     def seen(self) -> list[SeenImage]:
         return self._session.seen
-
-    @property
-    def constrained(self) -> bool:
-        return self._session.constrained
 
     def generate(self, prompt: ChatPrompt, schema: type[BaseModel], **options: Any) -> str:
         with self._images.calling_model(self.role):
@@ -114,9 +106,6 @@ class RoleSession:
             read = self._session.read_letters(prompt, answer_prefix, letters)
         logger.debug("Read after …%s: %s", f"{prompt.case}{answer_prefix}"[-200:], read.logprobs)
         return read
-
-    def close(self) -> None:
-        self._session.close()
 
 
 class OpenImages:
@@ -140,13 +129,14 @@ class OpenImages:
         self.sureness: Sureness | None = None
         self.find_worst_part: Callable[[], DamagedBox | None] = lambda: None
         self.image, self.reference = load_pictures(services.settings.images, image_path, reference_path)
-        self.identical = self.reference is not None and same_pixels(self.image, self.reference)
+        self.identical = self.reference is not None and self.image.pixels == self.reference.pixels
         self.warnings: list[str] = []
         self.failed_tries: list[PlannerError] = []
         for line in self.image.warnings:
             self.warn(line)
-        for line in self.reference.warnings if self.reference else ():
-            self.warn(f"the reference {self.reference.path}: {line}")
+        if reference := self.reference:
+            for line in reference.warnings:
+                self.warn(f"the reference {reference.path}: {line}")
         self._of_pictures: list[str] | None = None  # warnings that every turn of a conversation has
         self._earlier, self._closed_usage = TokenUsage(), TokenUsage()
         self._sessions: dict[tuple[int, int], VLMSession] = {}  # by client and view
@@ -169,22 +159,17 @@ class OpenImages:
             if log:
                 logger.warning("%s", line)
 
-    def views(self, role: str) -> list[View]:
+    def views(self, role: str) -> list[Box]:
         """The whole image, or native-resolution crops of one beyond the range of the role's model."""
         limits, most = self.services.client(role).limits, self.observer.max_pixels
         if most:
             limits = replace(limits, max_pixels=min(most, limits.max_pixels or most))
             self.warn(f"memory ran out: the model saw at most {most} pixels at once")
-        width, height = self.image.width, self.image.height
-        views = native_views(
-            width,
-            height,
-            factor=limits.factor,
-            min_pixels=limits.min_pixels,
-            max_pixels=limits.max_pixels or width * height,
-            max_views=self.services.settings.images.max_crops,
-        )
-        left, top, right, bottom = views[0].box
+        width, height = size = self.image.pixels.size
+        options = {"factor": limits.factor, "min_pixels": limits.min_pixels}
+        most, most_views = limits.max_pixels or width * height, self.services.settings.images.max_crops
+        views = native_views(*size, max_pixels=most, max_views=most_views, **options)
+        left, top, right, bottom = views[0]
         seen = right - left, bottom - top
         if len(views) > 1:
             self.warn(
@@ -195,15 +180,14 @@ class OpenImages:
             self.warn(f"{width}×{height} pixels are below the model's range; the processor enlarged it")
         return views
 
-    def crops(self, role: str) -> list[View]:
+    def crops(self, role: str) -> list[Box]:
         """Up to five crops of a quarter of the picture's pixels each, for a closer look; none where the picture
         is read in several views anyhow, or a crop would be below the model's range."""
         limits, (width, height) = self.services.client(role).limits, self.image.pixels.size
-        quarter = width * height // 4
-        if len(self.views(role)) > 1 or quarter < max(limits.min_pixels, limits.factor**2):
+        quarter, factor, least = width * height // 4, limits.factor, limits.min_pixels
+        if len(self.views(role)) > 1 or quarter < max(least, factor**2):
             return []
-        options = {"factor": limits.factor, "min_pixels": limits.min_pixels, "max_pixels": quarter}
-        crops = native_views(width, height, **options)
+        crops = native_views(width, height, factor=factor, min_pixels=least, max_pixels=quarter)
         return crops if len(crops) > 1 else []
 
     @contextmanager
@@ -222,7 +206,7 @@ class OpenImages:
         """The role's model opened on one view; opened on first use."""
         key = (id(self.services.client(role)), view)
         if key not in self._sessions:
-            self._sessions[key] = self._open(role, self.views(role)[view].box)
+            self._sessions[key] = self._open(role, self.views(role)[view])
         return RoleSession(self._sessions[key], role, self)
 
     @contextmanager
@@ -260,8 +244,7 @@ class OpenImages:
     def _close(self, key: tuple[int, int]) -> None:
         session = self._sessions.pop(key)
         self._closed_usage += session.usage
-        if session.seen:
-            self._seen[key] = session.seen[-1]
+        self._seen |= {key: session.seen[-1]} if session.seen else {}
         session.close()
 
     def seen_views(self, role: str) -> list[tuple[Box, SeenImage]]:
@@ -269,13 +252,12 @@ class OpenImages:
         model, views = id(self.services.client(role)), self.views(role)
         seen = self._seen | {key: session.seen[-1] for key, session in self._sessions.items() if session.seen}
         return [
-            (moved(views[view].box, self.image.offset), image)
+            (moved(views[view], self.image.offset), image)
             for (client, view), image in sorted(seen.items())
             if client == model
         ]
 
     def _parts(self, box: Box | None) -> tuple[Image.Image, Image.Image | None]:
-        """The picture and its reference, or their part in `box`."""
         image, reference = self.image.pixels, self.reference and self.reference.pixels
         return (image.crop(box), reference and reference.crop(box)) if box else (image, reference)
 

@@ -7,8 +7,8 @@ A bundle is a folder, or the same as one uncompressed tar archive that begins wi
     tools/hub, tools/huggingface         what pyiqa's metrics load
     wheels/                              an offline installation of the environment
 
-Only regular files that the manifest names are taken from an archive, under the manifest's names. The models folder is
-a bundle in folder form; its manifest is that of all bundles unpacked into it, and is written last.
+Only regular files that the manifest names are taken from an archive, under the manifest's names. The models folder is a
+bundle in folder form; its manifest is that of all bundles unpacked into it, and is written last.
 """
 
 import hashlib
@@ -16,11 +16,11 @@ import io
 import os
 import shutil
 import tarfile
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from pathlib import Path
+from typing import IO
 
 from filelock import FileLock, Timeout
 from pydantic import ValidationError
@@ -33,6 +33,7 @@ from agentic_iqa_local.offline.manifest import (
     WHEELS,
     BundleError,
     Manifest,
+    Notice,
     StoredFile,
     amount,
     hash_line,
@@ -45,19 +46,18 @@ from agentic_iqa_local.offline.store import store_manifest, unchanged
 CHUNK = 1 << 20
 PARTIAL = ".partial"
 LOCK = ".agentic_iqa.lock"
-Opened = tuple[
-    StoredFile, BinaryIO | BundleError
-]  # a file of a bundle with its bytes, or what is wrong with it
+COPY_AGAIN = "go on with 'rsync --append-verify' or copy it again, then run the same command"
+Opened = tuple[StoredFile, IO[bytes] | BundleError]  # a file of a bundle with its bytes, or what is wrong with it
 Progress = Callable[[str, int], None]  # a file's path and how many of its bytes were just done
 
 
-class Truncated(BundleError):
+class TruncatedError(BundleError):
     """An archive that ends too early."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """An opened bundle: its manifest, that one's SHA-256, and each file with its bytes, or what is wrong with it."""
+    """An opened bundle: its manifest, that one's SHA-256, and its files."""
 
     manifest: Manifest
     sha256: str
@@ -72,10 +72,9 @@ def silent(path: str, size: int) -> None:
 def opened(bundle: str | Path, expect: str | None = None) -> Iterator[Source]:
     """A bundle to read from. Raises BundleError unless its manifest can be trusted and has the SHA-256 `expect`."""
     bundle = Path(bundle)
-    if os.path.isdir(bundle):
+    if bundle.is_dir():
         manifest, sha256 = read_folder_manifest(bundle, expect)
-        with closing(_files_of_folder(bundle, manifest)) as files:
-            yield Source(manifest, sha256, files)
+        yield Source(manifest, sha256, _files_of_folder(bundle, manifest))
         return
     try:
         with open(open_regular(bundle), "rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
@@ -89,10 +88,8 @@ def opened(bundle: str | Path, expect: str | None = None) -> Iterator[Source]:
 
 
 def _no_bundle(bundle: Path) -> BundleError:
-    return BundleError(
-        f"{bundle}: expected a bundle that starts with {MANIFEST_HASH}, got something else",
-        "this is no bundle, or its beginning is damaged: copy it again",
-    )
+    found = f"{bundle}: expected a bundle that starts with {MANIFEST_HASH}, got something else"
+    return BundleError(found, "this is no bundle, or its beginning is damaged: copy it again")
 
 
 def _leading(tar: tarfile.TarFile, name: str, bundle: Path) -> bytes:
@@ -104,7 +101,7 @@ def _leading(tar: tarfile.TarFile, name: str, bundle: Path) -> bytes:
     return file.read() if file else b""
 
 
-def _files_of_folder(folder: Path, manifest: Manifest) -> Generator[Opened, None, None]:
+def _files_of_folder(folder: Path, manifest: Manifest) -> Iterator[Opened]:
     for entry in manifest.files:
         place = folder / entry.path
         try:
@@ -112,38 +109,25 @@ def _files_of_folder(folder: Path, manifest: Manifest) -> Generator[Opened, None
                 yield entry, file
         except (FileError, OSError) as error:
             why = getattr(error, "strerror", None) or error
-            yield (
-                entry,
-                BundleError(f"{place}: expected {entry.size} bytes, found none: {why}", "copy it again"),
-            )
+            yield entry, BundleError(f"{place}: expected {entry.size} bytes, found none: {why}", "copy it again")
 
 
 def _files_of_archive(tar: tarfile.TarFile, bundle: Path, manifest: Manifest) -> Iterator[Opened]:
     left = {entry.path: entry for entry in manifest.files}
     try:
         while member := tar.next():
-            entry = left.pop(member.name, None)
-            if entry is None or not member.isreg() or member.size != entry.size:
+            entry, file = left.pop(member.name, None), tar.extractfile(member) if member.isreg() else None
+            if entry is None or file is None or member.size != entry.size:
                 named = f"{member.name[:300]!r} as a regular file of its size, once"
                 raise BundleError(f"{bundle}: the manifest does not name {named}", "fetch the bundle again")
-            file = tar.extractfile(member)
-            assert file is not None  # a regular file has bytes
-            yield entry, file  # pyright: ignore[reportReturnType]  # it reads as a binary file does
+            yield entry, file
     except tarfile.TarError as error:
-        raise Truncated(
-            f"{bundle}: it is damaged or incomplete ({error})",
-            "go on with 'rsync --append-verify' or copy it again, then run the same command",
-        ) from error
+        raise TruncatedError(f"{bundle}: it is damaged or incomplete ({error})", COPY_AGAIN) from error
     if left:
-        raise Truncated(
-            f"{bundle} ends before {next(iter(left))}: the copy is incomplete",
-            "go on with 'rsync --append-verify' or copy it again, then run the same command",
-        )
+        raise TruncatedError(f"{bundle} ends before {next(iter(left))}: the copy is incomplete", COPY_AGAIN)
 
 
-def _chunks(
-    entry: StoredFile, file: BinaryIO | BundleError, where: Path, progress: Progress
-) -> Iterator[bytes]:
+def _chunks(entry: StoredFile, file: IO[bytes] | BundleError, where: Path, progress: Progress) -> Iterator[bytes]:
     """The file's bytes. Raises BundleError, after the last of them at the latest, unless they are the manifest's."""
     if isinstance(file, BundleError):
         raise file
@@ -155,20 +139,15 @@ def _chunks(
             progress(entry.path, len(chunk))
             yield chunk
     except (OSError, tarfile.TarError) as error:
-        raise Truncated(
-            f"{where}: {entry.path} cannot be read to its end ({error})", "copy it again"
-        ) from error
+        raise TruncatedError(f"{where}: {entry.path} cannot be read to its end ({error})", "copy it again") from error
     if size != entry.size or digest.hexdigest() != entry.sha256:
-        raise BundleError(
-            f"{where}: {entry.path} is damaged: expected {entry.size} bytes with SHA-256 {entry.sha256}, got {size}"
-            f" with {digest.hexdigest()}",
-            "copy it again",
-        )
+        wanted, got = f"{entry.size} bytes with SHA-256 {entry.sha256}", f"{size} with {digest.hexdigest()}"
+        raise BundleError(f"{where}: {entry.path} is damaged: expected {wanted}, got {got}", "copy it again")
 
 
 def read_manifest(bundle: str | Path, expect: str | None = None) -> tuple[Manifest, str]:
-    """The manifest of a bundle or of the models folder, and its SHA-256. Raises BundleError when it cannot be
-    trusted or is not `expect`."""
+    """The manifest of a bundle or of the models folder, and its SHA-256. Raises BundleError when it cannot be trusted
+    or is not `expect`."""
     with opened(bundle, expect) as source:
         return source.manifest, source.sha256
 
@@ -186,41 +165,37 @@ def verify(bundle: str | Path, expect: str | None = None, progress: Progress = s
                 try:
                     for _ in _chunks(entry, file, bundle, progress):
                         pass
-                except Truncated:
+                except TruncatedError:
                     raise
                 except BundleError as error:
                     problems.append(error)
         except BundleError as error:
             problems.append(error)
-        if os.path.isdir(bundle):
+        if bundle.is_dir():
             problems += unlisted(bundle, source.manifest, source.manifest.model_folders)
     return problems
 
 
-def unpack(
-    bundle: str | Path, root: str | Path, expect: str | None = None, progress: Progress = silent
-) -> Manifest:
+def unpack(bundle: str | Path, root: str | Path, expect: str | None = None, progress: Progress = silent) -> Manifest:
     """Puts a bundle's files, but for wheels, into the models folder `root` and returns their manifest.
 
-    A file gets its name only when its bytes are those of the manifest; what lies there with the right bytes is kept,
-    so that the same call completes an interrupted unpacking, or one that met a truncated archive. What an earlier
-    bundle brought of the same model is removed. Raises BundleError for anything damaged or unexpected, for a link in
-    the way, for too little space and while another process unpacks there.
+    A file gets its name only when its bytes are those of the manifest; what lies there with the right bytes is kept, so
+    that the same call completes an interrupted unpacking. What an earlier bundle brought of the same model is removed.
+
+    Raises:
+        BundleError: something is damaged or unexpected, there is too little space, or another process unpacks there.
     """
     root = models_root(root)
     with opened(bundle, expect) as source, _locked(root):
         before, new = store_manifest(root), source.manifest.without(WHEELS)
         joined = before.joined_with(new) if before else new
-        kept = {entry.path for entry in joined.files}
-        outdated = [entry.path for entry in before.files if entry.path not in kept] if before else []
-        for path in (*outdated, *(entry.path for entry in new.files)):
-            _refuse_links(root, path)
         wanted = {entry.path for entry in new.files if not unchanged(root / entry.path, entry)}
         require_space(root, sum(entry.size for entry in new.files if entry.path in wanted))
         for entry, file in source.files:
             if entry.path in wanted:
                 write_file(_chunks(entry, file, Path(bundle), progress), root / entry.path)
-        for path in outdated:
+        kept = {entry.path for entry in joined.files}
+        for path in [entry.path for entry in before.files if entry.path not in kept] if before else ():
             (root / path).unlink(missing_ok=True)
         write_manifest(root, joined)
     return new
@@ -235,9 +210,8 @@ def _locked(root: Path) -> Iterator[None]:
         try:
             lock.acquire()
         except Timeout:
-            raise BundleError(
-                f"{root}: another process unpacks into it", "wait until it has ended, then run this again"
-            ) from None
+            why = f"{root}: another process unpacks into it"
+            raise BundleError(why, "wait until it has ended, then run this again") from None
     try:
         yield
     finally:
@@ -250,7 +224,7 @@ def _locked(root: Path) -> Iterator[None]:
 def describe(
     files: Mapping[str, tuple[Path, str, str]],
     contents: tuple[str, ...],
-    notices: tuple = (),
+    notices: tuple[Notice, ...] = (),
     progress: Progress = silent,
 ) -> Manifest:
     """The manifest of a bundle of `files`: path → (where it lies, source, licence). Raises BundleError."""
@@ -258,10 +232,7 @@ def describe(
     try:
         for path, (place, source, licence) in sorted(files.items()):
             with place.open("rb") as file:
-                size, sha256 = (
-                    os.fstat(file.fileno()).st_size,
-                    hashlib.file_digest(file, "sha256").hexdigest(),
-                )
+                size, sha256 = os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()
             progress(path, size)
             entries.append(StoredFile(path=path, size=size, sha256=sha256, source=source, licence=licence))
         return Manifest(contents=contents, notices=notices, files=tuple(entries))
@@ -272,16 +243,12 @@ def describe(
 
 
 def write_bundle(
-    out: str | Path,
-    manifest: Manifest,
-    places: Mapping[str, Path],
-    archive: bool = True,
-    progress: Progress = silent,
+    out: str | Path, manifest: Manifest, places: Mapping[str, Path], archive: bool = True, progress: Progress = silent
 ) -> str:
     """Writes the bundle that `manifest` describes from files at `places`, and returns its manifest's SHA-256.
 
-    An archive gets a file NAME.sha256 beside it, for `sha256sum -c`. A folder that is partly there is completed.
-    Raises BundleError, also for a file that is no longer what the manifest says.
+    An archive gets a file NAME.sha256 beside it, for `sha256sum -c`. A folder that is partly there is completed. Raises
+    BundleError, also for a file that is no longer what the manifest says.
     """
     out = Path(out).absolute()
     if archive:
@@ -299,24 +266,17 @@ def write_bundle(
 def _write_archive(out: Path, manifest: Manifest, places: Mapping[str, Path], progress: Progress) -> None:
     raw = manifest.serialised()
     require_space(out.parent, manifest.size + len(raw) + 1024 * (len(manifest.files) + 24))
-    partial = out.with_name(out.name + PARTIAL)
-    try:
-        with _write_errors(out):
-            out.parent.mkdir(parents=True, exist_ok=True)
-            with tarfile.open(partial, "w", format=tarfile.GNU_FORMAT) as tar:
-                for name, content in ((MANIFEST_HASH, hash_line(raw)), (MANIFEST, raw)):
-                    tar.addfile(_member(name, len(content)), io.BytesIO(content))
-                for entry in manifest.files:
-                    with places[entry.path].open("rb") as file:
-                        tar.addfile(_member(entry.path, entry.size), file)
-                    progress(entry.path, entry.size)
-            with partial.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            os.replace(partial, out)
-            out.with_name(f"{out.name}.sha256").write_text(f"{digest}  {out.name}\n")
-    finally:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
+    with _complete(out) as partial:
+        with tarfile.open(partial, "w", format=tarfile.GNU_FORMAT) as tar:
+            for name, content in ((MANIFEST_HASH, hash_line(raw)), (MANIFEST, raw)):
+                tar.addfile(_member(name, len(content)), io.BytesIO(content))
+            for entry in manifest.files:
+                with places[entry.path].open("rb") as file:
+                    tar.addfile(_member(entry.path, entry.size), file)
+                progress(entry.path, entry.size)
+        with partial.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        out.with_name(f"{out.name}.sha256").write_text(f"{digest}  {out.name}\n")
 
 
 def _member(name: str, size: int) -> tarfile.TarInfo:
@@ -333,39 +293,33 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def write_file(chunks: Iterator[bytes], target: Path) -> None:
-    """Writes a file under another name and gives it its own when it is complete. Raises BundleError."""
+    """Writes a file, which gets its name when it is complete. Raises BundleError."""
+    with _complete(target) as partial, partial.open("xb") as file:
+        for chunk in chunks:
+            file.write(chunk)
+
+
+@contextmanager
+def _complete(target: Path) -> Iterator[Path]:
+    """Another name to write under; the file is `target` when the block ends well, and gone otherwise."""
     partial = target.with_name(target.name + PARTIAL)
     try:
         with _write_errors(target):
             target.parent.mkdir(parents=True, exist_ok=True)
             partial.unlink(missing_ok=True)
-            with partial.open("xb") as file:
-                for chunk in chunks:
-                    file.write(chunk)
+            yield partial
             os.replace(partial, target)
     finally:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
 
 
-def _refuse_links(root: Path, path: str) -> None:
-    """Raises BundleError for a link on the way to a file: it would lead out of the models folder."""
-    for parent in PurePosixPath(path).parents:
-        if (root / parent).is_symlink() and parent != PurePosixPath("."):
-            raise BundleError(
-                f"{root / parent}: expected a folder, got a link",
-                "remove it or choose another folder with --models",
-            )
-
-
 def require_space(folder: Path, size: int) -> None:
     """Raises BundleError unless `size` bytes are free on the disk of `folder`, which may not exist yet."""
     free = shutil.disk_usage(next(place for place in (folder, *folder.parents) if place.exists())).free
     if size > free:
-        raise BundleError(
-            f"{folder}: expected {amount(size)} of free space, got {amount(free)}",
-            "make room or choose another folder",
-        )
+        found = f"{folder}: expected {amount(size)} of free space, got {amount(free)}"
+        raise BundleError(found, "make room or choose another folder")
 
 
 @contextmanager
@@ -375,6 +329,4 @@ def _write_errors(place: Path) -> Iterator[None]:
         yield
     except (OSError, ValueError) as error:  # ValueError: a name that no file can have
         reason = getattr(error, "strerror", None) or error
-        raise BundleError(
-            f"{place}: cannot be written ({reason})", "make room there or choose another folder"
-        ) from error
+        raise BundleError(f"{place}: cannot be written ({reason})", "make room or choose another folder") from error

@@ -7,6 +7,7 @@ format at the size of a logit. Quantised models are told, not judged.
 """
 
 import importlib.util
+import io
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -28,25 +29,30 @@ Letters = Mapping[str, float]  # log-probability of each letter, over the whole 
 BOUNDS = {"float32": (1e-4, 1e-3), "TF32": (0.01, 0.01), "float16": (0.05, 0.03), "bfloat16": (0.25, 0.1)}
 TOOL_BOUND = 0.05  # levels between a GPU and the CPU, where convolutions may round to TF32
 WINDOW = (128, 144, 384, 368)  # 256×224: whole tokens of 28 and of 32 pixels, so that nothing is resized
-DAMAGE = ((None, 0), ("gaussian_blur", 3), ("white_noise", 3), ("jpeg", 4), ("darken", 4))
 REMEDY = "do not compare scores of this set-up with others; report it with the versions above"
 
 
 @cache
 def pictures() -> "list[Image.Image]":
     """Windows of the two sample photographs, clean and distorted, the same everywhere: ten of 256×224 pixels."""
-    from PIL import Image
+    from PIL import Image, ImageFilter
 
-    from agentic_iqa_local.synthetic.distortions import DISTORTIONS
-
-    rng, found = np.random.default_rng(0), []
+    found, rng = [], np.random.default_rng(0)
     for name in ("sumac", "prudential"):
         with Image.open(ROOT / "tests" / "data" / f"{name}.png") as photograph:
-            clean = np.asarray(photograph.convert("RGB").crop(WINDOW))
+            clean = photograph.convert("RGB").crop(WINDOW)
+        noise = rng.normal(0, 20, (clean.height, clean.width, 3))
+        noisy = np.clip(np.asarray(clean) + noise, 0, 255).astype(np.uint8)
+        coded = io.BytesIO()
+        clean.save(coded, "JPEG", quality=10)
         found += [
-            clean if kind is None else DISTORTIONS[kind].apply(clean, level, rng) for kind, level in DAMAGE
+            clean,
+            clean.filter(ImageFilter.GaussianBlur(2)),
+            Image.fromarray(noisy),
+            Image.open(coded).convert("RGB"),
         ]
-    return [Image.fromarray(pixels) for pixels in found]
+        found.append(clean.point(lambda level: level // 3))
+    return found
 
 
 def _scoring() -> Any:
@@ -144,9 +150,7 @@ def batches(setup: Setup) -> Finding:
     client = _services(setup).client("summarizer")
     many = client.read_many([[picture] for picture in pictures()], _scoring(), ANSWER_PREFIX, LETTERS)
     read = tuple(one.logprobs for one in many.reads)
-    return compared(
-        f"letters in a batch of {len(read)} against alone", read, _alone(setup), _format(client.describe())
-    )
+    return compared(f"letters in a batch of {len(read)} against alone", read, _alone(setup), _format(client.describe()))
 
 
 def shared_prefix(setup: Setup) -> Finding:
@@ -176,9 +180,7 @@ def engines(setup: Setup) -> Finding | None:
     services = _services(setup)
     ours, about = _alone(setup), services.client("summarizer").describe()
     services.close()  # both need the card
-    client = create_vlm_client(
-        f"{other}.{name}", setup.settings.model(setup.settings.summarizer.backend), setup.device
-    )
+    client = create_vlm_client(f"{other}.{name}", setup.settings.model(setup.settings.summarizer.backend), setup.device)
     theirs, formats = _read_alone(client), (_format(about), _format(client.describe()))
     client.close()
     return compared(f"letters of {other} against {own}", theirs, ours, *formats)
@@ -197,18 +199,13 @@ def tools_on_gpu(setup: Setup) -> Finding | None:
     clean, worst = pictures()[0], {}
     for name in names:
         pairs = [
-            [one.score(name, picture, clean).normalized for one in (runner, on_cpu)]
-            for picture in pictures()[1:5]
+            [one.score(name, picture, clean).normalized for one in (runner, on_cpu)] for picture in pictures()[1:5]
         ]
         worst[name] = max(abs(gpu - cpu) for gpu, cpu in pairs)
     far = {name: gap for name, gap in worst.items() if gap > TOOL_BOUND}
-    found = (
-        f"{len(names)} tools measure on the GPU as on the CPU: |Δ| ≤ {max(worst.values()):.2g} of 5 levels"
-    )
+    found = f"{len(names)} tools measure on the GPU as on the CPU: |Δ| ≤ {max(worst.values()):.2g} of 5 levels"
     if far:
-        found = ", ".join(
-            f"{name} measures {gap:.2g} levels otherwise than on the CPU" for name, gap in far.items()
-        )
+        found = ", ".join(f"{name} measures {gap:.2g} levels otherwise than on the CPU" for name, gap in far.items())
     return "fail" if far else "pass", f"{found} (bound {TOOL_BOUND:g})", REMEDY if far else ""
 
 

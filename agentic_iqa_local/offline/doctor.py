@@ -7,8 +7,6 @@ gets a new process. Models and tools are loaded by the code that assessments use
 import errno
 import functools
 import importlib.metadata
-import json
-import math
 import os
 import shutil
 import socket
@@ -20,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from pebble import ProcessExpired, ProcessPool
@@ -31,6 +29,7 @@ from agentic_iqa_local.errors import UserError, one_line
 from agentic_iqa_local.files import EMBEDDED, ROOT, command, models_root
 from agentic_iqa_local.offline.bundle import read_manifest, verify
 from agentic_iqa_local.offline.manifest import MANIFEST
+from agentic_iqa_local.offline.memory import cache_bytes, free_memory, weight_bytes
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.state import LETTERS
 
@@ -48,13 +47,11 @@ ENVIRONMENT = (
 )
 UNPACK = f"{command('unpack')} BUNDLE"
 WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes
-QUANTISED = {"8bit": 1.0, "4bit": 0.55}  # bytes of a weight, nf4's scales included
-# Parts of a model that stay unquantised, by a level of the tensor's name.
-UNQUANTISED = {"visual", "vision_tower", "vision_model", "lm_head", "embed_tokens"}
 TEXT_TOKENS = 4096  # of the longest prompt with its answer
 
 Status = Literal["pass", "warn", "fail"]
 Finding = tuple[Status, str, str]  # status, what was found, remedy
+Find = Callable[..., Finding | None]
 
 
 @dataclass(frozen=True)
@@ -186,8 +183,6 @@ def disk(setup: Setup) -> Finding:
     if setup.uses("vllm"):
         folders |= {"TRITON_CACHE_DIR": "~/.triton/cache", "VLLM_CACHE_ROOT": "~/.cache/vllm"}
     places = {f"${name}": Path(os.environ.get(name) or default) for name, default in folders.items()}
-    if cache := setup.settings.tools.cache:
-        places["tools.cache"] = Path(cache).absolute().parent
     problems = []
     for name, folder in places.items():
         folder = folder.expanduser().absolute()
@@ -201,7 +196,7 @@ def disk(setup: Setup) -> Finding:
             if (free := shutil.disk_usage(place).free) < ROOM:
                 problems.append(f"{name} {folder}: only {free // 2**20} MiB are free")
     if problems:
-        needed = setup.uses("vllm") or any(line.startswith(("$TMPDIR", "tools.cache")) for line in problems)
+        needed = setup.uses("vllm") or any(line.startswith("$TMPDIR") for line in problems)
         remedy = "make room there, or point that variable to another folder"
         return "fail" if needed else "warn", "; ".join(problems), remedy
     return "pass", ", ".join(map(str, dict.fromkeys(places.values()))), ""
@@ -234,67 +229,18 @@ def vllm(setup: Setup) -> Finding | None:
         return (
             "fail",
             "not installed, and the engine is vllm",
-            "install it (docs/engines.md) or use --engine transformers",
+            "install it (docs/models.md) or use --engine transformers",
         )
     version = importlib.metadata.version(name)
     for_cpu = "cpu" in name or "cpu" in version
     found = f"{name} {version}, built for {'CPUs' if for_cpu else 'GPUs'}"
     if for_cpu == setup.device.startswith("cuda"):
-        return (
-            "fail",
-            f"{found}; the device is {setup.device}",
-            "install the other build, or use --engine transformers",
-        )
+        remedy = "install the other build, or use --engine transformers"
+        return "fail", f"{found}; the device is {setup.device}", remedy
     if lines := unmet(importlib.metadata.requires(name) or [], {"torch", "transformers"}):
         remedy = "trust it only where it loads and answers below; else give vLLM an environment of its own"
         return "warn", f"{found}; its metadata asks for others: {'; '.join(lines)}", remedy
     return "pass", found, ""
-
-
-def weight_bytes(folder: Path, quantization: str, width: int) -> int:
-    """Bytes of a folder's weights once loaded in a dtype of `width` bytes: quantised are the matrices of the language
-    layers alone. A folder that is quantised already is counted as it lies on disk."""
-    from agentic_iqa_local.vlm_client.model_folder import read_weights
-
-    weights = read_weights(folder)
-    if "quantization_config" in json.loads((folder / "config.json").read_text(encoding="utf-8")):
-        return sum(file.stat().st_size for file in weights.files)
-    quantised = QUANTISED.get(quantization, width)
-
-    def width_of(name: str, shape: tuple[int, ...]) -> float:
-        is_matrix = len(shape) == 2 and name.endswith(".weight")
-        return quantised if is_matrix and not UNQUANTISED & {*name.split(".")} else width
-
-    return round(sum(math.prod(shape) * width_of(name, shape) for name, shape in weights.shapes.items()))
-
-
-def cache_bytes(config: Any, tokens: int, width: int) -> int:
-    """Bytes of the keys and values of `tokens` tokens, for a transformers text configuration."""
-    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    return 2 * config.num_hidden_layers * heads * head * width * tokens
-
-
-def free_memory(name: str, spread: bool) -> tuple[int, int]:
-    """(free, total) bytes of a device; of all visible GPUs where a model is `spread` over them; on a CPU within a
-    container's limit (control groups, version 2), whose pages of files count as free."""
-    if name.startswith("cuda"):
-        import torch
-
-        devices = range(torch.cuda.device_count()) if spread else [name]
-        free, total = zip(*(torch.cuda.mem_get_info(each) for each in devices), strict=True)
-        return sum(free), sum(total)
-    import psutil
-
-    memory = psutil.virtual_memory()
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit, used = (int((group / file).read_text()) for file in ("memory.max", "memory.current"))
-        statistics = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        free = limit - used + int(statistics["file"]) - int(statistics["shmem"])
-    except (OSError, ValueError):  # no such group, or "max": no limit
-        return memory.available, memory.total
-    return min((memory.available, memory.total), (max(0, free), limit))
 
 
 def memory(setup: Setup) -> Finding:
@@ -388,9 +334,7 @@ def tools(setup: Setup) -> Finding:
     return "pass", found, ""
 
 
-def _run(
-    find: Callable[..., Finding | None], setup: Setup, about: tuple[str, ...]
-) -> tuple[Finding | None, list[str]]:
+def _run(find: Find, setup: Setup, about: tuple[str, ...]) -> tuple[Finding | None, list[str]]:
     """In the process of the checks: a check's finding, and the hosts that it tried to reach."""
     _attempts.clear()
     try:
@@ -437,39 +381,14 @@ def examine(setup: Setup, *, deep: bool = False, timeout: float = TIMEOUT) -> It
         deep: also compares letters with a plain forward pass, see `deep`.
         timeout: seconds that one check may take.
     """
-    from agentic_iqa_local.offline import deep as deeper
-
     failed: set[str] = set()
-    backends = setup.settings.backends
-    plan: list[tuple[str, Callable[..., Finding | None], tuple[str, ...]]] = [
-        (check.__name__.replace("_", " "), check, ()) for check in (packages, device, models_folder, disk)
-    ]
-    plan += [(f"folder {backend}", folder, (backend,)) for backend in backends]
-    plan += [("vllm", vllm, ()), ("memory", memory, ())]
-    plan += [(f"model {backend}", model, (backend,)) for backend in backends]
-    plan += [("tools", tools, ())]
-    plan += [(name, check, ()) for name, check in deeper.CHECKS.items()] if deep else []
-    needs_models = {"memory", *deeper.CHECKS, *(f"model {backend}" for backend in backends)}
     context: Any = get_context("spawn")
     with ProcessPool(1, context=context, initializer=_block_network, initargs=(setup,)) as pool:
-        for name, find, about in plan:
-            if "device" in failed and find not in (models_folder, disk, folder):
-                continue
-            if name in needs_models and any(one.startswith(("folder", "model ")) for one in failed):
+        for name, find, about, rests_on in _plan(setup, deep):
+            if any(one.startswith(rests_on) for one in failed):
                 continue
             began = time.perf_counter()
-            try:
-                finding, hosts = pool.schedule(_run, (find, setup, about), timeout=timeout).result()
-            except TimeoutError:
-                slow = "raise --timeout if the disk or the device is merely slow; else find out what it waits for"
-                finding, hosts = ("fail", f"no answer within {timeout:g} s", slow), []
-            except ProcessExpired as error:
-                remedy = (
-                    "see the memory check"
-                    if error.exitcode == -9
-                    else f"a library does not fit: {ENVIRONMENT}"
-                )
-                finding, hosts = ("fail", f"its process died with status {error.exitcode}", remedy), []
+            finding, hosts = _finding(pool, find, setup, about, timeout)
             if finding is None:
                 continue
             status, found, remedy = finding
@@ -480,4 +399,37 @@ def examine(setup: Setup, *, deep: bool = False, timeout: float = TIMEOUT) -> It
             if status == "fail":
                 failed.add(name)
             seconds = round(time.perf_counter() - began, 3)
-            yield Check(one_line(name), cast(Status, status), one_line(found), one_line(remedy), seconds)
+            yield Check(one_line(name), status, one_line(found), one_line(remedy), seconds)
+
+
+def _plan(setup: Setup, deep: bool) -> Iterator[tuple[str, Find, tuple[str, ...], tuple[str, ...]]]:
+    """The checks in their order: name, function, further arguments, and how the checks that it rests on begin."""
+    from agentic_iqa_local.offline.deep import CHECKS
+
+    backends, loaded = setup.settings.backends, ("device", "folder", "model ")
+    yield "packages", packages, (), ()
+    yield "device", device, (), ()
+    yield "models folder", models_folder, (), ()
+    yield "disk", disk, (), ()
+    yield from ((f"folder {backend}", folder, (backend,), ()) for backend in backends)
+    yield "vllm", vllm, (), ("device",)
+    yield "memory", memory, (), loaded
+    yield from ((f"model {backend}", model, (backend,), loaded) for backend in backends)
+    yield "tools", tools, (), ("device",)
+    if deep:
+        yield from ((name, check, (), loaded) for name, check in CHECKS.items())
+
+
+def _finding(
+    pool: ProcessPool, find: Find, setup: Setup, about: tuple[str, ...], timeout: float
+) -> tuple[Finding | None, list[str]]:
+    """A check's finding, and the hosts that it tried to reach; a hang or a crash is a failure."""
+    try:
+        return pool.schedule(_run, (find, setup, about), timeout=timeout).result()
+    except TimeoutError:
+        remedy = "raise --timeout if the disk or the device is merely slow; else find out what it waits for"
+        return ("fail", f"no answer within {timeout:g} s", remedy), []
+    except ProcessExpired as error:
+        killed = error.exitcode == -9
+        remedy = "see the memory check" if killed else f"a library does not fit: {ENVIRONMENT}"
+        return ("fail", f"its process died with status {error.exitcode}", remedy), []

@@ -45,33 +45,23 @@ class Found:
 
 # The model folders that the shipped configurations name.
 REPOS = {
-    "llava-onevision-qwen2-0.5b-ov-hf": Repo(
-        "llava-hf/llava-onevision-qwen2-0.5b-ov-hf", licence="apache-2.0"
-    ),
+    "llava-onevision-qwen2-0.5b-ov-hf": Repo("llava-hf/llava-onevision-qwen2-0.5b-ov-hf", licence="apache-2.0"),
     "q-sit-mini": Repo("zhangzicheng/q-sit-mini", licence="mit"),
-    "Qwen3-VL-2B-Instruct": Repo(
-        "Qwen/Qwen3-VL-2B-Instruct", "89644892e4d85e24eaac8bacfd4f463576704203", "apache-2.0"
-    ),
+    "Qwen3-VL-2B-Instruct": Repo("Qwen/Qwen3-VL-2B-Instruct", "89644892e4d85e24eaac8bacfd4f463576704203", "apache-2.0"),
     "Qwen2.5-VL-3B-Instruct": Repo(
         "Qwen/Qwen2.5-VL-3B-Instruct", "66285546d2b821cf421d4f5eb2576359d3770cd3", "qwen-research"
     ),
     "Qwen2.5-VL-7B-Instruct": Repo(
         "Qwen/Qwen2.5-VL-7B-Instruct", "cc594898137f460bfe9f0759e9844b3ce807cfb5", "apache-2.0"
     ),
-    "Qwen3-VL-8B-Instruct": Repo(
-        "Qwen/Qwen3-VL-8B-Instruct", "0c351dd01ed87e9c1b53cbc748cba10e6187ff3b", "apache-2.0"
-    ),
+    "Qwen3-VL-8B-Instruct": Repo("Qwen/Qwen3-VL-8B-Instruct", "0c351dd01ed87e9c1b53cbc748cba10e6187ff3b", "apache-2.0"),
     "llava-onevision-qwen2-7b-ov-hf": Repo(
         "llava-hf/llava-onevision-qwen2-7b-ov-hf", "0d50680527681998e456c7b78950205bedd8a068", "apache-2.0"
     ),
 }
 # Where pyiqa's get_url_from_name leads; the commit is that of pyiqa 0.1.16's time.
-PYIQA_WEIGHTS = Repo(
-    "chaofengc/IQA-PyTorch-Weights", "0df2df423c65f6a64209309695f3845727431027", "cc-by-nc-sa-4.0"
-)
-PYIQA_CHECKPOINTS = (
-    "checkpoints/ARNIQA.pth",
-)  # pyiqa loads this one through torch.hub, which keeps it elsewhere
+PYIQA_WEIGHTS = Repo("chaofengc/IQA-PyTorch-Weights", "0df2df423c65f6a64209309695f3845727431027", "cc-by-nc-sa-4.0")
+PYIQA_CHECKPOINTS = ("checkpoints/ARNIQA.pth",)  # pyiqa loads this one through torch.hub, which keeps it elsewhere
 TORCHVISION = "https://download.pytorch.org/models/"  # names hold the beginning of the SHA-256
 CLIP = {  # addresses hold the SHA-256
     "clip/RN50.pt": "https://openaipublic.azureedge.net/clip/models/afeb0e10f9e5a86da6080e35cf09123aca3b358a0c3e3b6c78a7b63bc04b6762/RN50.pt",
@@ -156,13 +146,9 @@ def model_files(folder: str, local: Path, repo: Repo | None, downloads: Path) ->
         place, source = local, f"local folder {folder}"
     names = [n for n in sorted(os.listdir(place)) if (place / n).is_file() and _is_carried(n)]
     if not any(name.endswith(".safetensors") for name in names):
-        raise FetchError(
-            f"{place}: expected weights as *.safetensors, found none", "choose the safetensors edition"
-        )
+        raise FetchError(f"{place}: expected weights as *.safetensors, found none", "choose the safetensors edition")
     if "config.json" not in names:
-        raise FetchError(
-            f"{place}: expected config.json (a model's configuration), found none", "copy it again"
-        )
+        raise FetchError(f"{place}: expected config.json (a model's configuration), found none", "copy it again")
     return [Found(f"{folder}/{name}", place / name, source, licence) for name in names]
 
 
@@ -217,9 +203,7 @@ def tool_weight(weight: str, local: Path | None, cache: Path | None, downloads: 
             from huggingface_hub import hf_hub_download
 
             repo = PYIQA_WEIGHTS
-            file = Path(
-                hf_hub_download(repo.name, name, revision=repo.revision, local_dir=downloads / "pyiqa")
-            )
+            file = Path(hf_hub_download(repo.name, name, revision=repo.revision, local_dir=downloads / "pyiqa"))
             return [Found(path, file, f"https://huggingface.co/{repo.name}/{name}", licence)]
         file = downloads / "urls" / name
         if not file.is_file():

@@ -24,9 +24,7 @@ MANIFEST = "manifest.json"
 MANIFEST_HASH = "manifest.json.sha256"  # "HASH  manifest.json", as sha256sum writes it
 LARGEST_MANIFEST = 16 << 20  # bytes
 HUB = "tools/hub"  # what pyiqa's metrics load, laid out as torch's hub folder
-HUGGINGFACE = (
-    "tools/huggingface"  # what timm and transformers load for them: a Hugging Face cache without links
-)
+HUGGINGFACE = "tools/huggingface"  # what timm and transformers load for them: a Hugging Face cache without links
 WHEELS = "wheels"  # an offline installation of the environment
 SEGMENT = re.compile(r"(?=[^. ])[A-Za-z0-9_+=@,!~() .-]+(?<![. ])")  # a name that begins with no dot
 

@@ -1,10 +1,11 @@
 """Several pictures on a terminal: one aligned line for each, that fits its width."""
 
 import os
-import unicodedata
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import get_args
+
+from rich.cells import cell_len
+from rich.text import Text
 
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.nodes.prompts import chosen_answer
@@ -14,121 +15,86 @@ from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.state import UNCLEAR, Severity
 
 NARROWEST = 60  # columns: below this, lines are as wide as here
-_VERDICT = len("NOT SURE")
-_COLOURS = {"A": "32", "B": "32", "C": "33", "D": "31", "E": "31"}  # green, yellow, red
-_VERDICTS = {"PASS": "32", "FAIL": "31", "UNSURE": "33", "NOT SURE": "33"}
+COLOURS = {"A": "green", "B": "green", "C": "yellow", "D": "red", "E": "red"}
+VERDICTS = {"PASS": "green", "FAIL": "red", "UNSURE": "yellow", "NOT SURE": "yellow"}
 
 
-def text_width(text: str) -> int:
-    """Columns that `text`, which holds no controls, takes on a terminal."""
-    return sum(map(_char_width, text))
+class PictureLines:
+    """The lines of a batch: name, a bar of q from 1 to 5, level, interval, worst distortion, verdict.
+
+    Args:
+        pictures: Paths of all pictures, of which the longest sets the width of the first column.
+        columns: Of the terminal.
+        damage: Whether there is evidence to show.
+        verdict: Whether a gate or a limit of the interval was asked for.
+    """
+
+    def __init__(self, pictures: Sequence[str], columns: int, *, damage: bool, verdict: bool) -> None:
+        folders = {os.path.dirname(path) for path in pictures}
+        same_root = len({os.path.isabs(folder) for folder in folders}) == 1
+        common = os.path.commonpath(folders) if same_root else ""
+        self.folder = common if common.strip(os.sep) else ""  # which all lie in
+        columns = max(NARROWEST, columns)
+        self.bar, self.level, noted = (
+            (6, 1, 14) if columns < 80 else (8, 11, 17) if columns < 100 else (10, 11, 24)
+        )
+        self.damage, self.verdict = noted * damage, len("NOT SURE") * verdict
+        cells = [self.bar, len("1.00"), self.level, len("1.0–5.0"), self.damage, self.verdict]
+        rest = columns - 1 - sum(width + 1 for width in cells if width)  # the last column stays free
+        self.name = min(rest, max((cell_len(self._short(path)) for path in pictures), default=8))
+        self.columns = columns
+
+    def _short(self, path: str) -> str:
+        return one_line(os.path.relpath(path, self.folder) if self.folder else path)
+
+    def line(self, row: Assessment) -> Text:
+        """The line of a picture: of a rating its figures, of a question its answer, of a failure the reason."""
+        name = self._short(row.image)
+        if cell_len(name) > self.name:  # its end tells frames of a series apart
+            while cell_len(name) >= self.name:
+                name = name[1:]
+            name = f"…{name}"
+        line = _cell(name, self.name)
+        if row.error:
+            reason = one_line(row.error).removeprefix(f"{one_line(row.image)}: ")
+            line.append("FAILED", "bold red").append(f": {reason}")
+        elif row.q is not None and row.final_answer:
+            for cell in self._rated(row, row.q, row.final_answer):
+                line.append_text(cell)
+        else:
+            answer, p = row.final_answer or "no answer", None
+            if row.final_answer and row.choices and row.p:
+                p, answer = row.p[answer], f"{answer}. {chosen_answer(row.choices, answer)}"
+            shown = [] if p is None else [_bar(p, self.bar), f"{p:.2f}"]
+            line.append(" ".join([*shown, "not sure:" * bool(row.not_sure), *one_line(answer).split()]))
+        line.truncate(self.columns - 1, overflow="ellipsis")
+        line.rstrip()
+        return line
+
+    def _rated(self, row: Assessment, q: float, letter: str) -> list[Text]:
+        verdict = row.gate.verdict.upper() if row.gate else "NOT SURE" if row.not_sure else ""
+        level = letter if self.level == 1 else f"{letter} {level_word(letter)}"
+        damage = one_line(named_scores(row) or worst_distortion(row))
+        return [
+            _cell(_bar((q - 1) / 4, self.bar), self.bar, COLOURS[letter]),
+            _cell(f"{q:.2f}", 4),
+            _cell(level, self.level, COLOURS[letter]),
+            _cell(f"{row.interval.low:.1f}–{row.interval.high:.1f}" if row.interval else "", len("1.0–5.0")),
+            _cell(damage, self.damage),
+            _cell(verdict, self.verdict, VERDICTS.get(verdict, "")),
+        ]
 
 
-def _char_width(char: str) -> int:
-    if unicodedata.category(char) in ("Mn", "Me"):
-        return 0
-    return 2 if unicodedata.east_asian_width(char) in "WF" else 1
-
-
-def cut(text: str, width: int) -> str:
-    """`text` in at most `width` columns, with "…" at its end where it was longer."""
-    return text if text_width(text) <= width else _begin(text, width - 1) + "…"
-
-
-def cut_in_the_middle(text: str, width: int) -> str:
-    """`text` in at most `width` columns, with "…" in its middle where it was longer."""
-    if text_width(text) <= width:
-        return text
-    end = _begin(text[::-1], width // 2)[::-1]
-    return _begin(text, width - 1 - text_width(end)) + "…" + end
-
-
-def _begin(text: str, width: int) -> str:
-    for i, char in enumerate(text):
-        width -= _char_width(char)
-        if width < 0:
-            return text[:i]
-    return text
-
-
-def _filled(text: str, width: int) -> str:
-    return text + " " * (width - text_width(text))
-
-
-@dataclass(frozen=True)
-class Layout:
-    """The widths of a batch's columns, in a terminal's columns."""
-
-    name: int
-    bar: int
-    level: int  # 1: the letter alone
-    damage: int  # 0: no such column
-    verdict: int
-    gap: str
-    whole: int
-
-
-def layout(longest: int, columns: int, *, damage: bool, verdict: bool) -> Layout:
-    """What fits `columns` (at least 60) for pictures whose `longest` name is so wide; `damage` is whether
-    there is evidence to show, `verdict` whether a gate or a limit of the interval was asked for."""
-    columns = max(NARROWEST, columns)
-    bar, level, gap, noted = (
-        (6, 1, " ", 14) if columns < 80 else (8, 11, " ", 17) if columns < 100 else (10, 11, "  ", 24)
-    )
-    parts = [bar, len("1.00"), level, len("1.0–5.0"), noted * damage, _VERDICT * verdict]
-    rest = columns - 1 - sum(width + len(gap) for width in parts if width)  # the last column stays free
-    return Layout(
-        min(rest, max(longest, 8)), bar, level, noted * damage, _VERDICT * verdict, gap, columns - 1
-    )
-
-
-def picture_line(row: Assessment, name: str, at: Layout, colour: bool = False) -> str:
-    """The line of a picture: its name, a bar of q from 1 to 5, level, interval, worst distortion and the
-    gate's verdict; of a question its answer; of a failure the reason. With `colour` it holds escape
-    sequences; nothing else in it steers a terminal."""
-    begin = _filled(cut_in_the_middle(one_line(name), at.name), at.name) + at.gap
-    room = at.whole - text_width(begin)
-    if row.error:
-        reason = one_line(row.error).removeprefix(f"{one_line(row.image)}: ")
-        return begin + _coloured("FAILED", "1;31", colour) + cut(f": {reason}", room - len("FAILED"))
-    answer = row.final_answer
-    if row.q is not None and answer:
-        return (begin + at.gap.join(_rated(row, row.q, answer, at, colour))).rstrip()
-    words = one_line(answer or "no answer")
-    if answer and row.choices and row.p:
-        p, words = row.p[answer], one_line(f"{answer}. {chosen_answer(row.choices, answer)}")
-        drawn = f"{_bar(p, at.bar)}{at.gap}{p:.2f}{at.gap}"
-        begin, room = begin + drawn, room - len(drawn)
-    held = f"not sure: {words}" if row.not_sure else words
-    return begin + cut(" ".join(held.split()), room)
-
-
-def _rated(row: Assessment, q: float, letter: str, at: Layout, colour: bool) -> list[str]:
-    shade = _COLOURS.get(letter, "0")
-    level = letter if at.level == 1 else f"{letter} {level_word(letter)}"
-    cells = [
-        _coloured(_bar((q - 1) / 4, at.bar), shade, colour),
-        f"{q:.2f}",
-        _coloured(_filled(level, at.level), shade, colour),
-        f"{row.interval.low:.1f}–{row.interval.high:.1f}" if row.interval else " " * len("1.0–5.0"),
-    ]
-    if at.damage:
-        cells.append(_filled(cut(one_line(named_scores(row) or worst_distortion(row)), at.damage), at.damage))
-    if at.verdict:
-        verdict = "NOT SURE" if row.not_sure else ""
-        if row.gate:
-            verdict = row.gate.verdict.upper()
-        cells.append(_coloured(verdict, _VERDICTS.get(verdict, "0"), colour))
-    return cells
+def _cell(text: str, width: int, style: str = "") -> Text:
+    """A text in so many columns and a blank behind them; nothing in none."""
+    cell = Text(text, style)
+    cell.truncate(width, overflow="ellipsis", pad=True)
+    return cell.append(" ") if width else Text()
 
 
 def _bar(share: float, width: int) -> str:
     full = round(max(0.0, min(1.0, share)) * width)
     return "█" * full + "░" * (width - full)
-
-
-def _coloured(text: str, code: str, colour: bool) -> str:
-    return f"\033[{code}m{text}\033[0m" if colour and text else text
 
 
 def named_scores(row: Assessment) -> str:
@@ -146,28 +112,12 @@ def worst_distortion(row: Assessment) -> str:
         return ""
     severities = get_args(Severity)  # from the mildest on
     found = [
-        (severities.index(item.severity), item, name)
+        (severities.index(item.severity), f"{item.severity} {item.type}" + f" ({name})" * (name != "Global"))
         for name, items in analysis.items()
         for item in items
         if item.severity not in ("none", UNCLEAR)
     ]
-    if not found:
-        return "none seen"
-    _, item, name = max(found, key=lambda entry: entry[0])
-    return f"{item.severity} {item.type}" + ("" if name == "Global" else f" ({name})")
-
-
-def short_names(paths: Sequence[str]) -> tuple[str, Callable[[str], str]]:
-    """The folder that all of the paths lie in ("" where there is none to speak of), and what makes a path
-    relative to it."""
-    folders = {os.path.dirname(path) for path in paths}
-    try:
-        common = os.path.commonpath(folders) if folders else ""
-    except ValueError:  # absolute paths beside relative ones
-        common = ""
-    if not common.strip(os.sep):
-        return "", str
-    return common, lambda path: os.path.relpath(path, common)
+    return max(found, key=lambda one: one[0])[1] if found else "none seen"
 
 
 def in_order(rows: Iterable[Assessment], by: str) -> list[Assessment]:
@@ -181,7 +131,7 @@ def in_order(rows: Iterable[Assessment], by: str) -> list[Assessment]:
     }
 
     def key(row: Assessment) -> tuple[bool, float, str]:
-        figure = None if row.error and by != "name" else figures[by](row)
+        figure = figures[by](row)
         return figure is None, figure or 0.0, row.image
 
     return sorted(rows, key=key)

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from agentic_iqa_local.errors import one_line
-from agentic_iqa_local.iqa_tools import TOOLS, ToolInfo
+from agentic_iqa_local.iqa_tools import TOOLS, ToolInfo, ToolSpec
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.nodes.prompts import chosen_answer, worst_part_in_words
 from agentic_iqa_local.nodes.query import named_metrics
@@ -463,17 +463,17 @@ def tool_table(tools: Sequence[ToolInfo]) -> str:
         reach = f"{tool.reachable[0]:.2f}..{tool.reachable[1]:.2f}" if tool.reachable else "no map"
         state, why = ("available", "") if tool.available else ("unavailable", f" Unavailable: {tool.reason}.")
         lines += [
-            f"{tool.name:<14}{tool.reference:<4}{reach:<12}{state}",
+            f"{tool.name:<14}{tool.spec.reference:<4}{reach:<12}{state}",
             *wrapped(
-                f"{tool.description}.{why} Raw score: {'lower' if tool.lower_better else 'higher'} is better."
-                f" Cost: {cost(tool)}. Reliability: {reliability.account(tool.name)}."
+                f"{tool.spec.description}.{why} Raw score: {'lower' if tool.spec.lower_better else 'higher'} is better."
+                f" Cost: {cost(tool.spec)}. Reliability: {reliability.account(tool.name)}."
                 f" Map: {tool.source or 'none'}"
             ),
         ]
     return safe_lines(lines)
 
 
-def cost(tool: ToolInfo) -> str:
+def cost(tool: ToolSpec) -> str:
     """What a tool takes, in words."""
     if tool.seconds is None:
         return "not measured"

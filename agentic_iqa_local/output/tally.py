@@ -1,17 +1,15 @@
 """What a batch came to, as text for a terminal."""
 
 import heapq
-from collections import Counter
-from operator import itemgetter
+from collections import Counter, defaultdict
 from typing import Any
 
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.nodes.prompts import chosen_answer
-from agentic_iqa_local.output.report import level_word, safe_lines, why_failed, wrapped
+from agentic_iqa_local.output.report import level_word, safe_lines, wrapped
 from agentic_iqa_local.state import LETTER_TO_LEVEL
 
 NAMED = 5  # pictures in each list
-MOST_KEPT = 1000  # scores, of which those that cannot be named are forgotten
 
 
 class Tally:
@@ -20,11 +18,10 @@ class Tally:
 
     def __init__(self) -> None:
         self.answers: Counter[str] = Counter()
-        self.failed: list[tuple[str, str]] = []
-        self.not_sure: list[tuple[str, str]] = []
         self.gate: Counter[str] = Counter()
-        self._scored: list[tuple[float, str]] = []  # those that may be named, in their order
-        self._scores, self._sum = 0, 0.0
+        self.failed: list[tuple[str, str]] = []  # pictures and reasons
+        self.not_sure = 0
+        self._scored: list[tuple[float, str]] = []
 
     def add(self, row: dict[str, Any]) -> None:
         """Counts a row (a JSON object of assess.py)."""
@@ -34,91 +31,64 @@ class Tally:
         if row.get("gate"):
             self.gate[row["gate"]["verdict"]] += 1
         if row.get("not_sure"):
-            self.not_sure.append((row["image"], row["not_sure"]))
+            self.not_sure += 1
         elif row["q"] is not None:
             self.answers[row["final_answer"]] += 1
-            self._add_score(row["q"], row["image"])
-        elif row["choices"]:
-            self.answers[chosen_answer(row["choices"], row["final_answer"])] += 1
+            self._scored.append((row["q"], row["image"]))
         else:
-            self.answers["answered in words"] += 1
-
-    def _add_score(self, q: float, image: str) -> None:
-        self._scores += 1
-        self._sum += q
-        self._scored.append((q, image))
-        if len(self._scored) > MOST_KEPT:
-            named = {id(scored) for scored in (*self._best(), *self._worst())}
-            self._scored = [scored for scored in self._scored if id(scored) in named]
-
-    def _best(self) -> list[tuple[float, str]]:
-        return heapq.nlargest(2 * NAMED, self._scored, key=itemgetter(0))
-
-    def _worst(self) -> list[tuple[float, str]]:
-        return heapq.nsmallest(NAMED, self._scored, key=itemgetter(0))
+            choices = row["choices"]
+            answer = chosen_answer(choices, row["final_answer"]) if choices else "answered in words"
+            self.answers[answer] += 1
 
     @property
     def total(self) -> int:
         """Rows counted."""
-        return sum(self.answers.values()) + len(self.failed) + len(self.not_sure)
+        return sum(self.answers.values()) + len(self.failed) + self.not_sure
 
     def text(self, assessed: int, seconds: float, *, ranked: bool = True) -> str:
         """The summary; `assessed` of the rows were made in the last `seconds`. `ranked` is False where each
         picture has its line already."""
-        others = f"; {len(self.not_sure)} not sure" if self.not_sure else ""
-        others += f"; {len(self.failed)} failed" if self.failed else ""
-        counts = ", ".join(self._counts()) or "none assessed"
-        lines = wrapped(f"{self.total} pictures: {counts}{others}", indent="")
-        lines += self._verdicts()
-        lines += (self._ranking() if ranked else []) + self._failures()
+        counts = dict(self.answers)
+        if self._scored:  # all levels, in their order
+            levels = {f"{letter} {level_word(letter)}": counts.pop(letter, 0) for letter in LETTER_TO_LEVEL}
+            counts = levels | counts
+        said = ", ".join(f"{answer} {count}" for answer, count in counts.items()) or "none assessed"
+        for number, what in ((self.not_sure, "not sure"), (len(self.failed), "failed")):
+            said += f"; {number} {what}" if number else ""
+        lines = wrapped(f"{self.total} pictures: {said}", indent="")
+        if self.gate:
+            verdicts = ", ".join(f"{self.gate[verdict]} {verdict}" for verdict in ("pass", "fail", "unsure"))
+            lines.append(f"gate: {verdicts}")
+        lines += self._ranking() if ranked and self._scored else []
+        lines += self._failures()
         if assessed and seconds:
-            rate = assessed / seconds
-            each = f"{rate:.1f} pictures a second" if rate >= 1 else f"{1 / rate:.1f} seconds a picture"
-            lines.append(f"{each} ({assessed} in {seconds:.0f} s)")
+            lines.append(f"{pace(assessed, seconds)} ({assessed} in {seconds:.0f} s)")
         return safe_lines(lines)
-
-    def _verdicts(self) -> list[str]:
-        """How many pictures passed the gate, where there is one."""
-        if not self.gate:
-            return []
-        counts = ", ".join(f"{self.gate[verdict]} {verdict}" for verdict in ("pass", "fail", "unsure"))
-        return wrapped(f"gate: {counts}", indent="")
-
-    def _counts(self) -> list[str]:
-        """How many pictures got each answer; all levels in their order where any was scored."""
-        if not self._scored:
-            return [f"{answer} {count}" for answer, count in self.answers.most_common()]
-        levels = [f"{letter} {level_word(letter)} {self.answers[letter]}" for letter in LETTER_TO_LEVEL]
-        others = (item for item in self.answers.items() if item[0] not in LETTER_TO_LEVEL)
-        return levels + [f"{answer} {count}" for answer, count in others]
 
     def _ranking(self) -> list[str]:
         """The best and the worst pictures, or all of a few."""
-        if not self._scored:
-            return []
-        best, mean = self._best(), f"{self._sum / self._scores:.2f}"
-        if self._scores <= 2 * NAMED:
-            return [f"by score, mean {mean}:", *map(_score_line, best)]
-        named = f"mean q {mean} of {self._scores} pictures"
-        return [named, "best:", *map(_score_line, best[:NAMED]), "worst:", *map(_score_line, self._worst())]
+        mean = f"mean {sum(q for q, _ in self._scored) / len(self._scored):.2f}"
+        best = [f"  {q:.2f}  {image}" for q, image in heapq.nlargest(2 * NAMED, self._scored)]
+        if len(self._scored) <= 2 * NAMED:
+            return [f"by score, {mean}:", *best]
+        worst = [f"  {q:.2f}  {image}" for q, image in heapq.nsmallest(NAMED, self._scored)]
+        return [f"{mean} of {len(self._scored)} pictures", "best:", *best[:NAMED], "worst:", *worst]
 
     def _failures(self) -> list[str]:
         """Each reason once, the commonest first, with the pictures that it holds for."""
-        reasons: dict[str, list[str]] = {}
+        reasons: dict[str, list[str]] = defaultdict(list)
         for image, error in self.failed:
-            reasons.setdefault(error.removeprefix(f"{one_line(image)}: "), []).append(image)
+            reasons[error.removeprefix(f"{one_line(image)}: ")].append(image)
         commonest = sorted(reasons.items(), key=lambda item: -len(item[1]))
         lines = ["failed:"] if commonest else []
         for reason, images in commonest[:NAMED]:
-            if len(images) == 1:
-                lines += wrapped(why_failed(images[0], reason))
-            else:
-                more = f" and {len(images) - NAMED} more" if len(images) > NAMED else ""
-                lines += wrapped(f"{len(images)} pictures: {reason}")
-                lines += wrapped(f"{', '.join(images[:NAMED])}{more}", indent="    ")
+            more = f" and {len(images) - NAMED} more" if len(images) > NAMED else ""
+            lines += wrapped(f"{', '.join(images[:NAMED])}{more}: {reason}")
         left = sum(len(images) for _, images in commonest[NAMED:])
         return lines + ([f"  and {left} more"] if left else [])
 
 
-def _score_line(scored: tuple[float, str]) -> str:
-    return f"  {scored[0]:.2f}  {scored[1]}"
+def pace(done: int, seconds: float) -> str:
+    """A rate in words: 2.1 pictures a second, or 3.4 seconds a picture."""
+    rate = done / max(seconds, 1e-9)
+    return f"{rate:.1f} pictures a second" if rate >= 1 else f"{1 / rate:.1f} seconds a picture"

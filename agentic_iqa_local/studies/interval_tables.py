@@ -1,278 +1,236 @@
-"""What are the intervals of q worth on a run: how often they hold the truth, how wide they are, what is
-gained by leaving the widest out, and how often a verdict of `--at-least` is wrong?
+"""What are the intervals of q worth on a run: how often they hold the truth, how wide they are, what is gained by
+leaving the widest out, and how often a verdict of `--at-least` is wrong?
 
-Each table has a line for every condition (pipeline, reference, look) that the run's rows allow, under the
-calibration that is given and under the run's own, cross-fitted by halves.
+Each table has a line for every condition (pipeline, reference, look) that the run's rows allow, under a calibration
+from elsewhere and under the run's own, cross-fitted by halves.
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from scipy.stats import binomtest
 
-from agentic_iqa_local.state import Look, lower_edge
-from agentic_iqa_local.studies.calibrating import Cases, cases
-from agentic_iqa_local.studies.coverage import (
-    SPLITS,
-    Trial,
-    both_halves,
-    cross_fitted,
-    per_picture,
-    rank_matched,
-    trial,
-)
-from agentic_iqa_local.studies.given import Given
-from agentic_iqa_local.studies.letters import mean_interval
+from agentic_iqa_local.config import FusionSettings
+from agentic_iqa_local.judgement.fit import Fit, read_fit
+from agentic_iqa_local.judgement.intervals import SHIPPED
+from agentic_iqa_local.result import Condition
+from agentic_iqa_local.studies.calibrating import cases
+from agentic_iqa_local.studies.coverage import GATES, SPLITS, both_halves, cross_fitted, rank_matched, trial
+from agentic_iqa_local.studies.distortions import DISTORTIONS
 from agentic_iqa_local.studies.pairwise import pairwise
-from agentic_iqa_local.studies.readings import LEVELS, Letters
-from agentic_iqa_local.studies.statistics import srcc
-from agentic_iqa_local.studies.study import Study, Table, fusion_settings, mean, spread
-from agentic_iqa_local.synthetic.distortions import DISTORTIONS
+from agentic_iqa_local.studies.readings import LEVELS
+from agentic_iqa_local.studies.scored_run import ScoredRun
+from agentic_iqa_local.studies.statistics import mean, srcc
 
-GATES = ("B", "C", "D")
-ERROR_RATE, ERROR_RATE_WIDENED = 0.1, 0.05  # as sureness.Gate has them
+ERROR_RATE, ERROR_RATE_WIDENED = 0.1, 0.05  # as gates.Sureness has them
 FEWEST = 50  # pictures in all: a calibration of half of them can give 90 %
 KEPT = (100, 90, 80, 70, 60, 50)  # percent
 QUINTILES = 5
-ON_LEVELS, ON_RANKS = "levels", "ranks"
-HALVES = f"own, {SPLITS} random halves"
-_GATE_QUALITY = tuple(lower_edge(letter) for letter in GATES)
+OWN = f"own, {SPLITS} random halves"
+Line = dict[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
-class IntervalTables:
-    """The tables by name, what could not be made, and the widths of the agent's intervals, (rows,), by the
-    look."""
+class Judged:
+    """The pictures of one condition (a table of `cases`) under one calibration: its trials, and `whole` with each
+    picture once. `line` are the first columns of every table."""
 
-    tables: dict[str, Table]
-    notes: list[str]
-    widths: dict[Look, np.ndarray]
+    line: Line
+    known: pd.DataFrame
+    trials: list[pd.DataFrame]
+    whole: pd.DataFrame
 
-
-@dataclass(frozen=True, eq=False)
-class _Judged:
-    """The cases of one condition under one calibration, by its trials, with the truth on one scale. `whole`
-    has each picture once."""
-
-    known: Cases
-    calibration: str
-    scale: str
-    trials: Sequence[Trial]
-    whole: Trial
-
-    @property
-    def line(self) -> dict[str, Any]:
-        """The first columns of every table."""
-        condition = self.known.condition
-        return {
-            "pipeline": condition.pipeline,
-            "reference": "with" if condition.reference else "without",
-            "look": condition.look,
-            "calibration": self.calibration,
-            "scale": self.scale,
-        }
-
-    def rows(self, study: Study, name: str) -> np.ndarray:
-        """The mean of a trial's field for each of the study's rows (rows,), nan where there is none."""
-        values = np.full(len(study.rows), np.nan)
-        values[self.known.rows] = per_picture(self.trials, name, len(self.known.q))
-        return values
+    def mean(self, name: str, count: int) -> np.ndarray:
+        """The mean of a trial's column for each of a run's rows, (count,); nan where there is none."""
+        return pd.concat(self.trials)[name].groupby(level=0).mean().reindex(range(count)).to_numpy()
 
 
-def interval_tables(study: Study, letters: Letters, given: Given | None) -> IntervalTables:
-    """All of a run, with the fusion's parameters `letters`."""
+def interval_tables(
+    run: ScoredRun, fit: Fit | None
+) -> tuple[dict[str, pd.DataFrame], list[str], dict[str, np.ndarray]]:
+    """The tables by name, what could not be made, and by look the widths of the agent's intervals, (rows,). `fit`
+    calibrates them in the place of the calibration that ships."""
     notes: list[str] = []
-    found = list(_judged(study, letters, given, notes))
+    found = list(_judged(run, fit, notes))
     tables = {
-        "intervals": [_line(study, judged) for judged in found],
-        "intervals_within": [line for judged in found for line in _within(study, judged)],
-        "abstaining": [line for judged in found for line in _abstaining(study, judged)],
-        "gates": [line for judged in found if judged.scale == ON_LEVELS for line in _gates(judged)],
-        "pairwise": [
-            judged.line | line for judged in found for line in pairwise(study, judged.known, judged.whole)
-        ],
+        name: pd.DataFrame([judged.line | line for judged in found for line in make(run, judged)])
+        for name, make in TABLES.items()
     }
-    return IntervalTables(tables, notes, _widths(study, found))
-
-
-def _widths(study: Study, found: Sequence[_Judged]) -> dict[Look, np.ndarray]:
-    widths: dict[Look, np.ndarray] = {}
+    widths: dict[str, np.ndarray] = {}
     for judged in found:  # the run's own come last, and replace those of a calibration from elsewhere
-        if judged.known.condition.pipeline == "agent":
-            of = widths.setdefault(judged.known.condition.look, np.full(len(study.rows), np.nan))
-            of[judged.known.rows] = judged.whole.width
-    return widths
+        if judged.line["pipeline"] == "agent":
+            of = widths.setdefault(judged.line["look"], np.full(len(run.rows), np.nan))
+            of[judged.whole.index] = judged.whole.width
+    return tables, notes, widths
 
 
-def _judged(study: Study, letters: Letters, given: Given | None, notes: list[str]) -> Iterator[_Judged]:
-    if fusion_settings(study.run).mode != "logits":
+def _judged(run: ScoredRun, fit: Fit | None, notes: list[str]) -> Iterator[Judged]:
+    if run.settings.mode != "logits":
         notes.append("No figures of intervals: they are of the mode logits, the run was made with another.")
         return
-    truth, on_levels = study.quality, study.info.scale == "absolute categories" and study.info.low is not None
-    if on_levels:
-        truth = np.clip([study.info.to_levels(m) for m in study.mos], LEVELS[0], LEVELS[-1])
-    else:
-        notes.append(
-            "The human scores are not of absolute categories with known ends: intervals are judged by ranks"
-            " alone, and no calibration is fitted on this run."
-        )
-    if given:
-        yield from _under_given(study, letters, given, truth, notes, on_levels=on_levels)
-    if on_levels:
-        yield from _under_own(study, letters, truth, notes)
+    yield from _under_given(run, fit, notes)
+    if run.on_levels:
+        yield from _under_own(run, notes)
+        return
+    notes.append(
+        "The human scores are not of absolute categories with known ends: intervals are judged by ranks alone, and no"
+        " calibration is fitted on this run."
+    )
 
 
-def _under_given(
-    study: Study,
-    letters: Letters,
-    given: Given,
-    truth: np.ndarray,
-    notes: list[str],
-    *,
-    on_levels: bool,
-) -> Iterator[_Judged]:
-    calibration = given.calibration
-    if calibration is None:
-        notes.append(f"No figures of intervals with {given.name}: {given.missing}.")
+def _truth(run: ScoredRun) -> np.ndarray:
+    return np.clip(run.levels[0], LEVELS[0], LEVELS[-1]) if run.on_levels else run.quality
+
+
+def given_calibration(
+    run: dict[str, Any], settings: FusionSettings, fit: Fit | None
+) -> tuple[Fit | None, str]:
+    """The calibration from elsewhere that a run's pictures get, that of `fit` or else the shipped one where it is of
+    the run's model, numbers, query and fusion; or None and the reason."""
+    given = fit or (read_fit(SHIPPED) if SHIPPED.is_file() else None)
+    if given is None or given.intervals is None:
+        return None, "it calibrates no intervals"
+    if fit is None:
+        ours = {name: run["model"].get(name) for name in ("dtype", "quantization")}
+        ours |= {"model": run["identity"]["model"], "query": run["identity"]["reads"]["query"]}
+        ours |= {name: getattr(settings, name) for name in ("mode", "temperature", "eta")}
+        if other := [name for name, value in ours.items() if getattr(given.intervals, name) != value]:
+            return None, f"it was made with another {' and another '.join(other)}"
+    return given, ""
+
+
+def _under_given(run: ScoredRun, fit: Fit | None, notes: list[str]) -> Iterator[Judged]:
+    name = "the fit" if fit else "shipped"
+    given, missing = given_calibration(run.run, run.settings, fit)
+    seen = np.full(len(run.rows), False)
+    if given and given.dataset == run.info.key:
+        seen = np.array([given.used(row) for row in run.rows])
+    if given is None or given.intervals is None or seen.all():
+        notes.append(f"No figures of intervals with {name}: {missing or 'it was made on these scenes'}.")
         return
-    if given.seen.all():
-        notes.append(f"No figures of intervals with {given.name}: it was made on these scenes.")
-        return
-    letters = replace(letters, temperature=calibration.temperature, eta=calibration.eta)
-    for known in cases(study.rows, np.where(given.seen, np.nan, truth), study.run, letters):
-        part = calibration.of(known.condition)
+    fitted = {"temperature": given.intervals.temperature, "eta": given.intervals.eta}
+    truth, settings = np.where(seen, np.nan, _truth(run)), run.settings.model_copy(update=fitted)
+    for condition, known in cases(run.readings, truth, run.run, settings).items():
+        part = given.intervals.of(condition)
         if part is None:
             notes.append(
-                f"No figures of intervals with {given.name} for {_named(known)}: it holds no such picture."
+                f"No figures of intervals with {name} for {_named(condition)}: it holds no such picture."
             )
             continue
-        everything = np.arange(len(known.q))
-        if on_levels:
-            found = trial(part, known, everything, thresholds=_GATE_QUALITY)
-            yield _Judged(known, given.name, ON_LEVELS, [found], found)
-        expected = np.clip(part.expected(known.q), LEVELS[0], LEVELS[-1])
-        matched = replace(known, truth=rank_matched(known.truth, expected))
-        found = trial(part, matched, everything)
-        yield _Judged(matched, given.name, ON_RANKS, [found], found)
+        expected = np.clip(part.expected(known.q.to_numpy()), LEVELS[0], LEVELS[-1])
+        scales = {"levels": known} if run.on_levels else {}
+        scales["ranks"] = known.assign(truth=rank_matched(known.truth.to_numpy(), expected))
+        for scale, judged in scales.items():
+            whole = trial(part, judged)
+            yield Judged(_first(condition, name, scale), judged, [whole], whole)
 
 
-def _under_own(study: Study, letters: Letters, truth: np.ndarray, notes: list[str]) -> Iterator[_Judged]:
-    looks = set()
-    for known in cases(study.rows, truth, study.run, letters):
-        looks.add(known.condition.look)
-        known = replace(known, scenes=study.draws.unit[known.rows].astype(str))
-        units = len(np.unique(known.scenes))
-        if len(known.q) < FEWEST or units < 2:
+def _under_own(run: ScoredRun, notes: list[str]) -> Iterator[Judged]:
+    found = cases(run.readings, _truth(run), run.run, run.settings)
+    for condition, known in found.items():
+        known = known.assign(scene=run.draws.unit[known.index].astype(str))
+        units = known.scene.nunique()
+        if len(known) < FEWEST or units < 2:
             notes.append(
-                f"No calibration of the run's own for {_named(known)}: {len(known.q)} pictures of {units}"
-                f" {study.draws.over}, it takes {FEWEST} of 2."
+                f"No calibration of the run's own for {_named(condition)}: {len(known)} pictures of {units}"
+                f" {run.draws.over}, it takes {FEWEST} of 2."
             )
             continue
-        yield _Judged(known, HALVES, ON_LEVELS, cross_fitted(known, _GATE_QUALITY), both_halves(known))
-    if "crops" not in looks:
+        trials, whole = cross_fitted(condition, known), both_halves(condition, known)
+        yield Judged(_first(condition, OWN, "levels"), known, trials, whole)
+    if not any(condition.look == "crops" for condition in found):
         notes.append("No figures of intervals after a look at crops: this run did not read them.")
 
 
-def _named(known: Cases) -> str:
-    condition = known.condition
+def _first(condition: Condition, calibration: str, scale: str) -> Line:
+    reference = "with" if condition.reference else "without"
+    line = {"pipeline": condition.pipeline, "reference": reference, "look": condition.look}
+    return line | {"calibration": calibration, "scale": scale}
+
+
+def _named(condition: Condition) -> str:
     reference = "with" if condition.reference else "without"
     return f"the pipeline {condition.pipeline} {reference} a reference, {condition.look}"
 
 
-def _line(study: Study, judged: _Judged) -> dict[str, Any]:
-    known, trials = judged.known, judged.trials
-    covered = mean_interval(study, judged.rows(study, "covered"))
-    coverages = [float(found.covered.mean()) for found in trials]
-    width = mean_interval(study, judged.rows(study, "width"))
-    alike = sum((row.get("reference") is not None) == known.condition.reference for row in study.rows)
-    return judged.line | {
-        "n": len(known.q),
-        "share": len(known.q) / alike,
-        **spread("coverage", covered),
-        "coverage_sd": float(np.std(coverages)) if len(trials) > 1 else math.nan,
-        **spread("width", width),
-        "constant_width": mean(judged.rows(study, "constant")[known.rows]),
-        "constant_width_of_q": mean(judged.rows(study, "constant_of_q")[known.rows]),
-        "widened": mean(judged.rows(study, "widened")[known.rows]),
-        "srcc": srcc(known.q, known.truth),
+def _intervals(run: ScoredRun, judged: Judged) -> Iterator[Line]:
+    known, count = judged.known, len(run.rows)
+    with_reference = judged.line["reference"] == "with"
+    alike = sum((row.get("reference") is not None) == with_reference for row in run.rows)
+    coverages = [trial.covered.mean() for trial in judged.trials]
+    yield {
+        "n": len(known),
+        "share": len(known) / alike,
+        **run.draws.mean("coverage", judged.mean("covered", count)),
+        "coverage_sd": np.std(coverages) if len(coverages) > 1 else math.nan,
+        **run.draws.mean("width", judged.mean("width", count)),
+        "constant_width": mean(judged.mean("constant", count)[known.index]),
+        "constant_width_of_q": mean(judged.mean("constant_of_q", count)[known.index]),
+        "widened": mean(judged.mean("widened", count)[known.index]),
+        "srcc": srcc(known.q.to_numpy(), known.truth.to_numpy()),
     }
 
 
-def _within(study: Study, judged: _Judged) -> Iterator[dict[str, Any]]:
-    covered, width = judged.rows(study, "covered"), judged.rows(study, "width")
-    for by, labels in _labels(study, judged.known):
-        for value in sorted({label for label in labels if label is not None}):
-            chosen = np.array([label == value for label in labels])
-            inside = np.where(chosen, covered, np.nan)
-            figure = mean_interval(study, inside)
-            if not figure.n:
-                continue
-            yield judged.line | {
-                "by": by,
-                "value": value,
-                "n": figure.n,
-                **spread("coverage", figure),
-                "width": mean(width[chosen & np.isfinite(width)]),
-            }
-
-
-def _labels(study: Study, known: Cases) -> Iterator[tuple[str, list[Any]]]:
-    """(what the rows are told apart by, the label of each of the study's rows)."""
-    kinds = [row.get("distortion") for row in study.rows]
+def _within(run: ScoredRun, judged: Judged) -> Iterator[Line]:
+    """Coverage and width within distortion families, kinds, levels and fifths of q."""
+    covered, width = (judged.mean(name, len(run.rows)) for name in ("covered", "width"))
+    kinds = [row.get("distortion") for row in run.rows]
     families = [DISTORTIONS[kind].family if kind in DISTORTIONS else None for kind in kinds]
-    for by, labels in (
-        ("family", families),
-        ("distortion", kinds),
-        ("level", [row.get("level") for row in study.rows]),
-    ):
-        if len({label for label in labels if label is not None}) > 1:
-            yield by, labels
-    fifths: list[Any] = [None] * len(study.rows)
-    place = np.argsort(np.argsort(known.q, kind="stable")) * QUINTILES // len(known.q)
-    for row, fifth in zip(known.rows, place, strict=True):
-        fifths[row] = int(fifth) + 1
-    yield "fifth of q", fifths
+    labels = {"family": families, "distortion": kinds, "level": [row.get("level") for row in run.rows]}
+    series = {by: pd.Series(of, dtype=object) for by, of in labels.items() if len({*of} - {None}) > 1}
+    q = judged.known.q
+    fifths = pd.Series(np.argsort(np.argsort(q, kind="stable")) * QUINTILES // len(q) + 1, q.index)
+    series["fifth of q"] = fifths.reindex(range(len(run.rows)))
+    for by, of in series.items():
+        for value in sorted(of.dropna().unique()):
+            chosen = (of == value).to_numpy() & np.isfinite(covered)
+            if chosen.any():
+                shown = f"{value:g}" if isinstance(value, float) else value
+                line = {"by": by, "value": shown, "n": chosen.sum(), "width": mean(width[chosen])}
+                yield line | run.draws.mean("coverage", np.where(chosen, covered, np.nan))
 
 
-def _abstaining(study: Study, judged: _Judged) -> Iterator[dict[str, Any]]:
+def _abstaining(run: ScoredRun, judged: Judged) -> Iterator[Line]:
     """Error and SRCC of the pictures that are kept when those with the widest intervals are left out."""
-    whole, known = judged.whole, judged.known
-    error = np.abs(known.truth - np.clip(whole.expected, LEVELS[0], LEVELS[-1]))
-    order = np.argsort(whole.width, kind="stable")
+    whole = judged.whole.sort_values("width", kind="stable")
+    error = (whole.truth - whole.expected.clip(LEVELS[0], LEVELS[-1])).abs()
     for share in KEPT:
-        kept = np.sort(order[: math.ceil(share * len(order) / 100)])
-        values = np.full(len(study.rows), np.nan)
-        values[known.rows[kept]] = error[kept]
-        yield judged.line | {
-            "kept": f"{share} %",
-            "n": len(kept),
-            "widest": float(whole.width[order[len(kept) - 1]]),
-            **spread("mean_error", mean_interval(study, values)),
-            "srcc": srcc(known.q[kept], known.truth[kept]),
-        }
+        kept = whole[: math.ceil(share * len(whole) / 100)]
+        of = error[kept.index].reindex(range(len(run.rows))).to_numpy()
+        line = {"kept": f"{share} %", "n": len(kept), "widest": kept.width.iloc[-1]}
+        line |= run.draws.mean("mean_error", of)
+        yield line | {"srcc": srcc(kept.q.to_numpy(), kept.truth.to_numpy())}
 
 
-def _gates(judged: _Judged) -> Iterator[dict[str, Any]]:
-    for i, (letter, quality) in enumerate(zip(GATES, _GATE_QUALITY, strict=True)):
-        counted = np.array([_verdicts(found, judged.known.truth, i, quality) for found in judged.trials])
+def _gates(run: ScoredRun, judged: Judged) -> Iterator[Line]:
+    for letter, quality in GATES.items() if judged.line["scale"] == "levels" else ():
+        counted = np.array([_verdicts(trial, letter, quality) for trial in judged.trials])
         asked, decided, wrong = counted.mean(axis=0)
-        rates = counted[:, 2] / np.where(counted[:, 1] > 0, counted[:, 1], np.nan)
-        row = judged.line | {"at_least": letter, "n": round(asked), "decided": decided / asked}
-        row |= dict.fromkeys(("error", "error_low", "error_high"), math.nan)
+        rates = [wrong / decided for _, decided, wrong in counted if decided]
+        line = {"at_least": letter, "n": round(asked), "decided": decided / asked}
+        line |= dict.fromkeys(("error", "error_low", "error_high"), math.nan)
         if round(decided):
             ends = binomtest(round(wrong), round(decided)).proportion_ci(method="wilson")
-            row |= {"error": wrong / decided, "error_low": ends.low, "error_high": ends.high}
-        yield row | {"error_sd": float(np.nanstd(rates)) if len(rates) > 1 else math.nan}
+            line |= {"error": wrong / decided, "error_low": ends.low, "error_high": ends.high}
+        yield line | {"error_sd": np.std(rates) if len(rates) > 1 else math.nan}
 
 
-def _verdicts(found: Trial, truth: np.ndarray, gate: int, quality: float) -> tuple[int, int, int]:
-    """(pictures, those decided, those decided wrongly) of one gate, as `Sureness.gate` decides."""
-    probability, good = found.at_least[:, gate], truth[found.at] >= quality
-    sure = 1 - np.where(found.widened, ERROR_RATE_WIDENED, ERROR_RATE)
-    passed = probability >= sure
-    failed = ~passed & (1 - probability >= sure)
-    wrong = (passed & ~good) | (failed & good)
-    return len(good), int((passed | failed).sum()), int(wrong.sum())
+def _verdicts(trial: pd.DataFrame, letter: str, quality: float) -> tuple[int, int, int]:
+    """How many pictures there are, how many a gate decides, and how many of them wrongly, as `gates.Sureness` does."""
+    sure = 1 - np.where(trial.widened, ERROR_RATE_WIDENED, ERROR_RATE)
+    passed, good = trial[letter] >= sure, trial.truth >= quality
+    failed = ~passed & (1 - trial[letter] >= sure)
+    return len(trial), int((passed | failed).sum()), int(((passed & ~good) | (failed & good)).sum())
+
+
+TABLES: dict[str, Callable[[ScoredRun, Judged], Iterator[Line]]] = {
+    "intervals": _intervals,
+    "intervals_within": _within,
+    "abstaining": _abstaining,
+    "gates": _gates,
+    "pairwise": lambda run, judged: pairwise(run, judged.known, np.stack([*judged.whole["values"]])),
+}

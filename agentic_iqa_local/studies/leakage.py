@@ -74,7 +74,7 @@ TRAINED_ON: dict[str, Training] = dict.fromkeys(_HANDCRAFTED_TOOLS, Training((),
         (),
         "none: synthetic distortions of clean photographs (CID22, gb82, lomiri-wallpapers); targets from"
         " FSIM, VSI, GMSD and NLPD, of which it is therefore no independent witness, through maps fitted on"
-        " KADID-10k (docs/local_nr.md, synthetic/pseudo_mos.py)",
+        " KADID-10k (docs/tools.md, studies/synthetic.py)",
         scaled_on=_KADID,
     ),
     "TOPIQ_FR": Training(_KADID, "the file's name; IQA-PyTorch issue 211; arXiv 2308.03060"),
@@ -147,7 +147,7 @@ TRAINED_ON: dict[str, Training] = dict.fromkeys(_HANDCRAFTED_TOOLS, Training((),
 _EMBEDDED = Training(
     (),
     "none: synthetic distortions of clean photographs (CID22, gb82); targets from metrics through maps fitted"
-    " on KADID-10k (models/embedded/README.md, synthetic/pseudo_mos.py)",
+    " on KADID-10k (models/embedded/README.md, studies/synthetic.py)",
     scaled_on=_KADID,
 )
 _UNPUBLISHED = Training(

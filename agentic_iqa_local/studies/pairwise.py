@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
-from agentic_iqa_local.studies.calibrating import Cases
-from agentic_iqa_local.studies.coverage import Trial
-from agentic_iqa_local.studies.statistics import Draws
-from agentic_iqa_local.studies.study import Study, mean
+from agentic_iqa_local.studies.scored_run import ScoredRun
+from agentic_iqa_local.studies.statistics import Draws, mean
 
 MOST = 2000  # pictures whose pairs are all looked at
 APART = (0.0, 0.5, 1.0, 2.0, math.inf)  # levels between the human scores
@@ -20,20 +19,25 @@ MOST_DRAWS = 200  # each takes a product of matrices of all pairs
 PAIRS = 20_000  # whose probability is looked at
 
 
-def pairwise(study: Study, known: Cases, whole: Trial) -> Iterator[dict[str, Any]]:
-    """A line for each bin of the human difference, over all pairs and over those of one scene, and one for
-    each bin of the probability that the likelier one is better. Pairs of equal human scores are left out."""
+def pairwise(run: ScoredRun, known: pd.DataFrame, values: np.ndarray) -> Iterator[dict[str, Any]]:
+    """A line for each bin of the human difference, over all pairs and over those of one scene, and one for each bin of
+    the probability that the likelier one is better. Pairs of equal human scores are left out.
+
+    `known` is a table of `calibrating.cases`, and `values` (pictures, n) are equally probable values of each one's
+    truth, rising.
+    """
     rng = np.random.default_rng(0)
-    at = np.arange(len(known.q))
+    at = np.arange(len(known))
     if len(at) > MOST:
         at = np.sort(rng.choice(at, MOST, replace=False))
-    truth, q, scenes = known.truth[at], known.q[at], known.scenes[at]
-    draws = Draws(study.draws.counts[:MOST_DRAWS], study.draws.unit[known.rows[at]], study.draws.over)
+    known, values = known.iloc[at], values[at]
+    truth, q, scenes = (known[name].to_numpy() for name in ("truth", "q", "scene"))
+    draws = Draws(run.draws.counts[:MOST_DRAWS], run.draws.unit[known.index], run.draws.over)
     difference = np.triu(truth[:, None] - truth[None, :], 1)
     ranked = np.sign(q[:, None] - q[None, :]) * np.sign(difference)
     right = np.where(ranked == 0, 0.5, ranked > 0)
     alike = scenes[:, None] == scenes[None, :]
-    names = [row.get("group") for row in study.rows]
+    names = [row.get("group") for row in run.rows]
     for which, among in (("all", np.ones_like(alike)), ("same scene", alike)):
         if which == "same scene" and all(name is None for name in names):
             continue
@@ -42,7 +46,7 @@ def pairwise(study: Study, known: Cases, whole: Trial) -> Iterator[dict[str, Any
             if chosen.any():
                 bin_name = f"{low:g} to {high:g}" if high < math.inf else f"beyond {low:g}"
                 yield {"pairs": which, "by": "levels apart", "bin": bin_name} | _share(chosen, right, draws)
-    yield from _by_confidence(truth, whole.values[at], draws, rng)
+    yield from _by_confidence(truth, values, draws, rng)
 
 
 def _share(chosen: np.ndarray, right: np.ndarray, draws: Draws) -> dict[str, Any]:

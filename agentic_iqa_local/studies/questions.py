@@ -11,15 +11,6 @@ from agentic_iqa_local.studies.study import StudyError
 
 Row = dict[str, Any]
 
-ACCURACY_TABLE = (
-    "Accuracy on multiple-choice questions",
-    (
-        "Share of answered questions whose letter is the right one, with Wilson's 95 % interval, which takes"
-        " questions as independent. Chance is the mean of 1 over the number of choices; p right the mean"
-        " probability of the right letter. Failed questions are counted beside it and are not in it."
-    ),
-)
-
 
 def accuracy(rows: Sequence[Row]) -> list[Row]:
     """One line for all rows, one for each task and one for each question type. Raises StudyError without

@@ -1,353 +1,226 @@
-"""Writes a study down: tables as CSV and Markdown, figures as PNG and SVG, and report.json.
+"""Writes a study down: its tables as CSV and Parquet, report.json, and report.html, one page with figures and script
+inside that asks nothing of the network.
 
-Text of rows (queries, file names, a model's words) is untrusted: it is escaped wherever it goes.
+Text of rows (queries, file names, a model's words) is untrusted: it is escaped wherever it goes, and the page's policy
+runs no script but the one of this package.
 """
 
-import csv
+import base64
 import json
-import math
-import re
-from collections import Counter
-from collections.abc import Sequence
-from io import StringIO
+from collections.abc import Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import pandas as pd
+from markupsafe import Markup
 
-from agentic_iqa_local.batch.rows import LARGEST_NOTE
-from agentic_iqa_local.errors import printable
-from agentic_iqa_local.files import FileError, read_bytes, read_json, write_whole
-from agentic_iqa_local.output.tables import markdown_cell, write_csv
-from agentic_iqa_local.studies.datasets import LONGEST_QUOTE
+from agentic_iqa_local.errors import one_line, printable
+from agentic_iqa_local.files import write_whole
+from agentic_iqa_local.images.reading import ImageError, load_image
+from agentic_iqa_local.output import pages
+from agentic_iqa_local.output.tables import safe_cell
+from agentic_iqa_local.studies.analysis import Analysis
 from agentic_iqa_local.studies.plots import Drawing
-from agentic_iqa_local.studies.study import MARGIN, Study, StudyError, Table, number
-from agentic_iqa_local.studies.summary import summarize
+from agentic_iqa_local.studies.scored_run import MARGIN
+from agentic_iqa_local.studies.summary import number, summarize
 
-TABLES = {
+THUMBNAIL = 320  # pixels of the longest side
+FIRST = ("differences", "scatter", "reliability", "risk_coverage", "intervals")  # figures that are not folded
+TOPICS = {
+    "winner": "Which mode won",
+    "difference": "By how much",
+    "significance": "Is it significant",
+    "leaks": "What is leaked",
+    "failures": "What failed",
+}
+TABLES = {  # by name the title, and what a reader must know
+    "datasets": ("Over the data sets", "SRCC. What is marked “seen” or “?” stays out of the mean."),
     "modes": (
         "Agreement with the human scores",
-        (
-            "95 % bootstrap intervals; failed images stay out of a figure and are counted beside it. “Mapped”"
-            " is after the monotone five-parameter logistic, fitted on these rows once."
-        ),
+        "95 % bootstrap intervals; failed images are counted beside a figure. “Mapped”: after the monotone logistic.",
     ),
     "differences": (
         "Paired differences between modes",
-        (
-            "SRCC of the first mode minus SRCC of the second on the images that both answered, on the same"
-            " draws. These intervals and p (adjusted by Holm's method for the comparisons of this table)"
-            " decide."
-        ),
+        "On the images that both modes answered, on the same draws. Intervals and p after Holm's correction decide;"
+        f" the verdict is what the interval of SRCC alone shows of the first mode, with a margin of {MARGIN}.",
     ),
-    "parts": (
-        "The fused score against its parts",
-        (
-            "SRCC of the fused score minus that of one part of it. “Gains” and “loses” mean that the whole"
-            f" interval lies on that side of 0, “loses no more than {MARGIN}” that it lies above −{MARGIN};"
-            " otherwise these images do not decide. A part that is the best in hindsight was chosen on these"
-            " very rows and is flattered by that."
-        ),
-    ),
-    "by_distortion": (
-        "Within each distortion type",
-        "Intervals are given for the product's mode and the baseline.",
-    ),
-    "by_level": (
-        "Within each level of distortion",
-        "Levels are the authors' strengths, from 1. Intervals for the product's mode and the baseline.",
-    ),
-    "by_subset": (
-        "Within each subset",
-        (
-            "“Within subsets” is the mean of the subsets' figures by their images. Intervals for the"
-            " product's mode and the baseline."
-        ),
-    ),
+    "by_distortion": ("Within each distortion type", "Intervals for the product's mode and the baseline."),
+    "by_level": ("Within each level of distortion", "The authors' strengths, from 1."),
+    "by_subset": ("Within each subset", "“Within subsets” is the mean of their figures by their images."),
     "calibration": (
         "Calibration of the letters",
-        (
-            "ECE: distance of confidence from accuracy, 15 bins. RPS: ranked probability score, 0 best;"
-            " “uniform” is what equal probabilities score, its difference is to the baseline on the same"
-            " draws. The target is a mean opinion, not one rater's: letters as spread as the raters' votes do"
-            " not score best."
-        ),
+        "ECE: distance of confidence from accuracy, 15 bins. RPS: ranked probability score, 0 best.",
     ),
     "risk_coverage": (
         "Risk and coverage",
-        (
-            "Risk is the mean distance between an image's rank by score and by human score, as a share of all"
-            " images, over the share of images that the signal is surest of. AURC is the mean of that curve;"
-            " “risk 100” is what no signal gives."
-        ),
+        "Risk is the mean distance of an image's rank from that by human score, as a share of all images, over the"
+        " share that the signal is surest of. AURC is its mean; “risk 100” is what no signal gives.",
     ),
     "intervals": (
         "Intervals of q that hold 90 %",
-        (
-            "How often the interval holds the truth, with a 95 % bootstrap interval, and how wide it is, in"
-            " levels. “One order” is one letter read, “both orders” two, “crops” those and the crops in both"
-            " orders. The run's own calibrations are made on a random half of its scenes and judged on the"
-            " other, 20 times; “sd” is over these. A constant interval is as wide for all pictures: around"
-            " the same line of q, and around q itself. On the scale “levels” the truth is the human scale,"
-            " stretched linearly to 1 to 5. On the scale “ranks” the picture with rank r by human score is"
-            " given the r-th of the truths that q lets expect. That judges the order and leaves aside where a"
-            " set's raters place a level; it flatters, since the run lends the truth its own spread."
-        ),
+        "In levels. The run's own calibrations are made on a random half of its scenes and judged on the other. On the"
+        " scale “ranks” a picture is given the truth that q lets expect at its rank: that judges the order alone.",
     ),
-    "intervals_within": (
-        "Intervals of q within parts",
-        "Of the same intervals: which pictures they hold less often. Small parts differ by chance.",
-    ),
+    "intervals_within": ("Intervals of q within parts", "Small parts differ by chance."),
     "abstaining": (
         "What abstaining gains",
-        (
-            "The pictures with the widest intervals are left out. The error is the distance between the truth"
-            " and what q lets expect, in levels. “Own” calibrations are those of the first of the 20 splits,"
-            " each half under that of the other. Where few pictures are clearly good or bad among those that"
-            " are kept, SRCC falls for that reason alone."
-        ),
+        "The pictures with the widest intervals are left out. The error is in levels. Where few that are kept are"
+        " clearly good or bad, SRCC falls for that reason alone.",
     ),
     "gates": (
         "Verdicts of --at-least, error rate 10 %",
-        (
-            "The share of the pictures that are decided, pass or fail, and how many of these wrongly, with"
-            " Wilson's 95 % interval; of the 20 halves the means, the interval for as many pictures as one"
-            " half decides."
-        ),
+        "The share of the pictures that are decided, pass or fail, and how many of these wrongly.",
     ),
     "pairwise": (
         "Which of two pictures is better",
-        (
-            "Of pairs of pictures, by how far their human scores lie apart in levels: the share that q ranks"
-            " rightly, with a 95 % bootstrap interval (200 draws). By the probability of the likelier, from"
-            " independent draws of both predictive distributions: the mean probability beside the share that"
-            " is right, of 20,000 pairs at most. Pairs of equal human scores are left out."
-        ),
+        "By how far their human scores lie apart in levels, and by the probability of the likelier: the share that is"
+        " right. Pairs of equal human scores are left out.",
     ),
     "cost": (
         "Cost of an image",
-        (
-            "Seconds and tokens of the parts of the run that a mode rests on. The image is prefilled once, in"
-            " the agent's part, and reused: a mode without the agent would have to pay that itself. A letter"
-            " read holds both letter orders and the written letter."
-        ),
+        "Of the parts of the run that a mode rests on. The image is prefilled once, in the agent's part, and reused.",
     ),
-    "exposures": (
-        "What may have been seen",
-        "What each mode rests on, and whether it was made with this data set.",
-    ),
+    "exposures": ("What may have been seen", "What each mode rests on that was made with this data set."),
     "failures": ("What failed", "Reasons, with the number of images."),
+    "accuracy": (
+        "Accuracy on multiple-choice questions",
+        "Of answered questions, with Wilson's 95 % interval. P right is the mean probability of the right letter.",
+    ),
+    "runs": ("The runs on their common images", "On the images that every run answered."),
+    "run_differences": (
+        "Paired differences between the runs",
+        f"On the same draws, with a margin of {MARGIN}.",
+    ),
 }
 UPPER = ("srcc", "plcc", "krcc", "rmse", "ece", "rps", "aurc", "mos")
 HEADERS = {"n": "images", "holm": "Holm", **{name: name.upper() for name in UPPER}}
 
-DATASETS_TABLE = (
-    "Over the data sets",
-    (
-        "SRCC. Cells marked “seen” or “?” (a part of the mode was made with that set, or may have been) stay"
-        " out of the mean."
-    ),
-)
+
+def over_datasets(studies: Sequence[Analysis]) -> pd.DataFrame:
+    """SRCC of each mode on each data set, and the mean over the sets that nothing of the mode has seen."""
+    parts = []
+    for study in studies:
+        run, modes = study.run, study.tables["modes"]
+        title = " ".join(filter(None, (run.info.title, run.run["dataset"].get("edition"))))
+        clean = [run.is_clean(mode) for mode in modes["mode"]]
+        part = modes[["mode", "srcc", "seen"]].assign(
+            model=run.run["model"]["name"], dataset=title, clean=clean
+        )
+        parts.append(part.assign(run=run.name))
+    told = pd.concat(parts, ignore_index=True)
+    repeated = told.duplicated(["model", "mode", "dataset"], keep=False)
+    told.loc[repeated, "model"] += " (" + told.run + ")"
+    lines = []
+    grouped: Any = told.groupby(["model", "mode"], sort=False)
+    for (model, mode), found in grouped:
+        line: dict[str, Any] = {"model": model, "mode": mode}
+        for row in found.itertuples():
+            line |= {row.dataset: row.srcc, f"{row.dataset}_mark": row.seen}
+        clean = found[found.clean & found.srcc.notna()]
+        lines.append(line | {"mean_of_clean": clean.srcc.mean(), "clean_data_sets": len(clean)})
+    return pd.DataFrame(lines)
 
 
-def tables_of(study: Study) -> list[tuple[str, str, str, Table]]:
-    """(name, title, note, table) of every table that has rows."""
-    return [(name, *TABLES[name], study.tables[name]) for name in TABLES if study.tables[name]]
+def shown(table: pd.DataFrame) -> tuple[list[str], list[list[tuple[str, str]]]]:
+    """Headers and cells for a reader: what is shown, with an interval or a mark beside its value, and the number to
+    sort by or nothing."""
+    columns = [name for name in table.columns if not str(name).endswith(("_low", "_high", "_mark"))]
+    headers = [" ".join(HEADERS.get(word, word) for word in name.split("_")) for name in columns]
+    return headers, [[_cell(row, name) for name in columns] for row in table.to_dict("records")]
 
 
-def over_datasets(studies: Sequence[Study]) -> Table:
-    """SRCC of each mode on each data set, and the mean over the data sets that nothing of the mode has
-    seen."""
-    models = [study.run["model"]["name"] for study in studies]
-    datasets = [
-        " ".join(filter(None, (study.info.title, study.run["dataset"].get("edition")))) for study in studies
-    ]
-    repeated = {pair for pair, count in Counter(zip(models, datasets, strict=True)).items() if count > 1}
-    cells: dict[tuple[str, str], dict[str, tuple[float, str, bool]]] = {}
-    for study, model, dataset in zip(studies, models, datasets, strict=True):
-        series = f"{model} ({study.name})" if (model, dataset) in repeated else model
-        for row in study.tables["modes"]:
-            cell = row["srcc"], row["seen"], study.is_clean(row["mode"])
-            cells.setdefault((series, row["mode"]), {})[dataset] = cell
-    return [
-        {"model": model, "mode": mode} | _over(found, list(dict.fromkeys(datasets)))
-        for (model, mode), found in cells.items()
-    ]
+def _cell(row: dict[str, Any], name: str) -> tuple[str, str]:
+    value, low, mark = row[name], row.get(f"{name}_low"), row.get(f"{name}_mark")
+    text = number(value)
+    if low is not None and low == low:
+        text += f" ({number(low)} to {number(row[f'{name}_high'])})"
+    known = isinstance(value, int | float) and value == value
+    return f"{text} {mark}" if mark and mark == mark else text, repr(float(value)) if known else ""
 
 
-def _over(found: dict[str, tuple[float, str, bool]], datasets: Sequence[str]) -> dict[str, Any]:
-    """The cells of one mode, (SRCC, mark, whether it counts) by data set, and their mean."""
-    row: dict[str, Any] = {}
-    for dataset in datasets:
-        row[dataset], row[f"{dataset}_mark"], _ = found.get(dataset, (math.nan, "", False))
-    clean = [value for value, _, usable in found.values() if usable and not math.isnan(value)]
-    mean = sum(clean) / len(clean) if clean else math.nan
-    return row | {"mean_of_clean": mean, "clean_data_sets": len(clean)}
-
-
-# Tables as text
-
-
-def columns_of(table: Table) -> list[str]:
-    """The columns that a reader is shown."""
-    return [key for key in table[0] if not key.endswith(("_low", "_high", "_mark"))]
-
-
-def shown(table: Table) -> tuple[list[str], list[list[str]]]:
-    """Headers and cells for a reader: an interval or a mark stands in the cell of its value."""
-    columns = columns_of(table)
-    headers = [" ".join(HEADERS.get(word, word) for word in key.split("_")) for key in columns]
-    return headers, [[_cell(row, key) for key in columns] for row in table]
-
-
-def _cell(row: dict[str, Any], key: str) -> str:
-    text = number(row.get(key))
-    low, high = row.get(f"{key}_low"), row.get(f"{key}_high")
-    if low is not None and not math.isnan(low):
-        text += f" ({number(low)} to {number(high)})"
-    return f"{text} {mark}" if (mark := row.get(f"{key}_mark")) else text
-
-
-def _exact(value: Any) -> Any:
-    if not isinstance(value, float):
-        return value
-    return "" if math.isnan(value) else f"{value:.6g}"
-
-
-def markdown(title: str, note: str, table: Table) -> str:
+def as_text(name: str, table: pd.DataFrame) -> str:
+    """A table for a terminal, under its title."""
     headers, cells = shown(table)
-    return "\n".join(
-        [f"## {title}", "", note, "", _line(headers), "|---" * len(headers) + "|", *map(_line, cells), ""]
-    )
+    lines = pd.DataFrame([[one_line(text) for text, _ in line] for line in cells], columns=headers)
+    return f"{TABLES[name][0]}\n\n{printable(lines.to_string(index=False))}\n"
 
 
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(map(markdown_cell, cells))} |"
-
-
-def write_table(folder: Path, name: str, title: str, note: str, table: Table) -> None:
-    """`name`.csv, with six digits and every bound in its own column, and `name`.md for a reader."""
+def write_tables(folder: Path, tables: Mapping[str, pd.DataFrame]) -> None:
+    """Every table that has rows, with each bound in its own column, as CSV with six digits and as Parquet."""
     folder.mkdir(parents=True, exist_ok=True)
-    text = StringIO()
-    columns = list(dict.fromkeys(key for row in table for key in row))
-    write_csv(
-        text,
-        columns,
-        ({key: _exact(value) for key, value in row.items()} for row in table),
-        lineterminator="\n",
-    )
-    write_whole(folder / f"{name}.csv", text.getvalue())
-    write_whole(folder / f"{name}.md", markdown(title, note, table))
+    for name, table in tables.items():
+        if len(table):
+            cells = table.map(safe_cell).set_axis([safe_cell(column) for column in table.columns], axis=1)
+            write_whole(
+                folder / f"{name}.csv", cells.to_csv(index=False, float_format="%.6g", lineterminator="\n")
+            )
+            mixed = {column: "string" for column in table.columns if table[column].dtype == object}
+            write_whole(folder / f"{name}.parquet", table.astype(mixed).to_parquet(index=False))
 
 
-def write_tables(study: Study, folder: Path) -> None:
-    """Every table that has rows, as CSV and Markdown."""
-    for name, title, note, table in tables_of(study):
-        write_table(folder, name, title, note, table)
-
-
-def write_figures(drawings: Sequence[Drawing], folder: Path) -> None:
-    """PNG and SVG of every figure."""
-    folder.mkdir(parents=True, exist_ok=True)
+def write_study(folder: Path, study: Analysis, drawings: Sequence[Drawing]) -> None:
+    """A study's tables and figures, run.json, and report.json: what the page shows, for programs, with null where a
+    number is not known."""
+    write_tables(folder, study.tables)
     for drawing in drawings:
-        write_whole(folder / f"{drawing.name}.svg", drawing.svg)
-        write_whole(folder / f"{drawing.name}.png", drawing.png)
-
-
-def report_json(study: Study) -> dict[str, Any]:
-    """What the page shows, for programs: the summary, every table and the notes; None where a number is not
-    known."""
-    return {
-        "name": study.name,
-        "dataset": study.info.title,
-        "model": study.run["model"]["name"],
-        "product": study.product,
-        "baseline": study.baseline,
+        for kind, content in drawing.files.items():
+            write_whole(folder / f"{drawing.name}.{kind}", content)
+    write_run(folder, study.run.run)
+    told = {
+        "name": study.run.name,
+        "dataset": study.run.info.title,
+        "model": study.run.run["model"]["name"],
+        "product": study.run.product,
+        "baseline": study.run.baseline,
         "summary": [sentence._asdict() for sentence in summarize(study)],
-        "tables": study.tables,
+        "tables": {
+            name: json.loads(table.to_json(orient="records", double_precision=15))
+            for name, table in study.tables.items()
+        },
         "notes": study.notes,
     }
+    write_whole(folder / "report.json", printable(json.dumps(told, indent=1, ensure_ascii=False)))
 
 
-def _plain(value: Any) -> Any:
-    """As JSON holds it."""
-    if isinstance(value, dict):
-        return {key: _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
-    if isinstance(value, np.generic):
-        return _plain(value.item())
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def write_summary(study: Study, folder: Path) -> None:
-    """report.json."""
-    folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(_plain(report_json(study)), indent=1, ensure_ascii=False, allow_nan=False)
-    write_whole(folder / "report.json", printable(text))
-
-
-def write_run(run: dict[str, Any], folder: Path) -> None:
-    """run.json as it was written when the run began: command, configuration, versions, hardware, hashes."""
+def write_run(folder: Path, run: dict[str, Any]) -> None:
+    """run.json as it was when the run began: command, configuration, versions, hardware, hashes."""
     write_whole(folder / "run.json", json.dumps(run, indent=1))
 
 
-def digest(folder: Path) -> str:
-    """Markdown of a written report for a README: SRCC, PLCC and the paired difference of every mode. Raises
-    StudyError."""
+def write_page(parts: Sequence[tuple[Analysis, Sequence[Drawing]]], file: Path, *, pictures: bool) -> None:
+    """One page with a section for each study and its figures; `pictures` puts the worst images' thumbnails into it."""
+    environment = pages.environment(Path(__file__).parent)
+    environment.filters |= {"number": number, "uri": _uri}
+    style, script = pages.source("report.css"), pages.source("report.js")
+    page = environment.get_template("report.html.jinja").render(
+        parts=parts,
+        style=Markup(style),
+        script=Markup(script),
+        policy=pages.policy(style, script),
+        topics=TOPICS,
+        texts=TABLES,
+        summarize=summarize,
+        shown=shown,
+        first=FIRST,
+        datasets=over_datasets([study for study, _ in parts]) if parts[1:] else None,
+        thumbnail=_thumbnail if pictures else None,
+    )
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(file, printable(page))
+
+
+def _uri(content: bytes, kind: str) -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
+
+
+def _thumbnail(row: dict[str, Any]) -> str | None:
+    """A small JPEG of a row's image as a data URI; None where it cannot be read any more."""
     try:
-        run = read_json(folder / "run.json", LARGEST_NOTE)
-        modes, differences = (_lines(folder / f"{name}.csv") for name in ("modes", "differences"))
-        return _digest(folder, run["dataset"]["title"], run["model"]["name"], modes, differences)
-    except FileError as error:
-        raise StudyError(f"{folder}: {error}", "name a folder that study.py report wrote") from error
-    except (AttributeError, LookupError, TypeError, ValueError, csv.Error) as error:
-        raise StudyError(
-            f"{folder}: expected what study.py report writes, got another: {error!r:.{LONGEST_QUOTE}}",
-            "make the report anew",
-        ) from error
-
-
-def _lines(file: Path) -> list[dict[str, str]]:
-    try:
-        content = read_bytes(file)
-    except FileError as error:
-        raise FileError(f"{file.name}: {error}") from error
-    return list(csv.DictReader(StringIO(content.decode("utf-8"), newline="")))
-
-
-def _digest(folder: Path, title: str, model: str, modes: Table, differences: Table) -> str:
-    pairs = [{row["first"], row["second"]} for row in differences]
-    common = set.intersection(*pairs)
-    first = differences[0]
-    baseline = first["second"] if first["second"] in common else first["first"]
-    if baseline not in common:
-        raise ValueError("differences to several modes")
-    against = {next(iter(pair - {baseline})): row for pair, row in zip(pairs, differences, strict=True)}
-    place = folder.as_posix()
-    place = f"`{place}`" if re.fullmatch(r"[\w./ -]+", place) else markdown_cell(place)
-    n, failed, over = (markdown_cell(modes[0][name]) for name in ("n", "failed", "interval_over"))
-    lines = [
-        f"**{markdown_cell(title)}**, {n} images and {failed} failures, model {markdown_cell(model)};"
-        f" intervals over {over} ({place})",
-        "",
-        _line(["mode", "SRCC", "PLCC, mapped", f"SRCC − that of {baseline}", "p (Holm)"]),
-        "|---|---|---|---|---|",
-    ]
-    for row in sorted(modes, key=lambda row: -float(row["srcc"] or "-inf")):
-        seen = " (seen)" if row["seen"] == "seen" else ""
-        cells = [f"{row['mode']}{seen}", _with_interval(row, "srcc"), _two(row["plcc_mapped"])]
-        if found := against.get(row["mode"]):
-            sign = 1 if found["first"] == row["mode"] else -1
-            cells += [_with_interval(found, "srcc_difference", sign), _two(found["p_holm"])]
-        lines.append(_line(cells + [""] * (5 - len(cells))))
-    return "\n".join([*lines, ""])
-
-
-def _two(cell: str, sign: int = 1) -> str:
-    return f"{sign * float(cell):.2f}".replace("-", "−") if cell else "—"
-
-
-def _with_interval(row: dict[str, str], name: str, sign: int = 1) -> str:
-    ends = [_two(row[f"{name}{end}"], sign) for end in ("_low", "_high")[::sign]]
-    return f"{_two(row[name], sign)} ({ends[0]} to {ends[1]})" if row[name] else "—"
+        image = load_image(row["image"]).pixels
+    except ImageError:
+        return None
+    image.thumbnail((THUMBNAIL, THUMBNAIL))
+    content = BytesIO()
+    image.save(content, "JPEG", quality=80)
+    return _uri(content.getvalue(), "jpeg")

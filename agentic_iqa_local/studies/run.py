@@ -61,7 +61,6 @@ class Plan:
 
     query: str = DEFAULT_QUERY
     contexts: tuple[str, ...] = CONTEXTS
-    positions: tuple[str, ...] = ("json",)
     tools: tuple[str, ...] = ()
 
 
@@ -113,7 +112,7 @@ def check_plan(plan: Plan, services: Services, *, full_reference: bool, named: b
             raise StudyError(
                 f"--tools {info.name}: expected a tool that can run here, but {info.reason}", "leave it out"
             )
-        if info.name in plan.tools and info.reference == "FR" and not full_reference:
+        if info.name in plan.tools and info.spec.reference == "FR" and not full_reference:
             raise StudyError(
                 f"--tools {info.name}: expected images with references, found none",
                 "name no-reference tools, such as NIQE",
@@ -154,7 +153,6 @@ class Studying(Work[Task, dict[str, Any]]):
             plan.query,
             services,
             contexts=plan.contexts,
-            positions=plan.positions,
             tools=plan.tools,
             observer=observer,
         )
@@ -287,9 +285,7 @@ def identity(tasks: Sequence[Task], work: Studying, device: str) -> dict[str, An
         "other_models": [folder_hash(_model_folder(settings, role)) for role in work.roles if role != ROLE],
         **of_settings(settings, device),
         "reads": json.loads(json.dumps(asdict(work.plan))),
-        "configuration": json.loads(
-            settings.model_dump_json(exclude={"fusion": True, "tools": {"cache": True}})
-        ),
+        "configuration": json.loads(settings.model_dump_json(exclude={"fusion"})),
     }
 
 

@@ -5,7 +5,6 @@ generation constrained to a pydantic schema, and the letter read. It knows nothi
 tools.
 """
 
-import difflib
 import importlib
 import math
 import operator
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from pydantic import BaseModel
 
-from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -94,18 +93,12 @@ class LetterRead:
 
     def __post_init__(self) -> None:
         for letter, value in self.logprobs.items():
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not is_number or not NO_PROBABILITY < value <= LOGPROB_ROUNDING:
-                raise VLMError(
-                    f"expected a finite log-probability of at most 0 for the letter {letter}, got {value!r:.40}",
-                    "set dtype: float32, or use another model",
-                )
+            if type(value) not in (int, float) or not NO_PROBABILITY < value <= LOGPROB_ROUNDING:
+                said = f"expected a finite log-probability of at most 0 for the letter {letter}, got {value!r:.40}"
+                raise VLMError(said, "set dtype: float32, or use another model")
         if (total := math.fsum(map(math.exp, self.logprobs.values()))) > 1 + LOGPROB_ROUNDING:
-            raise VLMError(
-                f"expected probabilities of the letters {', '.join(self.logprobs)} that sum to at most 1, got"
-                f" {total:.4g}",
-                "use another model or engine",
-            )
+            said = f"probabilities of the letters {', '.join(self.logprobs)} that sum to at most 1, got {total:.4g}"
+            raise VLMError(f"expected {said}", "use another model or engine")
 
     @classmethod
     def of(cls, engine: str, logprobs: Mapping[int, float], token_ids: dict[str, int]) -> Self:
@@ -114,9 +107,8 @@ class LetterRead:
         try:
             read = cls({letter: logprobs[token] for letter, token in token_ids.items()}, 0.0, token_ids)
         except KeyError as error:
-            raise VLMError(
-                f"{engine}: expected a log-probability of each letter's token, got none of token {error}"
-            ) from None
+            said = f"expected a log-probability of each letter's token, got none of token {error}"
+            raise VLMError(f"{engine}: {said}") from None
         except VLMError as error:
             raise VLMError(f"{engine}: {error.message}", error.remedy) from None
         on_letters = math.fsum(map(math.exp, read.logprobs.values()))
@@ -272,10 +264,9 @@ def create_vlm_client(backend: str, settings: "ModelSettings", device: str = "cp
     or bad folder."""
     engine, _, name = backend.partition(".")
     if engine not in BACKENDS or not name:
-        near = difflib.get_close_matches(engine, BACKENDS, n=1)
-        hint = f" Did you mean {near[0]}?" if near else ""
+        hint = did_you_mean(engine, BACKENDS)
         raise VLMError(
-            f"backend '{backend}': expected ENGINE.FOLDER with ENGINE one of {', '.join(BACKENDS)}.{hint}"
+            f"backend '{backend}': expected ENGINE.FOLDER with ENGINE one of {', '.join(BACKENDS)}{hint}"
         )
     module, _, cls = BACKENDS[engine].partition(":")
     return getattr(importlib.import_module(module), cls)(name, settings, device)

@@ -18,6 +18,11 @@ def json_schema(schema: type[BaseModel]) -> dict[str, Any]:
     return schema.model_json_schema(by_alias=True) | JSON_STYLE
 
 
+def constraint(schema: type[BaseModel], begun: str) -> dict[str, Any]:
+    """What holds an answer that has `begun`, or not yet, to the schema, as vLLM names it."""
+    return {"grammar": rest_of_answer(schema, begun)} if begun else {"json": json_schema(schema)}
+
+
 def rest_of_answer(schema: type[BaseModel], begun: str) -> str:
     """A Lark grammar (llguidance's dialect) of what may follow `begun`, which ends within the first field's
     value.
@@ -28,13 +33,9 @@ def rest_of_answer(schema: type[BaseModel], begun: str) -> str:
     whole = json_schema(schema)
     (first, values), *others = whole["properties"].items()
     head = f"{{{json.dumps(first)}: "
-    options = [
-        head + json.dumps(value)
-        for value in values.get("enum", [values["const"]] if "const" in values else [])
-    ]
-    rests = [
-        option[len(begun) :] for option in options if len(begun) > len(head) and option.startswith(begun)
-    ]
+    choices = values.get("enum", [values["const"]] if "const" in values else [])
+    options = [head + json.dumps(value) for value in choices if len(begun) > len(head)]
+    rests = [option[len(begun) :] for option in options if option.startswith(begun)]
     if not rests:
         raise VLMError(f"schema {schema.__name__} does not allow an answer that begins with {begun!r}")
     shared = {key: whole[key] for key in ("$defs", "x-guidance") if key in whole}

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from PIL import Image
+from pydantic import BaseModel
 
 from agentic_iqa_local.config import ModelSettings
 from agentic_iqa_local.vlm_client import LetterRead, ManyReads, SeenImage, TokenUsage, read_each
@@ -71,6 +72,29 @@ class EngineSession:
         token_ids = resolve_letters(renderer.encode, rendered.text, letters, words)
         logprobs = self._logprobs(rendered, list(token_ids.values()))
         return LetterRead.of(self.client.label, logprobs, token_ids)
+
+    def generate(
+        self,
+        prompt: ChatPrompt,
+        schema: type[BaseModel],
+        *,
+        answer_prefix: str = "",
+        temperature: float = 0.0,
+        max_tokens: int = 512,
+    ) -> str:
+        """The answer's JSON text, by default greedy."""
+        rendered = self.client.renderer.render(prompt, len(self.images), answer_prefix)
+        return self._write(rendered, schema, temperature, max_tokens)
+
+    def _write(self, rendered: Rendered, schema: type[BaseModel], temperature: float, max_tokens: int) -> str:
+        """What `generate` returns: the answer that begins as `rendered` does. Raises VLMError."""
+        raise NotImplementedError
+
+    def _count(self, prompt: list[int], reused: int) -> None:
+        """Counts a call whose prompt, with the answer so far, was found in the cache up to `reused` tokens."""
+        self.usage.calls += 1
+        self.usage.reused += reused
+        self.usage.prefilled += len(prompt) - reused
 
     def _logprobs(self, rendered: Rendered, tokens: list[int]) -> Mapping[int, float]:
         """The log-probability of each of `tokens` right after `rendered`, by token id. Raises VLMError."""

@@ -34,14 +34,11 @@ def resolve_letters(
         longer = encode(tail + said)
         tokens = longer[len(base) :]
         if longer[: len(base)] != base or not tokens or (len(said) == 1 and len(tokens) > 1):
-            raise VLMError(
-                f"tokenizer: expected the answer letter {said!r} to be one token after"
-                f" {tail[-24:]!r}, got {longer[len(base) - 1 :]} after {base[-2:]}",
-                "this model's letters cannot be read here",
-            )
+            expected = f"expected the answer letter {said!r} to be one token after {tail[-24:]!r}"
+            got = f"got {longer[len(base) - 1 :]} after {base[-2:]}"
+            raise VLMError(f"tokenizer: {expected}, {got}", "this model's letters cannot be read here")
         ids[letter] = tokens[0]
     if len(set(ids.values())) != len(ids):
-        raise VLMError(
-            f"tokenizer: expected a token of its own for each of the letters {', '.join(letters)}, got {ids}"
-        )
+        said = f"expected a token of its own for each of the letters {', '.join(letters)}, got {ids}"
+        raise VLMError(f"tokenizer: {said}")
     return ids

@@ -13,13 +13,12 @@ from agentic_iqa_local.vlm_client import VLMError
 from agentic_iqa_local.vlm_client.model_folder import examine, read_object
 
 DEEPEST = 2  # folders below the models folder: NAME, and MAKER/NAME
-NAMED = 3  # incomplete folders in a sentence
 NOTICE = "agentic_iqa_notice"  # in config.json of this project's own small models
-NEEDED = {
-    "a processor": ("preprocessor_config.json", "processor_config.json"),
-    "a tokenizer": ("tokenizer.json", "tokenizer.model", "vocab.json"),
-    "the tokenizer's settings": ("tokenizer_config.json",),
-}
+NEEDED = (  # one file of each
+    ("preprocessor_config.json", "processor_config.json"),
+    ("tokenizer.json", "tokenizer.model", "vocab.json"),
+    ("tokenizer_config.json",),
+)
 
 
 @dataclass(frozen=True)
@@ -34,27 +33,26 @@ class ModelChoice:
 
 def choose(root: Path) -> ModelChoice:
     """The largest complete model below `root` by the bytes of its weights; of equal ones the first."""
-    complete: list[tuple[int, Path]] = []
+    sizes: dict[Path, int] = {}
     incomplete: list[str] = []
     for folder in _folders(root):
         try:
             if size := _size(folder):
-                complete.append((size, folder))
+                sizes[folder] = size
         except VLMError as error:
             incomplete.append(error.message.replace(f"model folder {folder}", folder.name))
-    more = f" and {len(incomplete) - NAMED} more" if len(incomplete) > NAMED else ""
-    left_out = f"; left out: {'; '.join(incomplete[:NAMED])}{more}" if incomplete else ""
-    if not complete:
+    left_out = f"; left out: {'; '.join(incomplete)}" if incomplete else ""
+    if not sizes:
         said = (
             f"warning: no model chosen and no complete vision-language model below {root}: the small embedded"
             " one answers, which proves an installation and is no judge of photographs; put a folder such as"
             f" Qwen2.5-VL-7B-Instruct there, or name one with --model{left_out}"
         )
         return ModelChoice(None, None, one_line(said))
-    size, folder = max(complete, key=lambda found: found[0])
+    folder = max(sizes, key=sizes.__getitem__)
     config = _set_up_for(folder.name)
     said = (
-        f"no model chosen: {folder.name}, the largest of {len(complete)} below {root} ({size / 1e9:.1f} GB"
+        f"no model chosen: {folder.name}, the largest of {len(sizes)} below {root} ({sizes[folder] / 1e9:.1f} GB"
         f"{f', set-up {config}' if config else ''}); --model or --config names another{left_out}"
     )
     return ModelChoice(folder, config, one_line(said))
@@ -82,20 +80,10 @@ def _size(folder: Path) -> int | None:
     if not writes_text or not isinstance(config.get("vision_config"), dict) or NOTICE in config:
         return None
     weights = examine(folder)
-    assert weights is not None
-    for what, names in NEEDED.items():
+    for names in NEEDED:
         if not any((folder / name).is_file() for name in names):
-            raise VLMError(f"model folder {folder}: expected {what} ({' or '.join(names)}), found none")
-    if not _has_template(folder):
-        raise VLMError(f"model folder {folder}: expected a chat template, found none")
-    return sum(file.stat().st_size for file in weights.files)
-
-
-def _has_template(folder: Path) -> bool:
-    if any((folder / name).is_file() for name in ("chat_template.jinja", "chat_template.json")):
-        return True
-    settings = [folder / name for name in ("tokenizer_config.json", "processor_config.json")]
-    return any(file.is_file() and read_object(folder, file.name).get("chat_template") for file in settings)
+            raise VLMError(f"model folder {folder}: expected {' or '.join(names)}, found none")
+    return sum(file.stat().st_size for file in weights.files) if weights else None
 
 
 def _set_up_for(name: str) -> str | None:
@@ -107,9 +95,7 @@ def _set_up_for(name: str) -> str | None:
             settings = load_settings(path)
         except ConfigError:  # somebody's own, damaged
             continue
-        if all(
-            settings.folder(backend).name == name and settings.model(backend).quantization == "none"
-            for backend in settings.backends
-        ):
+        models = [(settings.folder(backend).name, settings.model(backend)) for backend in settings.backends]
+        if all(folder == name and model.quantization == "none" for folder, model in models):
             return path.stem
     return None

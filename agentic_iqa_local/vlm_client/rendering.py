@@ -5,7 +5,6 @@ middle.
 """
 
 import functools
-import math
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,8 +30,6 @@ NEXT_SET_UP = "llava_onevision_0_5b"  # of configs/: the smallest after the embe
 LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 SEQUENCE_INPUTS = ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids")
 
-MOST_PIXELS = 2**26  # of an image after the processor; published models go to 47 million
-
 
 def check_folder(folder: Path, weights: bool = True) -> Weights | None:
     """What the headers of a folder's weight files say, None without `weights`. Raises VLMError unless
@@ -41,11 +38,8 @@ def check_folder(folder: Path, weights: bool = True) -> Weights | None:
     with loading(folder):
         loaded = AutoConfig.from_pretrained(folder, **LOCAL)  # nosec B615 # a local folder
     if type(loaded) not in transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
-        raise VLMError(
-            f"model folder {folder}: expected a vision-language model, got {loaded.model_type}, which reads"
-            " text only",
-            "use a Qwen-VL, LLaVA or similar folder",
-        )
+        said = f"expected a vision-language model, got {loaded.model_type}, which reads text only"
+        raise VLMError(f"model folder {folder}: {said}", "use a Qwen-VL, LLaVA or similar folder")
     return held
 
 
@@ -64,10 +58,8 @@ def loading(folder: Path) -> Iterator[None]:
     except VLMError:
         raise
     except Exception as error:
-        raise VLMError(
-            f"model folder {folder}: transformers {transformers.__version__} cannot load it"
-            f" ({first_line(error)})"
-        ) from error
+        said = f"transformers {transformers.__version__} cannot load it ({first_line(error)})"
+        raise VLMError(f"model folder {folder}: {said}") from error
 
 
 @dataclass(frozen=True)
@@ -119,7 +111,9 @@ class Renderer:
         with loading(self.folder):
             self.config = AutoConfig.from_pretrained(self.folder, **LOCAL)  # nosec B615 # a local folder
             self.processor = AutoProcessor.from_pretrained(self.folder, **LOCAL)  # nosec B615 # a local folder
-            self._check_processor()
+            if not (self.processor.chat_template or self.processor.tokenizer.chat_template):
+                expected = "expected a chat template, found none"
+                raise VLMError(f"model folder {self.folder}: {expected}", "copy chat_template.jinja too")
             self.tokenizer = self.processor.tokenizer
             self.placeholder = self.tokenizer.convert_tokens_to_ids(self.processor.image_token)
             self.limits = self._set_limits()
@@ -129,30 +123,6 @@ class Renderer:
             self.notice += f"; {command('bundle')} --config {NEXT_SET_UP} fetches the next larger one"
         self.holds_in_bfloat16 = getattr(self.config, "agentic_iqa_bfloat16", False) is True
 
-    def _check_processor(self) -> None:
-        """Raises VLMError for a processor without images, chat template or a token that stands for an
-        image."""
-        processor = self.processor
-        tokenizer, token = getattr(processor, "tokenizer", processor), getattr(processor, "image_token", None)
-        if getattr(processor, "image_processor", None) is None:
-            wanted, file = "a processor with an image processor, found none", "preprocessor_config.json"
-        elif not (processor.chat_template or tokenizer.chat_template):
-            wanted, file = "a chat template, found none", "chat_template.jinja"
-        elif token is None or len(tokenizer.encode(token, add_special_tokens=False)) != 1:
-            wanted, file = f"the image place {token!r} to be one token, it is none", "the tokenizer's files"
-        else:
-            return
-        raise VLMError(f"model folder {self.folder}: expected {wanted}", f"copy {file} too")
-
-    def _check_size(self, size: dict[str, int], most: int) -> None:
-        """Raises VLMError for a size of the image processor that would make any picture fill the memory."""
-        if not all(1 <= value <= most for value in size.values()):
-            raise VLMError(
-                f"model folder {self.folder}: expected numbers from 1 to {most} as the image processor's size,"
-                f" got {size}",
-                "copy the folder again from its maker",
-            )
-
     def _set_limits(self) -> PixelLimits:
         """The processor's pixel range, narrowed by the configuration. Processors that force a size get no
         range of their own."""
@@ -160,18 +130,14 @@ class Renderer:
         size = {key: value for key, value in dict(getattr(images, "size", {})).items() if value is not None}
         patch = getattr(images, "patch_size", None)
         by_pixels = size.keys() >= {"shortest_edge", "longest_edge"} and hasattr(images, "merge_size")
-        # a side of a square or tile is squared
-        self._check_size(size, MOST_PIXELS if by_pixels else math.isqrt(MOST_PIXELS))
         if not patch or not by_pixels:
             return PixelLimits(factor=1, min_pixels=settings.min_pixels or 1, max_pixels=settings.max_pixels)
         factor = patch * images.merge_size
         low, high = settings.min_pixels or size["shortest_edge"], settings.max_pixels or size["longest_edge"]
         if not max(low, factor * factor) <= high:
-            raise VLMError(
-                f"model {self.name}: expected min_pixels ≤ max_pixels and at least {factor * factor}"
-                f" max_pixels (one token of {factor}×{factor}), got {low} and {high}",
-                "correct the configuration",
-            )
+            least = f"at least {factor * factor} max_pixels (one token of {factor}×{factor})"
+            said = f"model {self.name}: expected min_pixels ≤ max_pixels and {least}, got {low} and {high}"
+            raise VLMError(said, "correct the configuration")
         images.size = {"shortest_edge": low, "longest_edge": high}
         return PixelLimits(factor=factor, min_pixels=low, max_pixels=high)
 
@@ -214,15 +180,12 @@ class Renderer:
         try:
             text = self.processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         except Exception as error:  # a template is a program of the folder's maker: it can raise anything
-            raise VLMError(
-                f"chat template of {self.name} failed ({first_line(error)})", "get the folder from its maker"
-            ) from error
+            said = f"chat template of {self.name} failed ({first_line(error)})"
+            raise VLMError(said, "get the folder from its maker") from error
         short, whole = self.encode(text), self.encode(text + answer_prefix)
         if whole[: len(short)] != short:
-            raise VLMError(
-                f"tokenizer of {self.name}: expected the answer to begin with a token of its own, it merges"
-                " with the prompt"
-            )
+            said = "expected the answer to begin with a token of its own, it merges with the prompt"
+            raise VLMError(f"tokenizer of {self.name}: {said}")
         places = [i for i, token in enumerate(short) if token == self.placeholder]
         if len(places) != images:
             raise VLMError(f"chat template of {self.name}: expected {images} image places, got {len(places)}")
@@ -240,10 +203,8 @@ class Renderer:
         head, tail = rendered.head, [*rendered.tail, *rendered.answer_ids]
         end = len(ids) - len(tail)
         if ids[: len(head)] != head or ids[end:] != tail:
-            raise VLMError(
-                f"processor of {self.name}: expected to expand images only, but it changes the text around"
-                " them too"
-            )
+            said = "expected to expand images only, but it changes the text around them too"
+            raise VLMError(f"processor of {self.name}: {said}")
         block = ids[len(head) : end]
         types = batch.get("mm_token_type_ids")
         return Expanded(

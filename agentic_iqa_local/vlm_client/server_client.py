@@ -16,8 +16,8 @@ from pydantic import BaseModel
 
 from agentic_iqa_local.config import ConfigError, ModelSettings, server_key, split_server
 from agentic_iqa_local.vlm_client import ModelLost, VLMError
-from agentic_iqa_local.vlm_client.chat import ChatPrompt, chat_messages
-from agentic_iqa_local.vlm_client.constraints import json_schema, rest_of_answer
+from agentic_iqa_local.vlm_client.chat import chat_messages
+from agentic_iqa_local.vlm_client.constraints import constraint
 from agentic_iqa_local.vlm_client.engine import EngineClient, EngineSession
 from agentic_iqa_local.vlm_client.rendering import Rendered, first_line
 
@@ -34,11 +34,8 @@ class ServerClient(EngineClient):
         super().__init__(name, settings, weights=False)
         for key, only in (("exact", False), ("quantization", "none")):
             if getattr(settings, key) != only:
-                raise VLMError(
-                    f"backend server: expected {key}: {str(only).lower()}, for that is decided where the"
-                    " server starts",
-                    "change it",
-                )
+                expected = f"expected {key}: {str(only).lower()}, for the server decides that when it starts"
+                raise VLMError(f"backend server: {expected}", "change it")
         try:
             (self.url, login), key = split_server(settings.server), server_key()
         except ConfigError as error:
@@ -63,27 +60,20 @@ class ServerClient(EngineClient):
         try:
             return call()
         except openai.APITimeoutError:
-            raise VLMError(
-                f"{self.label}: expected an answer in {self.settings.server_timeout:g} s, got none",
-                "raise server_timeout",
-            ) from None
+            expected = f"expected an answer in {self.settings.server_timeout:g} s, got none"
+            raise VLMError(f"{self.label}: {expected}", "raise server_timeout") from None
         except openai.APIStatusError as error:
             status = error.status_code
             lost = status in (502, 503, 504) or (status == 500 and not self._is_healthy())
-            reason = " ".join(error.response.text[:300].split())
-            raise (ModelLost if lost else VLMError)(
-                f"{self.label}: failed with {status} ({reason})"
-            ) from None
+            said = f"{self.label}: failed with {status} ({' '.join(error.response.text[:300].split())})"
+            raise (ModelLost if lost else VLMError)(said) from None
         except openai.APIConnectionError as error:
-            raise ModelLost(
-                f"{self.label}: expected a vLLM server, got none ({first_line(error.__cause__ or error)})",
-                f"start one with vllm serve {self.renderer.folder} or set server",
-            ) from None
+            said = f"{self.label}: expected a vLLM server, got none ({first_line(error.__cause__ or error)})"
+            advice = f"start one with vllm serve {self.renderer.folder} or set server"
+            raise ModelLost(said, advice) from None
         except (openai.APIError, AttributeError, LookupError, TypeError, ValueError) as error:
-            raise VLMError(
-                f"{self.label}: expected a vLLM server's answer, got something else ({first_line(error)})",
-                "is it vLLM?",
-            ) from None
+            said = f"{self.label}: expected a vLLM server's answer, got something else ({first_line(error)})"
+            raise VLMError(said, "is it vLLM?") from None
 
     def _is_healthy(self) -> bool:
         """Whether the server's engine still runs; vLLM's server may outlive it."""
@@ -97,17 +87,12 @@ class ServerClient(EngineClient):
         """The name under which the server has the model. Raises VLMError where it has none, another or
         several."""
         models = self.ask(lambda: [str(model.id) for model in self.openai.models.list().data])
-        serves = ", ".join(models)[:300]
-        if not models:
-            raise VLMError(
-                f"{self.label}: expected a model, it serves none", f"start vllm serve {self.renderer.folder}"
-            )
-        wanted = self.settings.served_name or models[0]
-        if wanted not in models:
-            raise VLMError(f"{self.label}: expected the model {wanted}, it serves {serves}")
-        if len(models) > 1 and self.settings.served_name is None:
-            raise VLMError(f"{self.label}: serves {serves}", "name one with served_name")
-        return wanted
+        serves, wanted = ", ".join(models)[:300] or "none", self.settings.served_name
+        if wanted in models or (wanted is None and len(models) == 1):
+            return wanted or models[0]
+        expected = f"expected the model {wanted}" if wanted else "expected one model"
+        advice = f"name one of them with served_name, or start vllm serve {self.renderer.folder}"
+        raise VLMError(f"{self.label}: {expected}, it serves {serves}", advice)
 
     def open(self, images: Sequence[Image.Image]) -> "ServerSession":
         return ServerSession(self, images)
@@ -132,49 +117,35 @@ class ServerSession(EngineSession):
     def __init__(self, client: ServerClient, images: Sequence[Image.Image]):
         super().__init__(client, images)
         self._parts: list[dict[str, Any]] = []  # of a chat message
-        self._calls = 0
 
     def close(self) -> None:
         super().close()
         self._parts = []
 
-    def generate(
-        self,
-        prompt: ChatPrompt,
-        schema: type[BaseModel],
-        *,
-        answer_prefix: str = "",
-        temperature: float = 0.0,
-        max_tokens: int = 512,
-    ) -> str:
-        """The answer's JSON text, by default greedy."""
-        rendered = self.client.renderer.render(prompt, len(self.images), answer_prefix)
-        if answer_prefix:
-            constraint = {"grammar": rest_of_answer(schema, answer_prefix)}
-        else:
-            constraint = {"json": json_schema(schema)}
+    def _write(self, rendered: Rendered, schema: type[BaseModel], temperature: float, max_tokens: int) -> str:
         text, tokens = self._ask(
             rendered,
             lambda answer: (answer.choices[0].message.content, answer.usage.completion_tokens),
             max_tokens=max_tokens - len(rendered.answer_ids),
             temperature=temperature,
-            seed=self._calls,
-            extra={"structured_outputs": constraint},
+            seed=self.usage.calls,
+            extra={"structured_outputs": constraint(schema, rendered.answer_prefix)},
         )
         if text is None:
-            raise VLMError(
-                f"{self.client.label}: expected an answer, got none", "start it without a reasoning parser"
-            )
+            said = f"{self.client.label}: expected an answer, got none"
+            raise VLMError(said, "start it without a reasoning parser")
         self.usage.decoded += tokens
         self.usage.forward_passes += tokens
-        return answer_prefix + text
+        return rendered.answer_prefix + text
 
     def _logprobs(self, rendered: Rendered, tokens: list[int]) -> Mapping[int, float]:
+        def parts(answer: Any) -> list[tuple[str, float]]:
+            given = answer.choices[0].logprobs.content[0].top_logprobs
+            return [(entry.token, entry.logprob) for entry in given]
+
         entries = self._ask(
             rendered,
-            lambda answer: [
-                (entry.token, entry.logprob) for entry in answer.choices[0].logprobs.content[0].top_logprobs
-            ],
+            parts,
             max_tokens=1,
             temperature=0,
             logprobs=True,
@@ -183,26 +154,19 @@ class ServerSession(EngineSession):
         self.usage.forward_passes += 1
         by_name = dict(entries)
         if len(by_name) < len(entries) or not by_name.keys() >= {f"token_id:{token}" for token in tokens}:
-            raise VLMError(
-                f"{self.client.label}: expected one log-probability of each letter's token, got"
-                f" {', '.join(str(name) for name, _ in entries)[:300]}",
-                "it must be a vLLM server that honours logprob_token_ids",
-            )
+            got = ", ".join(str(name) for name, _ in entries)[:300]
+            said = f"{self.client.label}: expected one log-probability of each letter's token, got {got}"
+            raise VLMError(said, "it must be a vLLM server that honours logprob_token_ids")
         return {token: by_name[f"token_id:{token}"] for token in tokens}
 
     def _ask(
-        self,
-        rendered: Rendered,
-        parts: Callable[[Any], Answer],
-        extra: dict[str, Any],
-        **options: Any,
+        self, rendered: Rendered, parts: Callable[[Any], Answer], extra: dict[str, Any], **options: Any
     ) -> Answer:
         """`parts` of one chat completion with `options`; `extra` are vLLM's own fields. Raises VLMError when
         the server saw other tokens than the processor here makes."""
         client, renderer = self.client, self.client.renderer
         whole = rendered.prompt_with(self._expand(rendered)) + rendered.answer_ids
         self._parts = self._parts or [_png(image) for image in self.images]
-        self._calls += 1
         layout = client.settings.prompt_layout
         messages: Any = chat_messages(rendered.prompt, len(self.images), layout, self._parts)
         extra |= PLAIN_SAMPLING | {"return_token_ids": True}
@@ -222,14 +186,10 @@ class ServerSession(EngineSession):
 
         seen, reused, found = client.ask(call)
         if seen != whole:
-            raise VLMError(
-                f"{client.label}: expected it to see the {len(whole)} tokens that the processor in"
-                f" {renderer.folder} makes, it saw others",
-                "serve the same model folder with vLLM",
-            )
-        self.usage.calls += 1
-        self.usage.reused += reused
-        self.usage.prefilled += len(whole) - reused
+            said = f"{client.label}: expected it to see the {len(whole)} tokens that the processor in"
+            advice = "serve the same model folder with vLLM"
+            raise VLMError(f"{said} {renderer.folder} makes, it saw others", advice)
+        self._count(whole, reused)
         return found
 
 

@@ -45,7 +45,6 @@ from agentic_iqa_local.vlm_client.rendering import LOCAL, Expanded, Rendered, fi
 
 MOST_TOKENS = 4096  # of one pass over many pictures: about what a long assessment has in its cache
 MOST_PIXELS = 2**20  # of such a pass, where the model sets no limit
-PACKED = 16  # quantised: at most so many parameters in one number of a weight file, of 2 bits in an int32
 # The letters come from lm_head and quality from the vision tower: both stay in full precision.
 FULL_PRECISION = ["model.visual", "model.vision_tower", "model.vision_model", "lm_head"]
 
@@ -90,7 +89,6 @@ class TransformersClient(EngineClient):
             options["device_map"] = "auto"
         transformers.utils.logging.disable_progress_bar()  # stderr may be a caller's own
         with loading(folder):
-            self._check_size()
             model, loaded = AutoModelForImageTextToText.from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]  # with output_loading_info it is a pair
                 folder, output_loading_info=True, **options
             )  # nosec B615 # a local folder
@@ -98,17 +96,13 @@ class TransformersClient(EngineClient):
             if "device_map" not in options:
                 model.to(device)
         if absent := sorted({*loaded["missing_keys"], *(str(key) for key in loaded["mismatched_keys"])}):
-            raise VLMError(
-                f"model folder {folder}: expected every weight of the model, {len(absent)} are missing or of"
-                f" another shape ({absent[0]}, ...)",
-                "copy the folder again",
-            )
+            said = f"{len(absent)} weights are missing or of another shape ({absent[0]}, ...)"
+            raise VLMError(f"model folder {folder}: {said}", "copy the folder again")
         if model.config.model_type == "smolvlm" and hasattr(model.model, "inputs_merger"):
             # transformers 5.20 fails where a picture's tokens are no multiple of the patch size (SmolVLM2-2.2B);
             # Idefics3, its parent class, puts them in the same places.
-            model.model.inputs_merger = functools.partial(
-                transformers.Idefics3Model.inputs_merger, model.model
-            )
+            merge = transformers.Idefics3Model.inputs_merger
+            model.model.inputs_merger = functools.partial(merge, model.model)
         return model
 
     def _quantization(self) -> BitsAndBytesConfig:
@@ -121,23 +115,6 @@ class TransformersClient(EngineClient):
             bnb_4bit_compute_dtype=self.dtype,
             llm_int8_skip_modules=FULL_PRECISION,
         )
-
-    def _check_size(self) -> None:
-        """Raises VLMError for a model of more parameters than the weight files hold: transformers would make
-        up the rest, in memory, before it says what is missing. The model is built without memory, to be
-        counted."""
-        config, weights = self.renderer.config, self.renderer.weights
-        assert weights is not None
-        with torch.device("meta"):
-            model = AutoModelForImageTextToText.from_config(config, trust_remote_code=False)
-        described = model.num_parameters()
-        held = weights.numbers * (PACKED if hasattr(config, "quantization_config") else 1)
-        if described > held * 1.25:  # a head that the embedding's weights serve as may be counted twice
-            raise VLMError(
-                f"model folder {self.renderer.folder}: expected config.json to describe its weights of {held}"
-                f" numbers, got a model of {described}",
-                "copy the folder again from its maker",
-            )
 
     def open(self, images: Sequence[Image.Image]) -> "TransformersSession":
         return TransformersSession(self, images)
@@ -162,9 +139,8 @@ class TransformersClient(EngineClient):
     def grammar(self, schema: str) -> str:
         """A JSON schema (as JSON text) compiled for llguidance. Raises VLMError when it cannot be."""
         grammar = llguidance.LLMatcher.grammar_from_json_schema(schema)
-        failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(
-            grammar, self.grammar_tokenizer
-        )
+        check = llguidance.LLMatcher.validate_grammar_with_warnings
+        failed, messages = check(grammar, self.grammar_tokenizer)
         if failed:
             raise VLMError(f"schema cannot constrain generation: {messages[0]}")
         return grammar
@@ -226,9 +202,8 @@ class TransformersClient(EngineClient):
             kept = output.past_key_values if keep else None
             passed = Pass(logits, kept, None if delta is None else delta.clone(), seconds)
         if not torch.isfinite(logits).all():
-            raise VLMError(
-                f"{self.name} gave logits that are not finite in {self.dtype}", "set dtype: float32"
-            )
+            said = f"{self.name} gave logits that are not finite in {self.dtype}"
+            raise VLMError(said, "set dtype: float32")
         return passed
 
     @contextmanager
@@ -238,10 +213,9 @@ class TransformersClient(EngineClient):
             yield
         except (RuntimeError, MemoryError) as error:
             if memory_ran_out(error):
-                raise OutOfMemory(
-                    f"{self.name}: memory ran out on {on} ({first_line(error)})",
-                    "lower max_pixels, quantise, assess fewer images at once, or use another device",
-                ) from error
+                said = f"{self.name}: memory ran out on {on} ({first_line(error)})"
+                advice = "lower max_pixels, quantise, assess fewer images at once, or use another device"
+                raise OutOfMemory(said, advice) from error
             failed = f"{self.name} failed on {on} ({first_line(error)})"
             if isinstance(error, torch.AcceleratorError):  # the process's hold on its card is broken
                 raise ModelLost(failed, "the card has to be opened anew") from error
@@ -265,26 +239,17 @@ class TransformersSession(EngineSession):
         super().close()
         self._drop_cache()
 
-    def generate(
-        self,
-        prompt: ChatPrompt,
-        schema: type[BaseModel],
-        *,
-        answer_prefix: str = "",
-        temperature: float = 0.0,
-        max_tokens: int = 512,
-    ) -> str:
-        """The answer's JSON text, by default greedy. Template text that the schema leaves no choice about is
-        not decoded token by token but run through in one piece."""
+    def _write(self, rendered: Rendered, schema: type[BaseModel], temperature: float, max_tokens: int) -> str:
+        """Template text that the schema leaves no choice about is not decoded token by token but run through in
+        one piece."""
         client = self.client
         matcher = llguidance.LLMatcher(
             client.grammar_tokenizer, client.grammar(json.dumps(json_schema(schema)))
         )
-        rendered = client.renderer.render(prompt, len(self.images), answer_prefix)
         answer = [*rendered.answer_ids]
         if not matcher.consume_tokens(answer):
             raise VLMError(
-                f"schema {schema.__name__} does not allow an answer that begins with {answer_prefix!r}"
+                f"schema {schema.__name__} does not allow an answer that begins with {rendered.answer_prefix!r}"
             )
         mask = llguidance.numpy.allocate_token_bitmask(1, client.vocabulary)
         new_call = True

@@ -36,8 +36,7 @@ from pydantic import BaseModel
 from agentic_iqa_local.config import ModelSettings
 from agentic_iqa_local.devices import choose_dtype, describe_device, make_deterministic, memory_ran_out
 from agentic_iqa_local.vlm_client import ModelLost, OutOfMemory, VLMError
-from agentic_iqa_local.vlm_client.chat import ChatPrompt
-from agentic_iqa_local.vlm_client.constraints import json_schema, rest_of_answer
+from agentic_iqa_local.vlm_client.constraints import constraint
 from agentic_iqa_local.vlm_client.engine import EngineClient, EngineSession
 from agentic_iqa_local.vlm_client.rendering import Rendered, first_line
 
@@ -56,10 +55,8 @@ class VllmClient(EngineClient):
         try:
             import vllm
         except ImportError as error:
-            raise VLMError(
-                f"backend vllm: expected the package vllm, it cannot be imported ({first_line(error)})",
-                "install it or use the backend transformers",
-            ) from error
+            said = f"backend vllm: expected the package vllm, it cannot be imported ({first_line(error)})"
+            raise VLMError(said, "install it or use the backend transformers") from error
         self.version = vllm.__version__
         self._check_settings()
         self._in_flight, self._reloading = 1 if settings.exact else settings.max_in_flight, threading.Lock()
@@ -72,18 +69,12 @@ class VllmClient(EngineClient):
 
         settings, on_gpu = self.settings, self.device.startswith("cuda")
         if current_platform.is_cpu() == on_gpu:
-            built = "a CPU" if current_platform.is_cpu() else "a GPU"
-            raise VLMError(
-                f"backend vllm: this vLLM is built for {built}, the device is {self.device}",
-                "install the other build",
-            )
+            said = f"backend vllm: this vLLM is built for {'a GPU' if not on_gpu else 'a CPU'}"
+            raise VLMError(f"{said}, the device is {self.device}", "install the other build")
         for key, only in (("quantization", "none"), ("attention", "auto"), ("device_map", "none")):
             if (got := getattr(settings, key)) != only:
-                raise VLMError(
-                    f"backend vllm: expected {key}: {only}, got {got}, which only the transformers engine"
-                    " does",
-                    "change it or use that engine",
-                )
+                said = f"backend vllm: expected {key}: {only}, got {got}, which only the transformers engine does"
+                raise VLMError(said, "change it or use that engine")
 
     def _engine_config(self):
         from vllm import EngineArgs
@@ -160,10 +151,8 @@ class VllmClient(EngineClient):
         try:
             self.engine = Engine(self._engine_config(), self.device)
         except Exception as error:  # it reads a stranger's folder, as transformers does: see `loading`
-            raise ModelLost(
-                f"model folder {self.renderer.folder}: vLLM {self.version} cannot load it"
-                f" ({first_line(error)})"
-            ) from error
+            said = f"vLLM {self.version} cannot load it ({first_line(error)})"
+            raise ModelLost(f"model folder {self.renderer.folder}: {said}") from error
 
     def close(self) -> None:
         self.engine.close()
@@ -175,11 +164,9 @@ def gpu_share(device: str, left_gib: float) -> float:
     free, total = torch.cuda.mem_get_info(device)
     share = (free - left_gib * 2**30) / total
     if share <= 0.05:
-        raise VLMError(
-            f"{device}: {free / 2**30:.1f} of {total / 2**30:.1f} GiB are free and"
-            f" left_for_tools_gib keeps {left_gib} of them for the tools",
-            "nothing is left for the model",
-        )
+        said = f"{device}: {free / 2**30:.1f} of {total / 2**30:.1f} GiB are free"
+        advice = "nothing is left for the model"
+        raise VLMError(f"{said} and left_for_tools_gib keeps {left_gib} of them for the tools", advice)
     return math.floor(share * 1000) / 1000
 
 
@@ -290,39 +277,22 @@ class VllmSession(EngineSession):
 
     client: VllmClient
 
-    def __init__(self, client: VllmClient, images: Sequence[Image.Image]):
-        super().__init__(client, images)
-        self._calls = 0
-
-    def generate(
-        self,
-        prompt: ChatPrompt,
-        schema: type[BaseModel],
-        *,
-        answer_prefix: str = "",
-        temperature: float = 0.0,
-        max_tokens: int = 512,
-    ) -> str:
-        """The answer's JSON text, by default greedy. vLLM decodes template text token by token."""
+    def _write(self, rendered: Rendered, schema: type[BaseModel], temperature: float, max_tokens: int) -> str:
+        # vLLM decodes template text token by token
         from vllm import SamplingParams
         from vllm.sampling_params import StructuredOutputsParams
 
-        if answer_prefix:
-            constraint = StructuredOutputsParams(grammar=rest_of_answer(schema, answer_prefix))
-        else:
-            constraint = StructuredOutputsParams(json=json_schema(schema))
-        rendered = self.client.renderer.render(prompt, len(self.images), answer_prefix)
         params = SamplingParams(
             max_tokens=max_tokens - len(rendered.answer_ids),
             temperature=temperature,
-            seed=self._calls,
-            structured_outputs=constraint,
+            seed=self.usage.calls,
+            structured_outputs=StructuredOutputsParams(**constraint(schema, rendered.answer_prefix)),
         )
         output = self._ask(rendered, params)
         chosen = output.outputs[0].token_ids
         self.usage.decoded += len(chosen)
         self.usage.forward_passes += len(chosen)
-        return answer_prefix + output.outputs[0].text
+        return rendered.answer_prefix + output.outputs[0].text
 
     def _logprobs(self, rendered: Rendered, tokens: list[int]) -> Mapping[int, float]:
         from vllm import SamplingParams
@@ -336,22 +306,16 @@ class VllmSession(EngineSession):
         """Runs one request and counts its prompt. Raises VLMError when vLLM saw other tokens than the
         processor makes."""
         whole = rendered.prompt_with(self._expand(rendered)) + rendered.answer_ids
-        self._calls += 1
         prompt = {
             "prompt_token_ids": rendered.prompt_ids + rendered.answer_ids,
             "multi_modal_data": {"image": self.images},
         }
         output = self.client.ask(prompt, params)
         if output.prompt_token_ids != whole:
-            raise VLMError(
-                f"{self.client.name}: expected vLLM to see the {len(whole)} tokens that the processor"
-                f" makes, it saw {len(output.prompt_token_ids)} others",
-                "serve this model with transformers",
-            )
-        usage, reused = self.usage, output.num_cached_tokens or 0
-        usage.calls += 1
-        usage.prefill_seconds += output.metrics.first_token_ts - output.metrics.scheduled_ts
-        usage.decode_seconds += output.metrics.last_token_ts - output.metrics.first_token_ts
-        usage.reused += reused
-        usage.prefilled += len(whole) - reused
+            said = f"expected vLLM to see the {len(whole)} tokens that the processor makes, it saw others"
+            raise VLMError(f"{self.client.name}: {said}", "serve this model with transformers")
+        times = output.metrics
+        self.usage.prefill_seconds += times.first_token_ts - times.scheduled_ts
+        self.usage.decode_seconds += times.last_token_ts - times.first_token_ts
+        self._count(whole, output.num_cached_tokens or 0)
         return output

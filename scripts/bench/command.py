@@ -30,7 +30,8 @@ import os
 import sys
 from pathlib import Path
 
-from agentic_iqa_local.cli.console import Parser, safe_streams
+from agentic_iqa_local.cli.command import Parser
+from agentic_iqa_local.cli.console import safe_streams
 from agentic_iqa_local.errors import UserError, one_line
 from agentic_iqa_local.files import ROOT
 from bench.bars import bars

@@ -206,7 +206,7 @@ def terminal(shell: Shell):
 @call
 def interactive(shell: Shell):
     questions = "Is the sky noisy? yes or no\nAnd the leaves?\nexit\nNever asked\n"
-    words = ("assess", "pictures/leaf_blur.png", "--interactive", "--query", "Rate it", "--out", "talk.jsonl")
+    words = ("chat", "pictures/leaf_blur.png", "--query", "Rate it", "--out", "talk.jsonl")
     done = shell.run(*words, stdin=questions)
     return done.kept(silent=not done.out, rows=shell.lines("talk.jsonl"))
 
@@ -279,7 +279,7 @@ def mapped(shell: Shell):
 def compared(shell: Shell):
     two = ("pictures/leaf_q8.jpg", "pictures/leaf_blur.png")
     return shell.run(
-        "assess", "--compare", *two, "--reference", "pictures/leaf.png", "--pairwise", "always"
+        "compare", *two, "--reference", "pictures/leaf.png", "--pairwise", "always"
     ).rows()
 
 
@@ -289,13 +289,13 @@ def ordered(shell: Shell):
         "broken/words.png",
         *(f"pictures/{name}" for name in ("leaf.png", "leaf_noise.png", "tower.png")),
     ]
-    done = shell.run("assess", "--compare", *several, "--csv", "order.csv", "--explain", "--json")
+    done = shell.run("compare", *several, "--csv", "order.csv", "--explain", "--json")
     return done.rows() | {"table": shell.table("order.csv"), "explained": bool(done.err)}
 
 
 @call
 def best_of(shell: Shell):
-    done = shell.run("assess", "--best-of", "burst", "--out", "burst.jsonl")
+    done = shell.run("best", "burst", "--out", "burst.jsonl")
     return done.kept(rows=shell.lines("burst.jsonl"))
 
 
@@ -515,7 +515,7 @@ def doctor_quick(shell: Shell):
 
 @call
 def tools_listed(shell: Shell):
-    done = shell.run("assess", "--list-tools")
+    done = shell.run("tools")
     return done.kept(
         tools=[name for name in ("LocalNR", "NIQE", "PIQE", "VSI", "FSIM", "GMSD") if name in done.out]
     )
@@ -528,6 +528,7 @@ def helped(shell: Shell):
     commands = [
         *((name,) for name in SCRIPTS if name != "study"),
         *studies,
+        *((name,) for name in ("compare", "best", "chat", "tools")),
         ("mcp",),
         ("verify",),
         ("unpack",),
@@ -535,7 +536,7 @@ def helped(shell: Shell):
     ]
     found = {}
     for words in commands:
-        done = shell.run(*words, "--help") if words else shell.run("--help")
+        done = shell.run(*words, "--help-all" if words == ("assess",) else "--help")
         found[" ".join(words)] = [done.status, sorted(set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", done.out)))]
     version = shell.run("assess", "--version")
     return found | {"version": version.kept(said=bool(version.out))}

@@ -12,14 +12,15 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
+from rich.progress import track
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from agentic_iqa_local.cli.console import bar, safe_streams
+from agentic_iqa_local.cli.console import safe_streams
 from agentic_iqa_local.output.tables import write_csv
 from agentic_iqa_local.state import DISTORTION_TYPES
-from agentic_iqa_local.synthetic.distortions import draw_sample
-from agentic_iqa_local.synthetic.photos import SEVERITY_WORDS, Crop, load_tiles, split_photos
+from agentic_iqa_local.studies.distortions import Part, Sample, distort, draw_parts
+from agentic_iqa_local.studies.synthetic import load_tiles, split_photos
 
 SEED = 7019
 COLUMNS = ("image", "question", "choices", "answer", "question_type")
@@ -51,14 +52,25 @@ WORDS = {
     "Contrast": ("wrong contrast", "wrong in contrast"),
 }
 
+SEVERITY_WORDS = ("none", "slight", "moderate", "moderate", "severe", "extreme")  # of each severity 0..5
+
 Asked = tuple[str, list[str], str]  # question, choices, the right one
 
 
-def which(crop: Crop, rng: random.Random) -> Asked:
+def visible(sample: Sample) -> list[Part]:
+    """The distortions that count as seen, the strongest first."""
+    return [part for part in sample.parts if part.severity > 1]
+
+
+def families(sample: Sample) -> set[str]:
+    return {part.family for part in sample.parts}
+
+
+def which(sample: Sample, rng: random.Random) -> Asked:
     """The distortion that is there, among three or four that are not."""
-    parts = crop.visible_parts
+    parts = visible(sample)
     right = parts[0].family if parts else "None"
-    absent = [family for family in DISTORTION_TYPES if family not in crop.sample.families]
+    absent = [family for family in DISTORTION_TYPES if family not in families(sample)]
     wrong = rng.sample(absent, rng.choice((2, 3, 4)))
     if parts and rng.random() < 0.5:
         wrong[0] = "None"
@@ -67,24 +79,24 @@ def which(crop: Crop, rng: random.Random) -> Asked:
     return rng.choice(WHICH), choices, right
 
 
-def whether(crop: Crop, rng: random.Random) -> Asked:
+def whether(sample: Sample, rng: random.Random) -> Asked:
     """Yes or no to a flaw that is there, or to one that is not."""
-    parts = crop.visible_parts
+    parts = visible(sample)
     there = bool(parts) and rng.random() < 0.55
-    absent = [family for family in DISTORTION_TYPES if family not in crop.sample.families]
+    absent = [family for family in DISTORTION_TYPES if family not in families(sample)]
     family = parts[0].family if there else rng.choice(absent)
     noun, adjective = WORDS[family]
     return rng.choice(WHETHER).format(n=noun, a=adjective), ["Yes", "No"], "Yes" if there else "No"
 
 
-def how_severe(crop: Crop, rng: random.Random) -> Asked:
+def how_severe(sample: Sample, rng: random.Random) -> Asked:
     """The strength of the strongest distortion."""
-    parts = crop.visible_parts
+    parts = visible(sample)
     right = SEVERITY_WORDS[parts[0].severity].capitalize() if parts else "None"
     return rng.choice(HOW_SEVERE), ["None", "Slight", "Moderate", "Severe", "Extreme"], right
 
 
-KINDS: tuple[tuple[str, Callable[[Crop, random.Random], Asked]], ...] = (
+KINDS: tuple[tuple[str, Callable[[Sample, random.Random], Asked]], ...] = (
     ("which distortion", which),
     ("yes or no", whether),
     ("how severe", how_severe),
@@ -101,11 +113,11 @@ def main(argv: list[str] | None = None) -> int:
     args.out.mkdir(parents=True)
     rng, drawn, rows = random.Random(SEED), np.random.default_rng(SEED), []
     photos = load_tiles(split_photos(args.photos)[1])
-    for i, photo in enumerate(bar([photo for photo in photos for _ in range(args.per_photo)])):
+    for i, photo in enumerate(track([photo for photo in photos for _ in range(args.per_photo)])):
         name, (kind, ask) = f"{i:04}.png", KINDS[i % len(KINDS)]
-        crop = Crop(draw_sample(photo, drawn), photo, quality=float("nan"))  # no question asks for it
-        Image.fromarray(crop.sample.image).save(args.out / name)
-        question, choices, right = ask(crop, rng)
+        sample = distort(photo, draw_parts(drawn), drawn)
+        Image.fromarray(sample.image).save(args.out / name)
+        question, choices, right = ask(sample, rng)
         told = {"image": name, "question": question, "choices": "|".join(choices), "answer": right}
         rows.append(told | {"question_type": kind})
     with (args.out / "questions.csv").open("w", newline="", encoding="utf-8") as file:

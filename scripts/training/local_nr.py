@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import yaml
 from graphics import KINDS, draw
-from local_nr_pool import SEEDS, described, drawn, untrained
+from local_nr_pool import SEEDS, described, distorted, drawn, place_mask, untrained
 from safetensors.torch import load_file, save_file
 from scipy.optimize import curve_fit
 from sklearn.linear_model import LogisticRegression
@@ -44,8 +44,8 @@ from agentic_iqa_local.iqa_tools.local_nr import (
     quarter_of,
 )
 from agentic_iqa_local.state import DISTORTION_TYPES
+from agentic_iqa_local.studies.distortions import Part, draw_parts
 from agentic_iqa_local.studies.statistics import srcc
-from agentic_iqa_local.synthetic.distortions import Part, distort, draw_parts, place_mask
 
 # Heads of whole pictures that become one. Detectors learn that every clean original is perfect, which tells damage from
 # content; raters, whose mean is the quality, learn it of one in CLEAN_STEP, since more of them blur the scale. Half of
@@ -208,7 +208,7 @@ def graphics_features(network: LocalNR, folder: Path, seed: int, count: int) -> 
             for _ in range(count):
                 picture = draw(kind, rng, int(rng.choice([256, 384, 512])))
                 if rng.random() < 0.5:
-                    picture = distort(picture, draw_parts(rng), rng).image
+                    picture = distorted(picture, draw_parts(rng), rng)
                 cells, numbers = described(network, picture, "top left")
                 found.append(
                     np.concatenate([pooled(torch.from_numpy(cells).float()[None])[0].numpy(), numbers[0]])

@@ -20,17 +20,25 @@ import numpy as np
 import timm
 import torch
 from PIL import Image, ImageEnhance
+from scipy import ndimage
 
 from agentic_iqa_local.iqa_tools.local_nr import ENCODER, LocalNR, pooled, quarter_of
 from agentic_iqa_local.iqa_tools.signals import signals
-from agentic_iqa_local.synthetic import distortions
-from agentic_iqa_local.synthetic.distortions import YCC_TO_RGB, Part, distort
-from agentic_iqa_local.synthetic.photos import load_tiles, photo_files, split_photos
-from agentic_iqa_local.synthetic.pseudo_mos import PseudoMos
+from agentic_iqa_local.state import DISTORTION_TYPES, PLACES
+from agentic_iqa_local.studies import distortions
+from agentic_iqa_local.studies.distortions import (
+    DISTORTIONS,
+    KINDS_BY_FAMILY,
+    STAGES,
+    YCC_TO_RGB,
+    Part,
+    draw_parts,
+)
+from agentic_iqa_local.studies.synthetic import PseudoMos, load_tiles, photo_files, split_photos
 
 SHARD = 100
 VARIED_SIDE = 384
-QUARTERS = tuple(distortions.PLACES)
+QUARTERS = tuple(PLACES)
 HELD_OUT_SEED, HELD_OUT_MORE = 20261125, 14
 SEEDS = {"train": 11, "held_out": 12}
 LOCAL, CAMERA, WEB, FAINT = 0.18, 0.16, 0.12, 0.10  # shares of the pool; the rest has one kind or two
@@ -51,6 +59,54 @@ WEB_KINDS = (
     "colour_cast",
     "desaturate",
 )
+
+
+SOFT_EDGE = 1 / 24  # of the side, over which a local distortion fades
+CAMERA_KINDS = {
+    "Brightness change": ("brighten", "darken", "darken"),
+    "Contrast": ("contrast_decrease", "contrast_increase"),
+    "Color distortions": ("desaturate", "colour_cast"),
+    "Blurs": ("gaussian_blur", "defocus_blur", "motion_blur", "denoise", "upscale"),
+    "Noise": ("white_noise", "chroma_noise", "poisson_noise", "blotchy_noise"),
+    "Sharpness": ("oversharpen", "halo"),
+    "Compression": ("jpeg", "jpeg", "webp"),
+}
+
+
+def draw_local_part(rng: np.random.Generator) -> tuple[Part, ...]:
+    """One kind in one quarter of the picture, severity 2..5."""
+    kind = str(rng.choice(KINDS_BY_FAMILY[str(rng.choice(DISTORTION_TYPES))]))
+    return (Part(kind, int(rng.integers(2, 6)), str(rng.choice(list(PLACES)))),)
+
+
+def draw_camera_parts(rng: np.random.Generator) -> tuple[Part, ...]:
+    """What a careless photograph has: two to four families, one of severity 1..4, the others at most as strong."""
+    families = rng.permutation(tuple(CAMERA_KINDS))[: int(rng.integers(2, 5))]
+    worst = int(rng.integers(1, 5))
+    severities = [worst, *(int(rng.integers(1, worst + 1)) for _ in families[1:])]
+    return tuple(
+        Part(str(rng.choice(CAMERA_KINDS[str(family)])), severity)
+        for family, severity in zip(families, severities, strict=True)
+    )
+
+
+def place_mask(place: str, height: int, width: int) -> np.ndarray:
+    """H×W float32 in 0..1: 1 within the quarter `place`, falling off over SOFT_EDGE of the side at its inner edges."""
+    mask = np.zeros((height, width), np.float32)
+    top, left = PLACES[place]
+    mask[top * height // 2 : (top + 1) * height // 2, left * width // 2 : (left + 1) * width // 2] = 1
+    return ndimage.gaussian_filter(mask, (SOFT_EDGE * height / 2, SOFT_EDGE * width / 2), mode="nearest")
+
+
+def distorted(image: np.ndarray, parts: tuple[Part, ...], rng: np.random.Generator) -> np.ndarray:
+    """`image` (uint8 H×W×3) with each part at its place."""
+    for part in sorted(parts, key=lambda part: STAGES.index(part.family)):
+        changed = DISTORTIONS[part.kind].apply(image, part.severity, rng)
+        if part.place is not None:
+            mask = place_mask(part.place, *image.shape[:2])[..., None]
+            changed = np.rint(mask * changed + (1 - mask) * image).astype(np.uint8)
+        image = changed
+    return image
 
 
 def split(folders: list[Path]) -> tuple[list[Path], list[Path]]:
@@ -137,7 +193,7 @@ def faint(picture: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         pixels = pixels + rng.standard_normal(pixels.shape, dtype=np.float32) * rng.uniform(0.5, 2.5)
     else:
         sigma = rng.uniform(0.2, 0.4)
-        pixels = distortions.ndimage.gaussian_filter(pixels, (sigma, sigma, 0))
+        pixels = ndimage.gaussian_filter(pixels, (sigma, sigma, 0))
     return np.clip(np.rint(pixels), 0, 255).astype(np.uint8)
 
 
@@ -147,7 +203,7 @@ def web(picture: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, tupl
     for most in (2, 4):
         for kind in rng.permutation(WEB_KINDS)[: int(rng.integers(1, 4))]:
             part = Part(str(kind), int(rng.integers(1, most + 1)))
-            picture = distortions.DISTORTIONS[part.kind].apply(picture, part.severity, rng)
+            picture = DISTORTIONS[part.kind].apply(picture, part.severity, rng)
             if part.family not in strongest or part.severity > strongest[part.family].severity:
                 strongest[part.family] = part
     return picture, tuple(sorted(strongest.values(), key=lambda part: -part.severity))
@@ -165,20 +221,20 @@ def drawn(number: int, tiles: np.ndarray, seed: int) -> tuple[np.ndarray, np.nda
         picture, parts = web(clean, rng)
         return picture, clean, parts
     draw = (
-        distortions.draw_local_part
+        draw_local_part
         if share < FAINT + WEB + LOCAL
-        else distortions.draw_camera_parts
+        else draw_camera_parts
         if share < FAINT + WEB + LOCAL + CAMERA
-        else distortions.draw_parts
+        else draw_parts
     )
     parts = draw(rng)
-    return distort(clean, parts, rng).image, clean, parts
+    return distorted(clean, parts, rng), clean, parts
 
 
 def described(network: LocalNR, picture: np.ndarray, quarter: str) -> tuple[np.ndarray, np.ndarray]:
     """(cells, 2×SIGNALS): the encoder's cells, and the signals of the picture and of one quarter."""
     pixels = network.pixels(picture)
-    top, left = (part * pixels.shape[2] // 2 for part in distortions.PLACES[quarter])
+    top, left = (part * pixels.shape[2] // 2 for part in PLACES[quarter])
     half = pixels.shape[2] // 2
     both = torch.cat([signals(pixels), signals(pixels[..., top : top + half, left : left + half])])
     return network.encode(pixels)[0].numpy().astype(np.float16), both.numpy()

@@ -31,7 +31,7 @@ from agentic_iqa_local.nodes.workbench import OpenImages
 from agentic_iqa_local.score_fusion import expected_level
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.state import LETTERS
-from agentic_iqa_local.synthetic.photos import SIDE, split_photos
+from agentic_iqa_local.studies.synthetic import SIDE, split_photos
 
 SEED = 19
 

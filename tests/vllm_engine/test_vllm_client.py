@@ -69,16 +69,6 @@ def test_letters_pixels_and_tokens_equal_those_of_transformers(vllm_client, clie
         assert sessions[0].usage.prefilled + sessions[0].usage.reused == sessions[1].usage.prefilled
 
 
-def test_letters_in_bfloat16_agree_within_its_rounding(pictures):
-    """Logits between 16 and 32 have neighbours 2**(4 - 7) = 0.125 apart in bfloat16: two of them between the engines."""
-    ours, theirs = start(dtype="bfloat16"), load(EMBEDDED, dtype="bfloat16")
-    try:
-        for picture in pictures[:3]:
-            assert apart(read(ours, picture), read(theirs, picture)) < 0.25
-    finally:
-        ours.close()
-
-
 @pytest.mark.parametrize(
     "family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava_clip", "llava_siglip", "smolvlm", "idefics3"]
 )
@@ -117,18 +107,6 @@ def test_greedy_and_begun_answers_equal_those_of_transformers(vllm_client, clien
         assert reply.model_validate_json(ours).final_answer == letter
     with pytest.raises(VLMError, match="does not allow"):
         vllm_client.open(pictures[:1]).generate(SCORING, reply, answer_prefix=ANSWER_PREFIX + "X")
-
-
-def test_many_reads_beside_requests_that_generate_equal_reads_alone(vllm_client, pictures):
-    crops = [[p.crop((0, 0, 128 + 32 * i, 160))] for p in pictures for i in range(3)]
-    alone = [read(vllm_client, *images) for images in crops]
-    with ThreadPoolExecutor(3) as pool:
-        plans = [pool.submit(vllm_client.open([p]).generate, PLAN, PlannerReply) for p in pictures[1:4]]
-        together = vllm_client.read_many(crops, SCORING, ANSWER_PREFIX, LETTERS)
-        for plan in plans:
-            PlannerReply.model_validate_json(plan.result())
-    assert max(map(apart, together.reads, alone)) < BOUND
-    assert together.usage.calls == len(crops)
 
 
 def test_roles_continue_from_the_prefix_cache_and_without_sharing_nothing_is_reused(vllm_client, photo):
@@ -228,30 +206,3 @@ def test_whole_assessments_agree(vllm_services, services, photo_path, noisy_path
     assert ends[0] == pytest.approx(ends[1], abs=0.01)
 
 
-def test_every_look_agrees(vllm_services, services, noisy_path):
-    """No interval is as narrow as asked for, so that both orders and the crops are read."""
-    rows = []
-    for each in (vllm_services, services):
-        settings = each.settings.with_options(target_width=0.01)
-        narrow = Services(settings, "cpu", each.pool.clients, each.tools)
-        rows.append(assess(noisy_path, pipeline="letters", services=narrow))
-    ours, theirs = rows
-    assert ours.error is None
-    assert ours.crops == theirs.crops == 5
-    assert (ours.order_gap, ours.crop_spread) == pytest.approx(
-        (theirs.order_gap, theirs.crop_spread), abs=0.01
-    )
-    assert ours.p_c == pytest.approx(theirs.p_c, abs=BOUND)
-
-
-def test_assessments_at_once_equal_themselves_alone(vllm_services, photo, tmp_path):
-    paths = [tmp_path / f"{i}.png" for i in range(6)]
-    for i, path in enumerate(paths):
-        photo.crop((32 * i, 0, 256 + 32 * i, 224)).save(path)
-    alone = [assess(path, services=vllm_services) for path in paths]
-    with ThreadPoolExecutor(6) as pool:
-        together = list(pool.map(lambda path: assess(path, services=vllm_services), paths))
-    for one, other in zip(alone, together, strict=True):
-        assert other.error is None
-        assert one.p_c == pytest.approx(other.p_c, abs=BOUND)
-        assert one.q == pytest.approx(other.q, abs=1e-3)

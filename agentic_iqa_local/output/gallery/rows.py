@@ -69,7 +69,7 @@ def read_rows(path: Path) -> list[Row]:
 def _mistake(line: bytes, row: Row) -> str | None:
     """What is wrong with a row of a gallery, if anything is."""
     if "kind" in row:
-        return "expected a row of assess, got one of --compare or --best-of, which have no gallery"
+        return "expected a row of assess, got one of compare or best, which have no gallery"
     if row.get("schema_version") != SCHEMA_VERSION:
         return f"expected schema_version {SCHEMA_VERSION}, got {row.get('schema_version')}; assess it anew"
     if missing := sorted(Assessment.model_fields.keys() - row.keys()):

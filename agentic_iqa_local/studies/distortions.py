@@ -1,8 +1,7 @@
-"""Synthetic distortions of clean photographs: 25 kinds in the paper's seven families, five severities each,
-alone or in pairs.
+"""Synthetic distortions of clean photographs: 25 kinds in the paper's seven families, five severities each.
 
-Severity 1 is just visible on a monitor, 5 ruins the picture. The strengths follow the ranges that KADID-10k
-and TID2013 use for the same kinds. Nothing here knows of models, prompts or scores.
+Severity 1 is just visible on a monitor, 5 ruins the picture. The strengths follow the ranges that KADID-10k and TID2013
+use for the same kinds.
 """
 
 import io
@@ -13,21 +12,21 @@ import numpy as np
 from PIL import Image, ImageFilter
 from scipy import ndimage
 
-from agentic_iqa_local.state import DISTORTION_TYPES, PLACES
+from agentic_iqa_local.state import DISTORTION_TYPES
 
 # ITU-R BT.601 luma and its two colour differences; rows are Y, Cb, Cr.
 RGB_TO_YCC = np.array(
     [[0.299, 0.587, 0.114], [-0.168736, -0.331264, 0.5], [0.5, -0.418688, -0.081312]], np.float32
 )
 YCC_TO_RGB = np.linalg.inv(RGB_TO_YCC).astype(np.float32)
+CLEAN_SHARE, PAIR_SHARE = 0.12, 0.35
+# The order in which a camera and what follows it do their damage: light, lens, sensor, processing, storage.
+STAGES = ("Brightness change", "Contrast", "Color distortions", "Blurs", "Noise", "Sharpness", "Compression")
 
 
 @dataclass(frozen=True)
 class Distortion:
-    """One kind of distortion.
-
-    `apply(image, severity, rng)` takes and returns uint8 H×W×3; `severity` is 1..5.
-    """
+    """One kind of distortion. `apply` takes and returns uint8 H×W×3; `severity` is 1..5."""
 
     family: str
     function: Callable[[np.ndarray, int, np.random.Generator], np.ndarray]
@@ -243,26 +242,10 @@ KINDS_BY_FAMILY: dict[str, tuple[str, ...]] = {
     family: tuple(k for k, d in DISTORTIONS.items() if d.family == family) for family in DISTORTION_TYPES
 }
 
-CLEAN_SHARE, PAIR_SHARE = 0.12, 0.35
-# Where a distortion is that is not everywhere: the quarter's top and left edge, in halves of the picture.
-SOFT_EDGE = 1 / 24  # of the side, over which a local distortion fades
-CAMERA_KINDS = {
-    "Brightness change": ("brighten", "darken", "darken"),
-    "Contrast": ("contrast_decrease", "contrast_increase"),
-    "Color distortions": ("desaturate", "colour_cast"),
-    "Blurs": ("gaussian_blur", "defocus_blur", "motion_blur", "denoise", "upscale"),
-    "Noise": ("white_noise", "chroma_noise", "poisson_noise", "blotchy_noise"),
-    "Sharpness": ("oversharpen", "halo"),
-    "Compression": ("jpeg", "jpeg", "webp"),
-}
-CAMERA_FAMILIES = tuple(CAMERA_KINDS)
-# The order in which a camera and what follows it do their damage: light, lens, sensor, processing, storage.
-STAGES = ("Brightness change", "Contrast", "Color distortions", "Blurs", "Noise", "Sharpness", "Compression")
-
 
 @dataclass(frozen=True)
 class Part:
-    """One distortion of a picture; severity 1..5; `place` is a key of PLACES, None when it is everywhere."""
+    """One distortion of a picture; severity 1..5. `place` is a quarter of the picture, None when it is everywhere."""
 
     kind: str
     severity: int
@@ -280,73 +263,18 @@ class Sample:
     image: np.ndarray
     parts: tuple[Part, ...]
 
-    @property
-    def families(self) -> tuple[str, ...]:
-        return tuple(part.family for part in self.parts)
 
-    @property
-    def family(self) -> str | None:
-        """Family of the strongest distortion, None when clean."""
-        return self.families[0] if self.parts else None
-
-    @property
-    def severity(self) -> int:
-        """Severity of the strongest distortion, 0 when clean."""
-        return self.parts[0].severity if self.parts else 0
-
-
-def draw_parts(rng: np.random.Generator, pair_share: float = PAIR_SHARE) -> tuple[Part, ...]:
-    """12 % none, else one kind or two of different families: family, kind within it, and severity 1..5 are
-    uniform."""
+def draw_parts(rng: np.random.Generator) -> tuple[Part, ...]:
+    """12 % none, else one kind or two of different families: family, kind within it, and severity 1..5 are uniform."""
     if rng.random() < CLEAN_SHARE:
         return ()
-    families = rng.permutation(DISTORTION_TYPES)[: 2 if rng.random() < pair_share else 1]
+    families = rng.permutation(DISTORTION_TYPES)[: 2 if rng.random() < PAIR_SHARE else 1]
     parts = [Part(str(rng.choice(KINDS_BY_FAMILY[str(f)])), int(rng.integers(1, 6))) for f in families]
     return tuple(sorted(parts, key=lambda part: -part.severity))
 
 
-def draw_local_part(rng: np.random.Generator) -> tuple[Part, ...]:
-    """One kind in one quarter of the picture, severity 2..5."""
-    family = str(rng.choice(DISTORTION_TYPES))
-    return (
-        Part(
-            str(rng.choice(KINDS_BY_FAMILY[family])), int(rng.integers(2, 6)), str(rng.choice(list(PLACES)))
-        ),
-    )
-
-
-def draw_camera_parts(rng: np.random.Generator) -> tuple[Part, ...]:
-    """What a careless photograph has: two to four families at once, one of them severity 1..4, the others at
-    most as strong."""
-    families = rng.permutation(CAMERA_FAMILIES)[: int(rng.integers(2, 5))]
-    worst = int(rng.integers(1, 5))
-    severities = [worst, *(int(rng.integers(1, worst + 1)) for _ in families[1:])]
-    return tuple(
-        Part(str(rng.choice(CAMERA_KINDS[str(family)])), severity)
-        for family, severity in zip(families, severities, strict=True)
-    )
-
-
-def place_mask(place: str, height: int, width: int) -> np.ndarray:
-    """H×W float32 in 0..1: 1 within the quarter `place`, falling off over SOFT_EDGE of the side at its inner
-    edges."""
-    mask = np.zeros((height, width), np.float32)
-    top, left = PLACES[place]
-    mask[top * height // 2 : (top + 1) * height // 2, left * width // 2 : (left + 1) * width // 2] = 1
-    return ndimage.gaussian_filter(mask, (SOFT_EDGE * height / 2, SOFT_EDGE * width / 2), mode="nearest")
-
-
 def distort(image: np.ndarray, parts: tuple[Part, ...], rng: np.random.Generator) -> Sample:
-    """Applies `parts` to `image` (uint8 H×W×3) in the order of STAGES."""
+    """Applies `parts` everywhere on `image` (uint8 H×W×3), in the order of STAGES."""
     for part in sorted(parts, key=lambda part: STAGES.index(part.family)):
-        changed = DISTORTIONS[part.kind].apply(image, part.severity, rng)
-        if part.place is not None:
-            mask = place_mask(part.place, *image.shape[:2])[..., None]
-            changed = np.rint(mask * changed + (1 - mask) * image).astype(np.uint8)
-        image = changed
+        image = DISTORTIONS[part.kind].apply(image, part.severity, rng)
     return Sample(image, parts)
-
-
-def draw_sample(image: np.ndarray, rng: np.random.Generator, pair_share: float = PAIR_SHARE) -> Sample:
-    """`image` (uint8 H×W×3) with parts drawn by `draw_parts`."""
-    return distort(image, draw_parts(rng, pair_share), rng)

@@ -1,0 +1,142 @@
+"""Says which picture is better, and how probable that is: `compare` two or more, or find the `best` of each group of
+near-duplicates, such as the frames of a burst. No file is moved or deleted.
+
+examples:
+  {compare} before.jpg after.jpg --explain
+  {best} burst/ --csv best.csv
+
+Exit status: 0 compared, 1 some picture failed, 2 wrong usage or a model that cannot run, 130 interrupted.
+"""
+
+import argparse
+import json
+from functools import partial
+from typing import TYPE_CHECKING
+
+from agentic_iqa_local.cli import options as shared
+from agentic_iqa_local.cli.command import Parser, UsageError, run_command, stopped_by_ctrl_c
+from agentic_iqa_local.cli.console import Console, Progress, tell
+from agentic_iqa_local.cli.outputs import result_file
+from agentic_iqa_local.errors import one_line
+from agentic_iqa_local.files import command
+
+if TYPE_CHECKING:
+    from agentic_iqa_local.batch.inputs import Item
+    from agentic_iqa_local.config import Settings
+    from agentic_iqa_local.result import Assessment, Result
+
+
+OPTIONS = """
+--reference PATH  a pristine original of all pictures
+--pairwise auto|always|never  show the model pictures in pairs too; auto, the default: where that has weight with it
+--out FILE        write JSON lines to FILE
+--csv FILE        write a table of the pictures and their places
+"""
+
+
+def main(argv: list[str] | None = None, name: str = "compare") -> int:
+    return run_command(partial(parse, name=name), compare, argv)
+
+
+def parse(argv: list[str] | None = None, name: str = "compare") -> argparse.Namespace:
+    about = (__doc__ or "").replace("{compare}", command("compare")).replace("{best}", command("best"))
+    parser = Parser.of(name, about, usage="%(prog)s PICTURE ... [options]")
+    parser.set_defaults(command=name)
+    parser.add_argument("pictures", nargs="+", metavar="PICTURE", help="pictures, folders or globs")
+    shared.add(parser, OPTIONS)
+    shared.add_options(parser, *shared.SET_UP, *shared.HOW, "background")
+    shared.add(parser, shared.WORK)
+    shared.add_answer(parser)
+    args = parser.parse_args(argv)
+    shared.check_options(parser, args)
+    args.pipeline = args.pipeline or "letters"
+    return args
+
+
+def compare(args: argparse.Namespace) -> int:
+    """Assesses the pictures as a batch and shows what comes of them. Raises UserError."""
+    from agentic_iqa_local.batch.inputs import Item, expand_inputs
+    from agentic_iqa_local.devices import choose_device
+    from agentic_iqa_local.images.files import check_file
+    from agentic_iqa_local.judgement.ordering import MOST_PICTURES
+
+    settings = shared.chosen_settings(args)
+    items = [Item(file, args.reference) for file in expand_inputs(args.pictures, tell)]
+    for file in filter(None, (args.reference, *(item.image for item in items))):
+        check_file(file)
+    if args.command == "compare" and not 2 <= len(items) <= MOST_PICTURES:
+        got = "the same one twice" if len(items) == 1 < len(args.pictures) else len(items)
+        raise UsageError(f"compare: expected 2 to {MOST_PICTURES} pictures, got {got}", "name others")
+    for option, kind in (("out", "file of comparisons"), ("csv", "table")):
+        if file := getattr(args, option):
+            setattr(args, option, result_file(f"--{option}", file, kind))
+    shared.check_models(settings, args.pipeline)
+    device = choose_device(args.gpu, args.cpu)
+    with Console() as console:
+        if (rows := _assessed(args, settings, items, device)) is None:
+            return 130
+        return _show(args, console, _results(args, settings, items, rows, device))
+    return 0  # nobody reads stdout any more
+
+
+def _assessed(
+    args: argparse.Namespace, settings: "Settings", items: "list[Item]", device: str
+) -> "list[Assessment] | None":
+    """The pictures' assessments in their order; None after Ctrl-C."""
+    from agentic_iqa_local.batch.runner import Runner
+    from agentic_iqa_local.batch.work import Assessing, key_of
+
+    work = Assessing(settings, args.pipeline, args.max_replan_iterations)
+    batch = Runner(work, device, jobs=args.jobs, timeout=args.timeout)
+    rows: dict[str, Assessment] = {}
+    with Progress(len(items)) as progress, stopped_by_ctrl_c(batch, "compare anew"):
+        for row in batch.rows(items):
+            rows[key_of(row)] = row
+            progress.count(row.error is not None)
+    if len(rows) == len(items):
+        return [rows[item.key] for item in items]
+    tell(f"interrupted: {len(rows)} of {len(items)} pictures were assessed, none was compared; compare anew")
+    return None
+
+
+def _results(
+    args: argparse.Namespace, settings: "Settings", items: "list[Item]", rows: "list[Assessment]", device: str
+) -> "list[Result]":
+    """A comparison, an order, or what failed and the groups. The model is loaded when the first pair is shown it."""
+    from agentic_iqa_local.judgement.comparison import Judge
+    from agentic_iqa_local.judgement.preference import read_pair
+    from agentic_iqa_local.nodes.summarizer import ROLE
+    from agentic_iqa_local.services import Services
+
+    services = Services(settings, device)
+    read = None if args.pairwise == "never" else lambda *two: read_pair(services.client(ROLE), *two)
+    always, full_reference = args.pairwise == "always", args.reference is not None
+    judge = Judge(settings, args.pipeline, full_reference, read=read, always=always)
+    files = [item.image for item in items]
+    if args.command == "best":
+        return [*(row for row in rows if row.error), *judge.groups(judge.candidates(rows, files))]
+    return [(judge.compared if len(rows) == 2 else judge.ranked)(rows, files)]
+
+
+def _show(args: argparse.Namespace, console: Console, results: "list[Result]") -> int:
+    """Shows and writes the results; the exit status."""
+    from agentic_iqa_local.files import write_whole
+    from agentic_iqa_local.output.comparison_report import explain, headline_of
+    from agentic_iqa_local.output.comparison_table import comparison_csv
+
+    status, lines = 0, []
+    for result in results:
+        lines.append(one_line(json.dumps(result.to_dict(), ensure_ascii=False)))
+        failed = bool(getattr(result, "error", None) or getattr(result, "failed", None))
+        status |= failed
+        console.show_answer(args, lines[-1], partial(explain, result), headline_of(result), failed)
+    if args.out:
+        write_whole(args.out, "\n".join(lines))
+        tell(one_line(f"{len(results)} rows in {args.out}"))
+    if args.csv:
+        write_whole(args.csv, comparison_csv(results), encoding="utf-8-sig")
+        tell(one_line(f"the pictures as a table in {args.csv}"))
+    return status
+
+
+best = partial(main, name="best")

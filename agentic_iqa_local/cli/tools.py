@@ -1,0 +1,30 @@
+"""Lists every IQA tool: whether it can run here, what it costs, how reliable it is, and what its map can reach.
+
+examples:
+  {tools}
+  {tools} --config qwen2_5_vl_7b --gpu 0
+"""
+
+import argparse
+
+from agentic_iqa_local.cli.command import Parser, run_command
+from agentic_iqa_local.cli.console import Console
+from agentic_iqa_local.cli.options import SET_UP, add_options, chosen_settings
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = Parser.of("tools", __doc__)
+    add_options(parser, *SET_UP)
+    return run_command(parser.parse_args, show, argv)
+
+
+def show(args: argparse.Namespace) -> int:
+    """Prints the table. Raises UserError."""
+    from agentic_iqa_local.devices import choose_device
+    from agentic_iqa_local.output.report import tool_table
+    from agentic_iqa_local.services import Services
+
+    with Console() as console:
+        services = Services(chosen_settings(args), choose_device(args.gpu, args.cpu))
+        console.show(tool_table(services.tools.info()))
+    return 0

@@ -1,0 +1,175 @@
+"""One run with human scores as its tables see it: the modes' scores, the draws, and what may have been seen."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from agentic_iqa_local.config import FusionSettings
+from agentic_iqa_local.iqa_tools import TOOLS
+from agentic_iqa_local.studies.datasets import DatasetInfo, listed
+from agentic_iqa_local.studies.leakage import Exposure, exposures, is_clean, training_of_model
+from agentic_iqa_local.studies.readings import LEVELS, PRODUCT, Readings, Scored, scored_modes
+from agentic_iqa_local.studies.statistics import Draws, Statistic, interval, monotone_map, vqeg_logistic
+from agentic_iqa_local.studies.study import StudyError, check_scores, dataset_info, fusion_settings
+
+MARGIN = 0.02  # of SRCC: what may be lost without mattering
+SIGNIFICANCE = 0.05
+
+
+@dataclass(frozen=True, eq=False)
+class ScoredRun:
+    """A run and what its rows say. Arrays have an entry for each row. `quality` is the human score with higher for
+    better, `product` the mode of the run's configuration, `baseline` the one that the others are compared with, and
+    `half` the rows that a map to levels may be fitted on, as `half_is` says."""
+
+    name: str
+    run: dict[str, Any]
+    rows: Sequence[dict[str, Any]]
+    info: DatasetInfo
+    settings: FusionSettings
+    readings: Readings
+    modes: dict[str, Scored]
+    quality: np.ndarray
+    draws: Draws
+    product: str
+    baseline: str
+    half: np.ndarray
+    half_is: str
+    _known: dict[Any, tuple[float, np.ndarray]] = field(default_factory=dict, init=False)
+
+    @property
+    def mos(self) -> np.ndarray:
+        """The human scores as the authors give them."""
+        return self.quality if self.info.higher_is_better else -self.quality
+
+    def sampled(
+        self, statistic: Statistic, mode: str, kept: np.ndarray | None = None, first: int | None = None
+    ) -> tuple[float, np.ndarray]:
+        """`Draws.of` of a mode with the human scores, on the rows that it answered by default; computed once."""
+        scored = self.modes[mode]
+        kept = scored.answered if kept is None else kept & scored.answered
+        key = statistic, mode, kept.tobytes(), first
+        if key not in self._known:
+            self._known[key] = self.draws.of(statistic, scored.scores, self.quality, kept, first)
+        return self._known[key]
+
+    def figure(self, name: str, statistic: Statistic, mode: str, **options: Any) -> dict[str, float]:
+        """The columns of a statistic of a mode with its interval; options of `sampled`."""
+        return interval(name, *self.sampled(statistic, mode, **options))
+
+    @cached_property
+    def mapped(self) -> dict[str, np.ndarray]:
+        """Each mode's scores on the scale of `quality`, through the fitted logistic; nan where there is none."""
+        found = {name: np.full(len(self.rows), np.nan) for name in self.modes}
+        for name, scored in self.modes.items():
+            kept = scored.answered
+            found[name][kept] = vqeg_logistic(scored.scores[kept], self.quality[kept])
+        return found
+
+    @cached_property
+    def letters(self) -> dict[tuple[str, ...], np.ndarray]:
+        """Each p_c (rows, 5) that tells levels apart, by the names of the modes that rest on it."""
+        found: dict[Any, tuple[list[str], np.ndarray]] = {}
+        for name, scored in self.modes.items():
+            p = scored.p
+            if p is not None and scored.answered.any() and np.nanmax(np.ptp(p, axis=1)) > 0:
+                found.setdefault(scored.mode.letters, ([], p))[0].append(name)
+        return {tuple(names): p for names, p in found.values()}
+
+    @cached_property
+    def levels(self) -> tuple[np.ndarray, np.ndarray, str]:
+        """The human scores as levels, the rows to judge letters on, both (rows,), and where the levels come from.
+
+        Linearly on an absolute category scale, else through a map to what the letters expect, fitted on other rows.
+        """
+        if self.on_levels:
+            levels = np.array([self.info.to_levels(mos) for mos in self.mos])
+            return levels, np.full(len(levels), True), "the scale, linearly"
+        nothing = np.full(len(self.rows), np.nan)
+        together = np.mean([p @ LEVELS for p in self.letters.values()] or [nothing], axis=0)
+        fit, source = (
+            np.isfinite(together) & self.half,
+            f"monotone map fitted on {self.half_is}, judged on the others",
+        )
+        if not fit.any():
+            return nothing, np.full(len(nothing), False), source
+        return monotone_map(self.quality[fit], together[fit])(self.quality), ~self.half, source
+
+    @property
+    def on_levels(self) -> bool:
+        """Whether the human scores are of absolute categories with known ends."""
+        return self.info.scale == "absolute categories" and None not in (self.info.low, self.info.high)
+
+    @cached_property
+    def exposures(self) -> dict[str, list[Exposure]]:
+        """How the parts of each mode have met the data set."""
+        model = training_of_model(
+            self.run["model"]["name"], {"agentic_iqa_notice": self.run["model"].get("notice")}
+        )
+        return {
+            name: exposures(
+                self.info.key,
+                [tool for tool in scored.mode.tools if tool in TOOLS],
+                {} if scored.mode.kind in ("letters", "tool") else self.run["maps"],
+                model if scored.mode.asks_model else None,
+            )
+            for name, scored in self.modes.items()
+        }
+
+    def is_clean(self, mode: str) -> bool:
+        """Whether the mode's rank correlation here may enter an average over data sets."""
+        return is_clean(self.exposures[mode], ranks_of_one=self.modes[mode].mode.kind == "tool")
+
+    def mark(self, mode: str) -> str:
+        """What stands beside a mode's figures: "seen" by a part of it, "?" where that is unknown, or nothing."""
+        if self.is_clean(mode):
+            return ""
+        unknown = all(exposure.how == "training data unknown" for exposure in self.exposures[mode])
+        return "?" if unknown else "seen"
+
+
+def scored_run(
+    run: dict[str, Any],
+    rows: Sequence[dict[str, Any]],
+    *,
+    name: str = "run",
+    draws: int = 1000,
+    seed: int = 0,
+    baseline: str | None = None,
+    fitted: dict[str, Any] | None = None,
+) -> ScoredRun:
+    """A run (what `store.read_run` gives) with its modes and bootstrap draws.
+
+    `baseline` is the mode that every other is compared with; by default the first that takes the letters that the
+    model wrote, else the first. `fitted` are a fit's temperature and η, which add the mode "logits, fitted". Raises
+    StudyError where there are no scored rows, no known direction of the scores, or no such baseline.
+    """
+    info, settings = dataset_info(run), fusion_settings(run)
+    check_scores(name, rows, info)
+    readings = Readings(rows, settings.vote)
+    configured = run["tools"]["full_reference" if info.kind == "FR" else "no_reference"]
+    modes = scored_modes(
+        readings, settings, settings.model_copy(update=fitted) if fitted else None, configured
+    )
+    if baseline is None:
+        written = (mode for mode, scored in modes.items() if scored.mode.source == "generated")
+        baseline = next(written, next(iter(modes), None))
+    if baseline not in modes:
+        known = listed(modes) or "no mode: every row failed"
+        raise StudyError(f"{name}: expected a baseline of {known}; got {baseline!r}")
+    rng = np.random.default_rng(seed)
+    sampled = Draws.make(rows, rng, draws)
+    units = rng.permutation(sampled.counts.shape[1])
+    half, half_is = np.array([row.get("split") == "train" for row in rows]), "the training split"
+    if not half.any() or half.all():
+        half = np.isin(sampled.unit, units[: len(units) // 2])
+        half_is = f"half of the {sampled.over.partition(',')[0]}"
+    mos = np.array([row["mos"] for row in rows], float)
+    own = PRODUCT[settings.mode]
+    quality = mos if info.higher_is_better else -mos
+    product = own if own in modes else next(iter(modes))
+    facts = name, run, rows, info, settings, readings, modes, quality, sampled
+    return ScoredRun(*facts, product, baseline, half, half_is)

@@ -1,0 +1,99 @@
+"""Sets of known quality: clean photographs with synthetic distortions, and a pseudo-MOS in the place of human scores.
+
+The pseudo-MOS is the mean of four weight-free full-reference metrics against the clean original, each on 1..5 through
+its map. A clean photograph comes out below 5, as those maps do.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from agentic_iqa_local.images.reading import load_image
+from agentic_iqa_local.iqa_tools import ToolRunner
+from agentic_iqa_local.studies.distortions import distort, draw_parts
+
+METRICS = ("FSIM", "VSI", "GMSD", "NLPD")
+PHOTO_SUFFIXES = (".png", ".webp", ".jpg", ".jpeg")
+HELD_OUT, SPLIT_SEED, TEST_SEED, SIDE = 40, 20261121, 7001, 512
+
+
+class PseudoMos:
+    """Metrics built once; `__call__(image, clean)` takes uint8 H×W×3 and returns the pseudo-MOS, 1..5."""
+
+    def __init__(self) -> None:
+        self.runner = ToolRunner(device="cpu")
+
+    def __call__(self, image: np.ndarray, clean: np.ndarray) -> float:
+        test, reference = Image.fromarray(image), Image.fromarray(clean)
+        return float(np.mean([self.runner.score(metric, test, reference).normalized for metric in METRICS]))
+
+
+def photo_files(folder: Path) -> list[Path]:
+    """The photographs in a folder, by name."""
+    return sorted(p for p in folder.iterdir() if p.suffix.lower() in PHOTO_SUFFIXES)
+
+
+def split_photos(folder: Path, held_out: int = HELD_OUT) -> tuple[list[Path], list[Path]]:
+    """(training files, held-out files), split by file with a committed seed."""
+    files = photo_files(folder)
+    if len(files) <= held_out:
+        kinds = ", ".join(PHOTO_SUFFIXES)
+        raise ValueError(f"{folder}: expected more than {held_out} photographs ({kinds}), got {len(files)}")
+    order = np.random.default_rng(SPLIT_SEED).permutation(len(files))
+    return [files[i] for i in sorted(order[held_out:])], [files[i] for i in sorted(order[:held_out])]
+
+
+def load_tiles(files: Sequence[Path]) -> list[np.ndarray]:
+    """The photographs as uint8 tiles of 512×512.
+
+    Those with more than 1024 pixels on their short side are first reduced to that by averaging areas, which removes
+    what a camera's JPEG left.
+
+    Raises:
+        ImageError: a file is no such picture.
+        ValueError: a picture is too small.
+    """
+    tiles = []
+    for file in files:
+        photo = load_image(file).pixels
+        short = min(photo.size)
+        if short < SIDE:
+            raise ValueError(
+                f"{file}: expected at least {SIDE} pixels a side, got {photo.width}×{photo.height}"
+            )
+        if short > 2 * SIDE:
+            scale = 2 * SIDE / short
+            size = (round(photo.width * scale), round(photo.height * scale))
+            photo = photo.resize(size, Image.Resampling.BOX)
+        pixels = np.asarray(photo)
+        tiles += [
+            np.ascontiguousarray(pixels[top : top + SIDE, left : left + SIDE])
+            for top in range(0, pixels.shape[0] - SIDE + 1, SIDE)
+            for left in range(0, pixels.shape[1] - SIDE + 1, SIDE)
+        ]
+    return tiles
+
+
+def write_set(
+    tiles: list[np.ndarray], per_photo: int, folder: Path, reference: bool = True
+) -> Iterator[dict[str, Any]]:
+    """Writes `per_photo` samples of each tile into `folder`; yields each one's row of the manifest."""
+    rng, measure = np.random.default_rng(TEST_SEED), PseudoMos()
+    for scene, clean in enumerate(tiles):
+        original = f"clean_{scene:03}.png"
+        Image.fromarray(clean).save(folder / original)
+        for i in range(scene * per_photo, (scene + 1) * per_photo):
+            sample = distort(clean, draw_parts(rng), rng)
+            Image.fromarray(sample.image).save(folder / f"{i:04}.png")
+            strongest = sample.parts[0] if sample.parts else None
+            yield {
+                "image": f"{i:04}.png",
+                "reference": original if reference else "",
+                "mos": f"{measure(sample.image, clean):.6f}",
+                "group": f"{scene:03}",
+                "distortion": strongest.kind if strongest else "none",
+                "level": strongest.severity if strongest else 0,
+            }

@@ -1,0 +1,223 @@
+"""The tables of a report, but those of intervals: how the modes agree with the human scores, how good the letters'
+probabilities are, what an image costs, what was seen before, and what failed."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy.special import entr
+from scipy.stats import rankdata
+
+from agentic_iqa_local.studies import statistics
+from agentic_iqa_local.studies.readings import CLASSIFICATION, LEVELS, LOGITS
+from agentic_iqa_local.studies.scored_run import MARGIN, SIGNIFICANCE, ScoredRun
+from agentic_iqa_local.studies.statistics import interval, mean, plcc, srcc
+
+FIRST_COMPARISON = (LOGITS.name, CLASSIFICATION.name)  # named before any run was looked at
+KRCC_DRAWS = 200
+COVERAGES = (100, 90, 75, 50, 25)  # percent
+TOKENS = ("prefilled", "reused", "decoded")
+
+
+def mode_table(run: ScoredRun) -> pd.DataFrame:
+    """SRCC, PLCC, KRCC, and PLCC and RMSE after the logistic, of each mode on the images that it answered."""
+    table = []
+    for name, scored in run.modes.items():
+        kept, mapped = scored.answered, run.mapped[name]
+        line = {
+            "mode": name,
+            "seen": run.mark(name),
+            "n": kept.sum(),
+            "failed": (~kept).sum(),
+            "coverage": kept.mean(),
+        }
+        line |= run.figure("srcc", srcc, name) | run.figure("plcc", plcc, name)
+        line |= run.figure("krcc", statistics.krcc, name, first=KRCC_DRAWS)
+        for key, statistic in (("plcc_mapped", plcc), ("rmse_mapped", statistics.rmse)):
+            line |= interval(key, *run.draws.of(statistic, mapped, run.quality, np.isfinite(mapped)))
+        table.append(line | {"interval_over": run.draws.over})
+    return pd.DataFrame(table)
+
+
+def differences(run: ScoredRun) -> pd.DataFrame:
+    """SRCC and PLCC of every mode less those of the baseline, on the images that both answered; the comparison that
+    was named beforehand first. `better` holds after Holm's correction, `verdict` is what the interval alone shows."""
+    pairs = [FIRST_COMPARISON] if set(FIRST_COMPARISON) <= run.modes.keys() else []
+    rest = [(name, run.baseline) for name in run.modes if name != run.baseline]
+    pairs += [pair for pair in rest if not pairs or set(pair) != set(FIRST_COMPARISON)]
+    table = []
+    for first, second in pairs:
+        both = run.modes[first].answered & run.modes[second].answered
+        line = {"first": first, "second": second, "n": both.sum(), "failed": (~both).sum()}
+        line |= statistics.difference(
+            "plcc_difference", *(run.sampled(plcc, mode, both) for mode in (first, second))
+        )
+        line |= statistics.difference(
+            "srcc_difference", *(run.sampled(srcc, mode, both) for mode in (first, second))
+        )
+        table.append(line)
+    for line, p in zip(table, statistics.holm([line["p"] for line in table]), strict=True):
+        better = line["first"] if line["srcc_difference"] > 0 else line["second"]
+        line |= {"p_holm": p, "better": better if p < SIGNIFICANCE else "undecided"}
+        line["verdict"] = statistics.verdict(
+            line["srcc_difference_low"], line["srcc_difference_high"], MARGIN
+        )
+    return pd.DataFrame(table)
+
+
+def within(run: ScoredRun, by: str) -> pd.DataFrame:
+    """SRCC and PLCC within each label that the rows have under the name `by`: "distortion", "level" or "subset".
+
+    Intervals are given for the product's mode and the baseline. Of subsets there is a line "within subsets" too: the
+    mean of their figures by their images, on the draws that they share.
+    """
+    labels = pd.Series([row.get(by) for row in run.rows], dtype=object)
+    table = []
+    for mode, scored in run.modes.items():
+        first, parts = None if mode in (run.product, run.baseline) else 0, []
+        for value in sorted(labels.dropna().unique()):
+            inside = (labels == value).to_numpy()
+            kept = inside & scored.answered
+            count, failed, ranks = kept.sum(), (inside & ~kept).sum(), run.sampled(srcc, mode, kept, first)
+            parts.append((count, failed, *ranks))
+            line = {"mode": mode, by: value, "n": count, "failed": failed, **interval("srcc", *ranks)}
+            line |= {"plcc": run.sampled(plcc, mode, kept, 0)[0], "mean_score": mean(scored.scores[kept])}
+            table.append(line | {"mean_mos": mean(run.mos[kept])})
+        if by == "subset" and len(parts) > 1:
+            counts, failed, values, on_draws = zip(
+                *(part for part in parts if np.isfinite(part[2])), strict=True
+            )
+            share = np.array(counts) / sum(counts)
+            line = {"mode": mode, by: "within subsets", "n": sum(counts), "failed": sum(failed)}
+            table.append(line | interval("srcc", share @ values, share @ np.array(on_draws)))
+    return pd.DataFrame(table)
+
+
+def claims(run: ScoredRun) -> dict[tuple[str, ...], pd.DataFrame]:
+    """Of each p_c, by the modes that rest on it, a line for each image that it is judged on: the probability of the
+    likeliest level (`confidence`), whether that is the true one (`correct`), and the true `level`."""
+    human, usable, _ = run.levels
+    level, found = np.clip(human, 1, 5), {}
+    for names, p in run.letters.items():
+        kept = np.flatnonzero(np.isfinite(p).all(axis=1) & usable)
+        if len(kept):
+            correct = p[kept].argmax(axis=1) + 1 == np.floor(level[kept] + 0.5)
+            columns = {"confidence": p[kept].max(axis=1), "correct": correct, "level": level[kept]}
+            found[names] = pd.DataFrame(columns, kept)
+    return found
+
+
+def calibration(run: ScoredRun) -> pd.DataFrame:
+    """Expected calibration error and ranked probability score of each p_c against the human scores as levels."""
+    human, _, source = run.levels
+    losses, table = {}, []
+    for names, claim in claims(run).items():
+        p, level, loss = run.letters[names], claim.level.to_numpy(), np.full(len(human), np.nan)
+        losses[names] = loss
+        loss[claim.index] = statistics.ranked_probability_scores(p[claim.index], level)
+        uniform = statistics.ranked_probability_scores(np.full((len(claim), 5), 0.2), level)
+        bins = statistics.reliability_bins(claim.confidence.to_numpy(), claim.correct.to_numpy())
+        line = {"letters": "; ".join(names), "n": len(claim), "failed": (~np.isfinite(p).all(axis=1)).sum()}
+        line |= {"ece": statistics.expected_calibration_error(bins), "accuracy": claim.correct.mean()}
+        line |= {"mean_confidence": claim.confidence.mean(), **run.draws.mean("rps", loss)}
+        line |= {"rps_uniform": mean(uniform), "levels_from": source}
+        table.append(line | {"off_the_scale": ((human < 1) | (human > 5))[claim.index].sum()})
+    baseline = next((loss for names, loss in losses.items() if run.baseline in names), None)
+    if baseline is not None:
+        for line, loss in zip(table, losses.values(), strict=True):
+            line |= run.draws.mean("rps_difference", loss - baseline)
+    return pd.DataFrame(table)
+
+
+def rank_errors(scores: np.ndarray, quality: np.ndarray) -> np.ndarray:
+    """How much higher a score ranks than the human score, as a share of all rows, (rows,)."""
+    return (rankdata(scores) - rankdata(quality)) / len(scores)
+
+
+def risk_coverage(
+    run: ScoredRun, widths: Mapping[str, np.ndarray]
+) -> tuple[pd.DataFrame, dict[str, np.ndarray]]:
+    """What is gained by setting aside the images that a signal is unsure of: a line for each mode and signal, and the
+    curves of the product's mode by signal. `widths` are those of the intervals of q, (rows,), by mode."""
+    q_bar, nothing = run.readings.agent["q_bar"].to_numpy(), np.full(len(run.rows), np.nan)
+    table, curves = [], {}
+    for name, scored in run.modes.items():
+        answered, p = scored.answered, scored.p
+        if p is None or not answered.any() or np.ptp(p[answered], axis=1).max() == 0:
+            continue
+        error = nothing.copy()
+        error[answered] = np.abs(rank_errors(scored.scores[answered], run.quality[answered]))
+        signals = {
+            "entropy": entr(p).sum(axis=1).round(12),  # alike where only rounding differs
+            "VLM–tool disagreement": np.abs(p @ LEVELS - q_bar),
+            "width of the interval": widths.get(name, nothing),
+        }
+        for signal, values in signals.items():
+            usable = answered & np.isfinite(values)
+            if usable.any():
+                risk, n = statistics.risk_curve(values[usable], error[usable]), int(usable.sum())
+                curves |= {signal: risk} if name == run.product else {}
+                line = {
+                    "mode": name,
+                    "signal": signal,
+                    "n": n,
+                    "failed": (~usable).sum(),
+                    "aurc": risk.mean(),
+                }
+                table.append(
+                    line | {f"risk_{share}": risk[math.ceil(share * n / 100) - 1] for share in COVERAGES}
+                )
+    return pd.DataFrame(table), curves
+
+
+def cost(run: ScoredRun) -> pd.DataFrame:
+    """Seconds and tokens that each image's inference took for a mode alone."""
+    costs = [row.get("cost", {}) for row in run.rows]
+    table = []
+    for name, scored in run.modes.items():
+        mode = scored.mode
+        tools = [] if mode.asks_model else [(tool, "seconds") for tool in mode.tools]
+        parts = np.array(
+            [[spent.get(part, {}).get("seconds", np.nan) for part in mode.cost] for spent in costs]
+        )
+        seconds = parts.sum(axis=1) + run.readings.tools[tools].sum(axis=1, skipna=False).to_numpy()
+        known = np.isfinite(seconds)
+        median, p95 = np.quantile(seconds[known], [0.5, 0.95]) if known.any() else (math.nan, math.nan)
+        line = {
+            "mode": name,
+            "n": known.sum(),
+            "failed": (~known).sum(),
+            "mean_seconds": mean(seconds[known]),
+        }
+        line |= {"median_seconds": median, "p95_seconds": p95}
+        for kind in TOKENS:
+            counts = [sum(spent.get(part, {}).get(kind, 0) for part in mode.cost) for spent in costs]
+            line[f"{kind}_tokens"] = mean(np.array(counts)[known])
+        table.append(line | {"asks_the_model": "yes" if mode.asks_model else "no"})
+    return pd.DataFrame(table)
+
+
+def exposure_table(run: ScoredRun) -> pd.DataFrame:
+    """What each mode rests on that has met the data set."""
+    table = []
+    for name, exposures in run.exposures.items():
+        line = {"mode": name, "clean": "yes" if run.is_clean(name) else "no"}
+        met = [(exposure.what, exposure.how, exposure.touches) for exposure in exposures] or [
+            ("", "none known", "")
+        ]
+        table += [line | dict(zip(("what", "how", "touches"), each, strict=True)) for each in met]
+    return pd.DataFrame(table)
+
+
+def failures(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
+    """How many images failed in each part, by reason."""
+    reasons: Counter[tuple[str, str]] = Counter()
+    for row in rows:
+        parts = {"image": row.get("error"), "agent": row.get("agent_error")}
+        parts |= {tool: read.get("error") for tool, read in row.get("tools", {}).items()}
+        reasons.update((part, str(error)) for part, error in parts.items() if error)
+    table = [(*reason, count) for reason, count in reasons.most_common()]
+    return pd.DataFrame(table, columns=["part", "error", "n"])

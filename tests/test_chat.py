@@ -1,0 +1,136 @@
+"""The command chat as a user runs it: questions piped or typed, one a line, and what is refused."""
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import ROOT
+
+COMMAND = [sys.executable, "-m", "agentic_iqa_local", "chat"]
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
+
+
+def run(*args, said: bytes = b"") -> subprocess.CompletedProcess:
+    line = [*COMMAND, *map(str, args), "--cpu"]
+    done = subprocess.run(line, input=said, capture_output=True, check=False, env=ENVIRONMENT)
+    done.stdout, done.stderr = done.stdout.decode(), done.stderr.decode()
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def test_piped_questions_are_json_lines_and_rows_of_a_file(photo_path, tmp_path):
+    out = tmp_path / "rows.jsonl"
+    said = b"And the plant?\n\n \t\n\xff?\n" + b"x" * 5000 + b"\nIs it noisy? yes or no\nQUIT\nRate it\n"
+    done = run(photo_path, "--query", "Rate it", "--out", out, said=said)
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [row["query"] for row in rows] == ["Rate it", "And the plant?", "Is it noisy? yes or no"]
+    assert [(row["turn"], row["error"]) for row in rows] == [(1, None), (2, None), (3, None)]
+    assert rows[1]["plan"]["query_scope"] == ["plant"]
+    assert [len((row["prior_context"] or {"turns": []})["turns"]) for row in rows] == [0, 1, 2]
+    assert [json.loads(line) for line in out.read_text().splitlines()] == rows
+    not_text, too_long = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert "UTF-8" in not_text
+    assert "at most 4000 characters, got 5000" in too_long
+    assert "> " not in done.stdout + done.stderr  # a prompt is for a terminal
+    assert done.returncode == 1  # two lines were no questions
+    again = run(photo_path, "--out", out, "--explain", said=b"Rate it\n")  # another conversation is appended
+    assert [json.loads(line)["turn"] for line in out.read_text().splitlines()] == [1, 2, 3, 1]
+    assert "Letters: how probable" in again.stdout
+    assert again.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["bad.png"], "bad.png: expected a PNG"),
+        (["PHOTO", "--out", "rows.jsonl"], "rows.jsonl, line 1: expected rows as this program writes them"),
+        (["PHOTO", "PHOTO"], "unknown option"),
+        (["PHOTO", "--pipeline", "letters"], "unknown option --pipeline"),
+    ],
+)
+def test_what_cannot_be_answered_is_one_sentence_and_status_2(photo_path, tmp_path, monkeypatch, args, said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.png").write_text("no picture")
+    (tmp_path / "rows.jsonl").write_text('{"schema_version": 5, "turn": null}\n')  # of a batch
+    done = run(*[photo_path if word == "PHOTO" else word for word in args], said=b"Rate it\n")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+TOLD = """
+import sys
+from agentic_iqa_local.api import Conversation
+from agentic_iqa_local.cli.chat import main
+
+ask = Conversation.ask
+
+def told(self, query):
+    print("asked:", query, file=sys.stderr, flush=True)
+    return ask(self, query)
+
+Conversation.ask = told
+sys.exit(main())
+"""
+
+
+class Terminal:
+    """The command at a terminal of its own; it tells when it begins to answer a question."""
+
+    def __init__(self, *args: str):
+        self.pid, self.file = pty.fork()
+        if self.pid == 0:
+            os.execve(sys.executable, [sys.executable, "-c", TOLD, *args, "--cpu"], ENVIRONMENT)
+        self.shown = ""
+
+    def until(self, text: str, after: int = 0) -> int:
+        """Reads until the text is shown behind position `after`; where it ends."""
+        deadline = time.monotonic() + 600
+        while text not in self.shown[after:]:
+            assert time.monotonic() < deadline, self.shown
+            if select.select([self.file], [], [], 1)[0]:
+                try:
+                    self.shown += os.read(self.file, 65536).decode(errors="replace")
+                except OSError:  # the other side is closed
+                    pytest.fail(f"it ended without {text!r}: {self.shown}")
+        return self.shown.index(text, after) + len(text)
+
+    def type(self, text: str) -> None:
+        os.write(self.file, text.encode())
+
+
+def test_at_a_terminal_ctrl_c_stops_a_question_and_then_the_session(photo_path):
+    terminal = Terminal(photo_path)
+    at = terminal.until("> ", terminal.until("one question a line"))
+    terminal.type("And the plant?\n")
+    at = terminal.until("asked: And the plant?", at)
+    terminal.type("\x03")
+    at = terminal.until("> ", terminal.until("this question was stopped", at))
+    terminal.type("Rate it\n")
+    at = terminal.until("Fused score", at)  # it goes on
+    terminal.until("> ", at)
+    terminal.type("\x03\n")  # the key is for a Ctrl-C that comes before Python waits for one
+    terminal.until("interrupted", at)
+    assert os.waitstatus_to_exitcode(os.waitpid(terminal.pid, 0)[1]) == 130
+
+
+def test_a_polite_kill_ends_piped_questions_with_what_was_answered_kept(photo_path, tmp_path):
+    out = tmp_path / "rows.jsonl"
+    process = subprocess.Popen(
+        [*COMMAND, photo_path, "--cpu", "--out", str(out)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT,
+    )  # fmt: skip
+    process.stdin.write("Rate it\n")
+    process.stdin.flush()
+    shown = process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    _, told = process.communicate()
+    assert process.returncode == 130
+    assert told.endswith("interrupted\n")
+    assert json.loads(shown) == json.loads(out.read_text())

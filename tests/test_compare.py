@@ -1,0 +1,130 @@
+"""The commands compare and best, run as a user runs them, and the door to all commands."""
+
+import csv
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from conftest import ROOT
+from PIL import Image
+
+from agentic_iqa_local.cli.compare import parse
+from agentic_iqa_local.cli.main import COMMANDS, main
+from agentic_iqa_local.studies.distortions import DISTORTIONS
+
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "100"}
+
+
+def run(*args, **variables) -> subprocess.CompletedProcess:
+    line = [sys.executable, "-m", "agentic_iqa_local", *map(str, args)]
+    env = ENVIRONMENT | {"PYTHONPATH": str(ROOT)} | variables
+    done = subprocess.run(line, capture_output=True, text=True, check=False, env=env)
+    assert "Traceback" not in done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def burst(photo, photo_path, tmp_path_factory):
+    """A folder with a clean photograph, two worse versions of it, another photograph, and a file that is none."""
+    folder = tmp_path_factory.mktemp("burst")
+    shutil.copy(photo_path, folder / "b.png")
+    shutil.copy(ROOT / "tests" / "data" / "prudential.png", folder / "=d.png")
+    rng = np.random.default_rng(0)
+    for name, kind in (("a.png", "jpeg"), ("c.png", "gaussian_blur")):
+        Image.fromarray(DISTORTIONS[kind].apply(np.asarray(photo), 4, rng)).save(folder / name)
+    (folder / "e.png").write_text("no picture")
+    return folder
+
+
+def test_a_folder_becomes_groups_with_the_best_of_each(burst, tmp_path):
+    before = {file.name: file.read_bytes() for file in burst.iterdir()}
+    out, table = tmp_path / "rows.jsonl", tmp_path / "best.csv"
+    done = run("best", burst, "--json", "--out", out, "--csv", table, "--explain", "--cpu")
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [json.loads(line) for line in out.read_text().splitlines()] == rows
+    failed = next(row for row in rows if "kind" not in row)
+    assert failed["image"] == str(burst / "e.png")
+    assert failed["error"]
+    versions, alone = sorted((row for row in rows if row.get("kind") == "group"), key=lambda row: -len(row["order"]))
+    assert versions["best"] == str(burst / "b.png")
+    names = [ranked["assessment"]["image"] for ranked in versions["order"]]
+    assert sorted(names) == [str(burst / name) for name in ("a.png", "b.png", "c.png")]
+    assert (alone["best"], len(alone["order"])) == (str(burst / "=d.png"), 1)
+    assert "is the best of 3" in done.stderr
+    assert "has no near-duplicate" in done.stderr
+    assert done.returncode == 1  # one picture failed
+    assert {file.name: file.read_bytes() for file in burst.iterdir()} == before
+    data = table.read_bytes()
+    assert data.startswith(b"\xef\xbb\xbf")  # by which a spreadsheet knows UTF-8
+    places = [row for row in csv.DictReader(io.StringIO(data.decode("utf-8-sig"))) if row["place"]]
+    assert {row["image"] for row in places} == {*names, alone["best"]}
+
+
+def test_several_pictures_are_ordered_and_a_bad_one_told(burst):
+    done = run("compare", burst / "a.png", burst / "b.png", burst / "e.png", "--explain", "--cpu")
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith(f"1. {burst / 'b.png'}")
+    assert lines[1].startswith(f"2. {burst / 'a.png'}")
+    assert any(line.startswith("FAILED: ") and "e.png" in line for line in lines)
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["compare", "b.png", "b.png"], "compare: expected 2 to"),
+        (["compare", "b.png", "gone.png"], "gone.png: expected an image file, but there is no such file"),
+        (["compare"], "the following arguments are required: PICTURE"),
+        (["best", "b.png", "--query", "Sharp?"], "unknown option --query"),
+        (["asess", "b.png"], "unknown command asess; did you mean python -m agentic_iqa_local assess?"),
+        (["b.png"], "did you mean python -m agentic_iqa_local assess b.png?"),
+    ],
+)
+def test_a_mistake_is_one_sentence(words, said, burst, monkeypatch, capfd):
+    monkeypatch.chdir(burst)
+    try:
+        status = main(words)
+    except SystemExit as ended:
+        status = ended.code
+    (sentence,) = capfd.readouterr().err.splitlines()
+    assert status == 2
+    assert said in sentence
+
+
+def test_comparisons_take_the_pipeline_letters_unless_told_otherwise():
+    assert parse(["a.png", "b.png"]).pipeline == "letters"
+    assert parse(["a", "--pipeline", "agent"], "best").pipeline == "agent"
+
+
+def test_every_command_is_named_and_has_its_help():
+    names = run("--help").stdout
+    for name in COMMANDS:
+        assert f"\n  {name} " in names
+    assert run("--version").stdout.split()[0] == "agentic_iqa_local"
+    assert "--explain" in run("chat", "--help").stdout
+
+
+@pytest.mark.parametrize(("line", "offered"), [("agentic-iqa co", "compare"), ("agentic-iqa compare --pair", "--pairwise")])
+def test_a_shell_completes_commands_and_options(line, offered, tmp_path):
+    """As the function of argcomplete's `register-python-argcomplete` asks: the answer goes to file descriptor 8."""
+    code = (
+        f"import os; os.dup2(os.open({str(tmp_path / 'offered')!r}, os.O_CREAT | os.O_WRONLY), 8);"
+        " from agentic_iqa_local.cli.main import main; main([])"
+    )
+    asked = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_IFS": "\n"}
+    env = ENVIRONMENT | {"PYTHONPATH": str(ROOT)} | asked
+    subprocess.run([sys.executable, "-c", code], check=False, env=env)
+    assert offered in (tmp_path / "offered").read_text()
+
+
+def test_a_reader_that_goes_away_ends_a_list_without_a_word():
+    line = f"{sys.executable} -m agentic_iqa_local tools --cpu | head -n 1"
+    env = ENVIRONMENT | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(line, shell=True, capture_output=True, text=True, check=False, env=env)
+    assert done.stdout.startswith("PSNR ")
+    assert done.stderr == ""

@@ -1,0 +1,124 @@
+"""Fits of temperature and η on made rows whose best parameters are known."""
+
+import json
+
+import numpy as np
+import pytest
+from scipy import stats
+from test_study_report import make_rows, make_run, store
+
+from agentic_iqa_local.judgement.fit import FitError, read_fit
+from agentic_iqa_local.score_fusion import fused_distribution
+from agentic_iqa_local.studies.datasets import DatasetError
+from agentic_iqa_local.studies.fitting import fit_letters, fit_runs, least
+from agentic_iqa_local.studies.readings import LEVELS, Readings, fused
+from agentic_iqa_local.studies.study import fusion_settings
+
+SETTINGS = fusion_settings(make_run())  # temperature and η are 1
+
+
+def sharpened(rows, by):
+    """The rows with letters `by` times as sharp: a temperature of `by` makes them what they were."""
+    rows = json.loads(json.dumps([row for row in rows if row.get("reads")]))
+    for row in rows:
+        for view in (view for read in row["reads"].values() for view in read["views"]):
+            view |= {order: {x: by * p for x, p in view[order].items()} for order in ("forward", "reversed")}
+    return rows
+
+
+def parts(rows) -> tuple[Readings, np.ndarray, np.ndarray]:
+    readings = Readings(rows)
+    return readings, readings.agent["q_bar"].to_numpy(), readings.p("all_evidence")
+
+
+def test_the_rps_fit_finds_the_temperature_that_letters_were_sharpened_by():
+    """Levels drawn from the fused distribution at temperature 1 and η 1: a proper score is least there. Sharpened
+    threefold, the letters need a temperature of 3. With 1,100 rows the estimate scatters by some 10 %."""
+    rows = sharpened(make_rows(1300), 1)
+    _, q_bar, p = parts(rows)
+    rng = np.random.default_rng(0)
+    levels = np.array([rng.choice(LEVELS, p=w) for w in fused_distribution(p, q_bar, 1.0)])
+    (temperature, eta), before, after = fit_letters(sharpened(rows, 3), "rps", levels, SETTINGS)
+    assert 2.2 < temperature < 4.0
+    assert 0.7 < eta < 1.4
+    assert after <= before
+
+
+def test_the_srcc_fit_finds_the_parameters_that_the_scores_were_made_with():
+    """Scores that are the fused q at temperature 2.5 and η 0.4: SRCC is 1 there, and less elsewhere."""
+    rows = sharpened(make_rows(300), 1)
+    readings, q_bar, p = parts(rows)
+    targets = fused(readings.p("all_evidence", temperature=2.5), q_bar, 0.4)
+    best, before, after = fit_letters(rows, "srcc", targets, SETTINGS)
+    assert best == pytest.approx((2.5, 0.4), rel=0.05)
+    assert before == pytest.approx(stats.spearmanr(fused(p, q_bar, 1.0), targets).statistic)
+    assert after == pytest.approx(1, abs=1e-6)
+
+
+def test_fits_without_an_optimum_are_refused():
+    """Scores that fall where the letters rise: the less they weigh the better, without an end."""
+    rows = sharpened(make_rows(300), 1)
+    _, q_bar, p = parts(rows)
+    for of, targets, message in (
+        (
+            rows,
+            q_bar - p @ LEVELS,
+            "SRCC was still getting better where the temperature reached 10 and η reached 10",
+        ),
+        (rows, np.full(len(rows), 3.0), "all alike"),
+        (make_rows(12), np.ones(12), "at least 20"),
+    ):
+        with pytest.raises(FitError, match=message):
+            fit_letters(of, "srcc", targets, SETTINGS)
+
+
+@pytest.mark.parametrize(("slope", "refused"), [(0.0004, False), (0.01, True)])
+def test_a_bound_that_gains_nothing_gives_way_to_the_configuration(slope, refused):
+    """A loss that falls by `slope` for each factor of ten in temperature: to 10 it gains 0.0004, less than the third
+    digit, or 0.01; at 5, the last temperature that counts as inside, 0.007 of that: 0.003 are left."""
+
+    def fitted():
+        return least(lambda temperature, _: -slope * np.log10(temperature), (1.0, 1.0), "SRCC")
+
+    if refused:
+        with pytest.raises(FitError, match="the temperature reached 10;"):
+            fitted()
+    else:
+        assert fitted() == (1.0, 1.0)
+
+
+def test_a_fit_names_its_rows_and_is_read_again(tmp_path):
+    rows = [row | {"mos": float(np.clip(row["mos"] / 2, 1, 5))} for row in make_rows(240)]
+    folder = store(tmp_path / "run", make_run("koniq10k"), rows)
+    fit = fit_runs([folder], "rps", split=None, share=0.5)
+    used = {row["group"] for row in rows if row["key"] in fit.keys}
+    assert len(used) == len({row["group"] for row in rows}) // 2  # whole scenes
+    assert all(fit.used(row) == (row["group"] in used) for row in rows)  # failed rows of these scenes too
+    (tmp_path / "fit.json").write_text(fit.to_json())
+    assert read_fit(tmp_path / "fit.json") == fit
+    former = json.loads(fit.to_json()) | {"format": 2}  # of before there were intervals
+    del former["intervals"]
+    (tmp_path / "old.json").write_text(json.dumps(former))
+    assert read_fit(tmp_path / "old.json").intervals is None
+    for options, message in (
+        ({"split": None, "share": 1.0}, "not use"),
+        ({"split": "val", "share": 0.3}, "found none; the splits are unknown: use --share"),
+    ):
+        with pytest.raises(FitError, match=message):
+            fit_runs([folder], "srcc", **options)
+
+
+def test_the_rps_fit_of_a_manifest_wants_its_range(tmp_path):
+    run = make_run("manifest")
+    run["dataset"] |= {"higher_is_better": True, "title": "my40.csv"}
+    folder = store(tmp_path / "run", run, make_rows(120))
+    with pytest.raises(DatasetError, match=r"my40\.csv: .* --mos-range LOW HIGH"):
+        fit_runs([folder], "rps", split=None, share=0.5)
+    run["dataset"] |= {
+        "low": 0.0,
+        "high": 9.0,
+        "scale": "absolute categories",
+    }  # make_rows' scores are within 0..9
+    (folder / "run.json").write_text(json.dumps(run))
+    fit = fit_runs([folder], "rps", split=None, share=0.5)
+    assert 0 < fit.after <= fit.before < 1
