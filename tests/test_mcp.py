@@ -99,7 +99,14 @@ def test_both_tools_say_what_they_take(answers):
 
 
 def test_an_answer_is_that_of_the_command(answers, folder):
-    line = [sys.executable, str(ROOT / "scripts" / "assess.py"), str(folder / "1.png"), "--cpu", "--pipeline", "letters"]
+    line = [
+        sys.executable,
+        str(ROOT / "scripts" / "assess.py"),
+        str(folder / "1.png"),
+        "--cpu",
+        "--pipeline",
+        "letters",
+    ]
     done = subprocess.run(line, capture_output=True, text=True, check=True, env=os.environ | ENVIRONMENT)
     row, found = json.loads(done.stdout), answers["letters"]
     assert not found.is_error
@@ -123,9 +130,9 @@ def test_a_question_and_a_reference(answers):
 
 def test_two_pictures_and_several(answers):
     two = answers["compare"].structured_content
-    assert two["probability_first_is_better"] + answers["turned"].structured_content["probability_first_is_better"] == (
-        pytest.approx(1)
-    )
+    assert two["probability_first_is_better"] + answers["turned"].structured_content[
+        "probability_first_is_better"
+    ] == (pytest.approx(1))
     order = answers["rank"].structured_content
     assert [ranked["place"] for ranked in order["order"]] == [1, 2, 3]
     assert [os.path.basename(row["image"]) for row in order["failed"]] == ["broken.png"]

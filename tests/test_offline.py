@@ -166,7 +166,7 @@ ALLOWED = {
     # to refuse them while a metric is built
     "agentic_iqa_local/iqa_tools/pyiqa_metrics.py": frozenset({"urllib.request"}),
     # where it listens
-    "agentic_iqa_local/serve/run.py": frozenset({"socket"}),
+    "agentic_iqa_local/serve/app.py": frozenset({"socket"}),
     # the head node that --cluster names: whether it answers
     "agentic_iqa_local/batch/ray.py": frozenset({"socket", "create_connection"}),
     # to refuse connections while it checks

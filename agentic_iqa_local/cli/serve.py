@@ -17,6 +17,7 @@ import ipaddress
 import os
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from agentic_iqa_local.cli import options as shared
 from agentic_iqa_local.cli.command import Parser, UsageError, run_command
@@ -37,7 +38,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     place.add_argument("--allow-host", action="append", default=[], metavar="NAME", help="a name that requests may be"
                        " sent to, beside localhost; may be repeated")  # fmt: skip
     place.add_argument("--queue", type=int, default=64, metavar="N", help="requests that wait (default: 64)")
-    place.add_argument("--max-bytes", type=int, default=2**27, metavar="N", help="of a request (default: 128 MiB)")
+    place.add_argument(
+        "--max-bytes", type=int, default=2**27, metavar="N", help="of a request (default: 128 MiB)"
+    )
     place.add_argument("--batches", type=Path, metavar="DIR", default=STATE / "agentic-iqa" / "batches",
                        help="where batches lie (default: agentic-iqa/batches below $XDG_STATE_HOME)")  # fmt: skip
     how = parser.add_argument_group("how: with what, and where")
@@ -69,7 +72,7 @@ def serve(args: argparse.Namespace) -> int:
     """Serves until it is ended. Raises UserError."""
     token = token_for(args.host)
     try:
-        from agentic_iqa_local.serve import run
+        from agentic_iqa_local.serve import app
     except ModuleNotFoundError as error:
         remedy = "pip install 'agentic_iqa_local[serve]'"
         raise UsageError(f"serve: expected the package {error.name}", remedy) from error
@@ -84,8 +87,12 @@ def serve(args: argparse.Namespace) -> int:
     set_up = SetUp(settings, args.pipeline or "agent")
     shared.check_models(settings, set_up.pipeline)
     args.batches.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with run.listening(args.host, args.port) as address:
-        runner = Runner(Serving(set_up), choose_device(args.gpu, args.cpu), jobs=args.jobs, timeout=args.timeout)
-        run.serve(set_up, runner, address, batches=args.batches, token=token, allow_hosts=args.allow_host,
-                  places=args.queue, most_bytes=args.max_bytes, log_requests=args.verbose > 0)  # fmt: skip
+    hosts = ["*"] if token and not args.allow_host else ["localhost", "127.0.0.1", "[::1]", *args.allow_host]
+    with app.listening(args.host, args.port) as address, TemporaryDirectory(prefix="agentic-iqa-") as uploads:
+        runner = Runner(
+            Serving(set_up), choose_device(args.gpu, args.cpu), jobs=args.jobs, timeout=args.timeout
+        )
+        limits = {"places": args.queue, "most_bytes": args.max_bytes, "token": token}
+        service = app.Service(set_up, runner, args.batches, Path(uploads), **limits)
+        app.serve(service, address, hosts, log_requests=args.verbose > 0)
     return 0

@@ -1,15 +1,18 @@
-"""The routes of the service, and what stands before them: host names, origins, a token, the size of a body."""
+"""The service over HTTP: its routes, what stands before them, and its start."""
 
 import asyncio
 import hmac
 import json
+import socket
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from contextlib import asynccontextmanager, closing, suppress
+from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Any
 
 import prometheus_client
+import uvicorn
 from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
@@ -20,48 +23,42 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.staticfiles import StaticFiles
 
 from agentic_iqa_local import __version__
+from agentic_iqa_local.batch.runner import Runner
+from agentic_iqa_local.errors import UserError, one_line
+from agentic_iqa_local.serve import bodies
 from agentic_iqa_local.serve.asks import Refused, SetUp, failure_of, line_of
 from agentic_iqa_local.serve.batches import Batches
-from agentic_iqa_local.serve.bodies import (
-    MOST,
-    Body,
-    Compared,
-    Completion,
-    OnePicture,
-    SeveralPictures,
-    body_of,
-    described,
-)
-from agentic_iqa_local.serve.queue import Queue
-from agentic_iqa_local.state import LETTER_TO_LEVEL, LEVEL_WORDS
+from agentic_iqa_local.serve.bodies import OnePicture, SeveralPictures, body_of, described
+from agentic_iqa_local.serve.queue import REQUESTS, Queue
 
 PAGE = Path(__file__).parent.parent / "output" / "pages" / "serve"
+STOPS_WITHIN = 5  # seconds
 KEEP_ALIVE = 10  # seconds between two comments of an event stream
-CODES = {400: "bad_form", 404: "not_found", 405: "method", 413: "too_large"}
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self';"
     " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 HEADERS = {"Content-Security-Policy": CSP, "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer",
            "Cache-Control": "no-store"}  # fmt: skip
-PRESETS = (
-    ("Rate the quality", "", None),
-    ("Which distortion dominates?", "Which distortion dominates?", ["Blur", "Noise", "Compression", "None"]),
-    ("Is it sharp enough?", "Is the picture sharp enough to print?", ["Yes", "No"]),
-    ("Too dark or too bright?", "Is the picture too dark or too bright?", ["Too dark", "Too bright", "Neither"]),
-)
 
 
-@dataclass
 class Service:
-    """What the routes share. Pictures lie below `uploads` until their answer; a body has at most `most_bytes`."""
+    """What the routes share.
 
-    set_up: SetUp
-    queue: Queue
-    batches: Batches
-    uploads: Path
-    most_bytes: int
-    token: str | None
+    Args:
+        set_up: What a request leaves out.
+        runner: Answers; at most `places` requests wait for it.
+        batches: The folder that batches lie in.
+        uploads: The folder for pictures until their answer.
+        most_bytes: Of a request's body.
+        token: Without it no question is answered; None asks for none.
+    """
+
+    def __init__(self, set_up: SetUp, runner: Runner, batches: Path, uploads: Path, *, places: int = 64,
+                 most_bytes: int = 2**27, token: str | None = None):  # fmt: skip
+        self.set_up, self.queue, self.uploads = set_up, Queue(runner, places), uploads
+        self.batches = Batches(batches, self.queue, set_up)
+        self.most_bytes, self.token = most_bytes, token
 
 
 def _service(request: Request) -> Service:
@@ -74,7 +71,8 @@ Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_
 
 def _with_token(service: Here, given: Bearer) -> None:
     """Raises Refused (401) without the service's token, where it has one."""
-    if service.token and not (given and hmac.compare_digest(given.credentials.encode(), service.token.encode())):
+    sent, wanted = given.credentials if given else "", service.token
+    if wanted and not hmac.compare_digest(sent.encode(), wanted.encode()):
         raise Refused(401, "token", "expected the service's token", "Authorization: Bearer TOKEN")
 
 
@@ -101,11 +99,7 @@ def info(service: Here) -> dict[str, Any]:
         "small_model": service.set_up.model == "embedded",
         "engine": settings.role("summarizer").backend.partition(".")[0],
         "device": runner.device,
-        "pipelines": ["agent", "letters"],
-        "modes": ["logits", "classification", "uniform"],
-        "presets": [{"label": label, "query": query, "choices": choices} for label, query, choices in PRESETS],
-        "levels": [{"letter": a, "name": LEVEL_WORDS[level], "level": level} for a, level in LETTER_TO_LEVEL.items()],
-        "limits": limits | {"pictures": MOST},
+        "limits": limits | {"pictures": bodies.MOST},
         "token_required": service.token is not None,
     }
 
@@ -118,10 +112,9 @@ def healthz(service: Here) -> JSONResponse:
 
 
 @public.get("/metrics")
-def metrics(service: Here) -> Response:
+def metrics() -> Response:
     """Counters, gauges and a histogram of seconds as Prometheus reads them."""
-    text = prometheus_client.generate_latest(service.queue.metrics.registry)
-    return Response(text, media_type="text/plain; version=0.0.4")
+    return Response(prometheus_client.generate_latest(), media_type="text/plain; version=0.0.4")
 
 
 @private.post("/assess", openapi_extra=described(OnePicture))
@@ -130,13 +123,13 @@ async def assess(request: Request, service: Here) -> Response:
     return await _answered(request, service, await body_of(request, OnePicture))
 
 
-@private.post("/compare", openapi_extra=described(Compared))
+@private.post("/compare", openapi_extra=described(bodies.Compared))
 async def compare(request: Request, service: Here) -> Response:
     """Compares two pictures, or orders several; the pipeline is letters unless another is named."""
-    return await _answered(request, service, await body_of(request, Compared))
+    return await _answered(request, service, await body_of(request, bodies.Compared))
 
 
-async def _answered(request: Request, service: Service, body: Body) -> Response:
+async def _answered(request: Request, service: Service, body: bodies.Body) -> Response:
     """The answer as JSON, or as a stream of events."""
     service.set_up.ask(body.options, body.known)
     service.queue.check_room()
@@ -149,7 +142,7 @@ async def _answered(request: Request, service: Service, body: Body) -> Response:
     return Response(line_of(answer), media_type="application/json")
 
 
-async def _events(service: Service, body: Body) -> AsyncIterator[dict[str, str]]:
+async def _events(service: Service, body: bodies.Body) -> AsyncIterator[dict[str, str]]:
     """First "queued", "progress" for each step, and at last the answer or an "error"."""
     steps, loop = asyncio.Queue[Any](), asyncio.get_running_loop()
 
@@ -158,7 +151,7 @@ async def _events(service: Service, body: Body) -> AsyncIterator[dict[str, str]]
             loop.call_soon_threadsafe(steps.put_nowait, dict(step))
 
     with body.asked(service.set_up, service.uploads) as ask:
-        before = service.queue.waiting + service.queue.in_hand
+        before = service.queue.waiting + service.queue.busy
         yield {"event": "queued", "data": json.dumps({"position": before})}
         answer = asyncio.create_task(service.queue.answer(ask, tell))
         answer.add_done_callback(lambda _: steps.put_nowait(None))
@@ -180,7 +173,7 @@ def models(service: Here) -> dict[str, Any]:
 
 
 @private.post("/chat/completions")
-async def complete(sent: Completion, service: Here) -> Response:
+async def complete(sent: bodies.Completion, service: Here) -> Response:
     """OpenAI's form: assesses the last picture (a data URL) with the last text as the query, and gives the account."""
     with sent.picture().asked(service.set_up, service.uploads) as ask:
         row = await service.queue.answer(ask)
@@ -216,7 +209,8 @@ def rows(name: str, service: Here, start: Annotated[int, Query(alias="from", ge=
 @private.get("/batches/{name}/gallery")
 def gallery(name: str, service: Here) -> HTMLResponse:
     """A page of a batch's pictures and rows, to look through, sort and triage; it opens from disk too."""
-    return HTMLResponse(service.batches.gallery(name), headers={"Content-Security-Policy": "frame-ancestors 'none'"})
+    policy = {"Content-Security-Policy": "frame-ancestors 'none'"}  # beside the page's own
+    return HTMLResponse(service.batches.gallery(name), headers=policy)
 
 
 @private.delete("/batches/{name}", status_code=204)
@@ -250,7 +244,7 @@ def make_app(service: Service, hosts: list[str]) -> FastAPI:
         for name, value in HEADERS.items():
             response.headers.setdefault(name, value)
         route = getattr(request.scope.get("route"), "path", "other")
-        service.queue.metrics.requests.labels(route, response.status_code).inc()
+        REQUESTS.labels(route, response.status_code).inc()
         return response
 
     @app.exception_handler(Refused)
@@ -259,7 +253,33 @@ def make_app(service: Service, hosts: list[str]) -> FastAPI:
 
     @app.exception_handler(HTTPException)
     async def other(request: Request, error: HTTPException) -> Response:
-        code = CODES.get(error.status_code, "http")
+        code = HTTPStatus(error.status_code).name.lower()
         return await refused(request, Refused(error.status_code, code, str(error.detail)))
 
     return app
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that listens. Raises UserError for an address of another machine and a port that is taken."""
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except (OSError, OverflowError) as error:
+        place = f"--host {host} --port {port}: expected a free address of this machine"
+        why = getattr(error, "strerror", None) or str(error)
+        raise UserError(f"{place}, got {why}", "choose another, or end what listens there") from error
+
+
+def serve(service: Service, address: socket.socket, hosts: list[str], *, log_requests: bool = False) -> None:
+    """Serves on a socket that listens until a signal; `hosts` as for `make_app`. Raises VLMError for a model that
+    cannot be loaded."""
+    runner = service.queue.runner
+    with closing(runner):
+        runner.load()
+        config = uvicorn.Config(make_app(service, hosts), log_config=None, access_log=log_requests, ws="none",
+                                server_header=False, proxy_headers=False, timeout_keep_alive=15,
+                                timeout_graceful_shutdown=STOPS_WITHIN)  # fmt: skip
+        host, port = address.getsockname()[:2]
+        host = f"[{host}]" if ":" in host else host
+        sys.stderr.write(one_line(f"http://{host}:{port}: {service.set_up.model} on {runner.device}") + "\n")
+        with suppress(KeyboardInterrupt):  # uvicorn raises the signal again that ended it
+            uvicorn.Server(config).run([address])

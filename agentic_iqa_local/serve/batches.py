@@ -6,7 +6,6 @@ import logging
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,13 @@ from agentic_iqa_local.files import sync_folder, write_whole
 from agentic_iqa_local.images.pictures import PictureFile
 from agentic_iqa_local.output.gallery.page import write_gallery
 from agentic_iqa_local.output.gallery.rows import read_rows
-from agentic_iqa_local.serve.asks import Refused, SetUp, line_of
+from agentic_iqa_local.serve.asks import TO_ASSESS, Answer, Ask, Refused, SetUp, line_of
 from agentic_iqa_local.serve.bodies import SeveralPictures
 from agentic_iqa_local.serve.queue import Queue
 
 logger = logging.getLogger(__name__)
 
+GLANCE = 0.05  # seconds between two looks whether requests wait
 AGAIN = 10.0  # seconds before a picture is tried again whose model was lost
 
 
@@ -33,7 +33,6 @@ class Batches:
         self.root, self.queue, self.set_up = root, queue, set_up
         self._more = asyncio.Event()
         self._stopped: dict[str, str] = {}  # batches that do not go on, and why
-        queue.metrics.show("batch_pictures_left", "Pictures of batches without a row.", self._pictures_left)
 
     def names(self) -> list[str]:
         """Of all batches, the oldest first."""
@@ -55,19 +54,16 @@ class Batches:
         """How far a batch is. Raises Refused."""
         rows, stopped = [json.loads(line) for line in self.lines(name)], self._stopped.get(name)
         total, address = len(list((self.root / name / "pictures").iterdir())), f"/v1/batches/{name}"
-        state = "finished" if len(rows) == total else "stopped" if stopped else "running" if rows else "queued"
+        going = "stopped" if stopped else "running" if rows else "queued"
         return {
             "id": name,
-            "state": state,
+            "state": "finished" if len(rows) == total else going,
             "total": total,
             "done": len(rows),
             "failed": sum(row["error"] is not None for row in rows),
             "seconds_left": round(self.queue.each * (total - len(rows)) / self.queue.runner.jobs, 1),
             "links": {"self": address, "rows": f"{address}/rows", "gallery": f"{address}/gallery"},
         } | ({"error": {"code": "stopped", "message": stopped, "remedy": None}} if stopped else {})
-
-    def _pictures_left(self) -> int:
-        return sum(state["total"] - state["done"] for state in map(self.status, self.names()))
 
     def gallery(self, name: str) -> bytes:
         """The page of a batch's rows so far. Raises Refused where there are none."""
@@ -88,15 +84,22 @@ class Batches:
         except (OSError, UserError) as error:
             shutil.rmtree(folder, ignore_errors=True)
             logger.error("a batch could not be stored: %s", one_line(str(error)))
-            raise Refused(503, "not_stored", "the batch could not be stored", "tell who runs the service") from error
+            raise Refused(
+                503, "not_stored", "the batch could not be stored", "see the service's log"
+            ) from error
         self._more.set()
         return self.status(folder.name)
 
     def _store(self, body: SeveralPictures, folder: Path) -> None:
-        for place, uploads in (("pictures", body.images), ("reference", [body.reference] if body.reference else [])):
+        reference = [body.reference] if body.reference else []
+        for place, uploads in (("pictures", body.images), ("reference", reference)):
             (folder / place).mkdir(parents=True, mode=0o700)
             for upload in uploads:
-                write_whole(_free(folder / place / upload.name), upload.data, sync=True)
+                path, number = folder / place / upload.name, 1
+                while path.exists():
+                    number += 1
+                    path = path.with_name(f"{number} {upload.name}")
+                write_whole(path, upload.data, sync=True)
         write_whole(folder / "options.json", json.dumps(body.options), sync=True)
         sync_folder(folder)
 
@@ -123,37 +126,35 @@ class Batches:
 
     async def _work_on(self, folder: Path) -> None:
         """Writes the rows that a batch lacks. Raises UserError, ValueError or OSError where that cannot be done."""
-        options, references = json.loads((folder / "options.json").read_text()), (folder / "reference").iterdir()
-        pictures = [PictureFile(str(file), file.name) for file in sorted((folder / "pictures").iterdir())]
-        reference = next((PictureFile(str(file), file.name) for file in references), None)
+        options = json.loads((folder / "options.json").read_text())
+        pictures, reference = _files(folder / "pictures"), _files(folder / "reference")
         rows = RowFile(folder / "rows.jsonl", key=lambda row: row["image"])
+
+        async def write() -> None:
+            for picture in left:
+                answer = await self._answer(self.set_up.ask(options, TO_ASSESS, [picture], *reference))
+                rows.append(line_of(answer))
+                rows.sync()
+
         try:
             rows.recover()
             left = (picture for picture in pictures if picture.name not in rows.done)
             async with asyncio.TaskGroup() as workers:
                 for _ in range(self.queue.runner.jobs):
-                    workers.create_task(self._write(rows, left, options, reference))
+                    workers.create_task(write())
         finally:
             rows.close()
 
-    async def _write(
-        self, rows: RowFile, left: Iterator[PictureFile], options: dict[str, Any], reference: PictureFile | None
-    ) -> None:
-        for picture in left:
-            ask, answer = self.set_up.ask(options, pictures=[picture], reference=reference), None
-            while answer is None:
-                try:
-                    answer = await self.queue.answer_of_batch(ask)
-                except Refused:  # the models are lost
-                    await asyncio.sleep(AGAIN)
-            rows.append(line_of(answer))
-            rows.sync()
+    async def _answer(self, ask: Ask) -> Answer:
+        """The answer to a picture of a batch, which lets every request go first, and comes again for lost models."""
+        while True:
+            while self.queue.busy:
+                await asyncio.sleep(GLANCE)
+            try:
+                return await self.queue.answer(ask)
+            except Refused:
+                await asyncio.sleep(AGAIN)
 
 
-def _free(path: Path) -> Path:
-    """`path`, or the like with a number where that is taken."""
-    number, free = 1, path
-    while free.exists():
-        number += 1
-        free = path.with_name(f"{path.stem} ({number}){path.suffix}")
-    return free
+def _files(folder: Path) -> list[PictureFile]:
+    return [PictureFile(str(file), file.name) for file in sorted(folder.iterdir())]

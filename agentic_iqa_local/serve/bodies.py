@@ -5,10 +5,10 @@ import base64
 import json
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
@@ -23,7 +23,6 @@ from agentic_iqa_local.serve.asks import TO_ASSESS, TO_COMPARE, Ask, Refused, Se
 
 MOST = 1000  # in a request
 LONGEST_NAME = 200  # bytes of a picture's name
-IN_SCHEMA = {"type": "string", "format": "binary", "description": "a file; in JSON its bytes in base64"}
 
 
 def _fit_for_a_file(name: str) -> str:
@@ -49,11 +48,11 @@ class Upload(BaseModel):
     data: Annotated[bytes, BeforeValidator(_decoded), Field(min_length=1)]
 
 
-def _named(value: Any) -> Any:
-    return {"data": value} if isinstance(value, str) else value
-
-
-Picture = Annotated[Upload, BeforeValidator(_named), WithJsonSchema(IN_SCHEMA)]
+Picture = Annotated[
+    Upload,
+    BeforeValidator(lambda value: {"data": value} if isinstance(value, str) else value),
+    WithJsonSchema({"type": "string", "format": "binary", "description": "a file; in JSON it is in base64"}),
+]
 
 
 class Body(BaseModel, extra="allow"):
@@ -65,25 +64,20 @@ class Body(BaseModel, extra="allow"):
     reference: Picture | None = Field(default=None, description="the pristine original")
 
     @property
-    def uploads(self) -> list[Upload]:
-        raise NotImplementedError
-
-    @property
     def options(self) -> dict[str, Any]:
         return self.usual | (self.model_extra or {})
 
     @contextmanager
     def asked(self, set_up: SetUp, below: Path) -> Iterator[Ask]:
         """The ask that this is; its pictures lie in a private folder meanwhile. Raises Refused."""
+        sent = self.images if isinstance(self, SeveralPictures) else [self.image]
+        files = []
         with tempfile.TemporaryDirectory(dir=below) as folder:
-
-            def file(upload: Upload, name: object) -> PictureFile:
-                path = Path(folder) / str(name)
+            for number, upload in enumerate([*sent, self.reference] if self.reference else sent):
+                path = Path(folder) / str(number)
                 path.write_bytes(upload.data)
-                return PictureFile(str(path), upload.name)
-
-            pictures = [file(upload, number) for number, upload in enumerate(self.uploads)]
-            yield set_up.ask(self.options, self.known, pictures, self.reference and file(self.reference, "reference"))
+                files.append(PictureFile(str(path), upload.name))
+            yield set_up.ask(self.options, self.known, files[: len(sent)], *files[len(sent) :])
 
 
 class OnePicture(Body):
@@ -91,19 +85,11 @@ class OnePicture(Body):
 
     image: Picture
 
-    @property
-    def uploads(self) -> list[Upload]:
-        return [self.image]
-
 
 class SeveralPictures(Body):
     """Pictures of a batch."""
 
     images: list[Picture] = Field(min_length=1, max_length=MOST)
-
-    @property
-    def uploads(self) -> list[Upload]:
-        return self.images
 
 
 class Compared(SeveralPictures):
@@ -115,63 +101,49 @@ class Compared(SeveralPictures):
     images: list[Picture] = Field(min_length=2, max_length=MOST)
 
 
-class Message(BaseModel):
-    """A message in OpenAI's form: a text, or parts of type text and image_url."""
-
-    content: str | list[dict[str, Any]] | None = None
-
-
 class Completion(BaseModel, extra="allow"):
     """What a client of OpenAI sends. Options of an assessment may stand beside it; OpenAI's own are ignored."""
 
-    messages: list[Message]
+    messages: list[dict[str, Any]]
     stream: bool = False
 
     def picture(self) -> OnePicture:
         """The last picture (a data URL) with the last text as its query. Raises Refused."""
         fields = {name: value for name, value in (self.model_extra or {}).items() if name in TO_ASSESS}
-        for message in self.messages:
-            parts = [{"text": message.content}] if isinstance(message.content, str) else message.content or []
-            for part in parts:
+        for content in (message.get("content") for message in self.messages):
+            for part in content if isinstance(content, list) else [{"text": content}]:
                 if isinstance(url := part.get("image_url"), dict):
                     fields["image"] = url.get("url")
-                elif isinstance(part.get("text"), str):
+                elif part.get("text"):
                     fields["query"] = part["text"]
-        return checked(OnePicture, fields)
+        return checked(OnePicture.model_validate, fields)
 
     def reply(self, row: Any, model: str) -> Response:
         """The account of a row in words, with the row beside it; as a stream in one piece."""
         choice = {"index": 0, "finish_reason": "stop"}
         choice["delta" if self.stream else "message"] = {"role": "assistant", "content": row.explain()}
-        about = {"id": f"chatcmpl-{row.sha256}", "created": int(time.time()), "model": model, "choices": [choice]}
-        about |= {"object": "chat.completion.chunk" if self.stream else "chat.completion", "row": row.to_dict()}
+        about = {"id": f"chatcmpl-{row.sha256}", "created": int(time.time()), "model": model}
+        kind = "chat.completion.chunk" if self.stream else "chat.completion"
+        about |= {"object": kind, "choices": [choice], "row": row.to_dict()}
         text = f"data: {json.dumps(about)}\n\ndata: [DONE]\n\n"
         return Response(text, media_type="text/event-stream") if self.stream else JSONResponse(about)
 
 
-AnyBody = TypeVar("AnyBody", bound=Body)
-
-
-async def body_of(request: Request, model: type[AnyBody]) -> AnyBody:
-    """The body of a request. Raises Refused for one that cannot be read or lacks a picture."""
+async def body_of(request: Request, model: type[Any]) -> Any:
+    """The body of a request, of this model. Raises Refused for one that cannot be read or lacks a picture."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == "multipart/form-data":
-        fields = await _form_fields(request)
-    elif kind == "application/json":
-        try:
-            fields = await asyncio.to_thread(json.loads, await request.body())
-        except (ValueError, RecursionError) as error:
-            raise Refused(400, "bad_json", "expected JSON, got something else", "check the body") from error
-    else:
-        remedy = "curl -F image=@photo.jpg, or JSON with the file in base64"
-        raise Refused(415, "media_type", "expected multipart/form-data or application/json", remedy)
-    return await asyncio.to_thread(checked, model, fields)
+        return checked(model.model_validate, await _form_fields(request))
+    if kind == "application/json":
+        return await asyncio.to_thread(checked, model.model_validate_json, await request.body())
+    remedy = "curl -F image=@photo.jpg, or JSON with the file in base64"
+    raise Refused(415, "media_type", "expected multipart/form-data or application/json", remedy)
 
 
-def checked(model: type[AnyBody], fields: Any) -> AnyBody:
-    """The body that has these fields. Raises Refused."""
+def checked(validate: Callable[[Any], Any], fields: Any) -> Any:
+    """What `validate` makes of fields. Raises Refused where they make no sense."""
     try:
-        return model.model_validate(fields)
+        return validate(fields)
     except ValidationError as error:
         raise Refused(400, "bad_request", first_mistake(error)) from error
 

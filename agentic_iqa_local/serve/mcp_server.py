@@ -2,6 +2,7 @@
 
 import os
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,6 @@ from agentic_iqa_local.images.files import check_file
 from agentic_iqa_local.images.pictures import PictureFile
 from agentic_iqa_local.judgement.comparison import Comparison, Ranking
 from agentic_iqa_local.output.comparison_report import headline_of
-from agentic_iqa_local.output.picture_lines import worst_distortion
-from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.serve.asks import TO_ASSESS, TO_COMPARE, Answer, SetUp, answered, failure_of
 from agentic_iqa_local.services import Services
 
@@ -51,11 +50,11 @@ class Pictures:
             real = "/"
         if not Path(real).is_relative_to(self.root):
             wanted = f"expected a file below the folder that this server may read, {self.root}"
-            raise UserError(f"{str(path)[:200]}: {wanted}", "copy it there, or start the server with another --root")
+            raise UserError(f"{str(path)[:200]}: {wanted}", "copy it there, or name another --root")
         check_file(real)
         return PictureFile(real, real)
 
-    def call(self, tool: str, given: dict[str, Any]) -> dict[str, Any]:
+    def call(self, tool: str, given: dict[str, Any]) -> Answer:
         """What a tool answers. Raises UserError for arguments that make no sense, and where there is no answer."""
         if tool == "assess":
             paths, known = [given.pop("path", None)], TO_ASSESS
@@ -70,50 +69,45 @@ class Pictures:
             answer = answered(self.set_up.ask(given, known, files, reference), self.services)
         if failure_of(answer):
             raise UserError(failure_of(answer) or "")
-        return {"summary": headline_of(answer)} | short(answer)
+        return answer
 
 
 def short(answer: Answer) -> dict[str, Any]:
-    """An answer without plan, passes and costs: of a row the `FIELDS` that are set, the level in a word, the tools'
-    scores, and the worst distortion and parts."""
+    """An answer without plan, evidence, passes and costs: of a row the `FIELDS` that are set, its level and tools."""
     match answer:
         case Comparison(first=first, second=second):
-            return {"probability_first_is_better": answer.probability, "pictures": [short(first), short(second)]}
+            both = [short(first), short(second)]
+            return {"probability_first_is_better": answer.probability, "pictures": both}
         case Ranking(order=order, failed=failed):
-            places = [one.model_dump(include={"place", "better_than_next"}) | short(one.assessment) for one in order]
-            return {"order": places, "failed": [{"image": row.image, "error": row.error} for row in failed]}
-    assert isinstance(answer, Assessment)
-    fields = answer.to_dict()
+            rows = [one.model_dump(exclude={"assessment"}) | short(one.assessment) for one in order]
+            return {"order": rows, "failed": [{"image": row.image, "error": row.error} for row in failed]}
     runs = [run for run in answer.tools if run.error is None]
-    more = {
-        "level": answer.level,
-        "tools": {run.tool_name: {"raw": run.raw_score, "score": run.normalized_score} for run in runs},
-        "worst_distortion": worst_distortion(answer) or None,
-        "map": fields["map"] and {name: fields["map"][name] for name in ("median", "worst", "notes")},
-    }
-    known = {name: fields[name] for name in FIELDS} | more
-    return {name: value for name, value in known.items() if value is not None}
+    tools = {run.tool_name: {"raw": run.raw_score, "score": run.normalized_score} for run in runs}
+    fields = {name: value for name, value in answer.to_dict().items() if name in FIELDS and value is not None}
+    return fields | {"tools": tools} | ({"level": answer.level} if answer.level else {})
 
 
 def run(pictures: Pictures) -> None:
     """Serves the tools on stdin and stdout until stdin is closed."""
-    known, tools = Request.model_json_schema()["properties"], []
-    for name, (about, paths, options) in TOOLS.items():
-        original = {"reference": {"type": "string", "description": "the pristine original"}}
-        properties = paths | original | {option: known[option] for option in options}
+    known = Request.model_json_schema()["properties"]
+
+    def tool(name: str, about: str, paths: dict[str, Any], options: Sequence[str]) -> Tool:
+        properties = paths | {"reference": PATH} | {option: known[option] for option in options}
         schema = {"type": "object", "properties": properties, "required": list(paths)}
-        tools.append(Tool(name=name, description=about, input_schema=schema))
+        return Tool(name=name, description=about, input_schema=schema)
 
     async def list_tools(*_: Any) -> ListToolsResult:
-        return ListToolsResult(tools=tools)
+        return ListToolsResult(tools=[tool(name, *about) for name, about in TOOLS.items()])
 
     async def call_tool(_: Any, asked: Any) -> CallToolResult:
         work = pictures.call, asked.name, dict(asked.arguments or {})
         try:
-            found = await anyio.to_thread.run_sync(*work, abandon_on_cancel=True)
+            answer = await anyio.to_thread.run_sync(*work, abandon_on_cancel=True)
         except (UserError, ValueError) as error:
-            return CallToolResult(content=[TextContent(text=f"error: {one_line(str(error))}")], is_error=True)
-        return CallToolResult(content=[TextContent(text=found["summary"])], structured_content=found)
+            text = TextContent(text=f"error: {one_line(str(error))}")
+            return CallToolResult(content=[text], is_error=True)
+        found = {"summary": headline_of(answer)} | short(answer)
+        return CallToolResult(content=[TextContent(text=answer.explain())], structured_content=found)
 
     server = Server("agentic-iqa", version=__version__, on_list_tools=list_tools, on_call_tool=call_tool)
 

@@ -40,8 +40,8 @@ def split_photos(folder: Path, held_out: int = HELD_OUT) -> tuple[list[Path], li
     """(training files, held-out files), split by file with a committed seed."""
     files = photo_files(folder)
     if len(files) <= held_out:
-        kinds = ", ".join(PHOTO_SUFFIXES)
-        raise ValueError(f"{folder}: expected more than {held_out} photographs ({kinds}), got {len(files)}")
+        expected = f"more than {held_out} photographs ({', '.join(PHOTO_SUFFIXES)})"
+        raise ValueError(f"{folder}: expected {expected}, got {len(files)}; --all takes every one")
     order = np.random.default_rng(SPLIT_SEED).permutation(len(files))
     return [files[i] for i in sorted(order[held_out:])], [files[i] for i in sorted(order[:held_out])]
 

@@ -10,6 +10,13 @@ let limits = null;
 let running = null;
 let answered = false; // then the next picture begins a new question
 
+const PRESETS = [
+  { label: "Rate the quality", query: "" },
+  { label: "Which distortion dominates?", query: "Which distortion dominates?", choices: ["Blur", "Noise", "Compression", "None"] },
+  { label: "Is it sharp enough?", query: "Is the picture sharp enough to print?", choices: ["Yes", "No"] },
+  { label: "Too dark or too bright?", query: "Is the picture too dark or too bright?", choices: ["Too dark", "Too bright", "Neither"] },
+];
+
 const DOING = {
   planner: "Planning", executor: "Gathering evidence", summarizer: "Weighing and concluding", tool: "Measuring", map: "Mapping the damage",
   comparison: "Comparing", replan: "Planning again",
@@ -269,6 +276,7 @@ async function begin() {
   byId("ask").addEventListener("submit", submit);
   byId("each").addEventListener("change", settle);
   byId("cancel").addEventListener("click", () => running?.abort());
+  presets(PRESETS);
   idle("How good is the picture?", "It is judged on this service's machine and not kept.");
   say("");
   try {
@@ -278,10 +286,6 @@ async function begin() {
     byId("token-field").hidden = !about.token_required;
     byId("notice").hidden = !about.small_model;
     byId("notice").textContent = "The small embedded model answers here. It shows how the service works; a large model judges better.";
-    presets(about.presets);
-    for (const name of about.pipelines) byId("pipeline").append(el("option", { value: name }, name));
-    for (const name of about.modes) byId("mode").append(el("option", { value: name }, name));
-    for (const { name } of about.levels.slice(0, -1)) byId("at_least").append(el("option", { value: name }, name));
   } catch {
     fail("The service does not answer", "see whether it still runs, then load this page again");
   }
