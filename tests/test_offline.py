@@ -91,7 +91,7 @@ def asked(events: list[str]) -> list[str]:
 
 
 def test_the_main_job_runs_without_a_network_and_asks_for_none(offline, photo_path):
-    done, events = offline(ROOT / "scripts" / "assess.py", "--image", photo_path, "--cpu", "--json", "-")
+    done, events = offline(ROOT / "scripts" / "assess.py", "--image", photo_path, "--cpu", "--json")
     assert done.returncode == 0, done.stderr[-2000:]
     (line,) = done.stdout.splitlines()
     row = json.loads(line)
