@@ -88,7 +88,7 @@ def test_a_billion_laughs_are_neither_read_nor_shown(tmp_path):
     path = tmp_path / "mine.yaml"
     lists = (f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 40))
     path.write_text("a0: &a0 [lol]\n" + "".join(lists))
-    with pytest.raises(ConfigError, match="at most 10000 mappings and lists") as caught:
+    with pytest.raises(ConfigError, match="a0: unknown key") as caught:
         load_settings(path)
     # pydantic's error writes its input out, here 9³⁹ words, when a traceback shows it
     assert caught.value.__cause__ is None
