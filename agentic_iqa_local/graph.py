@@ -18,7 +18,7 @@ from agentic_iqa_local.images.reading import ImageError
 from agentic_iqa_local.nodes.executor import executor_node
 from agentic_iqa_local.nodes.planner import planner_node
 from agentic_iqa_local.nodes.query import choices_in
-from agentic_iqa_local.nodes.replanning import DEFAULT_MAX_REPLAN_ITERATIONS, may_replan, replan_limit
+from agentic_iqa_local.nodes.replanning import DEFAULT_MAX_REPLAN_ITERATIONS, replan_limit
 from agentic_iqa_local.nodes.summarizer import summarizer_node
 from agentic_iqa_local.nodes.workbench import Context, Observer, OpenImages, open_images
 from agentic_iqa_local.services import Services, load_services
@@ -33,7 +33,7 @@ def decide_next_node(state: AgenticIQAState) -> Literal["planner", "__end__"]:
     result = None if state.get("error") else state.get("summarizer_result")
     need_replan = result is not None and result.need_replan
     iteration, limit = state.get("iteration_count", 0), replan_limit(state)
-    decision = "planner" if need_replan and may_replan(state) else "__end__"
+    decision = "planner" if need_replan and iteration < limit else "__end__"
     told = "need_replan=%s, iteration_count=%d, max_replan_iterations=%d, decision=%s"
     logger.info(told, need_replan, iteration, limit, decision)
     if result is not None and decision == "planner":

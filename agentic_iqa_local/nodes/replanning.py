@@ -32,11 +32,6 @@ def replan_limit(state: AgenticIQAState) -> int:
     return DEFAULT_MAX_REPLAN_ITERATIONS if limit is None else limit
 
 
-def may_replan(state: AgenticIQAState) -> bool:
-    """Whether fewer rounds were asked for than the limit allows."""
-    return state.get("iteration_count", 0) < replan_limit(state)
-
-
 def gaps_to_close(state: AgenticIQAState) -> list[Gap]:
     """What the last pass's Summarizer asked the present one to close; nothing in a first pass."""
     result = state.get("summarizer_result")

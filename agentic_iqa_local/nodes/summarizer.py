@@ -102,7 +102,7 @@ def close_pass(
     if not gaps or narrow or (sureness and width is not None and not sureness.affords(1)):
         return changes
     reason = gaps[0].reason
-    if not replanning.may_replan(state):
+    if iteration >= replanning.replan_limit(state):
         logger.warning("Max replanning iterations reached")
         return changes | {"summarizer_result": revised(answer, replan_reason=reason)}
     logger.info("need_replan=true, replan_reason=%s, iteration_count=%d", one_line(reason), iteration)
@@ -142,7 +142,6 @@ def _better(
     if replanning.support(earlier) <= replanning.support(answer):
         passes = [*(revised(other, kept=False) for other in earlier.passes), latest]
         return revised(answer, passes=passes[-replanning.REPLAN_HISTORY_LIMIT :]), basis, {}
-    logger.info("Pass %d is less well supported than an earlier one, whose answer stays", latest.number)
     error, basis = basis.evidence and basis.evidence.error, earlier.basis
     if error and basis.evidence:
         basis = revised(basis, evidence=revised(basis.evidence, error=error))
@@ -178,8 +177,6 @@ def summarize(
     except InvalidAnswer as error:
         return _unable(error, fusion)
     reasoning, wrong = reasoned(written.quality_reasoning, evidence, fusion, choices, settings.vote)
-    if wrong:
-        logger.info("The reasoning %r %s", written.quality_reasoning, one_line("; ".join(wrong)))
     used = {"distortion_analysis", "quality_scores"}
     told = evidence is not None and not evidence.is_empty
     return SummarizerOutput(

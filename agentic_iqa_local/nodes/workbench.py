@@ -103,9 +103,7 @@ class RoleSession:
 
     def read_letters(self, prompt: ChatPrompt, answer_prefix: str, letters: Sequence[str]) -> LetterRead:
         with self._images.calling_model(self.role):
-            read = self._session.read_letters(prompt, answer_prefix, letters)
-        logger.debug("Read after …%s: %s", f"{prompt.case}{answer_prefix}"[-200:], read.logprobs)
-        return read
+            return self._session.read_letters(prompt, answer_prefix, letters)
 
 
 class OpenImages:
