@@ -183,9 +183,7 @@ def start_logging(verbosity: int) -> None:
 
     handler = LogLines()
     handler.addFilter(name_picture)
-    logging.basicConfig(
-        level=logging.WARNING, handlers=[handler], format="%(levelname)s %(picture)s%(message)s"
-    )
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], format="%(levelname)s %(picture)s%(message)s")
     logging.captureWarnings(True)
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbosity, 2)]
     logging.getLogger("agentic_iqa_local").setLevel(level)

@@ -55,6 +55,4 @@ def _reads(rows: Rows, bare: dict | None) -> Iterator[str]:
                 ratio = row["later_reads"] / row["first_read"]
                 yield _line(f"{program}, {arm}: seconds of an added read / of the first", ratio, 0.25)
     if bare:
-        yield _line(
-            "a letter read / the bare forward pass: seconds", bare["read_seconds"] / bare["bare_seconds"], 1.1
-        )
+        yield _line("a letter read / the bare forward pass: seconds", bare["read_seconds"] / bare["bare_seconds"], 1.1)

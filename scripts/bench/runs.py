@@ -58,14 +58,9 @@ def run_program(program: str, pair: tuple[Path, Path], services) -> dict:
         session, tools, reads = images.session("summarizer"), 0.0, []
         asked = [(summarizer_prompt(DEFAULT_QUERY, None, scoring=True), LETTERS)]
         if program == "letters_twice":
-            asked.append(
-                (summarizer_prompt(DEFAULT_QUERY, None, scoring=True, reversed_letters=True), LETTERS)
-            )
+            asked.append((summarizer_prompt(DEFAULT_QUERY, None, scoring=True, reversed_letters=True), LETTERS))
         elif program == "questions":
-            asked = [
-                (summarizer_prompt(q, None, scoring=False, choices=c), choice_letters(c))
-                for q, c in QUESTIONS
-            ]
+            asked = [(summarizer_prompt(q, None, scoring=False, choices=c), choice_letters(c)) for q, c in QUESTIONS]
         each = []
         for prompt, letters in asked:
             start = time.perf_counter()
@@ -99,9 +94,7 @@ def run(args: argparse.Namespace) -> dict:
         bound = BOUNDS[result["dtype"]]
         for program in args.programs:
             result["rows"] += _measured(program, arms, args, Path(scratch), bound)
-        result["bare_forward"] = bare_forward(
-            arms, pictures(args.images, args.side, Path(scratch), "bare"), args
-        )
+        result["bare_forward"] = bare_forward(arms, pictures(args.images, args.side, Path(scratch), "bare"), args)
         for services in arms.values():
             services.client("summarizer").close()
     return result
@@ -112,9 +105,7 @@ def _measured(
 ) -> list[dict]:
     """`measure` on new pictures, once every arm has run the program on a small one."""
     counts = [n for n in args.in_flight if n == 1 or program != "agent_scored"]
-    batches = {
-        n: pictures(args.images if n == 1 else n, args.side, scratch, f"{program}/{n}") for n in counts
-    }
+    batches = {n: pictures(args.images if n == 1 else n, args.side, scratch, f"{program}/{n}") for n in counts}
     if program == "agent_scored":
         arms = _with_scores_kept(arms, scratch)
         # all arms choose the same tools
@@ -151,9 +142,7 @@ def measure(program: str, arms: dict, batches: dict[int, list], bound: float) ->
                 found.setdefault((arm, in_flight), []).extend(rows)
     out = []
     for (arm, in_flight), rows in found.items():
-        gap = max(
-            _gap(one, other) for one, other in zip(rows, found[next(iter(arms)), in_flight], strict=True)
-        )
+        gap = max(_gap(one, other) for one, other in zip(rows, found[next(iter(arms)), in_flight], strict=True))
         seconds = sorted(row["seconds"] for row in rows)
         out.append(
             {
@@ -180,9 +169,7 @@ def _gap(one: dict, other: dict) -> float:
     """Largest difference of the letters' log-probabilities (the agent: of the probabilities) of the same
     picture."""
     return max(
-        abs(a[letter] - b[letter])
-        for a, b in zip(one["letters"], other["letters"], strict=True)
-        for letter in a
+        abs(a[letter] - b[letter]) for a, b in zip(one["letters"], other["letters"], strict=True) for letter in a
     )
 
 
@@ -204,9 +191,7 @@ def bare_forward(arms: dict, pairs: list, args: argparse.Namespace) -> dict | No
         picture = load_image(str(pair[0])).pixels.crop((0, 0, min(args.side, 512), min(args.side, 512)))
         rendered = client.renderer.render(prompt, 1, ANSWER_PREFIX)
         began = time.perf_counter()
-        batch = client.processor(text=[rendered.text], images=[picture], return_tensors="pt").to(
-            client.device
-        )
+        batch = client.processor(text=[rendered.text], images=[picture], return_tensors="pt").to(client.device)
         with torch.inference_mode(), client.lock:
             if hasattr(client.model.model, "rope_deltas"):
                 client.model.model.rope_deltas = None
