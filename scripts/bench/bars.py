@@ -18,14 +18,6 @@ def bars(found: dict) -> Iterator[str]:
     rows: Rows = {(r["program"], r["arm"], r["in_flight"]): r for r in found["rows"] if not r["void"]}
     yield from _agent(rows)
     yield from _reads(rows, found["bare_forward"])
-    for arm in found["cold"]:
-        whole, scored = (rows.get((program, arm, 1)) for program in ("agent_nr", "agent_scored"))
-        if whole and scored:  # on a CPU the tools share the model's cores
-            yield _line(
-                f"agent_nr / agent_scored, {arm}: median seconds",
-                whole["median_seconds"] / scored["median_seconds"],
-                1.1,
-            )
     gap = max(row["letter_gap"] for row in found["rows"])
     yield _line("largest difference of the arms' letters", gap, BOUNDS[found["dtype"]])
 

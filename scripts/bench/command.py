@@ -15,7 +15,7 @@ Arms: naive (transformers, every role computes the images again, template text i
 prompts and pixels, take turns image by image, and must agree on the letters within the bound, or the arm's
 row is void. Every model sees a picture whole, the embedded one too, which the product would show five crops
 of it. Programs: letters (one read), letters_twice (forward and reversed), agent_nr and agent_fr (the whole
-agent), agent_scored (agent_nr with the tools' scores on disk already: what tools add), questions (five on one
+agent), questions (five on one
 picture). `run` writes one JSON file with machine and versions, and prints its ratios with their
 bars. docs/performance.md shows those of the committed files.
 

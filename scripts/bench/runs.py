@@ -18,7 +18,7 @@ from bench.setup import build, environment, pictures, progress, services_of
 if TYPE_CHECKING:
     from agentic_iqa_local.services import Services
 
-PROGRAMS = ("letters", "letters_twice", "agent_nr", "agent_scored", "agent_fr", "questions")
+PROGRAMS = ("letters", "letters_twice", "agent_nr", "agent_fr", "questions")
 # of the letters' log-probabilities between arms
 BOUNDS = {
     "float32": 1e-3,
@@ -104,27 +104,12 @@ def _measured(
     program: str, arms: "dict[str, Services]", args: argparse.Namespace, scratch: Path, bound: float
 ) -> list[dict]:
     """`measure` on new pictures, once every arm has run the program on a small one."""
-    counts = [n for n in args.in_flight if n == 1 or program != "agent_scored"]
+    counts = args.in_flight
     batches = {n: pictures(args.images if n == 1 else n, args.side, scratch, f"{program}/{n}") for n in counts}
-    if program == "agent_scored":
-        arms = _with_scores_kept(arms, scratch)
-        # all arms choose the same tools
-        for pair in [pair for pairs in batches.values() for pair in pairs]:
-            run_program(program, pair, arms[args.arms[0]])
     (warm,) = pictures(1, args.side // 2, scratch, f"{program}/warm")
     for services in arms.values():
         run_program(program, warm, services)
     return measure(program, arms, batches, bound)
-
-
-def _with_scores_kept(arms: "dict[str, Services]", scratch: Path) -> "dict[str, Services]":
-    """The arms with one runner of tools that keeps every score on disk."""
-    from agentic_iqa_local.iqa_tools import ToolRunner
-    from agentic_iqa_local.services import Services
-
-    device = next(reversed(arms.values())).tools.device
-    kept = ToolRunner(device=device, cache=scratch / "scores.sqlite")
-    return {arm: Services(s.settings, s.device, s.pool.clients, kept) for arm, s in arms.items()}
 
 
 def measure(program: str, arms: dict, batches: dict[int, list], bound: float) -> list[dict]:
