@@ -35,7 +35,6 @@ SCRIPTS = {"bundle": "fetch_models"} | {  # subcommand → its file in scripts/
 
 LARGEST = 4 * 2**20  # bytes of a JSON file
 LARGEST_YAML = 2**18  # bytes: PyYAML takes seconds for more
-MOST_PARTS = 10_000  # mappings and lists of a YAML file, those behind an alias counted wherever it stands
 DEEPEST = 64
 LONGEST_MISTAKE = 300  # characters of a message that quotes keys
 
@@ -245,21 +244,13 @@ def parse_json(content: bytes, deepest: int = DEEPEST) -> dict[str, Any]:
 
 
 def walk(value: Any) -> Iterator[tuple[dict | list, int]]:
-    """Each object and list in parsed JSON or YAML with its depth (1: `value` itself), without recursion."""
+    """Each object and list in parsed JSON with its depth (1: `value` itself), without recursion."""
     waiting = [(value, 1)]
     while waiting:
         part, depth = waiting.pop()
         if isinstance(part, (dict, list)):
             yield part, depth
             waiting += [(x, depth + 1) for x in (part.values() if isinstance(part, dict) else part)]
-
-
-def with_each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An `object_pairs_hook` for `json.loads`. Raises ValueError for an object that has a key twice, where
-    Python would take the last."""
-    if len(unique := dict(pairs)) < len(pairs):
-        raise ValueError(f"expected each key once, got {[key for key, _ in pairs]}")
-    return unique
 
 
 class WriteError(UserError, ValueError):
@@ -311,20 +302,14 @@ class _Loader(yaml.SafeLoader):
 
 def read_yaml(path: str | Path) -> Any:
     """The plain value in a YAML file, the only kind of YAML that is read here. Raises FileError, also for a file
-    beyond `LARGEST_YAML`, `DEEPEST` or `MOST_PARTS`."""
+    beyond `LARGEST_YAML`."""
     content = read_bytes(path, LARGEST_YAML)
     try:
-        value = yaml.load(content.decode("utf-8"), _Loader)  # nosec B506 # a SafeLoader
+        return yaml.load(content.decode("utf-8"), _Loader)  # nosec B506 # a SafeLoader
     except Exception as error:  # PyYAML raises nearly any type: RecursionError, KeyError, AttributeError ...
         # it quotes the line, in which an address may hold a password
         quoted = re.sub("://[^/\\s]*@", "://", " ".join(str(error).split()))
         raise FileError(f"not valid YAML ({quoted})") from None
-    for count, (_, depth) in enumerate(walk(value), 1):
-        if depth > DEEPEST or count > MOST_PARTS:
-            raise FileError(
-                f"expected at most {MOST_PARTS} mappings and lists, nested at most {DEEPEST} deep, got more"
-            )
-    return value
 
 
 # What is wrong with values

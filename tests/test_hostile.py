@@ -89,15 +89,10 @@ def test_a_hostile_configuration_is_refused_in_one_line(name, photo_path, tmp_pa
     assert "secret" not in err
 
 
-BOMB = "a: &a [x, x]\n" + "".join(
-    f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
-)
-
-
 @pytest.mark.parametrize(
     "content",
-    [BOMB, "[" * 20_000, "{a: " * 500 + "}" * 500, "x: !!python/object/apply:os.system [id]", "a: 1\na: 2", "\0", "x" * 300_000],
-    ids=["aliases", "deep", "nested", "object", "doubled key", "NUL", "large"],
+    ["[" * 20_000, "x: !!python/object/apply:os.system [id]", "a: 1\na: 2", "\0", "x" * 300_000],
+    ids=["deep", "object", "doubled key", "NUL", "large"],
 )  # fmt: skip
 def test_yaml_that_harms_is_refused(content, tmp_path):
     (tmp_path / "x.yaml").write_text(content)

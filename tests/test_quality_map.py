@@ -151,7 +151,7 @@ def test_the_measured_bias_of_this_model_alone_is_subtracted(damaged, services, 
     own = folder_hash(services.settings.folder(services.section("summarizer").backend))
     (other, plain), (shifted, levels) = letters("0" * 64, 0.25), letters(own, 0.25)
     assert other.bias is None
-    assert any("another model, elsewhere" in note for note in other.notes)
+    assert any("measured on elsewhere with tiles" in note for note in other.notes)
     assert (shifted.bias.levels, shifted.bias.tile) == (0.25, 192)
     assert plain - levels == pytest.approx(0.25)  # no tile here is within 0.25 of Bad, where it would be cut
 

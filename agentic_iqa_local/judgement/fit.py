@@ -67,10 +67,8 @@ class Fit:
         if self.objective == "keep":
             return f"{images}, with temperature and η as configured"
         name, direction = SCALES[self.objective]
-        gain = f"{self.before:.4f} → {self.after:.4f} ({direction})"
-        if self.before == self.after:
-            gain = f"{self.after:.4f} ({direction}) before and after: nothing to gain"
-        return f"{name} on {images}: {gain}, with temperature {self.temperature:.3f} and η {self.eta:.3f}"
+        parameters = f"temperature {self.temperature:.3f} and η {self.eta:.3f}"
+        return f"{name} on {images}: {self.before:.4f} → {self.after:.4f} ({direction}), with {parameters}"
 
     def to_json(self) -> str:
         """The content of a fit's file."""

@@ -48,13 +48,10 @@ class Sureness:
         """Whether `reads` more letter reads are to make the interval narrower: it is wider than asked for, and
         the budget allows them."""
         width, wanted = self.width(fusion, plan), self.decisions.target_width
-        return width is not None and wanted is not None and width > wanted and self._affords(reads)
+        return width is not None and wanted is not None and width > wanted and self.affords(reads)
 
-    def affords_replan(self) -> bool:
-        """Whether the budget allows another pass."""
-        return self._affords(1)
-
-    def _affords(self, reads: int) -> bool:
+    def affords(self, reads: int) -> bool:
+        """Whether the budget allows `reads` more letter reads; another pass takes at least one."""
         most_reads, most_seconds = self.decisions.most_reads, self.decisions.most_seconds
         if most_reads is not None and self.reads + reads > most_reads:
             return False

@@ -9,6 +9,7 @@ Biometrika 1952).
 """
 
 import math
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -51,22 +52,16 @@ class PairwiseRead(BaseModel):
 def read_pair(client: VLMClient, first: Image.Image, second: Image.Image) -> PairwiseRead:
     """Shows the model both pictures, once in each order, each with A for the one shown first and with B for it.
     Raises VLMError."""
-    p, off_letters, usages = (
-        np.zeros((2, 2)),
-        [],
-        [],
-    )  # P(the one shown first is better), by order and lettering
+    p = np.zeros((2, 2))  # P(the one shown first is better), by order and lettering
+    off_letters, usages = [], []
     for order, pictures in enumerate(((first, second), (second, first))):
-        session = client.open(list(pictures))
-        try:
+        with closing(client.open(list(pictures))) as session:
             for lettering, letter in enumerate("AB"):
                 prompt = comparison_prompt(reversed_letters=letter == "B")
                 read = session.read_letters(prompt, ANSWER_PREFIX, ("A", "B"))
                 p[order, lettering] = letter_probabilities(read.logprobs)[letter]
                 off_letters.append(read.off_letter_mass)
             usages.append(session.usage)
-        finally:
-            session.close()
     usage, shown_first = usages[0] + usages[1], p.mean(axis=1)
     return PairwiseRead(
         probability=(shown_first[0] + 1 - shown_first[1]) / 2,

@@ -192,13 +192,12 @@ def known_bias(images: "OpenImages", tile: int) -> tuple[TileBias | None, str | 
     services = images.services
     folder = services.settings.folder(services.section(ROLE).backend)
     measured = json.loads(BIAS_FILE.read_text(encoding="utf-8"))
+    known = measured["tiles"].get(str(tile))
+    if known and folder.is_dir() and folder_hash(folder) == measured["model"]:
+        return TileBias(tile=tile, source=measured["source"], **known), None
     uncorrected = "the tiles' levels are not corrected for what cropping does to them: it was measured"
-    if not folder.is_dir() or folder_hash(folder) != measured["model"]:
-        return None, f"{uncorrected} on another model, {measured['name']}"
-    if (known := measured["tiles"].get(str(tile))) is None:
-        sides = ", ".join(measured["tiles"])
-        return None, f"{uncorrected} on tiles of {sides} pixels a side, these have {tile}"
-    return TileBias(tile=tile, source=measured["source"], **known), None
+    sides = ", ".join(measured["tiles"])
+    return None, f"{uncorrected} on {measured['name']} with tiles of {sides} pixels a side"
 
 
 def _read_tiles(images: "OpenImages", tiles: Tiling, until: float) -> tuple[list[float | None], str | None]:

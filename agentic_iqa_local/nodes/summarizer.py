@@ -97,7 +97,7 @@ def close_pass(state: AgenticIQAState, basis: Basis, result: SummarizerOutput, i
     gaps = [] if result.error else _gaps(answer, basis, sureness, last=last)
     width = sureness.width(answer.fusion, basis.plan) if sureness and answer.fusion else None
     narrow = sureness and width is not None and width <= (sureness.decisions.target_width or 0)
-    if not gaps or narrow or (sureness and width is not None and not sureness.affords_replan()):
+    if not gaps or narrow or (sureness and width is not None and not sureness.affords(1)):
         return changes
     reason = gaps[0].reason
     if not replanning.may_replan(state):
