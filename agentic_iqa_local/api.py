@@ -136,9 +136,7 @@ class IQA:
         images = list(image) if several else [image]
         references = _one_each(images, reference, several)
         if several and (request := map_request(map)) and request.png:
-            raise ValueError(
-                f"map: expected True for several pictures, got one file, {request.png}; ask one by one"
-            )
+            raise ValueError(f"map: expected True for several pictures, got one file, {request.png}; ask one by one")
         for picture in (*images, *(original for original in references if original is not None)):
             check_picture(picture)
         how = self._how(self.pipeline) | {"map": map}
@@ -173,12 +171,9 @@ class IQA:
         take a question up."""
         if self.pipeline != "agent":
             raise ValueError(
-                f"open: expected the pipeline agent, got {self.pipeline}; make another IQA, or assess one"
-                " by one"
+                f"open: expected the pipeline agent, got {self.pipeline}; make another IQA, or assess one by one"
             )
-        conversation = Conversation(
-            self._opened(), image, reference, max_replan_iterations=self.max_replan_iterations
-        )
+        conversation = Conversation(self._opened(), image, reference, max_replan_iterations=self.max_replan_iterations)
         self._conversations.add(conversation)
         return conversation
 
@@ -213,8 +208,7 @@ def _one_each(images: list, reference: Any, several: bool) -> list:
     references = list(reference) if listed else [reference] * len(images)
     if len(references) != len(images) or (listed and not several):
         raise ValueError(
-            f"reference: expected one, or a list of as many as there are pictures, {len(images)}, got"
-            f" {len(references)}"
+            f"reference: expected one, or a list of as many as there are pictures, {len(images)}, got {len(references)}"
         )
     return references
 

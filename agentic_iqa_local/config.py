@@ -116,9 +116,7 @@ def _path(value: Any) -> str:
 PathText = Annotated[str, PlainValidator(_path)]
 Colour = Annotated[str, AfterValidator(_opaque)]
 Width = Annotated[float, Field(gt=0, le=4)]  # of an interval, in levels
-Level = Annotated[
-    float, Field(ge=1, le=5), BeforeValidator(lambda x: lower_edge(x) if isinstance(x, str) else x)
-]
+Level = Annotated[float, Field(ge=1, le=5), BeforeValidator(lambda x: lower_edge(x) if isinstance(x, str) else x)]
 Rate = Annotated[float, Field(ge=0.01, lt=0.5)]
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
@@ -295,9 +293,7 @@ def _option(description: str, default: Any = None) -> Any:
 class Decisions(Section):
     """What a caller may say of how sure an answer has to be."""
 
-    abstain_wider_than: Width | None = _option(
-        "answers whose interval is wider than W levels are held back: not sure"
-    )
+    abstain_wider_than: Width | None = _option("answers whose interval is wider than W levels are held back: not sure")
     at_least: Level | None = _option(
         "pass, fail or unsure: is the quality LEVEL (A to D, Good, or a number from 1 to 5) or better?"
     )
@@ -340,8 +336,7 @@ class Settings(Section):
         named = {backend.partition(".")[2] for backend in self.backends}
         if unused := set(self.models) - named:
             raise ValueError(
-                f"models: {', '.join(sorted(unused))} not named by any section's backend"
-                f" ({', '.join(sorted(named))})"
+                f"models: {', '.join(sorted(unused))} not named by any section's backend ({', '.join(sorted(named))})"
             )
         return self
 
@@ -424,17 +419,13 @@ class Options(Decisions):
     cpu: bool = _option("run on the CPU", default=False)
     config: PathText | None = _option("a set-up of configs/ by name, or a YAML file (default: embedded)")
     engine: Engine | None = _option("what serves the model (default: the configuration's)")
-    model: PathText | None = _option(
-        "a model below the models folder, or a folder; overrides the configuration's"
-    )
+    model: PathText | None = _option("a model below the models folder, or a folder; overrides the configuration's")
     models: PathText | None = _option("the models folder (default: $AGENTIC_IQA_MODELS, else models/)")
     pipeline: Pipeline | None = _option(
         "agent: plan, evidence, reasoning, replanning; letters: one read and the configured tools, for volume"
         " (default: agent, but letters to compare)"
     )
-    mode: Mode | None = _option(
-        "where the letters' probabilities come from (default: the configuration's, logits)"
-    )
+    mode: Mode | None = _option("where the letters' probabilities come from (default: the configuration's, logits)")
     fit: PathText | None = _option(
         "temperature, η and the intervals of q from a fit of study.py, for the model it was made with"
     )
@@ -447,9 +438,7 @@ class Options(Decisions):
         """The options with these values. Raises ConfigError, in one sentence that begins with the option's
         name."""
         if unknown := sorted(options.keys() - cls.model_fields.keys()):
-            raise ConfigError(
-                f"{unknown[0]}: there is no such option{did_you_mean(unknown[0], cls.model_fields)}"
-            )
+            raise ConfigError(f"{unknown[0]}: there is no such option{did_you_mean(unknown[0], cls.model_fields)}")
         try:
             return cls.model_validate(dict(options))
         except ValidationError as error:

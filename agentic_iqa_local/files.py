@@ -296,9 +296,7 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
         if twice := [name for name in names if names.count(name) > 1]:
-            raise yaml.MarkedYAMLError(
-                problem=f"expected each key once, got {twice[0]}", problem_mark=node.start_mark
-            )
+            raise yaml.MarkedYAMLError(problem=f"expected each key once, got {twice[0]}", problem_mark=node.start_mark)
         return super().construct_mapping(node, deep)
 
 
@@ -348,11 +346,7 @@ def first_mistake(error: "ValidationError", quoted: bool = False) -> str:
     elif kind == "literal_error":
         text = f"expected {about['expected']}".replace("'", "")
     if quoted and ", got " not in text:
-        text += (
-            f", got {given!r:.80}"
-            if isinstance(given, (str, int, float))
-            else f", got {type(given).__name__}"
-        )
+        text += f", got {given!r:.80}" if isinstance(given, (str, int, float)) else f", got {type(given).__name__}"
         if kind == "literal_error":
             text += did_you_mean(str(given)[:80], re.findall("'(.*?)'", about["expected"]))
     return (f"{place}: {text}" if place else text)[:LONGEST_MISTAKE]

@@ -61,9 +61,7 @@ class ScoreFusion:
                 f"quality_levels: expected 2 to {len(letters)} different levels, got {list(quality_levels)}"
             )
         if not 1 / count <= classification_confidence <= 1:
-            raise ValueError(
-                f"classification_confidence: expected {1 / count} to 1, got {classification_confidence}"
-            )
+            raise ValueError(f"classification_confidence: expected {1 / count} to 1, got {classification_confidence}")
         self.eta, self.quality_levels, self.normalize = eta, list(quality_levels), normalize
         self.temperature, self.classification_confidence = temperature, classification_confidence
         self._letters = dict(zip(letters, sorted(quality_levels, reverse=True), strict=False))
@@ -151,17 +149,13 @@ class ScoreFusion:
         if thresholds is None:
             thresholds = [(a + b) / 2 for a, b in itertools.pairwise(ordered)]
         if len(thresholds) != len(ordered) - 1 or list(thresholds) != sorted(thresholds):
-            raise ValueError(
-                f"thresholds: expected {len(ordered) - 1} rising numbers, got {list(thresholds)}"
-            )
+            raise ValueError(f"thresholds: expected {len(ordered) - 1} rising numbers, got {list(thresholds)}")
         return list(self._letters)[len(ordered) - 1 - sum(score >= t for t in thresholds)]
 
     def _weights(self, tool_scores: Sequence[float], vlm_probabilities: Mapping[int, float]) -> np.ndarray:
         p = np.array([vlm_probabilities[c] for c in self.quality_levels], float)
         if (p < 0).any() or not np.isclose(p.sum(), 1, atol=1e-6):
-            raise ValueError(
-                f"vlm_probabilities: expected probabilities that sum to 1, got {dict(vlm_probabilities)}"
-            )
+            raise ValueError(f"vlm_probabilities: expected probabilities that sum to 1, got {dict(vlm_probabilities)}")
         mean = self.mean_score(tool_scores)
         return fused_distribution(p, np.nan if mean is None else mean, self.eta, self.quality_levels)
 
@@ -224,10 +218,6 @@ def softmax(values: np.ndarray) -> np.ndarray:
     return weight / weight.sum(-1, keepdims=True)
 
 
-def _log_likelihood(
-    q_bar: float | np.ndarray, eta: float | np.ndarray, levels: Sequence[float]
-) -> np.ndarray:
-    mean, sharpness = np.broadcast_arrays(
-        np.asarray(q_bar, float)[..., None], np.asarray(eta, float)[..., None]
-    )
+def _log_likelihood(q_bar: float | np.ndarray, eta: float | np.ndarray, levels: Sequence[float]) -> np.ndarray:
+    mean, sharpness = np.broadcast_arrays(np.asarray(q_bar, float)[..., None], np.asarray(eta, float)[..., None])
     return np.where(np.isnan(mean), 0.0, -sharpness * (mean - np.asarray(levels, float)) ** 2)

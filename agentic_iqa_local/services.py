@@ -66,9 +66,7 @@ class Services:
     def models_waiting(self) -> Iterator[None]:
         """Meanwhile no loaded model computes that shares its classes with the tools: those of
         transformers."""
-        locks = {
-            id(lock): lock for client in self.pool.clients.values() if (lock := getattr(client, "lock", None))
-        }
+        locks = {id(lock): lock for client in self.pool.clients.values() if (lock := getattr(client, "lock", None))}
         with ExitStack() as held:
             for _, lock in sorted(locks.items()):
                 held.enter_context(lock)

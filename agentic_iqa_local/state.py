@@ -54,9 +54,7 @@ def lower_edge(level: str) -> float:
     with suppress(ValueError):
         if 1 <= (quality := edges.get(name) or float(name)) <= 5:
             return quality
-    raise ValueError(
-        f"expected a level from D (Poor) to A (Excellent) or a number from 1 to 5, got {level!r}"
-    )
+    raise ValueError(f"expected a level from D (Poor) to A (Excellent) or a number from 1 to 5, got {level!r}")
 
 
 UNCLEAR = "unclear"  # said in place of a severity that cannot be told
@@ -91,12 +89,8 @@ class PlanControlFlags(BaseModel):
     distortion_detection: bool = Field(
         default=False, description="Look for distortions (on when the query names none)."
     )
-    distortion_analysis: bool = Field(
-        default=False, description="Judge severity and visual impact of each distortion."
-    )
-    tool_selection: bool = Field(
-        default=False, description="Let the model choose an IQA tool for each distortion."
-    )
+    distortion_analysis: bool = Field(default=False, description="Judge severity and visual impact of each distortion.")
+    tool_selection: bool = Field(default=False, description="Let the model choose an IQA tool for each distortion.")
     tool_execution: bool = Field(default=False, description="Run the chosen IQA tools.")
 
 
@@ -192,9 +186,7 @@ class PlannerError(BaseModel):
     timestamp: datetime = Field(default_factory=lambda: datetime.now(UTC))
 
     @classmethod
-    def from_exception(
-        cls, exc: Exception, *, attempt: int = 1, backend: str | None = None, **details: Any
-    ) -> Self:
+    def from_exception(cls, exc: Exception, *, attempt: int = 1, backend: str | None = None, **details: Any) -> Self:
         """Keeps the exception's type and message; ValueErrors (pydantic's and JSON's too) are validation errors."""
         return cls(
             error_type="validation_error" if isinstance(exc, ValueError) else "api_error",
@@ -400,9 +392,7 @@ class Basis(BaseModel):
 _ANSWERS: list[JsonValue] = [
     {
         "final_answer": "B",
-        "quality_reasoning": (
-            "The image shows moderate blur affecting sharpness, consistent with tool score of 2.6."
-        ),
+        "quality_reasoning": ("The image shows moderate blur affecting sharpness, consistent with tool score of 2.6."),
         "need_replan": False,
     },
     {
@@ -425,9 +415,7 @@ class SummarizerOutput(BaseModel):
     replan_reason: str | None = Field(
         default=None, description="Why another pass is needed, also where the limit allows none."
     )
-    used_evidence: dict[str, Any] | None = Field(
-        default=None, description="The evidence that the answer rests on."
-    )
+    used_evidence: dict[str, Any] | None = Field(default=None, description="The evidence that the answer rests on.")
     fusion: FusionResult | None = None  # the letter read and its fusion; None for free-text answers
     # what the model's reasoning got wrong; sentences made of the evidence replace it
     reasoning_corrections: list[str] = []

@@ -89,9 +89,7 @@ def photo_samples(
     the folder."""
     from agentic_iqa_local.studies.distortions import distort, draw_parts
 
-    files = sorted(
-        p for p in photos.iterdir() if p.suffix.lower() in {".webp", ".png", ".jpg", ".jpeg", ".bmp"}
-    )
+    files = sorted(p for p in photos.iterdir() if p.suffix.lower() in {".webp", ".png", ".jpg", ".jpeg", ".bmp"})
     if len(files) < count:
         raise DatasetError(
             f"{photos}: expected at least {count} photographs (--count), found {len(files)}",
@@ -136,9 +134,7 @@ def scale_of(dataset: Dataset) -> tuple[float, float]:
     """The worst and the best score of a data set's scale. Raises DatasetError where they are unknown."""
     info = dataset.info
     if info.low is None or info.high is None or info.higher_is_better is None:
-        raise DatasetError(
-            f"{dataset.root}: the scale's ends are unknown", "give them with --mos-range WORST BEST"
-        )
+        raise DatasetError(f"{dataset.root}: the scale's ends are unknown", "give them with --mos-range WORST BEST")
     return (info.low, info.high) if info.higher_is_better else (info.high, info.low)
 
 
@@ -192,9 +188,7 @@ def write_maps(path: Path, fitted: list[LogisticMap]) -> None:
             entries[places[0]] = entry
         else:
             entries.append(entry)
-    body = yaml.safe_dump(
-        {"maps": entries}, sort_keys=False, default_flow_style=None, width=118, allow_unicode=True
-    )
+    body = yaml.safe_dump({"maps": entries}, sort_keys=False, default_flow_style=None, width=118, allow_unicode=True)
     write_whole(place, HEADER + body)
 
 
@@ -276,34 +270,20 @@ def build_parser() -> argparse.ArgumentParser:
     parser = Parser(description=__doc__, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     common = Parser(add_help=False)
-    common.add_argument(
-        "--tools", nargs="+", required=True, metavar="TOOL", help="tools to fit, by any spelling"
-    )
-    common.add_argument(
-        "--out", type=Path, default=shipped, help="file of maps to write into (default: %(default)s)"
-    )
-    common.add_argument(
-        "--seed", type=int, default=0, help="draws photographs, distortions and the split (default: 0)"
-    )
+    common.add_argument("--tools", nargs="+", required=True, metavar="TOOL", help="tools to fit, by any spelling")
+    common.add_argument("--out", type=Path, default=shipped, help="file of maps to write into (default: %(default)s)")
+    common.add_argument("--seed", type=int, default=0, help="draws photographs, distortions and the split (default: 0)")
     common.add_argument("--plots", type=Path, metavar="DIR", help="a figure of each fit")
     common.add_argument("--device", default="cpu", help="where the tools run (default: cpu)")
-    maps = commands.add_parser(
-        "maps", parents=[common], help="fit on synthetic distortions of clean photographs"
-    )
+    maps = commands.add_parser("maps", parents=[common], help="fit on synthetic distortions of clean photographs")
     maps.add_argument(
         "--photos", type=Path, required=True, help="folder of clean photographs, 512 pixels a side or more"
     )
     maps.add_argument("--photos-name", default="clean photographs", help="what to call them in the file")
     maps.add_argument("--count", type=int, default=60, help="photographs to draw (default: 60)")
-    maps.add_argument(
-        "--per-photo", type=int, default=10, help="samples of each, 12%% of them clean (default: 10)"
-    )
-    maps.add_argument(
-        "--crop", type=int, default=384, help="side of the centre crop in pixels (default: 384)"
-    )
-    maps.add_argument(
-        "--anchor-maps", type=Path, default=shipped, help=f"file with the maps of {', '.join(ANCHORS)}"
-    )
+    maps.add_argument("--per-photo", type=int, default=10, help="samples of each, 12%% of them clean (default: 10)")
+    maps.add_argument("--crop", type=int, default=384, help="side of the centre crop in pixels (default: 384)")
+    maps.add_argument("--anchor-maps", type=Path, default=shipped, help=f"file with the maps of {', '.join(ANCHORS)}")
     maps.set_defaults(collect=run_maps)
     scored = commands.add_parser("dataset", parents=[common], help="fit on human scores")
     scored.add_argument(
@@ -318,9 +298,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar=("WORST", "BEST"),
         help="mapped to 1 and 5 (default: the data set's scale)",
     )
-    scored.add_argument(
-        "--name", help="name of the data set; studies on it are then in-sample (default: its title)"
-    )
+    scored.add_argument("--name", help="name of the data set; studies on it are then in-sample (default: its title)")
     scored.set_defaults(collect=run_dataset)
     return parser
 

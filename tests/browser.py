@@ -77,9 +77,7 @@ def axe_findings(page) -> list[str]:
     import axe_playwright_python
 
     script = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
-    page.evaluate(
-        script + "\n;0"
-    )  # evaluated by the debugger, which a Content-Security-Policy does not hold back
+    page.evaluate(script + "\n;0")  # evaluated by the debugger, which a Content-Security-Policy does not hold back
     found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
     return [
         f"{rule['impact']} {rule['id']}: {node['html'][:200]}"

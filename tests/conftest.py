@@ -70,10 +70,7 @@ def _logging_as_before():
     without them."""
     loggers = [
         logging.getLogger(),
-        *(
-            logging.getLogger(f"agentic_iqa_local{name}")
-            for name in ("", ".services", ".workbench", ".score_fusion")
-        ),
+        *(logging.getLogger(f"agentic_iqa_local{name}") for name in ("", ".services", ".workbench", ".score_fusion")),
     ]
     before = [(logger, logger.level, logger.handlers[:]) for logger in loggers]
     yield

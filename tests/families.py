@@ -46,9 +46,7 @@ def plain_logprobs(client, images, prompt=SCORING, prefix=ANSWER_PREFIX) -> torc
 
 def apart(read, other) -> float:
     """The largest difference of a letter's log-probability from another read, or from `plain_logprobs`."""
-    theirs = (
-        other.logprobs if hasattr(other, "logprobs") else {x: other[i] for x, i in read.token_ids.items()}
-    )
+    theirs = other.logprobs if hasattr(other, "logprobs") else {x: other[i] for x, i in read.token_ids.items()}
     return max(abs(read.logprobs[letter] - float(theirs[letter])) for letter in read.logprobs)
 
 
@@ -165,9 +163,7 @@ def onevision(as_published: bool, tokenizer):
     """As published: SigLIP with 384×384 in patches of 14 (729 tokens a tile), Qwen2, up to 6×6 tiles."""
     side, steps = (384, 6) if as_published else (112, 2)
     tile = {"height": side, "width": side}
-    pinpoints = [
-        [side * rows, side * columns] for rows in range(1, steps + 1) for columns in range(1, steps + 1)
-    ]
+    pinpoints = [[side * rows, side * columns] for rows in range(1, steps + 1) for columns in range(1, steps + 1)]
     reach = {"max_position_embeddings": 32768} if as_published else {}
     language = tf.Qwen2Config if as_published else tf.LlamaConfig
     tower = tf.SiglipVisionConfig(**TOWER | {"image_size": side}, vision_use_head=False)

@@ -65,9 +65,7 @@ def test_the_service(service, size, dark):
         draw(watched, "serve_answer", size, dark)
         if (size, dark) == ("wide", True):
             page.click("[aria-label='Remove sumac.png']")
-            page.set_input_files(
-                "#image", [str(DAMAGED), str(DATA / "sumac.png"), str(DATA / "prudential.png")]
-            )
+            page.set_input_files("#image", [str(DAMAGED), str(DATA / "sumac.png"), str(DATA / "prudential.png")])
             page.click("#go")
             page.wait_for_selector(".order", timeout=600000)
             draw(watched, "serve_compare", size, dark)
@@ -81,9 +79,7 @@ def batch(tmp_path_factory):
     files = [DATA / "sumac.png", DATA / "prudential.png", DAMAGED]
     for name, kind, severity in DISTORTED:
         files.append(folder / f"{name}_{kind}.png")
-        pixels = DISTORTIONS[kind].apply(
-            np.asarray(Image.open(DATA / f"{name}.png").convert("RGB")), severity, rng
-        )
+        pixels = DISTORTIONS[kind].apply(np.asarray(Image.open(DATA / f"{name}.png").convert("RGB")), severity, rng)
         Image.fromarray(pixels).save(files[-1])
     rows = [assess(file, services=services, map=MapRequest()).to_dict() for file in files]
     (folder / "spring.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

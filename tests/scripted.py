@@ -133,9 +133,7 @@ class ScriptedTools:
         return SimpleNamespace(damaged_part=lambda: self.part)
 
 
-def scripted_services(
-    client: ScriptedClient, tools: ScriptedTools, settings: Settings | None = None
-) -> Services:
+def scripted_services(client: ScriptedClient, tools: ScriptedTools, settings: Settings | None = None) -> Services:
     return Services(settings or Settings(), "cpu", {BACKEND: client}, tools)
 
 
@@ -173,9 +171,7 @@ def scripted_answers(**replies) -> Callable[..., str]:
 
     def answer(prompt, schema, prefix):
         if schema.__name__ not in queues:
-            return (
-                prefix or '{"final_answer": "a soft photograph'
-            ) + '", "quality_reasoning": "Edges appear soft."}'
+            return (prefix or '{"final_answer": "a soft photograph') + '", "quality_reasoning": "Edges appear soft."}'
         queue = queues[schema.__name__]
         reply = queue.pop(0) if len(queue) > 1 else queue[0]
         if isinstance(reply, Exception):

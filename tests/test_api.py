@@ -105,9 +105,7 @@ def test_bytes_and_temporary_folders_land_in_no_message(scripted):
 # References and lists
 
 
-def test_a_picture_with_its_references_pixels_is_said_to_be_a_copy_and_not_below_a_damaged_one(
-    photo, services
-):
+def test_a_picture_with_its_references_pixels_is_said_to_be_a_copy_and_not_below_a_damaged_one(photo, services):
     jpeg = BytesIO()
     photo.save(jpeg, "JPEG", quality=90)
     damaged = (photo, jpeg.getvalue(), photo.filter(ImageFilter.GaussianBlur(0.5)))
@@ -122,9 +120,7 @@ def test_references_are_one_for_all_or_one_each(scripted, picture, pixels):
     assert [row.reference for row in scripted[0]([picture] * 2, [other, None])] == ["<array 96×64>", None]
     assert [row.reference for row in scripted[0]([picture] * 2, other)] == ["<array 96×64>"] * 2
     for images, references in (([picture], [other, other]), (picture, [other])):
-        with pytest.raises(
-            ValueError, match="reference: expected one, or a list of as many as there are pictures"
-        ):
+        with pytest.raises(ValueError, match="reference: expected one, or a list of as many as there are pictures"):
             scripted[0](images, references)
 
 
@@ -159,9 +155,7 @@ def test_a_rating_in_short_and_at_length(scripted, picture):
 def test_a_choice_and_a_failure_show_as_what_they_are(scripted, picture):
     row = scripted[0](picture, query="Is it <b>sharp</b>?", choices=["<Yes>", "No"])
     assert (row.letter, row.level, row.q) == (row.final_answer, None, None)
-    assert repr(row).startswith(
-        f"Assessment({picture}: {row.letter}. {row.choices[ord(row.letter) - 65]}, p "
-    )
+    assert repr(row).startswith(f"Assessment({picture}: {row.letter}. {row.choices[ord(row.letter) - 65]}, p ")
     assert "<b>" not in row._repr_html_()
     failed = scripted[0]("<script>.png")
     assert (failed.letter, failed.level) == (None, None)

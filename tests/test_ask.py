@@ -90,7 +90,11 @@ def test_the_letter_that_was_begun_with_must_be_the_answer():
     [
         (PlannerReply, PLAN | {"why": "?", "plan": PLAN["plan"] | {"more": 1}, "query_scope": [" sky "]}, PLAN),
         (detection_reply(["sky"]), {"sky": [" Blurs "], "sea": ["Noise"]}, {"sky": ["Blurs"]}),
-        (selection_reply({"sky": ["Blurs"]}, ["NIQE"]), {"sky": {"Blurs": "NIQE", "x": ""}}, {"sky": {"Blurs": "NIQE"}}),
+        (
+            selection_reply({"sky": ["Blurs"]}, ["NIQE"]),
+            {"sky": {"Blurs": "NIQE", "x": ""}},
+            {"sky": {"Blurs": "NIQE"}},
+        ),
         (location_reply(["sky"]), {"sky": [1, 2, 3, 4], "label": "x"}, {"sky": [1, 2, 3, 4]}),
     ],
 )

@@ -185,5 +185,7 @@ def test_a_newcomer_is_told_what_to_type(arguments, said, tmp_path, monkeypatch,
 
 def test_a_mistake_is_told_before_anything_is_loaded(blocked):
     code = "import sys; from agentic_iqa_local.cli.assess import main; main(['gone.jpg']); print('torch' in sys.modules, file=sys.stderr)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT, env=blocked)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT, env=blocked
+    )
     assert done.stderr.splitlines()[-1] == "False"

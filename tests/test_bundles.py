@@ -99,9 +99,7 @@ def test_a_bundle_of_earlier_versions_is_read(places, tmp_path):
     files = {path: (file, "made by a test", "mit") for path, file in places.items()}
     raw, old = describe(files, ("old",)).serialised(), tmp_path / "old.tar"
     with tarfile.open(old, "w", format=tarfile.USTAR_FORMAT) as tar:
-        contents = {MANIFEST_HASH: hash_line(raw), MANIFEST: raw} | {
-            p: f.read_bytes() for p, f in places.items()
-        }
+        contents = {MANIFEST_HASH: hash_line(raw), MANIFEST: raw} | {p: f.read_bytes() for p, f in places.items()}
         for name, content in contents.items():
             info = member(name)
             info.size = len(content)
@@ -168,9 +166,7 @@ def put_elsewhere(members):
         add((member("device", tarfile.CHRTYPE), b"")),
         put_elsewhere,
         lambda members: members.reverse(),
-        lambda members: members.__setitem__(
-            1, (members[1][0], members[1][1].replace(b"a-model/c", b"../../e/c"))
-        ),
+        lambda members: members.__setitem__(1, (members[1][0], members[1][1].replace(b"a-model/c", b"../../e/c"))),
     ],
     ids=["parent", "absolute", "link", "doubled", "device", "renamed", "order", "path in manifest"],
 )
@@ -194,10 +190,7 @@ def test_a_manifest_with_its_own_right_hash_must_still_name_plain_paths(bundle, 
 
 
 def test_nothing_but_the_expected_bundle_is_accepted(bundle, tmp_path, capsys):
-    assert (
-        store_command.unpack([str(bundle), "--expect", "0" * 64, "--models", str(tmp_path / "s")])
-        == 1
-    )
+    assert store_command.unpack([str(bundle), "--expect", "0" * 64, "--models", str(tmp_path / "s")]) == 1
     assert "another bundle or a changed one" in capsys.readouterr().err
     assert not (tmp_path / "s").exists()
 
@@ -244,9 +237,7 @@ def test_a_full_disk_is_told_before_anything_is_written(bundle, tmp_path, monkey
 def test_a_licence_that_binds_is_shown_and_has_to_be_accepted(tmp_path, capsys):
     weights = tmp_path / "hub"
     (weights / "pyiqa").mkdir(parents=True)
-    found = bundle_command.main(
-        ["--tools", "LPIPS", "--weights", str(weights), "--out", str(tmp_path / "b.tar")]
-    )
+    found = bundle_command.main(["--tools", "LPIPS", "--weights", str(weights), "--out", str(tmp_path / "b.tar")])
     told = capsys.readouterr().err
     assert found == 1
     assert "no commercial use" in told
@@ -280,9 +271,7 @@ def test_a_hugging_face_cache_is_taken_without_its_links(tmp_path):
 
 
 def test_without_a_network_a_download_fails_in_one_sentence(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(
-        "huggingface_hub.HfApi.model_info", lambda *_, **__: (_ for _ in ()).throw(OSError("no route"))
-    )
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: (_ for _ in ()).throw(OSError("no route")))
     options = ["--config", "qwen3_vl_2b", "--models", str(tmp_path), "--out", str(tmp_path / "b.tar")]
     assert bundle_command.main(options) == 1
     assert "Qwen/Qwen3-VL-2B-Instruct" in (told := capsys.readouterr().err)

@@ -38,9 +38,7 @@ def plain(**changes) -> LogisticMap:
 
 
 def map_file(path: Path, *maps: LogisticMap, **extra) -> Path:
-    path.write_text(
-        yaml.safe_dump({"maps": [m.model_dump(mode="json", exclude_none=True) | extra for m in maps]})
-    )
+    path.write_text(yaml.safe_dump({"maps": [m.model_dump(mode="json", exclude_none=True) | extra for m in maps]}))
     return path
 
 
@@ -154,9 +152,7 @@ def test_the_hash_of_a_file_is_that_of_its_bytes(tmp_path):
 @pytest.mark.parametrize("lower_better", [False, True])
 def test_fit_finds_a_known_curve(lower_better):
     sign = -1 if lower_better else 1
-    truth = plain(
-        b1=sign * 3, b2=0.2, b3=40, b4=sign * 0.005, b5=3, domain=(0, 100), lower_better=lower_better
-    )
+    truth = plain(b1=sign * 3, b2=0.2, b3=40, b4=sign * 0.005, b5=3, domain=(0, 100), lower_better=lower_better)
     x = np.random.default_rng(0).uniform(0, 100, 200)
     y = np.array([truth.unclipped(v) for v in x])
     found, quality = fit_logistic(

@@ -71,8 +71,7 @@ NO_PIXELS = Image.new("RGB", (64, 64))
 def candidates(rows, scenes=None) -> list[Candidate]:
     scenes = scenes or [SCENE] * len(rows)
     return [
-        Candidate(row, scene, lambda: NO_PIXELS, draws_of(row, None))
-        for row, scene in zip(rows, scenes, strict=True)
+        Candidate(row, scene, lambda: NO_PIXELS, draws_of(row, None)) for row, scene in zip(rows, scenes, strict=True)
     ]
 
 
@@ -176,9 +175,7 @@ def test_reads_of_an_order_are_linear():
     assert ranking.pairwise_reads == len(ranking.pairs) <= PAIRS_PER_PICTURE * 60
     assert [ranked.assessment.image for ranked in ranking.order] == [f"{i}.png" for i in range(59, -1, -1)]
     assert [ranked.place for ranked in ranking.order] == list(range(1, 61))
-    with pytest.raises(
-        ValueError, match=f"expected at most {MOST_PICTURES} pictures, got {MOST_PICTURES + 1}"
-    ):
+    with pytest.raises(ValueError, match=f"expected at most {MOST_PICTURES} pictures, got {MOST_PICTURES + 1}"):
         judge.rank(candidates([rated(3)] * (MOST_PICTURES + 1)))
 
 

@@ -195,9 +195,7 @@ def test_each_door_refuses_what_makes_no_sense_in_the_same_words(name, value, sa
 
 
 def test_texts_from_a_command_line_or_a_form_become_values():
-    request = Request.of(
-        {"at_least": "Good", "error_rate": "0.05", "max_replan_iterations": "0", "map": "true"}
-    )
+    request = Request.of({"at_least": "Good", "error_rate": "0.05", "max_replan_iterations": "0", "map": "true"})
     assert (request.at_least, request.error_rate, request.max_replan_iterations) == (3.5, 0.05, 0)
     assert request.map is True
     made = request.applied_to(Settings())

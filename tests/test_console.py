@@ -107,9 +107,7 @@ def test_a_polite_kill_ends_like_ctrl_c(folder, tmp_path, number):
     the rest."""
     out = tmp_path / "rows.jsonl"
     line = [sys.executable, SCRIPT, *map(str, [folder, "--cpu", "--out", out])]
-    process = subprocess.Popen(
-        line, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=environment()
-    )
+    process = subprocess.Popen(line, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=environment())
     deadline = time.monotonic() + 600
     while not (out.is_file() and out.read_bytes().count(b"\n")):  # the first row is there: the second is in hand
         assert time.monotonic() < deadline

@@ -26,9 +26,7 @@ LOCK = ROOT / "constraints-gpu.txt"
 
 def instructions() -> list[tuple[str, str]]:
     """Each instruction with its argument, comments left out and continued lines joined."""
-    lines = [
-        line for line in FILE.read_text(encoding="utf-8").splitlines() if not line.lstrip().startswith("#")
-    ]
+    lines = [line for line in FILE.read_text(encoding="utf-8").splitlines() if not line.lstrip().startswith("#")]
     joined = "\n".join(lines).replace("\\\n", " ")
     return [
         (word.upper(), rest.strip())
@@ -47,9 +45,7 @@ def environment() -> dict[str, str]:
 def locked(lock: Path = LOCK) -> dict[str, str]:
     """Package → what follows its name in a lock."""
     lines = [line for line in lock.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
-    found = {
-        canonicalize_name(re.match(r"[\w.-]+", line)[0]): re.sub(r"^[\w.-]+", "", line) for line in lines
-    }
+    found = {canonicalize_name(re.match(r"[\w.-]+", line)[0]): re.sub(r"^[\w.-]+", "", line) for line in lines}
     assert len(found) == len(lines)
     return found
 
@@ -90,17 +86,11 @@ def test_the_lock_pins_what_the_project_and_its_extras_need_on_a_gpu():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     lock = locked()
     assert all(version.startswith("==") for version in lock.values())
-    extras = {
-        name: lines
-        for name, lines in project["optional-dependencies"].items()
-        if name not in ("test", "heic")
-    }
+    extras = {name: lines for name, lines in project["optional-dependencies"].items() if name not in ("test", "heic")}
     assert {"vllm", "serve"} <= extras.keys()
     for line in (*project["dependencies"], *itertools.chain(*extras.values())):
         requirement = Requirement(line)
-        assert requirement.specifier.contains(lock[canonicalize_name(requirement.name)].removeprefix("==")), (
-            line
-        )
+        assert requirement.specifier.contains(lock[canonicalize_name(requirement.name)].removeprefix("==")), line
 
 
 def test_the_lock_of_this_environment_pins_all_that_the_project_and_its_tests_need():
@@ -122,10 +112,9 @@ def test_the_lock_of_this_environment_pins_all_that_the_project_and_its_tests_ne
     assert {"torch", "hypothesis", "setuptools", "nvidia-cublas"} <= needed  # the walk goes all the way
     assert needed <= lock.keys()
     for name in needed:
-        assert (
-            importlib.metadata.version(name).partition("+")[0]
-            == lock[name].removeprefix("==").partition("+")[0]
-        ), name
+        assert importlib.metadata.version(name).partition("+")[0] == lock[name].removeprefix("==").partition("+")[0], (
+            name
+        )
 
 
 def test_the_root_file_system_may_be_read_only():
@@ -216,8 +205,6 @@ def test_the_main_job_runs_with_its_environment_on_a_read_only_root_without_a_ne
 def test_hadolint_finds_nothing():
     hadolint = shutil.which("hadolint", path=sysconfig.get_path("scripts")) or shutil.which("hadolint")
     if hadolint is None:
-        pytest.skip(
-            "no hadolint here; the extra `test` brings it, and the other tests of this file judge without it"
-        )
+        pytest.skip("no hadolint here; the extra `test` brings it, and the other tests of this file judge without it")
     done = subprocess.run([hadolint, str(FILE)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "")

@@ -204,9 +204,7 @@ def test_a_workbook_without_openpyxl_says_what_to_do(root, monkeypatch):
     csiq(root)
     (root / "csiq.DMOS.xlsx").write_bytes(b"PK")
     monkeypatch.setitem(sys.modules, "openpyxl", None)
-    with pytest.raises(
-        DatasetError, match=r"install it, or export the sheet all_by_image .* to csiq\.DMOS\.csv"
-    ):
+    with pytest.raises(DatasetError, match=r"install it, or export the sheet all_by_image .* to csiq\.DMOS\.csv"):
         load_dataset(root)
 
 
@@ -362,9 +360,7 @@ def test_a_jsonl_manifest_with_told_scale(root):
         root / "scores.jsonl",
         '{"image": "a/1.png", "mos": 12, "split": "test"}\n{"image": "a/2.png", "mos": 40}\n',
     )
-    data = load_dataset(
-        root / "scores.jsonl", higher_is_better=False, low=0, high=100, scale="absolute categories"
-    )
+    data = load_dataset(root / "scores.jsonl", higher_is_better=False, low=0, high=100, scale="absolute categories")
     assert (data.items[0].split, data.missing, data.info.groups) == ("test", ("a/2.png",), None)
     # Lower is better: 12 of 100 lies 0.88 of the way up, 1 + 4·0.88
     assert data.info.to_levels(data.items[0].mos) == pytest.approx(4.52)
@@ -446,10 +442,7 @@ def test_a_range_or_a_whole_are_for_manifests_only(root):
 
 
 def test_names_with_commas_or_blanks_are_quoted_in_lists():
-    assert (
-        listed(["logits", "letters, image alone", "tool mean"])
-        == 'logits, "letters, image alone", "tool mean"'
-    )
+    assert listed(["logits", "letters, image alone", "tool mean"]) == 'logits, "letters, image alone", "tool mean"'
 
 
 # Questions
@@ -576,9 +569,7 @@ def test_names_in_documentation_lead_to_one_key():
     }
     assert {name: dataset_key(name) for name in names} == names
     claimed = [
-        alias
-        for layout in DATASETS.values()
-        for alias in (layout.info.key.replace("_", ""), *layout.info.seen_as)
+        alias for layout in DATASETS.values() for alias in (layout.info.key.replace("_", ""), *layout.info.seen_as)
     ]
     assert len(claimed) == len(set(claimed))
 
@@ -591,7 +582,5 @@ def test_only_absolute_scales_map_to_levels():
     }
     assert levels == dict.fromkeys(["kadid10k", "clive", "bid", "koniq10k", "spaq", "agiqa3k", "biq2021"], 5)
     assert DATASETS["clive"].info.to_levels(25) == 2  # a quarter of the way from 1 to 5
-    with pytest.raises(
-        DatasetError, match=r"tid2013: expected an absolute category scale .* got paired comparison"
-    ):
+    with pytest.raises(DatasetError, match=r"tid2013: expected an absolute category scale .* got paired comparison"):
         DATASETS["tid2013"].info.to_levels(4.5)

@@ -79,9 +79,7 @@ def test_the_product_is_odds_times_odds(picture):
 
 def test_a_model_without_trust_counts_as_the_prior(picture):
     family = (
-        gather(picture, reading(Noise=0.9), yes={"Noise": 0.999}, model_trust=0)
-        .detection["Global"]
-        .families["Noise"]
+        gather(picture, reading(Noise=0.9), yes={"Noise": 0.999}, model_trust=0).detection["Global"].families["Noise"]
     )
     assert logit(family.probability) == pytest.approx(
         logit(load_detector().no_reference.prior) + logit(family.measured)
@@ -109,9 +107,7 @@ def test_of_graphics_localnrs_reading_counts_for_nothing(picture):
     assert evidence.detection["Global"].families["Noise"].probability == pytest.approx(0.3)
 
 
-@pytest.mark.parametrize(
-    ("severity", "word"), [(1.0, "slight"), (2.5, "moderate"), (4.0, "severe"), (5.0, "extreme")]
-)
+@pytest.mark.parametrize(("severity", "word"), [(1.0, "slight"), (2.5, "moderate"), (4.0, "severe"), (5.0, "extreme")])
 def test_the_severity_is_the_models_words_times_a_gaussian(picture, severity, word):
     evidence = gather(
         picture,
@@ -125,13 +121,10 @@ def test_the_severity_is_the_models_words_times_a_gaussian(picture, severity, wo
     sigma = load_detector().no_reference.severity_sigma
     centres = {"slight": 1.0, "moderate": 2.5, "severe": 4.0, "extreme": 5.0}
     weights = {
-        w: (0.8 if w == word else 0.05) * math.exp(-0.5 * ((severity - c) / sigma) ** 2)
-        for w, c in centres.items()
+        w: (0.8 if w == word else 0.05) * math.exp(-0.5 * ((severity - c) / sigma) ** 2) for w, c in centres.items()
     }
     assert item.severity == word
-    assert p == pytest.approx(
-        {"none": 0.0} | {w: weight / sum(weights.values()) for w, weight in weights.items()}
-    )
+    assert p == pytest.approx({"none": 0.0} | {w: weight / sum(weights.values()) for w, weight in weights.items()})
 
 
 ERRORS = st.floats(0.01, 0.99)
@@ -161,24 +154,18 @@ def test_a_reading_says_no_more_than_its_record_allows(presence, part, hit, alar
 def evidence_of(exposure=(0.5, 0.5), **p: float) -> ExecutorOutput:
     """Evidence with these probabilities of families, each of severity 3."""
     named = {kind.replace("_", " "): value for kind, value in p.items()}
-    families = {
-        kind: FamilyDetection(probability=named.get(kind, 0.05), severity=3.0) for kind in DISTORTION_TYPES
-    }
+    families = {kind: FamilyDetection(probability=named.get(kind, 0.05), severity=3.0) for kind in DISTORTION_TYPES}
     sides = dict(zip(("too dark", "too bright"), exposure, strict=True))
     detection = Detection(region="global", families=families, exposure=sides)
     return ExecutorOutput(
         detection={"Global": detection},
         distortion_analysis={
             "Global": [
-                {"type": k, "severity": "moderate", "explanation": "Seen."}
-                for k, v in named.items()
-                if v >= 0.5
+                {"type": k, "severity": "moderate", "explanation": "Seen."} for k, v in named.items() if v >= 0.5
             ]
         },
         severity_probabilities={
-            "Global": {
-                k: {"none": 0.0, "slight": 0.1, "moderate": 0.6, "severe": 0.2, "extreme": 0.1} for k in named
-            }
+            "Global": {k: {"none": 0.0, "slight": 0.1, "moderate": 0.6, "severe": 0.2, "extreme": 0.1} for k in named}
         },
         quality_scores={"Global": {"Overall quality": ("LocalNR", 4.2)}},
     )
@@ -270,7 +257,4 @@ def test_letters_about_distortions_count_as_far_as_the_model_is_trusted(picture)
     noisy = answered(picture, "Is it noisy?", {"A": 0.001, "B": 0.99}, model_trust=0.0)
     assert noisy.final_answer == "A"
     assert noisy.fusion.product == pytest.approx(noisy.fusion.measured)
-    assert (
-        answered(picture, "Is the quality good?", {"A": 0.001, "B": 0.99}, model_trust=0.0).final_answer
-        == "B"
-    )
+    assert answered(picture, "Is the quality good?", {"A": 0.001, "B": 0.99}, model_trust=0.0).final_answer == "B"

@@ -98,9 +98,7 @@ def test_a_mig_device_that_is_not_listed_is_never_made_visible(gpus, monkeypatch
 
 def test_a_mig_device_comes_too_late_once_cuda_is_in_use(gpus, monkeypatch):
     gpus(1, initialized=True)
-    with pytest.raises(
-        DeviceError, match="in use yet, but it is; start again with CUDA_VISIBLE_DEVICES=MIG-"
-    ):
+    with pytest.raises(DeviceError, match="in use yet, but it is; start again with CUDA_VISIBLE_DEVICES=MIG-"):
         choose_device(MIG)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", MIG)  # unless it is the one in use
     assert choose_device(MIG) == "cuda:0"
@@ -109,18 +107,12 @@ def test_a_mig_device_comes_too_late_once_cuda_is_in_use(gpus, monkeypatch):
 @pytest.mark.parametrize("gpu", ["", "-1", "cuda:0", "first", "0,1", "MIG-", "GPU-xyz", 1.5, "MIG-a\x1b[2J"])
 def test_a_malformed_value_gets_examples(gpus, gpu):
     gpus(2)
-    with pytest.raises(
-        DeviceError, match=r"expected an index \(0\), a UUID or its beginning \(GPU-5a1b2c3d\)"
-    ):
+    with pytest.raises(DeviceError, match=r"expected an index \(0\), a UUID or its beginning \(GPU-5a1b2c3d\)"):
         choose_device(gpu)
 
 
-@pytest.mark.parametrize(
-    ("flags", "tiles"), [("amx_bf16 amx_tile", True), ("avx_vnni", False), (None, False)]
-)
-def test_a_cpu_computes_in_float32_unless_it_has_tiles_and_the_model_holds(
-    tmp_path, monkeypatch, flags, tiles
-):
+@pytest.mark.parametrize(("flags", "tiles"), [("amx_bf16 amx_tile", True), ("avx_vnni", False), (None, False)])
+def test_a_cpu_computes_in_float32_unless_it_has_tiles_and_the_model_holds(tmp_path, monkeypatch, flags, tiles):
     """AVX-512's bfloat16 alone was measured to be slower than float32."""
     if flags:
         (tmp_path / "cpu").write_text(f"processor : 0\nmodel name : a CPU\nflags : fpu avx512_bf16 {flags}\n")

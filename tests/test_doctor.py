@@ -113,11 +113,7 @@ def test_requirements_that_are_not_met_are_named():
 def test_memory_is_that_of_the_headers_and_of_keys_and_values():
     # 11,3 million numbers stand in the headers; each takes its dtype's width
     assert weight_bytes(EMBEDDED, "none", 4) == 2 * weight_bytes(EMBEDDED, "none", 2)
-    assert (
-        weight_bytes(EMBEDDED, "4bit", 2)
-        < weight_bytes(EMBEDDED, "8bit", 2)
-        < weight_bytes(EMBEDDED, "none", 2)
-    )
+    assert weight_bytes(EMBEDDED, "4bit", 2) < weight_bytes(EMBEDDED, "8bit", 2) < weight_bytes(EMBEDDED, "none", 2)
 
     class Config:
         hidden_size, num_attention_heads, num_key_value_heads, num_hidden_layers = 3584, 28, 4, 28
@@ -133,7 +129,5 @@ def test_deep_tells_letters_apart_from_others():
     assert deep.compared("x", (read,), (turned,), "float32")[0] == "fail"
     assert deep.compared("x", (read,), (turned,), "float32", "4bit")[0] == "warn"  # told, not judged
     nearly = {x: value + 0.02 for x, value in read.items()}
-    verdicts = [
-        deep.compared("x", (read,), (nearly,), kind)[0] for kind in ("float32", "TF32", "float16", "bfloat16")
-    ]
+    verdicts = [deep.compared("x", (read,), (nearly,), kind)[0] for kind in ("float32", "TF32", "float16", "bfloat16")]
     assert verdicts == ["fail", "fail", "pass", "pass"]  # bounds of 10⁻⁴, 0.01, 0.05 and 0.25 nats

@@ -47,9 +47,7 @@ def test_what_ships_for_it_is_of_this_folder(file):
 def test_the_folder_is_small_safetensors_without_code():
     assert sum(f.stat().st_size for f in EMBEDDED.iterdir()) <= 32e6
     assert not [f.name for f in EMBEDDED.iterdir() if f.suffix in {".py", ".bin", ".pt", ".pkl"}]
-    assert json.loads((EMBEDDED / "config.json").read_text())["architectures"] == [
-        "Qwen2_5_VLForConditionalGeneration"
-    ]
+    assert json.loads((EMBEDDED / "config.json").read_text())["architectures"] == ["Qwen2_5_VLForConditionalGeneration"]
     assert "auto_map" not in (EMBEDDED / "config.json").read_text()
 
 

@@ -25,9 +25,7 @@ from agentic_iqa_local.state import ExecutorOutput, PlannerOutput
 from agentic_iqa_local.vlm_client import VLMError
 
 QUERY = "Rate the perceptual quality of this image."
-ALL_OFF = dict.fromkeys(
-    ("distortion_detection", "distortion_analysis", "tool_selection", "tool_execution"), False
-)
+ALL_OFF = dict.fromkeys(("distortion_detection", "distortion_analysis", "tool_selection", "tool_execution"), False)
 
 
 def plan(**changes) -> PlannerOutput:
@@ -44,9 +42,7 @@ def with_boxes(style: str) -> Settings:
     return Settings(models={"embedded": ModelSettings(boxes=style)})
 
 
-def execute(
-    picture: str, tools: dict, client=None, settings: Settings | None = None, **changes
-) -> ExecutorOutput:
+def execute(picture: str, tools: dict, client=None, settings: Settings | None = None, **changes) -> ExecutorOutput:
     services = scripted_services(client or scripted(), ScriptedTools(tools), settings)
     state = {"query": QUERY, "image_path": picture, "plan": plan(**changes)}
     update = executor_node(state, {"configurable": {"services": services}})
@@ -178,9 +174,7 @@ def test_slow_tools_are_not_offered_but_can_be_named(picture):
 
 
 def find_car(box) -> ScriptedClient:
-    return scripted(
-        DetectionReply={"car": ["Blurs"]}, AnalysisReply=moderate_blur("car"), LocationReply={"car": box}
-    )
+    return scripted(DetectionReply={"car": ["Blurs"]}, AnalysisReply=moderate_blur("car"), LocationReply={"car": box})
 
 
 @pytest.mark.parametrize(
@@ -228,9 +222,7 @@ def test_boxes_are_pixels_of_a_picture_with_its_frame(picture):
         LocationReply={"car": [32, 16, 80, 56]},
     )
     services = scripted_services(ScriptedClient(answers), ScriptedTools({"NIQE": 2.6}), with_boxes("pixels"))
-    row = assess(
-        ImageOps.expand(Image.open(picture), (40, 30, 0, 0)), query="Rate the car.", services=services
-    )
+    row = assess(ImageOps.expand(Image.open(picture), (40, 30, 0, 0)), query="Rate the car.", services=services)
     assert row.evidence.boxes["car"] == (72, 46, 120, 86)
 
 

@@ -77,9 +77,7 @@ def test_a_row_says_what_was_seen_and_warns_where_pixels_were_changed(client, ph
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_a_preset_gives_the_letters_of_a_plain_pass_and_a_whole_assessment(
-    preset, photo, photo_path, tmp_path
-):
+def test_a_preset_gives_the_letters_of_a_plain_pass_and_a_whole_assessment(preset, photo, photo_path, tmp_path):
     (backend,) = load_settings(preset).backends
     repo = REPOS[load_settings(preset).folder(backend).name]
     row = next(line for line in (ROOT / "README.md").read_text().splitlines() if f"| `{preset}` |" in line)
@@ -100,9 +98,7 @@ def test_a_preset_gives_the_letters_of_a_plain_pass_and_a_whole_assessment(
     assert row.error is None
     # OneVision of 512×512: a whole view of 27×27 tokens, and 2×2 tiles of 27×27 with a token at the end of each line;
     # Qwen: seen as it is, to whole tokens of 32 or 28 pixels
-    assert row.seen.tokens == {"qwen3_vl_2b": 16 * 16, "qwen2_5_vl_3b": 18 * 18}.get(
-        preset, 729 + 54 * 54 + 54
-    )
+    assert row.seen.tokens == {"qwen3_vl_2b": 16 * 16, "qwen2_5_vl_3b": 18 * 18}.get(preset, 729 + 54 * 54 + 54)
 
 
 def test_the_embedded_models_note_names_the_command_that_fetches_the_next(services):

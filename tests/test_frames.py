@@ -71,9 +71,7 @@ def test_the_flat_rest_of_a_damaged_file_is_left_out(small, form):
 
 
 def test_a_framed_picture_is_judged_as_the_photograph_in_it(photo, services):
-    alone, banded = (
-        assess(picture, map=True, services=services) for picture in (photo, framed(photo, 0, 200, 0, 56))
-    )
+    alone, banded = (assess(picture, map=True, services=services) for picture in (photo, framed(photo, 0, 200, 0, 56)))
     assert banded.q == alone.q
     assert "a frame of one colour was left out, and the 512×512 pixels in it judged" in banded.warnings
     (view,) = banded.seen.views

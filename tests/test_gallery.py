@@ -59,14 +59,10 @@ def lines(folder, count=3):
             p_c=p_c,
             final_answer=letter,
             interval=Interval(low=max(1, level - 0.5), high=min(5, level + 0.5), **CALIBRATED),
-            gate=Gate(
-                at_least=3.5, probability=0.5, error_rate=0.1, verdict=("pass", "unsure", "fail")[i % 3]
-            ),
+            gate=Gate(at_least=3.5, probability=0.5, error_rate=0.1, verdict=("pass", "unsure", "fail")[i % 3]),
         )
         rows.append(row.to_dict())
-    rows.append(
-        Assessment(image="gone.png", query="Rate", mode="logits", error="gone.png: none; look").to_dict()
-    )
+    rows.append(Assessment(image="gone.png", query="Rate", mode="logits", error="gone.png: none; look").to_dict())
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder / "rows.jsonl"
 

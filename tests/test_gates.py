@@ -38,9 +38,7 @@ def calibration(tools=(("NIQE",),), **changes) -> IntervalCalibration:
         "tools": tools,
     }
     conditions = [
-        Condition(pipeline=pipeline, reference=False, look=look)
-        for pipeline in ("agent", "letters")
-        for look in LOOKS
+        Condition(pipeline=pipeline, reference=False, look=look) for pipeline in ("agent", "letters") for look in LOOKS
     ]
     fields = {
         "source": "a test", "images": 201, "date": "2026-11-24", "model": "M", "dtype": "float32",
@@ -85,9 +83,7 @@ def scripted(tools, settings):
         ({"target_width": 1.0, "most_seconds": 1e-9}, 1, False, 0),
     ],
 )
-def test_letters_are_looked_at_more_closely_while_the_interval_is_too_wide(
-    large, decisions, reads, both_orders, crops
-):
+def test_letters_are_looked_at_more_closely_while_the_interval_is_too_wide(large, decisions, reads, both_orders, crops):
     """The interval is 1.82 levels wide at every look."""
     client, services = scripted({}, Settings())
     images = OpenImages(services, large)
@@ -186,9 +182,7 @@ def test_a_wide_interval_is_planned_again_and_a_narrow_one_is_not(large, monkeyp
         settings = Settings(decisions=DecisionSettings(target_width=width))
         _, services = scripted({"NIQE": 3.3, "LocalNR": 3.4}, settings)
         known = calibration(tools=(("NIQE",), ("LocalNR",), ("LocalNR", "NIQE")))
-        monkeypatch.setattr(
-            "agentic_iqa_local.judgement.assessment.calibration_for", lambda *_: (known, None)
-        )
+        monkeypatch.setattr("agentic_iqa_local.judgement.assessment.calibration_for", lambda *_: (known, None))
         state = question(SimpleNamespace(path=large), None, None, None, 3, settings)
         return answered(state, OpenImages(services, large), "agent")
 

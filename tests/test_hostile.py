@@ -26,18 +26,14 @@ from agentic_iqa_local.files import FileError, path_from_text, path_text, read_y
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, planner_prompt, summarizer_prompt
 from agentic_iqa_local.state import LETTERS
 
-TEXT = (
-    "\x1b[2J\x1b]0;owned\x07\x9b2J\u202e\u2028\r\nend"  # clears a screen, renames a window, turns text around
-)
+TEXT = "\x1b[2J\x1b]0;owned\x07\x9b2J\u202e\u2028\r\nend"  # clears a screen, renames a window, turns text around
 NAME = "a\x1b[2J\u202e\nb<script>alert(1)</script>"  # the same, as a file may be called
 
 
 def is_harmless(text: str) -> bool:
     """No character that steers a terminal or turns text around, but for the ends of lines; no traceback."""
     steering = ("Cc", "Cf", "Cs", "Zl", "Zp")
-    return "Traceback" not in text and not any(
-        unicodedata.category(char) in steering for char in text if char != "\n"
-    )
+    return "Traceback" not in text and not any(unicodedata.category(char) in steering for char in text if char != "\n")
 
 
 def run(main, line: list[str], capfd) -> tuple[int, str, str]:
@@ -113,9 +109,7 @@ def test_a_batch_of_hostile_names_has_its_rows_table_and_gallery(photo_path, tmp
     Path("broken.png").write_text("no picture")
     query = f"=cmd|'/c calc'!A1 <script>{TEXT}"
     line = [name, "broken.png", "--cpu", "--pipeline", "letters", "--out", "rows.jsonl", "--csv", "rows.csv"]
-    status, _, err = run(
-        assess_command.main, [*line, "--gallery", "g.html", "--query", one_line(query)], capfd
-    )
+    status, _, err = run(assess_command.main, [*line, "--gallery", "g.html", "--query", one_line(query)], capfd)
     assert status == 1  # a picture could not be assessed
     assert is_harmless(err)
     rows = [json.loads(line) for line in Path("rows.jsonl").read_text().splitlines()]
@@ -163,9 +157,7 @@ def assert_same_frame(client, query: str) -> None:
         lambda text: summarizer_prompt(text, None, scoring=True),
     ):
         assert special_tokens(client, make(query)) == special_tokens(client, make(DEFAULT_QUERY))
-        hostile, plain = (
-            client.renderer.render(make(text), 1, ANSWER_PREFIX) for text in (query, DEFAULT_QUERY)
-        )
+        hostile, plain = (client.renderer.render(make(text), 1, ANSWER_PREFIX) for text in (query, DEFAULT_QUERY))
         assert hostile.answer_ids == plain.answer_ids
         assert hostile.text.endswith(ANSWER_PREFIX) == plain.text.endswith(ANSWER_PREFIX)
 

@@ -267,9 +267,7 @@ NAMES = {
 def test_names_of_pictures_rows_and_tables(kind, command, picture, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     name = os.fsencode(tmp_path) + b"/" + NAMES[kind]
-    place, reference, rows, table = (
-        Path(os.fsdecode(name + end)) for end in (b".png", b"_.png", b".jsonl", b".csv")
-    )
+    place, reference, rows, table = (Path(os.fsdecode(name + end)) for end in (b".png", b"_.png", b".jsonl", b".csv"))
     done = command(place)
     assert (done.status, done.said[:7]) == (2, "error: ")
     place.write_bytes(b"no picture")

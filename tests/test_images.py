@@ -330,9 +330,7 @@ def test_limits_of_size(saved):
     assert "at most 100000000 pixels, but its header claims 60000x60000" in refusal(bomb)
 
 
-@pytest.mark.parametrize(
-    "content", [encoded("TIFF", Image.new("F", (40, 40), 7)), tiff(40, 40, 16, 1, bytes(3200), 2)]
-)
+@pytest.mark.parametrize("content", [encoded("TIFF", Image.new("F", (40, 40), 7)), tiff(40, 40, 16, 1, bytes(3200), 2)])
 def test_samples_without_a_fixed_black_and_white(saved, content):
     assert "without a fixed black and white; save it as RGB first" in refusal(saved("a.tif", content))
 
@@ -443,9 +441,7 @@ def test_what_is_no_picture_is_told_in_one_sentence(wrong, said):
 # Views
 
 SIDES = st.integers(32, 6400)  # from the smallest side that is assessed to an aspect that Qwen takes
-LIMITS = st.sampled_from(
-    [(28, 56 * 56, 1280 * 28 * 28), (32, 256**2, 1024**2), (16, 1, 224**2), (56, 112**2, 400_000)]
-)
+LIMITS = st.sampled_from([(28, 56 * 56, 1280 * 28 * 28), (32, 256**2, 1024**2), (16, 1, 224**2), (56, 112**2, 400_000)])
 
 
 @settings(max_examples=300, derandomize=True, database=None, deadline=None)

@@ -145,9 +145,7 @@ def test_the_set_of_answers_holds_what_known_questions_do_not_rule_out():
 
 def test_questions_are_judged_by_those_of_their_size_and_by_enough_of_them():
     """Of n questions one answer in ten is outside only from n = 9 on."""
-    part = Answers(
-        pipeline="agent", reference=False, choices=(2,) * 9 + (4,) * 3, right=(0.1,) * 9 + (0.7,) * 3
-    )
+    part = Answers(pipeline="agent", reference=False, choices=(2,) * 9 + (4,) * 3, right=(0.1,) * 9 + (0.7,) * 3)
     assert part.like(2).tolist() == [0.1] * 9
     assert len(part.like(4)) == 12
     few = answers(2, [0.1] * 8)

@@ -182,9 +182,7 @@ def test_fit_script_writes_a_map_that_the_runner_takes(tmp_path, monkeypatch, ph
             Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).save(tmp_path / name)
         rows.append(f"{i}.png,ref{i}.png,{100 - 4 * i}")
     (tmp_path / "mos.csv").write_text("\n".join(rows))
-    out = map_file(
-        tmp_path / "maps.yaml", plain(tool="PSNR", domain=(5, 60)), plain(tool="VSI", domain=(0, 1))
-    )
+    out = map_file(tmp_path / "maps.yaml", plain(tool="PSNR", domain=(5, 60)), plain(tool="VSI", domain=(0, 1)))
     monkeypatch.setattr(sys, "argv", ["fit_tools.py", "dataset", str(tmp_path / "mos.csv"), "--mos-range", "0", "100",
                                       "--name", "mine", "--tools", "psnr", "--plots", str(tmp_path), "--out", str(out)])  # fmt: skip
     with pytest.raises(SystemExit) as done:
@@ -208,9 +206,7 @@ def test_raw_scores_agree_with_the_official_implementations(runner, tool, index)
     if tool == "NLPD":
         # The official one saw MATLAB's rgb2gray, whole numbers: without them faint damage differs by 30 %.
         images = [Image.merge("RGB", [image.convert("L")] * 3) for image in images]
-    np.testing.assert_allclose(
-        runner.measure(tool, *images), OFFICIAL[tool][index], rtol=RTOL.get(tool, 1e-2)
-    )
+    np.testing.assert_allclose(runner.measure(tool, *images), OFFICIAL[tool][index], rtol=RTOL.get(tool, 1e-2))
 
 
 # --- cost
@@ -223,14 +219,11 @@ def test_raw_scores_are_those_of_pyiqa_itself(runner, photo, tool):
     spec, picture = TOOLS[tool], pair(4)[0].crop((100, 80, 292, 272))
     options = {"pretrained_model_path": str(DATA / spec.bundled)} if spec.bundled else {}
     tensors = [
-        torch.from_numpy(np.array(p)).permute(2, 0, 1)[None].contiguous().float() / 255
-        for p in (picture, photo)
+        torch.from_numpy(np.array(p)).permute(2, 0, 1)[None].contiguous().float() / 255 for p in (picture, photo)
     ]
     with torch.inference_mode():
         theirs = float(
-            pyiqa.create_metric(spec.metric, device="cpu", **options)(
-                *tensors[: 2 if spec.reference == "FR" else 1]
-            )
+            pyiqa.create_metric(spec.metric, device="cpu", **options)(*tensors[: 2 if spec.reference == "FR" else 1])
         )
     assert runner.measure(tool, picture, photo) == pytest.approx(theirs, rel=1e-6)
 
@@ -242,9 +235,7 @@ def test_a_picture_too_large_for_a_tool_is_measured_on_five_native_crops_of_it_a
     stand_in(monkeypatch, lambda *a, **k: lambda *pictures: seen.append(pictures) or torch.tensor(100.0))
     runner = ToolRunner(models=tmp_path)
     rng = np.random.default_rng(0)
-    image, reference = (
-        Image.fromarray(rng.integers(0, 256, (800, 1000, 3), dtype=np.uint8)) for _ in range(2)
-    )
+    image, reference = (Image.fromarray(rng.integers(0, 256, (800, 1000, 3), dtype=np.uint8)) for _ in range(2))
     assert TOOLS["MAD"].most_megapixels == 0.5
     reading = runner.score("MAD", image, reference)
     # Sides are multiples of 96 with at most 0.5 / 5 megapixels. 288×288 is nearest to the picture's 1.25:1
@@ -254,19 +245,20 @@ def test_a_picture_too_large_for_a_tool_is_measured_on_five_native_crops_of_it_a
     assert reading.crops == tuple((x, y, x + 288, y + 288) for x, y in corners)
     (measured,) = seen
     for picture, tensor in zip((image, reference), measured, strict=True):
-        side_by_side = np.concatenate(
-            [np.asarray(picture)[y : y + 288, x : x + 288] for x, y in corners], axis=1
-        )
+        side_by_side = np.concatenate([np.asarray(picture)[y : y + 288, x : x + 288] for x, y in corners], axis=1)
         assert np.array_equal((tensor[0].permute(1, 2, 0) * 255).round().numpy(), side_by_side)
     # half a megapixel, no limit, narrower than a crop, crops (of 96 rows) below the tool's least
-    for tool, size in (("MAD", (800, 625)), ("VSI", (20_000, 5_000)), ("MAD", (95, 10**6)), ("MS-SSIM", (170_000, 170))):
+    for tool, size in (
+        ("MAD", (800, 625)),
+        ("VSI", (20_000, 5_000)),
+        ("MAD", (95, 10**6)),
+        ("MS-SSIM", (170_000, 170)),
+    ):
         assert crops_of(TOOLS[tool], *size) == ()
 
 
 def test_a_picture_without_texture_is_refused_in_words(tmp_path):
-    with pytest.raises(
-        ToolError, match="NIQE finds too little texture in an image of 200×300; use another tool"
-    ):
+    with pytest.raises(ToolError, match="NIQE finds too little texture in an image of 200×300; use another tool"):
         ToolRunner(models=tmp_path).score("NIQE", Image.new("RGB", (200, 300), "grey"))
 
 
@@ -289,9 +281,7 @@ def test_tools_that_cannot_score_say_why(tmp_path, photo, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hf"))
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
     bare = ToolRunner(models=tmp_path)
-    with pytest.raises(
-        ToolError, match=r"missing weights pyiqa/LPIPS_v0\.1_alex-df73285e\.pth, checkpoints/alexnet"
-    ):
+    with pytest.raises(ToolError, match=r"missing weights pyiqa/LPIPS_v0\.1_alex-df73285e\.pth, checkpoints/alexnet"):
         bare.score("lpips", photo, photo)
     with pytest.raises(ToolError, match="Entropy is unavailable: not a measure of quality"):
         bare.score("Entropy", photo)
@@ -363,9 +353,7 @@ def cnniqa(tmp_path_factory) -> Path:
     return file
 
 
-def test_a_tool_with_weights_scores_from_the_models_folder_and_not_after_one_bit_has_changed(
-    tmp_path, photo, cnniqa
-):
+def test_a_tool_with_weights_scores_from_the_models_folder_and_not_after_one_bit_has_changed(tmp_path, photo, cnniqa):
     (weight,) = TOOLS["CNNIQA"].weights
     models = store(tmp_path / "models", {f"hub/{weight}": cnniqa})
     maps = map_file(tmp_path / "maps.yaml", plain(tool="CNNIQA", domain=(-10, 10)))
@@ -396,9 +384,7 @@ def test_a_pickle_that_holds_more_than_weights_is_refused_though_the_manifest_na
     (weight,) = TOOLS["CNNIQA"].weights
     torch.save({"params": Touch(tmp_path / "ran")}, tmp_path / "evil.pth")
     models = store(tmp_path / "models", {f"hub/{weight}": tmp_path / "evil.pth"})
-    with pytest.raises(
-        ToolError, match=r"CNNIQA could not be built on cpu: .*expected weights alone"
-    ):
+    with pytest.raises(ToolError, match=r"CNNIQA could not be built on cpu: .*expected weights alone"):
         ToolRunner(models=models).measure("CNNIQA", photo)
     assert not (tmp_path / "ran").exists()
     torch.load(tmp_path / "evil.pth", weights_only=False)  # and it would have run
@@ -433,9 +419,7 @@ def in_a_fresh_process(code: str) -> None:
 
 
 def test_importing_the_tools_is_light():
-    in_a_fresh_process(
-        "import sys, agentic_iqa_local.iqa_tools; assert not {'torch', 'pyiqa'} & set(sys.modules)"
-    )
+    in_a_fresh_process("import sys, agentic_iqa_local.iqa_tools; assert not {'torch', 'pyiqa'} & set(sys.modules)")
 
 
 def test_a_fresh_process_prints_nothing_and_leaves_transformers_llama_as_it_was(tmp_path):

@@ -26,8 +26,7 @@ KNOWN = {*DATASETS, *OTHER_SETS}
 @pytest.fixture(scope="module")
 def maps():
     return {
-        name: logistic.fitted_on
-        for name, logistic in read_map_file(ROOT / "configs" / "tool_maps.yaml")[0].items()
+        name: logistic.fitted_on for name, logistic in read_map_file(ROOT / "configs" / "tool_maps.yaml")[0].items()
     }
 
 

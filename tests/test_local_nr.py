@@ -43,9 +43,7 @@ def sumac() -> np.ndarray:
 
 
 def damaged(pixels: np.ndarray, kind: str, severity: int) -> Image.Image:
-    return Image.fromarray(
-        DISTORTIONS[kind].apply(pixels, severity, np.random.default_rng(0)) if severity else pixels
-    )
+    return Image.fromarray(DISTORTIONS[kind].apply(pixels, severity, np.random.default_rng(0)) if severity else pixels)
 
 
 def likeliest(presence: dict[str, float]) -> str:
@@ -60,9 +58,7 @@ def test_the_worse_the_damage_the_lower_the_score(network, sample, kind):
     assert scores[0] - scores[5] > 0.5
 
 
-@pytest.mark.parametrize(
-    "kind", ["gaussian_blur", "white_noise", "jpeg", "oversharpen", "darken", "colour_cast"]
-)
+@pytest.mark.parametrize("kind", ["gaussian_blur", "white_noise", "jpeg", "oversharpen", "darken", "colour_cast"])
 @pytest.mark.parametrize("with_reference", [False, True])
 def test_family_and_severity_of_plain_damage(network, sample, kind, with_reference):
     if kind == "colour_cast" and not with_reference:
@@ -135,11 +131,7 @@ def test_damage_of_one_quarter_is_told_from_damage_everywhere(severity, part):
 @pytest.mark.parametrize("fill", [0.0, 1.0, None])
 def test_signals_are_finite_on_any_picture(fill):
     shape = (2, 3, SMALLEST_SIDE, SMALLEST_SIDE + 5)
-    pixels = (
-        torch.rand(shape, generator=torch.Generator().manual_seed(0))
-        if fill is None
-        else torch.full(shape, fill)
-    )
+    pixels = torch.rand(shape, generator=torch.Generator().manual_seed(0)) if fill is None else torch.full(shape, fill)
     found = signals(pixels)
     assert found.shape == (2, SIGNALS)
     assert torch.isfinite(found).all()
@@ -158,9 +150,7 @@ def test_the_runner_measures_it_without_pyiqa(network, sumac):
         "ToolRunner().score('LocalNR', Image.new('RGB', (96, 96), (90, 90, 90)))\n"
         "assert 'pyiqa' not in sys.modules"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
@@ -181,5 +171,3 @@ def test_the_weights_are_those_of_the_card_and_name_their_licence():
     with safe_open(WEIGHTS, "pt") as file:
         assert "Apache-2.0" in file.metadata()["licence"]
     assert "Apache" in (WEIGHTS.parent / "NOTICE.md").read_text(encoding="utf-8")
-
-

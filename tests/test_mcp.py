@@ -130,9 +130,9 @@ def test_a_question_and_a_reference(answers):
 
 def test_two_pictures_and_several(answers):
     two = answers["compare"].structured_content
-    assert two["probability_first_is_better"] + answers["turned"].structured_content[
-        "probability_first_is_better"
-    ] == (pytest.approx(1))
+    assert two["probability_first_is_better"] + answers["turned"].structured_content["probability_first_is_better"] == (
+        pytest.approx(1)
+    )
     order = answers["rank"].structured_content
     assert [ranked["place"] for ranked in order["order"]] == [1, 2, 3]
     assert [os.path.basename(row["image"]) for row in order["failed"]] == ["broken.png"]

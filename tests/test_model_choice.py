@@ -18,9 +18,7 @@ from agentic_iqa_local.vlm_client.model_choice import choose
 
 def weights(file: Path, numbers: int) -> None:
     """A safetensors file with one tensor of so many float32 zeros."""
-    header = json.dumps(
-        {f"{file.stem}.weight": {"dtype": "F32", "shape": [numbers], "data_offsets": [0, 4 * numbers]}}
-    )
+    header = json.dumps({f"{file.stem}.weight": {"dtype": "F32", "shape": [numbers], "data_offsets": [0, 4 * numbers]}})
     file.write_bytes(len(header).to_bytes(8, "little") + header.encode() + bytes(4 * numbers))
 
 
@@ -97,9 +95,7 @@ def test_models_of_other_kinds_and_the_small_ones_that_ship_are_no_candidates(tm
     (tmp_path / "empty").mkdir()
     choice = choose(tmp_path)
     assert (choice.folder, choice.config) == (None, None)
-    assert choice.said.startswith(
-        f"warning: no model chosen and no complete vision-language model below {tmp_path}"
-    )
+    assert choice.said.startswith(f"warning: no model chosen and no complete vision-language model below {tmp_path}")
     assert "left out" not in choice.said
     assert choose(tmp_path / "none").folder is None
 

@@ -49,8 +49,7 @@ sys.addaudithook(hook)
 PROBE = "urllib3.util.connection._has_ipv6"
 NAMESPACE = ["unshare", "--map-root-user", "--net"]
 HAS_NAMESPACES = (
-    shutil.which("unshare") is not None
-    and subprocess.run([*NAMESPACE, "true"], capture_output=True).returncode == 0
+    shutil.which("unshare") is not None and subprocess.run([*NAMESPACE, "true"], capture_output=True).returncode == 0
 )
 
 
@@ -195,11 +194,7 @@ def ways_out(source: str, allowed: frozenset[str] = frozenset()) -> list[str]:
             # None: **options
             local = getattr(options.get("local_files_only"), "value", False) is True or None in options
             names = {
-                (
-                    f"{owner}.{called}"
-                    if called == "from_pretrained" and owner in LOADERS and not local
-                    else called
-                )
+                (f"{owner}.{called}" if called == "from_pretrained" and owner in LOADERS and not local else called)
             }
         found += [f"{node.lineno}: {name}" for name in names if name in BARRED - allowed or name in UNTOLD]
     return found
@@ -274,9 +269,7 @@ def test_the_wheel_holds_the_package_its_data_its_configurations_and_the_embedde
             assert copy.read_bytes() == place.read_bytes(), place
 
 
-def test_the_installed_package_assesses_a_photograph_as_the_checkout_does(
-    installed, offline, photo_path, services
-):
+def test_the_installed_package_assesses_a_photograph_as_the_checkout_does(installed, offline, photo_path, services):
     from agentic_iqa_local import assess
 
     code = """
@@ -302,10 +295,7 @@ def test_the_installed_command_assesses_a_photograph(installed, offline, photo_p
     commands = {entry.name: entry.value for entry in entries.select(group="console_scripts")}
     assert commands.keys() == {"agentic-iqa"}
     module, _, function = commands["agentic-iqa"].partition(":")
-    code = (
-        f"import sys, {module} as command; print(command.__file__, file=sys.stderr);"
-        f" sys.exit(command.{function}())"
-    )
+    code = f"import sys, {module} as command; print(command.__file__, file=sys.stderr); sys.exit(command.{function}())"
     line = ("-c", code, "assess", "--image", photo_path, "--cpu", "--pipeline", "letters")
     done, events = offline(*line, PYTHONPATH=str(installed))
     assert done.returncode == 0, done.stderr[-2000:]
@@ -424,8 +414,6 @@ def by_hand(metric, photo_path: str) -> float:
     import torch
     from PIL import Image
 
-    pixels = (
-        torch.from_numpy(np.array(Image.open(photo_path).convert("RGB"))).permute(2, 0, 1)[None].float() / 255
-    )
+    pixels = torch.from_numpy(np.array(Image.open(photo_path).convert("RGB"))).permute(2, 0, 1)[None].float() / 255
     with torch.inference_mode():
         return float(metric(pixels))

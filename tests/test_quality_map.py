@@ -192,9 +192,7 @@ def test_a_picture_without_a_map_keeps_its_rating_and_says_why(damaged, photo, s
     small = assess(photo.crop((0, 0, 300, 400)), pipeline="letters", map=True, services=services)
     assert (small.error, small.map) == (None, None)
     assert small.no_map.startswith("map: expected a picture of at least 384 pixels a side")
-    uniform = Services(
-        services.settings.with_options(mode="uniform"), "cpu", services.pool.clients, services.tools
-    )
+    uniform = Services(services.settings.with_options(mode="uniform"), "cpu", services.pool.clients, services.tools)
     row = assess(photo, pipeline="letters", map=True, services=uniform)
     assert row.no_map.startswith("map: expected mode logits")
     undrawn = assess(damaged, pipeline="letters", map=tmp_path / "none" / "x.png", services=services)

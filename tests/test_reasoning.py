@@ -21,9 +21,7 @@ from agentic_iqa_local.state import (
 
 
 def evidence(*found: tuple[str, str]) -> ExecutorOutput:
-    items = [
-        DistortionAnalysis(type=kind, severity=severity, explanation="It shows.") for kind, severity in found
-    ]
+    items = [DistortionAnalysis(type=kind, severity=severity, explanation="It shows.") for kind, severity in found]
     return ExecutorOutput(distortion_analysis={"Global": items})
 
 
@@ -74,9 +72,7 @@ ITEMS = st.lists(
 
 
 @settings(max_examples=100, deadline=None)
-@given(
-    st.dictionaries(st.sampled_from(["Global", "sky"]), ITEMS), st.sampled_from([None, *LEVEL_WORDS.values()])
-)
+@given(st.dictionaries(st.sampled_from(["Global", "sky"]), ITEMS), st.sampled_from([None, *LEVEL_WORDS.values()]))
 def test_sentences_made_of_the_evidence_never_contradict_it(analysis, level):
     known = ExecutorOutput(distortion_analysis=analysis)
     text = from_evidence(known, level)
@@ -92,9 +88,7 @@ def test_sentences_made_of_the_evidence_never_contradict_it(analysis, level):
         ("Severe noise.", "Moderate blurs: Edges appear soft. The quality is fair.", ["names Noise, which the evidence does not hold"]),
     ],
 )  # fmt: skip
-def test_a_contradiction_gives_way_to_the_evidence_and_the_account_says_so(
-    picture, text, reasoning, corrections
-):
+def test_a_contradiction_gives_way_to_the_evidence_and_the_account_says_so(picture, text, reasoning, corrections):
     client = ScriptedClient(scripted_answers(SummaryReply={"final_answer": "C", "quality_reasoning": text}))
     row = assess(picture, services=scripted_services(client, ScriptedTools({"NIQE": 3.0})))
     assert row.quality_reasoning.startswith(reasoning)

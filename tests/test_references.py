@@ -63,9 +63,7 @@ def test_a_shifted_reference_is_noticed_and_measured(photos, down, right, words,
     assert f"shifted by {words} against the picture" in line
 
 
-@pytest.mark.parametrize(
-    "method", [Image.Resampling.BILINEAR, Image.Resampling.BICUBIC, Image.Resampling.LANCZOS]
-)
+@pytest.mark.parametrize("method", [Image.Resampling.BILINEAR, Image.Resampling.BICUBIC, Image.Resampling.LANCZOS])
 def test_an_enlarged_reference_is_noticed(photos, method):
     for photo in photos:
         image = Image.fromarray(photo)

@@ -43,9 +43,7 @@ def known(**srcc):
 
 def test_figures_of_pyiqa_and_piq_are_theirs():
     """Read off IQA-PyTorch's TID2013 table and PIQ's README."""
-    srcc = {
-        tool: {entry.data_set: entry.srcc for entry in record.published} for tool, record in RECORDS.items()
-    }
+    srcc = {tool: {entry.data_set: entry.srcc for entry in record.published} for tool, record in RECORDS.items()}
     assert (srcc["FSIM"]["tid2013"], srcc["FSIM"]["kadid10k"]) == (0.8509, 0.8537)
     assert (srcc["VSI"]["tid2013"], srcc["VSI"]["kadid10k"]) == (0.8949, 0.8780)
     assert (srcc["SSIM"]["tid2013"], srcc["NIQE"]["tid2013"], srcc["TOPIQ_FR"]["tid2013"]) == (
@@ -77,9 +75,7 @@ def test_sigma_follows_from_the_published_correlation():
 
 def test_weight_free_tools_that_are_not_clearly_worse():
     reliability = load_reliability()
-    free = {
-        kind: [t for t, s in TOOLS.items() if s.reference == kind and not s.weights] for kind in ("FR", "NR")
-    }
+    free = {kind: [t for t, s in TOOLS.items() if s.reference == kind and not s.weights] for kind in ("FR", "NR")}
     assert reliability.trusted(free["FR"]) == ["VSI", "FSIM"]
     assert reliability.trusted(free["NR"]) == ["LocalNR"]
 

@@ -60,9 +60,7 @@ def rated(picture, replies, scores, settings=None, logprobs=SURE, **options):
     """(row, client, tools) of an assessment with a scripted model and tools, and one replan at most."""
     client, tools = ScriptedClient(scripted_answers(**replies), logprobs), ScriptedTools(scores)
     tools.part = options.pop("damaged_part", None)
-    row = assess(
-        picture, services=scripted_services(client, tools, settings), max_replan_iterations=2, **options
-    )
+    row = assess(picture, services=scripted_services(client, tools, settings), max_replan_iterations=2, **options)
     return row, client, tools
 
 

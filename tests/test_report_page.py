@@ -134,9 +134,7 @@ def test_report_json_holds_the_sentences_and_the_tables(study, tmp_path):
     write_study(tmp_path, study, [])
     found = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     assert [line["text"] for line in found["summary"]] == [sentence.text for sentence in summarize(study)]
-    assert [row["srcc"] for row in found["tables"]["modes"]] == pytest.approx(
-        list(study.tables["modes"].srcc)
-    )
+    assert [row["srcc"] for row in found["tables"]["modes"]] == pytest.approx(list(study.tables["modes"].srcc))
 
 
 @pytest.fixture(scope="module")

@@ -209,9 +209,7 @@ def test_what_a_kill_left_of_a_line_is_cut_off(tmp_path_factory, values, cut):
 
 def test_a_line_that_is_no_row_is_named_and_stays(path):
     file = opened(path, ONE + '{"b": 2}\n' + THREE)
-    with pytest.raises(
-        RowsError, match=r"rows\.jsonl, line 2: expected rows as this program writes them [(]n:"
-    ):
+    with pytest.raises(RowsError, match=r"rows\.jsonl, line 2: expected rows as this program writes them [(]n:"):
         file.recover(lambda row: True)
     assert path.read_text() == ONE + '{"b": 2}\n' + THREE
     file.close()

@@ -218,9 +218,7 @@ class SmallDevice:
         return self.real(input_ids=input_ids, **inputs)
 
 
-def test_a_picture_that_does_not_fit_is_seen_in_smaller_pieces(
-    photo_path, crops, services, client, monkeypatch
-):
+def test_a_picture_that_does_not_fit_is_seen_in_smaller_pieces(photo_path, crops, services, client, monkeypatch):
     """512×512 pixels are 256 image tokens of 32×32. With 150 tokens less than they need, the whole does not
     fit and a half (at most 128 tokens) does. The score is that of a model whose limit is half of 512×512."""
     whole = assess(photo_path, pipeline="letters", services=services)
@@ -240,9 +238,7 @@ def test_a_picture_that_does_not_fit_is_seen_in_smaller_pieces(
     assert not any("memory" in line for line in found[str(crops[0].image)].warnings)
 
 
-def test_where_nothing_fits_the_row_is_a_failure_after_two_halvings(
-    photo_path, services, client, monkeypatch
-):
+def test_where_nothing_fits_the_row_is_a_failure_after_two_halvings(photo_path, services, client, monkeypatch):
     device = SmallDevice(client, monkeypatch, 0)
     (row,) = loaded_batch(services, pipeline="letters").rows([Item(Path(photo_path))])
     assert device.failures == 4  # among others, alone, half, quarter

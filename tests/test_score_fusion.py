@@ -65,9 +65,7 @@ def test_a_written_answer_gives_its_level_0_8_and_shares_the_rest(fusion, answer
 
 
 @pytest.mark.parametrize("mode", ["logits", "classification"])
-@pytest.mark.parametrize(
-    "garbage", [None, "", "F", "A or B", "B. Poor", 6, [0.2] * 5, {}, {"A": 0.0, "good": 1.0}]
-)
+@pytest.mark.parametrize("garbage", [None, "", "F", "A or B", "B. Poor", 6, [0.2] * 5, {}, {"A": 0.0, "good": 1.0}])
 def test_no_probability_is_invented_from_garbage(fusion, mode, garbage):
     with pytest.raises(ValueError, match=r"expected"):
         fusion.extract_vlm_probabilities(garbage, mode=mode)
@@ -149,9 +147,7 @@ def test_huge_eta_does_not_divide_zero_by_zero(eta, tool_score, p, expected):
         *((score, [2.0, 3.0, 4.0, 4.8], letter) for score, letter in ((1.9, "E"), (2.0, "D"), (4.8, "A"))),
     ],
 )  # fmt: skip
-def test_map_to_level_takes_the_nearest_level_halves_up_or_custom_thresholds(
-    fusion, score, thresholds, letter
-):
+def test_map_to_level_takes_the_nearest_level_halves_up_or_custom_thresholds(fusion, score, thresholds, letter):
     assert fusion.map_to_level(score, thresholds) == letter
 
 
@@ -192,9 +188,7 @@ def test_tool_scores_outside_1_to_5_are_refused(fusion, score):
             compute([3.0, score])
 
 
-@pytest.mark.parametrize(
-    "p", [dict.fromkeys(LEVELS, 0.3), UNIFORM | {1: -0.2, 2: 0.6}, UNIFORM | {1: math.nan}]
-)
+@pytest.mark.parametrize("p", [dict.fromkeys(LEVELS, 0.3), UNIFORM | {1: -0.2, 2: 0.6}, UNIFORM | {1: math.nan}])
 def test_probabilities_that_are_none_are_refused(fusion, p):
     with pytest.raises(ValueError, match="sum to 1"):
         fusion.fuse_scores([3.0], p)

@@ -19,15 +19,11 @@ case "$1" in bash) exit LINT ;; --vllm-cpu) exit ENGINE ;; *) exit PROJECT ;; es
     ("lint", "project", "engine", "status"),
     [(0, 0, 0, 0), (1, 0, 0, 1), (0, 1, 0, 1), (0, 0, 1, 1), (0, 3, 2, 3), (1, 3, 2, 1)],
 )
-def test_all_checks_run_and_all_are_reported(
-    tmp_path: Path, lint: int, project: int, engine: int, status: int
-) -> None:
+def test_all_checks_run_and_all_are_reported(tmp_path: Path, lint: int, project: int, engine: int, status: int) -> None:
     checkout = tmp_path / "a check out"
     (checkout / "scripts").mkdir(parents=True)
     shutil.copyfile(ROOT / "scripts" / "test.sh", checkout / "scripts" / "test.sh")
-    stand_in = (
-        STAND_IN.replace("LINT", str(lint)).replace("ENGINE", str(engine)).replace("PROJECT", str(project))
-    )
+    stand_in = STAND_IN.replace("LINT", str(lint)).replace("ENGINE", str(engine)).replace("PROJECT", str(project))
     (checkout / "scripts" / "with_env.sh").write_text(stand_in)
     line = ["bash", checkout / "scripts" / "test.sh", "-x"]
     done = subprocess.run(line, capture_output=True, text=True, check=False)

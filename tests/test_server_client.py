@@ -146,9 +146,7 @@ def test_what_is_asked_and_answered(server, prompt, monkeypatch):
     assert sent.tobytes() == PICTURE.tobytes()
     rest = '", "quality_reasoning": "Soft."}'
     usage = {"completion_tokens": 9, "prompt_tokens_details": {"cached_tokens": 32}}
-    whole = (
-        prompt[0] + client.renderer.encode(ANSWER_PREFIX + "B")[len(client.renderer.encode(ANSWER_PREFIX)) :]
-    )
+    whole = prompt[0] + client.renderer.encode(ANSWER_PREFIX + "B")[len(client.renderer.encode(ANSWER_PREFIX)) :]
     server.answers[CHAT] = completion((whole,), {"message": {"content": rest}}, usage=usage)
     answer = session.generate(SCORING, summary_reply(LETTERS), answer_prefix=ANSWER_PREFIX + "B")
     assert answer == ANSWER_PREFIX + "B" + rest
@@ -169,9 +167,7 @@ def test_impossible_log_probabilities_are_no_read_and_a_row_without_a_score(serv
     settings = settings.model_copy(update={"models": {"embedded": model}})
     PICTURE.save(tmp_path / "picture.png")
     tools = ScriptedTools({"NIQE": 3.0, "LocalNR": 3.0})
-    row = assess(
-        tmp_path / "picture.png", services=Services(settings, "cpu", tools=tools), pipeline="letters"
-    )
+    row = assess(tmp_path / "picture.png", services=Services(settings, "cpu", tools=tools), pipeline="letters")
     assert row.q is None
     assert server.url in row.error
 
@@ -234,9 +230,7 @@ def test_a_server_that_is_gone_or_late_is_one_sentence(server):
     refused(lambda: read(client), "expected a vLLM server, got none", ModelLost)
     nowhere = Scripted()
     nowhere.server_close()
-    refused(
-        lambda: connect(nowhere), "expected a vLLM server, got none .*; start one with vllm serve", ModelLost
-    )
+    refused(lambda: connect(nowhere), "expected a vLLM server, got none .*; start one with vllm serve", ModelLost)
 
 
 def test_a_redirection_is_not_followed(server, prompt):
@@ -267,8 +261,4 @@ def test_key_and_login_are_sent_and_written_nowhere(server, prompt, monkeypatch)
     connect(server)
     assert {sent for _, sent, _ in server.asked} == {"Bearer s3cret"}
     monkeypatch.setenv("AGENTIC_IQA_SERVER_KEY", "s3cret\n")
-    assert "s3cret" not in str(
-        refused(lambda: connect(server), r"\$AGENTIC_IQA_SERVER_KEY: expected printable ASCII")
-    )
-
-
+    assert "s3cret" not in str(refused(lambda: connect(server), r"\$AGENTIC_IQA_SERVER_KEY: expected printable ASCII"))

@@ -182,9 +182,7 @@ def test_malformed_requests_do_no_harm(service, path):
 
 def test_a_killed_model_process_costs_no_answer(service):
     (process,) = [
-        child
-        for child in psutil.Process(service.process.pid).children()
-        if "spawn_main" in " ".join(child.cmdline())
+        child for child in psutil.Process(service.process.pid).children() if "spawn_main" in " ".join(child.cmdline())
     ]
     process.kill()
     assert service.post("/v1/assess", files={"image": ("a.png", png(5))}).status_code == 200
@@ -204,9 +202,7 @@ def test_a_batch_goes_on_after_a_kill_and_has_a_gallery(tmp_path):
         status = finished(client, name)
         assert (status["done"], status["failed"]) == (12, 0)
         rows = [json.loads(line) for line in client.get(status["links"]["rows"]).text.splitlines()]
-        assert sorted(row["sha256"] for row in rows) == sorted(
-            hashlib.sha256(data).hexdigest() for data in pictures
-        )
+        assert sorted(row["sha256"] for row in rows) == sorted(hashlib.sha256(data).hexdigest() for data in pictures)
         assert {row["image"] for row in rows} == {"same.png", *(f"{i} same.png" for i in range(2, 13))}
         assert len(client.get(status["links"]["rows"], params={"from": 10}).text.splitlines()) == 2
         page = client.get(status["links"]["gallery"])

@@ -27,9 +27,7 @@ def opened(watched, service, token=TOKEN):
 
 
 def given(page, *names, to="#image"):
-    files = [
-        {"name": name, "mimeType": "image/png", "buffer": png(seed)} for seed, name in enumerate(names, 40)
-    ]
+    files = [{"name": name, "mimeType": "image/png", "buffer": png(seed)} for seed, name in enumerate(names, 40)]
     page.set_input_files(to, files)
 
 
@@ -45,9 +43,7 @@ def clean(watched, service):
     assert axe_findings(watched.page) == []
 
 
-@pytest.mark.parametrize(
-    ("size", "dark"), [("wide", False), ("wide", True), ("phone", False), ("phone", True)]
-)
+@pytest.mark.parametrize(("size", "dark"), [("wide", False), ("wide", True), ("phone", False), ("phone", True)])
 def test_the_page_in_each_of_its_states(service, size, dark):
     with browser_page(size=size, dark=dark) as watched:
         page = opened(watched, service)

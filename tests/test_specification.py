@@ -43,9 +43,7 @@ def summarize(picture: str, client: ScriptedClient, settings: Settings | None = 
     plan = PlannerOutput.model_validate(plan_reply(query_type=state.pop("query_type", "IQA")))
     given = {"plan": plan, "executor_evidence": evidence(moderate_blur(), SCORES)} | state
     services = scripted_services(client, ScriptedTools({}), settings)
-    return summarizer_node(
-        {"query": QUERY, "image_path": picture, **given}, {"configurable": {"services": services}}
-    )
+    return summarizer_node({"query": QUERY, "image_path": picture, **given}, {"configurable": {"services": services}})
 
 
 def never_satisfied() -> ScriptedClient:
@@ -168,9 +166,7 @@ def test_should_replan_is_the_specified_function(scope):
 # summarizer-core.md: the fallback, and what code notes
 
 
-@pytest.mark.parametrize(
-    ("query_type", "choices"), [("IQA", None), ("Other", None), ("Other", ["Yes", "No"])], ids=str
-)
+@pytest.mark.parametrize(("query_type", "choices"), [("IQA", None), ("Other", None), ("Other", ["Yes", "No"])], ids=str)
 def test_three_invalid_answers_end_in_the_fallback_in_either_mode(picture, query_type, choices):
     client = ScriptedClient(scripted_answers(SummaryReply="The image is fair."))
     state = {"executor_evidence": evidence(moderate_blur(), None), "query_type": query_type}

@@ -108,9 +108,7 @@ def test_a_failed_try_keeps_what_its_exception_was_and_the_retry_metadata(except
     first = PlannerError.from_exception(exception)
     assert (first.error_type, first.message, first.retry_count) == (error_type, message, 0)
     assert first.timestamp.tzinfo is UTC
-    third = PlannerError.from_exception(
-        exception, attempt=3, backend="transformers.embedded", output="no JSON"
-    )
+    third = PlannerError.from_exception(exception, attempt=3, backend="transformers.embedded", output="no JSON")
     assert third.retry_count == 2
     assert third.details == {
         "exception": type(exception).__name__, "attempt": 3, "backend": "transformers.embedded", "output": "no JSON",

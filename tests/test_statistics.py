@@ -81,14 +81,11 @@ def test_the_resampling_unit():
     ten, nine = [f"scene {i % 10}" for i in range(30)], [f"scene {i % 9}" for i in range(30)]
     types = ["blur", "noise", "jpeg"] * 10
     labels = [
-        draws_of(30, groups=g, kinds=k).over
-        for g, k in [(ten, types), (nine, types), (nine, None), (None, types)]
+        draws_of(30, groups=g, kinds=k).over for g, k in [(ten, types), (nine, types), (nine, None), (None, types)]
     ]
     assert labels == ["groups", "distortion types, within these scenes", "rows, within these scenes", "rows"]
     whole = draws_of(60, groups=np.repeat(np.arange(12), 5).tolist())
-    assert (
-        np.ptp(whole.weights.reshape(50, 12, 5), axis=2) == 0
-    ).all()  # whole groups, and as many as there are
+    assert (np.ptp(whole.weights.reshape(50, 12, 5), axis=2) == 0).all()  # whole groups, and as many as there are
     assert (whole.counts.sum(axis=1) == 12).all()
 
 
@@ -147,10 +144,7 @@ def test_resampling_groups_widens_intervals_where_rows_repeat_within_groups():
     # Sixteen equal rows a group hold one row's worth: the interval over rows is a quarter as wide as it should be.
     x, y = (np.repeat(column, 16) for column in tied_scores(30))
     groups = np.repeat(np.arange(30), 16).tolist()
-    ends = [
-        interval("a", *draws_of(480, 300, groups=g).of(srcc, x, y, np.full(480, True)))
-        for g in (groups, None)
-    ]
+    ends = [interval("a", *draws_of(480, 300, groups=g).of(srcc, x, y, np.full(480, True))) for g in (groups, None)]
     by_group, by_row = (end["a_high"] - end["a_low"] for end in ends)
     assert by_group / by_row == pytest.approx(4, rel=0.3)
 
@@ -205,9 +199,7 @@ def test_holm():
     # Sorted: .0003·5, .003·4, .054·3, .32·2, and .5·1 raised to the .64 before it.
     assert holm([0.5, 0.003, 0.32, 0.054, 0.0003]) == pytest.approx([0.64, 0.012, 0.64, 0.162, 0.0015])
     assert holm([0.6, 0.7]) == pytest.approx([1, 1])  # .6·2 = 1.2 is cut to 1
-    assert holm([0.01, math.nan]) == pytest.approx(
-        [0.02, math.nan], nan_ok=True
-    )  # the unknown one is counted
+    assert holm([0.01, math.nan]) == pytest.approx([0.02, math.nan], nan_ok=True)  # the unknown one is counted
 
 
 # Calibration

@@ -72,9 +72,7 @@ def test_figures_are_scipys_on_whole_scenes_of_the_images_that_both_answered(row
     draws = Draws.make([poor[key] for key in common], np.random.default_rng(3), 50)
     differences = []
     for weights in draws.weights:
-        keys = [
-            key for key, count in zip(common, weights, strict=True) for _ in range(count) if key in answered
-        ]
+        keys = [key for key, count in zip(common, weights, strict=True) for _ in range(count) if key in answered]
         differences.append(rank(good, keys) - rank(poor, keys))
     ends = found["srcc_difference_low"], found["srcc_difference_high"]
     assert ends == pytest.approx(np.percentile(differences, [2.5, 97.5]))
@@ -132,10 +130,7 @@ def test_the_command_prints_and_writes(folders, tmp_path, capsys):
     assert (status, errors) == (0, "")
     assert said.splitlines()[-1].startswith("good differs from poor in: ")
     out = tmp_path / "new" / "out"
-    assert (
-        command(capsys, "compare", *folders, "--draws", 50, "--mode", "logits", "tool mean", "--out", out)[0]
-        == 0
-    )
+    assert command(capsys, "compare", *folders, "--draws", 50, "--mode", "logits", "tool mean", "--out", out)[0] == 0
     names = {f"{name}.{kind}" for name in ("runs", "run_differences") for kind in ("csv", "parquet")}
     assert {path.name for path in out.iterdir()} == names
     with (out / "run_differences.csv").open(newline="") as file:

@@ -43,8 +43,7 @@ def make_run(key: str = "tid2013", **model) -> dict:
         "fusion": FusionSettings(eta=1.0).model_dump(mode="json"),
         "tools": ToolSettings().model_dump(mode="json"),
         "maps": {
-            name: logistic.fitted_on
-            for name, logistic in read_map_file(ROOT / "configs" / "tool_maps.yaml")[0].items()
+            name: logistic.fitted_on for name, logistic in read_map_file(ROOT / "configs" / "tool_maps.yaml")[0].items()
         },
         "dataset": {"key": key, "edition": None, "images": ROWS, "missing": [], "left_out": {}},
         "identity": {"reads": {"query": f"Rate it. {MARKUP}"}, "model": "M"},
@@ -92,8 +91,7 @@ def make_row(i: int, rng: np.random.Generator, groups: int, tools: tuple[str, ..
     plan = {"query_type": "IQA", "query_scope": "Global", "plan": dict.fromkeys(steps, True)}
     plan |= {"distortion_source": "Inferred", "reference_mode": "Full-Reference"}
     cost = {
-        part: {"seconds": float(rng.gamma(4, 0.1)), "prefilled": 900, "reused": 400, "decoded": 60}
-        for part in reads
+        part: {"seconds": float(rng.gamma(4, 0.1)), "prefilled": 900, "reused": 400, "decoded": 60} for part in reads
     }
     cost |= {f"{part}, {read}": cost[part] for part in reads for read in ("generated", "reversed")}
     row |= {
@@ -109,9 +107,7 @@ def make_row(i: int, rng: np.random.Generator, groups: int, tools: tuple[str, ..
         },
         "agent_error": None,
         "reads": reads,
-        "tools": {
-            tool: {"raw": score / 5, "normalized": score, "seconds": 0.1} for tool, score in scores.items()
-        },
+        "tools": {tool: {"raw": score / 5, "normalized": score, "seconds": 0.1} for tool, score in scores.items()},
         "seen": [{"box": [0, 0, 64, 64], "tokens": 16}] * views,
         "sha256": f"{i:064x}",
         "warnings": [],
@@ -156,10 +152,7 @@ def rows() -> list[dict]:
 @pytest.fixture(scope="module")
 def few_modes(rows) -> list[dict]:
     """The same rows from a run that read the letters in one context: half of the modes."""
-    return [
-        row | {"reads": {k: v for k, v in row.get("reads", {}).items() if k == "all_evidence"}}
-        for row in rows
-    ]
+    return [row | {"reads": {k: v for k, v in row.get("reads", {}).items() if k == "all_evidence"}} for row in rows]
 
 
 @pytest.fixture(scope="module")
@@ -339,9 +332,7 @@ def test_risk_cost_and_worst_images(rows, study):
 def test_what_has_seen_the_set_is_marked_and_left_out_of_means():
     rows = make_rows(48, tools=("VSI", "TOPIQ_FR", "PSNR"))  # TOPIQ_FR was trained on KADID-10k
     unknown = {"name": "Qwen2.5-VL-7B-Instruct", "notice": None}
-    tid, kadid = (
-        analysed(rows, make_run(key, **unknown), name=key, draws=10) for key in ("tid2013", "kadid10k")
-    )
+    tid, kadid = (analysed(rows, make_run(key, **unknown), name=key, draws=10) for key in ("tid2013", "kadid10k"))
     marks = dict(zip(kadid.tables["modes"]["mode"], kadid.tables["modes"].seen, strict=True))
     assert (marks["TOPIQ_FR"], marks["PSNR"], marks["letters, image alone"]) == ("seen", "", "?")
     datasets = over_datasets([tid, kadid])
@@ -404,19 +395,13 @@ def test_untrusted_text_is_escaped_and_nothing_outside_is_referred_to(page):
 def test_pictures_are_in_the_page_only_when_asked_for(study, tmp_path):
     image = tmp_path / "image.png"
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (400, 640, 3), dtype=np.uint8)).save(image)
-    shown = replace(
-        study, worst=[item | {"row": item["row"] | {"image": str(image)}} for item in study.worst]
-    )
+    shown = replace(study, worst=[item | {"row": item["row"] | {"image": str(image)}} for item in study.worst])
     for pictures, count in ((True, 10), (False, 0)):
         write_page([(shown, [])], tmp_path / "page.html", pictures=pictures)
         values = Page((tmp_path / "page.html").read_text("utf-8")).values
         sources = [value for tag, name, value in values if (tag, name) == ("img", "src")]
-        assert (
-            sum(source.startswith("data:image/jpeg;base64,") for source in sources) == len(sources) == count
-        )
-    write_page(
-        [(study, [])], tmp_path / "page.html", pictures=True
-    )  # of the study itself no picture lies there
+        assert sum(source.startswith("data:image/jpeg;base64,") for source in sources) == len(sources) == count
+    write_page([(study, [])], tmp_path / "page.html", pictures=True)  # of the study itself no picture lies there
     assert "cannot be read any more" in (tmp_path / "page.html").read_text("utf-8")
 
 
@@ -456,9 +441,7 @@ def test_a_small_run_and_one_of_the_image_alone_are_reported_on(rows, few_modes,
     run = store(tmp_path / "run", make_run(), few_modes[:2])
     assert command(capsys, "report", run, "--out", tmp_path / "out", "--draws", 10)[0] == 0
     assert one(table(tmp_path / "out", "modes"), mode="VSI")["n"] == "2"
-    alone = [
-        row | {"reads": {k: v for k, v in row.get("reads", {}).items() if k == "image_alone"}} for row in rows
-    ]
+    alone = [row | {"reads": {k: v for k, v in row.get("reads", {}).items() if k == "image_alone"}} for row in rows]
     run = analysed(alone, draws=10).run
     assert (run.product, run.baseline) == ("logits, image alone", "classification, image alone")
 

@@ -101,9 +101,7 @@ def test_letters_alone_do_not_depend_on_evidence_and_reversed_ones_are_stored_by
     read = images.session("summarizer").read_letters(prompt, ANSWER_PREFIX, LETTERS)
     images.close()
     kept = row["reads"]["image_alone"]["views"][0]["reversed"]
-    assert kept == pytest.approx(
-        {LETTERS[4 - i]: read.logprobs[letter] for i, letter in enumerate(LETTERS)}, abs=1e-4
-    )
+    assert kept == pytest.approx({LETTERS[4 - i]: read.logprobs[letter] for i, letter in enumerate(LETTERS)}, abs=1e-4)
 
 
 def test_a_second_run_adds_nothing_and_another_plan_is_refused(stored, manifest, services):
@@ -139,11 +137,7 @@ def test_rows_are_kept_as_they_are_done_and_not_in_their_order(manifest, service
         return real(image, *args, **options)
 
     monkeypatch.setattr("agentic_iqa_local.studies.run.infer", slow_first)
-    list(
-        study_here(
-            load_dataset(manifest), services, Plan(contexts=("image_alone",)), tmp_path / "run", jobs=2
-        )
-    )
+    list(study_here(load_dataset(manifest), services, Plan(contexts=("image_alone",)), tmp_path / "run", jobs=2))
     assert [row["key"] for row in read_run(tmp_path / "run")[1]][-1] == "0.png"
 
 
@@ -181,9 +175,7 @@ def test_keys_are_from_the_manifests_folder_and_the_same_wherever_the_command_is
         shutil.copy(picture, tmp_path / name)
     (tmp_path / "link").symlink_to(folder)
     names = ["in/0.png", folder / "1.png", "../other/2.png", other / "3.png", tmp_path / "link" / "4.png"]
-    (folder / "scores.csv").write_text(
-        "image,mos\n" + "".join(f"{name},{i}\n" for i, name in enumerate(names))
-    )
+    (folder / "scores.csv").write_text("image,mos\n" + "".join(f"{name},{i}\n" for i, name in enumerate(names)))
     expected = ["in/0.png", "1.png", "../other/2.png", str(other / "3.png"), "4.png"]
     monkeypatch.chdir(folder)
     assert keys(Path("scores.csv"), services, tmp_path / "run", monkeypatch) == ([0, 1, 2, 3, 4, 5], expected)
@@ -230,9 +222,7 @@ def test_a_told_range_is_kept_with_the_run_and_can_be_told_later(tmp_path, servi
 
 def test_what_can_be_checked_is_checked_before_a_model_is_loaded(manifest, tmp_path, capsys, monkeypatch):
     """A client that cannot be made stands for the model: whoever comes that far fails otherwise."""
-    monkeypatch.setattr(
-        "agentic_iqa_local.services.Services.client", lambda *_: pytest.fail("a model was loaded")
-    )
+    monkeypatch.setattr("agentic_iqa_local.services.Services.client", lambda *_: pytest.fail("a model was loaded"))
     (tmp_path / "file").write_text("")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.json").write_text('{"identity": {"reads": "other"}}')
@@ -339,9 +329,7 @@ def test_sigterm_keeps_the_rows_and_the_same_command_goes_on_from_another_folder
     run40`."""
     folder, run = tmp_path / "my study", tmp_path / "run 40"
     folder.mkdir()
-    (folder / "my40.csv").write_text(
-        "image,mos\n" + "".join(f"{manifest.parent / f'{i}.png'},{i}\n" for i in range(6))
-    )
+    (folder / "my40.csv").write_text("image,mos\n" + "".join(f"{manifest.parent / f'{i}.png'},{i}\n" for i in range(6)))
     arguments = ["run", "my40.csv", "--out", run, "--cpu", "--contexts", "image_alone"]
     status, out, lines = in_a_terminal(arguments, folder, signal_after_rows=run / "rows.jsonl")
     kept = (run / "rows.jsonl").read_bytes()
@@ -352,9 +340,7 @@ def test_sigterm_keeps_the_rows_and_the_same_command_goes_on_from_another_folder
     status, out, lines = in_a_terminal(["run", "my study/my40.csv", *arguments[2:]], tmp_path)
     assert (status, out) == (0, f"6 rows in {run}; next: python scripts/study.py report '{run}' --out DIR\n")
     assert (run / "rows.jsonl").read_bytes().startswith(kept)
-    assert sorted(row["key"] for row in read_run(run)[1]) == [
-        str(manifest.parent / f"{i}.png") for i in range(6)
-    ]
+    assert sorted(row["key"] for row in read_run(run)[1]) == [str(manifest.parent / f"{i}.png") for i in range(6)]
     bars = [line for line in lines if "picture" in line and "%" in line]
     assert any("/6 " in line or "/6[" in line for line in bars)
     assert max(map(len, bars)) <= 80
@@ -401,9 +387,7 @@ def test_twenty_kills_lose_no_row_and_repeat_none(tmp_path):
     )
     rows, rng, kept = tmp_path / "run" / "rows.jsonl", np.random.default_rng(3), b""
     for _ in range(20):
-        process = subprocess.Popen(
-            [sys.executable, "-c", writer, tmp_path / "run"], cwd=ROOT, stdout=subprocess.PIPE
-        )
+        process = subprocess.Popen([sys.executable, "-c", writer, tmp_path / "run"], cwd=ROOT, stdout=subprocess.PIPE)
         assert process.stdout.readline() == b"open\n"
         enough = len(kept) + rng.integers(5 * 20000)  # a moment between two rows, or within one
         while rows.stat().st_size <= enough:
@@ -471,18 +455,14 @@ def test_accuracy_by_hand():
         {"answered": letter, "answer": 0, "choices": ["a", "b", "c"], "probabilities": [p, 1 - p, 0]}
         for letter, p in (("A", 0.9), ("A", 0.6), ("B", 0.3), ("A", 0.8))
     ]
-    (line,) = accuracy(
-        [*rows, {"answered": None, "answer": 0, "choices": ["a", "b", "c"], "probabilities": None}]
-    )
+    (line,) = accuracy([*rows, {"answered": None, "answer": 0, "choices": ["a", "b", "c"], "probabilities": None}])
     z, n, p = 1.959964, 4, 0.75
     centre, half = (
         (p + z * z / 2 / n) / (1 + z * z / n),
         z / (1 + z * z / n) * (p * (1 - p) / n + z * z / 4 / n / n) ** 0.5,
     )
     assert (line["n"], line["failed"], line["accuracy"]) == (4, 1, 0.75)
-    assert (line["accuracy_low"], line["accuracy_high"]) == pytest.approx(
-        (centre - half, centre + half), abs=1e-5
-    )
+    assert (line["accuracy_low"], line["accuracy_high"]) == pytest.approx((centre - half, centre + half), abs=1e-5)
     assert line["chance"] == pytest.approx(1 / 3)
     assert line["p_right"] == pytest.approx(0.65)
 
@@ -507,17 +487,14 @@ def test_a_fit_changes_what_assess_gives_and_fits_of_other_models_are_refused(ma
     (tmp_path / "fit.json").write_text(fit.to_json())
     (tmp_path / "other.json").write_text(replace(fit, model="another").to_json())
     image = ("--image", manifest.parent / "3.png")
-    plain, fitted = (
-        json.loads(assessed(*image, *more).stdout) for more in ([], ["--fit", tmp_path / "fit.json"])
-    )
+    plain, fitted = (json.loads(assessed(*image, *more).stdout) for more in ([], ["--fit", tmp_path / "fit.json"]))
     roots = {letter: p**0.5 for letter, p in plain["p_c"].items()}
     assert fitted["p_c"] == pytest.approx(
         {letter: root / sum(roots.values()) for letter, root in roots.items()}, abs=1e-6
     )
     # (2) and (4) of the paper with the fit's η
     weights = {
-        c: math.exp(-0.5 * (plain["q_bar"] - c) ** 2) * fitted["p_c"][letter]
-        for letter, c in LETTER_TO_LEVEL.items()
+        c: math.exp(-0.5 * (plain["q_bar"] - c) ** 2) * fitted["p_c"][letter] for letter, c in LETTER_TO_LEVEL.items()
     }
     q = sum(c * weight for c, weight in weights.items()) / sum(weights.values())
     assert fitted["q"] == pytest.approx(q, abs=1e-6)

@@ -72,9 +72,7 @@ ANALYSIS = {
 SCORES = {"Global": {"Blurs": ["TOPIQ_FR", 2.6], "Brightness change": ["TOPIQ_FR", 2.8]}}
 
 FLAT = dict.fromkeys("ABCDE", math.log(0.19))
-ALL_OFF = dict.fromkeys(
-    ("distortion_detection", "distortion_analysis", "tool_selection", "tool_execution"), False
-)
+ALL_OFF = dict.fromkeys(("distortion_detection", "distortion_analysis", "tool_selection", "tool_execution"), False)
 FREE = {"query_type": "Other", "plan": ALL_OFF}  # a question that gets free text
 
 
@@ -88,9 +86,7 @@ def plan(**changes) -> PlannerOutput:
 
 
 def evidence(analysis=ANALYSIS, scores=SCORES, **others) -> ExecutorOutput:
-    return ExecutorOutput.model_validate(
-        {"distortion_analysis": analysis, "quality_scores": scores, **others}
-    )
+    return ExecutorOutput.model_validate({"distortion_analysis": analysis, "quality_scores": scores, **others})
 
 
 def contradictory() -> ExecutorOutput:
@@ -137,9 +133,7 @@ def test_templates_are_the_specifications_word_for_word():
         (ExecutorOutput(), {}),
     ],
 )
-def test_evidence_stands_in_the_prompt_as_the_specified_json_and_is_left_out_where_there_is_none(
-    scoring, given, shown
-):
+def test_evidence_stands_in_the_prompt_as_the_specified_json_and_is_left_out_where_there_is_none(scoring, given, shown):
     limit, *lines = summarizer_prompt(QUERY, given, scoring=scoring).case.splitlines()
     assert limit == "Keep quality_reasoning below 300 characters."  # what the schema allows
     found = {name: json.loads(text) for name, _, text in (line.partition(": ") for line in lines)}
@@ -271,9 +265,7 @@ def test_without_tool_scores_alpha_is_uniform_with_a_warning(picture, caplog):
 )
 def test_a_global_score_listed_three_times_is_one_vote(vote, expected):
     niqe = {kind: ["NIQE", 2.0] for kind in ("Blurs", "Noise", "Contrast")}
-    scores = [
-        score for _, score in votes(evidence(None, {"Global": niqe | {"Sharpness": ["PIQE", 4.0]}}), vote)
-    ]
+    scores = [score for _, score in votes(evidence(None, {"Global": niqe | {"Sharpness": ["PIQE", 4.0]}}), vote)]
     assert sum(scores) / len(scores) == expected
 
 

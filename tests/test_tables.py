@@ -12,9 +12,7 @@ from agentic_iqa_local.output.tables import csv_text, safe_cell
 
 
 def rows(picture, *queries, **options):
-    services = scripted_services(
-        ScriptedClient(scripted_answers()), ScriptedTools({"NIQE": 3.0, "PIQE": 2.0})
-    )
+    services = scripted_services(ScriptedClient(scripted_answers()), ScriptedTools({"NIQE": 3.0, "PIQE": 2.0}))
     return [assess(picture, query=query, services=services, **options).to_dict() for query in queries]
 
 
@@ -41,9 +39,7 @@ def test_what_was_not_found_or_cannot_be_told_is_no_distortion_of_the_table(pict
 
 
 def test_a_chosen_answer_stands_in_words_and_a_failure_has_its_reason_alone(picture, tmp_path):
-    chosen, failed = read(
-        [*rows(picture, "Is it noisy? yes or no"), *rows(tmp_path / "none.png", "Rate it.")]
-    )
+    chosen, failed = read([*rows(picture, "Is it noisy? yes or no"), *rows(tmp_path / "none.png", "Rate it.")])
     assert chosen["answer"] in ("yes", "no")
     assert chosen["q"] == ""
     assert "no such file" in failed["error"]

@@ -119,9 +119,7 @@ def test_an_earlier_rater_counts_for_half_of_the_quality_and_nothing_else(tmp_pa
     statistics, inputs = recipe.STATISTICS, recipe.STATISTICS + SIGNALS
     new, old = _Head(inputs, 4, OUTPUTS), _Head(statistics, 5, 10)
     old.centre, old.scale = torch.full((statistics,), 0.1), torch.full((statistics,), 2.0)
-    save_file(
-        {f"picture.{name}": value for name, value in old.state_dict().items()}, tmp_path / "old.safetensors"
-    )
+    save_file({f"picture.{name}": value for name, value in old.state_dict().items()}, tmp_path / "old.safetensors")
     joined = recipe.with_earlier_rater(new.state_dict(), tmp_path / "old.safetensors")
     head = _Head(inputs, 9, OUTPUTS)
     head.load_state_dict(joined)

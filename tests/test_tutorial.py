@@ -18,9 +18,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("tutorial")
     for name in ("tests", "models", "configs"):
         (folder / name).symlink_to(ROOT / name)
-    blocks = re.findall(
-        r"```bash\n(.*?)```", (ROOT / "docs/tutorial.md").read_text(encoding="utf-8"), re.DOTALL
-    )
+    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "docs/tutorial.md").read_text(encoding="utf-8"), re.DOTALL)
     commands = [line for block in blocks for line in block.splitlines()]
     bin_folder = folder / "bin"
     bin_folder.mkdir()
@@ -32,9 +30,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "TUTORIAL": str(folder)}
     printed = {}
     for command in commands:
-        done = subprocess.run(
-            command, shell=True, cwd=folder, env=environment, capture_output=True, text=True
-        )
+        done = subprocess.run(command, shell=True, cwd=folder, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
         printed[command] = done.stdout
     printed["folder"] = str(folder)
@@ -49,9 +45,7 @@ def one(said: dict[str, str], words: str) -> str:
 
 def test_the_damaged_copy_is_worse_than_its_original(said: dict[str, str]) -> None:
     damaged = json.loads(one(said, "--reference"))
-    clean = json.loads(
-        next(text for command, text in said.items() if command.endswith("assess tests/data/sumac.png"))
-    )
+    clean = json.loads(next(text for command, text in said.items() if command.endswith("assess tests/data/sumac.png")))
     assert damaged["q"] < clean["q"]
     assert json.loads(one(said, "agentic-iqa compare"))["pair"]["probability"] > 0.5
 

@@ -188,9 +188,7 @@ class RowFile:
             os.ftruncate(self._file.fileno(), end)
 
     def _not_written(self, error: OSError) -> RowsError:
-        return RowsError(
-            f"{self.path}: a row could not be written ({error.strerror}); the rows before it are kept"
-        )
+        return RowsError(f"{self.path}: a row could not be written ({error.strerror}); the rows before it are kept")
 
     def close(self) -> None:
         """Raises RowsError where rows are not on disk."""

@@ -57,9 +57,7 @@ class AssessRun:
         self.results = self._open_results() if args.out else None
         done = self.results.done if self.results else ()
         self.left = [item for item in items if item.key not in done]
-        self.go_on = (
-            "the same command with --resume goes on" if args.out else "with --out FILE a run can go on"
-        )
+        self.go_on = "the same command with --resume goes on" if args.out else "with --out FILE a run can go on"
         self.rows: list[dict[str, Any]] = []  # where no file has them
         self.written, self.without_map, self.seconds = 0, 0, 0.0
         text = console.results.isatty() and not (args.json or args.explain)
@@ -97,9 +95,7 @@ class AssessRun:
         from agentic_iqa_local.services import Services
 
         window: dict[str, Any] = {"jobs": self.args.jobs, "timeout": self.args.timeout}
-        if (
-            len(self.left) == 1 and self.place is None
-        ):  # several in a process of its own, which may hang or crash
+        if len(self.left) == 1 and self.place is None:  # several in a process of its own, which may hang or crash
             window["services"] = Services(self.work.settings, self.device)
         batch = chosen_batch(self.work, self.device, self.place, **window)
         if self.lines and self.lines.folder:
@@ -151,16 +147,12 @@ class AssessRun:
             self.rows.append(row.to_dict())
         self.written += 1
         if self.lines is None:
-            self.console.show_answer(
-                self.args, line, lambda: account(row), summary(row), row.error is not None
-            )
+            self.console.show_answer(self.args, line, lambda: account(row), summary(row), row.error is not None)
         elif not self.args.sort:
             self.console.show(self.lines.line(row))
         if self.args.map and not row.error and not (row.map and row.map.png):
             self.without_map += 1
-            tell(
-                f"error: {row.image}: {row.no_map or (row.map and row.map.not_drawn) or 'map: none was made'}"
-            )
+            tell(f"error: {row.image}: {row.no_map or (row.map and row.map.not_drawn) or 'map: none was made'}")
 
     def _said(self, error: Exception) -> int:
         """Says why the batch ended; the exit status."""
@@ -190,9 +182,7 @@ class AssessRun:
             again = "; add --resume --retry-failed to assess those again"
             failed = f", {len(tally.failed)} of them failures{again}" if tally.failed else ""
             gone = self.results.gone
-            lost = (
-                f"; not counted, because their pictures are no longer there: {_named(gone)}" if gone else ""
-            )
+            lost = f"; not counted, because their pictures are no longer there: {_named(gone)}" if gone else ""
             tell(one_line(f"{tally.total} rows in {args.out}{failed}{lost}"))
         if args.csv:
             write_whole(args.csv, csv_text(self._all_rows), encoding="utf-8-sig")

@@ -91,9 +91,7 @@ def collect(args: argparse.Namespace) -> int:
     ask(notices, args.accept_licences)
 
     contents = [f"configuration {name}: {', '.join(places)}"]
-    found = [
-        f for name, place in places.items() for f in fetch.model_files(name, place, sources[name], downloads)
-    ]
+    found = [f for name, place in places.items() for f in fetch.model_files(name, place, sources[name], downloads)]
     found += [f for w in weights for f in fetch.tool_weight(w, args.weights, args.huggingface, downloads)]
     if tools:
         contents.append(f"weights of the tools {', '.join(tool.name for tool in tools)}")
@@ -104,9 +102,7 @@ def collect(args: argparse.Namespace) -> int:
     with meter() as progress:
         files = {one.path: (one.file, one.source, one.licence) for one in found}
         manifest = describe(files, tuple(contents), tuple(notices), progress)
-        sha256 = write_bundle(
-            out, manifest, {one.path: one.file for one in found}, not args.no_archive, progress
-        )
+        sha256 = write_bundle(out, manifest, {one.path: one.file for one in found}, not args.no_archive, progress)
     shutil.rmtree(downloads, ignore_errors=True)
     print(directions(out, manifest, sha256, args))
     return 0
@@ -121,9 +117,7 @@ def model_places(args: argparse.Namespace, settings: "Settings", name: str) -> d
         options = settings.models.get(folder)
         folder = (options and options.path) or folder
         if "/" in folder:
-            raise ConfigError(
-                f"models.path: expected the name of a folder in the models folder, got {folder}"
-            )
+            raise ConfigError(f"models.path: expected the name of a folder in the models folder, got {folder}")
         places[folder] = args.models / folder if args.models else settings.folder(backend)
     if unused := set(args.repo) - set(places):
         expected = f"expected a folder of configuration {name} ({', '.join(places)})"

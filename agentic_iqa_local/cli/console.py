@@ -47,7 +47,7 @@ def safe_streams() -> Iterator[None]:
         sys.stdout, sys.stderr = before
 
 
-def tell(text: "str | Text", file: "TextIO | SafeStream | None" = None) -> None:
+def tell(text: "str | Text", file: Any = None) -> None:
     """Prints to a file (default: stderr), above the live line where one is shown on that terminal."""
     file = file or sys.stderr
     if _live and file.isatty():
@@ -66,8 +66,9 @@ def live_line(*columns: Any, shown: bool = True) -> "Bar":
     from rich.console import Console as Terminal
     from rich.progress import Progress as Bar
 
-    terminal = Terminal(file=getattr(sys.stderr, "terminal", sys.stderr))
-    hidden = not (shown and sys.stderr.isatty())
+    stream: Any = sys.stderr
+    terminal = Terminal(file=getattr(stream, "terminal", stream))
+    hidden = not (shown and stream.isatty())
     return Bar(
         *columns,
         console=terminal,
@@ -183,9 +184,7 @@ def start_logging(verbosity: int) -> None:
 
     handler = LogLines()
     handler.addFilter(name_picture)
-    logging.basicConfig(
-        level=logging.WARNING, handlers=[handler], format="%(levelname)s %(picture)s%(message)s"
-    )
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], format="%(levelname)s %(picture)s%(message)s")
     logging.captureWarnings(True)
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbosity, 2)]
     logging.getLogger("agentic_iqa_local").setLevel(level)

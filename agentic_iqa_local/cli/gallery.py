@@ -44,9 +44,7 @@ def make(args: argparse.Namespace) -> int:
     return 1 if missing else 0
 
 
-def written(
-    rows: Sequence[dict[str, Any]], out: Path, name: str, images: Path | None = None
-) -> tuple[str, int]:
+def written(rows: Sequence[dict[str, Any]], out: Path, name: str, images: Path | None = None) -> tuple[str, int]:
     """Writes the gallery; one sentence on it, and how many pictures it lacks. Raises WriteError."""
     from agentic_iqa_local.output.gallery.page import write_gallery
 

@@ -173,19 +173,13 @@ def place_of(args: argparse.Namespace) -> "Place | None":
     """Where the workers of a command line are; None without --cluster. Raises UsageError for options that do not go
     together, ClusterError where the address is none or does not answer."""
     if (args.cluster is None) != (args.workers is None) or (args.gpus_per_worker and not args.cluster):
-        raise UsageError(
-            "--cluster, --workers: expected both, with --gpus-per-worker if each worker has GPUs"
-        )
+        raise UsageError("--cluster, --workers: expected both, with --gpus-per-worker if each worker has GPUs")
     if args.cluster is None:
         return None
     if args.gpu is not None or (args.cpu and args.gpus_per_worker):
-        raise UsageError(
-            "--gpu, --cpu: expected without --cluster, whose workers get GPUs by --gpus-per-worker"
-        )
+        raise UsageError("--gpu, --cpu: expected without --cluster, whose workers get GPUs by --gpus-per-worker")
     if getattr(args, "map", None) and args.cluster != "local":
-        raise UsageError(
-            "--map: expected without --cluster ADDRESS: a map would be drawn to its worker's disk"
-        )
+        raise UsageError("--map: expected without --cluster ADDRESS: a map would be drawn to its worker's disk")
     from agentic_iqa_local.batch.ray import Place, check_address
 
     check_address(args.cluster)

@@ -38,9 +38,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     place.add_argument("--allow-host", action="append", default=[], metavar="NAME", help="a name that requests may be"
                        " sent to, beside localhost; may be repeated")  # fmt: skip
     place.add_argument("--queue", type=int, default=64, metavar="N", help="requests that wait (default: 64)")
-    place.add_argument(
-        "--max-bytes", type=int, default=2**27, metavar="N", help="of a request (default: 128 MiB)"
-    )
+    place.add_argument("--max-bytes", type=int, default=2**27, metavar="N", help="of a request (default: 128 MiB)")
     place.add_argument("--batches", type=Path, metavar="DIR", default=STATE / "agentic-iqa" / "batches",
                        help="where batches lie (default: agentic-iqa/batches below $XDG_STATE_HOME)")  # fmt: skip
     how = parser.add_argument_group("how: with what, and where")
@@ -89,9 +87,7 @@ def serve(args: argparse.Namespace) -> int:
     args.batches.mkdir(mode=0o700, parents=True, exist_ok=True)
     hosts = ["*"] if token and not args.allow_host else ["localhost", "127.0.0.1", "[::1]", *args.allow_host]
     with app.listening(args.host, args.port) as address, TemporaryDirectory(prefix="agentic-iqa-") as uploads:
-        runner = Runner(
-            Serving(set_up), choose_device(args.gpu, args.cpu), jobs=args.jobs, timeout=args.timeout
-        )
+        runner = Runner(Serving(set_up), choose_device(args.gpu, args.cpu), jobs=args.jobs, timeout=args.timeout)
         limits = {"places": args.queue, "most_bytes": args.max_bytes, "token": token}
         service = app.Service(set_up, runner, args.batches, Path(uploads), **limits)
         app.serve(service, address, hosts, log_requests=args.verbose > 0)

@@ -48,9 +48,7 @@ def _run(name: str, action, argv: list[str] | None) -> int:
 def manifest_hash(text: str) -> str:
     """A manifest's SHA-256 as a user gives it."""
     if not re.fullmatch("[0-9a-f]{64}", text.strip().lower()):
-        raise argparse.ArgumentTypeError(
-            "expected the 64 hexadecimal digits of the manifest that bundle printed"
-        )
+        raise argparse.ArgumentTypeError("expected the 64 hexadecimal digits of the manifest that bundle printed")
     return text.strip().lower()
 
 
@@ -69,9 +67,7 @@ def verify_bundle(args: argparse.Namespace) -> int:
 def unpack_bundle(args: argparse.Namespace) -> int:
     root = models_root(args.models)
     if root.is_relative_to(PACKAGE):
-        raise UsageError(
-            "expected a models folder outside the package", "pass --models or set AGENTIC_IQA_MODELS"
-        )
+        raise UsageError("expected a models folder outside the package", "pass --models or set AGENTIC_IQA_MODELS")
     describe(args.bundle, args.expect)
     with meter() as progress:
         bundles.unpack(args.bundle, root, args.expect, progress)

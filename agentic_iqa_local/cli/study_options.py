@@ -17,8 +17,7 @@ def add_command(
         name,
         help=about,
         description=textwrap.fill(description, 79, break_on_hyphens=False),
-        epilog="examples:\n"
-        + textwrap.indent("\n".join(f"{STUDY} {name} {line}" for line in examples), "  "),
+        epilog="examples:\n" + textwrap.indent("\n".join(f"{STUDY} {name} {line}" for line in examples), "  "),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
 

@@ -26,9 +26,7 @@ def add_fit(commands: Subcommands) -> None:
     )
     command.add_argument("run", type=Path, nargs="+", metavar="RUN", help="folder of a run")
     command.add_argument("--objective", choices=("rps", "srcc", "keep"), default="rps", help="default: rps")
-    command.add_argument(
-        "--called", metavar="TEXT", help="what rows call the set that intervals are calibrated on"
-    )
+    command.add_argument("--called", metavar="TEXT", help="what rows call the set that intervals are calibrated on")
     command.add_argument("--split", metavar="NAME", help="official split to fit on, such as train or val")
     share = "without --split: this share of the scenes, drawn with a fixed seed"
     command.add_argument("--share", type=float, default=0.3, metavar="X", help=share)
@@ -84,9 +82,7 @@ def add_report(commands: Subcommands) -> None:
     fitted = "a fit of study.py: adds the mode it gives, and leaves out the rows it was made on"
     add("--fit", type=Path, metavar="FILE", help=fitted)
     add("--png", action="store_true", help="figures as PNG too")
-    pictures = (
-        "thumbnails of the worst ten images in the page; mind the data set's terms before you pass it on"
-    )
+    pictures = "thumbnails of the worst ten images in the page; mind the data set's terms before you pass it on"
     add("--pictures", action="store_true", help=pictures)
     command.set_defaults(main=report)
 

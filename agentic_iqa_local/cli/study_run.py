@@ -89,9 +89,7 @@ def _add_how(command: argparse.ArgumentParser) -> None:
 
     how = command.add_argument_group("how")
     add_options(how, *SET_UP)
-    how.add_argument(
-        "--query", default=DEFAULT_QUERY, help="what is asked of each image (default: %(default)s)"
-    )
+    how.add_argument("--query", default=DEFAULT_QUERY, help="what is asked of each image (default: %(default)s)")
     how.add_argument(
         "--contexts",
         nargs="+",
@@ -202,9 +200,7 @@ def add_synthetic(commands: Subcommands) -> None:
     command.add_argument(
         "--all", action="store_true", help="also the photographs that the embedded model was trained on"
     )
-    command.add_argument(
-        "--no-reference", action="store_true", help="leave the references out of the manifest"
-    )
+    command.add_argument("--no-reference", action="store_true", help="leave the references out of the manifest")
     command.set_defaults(main=synthetic)
 
 
@@ -215,9 +211,7 @@ def synthetic(args: argparse.Namespace) -> int:
     from agentic_iqa_local.studies.synthetic import load_tiles, photo_files, split_photos, write_set
 
     if args.out.exists():
-        raise StoreError(
-            f"{args.out}: expected a new folder, found one that is there", "choose another --out"
-        )
+        raise StoreError(f"{args.out}: expected a new folder, found one that is there", "choose another --out")
     check_folder(args.out)
     if not args.photos.is_dir():
         raise DatasetError(f"{args.photos}: expected a folder of photographs, found none", "check the path")

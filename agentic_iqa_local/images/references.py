@@ -65,9 +65,7 @@ def _doubts(picture: np.ndarray, original: np.ndarray) -> Iterator[str]:
     if blocks > _BLOCKS:
         hardly = _blocks(picture) < blocks / 4
         swapped = ", and the picture hardly any: the two may be swapped" if hardly else ""
-        yield (
-            f"the reference shows the 8×8 blocks of JPEG compression{swapped}: give the uncompressed original"
-        )
+        yield (f"the reference shows the 8×8 blocks of JPEG compression{swapped}: give the uncompressed original")
     if (noise := _noise(original)) > _NOISE and _noise(picture) < noise / 3:
         yield ("the reference is noisier than the picture: the two may be swapped, or the picture was denoised")
 

@@ -128,9 +128,7 @@ def read_map_file(path: str | Path) -> tuple[dict[str, LogisticMap], dict[str, s
     except ValidationError as error:
         raise CalibrationError(f"{path}: an entry of maps is malformed: {first_mistake(error)}.") from None
     except (FileError, TypeError, KeyError, AttributeError) as error:
-        raise CalibrationError(
-            f"{path}: expected a YAML file with a list `maps` of entries ({error})."
-        ) from error
+        raise CalibrationError(f"{path}: expected a YAML file with a list `maps` of entries ({error}).") from error
     return maps, rejected
 
 

@@ -260,9 +260,7 @@ def _usable(spec: ToolSpec, why_not: Callable[[ToolSpec], str | None]) -> ToolSp
 def _require_size(spec: ToolSpec, image: Image.Image) -> None:
     if min(image.size) < spec.min_side:
         got = f"got {image.width}×{image.height}"
-        raise ToolError(
-            f"{spec.name} needs at least {spec.min_side} pixels a side, {got}", "use another tool."
-        )
+        raise ToolError(f"{spec.name} needs at least {spec.min_side} pixels a side, {got}", "use another tool.")
 
 
 @contextmanager

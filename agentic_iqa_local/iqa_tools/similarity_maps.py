@@ -37,10 +37,7 @@ class SimilarityMap:
             itertools.pairwise(round(edge * length / edges[-1]) for edge in edges)
             for edges, length in zip((ys, xs), self.values.shape, strict=True)
         )
-        means = [
-            self.values[slice(*row), slice(*column)].mean()
-            for row, column in itertools.product(rows, columns)
-        ]
+        means = [self.values[slice(*row), slice(*column)].mean() for row, column in itertools.product(rows, columns)]
         return np.array(means).reshape(len(ys) - 1, len(xs) - 1)
 
 

@@ -30,9 +30,7 @@ class Weights:
                 files = read_json(root / MANIFEST, LARGEST_MANIFEST)["files"]
                 self._files = {file["path"]: file for file in files if file["sha256"] and file["size"] >= 0}
             except (FileError, KeyError, TypeError) as error:
-                raise ToolError(
-                    f"{root / MANIFEST}: damaged ({error})", "unpack its bundle again."
-                ) from error
+                raise ToolError(f"{root / MANIFEST}: damaged ({error})", "unpack its bundle again.") from error
 
     def missing(self, spec: ToolSpec) -> str | None:
         """Why `spec` has not its weights, by names and sizes alone; None if it has them."""

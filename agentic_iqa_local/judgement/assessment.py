@@ -120,9 +120,7 @@ def assessment(
 ) -> Assessment:
     """What `answer` makes of a state, with the seconds that it took, told by the names that the caller knows
     the pictures by."""
-    row = unassessed(
-        picture.path, original and original.path, state["query"], state.get("choices"), pipeline, settings
-    )
+    row = unassessed(picture.path, original and original.path, state["query"], state.get("choices"), pipeline, settings)
     began = time.perf_counter()
     logged = PICTURE.set(PICTURE.get() or path_text(picture.name))
     try:
@@ -229,9 +227,7 @@ def _in_original_pixels(changes: dict[str, Any], offset: tuple[int, int]) -> dic
         moved_parts["evidence"] = revised(evidence, boxes=boxes, worst_part=worst)
     if q_map is not None:
         worst = [revised(part, box=moved(part.box, offset)) for part in q_map.worst]
-        xs, ys = (
-            [edge + by for edge in edges] for edges, by in zip((q_map.xs, q_map.ys), offset, strict=True)
-        )
+        xs, ys = ([edge + by for edge in edges] for edges, by in zip((q_map.xs, q_map.ys), offset, strict=True))
         moved_parts["map"] = revised(q_map, xs=xs, ys=ys, worst=worst)
     return moved_parts
 
@@ -259,9 +255,7 @@ def _agent(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
     if result is None or error:
         return changes
     if result.error and result.fusion:
-        images.warn(
-            "the model gave no valid reasoning in three tries: sentences made of the evidence stand in for it"
-        )
+        images.warn("the model gave no valid reasoning in three tries: sentences made of the evidence stand in for it")
         result = without_words(result.fusion, evidence, state.get("choices"), images.services.settings.fusion)
     changes |= {"final_answer": result.final_answer, "quality_reasoning": result.quality_reasoning}
     if result.error:

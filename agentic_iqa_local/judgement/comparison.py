@@ -33,9 +33,7 @@ class PairResult(BaseModel):
     """What is known of one pair of rated pictures."""
 
     same_scene: bool  # whether both are near-duplicates: versions or frames of one scene
-    scene_distance: (
-        float  # share of their hashes' bits that differ, 0..1; up to MOST_DIFFERENT is the same scene
-    )
+    scene_distance: float  # share of their hashes' bits that differ, 0..1; up to MOST_DIFFERENT is the same scene
     probability: float  # that the first picture is the better one, 0..1
     independent: float  # the same from independent draws of both pictures' quality, as if of different scenes
     # what the probability rests on
@@ -158,9 +156,7 @@ class Judge:
     def __post_init__(self) -> None:
         folder = self.settings.folder(self.settings.summarizer.backend)
         wanted = folder.is_dir() and folder_hash(folder), self.pipeline, self.reference
-        alike = (
-            fit for fit in preference.read_fits().fits if (fit.model, fit.pipeline, fit.reference) == wanted
-        )
+        alike = (fit for fit in preference.read_fits().fits if (fit.model, fit.pipeline, fit.reference) == wanted)
         self.fit = next(alike, None)
 
     def compared(self, rows: Sequence[Assessment], files: Sequence[Path]) -> Comparison:
@@ -190,9 +186,7 @@ class Judge:
                 load = partial(self._load, file)
                 calibration = row.interval and calibration_for(self.settings, row.model or {})[0]
                 draws = preference.draws_of(row, calibration)
-                rated.append(
-                    Candidate(row, ordering.fingerprint(load()), load, draws, calibration is not None)
-                )
+                rated.append(Candidate(row, ordering.fingerprint(load()), load, draws, calibration is not None))
         return rated
 
     def _load(self, file: Path) -> Image.Image:
@@ -240,9 +234,7 @@ class Judge:
             result.notes.append(f"a measurement that the fit weighs ({weighed}) is missing: {INDEPENDENT}")
             return
         result.pairwise_weight = fit.pairwise if result.pairwise else 0.0
-        read = (
-            result.pairwise_weight * preference.logit(result.pairwise.probability) if result.pairwise else 0.0
-        )
+        read = result.pairwise_weight * preference.logit(result.pairwise.probability) if result.pairwise else 0.0
         result.probability, result.basis = preference.sigmoid(first - second + read), "same scene, fitted"
         result.fitted_on = fit.fitted_on
 
@@ -269,9 +261,7 @@ class Judge:
         # as compared, or from the strengths where the pair was not
         sure = [ahead.get((i, j), preference.sigmoid(strength[i] - strength[j])) for i, j in neighbours]
         places = [
-            Ranked(
-                place=place, index=i, strength=strength[i], better_than_next=p, assessment=candidates[i].row
-            )
+            Ranked(place=place, index=i, strength=strength[i], better_than_next=p, assessment=candidates[i].row)
             for place, (i, p) in enumerate(zip(order, [*sure, None], strict=False), start=1)
         ]
         notes = list(dict.fromkeys(line for pair in pairs for line in pair.notes))

@@ -88,9 +88,7 @@ def read_fit(file: Path) -> Fit:
         raise FitError(f"{file}: expected a fit that study.py wrote, got: {mistake}") from error
 
 
-def calibration_for(
-    settings: Settings, model: Mapping[str, Any]
-) -> tuple[IntervalCalibration | None, str | None]:
+def calibration_for(settings: Settings, model: Mapping[str, Any]) -> tuple[IntervalCalibration | None, str | None]:
     """The calibration that applies to a set-up's answers.
 
     Args:

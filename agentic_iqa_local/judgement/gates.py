@@ -57,9 +57,7 @@ class Sureness:
             return False
         return most_seconds is None or time.monotonic() - self.began < most_seconds
 
-    def interval(
-        self, fusion: FusionResult, plan: PlannerOutput | None
-    ) -> tuple[Interval | None, str | None]:
+    def interval(self, fusion: FusionResult, plan: PlannerOutput | None) -> tuple[Interval | None, str | None]:
         """The interval of a fused score and None, or None and why there is none."""
         calibration = self.calibration
         if calibration is None or fusion.q is None:
@@ -146,7 +144,5 @@ def _features(fusion: FusionResult) -> np.ndarray:
     """FEATURES of one answer, (1, features)."""
     names = ("sigma", "disagreement", "order_gap", "crop_spread")
     p = np.array([[fusion.p_c[letter] for letter in reversed(LETTERS)]])
-    q_bar, eta, *rest = (
-        np.array([getattr(fusion, name)], float) for name in ("q_bar", "eta", *names)
-    )  # None: nan
+    q_bar, eta, *rest = (np.array([getattr(fusion, name)], float) for name in ("q_bar", "eta", *names))  # None: nan
     return features(p, q_bar, np.nan_to_num(eta, nan=1.0), **dict(zip(names, rest, strict=True)))

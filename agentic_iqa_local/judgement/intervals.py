@@ -227,9 +227,7 @@ class IntervalCalibration(_Record):
         about = {"condition": part.condition, "calibrated_on": self.calibrated_on, "widened": list(widened)}
         return Interval(low=low, high=high, coverage=COVERAGE, difficulty=difficulty, **about)
 
-    def answer_set(
-        self, part: Answers, probabilities: dict[str, float], widened: Sequence[str] = ()
-    ) -> AnswerSet:
+    def answer_set(self, part: Answers, probabilities: dict[str, float], widened: Sequence[str] = ()) -> AnswerSet:
         """The choices that the calibration does not rule out; at least the likeliest, and all where there are too
         few questions."""
         from crepes import ConformalClassifier

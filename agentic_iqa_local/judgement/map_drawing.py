@@ -50,9 +50,7 @@ def draw(q_map: QualityMap, picture: Image.Image, similarity: "Mapping[str, Simi
     return buffer.getvalue()
 
 
-def _picture(
-    axis: Axes, picture: Image.Image, title: str, size: tuple[int, int] | None = None, **options: Any
-) -> Any:
+def _picture(axis: Axes, picture: Image.Image, title: str, size: tuple[int, int] | None = None, **options: Any) -> Any:
     """Draws a reduced picture over the places 0..size, by default its own; one channel in colours."""
     width, height = size or picture.size
     shown = picture.copy()
@@ -71,6 +69,4 @@ def _quality(figure: Figure, axis: Axes, q_map: QualityMap, picture: Image.Image
         left, top, right, bottom = damaged.box
         axis.add_patch(Rectangle((left, top), right - left, bottom - top, fill=False, linewidth=1.6))
         label = f"{number}: {damaged.distortion or 'damaged'}, q {damaged.q:.1f}"
-        axis.text(
-            left, top, label, va="top", fontsize=7, bbox={"facecolor": "white", "alpha": 0.85, "pad": 1.5}
-        )
+        axis.text(left, top, label, va="top", fontsize=7, bbox={"facecolor": "white", "alpha": 0.85, "pad": 1.5})

@@ -55,9 +55,7 @@ def scene_groups(fingerprints: Sequence[np.ndarray]) -> list[list[int]]:
     return list(groups.values())
 
 
-def pairs_to_compare(
-    prior: Sequence[float], probability: Callable[[int, int], float]
-) -> list[tuple[int, int]]:
+def pairs_to_compare(prior: Sequence[float], probability: Callable[[int, int], float]) -> list[tuple[int, int]]:
     """At most PAIRS_PER_PICTURE·n pairs of n pictures; the better one by `prior` stands first.
 
     They are all neighbours in the order by prior strength, so that every two pictures are linked; one link of each
@@ -73,15 +71,11 @@ def pairs_to_compare(
     ends = ((i, place + reach) for (place, i), reach in zip(enumerate(order), itertools.cycle(reaches)))
     chosen = [*itertools.pairwise(order), *((i, order[end]) for i, end in ends if end < len(order))]
     near = [pair for apart in range(2, NEAR + 1) for pair in zip(order, order[apart:], strict=False)]
-    others = sorted(
-        set(near) - set(chosen), key=lambda pair: (abs(probability(*pair) - 0.5), near.index(pair))
-    )
+    others = sorted(set(near) - set(chosen), key=lambda pair: (abs(probability(*pair) - 0.5), near.index(pair)))
     return chosen + others[: max(0, PAIRS_PER_PICTURE * len(order) - len(chosen))]
 
 
-def strengths(
-    pictures: int, comparisons: Mapping[tuple[int, int], float], prior: Sequence[float]
-) -> np.ndarray:
+def strengths(pictures: int, comparisons: Mapping[tuple[int, int], float], prior: Sequence[float]) -> np.ndarray:
     """Bradley–Terry strengths, (pictures,), of mean 0.
 
     Args:
@@ -96,6 +90,4 @@ def strengths(
         wins[i, j] = np.clip(p, 1 - SURE, SURE)
         wins[j, i] = 1 - wins[i, j]
     start = np.array(prior, np.float64) - float(np.mean(prior))
-    return choix.ilsr_pairwise_dense(
-        wins, alpha=REGULARISATION, initial_params=start, max_iter=1000, tol=1e-6
-    )
+    return choix.ilsr_pairwise_dense(wins, alpha=REGULARISATION, initial_params=start, max_iter=1000, tol=1e-6)

@@ -91,9 +91,7 @@ def mapped(images: "OpenImages", request: MapRequest) -> dict[str, Any]:
     return fields
 
 
-def _draw(
-    images: "OpenImages", q_map: QualityMap, similarity: "dict[str, SimilarityMap]", file: Path
-) -> None:
+def _draw(images: "OpenImages", q_map: QualityMap, similarity: "dict[str, SimilarityMap]", file: Path) -> None:
     """Draws a map to a file, or to what that links to; why it could not goes to `not_drawn`."""
     from agentic_iqa_local.judgement.map_drawing import draw
 
@@ -179,14 +177,11 @@ def _tiling(images: "OpenImages", request: MapRequest) -> Tiling:
         )
     if min(width, height) < (least := smallest_side(sides[0])):
         raise MapError(
-            f"map: expected a picture of at least {least} pixels a side for tiles of {sides[0]}, got"
-            f" {width}×{height}",
+            f"map: expected a picture of at least {least} pixels a side for tiles of {sides[0]}, got {width}×{height}",
             "a picture as small is one place: its q stands for all of it",
         )
     if (tiles := tiling(width, height, sides, request.max_tiles)) is None:
-        expected = (
-            f"{request.max_tiles} tiles of at most {sides[-1]} pixels a side do not cover {width}×{height}"
-        )
+        expected = f"{request.max_tiles} tiles of at most {sides[-1]} pixels a side do not cover {width}×{height}"
         raise MapError(f"map: {expected}", "allow more with --map-tiles")
     return tiles
 

@@ -37,9 +37,7 @@ def regions_pointed_to(query: str) -> list[str]:
     return list(dict.fromkeys(filter(None, (region_in(query, part) for part in parts))))
 
 
-def going_on(
-    plan: PlannerOutput, query: str, context: dict[str, Any] | None
-) -> tuple[PlannerOutput, list[str]]:
+def going_on(plan: PlannerOutput, query: str, context: dict[str, Any] | None) -> tuple[PlannerOutput, list[str]]:
     """(the plan, distortions that the last turn's query named and this one goes on to ask about). A query that
     only points to regions is of the last turn's type and about them; any other plan stays as it is."""
     turns, regions = (context or {}).get("turns"), regions_pointed_to(query)

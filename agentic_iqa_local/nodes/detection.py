@@ -66,8 +66,7 @@ def detect(
         )
         reply = ask(images.session(ROLE), prompt, detection_reply(objects), images.services.section(ROLE))
         models = {
-            name: dict.fromkeys(listed, sure)
-            | {kind: 1 - sure for kind in DISTORTION_TYPES if kind not in listed}
+            name: dict.fromkeys(listed, sure) | {kind: 1 - sure for kind in DISTORTION_TYPES if kind not in listed}
             for name, listed in reply.model_dump(by_alias=True).items()
         }
     return {name: combine(read(images, boxes.get(name)), models[name], images) for name in objects}
@@ -149,9 +148,7 @@ def strongest(detection: Detection) -> dict[str, float]:
 
 
 def _strengths(detection: Detection) -> dict[str, float]:
-    return {
-        kind: family.probability * (family.severity or 1.0) for kind, family in detection.families.items()
-    }
+    return {kind: family.probability * (family.severity or 1.0) for kind, family in detection.families.items()}
 
 
 def severity_probabilities(

@@ -24,9 +24,7 @@ from agentic_iqa_local.state import (
 
 SEVERE = ("severe", "extreme")
 HIGH_SCORE = 4.0
-LOW_SCORE = (
-    2.2  # a little above the mirror of 4.0: of the tools without weights only NIQE's map ends below 2.0
-)
+LOW_SCORE = 2.2  # a little above the mirror of 4.0: of the tools without weights only NIQE's map ends below 2.0
 LOW_QUALITY = 2.9  # the fused score below which damage should have been found
 APART = 3.0  # standard deviations of the difference that two tools' errors alone make
 NEARLY_UNIFORM = 0.98  # of the greatest entropy
@@ -150,16 +148,12 @@ def contradictions(evidence: ExecutorOutput, fusion: FusionResult | None = None)
                 lines.append(f"Contradictory evidence: {found} but high scores ({_in_words(own)})")
         if any(item.severity not in ("none", "slight") for item in items):
             continue
-        mild = (
-            ", ".join(f"slight {item.type}" for item in items if item.severity == "slight") or "no distortion"
-        )
+        mild = ", ".join(f"slight {item.type}" for item in items if item.severity == "slight") or "no distortion"
         if scores and all(score < LOW_SCORE for _, score in scores.values()):
             told = _in_words(scores.values())
             lines.append(f"Contradictory evidence: {mild} of {name} but low scores ({told})")
         elif name == "Global" and fusion and fusion.q is not None and fusion.q < LOW_QUALITY:
-            lines.append(
-                f"Contradictory evidence: {mild} was found but the fused score is {fusion.q:.1f} of 5"
-            )
+            lines.append(f"Contradictory evidence: {mild} was found but the fused score is {fusion.q:.1f} of 5")
     return lines
 
 
@@ -225,9 +219,7 @@ def should_replan(
     return (False, "") if evidence.quality_scores else (True, "No tool scores available")
 
 
-def find_gaps(
-    evidence: ExecutorOutput | None, plan: PlannerOutput, fusion: FusionResult | None = None
-) -> list[Gap]:
+def find_gaps(evidence: ExecutorOutput | None, plan: PlannerOutput, fusion: FusionResult | None = None) -> list[Gap]:
     """What another pass should gather anew, the most serious first.
 
     A missing part counts only where the plan asked for it. A tool that was tried and could not run is a warning

@@ -70,9 +70,7 @@ def gather(task: Task) -> None:
     letters. Raises InvalidAnswer, ToolError, VLMError."""
     evidence, images, flags = task.evidence, task.images, task.plan.plan
     if flags.distortion_analysis or flags.tool_execution:
-        known = {
-            name: box for name, box in by_object(task.before, "boxes").items() if name in task.plan.objects
-        }
+        known = {name: box for name, box in by_object(task.before, "boxes").items() if name in task.plan.objects}
         wanted = [name for name in task.plan.objects if name != "Global" and known.get(name) is None]
         evidence.boxes = known | locate(wanted, images, task.reason) or None
     distortions = find_distortions(task)
@@ -95,9 +93,7 @@ def gather(task: Task) -> None:
         mark_votes(evidence, reachable, trailing_only_check=only_check)
     if asks_where(task.query):
         try:
-            places = images.services.tools.places(
-                images.image.pixels, images.reference and images.reference.pixels
-            )
+            places = images.services.tools.places(images.image.pixels, images.reference and images.reference.pixels)
             evidence.damaged_part = places.damaged_part()
         except ToolError as error:
             images.warn(f"where the damage lies was not measured: {error}")
@@ -115,9 +111,7 @@ def find_distortions(task: Task) -> ByObject:
     if (look or named) and len(evidence.detection) < len(objects):
         boxes, asked = by_object(evidence, "boxes"), None if look else named
         evidence.detection = detect(task.query, objects, boxes, task.images, task.reason, asked)
-    found = (
-        {name: found_families(detection) for name, detection in evidence.detection.items()} if look else {}
-    )
+    found = {name: found_families(detection) for name, detection in evidence.detection.items()} if look else {}
     distortions = {
         name: list(dict.fromkeys(kind for part in (named, earlier, found) for kind in part.get(name, [])))
         for name in objects
@@ -138,9 +132,7 @@ def analyse(task: Task, distortions: ByObject) -> None:
         for item in items
         if not (item.type in in_doubt[name] or task.closes("contradiction"))
     }
-    asked = {
-        name: [kind for kind in kinds if (name, kind) not in judged] for name, kinds in distortions.items()
-    }
+    asked = {name: [kind for kind in kinds if (name, kind) not in judged] for name, kinds in distortions.items()}
     if asked := {name: kinds for name, kinds in asked.items() if kinds}:
         images, prompt = task.images, analysis_prompt(task.query, asked, task.reason)
         reply = ask(images.session(ROLE), prompt, analysis_reply(asked), images.services.section(ROLE))
@@ -156,9 +148,7 @@ def analyse(task: Task, distortions: ByObject) -> None:
     task.evidence.distortion_analysis = {
         name: [item for item, _ in judgements.values()] for name, judgements in chosen.items()
     }
-    known = {
-        name: {kind: p for kind, (_, p) in judgements.items() if p} for name, judgements in chosen.items()
-    }
+    known = {name: {kind: p for kind, (_, p) in judgements.items() if p} for name, judgements in chosen.items()}
     task.evidence.severity_probabilities = {name: found for name, found in known.items() if found} or None
 
 
@@ -174,9 +164,7 @@ def _judgement(
     if likeliest != "none" and family.severity is not None:
         reading = f"{detection.tool} reads severity {family.severity:.1f} of 5"
     wrote = f"; the model wrote {item['severity']}" if detection.model_trust else ""
-    return DistortionAnalysis.model_validate(
-        item | {"severity": likeliest, "explanation": f"{reading}{wrote}."}
-    )
+    return DistortionAnalysis.model_validate(item | {"severity": likeliest, "explanation": f"{reading}{wrote}."})
 
 
 def read_severities(

@@ -44,9 +44,7 @@ class _Reads:
     evidence of the whole picture.
     """
 
-    def __init__(
-        self, prompt: Callable[[bool, bool], Prompt], letters: Sequence[str], mode: Mode, images: OpenImages
-    ):
+    def __init__(self, prompt: Callable[[bool, bool], Prompt], letters: Sequence[str], mode: Mode, images: OpenImages):
         self.prompt, self.letters, self.images = prompt, letters, images
         self.mode: Mode = mode
         self.whole: dict[bool, Probabilities] = {}

@@ -66,9 +66,7 @@ _LEVELS = {
     2: _words(r"poor|low|weak"),
     1: _words(r"bad|terrible|awful|very poor|unusable"),
 }
-_ANY_DAMAGE = _words(
-    r"distort(ed|ions?)|degraded|degradations?|damaged?|artifacts?|artefacts?|defects?|flaws?|flawed"
-)
+_ANY_DAMAGE = _words(r"distort(ed|ions?)|degraded|degradations?|damaged?|artifacts?|artefacts?|defects?|flaws?|flawed")
 # What says that a family is not there, where the question names it by what it spoils ("Is it sharp?")
 _VIRTUE = _words(
     r"(?<!too )(?<!over)sharp|(?<!too )crisp|in focus|(well|properly|correctly) (exposed|lit|focus\w+)"

@@ -215,9 +215,7 @@ def location_prompt(objects: Sequence[str], coordinates: str, gap: str | None = 
     return _about(template, None, "Objects", list(objects), gap)
 
 
-def selection_prompt(
-    query: str, distortions: dict[str, list[str]], tools: Sequence[tuple[str, str]]
-) -> Prompt:
+def selection_prompt(query: str, distortions: dict[str, list[str]], tools: Sequence[tuple[str, str]]) -> Prompt:
     """Asks for one tool a distortion; `tools` are (name, description) of those that can run here."""
     named = {name: types or [OVERALL] for name, types in distortions.items()}
     listed = [f"- {name}: {description}" for name, description in tools]

@@ -29,9 +29,7 @@ _DAMAGE = {
 }
 _SEVERITY = r"(slight|moderate|severe|extreme)"
 _NAMED = {
-    kind: re.compile(
-        rf"\b(?:(?:{_SEVERITY}(?:ly)? )?(?:{damage})|{_SEVERITY} {kind.removesuffix('s')}s?)\b", re.I
-    )
+    kind: re.compile(rf"\b(?:(?:{_SEVERITY}(?:ly)? )?(?:{damage})|{_SEVERITY} {kind.removesuffix('s')}s?)\b", re.I)
     for kind, damage in _DAMAGE.items()
 }
 _ALIKE = {"Blurs": {"Sharpness"}, "Sharpness": {"Blurs"}}  # words of one describe the other
@@ -41,12 +39,8 @@ _UNSURE = re.compile(
     r"|apart from|except|if)\b|n['’]t\b",
     re.I,
 )
-_DENIED = re.compile(
-    r"(?<!not )(?<!n't )\b(no|zero|free (of|from)|absence of) ((visible|noticeable|any) )?$", re.I
-)
-_DENIED_BEHIND = re.compile(
-    r"-free\b| (is|are) (minimal|negligible|absent|invisible|not (visible|present))\b", re.I
-)
+_DENIED = re.compile(r"(?<!not )(?<!n't )\b(no|zero|free (of|from)|absence of) ((visible|noticeable|any) )?$", re.I)
+_DENIED_BEHIND = re.compile(r"-free\b| (is|are) (minimal|negligible|absent|invisible|not (visible|present))\b", re.I)
 _NOTHING = re.compile(
     r"\bno (visible |noticeable |apparent )?(distortions?|degradations?|artifacts?|defects?|damage)\b|\b(clean|flawless|pristine)\b"
     r"|\bperfect (picture|image|photo)",
@@ -139,9 +133,7 @@ def _wrong(kind: str, found: re.Match[str], clause: str, held: dict[str, set[str
 def _speaks_otherwise(text: str, choices: Sequence[str], chosen: str, *, measured: bool) -> list[str]:
     """Lines where `text` names other answers than the `chosen` one alone, or nothing of what was `measured`."""
     named = [choice for choice in choices if not _EVERYDAY.fullmatch(choice.strip()) and holds(text, choice)]
-    lines = (
-        [f"speaks for {', '.join(named)}, the answer is {chosen}"] if named and chosen not in named else []
-    )
+    lines = [f"speaks for {', '.join(named)}, the answer is {chosen}"] if named and chosen not in named else []
     silent = measured and not (_NOTHING.search(text) or _mentions(text))
     return lines + (["says nothing of what was measured"] if silent else [])
 
@@ -188,11 +180,7 @@ def _notes(evidence: ExecutorOutput | None, fusion: FusionResult | None, vote: s
     notes += [f"{line}." for line in contradictions(evidence)] if evidence else []
     if evidence and evidence.error:
         notes.append(f"Part of the evidence is missing: {evidence.error}.")
-    if (
-        fusion
-        and fusion.measured
-        and answer_letter(fusion) != max(fusion.measured, key=fusion.measured.__getitem__)
-    ):
+    if fusion and fusion.measured and answer_letter(fusion) != max(fusion.measured, key=fusion.measured.__getitem__):
         notes.append("The model's letters decided against what was measured.")
     if fusion and fusion.q is not None:
         whose = scores[0][0] if len(scores) == 1 else "tools' mean"

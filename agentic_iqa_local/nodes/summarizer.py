@@ -86,9 +86,7 @@ def summarizer_node(
 # The decision
 
 
-def close_pass(
-    state: AgenticIQAState, basis: Basis, result: SummarizerOutput, images: OpenImages
-) -> dict[str, Any]:
+def close_pass(state: AgenticIQAState, basis: Basis, result: SummarizerOutput, images: OpenImages) -> dict[str, Any]:
     """The state's changes after a pass: its own result on its own `basis`, or that of an earlier pass that is better
     supported, and whether to plan again."""
     iteration, sureness = state.get("iteration_count", 0), images.sureness
@@ -115,9 +113,7 @@ def close_pass(
     }
 
 
-def _gaps(
-    result: SummarizerOutput, basis: Basis, sureness: "Sureness | None", *, last: bool = False
-) -> list[Gap]:
+def _gaps(result: SummarizerOutput, basis: Basis, sureness: "Sureness | None", *, last: bool = False) -> list[Gap]:
     """What another pass should close; where that is nothing, an interval wider than asked for, which in the `last`
     pass is no gap."""
     if result.error:

@@ -64,9 +64,7 @@ def choose_tools(task: Task, distortions: dict[str, list[str]]) -> Chosen:
         return {}
     if named := task.named_tools():
         first, beside = named[0], _beside(named[1:])
-        return {
-            name: dict.fromkeys(kinds or [OVERALL], first) | beside for name, kinds in distortions.items()
-        }
+        return {name: dict.fromkeys(kinds or [OVERALL], first) | beside for name, kinds in distortions.items()}
     new = {name: kinds for name, kinds in distortions.items() if name not in earlier}
     by_model = select_tools(task.query, new, task.images) if new and flags.tool_selection else {}
     members = panel(task.images) if new else []
@@ -81,9 +79,7 @@ def choose_tools(task: Task, distortions: dict[str, list[str]]) -> Chosen:
 def _added(task: Task, name: str) -> list[str]:
     """The tool that a replan adds for an object: the Planner's, where it can run and was not tried, else the best
     untried one where another opinion may close the gap."""
-    tried = (
-        {log.tool_name for log in task.before.tool_logs if log.object_name == name} if task.before else set()
-    )
+    tried = {log.tool_name for log in task.before.tool_logs if log.object_name == name} if task.before else set()
     if (planned := task.plan.required_tool) in _available(task.images).keys() - tried:
         return [planned]
     another = task.closes("scores", "contradiction", "tools", "letters")
@@ -133,9 +129,7 @@ def ranked_tools(images: OpenImages, *, trusted_only: bool = False) -> list[str]
     if images.reference is not None:  # a tool that compares beats one that has to guess what was there
         tools = {name: tool for name, tool in tools.items() if tool.spec.reference == "FR"} or tools
     if not tools:
-        raise ToolError(
-            "no IQA tool can run on these images: see the tools listed as unavailable and their reasons"
-        )
+        raise ToolError("no IQA tool can run on these images: see the tools listed as unavailable and their reasons")
     names = sorted(tools, key=lambda name: configured.index(name) if name in configured else len(configured))
     reliability = load_reliability()
     trusted = reliability.trusted(names)
@@ -161,9 +155,7 @@ def run_tools(evidence: ExecutorOutput, chosen: Chosen, images: OpenImages) -> N
                 evidence.quality_scores.setdefault(name, {})[distortion] = (logs[-1].tool_name, score)
 
 
-def run_tool(
-    name: str, distortion: str, tool: str, box: Box | None, images: OpenImages
-) -> list[ToolExecutionLog]:
+def run_tool(name: str, distortion: str, tool: str, box: Box | None, images: OpenImages) -> list[ToolExecutionLog]:
     """The runs of one entry, of which the last counts: the chosen tool, and while that fails the ranked ones."""
     logs = [first := _attempt(name, distortion, tool, box, images)]
     if first.error is None:
@@ -182,9 +174,7 @@ def run_tool(
 
 
 def _attempt(name: str, distortion: str, tool: str, box: Box | None, images: OpenImages) -> ToolExecutionLog:
-    log = ToolExecutionLog(
-        tool_name=tool, object_name=name, distortion=distortion, region="crop" if box else "global"
-    )
+    log = ToolExecutionLog(tool_name=tool, object_name=name, distortion=distortion, region="crop" if box else "global")
     began = time.perf_counter()
     try:
         log.tool_name = find_tool(tool).name

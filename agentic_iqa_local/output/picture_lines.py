@@ -35,9 +35,7 @@ class PictureLines:
         common = os.path.commonpath(folders) if same_root else ""
         self.folder = common if common.strip(os.sep) else ""  # which all lie in
         columns = max(NARROWEST, columns)
-        self.bar, self.level, noted = (
-            (6, 1, 14) if columns < 80 else (8, 11, 17) if columns < 100 else (10, 11, 24)
-        )
+        self.bar, self.level, noted = (6, 1, 14) if columns < 80 else (8, 11, 17) if columns < 100 else (10, 11, 24)
         self.damage, self.verdict = noted * damage, len("NOT SURE") * verdict
         cells = [self.bar, len("1.00"), self.level, len("1.0–5.0"), self.damage, self.verdict]
         rest = columns - 1 - sum(width + 1 for width in cells if width)  # the last column stays free

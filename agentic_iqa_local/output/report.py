@@ -188,9 +188,7 @@ def _detection_lines(row: Assessment) -> list[str] | None:
         if not detection.model_trust:
             lines += wrapped("This model's own column does not count: it was measured to tell nothing.")
         elif detection.model_trust < 1:
-            lines += wrapped(
-                f"This model's own odds count with the exponent {detection.model_trust:g}, as measured."
-            )
+            lines += wrapped(f"This model's own odds count with the exponent {detection.model_trust:g}, as measured.")
     return lines
 
 
@@ -204,18 +202,14 @@ def _letter_lines(row: Assessment) -> list[str] | None:
         lines += ["", "  What was measured" if ignored else "  Times what was measured"]
         lines += bars(row.measured, row.choices)
         lines += (
-            [
-                "  It decides alone: of this model's own word about distortions it was measured that it tells nothing."
-            ]
+            ["  It decides alone: of this model's own word about distortions it was measured that it tells nothing."]
             if ignored
             else ["", "  Together", *bars(row.product, row.choices)]
         )
     if row.measurement:
         lines += wrapped(f"Measured: {row.measurement}.")
     if row.off_letter_mass is not None:
-        lines += wrapped(
-            f"{row.off_letter_mass:.2%} of the probability lies on other words than these answers."
-        )
+        lines += wrapped(f"{row.off_letter_mass:.2%} of the probability lies on other words than these answers.")
     return lines
 
 
@@ -269,9 +263,7 @@ def _doubt_lines(row: Assessment) -> list[str]:
             f" them: it {wrong}.)"
         )
     if row.failed_tries:
-        tries = (
-            f"{len(row.failed_tries)} failed {'try' if len(row.failed_tries) == 1 else 'tries'} of the model"
-        )
+        tries = f"{len(row.failed_tries)} failed {'try' if len(row.failed_tries) == 1 else 'tries'} of the model"
         lines += wrapped(f"({tries} on the way; the JSON row holds what it wrote.)")
     return lines
 
@@ -293,9 +285,7 @@ def _cost_lines(row: Assessment) -> list[str]:
 def plan_in_words(plan: PlannerOutput) -> str:
     """What is asked, about what, and which parts answer it."""
     if plan.query_type == "Other":
-        return (
-            "The question is not about technical quality: the model answers from the picture, without tools."
-        )
+        return "The question is not about technical quality: the model answers from the picture, without tools."
     about = "the whole picture" if plan.query_scope == "Global" else ", ".join(plan.objects)
     against = "against the reference" if plan.reference_mode == "Full-Reference" else "without a reference"
     looks = (
@@ -403,11 +393,7 @@ def score_in_words(row: Assessment) -> str:
         return f"No tool measured this, so the score rests on the model alone: q {row.q:.2f}, {nearest}."
     apart = abs(row.q_bar - expected)
     agree = "agree" if apart < AGREE else "differ somewhat" if apart < DISAGREE else "disagree"
-    alone = (
-        "no preference"
-        if row.vlm_letter is None
-        else f"{expected:.2f}, its likeliest letter {row.vlm_letter}"
-    )
+    alone = "no preference" if row.vlm_letter is None else f"{expected:.2f}, its likeliest letter {row.vlm_letter}"
     return (
         f"{_voters(row)} (q̄) is {row.q_bar:.2f}, the model's letters alone say {alone}: they {agree}"
         f" ({row.q_bar:.1f} against {expected:.1f}); together q {row.q:.2f}, {nearest}{_decided(row)}."
@@ -418,9 +404,7 @@ def score_in_words(row: Assessment) -> str:
 def _voters(row: Assessment) -> str:
     """Whose score q̄ is."""
     names = {
-        run.tool_name
-        for run in row.tools
-        if run.normalized_score is not None and not run.trailing and not run.outvoted
+        run.tool_name for run in row.tools if run.normalized_score is not None and not run.trailing and not run.outvoted
     }
     return f"{names.pop()}'s score" if len(names) == 1 else "The tools' mean"
 
@@ -433,10 +417,7 @@ def _decided(row: Assessment) -> str:
 def _trust(row: Assessment) -> str:
     if row.sigma is None:
         return ""
-    return (
-        f"Tools like these are off by about {row.sigma:.2f} levels (σ), which makes their weight η"
-        f" {row.eta:.2f}. "
-    )
+    return f"Tools like these are off by about {row.sigma:.2f} levels (σ), which makes their weight η {row.eta:.2f}. "
 
 
 def bars(p_c: Mapping[str, float], choices: Sequence[str] | None) -> list[str]:

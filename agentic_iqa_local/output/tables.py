@@ -44,9 +44,7 @@ def _is_formula(text: str) -> bool:
     return unicodedata.normalize("NFKC", next(seen, "")) in ("=", "+", "-", "@")
 
 
-def write_csv(
-    file: TextIO, columns: Sequence[str], rows: Iterable[Row], lineterminator: str = "\r\n"
-) -> None:
+def write_csv(file: TextIO, columns: Sequence[str], rows: Iterable[Row], lineterminator: str = "\r\n") -> None:
     """A header with the columns' names and a line for each row, empty where a row lacks a column; every cell
     is a `safe_cell`. Raises ValueError for a row with another column."""
     table = csv.DictWriter(file, columns, restval="", lineterminator=lineterminator)

@@ -28,9 +28,7 @@ Answer: TypeAlias = Assessment | Comparison | Ranking
 class Refused(UserError):
     """A request without an answer: a status of HTTP, a code for programs, a sentence and what to do about it."""
 
-    def __init__(
-        self, status: int, code: str, message: str, remedy: str = "", retry_after: int | None = None
-    ):
+    def __init__(self, status: int, code: str, message: str, remedy: str = "", retry_after: int | None = None):
         super().__init__(message, remedy)
         self.status, self.code = status, code
         self.headers = {"Retry-After": str(retry_after)} if retry_after else None
@@ -83,9 +81,7 @@ class SetUp:
             hint = did_you_mean(unknown[0], known).removeprefix("; ") or f"there are: {', '.join(known)}"
             raise Refused(400, "unknown_field", f"{unknown[0][:80]}: there is no such field", hint)
         try:
-            request = Request.of(
-                {name: value for name, value in options.items() if value not in (None, "", [])}
-            )
+            request = Request.of({name: value for name, value in options.items() if value not in (None, "", [])})
             settings = request.applied_to(self.settings)
         except ConfigError as error:
             raise Refused(400, "bad_request", error.message, error.remedy) from error

@@ -84,9 +84,7 @@ class Batches:
         except (OSError, UserError) as error:
             shutil.rmtree(folder, ignore_errors=True)
             logger.error("a batch could not be stored: %s", one_line(str(error)))
-            raise Refused(
-                503, "not_stored", "the batch could not be stored", "see the service's log"
-            ) from error
+            raise Refused(503, "not_stored", "the batch could not be stored", "see the service's log") from error
         self._more.set()
         return self.status(folder.name)
 

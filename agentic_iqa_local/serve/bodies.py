@@ -63,6 +63,10 @@ class Body(BaseModel, extra="allow"):
     event: ClassVar = "row"
     reference: Picture | None = Field(default=None, description="the pristine original")
 
+    def sent(self) -> list[Picture]:
+        """The pictures that are judged."""
+        raise NotImplementedError
+
     @property
     def options(self) -> dict[str, Any]:
         return self.usual | (self.model_extra or {})
@@ -70,8 +74,7 @@ class Body(BaseModel, extra="allow"):
     @contextmanager
     def asked(self, set_up: SetUp, below: Path) -> Iterator[Ask]:
         """The ask that this is; its pictures lie in a private folder meanwhile. Raises Refused."""
-        sent = self.images if isinstance(self, SeveralPictures) else [self.image]
-        files = []
+        sent, files = self.sent(), []
         with tempfile.TemporaryDirectory(dir=below) as folder:
             for number, upload in enumerate([*sent, self.reference] if self.reference else sent):
                 path = Path(folder) / str(number)
@@ -85,11 +88,17 @@ class OnePicture(Body):
 
     image: Picture
 
+    def sent(self) -> list[Picture]:
+        return [self.image]
+
 
 class SeveralPictures(Body):
     """Pictures of a batch."""
 
     images: list[Picture] = Field(min_length=1, max_length=MOST)
+
+    def sent(self) -> list[Picture]:
+        return self.images
 
 
 class Compared(SeveralPictures):

@@ -34,9 +34,7 @@ class Analysis:
     notes: list[str]
 
 
-def analyse(
-    run: dict[str, Any], rows: Sequence[dict[str, Any]], fit: Fit | None = None, **options: Any
-) -> Analysis:
+def analyse(run: dict[str, Any], rows: Sequence[dict[str, Any]], fit: Fit | None = None, **options: Any) -> Analysis:
     """All figures of a run (what `store.read_run` gives). `fit` adds the mode "logits, fitted" and calibrates the
     intervals; rows that it has seen are left out. The other options, and StudyError, are those of `scored_run`."""
     if fit and fit.dataset == run["dataset"]["key"]:
@@ -44,9 +42,7 @@ def analyse(
     fitted = {"temperature": fit.temperature, "eta": fit.eta} if fit else None
     scored = scored_run(run, rows, fitted=fitted, **options)
     intervals, missing, widths = interval_tables(scored, fit)
-    risks, curves = tables.risk_coverage(
-        scored, {LOOKED[look]: of for look, of in widths.items() if look in LOOKED}
-    )
+    risks, curves = tables.risk_coverage(scored, {LOOKED[look]: of for look, of in widths.items() if look in LOOKED})
     made = {
         "modes": tables.mode_table(scored),
         "differences": tables.differences(scored),
@@ -78,9 +74,7 @@ def _worst(run: ScoredRun) -> list[dict[str, Any]]:
             "of": len(at),
             "letters": []
             if scored.p is None
-            else [
-                (f"{x} {LEVEL_WORDS[c]}", float(scored.p[at[i], c - 1])) for x, c in LETTER_TO_LEVEL.items()
-            ],
+            else [(f"{x} {LEVEL_WORDS[c]}", float(scored.p[at[i], c - 1])) for x, c in LETTER_TO_LEVEL.items()],
         }
         for i in np.argsort(-np.abs(errors), kind="stable")[:WORST]
     ]

@@ -65,9 +65,7 @@ def cases(
             if not len(at):
                 continue
             said = {name: tools[name].to_numpy()[at] for name in SAID}
-            table = pd.DataFrame(
-                features(p[at], **said, **{k: v[at] for k, v in apart.items()}), at, FEATURES
-            )
+            table = pd.DataFrame(features(p[at], **said, **{k: v[at] for k, v in apart.items()}), at, FEATURES)
             table["q"] = fused(p[at], said["q_bar"], said["eta"])
             table["truth"], table["scene"] = truth[at], scenes[at]
             table["voters"] = tools.voters.to_numpy()[at]
@@ -75,9 +73,7 @@ def cases(
     return found
 
 
-def _look(
-    readings: Readings, read: str, look: Look, temperature: float
-) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+def _look(readings: Readings, read: str, look: Look, temperature: float) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """p (rows, 5) of a look, and by feature how far both orders, and the crops, lie apart, (rows,)."""
     nothing = np.full(len(readings.rows), np.nan)
     usual = readings.p(read, temperature=temperature)

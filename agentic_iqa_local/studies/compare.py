@@ -46,9 +46,7 @@ def compare(
         told = " and ".join(f"{name} is of {key}" for name, key in keys.items())
         raise StudyError(f"compare: expected runs of one data set, {told}", "compare them apart")
     matched = _matched({name: rows for name, (_, rows) in stored.items()})
-    runs = [
-        scored_run(stored[name][0], rows, name=name, draws=draws, seed=seed) for name, rows in matched.items()
-    ]
+    runs = [scored_run(stored[name][0], rows, name=name, draws=draws, seed=seed) for name, rows in matched.items()]
     runs = [replace(run, draws=runs[0].draws) for run in runs]
     shared = [mode for mode in runs[0].modes if all(mode in run.modes for run in runs)]
     wanted = shared if list(modes) == [ALL] else list(modes)
@@ -70,9 +68,7 @@ def compare(
     tables = {"runs": pd.DataFrame(lines), "run_differences": pd.DataFrame(differences)}
     left = ", ".join(f"{len(stored[run.name][1]) - len(run.rows)} of {quoted(run.name)}" for run in runs)
     notes = [f"{len(runs[0].rows)} images are in every run; left out: {left}."]
-    return tables, [
-        one_line(note) for note in notes + [_settings_that_differ(runs[0], run) for run in runs[1:]]
-    ]
+    return tables, [one_line(note) for note in notes + [_settings_that_differ(runs[0], run) for run in runs[1:]]]
 
 
 def _matched(stored: Mapping[str, Rows]) -> dict[str, list[dict[str, Any]]]:
@@ -107,12 +103,8 @@ def _of_run(run: ScoredRun, mode: str, both: np.ndarray) -> dict[str, Any]:
 
 def _difference(run: ScoredRun, first: ScoredRun, mode: str, both: np.ndarray) -> dict[str, Any]:
     line = {"mode": mode, "run": run.name, "against": first.name, "n": both.sum()}
-    line |= statistics.difference(
-        "plcc_difference", *(each.sampled(plcc, mode, both) for each in (run, first))
-    )
-    line |= statistics.difference(
-        "srcc_difference", *(each.sampled(srcc, mode, both) for each in (run, first))
-    )
+    line |= statistics.difference("plcc_difference", *(each.sampled(plcc, mode, both) for each in (run, first)))
+    line |= statistics.difference("srcc_difference", *(each.sampled(srcc, mode, both) for each in (run, first)))
     scores = run.modes[mode].scores[both], first.modes[mode].scores[both]
     gap = np.abs(scores[0] - scores[1])
     line |= {"mean_absolute_difference": statistics.mean(gap), "largest_difference": gap.max(initial=0)}
@@ -123,9 +115,7 @@ def _difference(run: ScoredRun, first: ScoredRun, mode: str, both: np.ndarray) -
 
 def _settings_that_differ(ours: ScoredRun, theirs: ScoredRun) -> str:
     """A note on what the runs' rows depend on, and the versions that they were made with."""
-    parts = (
-        {name: each.run.get(name) for name in ("identity", "git", "versions")} for each in (ours, theirs)
-    )
+    parts = ({name: each.run.get(name) for name in ("identity", "git", "versions")} for each in (ours, theirs))
     before, after = (pd.json_normalize(part).iloc[0].dropna().to_dict() for part in parts)
     changed = []
     for name in sorted({*before, *after} - {"identity.dataset"}):

@@ -35,9 +35,7 @@ def trial(part: Errors, known: pd.DataFrame, around_q: float = math.nan) -> pd.D
     widened = np.array([voters not in part.tools for voters in known.voters])
     usual, wide = (part.ends(q, difficulty, coverage) for coverage in (COVERAGE, WIDENED))
     low, high = np.where(widened[:, None], wide, usual).T
-    table = pd.DataFrame(
-        {"q": q, "truth": truth, "expected": expected, "low": low, "high": high}, known.index
-    )
+    table = pd.DataFrame({"q": q, "truth": truth, "expected": expected, "low": low, "high": high}, known.index)
     table["width"], table["widened"] = high - low, widened.astype(float)
     table["covered"] = ((low <= truth) & (truth <= high)).astype(float)
     table["constant"] = _width(expected, half_width(np.array(part.errors)))
@@ -79,9 +77,7 @@ def both_halves(condition: Condition, known: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([_of_other(condition, known, used, rng) for used in (half, ~half)]).sort_index()
 
 
-def _of_other(
-    condition: Condition, known: pd.DataFrame, used: np.ndarray, rng: np.random.Generator
-) -> pd.DataFrame:
+def _of_other(condition: Condition, known: pd.DataFrame, used: np.ndarray, rng: np.random.Generator) -> pd.DataFrame:
     part = errors(condition, known[used], rng)
     return trial(part, known[~used], half_width((known.truth - known.q)[used].to_numpy()))
 

@@ -15,9 +15,7 @@ from scipy import ndimage
 from agentic_iqa_local.state import DISTORTION_TYPES
 
 # ITU-R BT.601 luma and its two colour differences; rows are Y, Cb, Cr.
-RGB_TO_YCC = np.array(
-    [[0.299, 0.587, 0.114], [-0.168736, -0.331264, 0.5], [0.5, -0.418688, -0.081312]], np.float32
-)
+RGB_TO_YCC = np.array([[0.299, 0.587, 0.114], [-0.168736, -0.331264, 0.5], [0.5, -0.418688, -0.081312]], np.float32)
 YCC_TO_RGB = np.linalg.inv(RGB_TO_YCC).astype(np.float32)
 CLEAN_SHARE, PAIR_SHARE = 0.12, 0.35
 # The order in which a camera and what follows it do their damage: light, lens, sensor, processing, storage.
@@ -125,9 +123,7 @@ def _jpeg(x, s, rng):
 
 
 def _jpeg2000(x, s, rng):
-    return _through_codec(
-        x, format="JPEG2000", quality_mode="rates", quality_layers=[(24, 45, 85, 160, 300)[s]]
-    )
+    return _through_codec(x, format="JPEG2000", quality_mode="rates", quality_layers=[(24, 45, 85, 160, 300)[s]])
 
 
 def _webp(x, s, rng):
@@ -190,9 +186,7 @@ def _aberration(x, s, rng):
     shift = (1.2, 2.2, 3.6, 5.5, 9.0)[s]
     angle = rng.uniform(0, 2 * np.pi)
     moved = [
-        ndimage.shift(
-            x[..., c], (sign * shift * np.sin(angle), sign * shift * np.cos(angle)), order=1, mode="nearest"
-        )
+        ndimage.shift(x[..., c], (sign * shift * np.sin(angle), sign * shift * np.cos(angle)), order=1, mode="nearest")
         for c, sign in ((0, 0.5), (2, -0.5))
     ]
     return np.stack([moved[0], x[..., 1], moved[1]], -1)

@@ -110,9 +110,7 @@ def _part(folder: Path, objective: Objective, split: str | None, share: float) -
         used = [row for row in rows if row["split"] == split]
         known = listed(sorted({row["split"] for row in rows if row["split"]})) or "unknown: use --share"
         if not used:
-            raise FitError(
-                f"{folder}: expected rows of the split {split}, found none", f"the splits are {known}"
-            )
+            raise FitError(f"{folder}: expected rows of the split {split}, found none", f"the splits are {known}")
     if not used:
         raise FitError(
             f"{folder}: expected rows to fit on, --share {share:g} of {len(rows)} rows is none",
@@ -136,9 +134,7 @@ def _calibration(
     for part in parts:
         if part.info.scale == "absolute categories" and part.info.low is not None:
             truth = _targets(part.rows, part.info, "rps")
-            for condition, table in cases(
-                Readings(part.rows, settings.vote), truth, part.run, settings
-            ).items():
+            for condition, table in cases(Readings(part.rows, settings.vote), truth, part.run, settings).items():
                 known.setdefault(condition, []).append(table)
     questions = tuple(answers([row for part in parts if part.info.kind == "MCQ" for row in part.rows]))
     if not (known or questions) or not {"dtype", "quantization"} <= model.keys():
@@ -193,9 +189,7 @@ def fit_letters(
     def value(temperature: float, eta: float | np.ndarray) -> float:
         eta = np.broadcast_to(eta, q_bar.shape)
         if objective == "rps":
-            return float(
-                ranked_probability_scores(fused_distribution(p(temperature), q_bar, eta), target).mean()
-            )
+            return float(ranked_probability_scores(fused_distribution(p(temperature), q_bar, eta), target).mean())
         return srcc(fused(p(temperature), q_bar, eta), target)
 
     before = value(settings.temperature, own)
@@ -230,9 +224,7 @@ def least(loss: Callable[[float, float], float], configured: Pair, name: str) ->
     best = min(losses, key=lambda pair: (losses[pair], change(pair)))
     bounds = [(np.log(LOWEST), np.log(HIGHEST))] * 2
     options = {"xatol": 1e-3, "fatol": 1e-6}
-    refined = minimize(
-        lambda x: loss(*np.exp(x)), np.log(best), method="Nelder-Mead", bounds=bounds, options=options
-    )
+    refined = minimize(lambda x: loss(*np.exp(x)), np.log(best), method="Nelder-Mead", bounds=bounds, options=options)
     if refined.fun < losses[best]:
         best = tuple(np.exp(refined.x).tolist())
         losses[best] = refined.fun

@@ -28,9 +28,7 @@ CROPS = "image_alone/crops"  # the name of that read
 CONTEXTS = ("image_alone", "without_scores", "all_evidence")
 MEANING = dict(zip(LETTERS, reversed(LETTERS), strict=True))  # of a letter in the reversed order
 
-View = dict[
-    str, Any
-]  # log-probabilities of the letters, "forward" and "reversed", and the letter "generated"
+View = dict[str, Any]  # log-probabilities of the letters, "forward" and "reversed", and the letter "generated"
 
 
 def infer(
@@ -134,9 +132,7 @@ def _prompts(query: str, evidence: ExecutorOutput | None) -> tuple[Prompt, Promp
     return forward, summarizer_prompt(query, evidence, scoring=True, reversed_letters=True)
 
 
-def _views(
-    images: OpenImages, prompts: tuple[Prompt, Prompt], row: dict[str, Any], name: str
-) -> Iterator[View]:
+def _views(images: OpenImages, prompts: tuple[Prompt, Prompt], row: dict[str, Any], name: str) -> Iterator[View]:
     """Letters of every view in both orders, and the letter that the model writes; each has its cost in `row`."""
     for view in range(len(images.views(ROLE))):
         session = images.session(ROLE, view)

@@ -86,9 +86,7 @@ def _truth(run: ScoredRun) -> np.ndarray:
     return np.clip(run.levels[0], LEVELS[0], LEVELS[-1]) if run.on_levels else run.quality
 
 
-def given_calibration(
-    run: dict[str, Any], settings: FusionSettings, fit: Fit | None
-) -> tuple[Fit | None, str]:
+def given_calibration(run: dict[str, Any], settings: FusionSettings, fit: Fit | None) -> tuple[Fit | None, str]:
     """The calibration from elsewhere that a run's pictures get, that of `fit` or else the shipped one where it is of
     the run's model, numbers, query and fusion; or None and the reason."""
     given = fit or (read_fit(SHIPPED) if SHIPPED.is_file() else None)
@@ -117,9 +115,7 @@ def _under_given(run: ScoredRun, fit: Fit | None, notes: list[str]) -> Iterator[
     for condition, known in cases(run.readings, truth, run.run, settings).items():
         part = given.intervals.of(condition)
         if part is None:
-            notes.append(
-                f"No figures of intervals with {name} for {_named(condition)}: it holds no such picture."
-            )
+            notes.append(f"No figures of intervals with {name} for {_named(condition)}: it holds no such picture.")
             continue
         expected = np.clip(part.expected(known.q.to_numpy()), LEVELS[0], LEVELS[-1])
         scales = {"levels": known} if run.on_levels else {}

@@ -78,9 +78,7 @@ TRAINED_ON: dict[str, Training] = dict.fromkeys(_HANDCRAFTED_TOOLS, Training((),
         scaled_on=_KADID,
     ),
     "TOPIQ_FR": Training(_KADID, "the file's name; IQA-PyTorch issue 211; arXiv 2308.03060"),
-    "AHIQ": Training(
-        ("pipal",), "key in IQA-PyTorch's ahiq_arch.py; IIGROUP/AHIQ download.sh; arXiv 2204.10485"
-    ),
+    "AHIQ": Training(("pipal",), "key in IQA-PyTorch's ahiq_arch.py; IIGROUP/AHIQ download.sh; arXiv 2204.10485"),
     "LPIPS": Training(("bapps",), "richzhang/PerceptualSimilarity README; arXiv 1801.03924"),
     "DISTS": Training(_KADID, "arXiv 2004.07728; beside it textures of DTD, without scores"),
     "WaDIQaM_FR": Training(_KADID, "pyiqa options WaDIQaM/train_WaDIQaM_FR_kadid.yml"),
@@ -134,13 +132,9 @@ TRAINED_ON: dict[str, Training] = dict.fromkeys(_HANDCRAFTED_TOOLS, Training((),
     "NIMA": Training(("ava",), "pyiqa options NIMA/train_NIMA_inception_ava.yml"),
     "CNNIQA": Training(_KONIQ, "pyiqa options CNNIQA/train_CNNIQA.yml, official split"),
     "PaQ-2-PiQ": Training(("flive",), "baidut/paq2piq README"),
-    "BRISQUE": Training(
-        ("live",), "readme.txt of the authors' release, whose support vectors piq and pyiqa copied"
-    ),
+    "BRISQUE": Training(("live",), "readme.txt of the authors' release, whose support vectors piq and pyiqa copied"),
     "ILNIQE": Training((), "none: statistics of pristine images (Zhang et al., IEEE TIP 2015)"),
-    "NRQM": Training(
-        ("ma2017",), "chaoma99/sr-metric train_RF_regression.m: super-resolved images, all scores"
-    ),
+    "NRQM": Training(("ma2017",), "chaoma99/sr-metric train_RF_regression.m: super-resolved images, all scores"),
     "PI": Training(("ma2017",), "through NRQM; its NIQE saw no scores"),
 }
 

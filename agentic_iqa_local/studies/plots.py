@@ -59,9 +59,7 @@ def _label(text: Any, longest: int = 80) -> str:
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
-def _grid(
-    titles: Iterable[Any], plot: Callable[[Axes, Any], None], xlabel: str, ylabel: str
-) -> Figure | None:
+def _grid(titles: Iterable[Any], plot: Callable[[Axes, Any], None], xlabel: str, ylabel: str) -> Figure | None:
     """Small multiples by title; of a tuple the first is named."""
     titles = list(titles)
     if not titles:
@@ -130,9 +128,7 @@ def _within(study: Analysis, by: str) -> Figure | None:
     """SRCC of the product's mode and of the baseline within each label."""
     colors, table = {study.run.baseline: ORANGE} | {study.run.product: BLUE}, study.tables[f"by_{by}"]
     if len(table):
-        table = table[table["mode"].isin(colors)].sort_values(
-            by, kind="stable", key=lambda of: of.astype(str)
-        )
+        table = table[table["mode"].isin(colors)].sort_values(by, kind="stable", key=lambda of: of.astype(str))
     lines = table.to_dict("records")
     labels = (f"{line[by]}, {line['mode']}" for line in lines)
     return _forest(table, "srcc", labels, [colors[line["mode"]] for line in lines], 0, "SRCC")

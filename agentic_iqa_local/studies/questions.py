@@ -20,9 +20,7 @@ def accuracy(rows: Sequence[Row]) -> list[Row]:
     table = [_line("all", "", rows)]
     for part in ("task", "question_type"):
         for value in sorted({row[part] for row in rows if row.get(part) is not None}):
-            table.append(
-                _line(part.replace("_", " "), value, [row for row in rows if row.get(part) == value])
-            )
+            table.append(_line(part.replace("_", " "), value, [row for row in rows if row.get(part) == value]))
     return table
 
 
@@ -31,9 +29,7 @@ def _line(part: str, value: str, rows: Sequence[Row]) -> Row:
     right = sum(row["answered"] == choice_letters(row["choices"])[row["answer"]] for row in answered)
     line = {"part": part, "value": value, "n": len(answered), "failed": len(rows) - len(answered)}
     if not answered:
-        return line | dict.fromkeys(
-            ("accuracy", "accuracy_low", "accuracy_high", "chance", "p_right"), float("nan")
-        )
+        return line | dict.fromkeys(("accuracy", "accuracy_low", "accuracy_high", "chance", "p_right"), float("nan"))
     ends = binomtest(right, len(answered)).proportion_ci(method="wilson")
     return line | {
         "accuracy": right / len(answered),

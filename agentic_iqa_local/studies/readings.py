@@ -132,9 +132,7 @@ class Readings:
         columns = ["q_bar", "disagreement", "voters", "eta", "sigma"]
         self.agent = pd.DataFrame([_agent(row, vote) for row in rows], columns=columns)
 
-    def p_of_views(
-        self, read: str, orders: Sequence[str] = BOTH[:1], temperature: float = 1.0
-    ) -> pd.DataFrame:
+    def p_of_views(self, read: str, orders: Sequence[str] = BOTH[:1], temperature: float = 1.0) -> pd.DataFrame:
         """Probabilities of the levels by image and view, the mean of the orders."""
         if read not in self.reads:
             return self.letters.droplevel([0, 1]).head(0)
@@ -145,9 +143,7 @@ class Readings:
     def p(self, read: str, orders: Sequence[str] = BOTH[:1], temperature: float = 1.0) -> np.ndarray:
         """Probabilities of the levels (rows, 5), the mean of an image's views and orders; nan where not read."""
         p = self.p_of_views(read, orders, temperature).groupby("image").mean()
-        return np.ascontiguousarray(
-            p.reindex(range(len(self.rows)))
-        )  # its products do not depend on its layout
+        return np.ascontiguousarray(p.reindex(range(len(self.rows))))  # its products do not depend on its layout
 
     def written(self, read: str, confidence: float) -> np.ndarray:
         """As `p`, of the letters that the model wrote: `confidence` for each, the others share the rest."""

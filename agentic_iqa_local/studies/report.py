@@ -104,9 +104,7 @@ def over_datasets(studies: Sequence[Analysis]) -> pd.DataFrame:
         run, modes = study.run, study.tables["modes"]
         title = " ".join(filter(None, (run.info.title, run.run["dataset"].get("edition"))))
         clean = [run.is_clean(mode) for mode in modes["mode"]]
-        part = modes[["mode", "srcc", "seen"]].assign(
-            model=run.run["model"]["name"], dataset=title, clean=clean
-        )
+        part = modes[["mode", "srcc", "seen"]].assign(model=run.run["model"]["name"], dataset=title, clean=clean)
         parts.append(part.assign(run=run.name))
     told = pd.concat(parts, ignore_index=True)
     repeated = told.duplicated(["model", "mode", "dataset"], keep=False)
@@ -152,9 +150,7 @@ def write_tables(folder: Path, tables: Mapping[str, pd.DataFrame]) -> None:
     for name, table in tables.items():
         if len(table):
             cells = table.map(safe_cell).set_axis([safe_cell(column) for column in table.columns], axis=1)
-            write_whole(
-                folder / f"{name}.csv", cells.to_csv(index=False, float_format="%.6g", lineterminator="\n")
-            )
+            write_whole(folder / f"{name}.csv", cells.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
             mixed = {column: "string" for column in table.columns if table[column].dtype == object}
             write_whole(folder / f"{name}.parquet", table.astype(mixed).to_parquet(index=False))
 

@@ -251,9 +251,7 @@ def _while_the_model_answers(rows: Iterable[dict[str, Any]], batch: StudyBatch) 
         if row.pop("model_failed", False):
             failed.append(row)
             if len(failed) == FAILURES_IN_A_ROW:
-                raise VLMError(
-                    f"the model failed on {len(failed)} images one after the other: {row['error']}"
-                )
+                raise VLMError(f"the model failed on {len(failed)} images one after the other: {row['error']}")
             continue
         yield from failed
         failed.clear()

@@ -106,9 +106,7 @@ class ScoredRun:
     @cached_property
     def exposures(self) -> dict[str, list[Exposure]]:
         """How the parts of each mode have met the data set."""
-        model = training_of_model(
-            self.run["model"]["name"], {"agentic_iqa_notice": self.run["model"].get("notice")}
-        )
+        model = training_of_model(self.run["model"]["name"], {"agentic_iqa_notice": self.run["model"].get("notice")})
         return {
             name: exposures(
                 self.info.key,
@@ -151,9 +149,7 @@ def scored_run(
     check_scores(name, rows, info)
     readings = Readings(rows, settings.vote)
     configured = run["tools"]["full_reference" if info.kind == "FR" else "no_reference"]
-    modes = scored_modes(
-        readings, settings, settings.model_copy(update=fitted) if fitted else None, configured
-    )
+    modes = scored_modes(readings, settings, settings.model_copy(update=fitted) if fitted else None, configured)
     if baseline is None:
         written = (mode for mode, scored in modes.items() if scored.mode.source == "generated")
         baseline = next(written, next(iter(modes), None))

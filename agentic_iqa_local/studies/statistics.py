@@ -107,9 +107,7 @@ class Draws:
         units, unit = np.unique(labels or np.arange(len(rows)), return_inverse=True)
         k = len(units)
         counts = np.array([np.bincount(rng.integers(k, size=k), minlength=k) for _ in range(count)], np.int32)
-        return cls(
-            counts, unit, level if level == "groups" or not groups else f"{level}, within these scenes"
-        )
+        return cls(counts, unit, level if level == "groups" or not groups else f"{level}, within these scenes")
 
     @property
     def weights(self) -> np.ndarray:
@@ -188,9 +186,7 @@ def interval(name: str, value: float, on_draws: np.ndarray) -> dict[str, float]:
     return {name: value, f"{name}_low": low, f"{name}_high": high}
 
 
-def difference(
-    name: str, first: tuple[float, np.ndarray], second: tuple[float, np.ndarray]
-) -> dict[str, float]:
+def difference(name: str, first: tuple[float, np.ndarray], second: tuple[float, np.ndarray]) -> dict[str, float]:
     """A paired difference of two results of `Draws.of` on the same rows, in the columns of `interval`, and its
     two-sided p.
 

@@ -289,9 +289,7 @@ def read_run(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         with open(open_regular(rows), "rb") as file:
             return run, [row for _, row in rows_in(file, rows, _StudyRow, going_on=True)]
     except FileError as error:
-        raise StoreError(
-            f"{folder}: expected a folder that study.py run wrote", f"rows.jsonl: {error}"
-        ) from error
+        raise StoreError(f"{folder}: expected a folder that study.py run wrote", f"rows.jsonl: {error}") from error
 
 
 def _description(folder: Path) -> dict[str, Any]:
@@ -302,9 +300,7 @@ def _description(folder: Path) -> dict[str, Any]:
         run = read_json(file, LARGEST_NOTE)
         _StudyRun.model_validate(run, strict=True)
     except FileError as error:
-        raise StoreError(
-            f"{folder}: expected a folder that study.py run wrote", f"run.json: {error}"
-        ) from error
+        raise StoreError(f"{folder}: expected a folder that study.py run wrote", f"run.json: {error}") from error
     except ValidationError as error:
         raise StoreError(
             f"{file}: expected the description of a study, got {first_mistake(error)}", "run it anew"

@@ -22,9 +22,7 @@ def dataset_info(run: dict[str, Any]) -> DatasetInfo:
 
     Raises StudyError for an unknown key, and where run.json lacks a part that a report needs.
     """
-    if lacking := [
-        part for part in ("dataset", "model", "fusion", "tools", "maps", "identity") if part not in run
-    ]:
+    if lacking := [part for part in ("dataset", "model", "fusion", "tools", "maps", "identity") if part not in run]:
         raise StudyError(
             f"run.json: expected what a study writes, got no {', '.join(lacking)}",
             "report on a run of this version",
@@ -35,9 +33,7 @@ def dataset_info(run: dict[str, Any]) -> DatasetInfo:
             f"run.json: expected a data set of {', '.join(DATASETS)}, got {told['key']!r}", "correct its key"
         )
     known = {item.name for item in fields(DatasetInfo)} - {"key", "seen_as"}
-    return replace(
-        DATASETS[told["key"]].info, **{name: value for name, value in told.items() if name in known}
-    )
+    return replace(DATASETS[told["key"]].info, **{name: value for name, value in told.items() if name in known})
 
 
 def check_scores(name: str, rows: Sequence[Row], info: DatasetInfo) -> None:

@@ -42,9 +42,7 @@ def _winner(study: Analysis, ranked: pd.DataFrame) -> Sentence:
     if not len(ranked):
         return Sentence("winner", "none", "No mode has an SRCC on these images.")
     first, product, modes = ranked.iloc[0], study.run.product, list(ranked["mode"])
-    text = (
-        f"{_listed(modes[:1])} ranks best of {len(modes)} modes: {_ends(first, 'srcc')} on {first.n} images"
-    )
+    text = f"{_listed(modes[:1])} ranks best of {len(modes)} modes: {_ends(first, 'srcc')} on {first.n} images"
     if outside := len(study.tables["modes"]) - len(modes):
         text += f" ({outside} more answered too few of them, or have no SRCC)"
     if product in modes[1:]:
@@ -87,15 +85,8 @@ def _leaks(study: Analysis, ranked: pd.DataFrame) -> Sentence:
     run, parts = study.run, []
     seen, unknown, clean = ([m for m in run.modes if run.mark(m) == mark] for mark in ("seen", "?", ""))
     if seen:
-        met = {
-            f"{e.what}: {e.how}"
-            for mode in seen
-            for e in run.exposures[mode]
-            if e.how != "training data unknown"
-        }
-        parts.append(
-            f"{_listed(seen)} rest on what was made with this data set ({', '.join(sorted(met)[:NAMED])})"
-        )
+        met = {f"{e.what}: {e.how}" for mode in seen for e in run.exposures[mode] if e.how != "training data unknown"}
+        parts.append(f"{_listed(seen)} rest on what was made with this data set ({', '.join(sorted(met)[:NAMED])})")
     if unknown:
         parts.append(f"what {_listed(unknown)} learned from is not known")
     if parts:
@@ -116,10 +107,7 @@ def _failures(study: Analysis) -> Sentence:
     failed = sum(bool(row.get("error")) for row in rows)
     parts = [f"{failed} of {expected} images"] if failed else []
     parts += [f"{expected - len(rows)} of {expected} images have no row"] if expected > len(rows) else []
-    parts += [
-        f"{_short(row.error).rstrip('.')} ({row.part} on {row.n} images)"
-        for row in table[:NAMED].itertuples()
-    ]
+    parts += [f"{_short(row.error).rstrip('.')} ({row.part} on {row.n} images)" for row in table[:NAMED].itertuples()]
     parts += [f"{len(table) - NAMED} more reasons"] if len(table) > NAMED else []
     verdict = "images" if failed else "parts" if len(table) else "absent" if parts else "none"
     text = f"Failed: {'; '.join(parts)}." if parts else f"Nothing failed: all {len(rows)} images have a row."

@@ -61,9 +61,7 @@ def load_tiles(files: Sequence[Path]) -> list[np.ndarray]:
         photo = load_image(file).pixels
         short = min(photo.size)
         if short < SIDE:
-            raise ValueError(
-                f"{file}: expected at least {SIDE} pixels a side, got {photo.width}×{photo.height}"
-            )
+            raise ValueError(f"{file}: expected at least {SIDE} pixels a side, got {photo.width}×{photo.height}")
         if short > 2 * SIDE:
             scale = 2 * SIDE / short
             size = (round(photo.width * scale), round(photo.height * scale))

@@ -52,19 +52,13 @@ def differences(run: ScoredRun) -> pd.DataFrame:
     for first, second in pairs:
         both = run.modes[first].answered & run.modes[second].answered
         line = {"first": first, "second": second, "n": both.sum(), "failed": (~both).sum()}
-        line |= statistics.difference(
-            "plcc_difference", *(run.sampled(plcc, mode, both) for mode in (first, second))
-        )
-        line |= statistics.difference(
-            "srcc_difference", *(run.sampled(srcc, mode, both) for mode in (first, second))
-        )
+        line |= statistics.difference("plcc_difference", *(run.sampled(plcc, mode, both) for mode in (first, second)))
+        line |= statistics.difference("srcc_difference", *(run.sampled(srcc, mode, both) for mode in (first, second)))
         table.append(line)
     for line, p in zip(table, statistics.holm([line["p"] for line in table]), strict=True):
         better = line["first"] if line["srcc_difference"] > 0 else line["second"]
         line |= {"p_holm": p, "better": better if p < SIGNIFICANCE else "undecided"}
-        line["verdict"] = statistics.verdict(
-            line["srcc_difference_low"], line["srcc_difference_high"], MARGIN
-        )
+        line["verdict"] = statistics.verdict(line["srcc_difference_low"], line["srcc_difference_high"], MARGIN)
     return pd.DataFrame(table)
 
 
@@ -87,9 +81,7 @@ def within(run: ScoredRun, by: str) -> pd.DataFrame:
             line |= {"plcc": run.sampled(plcc, mode, kept, 0)[0], "mean_score": mean(scored.scores[kept])}
             table.append(line | {"mean_mos": mean(run.mos[kept])})
         if by == "subset" and len(parts) > 1:
-            counts, failed, values, on_draws = zip(
-                *(part for part in parts if np.isfinite(part[2])), strict=True
-            )
+            counts, failed, values, on_draws = zip(*(part for part in parts if np.isfinite(part[2])), strict=True)
             share = np.array(counts) / sum(counts)
             line = {"mode": mode, by: "within subsets", "n": sum(counts), "failed": sum(failed)}
             table.append(line | interval("srcc", share @ values, share @ np.array(on_draws)))
@@ -137,9 +129,7 @@ def rank_errors(scores: np.ndarray, quality: np.ndarray) -> np.ndarray:
     return (rankdata(scores) - rankdata(quality)) / len(scores)
 
 
-def risk_coverage(
-    run: ScoredRun, widths: Mapping[str, np.ndarray]
-) -> tuple[pd.DataFrame, dict[str, np.ndarray]]:
+def risk_coverage(run: ScoredRun, widths: Mapping[str, np.ndarray]) -> tuple[pd.DataFrame, dict[str, np.ndarray]]:
     """What is gained by setting aside the images that a signal is unsure of: a line for each mode and signal, and the
     curves of the product's mode by signal. `widths` are those of the intervals of q, (rows,), by mode."""
     q_bar, nothing = run.readings.agent["q_bar"].to_numpy(), np.full(len(run.rows), np.nan)
@@ -167,9 +157,7 @@ def risk_coverage(
                     "failed": (~usable).sum(),
                     "aurc": risk.mean(),
                 }
-                table.append(
-                    line | {f"risk_{share}": risk[math.ceil(share * n / 100) - 1] for share in COVERAGES}
-                )
+                table.append(line | {f"risk_{share}": risk[math.ceil(share * n / 100) - 1] for share in COVERAGES})
     return pd.DataFrame(table), curves
 
 
@@ -180,9 +168,7 @@ def cost(run: ScoredRun) -> pd.DataFrame:
     for name, scored in run.modes.items():
         mode = scored.mode
         tools = [] if mode.asks_model else [(tool, "seconds") for tool in mode.tools]
-        parts = np.array(
-            [[spent.get(part, {}).get("seconds", np.nan) for part in mode.cost] for spent in costs]
-        )
+        parts = np.array([[spent.get(part, {}).get("seconds", np.nan) for part in mode.cost] for spent in costs])
         seconds = parts.sum(axis=1) + run.readings.tools[tools].sum(axis=1, skipna=False).to_numpy()
         known = np.isfinite(seconds)
         median, p95 = np.quantile(seconds[known], [0.5, 0.95]) if known.any() else (math.nan, math.nan)
@@ -205,9 +191,7 @@ def exposure_table(run: ScoredRun) -> pd.DataFrame:
     table = []
     for name, exposures in run.exposures.items():
         line = {"mode": name, "clean": "yes" if run.is_clean(name) else "no"}
-        met = [(exposure.what, exposure.how, exposure.touches) for exposure in exposures] or [
-            ("", "none known", "")
-        ]
+        met = [(exposure.what, exposure.how, exposure.touches) for exposure in exposures] or [("", "none known", "")]
         table += [line | dict(zip(("what", "how", "touches"), each, strict=True)) for each in met]
     return pd.DataFrame(table)
 

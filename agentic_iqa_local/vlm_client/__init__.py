@@ -265,8 +265,6 @@ def create_vlm_client(backend: str, settings: "ModelSettings", device: str = "cp
     engine, _, name = backend.partition(".")
     if engine not in BACKENDS or not name:
         hint = did_you_mean(engine, BACKENDS)
-        raise VLMError(
-            f"backend '{backend}': expected ENGINE.FOLDER with ENGINE one of {', '.join(BACKENDS)}{hint}"
-        )
+        raise VLMError(f"backend '{backend}': expected ENGINE.FOLDER with ENGINE one of {', '.join(BACKENDS)}{hint}")
     module, _, cls = BACKENDS[engine].partition(":")
     return getattr(importlib.import_module(module), cls)(name, settings, device)

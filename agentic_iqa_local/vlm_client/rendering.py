@@ -164,9 +164,7 @@ class Renderer:
     @functools.lru_cache(maxsize=1)  # noqa: B019
     def _special_tokens(self) -> list[str]:
         added = [t.content for t in self.tokenizer.added_tokens_decoder.values()]
-        return sorted(
-            {t for t in [*added, *self.tokenizer.all_special_tokens] if len(t) > 1}, key=len, reverse=True
-        )
+        return sorted({t for t in [*added, *self.tokenizer.all_special_tokens] if len(t) > 1}, key=len, reverse=True)
 
     def asked(self, prompt: ChatPrompt) -> tuple[ChatPrompt, dict[str, str]]:
         """What is asked where `prompt`'s letters are to be read, and the words that are read for them."""

@@ -159,9 +159,7 @@ class ServerSession(EngineSession):
             raise VLMError(said, "it must be a vLLM server that honours logprob_token_ids")
         return {token: by_name[f"token_id:{token}"] for token in tokens}
 
-    def _ask(
-        self, rendered: Rendered, parts: Callable[[Any], Answer], extra: dict[str, Any], **options: Any
-    ) -> Answer:
+    def _ask(self, rendered: Rendered, parts: Callable[[Any], Answer], extra: dict[str, Any], **options: Any) -> Answer:
         """`parts` of one chat completion with `options`; `extra` are vLLM's own fields. Raises VLMError when
         the server saw other tokens than the processor here makes."""
         client, renderer = self.client, self.client.renderer

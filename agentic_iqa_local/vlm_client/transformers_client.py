@@ -243,9 +243,7 @@ class TransformersSession(EngineSession):
         """Template text that the schema leaves no choice about is not decoded token by token but run through in
         one piece."""
         client = self.client
-        matcher = llguidance.LLMatcher(
-            client.grammar_tokenizer, client.grammar(json.dumps(json_schema(schema)))
-        )
+        matcher = llguidance.LLMatcher(client.grammar_tokenizer, client.grammar(json.dumps(json_schema(schema))))
         answer = [*rendered.answer_ids]
         if not matcher.consume_tokens(answer):
             raise VLMError(

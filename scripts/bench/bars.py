@@ -18,14 +18,6 @@ def bars(found: dict) -> Iterator[str]:
     rows: Rows = {(r["program"], r["arm"], r["in_flight"]): r for r in found["rows"] if not r["void"]}
     yield from _agent(rows)
     yield from _reads(rows, found["bare_forward"])
-    for arm in found["cold"]:
-        whole, scored = (rows.get((program, arm, 1)) for program in ("agent_nr", "agent_scored"))
-        if whole and scored:  # on a CPU the tools share the model's cores
-            yield _line(
-                f"agent_nr / agent_scored, {arm}: median seconds",
-                whole["median_seconds"] / scored["median_seconds"],
-                1.1,
-            )
     gap = max(row["letter_gap"] for row in found["rows"])
     yield _line("largest difference of the arms' letters", gap, BOUNDS[found["dtype"]])
 
@@ -55,6 +47,4 @@ def _reads(rows: Rows, bare: dict | None) -> Iterator[str]:
                 ratio = row["later_reads"] / row["first_read"]
                 yield _line(f"{program}, {arm}: seconds of an added read / of the first", ratio, 0.25)
     if bare:
-        yield _line(
-            "a letter read / the bare forward pass: seconds", bare["read_seconds"] / bare["bare_seconds"], 1.1
-        )
+        yield _line("a letter read / the bare forward pass: seconds", bare["read_seconds"] / bare["bare_seconds"], 1.1)

@@ -15,7 +15,7 @@ Arms: naive (transformers, every role computes the images again, template text i
 prompts and pixels, take turns image by image, and must agree on the letters within the bound, or the arm's
 row is void. Every model sees a picture whole, the embedded one too, which the product would show five crops
 of it. Programs: letters (one read), letters_twice (forward and reversed), agent_nr and agent_fr (the whole
-agent), agent_scored (agent_nr with the tools' scores on disk already: what tools add), questions (five on one
+agent), questions (five on one
 picture). `run` writes one JSON file with machine and versions, and prints its ratios with their
 bars. docs/performance.md shows those of the committed files.
 
@@ -48,20 +48,14 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     run.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), help="default: all")
     run.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS), help="default: all")
     run.add_argument("--images", type=int, default=5, help="pictures (default: %(default)s)")
-    run.add_argument(
-        "--in-flight", type=int, nargs="+", default=[1, 8], help="assessments at once (default: 1 8)"
-    )
+    run.add_argument("--in-flight", type=int, nargs="+", default=[1, 8], help="assessments at once (default: 1 8)")
     cold = commands.add_parser("cold", help="cold start and peak memory of one arm (run calls this for each)")
     cold.add_argument("--arm", choices=ARMS, required=True)
     quantization = commands.add_parser("quantization", help="what bitsandbytes does to the letters")
     quantization.add_argument("--images", type=int, default=8, help="pictures (default: %(default)s)")
     tools = commands.add_parser("tools", help="memory and seconds of each tool that is available here")
-    tools.add_argument(
-        "--side", type=int, nargs="+", default=[1024, 2048], help="pixels a side (default: 1024 2048)"
-    )
-    tools.add_argument(
-        "--threads", type=int, metavar="N", help="CPU cores that a tool may use (default: all)"
-    )
+    tools.add_argument("--side", type=int, nargs="+", default=[1024, 2048], help="pixels a side (default: 1024 2048)")
+    tools.add_argument("--threads", type=int, metavar="N", help="CPU cores that a tool may use (default: all)")
     maps = commands.add_parser("maps", help="what a map costs beside a plain assessment")
     maps.add_argument("--images", type=int, default=5, help="pictures (default: %(default)s)")
     for command in (run, cold, quantization, tools, maps):
@@ -81,9 +75,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         command.add_argument(
             "--build", choices=SHAPES, help="a random-weight Qwen2.5-VL of this size instead of --model"
         )
-        command.add_argument(
-            "--dtype", default="auto", help="default: what the product would use on the device"
-        )
+        command.add_argument("--dtype", default="auto", help="default: what the product would use on the device")
     return parser.parse_args(argv)
 
 

@@ -34,14 +34,10 @@ def quantization(args: argparse.Namespace) -> dict:
         pairs = pictures(args.images, args.side, Path(scratch), "pictures")
         for kind in ("none", "8bit", "4bit"):
             progress(kind)
-            settings = ModelSettings(
-                path=str(folder), dtype="bfloat16", quantization=kind, max_pixels=args.side**2
-            )
+            settings = ModelSettings(path=str(folder), dtype="bfloat16", quantization=kind, max_pixels=args.side**2)
             client = TransformersClient(folder.name, settings, device)
             for pair in pairs:
-                picture = load_image(str(pair[0])).pixels.crop(
-                    (0, 0, min(args.side, 512), min(args.side, 512))
-                )
+                picture = load_image(str(pair[0])).pixels.crop((0, 0, min(args.side, 512), min(args.side, 512)))
                 reads.setdefault(kind, []).append(
                     client.open([picture]).read_letters(prompt, ANSWER_PREFIX, LETTERS).logprobs
                 )

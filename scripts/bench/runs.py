@@ -18,7 +18,7 @@ from bench.setup import build, environment, pictures, progress, services_of
 if TYPE_CHECKING:
     from agentic_iqa_local.services import Services
 
-PROGRAMS = ("letters", "letters_twice", "agent_nr", "agent_scored", "agent_fr", "questions")
+PROGRAMS = ("letters", "letters_twice", "agent_nr", "agent_fr", "questions")
 # of the letters' log-probabilities between arms
 BOUNDS = {
     "float32": 1e-3,
@@ -58,14 +58,9 @@ def run_program(program: str, pair: tuple[Path, Path], services) -> dict:
         session, tools, reads = images.session("summarizer"), 0.0, []
         asked = [(summarizer_prompt(DEFAULT_QUERY, None, scoring=True), LETTERS)]
         if program == "letters_twice":
-            asked.append(
-                (summarizer_prompt(DEFAULT_QUERY, None, scoring=True, reversed_letters=True), LETTERS)
-            )
+            asked.append((summarizer_prompt(DEFAULT_QUERY, None, scoring=True, reversed_letters=True), LETTERS))
         elif program == "questions":
-            asked = [
-                (summarizer_prompt(q, None, scoring=False, choices=c), choice_letters(c))
-                for q, c in QUESTIONS
-            ]
+            asked = [(summarizer_prompt(q, None, scoring=False, choices=c), choice_letters(c)) for q, c in QUESTIONS]
         each = []
         for prompt, letters in asked:
             start = time.perf_counter()
@@ -99,9 +94,7 @@ def run(args: argparse.Namespace) -> dict:
         bound = BOUNDS[result["dtype"]]
         for program in args.programs:
             result["rows"] += _measured(program, arms, args, Path(scratch), bound)
-        result["bare_forward"] = bare_forward(
-            arms, pictures(args.images, args.side, Path(scratch), "bare"), args
-        )
+        result["bare_forward"] = bare_forward(arms, pictures(args.images, args.side, Path(scratch), "bare"), args)
         for services in arms.values():
             services.client("summarizer").close()
     return result
@@ -111,29 +104,12 @@ def _measured(
     program: str, arms: "dict[str, Services]", args: argparse.Namespace, scratch: Path, bound: float
 ) -> list[dict]:
     """`measure` on new pictures, once every arm has run the program on a small one."""
-    counts = [n for n in args.in_flight if n == 1 or program != "agent_scored"]
-    batches = {
-        n: pictures(args.images if n == 1 else n, args.side, scratch, f"{program}/{n}") for n in counts
-    }
-    if program == "agent_scored":
-        arms = _with_scores_kept(arms, scratch)
-        # all arms choose the same tools
-        for pair in [pair for pairs in batches.values() for pair in pairs]:
-            run_program(program, pair, arms[args.arms[0]])
+    counts = args.in_flight
+    batches = {n: pictures(args.images if n == 1 else n, args.side, scratch, f"{program}/{n}") for n in counts}
     (warm,) = pictures(1, args.side // 2, scratch, f"{program}/warm")
     for services in arms.values():
         run_program(program, warm, services)
     return measure(program, arms, batches, bound)
-
-
-def _with_scores_kept(arms: "dict[str, Services]", scratch: Path) -> "dict[str, Services]":
-    """The arms with one runner of tools that keeps every score on disk."""
-    from agentic_iqa_local.iqa_tools import ToolRunner
-    from agentic_iqa_local.services import Services
-
-    device = next(reversed(arms.values())).tools.device
-    kept = ToolRunner(device=device, cache=scratch / "scores.sqlite")
-    return {arm: Services(s.settings, s.device, s.pool.clients, kept) for arm, s in arms.items()}
 
 
 def measure(program: str, arms: dict, batches: dict[int, list], bound: float) -> list[dict]:
@@ -151,9 +127,7 @@ def measure(program: str, arms: dict, batches: dict[int, list], bound: float) ->
                 found.setdefault((arm, in_flight), []).extend(rows)
     out = []
     for (arm, in_flight), rows in found.items():
-        gap = max(
-            _gap(one, other) for one, other in zip(rows, found[next(iter(arms)), in_flight], strict=True)
-        )
+        gap = max(_gap(one, other) for one, other in zip(rows, found[next(iter(arms)), in_flight], strict=True))
         seconds = sorted(row["seconds"] for row in rows)
         out.append(
             {
@@ -180,9 +154,7 @@ def _gap(one: dict, other: dict) -> float:
     """Largest difference of the letters' log-probabilities (the agent: of the probabilities) of the same
     picture."""
     return max(
-        abs(a[letter] - b[letter])
-        for a, b in zip(one["letters"], other["letters"], strict=True)
-        for letter in a
+        abs(a[letter] - b[letter]) for a, b in zip(one["letters"], other["letters"], strict=True) for letter in a
     )
 
 
@@ -204,9 +176,7 @@ def bare_forward(arms: dict, pairs: list, args: argparse.Namespace) -> dict | No
         picture = load_image(str(pair[0])).pixels.crop((0, 0, min(args.side, 512), min(args.side, 512)))
         rendered = client.renderer.render(prompt, 1, ANSWER_PREFIX)
         began = time.perf_counter()
-        batch = client.processor(text=[rendered.text], images=[picture], return_tensors="pt").to(
-            client.device
-        )
+        batch = client.processor(text=[rendered.text], images=[picture], return_tensors="pt").to(client.device)
         with torch.inference_mode(), client.lock:
             if hasattr(client.model.model, "rope_deltas"):
                 client.model.model.rope_deltas = None

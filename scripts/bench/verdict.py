@@ -53,9 +53,7 @@ def found(row: Assessment) -> list[str]:
     """The families that a row's evidence holds, the strongest first."""
     order = {"extreme": 0, "severe": 1, "moderate": 2, "slight": 3}
     items = (
-        [item for items in (row.evidence.distortion_analysis or {}).values() for item in items]
-        if row.evidence
-        else []
+        [item for items in (row.evidence.distortion_analysis or {}).values() for item in items] if row.evidence else []
     )
     there = [item for item in items if item.severity in order]
     return [item.type for item in sorted(there, key=lambda item: order[item.severity])]
@@ -191,9 +189,7 @@ def questions(args: argparse.Namespace, ask: Callable) -> None:
         family = parts[0].family
         others = RNG.permutation([name for kind, name in NAMES.items() if kind != family])[:2]
         choices = [str(c) for c in RNG.permutation([NAMES[family], *others, "None"])]
-        row = ask(
-            picture, query="Which distortion dominates?", choices=choices, part="which", truth=NAMES[family]
-        )
+        row = ask(picture, query="Which distortion dominates?", choices=choices, part="which", truth=NAMES[family])
         which.append(row.choices[ord(row.final_answer) - 65] == NAMES[family])
         said = row.choices[ord(row.final_answer) - 65]
         against.append((said == "None") == bool(found(row)))
@@ -257,19 +253,13 @@ PARTS = {one.__name__: one for one in (families, clean, visible, questions, grap
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="+", choices=list(PARTS))
     parser.add_argument("--work", type=Path, help="folder of the pool")
     parser.add_argument("--photos", type=Path, nargs="+", help="folders of clean photographs")
-    parser.add_argument(
-        "--scores", type=Path, nargs="+", default=[], help="folders with manifest.csv of human scores"
-    )
+    parser.add_argument("--scores", type=Path, nargs="+", default=[], help="folders with manifest.csv of human scores")
     parser.add_argument("--reference", action="store_true", help="scores: with references too")
-    parser.add_argument(
-        "--count", type=int, default=150, help="pictures of the held-out pool (default: %(default)s)"
-    )
+    parser.add_argument("--count", type=int, default=150, help="pictures of the held-out pool (default: %(default)s)")
     parser.add_argument("--out", type=Path, help="file for the rows, JSON lines")
     args = parser.parse_args()
     out = args.out.open("a") if args.out else None

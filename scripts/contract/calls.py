@@ -30,9 +30,7 @@ ENVIRONMENT = {
     "MALLOC_MMAP_THRESHOLD_": "1073741824",  # as with_env.sh: pyiqa's tools are several times slower without
     "MALLOC_TRIM_THRESHOLD_": "2147483648",
 }
-SCRIPTS = {
-    name: [f"scripts/{name}.py"] for name in ("assess", "doctor", "gallery", "serve", "fetch_models", "study")
-}
+SCRIPTS = {name: [f"scripts/{name}.py"] for name in ("assess", "doctor", "gallery", "serve", "fetch_models", "study")}
 LONGEST = 900  # seconds of one command, on a busy machine too
 
 
@@ -57,9 +55,7 @@ class Shell:
     def __init__(self, folder: Path):
         self.folder = folder
         removed = ("AGENTIC_IQA_MODELS", "AGENTIC_IQA_TOKEN", "AGENTIC_IQA_SERVER_KEY")
-        self.environment = {
-            key: value for key, value in os.environ.items() if key not in removed
-        } | ENVIRONMENT
+        self.environment = {key: value for key, value in os.environ.items() if key not in removed} | ENVIRONMENT
         self.environment["XDG_STATE_HOME"] = str(folder / "state")
 
     def words(self, *words: str) -> list[str]:
@@ -150,9 +146,7 @@ def letters_set_up(shell: Shell):
 @call
 def letters_reference_folder(shell: Shell):
     names = [f"pictures/leaf_{name}" for name in ("q8.jpg", "blur.png", "noise.png")]
-    done = shell.run(
-        "assess", *names, "--reference", "originals", "--pipeline", "letters", "--mode", "uniform"
-    )
+    done = shell.run("assess", *names, "--reference", "originals", "--pipeline", "letters", "--mode", "uniform")
     return done.rows()
 
 
@@ -192,9 +186,7 @@ def terminal(shell: Shell):
     """Several pictures on a terminal, the worst first."""
     master, slave = pty.openpty()
     words = ("assess", "pictures/leaf.png", "pictures/leaf_blur.png", "pictures/tower.png", "--sort", "worst")
-    process = shell.start(
-        *words, "--pipeline", "letters", stdin=slave, stdout=slave, stderr=subprocess.PIPE, text=True
-    )
+    process = shell.start(*words, "--pipeline", "letters", stdin=slave, stdout=slave, stderr=subprocess.PIPE, text=True)
     os.close(slave)
     _, errors = process.communicate(timeout=LONGEST)
     text = os.read(master, 100_000).decode()
@@ -221,9 +213,7 @@ def resumed(shell: Shell):
     kept["rows"] = shell.lines("growing.jsonl")
     other = shell.run(*words, "--resume", "--mode", "uniform")
     kept["other mode"] = other.kept(silent=not other.out, says="mode" in other.err)
-    (shell.folder / "growing" / "words.png").write_bytes(
-        (shell.folder / "pictures" / "grey.png").read_bytes()
-    )
+    (shell.folder / "growing" / "words.png").write_bytes((shell.folder / "pictures" / "grey.png").read_bytes())
     kept["retried"] = shell.run(*words, "--resume", "--retry-failed").status
     return kept | {"rows at last": shell.lines("growing.jsonl")}
 
@@ -278,9 +268,7 @@ def mapped(shell: Shell):
 @call
 def compared(shell: Shell):
     two = ("pictures/leaf_q8.jpg", "pictures/leaf_blur.png")
-    return shell.run(
-        "compare", *two, "--reference", "pictures/leaf.png", "--pairwise", "always"
-    ).rows()
+    return shell.run("compare", *two, "--reference", "pictures/leaf.png", "--pairwise", "always").rows()
 
 
 @call
@@ -342,9 +330,7 @@ def _asked(shell: Shell, client: httpx.Client) -> dict[str, Any]:
         "json": client.post("/v1/assess", json=encoded),
         "agent": client.post("/v1/assess", files={"image": ("leaf.png", leaf)}, data={"pipeline": "agent"}),
         "compared": client.post("/v1/compare", files=two),
-        "unknown field": client.post(
-            "/v1/assess", files={"image": ("leaf.png", leaf)}, data={"pipelin": "agent"}
-        ),
+        "unknown field": client.post("/v1/assess", files={"image": ("leaf.png", leaf)}, data={"pipelin": "agent"}),
         "no picture": client.post("/v1/assess", files={"image": ("words.png", b"no picture")}),
         "nothing": client.post("/v1/assess"),
         "info": client.get("/v1/info"),
@@ -368,9 +354,7 @@ def _asked(shell: Shell, client: httpx.Client) -> dict[str, Any]:
         client.delete(address).status_code,
     ]
     kept["figures"] = sorted(set(re.findall(r"^(\w+)", client.get("/metrics").text, re.M)))
-    kept["routes"] = {
-        path: sorted(ways) for path, ways in client.get("/openapi.json").json()["paths"].items()
-    }
+    kept["routes"] = {path: sorted(ways) for path, ways in client.get("/openapi.json").json()["paths"].items()}
     return kept
 
 
@@ -383,9 +367,7 @@ def mcp(shell: Shell):
     assert process.stdout
 
     def ask(method: str, number: int | None = None, **params: Any) -> Any:
-        message = {"jsonrpc": "2.0", "method": method, "params": params} | (
-            {} if number is None else {"id": number}
-        )
+        message = {"jsonrpc": "2.0", "method": method, "params": params} | ({} if number is None else {"id": number})
         process.stdin.write(json.dumps(message) + "\n")  # pyright: ignore[reportOptionalMemberAccess]
         process.stdin.flush()  # pyright: ignore[reportOptionalMemberAccess]
         for line in [] if number is None else process.stdout:  # pyright: ignore[reportOptionalIterable]
@@ -402,9 +384,7 @@ def mcp(shell: Shell):
             clientInfo={"name": "c", "version": "1"},
         )
         ask("notifications/initialized")
-        tools = {
-            tool["name"]: sorted(tool["inputSchema"]["properties"]) for tool in ask("tools/list", 2)["tools"]
-        }
+        tools = {tool["name"]: sorted(tool["inputSchema"]["properties"]) for tool in ask("tools/list", 2)["tools"]}
         questions = {
             "assess": {"path": "leaf.png", "pipeline": "letters"},
             "compare": {"paths": ["leaf.png", "leaf_q8.jpg"]},
@@ -449,10 +429,7 @@ def study(shell: Shell):
 
 
 def _tables(shell: Shell, folder: str) -> dict[str, Any]:
-    return {
-        file.stem: shell.table(f"{folder}/{file.name}")
-        for file in sorted((shell.folder / folder).glob("*.csv"))
-    }
+    return {file.stem: shell.table(f"{folder}/{file.name}") for file in sorted((shell.folder / folder).glob("*.csv"))}
 
 
 def _reported(shell: Shell, run: str, name: str) -> dict[str, Any]:
@@ -495,9 +472,7 @@ def bundle(shell: Shell):
     changed = shell.run("verify", "unpacked")
     kept["changed"] = changed.kept(names="model.safetensors" in changed.out + changed.err)
     refused = shell.run("assess", "pictures/leaf.png", *options)
-    return kept | {
-        "changed, assessed": refused.kept(silent=not refused.out, names="model.safetensors" in refused.err)
-    }
+    return kept | {"changed, assessed": refused.kept(silent=not refused.out, names="model.safetensors" in refused.err)}
 
 
 @call
@@ -516,9 +491,7 @@ def doctor_quick(shell: Shell):
 @call
 def tools_listed(shell: Shell):
     done = shell.run("tools")
-    return done.kept(
-        tools=[name for name in ("LocalNR", "NIQE", "PIQE", "VSI", "FSIM", "GMSD") if name in done.out]
-    )
+    return done.kept(tools=[name for name in ("LocalNR", "NIQE", "PIQE", "VSI", "FSIM", "GMSD") if name in done.out])
 
 
 @call
@@ -587,9 +560,7 @@ def mistake(words: tuple[str, ...], named: tuple[str, ...]) -> Callable[[Shell],
         before = [file.read_bytes() for file in foreign]
         done = shell.run(*words)
         untouched = before == [file.read_bytes() for file in foreign]
-        return done.kept(
-            silent=not done.out, names=[word for word in named if word in done.err], untouched=untouched
-        )
+        return done.kept(silent=not done.out, names=[word for word in named if word in done.err], untouched=untouched)
 
     return made
 

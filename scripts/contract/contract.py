@@ -85,9 +85,7 @@ def differences(before: Any, after: Any, path: str = "") -> list[str]:
             if name in before and name in after:
                 found += differences(before[name], after[name], place)
             else:
-                found.append(
-                    f"{place}: {short(before.get(name, '(absent)'))} -> {short(after.get(name, '(absent)'))}"
-                )
+                found.append(f"{place}: {short(before.get(name, '(absent)'))} -> {short(after.get(name, '(absent)'))}")
         return found
     if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
         return [
@@ -95,9 +93,7 @@ def differences(before: Any, after: Any, path: str = "") -> list[str]:
             for place, pair in enumerate(zip(before, after, strict=True))
             for line in differences(*pair, f"{path}[{place}]")
         ]
-    if (before == after and type(before) is type(after)) or (
-        number(before) and number(after) and near(before, after)
-    ):
+    if (before == after and type(before) is type(after)) or (number(before) and number(after) and near(before, after)):
         return []
     return [f"{path}: {short(before)} -> {short(after)}"]
 
@@ -166,9 +162,7 @@ def write(found: dict[str, Any]) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("record", "check", "list"))
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these calls alone")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="processes at once (default: 2)")
@@ -196,9 +190,7 @@ def main() -> int:
     spent = f"{time.perf_counter() - start:.0f} s, {usage.ru_utime + usage.ru_stime:.0f} s of processors"
     sys.stderr.write(f"{len(args.only or names)} calls in {spent}\n")
     if args.what == "check":
-        sys.stdout.write(
-            f"different: {', '.join(sorted(wrong))}\n" if wrong else "every answer is as before\n"
-        )
+        sys.stdout.write(f"different: {', '.join(sorted(wrong))}\n" if wrong else "every answer is as before\n")
     return 1 if wrong else 0
 
 

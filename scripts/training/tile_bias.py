@@ -39,9 +39,7 @@ SEED = 19
 def tiles_of(width: int, height: int, side: int) -> list[Box]:
     """Nine tiles of a picture, or four where nine would nearly coincide."""
     steps = (0, 0.5, 1) if side <= width // 2 else (0, 1)
-    starts = [
-        (int((width - side) * x) // 8 * 8, int((height - side) * y) // 8 * 8) for y in steps for x in steps
-    ]
+    starts = [(int((width - side) * x) // 8 * 8, int((height - side) * y) // 8 * 8) for y in steps for x in steps]
     return [(left, top, left + side, top + side) for left, top in starts]
 
 
@@ -84,9 +82,7 @@ def mean(values: Sequence[float]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--photos", type=Path, required=True, help="folder of clean photographs")
     parser.add_argument("--out", type=Path, required=True, help="result file (JSON)")
     parser.add_argument("--pictures", type=int, default=40, metavar="N", help="default: %(default)s")

@@ -193,8 +193,7 @@ def test_the_engine_takes_of_a_card_what_the_tools_leave(monkeypatch):
 @pytest.mark.parametrize("reference", [False, True], ids=["no-reference", "full-reference"])
 def test_whole_assessments_agree(vllm_services, services, photo_path, noisy_path, reference):
     ours, theirs = (
-        assess(noisy_path, photo_path if reference else None, services=each)
-        for each in (vllm_services, services)
+        assess(noisy_path, photo_path if reference else None, services=each) for each in (vllm_services, services)
     )
     assert (ours.error, theirs.error) == (None, None)
     assert (ours.plan, ours.seen) == (theirs.plan, theirs.seen)
@@ -204,5 +203,3 @@ def test_whole_assessments_agree(vllm_services, services, photo_path, noisy_path
     assert ours.q == pytest.approx(theirs.q, abs=1e-3)
     ends = [(row.interval.low, row.interval.high) for row in (ours, theirs)]
     assert ends[0] == pytest.approx(ends[1], abs=0.01)
-
-

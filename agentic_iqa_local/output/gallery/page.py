@@ -78,17 +78,14 @@ def _page(rows: Sequence[Row], pictures: Sequence[Thumbnail], places: Sequence[i
     )
 
 
-def _index(
-    rows: Sequence[Row], pictures: Sequence[Thumbnail], places: Sequence[int], name: str
-) -> dict[str, Any]:
+def _index(rows: Sequence[Row], pictures: Sequence[Thumbnail], places: Sequence[int], name: str) -> dict[str, Any]:
     """What the page reads when it opens."""
     return {
         "name": one_line(name),
         "block": BLOCK,
         "levels": [[letter, LEVEL_WORDS[LETTER_TO_LEVEL[letter]]] for letter in LETTERS],
         "rows": [
-            entry(row, identity, place)
-            for row, identity, place in zip(rows, identities(rows), places, strict=True)
+            entry(row, identity, place) for row, identity, place in zip(rows, identities(rows), places, strict=True)
         ],
         "pictures": [
             {"missing": picture.missing}

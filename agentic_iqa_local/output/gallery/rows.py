@@ -142,10 +142,7 @@ def _types(row: Row) -> Iterator[str]:
     """The distortions that were seen, each once."""
     analysis = (row["evidence"] or {}).get("distortion_analysis") or {}
     seen = {
-        item["type"]
-        for items in analysis.values()
-        for item in items
-        if item["severity"] not in ("none", "unclear")
+        item["type"] for items in analysis.values() for item in items if item["severity"] not in ("none", "unclear")
     }
     yield from seen
 

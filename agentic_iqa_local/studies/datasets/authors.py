@@ -98,8 +98,7 @@ def clive(reader: DatasetReader) -> None:
     """Data/AllImages_release.mat, AllMOS_release.mat, AllStdDev_release.mat and Images/. The first seven of
     1,169 trained the observers (Images/trainingImages) and are left out."""
     names, scores, deviations = (
-        reader.matrix(f"Data/{name}_release.mat", f"{name}_release")
-        for name in ("AllImages", "AllMOS", "AllStdDev")
+        reader.matrix(f"Data/{name}_release.mat", f"{name}_release") for name in ("AllImages", "AllMOS", "AllStdDev")
     )
     reader.check_lengths(names, scores, deviations)
     reader.left_out["shown to train the observers"] += CLIVE_TRAINING
@@ -131,9 +130,7 @@ def koniq(reader: DatasetReader, edition: str | None = None) -> None:
         rows = reader.table(file, "image_name", "mos", "set", *KONIQ_SHARES)
         sets = {row["image_name"]: row for row in rows}
     if (scores := reader.find(KONIQ_SCORES)) or not file:
-        rows = reader.table(
-            scores or reader.need(KONIQ_SCORES, KONIQ_SETS), "image_name", "mos", "mos_zscore"
-        )
+        rows = reader.table(scores or reader.need(KONIQ_SCORES, KONIQ_SETS), "image_name", "mos", "mos_zscore")
     else:
         rows = [row | {"mos": _mean_category(row), "mos_zscore": row["mos"]} for row in sets.values()]
     for row in rows:
@@ -199,9 +196,7 @@ def pipal(reader: DatasetReader) -> None:
     for split in ("train", "val") if reader.find("Val_Label") else ("train",):
         part = split.capitalize()
         within = reader.present(f"{part}_Dist", f"{part}_Distort", *shared)
-        for line in (
-            line for path in sorted(reader.need(f"{part}_Label").glob("*.txt")) for line in lines(path)
-        ):
+        for line in (line for path in sorted(reader.need(f"{part}_Label").glob("*.txt")) for line in lines(path)):
             name, _, elo = line.partition(",")
             scene, kind = reader.parts(r"(A\d+)_(\d\d)_\d+\.bmp", name)
             reference = f"{part}_Ref/{scene}.bmp"

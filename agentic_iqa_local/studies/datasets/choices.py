@@ -49,8 +49,7 @@ def holds_questions(path: Path) -> bool:
     if path.suffix.lower() != ".csv":
         return any('"question"' in line for line in lines(path))
     return any(
-        set(QUESTION_COLUMNS) <= set(names := header(cells)) and "mos" not in names
-        for _, cells in csv_rows(path)[:20]
+        set(QUESTION_COLUMNS) <= set(names := header(cells)) and "mos" not in names for _, cells in csv_rows(path)[:20]
     )
 
 
@@ -82,9 +81,7 @@ def add_question(
     if index is None:
         reader.left_out["the answer is none of the choices"] += 1
     elif paths := reader.locate(image, reference, within):
-        reader.questions.append(
-            Question(paths[0], question, tuple(texts), index, paths[1], *map(text, facts))
-        )
+        reader.questions.append(Question(paths[0], question, tuple(texts), index, paths[1], *map(text, facts)))
 
 
 def _asked(
@@ -102,9 +99,7 @@ def _asked(
     ):
         return image, question, reference, choices
     known = listed(name for name, value in row.items() if value not in (None, ""))
-    raise reader.error(
-        "image, question and choices in every row", known or "an empty row", f"complete {where}"
-    )
+    raise reader.error("image, question and choices in every row", known or "an empty row", f"complete {where}")
 
 
 def _answered(choices: str | list[Any] | dict[str, Any], answer: Any) -> tuple[list[str], int | None]:

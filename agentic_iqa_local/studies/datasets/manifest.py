@@ -38,9 +38,7 @@ def load(
             "correct the name or leave it out",
         )
     if mos_range and part_of:
-        raise reader.error(
-            "--mos-range or --part-of", "both", f"leave --mos-range out: the scale is that of {part_of}"
-        )
+        raise reader.error("--mos-range or --part-of", "both", f"leave --mos-range out: the scale is that of {part_of}")
     if mos_range:
         stated |= dict(zip(("low", "high"), _ordered(mos_range), strict=True), scale="absolute categories")
     path = reader.path if reader.path.is_file() else reader.need("manifest.csv", "manifest.jsonl")
@@ -74,9 +72,7 @@ def _add(reader: DatasetReader, row: dict[str, Any], mos_range: Sequence[float] 
     score = number(known["mos"])
     if mos_range and math.isfinite(score) and not mos_range[0] <= score <= mos_range[1]:
         ends = "{:g} to {:g}".format(*mos_range)
-        raise reader.error(
-            f"a score from {ends} (--mos-range) for {paths[0]}", f"{score:g}", f"{remedy}, or the range"
-        )
+        raise reader.error(f"a score from {ends} (--mos-range) for {paths[0]}", f"{score:g}", f"{remedy}, or the range")
     known["group"] = known["group"] or known["reference"]
     reader.add(**known, level=level, extra=extra, remedy=remedy)
 

@@ -88,12 +88,8 @@ class DatasetReader:
             if path := self.find(name):
                 return path
         there = sorted(p.name for p in self.root.iterdir())
-        found = (
-            listed(there[:8]) + (f" and {len(there) - 8} more" if len(there) > 8 else "") or "an empty folder"
-        )
-        raise self.error(
-            " or ".join(names), found, "name the folder into which the authors' archives were unpacked"
-        )
+        found = listed(there[:8]) + (f" and {len(there) - 8} more" if len(there) > 8 else "") or "an empty folder"
+        raise self.error(" or ".join(names), found, "name the folder into which the authors' archives were unpacked")
 
     def present(self, *names: str) -> tuple[str, ...]:
         """Those of `names` that exist. Raises DatasetError when none does."""
@@ -105,9 +101,7 @@ class DatasetReader:
         images."""
         return (".", *sorted(p.name for p in self.root.iterdir() if p.is_dir()))
 
-    def numbered_table(
-        self, path: Path, *columns: str, sheet: str | None = None
-    ) -> list[tuple[int, dict[str, Any]]]:
+    def numbered_table(self, path: Path, *columns: str, sheet: str | None = None) -> list[tuple[int, dict[str, Any]]]:
         """Line numbers and rows of a CSV file or a workbook by lower-case column name, "" where a row ends
         early. The header is the first row that has all `columns`; rows that are blank in all of them are
         skipped."""
@@ -115,8 +109,7 @@ class DatasetReader:
         for _, cells in grid:
             if set(columns) <= set(names := header(cells)):
                 rows = (
-                    (line, dict.fromkeys(names, "") | dict(zip(names, cells, strict=False)))
-                    for line, cells in grid
+                    (line, dict.fromkeys(names, "") | dict(zip(names, cells, strict=False))) for line, cells in grid
                 )
                 return [(line, row) for line, row in rows if first_value(row, *columns) is not None]
         raise self.error(
@@ -133,9 +126,7 @@ class DatasetReader:
         """Rows of `stem`.csv, an export with the same columns, or else of `stem`.xlsx."""
         names = f"{stem}.csv", f"{stem}.xlsx"
         if self.find(f"{stem}.xls") and not any(map(self.find, names)):
-            raise self.error(
-                " or ".join(names), f"{stem}.xls", "save the workbook in one of these formats beside it"
-            )
+            raise self.error(" or ".join(names), f"{stem}.xls", "save the workbook in one of these formats beside it")
         return self.table(self.need(*names), *columns, sheet=sheet)
 
     def matrix(self, name: str, variable: str) -> np.ndarray:
@@ -165,9 +156,7 @@ class DatasetReader:
             return match.groups()
         raise self.error(f"file names like {pattern}", repr(name), "restore the authors' score file")
 
-    def locate(
-        self, image: str, reference: str | None, within: Iterable[str]
-    ) -> tuple[Path, Path | None] | None:
+    def locate(self, image: str, reference: str | None, within: Iterable[str]) -> tuple[Path, Path | None] | None:
         """Image, sought in the folders `within`, and reference; None, and a note of it, when either is
         absent."""
         names = [str(PurePosixPath(folder, image)) for folder in within]

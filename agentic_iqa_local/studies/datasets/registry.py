@@ -43,9 +43,7 @@ def dataset_key(name: str) -> str | None:
     """The key of the data set that a metric's documentation calls `name`, such as "KADID-10k"; None when
     unknown."""
     plain = re.sub(r"[^a-z0-9]", "", name.lower())
-    return next(
-        (key for key, it in DATASETS.items() if plain in (re.sub(r"\W|_", "", key), *it.info.seen_as)), None
-    )
+    return next((key for key, it in DATASETS.items() if plain in (re.sub(r"\W|_", "", key), *it.info.seen_as)), None)
 
 
 def load_dataset(folder: str | Path, key: str | None = None, **options: Any) -> Dataset:
@@ -79,9 +77,7 @@ def load_dataset(folder: str | Path, key: str | None = None, **options: Any) -> 
 def _check_readable(path: Path) -> None:
     """Raises DatasetError unless `path` is a folder or a regular file."""
     if not os.path.exists(path):  # Path.exists raises for a name that is too long
-        raise DatasetError(
-            f"{path!s:.{LONGEST_QUOTE}}: expected a data set's folder, found nothing", "check the path."
-        )
+        raise DatasetError(f"{path!s:.{LONGEST_QUOTE}}: expected a data set's folder, found nothing", "check the path.")
     if not path.is_dir():
         try:
             os.close(open_regular(path))
@@ -96,6 +92,4 @@ def _unknown_layout(path: Path) -> DatasetError:
     remedy = "name the set or its own folder"
     if files:
         remedy = f"for a manifest give the file itself (here are {files})"
-    return DatasetError(
-        f"{path}: expected the layout of one of {listed(DATASETS)}, found none of them; {remedy}."
-    )
+    return DatasetError(f"{path}: expected the layout of one of {listed(DATASETS)}, found none of them; {remedy}.")

@@ -84,9 +84,7 @@ def workbook_rows(path: Path, sheet: str | None) -> list[tuple[int, Sequence[Any
         with closing(load_workbook(archive_bytes, read_only=True, data_only=True)) as book:
             if sheet and sheet not in book.sheetnames:
                 names = f"{listed(book.sheetnames):.{LONGEST_QUOTE}}"
-                raise DatasetError(
-                    f"{path}: expected a sheet {sheet}, found {names}", "restore the authors' file."
-                )
+                raise DatasetError(f"{path}: expected a sheet {sheet}, found {names}", "restore the authors' file.")
             cells = (book[sheet] if sheet else book.worksheets[0]).iter_rows(values_only=True)
             return list(enumerate(cells, 1))
     except DatasetError:
