@@ -194,7 +194,6 @@ def test_the_main_job_runs_with_its_environment_on_a_read_only_root_without_a_ne
         *(f"{name}={value}" for name, value in variables.items()),
         *command,
         "--json",
-        "-",
     ]
     assert subprocess.run([*ISOLATED, "touch", ROOT / "written"], capture_output=True).returncode
     done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=300)

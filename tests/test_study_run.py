@@ -341,8 +341,8 @@ def test_sigterm_keeps_the_rows_and_the_same_command_goes_on_from_another_folder
     assert (status, out) == (0, f"6 rows in {run}; next: python scripts/study.py report '{run}' --out DIR\n")
     assert (run / "rows.jsonl").read_bytes().startswith(kept)
     assert sorted(row["key"] for row in read_run(run)[1]) == [str(manifest.parent / f"{i}.png") for i in range(6)]
-    bars = [line for line in lines if "picture" in line and "%" in line]
-    assert any("/6 " in line or "/6[" in line for line in bars)
+    bars = [line for line in lines if "/6 " in line]
+    assert bars
     assert max(map(len, bars)) <= 80
 
 
@@ -475,7 +475,6 @@ def assessed(*arguments):
         "--pipeline",
         "letters",
         "--json",
-        "-",
         *arguments,
     ]
     return subprocess.run(command, capture_output=True, text=True, check=False)

@@ -59,7 +59,7 @@ class AssessRun:
         self.left = [item for item in items if item.key not in done]
         self.go_on = "the same command with --resume goes on" if args.out else "with --out FILE a run can go on"
         self.rows: list[dict[str, Any]] = []  # where no file has them
-        self.written, self.without_map, self.seconds = 0, 0, 0.0
+        self.written, self.without_map, self.seconds, self.by_node = 0, 0, 0.0, ""
         text = console.results.isatty() and not (args.json or args.explain)
         self.lines = None
         if text and len(items) > 1 and (args.sort or not args.out):
@@ -131,7 +131,8 @@ class AssessRun:
             with progress, stopped_by_ctrl_c(batch, self.go_on):
                 for row in batch.rows(resumed(self.left, batch.jobs) if done else self.left):
                     self._take(row)
-                    progress.count(row.error is not None, batch.by_node)
+                    self.by_node = batch.by_node
+                    progress.count(row.error is not None, self.by_node)
             if self.results:
                 self.results.close()
         except (BatchError, VLMError, WriteError, OSError) as error:
@@ -184,6 +185,8 @@ class AssessRun:
             gone = self.results.gone
             lost = f"; not counted, because their pictures are no longer there: {_named(gone)}" if gone else ""
             tell(one_line(f"{tally.total} rows in {args.out}{failed}{lost}"))
+        if self.by_node:
+            tell(f"rows by node: {self.by_node}")
         if args.csv:
             write_whole(args.csv, csv_text(self._all_rows), encoding="utf-8-sig")
             tell(one_line(f"{tally.total} rows as a table in {args.csv}"))

@@ -140,6 +140,7 @@ class Console(AbstractContextManager):
     to stderr."""
 
     def __init__(self, results: TextIO | None = None) -> None:
+        self.opened = results is None
         if results is None:  # UTF-8, but on a terminal what that has
             encoding = (sys.stdout.encoding or "utf-8") if os.isatty(1) else "utf-8"
             results = os.fdopen(os.dup(1), "w", encoding=encoding, errors="backslashreplace", buffering=1)
@@ -175,6 +176,8 @@ class Console(AbstractContextManager):
         if gone:
             self.mute()
         self.results.flush()
+        if self.opened:
+            self.results.close()
         return gone
 
 

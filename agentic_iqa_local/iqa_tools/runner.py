@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from agentic_iqa_local.files import ROOT, command, models_root
+from agentic_iqa_local.files import ROOT, models_root
 from agentic_iqa_local.iqa_tools.calibration import CalibrationError, read_map_file
 from agentic_iqa_local.iqa_tools.crops import Box, crops_of, mounted
 from agentic_iqa_local.iqa_tools.pyiqa_metrics import create_metric, import_pyiqa, keep_offline, llama_kept
@@ -160,8 +160,8 @@ class ToolRunner:
         if (reason := self._missing(spec)) is not None or spec.name in self.maps:
             return reason
         if spec.name in self._rejected:
-            return f"no usable map: {self._rejected[spec.name]}; fit one with {command('fit')}"
-        return spec.no_map or f"no map: fit one with {command('fit')}"
+            return f"no usable map: {self._rejected[spec.name]}; fit one with python scripts/fit_tools.py"
+        return spec.no_map or "no map: fit one with python scripts/fit_tools.py"
 
     def _missing(self, spec: ToolSpec) -> str | None:
         """Which module or file a tool lacks; None if it lacks nothing."""
