@@ -94,7 +94,7 @@ def run_graph(
     graph: CompiledStateGraph[AgenticIQAState, Context] | None = None,
 ) -> AgenticIQAState:
     """Runs the graph on opened images and returns the final state."""
-    steps = 3 * (replan_limit(state) + 2)  # three nodes a round, and room for the ends
+    steps = 3 * (replan_limit(state) + 2)  # three nodes a round; two rounds more do no harm
     # LangChain would otherwise follow environment variables to a tracing server
     with tracing_context(enabled=False):
         final: AgenticIQAState = (graph or build_graph()).invoke(  # pyright: ignore[reportAssignmentType]  # its channels
@@ -138,8 +138,8 @@ def run_pipeline(
     *,
     services: Services | None = None,
 ) -> AgenticIQAState:
-    """Assesses one image and returns the final state; a failure is in `state["error"]`, never an exception of
-    a node.
+    """Assesses one image and returns the final state; a failure is in `state["error"]` (the Executor's in
+    `executor_evidence.error`), not an exception, except MemoryError.
 
     `max_replan_iterations` n allows n − 1 replans: the Summarizer counts its request before the edge
     compares, so 0 and 1 never replan and 2 replans at most once. None is the configuration's limit, which is

@@ -91,9 +91,9 @@ class ScoreFusion:
         Args:
             vlm_output: a logit or log-probability for every letter (or level), or the answer that the model wrote
                 ("B", "B. Good", "Good", or a level).
-            mode: logits takes either, classification an answer alone, which gets `classification_confidence`, and
-                the others share the rest. Any other mode makes all levels alike, with a warning unless it is
-                "uniform".
+            mode: logits takes either (a written answer as classification does); classification takes an answer alone,
+                which gets `classification_confidence`, and the others share the rest. Any other mode makes all levels
+                alike, with a warning unless it is "uniform".
 
         Raises:
             ValueError: an output that cannot be read; a probability is never made up.

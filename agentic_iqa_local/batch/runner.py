@@ -65,7 +65,7 @@ class BatchError(UserError, RuntimeError):
 class _Task:
     """An item on its way to a row."""
 
-    item: Any  # None: that models are loaded
+    item: Any  # None: a request that only waits until models are loaded
     told: Callable[[Step], None] | None
     future: Future = field(default_factory=Future)
     deaths: int = 0  # of processes that had it alone
@@ -80,7 +80,8 @@ class Runner(Generic[AnyItem, Row]):
     `submit` takes one item and gives a future, `rows` takes many. An item that was under way alone when the
     process died is tried once more alone, and then is a failure; those that were under way together are tried
     alone. An item whose time is over ends the process, and is a failure if it was alone. Where memory runs
-    out the item is tried again alone, then with half of the pixels, then with a quarter.
+    out fewer items are worked on at once from then on, and the item is tried again alone; if it was the model
+    that needed too much, then with half of the pixels, then with a quarter.
 
     With `services` the work is done in a thread of this process, which cannot be ended: for one picture.
     """

@@ -55,8 +55,9 @@ class ToolInfo:
 
 @dataclass(frozen=True)
 class ToolReading:
-    """One measurement: the metric's own number, its quality in 1..5, and the seconds it took without the
-    metric's construction. `crops` are the parts that it was measured on, empty where on all pixels."""
+    """One measurement: the metric's own number, its quality in 1..5, and the seconds it took: without the
+    metric's construction, but for LocalNR with its loading, and near 0 where its reading was there. `crops` are
+    the parts that it was measured on, empty where on all pixels."""
 
     tool: str
     raw: float

@@ -88,7 +88,9 @@ class Sureness:
         """In what this picture differs from those of the calibration."""
         reasons = []
         if self.unlike_photograph:
-            reasons.append("the content is unlike the photographs of the calibration: it is the whole scale")
+            reasons.append(
+                "the content is unlike the photographs of the calibration, so the interval is the whole scale"
+            )
         if self.query != calibration.query:
             reasons.append(f"the query is another than the calibration's ({calibration.query})")
         if plan and plan.distortions:

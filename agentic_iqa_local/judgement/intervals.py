@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 SHIPPED = ROOT / "configs" / "intervals.json"  # a fit that calibrates the embedded model's answers
 NO_FIT = "calibrate this set-up with study.py fit, and give the fit with --fit"
 COVERAGE = 0.9
-WIDENED = 0.95  # in its place where a picture is not quite like those of the calibration
-BELOW = 0.65  # share of the misses below the interval: errors beyond the upper end gather on clean pictures
+WIDENED = 0.95  # taken, for a promise of 90 % still, where a picture is not quite like those of the calibration
+# Of the 10 % that an interval may miss, 65 % may lie below it: misses above it gather on clean pictures.
+BELOW = 0.65
 LOWEST, HIGHEST = float(min(LEVELS)), float(max(LEVELS))
 LEAST_DIFFICULTY = 0.05  # levels
 FEWEST_QUESTIONS = round(1 / (1 - COVERAGE)) - 1  # with fewer no choice is ruled out

@@ -24,11 +24,11 @@ from agentic_iqa_local.state import (
 
 SEVERE = ("severe", "extreme")
 HIGH_SCORE = 4.0
-LOW_SCORE = 2.2  # a little above the mirror of 4.0: of the tools without weights only NIQE's map ends below 2.0
+LOW_SCORE = 2.2  # 6 − 4.0 = 2.0, raised since most tools without weights cannot score below 2.0
 LOW_QUALITY = 2.9  # the fused score below which damage should have been found
 APART = 3.0  # standard deviations of the difference that two tools' errors alone make
 NEARLY_UNIFORM = 0.98  # of the greatest entropy
-LEAST_OVERLAP = 0.05  # Σα_c·p_c; 0.2 where letters or tools say nothing
+LEAST_OVERLAP = 0.05  # of Σα_c·p_c, which is 0.2 where α or p is uniform
 OFF_THE_LETTERS = 0.5
 
 Score = tuple[str, float]  # (tool, 1..5)
@@ -109,7 +109,8 @@ def outvoted(scores: Sequence[Score], reachable: Reachable) -> set[str]:
 
 def mark_votes(evidence: ExecutorOutput, reachable: Reachable, *, trailing_only_check: bool) -> None:
     """Takes the vote from tools that stand apart from all others on the same object and, with
-    `trailing_only_check`, from those that another one clearly leads; notes which of the rest disagree."""
+    `trailing_only_check`, from those that are clearly less reliable than another one (they check it only); notes which
+    of the rest disagree."""
     lines = []
     for name, scores in by_object(evidence, "quality_scores").items():
         measured = list(dict.fromkeys(scores.values()))

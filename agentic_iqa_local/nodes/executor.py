@@ -31,7 +31,7 @@ from agentic_iqa_local.state import (
     ExecutorOutput,
     Severity,
 )
-from agentic_iqa_local.vlm_client import VLMError
+from agentic_iqa_local.vlm_client import ModelLost, OutOfMemory, VLMError
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ def executor_node(
 
 def gather(task: Task) -> None:
     """Fills the task's evidence in place, subtask by subtask. On a replan only what is missing or in doubt is asked for
-    again, with the reason, and one more tool measures where scores contradict each other, the analysis or the
+    again, with the reason, and one more tool measures if scores disagree with each other, with the analysis or with the
     letters. Raises InvalidAnswer, ToolError, VLMError."""
     evidence, images, flags = task.evidence, task.images, task.plan.plan
     if flags.distortion_analysis or flags.tool_execution:
@@ -82,7 +82,7 @@ def gather(task: Task) -> None:
             if chosen and flags.tool_execution:
                 images.services.tools.prepare()
                 measuring = background.submit(copy_context().run, run_tools, evidence, chosen, images)
-        finally:
+        finally:  # the analysis is evidence even if no tool could be chosen
             if flags.distortion_analysis:
                 analyse(task, distortions)
         if measuring is not None:
@@ -155,7 +155,7 @@ def analyse(task: Task, distortions: ByObject) -> None:
 def _judgement(
     item: dict[str, Any], probabilities: dict[str, float] | None, detection: Detection | None
 ) -> DistortionAnalysis:
-    """What the model wrote, with its likeliest severity; an explanation of another gives way to what was measured."""
+    """What the model wrote, with its likeliest severity; if it explained another one, the measurement explains."""
     likeliest = max(probabilities, key=probabilities.__getitem__) if probabilities else item["severity"]
     if detection is None or likeliest == item["severity"]:
         return DistortionAnalysis(**item)
@@ -180,9 +180,13 @@ def read_severities(
     items = [(name, item["type"]) for name, items in judged.items() for item in items]
     found = {}
     try:
-        for item, place in reversed(list(zip(items, places, strict=True))):  # each cuts the cache shorter
+        for item, place in reversed(
+            list(zip(items, places, strict=True))
+        ):  # the last first: a read cuts the cache behind its place
             read = session.read_letters(prompt, written[:place], get_args(Severity))
             found[item] = letter_probabilities(read.logprobs)
+    except (OutOfMemory, ModelLost):
+        raise
     except VLMError as error:
         logger.info("Severities were not read: %s", one_line(str(error)))
         return {}

@@ -74,7 +74,7 @@ def summarizer_node(
         with opened(state, config, runtime) as images:
             try:
                 result = summarize(state, plan, evidence, images)
-            except InvalidAnswer as error:  # of a letter: without logits
+            except InvalidAnswer as error:  # the written letter of classification mode
                 result = _unable(error)
             return close_pass(state, basis, result, images)
     except (VLMError, OSError, ValueError) as error:
@@ -129,10 +129,10 @@ def _gaps(result: SummarizerOutput, basis: Basis, sureness: "Sureness | None", *
 def _better(
     state: AgenticIQAState, answer: SummarizerOutput, basis: Basis, cost: tuple[int, float]
 ) -> tuple[SummarizerOutput, Basis, dict[str, Any]]:
-    """(this pass's answer or the better supported one of an earlier pass, with the account of all passes; what it
-    rests on; what of the state is put back to that)."""
+    """The better supported answer of this pass and the earlier ones, with the account of all passes; its basis; and the
+    changes of the state that restore that basis."""
     earlier = state.get("summarizer_result")
-    if earlier is None or not earlier.need_replan or earlier.basis is None:  # or it is another run's
+    if earlier is None or not earlier.need_replan or earlier.basis is None:  # the latter: of another run
         return revised(answer, passes=[replanning.record(answer, basis, None, cost)]), basis, {}
     latest = replanning.record(answer, basis, earlier, cost)
     if replanning.support(earlier) <= replanning.support(answer):
@@ -185,7 +185,8 @@ def summarize(
 
 
 def _first_look(state: AgenticIQAState) -> Look:
-    """In both orders where the pass before asks for it, and as closely as that looked in the end."""
+    """How closely the letters are read first: with A for Excellent and again with A for Bad ("both orders") if the last
+    pass asked for it, and never less closely than that pass did."""
     result = state.get("summarizer_result")
     fusion = result.fusion if result and result.need_replan else None
     if not (result and fusion):

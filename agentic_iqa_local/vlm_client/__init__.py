@@ -155,7 +155,7 @@ class VLMSession(Protocol):
         temperature: float = 0.0,
         max_tokens: int = 512,
     ) -> str:
-        """The whole answer as JSON text, beginning with `answer_prefix`. It may break off at `max_tokens`.
+        """The answer as JSON text with `answer_prefix` at its beginning; it is cut at `max_tokens`.
         Raises VLMError."""
         ...
 
