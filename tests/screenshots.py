@@ -6,11 +6,10 @@ Not among the tests: it takes minutes. What the pages show is assessed anew by t
 """
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
-from browser import CHROMIUM, SCREENSHOTS, SIZES, axe_findings, browser_page, screenshot
+from browser import CHROMIUM, SCREENSHOTS, axe_findings, browser_page, screenshot
 from conftest import DATA, ROOT
 from PIL import Image
 from test_service import served
@@ -25,7 +24,6 @@ from agentic_iqa_local.studies.distortions import DISTORTIONS
 from agentic_iqa_local.studies.report import write_page
 
 DAMAGED = ROOT / "docs" / "images" / "sumac_damaged.webp"
-SHOWN = [(size, dark) for size in SIZES for dark in (False, True)]
 DISTORTED = [
     ("sumac", "gaussian_blur", 4), ("sumac", "white_noise", 3), ("sumac", "jpeg", 4), ("sumac", "darken", 3),
     ("sumac", "colour_cast", 3), ("prudential", "motion_blur", 3), ("prudential", "chroma_noise", 4),
@@ -37,9 +35,8 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def draw(watched, name, size, dark):
-    suffix = "webp" if name.startswith("gallery") else "png"
-    screenshot(watched.page, f"{name}_{SIZES[size][0]}_{'dark' if dark else 'light'}.{suffix}")
+def draw(watched, name, dark=False):
+    screenshot(watched.page, f"{name}_1280_{'dark' if dark else 'light'}.{'webp' if name == 'gallery' else 'png'}")
     assert axe_findings(watched.page) == []
     assert watched.complaints == []
 
@@ -50,9 +47,8 @@ def service(tmp_path_factory):
         yield client
 
 
-@pytest.mark.parametrize(("size", "dark"), SHOWN)
-def test_the_service(service, size, dark):
-    with browser_page(size=size, dark=dark) as watched:
+def test_the_answer(service):
+    with browser_page() as watched:
         page = watched.page
         page.goto(str(service.base_url))
         page.wait_for_selector("#presets button")
@@ -62,53 +58,45 @@ def test_the_service(service, size, dark):
         page.click("#go")
         page.wait_for_selector("article.answer", timeout=600000)
         page.locator("label:has-text('Reference from the left') input").fill("20")
-        draw(watched, "serve_answer", size, dark)
-        if (size, dark) == ("wide", True):
-            page.click("[aria-label='Remove sumac.png']")
-            page.set_input_files("#image", [str(DAMAGED), str(DATA / "sumac.png"), str(DATA / "prudential.png")])
-            page.click("#go")
-            page.wait_for_selector(".order", timeout=600000)
-            draw(watched, "serve_compare", size, dark)
+        draw(watched, "serve_answer")
 
 
-@pytest.fixture(scope="module")
-def batch(tmp_path_factory):
+def test_a_comparison(service):
+    with browser_page(dark=True) as watched:
+        watched.page.goto(str(service.base_url))
+        watched.page.wait_for_selector("#presets button")
+        files = [DAMAGED, DATA / "sumac.png", DATA / "prudential.png"]
+        watched.page.set_input_files("#image", list(map(str, files)))
+        watched.page.click("#go")
+        watched.page.wait_for_selector(".order", timeout=600000)
+        draw(watched, "serve_compare", dark=True)
+
+
+def test_the_gallery(tmp_path):
     """A gallery of distorted copies of the photographs in tests/data."""
-    folder, rng = tmp_path_factory.mktemp("gallery"), np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     services = Services(load_settings().with_options(at_least=2.5), "cpu")
     files = [DATA / "sumac.png", DATA / "prudential.png", DAMAGED]
     for name, kind, severity in DISTORTED:
-        files.append(folder / f"{name}_{kind}.png")
+        files.append(tmp_path / f"{name}_{kind}.png")
         pixels = DISTORTIONS[kind].apply(np.asarray(Image.open(DATA / f"{name}.png").convert("RGB")), severity, rng)
         Image.fromarray(pixels).save(files[-1])
     rows = [assess(file, services=services, map=MapRequest()).to_dict() for file in files]
-    (folder / "spring.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert gallery([str(folder / "spring.jsonl"), "--out", str(folder / "gallery.html")]) == 0
-    return (folder / "gallery.html").as_uri()
-
-
-@pytest.mark.parametrize(("size", "dark"), SHOWN)
-def test_the_gallery(batch, size, dark):
-    with browser_page(size=size, dark=dark) as watched:
-        watched.page.goto(batch)
+    (tmp_path / "spring.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert gallery([str(tmp_path / "spring.jsonl"), "--out", str(tmp_path / "gallery.html")]) == 0
+    with browser_page() as watched:
+        watched.page.goto((tmp_path / "gallery.html").as_uri())
         watched.page.locator(".card").first.focus()
         for key in "rruk":
             watched.page.keyboard.press(key)
         watched.page.evaluate("scrollTo(0, 0)")
-        draw(watched, "gallery", size, dark)
-        if size == "wide" and not dark:
-            watched.page.locator(f".card:has-text('{DAMAGED.name}')").click()
-            draw(watched, "gallery_account", size, dark)
+        draw(watched, "gallery")
 
 
-@pytest.mark.parametrize(("size", "dark"), SHOWN)
-def test_the_report(tmp_path, size, dark):
+def test_the_report(tmp_path):
     run = make_run(notice=None)
     shown = analysed(make_rows(), run, draws=800, name="Sharpness and noise, spring set")
     write_page([(shown, [])], tmp_path / "report.html", pictures=False)
-    with browser_page(size=size, dark=dark) as watched:
-        watched.page.goto(Path(tmp_path / "report.html").as_uri())
-        draw(watched, "report", size, dark)
-        if size == "wide" and not dark:
-            watched.page.locator("figure.scatter").scroll_into_view_if_needed()
-            draw(watched, "report_figures", size, dark)
+    with browser_page() as watched:
+        watched.page.goto((tmp_path / "report.html").as_uri())
+        draw(watched, "report")
