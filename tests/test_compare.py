@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -125,7 +126,7 @@ def test_a_shell_completes_commands_and_options(line, offered, tmp_path):
 
 
 def test_a_reader_that_goes_away_ends_a_list_without_a_word():
-    line = f"{sys.executable} -m agentic_iqa_local tools --cpu | head -n 1"
+    line = f"{shlex.quote(sys.executable)} -m agentic_iqa_local tools --cpu | head -n 1"
     env = ENVIRONMENT | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(line, shell=True, capture_output=True, text=True, check=False, env=env)
     assert done.stdout.startswith("PSNR ")
