@@ -21,6 +21,7 @@ from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.judgement.quality_map import MapRequest
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.studies.distortions import DISTORTIONS
+from agentic_iqa_local.studies.plots import draw as figures
 from agentic_iqa_local.studies.report import write_page
 
 DAMAGED = ROOT / "docs" / "images" / "sumac_damaged.webp"
@@ -96,7 +97,7 @@ def test_the_gallery(tmp_path):
 def test_the_report(tmp_path):
     run = make_run(notice=None)
     shown = analysed(make_rows(), run, draws=800, name="Sharpness and noise, spring set")
-    write_page([(shown, [])], tmp_path / "report.html", pictures=False)
+    write_page([(shown, figures(shown))], tmp_path / "report.html", pictures=False)
     with browser_page() as watched:
         watched.page.goto((tmp_path / "report.html").as_uri())
         draw(watched, "report")
