@@ -5,7 +5,7 @@ import signal
 import socket
 import unicodedata
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -27,15 +27,6 @@ def in_time(seconds: int = SECONDS) -> Iterator[None]:
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
-
-
-def opened_in(folder: Path) -> list[str]:
-    """The files in a folder that this process holds open."""
-    links = []
-    for descriptor in os.listdir("/proc/self/fd"):
-        with suppress(OSError):  # closed meanwhile
-            links.append(os.readlink(f"/proc/self/fd/{descriptor}"))
-    return [link for link in links if link.startswith(str(folder))]
 
 
 def is_sentence(text: str) -> bool:

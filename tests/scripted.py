@@ -1,7 +1,6 @@
 """A client that answers from a script, to force rare branches. It never stands in for the product."""
 
 import json
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -52,8 +51,6 @@ class ScriptedClient:
 
 
 class ScriptedSession:
-    constrained = False
-
     def __init__(self, client: ScriptedClient, images):
         self.client = client
         self.usage = TokenUsage()
@@ -78,20 +75,6 @@ class ScriptedSession:
 
     def close(self):
         pass
-
-
-class NotedLock:
-    """A lock; `asked` counts how often it was asked for."""
-
-    def __init__(self, lock):
-        self.lock, self.locked, self.asked = lock, lock.locked, threading.Semaphore(0)
-
-    def __enter__(self):
-        self.asked.release()
-        self.lock.acquire()
-
-    def __exit__(self, *_):
-        self.lock.release()
 
 
 class ScriptedTools:

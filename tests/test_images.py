@@ -25,7 +25,6 @@ from agentic_iqa_local.images.files import ImageError, check_file, local_path
 from agentic_iqa_local.images.pictures import as_file, check_picture
 from agentic_iqa_local.images.reading import load_image, load_pair
 
-MIB = 2**20
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "JPEG2000", "AVIF")
 
 

@@ -2,7 +2,6 @@
 and rows of assessments as CSV."""
 
 import csv
-import html
 import io
 import re
 import unicodedata
@@ -20,8 +19,6 @@ _NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]+)?(e[+-]?[0-9]+)?|inf)")
 # Unicode's categories: controls and invisible characters, blanks, marks on no letter
 _SKIPPED = ("C", "Z", "M")
 _QUOTES = "\"'`´‘’‚“”„«»"
-# What begins markup wherever it stands; an underscore inside a word is none.
-_MARKUP = re.compile(r"[\\`*\[\]|~!$]|(?<![^\W_])_|_(?![^\W_])|:(?=//)|(?<=www)\.", re.IGNORECASE)
 
 
 def safe_cell(value: Any) -> Any:
@@ -50,14 +47,6 @@ def write_csv(file: TextIO, columns: Sequence[str], rows: Iterable[Row], lineter
     table = csv.DictWriter(file, columns, restval="", lineterminator=lineterminator)
     header = dict(zip(columns, columns, strict=True))
     table.writerows({name: safe_cell(value) for name, value in row.items()} for row in chain([header], rows))
-
-
-def markdown_cell(text: str) -> str:
-    """`text` for a cell of a Markdown table, or for the inside of a line, where it shows as it is: nothing in
-    it becomes markup, a link, an entity or a comment."""
-    safe = _MARKUP.sub(r"\\\g<0>", one_line(" ".join(text.split())))
-    # GitHub links an e-mail address even after a backslash, but not with a zero-width space before the @.
-    return html.escape(safe, quote=False).replace("@", "&#8203;@")
 
 
 def csv_text(rows: Callable[[], Iterable[Row]]) -> str:

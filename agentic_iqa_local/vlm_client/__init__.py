@@ -137,14 +137,12 @@ class PixelLimits:
 
 class VLMSession(Protocol):
     """A model opened on one assessment's images (the reference first, if there is one): what was computed so
-    far, what it saw of each image, and whether a grammar holds what is generated to the schema."""
+    far, and what it saw of each image."""
 
     @property
     def usage(self) -> TokenUsage: ...
     @property
     def seen(self) -> list[SeenImage]: ...
-    @property
-    def constrained(self) -> bool: ...
 
     def generate(
         self,

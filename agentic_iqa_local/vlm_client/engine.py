@@ -53,8 +53,6 @@ class EngineClient:
 class EngineSession:
     """One assessment's images."""
 
-    constrained = True
-
     def __init__(self, client: Any, images: Sequence[Image.Image]):
         self.client, self.images = client, list(images)
         self.usage = TokenUsage()
