@@ -11,7 +11,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -257,7 +257,9 @@ class WriteError(UserError, ValueError):
     """What the disk did not take; what was there before is whole."""
 
 
-def write_whole(path: Path, content: str | bytes, *, sync: bool = False, encoding: str = "utf-8") -> None:
+def write_whole(
+    path: Path, content: str | bytes | Iterable[bytes], *, sync: bool = False, encoding: str = "utf-8"
+) -> None:
     """Replaces a file, so that a killed process leaves either the old or the new content; with `sync` a power
     failure does too. A text ends with exactly one line end. A link at `path` is replaced, never followed.
     Raises WriteError.
@@ -267,7 +269,7 @@ def write_whole(path: Path, content: str | bytes, *, sync: bool = False, encodin
         content = (content.rstrip("\n") + "\n").encode(encoding)
     try:
         with open(create(partial), "wb") as file:
-            file.write(content)
+            file.writelines([content] if isinstance(content, bytes) else content)
             file.flush()
             if sync:
                 os.fsync(file.fileno())

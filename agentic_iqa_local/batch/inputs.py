@@ -9,7 +9,8 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,6 @@ from agentic_iqa_local.state import IMAGE_SUFFIXES
 logger = logging.getLogger(__name__)
 
 NAMED = 5  # rows, columns or pictures in a message
-LONGEST_NAME = 300  # characters of a file's name in a message
 LARGEST = 2**29  # bytes: a million rows with long questions
 
 
@@ -62,7 +62,7 @@ def _choices_in(query: str) -> tuple[str, ...]:
     return tuple(choices_in(query) or ())
 
 
-def row_key(row: dict[str, Any]) -> str:
+def row_key(row: Mapping[str, Any]) -> str:
     """The key of the item that a row is about. Raises KeyError for a row of something else."""
     return json.dumps([row[name] for name in ("image", "reference", "query", "choices")])
 
@@ -84,11 +84,17 @@ class _Record(BaseModel):
     @field_validator("query", "choices")
     @classmethod
     def _makes_sense(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            check_query(value)
-        else:
-            check_choices(value)
+        check_query(value) if isinstance(value, str) else check_choices(value)
         return value
+
+    def item(self, folder: Path, query: str | None, choices: Sequence[str] | None) -> Item:
+        """The item of a record. Raises ValueError for files that are not there."""
+        image, reference = folder / self.image, folder / self.reference if self.reference else None
+        for column, file in (("image", image), ("reference", reference)):
+            if file and not os.path.isfile(file):
+                raise ValueError(f"{column}: there is no file {file}")
+        choices = self.choices or choices
+        return Item(image, reference, self.query or query or DEFAULT_QUERY, tuple(choices) if choices else None)
 
 
 def read_manifest(path: Path, query: str | None = None, choices: Sequence[str] | None = None) -> list[Item]:
@@ -105,26 +111,26 @@ def read_manifest(path: Path, query: str | None = None, choices: Sequence[str] |
     """
     reader = {".csv": _csv, ".jsonl": _json_lines, ".parquet": _parquet}.get(path.suffix.lower())
     if reader is None:
-        said = f"{path}: expected a manifest named .csv, .jsonl or .parquet"
-        raise ManifestError(said, "rename or convert it")
+        raise ManifestError(f"{path}: expected a manifest named .csv, .jsonl or .parquet", "rename or convert it")
     items: dict[Item, None] = {}
     bad: list[str] = []
     ignored: set[str] = set()
     try:
         for number, record in reader(read_bytes(path, LARGEST)):
             try:
-                items[_item(_Record.model_validate(record), path.parent, query, choices)] = None
+                items[_Record.model_validate(record).item(path.parent, query, choices)] = None
                 ignored |= record.keys() - _Record.model_fields.keys()
             except ValueError as error:
-                bad.append(f"line {number}: {_reason(error)}")
-    except (FileError, csv.Error, ValueError, OSError) as error:  # pyarrow raises the latter two
+                why = first_mistake(error) if isinstance(error, ValidationError) else error
+                bad.append(f"line {number}: {why}")
+    except (ValueError, csv.Error, OSError) as error:  # the last: of pyarrow
         said = str(error) if isinstance(error, FileError) else f"cannot be read as {path.suffix[1:]} in UTF-8: {error}"
         raise ManifestError(f"{path}: {said}", "correct the manifest") from error
     if bad or not items:
-        said = _listed("; ", bad) or "expected a row for each image, found none"
+        said = _first("; ", bad) or "expected a row for each image, found none"
         raise ManifestError(f"{path}: {said}", "correct the manifest")
     if ignored:
-        names = one_line(_listed(", ", [f"{name:.{LONGEST_NAME}}" for name in sorted(ignored)]))
+        names = one_line(_first(", ", sorted(ignored)))
         logger.warning("%s: not used: %s (known are %s)", path, names, ", ".join(_Record.model_fields))
     return list(items)
 
@@ -132,9 +138,6 @@ def read_manifest(path: Path, query: str | None = None, choices: Sequence[str] |
 def _csv(content: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
     """(line, record without its empty cells) of each row."""
     reader = csv.DictReader(io.StringIO(content.decode("utf-8-sig"), newline=""), skipinitialspace=True)
-    names = reader.fieldnames or []
-    if len(set(names)) < len(names):
-        raise ValueError(f"expected each column once, got {', '.join(names):.{LONGEST_NAME}}")
     for row in reader:
         if None in row:
             raise ValueError(f"line {reader.line_num}: more cells than the header has")
@@ -158,25 +161,7 @@ def _parquet(content: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
         yield number, {name: cell for name, cell in record.items() if cell is not None}
 
 
-def _item(record: _Record, folder: Path, query: str | None, choices: Sequence[str] | None) -> Item:
-    """The item of a record. Raises ValueError for files that are not there."""
-    image, reference = folder / record.image, folder / record.reference if record.reference else None
-    for column, file in (("image", image), ("reference", reference)):
-        if file and not os.path.isfile(file):
-            raise ValueError(f"{column}: there is no file {file!s:.{LONGEST_NAME}}")
-    choices = record.choices or choices
-    return Item(image, reference, record.query or query or DEFAULT_QUERY, tuple(choices) if choices else None)
-
-
-def _reason(error: ValueError) -> str:
-    """What is wrong with a row; our own messages name the column already, pydantic's get it before them."""
-    if not isinstance(error, ValidationError):
-        return str(error)
-    name, _, said = (message := first_mistake(error)).partition(": ")
-    return said if said.startswith(f"{name}: ") else message
-
-
-def _listed(between: str, parts: Sequence[str]) -> str:
+def _first(between: str, parts: Sequence[str]) -> str:
     """The first of them, and how many more there are."""
     more = len(parts) - NAMED
     return between.join([*parts[:NAMED], *([f"and {more} more"] if more > 0 else [])])
@@ -185,7 +170,7 @@ def _listed(between: str, parts: Sequence[str]) -> str:
 # Files, folders and globs
 
 
-def expand_inputs(items: Sequence[str], tell: Callable[[str], None] | None = None) -> list[Path]:
+def expand_inputs(items: Sequence[str], tell: Callable[[str], None] = logger.info) -> list[Path]:
     """Files, folders and globs as a list of files in the order given, without duplicates.
 
     Args:
@@ -205,51 +190,41 @@ def expand_inputs(items: Sequence[str], tell: Callable[[str], None] | None = Non
     return list(files.values())
 
 
-def _image_files(item: str, tell: Callable[[str], None] | None = None) -> list[Path]:
+def _image_files(item: str, tell: Callable[[str], None] = logger.info) -> list[Path]:
     """The image files of a folder or a glob, sorted; see `expand_inputs`."""
     is_folder = os.path.isdir(item)
     every = Path(item).glob("*") if is_folder else map(Path, glob.iglob(item, recursive=True))
     visible = [path for path in every if not path.name.startswith(".")]
     files = [path for path in visible if not path.is_dir()]  # a link that leads nowhere fails its row
     images = [file for file in files if file.suffix.lower() in IMAGE_SUFFIXES]
-    left_out = []
+    also = []
     if others := len(files) - len(images):
-        left_out.append(f"skipped {others} other file{'s' * (others > 1)}")
+        also.append(f"skipped {others} other file{'s' * (others > 1)}")
     if is_folder and (folders := len(visible) - len(files)):
-        deep = os.path.join(glob.escape(item), "**", "*")
-        left_out.append(f"subfolders are not searched ({folders}): use '{deep}'")
-    also = "; ".join(left_out)
+        also.append(f"subfolders are not searched ({folders}): use '{Path(glob.escape(item), '**', '*')}'")
     if not images:
-        raise ImageError(
-            f"{item}: expected a folder or a pattern with image files"
-            f" ({' '.join(sorted(IMAGE_SUFFIXES))}), but found none",
-            f"check the path{f' ({also})' if also else ''}.",
-        )
-    if also and tell:
-        place = os.path.join(item, "") if is_folder else item
-        tell(one_line(f"{place}: {len(images)} image{'s' * (len(images) > 1)}; {also}"))
+        said = f"{item}: expected a folder or a pattern with image files ({' '.join(sorted(IMAGE_SUFFIXES))})"
+        raise ImageError(f"{said}, but found none", f"check the path ({'; '.join(also)})" if also else "check the path")
+    if also:
+        tell(one_line(f"{item}: {len(images)} image{'s' * (len(images) > 1)}; {'; '.join(also)}"))
     return sorted(images, key=_natural_order)
 
 
 def references_in(folder: Path, images: Iterable[Path]) -> list[Path]:
     """The reference of each image: the file of its name in `folder`, else the one image file that differs in
     its suffix alone. Raises `ImageError`, which names images that have none, or several."""
-    files, found, lacking = _image_files(str(folder)), [], []
-    by_stem: dict[str, list[Path]] = {}
-    for file in files:
-        by_stem.setdefault(file.stem, []).append(file)
+    found, lacking, by_stem = [], [], defaultdict[str, list[Path]](list)
+    for file in _image_files(str(folder)):
+        by_stem[file.stem].append(file)
     for image in images:
-        named = by_stem.get(image.stem, [])
+        named = by_stem[image.stem]
         exact = [file for file in named if file.name == image.name] or named
         found += exact[:1]
         if len(exact) != 1:
             lacking.append(f"{image} ({' or '.join(file.name for file in exact) or 'none'})")
     if lacking:
-        raise ImageError(
-            f"{folder}: expected one reference for each picture, under its name with any suffix, but not for"
-            f" {_listed(', ', lacking)}",
-            "add or rename them, or pair them in a --manifest.",
-        )
+        said = f"{folder}: expected one reference for each picture, under its name with any suffix, but not for"
+        raise ImageError(f"{said} {_first(', ', lacking)}", "add or rename them, or pair them in a --manifest.")
     return found
 
 

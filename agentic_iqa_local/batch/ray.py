@@ -5,15 +5,18 @@ workers. The command alone takes the rows, each once.
 """
 
 import hashlib
+import json
 import logging
 import os
+import re
 import secrets
 import signal
 import socket
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import chdir, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import chdir, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,9 +32,7 @@ from agentic_iqa_local.vlm_client import ModelLost
 
 logger = logging.getLogger(__name__)
 
-LOCAL = "local"
 MODELS = "AGENTIC_IQA_MODELS"
-ANSWERS_WITHIN = 5.0  # seconds
 OBJECT_STORE = 200 * 2**20  # bytes: rows are small
 IN_HAND = 2  # items for each of a worker's jobs, so that it need not wait for this process
 MOST_LOST = 3  # workers that an item may lose, and that may be lost in the place of one without a row
@@ -47,10 +48,6 @@ REMEDY = "scores of unlike nodes do not go into one file: install and configure 
 
 class ClusterError(BatchError):
     """A cluster that cannot be used; one sentence for the user."""
-
-
-class _WorkerLost(Exception):
-    """A worker's process or its node ended."""
 
 
 @dataclass(frozen=True)
@@ -71,33 +68,19 @@ def check_address(address: str) -> None:
     """Raises ClusterError unless it is local or auto, or something answers at HOST:PORT (Ray itself would try for
     more than a minute), and where Ray, an extra, is not installed."""
     if find_spec("ray") is None:
-        raise ClusterError(
-            "--cluster: expected the extra ray, it is not installed",
-            'pip install "agentic_iqa_local[ray]" (in a checkout: pip install -c constraints.txt ".[ray]")',
-        )
-    if address in (LOCAL, "auto"):
+        remedy = 'pip install "agentic_iqa_local[ray]" (in a checkout: pip install -c constraints.txt ".[ray]")'
+        raise ClusterError("--cluster: expected the extra ray, it is not installed", remedy)
+    if address in ("local", "auto"):
         return
+    if not re.fullmatch(r"[^/]+:\d+", address):
+        remedy = "`ray start --head` prints the address of a cluster"
+        raise ClusterError(f"--cluster {address}: expected local, auto or HOST:PORT", remedy)
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or "/" in host:
-        raise ClusterError(
-            f"--cluster {address}: expected local, auto or HOST:PORT",
-            "`ray start --head` prints the address of a cluster",
-        )
     try:
-        socket.create_connection((host, int(port)), ANSWERS_WITHIN).close()
+        socket.create_connection((host, int(port)), timeout=5).close()
     except (OSError, OverflowError) as error:
-        raise ClusterError(
-            f"--cluster {address}: nothing answers there ({error.args[-1]})",
-            "start a cluster with `ray start --head --port PORT` on that host (docs/batches.md)",
-        ) from error
-
-
-@dataclass(eq=False)
-class _Task(Generic[AnyItem]):
-    """An item on its way to a row."""
-
-    item: AnyItem
-    losses: int = 0  # of workers that had it
+        remedy = "start a cluster with `ray start --head --port PORT` on that host (docs/batches.md)"
+        raise ClusterError(f"--cluster {address}: nothing answers there ({error.args[-1]})", remedy) from error
 
 
 class RayRunner(Generic[AnyItem, Row]):
@@ -114,49 +97,37 @@ class RayRunner(Generic[AnyItem, Row]):
         self.stopping = False
         self.description: dict[str, Any] = {}
         self._rows = Counter[str]()  # by node
-        self._setting: _Setting | None = None
+        self._new_worker: Callable[[], Any] | None = None
         self._scratch: TemporaryDirectory[str] | None = None
         self._nodes: dict[Any, str] = {}  # of each worker that has the model
         self._free: deque[Any] = deque()  # workers, once for each item that they may have now
-        self._calls: dict[Any, tuple[Any, _Task[AnyItem] | None]] = {}  # worker and item; None: it loads
-        self._waiting: deque[_Task[AnyItem]] = deque()
+        self._calls: dict[Any, tuple[Any, AnyItem | None]] = {}  # worker and item; None: it loads
+        self._waiting: deque[AnyItem] = deque()
+        self._losses = Counter[str]()  # of workers that had an item, by its key
         self._lost = 0  # workers since the last row
 
     def load(self) -> None:
-        """Joins the cluster, compares its nodes with this command's own set-up, and waits until one worker has the
-        model; `description` then has what the work says of it. Raises ClusterError, which names nodes that are
-        unlike, and VLMError."""
-        if self._setting:
+        """Joins the cluster and waits until one worker has the model; `description` then has what the work says of
+        it. Raises ClusterError, which names a node that is unlike, and VLMError."""
+        if self._new_worker:
             return
         self._scratch = _join(self.place)
         try:
-            nodes = _nodes()
+            import ray
+
+            threads, expected = _threads(self.place), of_node(self.work, self.device)
+            options = {"num_cpus": threads, "num_gpus": self.place.gpus or None, "scheduling_strategy": "SPREAD"}
+            options |= {"max_concurrency": self.jobs * IN_HAND + 1}
+            told = threads, os.getcwd(), os.environ.get(MODELS), expected, self.work, self.device
             window = {"jobs": self.jobs, "timeout": self.timeout}
-            expected = of_node(self.work, self.device)
-            self._setting = _Setting(self.work, self.device, window, _threads(nodes, self.place), expected)
-            self._compare(nodes, self._setting)
+            self._new_worker = partial(ray.remote(_Worker).options(**options).remote, *told, **window)
             for _ in range(self.place.workers):
                 self._start_worker()
             while not self._nodes and not self.stopping:
-                self._heed_answers()
+                self._heed_answer()
         except BaseException:
             self.close()
             raise
-
-    def _compare(self, nodes: list[dict[str, Any]], setting: "_Setting") -> None:
-        import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as OnNode
-
-        checks = {
-            _name(node): ray.remote(_unlike)
-            .options(num_cpus=0, scheduling_strategy=OnNode(node["NodeID"], soft=False))
-            .remote(setting)
-            for node in nodes
-            if node["Resources"].get("CPU")
-        }
-        if unlike := [f"{name}: {what}" for name, check in checks.items() if (what := _answer_of(check))]:
-            said = f"--cluster {self.place.address}: not all nodes have what this command has: "
-            raise ClusterError(said + "; ".join(unlike), REMEDY)
 
     @property
     def by_node(self) -> str:
@@ -171,43 +142,56 @@ class RayRunner(Generic[AnyItem, Row]):
         """A row for each item, as soon as it is there; then the workers end. Raises what `load` and the workers
         raise, and BatchError where workers are lost again and again."""
         self.load()
-        self._waiting.extend(map(_Task, items))
+        self._waiting.extend(items)
         try:
             while True:
                 while self._waiting and self._free and not self.stopping:
-                    worker, task = self._free.popleft(), self._waiting.popleft()
-                    self._calls[worker.row.remote(task.item)] = worker, task
-                if not any(task for _, task in self._calls.values()) and (self.stopping or not self._waiting):
+                    worker, item = self._free.popleft(), self._waiting.popleft()
+                    self._calls[worker.row.remote(item)] = worker, item
+                if not any(item for _, item in self._calls.values()) and (self.stopping or not self._waiting):
                     return
-                yield from self._heed_answers()
+                yield from self._heed_answer()
         finally:
             self.close()
 
-    def _start_worker(self) -> None:
+    def close(self) -> None:
+        """Leaves the cluster; one that was started here ends."""
         import ray
 
-        assert self._setting
-        options = {"num_cpus": self._setting.threads, "num_gpus": self.place.gpus or None}
-        options |= {"max_concurrency": self.jobs * IN_HAND + 1, "scheduling_strategy": "SPREAD"}
-        worker = ray.remote(_Worker).options(**options).remote(self._setting)
+        ray.shutdown()
+        if self._scratch:
+            self._scratch.cleanup()
+        self._new_worker = self._scratch = None
+        for each in (self._nodes, self._free, self._calls):
+            each.clear()
+
+    def _start_worker(self) -> None:
+        assert self._new_worker
+        worker = self._new_worker()
         self._calls[worker.load.remote()] = worker, None
 
-    def _heed_answers(self) -> list[Row]:
+    def _heed_answer(self) -> list[Row]:
         """Waits for an answer, a moment at most; the rows that it brings. Raises what a worker raised."""
         import ray
+        from ray.exceptions import RayError, RayTaskError
 
         for ref in ray.wait(list(self._calls), timeout=GLANCE)[0]:  # one at most
-            worker, task = self._calls.pop(ref)
+            worker, item = self._calls.pop(ref)
             try:
-                answer = _answer_of(ref)
-            except (_WorkerLost, ModelLost) as error:
-                return self._replace(worker, task, one_line(str(error)[:300]))
-            if task:
-                self._free.append(worker)
-                self._rows[self._nodes[worker]] += 1
-                self._lost = 0
-                return [answer]
-            self._take_on(worker, *answer)
+                answer = ray.get(ref)
+            except RayError as error:
+                raised = error.cause if isinstance(error, RayTaskError) else None
+                if raised is None or isinstance(raised, ModelLost):
+                    return self._replace(worker, item, one_line(" ".join(str(raised or error).split())[-300:]))
+                known = isinstance(raised, UserError)
+                raise raised if known else BatchError(f"a worker failed: {raised!r:.300}") from error
+            if item is None:
+                self._take_on(worker, *answer)
+                continue
+            self._free.append(worker)
+            self._rows[self._nodes[worker]] += 1
+            self._lost = 0
+            return [answer]
         return []
 
     def _take_on(self, worker: Any, node: str, description: dict[str, Any]) -> None:
@@ -217,7 +201,7 @@ class RayRunner(Generic[AnyItem, Row]):
         self._nodes[worker] = node
         self._free.extend([worker] * self.jobs * IN_HAND)
 
-    def _replace(self, worker: Any, task: _Task[AnyItem] | None, why: str) -> list[Row]:
+    def _replace(self, worker: Any, item: AnyItem | None, why: str) -> list[Row]:
         """Starts another worker in the place of one that is lost; the failures of items that lost too many."""
         import ray
 
@@ -225,57 +209,24 @@ class RayRunner(Generic[AnyItem, Row]):
         logger.warning("a worker%s is lost (%s); going on", f" at {node}" if node else "", why)
         with suppress(Exception):
             ray.kill(worker)
-        lost = [task, *(other for owner, other in self._calls.values() if owner is worker)]
+        lost = [item, *(other for owner, other in self._calls.values() if owner is worker)]
         self._calls = {ref: call for ref, call in self._calls.items() if call[0] is not worker}
         self._free = deque(free for free in self._free if free is not worker)
-        failures = []
-        for task in filter(None, lost):
-            task.losses += 1
-            if task.losses < MOST_LOST:
-                self._waiting.append(task)
-            else:
-                said = f"{task.losses} workers were lost that had this image, the last: {why}"
-                failures.append(self.work.failure(task.item, said))
         self._lost += 1
         if self._lost >= MOST_LOST * self.place.workers:
             raise BatchError(f"{self._lost} workers were lost without a row between them, the last: {why}")
         self._start_worker()
-        return failures
-
-    def close(self) -> None:
-        """Leaves the cluster; one that was started here ends."""
-        import ray
-
-        ray.shutdown()
-        if self._scratch:
-            self._scratch.cleanup()
-        self._setting = self._scratch = None
-        for kept in (self._nodes, self._free, self._calls):
-            kept.clear()
+        lost = [item for item in lost if item]
+        self._losses.update(item.key for item in lost)
+        self._waiting.extend(item for item in lost if self._losses[item.key] < MOST_LOST)
+        said = f"{MOST_LOST} workers were lost that had this image, the last: {why}"
+        return [self.work.failure(item, said) for item in lost if self._losses[item.key] >= MOST_LOST]
 
 
-def _answer_of(ref: Any) -> Any:
-    """What a remote call returned. Raises the UserError that it raised, BatchError for any other, and _WorkerLost
-    where its process or its node ended."""
-    import ray
-    from ray.exceptions import RayError, RayTaskError
-
-    try:
-        return ray.get(ref)
-    except RayTaskError as error:
-        if isinstance(error.cause, UserError):
-            raise error.cause from error
-        raise BatchError(f"a worker failed: {error.cause!r:.300}") from error
-    except RayError as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        raise _WorkerLost(lines[-1] if lines else type(error).__name__) from error
-
-
-def _without_hardware(description: Any) -> Any:
+def _without_hardware(description: dict[str, Any]) -> Any:
     """A description of models without the kinds of cards, which may differ."""
-    if not isinstance(description, dict):
-        return description
-    return {name: _without_hardware(part) for name, part in description.items() if name != "hardware"}
+    text = json.dumps(description)
+    return json.loads(text, object_hook=lambda part: {name: part[name] for name in part if name != "hardware"})
 
 
 # The cluster
@@ -288,7 +239,7 @@ def _join(place: Place) -> "TemporaryDirectory[str] | None":
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"}  # nothing is reported
     os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's is 15: all else on a machine would go first
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else Ray warns of a change to come
-    if place.address == LOCAL:
+    if place.address == "local":
         os.environ.setdefault("RAY_AUTH_MODE", "token")
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         cpus = (_asked_threads() or max(1, (os.cpu_count() or 1) // place.workers)) * place.workers
@@ -301,36 +252,30 @@ def _join(place: Place) -> "TemporaryDirectory[str] | None":
     from ray.exceptions import RayError
 
     quiet = {"log_to_driver": False, "configure_logging": False, "logging_level": logging.ERROR}
-    before, stderr, nowhere = signal.getsignal(signal.SIGTERM), os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
-        os.dup2(nowhere, 2)  # parts of Ray write there whatever they are told
-        # Ray puts the working folder before all that workers import, and takes SIGTERM for itself.
-        with chdir(ROOT if ROOT != PACKAGE else "/"):
+        # Ray puts the working folder before all that workers import.
+        with _undisturbed(), chdir(ROOT if ROOT != PACKAGE else "/"):
             ray.init(address=place.address, **started, **quiet)
     except (ConnectionError, RuntimeError, ValueError, RayError) as error:
         why = " ".join(str(error).split())
-        raise ClusterError(
-            f"--cluster {place.address}: it cannot be joined: {why:.400}",
-            "all nodes need the same Python and Ray; this command runs on one of them (docs/batches.md)",
-        ) from error
+        remedy = "all nodes need the same Python and Ray; this command runs on one of them (docs/batches.md)"
+        raise ClusterError(f"--cluster {place.address}: it cannot be joined: {why:.400}", remedy) from error
+    return scratch
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Ray takes SIGTERM for itself, and parts of it write to stderr whatever they are told."""
+    before, stderr, nowhere = signal.getsignal(signal.SIGTERM), os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
     finally:
         os.dup2(stderr, 2)
         os.close(stderr)
         os.close(nowhere)
         with suppress(ValueError):  # not the main thread
             signal.signal(signal.SIGTERM, before)
-    return scratch
-
-
-def _nodes() -> list[dict[str, Any]]:
-    import ray
-
-    return [node for node in ray.nodes() if node["Alive"]]
-
-
-def _name(node: dict[str, Any]) -> str:
-    address, named = node["NodeManagerAddress"], node.get("NodeName")
-    return one_line(named if named not in ("", None, address) else f"{node['NodeManagerHostname']} ({address})")
 
 
 def _asked_threads() -> int:
@@ -338,68 +283,62 @@ def _asked_threads() -> int:
     return int(asked) if asked.isdecimal() else 0
 
 
-def _threads(nodes: list[dict[str, Any]], place: Place) -> int:
+def _threads(place: Place) -> int:
     """The threads of each worker: those that OMP_NUM_THREADS says, else the most with which all workers have
     room. Raises ClusterError where none has."""
-    has = [(int(node["Resources"].get("CPU", 0)), node["Resources"].get("GPU", 0)) for node in nodes]
+    import ray
+
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    has = [(int(node.get("CPU", 0)), node.get("GPU", 0)) for node in nodes]
     most = max((cpus for cpus, _ in has), default=1)
     fitting = (n for n in range(most, 1, -1) if sum(cpus // n for cpus, _ in has) >= place.workers)
     threads = _asked_threads() or next(fitting, 1)
     if not any(cpus >= threads and gpus >= place.gpus for cpus, gpus in has):
-        raise ClusterError(
-            f"--cluster {place.address}: no node has room for a worker of {threads} threads and {place.gpus:g} GPUs",
-            "set OMP_NUM_THREADS or --gpus-per-worker lower, or start nodes where Ray sees their GPUs",
-        )
+        said = f"no node has room for a worker of {threads} threads and {place.gpus:g} GPUs"
+        remedy = "set OMP_NUM_THREADS or --gpus-per-worker lower, or start nodes where Ray sees their GPUs"
+        raise ClusterError(f"--cluster {place.address}: {said}", remedy)
     return threads
 
 
 # What follows runs at workers.
 
 
-@dataclass(frozen=True)
-class _Setting:
-    """What every worker is told."""
-
-    work: Work[Any, Any]
-    device: str
-    window: Mapping[str, Any]
-    threads: int
-    expected: dict[str, Any]  # what a node has to have, see `of_node`
-    folder: str = field(default_factory=os.getcwd)
-    models: str | None = field(default_factory=lambda: os.environ.get(MODELS))
-
-
-def _unlike(setting: _Setting) -> str:
-    """Takes up threads, models folder and working folder of the command; what this node has otherwise than
-    expected, in words. Raises UserError."""
-    os.environ["OMP_NUM_THREADS"] = str(setting.threads)
-    if setting.models and MODELS not in os.environ and os.path.isdir(setting.models):
-        os.environ[MODELS] = setting.models
-    with suppress(OSError):  # where it is not there, no relative path is seen
-        os.chdir(setting.folder)
-    return differences(of_node(setting.work, setting.device), setting.expected)
-
-
 class _Worker:
     """An actor: its `Runner` has a process of its own, so that a hang or a crash there does not end the actor."""
 
-    def __init__(self, setting: _Setting):
-        self._setting = setting
+    def __init__(
+        self,
+        threads: int,
+        folder: str,
+        models: str | None,
+        expected: dict[str, Any],
+        work: Work[Any, Any],
+        device: str,
+        **window: Any,
+    ):
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+        if models and MODELS not in os.environ and os.path.isdir(models):
+            os.environ[MODELS] = models
+        with suppress(OSError):  # where it is not there, no relative path is seen
+            os.chdir(folder)
+        self._expected, self._runner = expected, Runner(work, device, **window)
 
     def load(self) -> tuple[str, dict[str, Any]]:
-        """The node's name, and what the work says of the models. Raises UserError, with the name."""
+        """The node's name, and what the work says of the models. Raises UserError, with the name, also where the
+        node has not what the command has."""
         import ray
 
-        here, setting = ray.get_runtime_context().get_node_id(), self._setting
-        name = next(_name(node) for node in ray.nodes() if node["NodeID"] == here)
+        here, runner = ray.get_runtime_context().get_node_id(), self._runner
+        node = next(node for node in ray.nodes() if node["NodeID"] == here)
+        address, name = node["NodeManagerAddress"], node.get("NodeName")
+        name = one_line(name if name not in ("", None, address) else f"{node['NodeManagerHostname']} ({address})")
         try:
-            if unlike := _unlike(setting):  # it may have joined later
+            if unlike := differences(of_node(runner.work, runner.device), self._expected):
                 raise ClusterError(f"it has not what this command has: {unlike}", REMEDY)
-            self._runner = Runner(setting.work, setting.device, **setting.window)
-            self._runner.load()
+            runner.load()
         except UserError as error:
             raise type(error)(f"{name}: {error.message}", error.remedy) from error
-        return name, self._runner.description
+        return name, runner.description
 
     def row(self, item: Any) -> Any:
         """The row of an item. Raises what a runner's future raises."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agentic_iqa_local.batch.inputs import row_key
-from agentic_iqa_local.batch.rows import OtherRun, RowFile, RowsError, check_run, run_began, write_run
+from agentic_iqa_local.batch.rows import OtherRun, RowFile, RowsError, check_run, write_run
 from agentic_iqa_local.batch.work import StoredRow
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.files import WriteError, path_from_text
@@ -22,21 +22,17 @@ def picture_changed(row: dict[str, Any], since: float) -> bool:
     """Whether a row's picture is there and no longer the file of the row's `sha256`, where it has one. A
     picture that nobody touched `since` then, when the rows agreed with their pictures, is not read."""
     path = path_from_text(row["image"])
-    touched = _time_of(path, "st_ctime") >= since
-    return touched and row["sha256"] is not None and file_sha256(path) != row["sha256"]
+    return _touched(path, since) and row["sha256"] is not None and file_sha256(path) != row["sha256"]
 
 
-def _time_of(path: str, which: str) -> float:
-    """A time of a file, in seconds since 1970; before all others where there is none."""
+def _touched(path: str, since: float, time: str = "st_ctime") -> bool:
     with suppress(OSError, ValueError):
-        return getattr(os.stat(path), which)
-    return float("-inf")
+        return getattr(os.stat(path), time) >= since
+    return False
 
 
 class Results(RowFile):
     """The rows that assess writes to `path`, one for each item. Beside it PATH.run.json says what they depend on.
-
-    `changed` has the pictures that changed since, and `gone` those that are not asked for and no longer there.
 
     Args:
         path: The file. Where it is a link, the file that it leads to.
@@ -58,49 +54,50 @@ class Results(RowFile):
         retry: bool = False,
         asked: Container[str] = (),
     ):
-        super().__init__(path, StoredRow, row_key)
+        super().__init__(path, StoredRow)
         self.changed: list[str] = []
-        self.gone: list[str] = []
-        self._gone_keys: set[str] = set()
+        """Pictures that changed since."""
+        self.gone: dict[str, str] = {}
+        """Pictures that are not asked for and no longer there, by the key of their row."""
+        self._retry, self._asked = retry, asked
         description = self.path.with_name(f"{self.path.name}.run.json")
         try:
-            if not self.empty and not resume:
-                remedy = "add --resume to go on with them, or choose another --out"
-                raise RowsError(f"{self.path}: holds rows already", remedy)
             if not self.empty:
-                self._go_on(description, identity, retry, asked)
+                if not resume:
+                    remedy = "add --resume to go on with them, or choose another --out"
+                    raise RowsError(f"{self.path}: holds rows already", remedy)
+                self._go_on(description, identity)
             command = [one_line(word) for word in sys.argv]
             write_run(description, {"command": command, "date": time.strftime("%Y-%m-%dT%H:%M:%S%z")}, identity)
         except WriteError:
             self.close()
             raise
 
-    def _go_on(self, description: Path, identity: dict[str, Any], retry: bool, asked: Container[str]) -> None:
-        def failed(row: dict[str, Any]) -> bool:
-            return retry and row["error"] is not None and row_key(row) in asked
-
+    def _go_on(self, description: Path, identity: dict[str, Any]) -> None:
+        since = 0.0
         try:
-            check_run(description, identity, SET_LATER)
+            since = check_run(description, identity, SET_LATER)
         except OtherRun:
-            if not all(map(failed, self)):
+            if not all(map(self._is_retried, self)):
                 raise  # otherwise no row stays that the old settings made
-        since = run_began(description)
-        self.recover(lambda row: failed(row) or self._is_outdated(row, row_key(row) in asked, since))
+        self.recover(row_key, lambda row: self._is_retried(row) or self._is_outdated(row, since))
 
-    def _is_outdated(self, row: dict[str, Any], asked: bool, since: float) -> bool:
+    def _is_retried(self, row: dict[str, Any]) -> bool:
+        return self._retry and row["error"] is not None and row_key(row) in self._asked
+
+    def _is_outdated(self, row: dict[str, Any], since: float) -> bool:
         is_there = os.path.exists(path_from_text(row["image"]))
-        if not asked:
+        if row_key(row) not in self._asked:
             if not is_there:
-                self.gone.append(row["image"])
-                self._gone_keys.add(row_key(row))
+                self.gone[row_key(row)] = row["image"]
             return False
         changed = picture_changed(row, since) or not (is_there or row["error"])
         if row["reference"] and since:
-            changed |= _time_of(path_from_text(row["reference"]), "st_mtime") >= since
+            changed |= _touched(path_from_text(row["reference"]), since, "st_mtime")
         if changed:
             self.changed.append(row["image"])
         return changed
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """The rows, without those whose pictures are gone."""
-        return (row for row in self if row_key(row) not in self._gone_keys)
+        return (row for row in self if row_key(row) not in self.gone)

@@ -1,5 +1,5 @@
-"""Files of JSON lines that survive a kill and a full disk: one durable row for each item, and beside it the
-description of the run that the rows belong to."""
+"""Files of JSON lines that survive a kill and a full disk: one durable row for each item, and beside them the
+description of the run that they belong to."""
 
 import errno
 import json
@@ -15,22 +15,12 @@ from filelock import FileLock, Timeout
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
-from agentic_iqa_local.files import (
-    LARGEST,
-    FileError,
-    WriteError,
-    create,
-    first_mistake,
-    open_regular,
-    place_for,
-    read_json,
-    sync_folder,
-    write_whole,
-)
+from agentic_iqa_local.files import FileError, WriteError, first_mistake, place_for, read_json, sync_folder, write_whole
 
 NAMED_CHANGES, LONGEST_VALUE = 5, 60  # changed settings that a message names, and characters of each value
 LARGEST_NOTE = 2**26  # bytes of a run's description, which holds its command line
 SYNC_AFTER = 0.05  # seconds since the last sync: a disk takes a few milliseconds for each
+ELSEWHERE = "choose another --out"
 
 
 class RowsError(WriteError):
@@ -46,96 +36,80 @@ class AnyRow(BaseModel):
 
 
 class RowFile:
-    """Rows (JSON objects), one line each; iterating yields them. One process at a time writes: PATH.lock is
-    its lock. `done` has the keys of the rows that are there.
+    """Rows (JSON objects), one line each; iterating yields them. One process at a time writes: PATH.lock is its lock.
 
     Args:
         path: The file. Where it is a link, the file that it leads to.
         schema: Validates every row.
-        key: Tells rows apart.
 
     Raises:
         RowsError: Another process writes the file, or it cannot be written.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        schema: type[BaseModel] = AnyRow,
-        key: Callable[[dict[str, Any]], str] = lambda row: "",
-    ):
-        self._schema, self._key = schema, key
+    def __init__(self, path: Path, schema: type[BaseModel] = AnyRow):
+        self._schema = schema
         self.done: set[str] = set()
+        """The keys of the rows that `recover` found."""
         try:
             self.path = place_for(path)
+            self._open(os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK)
             self._lock = FileLock(f"{self.path}.lock", timeout=0, thread_local=False)
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            self._use(os.open(self.path, flags, 0o666))
             self._lock.acquire()  # after the file: this makes missing folders
             sync_folder(self.path)
         except Timeout as error:
             self._file.close()
-            remedy = "wait for it or choose another --out"
-            raise RowsError(f"{path}: another process is writing it", remedy) from error
-        except (FileError, OSError) as error:
-            if isinstance(error, OSError):
-                error = FileError(f"expected a file that can be written, got {error.strerror}")
-            raise RowsError(f"{path}: {error}", "choose another --out") from error
+            said = f"{path}: another process is writing it"
+            raise RowsError(said, "wait for it or choose another --out") from error
+        except FileError as error:
+            raise RowsError(f"{path}: {error}", ELSEWHERE) from error
+        except OSError as error:
+            raise RowsError(f"{path}: expected a file that can be written, got {error.strerror}", ELSEWHERE) from error
 
-    def _use(self, descriptor: int) -> None:
+    def _open(self, flags: int = 0) -> None:
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | flags, 0o666)
         self._file = os.fdopen(descriptor, "ab", buffering=0)
-        state = os.fstat(descriptor)
-        self._end = self._synced = state.st_size  # bytes that are written, and those of them that are on disk
-        self._inode, self._when = state.st_ino, 0.0
+        self._synced, self._when = self._size, 0.0  # bytes that are on the disk, and since when
+
+    @property
+    def _size(self) -> int:
+        return os.fstat(self._file.fileno()).st_size
 
     @property
     def empty(self) -> bool:
-        return self._end == 0
+        return self._size == 0
 
-    def _check_place(self) -> None:
-        """Raises RowsError where the file was moved or deleted: nobody would find its rows."""
-        with suppress(OSError):
-            if os.lstat(self.path).st_ino == self._inode:
-                return
-        raise RowsError(
-            f"{self.path}: expected that the file of rows stays in its place while it is written, but it was"
-            " moved, deleted or replaced",
-            "put it back with its rows",
-        )
+    def recover(
+        self,
+        key: Callable[[dict[str, Any]], str] = lambda row: "",
+        drop: Callable[[dict[str, Any]], bool] = lambda row: False,
+    ) -> None:
+        """Makes the file ready to go on with: cuts off the incomplete last line that a kill leaves, and takes out rows.
 
-    def recover(self, drop: Callable[[dict[str, Any]], bool] = lambda row: False) -> None:
-        """Cuts off the incomplete last line that a killed process leaves, learns which rows are there, and takes
-        out those to `drop`: a new file takes the old one's place, or nothing changes. Call it only for a file
-        that is known to hold rows. Raises RowsError, which names a line that is no row."""
-        end, dropped = 0, False
+        Call it only for a file that is known to hold rows.
+
+        Args:
+            key: Tells rows apart, for `done`.
+            drop: Whether a row is taken out. A new file takes the old one's place, or nothing changes.
+
+        Raises:
+            RowsError: A line that is no row, which is named.
+            WriteError: The disk does not take the new file.
+        """
+        end, dropped = 0, set[int]()
         with self._opened() as file:
-            for line, row in rows_in(file, self.path, self._schema, going_on=True):
+            for number, (line, row) in enumerate(rows_in(file, self.path, self._schema, going_on=True)):
                 end += len(line)
                 if drop(row):
-                    dropped = True
+                    dropped.add(number)
                 else:
-                    self.done.add(self._key(row))
+                    self.done.add(key(row))
         self._cut(end)
         if dropped:
-            self._keep_done()
-
-    def _keep_done(self) -> None:
-        partial = self.path.with_name(f"{self.path.name}.partial")
-        try:
-            with open(create(partial), "wb") as new, self._opened() as old:
-                for line, row in rows_in(old, self.path, self._schema):
-                    if self._key(row) in self.done:
-                        new.write(line)
-                new.flush()
-                os.fsync(new.fileno())
-            os.replace(partial, self.path)
-        except OSError as error:
-            with suppress(OSError):
-                partial.unlink()
-            raise self._not_written(error) from error
-        self._file.close()
-        self._use(os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC))
-        sync_folder(self.path)
+            with self._opened() as old:
+                kept = (line for number, line in enumerate(old) if number not in dropped)
+                write_whole(self.path, kept, sync=True)
+            self._file.close()
+            self._open()
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         with self._opened() as file:
@@ -144,10 +118,15 @@ class RowFile:
 
     def _opened(self) -> BinaryIO:
         self._check_place()
-        try:
-            return open(open_regular(self.path), "rb")
-        except FileError as error:
-            raise RowsError(f"{self.path}: {error}", "choose another --out") from error
+        return open(self.path, "rb")
+
+    def _check_place(self) -> None:
+        """Raises RowsError where the file was moved or deleted: nobody would find its rows."""
+        with suppress(OSError):
+            if os.path.samestat(os.lstat(self.path), os.fstat(self._file.fileno())):
+                return
+        said = "expected that the file of rows stays in its place while it is written, but it was moved, deleted or"
+        raise RowsError(f"{self.path}: {said} replaced", "put it back with its rows")
 
     def append(self, line: str) -> None:
         """Writes one row, given as JSON text; it is on the disk unless another row was synced less than 50 ms ago
@@ -155,18 +134,17 @@ class RowFile:
         it: the rows before it are whole."""
         content = line.encode() + b"\n"
         try:
-            row = checked_row(content, self._schema)
-        except FileError as error:
-            raise RowsError(f"{self.path}: a row could not be written ({error})") from error
+            self._schema.model_validate_json(content, strict=True)
+        except ValidationError as error:
+            raise RowsError(f"{self.path}: a row could not be written ({first_mistake(error)})") from error
         self._check_place()
         try:
-            if self._file.write(content) != len(content):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            written = self._file.write(content) or 0
         except OSError as error:
-            self._cut(self._end)
             raise self._not_written(error) from error
-        self._end += len(content)
-        self.done.add(self._key(row))
+        if written < len(content):
+            self._cut(self._size - written)
+            raise self._not_written(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
         if time.monotonic() - self._when >= SYNC_AFTER:
             self.sync()
 
@@ -174,16 +152,14 @@ class RowFile:
         """Brings every row to the disk. Raises RowsError where it does not take them: the file then holds the rows
         before, whole."""
         try:
-            if self._synced < self._end:
-                os.fsync(self._file.fileno())
+            os.fsync(self._file.fileno())
         except OSError as error:
             self._cut(self._synced)
             raise self._not_written(error) from error
-        self._synced, self._when = self._end, time.monotonic()
+        self._synced, self._when = self._size, time.monotonic()
 
     def _cut(self, end: int) -> None:
         """Leaves the first `end` bytes."""
-        self._end, self._synced = end, min(end, self._synced)
         with suppress(OSError):
             os.ftruncate(self._file.fileno(), end)
 
@@ -203,28 +179,27 @@ class RowFile:
 def rows_in(
     file: BinaryIO, path: Path, schema: type[BaseModel], *, going_on: bool = False
 ) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """(line, row) of an open file of rows; `path` names it in messages. While a run may still be writing it
-    (`going_on`), an incomplete last line is left out. Raises RowsError, which names a line that is no row."""
-    for number, line in enumerate(iter(lambda: file.readline(LARGEST + 1), b""), 1):
-        if going_on and len(line) <= LARGEST and line.startswith(b"{") and not line.endswith(b"\n"):
+    """(line, row) of an open file of rows.
+
+    Args:
+        file: The open file.
+        path: Its name in messages.
+        schema: Validates every row.
+        going_on: Whether a run may still be writing it: then an incomplete last line is left out.
+
+    Raises:
+        RowsError: A line that is no row, which is named.
+    """
+    for number, line in enumerate(file, 1):
+        if going_on and line.startswith(b"{") and not line.endswith(b"\n"):
             return
         try:
-            yield line, checked_row(line, schema)
-        except FileError as error:
-            raise RowsError(f"{path}, line {number}: {error}", "choose another --out") from error
-
-
-def checked_row(line: bytes, schema: type[BaseModel]) -> dict[str, Any]:
-    """A line's row. Raises FileError for a line that is none."""
-    if len(line) > LARGEST:
-        raise FileError(f"expected a line of at most {LARGEST} bytes, got a longer one")
-    try:
-        schema.model_validate_json(line, strict=True)
-        return from_json(line, allow_inf_nan=False)
-    except ValidationError as error:
-        raise FileError(f"expected rows as this program writes them ({first_mistake(error)})") from error
-    except ValueError as error:
-        raise FileError(f"expected JSON, got something else ({error})") from error
+            schema.model_validate_json(line, strict=True)
+            yield line, from_json(line, allow_inf_nan=False)
+        except ValueError as error:
+            why = first_mistake(error) if isinstance(error, ValidationError) else error
+            said = f"expected rows as this program writes them ({why})"
+            raise RowsError(f"{path}, line {number}: {said}", ELSEWHERE) from error
 
 
 # The run that rows belong to
@@ -236,31 +211,29 @@ def write_run(path: Path, run: dict[str, Any], identity: dict[str, Any]) -> None
     write_whole(path, json.dumps(run | {"identity": identity}, indent=1), sync=True)
 
 
-def run_began(path: Path) -> float:
-    """When the run that `path` describes was begun or last gone on with, in seconds since 1970; 0 where that
-    is not known."""
-    try:
-        date = read_json(path, LARGEST_NOTE)["date"]
-        return datetime.strptime(date, "%Y-%m-%dT%H:%M:%S%z").timestamp()
-    except (FileError, KeyError, TypeError, ValueError):
-        return 0.0
+def check_run(path: Path, identity: dict[str, Any], may_be_set: Collection[str] = ()) -> float:
+    """Compares `identity` with that of the run which `path` describes, see `differences`.
 
+    Returns:
+        When that run was begun or last gone on with, in seconds since 1970; 0 where that is not known.
 
-def check_run(path: Path, identity: dict[str, Any], may_be_set: Collection[str] = ()) -> None:
-    """Compares `identity` with that of the run which `path` describes, see `differences`. Raises OtherRun where
-    they differ, and RowsError for a file that describes no run."""
+    Raises:
+        OtherRun: They differ.
+        RowsError: The file describes no run.
+    """
     try:
-        expected = read_json(path, LARGEST_NOTE).get("identity")
-        if not isinstance(expected, dict):
+        run = read_json(path, LARGEST_NOTE)
+        if not isinstance(expected := run.get("identity"), dict):
             raise FileError("expected an object `identity`, found none")
     except FileError as error:
-        said = f"{path}: this is no description of the run: {error}"
-        raise RowsError(said, "choose another --out") from error
+        raise RowsError(f"{path}: this is no description of the run: {error}", ELSEWHERE) from error
     if changed := differences(identity, expected, may_be_set):
-        raise OtherRun(
-            f"{path}: the rows are of a run with other settings: {changed}",
-            "go on with the same or choose another --out",
-        )
+        said = f"{path}: the rows are of a run with other settings: {changed}"
+        raise OtherRun(said, f"go on with the same or {ELSEWHERE}")
+    try:
+        return datetime.fromisoformat(run["date"]).timestamp()
+    except (KeyError, TypeError, ValueError):
+        return 0.0
 
 
 def differences(now: dict[str, Any], expected: dict[str, Any], may_be_set: Collection[str] = ()) -> str:

@@ -8,11 +8,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from pydantic import model_validator
 
-from agentic_iqa_local.batch.inputs import Item, row_key
+from agentic_iqa_local.batch.inputs import Item
 from agentic_iqa_local.config import Pipeline, Settings
 from agentic_iqa_local.devices import versions
 from agentic_iqa_local.errors import one_line
@@ -24,34 +24,23 @@ from agentic_iqa_local.judgement.assessment import assess, unassessed
 from agentic_iqa_local.judgement.intervals import SHIPPED as SHIPPED_INTERVALS
 from agentic_iqa_local.judgement.quality_map import MapRequest
 from agentic_iqa_local.nodes.letter_reading import ROLE
-from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY, choice_letters
+from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
 from agentic_iqa_local.nodes.workbench import Observer
 from agentic_iqa_local.offline.store import store_manifest
 from agentic_iqa_local.result import SCHEMA_VERSION, Assessment
 from agentic_iqa_local.services import Services
-from agentic_iqa_local.state import LETTER_TO_LEVEL
 
 # of a pipeline: the roles whose models it needs
 ROLES = {"agent": ("planner", "executor", ROLE), "letters": (ROLE,)}
 
 
-class Picture(Protocol):
-    """What an item is at least: a picture, and the key that tells its row from others."""
-
-    @property
-    def key(self) -> str: ...
-
-    @property
-    def image(self) -> Path: ...
-
-
-AnyItem = TypeVar("AnyItem", bound=Picture)
+AnyItem = TypeVar("AnyItem", bound=Any)
 Row = TypeVar("Row")
 
 
 class Work(ABC, Generic[AnyItem, Row]):
-    """What is done with each item. Works, items and rows go from one process to another, so they can be
-    pickled."""
+    """What is done with each item, which has an `image` (a path) and a `key`. Works, items and rows go from one
+    process to another, so they can be pickled."""
 
     settings: Settings
     roles: tuple[str, ...]
@@ -77,10 +66,6 @@ class Work(ABC, Generic[AnyItem, Row]):
     def failure(self, item: AnyItem, error: str, sha256: str | None = None) -> Row:
         """The row of an item that has no answer; `sha256` (hex) of its picture's file where it was read."""
 
-    def overdue(self, item: AnyItem, error: str, sha256: str | None = None) -> Row:
-        """The row of an item whose time was over before there was an answer."""
-        return self.failure(item, error, sha256)
-
 
 @dataclass(frozen=True)
 class Assessing(Work[Item, Assessment]):
@@ -96,17 +81,9 @@ class Assessing(Work[Item, Assessment]):
         return ROLES[self.pipeline]
 
     def row(self, item: Item, services: Services, observer: Observer) -> Assessment:
-        return assess(
-            item.image,
-            item.reference,
-            item.query,
-            item.choices,
-            pipeline=self.pipeline,
-            max_replan_iterations=self.max_replan_iterations,
-            map=self.maps.get(item.key, False),
-            services=services,
-            observer=observer,
-        )
+        how: dict[str, Any] = {"pipeline": self.pipeline, "max_replan_iterations": self.max_replan_iterations}
+        how |= {"map": self.maps.get(item.key, False), "services": services, "observer": observer}
+        return assess(item.image, item.reference, item.query, item.choices, **how)
 
     def failure(self, item: Item, error: str, sha256: str | None = None) -> Assessment:
         row = unassessed(item.image, item.reference, item.query, item.choices, self.pipeline, self.settings)
@@ -178,28 +155,16 @@ def of_settings(settings: Settings, device: str) -> dict[str, Any]:
     }
 
 
-def key_of(row: Assessment) -> str:
-    """The key of the item that an assessment is of."""
-    return row_key(row.model_dump(include={"image", "reference", "query", "choices"}))
-
-
 def as_line(row: Assessment) -> str:
     """An assessment as one line of JSON; the tools' runs are told once, in `tools`."""
     return one_line(row.model_dump_json(exclude={"evidence": {"tool_logs"}}))
 
 
 class StoredRow(Assessment):
-    """A row as it was written: with all fields, and an answer that is one of those that were asked for."""
+    """A row as it was written, with all fields."""
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
         if missing := sorted(type(self).model_fields.keys() - self.model_fields_set):
             raise ValueError(f"no {', '.join(missing)}")
-        letters = None
-        if self.q is not None:
-            letters = list(LETTER_TO_LEVEL)
-        elif self.choices and not self.error:
-            letters = choice_letters(self.choices)
-        if letters is not None and self.final_answer not in letters:
-            raise ValueError(f"final_answer: expected one of {', '.join(letters)}")
         return self

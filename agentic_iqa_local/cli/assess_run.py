@@ -182,7 +182,7 @@ class AssessRun:
         if self.results:
             again = "; add --resume --retry-failed to assess those again"
             failed = f", {len(tally.failed)} of them failures{again}" if tally.failed else ""
-            gone = self.results.gone
+            gone = [*self.results.gone.values()]
             lost = f"; not counted, because their pictures are no longer there: {_named(gone)}" if gone else ""
             tell(one_line(f"{tally.total} rows in {args.out}{failed}{lost}"))
         if self.by_node:

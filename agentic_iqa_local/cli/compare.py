@@ -83,15 +83,16 @@ def _assessed(
     args: argparse.Namespace, settings: "Settings", items: "list[Item]", device: str
 ) -> "list[Assessment] | None":
     """The pictures' assessments in their order; None after Ctrl-C."""
+    from agentic_iqa_local.batch.inputs import row_key
     from agentic_iqa_local.batch.runner import Runner
-    from agentic_iqa_local.batch.work import Assessing, key_of
+    from agentic_iqa_local.batch.work import Assessing
 
     work = Assessing(settings, args.pipeline, args.max_replan_iterations)
     batch = Runner(work, device, jobs=args.jobs, timeout=args.timeout)
     rows: dict[str, Assessment] = {}
     with Progress(len(items)) as progress, stopped_by_ctrl_c(batch, "compare anew"):
         for row in batch.rows(items):
-            rows[key_of(row)] = row
+            rows[row_key(vars(row))] = row
             progress.count(row.error is not None)
     if len(rows) == len(items):
         return [rows[item.key] for item in items]

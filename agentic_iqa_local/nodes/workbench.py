@@ -65,14 +65,8 @@ def load_pictures(
 class Observer:
     """Sees every call of the model and of a tool that an assessment makes, and lets all of them pass."""
 
-    max_pixels: int | None = None
-    """How many pixels the model may see at once, where that is less than its own limit."""
-
     def step(self, role: str, state: str, round: int = 1, what: str | None = None) -> None:
         """A role, or what it does, has "started" or "finished", in the agent's first pass or a later one."""
-
-    def shown(self, pictures: Sequence[Image.Image]) -> None:
-        """The model is about to be opened on these."""
 
     @contextmanager
     def calling(self, what: str) -> Iterator[None]:
@@ -82,8 +76,10 @@ class Observer:
     @contextmanager
     def measuring(self, tool: str, services: Services) -> Iterator[ToolRunner]:
         """A measurement, with the tools that are to make it."""
+        self.step("tool", "started", what=tool)
         with self.calling(tool):
             yield services.tools
+        self.step("tool", "finished", what=tool)
 
 
 class RoleSession:
@@ -159,10 +155,7 @@ class OpenImages:
 
     def views(self, role: str) -> list[Box]:
         """The whole image, or native-resolution crops of one beyond the range of the role's model."""
-        limits, most = self.services.client(role).limits, self.observer.max_pixels
-        if most:
-            limits = replace(limits, max_pixels=min(most, limits.max_pixels or most))
-            self.warn(f"memory ran out: the model saw at most {most} pixels at once")
+        limits = self.services.client(role).limits
         width, height = size = self.image.pixels.size
         options = {"factor": limits.factor, "min_pixels": limits.min_pixels}
         most, most_views = limits.max_pixels or width * height, self.services.settings.images.max_crops
@@ -223,7 +216,6 @@ class OpenImages:
         """The letters of parts of the picture, each by itself and without the reference, in one batch. Raises
         VLMError."""
         parts = [[self.image.pixels.crop(box)] for box in boxes]
-        self.observer.shown([part for (part,) in parts])
         with self.calling_model(role) as client:
             found = client.read_many(parts, prompt, answer_prefix, letters)
         self._closed_usage += found.usage
@@ -231,7 +223,6 @@ class OpenImages:
 
     def _open(self, role: str, box: Box) -> VLMSession:
         pictures = [loaded.pixels.crop(box) for loaded in (self.reference, self.image) if loaded]
-        self.observer.shown(pictures)
         with self.calling_model(role) as client:
             return client.open(pictures)
 

@@ -126,7 +126,7 @@ class Batches:
         """Writes the rows that a batch lacks. Raises UserError, ValueError or OSError where that cannot be done."""
         options = json.loads((folder / "options.json").read_text())
         pictures, reference = _files(folder / "pictures"), _files(folder / "reference")
-        rows = RowFile(folder / "rows.jsonl", key=lambda row: row["image"])
+        rows = RowFile(folder / "rows.jsonl")
 
         async def write() -> None:
             for picture in left:
@@ -135,7 +135,7 @@ class Batches:
                 rows.sync()
 
         try:
-            rows.recover()
+            rows.recover(lambda row: row["image"])
             left = (picture for picture in pictures if picture.name not in rows.done)
             async with asyncio.TaskGroup() as workers:
                 for _ in range(self.queue.runner.jobs):

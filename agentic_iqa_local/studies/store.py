@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, model_validator
 
 from agentic_iqa_local.batch.results import picture_changed
-from agentic_iqa_local.batch.rows import LARGEST_NOTE, RowFile, check_run, rows_in, run_began, write_run
+from agentic_iqa_local.batch.rows import LARGEST_NOTE, RowFile, check_run, rows_in, write_run
 from agentic_iqa_local.batch.rows import RowsError as StoreError
 from agentic_iqa_local.files import (
     FileError,
@@ -213,17 +213,16 @@ class Store:
                 f"{folder}: expected a folder that can be written, got {error.strerror}",
                 "choose another --out",
             ) from error
-        self._rows = RowFile(folder / "rows.jsonl", _StudyRow, lambda row: row["key"])
+        self._rows = RowFile(folder / "rows.jsonl", _StudyRow)
         try:
-            description = folder / "run.json"
+            description, since, changed = folder / "run.json", 0.0, 0
             if os.path.lexists(description):
                 _refuse_link(description)
-                check_run(description, identity)
+                since = check_run(description, identity)
             elif not self._rows.empty:
                 raise StoreError(f"{folder}: holds rows.jsonl without run.json", "choose another --out")
             else:
                 write_run(description, run, identity)
-            since, changed = run_began(description), 0
 
             def has_changed(row: dict[str, Any]) -> bool:
                 nonlocal changed
@@ -231,7 +230,7 @@ class Store:
                 changed += found
                 return found
 
-            self._rows.recover(has_changed)
+            self._rows.recover(lambda row: row["key"], has_changed)
             if changed:
                 logger.warning("%d pictures changed since they were read, and are read again", changed)
         except WriteError:
@@ -265,6 +264,7 @@ class Store:
         if row["key"] in self.done:
             raise ValueError(f"{self.folder}: {row['key']} is stored already")
         self._rows.append(json.dumps(row))
+        self.done.add(row["key"])
 
     def sync(self) -> None:
         """Waits until the disk has every row. Raises StoreError."""
