@@ -148,7 +148,8 @@ def test_requests_go_before_the_pictures_of_a_batch(tmp_path):
         work = asyncio.create_task(worked_off(batches, name))
         while not queue.busy:
             await asyncio.sleep(0.01)
-        with OnePicture(image=Upload(name="one", data=b"one")).asked(SET_UP, tmp_path) as ask:
+        one = OnePicture(image=Upload(name="one", data=b"one"))
+        with one.stored(one.ask(SET_UP), tmp_path) as ask:
             answer = asyncio.create_task(queue.answer(ask))
             await asyncio.sleep(0)
             runner.go.set()
@@ -216,7 +217,7 @@ def test_a_senders_name_is_that_of_a_file_in_one_folder(name):
 @pytest.mark.parametrize("count", [1, 3])
 def test_an_ask_that_fails_is_told_without_the_places_of_pictures(tmp_path, count):
     pictures = SeveralPictures(images=[Upload(name=f"{i}.png", data=b"x") for i in range(count)])
-    with pictures.asked(SET_UP, tmp_path) as ask:
+    with pictures.stored(pictures.ask(SET_UP), tmp_path) as ask:
         answer = Serving(SET_UP).failure(ask, f"{ask.image}: broken", "00")
     rows = answer.failed if isinstance(answer, Ranking) else [answer]
     assert [row.image for row in rows] == [f"{i}.png" for i in range(count)]

@@ -90,8 +90,6 @@ class RayRunner(Generic[AnyItem, Row]):
     a failure.
     """
 
-    unfinished = False
-
     def __init__(self, work: Work[AnyItem, Row], place: Place, *, jobs: int = 1, timeout: float = TIMEOUT):
         self.work, self.place, self.device, self.jobs, self.timeout = work, place, place.device, jobs, timeout
         self.stopping = False
@@ -284,15 +282,14 @@ def _asked_threads() -> int:
 
 
 def _threads(place: Place) -> int:
-    """The threads of each worker: those that OMP_NUM_THREADS says, else the most with which all workers have
-    room. Raises ClusterError where none has."""
+    """The threads of each worker: those that OMP_NUM_THREADS says, else as many as each has of the smallest node.
+    Raises ClusterError where no node has room for a worker."""
     import ray
 
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    has = [(int(node.get("CPU", 0)), node.get("GPU", 0)) for node in nodes]
-    most = max((cpus for cpus, _ in has), default=1)
-    fitting = (n for n in range(most, 1, -1) if sum(cpus // n for cpus, _ in has) >= place.workers)
-    threads = _asked_threads() or next(fitting, 1)
+    has = [(int(node["CPU"]), node.get("GPU", 0)) for node in nodes if "CPU" in node]
+    each = -(-place.workers // max(1, len(has)))  # workers of a node
+    threads = _asked_threads() or max(1, min((cpus // each for cpus, _ in has), default=1))
     if not any(cpus >= threads and gpus >= place.gpus for cpus, gpus in has):
         said = f"no node has room for a worker of {threads} threads and {place.gpus:g} GPUs"
         remedy = "set OMP_NUM_THREADS or --gpus-per-worker lower, or start nodes where Ray sees their GPUs"
@@ -306,22 +303,13 @@ def _threads(place: Place) -> int:
 class _Worker:
     """An actor: its `Runner` has a process of its own, so that a hang or a crash there does not end the actor."""
 
-    def __init__(
-        self,
-        threads: int,
-        folder: str,
-        models: str | None,
-        expected: dict[str, Any],
-        work: Work[Any, Any],
-        device: str,
-        **window: Any,
-    ):
+    def __init__(self, threads: int, folder: str, models: str | None, expected: dict[str, Any], *work: Any, **how: Any):
         os.environ["OMP_NUM_THREADS"] = str(threads)
         if models and MODELS not in os.environ and os.path.isdir(models):
             os.environ[MODELS] = models
         with suppress(OSError):  # where it is not there, no relative path is seen
             os.chdir(folder)
-        self._expected, self._runner = expected, Runner(work, device, **window)
+        self._expected, self._runner = expected, Runner(*work, **how)
 
     def load(self) -> tuple[str, dict[str, Any]]:
         """The node's name, and what the work says of the models. Raises UserError, with the name, also where the

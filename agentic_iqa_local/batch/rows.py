@@ -68,6 +68,7 @@ class RowFile:
     def _open(self, flags: int = 0) -> None:
         descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | flags, 0o666)
         self._file = os.fdopen(descriptor, "ab", buffering=0)
+        self._state = os.fstat(descriptor)
         self._synced, self._when = self._size, 0.0  # bytes that are on the disk, and since when
 
     @property
@@ -123,7 +124,7 @@ class RowFile:
     def _check_place(self) -> None:
         """Raises RowsError where the file was moved or deleted: nobody would find its rows."""
         with suppress(OSError):
-            if os.path.samestat(os.lstat(self.path), os.fstat(self._file.fileno())):
+            if os.path.samestat(os.lstat(self.path), self._state):
                 return
         said = "expected that the file of rows stays in its place while it is written, but it was moved, deleted or"
         raise RowsError(f"{self.path}: {said} replaced", "put it back with its rows")

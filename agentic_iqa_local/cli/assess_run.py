@@ -4,7 +4,6 @@ import argparse
 import os
 import shlex
 import shutil
-import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -117,9 +116,6 @@ class AssessRun:
             tell(f"interrupted: {there} of {len(self.items)} pictures have their rows; {self.go_on}")
             status = 130
         status = finished if status is None else status
-        if batch.unfinished:  # a thread that does not return would keep the process
-            sys.stderr.flush()
-            os._exit(status)
         return status
 
     def _assess(self, batch: "Runner | RayRunner") -> Exception | None:

@@ -26,7 +26,7 @@ from agentic_iqa_local import __version__
 from agentic_iqa_local.batch.runner import Runner
 from agentic_iqa_local.errors import UserError, one_line
 from agentic_iqa_local.serve import bodies
-from agentic_iqa_local.serve.asks import Refused, SetUp, failure_of, line_of
+from agentic_iqa_local.serve.asks import Ask, Refused, SetUp, failure_of, line_of
 from agentic_iqa_local.serve.batches import Batches
 from agentic_iqa_local.serve.bodies import OnePicture, SeveralPictures, body_of, described
 from agentic_iqa_local.serve.queue import REQUESTS, Queue
@@ -131,18 +131,18 @@ async def compare(request: Request, service: Here) -> Response:
 
 async def _answered(request: Request, service: Service, body: bodies.Body) -> Response:
     """The answer as JSON, or as a stream of events."""
-    service.set_up.ask(body.options, body.known)
+    asked = body.ask(service.set_up)
     service.queue.check_room()
     if "text/event-stream" in request.headers.get("accept", ""):
-        return EventSourceResponse(_events(service, body), ping=KEEP_ALIVE, sep="\n")
-    with body.asked(service.set_up, service.uploads) as ask:
+        return EventSourceResponse(_events(service, body, asked), ping=KEEP_ALIVE, sep="\n")
+    with body.stored(asked, service.uploads) as ask:
         answer = await service.queue.answer(ask)
     if error := failure_of(answer):
         return JSONResponse(Refused(422, "not_assessed", error).body() | {"row": answer.to_dict()}, 422)
     return Response(line_of(answer), media_type="application/json")
 
 
-async def _events(service: Service, body: bodies.Body) -> AsyncIterator[dict[str, str]]:
+async def _events(service: Service, body: bodies.Body, asked: Ask) -> AsyncIterator[dict[str, str]]:
     """First "queued", "progress" for each step, and at last the answer or an "error"."""
     steps, loop = asyncio.Queue[Any](), asyncio.get_running_loop()
 
@@ -150,7 +150,7 @@ async def _events(service: Service, body: bodies.Body) -> AsyncIterator[dict[str
         with suppress(RuntimeError):  # the service has ended
             loop.call_soon_threadsafe(steps.put_nowait, dict(step))
 
-    with body.asked(service.set_up, service.uploads) as ask:
+    with body.stored(asked, service.uploads) as ask:
         before = service.queue.waiting + service.queue.busy
         yield {"event": "queued", "data": json.dumps({"position": before})}
         answer = asyncio.create_task(service.queue.answer(ask, tell))
@@ -175,7 +175,8 @@ def models(service: Here) -> dict[str, Any]:
 @private.post("/chat/completions")
 async def complete(sent: bodies.Completion, service: Here) -> Response:
     """OpenAI's form: assesses the last picture (a data URL) with the last text as the query, and gives the account."""
-    with sent.picture().asked(service.set_up, service.uploads) as ask:
+    body = sent.picture()
+    with body.stored(body.ask(service.set_up), service.uploads) as ask:
         row = await service.queue.answer(ask)
     if error := failure_of(row):
         raise Refused(422, "not_assessed", error)

@@ -3,7 +3,7 @@
 import copy
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -40,21 +40,21 @@ class Refused(UserError):
 
 @dataclass(frozen=True)
 class Ask:
-    """One picture to assess, or several to compare; `settings` have the request's options in them already."""
+    """What is asked, checked: `settings` have the request's options in them. Of one picture it asks for an assessment,
+    of several for a comparison; `about` names them."""
 
-    pictures: Sequence[PictureFile]
-    reference: PictureFile | None
     request: Request
     settings: Settings
     pipeline: Pipeline
+    pictures: Sequence[PictureFile] = ()
+    reference: PictureFile | None = None
+
+    def about(self, pictures: Sequence[PictureFile], reference: PictureFile | None = None) -> "Ask":
+        return replace(self, pictures=pictures, reference=reference)
 
     @property
     def image(self) -> Path:
         return Path(self.pictures[0].path)
-
-    @property
-    def key(self) -> str:
-        return str(self.image)
 
 
 @dataclass(frozen=True)
@@ -68,15 +68,9 @@ class SetUp:
     def model(self) -> str:
         return self.settings.folder(self.settings.role("summarizer").backend).name
 
-    def ask(
-        self,
-        options: Mapping[str, Any],
-        known: Sequence[str] = TO_ASSESS,
-        pictures: Sequence[PictureFile] = (),
-        reference: PictureFile | None = None,
-    ) -> Ask:
-        """An ask about pictures with options of `config.Request`, of which `known` may be there. Empty ones, as forms
-        send them, count as left out. Raises Refused (400)."""
+    def ask(self, options: Mapping[str, Any], known: Sequence[str] = TO_ASSESS) -> Ask:
+        """What is asked with options of `config.Request`, of which `known` may be there. Empty ones, as forms send
+        them, count as left out. Raises Refused (400)."""
         if unknown := [name for name in options if name not in known]:
             hint = did_you_mean(unknown[0], known).removeprefix("; ") or f"there are: {', '.join(known)}"
             raise Refused(400, "unknown_field", f"{unknown[0][:80]}: there is no such field", hint)
@@ -85,7 +79,7 @@ class SetUp:
             settings = request.applied_to(self.settings)
         except ConfigError as error:
             raise Refused(400, "bad_request", error.message, error.remedy) from error
-        return Ask(pictures, reference, request, settings, request.pipeline or self.pipeline)
+        return Ask(request, settings, request.pipeline or self.pipeline)
 
 
 def answered(ask: Ask, services: Services, observer: Observer | None = None) -> Answer:

@@ -71,16 +71,20 @@ class Body(BaseModel, extra="allow"):
     def options(self) -> dict[str, Any]:
         return self.usual | (self.model_extra or {})
 
+    def ask(self, set_up: SetUp) -> Ask:
+        """What is asked with the options. Raises Refused."""
+        return set_up.ask(self.options, self.known)
+
     @contextmanager
-    def asked(self, set_up: SetUp, below: Path) -> Iterator[Ask]:
-        """The ask that this is; its pictures lie in a private folder meanwhile. Raises Refused."""
+    def stored(self, ask: Ask, below: Path) -> Iterator[Ask]:
+        """The ask about these pictures, which lie in a private folder meanwhile."""
         sent, files = self.sent(), []
         with tempfile.TemporaryDirectory(dir=below) as folder:
             for number, upload in enumerate([*sent, self.reference] if self.reference else sent):
                 path = Path(folder) / str(number)
                 path.write_bytes(upload.data)
                 files.append(PictureFile(str(path), upload.name))
-            yield set_up.ask(self.options, self.known, files[: len(sent)], *files[len(sent) :])
+            yield ask.about(files[: len(sent)], *files[len(sent) :])
 
 
 class OnePicture(Body):

@@ -66,7 +66,7 @@ class Pictures:
         original = given.pop("reference", None)
         files, reference = [self.file(path) for path in paths], original and self.file(original)
         with self.turn:
-            answer = answered(self.set_up.ask(given, known, files, reference), self.services)
+            answer = answered(self.set_up.ask(given, known).about(files, reference), self.services)
         if failure_of(answer):
             raise UserError(failure_of(answer) or "")
         return answer
