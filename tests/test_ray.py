@@ -14,7 +14,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from test_runner import by_name, untimed
 
 from agentic_iqa_local.batch import ray as module
-from agentic_iqa_local.batch.ray import ClusterError, Place, RayRunner, check_address, package_hash
+from agentic_iqa_local.batch.ray import ClusterError, Place, RayRunner, check_address
 from agentic_iqa_local.batch.runner import BatchError
 from agentic_iqa_local.cli.assess import parse
 from agentic_iqa_local.cli.command import UsageError
@@ -156,26 +156,10 @@ def test_workers_that_are_lost_without_a_row_end_the_batch(tmp_path, monkeypatch
         list(rows)
 
 
-def test_a_stop_finishes_what_workers_have_in_hand(tmp_path, monkeypatch):
-    runner, rows = pool(tmp_path, monkeypatch, *map(str, range(20)))
-    made = [next(rows)]
-    runner.stop()
-    assert len([*made, *rows]) == 4  # two workers with two each
-
-
 def test_one_that_loads_in_another_dtype_is_refused_by_name(tmp_path, monkeypatch):
     runner, _ = pool(tmp_path, monkeypatch)
     with pytest.raises(ClusterError, match=r'third has loaded .*model\.dtype is "bfloat16", expected "float32"'):
         runner._take_on("worker", "third", {"model": {"dtype": "bfloat16"}})
-
-
-def test_the_packages_hash_is_of_its_code(tmp_path):
-    (tmp_path / "a.py").write_text("a = 1")
-    before = package_hash(tmp_path)
-    (tmp_path / "a.pyc").write_text("compiled")
-    assert package_hash(tmp_path) == before
-    (tmp_path / "a.py").write_text("a = 2")
-    assert package_hash(tmp_path) != before
 
 
 def test_an_address_at_which_nothing_answers_is_refused_soon(monkeypatch):

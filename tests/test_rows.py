@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import stat
-import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -332,17 +331,6 @@ def test_pictures_that_changed_are_taken_out_and_those_that_are_gone_count_nowhe
     results.close()
 
 
-def test_results_through_a_link_lie_where_it_leads(tmp_path):
-    (tmp_path / "there").mkdir()
-    (tmp_path / "there" / "rows.jsonl").touch()
-    link = tmp_path / "link.jsonl"
-    link.symlink_to("there/rows.jsonl")
-    with_rows(link, ask(), failed(Item(tmp_path / "a.png")))
-    assert link.is_symlink()
-    assert sorted(place.name for place in tmp_path.iterdir()) == ["link.jsonl", "there"]
-    assert len((tmp_path / "there" / "rows.jsonl").read_text().splitlines()) == 1
-
-
 @pytest.mark.parametrize("described", [False, True])
 def test_a_file_of_something_else_keeps_every_byte(described, path):
     path.write_bytes(content := b"notes without an end of line")
@@ -351,9 +339,3 @@ def test_a_file_of_something_else_keeps_every_byte(described, path):
     with pytest.raises(RowsError):
         Results(path, ask(), resume=True)
     assert path.read_bytes() == content
-
-
-def test_a_command_line_that_is_no_text_is_described(path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["assess.py", "\udcff.png"])
-    for resume in (False, True):
-        Results(path, ask(query="\udcff"), resume=resume).close()

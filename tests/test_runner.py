@@ -19,7 +19,7 @@ from conftest import ROOT
 from scripted import loaded_batch
 
 from agentic_iqa_local.batch.inputs import Item, row_key
-from agentic_iqa_local.batch.runner import BatchError, Runner, resumed
+from agentic_iqa_local.batch.runner import BatchError, Runner
 from agentic_iqa_local.batch.work import Assessing, as_line
 from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.iqa_tools import ToolError
@@ -169,11 +169,6 @@ def test_its_log_is_told_here_where_such_lines_are_shown(tmp_path, caplog):
         with caplog.at_level(level, "agentic_iqa_local.nodes.workbench"):
             list(acting().rows(items(tmp_path, "dark")))
         assert caplog.text.count("too dark") == shown
-
-
-def test_what_may_have_ended_an_earlier_run_comes_last():
-    assert resumed(list("abcde"), 2) == list("cdeab")
-    assert resumed(["a"], 3) == ["a"]
 
 
 # Rows

@@ -1,5 +1,5 @@
-"""Which pictures to assess: files, folders, globs and manifests become items. Loads neither a model nor what
-runs one."""
+"""Which pictures to assess: files, folders, globs and manifests become items. Loads neither a model nor what runs
+one."""
 
 import csv
 import functools
@@ -38,8 +38,8 @@ class ManifestError(UserError, ValueError):
 
 @dataclass(frozen=True)
 class Item:
-    """One picture and the question about it, which become one row. Without `choices`, those that the query
-    itself lists are taken."""
+    """One picture and the question about it, which become one row. Without `choices`, those that the query itself
+    lists are taken."""
 
     image: Path
     reference: Path | None = None
@@ -98,8 +98,7 @@ class _Record(BaseModel):
 
 
 def read_manifest(path: Path, query: str | None = None, choices: Sequence[str] | None = None) -> list[Item]:
-    """The items of a manifest, each once. Its columns are `image`, and where wanted `reference`, `query` and
-    `choices`.
+    """The items of a manifest, each once. Its columns are `image`, and where wanted `reference`, `query` and `choices`.
 
     Args:
         path: A CSV file with a header (choices separated by |), JSON lines, or Parquet. Relative paths in it are
@@ -211,8 +210,8 @@ def _image_files(item: str, tell: Callable[[str], None] = logger.info) -> list[P
 
 
 def references_in(folder: Path, images: Iterable[Path]) -> list[Path]:
-    """The reference of each image: the file of its name in `folder`, else the one image file that differs in
-    its suffix alone. Raises `ImageError`, which names images that have none, or several."""
+    """The reference of each image: the file of its name in `folder`, else the one image file that differs in its
+    suffix alone. Raises `ImageError`, which names images that have none, or several."""
     found, lacking, by_stem = [], [], defaultdict[str, list[Path]](list)
     for file in _image_files(str(folder)):
         by_stem[file.stem].append(file)

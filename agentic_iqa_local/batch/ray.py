@@ -52,8 +52,7 @@ class ClusterError(BatchError):
 
 @dataclass(frozen=True)
 class Place:
-    """Where the workers are: the cluster's address ("local": this machine), how many, and how many GPUs each
-    has."""
+    """Where the workers are: the cluster's address ("local": this machine), how many, and how many GPUs each has."""
 
     address: str
     workers: int
@@ -86,8 +85,8 @@ def check_address(address: str) -> None:
 class RayRunner(Generic[AnyItem, Row]):
     """As `Runner`, but with as many workers as `place` says, wherever they are; `jobs` items at once at each.
 
-    A worker that is lost is replaced, and its items are tried again after the others; one that lost three workers is
-    a failure.
+    A worker that is lost is replaced, and its items are tried again after the others; one that lost three workers is a
+    failure.
     """
 
     def __init__(self, work: Work[AnyItem, Row], place: Place, *, jobs: int = 1, timeout: float = TIMEOUT):
@@ -231,8 +230,8 @@ def _without_hardware(description: dict[str, Any]) -> Any:
 
 
 def _join(place: Place) -> "TemporaryDirectory[str] | None":
-    """Joins or starts a cluster; the folder of one that was started, which gets a token that nobody else knows.
-    Ray reads these variables when it is imported. Raises ClusterError."""
+    """Joins or starts a cluster; the folder of one that was started, which gets a token that nobody else knows. Ray
+    reads these variables when it is imported. Raises ClusterError."""
     started, scratch = {}, None
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"}  # nothing is reported
     os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's is 15: all else on a machine would go first
@@ -334,9 +333,8 @@ class _Worker:
 
 
 def of_node(work: Work[Any, Any], device: str) -> dict[str, Any]:
-    """What scores depend on at a node before a model is loaded, by the names that messages use. Raises
-    BundleError for a models folder whose manifest is damaged, CalibrationError for tool maps that cannot be
-    read."""
+    """What scores depend on at a node before a model is loaded, by the names that messages use. Raises BundleError
+    for a models folder whose manifest is damaged, CalibrationError for tool maps that cannot be read."""
     about = {"versions": versions(PACKAGES), "agentic_iqa_local": package_hash()}
     return of_settings(work.settings, device) | of_models(work) | about
 

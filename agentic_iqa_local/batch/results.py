@@ -19,8 +19,8 @@ SET_LATER = ("images.background",)  # no stored row changes: without it transpar
 
 
 def picture_changed(row: dict[str, Any], since: float) -> bool:
-    """Whether a row's picture is there and no longer the file of the row's `sha256`, where it has one. A
-    picture that nobody touched `since` then, when the rows agreed with their pictures, is not read."""
+    """Whether a row's picture is there and no longer the file of the row's `sha256`, where it has one. A picture
+    that nobody touched `since` then, when the rows agreed with their pictures, is not read."""
     path = path_from_text(row["image"])
     return _touched(path, since) and row["sha256"] is not None and file_sha256(path) != row["sha256"]
 

@@ -131,8 +131,8 @@ class RowFile:
 
     def append(self, line: str) -> None:
         """Writes one row, given as JSON text; it is on the disk unless another row was synced less than 50 ms ago
-        (see `sync`). Raises RowsError for a row that could not be read again, and where the disk does not take
-        it: the rows before it are whole."""
+        (see `sync`). Raises RowsError for a row that could not be read again, and where the disk does not take it:
+        the rows before it are whole."""
         content = line.encode() + b"\n"
         try:
             self._schema.model_validate_json(content, strict=True)
@@ -207,8 +207,7 @@ def rows_in(
 
 
 def write_run(path: Path, run: dict[str, Any], identity: dict[str, Any]) -> None:
-    """Writes the description of a run as JSON; `identity` is the part that its rows depend on. Raises
-    WriteError."""
+    """Writes the description of a run as JSON; `identity` is the part that its rows depend on. Raises WriteError."""
     write_whole(path, json.dumps(run | {"identity": identity}, indent=1), sync=True)
 
 
@@ -238,8 +237,8 @@ def check_run(path: Path, identity: dict[str, Any], may_be_set: Collection[str] 
 
 
 def differences(now: dict[str, Any], expected: dict[str, Any], may_be_set: Collection[str] = ()) -> str:
-    """What is otherwise than expected, in words with both values; empty where all is alike. A value of
-    `may_be_set` may be set where none is expected."""
+    """What is otherwise than expected, in words with both values; empty where all is alike. A value of `may_be_set`
+    may be set where none is expected."""
     had, has = dict(_flat(expected)), dict(_flat(json.loads(json.dumps(now))))
     told = [
         f"{key:.{LONGEST_VALUE}} is {_short(has.get(key))}, expected {_short(had.get(key))}"

@@ -1,5 +1,5 @@
-"""One process with models and tools that does the work on items, several at once if asked. What hangs or crashes
-there costs one item and a reload of that process.
+"""One process with models and tools that does the work on items, several at once if asked. What hangs or crashes there
+costs one item and a reload of that process.
 
 Each job has a pipe of that process alone, so a kill at any moment leaves no lock behind. (pebble's `ProcessPool` runs
 one task at a time in a process, and its workers share a lock that a kill leaves taken.)
@@ -55,10 +55,10 @@ def resumed(items: Sequence[AnyItem], jobs: int) -> list[AnyItem]:
 class Runner(Generic[AnyItem, Row]):
     """Does a `Work` on items, `jobs` at once, each within `timeout` seconds.
 
-    `submit` takes one item and gives a future, `rows` takes many. An item that was under way alone when the
-    process died is tried once more alone, and then is a failure; those that were under way together are tried
-    alone. An item whose time is over ends the process, and is a failure if it was alone. Where memory runs
-    out fewer items are worked on at once from then on, and the item is tried again alone.
+    `submit` takes one item and gives a future, `rows` takes many. An item that was under way alone when the process
+    died is tried once more alone, and then is a failure; those that were under way together are tried alone. An item
+    whose time is over ends the process, and is a failure if it was alone. Where memory runs out fewer items are worked
+    on at once from then on, and the item is tried again alone.
 
     With `services` the work is done in threads of this process, which cannot be ended: for one picture.
     """
@@ -124,7 +124,7 @@ class Runner(Generic[AnyItem, Row]):
 
     def close(self) -> None:
         """Ends the process: at once where something is under way."""
-        self._closing = self.stopping = True
+        self._closing = True
         if self._process:
             self._process.end()
         self._threads.shutdown(cancel_futures=True)

@@ -53,14 +53,13 @@ class Work(ABC, Generic[AnyItem, Row]):
         services.tools.prepare()
 
     def describe(self, services: Services) -> dict[str, Any]:
-        """What a run's description says of loaded services: on several workers all say the same, but for
-        `hardware`."""
+        """What a run's description says of loaded services: on several workers all say the same, but for `hardware`."""
         return {role: services.client(role).describe() for role in self.roles}
 
     @abstractmethod
     def row(self, item: AnyItem, services: Services, observer: Observer) -> Row:
-        """The item's row. What is wrong with the item alone is told in the row; what is raised becomes a
-        failure too."""
+        """The item's row. What is wrong with the item alone is told in the row; what is raised becomes a failure
+        too."""
 
     @abstractmethod
     def failure(self, item: AnyItem, error: str, sha256: str | None = None) -> Row:
@@ -140,9 +139,9 @@ def of_models(work: Work[Any, Any]) -> dict[str, Any]:
 
 
 def of_settings(settings: Settings, device: str) -> dict[str, Any]:
-    """What the rows of every run depend on beside its models and its questions, under the names that messages
-    use. Raises BundleError for a models folder whose manifest is damaged, CalibrationError for tool maps that
-    cannot be read."""
+    """What the rows of every run depend on beside its models and its questions, under the names that messages use.
+    Raises BundleError for a models folder whose manifest is damaged, CalibrationError for tool maps that cannot be
+    read."""
     stored = store_manifest(models_root(settings.models_dir))
     files = stored.files if stored else ()
     weights = sorted((file.path, file.sha256) for file in files if file.path.startswith("tools/"))

@@ -40,8 +40,8 @@ class Refused(UserError):
 
 @dataclass(frozen=True)
 class Ask:
-    """What is asked, checked: `settings` have the request's options in them. Of one picture it asks for an assessment,
-    of several for a comparison; `about` names them."""
+    """What is asked, checked: `settings` have the request's options in them. Of one picture it asks for an
+    assessment, of several for a comparison; `about` names them."""
 
     request: Request
     settings: Settings
