@@ -39,10 +39,7 @@ def _words(pattern: str) -> re.Pattern[str]:
     return re.compile(rf"\b({pattern})\b", re.IGNORECASE)
 
 
-_YES_NO = {
-    "yes": re.compile(r"^\W*yes\b", re.IGNORECASE),
-    "no": re.compile(r"^\W*no\b(?! \w)", re.IGNORECASE),
-}
+_YES_NO = {"yes": re.compile(r"^\W*yes\b", re.I), "no": re.compile(r"^\W*no\b(?! \w)", re.I)}
 _NONE = _words(
     r"none|nothing|no (visible |noticeable )?(distortions?|damage|problems?|issues?|defects?|artifacts?)|neither"
     r"|undamaged|clean|not (visible|present|at all)|absent|invisible|just right|fine|ok(ay)?|correct|well exposed"
@@ -66,6 +63,7 @@ _LEVELS = {
     2: _words(r"poor|low|weak"),
     1: _words(r"bad|terrible|awful|very poor|unusable"),
 }
+_GOOD, _BAD = _words("good|high|excellent"), _words("bad|poor|low")
 _ANY_DAMAGE = _words(r"distort(ed|ions?)|degraded|degradations?|damaged?|artifacts?|artefacts?|defects?|flaws?|flawed")
 # What says that a family is not there, where the question names it by what it spoils ("Is it sharp?")
 _VIRTUE = _words(
@@ -158,15 +156,14 @@ def _families(choices: Sequence[str], detection: Detection) -> Weights | None:
 
 def _levels(query: str, choices: Sequence[str], evidence: ExecutorOutput) -> Weights | None:
     """Choices that are levels of quality, or Yes and No to a question whether the quality is good."""
-    scores = votes(evidence)
+    scores, levels = votes(evidence), _matched(choices, _LEVELS)
     if not scores or not re.search(r"\bquality\b", query, re.IGNORECASE):
         return None
-    mean = sum(score for _, score in scores) / len(scores)
-    sigma = load_reliability().sigma_of_mean(scores, {})
-    if levels := _matched(choices, _LEVELS):
+    mean, sigma = sum(score for _, score in scores) / len(scores), load_reliability().sigma_of_mean(scores, {})
+    if levels:
         return [math.exp(-0.5 * ((mean - level) / sigma) ** 2) for level in levels], SCORES
-    good, bad = (bool(_words(word).search(query)) for word in ("good|high|excellent", "bad|poor|low"))
-    if good == bad:
+    good = bool(_GOOD.search(query))
+    if good == bool(_BAD.search(query)):
         return None
     short = (3.5 - mean) if good else (mean - 2.5)
     return _yes_or_no(choices, 0.5 * math.erfc(short / (sigma * math.sqrt(2))), SCORES)
@@ -175,7 +172,7 @@ def _levels(query: str, choices: Sequence[str], evidence: ExecutorOutput) -> Wei
 def _yes_or_no(choices: Sequence[str], yes: float, basis: str) -> Weights | None:
     """The probability of each choice, where they are Yes and No."""
     answers = _matched(choices, _YES_NO)
-    return None if answers is None else ([yes if one == "yes" else 1 - yes for one in answers], basis)
+    return answers and ([yes if one == "yes" else 1 - yes for one in answers], basis)
 
 
 def _presence(query: str, choices: Sequence[str], kinds: Sequence[str], found: Detection) -> Weights | None:
@@ -193,8 +190,7 @@ def _presence(query: str, choices: Sequence[str], kinds: Sequence[str], found: D
 def says_present(query: str, kinds: Sequence[str]) -> bool | None:
     """Whether Yes says that the distortions named are there (True) or that they are not (False); None where the
     question names none, or both a virtue and a damage."""
-    damaged = bool(_DAMAGE.search(query)) if kinds else bool(_ANY_DAMAGE.search(query))
-    virtue = bool(_VIRTUE.search(query)) and bool(kinds)
-    if damaged == virtue:
+    damaged = bool((_DAMAGE if kinds else _ANY_DAMAGE).search(query))
+    if damaged == bool(kinds and _VIRTUE.search(query)):
         return None
     return damaged != bool(_ABSENCE.search(query))
