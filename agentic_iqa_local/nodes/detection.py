@@ -65,15 +65,17 @@ def detect(task: Task) -> dict[str, Detection]:
         begun = f'{{{json.dumps(name, ensure_ascii=False)}: {{"{kind}": "'
         return letter_probabilities(session.read_letters(prompt, begun, YES_NO).logprobs)["Yes"]
 
-    models = read_if_possible(
-        images, lambda session: {name: {kind: yes(session, name, kind) for kind in asked[name]} for name in objects}
-    )
+    def read_all(session: RoleSession) -> dict[str, dict[str, float]]:
+        return {name: {kind: yes(session, name, kind) for kind in kinds} for name, kinds in asked.items()}
+
+    models = read_if_possible(images, read_all)
     if models is None and named is None:  # a list that the model writes says of all families whether they are there
-        prompt, sure = detection_prompt(query, objects, reason), images.services.settings.fusion.classification_confidence
-        reply = ask(images.session(ROLE), prompt, detection_reply(objects), images.services.section(ROLE))
+        prompt, section = detection_prompt(query, objects, reason), images.services.section(ROLE)
+        lists = ask(images.session(ROLE), prompt, detection_reply(objects), section).model_dump(by_alias=True)
+        sure = images.services.settings.fusion.classification_confidence
         models = {
-            name: dict.fromkeys(listed, sure) | {kind: 1 - sure for kind in DISTORTION_TYPES if kind not in listed}
-            for name, listed in reply.model_dump(by_alias=True).items()
+            name: {kind: sure if kind in listed else 1 - sure for kind in dict.fromkeys([*listed, *DISTORTION_TYPES])}
+            for name, listed in lists.items()
         }
     boxes = by_object(task.evidence, "boxes")
     return {name: combine(read(images, boxes.get(name)), (models or {}).get(name, {}), images) for name in objects}
@@ -140,15 +142,8 @@ def severity_probabilities(
     """How probable each severity of one family is that the model judged; sums to 1. A family that is there is not
     "none".
 
-    Args:
-        detection: what was detected of the object.
-        item: the family's `type` and the `severity` that the model wrote.
-        words: the model's own probability of each severity; None where they were not read.
-        images: the picture, with its models.
-
-    Returns:
-        {severity: probability}, the model's times LocalNR's Gaussian; None where nothing is known beyond the word
-        that was written.
+    They are the model's `words`, or the severity that it wrote in `item`, times LocalNR's Gaussian; None where nothing
+    is known beyond what was written.
     """
     family = detection.families.get(item["type"]) if detection else None
     if family is None or family.severity is None:

@@ -4,7 +4,6 @@ runs only if its flag is on; what was found stays in the evidence even when a la
 import json
 import logging
 import re
-from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from typing import Any, get_args
@@ -124,11 +123,12 @@ def analyse(task: Task, distortions: ByObject) -> None:
         images, prompt = task.images, analysis_prompt(task.query, asked, task.reason)
         reply = ask(images.session(ROLE), prompt, analysis_reply(asked), images.services.section(ROLE))
         written = reply.model_dump(by_alias=True)
-        words = read_severities(prompt, written, images)
-        for name, item in _listed(written):
-            detection, key = by_object(task.evidence, "detection").get(name), (name, item["type"])
-            p = severity_probabilities(detection, item, words.get(key), images)
-            judged[key] = _judgement(item, p, detection), p
+        items = [(name, item) for name, items in written.items() for item in items]
+        read = read_severities(prompt, written, images) or [None] * len(items)
+        for (name, item), words in zip(items, read, strict=True):
+            detection = by_object(task.evidence, "detection").get(name)
+            p = severity_probabilities(detection, item, words, images)
+            judged[name, item["type"]] = _judgement(item, p, detection), p
     analysis, probabilities = {}, {}
     for name, kinds in distortions.items():
         analysis[name] = [judged[name, kind][0] for kind in kinds]
@@ -137,16 +137,9 @@ def analyse(task: Task, distortions: ByObject) -> None:
     task.evidence.distortion_analysis, task.evidence.severity_probabilities = analysis, probabilities or None
 
 
-def _listed(written: Mapping[str, Sequence[dict[str, str]]]) -> list[tuple[str, dict[str, str]]]:
-    """(object, judgement) in the order in which the model wrote them."""
-    return [(name, item) for name, items in written.items() for item in items]
-
-
-def _judgement(
-    item: dict[str, str], probabilities: dict[str, float] | None, detection: Detection | None
-) -> DistortionAnalysis:
+def _judgement(item: dict[str, str], p: dict[str, float] | None, detection: Detection | None) -> DistortionAnalysis:
     """What the model wrote, with its likeliest severity; if it explained another one, the measurement explains."""
-    likeliest = max(probabilities, key=probabilities.__getitem__) if probabilities else item["severity"]
+    likeliest = max(p, key=p.__getitem__) if p else item["severity"]
     if detection is None or likeliest == item["severity"]:
         return DistortionAnalysis.model_validate(item)
     family = detection.families[item["type"]]
@@ -157,22 +150,18 @@ def _judgement(
     return DistortionAnalysis.model_validate(item | {"severity": likeliest, "explanation": f"{reading}{wrote}."})
 
 
-def read_severities(
-    prompt: Prompt, judged: dict[str, Sequence[dict[str, str]]], images: OpenImages
-) -> dict[tuple[str, str], dict[str, float]]:
-    """{(object, distortion): {severity: probability}} by the model, where it wrote one. Nothing in modes without
-    logits, and where severities begin with the same token."""
-    written = json.dumps(judged, ensure_ascii=False)
-    places = [match.end() for match in re.finditer(r'"severity": "', written)]
-    items = [(name, item["type"]) for name, item in _listed(judged)]
+def read_severities(prompt: Prompt, written: dict[str, Any], images: OpenImages) -> list[dict[str, float]] | None:
+    """How probable the model finds each severity, at each place where it wrote one; None in modes without logits, and
+    where severities begin with the same token."""
+    text = json.dumps(written, ensure_ascii=False)
+    begun = [text[: match.end()] for match in re.finditer(r'"severity": "', text)]
 
-    def read(session: RoleSession) -> dict[tuple[str, str], dict[str, float]]:
+    def read(session: RoleSession) -> list[dict[str, float]]:
         # the last first: a read cuts the cache behind its place
-        latest_first = reversed([*zip(items, places, strict=True)])
-        reads = {item: session.read_letters(prompt, written[:place], get_args(Severity)) for item, place in latest_first}
-        return {item: letter_probabilities(read.logprobs) for item, read in reads.items()}
+        reads = [session.read_letters(prompt, prefix, get_args(Severity)) for prefix in reversed(begun)]
+        return [letter_probabilities(read.logprobs) for read in reversed(reads)]
 
-    return (read_if_possible(images, read) if images.services.client(ROLE).reads_words else None) or {}
+    return read_if_possible(images, read) if images.services.client(ROLE).reads_words else None
 
 
 def box_style(images: OpenImages) -> str:

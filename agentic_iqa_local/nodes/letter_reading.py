@@ -46,31 +46,27 @@ class _Reads:
         self.crops: list[Probabilities] = []
         self.off_masses: list[float] = []
 
-    def read_whole(self, *orders: bool) -> None:
-        """Every view in these orders; the reasoning goes on from the last one."""
+    def read(self, look: Look) -> None:
+        """What this look includes and was not read yet. The reasoning goes on from the last order, the usual one."""
+        wanted = (False,) if look == "one order" else (True, False)
+        orders = [turned for turned in wanted if turned not in self.whole]
         sureness, views = self.images.sureness, []
-        for view in range(len(self.images.views(ROLE))):
+        for view in range(len(self.images.views(ROLE)) if orders else 0):
             session = self.images.session(ROLE, view)
             views.append([self._read(session, turned) for turned in orders])
             if view > 0 and not (sureness and sureness.may_want_more):
                 self.images.close_session(ROLE, view)
-        self.whole |= dict(zip(orders, map(_mean, zip(*views, strict=True)), strict=True))
-
-    def read_crops(self) -> None:
-        """Each crop by itself, in both orders."""
-        for crop in self.images.crops(ROLE):
+        self.whole |= {turned: _mean([view[i] for view in views]) for i, turned in enumerate(orders)}
+        for crop in self.images.crops(ROLE) if look == "crops" else ():
             with self.images.session_on(ROLE, crop) as session:
                 self.crops.append(_mean([self._read(session, turned, crop=True) for turned in (False, True)]))
 
-    def read_more(self, fusion: FusionResult, plan: PlannerOutput | None) -> bool:
-        """Takes the cheapest look that is left; False where there is none, or none is wanted for `fusion`."""
-        sureness, both, crops = self.images.sureness, True in self.whole, self.images.crops(ROLE)
-        if sureness is None or self.mode != "logits" or self.crops or (both and not crops):
-            return False
-        if not sureness.wants_more(fusion, plan, 2 * len(crops) if both else len(self.images.views(ROLE))):
-            return False
-        self.read_crops() if both else self.read_whole(True)
-        return True
+    def next_look(self) -> tuple[Look, int] | None:
+        """The cheapest look that is left, and how many reads it takes."""
+        if True not in self.whole:
+            return "both orders", len(self.images.views(ROLE))
+        crops = [] if self.crops else self.images.crops(ROLE)
+        return ("crops", 2 * len(crops)) if crops else None
 
     def _read(self, session: RoleSession, turned: bool, crop: bool = False) -> Probabilities:
         """The probability of each letter, whose meaning is that of the usual order."""
@@ -97,16 +93,15 @@ class _Reads:
                 f"{off_mass:.0%} of the probability lies off the letters {self.letters[0]}–{self.letters[-1]}: "
                 "this model hardly takes the answer format, trust its letters less"
             )
-        both = len(self.whole) > 1
-        levels = [expected_level(p) for p in self.whole.values()] if both else []
+        levels = [expected_level(p) for p in self.whole.values()] if len(self.whole) > 1 else None
         return FusionResult(
             mode=self.mode,
             vlm_letter=max(p_c, key=p_c.__getitem__),
             p_c=p_c,
             off_letter_mass=off_mass,
-            both_orders=both,
+            both_orders=levels is not None,
             crops=len(self.crops),
-            order_gap=max(levels) - min(levels) if both else None,
+            order_gap=max(levels) - min(levels) if levels else None,
             crop_spread=statistics.pstdev(map(expected_level, self.crops)) if self.crops else None,
         )
 
@@ -135,7 +130,7 @@ def read_and_fuse(
     Raises:
         InvalidAnswer, VLMError
     """
-    mode = usable_mode(images)
+    mode, sureness = usable_mode(images), images.sureness
     if not tools:  # ScoreFusion logs it
         images.warn("no tool scores: q rests on the model's letters alone", log=False)
     if mode == "uniform":
@@ -148,12 +143,13 @@ def read_and_fuse(
         return summarizer_prompt(query, told, scoring=True, reversed_letters=turned, earlier=earlier)
 
     reads = _Reads(prompt, LETTERS, mode, images)
-    reads.read_whole(*((False,) if look == "one order" else (True, False)))
-    if look == "crops":
-        reads.read_crops()
-    while reads.read_more(fusion := _fused(reads.result(), tools, checks, images), plan):
-        pass
-    return fusion
+    while True:
+        reads.read(look)
+        fusion = _fused(reads.result(), tools, checks, images)
+        closer = reads.next_look() if sureness and mode == "logits" else None
+        if sureness is None or closer is None or not sureness.wants_more(fusion, plan, closer[1]):
+            return fusion
+        look = closer[0]
 
 
 def _fused(letters: FusionResult, tools: Scores, checks: Scores, images: OpenImages) -> FusionResult:
@@ -195,25 +191,21 @@ def read_choices(prompt: Prompt, letters: Sequence[str], images: OpenImages) -> 
     """Probabilities of the user's own choices, averaged over the picture's views. Raises InvalidAnswer, and VLMError
     in uniform mode, where no letter is preferred, so that none can be answered."""
     if (mode := usable_mode(images)) == "uniform":
-        raise VLMError(
-            "mode uniform reads no letters, so it cannot answer a question with choices",
-            "use logits or classification",
-        )
+        said = "mode uniform reads no letters, so it cannot answer a question with choices"
+        raise VLMError(said, "use logits or classification")
     reads = _Reads(lambda turned, crop: prompt, letters, mode, images)
-    reads.read_whole(False)
+    reads.read("one order")
     return reads.result()
 
 
 def usable_mode(images: OpenImages) -> Mode:
     """The configured mode, or what the configuration allows for a model that gives no logits. Raises VLMError where
     it allows nothing."""
-    settings = images.services.settings.fusion
-    if settings.mode != "logits" or (client := images.services.client(ROLE)).reads_logits:
+    settings, client = images.services.settings.fusion, images.services.client(ROLE)
+    if settings.mode != "logits" or client.reads_logits:
         return settings.mode
     if settings.on_missing_logits == "error":
-        raise VLMError(
-            f"{client.name}: expected a client that reads logits, this one cannot",
-            "use mode classification or set on_missing_logits: classification",
-        )
+        said = f"{client.name}: expected a client that reads logits, this one cannot"
+        raise VLMError(said, "use mode classification or set on_missing_logits: classification")
     images.warn(f"{client.name} gives no logits: p_c comes from the generated letter (classification)")
     return "classification"

@@ -20,21 +20,22 @@ _DAMAGE = {
     "Sharpness": r"over-?\s?sharpen\w*|halos?(?! of light)|sharpness (?:distortion|artifact)\w*",
     "Contrast": r"contrast (?:change|loss|distortion)\w*|(?:low|poor|lack of|reduced|harsh|excessive) contrast",
 }
-_SEVERITY = r"(slight|moderate|severe|extreme)"
+SEVERITIES = ("slight", "moderate", "severe", "extreme")
+_SEVERITY = rf"(?:(?<!to )(?<!or )(?<!and )(?<!almost )(?<!not )({'|'.join(SEVERITIES)})(?:ly)? )"  # "slight to severe"
 _NAMED = {
-    kind: re.compile(rf"\b(?:(?:{_SEVERITY}(?:ly)? )?(?:{damage})|{_SEVERITY} {kind.removesuffix('s')}s?)\b", re.I)
+    kind: re.compile(rf"\b(?:{_SEVERITY}?(?:{damage})|{_SEVERITY}{kind.removesuffix('s')}s?)\b", re.I)
     for kind, damage in _DAMAGE.items()
 }
 _ALIKE = {"Blurs": {"Sharpness"}, "Sharpness": {"Blurs"}}  # words of one describe the other
 _CLAUSE = re.compile(r"[.;:!?\n]|\b(?:but|however|although|though|while|whereas|yet)\b", re.I)
+_DENIED = re.compile(  # \0 stands for the distortion
+    r"(?<!not )(?<!n't )\b(no|zero|free (of|from)|absence of) ((visible|noticeable|any) )?\0"
+    r"|\0(-free\b| (is|are) (minimal|negligible|absent|invisible|not (visible|present))\b)",
+    re.I,
+)
 _UNSURE = re.compile(
     r"\b(no|not|nor|without|none|nothing|free|absen(t|ce)|lack|hardly|barely|never|neither|minimal|negligible|low|little|would|could"
     r"|apart from|except|if)\b|n['’]t\b",
-    re.I,
-)
-_DENIED = re.compile(
-    r"(?<!not )(?<!n't )\b(no|zero|free (of|from)|absence of) ((visible|noticeable|any) )?\0"
-    r"|\0(-free\b| (is|are) (minimal|negligible|absent|invisible|not (visible|present))\b)",
     re.I,
 )
 _NOTHING = re.compile(
@@ -85,43 +86,39 @@ def reasoned(
 
 def misstatements(text: str, evidence: ExecutorOutput | None, level: str | None) -> list[str]:
     """What in `text` the evidence or the fused `level` ("Good"; None where none was decided) contradicts, a line
-    each. Without an analysis nothing is known of distortions."""
+    each. Without an analysis nothing is known of distortions; a severity that cannot be told contradicts nothing."""
     lines = set()
     if level and not re.search(r"\btools?\b", text, re.I):  # it may quote the tools
         named = {next(filter(None, found.groups())).capitalize() for found in _LEVEL.finditer(text)} - {level}
         lines |= {f"says that the quality is {word.lower()}, the level is {level.lower()}" for word in named}
-    if evidence is None or not evidence.distortion_analysis:
-        return sorted(lines)
     found: dict[str, set[str]] = {}  # by type, its severities
-    for item in (item for items in evidence.distortion_analysis.values() for item in items):
+    for item in (item for items in by_object(evidence, "distortion_analysis").values() for item in items):
         if item.severity != "none":
             found.setdefault(item.type, set()).add(item.severity)
-    mentions = [
-        (kind, match)
-        for clause in _CLAUSE.split(text)
-        for kind, pattern in _NAMED.items()
-        for match in pattern.finditer(clause)
-    ]
-    lines |= {line for kind, match in mentions if (line := _wrong(kind, match, found))}
-    if not mentions and _NOTHING.search(text) and any(words - {"slight", UNCLEAR} for words in found.values()):
+    claims = _claims(text) if by_object(evidence, "distortion_analysis") else []
+    for kind, said in claims:
+        severities = found.get(kind, set())
+        if not severities and said not in ("denied", "unsure") and not found.keys() & _ALIKE.get(kind, set()):
+            lines.add(f"names {kind}, which the evidence does not hold")
+        elif said == "denied" and severities - {"slight", UNCLEAR}:
+            lines.add(f"denies {kind}, which the evidence holds")
+        elif said in SEVERITIES and severities and not severities & {said, UNCLEAR}:
+            lines.add(f"calls {kind} {said}, the evidence has {', '.join(sorted(severities))}")
+    if not claims and _NOTHING.search(text) and any(words - {"slight", UNCLEAR} for words in found.values()):
         lines.add(f"says that nothing is visible, the evidence has {', '.join(sorted(found))}")
     return sorted(lines)
 
 
-def _wrong(kind: str, match: re.Match[str], found: dict[str, set[str]]) -> str | None:
-    """What a mention of a distortion in a clause gets wrong; a severity that cannot be told contradicts nothing."""
-    clause, severities = match.string, found.get(kind)
-    if severities is None:
-        may_be_right = found.keys() & _ALIKE.get(kind, set()) or _UNSURE.search(clause)
-        return None if may_be_right else f"names {kind}, which the evidence does not hold"
-    if severities == {UNCLEAR}:
-        return None
-    before, said = clause[: match.start()], (match[1] or match[2] or "").lower()
-    if _DENIED.search(f"{before}\0{clause[match.end() :]}"):
-        return f"denies {kind}, which the evidence holds" if severities - {"slight"} else None
-    if not said or said in severities or re.search(r"\b(to|or|and|almost|not) $", before):
-        return None
-    return f"calls {kind} {said}, the evidence has {', '.join(sorted(severities))}"
+def _claims(text: str) -> list[tuple[str, str]]:
+    """Each distortion that a text names, with what it says of it: a severity, "denied", "unsure", or nothing."""
+    claims = []
+    for clause in _CLAUSE.split(text):
+        for kind, pattern in _NAMED.items():
+            for named in pattern.finditer(clause):
+                rest = f"{clause[: named.start()]}\0{clause[named.end() :]}"
+                said = "denied" if _DENIED.search(rest) else "unsure" if _UNSURE.search(clause) else named[1] or named[2]
+                claims.append((kind, (said or "").lower()))
+    return claims
 
 
 def _place(evidence: ExecutorOutput | None) -> str | None:

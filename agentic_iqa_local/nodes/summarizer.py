@@ -90,7 +90,8 @@ def summarize(state: AgenticIQAState, basis: Basis, images: OpenImages) -> Summa
             options = {"earlier": earlier, "checks": checks(evidence), "look": _first_look(state), "plan": plan}
             fusion = read_and_fuse(query, evidence, votes(evidence, settings.vote), images, **options)
         elif choices:
-            fusion = _with_measurement(read_choices(prompt, choice_letters(choices), images), query, choices, basis, images)
+            read = read_choices(prompt, choice_letters(choices), images)
+            fusion = _with_measurement(read, query, choices, basis, images)
         begun = ANSWER_PREFIX + answer_letter(fusion) if fusion else ""
         schema, section = summary_reply(letters), images.services.section(ROLE)
         written = ask(images.session(ROLE), prompt, schema, section, answer_prefix=begun)

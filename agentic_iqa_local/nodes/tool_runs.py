@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from agentic_iqa_local.iqa_tools import TOOLS, ToolError, ToolInfo, find_tool
+from agentic_iqa_local.iqa_tools import TOOLS, ToolError, find_tool
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.evidence import by_object, in_picture
@@ -57,27 +57,18 @@ def choose_tools(task: Task, distortions: ByObject) -> Chosen:
     if not (flags.tool_selection or flags.tool_execution):
         return {}
     if named := task.named_tools():
-        return {name: dict.fromkeys(kinds or [OVERALL], named[0]) | _whole(named[1:]) for name, kinds in distortions.items()}
+        first, beside = named[0], _whole(named[1:])
+        return {name: dict.fromkeys(kinds or [OVERALL], first) | beside for name, kinds in distortions.items()}
     if not (ranked := ranked_tools(images)):
         raise ToolError("no IQA tool can run on these images: see the tools listed as unavailable and their reasons")
     new = {name: kinds for name, kinds in distortions.items() if name not in earlier}
     chosen = earlier | (select_tools(task.query, new, images) if new and flags.tool_selection else {})
-    configured = [name for name in _configured(images) if name in _available(images)] or ranked[:1]
+    voting = [name for name in _configured(images) if name in _available(images)] or ranked[:1]
     for name in distortions:
         own = chosen.get(name, {})
-        more = configured if name in new else _added(task, name, ranked) if flags.tool_execution else []
+        more = voting if name in new else _another(task, name, ranked) if flags.tool_execution else []
         chosen[name] = own | _whole(tool for tool in more if tool not in own.values())
     return {name: chosen[name] for name in distortions}
-
-
-def _added(task: Task, name: str, ranked: Sequence[str]) -> list[str]:
-    """The tool that a replan adds for an object: the Planner's, where it can run and was not tried, else the best
-    untried one where another opinion may close the gap."""
-    tried = {log.tool_name for log in task.before.tool_logs if log.object_name == name}
-    if (planned := task.plan.required_tool) in _available(task.images).keys() - tried:
-        return [planned]
-    another = task.closes("scores", "contradiction", "tools", "letters")
-    return [tool for tool in ranked if tool not in tried][:1] if another else []
 
 
 def _whole(tools: Iterable[str]) -> dict[str, str]:
@@ -85,17 +76,26 @@ def _whole(tools: Iterable[str]) -> dict[str, str]:
     return {f"{OVERALL} ({tool})": tool for tool in tools}
 
 
+def _another(task: Task, name: str, ranked: Sequence[str]) -> list[str]:
+    """The tool that a replan adds for an object: of those that were not tried the Planner's, else the best one where
+    another opinion may close the gap."""
+    tried = {log.tool_name for log in task.before.tool_logs if log.object_name == name}
+    untried = [tool for tool in ranked if tool not in tried]
+    planned = [tool for tool in untried if tool == task.plan.required_tool]
+    return planned or untried[: task.closes("scores", "contradiction", "tools", "letters")]
+
+
 def select_tools(query: str, distortions: ByObject, images: OpenImages) -> Chosen:
     """The model's choice of a tool for each distortion, among those that are not clearly worse than another; one
     alone is no choice."""
-    tools, names = _available(images), ranked_tools(images, trusted_only=True)
+    names = ranked_tools(images, trusted_only=True)
     if len(names) == 1:
         return {name: dict.fromkeys(kinds or [OVERALL], names[0]) for name, kinds in distortions.items()}
     told = []
-    for name in names:
-        kind = "full-reference" if tools[name].spec.reference == "FR" else "no-reference"
-        good_for = ", ".join(tools[name].spec.good_for) or "any distortion"
-        told.append((name, "; ".join(filter(None, (kind, good_for, load_reliability().summary(name))))))
+    for tool in map(find_tool, names):
+        kind = "full-reference" if tool.reference == "FR" else "no-reference"
+        good_for, srcc = ", ".join(tool.good_for) or "any distortion", load_reliability().summary(tool.name)
+        told.append((tool.name, "; ".join(filter(None, (kind, good_for, srcc)))))
     prompt, schema = selection_prompt(query, distortions, told), selection_reply(distortions, names)
     try:
         return ask(images.session(ROLE), prompt, schema, images.services.section(ROLE)).model_dump(by_alias=True)
@@ -104,8 +104,8 @@ def select_tools(query: str, distortions: ByObject, images: OpenImages) -> Chose
         return {}
 
 
-def _available(images: OpenImages) -> dict[str, ToolInfo]:
-    return {tool.name: tool for tool in images.services.tools.available(images.reference is not None)}
+def _available(images: OpenImages) -> list[str]:
+    return [tool.name for tool in images.services.tools.available(images.reference is not None)]
 
 
 def _configured(images: OpenImages) -> list[str]:
@@ -116,11 +116,10 @@ def _configured(images: OpenImages) -> list[str]:
 def ranked_tools(images: OpenImages, *, trusted_only: bool = False) -> list[str]:
     """The tools that can run on these images, the best first, `trusted_only` without those that another clearly
     leads; between equals the configuration's come first."""
-    hidden = images.services.settings.tools.not_offered
-    tools = {name: tool for name, tool in _available(images).items() if name not in hidden}
+    tools = set(_available(images)) - set(images.services.settings.tools.not_offered)
     if images.reference is not None:  # a tool that compares beats one that has to guess what was there
-        tools = {name: tool for name, tool in tools.items() if tool.spec.reference == "FR"} or tools
-    names = list(dict.fromkeys([*(name for name in _configured(images) if name in tools), *tools]))
+        tools = {name for name in tools if find_tool(name).reference == "FR"} or tools
+    names = [name for name in dict.fromkeys([*_configured(images), *_available(images)]) if name in tools]
     trusted = load_reliability().trusted(names)
     others = [name for name in names if name not in trusted]
     return trusted if trusted_only or not others else trusted + load_reliability().trailing(others, trusted[0])
