@@ -44,9 +44,9 @@ def choose(root: Path) -> ModelChoice:
     left_out = f"; left out: {'; '.join(incomplete)}" if incomplete else ""
     if not sizes:
         said = (
-            f"warning: no model chosen and no complete vision-language model below {root}: the small embedded one answers,"
-            " which is no judge of photographs; put a folder such as Qwen2.5-VL-7B-Instruct there, or name one with"
-            f" --model{left_out}"
+            f"warning: no model chosen and no complete vision-language model below {root}: the small embedded one"
+            " answers, which is no judge of photographs; put a folder such as Qwen2.5-VL-7B-Instruct there, or name one"
+            f" with --model{left_out}"
         )
         return ModelChoice(None, None, one_line(said))
     folder = max(sizes, key=sizes.__getitem__)
