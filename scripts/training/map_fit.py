@@ -73,6 +73,7 @@ def fit_logistic(
 def _least_squares(z: np.ndarray, y: np.ndarray, sign: float) -> np.ndarray:
     """b1..b5 for standardised raw scores `z`, the best fit from several starting points; b1 and b4 without
     their `sign`."""
+
     def residuals(b: np.ndarray) -> np.ndarray:
         return logistic_curve((sign * b[0], b[1], b[2], sign * b[3], b[4]), z) - y
 
