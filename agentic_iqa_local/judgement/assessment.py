@@ -256,7 +256,7 @@ def _agent(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
         return changes
     if result.error and result.fusion:
         images.warn("the model gave no valid reasoning in three tries: sentences made of the evidence stand in for it")
-        result = without_words(result.fusion, evidence, state.get("choices"), images.services.settings.fusion)
+        result = without_words(result.fusion, evidence, state.get("choices"))
     changes |= {"final_answer": result.final_answer, "quality_reasoning": result.quality_reasoning}
     if result.error:
         return changes | {"error": result.error}
