@@ -5,7 +5,7 @@ import functools
 import os
 import weakref
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, overload
 
@@ -267,7 +267,7 @@ class Conversation:
         make no sense, VLMError for a model that cannot be loaded and RuntimeError when the conversation, or
         its IQA, was closed.
         """
-        from agentic_iqa_local.judgement.assessment import answered, assessment, question
+        from agentic_iqa_local.judgement.assessment import answered, question
         from agentic_iqa_local.nodes.conversation import prior_context, regions_pointed_to, turn
 
         if self._open is None:
@@ -281,9 +281,9 @@ class Conversation:
         if context := prior_context(self._turns):
             state["prior_context"] = context
         self._images.begin_turn()
-        answer = functools.partial(answered, images=self._images, pipeline="agent")
+        opened = functools.partial(nullcontext, self._images)
         try:
-            row = assessment(state, self._picture, self._original, answer, "agent", settings)
+            row = answered(state, self._picture, self._original, "agent", settings, opened)
         except BaseException:  # also Ctrl-C: a cache may hold half a pass
             self._images.close()
             raise
