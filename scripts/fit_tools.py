@@ -28,15 +28,9 @@ from agentic_iqa_local.files import (
 )
 from agentic_iqa_local.images.reading import load_image
 from agentic_iqa_local.iqa_tools import ToolRunner, find_tool
-from agentic_iqa_local.iqa_tools.calibration import (
-    CalibrationError,
-    FitQuality,
-    LogisticMap,
-    evaluate,
-    fit_logistic,
-    read_map_file,
-)
+from agentic_iqa_local.iqa_tools.calibration import CalibrationError, LogisticMap, read_map_file
 from agentic_iqa_local.studies.datasets import MOST, Dataset, DatasetError, load_dataset
+from scripts.training.map_fit import FitQuality, evaluate, fit_logistic
 
 ANCHORS = ("FSIM", "SSIM", "VIF", "GMSD")
 HELD_OUT = 0.3

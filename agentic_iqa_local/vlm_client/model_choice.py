@@ -88,9 +88,7 @@ def _size(folder: Path) -> int | None:
 
 def _set_up_for(name: str) -> str | None:
     """The shipped set-up that is made for a folder of this name and keeps its weights as they are."""
-    for path in sorted(CONFIGS.glob("*.yaml")):
-        if path == DEFAULT_CONFIG or path.stem.startswith("tool_"):
-            continue
+    for path in sorted({*CONFIGS.glob("*.yaml")} - {DEFAULT_CONFIG, *CONFIGS.glob("tool_*.yaml")}):
         try:
             settings = load_settings(path)
         except ConfigError:  # somebody's own, damaged

@@ -24,6 +24,7 @@ from agentic_iqa_local.config import ModelSettings
 from agentic_iqa_local.files import command
 from agentic_iqa_local.vlm_client import PixelLimits, SeenImage, VLMError
 from agentic_iqa_local.vlm_client.chat import ChatPrompt, chat_messages, in_words
+from agentic_iqa_local.vlm_client.letters import resolve_letters
 from agentic_iqa_local.vlm_client.model_folder import Weights, examine
 
 NEXT_SET_UP = "llava_onevision_0_5b"  # of configs/: the smallest after the embedded model
@@ -166,9 +167,14 @@ class Renderer:
         added = [t.content for t in self.tokenizer.added_tokens_decoder.values()]
         return sorted({t for t in [*added, *self.tokenizer.all_special_tokens] if len(t) > 1}, key=len, reverse=True)
 
-    def asked(self, prompt: ChatPrompt) -> tuple[ChatPrompt, dict[str, str]]:
-        """What is asked where `prompt`'s letters are to be read, and the words that are read for them."""
-        return in_words(prompt) if self.settings.answers == "words" else (prompt, {})
+    def letters(
+        self, prompt: ChatPrompt, images: int, answer_prefix: str, letters: Sequence[str]
+    ) -> tuple[Rendered, dict[str, int]]:
+        """`prompt` as it is asked where `letters`, or the words that stand for them, are read, and the token id of
+        each. Raises VLMError where one is not a single token."""
+        asked, words = in_words(prompt) if self.settings.answers == "words" else (prompt, {})
+        rendered = self.render(asked, images, answer_prefix)
+        return rendered, resolve_letters(self.encode, rendered.text, letters, words)
 
     def render(self, prompt: ChatPrompt, images: int, answer_prefix: str = "") -> Rendered:
         """`prompt` about `images` pictures, and the answer so far. Raises VLMError for a template or
