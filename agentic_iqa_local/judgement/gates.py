@@ -74,8 +74,7 @@ class Sureness:
         if plan and plan.query_scope != "Global":
             return "calibrated on whole pictures, the query is about a part"
         look = "crops" if fusion.crops else "both orders" if fusion.both_orders else "one order"
-        condition = Condition(pipeline=self.pipeline, reference=self.reference, look=look)
-        part = next((part for part in calibration.ratings if part.condition == condition), None)
+        part = calibration.of(Condition(pipeline=self.pipeline, reference=self.reference, look=look))
         if part is None:
             how = f"the pipeline {self.pipeline} {'with' if self.reference else 'without'} a reference"
             return f"no picture of the calibration was assessed by {how}; {NO_FIT}"

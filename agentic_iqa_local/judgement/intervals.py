@@ -169,6 +169,10 @@ class IntervalCalibration(_Record):
     def calibrated_on(self) -> str:
         return f"{self.source}, {self.images} pictures, {self.date}"
 
+    def of(self, condition: Condition) -> Errors | None:
+        """The errors under a condition; None where no picture was assessed so."""
+        return next((part for part in self.ratings if part.condition == condition), None)
+
     def interval(self, part: Errors, q: float, difficulty: float, widened: Sequence[str] = ()) -> Interval:
         """The interval around a fused score, by one of `ratings`: at WIDENED in place of COVERAGE where `widened` has
         reasons. With too few errors it reaches to an end of the scale."""
