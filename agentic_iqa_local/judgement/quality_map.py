@@ -93,10 +93,13 @@ def make_map(images: "OpenImages", request: MapRequest) -> tuple[QualityMap, "di
     bias, notes = known_bias(images, tiles.tile)
     levels, stopped = _read_tiles(images, tiles, began + request.seconds)
     shifted = np.array(levels, float) - (bias.levels if bias else 0.0)  # None: nan
-    letters, tool = tiles.cells(np.clip(shifted, 1, 5)), _tool_levels(images, tiles)
+    with images.observer.measuring("LocalNR", images.services) as local_nr:
+        places = local_nr.places(images.image.pixels).places
+    severity = np.max([tiles.resampled(grid) for grid in places.values()], axis=0)  # of the strongest distortion
+    letters, tool = tiles.cells(np.clip(shifted, 1, 5)), np.interp(severity, range(6), LEVEL_OF_SEVERITY)
     cells = (1 - TOOL_WEIGHT) * letters + TOOL_WEIGHT * tool
     similarity = tools.similarity_maps(images.image.pixels, reference.pixels) if reference else {}
-    worst = [_measured(images, _named(images, box)) for box in damaged_boxes(tiles, cells)]
+    worst = [_named(images, box) for box in damaged_boxes(tiles, cells)]
     cost = MapCost(
         tiles=len(levels),
         read=sum(level is not None for level in levels),
@@ -111,8 +114,8 @@ def make_map(images: "OpenImages", request: MapRequest) -> tuple[QualityMap, "di
         stride=tiles.stride,
         xs=list(tiles.xs),
         ys=list(tiles.ys),
-        q=_as_lists(cells),
-        letters=_as_lists(letters),
+        q=np.where(np.isnan(cells), None, cells).tolist(),
+        letters=np.where(np.isnan(letters), None, letters).tolist(),
         tool=tool.tolist(),
         tool_weight=TOOL_WEIGHT,
         median=float(np.nanmedian(cells)),
@@ -122,10 +125,6 @@ def make_map(images: "OpenImages", request: MapRequest) -> tuple[QualityMap, "di
         cost=cost,
         notes=notes,
     ), similarity
-
-
-def _as_lists(cells: np.ndarray) -> list[list[float | None]]:
-    return [[None if np.isnan(level) else level for level in row] for row in cells.tolist()]
 
 
 def tile_sides(limits: PixelLimits) -> list[int]:
@@ -190,18 +189,9 @@ def read_boxes(
     return [letter_probabilities(read.logprobs, temperature) for read in reads]
 
 
-def _tool_levels(images: "OpenImages", tiles: Tiling) -> np.ndarray:
-    """The level of each cell by LocalNR, rows×columns, from the severity of the strongest distortion that it sees
-    there. Raises ToolError."""
-    with images.observer.measuring("LocalNR", images.services) as tools:
-        places = tools.places(images.image.pixels).places
-    severity = np.max([tiles.resampled(grid) for grid in places.values()], axis=0)
-    return np.interp(severity, range(6), LEVEL_OF_SEVERITY)
-
-
 def _named(images: "OpenImages", damaged: DamagedBox) -> DamagedBox:
-    """A damaged box with its distortion and how severe that is: what the model reads of the box alone times what
-    LocalNR reads of it, as the Executor would detect and judge it."""
+    """A damaged box with the scores of the configured tools that can measure it, its distortion and how severe that
+    is: what the model reads of the box alone times what LocalNR reads of it, as the Executor would judge it."""
 
     def said(prompt: prompts.Prompt, prefix: str, words: Sequence[str]) -> dict[str, float] | None:
         try:
@@ -209,6 +199,11 @@ def _named(images: "OpenImages", damaged: DamagedBox) -> DamagedBox:
         except VLMError:  # it reads letters alone, or two words begin with the same token
             return None
 
+    settings, scores = images.services.settings.tools, {}
+    for tool in settings.full_reference if images.reference else settings.no_reference:
+        with suppress(ToolError):
+            scores[tool] = images.score(tool, damaged.box).normalized
+    damaged = revised(damaged, tools=scores)
     reading = combine(read(images, damaged.box), {}, images)
     kinds = said(prompts.detection_prompt(prompts.DEFAULT_QUERY, ["Global"]), TYPE_PREFIX, DISTORTION_TYPES)
     if reading.error and kinds is None:
@@ -225,13 +220,3 @@ def _named(images: "OpenImages", damaged: DamagedBox) -> DamagedBox:
     severity = max(severities, key=severities.__getitem__, default=None)
     about = {"distortion": likeliest, "probability": p[likeliest], "distortions": p}
     return revised(damaged, **about, severity=severity, severities=severities)
-
-
-def _measured(images: "OpenImages", damaged: DamagedBox) -> DamagedBox:
-    """A damaged box with the scores of the configured tools on it alone; those that cannot measure as small a
-    picture are left out."""
-    settings, scores = images.services.settings.tools, {}
-    for tool in settings.full_reference if images.reference else settings.no_reference:
-        with suppress(ToolError):
-            scores[tool] = images.score(tool, damaged.box).normalized
-    return revised(damaged, tools=scores)

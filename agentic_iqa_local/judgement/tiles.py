@@ -18,11 +18,8 @@ CLEARLY = 0.4  # levels below the map's median; about one clean photograph in fi
 
 @dataclass(frozen=True)
 class Tiling:
-    """Overlapping tiles of a picture and the cells that they score.
-
-    `lefts` and `tops` are where tiles begin, in columns and rows; `xs` and `ys` the edges of the cells. A cell is
-    smaller than a tile: what lies around it is the context in which it is judged.
-    """
+    """Overlapping tiles of a picture, where they begin (`lefts`, `tops`), and the edges `xs`, `ys` of the cells that
+    they score. A cell is smaller than a tile: what lies around it is the context in which it is judged."""
 
     tile: int
     lefts: tuple[int, ...]
@@ -48,12 +45,8 @@ class Tiling:
         return np.concatenate([numbers[row::2, column::2].ravel() for row, column in first]).tolist()
 
     def cells(self, scores: Sequence[float | None] | np.ndarray) -> np.ndarray:
-        """The grid of the tiles' scores, rows×columns float64: of each cell the mean of the tiles weighted by how
-        much of the cell each covers; nan where no tile that was read does.
-
-        Args:
-            scores: One for each of `boxes`; None or nan where a tile was not read.
-        """
+        """The grid of the tiles' scores (None or nan where one was not read), rows×columns float64: of each cell the
+        mean of the tiles weighted by how much of the cell each covers; nan where none that was read does."""
         values = np.array(scores, float).reshape(len(self.tops), -1)  # None: nan
         known = ~np.isnan(values)
         down, across = _shared(self.ys, self.tops, self.tile), _shared(self.xs, self.lefts, self.tile)
@@ -87,13 +80,10 @@ def tiling(width: int, height: int, sides: Sequence[int], max_tiles: int) -> Til
     for side in sides:
         columns, rows = _counts((width, height), side, max_tiles)
         if min(width, height) >= smallest_side(side) and columns * rows <= max_tiles:
-            lefts, tops = (
-                tuple(int((length - side) * i / (count - 1)) // BLOCK * BLOCK for i in range(count))
-                for length, count in ((width, columns), (height, rows))
-            )
-            xs = tuple(round(width * i / columns) for i in range(columns + 1))
-            ys = tuple(round(height * i / rows) for i in range(rows + 1))
-            return Tiling(side, lefts, tops, xs, ys)
+            sizes = ((width, columns), (height, rows))
+            starts = [[int((length - side) * i / (n - 1)) // BLOCK * BLOCK for i in range(n)] for length, n in sizes]
+            edges = [[round(length * i / n) for i in range(n + 1)] for length, n in sizes]
+            return Tiling(side, *map(tuple, starts + edges))
     return None
 
 
@@ -118,19 +108,19 @@ def smallest_side(tile: int) -> int:
 def damaged_boxes(tiles: Tiling, cells: np.ndarray) -> list[DamagedBox]:
     """At most MOST_BOXES windows of about a tile's size that do not overlap, the worst first, each CLEARLY below
     the median of `cells` (rows×columns of quality, nan where nothing was read)."""
-    (rows, columns), median = cells.shape, float(np.nanmedian(cells))
-    width, height = tiles.xs[-1], tiles.ys[-1]
-    high, wide = max(1, round(tiles.tile * rows / height)), max(1, round(tiles.tile * columns / width))
+    (rows, columns), median, xs, ys = cells.shape, float(np.nanmedian(cells)), tiles.xs, tiles.ys
+    high, wide = max(1, round(tiles.tile * rows / ys[-1])), max(1, round(tiles.tile * columns / xs[-1]))
     windows = []
     for top, left in itertools.product(range(rows - high + 1), range(columns - wide + 1)):
         q = float(cells[top : top + high, left : left + wide].mean())
-        box = tiles.xs[left], tiles.ys[top], tiles.xs[left + wide], tiles.ys[top + high]
         if median - q >= CLEARLY:  # not where q is nan
-            windows.append((q, box))
+            windows.append((q, (xs[left], ys[top], xs[left + wide], ys[top + high])))
     chosen: list[DamagedBox] = []
     for q, box in sorted(windows):
-        if len(chosen) < MOST_BOXES and not any(_overlap(box, other.box) for other in chosen):
-            chosen.append(DamagedBox(box=box, place=place_in(box, width, height), q=q, below=median - q))
+        taken = (x.box for x in chosen)
+        overlap = any(box[0] < x[2] and x[0] < box[2] and box[1] < x[3] and x[1] < box[3] for x in taken)
+        if len(chosen) < MOST_BOXES and not overlap:
+            chosen.append(DamagedBox(box=box, place=place_in(box, xs[-1], ys[-1]), q=q, below=median - q))
     return chosen
 
 
@@ -140,7 +130,3 @@ def place_in(box: Box, width: int, height: int) -> str:
     column = ("left", "", "right")[min(2, 3 * (left + right) // (2 * width))]
     row = ("top", "", "bottom")[min(2, 3 * (top + bottom) // (2 * height))]
     return f"{row} {column}".strip() or "middle"
-
-
-def _overlap(one: Box, other: Box) -> bool:
-    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
