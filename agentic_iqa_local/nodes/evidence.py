@@ -44,8 +44,8 @@ def by_object(evidence: ExecutorOutput | None, part: str) -> dict[str, Any]:
 
 def _counting(evidence: ExecutorOutput | None, *, checking: bool = False) -> dict[str, dict[str, Score]]:
     """{object: {distortion: score}} of the scores that have a vote; `checking`: also of those that only check them."""
-    marked = [log for log in (evidence.tool_logs if evidence else ()) if log.outvoted or (log.trailing and not checking)]
-    silent = {(log.object_name, log.tool_name) for log in marked}
+    logs = evidence.tool_logs if evidence else []
+    silent = {(log.object_name, log.tool_name) for log in logs if log.outvoted or (log.trailing and not checking)}
     return {
         name: {kind: (tool, score) for kind, (tool, score) in scores.items() if (name, tool) not in silent}
         for name, scores in by_object(evidence, "quality_scores").items()
