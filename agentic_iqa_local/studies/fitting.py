@@ -188,7 +188,7 @@ def fit_letters(
         raise FitError("fit: expected human and fused scores that differ, got some that are all alike", "use others")
     sign = -1.0 if objective == "srcc" else 1.0
     configured = settings.temperature, float(np.median(own))
-    name = SCALES[objective][0]
+    name = SCALES[objective]
     best = least(lambda t, e: float(np.nan_to_num(sign * value(t, e), nan=np.inf)), configured, name)
     return best, before, value(*best)
 
