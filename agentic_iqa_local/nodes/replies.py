@@ -101,7 +101,8 @@ def summary_reply(letters: Sequence[str] | None) -> type[SummaryReply]:
 
 def letter_reply(letters: Sequence[str]) -> type[LetterReply]:
     """{final_answer} alone: one of `letters`."""
-    return create_model("LetterReply", __base__=LetterReply, final_answer=(Literal[tuple(letters)], ...))
+    answer: Any = Literal[tuple(letters)]
+    return create_model("LetterReply", __base__=LetterReply, final_answer=(answer, ...))
 
 
 # Not the dots of "e.g.", nor one behind a digit, where a number may have been cut
