@@ -92,9 +92,12 @@ def region_in(query: str, name: str) -> str | None:
     of my dog": dog); None where nothing is left, or the query does not hold it."""
     words = re.findall(r"[^\W_]+(?:['’-][^\W_]+)*", _plain(name))
     kept = [i for i, word in enumerate(words) if not _NO_REGION.fullmatch(word.casefold())]
-    region, text = " ".join(words[kept[0] : kept[-1] + 1]) if kept else "", _without_metrics(query)
-    unspaced = not region.isascii() and region in text  # Chinese and its like
-    return region if region and (unspaced or holds(text, region)) else None
+    region = words[kept[0] : kept[-1] + 1] if kept else []
+    if region == [word for word in words if word.casefold() not in ("the", "a")]:
+        region = words
+    found, text = " ".join(region), _without_metrics(query)
+    unspaced = not found.isascii() and found in text  # Chinese and its like
+    return found if region and (unspaced or holds(text, found)) else None
 
 
 def holds(text: str, phrase: str) -> bool:

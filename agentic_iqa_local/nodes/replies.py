@@ -17,6 +17,7 @@ Name = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max
 # A JSON key without escapes: the grammar bounds keys by pattern alone.
 Key = Annotated[str, StringConstraints(pattern=r'^[^"\\\x00-\x1f]{1,40}$')]
 Coordinate = Annotated[int, Field(ge=0, le=20000)]
+_once = AfterValidator(lambda names: list(dict.fromkeys(names)))  # objects named twice count once
 
 
 def _text(limit: int) -> Any:
@@ -38,7 +39,7 @@ class PlannerReply(BaseModel):
 
     model_config = STRICT
     query_type: Literal["IQA", "Other"]
-    query_scope: Annotated[list[Name], Field(min_length=1, max_length=4)] | Literal["Global"]
+    query_scope: Annotated[list[Name], Field(min_length=1, max_length=4), _once] | Literal["Global"]
     distortion_source: Literal["Explicit", "Inferred"]
     distortions: (
         Annotated[
