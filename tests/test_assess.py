@@ -48,7 +48,7 @@ def test_piped_output_is_json_alone_with_every_promised_field(blocked, photo_pat
     assert 1 <= row["q"] <= 5
     assert row["model"]["notice"]
     assert "You must select one single answer" in done.stderr  # -vv shows prompts, on stderr
-    assert "Letters: how probable" in done.stderr
+    assert "Numbers  " in done.stderr
 
 
 @pytest.fixture(scope="module")

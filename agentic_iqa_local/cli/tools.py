@@ -21,7 +21,7 @@ def main(argv: list[str] | None = None) -> int:
 def show(args: argparse.Namespace) -> int:
     """Prints the table. Raises UserError."""
     from agentic_iqa_local.devices import choose_device
-    from agentic_iqa_local.output.report import tool_table
+    from agentic_iqa_local.output.tool_table import tool_table
     from agentic_iqa_local.services import Services
 
     with Console() as console:

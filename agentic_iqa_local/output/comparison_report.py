@@ -4,7 +4,8 @@ from collections.abc import Iterable
 
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.judgement.comparison import Comparison, Group, OrderResult, PairResult, Ranked, Ranking
-from agentic_iqa_local.output.report import account, headline, safe_lines, wrapped
+from agentic_iqa_local.output.report import account, headline
+from agentic_iqa_local.output.words import bullets, safe_lines, wrapped
 from agentic_iqa_local.result import Assessment, Result
 
 CLOSE = 0.65  # a probability up to which one picture is hardly better
@@ -36,11 +37,11 @@ def explain(result: Result) -> str:
             interval = row.interval and f", 90 % interval {row.interval.low:.2f} to {row.interval.high:.2f}"
             lines += wrapped(f"{one_line(row.image)}: {row.answer}{interval or ''}")
         lines += ["", *_pair_lines(result.pair)] if result.pair else []
-        return safe_lines(lines + _warning_lines(result.warnings))
+        return safe_lines(lines + bullets("Warnings", result.warnings))
     if isinstance(result, Group):
-        return safe_lines(["", _group_headline(result), *_order_lines(result), *_warning_lines(result.notes)])
+        return safe_lines(["", _group_headline(result), *_order_lines(result), *bullets("Warnings", result.notes)])
     if isinstance(result, Ranking):
-        lines = _order_lines(result) + _failed_lines(result.failed) + _warning_lines(result.notes)
+        lines = _order_lines(result) + _failed_lines(result.failed) + bullets("Warnings", result.notes)
         return safe_lines(lines)
     assert isinstance(result, Assessment)
     return account(result)
@@ -105,8 +106,3 @@ def _place(ranked: Ranked) -> str:
 
 def _failed_lines(failed: Iterable[Assessment]) -> list[str]:
     return [one_line(f"FAILED: {row.error}") for row in failed]
-
-
-def _warning_lines(warnings: Iterable[str]) -> list[str]:
-    lines = [line for text in warnings for line in wrapped(text)]
-    return ["", "Warnings", *lines] if lines else []
