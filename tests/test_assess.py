@@ -159,10 +159,6 @@ MISTAKES = [
     (["--manifest", "images.csv", "photo.jpg"], "photo.jpg: expected without --manifest"),
     (["photo.jpg", "--mode", "logit"], "did you mean logits?"),
     (["photo.jpg", "--config", "mine.yaml"], "tools.no_reference: Unknown tool 'NIQUE'; did you mean UNIQUE or NIQE"),
-    (["--compare", "photo.jpg", "photo.jpg"], "type python -m agentic_iqa_local compare"),
-    (["--best-of", "empty"], "type python -m agentic_iqa_local best"),
-    (["photo.jpg", "--interactive"], "type python -m agentic_iqa_local chat"),
-    (["--list-tools"], "type python -m agentic_iqa_local tools"),
 ]
 
 
