@@ -48,12 +48,9 @@ class ConfigError(UserError, ValueError):
 
 def check_query(query: str) -> str:
     """`query` as it is. Raises ValueError unless it is a text of 1 to 4000 characters that UTF-8 can hold."""
-    if not isinstance(query, str):
-        raise ValueError(f"query: expected a text, got {type(query).__name__}")
-    if not query.strip():
-        raise ValueError(
-            "query: expected a question or an instruction, got an empty text; leave it out for a plain rating"
-        )
+    if not isinstance(query, str) or not query.strip():
+        got = "an empty text" if isinstance(query, str) else type(query).__name__
+        raise ValueError(f"query: expected a question or an instruction, got {got}; leave it out for a plain rating")
     _check_text("query", query)
     return query
 
@@ -68,8 +65,7 @@ def check_choices(choices: Sequence[str] | None) -> list[str] | None:
     if not 2 <= len(choices) <= 10:
         raise ValueError(f"choices: expected 2 to 10 answers, got {len(choices)}")
     if len({choice.strip().casefold() for choice in choices} - {""}) < len(choices):
-        expected = "expected answers that differ and are not blank, whether in capitals or not"
-        raise ValueError(f"choices: {expected}, got {list(choices)}")
+        raise ValueError(f"choices: expected answers that differ and are not blank, got {list(choices)}")
     _check_text("choices", "".join(choices))
     return list(choices)
 
@@ -80,8 +76,7 @@ def _check_text(name: str, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        place = f"character {error.start + 1}"
-        raise ValueError(f"{name}: expected text in UTF-8, got another byte as {place}; retype it") from None
+        raise ValueError(f"{name}: expected text in UTF-8, got another byte at {error.start + 1}; retype it") from None
 
 
 def check_limit(limit: int) -> int:
@@ -129,8 +124,7 @@ def server_key() -> str | None:
     quote it."""
     key = os.environ.get("AGENTIC_IQA_SERVER_KEY") or None
     if key and not re.fullmatch("[!-~]+", key):
-        expected = "expected printable ASCII characters without blanks or line ends, got others too"
-        raise ConfigError(f"$AGENTIC_IQA_SERVER_KEY: {expected}", "set it anew")
+        raise ConfigError("$AGENTIC_IQA_SERVER_KEY: expected printable ASCII without blanks", "set it anew")
     return key
 
 
@@ -143,11 +137,8 @@ def split_server(address: str) -> tuple[str, tuple[str, str] | None]:
     except ValueError:
         usable = False
     if not usable or not address.isprintable() or set(address) & set(" \\?#"):
-        raise ConfigError(
-            "server: expected http://HOST:PORT or https://HOST:PORT, got something else, which is not shown"
-            " since it may hold a password",
-            "percent-encode signs in a user's name or password",
-        )
+        expected = "server: expected http://HOST:PORT or https://HOST:PORT, got something else (it may hold a password)"
+        raise ConfigError(expected, "percent-encode signs in a user's name or password")
     user, _, place = url.netloc.rpartition("@")
     login = (unquote(url.username or ""), unquote(url.password or "")) if user else None
     return urlunsplit((url.scheme, place, url.path, "", "")).rstrip("/"), login

@@ -94,9 +94,9 @@ def test_a_fit_names_its_rows_and_is_read_again(tmp_path):
     used = {row["group"] for row in rows if row["key"] in fit.keys}
     assert len(used) == len({row["group"] for row in rows}) // 2  # whole scenes
     assert all(fit.used(row) == (row["group"] in used) for row in rows)  # failed rows of these scenes too
-    (tmp_path / "fit.json").write_text(fit.to_json())
+    (tmp_path / "fit.json").write_text(fit.model_dump_json())
     assert read_fit(tmp_path / "fit.json") == fit
-    former = json.loads(fit.to_json()) | {"format": 2}  # of before there were intervals
+    former = json.loads(fit.model_dump_json()) | {"format": 2}  # of before there were intervals
     del former["intervals"]
     (tmp_path / "old.json").write_text(json.dumps(former))
     assert read_fit(tmp_path / "old.json").intervals is None

@@ -95,13 +95,11 @@ def _results(
 ) -> "list[Result]":
     """A comparison, an order, or what failed and the groups. The model is loaded when the first pair is shown it."""
     from agentic_iqa_local.judgement.comparison import Judge
-    from agentic_iqa_local.judgement.preference import read_pair
-    from agentic_iqa_local.nodes.summarizer import ROLE
     from agentic_iqa_local.services import Services
 
-    services = Services(settings, device)
-    read = None if args.pairwise == "never" else lambda *two: read_pair(services.client(ROLE), *two)
-    judge = Judge(settings, args.pipeline, args.reference is not None, read=read, always=args.pairwise == "always")
+    pairwise = {"always": True, "never": False}.get(args.pairwise)
+    full_reference = args.reference is not None
+    judge = Judge.of(Services(settings, device), args.pipeline, reference=full_reference, pairwise=pairwise)
     files = [item.image for item in items]
     if args.best:
         return [*(row for row in rows if row.error), *judge.groups(judge.candidates(rows, files))]

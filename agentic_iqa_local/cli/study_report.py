@@ -41,7 +41,7 @@ def fit(args: argparse.Namespace) -> int:
 
     place = result_file("--out", args.out, "fit")
     found = fit_runs(args.run, args.objective, split=args.split, share=args.share, called=args.called)
-    write_whole(place, found.to_json())
+    write_whole(place, found.model_dump_json())
     what = "intervals of q are not calibrated, they need an absolute category scale"
     if found.intervals:
         ratings = len(found.intervals.ratings)

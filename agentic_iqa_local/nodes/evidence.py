@@ -12,15 +12,7 @@ from typing import Any
 from agentic_iqa_local.iqa_tools.detector import load_detector
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.score_fusion import expected_level
-from agentic_iqa_local.state import (
-    LETTER_TO_LEVEL,
-    OVERALL,
-    UNCLEAR,
-    ExecutorOutput,
-    FusionResult,
-    Gap,
-    PlannerOutput,
-)
+from agentic_iqa_local.state import LETTER_TO_LEVEL, OVERALL, UNCLEAR, ExecutorOutput, FusionResult, Gap, PlannerOutput
 
 SEVERE = ("severe", "extreme")
 HIGH_SCORE = 4.0
@@ -53,11 +45,11 @@ def by_object(evidence: ExecutorOutput | None, part: str) -> dict[str, Any]:
 # Votes
 
 
-def _voting(evidence: ExecutorOutput, name: str, with_checks: bool = False) -> dict[str, Score]:
+def _voting(evidence: ExecutorOutput | None, name: str, with_checks: bool = False) -> dict[str, Score]:
     """An object's scores that have a vote, by distortion; `with_checks`: also those that only check them."""
     silent = {
         log.tool_name
-        for log in evidence.tool_logs
+        for log in (evidence.tool_logs if evidence else ())
         if log.object_name == name and (log.outvoted or (log.trailing and not with_checks))
     }
     scores = by_object(evidence, "quality_scores").get(name, {})
@@ -67,12 +59,11 @@ def _voting(evidence: ExecutorOutput, name: str, with_checks: bool = False) -> d
 def votes(evidence: ExecutorOutput | None, vote: str = "runs") -> list[Score]:
     """The scores that q̄ is the mean of, the lowest first: one for each distinct (tool, region) run, or one for
     each listed entry ("entries"); none of a tool that was outvoted, or that only checks a better one."""
-    evidence = evidence or ExecutorOutput()
     names = by_object(evidence, "quality_scores")
     listed = [(name, pair) for name in names for pair in _voting(evidence, name).values()]
     if vote == "entries":
         return [pair for _, pair in listed]
-    crops = {log.object_name for log in evidence.tool_logs if log.region == "crop"}
+    crops = {log.object_name for log in (evidence.tool_logs if evidence else ()) if log.region == "crop"}
     # The score is part of the key: two different scores cannot come from one run.
     runs = {(name if name in crops else None, pair) for name, pair in listed}
     return sorted((pair for _, pair in runs), key=itemgetter(1, 0))
@@ -80,7 +71,6 @@ def votes(evidence: ExecutorOutput | None, vote: str = "runs") -> list[Score]:
 
 def checks(evidence: ExecutorOutput | None) -> list[Score]:
     """The scores that only check a better tool's, each once."""
-    evidence = evidence or ExecutorOutput()
     names = by_object(evidence, "quality_scores")
     with_checks = {pair for name in names for pair in _voting(evidence, name, with_checks=True).values()}
     return sorted(with_checks - {pair for name in names for pair in _voting(evidence, name).values()})
@@ -145,17 +135,15 @@ def contradictions(evidence: ExecutorOutput, fusion: FusionResult | None = None)
         for item in items:
             own = [scores[item.type]] if item.type in scores else list(scores.values())
             if item.severity in SEVERE and own and all(score > HIGH_SCORE for _, score in own):
-                found = f"{item.severity} {item.type} of {name}"
-                lines.append(f"Contradictory evidence: {found} but high scores ({_in_words(own)})")
+                lines.append(f"{item.severity} {item.type} of {name} but high scores ({_in_words(own)})")
         if any(item.severity not in ("none", "slight") for item in items):
             continue
         mild = ", ".join(f"slight {item.type}" for item in items if item.severity == "slight") or "no distortion"
         if scores and all(score < LOW_SCORE for _, score in scores.values()):
-            told = _in_words(scores.values())
-            lines.append(f"Contradictory evidence: {mild} of {name} but low scores ({told})")
+            lines.append(f"{mild} of {name} but low scores ({_in_words(scores.values())})")
         elif name == "Global" and fusion and fusion.q is not None and fusion.q < LOW_QUALITY:
-            lines.append(f"Contradictory evidence: {mild} was found but the fused score is {fusion.q:.1f} of 5")
-    return lines
+            lines.append(f"{mild} was found but the fused score is {fusion.q:.1f} of 5")
+    return [f"Contradictory evidence: {line}" for line in lines]
 
 
 def open_severities(evidence: ExecutorOutput) -> dict[str, list[str]]:
@@ -179,8 +167,7 @@ def _is_open(probabilities: Mapping[str, float] | None) -> bool:
 
 
 def doubts(evidence: ExecutorOutput) -> str | None:
-    """What the evidence leaves open by its own account, for `ExecutorOutput.uncertainty`: severities that cannot
-    be told, and tools that disagree. None where nothing is."""
+    """What the evidence leaves open by its own account, for `ExecutorOutput.uncertainty`; None where nothing is."""
     in_doubt = open_severities(evidence).items()
     lines = [f"cannot tell how severe {kind} of {name} is" for name, kinds in in_doubt for kind in kinds]
     return "; ".join(filter(None, [*lines, evidence.disagreement])) or None
@@ -189,11 +176,8 @@ def doubts(evidence: ExecutorOutput) -> str | None:
 def evidence_warnings(evidence: ExecutorOutput) -> list[str]:
     """What a reader of the scores must know: a failed Executor, tools without a vote, regions not found."""
     lines = [f"the Executor failed, its evidence is incomplete: {evidence.error}"] if evidence.error else []
-    silent = dict.fromkeys((log.tool_name, log.object_name) for log in evidence.tool_logs if log.outvoted)
-    lines += [
-        f"{tool} has no vote: its score of {in_picture(name)} stands apart from every other tool's"
-        for tool, name in silent
-    ]
+    for tool, name in dict.fromkeys((log.tool_name, log.object_name) for log in evidence.tool_logs if log.outvoted):
+        lines.append(f"{tool} has no vote: its score of {in_picture(name)} stands apart from every other tool's")
     missed = [name for name, box in by_object(evidence, "boxes").items() if box is None]
     return lines + ([f"no box for {', '.join(missed)}, tools see the whole image"] if missed else [])
 
@@ -209,15 +193,14 @@ def should_replan(
 ) -> tuple[bool, str]:
     """(need_replan, reason). Without a plan the analysis must cover the scope, and there must be scores. With one,
     and the letters if they were read, the first of `find_gaps` decides."""
-    evidence = executor_output or ExecutorOutput()
     if plan is not None:
-        gaps = find_gaps(evidence, plan, fusion)
+        gaps = find_gaps(executor_output, plan, fusion)
         return bool(gaps), gaps[0].reason if gaps else ""
-    objects = ["Global"] if query_scope == "Global" else query_scope
-    missing = [name for name in objects if name not in (evidence.distortion_analysis or objects)]
+    analysed = by_object(executor_output, "distortion_analysis")
+    missing = [name for name in (["Global"] if query_scope == "Global" else query_scope) if name not in analysed]
     if missing:
         return True, f"Missing analysis for {', '.join(missing)}"
-    return (False, "") if evidence.quality_scores else (True, "No tool scores available")
+    return (False, "") if by_object(executor_output, "quality_scores") else (True, "No tool scores available")
 
 
 def find_gaps(evidence: ExecutorOutput | None, plan: PlannerOutput, fusion: FusionResult | None = None) -> list[Gap]:
@@ -227,25 +210,23 @@ def find_gaps(evidence: ExecutorOutput | None, plan: PlannerOutput, fusion: Fusi
     elsewhere, not a gap.
     """
     evidence = evidence or ExecutorOutput()
-    analysed, wants_analysis = by_object(evidence, "distortion_analysis"), plan.plan.distortion_analysis
-    missing = ", ".join(name for name in plan.objects if wants_analysis and name not in analysed)
+    analysed, wanted = by_object(evidence, "distortion_analysis"), plan.plan.distortion_analysis
+    missing = ", ".join(name for name in plan.objects if wanted and name not in analysed)
     reasons = {
-        "executor": f"Executor failed: {evidence.error}" if evidence.error else None,
-        "analysis": f"Missing analysis for {missing}" if missing else None,
-        "scores": _score_gap(evidence, plan),
+        "executor": evidence.error and f"Executor failed: {evidence.error}",
+        "analysis": missing and f"Missing analysis for {missing}",
+        "scores": plan.plan.tool_execution and _score_gap(evidence, plan),
         "contradiction": next(iter(contradictions(evidence, fusion)), None),
         "tools" if evidence.disagreement else "severity": evidence.uncertainty
         and f"Executor is uncertain: {evidence.uncertainty}",
-        "letters": _letter_gap(fusion),
+        "letters": fusion and _letter_gap(fusion),
     }
     return [Gap.model_validate({"kind": kind, "reason": why}) for kind, why in reasons.items() if why]
 
 
 def _score_gap(evidence: ExecutorOutput, plan: PlannerOutput) -> str | None:
-    """Which scores that the plan asked for are missing, but for those whose tools were tried and failed. Of a
-    region that the model was to find and did not, the whole picture's scores are none."""
-    if not plan.plan.tool_execution:
-        return None
+    """Which scores are missing, but for those whose tools were tried and failed. Of a region that the model was to
+    find and did not, the whole picture's scores are none."""
     failed = [log for log in evidence.tool_logs if log.error]
     if not (evidence.quality_scores or failed):
         return "No tool scores available"
@@ -263,10 +244,10 @@ def _score_gap(evidence: ExecutorOutput, plan: PlannerOutput) -> str | None:
     return None
 
 
-def _letter_gap(fusion: FusionResult | None) -> str | None:
+def _letter_gap(fusion: FusionResult) -> str | None:
     """What is wrong with letters that were read in one order; once they were read in both, nothing more can be
     done. Letters that prefer nothing are a gap only where no tool speaks."""
-    if fusion is None or fusion.q is None or fusion.mode != "logits" or fusion.both_orders:
+    if fusion.q is None or fusion.mode != "logits" or fusion.both_orders:
         return None
     if (fusion.off_letter_mass or 0) > OFF_THE_LETTERS:
         return f"{fusion.off_letter_mass:.0%} of the probability lies off the letters"

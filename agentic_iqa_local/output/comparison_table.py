@@ -4,7 +4,7 @@ import io
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from agentic_iqa_local.judgement.comparison import Comparison, Group, OrderResult, Ranking
+from agentic_iqa_local.judgement.comparison import Comparison, Ranking
 from agentic_iqa_local.output.tables import verdict_cells, write_csv
 from agentic_iqa_local.result import Assessment, Result
 
@@ -34,12 +34,11 @@ def _rows(result: Result) -> Iterator[dict[str, Any]]:
         yield _row(result.kind, ordered[1], place=1 if result.better is None else 2)
     elif isinstance(result, Comparison):
         yield from (_row(result.kind, row) for row in (result.first, result.second))
-    elif isinstance(result, OrderResult):
-        group = result.number if isinstance(result, Group) else None
+    elif isinstance(result, Ranking):
         for ranked in result.order:
             cells = ranked.model_dump(include={"place", "better_than_next"})
-            yield _row(result.kind, ranked.assessment, group=group, **cells)
-        for row in result.failed if isinstance(result, Ranking) else ():
+            yield _row(result.kind, ranked.assessment, group=result.number, **cells)
+        for row in result.failed:
             yield _row(result.kind, row)
 
 

@@ -1,7 +1,7 @@
 """Notes a run's options and figures with an experiment tracker, MLflow or trackio, in files on this disk.
 
-Neither is asked to start a server, and both are told to send nothing: MLflow writes ./mlruns, trackio the folder
-.trackio, or where $MLFLOW_TRACKING_URI and $TRACKIO_DIR say.
+Neither starts a server, and both are told to send nothing. MLflow writes to ./mlruns, or where $MLFLOW_TRACKING_URI
+says; trackio to its folder in the Hugging Face cache, or to $TRACKIO_DIR.
 """
 
 import importlib
@@ -14,7 +14,12 @@ from typing import Any
 from agentic_iqa_local.errors import UserError
 
 PROJECT = "agentic_iqa"
-QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true", "GRADIO_ANALYTICS_ENABLED": "False"}
+SILENT = {
+    "MLFLOW_ALLOW_FILE_STORE": "true",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "DO_NOT_TRACK": "true",
+    "GRADIO_ANALYTICS_ENABLED": "False",
+}
 
 Log = Callable[..., None]
 
@@ -35,7 +40,7 @@ def tracked(kind: str | None, name: str, params: Mapping[str, Any]) -> Iterator[
     if kind is None:
         yield lambda metrics, step=None: None
         return
-    os.environ.update({key: os.environ.get(key, value) for key, value in QUIET.items()})
+    os.environ.update({key: os.environ.get(key, value) for key, value in SILENT.items()})
     try:
         tracker: Any = importlib.import_module(kind)
     except ModuleNotFoundError as error:

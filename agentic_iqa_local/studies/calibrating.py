@@ -64,9 +64,9 @@ def cases(
             at = np.flatnonzero(usable & (with_reference == reference))
             if not len(at):
                 continue
-            said = {name: tools[name].to_numpy()[at] for name in SAID}
-            table = pd.DataFrame(features(p[at], **said, **{k: v[at] for k, v in apart.items()}), at, FEATURES)
-            table["q"] = fused(p[at], said["q_bar"], said["eta"])
+            measured = {name: tools[name].to_numpy()[at] for name in SAID} | {k: v[at] for k, v in apart.items()}
+            table = pd.DataFrame(features(p[at], measured), at, FEATURES)
+            table["q"] = fused(p[at], measured["q_bar"], measured["eta"])
             table["truth"], table["scene"] = truth[at], scenes[at]
             table["voters"] = tools.voters.to_numpy()[at]
             found[Condition(pipeline=pipeline, reference=reference, look=look)] = table

@@ -202,7 +202,7 @@ def fit_letters(
     best = least(
         lambda t, e: float(np.nan_to_num(sign * value(t, e), nan=np.inf)),
         (settings.temperature, float(np.median(own))),
-        SCALES[objective][0],
+        SCALES[objective],
     )
     return best, before, value(*best)
 
