@@ -79,19 +79,17 @@ def account(row: Assessment) -> str:
     for text in ([] if row.error else [_verdict(row), _damage(row), _sureness(row), _decision(row)], _way(row)):
         if said := " ".join(filter(None, text)):
             lines += ["", *wrapped(said)]
-    if row.quality_reasoning and row.final_answer != row.quality_reasoning:
-        wrong = "; ".join(row.reasoning_corrections)
-        whose = (
-            "Put together from what was found, since the model's own words contradicted it"
-            if wrong
-            else "In the model's words"
-        )
-        lines += ["", *wrapped(f"{whose}{f' ({wrong})' if wrong else ''}: {row.quality_reasoning}")]
+    wrong = "; ".join(row.reasoning_corrections)
+    if wrong:
+        left_out = "The model's own words are left out, since they contradict what was found"
+        lines += ["", *wrapped(f"{left_out}: it {wrong}.")]
+    elif row.quality_reasoning and row.final_answer != row.quality_reasoning:
+        lines += ["", *wrapped(f"In the model's words: {row.quality_reasoning}")]
     lines += _numbers(row) + bullets("Warnings", row.warnings)
     if row.model:
         cost = f"{row.model['name']} on {row.model['device']} ({row.model['dtype']}), {row.seconds:.1f} s"
         notice = row.model.get("notice")
-        lines += ["", *wrapped(f"{cost}. The JSON row holds every step and number.")]
+        lines += ["", *wrapped(f"{cost}. With --json every step and number.")]
         lines += wrapped(f"Note: {notice}.") if notice else []
     return safe_lines(lines)
 
@@ -219,8 +217,8 @@ def _numbers(row: Assessment) -> list[str]:
     cells = [(run.tool_name, run.normalized_score, _measured(run)) for run in row.tools]
     if row.q is not None and row.p_c:
         cells.append(("model alone", expected_level(row.p_c), _shares(row.p_c)))
-        weight = f"off by about {row.sigma:.2f} levels (σ), weight η {row.eta:.2f}" if row.sigma is not None else ""
-        cells.append(("together", row.q, f"q; tools: {weight}" if weight else "q"))
+        weight = "" if row.sigma is None else f"; tools' error σ {row.sigma:.2f}, their weight η {row.eta:.2f}"
+        cells.append(("together", row.q, f"q{weight}"))
     elif row.choices and row.p:
         words = {f"{letter}. {chosen_answer(row.choices, letter)}": p for letter, p in row.p.items()}
         return ["", "  Answers", *(f"  {p:>6.1%}  {word}" for word, p in words.items())]

@@ -1,0 +1,39 @@
+"""--track: a run noted with a tracker, here a module that keeps what it is told."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from agentic_iqa_local.output.tracking import TrackingError, tracked
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("mlflow", ["set_tracking_uri", "set_experiment", "start_run", "log_params", "log_metrics", "end_run"]),
+        ("trackio", ["init", "log", "finish"]),
+    ],
+)
+def test_options_and_numbers_reach_the_tracker_and_the_run_ends_after_an_error(kind, names, monkeypatch):
+    told = []
+    calls = {name: lambda *args, name=name, **more: told.append((name, args, more)) for name in names}
+    monkeypatch.setitem(sys.modules, kind, SimpleNamespace(**calls))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with pytest.raises(OSError, match="full"), tracked(kind, "rows.jsonl", {"query": "Rate", "cpu": None}) as log:
+        log({"q": 3.5, "failed": False, "seconds": None}, 1)
+        raise OSError("full")
+    assert [name for name, _, _ in told] == names
+    assert told[-2][1:] == (({"q": 3.5, "failed": 0.0},), {"step": 1})
+    assert any({"query": "Rate"} in (*args, more.get("config")) for _, args, more in told)
+
+
+def test_without_the_package_it_is_said_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    with pytest.raises(TrackingError, match=r"pip install 'agentic_iqa_local\[track\]'"), tracked("mlflow", "x", {}):
+        pass
+
+
+def test_without_a_tracker_nothing_is_noted():
+    with tracked(None, "x", {}) as log:
+        log({"q": 1.0}, 1)
