@@ -17,8 +17,11 @@ from agentic_iqa_local.output.tracking import TrackingError, tracked
 )
 def test_options_and_numbers_reach_the_tracker_and_the_run_ends_after_an_error(kind, names, monkeypatch):
     told = []
-    calls = {name: lambda *args, name=name, **more: told.append((name, args, more)) for name in names}
-    monkeypatch.setitem(sys.modules, kind, SimpleNamespace(**calls))
+
+    def call(method):
+        return lambda *args, **more: told.append((method, args, more))
+
+    monkeypatch.setitem(sys.modules, kind, SimpleNamespace(**{name: call(name) for name in names}))
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     with pytest.raises(OSError, match="full"), tracked(kind, "rows.jsonl", {"query": "Rate", "cpu": None}) as log:
         log({"q": 3.5, "failed": False, "seconds": None}, 1)

@@ -117,7 +117,7 @@ def _gate(row: Assessment) -> str:
         return ""
     wrong = f"at most {row.gate.error_rate:.0%} of such verdicts are wrong"
     ends = {"pass": f"so it passes ({wrong})", "fail": f"so it fails ({wrong})"}
-    unsure = f"which is too close for a verdict, since {wrong}"
+    unsure = f"too close for a verdict of which at most {row.gate.error_rate:.0%} may be wrong"
     chance = f"It is {row.gate.at_least:g} or better with {row.gate.probability:.0%} probability"
     return f" {chance}, {ends.get(row.gate.verdict, unsure)}."
 
@@ -127,10 +127,8 @@ def _damage(row: Assessment) -> str:
     analysis = (row.evidence and row.evidence.distortion_analysis) or {}
     items = [(name, item) for name, items in analysis.items() for item in items]
     seen = [(name, item) for name, item in items if item.severity not in ("none", UNCLEAR)]
-    lines = [
-        f"It shows {item.severity} {item.type.lower()}{_of(name)} ({item.explanation.rstrip('.')})."
-        for name, item in seen
-    ]
+    shown = [f"{item.severity} {item.type.lower()}{_of(name)} ({item.explanation.rstrip('.')})" for name, item in seen]
+    lines = [f"It shows {' and '.join(shown)}."] if shown else []
     unclear = [f"{item.type.lower()}{_of(name)}" for name, item in items if item.severity == UNCLEAR]
     lines += [f"How severe the {' and the '.join(unclear)} would be cannot be told."] if unclear else []
     if analysis and not seen and not unclear:
@@ -172,7 +170,9 @@ def _sureness(row: Assessment) -> str:
     if (found := row.answer_set) and row.choices:
         answers = " or ".join(chosen_answer(row.choices, letter) for letter in found.letters)
         chance = f"With {found.coverage:.0%} probability"
-        lines.append(f"{chance} the right answer is {answers} (learnt from {found.calibrated_on}).")
+        every = len(found.letters) == len(row.choices)
+        said = "none of the answers can be ruled out" if every else f"the right answer is {answers}"
+        lines.append(f"{chance} {said} (learnt from {found.calibrated_on}).")
         lines += [f"There are more of them because {reason}." for reason in found.widened]
     lines += [f"{row.no_interval[0].upper()}{row.no_interval[1:]}."] if row.no_interval else []
     lines += [f"The answer is held back: {row.not_sure}."] if row.not_sure else []
@@ -223,7 +223,7 @@ def _numbers(row: Assessment) -> list[str]:
         words = {f"{letter}. {chosen_answer(row.choices, letter)}": p for letter, p in row.p.items()}
         return ["", "  Answers", *(f"  {p:>6.1%}  {word}" for word, p in words.items())]
     lines = [f"  {name[:14]:<14}{'–' if score is None else f'{score:.2f}':>6}  {about}" for name, score, about in cells]
-    return ["", f"  {'Numbers':<14}{'1 to 5':>6}", *lines] if lines else []
+    return ["", f"  {'Numbers':<14}{'1 to 5':>6}", *dict.fromkeys(lines)] if lines else []
 
 
 def _measured(run: ToolExecutionLog) -> str:
