@@ -177,6 +177,7 @@ def _answer(state: AgenticIQAState, images: OpenImages, pipeline: Pipeline, map:
     )
     if sureness.unlike_photograph:
         images.warn(UNLIKE_PHOTOGRAPH)
+    changes: dict[str, Any]
     try:
         changes = _letters(state, images) if pipeline == "letters" else _agent(state, images)
     except ToolError as error:

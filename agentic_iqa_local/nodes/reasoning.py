@@ -116,7 +116,9 @@ def _claims(text: str) -> list[tuple[str, str]]:
         for kind, pattern in _NAMED.items():
             for named in pattern.finditer(clause):
                 rest = f"{clause[: named.start()]}\0{clause[named.end() :]}"
-                said = "denied" if _DENIED.search(rest) else "unsure" if _UNSURE.search(clause) else named[1] or named[2]
+                said = (
+                    "denied" if _DENIED.search(rest) else "unsure" if _UNSURE.search(clause) else named[1] or named[2]
+                )
                 claims.append((kind, (said or "").lower()))
     return claims
 
@@ -167,5 +169,7 @@ def _notes(evidence: ExecutorOutput | None, fusion: FusionResult | None, vote: s
     if fusion and fusion.q is not None:
         whose = scores[0][0] if len(scores) == 1 else "tools' mean"
         tools = "no tool scores" if fusion.q_bar is None else f"{whose} {fusion.q_bar:.2f}"
-        notes.append(f"Fused score {fusion.q:.2f} of 5 ({tools}, model's own letter {fusion.vlm_letter or 'not read'}).")
+        notes.append(
+            f"Fused score {fusion.q:.2f} of 5 ({tools}, model's own letter {fusion.vlm_letter or 'not read'})."
+        )
     return notes
