@@ -15,8 +15,6 @@ from rich.progress import track
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts.training.map_fit import FitQuality, evaluate, fit_logistic
-
 from agentic_iqa_local.cli.command import Parser, exit_status
 from agentic_iqa_local.cli.console import safe_streams
 from agentic_iqa_local.files import (
@@ -32,6 +30,7 @@ from agentic_iqa_local.images.reading import load_image
 from agentic_iqa_local.iqa_tools import ToolRunner, find_tool
 from agentic_iqa_local.iqa_tools.calibration import CalibrationError, LogisticMap, read_map_file
 from agentic_iqa_local.studies.datasets import MOST, Dataset, DatasetError, load_dataset
+from scripts.training.map_fit import FitQuality, evaluate, fit_logistic
 
 ANCHORS = ("FSIM", "SSIM", "VIF", "GMSD")
 HELD_OUT = 0.3

@@ -11,9 +11,9 @@ import yaml
 from pydantic import ValidationError
 from scipy import stats
 from scipy.special import expit
-from scripts.training.map_fit import FitQuality, evaluate, fit_logistic
 
 from agentic_iqa_local.iqa_tools.calibration import CalibrationError, LogisticMap, map_file_hash, read_map_file
+from scripts.training.map_fit import FitQuality, evaluate, fit_logistic
 
 
 def plain(**changes) -> LogisticMap:

@@ -274,7 +274,7 @@ def test_a_second_pass_that_is_worse_gives_way_to_the_first_and_to_its_votes(pic
     assert row.q_bar == pytest.approx(2.0)  # NIQE only checks LocalNR
     assert f"the Executor failed, its evidence is incomplete: {row.evidence.error}" in row.warnings
     assert row.replan_history[1] == f"[Iteration 2] Executor failed: {row.evidence.error}"
-    first, second = " ".join(account(row).split()).split(" 2, to close")
+    first, second = " ".join(account(row).split()).split("Pass 2, to close")
     assert ("Its answer counts." in first, "Its answer counts." in second) == (True, False)
 
 

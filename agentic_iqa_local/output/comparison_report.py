@@ -4,7 +4,8 @@ from collections.abc import Iterable
 
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.judgement.comparison import Comparison, Pair, Ranked, Ranking
-from agentic_iqa_local.output.report import account, headline, safe_lines, wrapped
+from agentic_iqa_local.output.report import account, headline
+from agentic_iqa_local.output.words import bullets, safe_lines, wrapped
 from agentic_iqa_local.result import Assessment, Result
 
 CLOSE = 0.65  # a probability up to which one picture is hardly better
@@ -35,7 +36,7 @@ def explain(result: Result) -> str:
             interval = row.interval and f", 90 % interval {row.interval.low:.2f} to {row.interval.high:.2f}"
             lines += wrapped(f"{one_line(row.image)}: {row.answer}{interval or ''}")
         lines += ["", *_pair_lines(result.pair)] if result.pair else []
-        return safe_lines(lines + _warning_lines(result.warnings))
+        return safe_lines(lines + bullets("Warnings", result.warnings))
     if isinstance(result, Ranking):
         headline = ["", _group_headline(result)] if result.kind == "group" else []
         return safe_lines(headline + _order_lines(result) + _failed_lines(result.failed))
@@ -103,8 +104,3 @@ def _place(ranked: Ranked) -> str:
 
 def _failed_lines(failed: Iterable[Assessment]) -> list[str]:
     return [one_line(f"FAILED: {row.error}") for row in failed]
-
-
-def _warning_lines(warnings: Iterable[str]) -> list[str]:
-    lines = [line for text in warnings for line in wrapped(text)]
-    return ["", "Warnings", *lines] if lines else []
