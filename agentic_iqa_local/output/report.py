@@ -169,10 +169,10 @@ def _sureness(row: Assessment) -> str:
         lines += [f"The range is wider because {reason}." for reason in interval.widened]
     if (found := row.answer_set) and row.choices:
         answers = " or ".join(chosen_answer(row.choices, letter) for letter in found.letters)
-        chance = f"With {found.coverage:.0%} probability"
-        every = len(found.letters) == len(row.choices)
-        said = "none of the answers can be ruled out" if every else f"the right answer is {answers}"
-        lines.append(f"{chance} {said} (learnt from {found.calibrated_on}).")
+        said = f"With {found.coverage:.0%} probability the right answer is {answers}"
+        if len(found.letters) == len(row.choices):
+            said = f"None of the answers can be ruled out with {found.coverage:.0%} probability"
+        lines.append(f"{said} (learnt from {found.calibrated_on}).")
         lines += [f"There are more of them because {reason}." for reason in found.widened]
     lines += [f"{row.no_interval[0].upper()}{row.no_interval[1:]}."] if row.no_interval else []
     lines += [f"The answer is held back: {row.not_sure}."] if row.not_sure else []
