@@ -55,8 +55,8 @@ def _tracked(args: argparse.Namespace) -> int:
     """The command's work; with --track its figures are noted when it is done."""
     with tracked(getattr(args, "track", None), str(getattr(args, "out", "")), vars(args)) as log:
         status = args.main(args)
-        for figures in figures(args.out) if getattr(args, "track", None) else ():
-            log(figures)
+        for found in figures(args.out) if getattr(args, "track", None) else ():
+            log(found)
     return status
 
 
