@@ -68,9 +68,9 @@ def _why_not(run: ToolExecutionLog) -> str:
 
 
 def summary(row: Assessment) -> str:
-    """The headline with its reasoning."""
-    why = row.quality_reasoning if not row.error else None
-    return safe_lines(wrapped(headline(row), indent="") + (wrapped(why) if why else []))
+    """The headline with its reasoning, and what a map found."""
+    more = [] if row.error else [row.quality_reasoning or "", " ".join(_map(row))]
+    return safe_lines([*wrapped(headline(row), indent=""), *(line for text in more for line in wrapped(text))])
 
 
 def account(row: Assessment) -> str:
