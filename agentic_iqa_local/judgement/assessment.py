@@ -177,6 +177,7 @@ def _answer(state: AgenticIQAState, images: OpenImages, pipeline: Pipeline, map:
     )
     if sureness.unlike_photograph:
         images.warn(UNLIKE_PHOTOGRAPH)
+    changes: dict[str, Any]
     try:
         changes = _letters(state, images) if pipeline == "letters" else _agent(state, images)
     except ToolError as error:
@@ -232,7 +233,7 @@ def _agent(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
         return changes
     if result.error and result.fusion:
         images.warn("the model gave no valid reasoning in three tries: sentences made of the evidence stand in for it")
-        result = without_words(result.fusion, evidence, state.get("choices"), images.services.settings.fusion)
+        result = without_words(result.fusion, evidence, state.get("choices"))
     names = ("final_answer", "quality_reasoning", "error", "reasoning_corrections", "need_replan")
     changes |= {name: getattr(result, name) for name in names}
     return changes | (result.fusion.model_dump() if result.fusion else {})

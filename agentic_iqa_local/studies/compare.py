@@ -15,12 +15,11 @@ from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.studies import statistics
 from agentic_iqa_local.studies.datasets import listed, quoted
 from agentic_iqa_local.studies.readings import LOGITS
-from agentic_iqa_local.studies.scored_run import MARGIN, SIGNIFICANCE, ScoredRun, scored_run
-from agentic_iqa_local.studies.statistics import plcc, srcc
+from agentic_iqa_local.studies.scored_run import SIGNIFICANCE, ScoredRun, scored_run
 from agentic_iqa_local.studies.study import StudyError, dataset_info
+from agentic_iqa_local.studies.tables import paired
 
 FEWEST = 10  # common images
-MODE = LOGITS.name  # the fused score q
 ALL = "all"
 NAMED = 6  # settings that differ
 Rows = Sequence[dict[str, Any]]
@@ -29,7 +28,7 @@ Rows = Sequence[dict[str, Any]]
 def compare(
     stored: Mapping[str, tuple[dict[str, Any], Rows]],
     *,
-    modes: Sequence[str] = (MODE,),
+    modes: Sequence[str] = (LOGITS.name,),
     draws: int = 1000,
     seed: int = 0,
 ) -> tuple[dict[str, pd.DataFrame], list[str]]:
@@ -51,10 +50,8 @@ def compare(
     shared = [mode for mode in runs[0].modes if all(mode in run.modes for run in runs)]
     wanted = shared if list(modes) == [ALL] else list(modes)
     if not set(wanted) <= set(shared):
-        had = listed(shared)
-        raise StudyError(
-            f"compare: expected modes that every run has ({had}), got {listed(modes)}", "choose with --mode"
-        )
+        expected = f"expected modes that every run has ({listed(shared)}), got {listed(modes)}"
+        raise StudyError(f"compare: {expected}", "choose with --mode")
     lines, differences = [], []
     for mode in wanted:
         both = np.all([run.modes[mode].answered for run in runs], axis=0)
@@ -78,10 +75,8 @@ def _matched(stored: Mapping[str, Rows]) -> dict[str, list[dict[str, Any]]]:
     common = [key for key in ours if all(key in rows for _, rows in others)]
     if len(common) < FEWEST:
         sizes = ", ".join(f"{quoted(name)} has {len(rows)}" for name, rows in by_key.items())
-        raise StudyError(
-            f"compare: expected at least {FEWEST} common images, found {len(common)} ({sizes})",
-            "run both on the same images",
-        )
+        expected = f"expected at least {FEWEST} common images, found {len(common)} ({sizes})"
+        raise StudyError(f"compare: {expected}", "run both on the same images")
     for name, theirs in others:
         for what, fact in (("scores", "mos"), ("files", "sha256")):
             pairs = {key: (ours[key].get(fact), theirs[key].get(fact)) for key in common}
@@ -98,19 +93,19 @@ def _of_run(run: ScoredRun, mode: str, both: np.ndarray) -> dict[str, Any]:
     line = {"mode": mode, "run": run.name, "model": run.run["model"]["name"]}
     line |= {"version": git[:12] + "+" * git.endswith("+"), "n": both.sum()}
     line["failed"] = (~run.modes[mode].answered).sum()
-    return line | run.figure("srcc", srcc, mode, kept=both) | run.figure("plcc", plcc, mode, kept=both)
+    for name in ("srcc", "plcc"):
+        line |= run.figure(name, getattr(statistics, name), mode, kept=both)
+    return line
 
 
 def _difference(run: ScoredRun, first: ScoredRun, mode: str, both: np.ndarray) -> dict[str, Any]:
     line = {"mode": mode, "run": run.name, "against": first.name, "n": both.sum()}
-    line |= statistics.difference("plcc_difference", *(each.sampled(plcc, mode, both) for each in (run, first)))
-    line |= statistics.difference("srcc_difference", *(each.sampled(srcc, mode, both) for each in (run, first)))
+    line |= paired((run, mode), (first, mode), both)
     scores = run.modes[mode].scores[both], first.modes[mode].scores[both]
     gap = np.abs(scores[0] - scores[1])
     line |= {"mean_absolute_difference": statistics.mean(gap), "largest_difference": gap.max(initial=0)}
-    shown = statistics.verdict(line["srcc_difference_low"], line["srcc_difference_high"], MARGIN)
-    enough = both.sum() >= FEWEST
-    return line | {"rank_correlation": srcc(*scores), "verdict": shown if enough else statistics.UNDECIDED}
+    line["rank_correlation"] = statistics.srcc(*scores)
+    return line | ({} if both.sum() >= FEWEST else {"verdict": statistics.UNDECIDED})
 
 
 def _settings_that_differ(ours: ScoredRun, theirs: ScoredRun) -> str:
