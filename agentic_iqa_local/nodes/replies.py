@@ -116,7 +116,5 @@ def whole_sentences(text: str, limit: int) -> str:
     if len(text) < limit:
         return text.strip()
     text = text[:limit].strip()
-    if ends := [match.end() for match in _END_OF_SENTENCE.finditer(text)]:
-        return text[: ends[-1]]
-    words = text[: limit - 1].rsplit(maxsplit=1)
-    return f"{words[0].rstrip(',;:') if len(words) > 1 else text[: limit - 1]}…"
+    ends = [match.end() for match in _END_OF_SENTENCE.finditer(text)]
+    return text[: ends[-1]] if ends else re.sub(r"[,;:\s]*\s\S*$", "", text[: limit - 1]) + "…"
