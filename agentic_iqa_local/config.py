@@ -44,9 +44,6 @@ class ConfigError(UserError, ValueError):
     """A setting or an option that cannot be used; the message says which, and of a file in which."""
 
 
-# What a caller may write
-
-
 def check_query(query: str) -> str:
     """`query` as it is. Raises ValueError unless it is a text of 1 to 4000 characters that UTF-8 can hold."""
     if not isinstance(query, str) or not query.strip():
@@ -141,9 +138,6 @@ def split_server(address: str) -> tuple[str, tuple[str, str] | None]:
     user, _, place = url.netloc.rpartition("@")
     login = (unquote(url.username or ""), unquote(url.password or "")) if user else None
     return urlunsplit((url.scheme, place, url.path, "", "")).rstrip("/"), login
-
-
-# The sections of a configuration
 
 
 class Section(BaseModel):
@@ -383,9 +377,6 @@ def load_settings(name: str | Path | None = None) -> Settings:
         return Settings.model_validate(data)
     except ValidationError as error:
         raise ConfigError(f"{path}: {first_mistake(error)}") from None
-
-
-# What a caller may ask for
 
 
 class Options(Decisions):
