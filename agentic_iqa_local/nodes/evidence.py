@@ -42,25 +42,20 @@ def by_object(evidence: ExecutorOutput | None, part: str) -> dict[str, Any]:
     return (evidence and getattr(evidence, part)) or {}
 
 
-# Votes
-
-
-def _voting(evidence: ExecutorOutput | None, name: str, with_checks: bool = False) -> dict[str, Score]:
-    """An object's scores that have a vote, by distortion; `with_checks`: also those that only check them."""
-    silent = {
-        log.tool_name
-        for log in (evidence.tool_logs if evidence else ())
-        if log.object_name == name and (log.outvoted or (log.trailing and not with_checks))
+def _counting(evidence: ExecutorOutput | None, *, checking: bool = False) -> dict[str, dict[str, Score]]:
+    """{object: {distortion: score}} of the scores that have a vote; `checking`: also of those that only check them."""
+    logs = evidence.tool_logs if evidence else []
+    silent = {(log.object_name, log.tool_name) for log in logs if log.outvoted or (log.trailing and not checking)}
+    return {
+        name: {kind: (tool, score) for kind, (tool, score) in scores.items() if (name, tool) not in silent}
+        for name, scores in by_object(evidence, "quality_scores").items()
     }
-    scores = by_object(evidence, "quality_scores").get(name, {})
-    return {kind: (tool, score) for kind, (tool, score) in scores.items() if tool not in silent}
 
 
 def votes(evidence: ExecutorOutput | None, vote: str = "runs") -> list[Score]:
     """The scores that q̄ is the mean of, the lowest first: one for each distinct (tool, region) run, or one for
     each listed entry ("entries"); none of a tool that was outvoted, or that only checks a better one."""
-    names = by_object(evidence, "quality_scores")
-    listed = [(name, pair) for name in names for pair in _voting(evidence, name).values()]
+    listed = [(name, pair) for name, scores in _counting(evidence).items() for pair in scores.values()]
     if vote == "entries":
         return [pair for _, pair in listed]
     crops = {log.object_name for log in (evidence.tool_logs if evidence else ()) if log.region == "crop"}
@@ -71,9 +66,8 @@ def votes(evidence: ExecutorOutput | None, vote: str = "runs") -> list[Score]:
 
 def checks(evidence: ExecutorOutput | None) -> list[Score]:
     """The scores that only check a better tool's, each once."""
-    names = by_object(evidence, "quality_scores")
-    with_checks = {pair for name in names for pair in _voting(evidence, name, with_checks=True).values()}
-    return sorted(with_checks - {pair for name in names for pair in _voting(evidence, name).values()})
+    every = {pair for scores in _counting(evidence, checking=True).values() for pair in scores.values()}
+    return sorted(every - set(votes(evidence, "entries")))
 
 
 def apart(one: Score, other: Score, reachable: Reachable) -> bool:
@@ -110,7 +104,7 @@ def mark_votes(evidence: ExecutorOutput, reachable: Reachable, *, trailing_only_
         for log in evidence.tool_logs:
             if log.object_name == name:
                 log.outvoted, log.trailing = log.tool_name in outliers, log.tool_name in worse
-        rest = sorted(set(_voting(evidence, name, with_checks=True).values()), key=itemgetter(1))
+        rest = sorted(set(_counting(evidence, checking=True)[name].values()), key=itemgetter(1))
         if len(rest) > 1 and apart(rest[0], rest[-1], reachable):
             lines.append(f"tools disagree about {name} ({_in_words(rest)})")
     evidence.disagreement = "; ".join(lines) or None
@@ -120,16 +114,13 @@ def _in_words(scores: Iterable[Score]) -> str:
     return ", ".join(f"{tool} {score:.2f}" for tool, score in dict.fromkeys(scores))
 
 
-# Contradictions and doubts
-
-
 def contradictions(evidence: ExecutorOutput, fusion: FusionResult | None = None) -> list[str]:
     """A line for each distortion that is severe or extreme though its tool's score, or else all of its object's, is
     above 4.0; and for each object whose scores are all below 2.2, or the fused one below 2.9, though no more than
     slight damage was found. What is no photograph contradicts nothing: the tools know photographs alone."""
     lines = []
     for name, items in by_object(evidence, "distortion_analysis").items():
-        detection, scores = by_object(evidence, "detection").get(name), _voting(evidence, name)
+        detection, scores = by_object(evidence, "detection").get(name), _counting(evidence).get(name, {})
         if detection and (detection.graphic or 0.0) >= load_detector().graphic:
             continue
         for item in items:
@@ -146,18 +137,16 @@ def contradictions(evidence: ExecutorOutput, fusion: FusionResult | None = None)
     return [f"Contradictory evidence: {line}" for line in lines]
 
 
-def open_severities(evidence: ExecutorOutput) -> dict[str, list[str]]:
-    """By object, the distortions whose severity the model cannot tell, or for which it finds all words nearly
+def open_severities(evidence: ExecutorOutput) -> list[tuple[str, str]]:
+    """(object, distortion) of each whose severity the model cannot tell, or for which it finds all words nearly
     equally probable."""
     probabilities = by_object(evidence, "severity_probabilities")
-    return {
-        name: [
-            item.type
-            for item in items
-            if item.severity == UNCLEAR or _is_open(probabilities.get(name, {}).get(item.type))
-        ]
+    return [
+        (name, item.type)
         for name, items in by_object(evidence, "distortion_analysis").items()
-    }
+        for item in items
+        if item.severity == UNCLEAR or _is_open(probabilities.get(name, {}).get(item.type))
+    ]
 
 
 def _is_open(probabilities: Mapping[str, float] | None) -> bool:
@@ -168,8 +157,7 @@ def _is_open(probabilities: Mapping[str, float] | None) -> bool:
 
 def doubts(evidence: ExecutorOutput) -> str | None:
     """What the evidence leaves open by its own account, for `ExecutorOutput.uncertainty`; None where nothing is."""
-    in_doubt = open_severities(evidence).items()
-    lines = [f"cannot tell how severe {kind} of {name} is" for name, kinds in in_doubt for kind in kinds]
+    lines = [f"cannot tell how severe {kind} of {name} is" for name, kind in open_severities(evidence)]
     return "; ".join(filter(None, [*lines, evidence.disagreement])) or None
 
 
@@ -180,9 +168,6 @@ def evidence_warnings(evidence: ExecutorOutput) -> list[str]:
         lines.append(f"{tool} has no vote: its score of {in_picture(name)} stands apart from every other tool's")
     missed = [name for name, box in by_object(evidence, "boxes").items() if box is None]
     return lines + ([f"no box for {', '.join(missed)}, tools see the whole image"] if missed else [])
-
-
-# Gaps
 
 
 def should_replan(
@@ -196,8 +181,8 @@ def should_replan(
     if plan is not None:
         gaps = find_gaps(executor_output, plan, fusion)
         return bool(gaps), gaps[0].reason if gaps else ""
-    analysed = by_object(executor_output, "distortion_analysis")
-    missing = [name for name in (["Global"] if query_scope == "Global" else query_scope) if name not in analysed]
+    objects = ["Global"] if query_scope == "Global" else query_scope
+    missing = [name for name in objects if name not in (by_object(executor_output, "distortion_analysis") or objects)]
     if missing:
         return True, f"Missing analysis for {', '.join(missing)}"
     return (False, "") if by_object(executor_output, "quality_scores") else (True, "No tool scores available")

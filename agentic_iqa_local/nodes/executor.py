@@ -116,7 +116,7 @@ def analyse(task: Task, distortions: ByObject) -> None:
         (name, item.type): (item, probable.get(name, {}).get(item.type))
         for name, items in by_object(task.before, "distortion_analysis").items()
         for item in items
-        if not (item.type in in_doubt[name] or task.closes("contradiction"))
+        if not ((name, item.type) in in_doubt or task.closes("contradiction"))
     }
     asked = {name: [kind for kind in kinds if (name, kind) not in judged] for name, kinds in distortions.items()}
     if asked := {name: kinds for name, kinds in asked.items() if kinds}:
@@ -129,12 +129,14 @@ def analyse(task: Task, distortions: ByObject) -> None:
             detection = by_object(task.evidence, "detection").get(name)
             p = severity_probabilities(detection, item, words, images)
             judged[name, item["type"]] = _judgement(item, p, detection), p
-    analysis, probabilities = {}, {}
-    for name, kinds in distortions.items():
-        analysis[name] = [judged[name, kind][0] for kind in kinds]
-        if known := {kind: p for kind in kinds if (p := judged[name, kind][1])}:
-            probabilities[name] = known
-    task.evidence.distortion_analysis, task.evidence.severity_probabilities = analysis, probabilities or None
+    probabilities: dict[str, dict[str, dict[str, float]]] = {}
+    for (name, kind), (_, p) in judged.items():
+        if p and kind in distortions.get(name, ()):
+            probabilities.setdefault(name, {})[kind] = p
+    task.evidence.severity_probabilities = probabilities or None
+    task.evidence.distortion_analysis = {
+        name: [judged[name, kind][0] for kind in kinds] for name, kinds in distortions.items()
+    }
 
 
 def _judgement(item: dict[str, str], p: dict[str, float] | None, detection: Detection | None) -> DistortionAnalysis:

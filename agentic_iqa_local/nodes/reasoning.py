@@ -4,7 +4,7 @@ that can be read either way is let pass. English words alone are known."""
 import re
 from collections.abc import Sequence
 
-from agentic_iqa_local.nodes.evidence import by_object, contradictions, of_object, votes
+from agentic_iqa_local.nodes.evidence import by_object, contradictions, of_object
 from agentic_iqa_local.nodes.letter_reading import answer_letter
 from agentic_iqa_local.nodes.prompts import chosen_answer
 from agentic_iqa_local.nodes.query import holds
@@ -54,34 +54,22 @@ _EVERYDAY = re.compile(r"yes|no|none|other|maybe|.", re.I)  # answers that are w
 
 
 def reasoned(
-    text: str | None,
-    evidence: ExecutorOutput | None,
-    fusion: FusionResult | None,
-    choices: Sequence[str] | None,
-    vote: str = "runs",
+    text: str | None, evidence: ExecutorOutput | None, fusion: FusionResult | None, choices: Sequence[str] | None
 ) -> tuple[str, list[str]]:
     """(the reasoning, what the model's `text` got wrong). Sentences made of the evidence stand in for a text that
-    contradicts it, and for one that is missing; behind either stands what a reader must know.
-
-    Args:
-        text: the model's words; None where it gave none.
-        evidence: what was found and measured.
-        fusion: the letters that were read and their fusion, if any were.
-        choices: the user's own answers.
-        vote: which scores count, `fusion.vote` of the configuration.
-    """
+    contradicts it or the chosen answer, and for one that is missing; behind either stands what a reader must know."""
     letter = answer_letter(fusion) if fusion else ""
     level = LEVEL_WORDS[LETTER_TO_LEVEL[letter]] if letter and not choices else None
     wrong = misstatements(text or "", evidence, level)
-    facts = "" if evidence is None else from_evidence(evidence, level)
+    facts = [from_evidence(evidence, level)]
     if fusion and choices:
         chosen = chosen_answer(choices, letter)
-        facts = f"The most probable answer is {chosen} ({fusion.p[letter]:.2f}). {facts}".strip()
+        facts.insert(0, f"The most probable answer is {chosen} ({fusion.p[letter]:.2f}).")
         named = [choice for choice in choices if not _EVERYDAY.fullmatch(choice.strip()) and holds(text or "", choice)]
         if named and chosen not in named:
             wrong.append(f"speaks for {', '.join(named)}, the answer is {chosen}")
-    said = facts if text is None or wrong else text
-    return " ".join(filter(None, [_place(evidence), said, *_notes(evidence, fusion, vote)])), wrong
+    said = facts if text is None or wrong else [text]
+    return " ".join(filter(None, [_place(evidence), *said, *_notes(evidence, fusion)])), wrong
 
 
 def misstatements(text: str, evidence: ExecutorOutput | None, level: str | None) -> list[str]:
@@ -116,7 +104,9 @@ def _claims(text: str) -> list[tuple[str, str]]:
         for kind, pattern in _NAMED.items():
             for named in pattern.finditer(clause):
                 rest = f"{clause[: named.start()]}\0{clause[named.end() :]}"
-                said = "denied" if _DENIED.search(rest) else "unsure" if _UNSURE.search(clause) else named[1] or named[2]
+                said = (
+                    "denied" if _DENIED.search(rest) else "unsure" if _UNSURE.search(clause) else named[1] or named[2]
+                )
                 claims.append((kind, (said or "").lower()))
     return claims
 
@@ -124,15 +114,13 @@ def _claims(text: str) -> list[tuple[str, str]]:
 def _place(evidence: ExecutorOutput | None) -> str | None:
     """A sentence that says where the damage is; None where that was not measured."""
     if evidence and (worst := evidence.worst_part):
-        where = "in the middle" if worst.place == "middle" else f"at the {worst.place}"
-        return f"The worst part of the picture is {where}{f' ({worst.seen})' if worst.seen else ''}."
-    if evidence is None or evidence.damaged_part is None:
-        return None
-    everywhere = evidence.damaged_part == EVERYWHERE
-    return f"LocalNR's map has the damage {'everywhere in the picture' if everywhere else f'in the {evidence.damaged_part} quarter'}."
+        return f"The worst part of the picture is at its {worst.place}{f' ({worst.seen})' if worst.seen else ''}."
+    part = evidence and evidence.damaged_part
+    where = "everywhere in the picture" if part == EVERYWHERE else f"in the {part} quarter"
+    return f"LocalNR's map has the damage {where}." if part else None
 
 
-def from_evidence(evidence: ExecutorOutput, level: str | None) -> str:
+def from_evidence(evidence: ExecutorOutput | None, level: str | None) -> str:
     """Sentences that say what the evidence holds and nothing else, without explanations that contradict it."""
     sentences = []
     for name, items in by_object(evidence, "distortion_analysis").items():
@@ -144,28 +132,28 @@ def from_evidence(evidence: ExecutorOutput, level: str | None) -> str:
                 short = f"{item.severity.capitalize()} {what}"
                 long = f"{short}: {item.explanation.rstrip('.')}."
                 sentences.append(f"{short}." if misstatements(long, evidence, level) else long)
-    if not sentences and evidence.distortion_analysis:
+    if not sentences and by_object(evidence, "distortion_analysis"):
         unread = any(detection.error for detection in by_object(evidence, "detection").values())
-        but = "; LocalNR could not read the picture" if unread else " in the picture as a whole"
         sure = not (unread or _place(evidence))
-        sentences.append("No visible distortion was found." if sure else f"The model saw no distortion{but}.")
-    return " ".join(sentences + ([f"The quality is {level.lower()}."] if level else []))
+        sentences.append("No visible distortion was found." if sure else "The model saw no distortion as a whole.")
+    return " ".join(sentences + ([f"The quality is {level.lower()}."] if level and evidence else []))
 
 
-def _notes(evidence: ExecutorOutput | None, fusion: FusionResult | None, vote: str) -> list[str]:
+def _notes(evidence: ExecutorOutput | None, fusion: FusionResult | None) -> list[str]:
     """What must stand in the reasoning whatever the model wrote: missing evidence, contradictions, the fused score."""
-    scores = votes(evidence, vote)
     if evidence is None or evidence.is_empty:
         notes = ["No distortion analysis or tool scores were available; judged from the image directly."]
     else:
-        notes = [] if scores else ["No tool scores were available."]
+        notes = [] if evidence.quality_scores else ["No tool scores were available."]
         notes += [f"{line}." for line in contradictions(evidence)]
     if evidence and evidence.error:
         notes.append(f"Part of the evidence is missing: {evidence.error}.")
     if fusion and fusion.measured and answer_letter(fusion) != max(fusion.measured, key=fusion.measured.__getitem__):
         notes.append("The model's letters decided against what was measured.")
     if fusion and fusion.q is not None:
-        whose = scores[0][0] if len(scores) == 1 else "tools' mean"
+        whose = fusion.voters[0] if len(fusion.voters) == 1 else "tools' mean"
         tools = "no tool scores" if fusion.q_bar is None else f"{whose} {fusion.q_bar:.2f}"
-        notes.append(f"Fused score {fusion.q:.2f} of 5 ({tools}, model's own letter {fusion.vlm_letter or 'not read'}).")
+        notes.append(
+            f"Fused score {fusion.q:.2f} of 5 ({tools}, model's own letter {fusion.vlm_letter or 'not read'})."
+        )
     return notes

@@ -12,7 +12,6 @@ from typing import Any
 from langchain_core.runnables import RunnableConfig
 from langgraph.runtime import Runtime
 
-from agentic_iqa_local.config import FusionSettings
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.nodes import replanning
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
@@ -66,7 +65,7 @@ def summarizer_node(
     basis = Basis(plan=plan, plan_corrections=state.get("plan_corrections", []), evidence=evidence)
     try:
         with opened(state, config, runtime) as images:
-            return close_pass(state, summarize(state, basis, images), images)
+            return close_pass(state, basis, summarize(state, basis, images), images)
     except (VLMError, OSError, ValueError) as error:
         reason = one_line(str(error))
         logger.error("Summarizer failed: %s", reason)
@@ -79,26 +78,25 @@ def summarizer_node(
 def summarize(state: AgenticIQAState, basis: Basis, images: OpenImages) -> SummarizerOutput:
     """The answer, without the replan decision: letters, their fusion or the measured answers, then the words. Where the
     words fail three times, the fusion that was read stays in it. Raises VLMError."""
-    query, choices, settings = state["query"], state.get("choices"), images.services.settings.fusion
-    plan, evidence, earlier = basis.plan, basis.evidence, earlier_lines(state.get("prior_context"))
-    scoring = is_scoring(plan, choices)
+    query, choices, evidence = state["query"], state.get("choices"), basis.evidence
+    scoring, earlier = is_scoring(basis.plan, choices), earlier_lines(state.get("prior_context"))
     prompt = summarizer_prompt(query, evidence, scoring=scoring, choices=choices, earlier=earlier)
     letters = LETTERS if scoring else choice_letters(choices) if choices else None
     fusion = None
     try:
         if scoring:
-            options = {"earlier": earlier, "checks": checks(evidence), "look": _first_look(state), "plan": plan}
-            fusion = read_and_fuse(query, evidence, votes(evidence, settings.vote), images, **options)
+            voting = votes(evidence, images.services.settings.fusion.vote)
+            options = {"earlier": earlier, "checks": checks(evidence), "look": _first_look(state), "plan": basis.plan}
+            fusion = read_and_fuse(query, evidence, voting, images, **options)
         elif choices:
-            read = read_choices(prompt, choice_letters(choices), images)
-            fusion = _with_measurement(read, query, choices, basis, images)
+            fusion = _with_measurement(read_choices(prompt, choice_letters(choices), images), state, basis, images)
         begun = ANSWER_PREFIX + answer_letter(fusion) if fusion else ""
         schema, section = summary_reply(letters), images.services.section(ROLE)
         written = ask(images.session(ROLE), prompt, schema, section, answer_prefix=begun)
     except InvalidAnswer as error:  # of the words, or of a letter that classification mode writes
         failed = {"final_answer": "Unable to determine", "quality_reasoning": "VLM output parsing failed"}
-        return SummarizerOutput(**failed, fusion=fusion, basis=basis, error=str(error))
-    reasoning, wrong = reasoned(written.quality_reasoning, evidence, fusion, choices, settings.vote)
+        return SummarizerOutput(**failed, fusion=fusion, error=str(error))
+    reasoning, wrong = reasoned(written.quality_reasoning, evidence, fusion, choices)
     used = {"distortion_analysis", "quality_scores"}
     return SummarizerOutput(
         final_answer=written.final_answer,
@@ -106,28 +104,23 @@ def summarize(state: AgenticIQAState, basis: Basis, images: OpenImages) -> Summa
         reasoning_corrections=wrong,
         used_evidence=evidence.model_dump(include=used, mode="json") if evidence and not evidence.is_empty else None,
         fusion=fusion,
-        basis=basis,
     )
 
 
 def _first_look(state: AgenticIQAState) -> Look:
-    """How closely the letters are read first: with A for Excellent and again with A for Bad ("both orders") if the last
-    pass asked for it, and never less closely than that pass did."""
+    """How closely the letters are read first: in both orders if the last pass asked for it, and never less closely than
+    that pass did."""
     result = state.get("summarizer_result")
     if result is None or not result.need_replan or result.fusion is None:
         return "one order"
-    if result.fusion.crops:
-        return "crops"
     asked = any(gap.kind == "letters" for gap in result.gaps)
-    return "both orders" if asked or result.fusion.both_orders else "one order"
+    return "crops" if result.fusion.crops else "both orders" if asked or result.fusion.both_orders else "one order"
 
 
-def _with_measurement(
-    letters: FusionResult, query: str, choices: Sequence[str], basis: Basis, images: OpenImages
-) -> FusionResult:
+def _with_measurement(letters: FusionResult, state: AgenticIQAState, basis: Basis, images: OpenImages) -> FusionResult:
     """The letters of a question times what was measured of its answers; about distortions, as far as the model's own
     word of them is trusted."""
-    measured = measure_choices(query, choices, basis.plan, basis.evidence)
+    measured = measure_choices(state["query"], state.get("choices", []), basis.plan, basis.evidence)
     if measured.p is None:
         return revised(letters, measurement=measured.basis)
     trust = model_trust(images, ROLE) if measured.of_distortions else 1.0
@@ -138,29 +131,27 @@ def _with_measurement(
 
 
 def without_words(
-    fusion: FusionResult, evidence: ExecutorOutput | None, choices: Sequence[str] | None, settings: FusionSettings
+    fusion: FusionResult, evidence: ExecutorOutput | None, choices: Sequence[str] | None
 ) -> SummarizerOutput:
     """The answer of a fusion whose reasoning failed: its letter, and sentences made of the evidence."""
-    reasoning, _ = reasoned(None, evidence, fusion, choices, settings.vote)
+    reasoning, _ = reasoned(None, evidence, fusion, choices)
     return SummarizerOutput(final_answer=answer_letter(fusion), quality_reasoning=reasoning, fusion=fusion)
 
 
 # The decision
 
 
-def close_pass(state: AgenticIQAState, result: SummarizerOutput, images: OpenImages) -> dict[str, Any]:
-    """The state's changes after a pass: its own result, or that of an earlier pass that is better supported, and
-    whether to plan again."""
-    iteration, limit = state.get("iteration_count", 0), replanning.replan_limit(state)
-    answer = _best(state, revised(result, gaps=_gaps(result, images)), images.lap())
-    changes = {} if answer.basis is result.basis else answer.basis.state()
-    gaps = [] if result.error else _gaps(answer, images, last=iteration + 1 >= limit)
-    sureness = images.sureness
-    if gaps and sureness and answer.fusion and answer.basis:
-        width = sureness.width(answer.fusion, answer.basis.plan)
-        if width is not None and (width <= (sureness.decisions.target_width or 0) or not sureness.affords(1)):
-            gaps = []
-    changes |= {"summarizer_result": answer, "iteration_count": iteration}
+def close_pass(state: AgenticIQAState, basis: Basis, result: SummarizerOutput, images: OpenImages) -> dict[str, Any]:
+    """The state's changes after a pass: its own result on its own `basis`, or that of an earlier pass that is better
+    supported, and whether to plan again."""
+    iteration, limit, sureness = state.get("iteration_count", 0), replanning.replan_limit(state), images.sureness
+    answer, kept = _best(state, revised(result, gaps=_gaps(result, basis, images)), basis, images.lap())
+    changes = {"summarizer_result": answer, "iteration_count": iteration} | ({} if kept is basis else kept.state())
+    gaps = [] if result.error else _gaps(answer, kept, images, last=iteration + 1 >= limit)
+    width = sureness.width(answer.fusion, kept.plan) if sureness and answer.fusion else None
+    if sureness and width is not None:
+        narrow = width <= (sureness.decisions.target_width or 0)
+        gaps = [] if narrow or not sureness.affords(1) else gaps
     if not gaps:
         return changes
     reason = gaps[0].reason
@@ -175,31 +166,33 @@ def close_pass(state: AgenticIQAState, result: SummarizerOutput, images: OpenIma
     }
 
 
-def _gaps(answer: SummarizerOutput, images: OpenImages, *, last: bool = False) -> list[Gap]:
+def _gaps(answer: SummarizerOutput, basis: Basis, images: OpenImages, *, last: bool = False) -> list[Gap]:
     """What another pass should close; where that is nothing, an interval wider than asked for, which in the `last`
     pass is no gap."""
-    if answer.error or answer.basis is None:
+    if answer.error:
         return []
-    gaps, sureness = find_gaps(answer.basis.evidence, answer.basis.plan, answer.fusion), images.sureness
-    width = sureness.width(answer.fusion, answer.basis.plan) if sureness and answer.fusion else None
+    gaps, sureness = find_gaps(basis.evidence, basis.plan, answer.fusion), images.sureness
+    width = sureness.width(answer.fusion, basis.plan) if sureness and answer.fusion else None
     wanted = sureness.decisions.target_width if sureness else None
     if gaps or last or width is None or wanted is None or width <= wanted:
         return gaps
     return [Gap(kind="tools", reason=f"q's interval is {width:.1f} levels wide, {wanted:g} were asked for")]
 
 
-def _best(state: AgenticIQAState, answer: SummarizerOutput, cost: tuple[int, float]) -> SummarizerOutput:
-    """The better supported answer of this pass and the earlier ones, with the account of all passes. An earlier one
-    that stays has this pass's error in its evidence."""
+def _best(
+    state: AgenticIQAState, answer: SummarizerOutput, basis: Basis, cost: tuple[int, float]
+) -> tuple[SummarizerOutput, Basis]:
+    """The better supported answer of this pass and the earlier ones, with its basis and the account of all passes. An
+    earlier one that stays has this pass's error in its evidence."""
     earlier, limit = state.get("summarizer_result"), replanning.REPLAN_HISTORY_LIMIT
     if earlier is None or not earlier.need_replan or earlier.basis is None:  # the latter: of another run
-        return revised(answer, passes=[replanning.record(answer, answer.basis, None, cost)])
-    latest = replanning.record(answer, answer.basis, earlier, cost)
+        return revised(answer, basis=basis, passes=[replanning.record(answer, basis, None, cost)]), basis
+    latest = replanning.record(answer, basis, earlier, cost)
     if replanning.support(earlier) <= replanning.support(answer):
         passes = [*(revised(other, kept=False) for other in earlier.passes), latest]
-        return revised(answer, passes=passes[-limit:])
-    basis, failed = earlier.basis, answer.basis.evidence and answer.basis.evidence.error
+        return revised(answer, basis=basis, passes=passes[-limit:]), basis
+    failed, basis = basis.evidence and basis.evidence.error, earlier.basis
     if failed and basis.evidence:
         basis = revised(basis, evidence=revised(basis.evidence, error=failed))
     passes = [*earlier.passes, revised(latest, kept=False)][-limit:]
-    return revised(earlier, need_replan=False, replan_reason=None, passes=passes, basis=basis)
+    return revised(earlier, basis=basis, need_replan=False, replan_reason=None, passes=passes), basis
