@@ -128,7 +128,7 @@ class IQA:
             raise ValueError(f"map: expected True for several pictures, got one file, {request.png}; ask one by one")
         for picture in (*images, *(original for original in references if original is not None)):
             check_picture(picture)
-        how = self._how(self.pipeline) | {"map": map}
+        how: dict[str, Any] = self._how(self.pipeline) | {"map": map}
         results = [
             assess(one, original, query, choices, **how) for one, original in zip(images, references, strict=True)
         ]

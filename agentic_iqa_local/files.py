@@ -56,9 +56,6 @@ class FileError(UserError, ValueError):
     a pipe". Whoever catches it adds the name and what to do."""
 
 
-# Where files lie
-
-
 def command(name: str, *, made: bool = False) -> str:
     """How a user of this installation runs the subcommand `name`, to be quoted in messages; with `made` in the
     environment that a checkout makes itself."""
@@ -132,9 +129,6 @@ def path_from_text(text: str) -> str:
         text.encode(),
     )
     return os.fsdecode(name)
-
-
-# Files that come from elsewhere
 
 
 @contextmanager
@@ -289,8 +283,6 @@ def read_yaml(path: str | Path) -> Any:
         quoted = re.sub("://[^/\\s]*@", "://", " ".join(str(error).split()))
         raise FileError(f"not valid YAML ({quoted})") from None
 
-
-# What is wrong with values
 
 _KINDS = {
     "int": "a whole number", "float": "a number", "finite": "a number", "bool": "true or false", "string": "a text",

@@ -51,12 +51,8 @@ def rated(q: float, name: str = "a.png", local_nr: float | None = None, sha256: 
     row.q, row.p_c, row.q_bar, row.eta, row.sigma = q, dict.fromkeys("ABCDE", 0.2), q, 1.0, 0.7
     row.final_answer, row.sha256 = "C", sha256 or name
     if local_nr is not None:
-        row.tools = [
-            ToolExecutionLog(
-                tool_name="LocalNR", object_name="Global", distortion="Overall", raw_score=local_nr,
-                normalized_score=local_nr, execution_time=0.0,
-            )
-        ]  # fmt: skip
+        about = {"tool_name": "LocalNR", "object_name": "Global", "distortion": "Overall"}
+        row.tools = [ToolExecutionLog(**about, raw_score=local_nr, normalized_score=local_nr)]
     return row
 
 
@@ -110,10 +106,7 @@ def test_a_fit_weighs_differences_or_says_nothing_where_a_measurement_is_missing
 
 def test_versions_are_one_scene_another_subject_is_not_and_neighbours_link_groups(photo):
     blurred = DISTORTIONS["gaussian_blur"].apply(np.asarray(photo), 4, np.random.default_rng(0))
-    smaller, other = (
-        Image.fromarray(blurred).resize((200, 150)),
-        Image.open("tests/data/prudential.png").convert("RGB"),
-    )
+    smaller, other = Image.fromarray(blurred).resize((200, 150)), Image.open("tests/data/prudential.png").convert("RGB")
     assert scene_distance(fingerprint(photo), fingerprint(smaller)) <= MOST_DIFFERENT
     assert scene_distance(fingerprint(photo), fingerprint(other)) > 0.35
     # 0 and 3 differ in 120 bits, more than 80, but 1 is within 60 of either; 2 is far from all
@@ -203,15 +196,13 @@ class _Preferring:
     """A model that is shown two pictures and says A with a probability for each of its four reads."""
 
     def __init__(self, *answers: float):
-        self.answers, self.opened, self.prompts = list(answers), [], []
-        self.usage = TokenUsage(calls=2)
+        self.answers, self.opened, self.usage = list(answers), [], TokenUsage(calls=2)
 
     def open(self, images):
         self.opened.append([image.size for image in images])
         return self
 
     def read_letters(self, prompt, answer_prefix, letters):
-        self.prompts.append(prompt)
         p = self.answers.pop(0)
         return LetterRead({"A": math.log(p), "B": math.log(1 - p)}, 0.0, {})
 
@@ -238,10 +229,8 @@ def test_a_pairwise_read_is_averaged_by_meaning():
 
 
 def test_both_orders_say_the_same(services, photo_path, noisy_path):
-    there, back = (
-        compare(*pair, services=services, pairwise=True)
-        for pair in ((photo_path, noisy_path), (noisy_path, photo_path))
-    )
+    there = compare(photo_path, noisy_path, services=services, pairwise=True)
+    back = compare(noisy_path, photo_path, services=services, pairwise=True)
     assert there.same_scene
     assert there.probability > 0.9
     assert there.probability + back.probability == pytest.approx(1, abs=1e-9)
@@ -251,16 +240,10 @@ def test_both_orders_say_the_same(services, photo_path, noisy_path):
     assert (fields["kind"], fields["pair"]["probability"]) == ("comparison", there.probability)
     assert fields["pair"]["pairwise_weight"] == 0  # with this model
     assert "The same scene" in there.explain()
-    assert "better than" in repr(there)
-    assert there._repr_html_().startswith("<pre>")
     assert [line.split(",")[2] for line in comparison_csv([there, back]).splitlines()[1:]] == list("1212")
 
 
-def test_a_reference_is_used_and_one_of_another_size_is_one_sentence(services, photo, photo_path, noisy_path):
-    blurred = DISTORTIONS["gaussian_blur"].apply(np.asarray(photo), 1, np.random.default_rng(0))
-    found = compare(noisy_path, blurred, reference=photo_path, services=services)
-    assert {run.tool_name for run in found.first.tools} == {"VSI", "FSIM"}
-    assert found.better is found.second
+def test_a_reference_of_another_size_is_one_sentence(services, photo, noisy_path):
     found = compare(noisy_path, photo, reference=photo.resize((300, 300)), services=services)
     assert found.probability is None
     assert "size" in found.error

@@ -87,7 +87,7 @@ def test_a_contradiction_gives_way_to_the_evidence_and_the_account_says_so(pictu
     assert row.quality_reasoning.startswith("Moderate blurs: Edges appear soft. The quality is fair.")
     assert row.reasoning_corrections == ["names Noise, which the evidence does not hold"]
     assert len(prompts(client, "SummaryReply")) == 1
-    assert "the model's own words contradicted it" in " ".join(account(row).split())
+    assert "The model's own words are left out" in " ".join(account(row).split())
 
 
 def test_reasoning_for_another_answer_gives_way_to_the_chosen_one(picture):

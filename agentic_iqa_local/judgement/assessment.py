@@ -177,6 +177,7 @@ def _answer(state: AgenticIQAState, images: OpenImages, pipeline: Pipeline, map:
     )
     if sureness.unlike_photograph:
         images.warn(UNLIKE_PHOTOGRAPH)
+    changes: dict[str, Any]
     try:
         changes = _letters(state, images) if pipeline == "letters" else _agent(state, images)
     except ToolError as error:
@@ -187,8 +188,7 @@ def _answer(state: AgenticIQAState, images: OpenImages, pipeline: Pipeline, map:
         changes |= make_map()
         if changes.get("p_c"):
             fusion = FusionResult.model_validate({name: changes[name] for name in FusionResult.model_fields})
-            evidence = changes.get("evidence")
-            told = evidence is not None and evidence.worst_part is not None
+            told = (evidence := changes.get("evidence")) is not None and evidence.worst_part is not None
             changes |= sureness.fields(fusion, changes.get("plan"), told_of_map=told)
     return changes | _in_original_pixels(changes, images.image.offset) | _record(images)
 
@@ -218,11 +218,8 @@ def _agent(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
         images.warn(f"another pass was asked for and failed ({error}); the answer is that of the pass before")
         final, error = final | result.basis.state(), None
     evidence = final.get("executor_evidence")
-    changes: dict[str, Any] = {
-        name: final[name]
-        for name in ("plan", "plan_corrections", "replan_history", "iteration_count")
-        if final.get(name) is not None
-    }
+    names = ("plan", "plan_corrections", "replan_history", "iteration_count")
+    changes: dict[str, Any] = {name: final[name] for name in names if final.get(name) is not None}
     changes |= {"passes": result.passes if result else [], "error": error}
     if evidence is not None:
         changes |= {"evidence": evidence, "tools": evidence.tool_logs}
@@ -262,33 +259,26 @@ def _letters(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
 
 
 def _record(images: OpenImages) -> dict[str, Any]:
-    """Tokens, views, model and warnings of an assessment, as far as it came."""
-    client = images.services.client(ROLE)
-    model = client.describe()
-    return {
-        "tokens": Tokens(**asdict(images.usage)),
-        "seen": _seen(client.name, images),
-        "sha256": images.image.sha256,
-        "unlike_photograph": images.unlike_photograph,
-        # a folder's name may be no text that JSON can hold
-        "model": {key: one_line(value) if isinstance(value, str) else value for key, value in model.items()},
-        "warnings": images.warnings,
-        "failed_tries": images.failed_tries,
-    }
-
-
-def _seen(model: str, images: OpenImages) -> Seen | None:
-    """What the model saw, None where it saw nothing; with a warning where that were not the pixels as they are."""
-    views = []
+    """Tokens, views, model and warnings of an assessment, as far as it came. Warns where the model did not see the
+    pixels as they are."""
+    client, views, pixels = images.services.client(ROLE), [], 0
     for box, seen in images.seen_views(ROLE):
         width, height = box[2] - box[0], box[3] - box[1]
         size = (seen.width, seen.height) if seen.width and seen.height else None
         views.append(SeenView(box=box, pixels=size, tokens=seen.tokens))
         if size is None:
-            images.warn(f"{model}'s processor resizes and tiles: which pixels it saw is not known exactly")
+            images.warn(f"{client.name}'s processor resizes and tiles: which pixels it saw is not known exactly")
         elif width * height > size[0] * size[1]:
             resized = f"{width}×{height} pixels to {size[0]}×{size[1]}"
-            images.warn(f"{model}'s processor resized {resized}: distortions may look milder")
-    sizes = [view.pixels for view in views if view.pixels]
-    pixels = sum(width * height for width, height in sizes) if len(sizes) == len(views) else None
-    return Seen(pixels=pixels, tokens=sum(view.tokens for view in views), views=views) if views else None
+            images.warn(f"{client.name}'s processor resized {resized}: distortions may look milder")
+        pixels = None if size is None or pixels is None else pixels + size[0] * size[1]
+    return {
+        "tokens": Tokens(**asdict(images.usage)),
+        "seen": Seen(pixels=pixels, tokens=sum(view.tokens for view in views), views=views) if views else None,
+        "sha256": images.image.sha256,
+        "unlike_photograph": images.unlike_photograph,
+        # a folder's name may be no text that JSON can hold
+        "model": {key: one_line(x) if isinstance(x, str) else x for key, x in client.describe().items()},
+        "warnings": images.warnings,
+        "failed_tries": images.failed_tries,
+    }

@@ -211,13 +211,14 @@ class Judge:
             return pair
         if self.read and may_read:
             pair.pairwise = self.read(one.load(), other.load())
-        strengths = self.fit and (self.fit.strength(one.row), self.fit.strength(other.row))
-        if pair.same_scene and self.fit and strengths and None not in strengths:
-            odds = strengths[0] - strengths[1]
+        fit = self.fit if pair.same_scene else None
+        first, second = (fit and fit.strength(candidate.row) for candidate in (one, other))
+        if fit is not None and first is not None and second is not None:
+            odds = first - second
             if pair.pairwise:
-                pair.pairwise_weight = self.fit.pairwise
-                odds += self.fit.pairwise * logit(pair.pairwise.probability)
-            pair.probability, pair.basis, pair.fitted_on = sigmoid(odds), "same scene, fitted", self.fit.fitted_on
+                pair.pairwise_weight = fit.pairwise
+                odds += fit.pairwise * logit(pair.pairwise.probability)
+            pair.probability, pair.basis, pair.fitted_on = sigmoid(odds), "same scene, fitted", fit.fitted_on
         return pair
 
     def rank(self, candidates: Sequence[Candidate]) -> Ranking:

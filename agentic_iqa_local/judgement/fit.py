@@ -17,7 +17,7 @@ NO_FIT = "calibrate this set-up with study.py fit, and give the fit with --fit"
 Objective = Literal["rps", "srcc", "spread", "keep"]
 LOWEST, HIGHEST = 0.1, 10.0  # of temperature and η
 SCALES: dict[Objective, str] = {
-    "rps": "ranked probability score (lower is better)",
+    "rps": "ranked probability score, 0 to 1 (lower is better)",
     "srcc": "SRCC",
     "spread": "difference in spread between letters and tools, in levels (lower is better)",
 }
@@ -32,11 +32,9 @@ class FitError(UserError, ValueError):
 class Fit(BaseModel):
     """A fitted temperature and η with where they come from.
 
-    `before` and `after` are the objective with the configuration's parameters and with these: SRCC in -1..1, the
-    ranked probability score in 0..1, or the difference between the spreads of the letters' E[level] and of the
-    tools' mean in levels. "keep" fits neither, and both are 0. `intervals` calibrates the intervals of q with
-    these parameters; None where there is too little to do so. A report leaves out the rows of `keys`, and of the
-    scenes `groups`, of the same `dataset`.
+    `before` and `after` are the objective, on its scale of SCALES, with the configuration's parameters and with these;
+    "keep" fits neither. `intervals` calibrates the intervals of q with these parameters; None where there is too
+    little to do so. A report leaves out the rows of `keys`, and of the scenes `groups`, of the same `dataset`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)

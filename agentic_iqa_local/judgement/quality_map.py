@@ -92,17 +92,19 @@ def make_map(images: "OpenImages", request: MapRequest) -> tuple[QualityMap, "di
     tiles, tools = _tiling(images, request), images.services.tools
     bias, notes = known_bias(images, tiles.tile)
     levels, stopped = _read_tiles(images, tiles, began + request.seconds)
-    shifted = np.array(levels, float) - (bias.levels if bias else 0.0)  # None: nan
     with images.observer.measuring("LocalNR", images.services) as local_nr:
         places = local_nr.places(images.image.pixels).places
     severity = np.max([tiles.resampled(grid) for grid in places.values()], axis=0)  # of the strongest distortion
-    letters, tool = tiles.cells(np.clip(shifted, 1, 5)), np.interp(severity, range(6), LEVEL_OF_SEVERITY)
+    letters, tool = (
+        tiles.cells(np.clip(levels - (bias.levels if bias else 0), 1, 5)),
+        np.interp(severity, range(6), LEVEL_OF_SEVERITY),
+    )
     cells = (1 - TOOL_WEIGHT) * letters + TOOL_WEIGHT * tool
     similarity = tools.similarity_maps(images.image.pixels, reference.pixels) if reference else {}
     worst = [_named(images, box) for box in damaged_boxes(tiles, cells)]
     cost = MapCost(
         tiles=len(levels),
-        read=sum(level is not None for level in levels),
+        read=int(np.isfinite(levels).sum()),
         max_tiles=request.max_tiles,
         max_seconds=request.seconds,
         tokens=images.usage.prefilled + images.usage.decoded - before.prefilled - before.decoded,
@@ -114,8 +116,8 @@ def make_map(images: "OpenImages", request: MapRequest) -> tuple[QualityMap, "di
         stride=tiles.stride,
         xs=list(tiles.xs),
         ys=list(tiles.ys),
-        q=np.where(np.isnan(cells), None, cells).tolist(),
-        letters=np.where(np.isnan(letters), None, letters).tolist(),
+        q=np.ma.masked_invalid(cells).tolist(),
+        letters=np.ma.masked_invalid(letters).tolist(),
         tool=tool.tolist(),
         tool_weight=TOOL_WEIGHT,
         median=float(np.nanmedian(cells)),
@@ -138,8 +140,7 @@ def _tiling(images: "OpenImages", request: MapRequest) -> Tiling:
     """The tiles to read. Raises MapError."""
     client, width, height = images.services.client(ROLE), images.image.width, images.image.height
     if images.services.settings.fusion.mode != "logits" or not client.reads_logits:
-        expected = "map: expected mode logits, for tiles are read by their letters' probabilities"
-        raise MapError(expected, "leave --mode out, or assess without a map")
+        raise MapError("map: expected mode logits, for tiles are read by their letters", "leave --mode out")
     if not (sides := tile_sides(client.limits)):
         expected = f"map: expected a model that sees tiles of {TILE} pixels a side or more"
         raise MapError(f"{expected}, {client.name} sees at most {client.limits.max_pixels} pixels", "raise max_pixels")
@@ -165,18 +166,17 @@ def known_bias(images: "OpenImages", tile: int) -> tuple[TileBias | None, list[s
     return None, [f"the tiles' levels are not corrected for what cropping does to them: it was measured on {on}"]
 
 
-def _read_tiles(images: "OpenImages", tiles: Tiling, until: float) -> tuple[list[float | None], str | None]:
-    """The expected level of each tile's letters, None where it was not read; and why it was not."""
+def _read_tiles(images: "OpenImages", tiles: Tiling, until: float) -> tuple[np.ndarray, str | None]:
+    """The expected level of each tile's letters, (tiles,), nan where it was not read; and why it was not."""
     boxes, order = tiles.boxes, tiles.order()
-    levels: list[float | None] = [None] * len(boxes)
+    levels = np.full(len(boxes), np.nan)
     prompt = prompts.summarizer_prompt(prompts.DEFAULT_QUERY, None, scoring=True)
     for first in range(0, len(order), AT_ONCE):
         if first and time.perf_counter() > until:
             return levels, f"the time was up after {first} of {len(order)} tiles"
         chunk = order[first : first + AT_ONCE]
         reads = read_boxes(images, [boxes[i] for i in chunk], prompt, prompts.ANSWER_PREFIX, LETTERS)
-        for i, p in zip(chunk, reads, strict=True):
-            levels[i] = expected_level(p)
+        levels[chunk] = [expected_level(p) for p in reads]
     return levels, None
 
 

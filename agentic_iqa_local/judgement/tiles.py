@@ -44,10 +44,10 @@ class Tiling:
         first = ((0, 0), (1, 1), (0, 1), (1, 0))
         return np.concatenate([numbers[row::2, column::2].ravel() for row, column in first]).tolist()
 
-    def cells(self, scores: Sequence[float | None] | np.ndarray) -> np.ndarray:
-        """The grid of the tiles' scores (None or nan where one was not read), rows×columns float64: of each cell the
+    def cells(self, scores: np.ndarray) -> np.ndarray:
+        """The grid of the tiles' scores, (tiles,), nan where one was not read; rows×columns float64: of each cell the
         mean of the tiles weighted by how much of the cell each covers; nan where none that was read does."""
-        values = np.array(scores, float).reshape(len(self.tops), -1)  # None: nan
+        values = scores.reshape(len(self.tops), -1)
         known = ~np.isnan(values)
         down, across = _shared(self.ys, self.tops, self.tile), _shared(self.xs, self.lefts, self.tile)
         with np.errstate(invalid="ignore"):  # 0 / 0 is nan

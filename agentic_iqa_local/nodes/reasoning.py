@@ -104,7 +104,9 @@ def _claims(text: str) -> list[tuple[str, str]]:
         for kind, pattern in _NAMED.items():
             for named in pattern.finditer(clause):
                 rest = f"{clause[: named.start()]}\0{clause[named.end() :]}"
-                said = "denied" if _DENIED.search(rest) else "unsure" if _UNSURE.search(clause) else named[1] or named[2]
+                said = (
+                    "denied" if _DENIED.search(rest) else "unsure" if _UNSURE.search(clause) else named[1] or named[2]
+                )
                 claims.append((kind, (said or "").lower()))
     return claims
 
@@ -151,5 +153,7 @@ def _notes(evidence: ExecutorOutput | None, fusion: FusionResult | None) -> list
     if fusion and fusion.q is not None:
         whose = fusion.voters[0] if len(fusion.voters) == 1 else "tools' mean"
         tools = "no tool scores" if fusion.q_bar is None else f"{whose} {fusion.q_bar:.2f}"
-        notes.append(f"Fused score {fusion.q:.2f} of 5 ({tools}, model's own letter {fusion.vlm_letter or 'not read'}).")
+        notes.append(
+            f"Fused score {fusion.q:.2f} of 5 ({tools}, model's own letter {fusion.vlm_letter or 'not read'})."
+        )
     return notes
