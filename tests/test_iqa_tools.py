@@ -22,7 +22,7 @@ from agentic_iqa_local.iqa_tools import TOOLS, ToolError, ToolRunner, find_tool
 from agentic_iqa_local.iqa_tools.calibration import CalibrationError, read_map_file
 from agentic_iqa_local.iqa_tools.crops import crops_of
 from agentic_iqa_local.iqa_tools.specs import DATA
-from agentic_iqa_local.offline.bundle import describe, write_bundle
+from agentic_iqa_local.offline.bundle import unpack, write_bundle
 from agentic_iqa_local.output.report import tool_table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -107,8 +107,9 @@ def store(root: Path, files: dict[str, bytes | Path]) -> Path:
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(content if isinstance(content, bytes) else content.read_bytes())
     files = {path: (place, "made by a test", "mit") for path, place in places.items()}
-    manifest = describe(files, ("a test's files",))
-    write_bundle(root, manifest, places, archive=False)
+    bundle = root.with_name(f"{root.name}.tar")
+    write_bundle(bundle, files, ("a test's files",))
+    unpack(bundle, root)
     return root
 
 
