@@ -18,14 +18,9 @@ from agentic_iqa_local.cli.console import safe_streams
 from agentic_iqa_local.files import ROOT, FileError, place_for, read_yaml, write_whole
 from agentic_iqa_local.images.reading import load_image
 from agentic_iqa_local.iqa_tools import ToolRunner, find_tool
-from agentic_iqa_local.iqa_tools.calibration import (
-    CalibrationError,
-    LogisticMap,
-    evaluate,
-    fit_logistic,
-    read_map_file,
-)
+from agentic_iqa_local.iqa_tools.calibration import CalibrationError, LogisticMap, read_map_file
 from agentic_iqa_local.studies.datasets import MOST, Dataset, DatasetError, load_dataset
+from scripts.training.map_fit import evaluate, fit_logistic
 
 ANCHORS = ("FSIM", "SSIM", "VIF", "GMSD")
 HELD_OUT = 0.3

@@ -12,15 +12,8 @@ from pydantic import ValidationError
 from scipy import stats
 from scipy.special import expit
 
-from agentic_iqa_local.iqa_tools.calibration import (
-    CalibrationError,
-    FitQuality,
-    LogisticMap,
-    evaluate,
-    fit_logistic,
-    map_file_hash,
-    read_map_file,
-)
+from agentic_iqa_local.iqa_tools.calibration import CalibrationError, LogisticMap, map_file_hash, read_map_file
+from scripts.training.map_fit import FitQuality, evaluate, fit_logistic
 
 
 def plain(**changes) -> LogisticMap:

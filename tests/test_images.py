@@ -417,11 +417,11 @@ def test_pictures_in_memory_are_files_of_the_same_pixels():
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (np.zeros((64, 96, 3)), "white being the value of white"),
-        (np.zeros((64, 96), np.uint16), "64×96 of uint16; give (array * (255 / white))"),
+        (np.zeros((64, 96), np.uint16), "64×96 of uint16; scale it with (array * (255 / white))"),
         (np.zeros((3, 64, 96), np.uint8), "array.transpose(1, 2, 0)"),
-        (np.zeros((2, 64, 96, 3), np.uint8), "give one picture"),
-        (np.zeros((64, 0, 3), np.uint8), "give one picture"),
+        (np.zeros((2, 64, 96, 3), np.uint8), "got 2×64×96×3 of uint8"),
+        (np.zeros((64, 0, 3), np.uint8), "got 64×0×3 of uint8"),
+        (np.zeros((64, 64, 1), np.uint8), "got 64×64×1 of uint8"),
         (Image.new("I", (64, 64)), "scale its values"),  # .convert("RGB") would clip 16-bit values to white
         (Image.new("HSV", (64, 64)), ".convert('RGB')"),
         (Image.open(io.BytesIO(encoded("JPEG")[:-500])), "get an intact copy"),

@@ -18,7 +18,7 @@ from agentic_iqa_local.judgement.quality_map import SEVERITY_PREFIX
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX
 from agentic_iqa_local.state import DISTORTION_TYPES, LETTERS, LEVEL_WORDS, Severity
 from agentic_iqa_local.vlm_client import LetterRead, VLMError
-from agentic_iqa_local.vlm_client.letters import resolve_letters
+from agentic_iqa_local.vlm_client.rendering import resolve_letters
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def test_letters_that_are_no_single_token_are_refused():
 def test_what_is_no_log_probability_is_no_read(bad):
     with pytest.raises(VLMError, match="model: expected a finite log-probability of at most 0 for the letter B"):
         LetterRead.of("model", {1: -2.0, 2: bad}, {"A": 1, "B": 2})
-    with pytest.raises(VLMError, match="got none of token 2"):
+    with pytest.raises(VLMError, match="for the letter B, got None"):
         LetterRead.of("model", {1: -1.0}, {"A": 1, "B": 2})
 
 

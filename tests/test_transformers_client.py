@@ -20,7 +20,7 @@ from agentic_iqa_local.nodes.prompts import (
 )
 from agentic_iqa_local.nodes.replies import PlannerReply, analysis_reply, detection_reply, summary_reply
 from agentic_iqa_local.state import LETTERS
-from agentic_iqa_local.vlm_client import OutOfMemory, VLMError, read_each, transformers_client
+from agentic_iqa_local.vlm_client import OutOfMemory, VLMError, transformers_client
 
 # float32 rounds at 2^-24 = 6e-8 of a value; sums over a few hundred terms in another order differ by some 1e-6, and
 # logits reach about 20.
@@ -211,5 +211,5 @@ def test_pairs_and_pictures_of_different_sizes_are_read_too(client, photo):
         many = client.read_many(pictures, SCORING, ANSWER_PREFIX, LETTERS)
         assert many.usage.forward_passes == passes
         assert max(apart(r, read(client.open(p))) for r, p in zip(many.reads, pictures, strict=True)) < BOUND
-    threads = read_each(client, sizes, SCORING, ANSWER_PREFIX, LETTERS, at_once=2)
+    threads = client.read_each(sizes, SCORING, ANSWER_PREFIX, LETTERS, at_once=2)
     assert max(map(apart, threads.reads, many.reads)) < BOUND

@@ -1,6 +1,5 @@
 """Bands, frames and mats: rows and columns of one colour around a photograph, which are no part of it."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -21,14 +20,7 @@ _RINGING, _SMOOTHED = 16, 4  # rows at a band's end that compression disturbs, a
 _LEAST, _LEAST_PART = 10, 50  # a band's pixels, and the fraction of the side that it takes at least
 _LEAST_SIDE = 64  # what is left of a picture has so many pixels a side, or nothing is taken away
 _ONE_COLOUR = 6  # largest difference of any two pixels, in each channel
-
-_SIDES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "left": lambda luma: luma.T,
-    "top": lambda luma: luma,
-    "right": lambda luma: luma.T[::-1],
-    "bottom": lambda luma: luma[::-1],
-}
-_OPPOSITE = {"left": "right", "top": "bottom", "right": "left", "bottom": "top"}
+_LEFT, _TOP, _RIGHT, _BOTTOM = 3, 0, 1, 2  # quarter turns that bring a side to the top
 
 
 def without_frames(image: LoadedImage, reference: LoadedImage | None = None) -> tuple[LoadedImage, LoadedImage | None]:
@@ -64,32 +56,28 @@ def one_colour(image: Image.Image) -> bool:
 def content_box(image: Image.Image) -> Box:
     """The part of an RGB picture within all bands, frames and mats, one within another; the whole picture
     where it has none, or where too little would be left."""
-    luma = np.asarray(image.convert("L"), np.int16)
-    whole, margins, grows = (0, 0, *image.size), dict.fromkeys(_SIDES, 0), True
+    luma, cut = np.asarray(image.convert("L"), np.int16), [0, 0, 0, 0]
 
     def box() -> Box:
-        return margins["left"], margins["top"], whole[2] - margins["right"], whole[3] - margins["bottom"]
+        return cut[_LEFT], cut[_TOP], image.width - cut[_RIGHT], image.height - cut[_BOTTOM]
 
-    def too_small(box: Box) -> bool:
-        return min(box[2] - box[0], box[3] - box[1]) < _LEAST_SIDE
+    def inside() -> np.ndarray:
+        left, top, right, bottom = box()
+        return luma[top:bottom, left:right]
 
-    while grows:
-        grows = False
-        for side, turned in _SIDES.items():
-            left, top, right, bottom = box()
-            if too_small(box()):
-                return whole
-            rows = turned(luma[top:bottom, left:right])
-            band = _band(rows, nested=margins[side] > 0)
-            margins[side] += band
-            grows |= band > 0
-    for side, opposite in _OPPOSITE.items():
-        if margins[side] == 0 < (wide := margins[opposite]):  # it may go over into a dark or white photograph
-            rows = _SIDES[side](luma)
-            if abs(np.median(rows[0]) - np.median(rows[-1])) <= _FLAT:
-                flat = _flat_rows(rows[:wide])
-                margins[side] = wide if flat >= wide - _SMOOTHED else flat
-    return whole if too_small(box()) else box()
+    before: list[int] | None = None
+    while before != cut:
+        before = [*cut]
+        for side in (_LEFT, _TOP, _RIGHT, _BOTTOM):
+            if min(inside().shape) < _LEAST_SIDE:
+                return 0, 0, *image.size
+            cut[side] += _band(np.rot90(inside(), side), nested=cut[side] > 0)
+    for side in range(4):  # one band of two may go over into a dark or white photograph
+        rows, wide = np.rot90(luma, side), cut[(side + 2) % 4]
+        if cut[side] == 0 < wide and abs(np.median(rows[0]) - np.median(rows[-1])) <= _FLAT:
+            flat = _flat_rows(rows[:wide])
+            cut[side] = wide if flat >= wide - _SMOOTHED else flat
+    return box() if min(inside().shape) >= _LEAST_SIDE else (0, 0, *image.size)
 
 
 def _band(rows: np.ndarray, nested: bool) -> int:
@@ -98,28 +86,26 @@ def _band(rows: np.ndarray, nested: bool) -> int:
     One that is `nested` in another may be a thin line, after a few rows that compression disturbed. Rows that
     stand for missing data begin after a ragged row of blocks.
     """
-    if nested:
-        for skip in range(0, _RINGING + 1, 4):
-            if (end := _end(rows[skip:], _flat_rows(rows[skip:], _DRIFT, _FILLED_STRAYS))) > 1:
-                return skip + end
-    ends = [_end(rows, _flat_rows(rows))]
+    for skip in range(0, _RINGING + 1, 4) if nested else ():
+        if (end := _end(rows[skip:], _flat_rows(rows[skip:], _DRIFT, _FILLED_STRAYS))) > 1:
+            return skip + end
+    end = _end(rows, _flat_rows(rows))
     if abs(np.median(rows[0]) - _NOTHING) <= 1:
         filled = _flat_rows(rows, _DRIFT, _FILLED_STRAYS, constant=True)
-        ends.append(_end(rows, filled, 2 * _RINGING, _MOST_RAGGED))
-    return max((end for end in ends if end >= max(_LEAST, len(rows) // _LEAST_PART)), default=0)
+        end = max(end, _end(rows, filled, 2 * _RINGING, _MOST_RAGGED))
+    return end if end >= max(_LEAST, len(rows) // _LEAST_PART) else 0
 
 
 def _flat_rows(rows: np.ndarray, flat: int = _FLAT, strays: float = _STRAYS, constant: bool = False) -> int:
     """How many rows from the first have one luma, and with `constant` each that of the row before."""
-    level, end = np.median(rows[:1]), 0
-    while end < len(rows):
-        beyond = np.abs(rows[end] - level) > flat
+    for first in (rows[:32], rows):  # most pictures have no band: their first rows show it
+        beyond = np.abs(first - np.median(rows[:1])) > flat
         if constant:
-            beyond |= np.abs(rows[end] - rows[max(0, end - 1)]) > 1
-        if beyond.mean() > strays:
-            break
-        end += 1
-    return end
+            beyond[1:] |= np.abs(np.diff(first, axis=0)) > 1
+        uneven = beyond.mean(1) > strays
+        if uneven.any():
+            return int(uneven.argmax())
+    return len(rows)
 
 
 def _end(rows: np.ndarray, flat: int, reach: int = _RINGING, ragged: float = _RAGGED) -> int:

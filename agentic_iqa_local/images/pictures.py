@@ -41,35 +41,25 @@ def check_picture(picture: Picture) -> None:
             raise ValueError("image: expected a path, got data in a text; give bytes: base64.b64decode(text)")
         local_path(picture)  # an address is refused
     elif isinstance(picture, Image.Image):
-        _check_pillow(picture)
+        if picture.mode not in _MODES:  # I and F have no fixed white: a conversion would clip
+            expected = "image: expected a Pillow image of 8 or 16 bits with a fixed white"
+            raise ValueError(f"{expected}, got mode {picture.mode}; scale its values, or use .convert('RGB')")
+        if getattr(picture, "is_animated", False) and picture.format not in SEVERAL_PICTURES:
+            raise ValueError(f"image: expected one picture, got a {picture.format} of several; give image.copy()")
+        with strict_pillow("image"):
+            picture.load()
     elif isinstance(picture, np.ndarray):
-        _check_array(picture)
+        one_picture = picture.ndim == 2 or (picture.ndim == 3 and picture.shape[2] in (3, 4))
+        if picture.dtype != np.uint8 or 0 in picture.shape or not one_picture:
+            got = f"{'×'.join(map(str, picture.shape))} of {picture.dtype}"
+            raise ValueError(
+                f"image: expected an array H×W, H×W×3 (RGB) or H×W×4 (RGBA) of uint8, got {got}; scale it with"
+                " (array * (255 / white)).round().astype('uint8'), and put the channels last with"
+                " array.transpose(1, 2, 0)"
+            )
     elif not isinstance(picture, (os.PathLike, bytes, bytearray, memoryview, PictureFile)):
         expected = "a path, a Pillow image, a NumPy array H×W×3 of uint8 or the bytes of an image file"
         raise TypeError(f"image: expected {expected}, got {type(picture).__name__}")
-
-
-def _check_pillow(image: Image.Image) -> None:
-    if image.mode not in _MODES:  # I and F have no fixed white: a conversion would clip
-        expected = "image: expected a Pillow image of 8 or 16 bits with a fixed white"
-        raise ValueError(f"{expected}, got mode {image.mode}; scale its values, or use .convert('RGB')")
-    if getattr(image, "is_animated", False) and image.format not in SEVERAL_PICTURES:
-        raise ValueError(f"image: expected one picture, got a {image.format} of several; give image.copy()")
-    with strict_pillow("image"):
-        image.load()
-
-
-def _check_array(array: np.ndarray) -> None:
-    if array.dtype != np.uint8:
-        remedy = "give (array * (255 / white)).round().astype('uint8'), white being the value of white"
-    elif 0 in array.shape or array.ndim not in (2, 3):
-        remedy = "give one picture"
-    elif array.ndim == 3 and array.shape[2] not in (3, 4):
-        remedy = "put the channels last: array.transpose(1, 2, 0)"
-    else:
-        return
-    expected = "image: expected an array H×W, H×W×3 (RGB) or H×W×4 (RGBA) of uint8"
-    raise ValueError(f"{expected}, got {'×'.join(map(str, array.shape))} of {array.dtype}; {remedy}")
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Raw tool scores to the 1..5 quality scale: the five-parameter logistic, its check, its file and its fit.
+"""Raw tool scores to the 1..5 quality scale: the five-parameter logistic, its check and its file.
 
 The form is that of Sheikh, Sabir and Bovik, "A Statistical Evaluation of Recent Full Reference Image Quality
 Assessment Algorithms", IEEE TIP 15(11), 2006 (the VQEG form):
@@ -12,10 +12,8 @@ every image to the same value.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +32,10 @@ class CalibrationError(UserError, ValueError):
     """A map, or a file of maps, that cannot be used; the message is one sentence for the user."""
 
 
-def _sigmoid(t: float) -> float:
-    """1 / (1 + exp(-t)) without overflow at either end."""
-    return 1.0 / (1.0 + math.exp(-t)) if t >= 0 else math.exp(t) / (1.0 + math.exp(t))
-
-
-def logistic_curve(b: Sequence[float] | np.ndarray, x: np.ndarray) -> np.ndarray:
-    """f of this module's head at `x`, an array, for the parameters b1..b5."""
-    from scipy.special import expit  # when something is fitted
-
-    return b[0] * (expit(b[1] * (x - b[2])) - 0.5) + b[3] * x + b[4]
+def logistic_curve(b: Sequence[float] | np.ndarray, x: Any) -> Any:
+    """f of this module's head at `x`, a number or an array, for the parameters b1..b5."""
+    # 1/2 - 1/(1 + exp(t)) is tanh(t/2)/2, which overflows nowhere
+    return b[0] * np.tanh(b[1] * (x - b[2]) / 2) / 2 + b[3] * x + b[4]
 
 
 class LogisticMap(BaseModel):
@@ -79,8 +71,7 @@ class LogisticMap(BaseModel):
 
     def unclipped(self, raw: float) -> float:
         """The bare formula at `raw`: neither held inside the domain nor clipped to 1..5."""
-        # 1/2 - 1/(1 + exp(t)) is sigmoid(t) - 1/2.
-        return self.b1 * (_sigmoid(self.b2 * (raw - self.b3)) - 0.5) + self.b4 * raw + self.b5
+        return float(logistic_curve((self.b1, self.b2, self.b3, self.b4, self.b5), raw))
 
     def __call__(self, raw: float) -> float:
         """Quality in [1, 5]. A raw score outside the domain counts as the domain's nearer end, where the map
@@ -100,7 +91,7 @@ class LogisticMap(BaseModel):
     @property
     def monotone(self) -> bool:
         """Whether the map runs the right way all over the domain, and is not flat: seen at 1001 places."""
-        curve = np.array([self.unclipped(x) for x in np.linspace(*self.domain, 1001)])
+        curve = logistic_curve((self.b1, self.b2, self.b3, self.b4, self.b5), np.linspace(*self.domain, 1001))
         steps = -np.diff(curve) if self.lower_better else np.diff(curve)
         return bool(steps.min() >= -ROUNDING and steps.max() > ROUNDING)
 
@@ -138,79 +129,3 @@ def map_file_hash(path: str | Path) -> str:
         return hashlib.sha256(read_bytes(path)).hexdigest()
     except FileError as error:
         raise CalibrationError(f"{path}: tool maps: {error}", "correct tools.maps.") from error
-
-
-@dataclass(frozen=True)
-class FitQuality:
-    """How well a map predicts: RMSE in quality levels, rank and linear correlation (after mapping), number of
-    images."""
-
-    rmse: float
-    srcc: float
-    plcc: float
-    n: int
-
-    def __str__(self) -> str:
-        return f"RMSE {self.rmse:.3f}, SRCC {self.srcc:.3f}, PLCC {self.plcc:.3f}, n {self.n}"
-
-
-def evaluate(logistic: LogisticMap, raw: np.ndarray, quality: np.ndarray) -> FitQuality:
-    """Quality of `logistic` on raw scores with known quality (1..5). SRCC is that of the raw scores, signed
-    so that a good tool is positive: clipping to 1..5 would make ties."""
-    from scipy import stats  # here and below: fits alone need scipy, and its import takes half a second
-
-    raw, quality = np.asarray(raw, float), np.asarray(quality, float)
-    mapped = np.array([logistic(x) for x in raw])
-    sign = -1.0 if logistic.lower_better else 1.0
-    rank: Any = stats.spearmanr(sign * raw, quality)  # scipy does not declare what it returns
-    linear: Any = stats.pearsonr(mapped, quality)
-    rmse = float(np.sqrt(np.mean((mapped - quality) ** 2)))
-    return FitQuality(rmse, float(rank.statistic), float(linear.statistic), len(raw))
-
-
-def fit_logistic(
-    raw: np.ndarray, quality: np.ndarray, *, domain: tuple[float, float], lower_better: bool, **about: Any
-) -> tuple[LogisticMap, FitQuality]:
-    """Least-squares fit of a monotone map from `raw` to `quality` (1..5), and its quality on the same data.
-
-    Monotone by construction: b2 > 0, and b1 and b4 both carry the sign of the tool's direction, so that no
-    term of the slope can oppose another. The fit runs on standardised raw scores, so that one set of starting
-    points serves all tools. `about` are the map's other fields: `tool`, `source`, `fitted_on`, `license` and
-    `notes`. Raises CalibrationError for fewer than ten finite pairs, constant scores, or scores that do not
-    follow quality in the tool's direction, for which the best monotone map is a constant.
-    """
-    raw, quality = np.asarray(raw, float), np.asarray(quality, float)
-    finite = np.isfinite(raw) & np.isfinite(quality)
-    x, y = np.clip(raw[finite], *domain), quality[finite]
-    if len(x) < 10 or np.ptp(x) == 0:
-        raise CalibrationError(f"{about['tool']}: expected ten or more scores that differ, got {len(x)}.")
-    centre, scale = float(np.mean(x)), float(np.std(x))
-    sign = -1.0 if lower_better else 1.0
-    b1, b2, b3, b4, b5 = _least_squares((x - centre) / scale, y, sign)
-    slope = sign * b4 / scale
-    parameters = (sign * b1, b2 / scale, centre + scale * b3, slope, b5 - slope * centre)
-    # As the file of maps holds them, so that what is evaluated is what is written. A slope at its bound comes
-    # out as 1e-18 or so and means zero.
-    rounded = [float(f"{value:.8g}") if abs(value) > 1e-12 else 0.0 for value in parameters]
-    fields = dict(zip(("b1", "b2", "b3", "b4", "b5"), rounded, strict=True)) | about
-    logistic = LogisticMap.model_validate(fields | {"domain": domain, "lower_better": lower_better})
-    low, high = logistic.reachable
-    if high - low < FLAT:
-        expected = f"{'lower' if lower_better else 'higher'} raw scores for better images"
-        raise CalibrationError(f"{about['tool']}: expected {expected}, got others.")
-    return logistic, evaluate(logistic, x, y)
-
-
-def _least_squares(z: np.ndarray, y: np.ndarray, sign: float) -> np.ndarray:
-    """b1..b5 for standardised raw scores `z`, the best fit from several starting points; b1 and b4 without
-    their `sign`."""
-    from scipy.optimize import least_squares
-
-    def residuals(b: np.ndarray) -> np.ndarray:
-        return logistic_curve((sign * b[0], b[1], b[2], sign * b[3], b[4]), z) - y
-
-    # b1 up to twice the scale's length; beyond b2 = 20 the curve is a step.
-    bounds = ([0.0, 0.05, float(z.min()) - 1, 0.0, -10.0], [8.0, 20.0, float(z.max()) + 1, 4.0, 10.0])
-    starts = itertools.product((1.0, 4.0), (0.8, 3.0), (-0.7, 0.0, 0.7), (0.1,), (y.mean(),))
-    fits = [least_squares(residuals, np.clip(start, *bounds), bounds=bounds) for start in starts]
-    return min(fits, key=lambda fit: fit.cost).x

@@ -60,9 +60,6 @@ class DetectorError(Record):
     families: dict[str, FamilyError]
     prior: float = Probability
     severity_sigma: float = Field(gt=0)
-    confusion: dict[str, dict[str, float]] = Field(
-        description="{true strongest family: {family read: share}}, at severity 2 and above, and of clean pictures."
-    )
 
 
 class DetectorRecord(Record):

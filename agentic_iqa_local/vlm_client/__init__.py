@@ -1,8 +1,8 @@
-"""The interface to a vision-language model: what a client and its session offer, and the table of backends.
+"""A vision-language model: its client, its session, and the table of engines.
 
 A client holds one loaded model. A session is opened on an assessment's images and offers two operations:
-generation constrained to a pydantic schema, and the letter read. It knows nothing of quality levels, plans or
-tools.
+generation constrained to a pydantic schema, and the letter read. Both render the prompt here, the same for every
+engine. Nothing here knows quality levels, plans or tools, and nothing imports torch.
 """
 
 import importlib
@@ -11,8 +11,8 @@ import operator
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import astuple, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from dataclasses import astuple, dataclass, field
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import BaseModel
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from agentic_iqa_local.config import ModelSettings
     from agentic_iqa_local.vlm_client.chat import ChatPrompt
+    from agentic_iqa_local.vlm_client.rendering import Expanded, Rendered, Renderer
 
 BACKENDS = {
     "transformers": "agentic_iqa_local.vlm_client.transformers_client:TransformersClient",
@@ -80,39 +81,27 @@ log-probability far above this, so −inf means that the model overflowed."""
 
 @dataclass(frozen=True)
 class LetterRead:
-    """Raw log-probabilities (natural log, over the full vocabulary) of the answer letters at one position.
-
-    `off_letter_mass` is the probability of all other tokens, 0..1. Raises VLMError unless the values are
-    numbers above NO_PROBABILITY and at most 0 whose probabilities sum to at most 1, both within
-    LOGPROB_ROUNDING.
-    """
+    """Raw log-probabilities (natural log, over the full vocabulary) of the answer letters at one position, and the
+    probability of all other tokens, 0..1."""
 
     logprobs: dict[str, float]
     off_letter_mass: float
     token_ids: dict[str, int]
 
-    def __post_init__(self) -> None:
-        for letter, value in self.logprobs.items():
-            if type(value) not in (int, float) or not NO_PROBABILITY < value <= LOGPROB_ROUNDING:
-                said = f"expected a finite log-probability of at most 0 for the letter {letter}, got {value!r:.40}"
-                raise VLMError(said, "set dtype: float32, or use another model")
-        if (total := math.fsum(map(math.exp, self.logprobs.values()))) > 1 + LOGPROB_ROUNDING:
-            said = f"probabilities of the letters {', '.join(self.logprobs)} that sum to at most 1, got {total:.4g}"
-            raise VLMError(f"expected {said}", "use another model or engine")
-
     @classmethod
     def of(cls, engine: str, logprobs: Mapping[int, float], token_ids: dict[str, int]) -> Self:
-        """The letters' part of `logprobs`, which are by token id. `engine` begins the message of a
-        VLMError."""
-        try:
-            read = cls({letter: logprobs[token] for letter, token in token_ids.items()}, 0.0, token_ids)
-        except KeyError as error:
-            said = f"expected a log-probability of each letter's token, got none of token {error}"
-            raise VLMError(f"{engine}: {said}") from None
-        except VLMError as error:
-            raise VLMError(f"{engine}: {error.message}", error.remedy) from None
-        on_letters = math.fsum(map(math.exp, read.logprobs.values()))
-        return replace(read, off_letter_mass=max(0.0, 1.0 - on_letters))
+        """The letters' part of `logprobs`, which are by token id. Raises VLMError, which begins with `engine`,
+        unless each is a number above NO_PROBABILITY and at most 0, and the probabilities sum to at most 1, both
+        within LOGPROB_ROUNDING."""
+        values: dict[str, Any] = {letter: logprobs.get(token) for letter, token in token_ids.items()}
+        for letter, value in values.items():
+            if type(value) not in (int, float) or not NO_PROBABILITY < value <= LOGPROB_ROUNDING:
+                said = f"expected a finite log-probability of at most 0 for the letter {letter}, got {value!r:.40}"
+                raise VLMError(f"{engine}: {said}", "set dtype: float32, or use another model")
+        if (total := math.fsum(map(math.exp, values.values()))) > 1 + LOGPROB_ROUNDING:
+            said = f"expected probabilities of {', '.join(values)} that sum to at most 1, got {total:.4g}"
+            raise VLMError(f"{engine}: {said}", "use another model or engine")
+        return cls(values, max(0.0, 1.0 - total), token_ids)
 
 
 @dataclass(frozen=True)
@@ -135,14 +124,15 @@ class PixelLimits:
     max_pixels: int | None
 
 
-class VLMSession(Protocol):
-    """A model opened on one assessment's images (the reference first, if there is one): what was computed so
-    far, and what it saw of each image."""
+class VLMSession:
+    """A model opened on one assessment's images (the reference first, if there is one): `usage` says what was
+    computed so far, `seen` what the model saw of each image. An engine adds `_write` and `_logprobs`."""
 
-    @property
-    def usage(self) -> TokenUsage: ...
-    @property
-    def seen(self) -> list[SeenImage]: ...
+    def __init__(self, client: Any, images: "Sequence[Image.Image]"):
+        self.client, self.images = client, list(images)
+        self.usage = TokenUsage()
+        self.seen: list[SeenImage] = []
+        self._expanded: Expanded | None = None
 
     def generate(
         self,
@@ -153,17 +143,38 @@ class VLMSession(Protocol):
         temperature: float = 0.0,
         max_tokens: int = 512,
     ) -> str:
-        """The answer as JSON text with `answer_prefix` at its beginning; it is cut at `max_tokens`.
-        Raises VLMError."""
-        ...
+        """The answer, by default greedy, as JSON text with `answer_prefix` at its beginning; it is cut at
+        `max_tokens`. Raises VLMError."""
+        rendered = self.client.renderer.render(prompt, len(self.images), answer_prefix)
+        return self._write(rendered, schema, temperature, max_tokens)
 
     def read_letters(self, prompt: "ChatPrompt", answer_prefix: str, letters: Sequence[str]) -> LetterRead:
         """Log-probabilities of `letters` as the token right after `answer_prefix`. Raises VLMError if one is
         not a single token. A client with `reads_words` takes words too, and reads the first token of each."""
-        ...
+        rendered, token_ids = self.client.renderer.letters(prompt, len(self.images), answer_prefix, letters)
+        return LetterRead.of(self.client.label, self._logprobs(rendered, list(token_ids.values())), token_ids)
 
     def close(self) -> None:
         """Frees the cache."""
+        self._expanded, self.images = None, []
+
+    def _write(self, rendered: "Rendered", schema: type[BaseModel], temperature: float, max_tokens: int) -> str:
+        """What `generate` returns: the answer that begins as `rendered` does. Raises VLMError."""
+        raise NotImplementedError
+
+    def _logprobs(self, rendered: "Rendered", tokens: list[int]) -> Mapping[int, float]:
+        """The log-probability of each of `tokens` right after `rendered`, by token id. Raises VLMError."""
+        raise NotImplementedError
+
+    def _expand(self, rendered: "Rendered") -> "Expanded":
+        """The images after the processor, computed with whichever prompt comes first."""
+        expanded = self._expanded or self.client.renderer.expand(rendered, self.images)
+        self._expanded, self.seen = expanded, expanded.seen
+        return expanded
+
+    def _count(self, prompt: list[int], reused: int) -> None:
+        """Counts a call whose prompt, with the answer so far, was found in the cache up to `reused` tokens."""
+        self.usage += TokenUsage(calls=1, reused=reused, prefilled=len(prompt) - reused)
 
 
 @dataclass(frozen=True)
@@ -176,64 +187,69 @@ class ManyReads:
     seen: SeenImage
 
 
-def read_each(
-    client: "VLMClient",
-    pictures: Sequence[Sequence["Image.Image"]],
-    prompt: "ChatPrompt",
-    answer_prefix: str,
-    letters: Sequence[str],
-    at_once: int = 1,
-) -> ManyReads:
-    """`VLMClient.read_many` by a session for each picture, `at_once` of them at a time: for an engine that
-    batches what several threads ask of it, and for pictures that cannot be stacked."""
+class VLMClient:
+    """One loaded model: a folder's processor (`renderer`), and what an engine does with it.
 
-    def read(images: Sequence["Image.Image"]) -> tuple[LetterRead, TokenUsage, SeenImage]:
-        session = client.open(images)
-        try:
-            return session.read_letters(prompt, answer_prefix, letters), session.usage, session.seen[-1]
-        finally:
-            session.close()
+    `label` is what messages call the model, `limits` its range of pixels. `trust` is how far its own Yes and No
+    about distortions and its severities count, 0..1, as its folder says; 1 unmeasured.
+    """
 
-    if at_once == 1:
-        found = map(read, pictures)
-    else:
-        with ThreadPoolExecutor(at_once) as threads:
-            found = threads.map(read, pictures)
-    reads, usages, seen = zip(*found, strict=True)
-    return ManyReads(list(reads), sum(usages, TokenUsage()), seen[0])
+    reads_logits = reads_words = True
 
+    def __init__(self, name: str, settings: "ModelSettings", renderer: "Renderer"):
+        self.name = self.label = name
+        self.settings, self.renderer = settings, renderer
+        self.limits, self.trust = renderer.limits, renderer.trust
 
-class VLMClient(Protocol):
-    """One loaded model. `trust` is how far its own Yes and No about distortions and its severities count,
-    0..1, as its folder says; 1 unmeasured."""
-
-    name: str
-    reads_logits: bool
-    reads_words: bool
-    limits: PixelLimits
-    trust: float
-
-    def open(self, images: Sequence["Image.Image"]) -> VLMSession:
+    def open(self, images: "Sequence[Image.Image]") -> VLMSession:
         """A session on one image, or on [reference, test image]."""
-        ...
+        raise NotImplementedError
 
     def read_many(
         self,
-        pictures: Sequence[Sequence["Image.Image"]],
+        pictures: "Sequence[Sequence[Image.Image]]",
         prompt: "ChatPrompt",
         answer_prefix: str,
         letters: Sequence[str],
     ) -> ManyReads:
         """What a session's `read_letters` would give of each of `pictures` (one or more, each the images of a
         session), to rounding, at the cost of one batch. Raises VLMError."""
-        ...
+        return self.read_each(pictures, prompt, answer_prefix, letters, self.settings.max_in_flight)
+
+    def read_each(
+        self,
+        pictures: "Sequence[Sequence[Image.Image]]",
+        prompt: "ChatPrompt",
+        answer_prefix: str,
+        letters: Sequence[str],
+        at_once: int,
+    ) -> ManyReads:
+        """`read_many` by a session for each picture, `at_once` of them at a time: for an engine that batches what
+        several threads ask of it, and for pictures that cannot be stacked."""
+
+        def read(images: "Sequence[Image.Image]") -> tuple[LetterRead, TokenUsage, SeenImage]:
+            session = self.open(images)
+            try:
+                return session.read_letters(prompt, answer_prefix, letters), session.usage, session.seen[-1]
+            finally:
+                session.close()
+
+        with ThreadPoolExecutor(at_once) as threads:
+            reads, usages, seen = zip(*threads.map(read, pictures), strict=True)
+        return ManyReads(list(reads), sum(usages, TokenUsage()), seen[0])
 
     def describe(self) -> dict[str, Any]:
         """What a result records of the model: its name, dtype, device, versions and more."""
-        ...
+        return {
+            "name": self.name,
+            "type": self.renderer.config.model_type,
+            "prompt_layout": self.settings.prompt_layout,
+            "notice": self.renderer.notice,
+        }
 
     def close(self) -> None:
         """Frees the model, or ends the connection; nothing can be asked afterwards."""
+        raise NotImplementedError
 
 
 @dataclass

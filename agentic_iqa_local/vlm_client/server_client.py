@@ -6,6 +6,7 @@ pixel changes.
 """
 
 import base64
+import functools
 import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -15,11 +16,10 @@ from PIL import Image
 from pydantic import BaseModel
 
 from agentic_iqa_local.config import ConfigError, ModelSettings, server_key, split_server
-from agentic_iqa_local.vlm_client import ModelLost, VLMError
+from agentic_iqa_local.vlm_client import ModelLost, VLMClient, VLMError, VLMSession
 from agentic_iqa_local.vlm_client.chat import chat_messages
 from agentic_iqa_local.vlm_client.constraints import constraint
-from agentic_iqa_local.vlm_client.engine import EngineClient, EngineSession
-from agentic_iqa_local.vlm_client.rendering import Rendered, first_line
+from agentic_iqa_local.vlm_client.rendering import Rendered, Renderer, first_line
 
 # A model folder's own generation settings, a repetition penalty among them, must not change an answer.
 PLAIN_SAMPLING = {"repetition_penalty": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0}
@@ -27,11 +27,11 @@ PLAIN_SAMPLING = {"repetition_penalty": 1.0, "top_p": 1.0, "top_k": -1, "min_p":
 Answer = TypeVar("Answer")
 
 
-class ServerClient(EngineClient):
+class ServerClient(VLMClient):
     """A connection to one served model. Sessions may be used from many threads."""
 
     def __init__(self, name: str, settings: ModelSettings, device: str):
-        super().__init__(name, settings, weights=False)
+        super().__init__(name, settings, Renderer(name, settings, weights=False))
         for key, only in (("exact", False), ("quantization", "none")):
             if getattr(settings, key) != only:
                 expected = f"expected {key}: {str(only).lower()}, for the server decides that when it starts"
@@ -109,18 +109,15 @@ class ServerClient(EngineClient):
         self.openai.close()
 
 
-class ServerSession(EngineSession):
+class ServerSession(VLMSession):
     """One assessment's images, encoded once."""
 
     client: ServerClient
 
-    def __init__(self, client: ServerClient, images: Sequence[Image.Image]):
-        super().__init__(client, images)
-        self._parts: list[dict[str, Any]] = []  # of a chat message
-
-    def close(self) -> None:
-        super().close()
-        self._parts = []
+    @functools.cached_property
+    def _parts(self) -> list[dict[str, Any]]:
+        """The images as parts of a chat message."""
+        return [_png(image) for image in self.images]
 
     def _write(self, rendered: Rendered, schema: type[BaseModel], temperature: float, max_tokens: int) -> str:
         text, tokens = self._ask(
@@ -139,13 +136,9 @@ class ServerSession(EngineSession):
         return rendered.answer_prefix + text
 
     def _logprobs(self, rendered: Rendered, tokens: list[int]) -> Mapping[int, float]:
-        def parts(answer: Any) -> list[tuple[str, float]]:
-            given = answer.choices[0].logprobs.content[0].top_logprobs
-            return [(entry.token, entry.logprob) for entry in given]
-
         entries = self._ask(
             rendered,
-            parts,
+            lambda answer: [(one.token, one.logprob) for one in answer.choices[0].logprobs.content[0].top_logprobs],
             max_tokens=1,
             temperature=0,
             logprobs=True,
@@ -154,9 +147,8 @@ class ServerSession(EngineSession):
         self.usage.forward_passes += 1
         by_name = dict(entries)
         if len(by_name) < len(entries) or not by_name.keys() >= {f"token_id:{token}" for token in tokens}:
-            got = ", ".join(str(name) for name, _ in entries)[:300]
-            said = f"{self.client.label}: expected one log-probability of each letter's token, got {got}"
-            raise VLMError(said, "it must be a vLLM server that honours logprob_token_ids")
+            said = f"expected one log-probability of each letter's token, got {', '.join(map(str, by_name))[:300]}"
+            raise VLMError(f"{self.client.label}: {said}", "it must be a vLLM server that honours logprob_token_ids")
         return {token: by_name[f"token_id:{token}"] for token in tokens}
 
     def _ask(self, rendered: Rendered, parts: Callable[[Any], Answer], extra: dict[str, Any], **options: Any) -> Answer:
@@ -164,7 +156,6 @@ class ServerSession(EngineSession):
         the server saw other tokens than the processor here makes."""
         client, renderer = self.client, self.client.renderer
         whole = rendered.prompt_with(self._expand(rendered)) + rendered.answer_ids
-        self._parts = self._parts or [_png(image) for image in self.images]
         layout = client.settings.prompt_layout
         messages: Any = chat_messages(rendered.prompt, len(self.images), layout, self._parts)
         extra |= PLAIN_SAMPLING | {"return_token_ids": True}

@@ -34,14 +34,13 @@ from agentic_iqa_local.vlm_client import (
     ModelLost,
     OutOfMemory,
     TokenUsage,
+    VLMClient,
     VLMError,
-    read_each,
+    VLMSession,
 )
 from agentic_iqa_local.vlm_client.chat import ChatPrompt
 from agentic_iqa_local.vlm_client.constraints import json_schema
-from agentic_iqa_local.vlm_client.engine import EngineClient, EngineSession
-from agentic_iqa_local.vlm_client.letters import resolve_letters
-from agentic_iqa_local.vlm_client.rendering import LOCAL, Expanded, Rendered, first_line, loading
+from agentic_iqa_local.vlm_client.rendering import LOCAL, Expanded, Rendered, Renderer, first_line, loading
 
 MOST_TOKENS = 4096  # of one pass over many pictures: about what a long assessment has in its cache
 MOST_PIXELS = 2**20  # of such a pass, where the model sets no limit
@@ -59,12 +58,12 @@ class Pass(NamedTuple):
     seconds: float
 
 
-class TransformersClient(EngineClient):
+class TransformersClient(VLMClient):
     """A loaded model, its processor and its grammar tokenizer."""
 
     def __init__(self, name: str, settings: ModelSettings, device: str):
-        super().__init__(name, settings)
-        self.processor, self.tokenizer = self.renderer.processor, self.renderer.tokenizer
+        super().__init__(name, settings, Renderer(name, settings))
+        self.tokenizer = self.renderer.tokenizer
         if settings.exact:
             make_deterministic()
         self.dtype = getattr(torch, choose_dtype(settings.dtype, device, self.renderer.holds_in_bfloat16))
@@ -154,12 +153,10 @@ class TransformersClient(EngineClient):
     ) -> ManyReads:
         """`VLMClient.read_many`. Pictures that become equally many tokens go through the model side by side,
         as many as MOST_TOKENS and the model's range of pixels allow; others one by one."""
-        asked, words = self.renderer.asked(prompt)
-        rendered = self.renderer.render(asked, len(pictures[0]), answer_prefix)
-        token_ids = resolve_letters(self.renderer.encode, rendered.text, letters, words)
+        rendered, token_ids = self.renderer.letters(prompt, len(pictures[0]), answer_prefix, letters)
         expanded = [self.renderer.expand(rendered, images) for images in pictures]
         if any(_shape(one) != _shape(expanded[0]) for one in expanded):
-            return read_each(self, pictures, prompt, answer_prefix, letters)
+            return self.read_each(pictures, prompt, answer_prefix, letters, at_once=1)
         length = len(rendered.prompt_with(expanded[0])) + len(rendered.answer_ids)
         pixels = sum(image.width * image.height for image in pictures[0])
         at_once = max(1, min(MOST_TOKENS // length, (self.limits.max_pixels or MOST_PIXELS) // pixels))
@@ -222,7 +219,7 @@ class TransformersClient(EngineClient):
             raise VLMError(failed) from error
 
 
-class TransformersSession(EngineSession):
+class TransformersSession(VLMSession):
     """One assessment's images on one model, with the KV cache of the last sequence."""
 
     client: TransformersClient

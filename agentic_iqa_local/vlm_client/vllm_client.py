@@ -35,10 +35,9 @@ from pydantic import BaseModel
 
 from agentic_iqa_local.config import ModelSettings
 from agentic_iqa_local.devices import choose_dtype, describe_device, make_deterministic, memory_ran_out
-from agentic_iqa_local.vlm_client import ModelLost, OutOfMemory, VLMError
+from agentic_iqa_local.vlm_client import ModelLost, OutOfMemory, VLMClient, VLMError, VLMSession
 from agentic_iqa_local.vlm_client.constraints import constraint
-from agentic_iqa_local.vlm_client.engine import EngineClient, EngineSession
-from agentic_iqa_local.vlm_client.rendering import Rendered, first_line
+from agentic_iqa_local.vlm_client.rendering import Rendered, Renderer, first_line
 
 logger = logging.getLogger(__name__)
 
@@ -46,11 +45,11 @@ TEXT_TOKENS = 4096  # room for instructions, evidence and answer beside the imag
 CPU_BLOCK = 32  # tokens a block of the cache: vLLM's default of 128 on a CPU would never share a short prefix
 
 
-class VllmClient(EngineClient):
+class VllmClient(VLMClient):
     """A loaded model. Sessions may be used from many threads; what they ask is batched."""
 
     def __init__(self, name: str, settings: ModelSettings, device: str):
-        super().__init__(name, settings)
+        super().__init__(name, settings, Renderer(name, settings))
         self.device = device
         try:
             import vllm
@@ -272,7 +271,7 @@ class Engine:
                 request[2].set_exception(self._ended)
 
 
-class VllmSession(EngineSession):
+class VllmSession(VLMSession):
     """One assessment's images. vLLM keeps the cache, shared by content among sessions."""
 
     client: VllmClient

@@ -444,18 +444,10 @@ def errors_of(outputs: torch.Tensor, targets: torch.Tensor, left_out: dict[str, 
         where = reading.argmax(1)
         read = outputs[:, :, SEVERITIES.start + i].gather(1, where[:, None])[:, 0] + SEVERITY
         spread.append((read.clamp(1, 5) - severity)[there & says])
-    confusion = {}
-    read = outputs[:, 0, STRONGEST].argmax(1)
-    worst = targets[:, SEVERITIES].nan_to_num(0).amax(1)
-    for i, family in enumerate(FAMILIES):
-        of_family = (targets[:, STRONGEST.start + i] == 1) & ((worst >= 2) | (family == "none"))
-        shares = {other: (read[of_family] == j).double().mean().item() for j, other in enumerate(FAMILIES)}
-        confusion[family] = {other: round(share, 3) for other, share in shares.items()}
     return {
         "prior": prior,
         "severity_sigma": round(torch.cat(spread).std().item(), 3),
         "families": {name: {k: round(v, 4) for k, v in of.items()} for name, of in families.items()},
-        "confusion": confusion,
     }
 
 
