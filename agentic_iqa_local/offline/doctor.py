@@ -38,6 +38,7 @@ from agentic_iqa_local.offline.manifest import read_folder_manifest
 from agentic_iqa_local.offline.memory import GIB, WIDTH, cache_bytes, free_memory, weight_bytes
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.state import LETTERS
+from agentic_iqa_local.vlm_client.model_folder import read_weights
 
 TIMEOUT = 300.0  # seconds of one check
 ROOM = 256 * 2**20  # bytes that a disk needs to have free
@@ -201,9 +202,10 @@ def disk(setup: Setup) -> Finding:
 def folder(setup: Setup, backend: str) -> Finding:
     """Is the folder a vision-language model that this transformers reads, with all its weight files whole?"""
     renderer = setup.renderer(backend)
-    found, weights = f"{renderer.folder}: {renderer.config.model_type}", renderer.weights
-    if weights is None:
+    found = f"{renderer.folder}: {renderer.config.model_type}"
+    if backend.startswith("server."):
         return "pass", f"{found}, its processor (the weights are the server's)", ""
+    weights = read_weights(renderer.folder)
     size = f"{weights.numbers / 1e6:.1f} million parameters in {len(weights.files)} file(s)"
     return "pass", f"{found}, {size}", ""
 

@@ -5,6 +5,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+from agentic_iqa_local.vlm_client.model_folder import read_weights
+
 GIB = 2**30
 WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a number
 QUANTISED = {"8bit": 1.0, "4bit": 0.55}  # bytes of a weight, nf4's scales included
@@ -15,8 +17,6 @@ UNQUANTISED = {"visual", "vision_tower", "vision_model", "lm_head", "embed_token
 def weight_bytes(folder: Path, quantization: str, width: int) -> int:
     """Bytes of a folder's weights once loaded in a dtype of `width` bytes: quantised are the matrices of the language
     layers alone. A folder that is quantised already is counted as it lies on disk."""
-    from agentic_iqa_local.vlm_client.model_folder import read_weights
-
     weights = read_weights(folder)
     if "quantization_config" in json.loads((folder / "config.json").read_text(encoding="utf-8")):
         return sum(file.stat().st_size for file in weights.files)
