@@ -15,7 +15,7 @@ from test_study_report import analysed, command, make_rows, make_run, one, store
 from agentic_iqa_local.judgement.fit import read_fit
 from agentic_iqa_local.judgement.intervals import FEATURES
 from agentic_iqa_local.result import Condition
-from agentic_iqa_local.studies.calibrating import ENOUGH, LEARNED_ON, cases, errors
+from agentic_iqa_local.studies.calibrating import cases, errors
 from agentic_iqa_local.studies.datasets import load_dataset
 from agentic_iqa_local.studies.fitting import fit_runs
 from agentic_iqa_local.studies.interval_tables import cross_fitted, half_width, rank_matched, trial
@@ -65,27 +65,6 @@ def test_learnt_difficulties_make_narrower_intervals_than_a_constant_width():
     wide, narrow = found[fresh.spread > 0.5], found[fresh.spread < 0.1]
     assert wide.width.mean() > 2 * narrow.width.mean()
     assert min(wide.covered.mean(), narrow.covered.mean()) > 0.75
-
-
-def test_line_and_weights_are_learnt_on_scenes_whose_errors_are_not_kept():
-    known = drawn(1000, 0, scenes=50)
-    part = calibrated(known)
-    residual = known.truth.to_numpy() - part.line[0] - part.line[1] * known.q.to_numpy()
-    difficulty = part.difficulty(known[[*FEATURES]].to_numpy())
-    pairs = zip(part.errors, part.difficulties, strict=True)
-    kept = [np.hypot(residual - error, difficulty - unit).argmin() for error, unit in pairs]
-    scenes = set(known.scene.iloc[kept])
-    assert len(scenes) == round((1 - LEARNED_ON) * 50)
-    assert len(part.errors) == known.scene.isin(scenes).sum()  # whole scenes
-
-
-@pytest.mark.parametrize(("count", "scenes"), [(ENOUGH - 1, 200), (ENOUGH + 50, 1)])
-def test_too_few_pictures_or_scenes_teach_nothing(count, scenes):
-    known = drawn(count, 0, scenes=scenes)
-    part = calibrated(known)
-    assert (part.line, part.weights) == ((0.0, 1.0), tuple(np.eye(len(FEATURES))[0]))
-    assert part.errors == pytest.approx((known.truth - known.q).tolist(), abs=1e-5)
-    assert set(part.difficulties) == {1.0}
 
 
 def test_other_tools_than_the_calibrations_widen_the_interval():
@@ -171,14 +150,6 @@ def test_abstaining_verdicts_and_pairs_are_consistent(study):
     for row in lines(study.tables["pairwise"], by="probability of the likelier").itertuples():
         low, high = (float(end) for end in row.bin.split(" to "))
         assert low <= row.expected <= high
-
-
-def test_what_cannot_be_made_is_said():
-    few = analysed(*on_levels(40), draws=20)
-    ranked = analysed(make_rows(60), draws=20)  # TID2013's scale is of paired comparisons
-    assert len(few.tables["intervals"]) == len(ranked.tables["intervals"]) == 0
-    assert any("it takes 50 of 2" in note for note in few.notes)
-    assert any("not of categories with known ends" in note for note in ranked.notes)
 
 
 def test_a_report_leaves_out_the_rows_of_a_fit(tmp_path):

@@ -68,7 +68,7 @@ def test_the_reference_mode_is_a_fact(given):
         ({"distortion_source": "Explicit", "distortions": {"Global": ["Noise"]}}, {"Global": ["Noise"]}),
         # distortions under other names than the scope's go to every object of the scope
         (
-            {"query_scope": ["car", "sky"], "distortions": {"the car": ["Noise"], "sun": ["Blurs"]}},
+            {"query_scope": ["car", "sky"], "distortions": {"photo of the car": ["Noise"], "sun": ["Blurs"]}},
             {"car": ["Noise"], "sky": ["Noise", "Blurs"]},
         ),
     ],

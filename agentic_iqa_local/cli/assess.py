@@ -47,7 +47,6 @@ OUTPUTS = """
 --gallery FILE      a page to look through, sort and triage too, when the run ends
 --map PATH          draw the quality from place to place to a PNG; for several pictures into a folder
 --sort q|worst|width|name  several pictures on a terminal: their lines come at the end, in this order
---track mlflow|trackio     note the run's options and scores with this experiment tracker, in files on this disk
 """
 BASIC = (
     "help", "help_all", "pictures", "manifest", "reference", "query", "choices", "gpu", "cpu", "config", "model",
@@ -78,7 +77,7 @@ def options(parser: Parser) -> None:
     shared.add_options(how, *shared.HOW_SURE)
     shared.add(how, STRICT)
     output = parser.add_argument_group("output")
-    shared.add(output, OUTPUTS)
+    shared.add(output, OUTPUTS + shared.TRACK)
     shared.add_options(output, "map_tiles", "map_seconds")
     shared.add_answer(output)
 

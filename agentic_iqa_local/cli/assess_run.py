@@ -134,6 +134,7 @@ class AssessRun:
                     self._take(row)
                     self.by_node = batch.by_node
                     progress.count(row.error is not None, self.by_node)
+                    self.seconds = progress.seconds
             if self.results:
                 self.results.close()
         except OSError as error:  # of stdout
@@ -145,7 +146,6 @@ class AssessRun:
         except (BatchError, VLMError, WriteError) as error:
             tell(f"error: {error}; {self.go_on}")
             return 1
-        self.seconds = progress.seconds
         return None
 
     def _take(self, row: Assessment) -> None:

@@ -39,6 +39,7 @@ CLUSTER = """
 --workers N           workers in all, each with a model
 --gpus-per-worker G   GPUs of each worker, such as 1, 2 or 0.5 (default: 0, workers compute on CPUs)
 """
+TRACK = "--track mlflow|trackio  note options and figures with this experiment tracker, in files on this disk"
 MOST = 1024  # of what an option counts
 
 

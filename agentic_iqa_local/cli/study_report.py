@@ -16,9 +16,8 @@ def add_fit(commands: Subcommands) -> None:
         "fit",
         "p_c's temperature and η, and intervals of q, from a part of a run, for assess.py and report --fit",
         "Fits on a part of a run; report --fit leaves those rows out. rps: ranked probability score (scales of absolute"
-        " categories); srcc: any scale; keep: both stay as configured. Where a parameter runs to a bound there is no"
-        " fit. On absolute category scales the intervals of q are calibrated too. With keep, several runs make one"
-        " file, runs on questions calibrate the sets of answers, and --share 1 uses all rows.",
+        " categories, whose intervals of q are calibrated too); srcc: any scale; keep: both stay as configured, several"
+        " runs make one file, runs on questions calibrate the sets of answers, and --share 1 uses all rows.",
         "runs/koniq10k --split val --objective rps --out fit.json",
         'runs/syn runs/questions --objective keep --share 1 --called "synthetic distortions" --out fit.json',
     )
@@ -40,12 +39,11 @@ def fit(args: argparse.Namespace) -> int:
     place = result_file("--out", args.out, "fit")
     found = fit_runs(args.run, args.objective, split=args.split, share=args.share, called=args.called)
     write_whole(place, found.model_dump_json())
-    what = "intervals of q are not calibrated, they need an absolute category scale"
+    calibrated = "intervals of q are not calibrated, they need an absolute category scale"
     if found.intervals:
-        ways, questions = len(found.intervals.ratings), found.intervals.questions
-        parts = [f"intervals of q for {ways} ways to assess"] * bool(ways) + ["sets of answers"] * bool(questions)
-        what = f"calibrates {' and '.join(parts)}"
-    print(one_line(f"{found.account}; {what}; written to {args.out}"))
+        answers = " and sets of answers" if found.intervals.questions else ""
+        calibrated = f"calibrates intervals of q for {len(found.intervals.ratings)} ways to assess{answers}"
+    print(one_line(f"{found.account}; {calibrated}; written to {args.out}"))
     return 0
 
 
@@ -54,24 +52,19 @@ def add_report(commands: Subcommands) -> None:
         commands,
         "report",
         "every scoring mode of cached runs against the human scores, without touching a model",
-        "Compares every scoring mode of stored rows: tables as CSV and Parquet, figures as SVG, and report.html, one"
-        " page that opens offline. Several runs get a section each and a table over the data sets; what a mode was made"
-        " with is marked and left out of its mean.",
-        "runs/tid2013 runs/koniq10k --out reports/both --draws 2000",
+        "Writes tables as CSV and Parquet, figures as SVG, and report.html, one page that opens offline. Several runs"
+        " get a section each and a table over the data sets; what a mode was made with is marked.",
+        "runs/tid2013 runs/koniq10k --out reports/both",
         'runs/koniq10k --out reports/koniq10k --baseline "letters, image alone" --pictures',
     )
     add = command.add_argument
-    add("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run (run.json and rows.jsonl)")
+    add("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")
     add("--out", type=Path, required=True, metavar="DIR", help="folder for the report; made if it is not there")
-    draws = "bootstrap draws; 1000 decide up to 25 comparisons (default: 1000)"
-    add("--draws", type=count, default=1000, metavar="N", help=draws)
-    baseline = "what every mode is compared with; name it before you look (default: classification)"
-    add("--baseline", metavar="MODE", help=baseline)
-    fitted = "a fit of study.py: adds the mode it gives, and leaves out the rows it was made on"
-    add("--fit", type=Path, metavar="FILE", help=fitted)
+    add("--draws", type=count, default=1000, metavar="N", help="bootstrap draws; 1000 decide up to 25 comparisons")
+    add("--baseline", metavar="MODE", help="compared with every mode; name it before you look (classification)")
+    add("--fit", type=Path, metavar="FILE", help="a fit: adds its mode, leaves out the rows it was made on")
     add("--png", action="store_true", help="figures as PNG too")
-    pictures = "thumbnails of the worst ten images in the page; mind the data set's terms before you pass it on"
-    add("--pictures", action="store_true", help=pictures)
+    add("--pictures", action="store_true", help="the worst ten images in the page; mind the data set's terms")
     command.set_defaults(main=report)
 
 
@@ -97,16 +90,13 @@ def add_compare(commands: Subcommands) -> None:
         commands,
         "compare",
         "run against run on the same images: two models, or two versions of the program",
-        "Compares each run with the first, paired, on the images that all of them answered: SRCC and PLCC with the"
-        " human scores, their differences with intervals from the same draws, how far the scores lie from each other,"
-        " and a verdict.",
-        "runs/koniq10k_embedded runs/koniq10k_qwen",
+        "Compares each run with the first on the images that all of them answered: SRCC and PLCC, their differences"
+        " with intervals from the same draws, how far the scores lie from each other, and a verdict.",
         'runs/old runs/new --mode logits "tool mean" --out reports/old_new',
     )
     add = command.add_argument
     add("runs", nargs="+", type=Path, metavar="RUN", help="folders of two runs or more, all against the first")
-    mode = "scoring modes, or all (default: logits, the fused q)"
-    add("--mode", nargs="+", default=["logits"], metavar="MODE", help=mode)
+    add("--mode", nargs="+", default=["logits"], metavar="MODE", help="scoring modes, or all (default: logits)")
     add("--draws", type=count, default=1000, metavar="N", help="bootstrap draws (default: 1000)")
     add("--out", type=Path, metavar="DIR", help="folder for the tables as CSV and Parquet (default: print alone)")
     command.set_defaults(main=compare)

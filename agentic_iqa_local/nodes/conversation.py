@@ -59,7 +59,8 @@ def prior_context(turns: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
 def earlier_lines(context: dict[str, Any] | None) -> list[str]:
     """The lines of a prompt that tell of earlier turns. Their texts are JSON strings, so that none can pose
     as instructions."""
-    turns = (context or {}).get("turns", [])
-    texts = [[json.dumps(one[part], ensure_ascii=False) for part in ("query", "answer")] for one in turns]
-    told = [f"{query} was answered {answer}" for query, answer in texts]
+    told = [
+        " was answered ".join(json.dumps(one[part], ensure_ascii=False) for part in ("query", "answer"))
+        for one in (context or {}).get("turns", [])
+    ]
     return ["Earlier in this conversation:", *told] if told else []

@@ -8,15 +8,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from agentic_iqa_local.state import (
-    DISTORTION_TYPES,
-    LETTERS,
-    LEVEL_WORDS,
-    OVERALL,
-    DamagedBox,
-    ExecutorOutput,
-    PlannerOutput,
-)
+from agentic_iqa_local.state import DISTORTION_TYPES, LETTERS, LEVEL_WORDS, DamagedBox, ExecutorOutput, PlannerOutput
 from agentic_iqa_local.vlm_client.chat import ChatPrompt as Prompt
 
 TWO_PICTURES_PREAMBLE = "Two images are shown, one after the other. Neither is a reference."
@@ -189,9 +181,8 @@ def location_prompt(objects: Sequence[str], coordinates: str, gap: str | None = 
 
 def selection_prompt(query: str, distortions: dict[str, list[str]], tools: Sequence[tuple[str, str]]) -> Prompt:
     """Asks for one tool a distortion; `tools` are (name, description) of those that can run here."""
-    named = {name: types or [OVERALL] for name, types in distortions.items()}
     listed = [f"- {name}: {description}" for name, description in tools]
-    lines = [*_query(query), f"Distortions: {_json(named)}", "Tools:", *listed]
+    lines = [*_query(query), f"Distortions: {_json(distortions)}", "Tools:", *listed]
     return Prompt(SELECTION_TEMPLATE, "\n".join(lines))
 
 

@@ -4,7 +4,7 @@ supported. Pure: plans, evidence and answers in."""
 import logging
 from typing import Literal
 
-from agentic_iqa_local.nodes.evidence import by_object, of_object
+from agentic_iqa_local.nodes.evidence import of_object
 from agentic_iqa_local.score_fusion import ScoreFusion, expected_level
 from agentic_iqa_local.state import (
     DEFAULT_MAX_REPLAN_ITERATIONS,
@@ -54,14 +54,8 @@ def support(result: SummarizerOutput) -> tuple[int, ...]:
 def record(
     result: SummarizerOutput, basis: Basis, earlier: SummarizerOutput | None, cost: tuple[int, float]
 ) -> PassRecord:
-    """The account of a pass.
-
-    Args:
-        result: its answer.
-        basis: the plan and evidence of that answer.
-        earlier: the answer before it, a gap of which it was to close; None for a first pass.
-        cost: in tokens and seconds.
-    """
+    """The account of a pass by its answer and the plan and evidence of that. `earlier` is the answer before it, a
+    gap of which it was to close (None for a first pass); the cost is in tokens and seconds."""
     q, before = (one and one.fusion and one.fusion.q for one in (result, earlier))
     return PassRecord(
         number=earlier.passes[-1].number + 1 if earlier else 1,
@@ -80,22 +74,21 @@ def record(
 
 def _seen(evidence: ExecutorOutput | None) -> str:
     """The distortions that the model found."""
-    analysis = by_object(evidence, "distortion_analysis").items()
-    found = [(name, item) for name, items in analysis for item in items if item.severity != "none"]
-    unsought = evidence is None or evidence.distortion_analysis is None
-    told = ", ".join(f"{item.severity} {item.type}{of_object(name)}" for name, item in found)
-    return told or ("nothing was looked for" if unsought else "no distortion")
+    if evidence is None or evidence.distortion_analysis is None:
+        return "nothing was looked for"
+    found = [(name, item) for name, items in evidence.distortion_analysis.items() for item in items]
+    told = [f"{item.severity} {item.type}{of_object(name)}" for name, item in found if item.severity != "none"]
+    return ", ".join(told) or "no distortion"
 
 
 def _measured(evidence: ExecutorOutput | None) -> str:
     """The tools' scores, 1..5; of those without a vote it is said."""
-    told = dict.fromkeys(
-        f"{log.tool_name} {log.normalized_score:.2f}{of_object(log.object_name)}"
-        + (" (without a vote)" if log.outvoted or log.trailing else "")
-        for log in (evidence.tool_logs if evidence else ())
-        if log.normalized_score is not None
-    )
-    return ", ".join(told) or "nothing"
+    told = {}
+    for log in evidence.tool_logs if evidence else ():
+        if log.normalized_score is not None:
+            score = f"{log.tool_name} {log.normalized_score:.2f}{of_object(log.object_name)}"
+            told[score] = f"{score} (without a vote)" if log.outvoted or log.trailing else score
+    return ", ".join(told.values()) or "nothing"
 
 
 def decided(fusion: FusionResult | None) -> Literal["seen", "measured", "concluded"]:

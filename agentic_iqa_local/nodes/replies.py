@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, create_model
 
-from agentic_iqa_local.state import OVERALL, DistortionType, PlanControlFlags, Severity
+from agentic_iqa_local.state import DistortionType, PlanControlFlags, Severity
 
 STRICT = ConfigDict(extra="forbid", populate_by_name=True)
 Name = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=40)]
@@ -84,7 +84,7 @@ def analysis_reply(distortions: Mapping[str, Sequence[str]]) -> type[BaseModel]:
 
 def selection_reply(distortions: Mapping[str, Sequence[str]], tools: Sequence[str]) -> type[BaseModel]:
     """{object: {distortion: tool}}, the tool one of those that can run here."""
-    asked = {name: dict.fromkeys(types or [OVERALL], Literal[tuple(tools)]) for name, types in distortions.items()}
+    asked = {name: dict.fromkeys(kinds, Literal[tuple(tools)]) for name, kinds in distortions.items()}
     return _keyed("SelectionReply", {name: _keyed("Selection", chosen) for name, chosen in asked.items()})
 
 
@@ -116,7 +116,5 @@ def whole_sentences(text: str, limit: int) -> str:
     if len(text) < limit:
         return text.strip()
     text = text[:limit].strip()
-    if ends := [match.end() for match in _END_OF_SENTENCE.finditer(text)]:
-        return text[: ends[-1]]
-    words = text[: limit - 1].rsplit(maxsplit=1)
-    return f"{words[0].rstrip(',;:') if len(words) > 1 else text[: limit - 1]}…"
+    ends = [match.end() for match in _END_OF_SENTENCE.finditer(text)]
+    return text[: ends[-1]] if ends else re.sub(r"[,;:\s]*\s\S*$", "", text[: limit - 1]) + "…"

@@ -89,8 +89,9 @@ def select_tools(query: str, distortions: ByObject, images: OpenImages) -> Chose
     """The model's choice of a tool for each distortion, among those that are not clearly worse than another; one
     alone is no choice."""
     names = ranked_tools(images, trusted_only=True)
+    distortions = {name: kinds or [OVERALL] for name, kinds in distortions.items()}
     if len(names) == 1:
-        return {name: dict.fromkeys(kinds or [OVERALL], names[0]) for name, kinds in distortions.items()}
+        return {name: dict.fromkeys(kinds, names[0]) for name, kinds in distortions.items()}
     told = []
     for tool in map(find_tool, names):
         kind = "full-reference" if tool.reference == "FR" else "no-reference"

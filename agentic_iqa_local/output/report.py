@@ -68,9 +68,9 @@ def _why_not(run: ToolExecutionLog) -> str:
 
 
 def summary(row: Assessment) -> str:
-    """The headline with its reasoning."""
-    why = row.quality_reasoning if not row.error else None
-    return safe_lines(wrapped(headline(row), indent="") + (wrapped(why) if why else []))
+    """The headline with its reasoning, and what a map found."""
+    more = [] if row.error else [row.quality_reasoning or "", " ".join(_map(row))]
+    return safe_lines([*wrapped(headline(row), indent=""), *(line for text in more for line in wrapped(text))])
 
 
 def account(row: Assessment) -> str:
@@ -79,19 +79,17 @@ def account(row: Assessment) -> str:
     for text in ([] if row.error else [_verdict(row), _damage(row), _sureness(row), _decision(row)], _way(row)):
         if said := " ".join(filter(None, text)):
             lines += ["", *wrapped(said)]
-    if row.quality_reasoning and row.final_answer != row.quality_reasoning:
-        wrong = "; ".join(row.reasoning_corrections)
-        whose = (
-            "Put together from what was found, since the model's own words contradicted it"
-            if wrong
-            else "In the model's words"
-        )
-        lines += ["", *wrapped(f"{whose}{f' ({wrong})' if wrong else ''}: {row.quality_reasoning}")]
+    wrong = "; ".join(row.reasoning_corrections)
+    if wrong:
+        left_out = "The model's own words are left out, since they contradict what was found"
+        lines += ["", *wrapped(f"{left_out}: it {wrong}.")]
+    elif row.quality_reasoning and row.final_answer != row.quality_reasoning:
+        lines += ["", *wrapped(f"In the model's words: {row.quality_reasoning}")]
     lines += _numbers(row) + bullets("Warnings", row.warnings)
     if row.model:
         cost = f"{row.model['name']} on {row.model['device']} ({row.model['dtype']}), {row.seconds:.1f} s"
         notice = row.model.get("notice")
-        lines += ["", *wrapped(f"{cost}. The JSON row holds every step and number.")]
+        lines += ["", *wrapped(f"{cost}. With --json every step and number.")]
         lines += wrapped(f"Note: {notice}.") if notice else []
     return safe_lines(lines)
 
@@ -119,7 +117,7 @@ def _gate(row: Assessment) -> str:
         return ""
     wrong = f"at most {row.gate.error_rate:.0%} of such verdicts are wrong"
     ends = {"pass": f"so it passes ({wrong})", "fail": f"so it fails ({wrong})"}
-    unsure = f"which is too close for a verdict, since {wrong}"
+    unsure = f"too close for a verdict of which at most {row.gate.error_rate:.0%} may be wrong"
     chance = f"It is {row.gate.at_least:g} or better with {row.gate.probability:.0%} probability"
     return f" {chance}, {ends.get(row.gate.verdict, unsure)}."
 
@@ -129,10 +127,8 @@ def _damage(row: Assessment) -> str:
     analysis = (row.evidence and row.evidence.distortion_analysis) or {}
     items = [(name, item) for name, items in analysis.items() for item in items]
     seen = [(name, item) for name, item in items if item.severity not in ("none", UNCLEAR)]
-    lines = [
-        f"It shows {item.severity} {item.type.lower()}{_of(name)} ({item.explanation.rstrip('.')})."
-        for name, item in seen
-    ]
+    shown = [f"{item.severity} {item.type.lower()}{_of(name)} ({item.explanation.rstrip('.')})" for name, item in seen]
+    lines = [f"It shows {' and '.join(shown)}."] if shown else []
     unclear = [f"{item.type.lower()}{_of(name)}" for name, item in items if item.severity == UNCLEAR]
     lines += [f"How severe the {' and the '.join(unclear)} would be cannot be told."] if unclear else []
     if analysis and not seen and not unclear:
@@ -173,8 +169,10 @@ def _sureness(row: Assessment) -> str:
         lines += [f"The range is wider because {reason}." for reason in interval.widened]
     if (found := row.answer_set) and row.choices:
         answers = " or ".join(chosen_answer(row.choices, letter) for letter in found.letters)
-        chance = f"With {found.coverage:.0%} probability"
-        lines.append(f"{chance} the right answer is {answers} (learnt from {found.calibrated_on}).")
+        said = f"With {found.coverage:.0%} probability the right answer is {answers}"
+        if len(found.letters) == len(row.choices):
+            said = f"None of the answers can be ruled out with {found.coverage:.0%} probability"
+        lines.append(f"{said} (learnt from {found.calibrated_on}).")
         lines += [f"There are more of them because {reason}." for reason in found.widened]
     lines += [f"{row.no_interval[0].upper()}{row.no_interval[1:]}."] if row.no_interval else []
     lines += [f"The answer is held back: {row.not_sure}."] if row.not_sure else []
@@ -219,13 +217,13 @@ def _numbers(row: Assessment) -> list[str]:
     cells = [(run.tool_name, run.normalized_score, _measured(run)) for run in row.tools]
     if row.q is not None and row.p_c:
         cells.append(("model alone", expected_level(row.p_c), _shares(row.p_c)))
-        weight = f"off by about {row.sigma:.2f} levels (σ), weight η {row.eta:.2f}" if row.sigma is not None else ""
-        cells.append(("together", row.q, f"q; tools: {weight}" if weight else "q"))
+        weight = "" if row.sigma is None else f"; tools' error σ {row.sigma:.2f}, their weight η {row.eta:.2f}"
+        cells.append(("together", row.q, f"q{weight}"))
     elif row.choices and row.p:
         words = {f"{letter}. {chosen_answer(row.choices, letter)}": p for letter, p in row.p.items()}
         return ["", "  Answers", *(f"  {p:>6.1%}  {word}" for word, p in words.items())]
     lines = [f"  {name[:14]:<14}{'–' if score is None else f'{score:.2f}':>6}  {about}" for name, score, about in cells]
-    return ["", f"  {'Numbers':<14}{'1 to 5':>6}", *lines] if lines else []
+    return ["", f"  {'Numbers':<14}{'1 to 5':>6}", *dict.fromkeys(lines)] if lines else []
 
 
 def _measured(run: ToolExecutionLog) -> str:

@@ -6,6 +6,7 @@ says; trackio to its folder in the Hugging Face cache, or to $TRACKIO_DIR.
 
 import importlib
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,12 +15,9 @@ from typing import Any
 from agentic_iqa_local.errors import UserError
 
 PROJECT = "agentic_iqa"
-SILENT = {
-    "MLFLOW_ALLOW_FILE_STORE": "true",
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    "DO_NOT_TRACK": "true",
-    "GRADIO_ANALYTICS_ENABLED": "False",
-}
+SILENT = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true", "GRADIO_ANALYTICS_ENABLED": "False"}
+
+_PLAIN = re.compile(r"[^\w. /-]")  # what MLflow takes in no name
 
 Log = Callable[..., None]
 
@@ -40,26 +38,27 @@ def tracked(kind: str | None, name: str, params: Mapping[str, Any]) -> Iterator[
     if kind is None:
         yield lambda metrics, step=None: None
         return
-    os.environ.update({key: os.environ.get(key, value) for key, value in SILENT.items()})
+    os.environ |= SILENT | {"MLFLOW_ALLOW_FILE_STORE": "true"} | os.environ
     try:
         tracker: Any = importlib.import_module(kind)
     except ModuleNotFoundError as error:
         remedy = "pip install 'agentic_iqa_local[track]'"
         raise TrackingError(f"--track {kind}: expected the package {error.name}", remedy) from error
-    texts = {key: str(value) for key, value in params.items() if value not in (None, False) and not callable(value)}
+    given = {key: str(value) for key, value in params.items() if value not in (None, False) and not callable(value)}
     if kind == "mlflow":
         if "MLFLOW_TRACKING_URI" not in os.environ:
             tracker.set_tracking_uri(Path("mlruns").absolute().as_uri())
         tracker.set_experiment(PROJECT)
         tracker.start_run(run_name=name)
-        tracker.log_params(texts)
+        tracker.log_params(given)
         write, end = tracker.log_metrics, tracker.end_run
     else:
-        tracker.init(project=PROJECT, name=name, config=texts)
+        tracker.init(project=PROJECT, name=name, config=given)
         write, end = tracker.log, tracker.finish
 
     def log(metrics: Mapping[str, float | None], step: int | None = None) -> None:
-        write({key: float(value) for key, value in metrics.items() if value is not None}, step=step)
+        known = {_PLAIN.sub("", key): float(value) for key, value in metrics.items() if value is not None}
+        write(known, step=step)
 
     try:
         yield log

@@ -4,6 +4,7 @@ Images are matched by their rows' keys. Every figure is over the images that all
 is paired: all runs are resampled on the same draws.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,7 +22,6 @@ from agentic_iqa_local.studies.tables import paired
 
 FEWEST = 10  # common images
 ALL = "all"
-NAMED = 6  # settings that differ
 Rows = Sequence[dict[str, Any]]
 
 
@@ -72,19 +72,16 @@ def _matched(stored: Mapping[str, Rows]) -> dict[str, list[dict[str, Any]]]:
     """The rows of the images that all runs have, in one order. Raises StudyError."""
     by_key = {name: {row["key"]: row for row in rows} for name, rows in stored.items()}
     (first, ours), *others = by_key.items()
-    common = [key for key in ours if all(key in rows for _, rows in others)]
+    common = [key for key in ours if all(key in rows for rows in by_key.values())]
     if len(common) < FEWEST:
         sizes = ", ".join(f"{quoted(name)} has {len(rows)}" for name, rows in by_key.items())
         expected = f"expected at least {FEWEST} common images, found {len(common)} ({sizes})"
         raise StudyError(f"compare: {expected}", "run both on the same images")
-    for name, theirs in others:
-        for what, fact in (("scores", "mos"), ("files", "sha256")):
-            pairs = {key: (ours[key].get(fact), theirs[key].get(fact)) for key in common}
-            if differ := [key for key, pair in pairs.items() if None not in pair and pair[0] != pair[1]]:
-                raise StudyError(
-                    f"compare: expected the same images, {len(differ)} of {len(common)} common ones have other {what}"
-                    f" in {name} than in {first} (the first is {differ[0]})"
-                )
+    for (name, theirs), (what, fact) in itertools.product(others, (("scores", "mos"), ("files", "sha256"))):
+        pairs = {key: {ours[key].get(fact), theirs[key].get(fact)} - {None} for key in common}
+        if differ := [key for key, values in pairs.items() if len(values) > 1]:
+            expected = f"expected the same images, {len(differ)} of {len(common)} common ones have other {what}"
+            raise StudyError(f"compare: {expected} in {name} than in {first} (the first is {differ[0]})")
     return {name: [rows[key] for key in common] for name, rows in by_key.items()}
 
 
@@ -93,8 +90,8 @@ def _of_run(run: ScoredRun, mode: str, both: np.ndarray) -> dict[str, Any]:
     line = {"mode": mode, "run": run.name, "model": run.run["model"]["name"]}
     line |= {"version": git[:12] + "+" * git.endswith("+"), "n": both.sum()}
     line["failed"] = (~run.modes[mode].answered).sum()
-    for name in ("srcc", "plcc"):
-        line |= run.figure(name, getattr(statistics, name), mode, kept=both)
+    for name, statistic in (("srcc", statistics.srcc), ("plcc", statistics.plcc)):
+        line |= run.figure(name, statistic, mode, kept=both)
     return line
 
 
@@ -104,20 +101,13 @@ def _difference(run: ScoredRun, first: ScoredRun, mode: str, both: np.ndarray) -
     scores = run.modes[mode].scores[both], first.modes[mode].scores[both]
     gap = np.abs(scores[0] - scores[1])
     line |= {"mean_absolute_difference": statistics.mean(gap), "largest_difference": gap.max(initial=0)}
-    line["rank_correlation"] = statistics.srcc(*scores)
-    return line | ({} if both.sum() >= FEWEST else {"verdict": statistics.UNDECIDED})
+    return line | {"rank_correlation": statistics.srcc(*scores)}
 
 
 def _settings_that_differ(ours: ScoredRun, theirs: ScoredRun) -> str:
     """A note on what the runs' rows depend on, and the versions that they were made with."""
     parts = ({name: each.run.get(name) for name in ("identity", "git", "versions")} for each in (ours, theirs))
     before, after = (pd.json_normalize(part).iloc[0].dropna().to_dict() for part in parts)
-    changed = []
-    for name in sorted({*before, *after} - {"identity.dataset"}):
-        old, new = before.get(name), after.get(name)
-        if old != new:
-            values = f" ({old} → {new})" if len(f"{old}{new}") <= 60 else ""
-            changed.append(f"{name.removeprefix('identity.')}{values}")
-    more = [f"and {len(changed) - NAMED} more"] if len(changed) > NAMED else []
-    told = ", ".join(changed[:NAMED] + more) or "nothing that is known"
+    differ = [name for name in sorted({*before, *after} - {"identity.dataset"}) if before.get(name) != after.get(name)]
+    told = ", ".join(name.removeprefix("identity.") for name in differ) or "nothing that is known"
     return f"{quoted(theirs.name)} differs from {quoted(ours.name)} in: {told}."

@@ -5,12 +5,13 @@ rps       minimises the ranked probability score of the fused distribution w ∝
 srcc      maximises SRCC of q with the human scores: for any scale
 keep      fits neither: for the calibration of intervals alone
 
-A fit that runs to a bound is refused, since a larger range would give another. But SRCC is a step function and often
-flat towards a bound, where only the ratio of both sides' sharpness matters. So where the best lies less than a factor
-of `INSIDE` from a bound and points further inside lose no more than `NOTHING` against it, that one of them is taken
-that is closest to the configuration.
+A fit that runs to a bound is refused, since a larger range would give another. But an objective is often flat towards
+a bound, where only the ratio of both sides' sharpness matters. So where the best lies less than a factor of `INSIDE`
+from a bound, the point further inside that is closest to the configuration is taken, of those that lose no more than
+`NOTHING` against it.
 """
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -75,9 +76,8 @@ def fit_runs(
     settings, rows = fusion_settings(first.run), [row for part in parts for row in part.rows]
     before = after = 0.0
     if objective != "keep":
-        (temperature, eta), before, after = fit_letters(
-            rows, objective, _targets(rows, first.info, objective), settings
-        )
+        targets = _targets(rows, first.info, objective)
+        (temperature, eta), before, after = fit_letters(rows, objective, targets, settings)
         settings = settings.model_copy(update={"temperature": temperature, "eta": eta})
     return Fit(
         temperature=settings.temperature,
@@ -138,14 +138,11 @@ def _calibration(
         images=len({row["sha256"] for part in parts for row in part.rows if row.get("sha256")}),
         date=time.strftime("%Y-%m-%d"),
         model=first.run["identity"]["model"],
-        dtype=model["dtype"],
-        quantization=model["quantization"],
         query=first.run["identity"]["reads"]["query"],
-        mode=settings.mode,
-        temperature=settings.temperature,
-        eta=settings.eta,
         ratings=tuple(errors(condition, pd.concat(tables), rng) for condition, tables in known.items()),
         questions=questions,
+        **{name: model[name] for name in ("dtype", "quantization")},
+        **settings.model_dump(include={"mode", "temperature", "eta"}),
     )
 
 
@@ -199,7 +196,7 @@ def least(loss: Callable[[float, float], float], configured: Pair, name: str) ->
     least lies at a bound and the rule at the top of this module finds no point inside."""
     start: Pair = tuple(np.clip(configured, LOWEST, HIGHEST).tolist())
     grid = np.geomspace(LOWEST, HIGHEST, 17).tolist()
-    losses = {pair: loss(*pair) for pair in [start, *((t, e) for t in grid for e in grid)]}
+    losses = {pair: loss(*pair) for pair in [start, *itertools.product(grid, grid)]}
 
     def change(pair: Pair) -> float:
         return float(np.abs(np.log(pair) - np.log(start)).sum())

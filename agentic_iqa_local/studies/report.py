@@ -39,23 +39,14 @@ TOPICS = {
 }
 TABLES = {  # by name the title, and what a reader must know
     "datasets": ("Over the data sets", "SRCC. What is marked “seen” or “?” stays out of the mean."),
-    "modes": ("Agreement with the human scores", "95 % bootstrap intervals; “mapped” is after the monotone logistic."),
-    "differences": (
-        "Paired differences between modes",
-        f"On the same images and draws. “Better” is after Holm's correction; the verdict's margin is {MARGIN}.",
-    ),
+    "modes": ("Agreement with the human scores", "95 % bootstrap intervals; “mapped”: after the monotone logistic."),
+    "differences": ("Paired differences between modes", f"After Holm's correction; the verdict's margin: {MARGIN}."),
     "by_distortion": ("Within each distortion type", "Intervals for the product's mode and the baseline."),
     "by_level": ("Within each level of distortion", "The authors' strengths, from 1."),
     "by_subset": ("Within each subset", "“Within subsets” is the mean of their figures by their images."),
     "calibration": ("Calibration of the letters", "ECE: 15 bins. RPS: ranked probability score, 0 best."),
-    "risk_coverage": (
-        "Risk and coverage",
-        "The mean distance of an image's rank from that by human score, over the share that the signal is surest of.",
-    ),
-    "intervals": (
-        "Intervals of q that hold 90 %",
-        "In levels. On the scale “ranks” a picture is given the truth that q lets expect at its rank.",
-    ),
+    "risk_coverage": ("Risk and coverage", "Mean error of ranks, over the share that the signal is surest of."),
+    "intervals": ("Intervals of q that hold 90 %", "In levels; “ranks”: with the truth that q expects at a rank."),
     "intervals_within": ("Intervals of q within parts", "Small parts differ by chance."),
     "abstaining": ("What abstaining gains", "The pictures with the widest intervals are left out. Error in levels."),
     "gates": ("Verdicts of --at-least, error rate 10 %", "The share that is decided, and how much of it wrongly."),

@@ -40,16 +40,12 @@ def _winner(run: ScoredRun, table: pd.DataFrame, ranked: pd.DataFrame) -> Senten
         return Sentence("winner", "none", "No mode has an SRCC on these images.")
     first, product, modes = ranked.iloc[0], run.product, list(ranked["mode"])
     text = f"{_listed(modes[:1])} ranks best of {len(modes)} modes: {_ends(first, 'srcc')} on {first.n} images"
-    if outside := len(table) - len(modes):
-        text += f" ({outside} more answered too few of them, or have no SRCC)"
+    text += f" ({len(table) - len(modes)} more answered too few of them)" if len(table) > len(modes) else ""
     if product in modes[1:]:
         place = modes.index(product) + 1
         text += f"; the product's “{product}” has place {place} with {number(table.srcc[product])}"
     if run.info.key == "manifest" and table.srcc[product] < OPPOSITE:
-        text += (
-            f"; lower scores seem to be better here, as in DMOS (“{product}” has SRCC {number(table.srcc[product])}):"
-            " multiply them by -1 in the manifest and run it again"
-        )
+        text += "; lower scores seem to be better here, as in DMOS: multiply them by -1 in the manifest, run it again"
     return Sentence("winner", "one", f"{text}.")
 
 
@@ -102,7 +98,6 @@ def _failures(run: ScoredRun, table: pd.DataFrame) -> Sentence:
     parts = [f"{failed} of {expected} images"] if failed else []
     parts += [f"{absent} of {expected} images have no row"] if absent else []
     parts += [f"{_short(row.error).rstrip('.')} ({row.part} on {row.n} images)" for row in table[:NAMED].itertuples()]
-    parts += [f"{len(table) - NAMED} more reasons"] if len(table) > NAMED else []
     verdict = "images" if failed else "parts" if len(table) else "absent" if parts else "none"
     text = f"Failed: {'; '.join(parts)}." if parts else f"Nothing failed: all {expected} images have a row."
     return Sentence("failures", verdict, text)

@@ -12,11 +12,10 @@ from scipy.special import entr
 from scipy.stats import rankdata
 
 from agentic_iqa_local.studies import statistics
-from agentic_iqa_local.studies.readings import CLASSIFICATION, LEVELS, LOGITS
+from agentic_iqa_local.studies.readings import LEVELS
 from agentic_iqa_local.studies.scored_run import MARGIN, SIGNIFICANCE, ScoredRun
 from agentic_iqa_local.studies.statistics import interval, mean, plcc, srcc
 
-FIRST_COMPARISON = (LOGITS.name, CLASSIFICATION.name)  # named before any run was looked at
 KRCC_DRAWS = 200
 TOKENS = ("prefilled", "reused", "decoded")
 COVERAGES = (100, 90, 75, 50, 25)  # percent
@@ -37,16 +36,13 @@ def mode_table(run: ScoredRun) -> pd.DataFrame:
 
 
 def differences(run: ScoredRun) -> pd.DataFrame:
-    """SRCC and PLCC of every mode less those of the baseline, on the images that both answered; the comparison that
-    was named beforehand first. `better` holds after Holm's correction, `verdict` is what the interval alone shows."""
-    pairs = [FIRST_COMPARISON] if set(FIRST_COMPARISON) <= run.modes.keys() else []
-    rest = [(name, run.baseline) for name in run.modes if name != run.baseline]
-    pairs += [pair for pair in rest if not pairs or set(pair) != set(FIRST_COMPARISON)]
+    """SRCC and PLCC of every mode less those of the baseline, on the images that both answered. `better` holds after
+    Holm's correction, `verdict` is what the interval alone shows."""
     table = []
-    for first, second in pairs:
-        both = run.modes[first].answered & run.modes[second].answered
-        line = {"first": first, "second": second, "n": both.sum(), "failed": (~both).sum()}
-        table.append(line | paired((run, first), (run, second), both))
+    for name in (name for name in run.modes if name != run.baseline):
+        both = run.modes[name].answered & run.modes[run.baseline].answered
+        line = {"first": name, "second": run.baseline, "n": both.sum(), "failed": (~both).sum()}
+        table.append(line | paired((run, name), (run, run.baseline), both))
     for line, p in zip(table, statistics.holm([line["p"] for line in table]), strict=True):
         better = line["first"] if line["srcc_difference"] > 0 else line["second"]
         line |= {"p_holm": p, "better": better if p < SIGNIFICANCE else "undecided"}
@@ -104,18 +100,17 @@ def claims(run: ScoredRun) -> dict[tuple[str, ...], pd.DataFrame]:
 
 def calibration(run: ScoredRun) -> pd.DataFrame:
     """Expected calibration error and ranked probability score of each p_c against the human scores as levels."""
-    human, _, source = run.levels
     losses, table = {}, []
     for names, claim in claims(run).items():
-        p, level, loss = run.letters[names], claim.level.to_numpy(), np.full(len(human), np.nan)
-        losses[names] = loss
+        p, level = run.letters[names], claim.level.to_numpy()
+        losses[names] = loss = np.full(len(run.rows), np.nan)
         loss[claim.index] = statistics.ranked_probability_scores(p[claim.index], level)
         uniform = statistics.ranked_probability_scores(np.full((len(claim), 5), 0.2), level)
         bins = statistics.reliability_bins(claim.confidence.to_numpy(), claim.correct.to_numpy())
         line = {"letters": "; ".join(names), "n": len(claim), "failed": (~np.isfinite(p).all(axis=1)).sum()}
         line |= {"ece": statistics.expected_calibration_error(bins), "accuracy": claim.correct.mean()}
         line |= {"mean_confidence": claim.confidence.mean(), **run.draws.mean("rps", loss)}
-        table.append(line | {"rps_uniform": mean(uniform), "levels_from": source})
+        table.append(line | {"rps_uniform": mean(uniform), "levels_from": run.levels[2]})
     baseline = next((loss for names, loss in losses.items() if run.baseline in names), None)
     if baseline is not None:
         for line, loss in zip(table, losses.values(), strict=True):
