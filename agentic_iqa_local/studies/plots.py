@@ -29,7 +29,7 @@ STYLE: dict[Any, Any] = {
 COLUMNS = 4
 TITLES = {
     "scatter": "Human scores over each mode's score, with the fitted curve",
-    "differences": "Differences of SRCC with 95 % intervals",
+    "differences": "SRCC of the first mode less that of the second, with 95 % intervals",
     "reliability": "Reliability of the letters; a point's size is its share of the images",
     "intervals": "Coverage of the agent's 90 % intervals, with 95 % intervals; the line: 90 %",
     "risk_coverage": "Risk over coverage of the product's mode; dashed: nothing set aside",
