@@ -17,7 +17,6 @@ import subprocess
 import sys
 import termios
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +32,7 @@ from agentic_iqa_local.judgement.assessment import assess, file_sha256
 from agentic_iqa_local.judgement.fit import Fit
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
 from agentic_iqa_local.nodes.workbench import OpenImages
-from agentic_iqa_local.state import LETTER_TO_LEVEL, LETTERS
+from agentic_iqa_local.state import LETTER_TO_LEVEL, LETTERS, revised
 from agentic_iqa_local.studies.datasets import DatasetError, load_dataset
 from agentic_iqa_local.studies.inference import infer
 from agentic_iqa_local.studies.questions import accuracy
@@ -482,9 +481,10 @@ def assessed(*arguments):
 
 def test_a_fit_changes_what_assess_gives_and_fits_of_other_models_are_refused(manifest, tmp_path):
     """At temperature 2 each p_c is the square root of the old one, renormalised."""
-    fit = Fit(2.0, 0.5, "rps", 0.2, 0.1, "koniq10k", folder_hash(EMBEDDED), ("a.jpg",))
-    (tmp_path / "fit.json").write_text(fit.to_json())
-    (tmp_path / "other.json").write_text(replace(fit, model="another").to_json())
+    about = {"objective": "rps", "dataset": "koniq10k", "model": folder_hash(EMBEDDED), "keys": ["a.jpg"]}
+    fit = Fit(temperature=2.0, eta=0.5, **about)
+    (tmp_path / "fit.json").write_text(fit.model_dump_json())
+    (tmp_path / "other.json").write_text(revised(fit, model="another").model_dump_json())
     image = ("--image", manifest.parent / "3.png")
     plain, fitted = (json.loads(assessed(*image, *more).stdout) for more in ([], ["--fit", tmp_path / "fit.json"]))
     roots = {letter: p**0.5 for letter, p in plain["p_c"].items()}

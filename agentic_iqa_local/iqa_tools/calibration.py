@@ -15,6 +15,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
@@ -31,16 +32,10 @@ class CalibrationError(UserError, ValueError):
     """A map, or a file of maps, that cannot be used; the message is one sentence for the user."""
 
 
-def _sigmoid(t: float) -> float:
-    """1 / (1 + exp(-t)) without overflow at either end."""
-    return 1.0 / (1.0 + math.exp(-t)) if t >= 0 else math.exp(t) / (1.0 + math.exp(t))
-
-
-def logistic_curve(b: Sequence[float] | np.ndarray, x: np.ndarray) -> np.ndarray:
-    """f of this module's head at `x`, an array, for the parameters b1..b5."""
-    from scipy.special import expit  # when something is fitted
-
-    return b[0] * (expit(b[1] * (x - b[2])) - 0.5) + b[3] * x + b[4]
+def logistic_curve(b: Sequence[float] | np.ndarray, x: Any) -> Any:
+    """f of this module's head at `x`, a number or an array, for the parameters b1..b5."""
+    # 1/2 - 1/(1 + exp(t)) is tanh(t/2)/2, which overflows nowhere
+    return b[0] * np.tanh(b[1] * (x - b[2]) / 2) / 2 + b[3] * x + b[4]
 
 
 class LogisticMap(BaseModel):
@@ -76,8 +71,7 @@ class LogisticMap(BaseModel):
 
     def unclipped(self, raw: float) -> float:
         """The bare formula at `raw`: neither held inside the domain nor clipped to 1..5."""
-        # 1/2 - 1/(1 + exp(t)) is sigmoid(t) - 1/2.
-        return self.b1 * (_sigmoid(self.b2 * (raw - self.b3)) - 0.5) + self.b4 * raw + self.b5
+        return float(logistic_curve((self.b1, self.b2, self.b3, self.b4, self.b5), raw))
 
     def __call__(self, raw: float) -> float:
         """Quality in [1, 5]. A raw score outside the domain counts as the domain's nearer end, where the map
@@ -97,7 +91,7 @@ class LogisticMap(BaseModel):
     @property
     def monotone(self) -> bool:
         """Whether the map runs the right way all over the domain, and is not flat: seen at 1001 places."""
-        curve = np.array([self.unclipped(x) for x in np.linspace(*self.domain, 1001)])
+        curve = logistic_curve((self.b1, self.b2, self.b3, self.b4, self.b5), np.linspace(*self.domain, 1001))
         steps = -np.diff(curve) if self.lower_better else np.diff(curve)
         return bool(steps.min() >= -ROUNDING and steps.max() > ROUNDING)
 

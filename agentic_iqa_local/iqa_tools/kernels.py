@@ -29,7 +29,7 @@ class CPUKernels(TorchFunctionMode):
 def _conv2d(
     x: torch.Tensor,
     weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
+    bias: Any = None,
     stride: Any = 1,
     padding: Any = 0,
     dilation: Any = 1,

@@ -34,11 +34,12 @@ class SimilarityMap:
         """rows×columns float64: the mean between each two edges, which are in pixels of the picture and go
         from 0 to its sides."""
         rows, columns = (
-            itertools.pairwise(round(edge * length / edges[-1]) for edge in edges)
+            list(itertools.pairwise(round(edge * length / edges[-1]) for edge in edges))
             for edges, length in zip((ys, xs), self.values.shape, strict=True)
         )
-        means = [self.values[slice(*row), slice(*column)].mean() for row, column in itertools.product(rows, columns)]
-        return np.array(means).reshape(len(ys) - 1, len(xs) - 1)
+        return np.array(
+            [[self.values[slice(*row), slice(*column)].mean() for column in columns] for row in rows], float
+        )
 
 
 def similarity_maps(picture: torch.Tensor, reference: torch.Tensor) -> dict[str, SimilarityMap]:
