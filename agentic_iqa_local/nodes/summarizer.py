@@ -94,8 +94,8 @@ def summarize(state: AgenticIQAState, basis: Basis, images: OpenImages) -> Summa
         schema, section = summary_reply(letters), images.services.section(ROLE)
         written = ask(images.session(ROLE), prompt, schema, section, answer_prefix=begun)
     except InvalidAnswer as error:  # of the words, or of a letter that classification mode writes
-        failed = {"final_answer": "Unable to determine", "quality_reasoning": "VLM output parsing failed"}
-        return SummarizerOutput(**failed, fusion=fusion, error=str(error))
+        answer, why = "Unable to determine", "VLM output parsing failed"
+        return SummarizerOutput(final_answer=answer, quality_reasoning=why, fusion=fusion, error=str(error))
     reasoning, wrong = reasoned(written.quality_reasoning, evidence, fusion, choices)
     used = {"distortion_analysis", "quality_scores"}
     return SummarizerOutput(
