@@ -532,13 +532,9 @@ def test_a_folder_of_no_known_layout_is_refused(root):
         load_dataset(root / "1.png")
 
 
-
-
 def test_only_absolute_scales_map_to_levels():
     levels = {
-        key: layout.to_levels(layout.high)
-        for key, layout in DATASETS.items()
-        if layout.scale == "absolute categories"
+        key: layout.to_levels(layout.high) for key, layout in DATASETS.items() if layout.scale == "absolute categories"
     }
     assert levels == dict.fromkeys(["kadid10k", "clive", "bid", "koniq10k", "spaq", "agiqa3k", "biq2021"], 5)
     assert DATASETS["clive"].to_levels(25) == 2  # a quarter of the way from 1 to 5

@@ -39,7 +39,9 @@ def manifest(photo, tmp_path_factory):
     folder = tmp_path_factory.mktemp("study")
     rng = np.random.default_rng(0)
     for i in range(6):
-        pixels = np.asarray(photo.crop((32 * i, 0, 32 * i + 256, 224)), np.float32) + rng.normal(0, 12 * i, (224, 256, 3))
+        pixels = np.asarray(photo.crop((32 * i, 0, 32 * i + 256, 224)), np.float32) + rng.normal(
+            0, 12 * i, (224, 256, 3)
+        )
         Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / f"{i}.png")
     lines = [f"{i}.png,{5 - 0.6 * i:g}\n" for i in range(6)]
     (folder / "scores.csv").write_text("image,mos\n" + "".join(lines))

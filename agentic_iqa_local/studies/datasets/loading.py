@@ -15,7 +15,7 @@ OWN_FILES = (".csv", ".jsonl", ".json")
 COLUMNS = {"NR": ("image", "mos"), "MCQ": ("image", "question", "choices", "answer")}
 # A user's own files. How AgenticIQA-Eval is laid out could not be checked: every file of questions counts.
 OWN = (
-    Layout(DatasetInfo("manifest", "a manifest", "NR", True), "manifest.csv|manifest.jsonl"),
+    Layout(DatasetInfo("manifest", "a manifest", "NR"), "manifest.csv|manifest.jsonl"),
     Layout(DatasetInfo("questions", "a file of questions", "MCQ"), "questions.csv|questions.jsonl|questions.json"),
     Layout(DatasetInfo("agenticiqa_eval", "AgenticIQA-Eval", "MCQ")),
 )
@@ -61,10 +61,15 @@ def load_dataset(
     except FileError as error:
         raise DatasetError(f"{path!s:.300}: {error}", "name a data set's folder or a manifest") from error
     if layout.info.key == "manifest":
+        info, title = reader.info, f"part of {reader.info.title}" if part_of else path.name
         full, grouped = (any(getattr(item, name) for item in reader.items) for name in ("reference", "group"))
-        groups = reader.info.groups or ("as the manifest gives them" if grouped else None)
-        title = f"part of {reader.info.title}" if part_of else path.name
-        reader.info = replace(reader.info, kind="FR" if full else "NR", groups=groups, title=title)
+        reader.info = replace(
+            info,
+            title=title,
+            kind="FR" if full else "NR",
+            higher_is_better=info.higher_is_better is not False,
+            groups=info.groups or ("as the manifest gives them" if grouped else None),
+        )
     return reader.dataset()
 
 
