@@ -33,20 +33,7 @@ _PUBLIC = {
     "ScoreFusion": "score_fusion",
 }
 
-__all__ = [
-    "IQA",
-    "Assessment",
-    "Comparison",
-    "Conversation",
-    "Ranking",
-    "ScoreFusion",
-    "assess",
-    "compare",
-    "explain",
-    "rank",
-    "run_pipeline",
-    "visualize_graph",
-]
+__all__ = list(_PUBLIC)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:

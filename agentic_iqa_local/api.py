@@ -5,7 +5,7 @@ import functools
 import os
 import weakref
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, overload
 
@@ -40,10 +40,9 @@ def _with_fit(settings: Settings, file: Path) -> Settings:
     except FitError as error:
         raise ConfigError(f"fit: {error.message}", error.remedy) from error
     folder = settings.folder(settings.summarizer.backend)
-    if os.path.isdir(folder) and folder_hash(folder) != fit.model:
-        raise ConfigError(
-            f"fit: {file}: expected a fit of the model in {folder}, it was made with another", "fit it anew"
-        )
+    if folder.is_dir() and folder_hash(folder) != fit.model:
+        expected = f"expected a fit of the model in {folder}, it was made with another"
+        raise ConfigError(f"fit: {file}: {expected}", "fit it anew")
     fusion = revised(settings.fusion, temperature=fit.temperature, eta=fit.eta, fitted=fit.source)
     decisions = revised(settings.decisions, calibration=str(file.absolute()))
     return revised(settings, fusion=fusion, decisions=decisions)
@@ -88,26 +87,12 @@ class IQA:
         _ = self._services.tools  # a bad file of maps is an error now
 
     @overload
-    def assess(
-        self,
-        image: "Picture",
-        reference: "Picture | None" = ...,
-        query: str | None = ...,
-        choices: Sequence[str] | None = ...,
-        *,
-        map: Any = ...,
-    ) -> "Assessment": ...
+    def assess(self, image: "Picture", *asked: Any, **how: Any) -> "Assessment": ...
     @overload
     def assess(
-        self,
-        image: "list[Picture] | tuple[Picture, ...]",
-        reference: "Picture | Sequence[Picture | None] | None" = ...,
-        query: str | None = ...,
-        choices: Sequence[str] | None = ...,
-        *,
-        map: Any = ...,
+        self, image: "list[Picture] | tuple[Picture, ...]", *asked: Any, **options: Any
     ) -> "list[Assessment]": ...
-    def assess(self, image, reference=None, query=None, choices=None, *, map: Any = False):
+    def assess(self, image, reference=None, query=None, choices=None, *, map=False):
         """The assessment of a picture, or of each in a list, in order.
 
         Args:
@@ -134,15 +119,18 @@ class IQA:
         self._opened()
         several = isinstance(image, (list, tuple))
         images = list(image) if several else [image]
-        references = _one_each(images, reference, several)
+        listed = isinstance(reference, (list, tuple))
+        references = list(reference) if listed else [reference] * len(images)
+        if len(references) != len(images) or (listed and not several):
+            expected = f"expected one, or a list of as many as there are pictures, {len(images)}"
+            raise ValueError(f"reference: {expected}, got {len(references)}")
         if several and (request := map_request(map)) and request.png:
             raise ValueError(f"map: expected True for several pictures, got one file, {request.png}; ask one by one")
         for picture in (*images, *(original for original in references if original is not None)):
             check_picture(picture)
-        how = self._how(self.pipeline) | {"map": map}
+        how: dict[str, Any] = self._how(self.pipeline) | {"map": map}
         results = [
-            assess(picture, original, query, choices, **how)
-            for picture, original in zip(images, references, strict=True)
+            assess(one, original, query, choices, **how) for one, original in zip(images, references, strict=True)
         ]
         return results if several else results[0]
 
@@ -166,13 +154,11 @@ class IQA:
         return {"services": self._opened(), "pipeline": pipeline, "max_replan_iterations": limit}
 
     def open(self, image: "Picture", reference: "Picture | None" = None) -> "Conversation":
-        """A conversation about a picture, which stays open for it. Raises what `Conversation` does, and
-        ValueError with the pipeline "letters", which reads a whole picture's letters and has no Planner to
-        take a question up."""
+        """A conversation about a picture, which stays open for it. Raises what `Conversation` does, and ValueError
+        with the pipeline "letters", which has no Planner to take a question up."""
         if self.pipeline != "agent":
-            raise ValueError(
-                f"open: expected the pipeline agent, got {self.pipeline}; make another IQA, or assess one by one"
-            )
+            expected = f"open: expected the pipeline agent, got {self.pipeline}"
+            raise ValueError(f"{expected}; make another IQA, or assess one by one")
         conversation = Conversation(self._opened(), image, reference, max_replan_iterations=self.max_replan_iterations)
         self._conversations.add(conversation)
         return conversation
@@ -200,17 +186,6 @@ class IQA:
         if self._services is None:
             return "IQA(closed)"
         return one_line(f"IQA({self._services.settings.summarizer.backend} on {self._services.device})")
-
-
-def _one_each(images: list, reference: Any, several: bool) -> list:
-    """The reference of each image. Raises ValueError for a list of another length, and for one image."""
-    listed = isinstance(reference, (list, tuple))
-    references = list(reference) if listed else [reference] * len(images)
-    if len(references) != len(images) or (listed and not several):
-        raise ValueError(
-            f"reference: expected one, or a list of as many as there are pictures, {len(images)}, got {len(references)}"
-        )
-    return references
 
 
 class Conversation:
@@ -267,7 +242,7 @@ class Conversation:
         make no sense, VLMError for a model that cannot be loaded and RuntimeError when the conversation, or
         its IQA, was closed.
         """
-        from agentic_iqa_local.judgement.assessment import answered, assessment, question
+        from agentic_iqa_local.judgement.assessment import answered, question
         from agentic_iqa_local.nodes.conversation import prior_context, regions_pointed_to, turn
 
         if self._open is None:
@@ -281,9 +256,9 @@ class Conversation:
         if context := prior_context(self._turns):
             state["prior_context"] = context
         self._images.begin_turn()
-        answer = functools.partial(answered, images=self._images, pipeline="agent")
+        opened = functools.partial(nullcontext, self._images)
         try:
-            row = assessment(state, self._picture, self._original, answer, "agent", settings)
+            row = answered(state, self._picture, self._original, "agent", settings, opened)
         except BaseException:  # also Ctrl-C: a cache may hold half a pass
             self._images.close()
             raise

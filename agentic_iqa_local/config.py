@@ -8,6 +8,7 @@ validate through it, and `Options.applied_to` makes them count in the settings.
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import unquote, urlsplit, urlunsplit
@@ -43,17 +44,11 @@ class ConfigError(UserError, ValueError):
     """A setting or an option that cannot be used; the message says which, and of a file in which."""
 
 
-# What a caller may write
-
-
 def check_query(query: str) -> str:
     """`query` as it is. Raises ValueError unless it is a text of 1 to 4000 characters that UTF-8 can hold."""
-    if not isinstance(query, str):
-        raise ValueError(f"query: expected a text, got {type(query).__name__}")
-    if not query.strip():
-        raise ValueError(
-            "query: expected a question or an instruction, got an empty text; leave it out for a plain rating"
-        )
+    if not isinstance(query, str) or not query.strip():
+        got = "an empty text" if isinstance(query, str) else type(query).__name__
+        raise ValueError(f"query: expected a question or an instruction, got {got}; leave it out for a plain rating")
     _check_text("query", query)
     return query
 
@@ -68,8 +63,7 @@ def check_choices(choices: Sequence[str] | None) -> list[str] | None:
     if not 2 <= len(choices) <= 10:
         raise ValueError(f"choices: expected 2 to 10 answers, got {len(choices)}")
     if len({choice.strip().casefold() for choice in choices} - {""}) < len(choices):
-        expected = "expected answers that differ and are not blank, whether in capitals or not"
-        raise ValueError(f"choices: {expected}, got {list(choices)}")
+        raise ValueError(f"choices: expected answers that differ and are not blank, got {list(choices)}")
     _check_text("choices", "".join(choices))
     return list(choices)
 
@@ -80,8 +74,7 @@ def _check_text(name: str, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        place = f"character {error.start + 1}"
-        raise ValueError(f"{name}: expected text in UTF-8, got another byte as {place}; retype it") from None
+        raise ValueError(f"{name}: expected text in UTF-8, got another byte at {error.start + 1}; retype it") from None
 
 
 def check_limit(limit: int) -> int:
@@ -104,11 +97,9 @@ def _opaque(colour: str) -> str:
 
 
 def _path(value: Any) -> str:
-    try:
+    with suppress(TypeError, UnicodeEncodeError):  # no path, or a name that no file has
         if isinstance(path := os.fspath(value), str) and b"\0" not in os.fsencode(path):
             return path
-    except (TypeError, UnicodeEncodeError):  # no path, or a name that no file has
-        pass
     raise ValueError(f"expected a path as text, got {value!r:.200}")
 
 
@@ -129,8 +120,7 @@ def server_key() -> str | None:
     quote it."""
     key = os.environ.get("AGENTIC_IQA_SERVER_KEY") or None
     if key and not re.fullmatch("[!-~]+", key):
-        expected = "expected printable ASCII characters without blanks or line ends, got others too"
-        raise ConfigError(f"$AGENTIC_IQA_SERVER_KEY: {expected}", "set it anew")
+        raise ConfigError("$AGENTIC_IQA_SERVER_KEY: expected printable ASCII without blanks", "set it anew")
     return key
 
 
@@ -143,17 +133,11 @@ def split_server(address: str) -> tuple[str, tuple[str, str] | None]:
     except ValueError:
         usable = False
     if not usable or not address.isprintable() or set(address) & set(" \\?#"):
-        raise ConfigError(
-            "server: expected http://HOST:PORT or https://HOST:PORT, got something else, which is not shown"
-            " since it may hold a password",
-            "percent-encode signs in a user's name or password",
-        )
+        expected = "server: expected http://HOST:PORT or https://HOST:PORT, got something else (it may hold a password)"
+        raise ConfigError(expected, "percent-encode signs in a user's name or password")
     user, _, place = url.netloc.rpartition("@")
     login = (unquote(url.username or ""), unquote(url.password or "")) if user else None
     return urlunsplit((url.scheme, place, url.path, "", "")).rstrip("/"), login
-
-
-# The sections of a configuration
 
 
 class Section(BaseModel):
@@ -218,12 +202,6 @@ class ModelSettings(Section):
     @field_serializer("server")
     def _without_login(self, address: str) -> str:
         return split_server(address)[0]
-
-
-class PlacedModel(ModelSettings):
-    """A model's settings with its folder filled in (`Settings.model`)."""
-
-    path: str = ""
 
 
 class ImageSettings(Section):
@@ -349,16 +327,15 @@ class Settings(Section):
         """The backends of all roles, each once."""
         return list(dict.fromkeys(self.role(role).backend for role in ROLES))
 
-    def model(self, backend: str) -> PlacedModel:
-        """Loading options of a backend's folder, with its path filled in."""
-        name = backend.partition(".")[2]
-        settings = self.models.get(name, ModelSettings())
-        folder = model_folder(settings.path or name, self.models_dir)
-        return PlacedModel.model_validate(dict(settings) | {"path": str(folder)})
-
     def folder(self, backend: str) -> Path:
         """The folder of a backend's model."""
-        return Path(self.model(backend).path)
+        name = backend.partition(".")[2]
+        return model_folder(self.models.get(name, ModelSettings()).path or name, self.models_dir)
+
+    def model(self, backend: str) -> ModelSettings:
+        """Loading options of a backend's folder, with its path filled in."""
+        settings = self.models.get(backend.partition(".")[2], ModelSettings())
+        return revised(settings, path=str(self.folder(backend)))
 
     def with_options(self, **options: Any) -> "Settings":
         """The same configuration with what `Options` of these values changes. Raises ConfigError."""
@@ -400,9 +377,6 @@ def load_settings(name: str | Path | None = None) -> Settings:
         return Settings.model_validate(data)
     except ValidationError as error:
         raise ConfigError(f"{path}: {first_mistake(error)}") from None
-
-
-# What a caller may ask for
 
 
 class Options(Decisions):
@@ -451,14 +425,13 @@ class Options(Decisions):
             settings = revised(settings, models_dir=os.path.abspath(self.models))
         settings = self._with_models(settings)
         given = {name: value for name, value in self if value is not None}
-        changes = {name: given[name] for name in DecisionSettings.model_fields if name in given}
-        decisions = revised(settings.decisions, **changes)
+        parts = {"decisions": settings.decisions, "images": settings.images, "fusion": settings.fusion}
+        for section, part in parts.items():
+            parts[section] = revised(part, **{name: given[name] for name in given if name in type(part).model_fields})
         for limit, limited in _LIMITS.items():
-            if limit in given and getattr(decisions, limited) is None:
+            if limit in given and getattr(parts["decisions"], limited) is None:
                 raise ConfigError(f"{limit}: expected with {limited}, which it limits")
-        images = revised(settings.images, background=self.background or settings.images.background)
-        fusion = revised(settings.fusion, mode=self.mode or settings.fusion.mode)
-        return revised(settings, decisions=decisions, images=images, fusion=fusion)
+        return revised(settings, **parts)
 
     def _with_models(self, settings: Settings) -> Settings:
         """Every section on `model`, served by `engine`.

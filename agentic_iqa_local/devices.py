@@ -44,17 +44,15 @@ def choose_device(gpu: str | int | None = None, cpu: bool = False) -> str:
         raise DeviceError(f"--gpu {gpu} and --cpu: expected one of them, got both", "drop one.")
     if cpu or (gpu is None and not torch.cuda.is_available()):
         return "cpu"
-    name = "0" if gpu is None else str(gpu).strip()
+    name, count = "0" if gpu is None else str(gpu).strip(), torch.cuda.device_count()
     if re.fullmatch(r"MIG-[\w/-]+", name):
         _make_visible(name)
         return "cuda:0"
-    visible = range(torch.cuda.device_count())
     if re.fullmatch(r"[0-9]{1,9}", name):
-        matches = [index for index in visible if index == int(name)]
-        expected = "the index of a visible GPU"
+        matches, expected = [int(name)] if int(name) < count else [], "the index of a visible GPU"
     elif uuid := re.fullmatch(r"(?:GPU-)?([0-9a-f][0-9a-f-]*)", name, re.IGNORECASE):
-        uuids = [str(torch.cuda.get_device_properties(index).uuid).lower() for index in visible]
-        matches = [index for index in visible if uuids[index].startswith(uuid[1].lower())]
+        uuids = [str(torch.cuda.get_device_properties(index).uuid).lower() for index in range(count)]
+        matches = [index for index in range(count) if uuids[index].startswith(uuid[1].lower())]
         expected = f"a UUID, or its beginning, that one visible GPU has (found on {len(matches)})"
     else:
         raise DeviceError(f"--gpu {name}: expected {_FORMS}", "use one of these, or --cpu.")
@@ -67,20 +65,15 @@ def _make_visible(mig: str) -> None:
     """Makes one MIG device the only one that CUDA sees. Raises DeviceError."""
     import torch
 
-    visible = os.environ.get(_VISIBLE)
+    visible, again = os.environ.get(_VISIBLE), f"start again with {_VISIBLE}={mig}"
     # CUDA stops reading the list at the first entry that is none, and an index does not say which MIG devices
     # it stands for.
     listed = takewhile(lambda entry: entry.startswith("MIG-"), (visible or "").split(","))
     if visible is not None and mig not in listed:
-        raise DeviceError(
-            f"--gpu {mig}: expected a device that {_VISIBLE} lists, but that is {visible!r}",
-            f"start again with {_VISIBLE}={mig} if it is yours to use.",
-        )
+        expected = f"expected a device that {_VISIBLE} lists, but that is {visible!r}"
+        raise DeviceError(f"--gpu {mig}: {expected}", f"{again} if it is yours to use.")
     if visible != mig and torch.cuda.is_initialized():
-        raise DeviceError(
-            f"--gpu {mig}: expected CUDA not to be in use yet, but it is",
-            f"start again with {_VISIBLE}={mig}.",
-        )
+        raise DeviceError(f"--gpu {mig}: expected CUDA not to be in use yet, but it is", f"{again}.")
     os.environ[_VISIBLE] = mig
     if torch.cuda.device_count() != 1:  # torch keeps this number only once CUDA is in use
         raise _not_there(mig, "exactly one MIG device of that name")
@@ -101,11 +94,8 @@ def _not_there(name: str, expected: str) -> DeviceError:
     listed = ", ".join(f"{index}: {gpu.name} GPU-{gpu.uuid}" for index, gpu in enumerate(gpus)) or "none"
     setting = f"{_VISIBLE} is not set" if visible is None else f"{_VISIBLE}={visible}"
     choices = ("", "--gpu 0 or ")[count] if count < 2 else f"--gpu 0 to --gpu {count - 1}, or "
-    return DeviceError(
-        f"--gpu {name}: expected {expected}, but the visible GPUs are: {listed} ({setting}; "
-        f"torch {torch.__version__} built {build})",
-        f"use {choices}--cpu.",
-    )
+    there = f"but the visible GPUs are: {listed} ({setting}; torch {torch.__version__} built {build})"
+    return DeviceError(f"--gpu {name}: expected {expected}, {there}", f"use {choices}--cpu.")
 
 
 def describe_device(device: str) -> dict[str, str | int | None]:
@@ -123,13 +113,8 @@ def describe_device(device: str) -> dict[str, str | int | None]:
 
 def choose_dtype(asked: str, device: str, holds_in_bfloat16: bool = False) -> str:
     """The dtype that a model computes in: `asked`, or for "auto" the GPU's half precision, and on a CPU
-    float32.
-
-    On a CPU that multiplies bfloat16 in tiles (AMX), "auto" is bfloat16 for a model whose letters were
-    measured to keep in it, as its config.json says. Seconds measured with 135 million parameters on one core,
-    for 900 tokens read, 150 more read and 40 written: with AMX 0.9, 0.2, 2.1 (float32: 3.2, 0.6, 2.7); with
-    AVX-512's bfloat16 alone 3.3, 0.7, 2.2 (float32: 2.0, 0.5, 2.8).
-    """
+    float32; on one that multiplies bfloat16 in tiles (AMX), three times as fast, bfloat16 for a model whose letters
+    were measured to keep in it, as its config.json says. AVX-512's bfloat16 alone is slower than float32."""
     if asked != "auto":
         return asked
     if device.startswith("cuda"):

@@ -1,8 +1,5 @@
-"""Where this package's files lie, and how a file that comes from elsewhere is read: a regular file of a limited
-size, as bytes, JSON or YAML.
-
-A name can stand for a pipe that nobody writes to, a device without an end, or a file larger than memory; JSON can
-be nested until its parser fails. None of these may hang the program or end it in a traceback.
+"""Where this package's files lie, and how a file that comes from elsewhere is read and written: a regular file of a
+limited size, as bytes, JSON or YAML. A pipe, a device or a file larger than memory is an error, which nobody waits for.
 """
 
 import functools
@@ -12,7 +9,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +32,6 @@ SCRIPTS = {"bundle": "fetch_models"} | {  # subcommand → its file in scripts/
 
 LARGEST = 4 * 2**20  # bytes of a JSON file
 LARGEST_YAML = 2**18  # bytes: PyYAML takes seconds for more
-DEEPEST = 64
 LONGEST_MISTAKE = 300  # characters of a message that quotes keys
 
 DRAWN_BY = "agentic_iqa_local"  # the text Software of every PNG that is drawn
@@ -60,9 +56,6 @@ class FileError(UserError, ValueError):
     a pipe". Whoever catches it adds the name and what to do."""
 
 
-# Where files lie
-
-
 def command(name: str, *, made: bool = False) -> str:
     """How a user of this installation runs the subcommand `name`, to be quoted in messages; with `made` in the
     environment that a checkout makes itself."""
@@ -80,16 +73,12 @@ def models_root(option: str | Path | None = None) -> Path:
 def about_missing_model(folder: str | Path) -> tuple[str, str]:
     """What is wrong where a model's folder is not there, and what to do about it."""
     if Path(folder) == EMBEDDED:
-        return (
-            "model embedded: its folder is missing, though it ships with the project",
-            "get the checkout or the installation again",
-        )
+        missing = "model embedded: its folder is missing, though it ships with the project"
+        return missing, "get the checkout or the installation again"
     inside = ROOT == PACKAGE and Path(folder).is_relative_to(PACKAGE)  # nobody is to look in site-packages
-    return (
-        f"model {Path(folder).name if inside else f'folder {folder}'}: there is none",
-        f"fetch it on a connected machine ({command('bundle')} --config NAME), or say where it lies: --model"
-        " FOLDER, or --models DIR (or $AGENTIC_IQA_MODELS) for the folder above it",
-    )
+    fetch = f"fetch it on a connected machine ({command('bundle')} --config NAME)"
+    say = "say where it lies: --model FOLDER, or --models DIR (or $AGENTIC_IQA_MODELS) for the folder above it"
+    return f"model {Path(folder).name if inside else f'folder {folder}'}: there is none", f"{fetch}, or {say}"
 
 
 def file_hash(place: Path) -> str:
@@ -142,29 +131,31 @@ def path_from_text(text: str) -> str:
     return os.fsdecode(name)
 
 
-# Files that come from elsewhere
+@contextmanager
+def _usable(done: str) -> Iterator[None]:
+    """What the system says of a file becomes a FileError."""
+    try:
+        yield
+    except FileError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the name
+        reason = getattr(error, "strerror", None) or error
+        raise FileError(f"expected a file that can be {done}, got {reason}") from error
+
+
+def _require_regular(path: str | Path) -> None:
+    kind = stat.S_IFMT(os.stat(path).st_mode)
+    if kind != stat.S_IFREG:
+        kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+        raise FileError(f"expected a regular file, got {kinds.get(kind, 'a device')}")
 
 
 def open_regular(path: str | Path) -> int:
     """A descriptor of the regular file at `path`, open for reading; the caller closes it. Links are followed.
     Raises FileError for anything else, without opening or waiting for it."""
-    try:
-        _require_regular(os.stat(path))
+    with _usable("read"):
+        _require_regular(path)
         return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    except (OSError, ValueError) as error:  # ValueError: a null byte in the name
-        raise _unusable("read", error) from error
-
-
-def _require_regular(state: os.stat_result) -> None:
-    if not stat.S_ISREG(state.st_mode):
-        kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
-        raise FileError(f"expected a regular file, got {kinds.get(stat.S_IFMT(state.st_mode), 'a device')}")
-
-
-def _unusable(done: str, error: Exception) -> FileError:
-    if isinstance(error, FileError):
-        return error
-    return FileError(f"expected a file that can be {done}, got {getattr(error, 'strerror', None) or error}")
 
 
 def place_for(path: Path) -> Path:
@@ -172,16 +163,13 @@ def place_for(path: Path) -> Path:
 
     Raises FileError for a link that leads to no file, and for anything but a regular file. Nothing is opened.
     """
-    try:
+    with _usable("written"):
         if not os.path.lexists(path):
             return path
-        place = Path(os.path.realpath(path, strict=True))
-        _require_regular(os.stat(place))
-    except FileNotFoundError:
-        raise FileError("expected a file, got a link that leads nowhere") from None
-    except (OSError, ValueError) as error:
-        raise _unusable("written", error) from error
-    return place if path.is_symlink() else path
+        if not os.path.exists(path):
+            raise FileError("expected a file, got a link that leads nowhere")
+        _require_regular(path)
+        return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
 def require_own(path: Path, kind: str) -> None:
@@ -191,28 +179,22 @@ def require_own(path: Path, kind: str) -> None:
         with open(open_regular(path), "rb") as file:
             head = file.read(_HEAD)
         if head and not re.match(_OWN[kind], head):
-            raise FileError(
-                f"expected a new file or a {kind} that this program wrote, got another file, which is not replaced"
-            )
+            expected = f"expected a new file or a {kind} that this program wrote"
+            raise FileError(f"{expected}, got another file, which is not replaced")
 
 
 def create(path: Path) -> int:
     """A descriptor of a new file at `path`, open for appending; the caller closes it. What has the name already is
     removed; a link is not followed. Raises OSError."""
-    with suppress(FileNotFoundError):
-        os.unlink(path)
-    new = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | new, 0o666)
+    path.unlink(missing_ok=True)
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_CREAT | os.O_EXCL, 0o666)
 
 
 def read_bytes(path: str | Path, largest: int = LARGEST) -> bytes:
     """The content of a regular file of at most `largest` bytes. Raises FileError. The size that the file system
     reports is not trusted: in /proc it is 0 for files that never end."""
-    with open(open_regular(path), "rb") as file:
-        try:
-            content = file.read(largest + 1)
-        except OSError as error:
-            raise _unusable("read", error) from error
+    with open(open_regular(path), "rb") as file, _usable("read"):
+        content = file.read(largest + 1)
     if content is None:
         raise FileError("expected a regular file, got one that would have to be waited for")
     if len(content) > largest:
@@ -220,37 +202,28 @@ def read_bytes(path: str | Path, largest: int = LARGEST) -> bytes:
     return content
 
 
-def read_json(path: str | Path, largest: int = LARGEST, deepest: int = DEEPEST) -> dict[str, Any]:
-    """The JSON object in a file of at most `largest` bytes, nested at most `deepest` deep. Raises
-    FileError."""
-    return parse_json(read_bytes(path, largest), deepest)
-
-
-def parse_json(content: bytes, deepest: int = DEEPEST) -> dict[str, Any]:
-    """The JSON object that is `content` in UTF-8, nested at most `deepest` deep. Raises FileError."""
+def read_json(path: str | Path, largest: int = LARGEST) -> dict[str, Any]:
+    """The JSON object in a file of at most `largest` bytes. Raises FileError."""
+    content = read_bytes(path, largest)
     try:
         value = json.loads(content.decode("utf-8"))
-        too_deep = any(depth > deepest for _, depth in walk(value))
     except RecursionError:
-        value, too_deep = {}, True
+        raise FileError("expected JSON, got it nested too deeply") from None
     except ValueError as error:
         raise FileError(f"expected JSON, got something else ({error})") from error
-    if too_deep:
-        raise FileError(f"expected JSON nested at most {deepest} deep, got it deeper")
     if not isinstance(value, dict):
-        kind = {list: "a list", str: "a text", bool: "true or false", type(None): "null"}
-        raise FileError(f"expected a JSON object, got {kind.get(type(value), 'a number')}")
+        raise FileError(f"expected a JSON object, got {type(value).__name__}")
     return value
 
 
-def walk(value: Any) -> Iterator[tuple[dict | list, int]]:
-    """Each object and list in parsed JSON with its depth (1: `value` itself), without recursion."""
-    waiting = [(value, 1)]
+def walk(value: Any) -> Iterator[dict | list]:
+    """Each object and list in parsed JSON, without recursion."""
+    waiting = [value]
     while waiting:
-        part, depth = waiting.pop()
+        part = waiting.pop()
         if isinstance(part, (dict, list)):
-            yield part, depth
-            waiting += [(x, depth + 1) for x in (part.values() if isinstance(part, dict) else part)]
+            yield part
+            waiting += part.values() if isinstance(part, dict) else part
 
 
 class WriteError(UserError, ValueError):
@@ -277,9 +250,8 @@ def write_whole(path: Path, content: str | bytes, *, sync: bool = False, encodin
     except OSError as error:
         with suppress(OSError):
             partial.unlink()
-        raise WriteError(
-            f"{path}: could not be written ({error.strerror})", "make room there or choose another place"
-        ) from error
+        reason = f"{path}: could not be written ({error.strerror})"
+        raise WriteError(reason, "make room there or choose another place") from error
 
 
 def sync_folder(path: Path) -> None:
@@ -311,8 +283,6 @@ def read_yaml(path: str | Path) -> Any:
         quoted = re.sub("://[^/\\s]*@", "://", " ".join(str(error).split()))
         raise FileError(f"not valid YAML ({quoted})") from None
 
-
-# What is wrong with values
 
 _KINDS = {
     "int": "a whole number", "float": "a number", "finite": "a number", "bool": "true or false", "string": "a text",

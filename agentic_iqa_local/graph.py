@@ -31,15 +31,15 @@ def decide_next_node(state: AgenticIQAState) -> Literal["planner", "__end__"]:
     """Conditional edge after the Summarizer: "planner" if a replan is needed and iterations < max, else
     "__end__"."""
     result = None if state.get("error") else state.get("summarizer_result")
-    need_replan = result is not None and result.need_replan
+    need_replan, reason = (result.need_replan, result.replan_reason) if result else (False, None)
     iteration, limit = state.get("iteration_count", 0), replan_limit(state)
     decision = "planner" if need_replan and iteration < limit else "__end__"
     told = "need_replan=%s, iteration_count=%d, max_replan_iterations=%d, decision=%s"
     logger.info(told, need_replan, iteration, limit, decision)
-    if result is not None and decision == "planner":
-        logger.info("Replanning triggered: %s", result.replan_reason)
+    if decision == "planner":
+        logger.info("Replanning triggered: %s", reason)
         logger.info("Iteration %d/%d", iteration, limit)
-    elif result is not None and result.replan_reason:
+    elif reason:
         logger.warning("Max replanning iterations (%d) reached", limit)
         logger.warning("Continuing with current evidence despite need_replan=true")
         if iteration > 1:
@@ -51,7 +51,6 @@ def _observed(role: str, node: Callable[..., dict[str, Any]]) -> Callable[..., d
     """The node, whose beginning and end the assessment's observer is told. What it raises becomes an error of
     the state, but for a lack of memory, with which a batch knows what to do."""
 
-    @functools.wraps(node)
     def run(
         state: AgenticIQAState, config: RunnableConfig | None = None, runtime: Runtime[Context] | None = None
     ) -> dict[str, Any]:
@@ -79,12 +78,12 @@ def build_graph(with_summarizer: bool = True) -> CompiledStateGraph[AgenticIQASt
     graph.add_node("executor", _observed("executor", executor_node))
     graph.add_edge(START, "planner")
     graph.add_edge("planner", "executor")
-    if not with_summarizer:
+    if with_summarizer:
+        graph.add_node("summarizer", _observed("summarizer", summarizer_node))
+        graph.add_edge("executor", "summarizer")
+        graph.add_conditional_edges("summarizer", decide_next_node, {"planner": "planner", "__end__": END})
+    else:
         graph.add_edge("executor", END)
-        return graph.compile()
-    graph.add_node("summarizer", _observed("summarizer", summarizer_node))
-    graph.add_edge("executor", "summarizer")
-    graph.add_conditional_edges("summarizer", decide_next_node, {"planner": "planner", "__end__": END})
     return graph.compile()
 
 
@@ -94,13 +93,10 @@ def run_graph(
     graph: CompiledStateGraph[AgenticIQAState, Context] | None = None,
 ) -> AgenticIQAState:
     """Runs the graph on opened images and returns the final state."""
-    steps = 3 * (replan_limit(state) + 2)  # three nodes a round; two rounds more do no harm
-    # LangChain would otherwise follow environment variables to a tracing server
-    with tracing_context(enabled=False):
-        final: AgenticIQAState = (graph or build_graph()).invoke(  # pyright: ignore[reportAssignmentType]  # its channels
-            state, {"recursion_limit": steps}, context=Context(images)
-        )
-    return {**final, "failed_tries": list(images.failed_tries)}
+    config: RunnableConfig = {"recursion_limit": 3 * (replan_limit(state) + 2)}  # three nodes a round, and two rounds
+    with tracing_context(enabled=False):  # LangChain would follow environment variables to a tracing server
+        final: Any = (graph or build_graph()).invoke(state, config, context=Context(images))
+    return final | {"failed_tries": list(images.failed_tries)}
 
 
 def initial_state(
@@ -115,13 +111,8 @@ def initial_state(
     limit = DEFAULT_MAX_REPLAN_ITERATIONS if max_replan_iterations is None else max_replan_iterations
     check_limit(limit)
     check_choices(choices)
-    state: AgenticIQAState = {
-        "query": query,
-        "image_path": str(image_path),
-        "iteration_count": 0,
-        "max_replan_iterations": limit,
-        "replan_history": [],
-    }
+    state = AgenticIQAState(query=query, image_path=str(image_path), iteration_count=0, replan_history=[])
+    state["max_replan_iterations"] = limit
     if reference_path is not None:
         state["reference_path"] = str(reference_path)
     if choices := choices_in(query) if choices is None else choices:
@@ -146,9 +137,8 @@ def run_pipeline(
     2 unless it says otherwise.
     """
     services = services or load_services()
-    if max_replan_iterations is None:
-        max_replan_iterations = services.settings.max_replan_iterations
-    state = initial_state(query, image_path, reference_path, max_replan_iterations, choices)
+    limit = services.settings.max_replan_iterations if max_replan_iterations is None else max_replan_iterations
+    state = initial_state(query, image_path, reference_path, limit, choices)
     try:
         images = open_images(services, state)
     except ImageError as error:

@@ -37,7 +37,7 @@ def load(folder, device: str = "cpu", **options) -> TransformersClient:
 def plain_logprobs(client, images, prompt=SCORING, prefix=ANSWER_PREFIX) -> torch.Tensor:
     """Log-probabilities of one plain pass through processor and model, with no cache of any kind."""
     text = client.renderer.render(prompt, len(images), prefix).text
-    batch = client.processor(text=[text], images=images, return_tensors="pt")
+    batch = client.renderer.processor(text=[text], images=images, return_tensors="pt")
     if hasattr(client.model.model, "rope_deltas"):
         client.model.model.rope_deltas = None
     with torch.inference_mode():

@@ -26,7 +26,7 @@ class ScriptedClient:
     """
 
     name = "scripted"
-    trust = 1.0
+    trust, reads_words = 1.0, False
     limits = PixelLimits(factor=32, min_pixels=32 * 32, max_pixels=1024 * 1024)
 
     def __init__(

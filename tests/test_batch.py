@@ -55,7 +55,7 @@ def command(services, monkeypatch):
     in_this_process(monkeypatch)
 
     def run(*words, results=None):
-        parsed = script.parse(["--cpu", "--pipeline", "letters", *map(str, words)])
+        parsed = script.main.parse(["--cpu", "--pipeline", "letters", *map(str, words)])
         console = Console(results or io.StringIO())
         items = script.wanted(parsed)
         status = AssessRun(parsed, services.settings, items, "cpu", console).finish()

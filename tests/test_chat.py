@@ -41,7 +41,7 @@ def test_piped_questions_are_json_lines_and_rows_of_a_file(photo_path, tmp_path)
     assert done.returncode == 1  # two lines were no questions
     again = run(photo_path, "--out", out, "--explain", said=b"Rate it\n")  # another conversation is appended
     assert [json.loads(line)["turn"] for line in out.read_text().splitlines()] == [1, 2, 3, 1]
-    assert "Letters: how probable" in again.stdout
+    assert "Numbers  " in again.stdout
     assert again.returncode == 0
 
 

@@ -14,7 +14,7 @@ import pytest
 from conftest import ROOT
 from PIL import Image
 
-from agentic_iqa_local.cli.compare import parse
+from agentic_iqa_local.cli import compare
 from agentic_iqa_local.cli.main import COMMANDS, main
 from agentic_iqa_local.studies.distortions import DISTORTIONS
 
@@ -98,8 +98,8 @@ def test_a_mistake_is_one_sentence(words, said, burst, monkeypatch, capfd):
 
 
 def test_comparisons_take_the_pipeline_letters_unless_told_otherwise():
-    assert parse(["a.png", "b.png"]).pipeline == "letters"
-    assert parse(["a", "--pipeline", "agent"], "best").pipeline == "agent"
+    assert compare.main.parse(["a.png", "b.png"]).pipeline == "letters"
+    assert compare.best.parse(["a", "--pipeline", "agent"]).pipeline == "agent"
 
 
 def test_every_command_is_named_and_has_its_help():

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+from dataclasses import asdict
 
 import choix
 import numpy as np
@@ -30,6 +31,7 @@ from agentic_iqa_local.judgement.preference import (
     PairFit,
     PairwiseRead,
     draws_of,
+    fit_for,
     logit,
     probability_above,
     read_pair,
@@ -37,6 +39,7 @@ from agentic_iqa_local.judgement.preference import (
 )
 from agentic_iqa_local.nodes.prompts import FIRST_AND_SECOND, comparison_prompt
 from agentic_iqa_local.output.comparison_table import comparison_csv
+from agentic_iqa_local.result import Tokens
 from agentic_iqa_local.state import ToolExecutionLog
 from agentic_iqa_local.studies.distortions import DISTORTIONS
 from agentic_iqa_local.vlm_client import LetterRead, TokenUsage
@@ -48,12 +51,8 @@ def rated(q: float, name: str = "a.png", local_nr: float | None = None, sha256: 
     row.q, row.p_c, row.q_bar, row.eta, row.sigma = q, dict.fromkeys("ABCDE", 0.2), q, 1.0, 0.7
     row.final_answer, row.sha256 = "C", sha256 or name
     if local_nr is not None:
-        row.tools = [
-            ToolExecutionLog(
-                tool_name="LocalNR", object_name="Global", distortion="Overall", raw_score=local_nr,
-                normalized_score=local_nr, execution_time=0.0,
-            )
-        ]  # fmt: skip
+        about = {"tool_name": "LocalNR", "object_name": "Global", "distortion": "Overall"}
+        row.tools = [ToolExecutionLog(**about, raw_score=local_nr, normalized_score=local_nr)]
     return row
 
 
@@ -65,28 +64,23 @@ def fit_of(weights: dict[str, float], pairwise: float = 0.0) -> PairFit:
 
 
 SCENE = np.zeros(256, bool)
+NOTHING = Tokens(**asdict(TokenUsage()))
 NO_PIXELS = Image.new("RGB", (64, 64))
 
 
 def candidates(rows, scenes=None) -> list[Candidate]:
     scenes = scenes or [SCENE] * len(rows)
     return [
-        Candidate(row, scene, lambda: NO_PIXELS, draws_of(row, None)) for row, scene in zip(rows, scenes, strict=True)
+        Candidate(i, row, scene, lambda: NO_PIXELS, draws_of(row, None))
+        for i, (row, scene) in enumerate(zip(rows, scenes, strict=True))
     ]
 
 
-def judge_with(fit: PairFit | None, **options) -> Judge:
-    """A judge whose set-up has this fit."""
-    judge = Judge(Settings(), "letters", False, **options)
-    judge.fit = fit
-    return judge
-
-
-def a_read(probability: float) -> PairwiseRead:
-    return PairwiseRead(
-        probability=probability, order_bias=0.0, letter_bias=0.0, flipped=False, off_letter_mass=0.0, calls=4,
-        prefilled=1, reused=1, seconds=0.0,
-    )  # fmt: skip
+def judge_with(fit: PairFit | None, says: float | None = None) -> Judge:
+    """A judge whose set-up has this fit, and whose model says of every pair that the first is better so probably."""
+    about = {"order_bias": 0.0, "letter_bias": 0.0, "flipped": False, "off_letter_mass": 0.0, "tokens": NOTHING}
+    read = PairwiseRead(probability=says, **about) if says is not None else None
+    return Judge(Settings(), fit, read and (lambda *_: read))
 
 
 VALUES = st.lists(st.sampled_from([1.0, 1.5, 2.0, 2.5, 3.0, 5.0]), min_size=2, max_size=30).map(np.array)
@@ -104,7 +98,7 @@ def test_a_fit_weighs_differences_or_says_nothing_where_a_measurement_is_missing
     pair = judge.compare(*candidates([rated(3.5, local_nr=3.0), rated(3.0, "b.png", local_nr=3.2)]))
     assert pair.probability == pytest.approx(1 / (1 + math.exp(-(2 * 0.5 - 3 * 0.2))))  # sigmoid(0.4)
     lacking = judge.compare(*candidates([rated(3.5), rated(3.0, "b.png", local_nr=3.2)]))
-    assert "a measurement that the fit weighs (q, LocalNR) is missing" in lacking.notes[0]
+    assert (lacking.basis, lacking.fitted_on) == ("fused distributions", None)
     assert sigmoid(logit(0.3)) == pytest.approx(0.3)
     assert 0.999 < sigmoid(1e6) < 1
     assert (logit(0.0), logit(1.0)) == (-7, 7)
@@ -112,10 +106,7 @@ def test_a_fit_weighs_differences_or_says_nothing_where_a_measurement_is_missing
 
 def test_versions_are_one_scene_another_subject_is_not_and_neighbours_link_groups(photo):
     blurred = DISTORTIONS["gaussian_blur"].apply(np.asarray(photo), 4, np.random.default_rng(0))
-    smaller, other = (
-        Image.fromarray(blurred).resize((200, 150)),
-        Image.open("tests/data/prudential.png").convert("RGB"),
-    )
+    smaller, other = Image.fromarray(blurred).resize((200, 150)), Image.open("tests/data/prudential.png").convert("RGB")
     assert scene_distance(fingerprint(photo), fingerprint(smaller)) <= MOST_DIFFERENT
     assert scene_distance(fingerprint(photo), fingerprint(other)) > 0.35
     # 0 and 3 differ in 120 bits, more than 80, but 1 is within 60 of either; 2 is far from all
@@ -155,22 +146,27 @@ def test_of_one_scene_the_fit_answers_and_of_others_independent_draws():
     assert (apart.basis, apart.probability) == ("fused distributions", apart.independent)
     without = judge_with(None).compare(*candidates(rows))
     assert without.probability == without.independent
-    assert "no fit of comparisons" in without.notes[0]
     itself = judge.compare(*candidates([rated(3.5), rated(3.5)]))
     assert (itself.probability, itself.basis) == (0.5, "same pixels")
-    assert itself.notes == ["both are the same file: neither is better"]
 
 
-@pytest.mark.parametrize(("weight", "always", "reads"), [(0.0, False, 0), (0.0, True, 1), (0.5, False, 1)])
-def test_pairs_are_read_where_that_counts_or_is_asked_for(weight, always, reads):
-    judge = judge_with(fit_of({"q": 4.0}, pairwise=weight), read=lambda *_: a_read(0.8), always=always)
+@pytest.mark.parametrize("weight", [0.0, 0.5])
+def test_what_the_model_says_of_a_pair_counts_as_much_as_the_fit_says(weight):
+    judge = judge_with(fit_of({"q": 4.0}, pairwise=weight), says=0.8)
     result = judge.compare(*candidates([rated(3.0), rated(3.0, "b.png")]))
-    assert judge.reads == reads == int(result.pairwise is not None)
+    assert (result.pairwise.probability, result.pairwise_weight) == (0.8, weight)
     assert result.probability == pytest.approx(sigmoid(weight * logit(0.8)))
 
 
+def test_the_embedded_model_has_a_fit_and_reads_pairs_only_where_asked_to(services):
+    assert fit_for(services.settings, "letters", reference=False).weights
+    assert fit_for(services.settings, "agent", reference=False) is None
+    judges = {asked: Judge.of(services, "letters", reference=False, pairwise=asked) for asked in (None, True, False)}
+    assert {asked: judge.read is not None for asked, judge in judges.items()} == {None: False, True: True, False: False}
+
+
 def test_reads_of_an_order_are_linear():
-    judge = judge_with(fit_of({"q": 4.0}, pairwise=0.5), read=lambda *_: a_read(0.5))
+    judge = judge_with(fit_of({"q": 4.0}, pairwise=0.5), says=0.5)
     ranking = judge.rank(candidates([rated(1 + 4 * i / 60, f"{i}.png") for i in range(60)]))
     assert ranking.pairwise_reads == len(ranking.pairs) <= PAIRS_PER_PICTURE * 60
     assert [ranked.assessment.image for ranked in ranking.order] == [f"{i}.png" for i in range(59, -1, -1)]
@@ -183,7 +179,7 @@ def test_groups_have_their_best():
     rows = [rated(3.0, "a.png"), rated(2.0, "b.png"), rated(3.4, "=c.png")]
     judge = judge_with(fit_of({"q": 4.0}))
     first, second = judge.groups(candidates(rows, [SCENE, ~SCENE, SCENE]))
-    assert [(group.number, group.best) for group in (first, second)] == [(1, "=c.png"), (2, "b.png")]
+    assert [(group.number, group.to_dict()["best"]) for group in (first, second)] == [(1, "=c.png"), (2, "b.png")]
     assert [ranked.index for ranked in first.order] == [2, 0]
     assert {(pair.first, pair.second) for pair in first.pairs} == {(2, 0)}
     assert "=c.png is the best of 2" in first.explain()
@@ -200,15 +196,13 @@ class _Preferring:
     """A model that is shown two pictures and says A with a probability for each of its four reads."""
 
     def __init__(self, *answers: float):
-        self.answers, self.opened, self.prompts = list(answers), [], []
-        self.usage = TokenUsage(calls=2)
+        self.answers, self.opened, self.usage = list(answers), [], TokenUsage(calls=2)
 
     def open(self, images):
         self.opened.append([image.size for image in images])
         return self
 
     def read_letters(self, prompt, answer_prefix, letters):
-        self.prompts.append(prompt)
         p = self.answers.pop(0)
         return LetterRead({"A": math.log(p), "B": math.log(1 - p)}, 0.0, {})
 
@@ -223,7 +217,7 @@ def test_a_pairwise_read_is_averaged_by_meaning():
     small, large = Image.new("RGB", (64, 64)), Image.new("RGB", (96, 96))
     read = read_pair(client := _Preferring(0.8, 0.3, 0.4, 0.5), small, large)
     assert (read.probability, read.order_bias) == pytest.approx((0.65, 0.1))
-    assert (read.letter_bias, read.flipped, read.calls) == (pytest.approx(0), False, 4)
+    assert (read.letter_bias, read.flipped, read.tokens.calls) == (pytest.approx(0), False, 4)
     assert client.opened == [[(64, 64), (96, 96)], [(96, 96), (64, 64)]]
     always_first = read_pair(_Preferring(0.9, 0.1, 0.9, 0.1), small, large)
     assert (always_first.probability, always_first.order_bias) == pytest.approx((0.5, 0.4))
@@ -235,10 +229,8 @@ def test_a_pairwise_read_is_averaged_by_meaning():
 
 
 def test_both_orders_say_the_same(services, photo_path, noisy_path):
-    there, back = (
-        compare(*pair, services=services, pairwise=True)
-        for pair in ((photo_path, noisy_path), (noisy_path, photo_path))
-    )
+    there = compare(photo_path, noisy_path, services=services, pairwise=True)
+    back = compare(noisy_path, photo_path, services=services, pairwise=True)
     assert there.same_scene
     assert there.probability > 0.9
     assert there.probability + back.probability == pytest.approx(1, abs=1e-9)
@@ -248,16 +240,10 @@ def test_both_orders_say_the_same(services, photo_path, noisy_path):
     assert (fields["kind"], fields["pair"]["probability"]) == ("comparison", there.probability)
     assert fields["pair"]["pairwise_weight"] == 0  # with this model
     assert "The same scene" in there.explain()
-    assert "better than" in repr(there)
-    assert there._repr_html_().startswith("<pre>")
     assert [line.split(",")[2] for line in comparison_csv([there, back]).splitlines()[1:]] == list("1212")
 
 
-def test_a_reference_is_used_and_one_of_another_size_is_one_sentence(services, photo, photo_path, noisy_path):
-    blurred = DISTORTIONS["gaussian_blur"].apply(np.asarray(photo), 1, np.random.default_rng(0))
-    found = compare(noisy_path, blurred, reference=photo_path, services=services)
-    assert {run.tool_name for run in found.first.tools} == {"VSI", "FSIM"}
-    assert found.better is found.second
+def test_a_reference_of_another_size_is_one_sentence(services, photo, noisy_path):
     found = compare(noisy_path, photo, reference=photo.resize((300, 300)), services=services)
     assert found.probability is None
     assert "size" in found.error

@@ -96,9 +96,9 @@ def test_text_fits_the_terminal(folder):
     begins there."""
     lines, _, status, _ = on_a_terminal(folder / "0.png", "--cpu", "--explain")
     assert status == 0
-    headings = {"Plan", "Evidence", "Tools", "Score", "How sure", "Why", "Warnings", ""}
+    headings = {"Warnings", ""}
     starts = [line for line in lines if not line.startswith(" ") and line not in headings]
-    assert all(line.startswith((str(folder)[:20], "Letters", "Detection")) for line in starts), starts
+    assert all(line.startswith(str(folder)[:20]) for line in starts), starts
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -6,27 +6,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image, ImageOps
+from PIL import Image
 from scripted import ScriptedClient, ScriptedTools, plan_reply, prompts, scripted_answers, scripted_services
 
 from agentic_iqa_local import IQA, Assessment, Conversation, assess
 from agentic_iqa_local.batch.work import as_line
 from agentic_iqa_local.images.reading import ImageError
-from agentic_iqa_local.nodes.conversation import (
-    earlier_lines,
-    going_on,
-    prior_context,
-    regions_pointed_to,
-    turn,
-)
+from agentic_iqa_local.nodes.conversation import earlier_lines, going_on, prior_context, regions_pointed_to, turn
 from agentic_iqa_local.state import PlannerOutput
 
 
 def plan(**changes) -> PlannerOutput:
     return PlannerOutput.model_validate(plan_reply(**changes))
-
-
-# Queries that point to a region
 
 
 @pytest.mark.parametrize(
@@ -36,8 +27,7 @@ def plan(**changes) -> PlannerOutput:
         ("How about her face", ["face"]), ("Same for the water.", ["water"]), ("The sky?", ["sky"]), ("Und der Himmel?", ["Himmel"]),
         ("¿Y el cielo?", ["cielo"]), ("What about the left side and the right side?", ["left side", "right side"]),
         ("Rate it", []), ("And is the sky noisy?", []), ("And the sky, is it noisy?", []), ("And why?", []), ("What about it?", []),
-        ("And with NIQE?", []), ("And the composition?", []), ("And " + "very " * 9 + "blue sky?", []), ("And the noise?", []),
-        ("And for printing?", []), ("And in German?", []), ("And from 1 to 10?", []), ("The second one?", []),
+        ("And with NIQE?", []), ("And the composition?", []), ("And the noise?", []), ("The second one?", []), ("And the mood?", []),
         ("and " * 1000, []), ("¿ " * 2000, []), ("and the x " * 800, []),  # long ones end, too
     ],
 )  # fmt: skip
@@ -46,8 +36,7 @@ def test_a_query_that_only_points_to_regions(query, pointed):
 
 
 RATED, TALKED = turn("Rate it", "C Fair, q 3.12", plan()), turn("Who is this?", "A dog.", plan(query_type="Other"))
-NOISE = {"distortion_source": "Explicit", "distortions": {"Global": ["Noise"]}}
-ASKED = turn("Is it noisy?", "C Fair, q 3.12", plan(**NOISE))
+ASKED = turn("Noisy?", "C", plan(distortion_source="Explicit", distortions={"Global": ["Noise"]}))
 
 
 @pytest.mark.parametrize(
@@ -56,14 +45,13 @@ ASKED = turn("Is it noisy?", "C Fair, q 3.12", plan(**NOISE))
         ([TALKED, RATED], "And the sky?", plan(query_type="Other"), ("IQA", ["sky"], [])),
         ([RATED, TALKED], "And the cat?", plan(), ("Other", ["cat"], [])),
         ([ASKED], "And the sky?", plan(), ("IQA", ["sky"], ["Noise"])),
-        # for a quality word, what stands by itself and a first turn, what the model planned stays
+        # for a quality word and a first turn, what the model planned stays
         ([ASKED], "And the blur?", plan(), ("IQA", "Global", [])),
-        ([RATED], "Is the sky blue?", plan(query_type="Other"), ("Other", "Global", [])),
         ([], "And the sky?", plan(query_type="Other"), ("Other", "Global", [])),
     ],
 )
 def test_what_points_to_a_region_is_planned_as_the_last_turn_was(turns, query, given, expected):
-    planned, carried = going_on(given, query, prior_context(turns))
+    planned, carried = going_on(given, query, prior_context(turns) or {})
     assert (planned.query_type, planned.query_scope, carried) == expected
 
 
@@ -99,14 +87,18 @@ def test_planner_and_summarizer_are_told_of_earlier_turns(scripted, picture):
     assert (client.opened, tools.runs) == ([1], [("NIQE", (96, 64))])  # both once
 
 
-def test_a_failed_turn_is_not_told_of(scripted, picture):
-    iqa, client, _ = scripted
+def test_a_failed_turn_is_not_told_of_and_its_tries_and_warnings_are_its_own(scripted, picture):
+    iqa, client, tools = scripted
     answer, client.answer = client.answer, scripted_answers(PlannerReply="no plan")
     with iqa.open(picture) as conversation:
         assert "no valid JSON" in conversation.ask("Rate it").error
         client.answer = answer
+        del tools.scores["NIQE"]
+        warned = conversation.ask("Use NIQE")
+        tools.scores["NIQE"] = 2.6
         row = conversation.ask("Rate it again")
-    assert (row.turn, row.prior_context, row.error, row.failed_tries) == (2, None, None, [])
+    assert (warned.turn, warned.prior_context, warned.error, warned.failed_tries) == (2, None, None, [])
+    assert [any("NIQE could not score" in line for line in one.warnings) for one in (warned, row)] == [True, False]
 
 
 def test_what_points_to_a_region_has_the_choices_of_the_last_question(scripted, picture):
@@ -122,11 +114,8 @@ def test_what_points_to_a_region_has_the_choices_of_the_last_question(scripted, 
 # What stays open
 
 
-def test_a_second_question_of_the_real_model_computes_its_own_text_alone(services, photo_path, monkeypatch):
+def test_a_second_question_of_the_real_model_computes_its_own_text_alone(services, photo_path):
     alone = assess(photo_path, query="Rate it", services=services)
-    runs = []
-    real = services.tools.score
-    monkeypatch.setattr(services.tools, "score", lambda name, *rest: runs.append(name) or real(name, *rest))
     conversation = Conversation(services, photo_path)
     first, second, third = (conversation.ask(query) for query in ("Rate it", "And the plant?", "Rate it"))
     conversation.close()
@@ -135,29 +124,13 @@ def test_a_second_question_of_the_real_model_computes_its_own_text_alone(service
     for later in (second, third):  # every call of a later turn finds the image in the cache
         assert later.error is None
         assert later.tokens.reused >= later.tokens.calls * first.seen.tokens
-    assert sorted(runs) == sorted({run.tool_name for run in first.tools})  # each measured once
-    assert {run.execution_time for run in third.tools} == {0.0}
+    assert {run.execution_time for run in third.tools} == {0.0}  # each measured once
     assert (second.plan.query_type, second.plan.query_scope) == ("IQA", ["plant"])
-
-
-def test_warnings_and_failed_tries_are_the_turns_own(scripted, picture, tmp_path):
-    iqa, client, tools = scripted
-    framed = tmp_path / "framed.png"
-    ImageOps.expand(Image.open(picture).convert("RGB"), 40, "white").save(framed)
-    with iqa.open(framed) as conversation:
-        client.answer = scripted_answers(PlannerReply=["no plan", json.dumps(plan_reply())])
-        del tools.scores["NIQE"]
-        first = conversation.ask("Use NIQE")
-        tools.scores["NIQE"] = 2.6
-        second = conversation.ask("Rate it")
-    assert [len(row.failed_tries) for row in (first, second)] == [1, 0]
-    assert "a frame of one colour" in first.warnings[0] == second.warnings[0]
-    assert [any("NIQE could not score" in line for line in row.warnings) for row in (first, second)] == [True, False]
 
 
 def test_pictures_in_memory_and_references_are_open_as_long_as_the_conversation(scripted, picture):
     pixels = np.asarray(Image.open(picture))
-    conversation = scripted[0].open(pixels, Path(picture).with_name("picture.png").read_bytes())
+    conversation = scripted[0].open(pixels, Path(picture).read_bytes())
     folder = Path(conversation._picture.path).parent
     rows = [conversation.ask(), conversation.ask()]
     assert [row.image for row in rows] == ["<array 96×64>"] * 2
@@ -201,50 +174,30 @@ def test_a_question_that_was_broken_off_leaves_no_half_computed_cache(services, 
 def test_a_closed_conversation_says_so(scripted, picture):
     iqa, _, _ = scripted
     by_hand, by_iqa = iqa.open(picture), iqa.open(picture)
-    assert repr(by_hand) == f"Conversation({picture}, 0 asked)"
     by_hand.close()
     by_hand.close()
     iqa._services.close = lambda: None
     iqa.close()
     for conversation in (by_hand, by_iqa):
-        assert repr(conversation) == "Conversation(closed)"
         with pytest.raises(RuntimeError, match="Conversation: expected to be open, but it was closed"):
             conversation.ask("Rate it")
     with pytest.raises(RuntimeError, match="IQA: expected to be open"):
         iqa.open(picture)
 
 
-@pytest.mark.parametrize(
-    ("asked", "said"),
-    [
-        ({"query": " "}, "query: expected a question"),
-        ({"query": 5}, "query: expected a text"),
-        ({"query": "x" * 5000}, "at most 4000 characters"),
-        ({"query": "Is it?", "choices": ["yes"]}, "choices: expected 2 to 10"),
-    ],
-)
-def test_a_question_that_makes_no_sense_is_told_and_no_turn(scripted, picture, asked, said):
+def test_a_question_that_makes_no_sense_is_told_and_no_turn(scripted, picture):
     with scripted[0].open(picture) as conversation:
-        with pytest.raises(ValueError, match=said):
-            conversation.ask(**asked)
+        with pytest.raises(ValueError, match="query: expected a question"):
+            conversation.ask(" ")
+        with pytest.raises(ValueError, match="choices: expected 2 to 10"):
+            conversation.ask("Is it?", ["yes"])
         assert conversation.ask("Rate it").turn == 1
 
 
-@pytest.mark.parametrize(
-    ("image", "error", "said"),
-    [
-        ("absent.png", ImageError, "absent.png: expected an image file"),
-        (b"SECRET" * 20, ImageError, "<120 bytes>: expected a PNG"),
-        (np.zeros((64, 96, 3), np.float32), ValueError, "of float32; give"),
-        (None, TypeError, "got NoneType"),
-    ],
-)
-def test_what_cannot_be_opened_is_told_in_one_sentence(scripted, image, error, said):
-    with pytest.raises(error) as caught:
-        scripted[0].open(image)
-    assert said in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert "agentic_iqa_" not in str(caught.value)  # nor a temporary folder
+def test_what_cannot_be_opened_is_told_without_a_temporary_name(scripted):
+    with pytest.raises(ImageError, match=r"^<120 bytes>: expected a PNG") as caught:
+        scripted[0].open(b"SECRET" * 20)
+    assert "agentic_iqa_" not in str(caught.value)
 
 
 def test_the_letters_pipeline_holds_no_conversation(picture):

@@ -44,7 +44,7 @@ def test_letters_behind_another_role_equal_a_plain_pass_and_depend_on_the_pictur
     reused = session.usage.reused
     text = session.generate(SCORING, summary_reply(LETTERS), answer_prefix=ANSWER_PREFIX + "B")
     assert summary_reply(LETTERS).model_validate_json(text).final_answer == "B"
-    batch = client.processor(text=[client.renderer.render(SCORING, count).text], images=images, return_tensors="pt")  # fmt: skip
+    batch = client.renderer.processor(text=[client.renderer.render(SCORING, count).text], images=images, return_tensors="pt")  # fmt: skip
     tokens = int((batch["input_ids"] == client.renderer.placeholder).sum())
     assert tokens == sum(seen.tokens for seen in session.seen)
     assert len(session.seen) == count

@@ -4,7 +4,6 @@ errors from −1 to 1 level in steps of 0.01, so that its quantiles are known.""
 import json
 import math
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from scripted import ScriptedClient, ScriptedTools, scripted_answers, scripted_s
 
 from agentic_iqa_local.config import DecisionSettings, Settings, load_settings
 from agentic_iqa_local.files import folder_hash
-from agentic_iqa_local.judgement.assessment import answered, assess, question
+from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.judgement.fit import Fit, calibration_for
 from agentic_iqa_local.judgement.gates import Sureness
 from agentic_iqa_local.judgement.intervals import FEATURES, Answers, Errors, IntervalCalibration
@@ -50,7 +49,7 @@ def calibration(tools=(("NIQE",),), **changes) -> IntervalCalibration:
 
 def sureness(of=None, *, query=DEFAULT_QUERY, unlike_photograph=False, **decisions) -> Sureness:
     return Sureness(
-        DecisionSettings(**decisions), of or calibration(), None, "letters", False, query, unlike_photograph
+        DecisionSettings(**decisions), of or calibration(), "letters", query=query, unlike_photograph=unlike_photograph
     )
 
 
@@ -91,11 +90,7 @@ def test_letters_are_looked_at_more_closely_while_the_interval_is_too_wide(large
     fusion = read_and_fuse(DEFAULT_QUERY, None, [("NIQE", 3.0)], images)
     read = [name for name, _ in client.calls].count("read_letters")
     assert (read, fusion.both_orders, fusion.crops) == (reads, both_orders, crops)
-    if crops:
-        # Letters are alike in every read, and the other order turns them around: picture and crops have the mean
-        # of p and its mirror. E[level] is 3.45 by LIKE_HALF and 2.55 by its mirror.
-        mirror = dict(zip("ABCDE", reversed(LIKE_HALF.values()), strict=True))
-        assert fusion.p_c == pytest.approx({c: (LIKE_HALF[c] + mirror[c]) / 2 for c in "ABCDE"})
+    if crops:  # E[level] is 3.45 by LIKE_HALF and 2.55 by its mirror, which the other order gives
         assert (fusion.order_gap, fusion.crop_spread) == pytest.approx((0.9, 0), abs=1e-12)
 
 
@@ -110,7 +105,7 @@ def test_letters_are_looked_at_more_closely_while_the_interval_is_too_wide(large
     ],
 )
 def test_an_answer_that_is_a_little_unlike_them_has_a_wider_one(of, fusion, plan, reason, ends):
-    interval, _ = of.interval(fusion, PlannerOutput(**PLAN | plan))
+    interval = of.interval(fusion, PlannerOutput(**PLAN | plan))
     assert [reason in line for line in interval.widened] == [True]
     assert (interval.low, interval.high) == pytest.approx(ends, abs=0.011)
 
@@ -129,16 +124,15 @@ def test_an_answer_that_is_a_little_unlike_them_has_a_wider_one(of, fusion, plan
 )
 def test_a_gate_decides_only_where_it_is_sure_enough(q, options, verdict, probability):
     of = sureness(at_least=3.5, **options)
-    gate = of.gate(of.interval(fused(q), None)[0], q)
+    gate = of.fields(fused(q), None)["gate"]
     assert gate.verdict == verdict
     assert gate.probability == pytest.approx(probability, abs=1 / 201)
 
 
 def test_answers_wider_than_allowed_are_held_back():
-    of = sureness(abstain_wider_than=1.5)
-    interval, _ = of.interval(fused(3.0), None)
-    assert of.not_sure(interval) == "not sure: the interval is 1.82 levels wide, more than 1.5"
-    assert sureness(abstain_wider_than=1.9).not_sure(interval) is None
+    held_back = sureness(abstain_wider_than=1.5).fields(fused(3.0), None)["not_sure"]
+    assert held_back == "not sure: the interval is 1.82 levels wide, more than 1.5"
+    assert sureness(abstain_wider_than=1.9).fields(fused(3.0), None)["not_sure"] is None
 
 
 def test_an_answer_unlike_the_calibrations_has_no_interval_and_no_verdict():
@@ -149,11 +143,11 @@ def test_an_answer_unlike_the_calibrations_has_no_interval_and_no_verdict():
         (fused(), about_a_part, "the query is about a part"),
         (fused(q_bar=None, voters=[]), None, "no tool scored this picture"),
     ):
-        interval, why = of.interval(fusion, plan)
-        assert interval is None
-        assert reason in why
-        assert of.gate(interval, 3.0) is None
-        assert of.not_sure(interval) == "not sure: there is no interval to tell"
+        found = of.fields(fusion, plan)
+        assert found.keys() == {"no_interval", "not_sure"}
+        assert found["no_interval"].startswith("no interval: ")
+        assert reason in found["no_interval"]
+        assert found["not_sure"] == "not sure: there is no interval to tell"
 
 
 def test_a_set_holds_the_choices_that_are_not_ruled_out_or_why_there_is_none():
@@ -165,16 +159,13 @@ def test_a_set_holds_the_choices_that_are_not_ruled_out_or_why_there_is_none():
         ({"A": 0.9, "B": 0.06, "C": 0.04}, ["A"]),  # B is reached at 0.96
         ({"A": 0.06, "B": 0.86, "C": 0.08}, ["B", "C"]),  # C is reached at 0.94, A at 1
     ):
-        answers, why = of.answer_set(p, "logits", None)
-        assert (why, answers.letters, answers.widened) == (None, letters, [])
-    told, _ = of.answer_set(p, "logits", PlannerOutput(**PLAN | {"query_type": "Other"}), told_of_map=True)
+        answers = of.fields(asked := fused(None, p_c=p), None)["answer_set"]
+        assert (answers.letters, answers.widened) == (letters, [])
+    told = of.fields(asked, PlannerOutput(**PLAN | {"query_type": "Other"}), told_of_map=True)["answer_set"]
     assert len(told.widened) == 2
-    assert "calibrated in mode logits" in of.answer_set(p, "uniform", None)[1]
-    assert "no such question" in sureness().answer_set(p, "logits", None)[1]
-    assert Sureness(missing="no interval: why").answer_set(p, "logits", None) == (
-        None,
-        "no set of answers: why",
-    )
+    assert "calibrated in mode logits" in of.fields(fused(None, mode="uniform"), None)["no_interval"]
+    assert "no such question" in sureness().fields(asked, None)["no_interval"]
+    assert sureness("why").fields(asked, None) == {"no_interval": "no set of answers: why"}
 
 
 def test_a_wide_interval_is_planned_again_and_a_narrow_one_is_not(large, monkeypatch):
@@ -182,15 +173,14 @@ def test_a_wide_interval_is_planned_again_and_a_narrow_one_is_not(large, monkeyp
         settings = Settings(decisions=DecisionSettings(target_width=width))
         _, services = scripted({"NIQE": 3.3, "LocalNR": 3.4}, settings)
         known = calibration(tools=(("NIQE",), ("LocalNR",), ("LocalNR", "NIQE")))
-        monkeypatch.setattr("agentic_iqa_local.judgement.assessment.calibration_for", lambda *_: (known, None))
-        state = question(SimpleNamespace(path=large), None, None, None, 3, settings)
-        return answered(state, OpenImages(services, large), "agent")
+        monkeypatch.setattr("agentic_iqa_local.judgement.assessment.calibration_for", lambda *_: known)
+        return assess(large, services=services, max_replan_iterations=3)
 
     wide = passes(1.0)
-    assert (wide["iteration_count"], len(wide["passes"])) == (2, 3)  # the third pass is the last allowed
-    assert not wide["need_replan"]
-    assert "levels wide, 1 were asked for" in wide["replan_history"][0]
-    assert passes(3.0)["replan_history"] == []
+    assert (wide.iteration_count, len(wide.passes)) == (2, 3)  # the third pass is the last allowed
+    assert not wide.need_replan
+    assert "levels wide, 1 were asked for" in wide.replan_history[0]
+    assert passes(3.0).replan_history == []
 
 
 def test_the_embedded_model_has_an_interval_that_tells_where_it_is_from():
@@ -207,7 +197,6 @@ def test_the_embedded_model_has_an_interval_that_tells_where_it_is_from():
     [
         ({"model": "another"}, "calibrated with another model than embedded"),
         ({"dtype": "bfloat16"}, "calibrated with dtype bfloat16, this model runs with float32"),
-        ({"quantization": "4bit"}, "calibrated with quantization 4bit, this model runs with none"),
         ({"temperature": 2.0}, "calibrated with temperature 2 and η auto, here they are 1 and auto"),
         (None, "fit.json calibrates none; fit it anew with study.py fit"),
     ],
@@ -215,11 +204,11 @@ def test_the_embedded_model_has_an_interval_that_tells_where_it_is_from():
 def test_a_calibration_of_another_set_up_is_refused(tmp_path, change, reason):
     folder = load_settings().folder("transformers.embedded")
     of = None if change is None else calibration(**{"model": folder_hash(folder)} | change)
-    fit = Fit(1.0, "auto", "keep", 0.0, 0.0, "manifest", folder_hash(folder), ("a.png",), intervals=of)
-    (tmp_path / "fit.json").write_text(fit.to_json())
+    about = {"objective": "keep", "dataset": "manifest", "model": folder_hash(folder), "keys": ["a.png"]}
+    fit = Fit(temperature=1.0, eta="auto", intervals=of, **about)
+    (tmp_path / "fit.json").write_text(fit.model_dump_json())
     settings = Settings(decisions=DecisionSettings(calibration=str(tmp_path / "fit.json")))
     about = {"name": "embedded", "dtype": "float32", "quantization": "none"}
-    found, why = calibration_for(settings, about)
-    assert found is None
+    why = calibration_for(settings, about)
     assert reason in why
     assert "study.py fit" in why

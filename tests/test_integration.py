@@ -1,8 +1,6 @@
 """The whole pipeline on the embedded model and the real tools."""
 
-import json
 import math
-import socket
 
 import numpy as np
 import pytest
@@ -46,14 +44,6 @@ def test_a_rating_holds_its_own_arithmetic(which, request):
     assert row.eta == pytest.approx(1 / (2 * row.sigma**2))
     assert row.final_answer == LETTERS[5 - math.floor(q + 0.5)]
     assert row.vlm_letter == max(row.p_c, key=row.p_c.get)
-
-
-def test_tools_and_tokens_are_those_of_the_pictures_given(rated, compared):
-    assert (rated.plan.reference_mode, compared.plan.reference_mode) == ("No-Reference", "Full-Reference")
-    assert {t.tool_name for t in rated.tools} <= {"LocalNR", "NIQE"}
-    assert (rated.seen.pixels, rated.seen.tokens) == (512 * 512, (512 // 32) ** 2)
-    assert compared.tools
-    assert compared.tokens.prefilled - rated.tokens.prefilled > 100  # 256 more image tokens, less text
 
 
 def test_the_image_is_prefilled_once_for_all_roles(rated, photo_path):
@@ -124,17 +114,3 @@ def test_summarizer_node_loads_its_own_configuration(photo_path, rated):
     state = {"query": DEFAULT_QUERY, "image_path": photo_path, "plan": rated.plan}
     update = summarizer_node(state | {"executor_evidence": rated.evidence})
     assert update["summarizer_result"].fusion.q == pytest.approx(rated.q, abs=1e-4)
-
-
-def test_the_network_is_really_blocked_here():
-    with pytest.raises(AssertionError, match="look up a host"):
-        socket.create_connection(("example.invalid", 9), timeout=1)
-    with socket.socket() as plain, pytest.raises(AssertionError, match="reach the network"):
-        plain.connect(("192.0.2.1", 9))  # reserved for documentation (RFC 5737)
-
-
-def test_failures_are_rows_without_scores(tmp_path, services):
-    row = assess(tmp_path / "missing.png", services=services)
-    assert "missing.png" in row.error
-    assert (row.q, row.p_c, row.final_answer) == (None, None, None)
-    assert json.loads(row.model_dump_json())["error"] == row.error

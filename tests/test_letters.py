@@ -18,7 +18,7 @@ from agentic_iqa_local.judgement.quality_map import SEVERITY_PREFIX
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX
 from agentic_iqa_local.state import DISTORTION_TYPES, LETTERS, LEVEL_WORDS, Severity
 from agentic_iqa_local.vlm_client import LetterRead, VLMError
-from agentic_iqa_local.vlm_client.letters import resolve_letters
+from agentic_iqa_local.vlm_client.rendering import resolve_letters
 
 
 @pytest.fixture(scope="module")

@@ -83,7 +83,8 @@ def test_files_of_rows_that_are_another_s_are_not_cut(tmp_path):
 def test_what_this_program_wrote_is_replaced(tmp_path):
     """Rows, tables, galleries and maps are written over in the tests of their commands."""
     place = tmp_path / "file"
-    place.write_text(Fit(2.0, 0.5, "srcc", 0.71, 0.73, "koniq10k", "M", ("a.jpg",)).to_json())
+    fit = Fit(temperature=2.0, eta=0.5, objective="srcc", dataset="koniq10k", model="M", keys=("a.jpg",))
+    place.write_text(fit.model_dump_json())
     require_own(place, "fit")
     place.write_bytes(tarfile.TarInfo(MANIFEST_HASH).tobuf())
     require_own(place, "bundle")

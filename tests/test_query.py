@@ -33,7 +33,7 @@ def test_everyday_queries_by_rule(row):
     assert tools == [*row["tools"], *row["unknown_tools"]]
     assert choices_in(row["query"]) == row["choices"]
     proposed = PlannerOutput.model_validate(plan_reply(query_scope=row["proposed_scope"], required_tool="QAlign"))
-    plan = correct_plan(proposed, row["query"], row["reference"], replanning=False)
+    plan = correct_plan(proposed, row["query"], row["reference"])
     assert plan.required_tool == next(iter(tools), None)
     if row["scope_by"] == "rule" or row["scope"] != "Global":
         assert plan.query_scope == row["scope"]

@@ -15,7 +15,7 @@ from test_runner import by_name, untimed
 from agentic_iqa_local.batch import ray as module
 from agentic_iqa_local.batch.ray import ClusterError, Place, RayRunner, check_address, package_hash
 from agentic_iqa_local.batch.runner import BatchError
-from agentic_iqa_local.cli.assess import parse
+from agentic_iqa_local.cli.assess import main
 from agentic_iqa_local.cli.command import UsageError
 from agentic_iqa_local.cli.options import place_of
 from agentic_iqa_local.config import load_settings
@@ -199,4 +199,4 @@ def test_an_address_at_which_nothing_answers_is_refused_soon(monkeypatch):
 )
 def test_options_that_do_not_go_together_are_told(options, says, photo_path):
     with pytest.raises(UsageError, match=says):
-        place_of(parse([photo_path, *options.split()]))
+        place_of(main.parse([photo_path, *options.split()]))

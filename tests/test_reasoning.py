@@ -94,7 +94,7 @@ def test_a_contradiction_gives_way_to_the_evidence_and_the_account_says_so(pictu
     assert row.quality_reasoning.startswith(reasoning)
     assert row.reasoning_corrections == corrections
     assert len(prompts(client, "SummaryReply")) == 1
-    assert ("the model's own words contradicted them" in " ".join(account(row).split())) is bool(corrections)
+    assert ("The model's own words are left out" in " ".join(account(row).split())) is bool(corrections)
 
 
 def test_reasoning_for_another_answer_gives_way_to_the_chosen_one(picture):

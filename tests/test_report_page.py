@@ -11,7 +11,7 @@ from test_study_report import MARKUP, analysed, make_row, make_rows, make_run
 from agentic_iqa_local.studies.analysis import Analysis
 from agentic_iqa_local.studies.plots import draw
 from agentic_iqa_local.studies.report import write_page, write_study
-from agentic_iqa_local.studies.summary import number, summarize
+from agentic_iqa_local.studies.summary import number
 
 MODE = "<script>alert(1)<b>"
 TOPICS = ["winner", "difference", "significance", "leaks", "failures"]
@@ -37,7 +37,7 @@ def planted(noise: dict[str, float], count: int = 60, failing: int = 0, copies: 
 def summary(rows: list[dict], key: str = "tid2013", **options) -> dict:
     run = make_run(key)
     run["dataset"] |= {"images": options.pop("expected", len(rows)), "higher_is_better": True}
-    found = summarize(analysed(rows, run, **{"draws": 400, "baseline": "PSNR"} | options))
+    found = analysed(rows, run, **{"draws": 400, "baseline": "PSNR"} | options).summary
     assert [sentence.topic for sentence in found] == TOPICS
     for sentence in found:
         assert sentence.text.endswith(".")
@@ -47,7 +47,7 @@ def summary(rows: list[dict], key: str = "tid2013", **options) -> dict:
 
 def test_a_planted_winner_wins_by_what_the_table_says():
     study = analysed(planted({"PSNR": 0.6, "VSI": 0.01, "SSIM": 0.5}), draws=400, baseline="PSNR")
-    found = {sentence.topic: sentence for sentence in summarize(study)}
+    found = {sentence.topic: sentence for sentence in study.summary}
     row = next(row for row in study.tables["differences"].to_dict("records") if row["first"] == "VSI")
     assert "“VSI” ranks best" in found["winner"].text
     assert found["difference"].verdict == "higher"
@@ -105,7 +105,7 @@ def test_planted_leaks_and_copies_are_told():
     assert "3 images repeat the file of another" in leaked.text
     assert summary(planted({"PSNR": 0.5, "VSI": 0.01}))["leaks"].verdict == "none known"
     run = make_run(name="Qwen2.5-VL-7B-Instruct", notice=None)
-    assert summarize(analysed(make_rows(48), run, draws=10))[3].verdict == "unknown"
+    assert analysed(make_rows(48), run, draws=10).summary[3].verdict == "unknown"
 
 
 def test_planted_failures_are_counted():
@@ -133,7 +133,7 @@ def study() -> Analysis:
 def test_report_json_holds_the_sentences_and_the_tables(study, tmp_path):
     write_study(tmp_path, study, [])
     found = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
-    assert [line["text"] for line in found["summary"]] == [sentence.text for sentence in summarize(study)]
+    assert [line["text"] for line in found["summary"]] == [sentence.text for sentence in study.summary]
     assert [row["srcc"] for row in found["tables"]["modes"]] == pytest.approx(list(study.tables["modes"].srcc))
 
 

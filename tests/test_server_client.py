@@ -21,8 +21,7 @@ from agentic_iqa_local.nodes.replies import summary_reply
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.state import LETTERS
 from agentic_iqa_local.vlm_client import ModelLost, VLMError
-from agentic_iqa_local.vlm_client.letters import resolve_letters
-from agentic_iqa_local.vlm_client.rendering import Renderer
+from agentic_iqa_local.vlm_client.rendering import Renderer, resolve_letters
 from agentic_iqa_local.vlm_client.server_client import ServerClient
 
 PICTURE = Image.effect_noise((224, 224), 60).convert("RGB")

@@ -1,10 +1,10 @@
 """state-models.md and summarizer-state-models.md: the models, their messages, and what LangGraph does with
 the state."""
 
+import itertools
 import json
 import logging
 from datetime import UTC
-from typing import get_type_hints
 
 import jsonschema
 import pytest
@@ -16,15 +16,12 @@ from agentic_iqa_local.nodes.replanning import append_replan_reason
 from agentic_iqa_local.state import (
     AgenticIQAState,
     ExecutorOutput,
-    PlanControlFlags,
     PlannerError,
     PlannerInput,
     PlannerOutput,
     SummarizerOutput,
-    revised,
 )
 
-FLAGS = ("distortion_detection", "distortion_analysis", "tool_selection", "tool_execution")
 LOG = {"tool_name": "TOPIQ_FR", "object_name": "Global", "distortion": "Blurs"}
 EVIDENCE = {
     "distortion_set": {"Global": ["Blurs"]},
@@ -43,26 +40,14 @@ def plan(**changes) -> PlannerOutput:
 # The Planner
 
 
-@pytest.mark.parametrize("model", [PlannerOutput, PlanControlFlags, PlannerInput, PlannerError])
-def test_models_and_fields_are_described(model):
-    assert model.__doc__
-    undescribed = [name for name, field in model.model_fields.items() if not field.description]
-    assert set(undescribed) <= {"timestamp"}
-
-
-BAD_FIELDS = [
-    ("query_type", "INVALID"),
-    ("query_scope", "vehicle"),
-    ("query_scope", [""]),
-    ("distortion_source", "Guessed"),
-    ("distortions", {"Global": "Blurs"}),
-    ("reference_mode", "Reduced-Reference"),
-    ("required_tool", 3),
-    ("plan", None),
-]
-
-
-@pytest.mark.parametrize(("field", "value"), [*BAD_FIELDS, ("query_scope", [])])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("query_type", "INVALID"), ("query_scope", "vehicle"), ("query_scope", [""]), ("query_scope", []),
+        ("distortion_source", "Guessed"), ("distortions", {"Global": "Blurs"}),
+        ("reference_mode", "Reduced-Reference"), ("required_tool", 3), ("plan", None),
+    ],
+)  # fmt: skip
 def test_planner_output_names_the_invalid_field(field, value):
     with pytest.raises(ValidationError) as caught:
         PlannerOutput.model_validate_json(json.dumps(plan_reply(**{field: value})))
@@ -81,12 +66,7 @@ def test_schema_examples_validate_against_their_model_and_schema(model):
 
 @pytest.mark.parametrize("field", ["image_path", "reference_path"])
 def test_planner_input_reports_missing_and_wrong_files(picture, tmp_path, field):
-    given = {
-        "query": "Is it sharp?",
-        "image_path": picture,
-        "reference_path": picture,
-        "prior_context": {"turn": 1},
-    }
+    given = {"query": "Is it sharp?", "image_path": picture, "reference_path": picture, "prior_context": {"turn": 1}}
     assert PlannerInput.model_validate(given).model_dump() == given
     text = tmp_path / "notes.txt"
     text.write_text("no image")
@@ -131,15 +111,12 @@ def test_executor_output_round_trips_and_every_part_is_optional():
 @pytest.mark.parametrize(
     "change",
     [
-        {"distortion_analysis": {"Global": [{"type": "Blurs", "severity": "moderate"}]}},
         {"distortion_analysis": {"Global": [{"type": "Blurs", "severity": "moderate", "explanation": "  "}]}},
         {"distortion_analysis": {"Global": [{"type": "Blurs", "severity": "mild", "explanation": "Soft."}]}},
-        {"quality_scores": {"Global": {"Blurs": ("NIQE", 0.9)}}},
         {"quality_scores": {"Global": {"Blurs": ("NIQE", 5.1)}}},
         {"quality_scores": {"Global": {"Blurs": ("NIQE", float("nan"))}}},
         {"tool_logs": [{"object_name": "Global", "distortion": "Blurs"}]},
         {"tool_logs": [LOG | {"normalized_score": 6.0}]},
-        {"tool_logs": [LOG | {"execution_time": -0.5}]},
     ],
 )
 def test_evidence_is_checked_on_construction(change):
@@ -160,13 +137,11 @@ def test_summarizer_output_has_the_specified_fields_and_defaults():
 
 
 @pytest.mark.parametrize("field", ["final_answer", "quality_reasoning"])
-@pytest.mark.parametrize("text", ["", " \n\t"])
-def test_summarizer_output_refuses_blank_texts(field, text):
-    with pytest.raises(ValidationError) as caught:
-        SummarizerOutput.model_validate(SOFT | {field: text})
-    assert [error["loc"] for error in caught.value.errors()] == [(field,)]
+def test_summarizer_output_refuses_blank_texts(field):
     with pytest.raises(ValidationError, match=field):
-        setattr(SummarizerOutput(**SOFT), field, text)
+        SummarizerOutput.model_validate(SOFT | {field: " \n\t"})
+    with pytest.raises(ValidationError, match=field):
+        setattr(SummarizerOutput(**SOFT), field, "")
 
 
 @pytest.mark.parametrize("reason", [None, "", "  ", "No scores"])
@@ -187,37 +162,20 @@ def test_state_requires_query_and_image_and_nothing_else():
         "reference_path", "plan", "executor_evidence", "summarizer_result", "iteration_count", "max_replan_iterations",
         "replan_history", "error", "choices",
     }  # fmt: skip
-    hints = get_type_hints(AgenticIQAState)
-    assert (hints["plan"], hints["summarizer_result"]) == (PlannerOutput, SummarizerOutput)
-    assert (hints["iteration_count"], hints["max_replan_iterations"]) == (int, int)
-    assert hints["replan_history"] == list[str]
-    assert AgenticIQAState.__doc__
-
-
-START_STATE: AgenticIQAState = {"query": "Rate it.", "image_path": "a.png"}
-
-
-def run_nodes(*updates: dict, start: AgenticIQAState = START_STATE) -> AgenticIQAState:
-    """The state after a compiled graph whose nodes return `updates` one after the other."""
-    graph = StateGraph(AgenticIQAState)
-    names = [f"node_{i}" for i in range(len(updates))]
-    for name, update in zip(names, updates, strict=True):
-        graph.add_node(name, lambda _state, update=update: update)
-    for source, target in zip([START, *names], [*names, END], strict=True):
-        graph.add_edge(source, target)
-    return graph.compile().invoke(start)
 
 
 def test_langgraph_replaces_plan_and_error_and_leaves_the_rest():
     evidence = ExecutorOutput.model_validate(EVIDENCE)
     old = plan(query_scope=["vehicle"], distortions={"vehicle": ["Blurs"]})
-    final = run_nodes(
-        {"plan": old, "executor_evidence": evidence, "error": "first"},
-        {"plan": plan(), "error": "second"},
-        start=START_STATE | {"reference_path": "b.png"},
-    )
-    assert (final["plan"], final["error"]) == (plan(), "second")
-    assert (final["query"], final["image_path"], final["reference_path"]) == ("Rate it.", "a.png", "b.png")
+    graph = StateGraph(AgenticIQAState)
+    graph.add_node("first", lambda _: {"plan": old, "executor_evidence": evidence, "error": "first"})
+    graph.add_node("second", lambda _: {"plan": plan(), "error": "second"})
+    for source, target in itertools.pairwise([START, "first", "second", END]):
+        graph.add_edge(source, target)
+    start = {"query": "Rate it.", "image_path": "a.png", "reference_path": "b.png"}
+    final = graph.compile().invoke(start)
+    expected = start | {"plan": plan(), "error": "second"}
+    assert {name: final[name] for name in expected} == expected
     assert final["executor_evidence"] == evidence
 
 
@@ -230,10 +188,3 @@ def test_history_entries_carry_iteration_and_reason_and_the_latest_ten_stay(capl
     assert (len(longer), longer[0], longer[-1]) == (10, "[Iteration 2] gap", "[Iteration 11] no scores")
     assert history[0] == "[Iteration 1] gap"
     assert "xcessive replanning" in caplog.text
-
-
-def test_a_changed_copy_is_validated_and_keeps_the_rest():
-    first = plan(query_scope=["car"])
-    assert (revised(first, query_scope="Global"), first.query_scope) == (plan(), ["car"])
-    with pytest.raises(ValidationError, match="query_scope"):
-        revised(first, query_scope=[])

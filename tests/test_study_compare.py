@@ -76,10 +76,8 @@ def test_figures_are_scipys_on_whole_scenes_of_the_images_that_both_answered(row
         differences.append(rank(good, keys) - rank(poor, keys))
     ends = found["srcc_difference_low"], found["srcc_difference_high"]
     assert ends == pytest.approx(np.percentile(differences, [2.5, 97.5]))
-    assert notes == [
-        "90 images are in every run; left out: 6 of poor, 0 of good.",
-        "good differs from poor in: git (None → 0123456789abcdef+), model (P → G).",
-    ]
+    left = "90 images are in every run; left out: 6 of poor, 0 of good."
+    assert notes == [left, "good differs from poor in: git, model."]
 
 
 def test_the_verdict_says_what_the_images_show(rows, folders, tmp_path):
@@ -95,10 +93,7 @@ def test_several_modes_and_runs_share_their_draws_and_their_images(rows, folders
     third = stored(tmp_path / "third", with_letters(rows[:60], 0.1, 4))
     lines, differences, _ = compared([*folders, third], modes=["all"], draws=100)
     assert {"logits", "letters, image alone", "tool mean", "PSNR"} <= {line["mode"] for line in lines}
-    assert [(line["run"], line["against"]) for line in differences[:2]] == [
-        ("good", "poor"),
-        ("third", "poor"),
-    ]
+    assert [(line["run"], line["against"]) for line in differences[:2]] == [("good", "poor"), ("third", "poor")]
     counts = {line["n"] for line in lines if line["mode"] == "logits"}
     assert counts == {one(differences, mode="logits", run="third")["n"]}
     # With 100 draws no p is below 2/101, and Holm's least of so many comparisons not below 0.05: none is decided.
@@ -109,8 +104,7 @@ def test_several_modes_and_runs_share_their_draws_and_their_images(rows, folders
 def test_runs_that_cannot_be_compared_are_refused(folders):
     run, rows = read_run(folders[0])
     moved = [row | {"mos": row["mos"] + 1} if i == 40 else row for i, row in enumerate(rows)]
-    changed = [row | {"sha256": "0"} if i == 90 and row.get("sha256") else row for i, row in enumerate(rows)]
-    changed[91] = rows[91] | {"sha256": "0"}
+    changed = [row | {"sha256": "0"} if i == 91 else row for i, row in enumerate(rows)]
     for name, other, message in (
         ("few", (run, rows[:9]), r"at least 10 common images, found 9 \(poor has 96, few has 9\)"),
         ("other", (make_run("kadid10k"), rows), "poor is of tid2013 and other is of kadid10k"),

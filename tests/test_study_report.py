@@ -18,7 +18,7 @@ from agentic_iqa_local.cli import study as cli
 from agentic_iqa_local.config import FusionSettings, ToolSettings
 from agentic_iqa_local.iqa_tools.calibration import read_map_file
 from agentic_iqa_local.score_fusion import ScoreFusion
-from agentic_iqa_local.state import LETTER_TO_LEVEL, LETTERS, ExecutorOutput, PlannerOutput
+from agentic_iqa_local.state import LETTERS, ExecutorOutput, PlannerOutput
 from agentic_iqa_local.studies.analysis import Analysis, analyse
 from agentic_iqa_local.studies.plots import draw
 from agentic_iqa_local.studies.report import over_datasets, write_page, write_study
@@ -31,20 +31,14 @@ MARKUP = "<script>alert(1)</script><img src=https://example.com/x.png>"
 
 
 def make_run(key: str = "tid2013", **model) -> dict:
+    maps = read_map_file(ROOT / "configs" / "tool_maps.yaml")[0]
+    told = {"name": "embedded", "device": "cpu", "dtype": "float32", "notice": "the small model answered"}
     return {
         "command": ["scripts/study.py", "run"],
-        "model": {
-            "name": "embedded",
-            "device": "cpu",
-            "dtype": "float32",
-            "notice": "the small model answered",
-        }
-        | model,
+        "model": told | model,
         "fusion": FusionSettings(eta=1.0).model_dump(mode="json"),
         "tools": ToolSettings().model_dump(mode="json"),
-        "maps": {
-            name: logistic.fitted_on for name, logistic in read_map_file(ROOT / "configs" / "tool_maps.yaml")[0].items()
-        },
+        "maps": {name: logistic.fitted_on for name, logistic in maps.items()},
         "dataset": {"key": key, "edition": None, "images": ROWS, "missing": [], "left_out": {}},
         "identity": {"reads": {"query": f"Rate it. {MARKUP}"}, "model": "M"},
     }
@@ -60,61 +54,48 @@ def make_rows(count: int = ROWS, groups: int = 12, tools: tuple[str, ...] = ("VS
 def make_row(i: int, rng: np.random.Generator, groups: int, tools: tuple[str, ...]) -> dict:
     group, kind, level = f"I{i % groups:02}", TYPES[i // groups % 4], 1.0 + i % 5
     quality = 5.5 - level + rng.normal(0, 0.6)
-    row = {
-        "key": f"{kind}/{group}_{i}.png",
-        "image": f"data/{kind}/{group}_{i}.png",
-        "reference": f"data/{group}.png",
-        "mos": float(np.clip(1.8 * quality - 0.9, 0, 9)),
-        **{"group": group, "distortion": kind, "level": level, "split": None, "subset": None},
-    }
+    row = {"key": f"{kind}/{group}_{i}.png", "image": f"data/{kind}/{group}_{i}.png", "reference": f"data/{group}.png"}
+    row |= {"group": group, "distortion": kind, "level": level, "split": None, "subset": None}
+    row["mos"] = float(np.clip(1.8 * quality - 0.9, 0, 9))
     if i % 17 == 5:
         return row | {"error": "cannot be decoded"}
-    failed = i % 23 == 7
-    views = 2 if i % 10 == 0 else 1
     reads = {
-        read: {"views": [make_view(quality + rng.normal(0, spread), rng) for _ in range(views)]}
+        read: {"views": [make_view(quality + rng.normal(0, spread), rng) for _ in range(2 if i % 10 == 0 else 1)]}
         for read, spread in (("all_evidence", 0.5), ("without_scores", 0.8), ("image_alone", 1.1))
     }
     scores = {tool: float(np.clip(quality + rng.normal(0, 0.4), 1, 5)) for tool in tools}
-    log = {"tool_name": tools[0], "object_name": "Global", "distortion": "Noise"}
-    logs = [log | {"raw_score": scores[tools[0]] / 5, "normalized_score": scores[tools[0]]}]
+    log = {"tool_name": tools[0], "object_name": "Global", "distortion": "Noise", "raw_score": scores[tools[0]] / 5}
+    grain = {"type": "Noise", "severity": "severe", "explanation": f"Grain | {MARKUP}"}
     evidence = {
         "distortion_set": {"Global": ["Noise"]},
-        "distortion_analysis": {
-            "Global": [{"type": "Noise", "severity": "severe", "explanation": f"Grain | {MARKUP}"}]
-        },
+        "distortion_analysis": {"Global": [grain]},
         "selected_tools": {"Global": {"Noise": tools[0]}},
         "quality_scores": {"Global": {"Noise": [tools[0], scores[tools[0]]]}},
-        "tool_logs": logs,
+        "tool_logs": [log | {"normalized_score": scores[tools[0]]}],
     }
     steps = ("distortion_detection", "distortion_analysis", "tool_selection", "tool_execution")
     plan = {"query_type": "IQA", "query_scope": "Global", "plan": dict.fromkeys(steps, True)}
     plan |= {"distortion_source": "Inferred", "reference_mode": "Full-Reference"}
-    cost = {
-        part: {"seconds": float(rng.gamma(4, 0.1)), "prefilled": 900, "reused": 400, "decoded": 60} for part in reads
-    }
+    tokens = {"prefilled": 900, "reused": 400, "decoded": 60}
+    cost = {part: {"seconds": float(rng.gamma(4, 0.1))} | tokens for part in reads}
     cost |= {f"{part}, {read}": cost[part] for part in reads for read in ("generated", "reversed")}
+    fusion = {"q": agent_score(reads["all_evidence"]["views"], [scores[tools[0]]])}
     row |= {
         "cost": cost | {"agent": {"seconds": 1.0, "prefilled": 2000, "reused": 1000, "decoded": 200}},
         "plan": PlannerOutput(**plan).model_dump(mode="json"),
         "plan_corrections": ["reference_mode"],
         "replan_history": [],
         "evidence": ExecutorOutput(**evidence).model_dump(mode="json"),
-        "agent": {
-            "final_answer": "C",
-            "quality_reasoning": f"Fair. {MARKUP}",
-            "fusion": {"q": agent_score(reads["all_evidence"]["views"], [scores[tools[0]]])},
-        },
+        "agent": {"final_answer": "C", "quality_reasoning": f"Fair. {MARKUP}", "fusion": fusion},
         "agent_error": None,
         "reads": reads,
         "tools": {tool: {"raw": score / 5, "normalized": score, "seconds": 0.1} for tool, score in scores.items()},
-        "seen": [{"box": [0, 0, 64, 64], "tokens": 16}] * views,
         "sha256": f"{i:064x}",
         "warnings": [],
     }
     if i % 29 == 3:
         row["tools"]["PSNR"] = {"error": "PSNR: images differ in size"}
-    if failed:
+    if i % 23 == 7:
         row |= {"reads": {}, "error": "the model ran out of memory", "agent": None}
         del row["tools"]
     return row
@@ -219,25 +200,6 @@ def test_modes_csv_holds_scipys_figures_and_counts_failures(rows, study, tmp_pat
     }
 
 
-def test_letters_that_the_model_wrote_by_hand(rows, study):
-    for i, row in enumerate(rows):
-        score = study.run.modes["generated letter, image alone"].scores[i]
-        if row.get("reads"):
-            levels = [LETTER_TO_LEVEL[view["generated"]] for view in row["reads"]["image_alone"]["views"]]
-            assert score == pytest.approx(np.mean(levels))
-        else:
-            assert np.isnan(score)
-
-
-def test_the_products_mode_repeats_the_agents_score(few_modes, study):
-    note = next(note for note in study.notes if "largest difference" in note)
-    assert "on 86 rows" in note
-    assert "do not trust" not in note
-    wrong = json.loads(json.dumps(few_modes))
-    wrong[0]["agent"]["fusion"]["q"] += 0.01
-    assert any("do not trust" in note for note in analysed(wrong, draws=10).notes)
-
-
 def test_differences_are_on_images_that_both_answered(rows, study):
     differences = study.tables["differences"]
     assert list(differences.loc[0, ["first", "second"]]) == ["logits", "classification"]
@@ -257,18 +219,6 @@ def test_differences_are_on_images_that_both_answered(rows, study):
     assert found["srcc_difference"] == pytest.approx(expected, abs=1e-9)
     assert (found["n"], found["failed"]) == (len(both), ROWS - len(both))
     assert (differences.p_holm >= differences.p).all()
-    assert any("cannot decide" in note for note in study.notes)  # 60 draws, some twenty comparisons
-
-
-def test_lower_is_better_scores_are_turned_around(few_modes):
-    def figures(**told):
-        run = make_run()
-        run["dataset"] |= told
-        return one(analysed(few_modes, run, draws=10).tables["modes"], mode="VSI")
-
-    up, down = figures(), figures(higher_is_better=False)
-    assert down["srcc"] == pytest.approx(-up["srcc"])
-    assert down["rmse_mapped"] == pytest.approx(up["rmse_mapped"], rel=0.05)
 
 
 def test_figures_within_types_levels_and_subsets(few_modes):
@@ -291,17 +241,16 @@ def test_figures_within_types_levels_and_subsets(few_modes):
 
 def test_calibration_is_on_the_scale_or_through_a_map_fitted_elsewhere(few_modes, study):
     on_levels = [row | {"mos": 1.0 + i % 5} for i, row in enumerate(make_rows(60))]
-    # the written letter is the level (5 is A), so one-hot letters are right and certain
-    for row in on_levels:
+    for row in on_levels:  # the written letter is the level (5 is A), so one-hot letters are right and certain
         for read in row.get("reads", {}).values():
             read["views"] = [view | {"generated": LETTERS[5 - int(row["mos"])]} for view in read["views"]]
-    judged = analysed(on_levels, make_run("kadid10k"), draws=10).tables["calibration"]
-    found = one(judged, letters="classification, one-hot")
+    found = one(
+        analysed(on_levels, make_run("kadid10k"), draws=10).tables["calibration"], letters="classification, one-hot"
+    )
     assert (found["ece"], found["rps"], found["accuracy"]) == (0, 0, 1)
     assert found["levels_from"] == "the scale, linearly"
     fitted = study.tables["calibration"].iloc[0]  # TID2013's scale is of paired comparisons
     assert fitted.levels_from == "monotone map fitted on half of the groups, judged on the others"
-    assert fitted.n + fitted.failed < ROWS
     split = [row | {"split": "train" if i % 3 else "test"} for i, row in enumerate(few_modes)]
     judged = analysed(split, draws=10).tables["calibration"].iloc[0]
     assert judged.n == sum(row["split"] == "test" and bool(row.get("reads")) for row in split)
@@ -314,19 +263,17 @@ def test_risk_cost_and_worst_images(rows, study):
     for signal in ("entropy", "VLM–tool disagreement"):
         found = one(study.tables["risk_coverage"], mode="logits", signal=signal)
         assert found["risk_100"] == pytest.approx(np.abs(errors).mean())
-    cost = one(study.tables["cost"], mode="logits")
-    seconds = np.mean([1 + row["cost"]["all_evidence"]["seconds"] for row in read])
-    assert (cost["mean_seconds"], cost["decoded_tokens"]) == (
-        pytest.approx(seconds, rel=0.05),
-        pytest.approx(260),
+    cost, seconds = (
+        one(study.tables["cost"], mode="logits"),
+        [1 + row["cost"]["all_evidence"]["seconds"] for row in read],
     )
-    tool = one(study.tables["cost"], mode="VSI")
-    assert (tool["mean_seconds"], tool["asks_the_model"]) == (pytest.approx(0.1), "no")
+    assert cost["median_seconds"] == pytest.approx(np.median(seconds), rel=0.05)
+    assert cost["decoded_tokens"] == pytest.approx(260)
+    assert one(study.tables["cost"], mode="VSI")["mean_seconds"] == pytest.approx(0.1)
     worst = read[int(np.argmax(np.abs(errors)))]
     assert study.worst[0]["row"]["key"] == worst["key"]
     expected = letter_probabilities(worst["reads"]["all_evidence"]["views"])[::-1]
     assert [p for _, p in study.worst[0]["letters"]] == pytest.approx(expected)
-    assert abs(study.worst[9]["error"]) == pytest.approx(np.sort(np.abs(errors))[-10])
 
 
 def test_what_has_seen_the_set_is_marked_and_left_out_of_means():
@@ -351,14 +298,12 @@ def test_what_has_seen_the_set_is_marked_and_left_out_of_means():
 
 def test_the_same_seed_gives_the_same_tables_and_parquet_holds_the_same(few_modes, tmp_path):
     marked = [row | {"distortion": f"=1+1 {MARKUP}"} for row in few_modes]
-    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
-        write_study(tmp_path / name, analysed(marked, draws=20, seed=seed), [])
+    for name in ("a", "b"):
+        write_study(tmp_path / name, analysed(marked, draws=20, seed=3), [])
     for file in (tmp_path / "a").glob("*.csv"):
         assert file.read_bytes() == (tmp_path / "b" / file.name).read_bytes()
-    modes = tmp_path / "a" / "modes.csv"
-    assert modes.read_bytes() != (tmp_path / "c" / "modes.csv").read_bytes()
-    exact = pd.read_parquet(modes.with_suffix(".parquet"))
-    assert pd.read_csv(modes).srcc.to_numpy() == pytest.approx(exact.srcc.to_numpy(), abs=1e-6)
+    exact = pd.read_parquet(tmp_path / "a" / "modes.parquet")
+    assert pd.read_csv(tmp_path / "a" / "modes.csv").srcc.to_numpy() == pytest.approx(exact.srcc.to_numpy(), abs=1e-6)
     assert all(row["distortion"].startswith("'=1+1") for row in table(tmp_path / "a", "by_distortion"))
 
 
@@ -437,15 +382,6 @@ def test_command_reports_on_several_runs(few_modes, tmp_path, capsys):
     assert "<summary>Over the data sets<" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
 
 
-def test_a_small_run_and_one_of_the_image_alone_are_reported_on(rows, few_modes, tmp_path, capsys):
-    run = store(tmp_path / "run", make_run(), few_modes[:2])
-    assert command(capsys, "report", run, "--out", tmp_path / "out", "--draws", 10)[0] == 0
-    assert one(table(tmp_path / "out", "modes"), mode="VSI")["n"] == "2"
-    alone = [row | {"reads": {k: v for k, v in row.get("reads", {}).items() if k == "image_alone"}} for row in rows]
-    run = analysed(alone, draws=10).run
-    assert (run.product, run.baseline) == ("logits, image alone", "classification, image alone")
-
-
 def test_command_refuses_bad_input_with_one_sentence(few_modes, tmp_path, capsys):
     run = store(tmp_path / "run", make_run(), few_modes[:20])
     for args, message in (
@@ -462,27 +398,6 @@ def test_command_refuses_bad_input_with_one_sentence(few_modes, tmp_path, capsys
         assert said.startswith("error: ")
         assert message in said
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "place", "message"),
-    [
-        (("report",), "file/out", "Not a directory"),
-        (("compare", "x"), "file/out", "Not a directory"),
-        (("fit", "--objective", "srcc"), "file/out", "there is no folder"),
-        (("fit", "--objective", "srcc"), ".", "got a folder"),
-        (("synthetic", "--all"), ".", "expected a new folder"),
-    ],
-)
-def test_where_results_go_is_checked_before_the_work(tmp_path, capsys, arguments, place, message):
-    """The run and the photographs are not there: a command that looked at them first would say so."""
-    (tmp_path / "file").write_text("kept")
-    name, *options = arguments
-    status, out, said = command(capsys, name, tmp_path / "absent", *options, "--out", tmp_path / place)
-    assert (status, out, len(said.splitlines())) == (2, "", 1)
-    assert message in said
-    assert "--out" in said
-    assert (tmp_path / "file").read_text() == "kept"
 
 
 def test_runs_without_scores_or_direction_are_refused(rows):

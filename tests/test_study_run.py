@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import math
 import re
 import shutil
 import subprocess
@@ -10,17 +11,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT
+from conftest import EMBEDDED, ROOT
 from PIL import Image
-from scripted import in_this_process, study_here
+from scripted import BACKEND, in_this_process, study_here
 
+from agentic_iqa_local.api import choose_settings
 from agentic_iqa_local.batch.runner import Runner
 from agentic_iqa_local.cli import study as cli
-from agentic_iqa_local.config import FusionSettings
+from agentic_iqa_local.config import ConfigError, FusionSettings
+from agentic_iqa_local.files import folder_hash
 from agentic_iqa_local.judgement.assessment import assess, file_sha256
+from agentic_iqa_local.judgement.fit import Fit
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
 from agentic_iqa_local.nodes.workbench import OpenImages
-from agentic_iqa_local.state import LETTERS
+from agentic_iqa_local.services import Services
+from agentic_iqa_local.state import LETTER_TO_LEVEL, LETTERS
 from agentic_iqa_local.studies.datasets import DatasetError, load_dataset
 from agentic_iqa_local.studies.inference import infer
 from agentic_iqa_local.studies.questions import accuracy
@@ -295,6 +300,25 @@ def test_failures_are_counted_at_the_end_and_an_interrupted_run_says_how_to_go_o
     assert capsys.readouterr().out.startswith(
         f"6 rows in {tmp_path / 'run'}, 2 of them failures (the first: cannot be decoded); next: "
     )
+
+
+def test_a_fit_changes_what_an_assessment_gives_and_fits_of_other_models_are_refused(manifest, services, tmp_path):
+    """At temperature 2 each p_c is the square root of the old one, renormalised."""
+    about = {"temperature": 2.0, "eta": 0.5, "objective": "rps", "dataset": "koniq10k", "keys": ["a.jpg"]}
+    for name, model in (("fit", folder_hash(EMBEDDED)), ("other", "another")):
+        (tmp_path / f"{name}.json").write_text(Fit(model=model, **about).model_dump_json())
+    told = Services(choose_settings(fit=str(tmp_path / "fit.json")), "cpu", {BACKEND: services.client("summarizer")})
+    image = str(manifest.parent / "3.png")
+    plain, fitted = (assess(image, pipeline="letters", services=each) for each in (services, told))
+    roots = {letter: p**0.5 for letter, p in plain.p_c.items()}
+    assert fitted.p_c == pytest.approx({letter: root / sum(roots.values()) for letter, root in roots.items()}, abs=1e-6)
+    # (2) and (4) of the paper with the fit's η
+    weights = {c: math.exp(-0.5 * (plain.q_bar - c) ** 2) * fitted.p_c[letter] for letter, c in LETTER_TO_LEVEL.items()}
+    q = sum(c * weight for c, weight in weights.items()) / sum(weights.values())
+    assert fitted.q == pytest.approx(q, abs=1e-6)
+    assert fitted.fusion.fitted == "rps on 1 images of koniq10k"
+    with pytest.raises(ConfigError, match="made with another"):
+        choose_settings(fit=str(tmp_path / "other.json"))
 
 
 # Questions

@@ -6,6 +6,8 @@ import logging
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scripted import (
     ScriptedClient,
     ScriptedTools,
@@ -98,8 +100,8 @@ def state_of(picture: str, **fields) -> dict:
 
 
 def run(client: ScriptedClient, state: dict, **fusion) -> dict:
-    given = scripted_services(client, ScriptedTools({}), Settings(fusion=FusionSettings(**fusion)))
-    return summarizer_node(state, {"configurable": {"services": given}})
+    services = scripted_services(client, ScriptedTools({}), Settings(fusion=FusionSettings(**fusion)))
+    return summarizer_node(state, {"configurable": {"services": services}})
 
 
 def result_of(client: ScriptedClient, picture: str, fusion: dict | None = None, **fields) -> SummarizerOutput:
@@ -124,17 +126,15 @@ def test_templates_are_the_specifications_word_for_word():
 
 @pytest.mark.parametrize("scoring", [True, False])
 @pytest.mark.parametrize(
-    ("given", "shown"),
+    ("known", "shown"),
     [
         (evidence(), {"Distortion analysis": ANALYSIS, "Tool scores": SCORES}),
-        (evidence(ANALYSIS, None), {"Distortion analysis": ANALYSIS}),
         (evidence({}, SCORES), {"Tool scores": SCORES}),
         (None, {}),
-        (ExecutorOutput(), {}),
     ],
 )
-def test_evidence_stands_in_the_prompt_as_the_specified_json_and_is_left_out_where_there_is_none(scoring, given, shown):
-    limit, *lines = summarizer_prompt(QUERY, given, scoring=scoring).case.splitlines()
+def test_evidence_stands_in_the_prompt_as_the_specified_json(scoring, known, shown):
+    limit, *lines = summarizer_prompt(QUERY, known, scoring=scoring).case.splitlines()
     assert limit == "Keep quality_reasoning below 300 characters."  # what the schema allows
     found = {name: json.loads(text) for name, _, text in (line.partition(": ") for line in lines)}
     assert found == {"Query": QUERY} | shown
@@ -143,9 +143,8 @@ def test_evidence_stands_in_the_prompt_as_the_specified_json_and_is_left_out_whe
 # Answers
 
 
-@pytest.mark.parametrize("logprobs", [peaked_at("C"), FLAT], ids=["peaked", "flat"])
-def test_the_documented_example_gives_c_without_a_replan(picture, logprobs):
-    client = scripted(logprobs)
+def test_the_documented_example_gives_c_without_a_replan(picture):
+    client = scripted()
     result = result_of(client, picture)
     assert (result.final_answer, result.need_replan) == ("C", False)
     assert result.fusion.q_bar == pytest.approx(2.7)  # (2.6 + 2.8)/2
@@ -163,24 +162,10 @@ def test_the_fused_level_and_not_the_models_own_letter_is_the_answer(picture):
     assert (result.final_answer, result.fusion.vlm_letter) == ("B", "E")
 
 
-@pytest.mark.parametrize(
-    ("scores", "told"),
-    [
-        (SCORES, "Fused score 2.70 of 5 (tools' mean 2.70, model's own letter A)."),
-        ({"Global": {"Blurs": ["NIQE", 3.0]}}, "Fused score 3.00 of 5 (NIQE 3.00, model's own letter A)."),
-        (None, "Fused score 3.00 of 5 (no tool scores, model's own letter A)."),
-    ],
-)
-def test_the_fused_score_says_whose_it_is(picture, scores, told):
-    """Letters that are alike leave q at the tools' mean (2.7013 as above, and 3 by symmetry), or at 3."""
-    result = result_of(scripted(), picture, {"eta": 1.0}, executor_evidence=evidence(ANALYSIS, scores))
-    assert told in result.quality_reasoning
-
-
 def test_sentences_in_place_of_failed_words_are_whole_sentences():
     alike = dict.fromkeys("ABCDE", 0.2)
     fusion = FusionResult(mode="uniform", vlm_letter=None, p_c=alike, off_letter_mass=None, q=3.0)
-    words = without_words(fusion, evidence(moderate_blur(), None), None, FusionSettings())
+    words = without_words(fusion, evidence(moderate_blur(), None), None)
     assert words.final_answer == "C"
     assert words.quality_reasoning == (
         "Moderate blurs: Edges appear soft. The quality is fair. No tool scores were available."
@@ -276,13 +261,7 @@ def test_one_tool_on_two_regions_is_two_votes(region, expected):
     assert [score for _, score in votes(evidence(None, scores, tool_logs=[log]))] == expected
 
 
-# Retries and the fallback
-
-
-@pytest.mark.parametrize(
-    "bad",
-    ["The image is fair.", '{"final_answer": "fair"}', '{"final_answer": " ", "quality_reasoning": "Soft."}'],
-)
+@pytest.mark.parametrize("bad", ["The image is fair.", '{"final_answer": " ", "quality_reasoning": "Soft."}'])
 def test_an_invalid_answer_is_asked_again_more_strictly(picture, bad):
     client = scripted(SummaryReply=[bad, {"final_answer": "fair", "quality_reasoning": "Soft."}])
     assert result_of(client, picture, plan=plan(**FREE)).final_answer == "fair"
@@ -302,18 +281,15 @@ def test_prompts_responses_and_failed_attempts_are_logged(picture, caplog):
     output = "The image is fair. " * 500
     with caplog.at_level(logging.DEBUG):
         run(scripted(SummaryReply=output), state_of(picture))
-    attempts = [m for m in messages(caplog, logging.WARNING) if m.startswith("Attempt")]
-    records = [json.loads(message[message.index("{") :]) for message in attempts]
+    records = [json.loads(m[m.index("{") :]) for m in messages(caplog, logging.WARNING) if m.startswith("Attempt")]
     assert [(r["retry_count"], r["details"]["attempt"]) for r in records] == [(0, 1), (1, 2), (2, 3)]
     told = {(r["error_type"], r["details"]["exception"], r["details"]["backend"]) for r in records}
     assert told == {("validation_error", "ValidationError", "transformers.embedded")}
-    assert all(record["message"] and record["timestamp"] for record in records)
     assert any(output in message for message in messages(caplog, logging.ERROR))
     debug, prompt = messages(caplog, logging.DEBUG), summarizer_prompt(QUERY, evidence(), scoring=True)
-    asked = [message for message in debug if prompt.instructions in message]
+    assert sum(prompt.instructions in message and prompt.case in message for message in debug) == 3
     answered = [message for message in debug if message.startswith("VLM response")]
-    assert len(asked) == len(answered) == 3
-    assert all(prompt.case in message for message in asked)
+    assert len(answered) == 3
     assert all("truncated" in message and len(message) < len(output) for message in answered)
 
 
@@ -348,9 +324,8 @@ def test_a_model_that_cannot_run_and_a_file_that_is_no_image_are_errors(picture,
     assert message in update["error"]
 
 
-@pytest.mark.parametrize("query_type", ["IQA", "Other"])
-def test_the_update_has_the_specified_shape(picture, query_type):
-    update = run(scripted(), state_of(picture, plan=plan(query_type=query_type), iteration_count=1))
+def test_the_update_has_the_specified_shape(picture):
+    update = run(scripted(), state_of(picture, iteration_count=1))
     assert set(update) == {"summarizer_result", "iteration_count"}
     assert update["iteration_count"] == 1
 
@@ -369,10 +344,10 @@ def test_a_replan_raises_the_count_appends_to_the_history_and_is_logged(picture,
     assert f"need_replan=true, replan_reason={reason}, iteration_count=1" in logged
 
 
-@pytest.mark.parametrize(("iteration", "limit"), [(2, None), (2, 2), (5, 2), (0, 0)])
+@pytest.mark.parametrize(("iteration", "limit"), [(2, None), (5, 2), (0, 0)])
 def test_at_the_limit_nothing_is_replanned_and_a_warning_says_so(picture, caplog, iteration, limit):
-    state = state_of(picture, executor_evidence=contradictory(), iteration_count=iteration)
-    update = run(scripted(), state | ({} if limit is None else {"max_replan_iterations": limit}))
+    state = state_of(picture, executor_evidence=contradictory(), iteration_count=iteration, max_replan_iterations=limit)
+    update = run(scripted(), state)
     assert set(update) == {"summarizer_result", "iteration_count"}
     assert (update["summarizer_result"].need_replan, update["iteration_count"]) == (False, iteration)
     assert "Max replanning iterations reached" in messages(caplog, logging.WARNING)
@@ -392,11 +367,8 @@ def test_the_model_sees_image_and_reference_and_the_start_is_logged(picture, cap
 # should_replan and contradictions
 
 
-@pytest.mark.parametrize("wants_scores", [False, True])
-@pytest.mark.parametrize("wants_analysis", [False, True])
-@pytest.mark.parametrize("analysis", [None, ANALYSIS])
-@pytest.mark.parametrize("scores", [None, SCORES])
-def test_a_gap_counts_only_where_the_plan_asked_for_the_part(analysis, scores, wants_analysis, wants_scores):
+@given(st.booleans(), st.booleans(), st.sampled_from([None, ANALYSIS]), st.sampled_from([None, SCORES]))
+def test_a_gap_counts_only_where_the_plan_asked_for_the_part(wants_analysis, wants_scores, analysis, scores):
     asked = plan(plan=ALL_OFF | {"distortion_analysis": wants_analysis, "tool_execution": wants_scores})
     need_replan, _ = should_replan(evidence(analysis, scores), "Global", asked)
     assert need_replan is ((wants_analysis and analysis is None) or (wants_scores and scores is None))
@@ -410,7 +382,7 @@ FAILED = {"tool_name": "LPIPS", "object_name": "Global", "distortion": "Blurs", 
 
 
 @pytest.mark.parametrize(
-    ("given", "changes", "words"),
+    ("known", "changes", "words"),
     [
         (
             evidence(moderate_blur("car") | moderate_blur("sky"), scores_of("Blurs", name="car")),
@@ -431,24 +403,23 @@ FAILED = {"tool_name": "LPIPS", "object_name": "Global", "distortion": "Blurs", 
         (evidence(moderate_blur(), scores_of("Noise"), tool_logs=[FAILED]), {}, []),
     ],
 )  # fmt: skip
-def test_with_the_plan_specific_gaps_are_named(given, changes, words):
+def test_with_the_plan_specific_gaps_are_named(known, changes, words):
     asked = plan(**changes)
-    need_replan, reason = should_replan(given, asked.query_scope, asked)
+    need_replan, reason = should_replan(known, asked.query_scope, asked)
     assert need_replan is bool(words)
     assert all(word in reason for word in words)
 
 
 @pytest.mark.parametrize(
-    ("severity", "scores", "contradictory"),
+    ("scores", "contradictory"),
     [
-        ("severe", {"Blurs": ["NIQE", 4.01]}, True),
-        ("severe", {"Blurs": ["NIQE", 4.0]}, False),
-        ("severe", {"Blurs": ["NIQE", 2.0], "Noise": ["NIQE", 4.5]}, False),
-        ("severe", {"Blurs": ["NIQE", 4.5], "Noise": ["NIQE", 2.0]}, True),
-        ("severe", {"Overall quality": ["NIQE", 4.5]}, True),
+        ({"Blurs": ["NIQE", 4.01]}, True),
+        ({"Blurs": ["NIQE", 4.0]}, False),
+        ({"Blurs": ["NIQE", 2.0], "Noise": ["NIQE", 4.5]}, False),
+        ({"Overall quality": ["NIQE", 4.5]}, True),
     ],
 )
-def test_severe_or_extreme_against_a_score_above_4_is_a_contradiction(severity, scores, contradictory):
-    lines = contradictions(evidence(moderate_blur(severity=severity), {"Global": scores}))
+def test_severe_against_a_score_above_4_is_a_contradiction(scores, contradictory):
+    lines = contradictions(evidence(moderate_blur(severity="severe"), {"Global": scores}))
     assert bool(lines) is contradictory
-    assert all(severity in line and "Blurs" in line for line in lines)
+    assert all("severe Blurs" in line for line in lines)

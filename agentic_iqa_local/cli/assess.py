@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from agentic_iqa_local import __version__
 from agentic_iqa_local.cli import options as shared
-from agentic_iqa_local.cli.command import Parser, UsageError, run_command
+from agentic_iqa_local.cli.command import Command, Parser, UsageError
 from agentic_iqa_local.cli.console import Console, tell
 from agentic_iqa_local.cli.outputs import result_file
 from agentic_iqa_local.files import ROOT, command
@@ -62,13 +62,7 @@ FILES = {
 }
 
 
-def main(argv: list[str] | None = None) -> int:
-    return run_command(parse, assess, argv)
-
-
-def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    """The arguments of a command line, checked without looking at any file."""
-    parser = Parser.of("assess", __doc__, usage="%(prog)s [PICTURE ...] [options]")
+def options(parser: Parser) -> None:
     parser.basic = BASIC
     parser.add_argument("--help-all", action="help", help="show every option")
     parser.add_argument("--version", action="version", version=f"agentic_iqa_local {__version__}")
@@ -83,20 +77,17 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     shared.add_options(how, *shared.HOW_SURE)
     shared.add(how, STRICT)
     output = parser.add_argument_group("output")
-    shared.add(output, OUTPUTS)
+    shared.add(output, OUTPUTS + shared.TRACK)
     shared.add_options(output, "map_tiles", "map_seconds")
     shared.add_answer(output)
+
+
+def read(parser: Parser, argv: list[str] | None) -> argparse.Namespace:
+    """The options in `argv`, checked without looking at any file, or one sentence and an exit."""
     words = sys.argv[1:] if argv is None else argv
     end = words.index("--") if "--" in words else len(words)  # behind it stand pictures alone
     args = parser.parse_intermixed_args(words[:end])  # pictures may stand before and behind options
     args.pictures += (args.image or []) + words[end + 1 :]
-    _check(parser, args)
-    shared.check_options(parser, args)
-    return args
-
-
-def _check(parser: Parser, args: argparse.Namespace) -> None:
-    """Ends the program with one sentence for options that do not go together."""
     if args.out and args.out.suffix.lower() == ".csv" and not args.csv:
         args.out, args.csv = args.out.with_suffix(".jsonl"), args.out
     for option, needed in NEEDS.items():
@@ -113,6 +104,7 @@ def _check(parser: Parser, args: argparse.Namespace) -> None:
         if file and file.suffix.lower() not in ends:
             table = f"; for a spreadsheet: --csv {file.stem}.csv" if option == "out" else ""
             parser.error(f"--{option} {file}: expected a {kind}, name it {file.stem}{ends[0]}{table}")
+    return shared.check_options(parser, args)
 
 
 def assess(args: argparse.Namespace) -> int:
@@ -137,7 +129,6 @@ def assess(args: argparse.Namespace) -> int:
         for note in notes:
             tell(note)
         return AssessRun(args, settings, items, device, console, place).finish()
-    return 0  # nobody reads stdout any more
 
 
 def wanted(args: argparse.Namespace) -> "list[Item]":
@@ -148,12 +139,12 @@ def wanted(args: argparse.Namespace) -> "list[Item]":
 
     if args.manifest:
         return read_manifest(args.manifest, args.query, args.choices)
-    sample = os.path.relpath(SAMPLE) if SAMPLE.is_relative_to(Path.cwd()) else str(SAMPLE)
     gone = [word for word in args.pictures if not os.path.lexists(word)]
     question = " ".join([*filter(None, [args.query]), *gone])
     if gone and " " in question and not any(Path(word).suffix.rstrip("?!.") or "*" in word for word in gone):
         remedy = f"a question goes in quotes behind its option: --query {shlex.quote(question)}"
         raise UsageError(f"{gone[0]}: there is no such file", remedy)
+    sample = os.path.relpath(SAMPLE) if SAMPLE.is_relative_to(Path.cwd()) else str(SAMPLE)
     files = expand_inputs(args.pictures or [sample], tell)
     for file in files:
         if not os.path.lexists(file):
@@ -165,3 +156,6 @@ def wanted(args: argparse.Namespace) -> "list[Item]":
         check_file(args.reference)
     query, choices = args.query or DEFAULT_QUERY, args.choices and tuple(args.choices)
     return [Item(file, original, query, choices) for file, original in zip(files, references, strict=True)]
+
+
+main = Command("assess", __doc__, options, assess, read, "%(prog)s [PICTURE ...] [options]")

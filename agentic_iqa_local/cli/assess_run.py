@@ -26,6 +26,7 @@ from agentic_iqa_local.output.picture_lines import PictureLines, in_order
 from agentic_iqa_local.output.report import account, summary
 from agentic_iqa_local.output.tables import csv_text
 from agentic_iqa_local.output.tally import Tally
+from agentic_iqa_local.output.tracking import tracked
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.vlm_client import VLMError
 
@@ -87,7 +88,7 @@ class AssessRun:
 
     def finish(self) -> int:
         """Assesses what is left, and says what there is; the exit status. Raises VLMError for a model that
-        cannot be loaded."""
+        cannot be loaded, TrackingError for --track."""
         if not self.left:
             if self.results:
                 self.results.close()
@@ -100,18 +101,18 @@ class AssessRun:
         batch = chosen_batch(self.work, self.device, self.place, **window)
         if self.lines and self.lines.folder:
             self.console.show(one_line(f"{self.lines.folder}{os.sep}"))
-        try:
-            error = self._assess(batch)
-        finally:
-            if self.results:
+        with tracked(self.args.track, str(self.args.out or "pictures"), vars(self.args)) as self.log:
+            try:
+                status = self._assess(batch)
+            finally:
                 with suppress(WriteError):  # said already
-                    self.results.close()
-        status = self._said(error) if error else None
-        try:
-            finished = self._summary()
-        except WriteError as unwritten:
-            tell(f"error: {unwritten}")
-            finished = 1
+                    if self.results:
+                        self.results.close()
+            try:
+                finished = self._summary()
+            except WriteError as unwritten:
+                tell(f"error: {unwritten}")
+                finished = 1
         if batch.stopping and self.written < len(self.left):
             there = len(self.items) - len(self.left) + self.written
             tell(f"interrupted: {there} of {len(self.items)} pictures have their rows; {self.go_on}")
@@ -122,8 +123,8 @@ class AssessRun:
             os._exit(status)
         return status
 
-    def _assess(self, batch: "Runner | RayRunner") -> Exception | None:
-        """Assesses what is left until it is done, a stop, or an error after which the batch cannot go on."""
+    def _assess(self, batch: "Runner | RayRunner") -> int | None:
+        """Assesses what is left until it is done or stopped; the exit status of an error that ended it before."""
         batch.load()
         done = len(self.items) - len(self.left)
         progress = Progress(len(self.items), done)
@@ -133,11 +134,18 @@ class AssessRun:
                     self._take(row)
                     self.by_node = batch.by_node
                     progress.count(row.error is not None, self.by_node)
+                    self.seconds = progress.seconds
             if self.results:
                 self.results.close()
-        except (BatchError, VLMError, WriteError, OSError) as error:
-            return error
-        self.seconds = progress.seconds
+        except OSError as error:  # of stdout
+            self.console.mute()
+            if isinstance(error, BrokenPipeError) and not self.results:
+                return 0  # the reader has gone, as `| head` does, and there is nothing to go on with
+            tell(f"error: stdout: a row could not be written ({error.strerror}); {self.go_on}")
+            return 1
+        except (BatchError, VLMError, WriteError) as error:
+            tell(f"error: {error}; {self.go_on}")
+            return 1
         return None
 
     def _take(self, row: Assessment) -> None:
@@ -147,6 +155,7 @@ class AssessRun:
         else:
             self.rows.append(row.to_dict())
         self.written += 1
+        self.log({"q": row.q, "seconds": row.seconds, "failed": row.error is not None}, self.written)
         if self.lines is None:
             self.console.show_answer(self.args, line, lambda: account(row), summary(row), row.error is not None)
         elif not self.args.sort:
@@ -154,17 +163,6 @@ class AssessRun:
         if self.args.map and not row.error and not (row.map and row.map.png):
             self.without_map += 1
             tell(f"error: {row.image}: {row.no_map or (row.map and row.map.not_drawn) or 'map: none was made'}")
-
-    def _said(self, error: Exception) -> int:
-        """Says why the batch ended; the exit status."""
-        said = str(error)
-        if isinstance(error, OSError):  # of stdout
-            self.console.mute()
-            said = f"stdout: a row could not be written ({error.strerror})"
-            if isinstance(error, BrokenPipeError) and not self.results:
-                return 0  # the reader has gone, as `| head` does, and there is nothing to go on with
-        tell(f"error: {said}; {self.go_on}")
-        return 1
 
     def _all_rows(self) -> Iterable[dict[str, Any]]:
         return self.results.rows() if self.results else self.rows
@@ -179,6 +177,8 @@ class AssessRun:
                 self.console.show(self.lines.line(row))
         if tally.total > 1:
             tell("\n" + tally.text(self.written, self.seconds, ranked=self.lines is None))
+        if self.left:
+            self.log({"mean q": tally.mean, "pictures": tally.total, "failures": len(tally.failed)})
         if self.results:
             again = "; add --resume --retry-failed to assess those again"
             failed = f", {len(tally.failed)} of them failures{again}" if tally.failed else ""

@@ -20,7 +20,7 @@ import sysconfig
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentic_iqa_local.cli.command import Parser, run_command
+from agentic_iqa_local.cli.command import Command, Parser
 from agentic_iqa_local.cli.console import meter, tell
 from agentic_iqa_local.cli.options import add
 from agentic_iqa_local.cli.outputs import result_file, result_folder
@@ -49,15 +49,13 @@ OPTIONS = """
 INTERRUPTED = "interrupted: what was downloaded is kept; the same command goes on"
 
 
-def main(argv: list[str] | None = None) -> int:
-    return run_command(parse, collect, argv, failed=1, interrupted=INTERRUPTED)
-
-
-def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = Parser.of("bundle", __doc__)
+def options(parser: Parser) -> None:
     add(parser, OPTIONS)
     about = "also wheels of an engine's environment (default: transformers), for this platform and Python"
     parser.add_argument("--wheels", nargs="?", choices=fetch.LOCKS, const="transformers", help=about)
+
+
+def read(parser: Parser, argv: list[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     try:
         args.repo = dict(map(fetch.repo_option, args.repo or []))
@@ -129,8 +127,8 @@ def ask(notices: list[Notice], accepted: bool) -> None:
     """Shows licences that bind and asks whether to go on. Raises FetchError where the answer is no."""
     if notices:
         tell("These licences restrict what you may do:")
-    for item in notices:
-        tell(one_line(f"  {item}"))
+    for notice in notices:
+        tell(one_line(f"  {notice}"))
     if not notices or accepted:
         return
     if not sys.stdin.isatty():
@@ -154,3 +152,6 @@ def directions(out: Path, manifest: Manifest, sha256: str, args: argparse.Namesp
         f"  {command('assess')} PHOTO{config} --explain",
     ]
     return "\n".join(map(one_line, lines))
+
+
+main = Command("bundle", __doc__, options, collect, read, failed=1, interrupted=INTERRUPTED)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel
 
 from agentic_iqa_local.cli import options as shared
-from agentic_iqa_local.cli.command import Parser, run_command
+from agentic_iqa_local.cli.command import Command, Parser
 from agentic_iqa_local.cli.console import Console, tell
 from agentic_iqa_local.cli.outputs import result_file
 from agentic_iqa_local.errors import one_line
@@ -42,20 +42,12 @@ class TurnRow(BaseModel):
     turn: int
 
 
-def main(argv: list[str] | None = None) -> int:
-    return run_command(parse, chat, argv)
-
-
-def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = Parser.of("chat", __doc__, usage="%(prog)s PICTURE [options]")
+def options(parser: Parser) -> None:
     parser.add_argument("picture", type=Path, metavar="PICTURE")
     shared.add(parser, OPTIONS)
     shared.add_options(parser, "query", "background", *shared.SET_UP, "mode", "fit", "max_replan_iterations")
     shared.add_options(parser, *shared.HOW_SURE)
     shared.add_answer(parser)
-    args = parser.parse_args(argv)
-    shared.check_options(parser, args)
-    return args
 
 
 def chat(args: argparse.Namespace) -> int:
@@ -77,24 +69,23 @@ def chat(args: argparse.Namespace) -> int:
             opened.callback(rows.close)
             rows.recover()
             args.out = None  # an answer is shown although its row goes to a file too
-        services = Services(settings, choose_device(args.gpu, args.cpu))
-        limit = args.max_replan_iterations
+        services, limit = Services(settings, choose_device(args.gpu, args.cpu)), args.max_replan_iterations
         conversation = Conversation(services, args.picture, args.reference, max_replan_iterations=limit)
         opened.callback(conversation.close)
         return _answer_all(args, conversation, rows, console)
-    return 0  # nobody reads stdout any more
 
 
 def _answer_all(
     args: argparse.Namespace, conversation: "Conversation", rows: "RowFile | None", console: Console
 ) -> int:
+    """1 where some question failed."""
     from agentic_iqa_local.batch.work import as_line
     from agentic_iqa_local.output.report import account, summary
 
     typed, failed = sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty(), False
     if typed:
         tell(one_line(f"Ask about {conversation.picture}, one question a line; exit or Ctrl-D ends."))
-    for query in questions(args.query, typed):
+    for query in _questions(args.query, typed):
         try:
             row = conversation.ask(query)
         except ValueError as error:
@@ -114,7 +105,7 @@ def _answer_all(
     return int(failed)
 
 
-def questions(first: str | None, typed: bool) -> Iterator[str]:
+def _questions(first: str | None, typed: bool) -> Iterator[str]:
     """The questions: `first`, if there is one, then a line each of stdin until its end, "exit" or "quit"; blank
     lines apart."""
     if first is not None:
@@ -127,3 +118,6 @@ def questions(first: str | None, typed: bool) -> Iterator[str]:
         while (line := input("> " if typed else "").strip()).casefold() not in ("exit", "quit"):
             if line:
                 yield line
+
+
+main = Command("chat", __doc__, options, chat, shared.checked, "%(prog)s PICTURE [options]")

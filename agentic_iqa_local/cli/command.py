@@ -1,26 +1,24 @@
-"""How a command begins and ends: its options, its exit status, and what Ctrl-C does meanwhile."""
+"""How a command begins and ends: its options, its exit status, one sentence for a mistake, and what Ctrl-C does."""
 
 import argparse
-import difflib
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich_argparse import RawDescriptionRichHelpFormatter
 
 from agentic_iqa_local.cli.console import safe_streams, start_logging, tell
 from agentic_iqa_local.config import ConfigError
-from agentic_iqa_local.errors import UserError, one_line
+from agentic_iqa_local.errors import UserError, did_you_mean, one_line
 from agentic_iqa_local.files import command
 
 if TYPE_CHECKING:
     from agentic_iqa_local.batch.ray import RayRunner
     from agentic_iqa_local.batch.runner import Runner
-
-MOVED = {"--compare": "compare", "--best-of": "best", "--interactive": "chat", "--list-tools": "tools"}
 
 
 class UsageError(UserError):
@@ -40,14 +38,6 @@ class Parser(argparse.ArgumentParser):
     basic: Sequence[str] = ()
     completes = False
 
-    @classmethod
-    def of(cls, name: str, about: str | None, usage: str | None = None) -> "Parser":
-        """The parser of the subcommand `name`. In `about`, its module's docstring, "{name}" stands for how a
-        user of this installation runs it."""
-        line = command(name)
-        about = (about or "").replace(f"{{{name}}}", line)
-        return cls(prog=line.removeprefix("python "), description=about, usage=usage, formatter_class=Help)
-
     def print_help(self, file: Any = None) -> None:
         if self.basic and "--help-all" not in sys.argv:
             for action in self._actions:
@@ -66,34 +56,61 @@ class Parser(argparse.ArgumentParser):
         message = message.removeprefix("argument ")
         if message.startswith("unrecognized arguments: "):
             given = message.removeprefix("unrecognized arguments: ").split()[0]
-            near = difflib.get_close_matches(given, self._option_string_actions, n=1)
-            near = [os.path.join(".", given)] if os.path.lexists(given) else near
-            message = f"unknown option {given}" + (f"; did you mean {near[0]}?" if near else "")
-            if given in MOVED:
-                message = f"{given}: this is a command of its own, type {command(MOVED[given])}"
+            near = did_you_mean(given, self._option_string_actions)
+            near = f"; did you mean {os.path.join('.', given)}?" if os.path.lexists(given) else near
+            message = f"unknown option {given}{near}"
         end = "" if message[-1] in ".?" else "."
         self.exit(2, f"error: {one_line(message)}{end} All options: {self.prog} --help\n")
 
 
-@safe_streams()
-def run_command(
-    parse: Callable[[list[str] | None], argparse.Namespace],
-    action: Callable[[argparse.Namespace], int],
-    argv: list[str] | None = None,
-    **ending: Any,
-) -> int:
-    """Reads a command's arguments and does its work; the exit status, for which `ending` is told `exit_status`."""
-    args = parse(argv)
-    start_logging(getattr(args, "verbose", 0))
-    return exit_status(lambda: action(args), **ending)
+@dataclass
+class Command:
+    """A subcommand; called with its arguments (default: the command line's) it does its work and returns the exit
+    status.
+
+    Args:
+        name: After which it is called.
+        about: Its module's docstring, the help, in which "{NAME}" stands for how a user of this installation runs the
+            subcommand NAME.
+        add: Adds its options to a parser.
+        action: Its work with the options, which returns the exit status and raises UserError.
+        read: Parses the words that a parser with those options is given, where that takes more than its `parse_args`.
+        usage: Its first line of help, where argparse's own is too long.
+        failed: The exit status of an error that a user can mend.
+        interrupted: What is said after Ctrl-C.
+    """
+
+    name: str
+    about: str | None
+    add: Callable[[Parser], None]
+    action: Callable[[argparse.Namespace], int]
+    read: Callable[[Parser, list[str] | None], argparse.Namespace] = Parser.parse_args
+    usage: str | None = None
+    failed: int = 2
+    interrupted: str = "interrupted"
+
+    def parse(self, argv: list[str] | None = None) -> argparse.Namespace:
+        """The options in `argv`, or one sentence and an exit."""
+        about = self.about or ""
+        for name in ("verify", "unpack", "compare", "best", self.name):
+            about = about.replace(f"{{{name}}}", command(name))
+        parser = Parser(command(self.name).removeprefix("python "), self.usage, about, formatter_class=Help)
+        self.add(parser)
+        return self.read(parser, argv)
+
+    @safe_streams()
+    def __call__(self, argv: list[str] | None = None) -> int:
+        args = self.parse(argv)
+        start_logging(getattr(args, "verbose", 0))
+        return exit_status(lambda: self.action(args), failed=self.failed, interrupted=self.interrupted)
 
 
 def exit_status(action: Callable[[], int], *, failed: int = 2, interrupted: str = "interrupted") -> int:
     """The exit status of a command whose work is `action`.
 
     It is what `action` returns; `failed` after an error that a user can mend, but 2 where the command line or the
-    configuration is wrong; 130 after Ctrl-C or a polite kill. The error, or the sentence `interrupted`, goes to
-    stderr in one line.
+    configuration is wrong; 130 after Ctrl-C or a polite kill; 0 where nobody reads stdout any more, as with `| head`.
+    The error, or the sentence `interrupted`, goes to stderr in one line.
     """
     try:
         with like_ctrl_c(signal.default_int_handler):
@@ -101,7 +118,7 @@ def exit_status(action: Callable[[], int], *, failed: int = 2, interrupted: str 
     except KeyboardInterrupt:
         tell(interrupted)
         return 130
-    except BrokenPipeError:  # nobody reads stdout any more, as with `| head`
+    except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
     except UserError as error:

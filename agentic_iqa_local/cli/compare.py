@@ -10,15 +10,15 @@ Exit status: 0 compared, 1 some picture failed, 2 wrong usage or a model that ca
 
 import argparse
 import json
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from agentic_iqa_local.cli import options as shared
-from agentic_iqa_local.cli.command import Parser, UsageError, run_command, stopped_by_ctrl_c
+from agentic_iqa_local.cli.command import Command, Parser, UsageError, stopped_by_ctrl_c
 from agentic_iqa_local.cli.console import Console, Progress, tell
 from agentic_iqa_local.cli.outputs import result_file
 from agentic_iqa_local.errors import one_line
-from agentic_iqa_local.files import command
 
 if TYPE_CHECKING:
     from agentic_iqa_local.batch.inputs import Item
@@ -34,23 +34,18 @@ OPTIONS = """
 """
 
 
-def main(argv: list[str] | None = None, name: str = "compare") -> int:
-    return run_command(partial(parse, name=name), compare, argv)
-
-
-def parse(argv: list[str] | None = None, name: str = "compare") -> argparse.Namespace:
-    about = (__doc__ or "").replace("{compare}", command("compare")).replace("{best}", command("best"))
-    parser = Parser.of(name, about, usage="%(prog)s PICTURE ... [options]")
-    parser.set_defaults(command=name)
+def options(parser: Parser) -> None:
+    parser.set_defaults(pipeline="letters", best=False)
     parser.add_argument("pictures", nargs="+", metavar="PICTURE", help="pictures, folders or globs")
     shared.add(parser, OPTIONS)
     shared.add_options(parser, *shared.SET_UP, *shared.HOW, "background")
     shared.add(parser, shared.WORK)
     shared.add_answer(parser)
-    args = parser.parse_args(argv)
-    shared.check_options(parser, args)
-    args.pipeline = args.pipeline or "letters"
-    return args
+
+
+def best_options(parser: Parser) -> None:
+    options(parser)
+    parser.set_defaults(best=True)
 
 
 def compare(args: argparse.Namespace) -> int:
@@ -64,7 +59,7 @@ def compare(args: argparse.Namespace) -> int:
     items = [Item(file, args.reference) for file in expand_inputs(args.pictures, tell)]
     for file in filter(None, (args.reference, *(item.image for item in items))):
         check_file(file)
-    if args.command == "compare" and not 2 <= len(items) <= MOST_PICTURES:
+    if not args.best and not 2 <= len(items) <= MOST_PICTURES:
         got = "the same one twice" if len(items) == 1 < len(args.pictures) else len(items)
         raise UsageError(f"compare: expected 2 to {MOST_PICTURES} pictures, got {got}", "name others")
     for option, kind in (("out", "file of comparisons"), ("csv", "table")):
@@ -73,16 +68,15 @@ def compare(args: argparse.Namespace) -> int:
     shared.check_models(settings, args.pipeline)
     device = choose_device(args.gpu, args.cpu)
     with Console() as console:
-        if (rows := _assessed(args, settings, items, device)) is None:
+        rows = _assessed(args, settings, items, device)
+        if len(rows) < len(items):
+            tell(f"interrupted: {len(rows)} of {len(items)} pictures were assessed, none was compared; compare anew")
             return 130
         return _show(args, console, _results(args, settings, items, rows, device))
-    return 0  # nobody reads stdout any more
 
 
-def _assessed(
-    args: argparse.Namespace, settings: "Settings", items: "list[Item]", device: str
-) -> "list[Assessment] | None":
-    """The pictures' assessments in their order; None after Ctrl-C."""
+def _assessed(args: argparse.Namespace, settings: "Settings", items: "list[Item]", device: str) -> "list[Assessment]":
+    """The pictures' assessments in their order; fewer after Ctrl-C."""
     from agentic_iqa_local.batch.runner import Runner
     from agentic_iqa_local.batch.work import Assessing, key_of
 
@@ -93,10 +87,7 @@ def _assessed(
         for row in batch.rows(items):
             rows[key_of(row)] = row
             progress.count(row.error is not None)
-    if len(rows) == len(items):
-        return [rows[item.key] for item in items]
-    tell(f"interrupted: {len(rows)} of {len(items)} pictures were assessed, none was compared; compare anew")
-    return None
+    return [rows[item.key] for item in items if item.key in rows]
 
 
 def _results(
@@ -104,16 +95,13 @@ def _results(
 ) -> "list[Result]":
     """A comparison, an order, or what failed and the groups. The model is loaded when the first pair is shown it."""
     from agentic_iqa_local.judgement.comparison import Judge
-    from agentic_iqa_local.judgement.preference import read_pair
-    from agentic_iqa_local.nodes.summarizer import ROLE
     from agentic_iqa_local.services import Services
 
-    services = Services(settings, device)
-    read = None if args.pairwise == "never" else lambda *two: read_pair(services.client(ROLE), *two)
-    always, full_reference = args.pairwise == "always", args.reference is not None
-    judge = Judge(settings, args.pipeline, full_reference, read=read, always=always)
+    pairwise = {"always": True, "never": False}.get(args.pairwise)
+    full_reference = args.reference is not None
+    judge = Judge.of(Services(settings, device), args.pipeline, reference=full_reference, pairwise=pairwise)
     files = [item.image for item in items]
-    if args.command == "best":
+    if args.best:
         return [*(row for row in rows if row.error), *judge.groups(judge.candidates(rows, files))]
     return [(judge.compared if len(rows) == 2 else judge.ranked)(rows, files)]
 
@@ -139,4 +127,5 @@ def _show(args: argparse.Namespace, console: Console, results: "list[Result]") -
     return status
 
 
-best = partial(main, name="best")
+main = Command("compare", __doc__, options, compare, shared.checked, "%(prog)s PICTURE ... [options]")
+best = replace(main, name="best", add=best_options)

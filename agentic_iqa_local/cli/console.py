@@ -66,17 +66,9 @@ def live_line(*columns: Any, shown: bool = True) -> "Bar":
     from rich.console import Console as Terminal
     from rich.progress import Progress as Bar
 
-    stream: Any = sys.stderr
-    terminal = Terminal(file=getattr(stream, "terminal", stream))
-    hidden = not (shown and stream.isatty())
-    return Bar(
-        *columns,
-        console=terminal,
-        transient=True,
-        redirect_stdout=False,
-        redirect_stderr=False,
-        disable=hidden,
-    )
+    terminal, hidden = Terminal(file=getattr(sys.stderr, "terminal", sys.stderr)), not (shown and sys.stderr.isatty())
+    here = {"console": terminal, "transient": True, "disable": hidden}
+    return Bar(*columns, redirect_stdout=False, redirect_stderr=False, **here)
 
 
 @contextmanager
@@ -171,14 +163,19 @@ class Console(AbstractContextManager):
         """Sends what is left to nowhere: nobody reads stdout, or its disk is full."""
         os.dup2(os.open(os.devnull, os.O_WRONLY), self.results.fileno())
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
-        gone = kind is not None and issubclass(kind, BrokenPipeError)  # the reader, as with `| head`
-        if gone:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and issubclass(kind, BrokenPipeError):  # the reader has gone, as with `| head`
             self.mute()
         self.results.flush()
         if self.opened:
             self.results.close()
-        return gone
+
+
+class LogLines(logging.Handler):
+    """Logs on stderr. Lines after the first are set in, so that none that a message quotes looks like a message."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        tell("\n    ".join(map(one_line, self.format(record).split("\n"))))
 
 
 def start_logging(verbosity: int) -> None:
@@ -191,10 +188,3 @@ def start_logging(verbosity: int) -> None:
     logging.captureWarnings(True)
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbosity, 2)]
     logging.getLogger("agentic_iqa_local").setLevel(level)
-
-
-class LogLines(logging.Handler):
-    """Logs on stderr. Lines after the first are set in, so that none that a message quotes looks like a message."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        tell("\n    ".join(map(one_line, self.format(record).split("\n"))))

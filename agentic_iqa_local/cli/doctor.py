@@ -15,7 +15,7 @@ import json
 from collections import Counter
 from dataclasses import asdict
 
-from agentic_iqa_local.cli.command import Parser, run_command
+from agentic_iqa_local.cli.command import Command, Parser
 from agentic_iqa_local.cli.options import SET_UP, add, add_options, chosen_settings
 
 DEPTH = """
@@ -28,12 +28,10 @@ OPTIONS = """
 """
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = Parser.of("doctor", __doc__)
+def options(parser: Parser) -> None:
     add_options(parser, *SET_UP)
     add(parser.add_mutually_exclusive_group(), DEPTH)
     add(parser, OPTIONS)
-    return run_command(parser.parse_args, examine_all, argv)
 
 
 def examine_all(args: argparse.Namespace) -> int:
@@ -44,12 +42,14 @@ def examine_all(args: argparse.Namespace) -> int:
     for check in examine(setup, deep=args.deep, timeout=args.timeout):
         checks.append(check)
         if not args.json:
-            print(f"{check.status}  {check.seconds:6.1f} s  {check.name}: {check.found}", flush=True)
-        if check.remedy and not args.json:
-            print(f"                remedy: {check.remedy}")
+            remedy = f"\n                remedy: {check.remedy}" if check.remedy else ""
+            print(f"{check.status}  {check.seconds:6.1f} s  {check.name}: {check.found}{remedy}", flush=True)
     count = Counter(check.status for check in checks)
     if args.json:
         print(json.dumps({"ok": not count["fail"], "checks": [asdict(check) for check in checks]}))
     else:
         print(f"\n{count['pass']} passed, {count['warn']} warned, {count['fail']} failed")
     return 1 if count["fail"] else 0
+
+
+main = Command("doctor", __doc__, options, examine_all)

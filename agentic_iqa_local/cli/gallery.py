@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agentic_iqa_local.cli.command import Parser, UsageError, run_command
+from agentic_iqa_local.cli.command import Command, Parser, UsageError
 from agentic_iqa_local.cli.options import add
 from agentic_iqa_local.cli.outputs import result_file
 from agentic_iqa_local.errors import one_line
@@ -25,11 +25,9 @@ OPTIONS = """
 """
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = Parser.of("gallery", __doc__, usage="%(prog)s ROWS [options]")
+def options(parser: Parser) -> None:
     parser.add_argument("rows", type=Path, metavar="ROWS", help="JSON lines of assess --out")
     add(parser, OPTIONS)
-    return run_command(parser.parse_args, make, argv)
 
 
 def make(args: argparse.Namespace) -> int:
@@ -51,3 +49,6 @@ def written(rows: Sequence[dict[str, Any]], out: Path, name: str, images: Path |
     missing = write_gallery(rows, out, name=name, images=images)
     lacking = f", {missing} of them without their picture (the page says why)" if missing else ""
     return one_line(f"{len(rows)} rows{lacking} in the gallery {out}"), missing
+
+
+main = Command("gallery", __doc__, options, make, usage="%(prog)s ROWS [options]")

@@ -1,6 +1,5 @@
 """One command with subcommands: `agentic-iqa NAME ...`, or `python -m agentic_iqa_local NAME ...` in a checkout."""
 
-import difflib
 import importlib
 import os
 import shlex
@@ -9,7 +8,7 @@ from importlib.metadata import version
 
 from agentic_iqa_local.cli.command import Parser
 from agentic_iqa_local.cli.console import safe_streams, tell
-from agentic_iqa_local.errors import one_line
+from agentic_iqa_local.errors import did_you_mean, one_line
 from agentic_iqa_local.files import PROGRAM
 
 # name → (module of this package, its function, what it does)
@@ -24,11 +23,7 @@ COMMANDS = {
     "gallery": ("gallery", "main", "make a page of a batch: look, sort, filter, triage"),
     "mcp": ("mcp", "main", "serve assess and compare as tools of the Model Context Protocol"),
     "doctor": ("doctor", "main", "say whether a set-up will work on this machine"),
-    "bundle": (
-        "bundle",
-        "main",
-        "collect models and weights for a machine without a network; only this downloads",
-    ),
+    "bundle": ("bundle", "main", "collect models and weights for a machine without a network; only this downloads"),
     "verify": ("store", "verify", "compare every byte of a bundle or of the models folder with its manifest"),
     "unpack": ("store", "unpack", "verify a bundle and put its files into the models folder"),
 }
@@ -43,18 +38,18 @@ def main(argv: list[str] | None = None) -> int:
         name = _named_on_the_line()
     if name == "--version":
         print(f"agentic_iqa_local {version('agentic_iqa_local')}")
-    elif name in ("-h", "--help"):
+    elif name in ("-h", "--help", "help"):
         print(f"usage: {PROGRAM} COMMAND ...\n\nImage quality assessment that runs wholly on this machine.\n")
         print("\n".join(f"  {name:<8}  {about}" for name, (_, _, about) in COMMANDS.items()))
-        print(f"\n{PROGRAM} COMMAND --help says more. --version prints the version.")
+        print(f"\nBegin with: {PROGRAM} assess photo.jpg --explain")
+        print(f"{PROGRAM} COMMAND --help says more. --version prints the version.")
     elif name in COMMANDS:
         module, function, _ = COMMANDS[name]
         return getattr(importlib.import_module(f"agentic_iqa_local.cli.{module}"), function)(rest)
     else:
-        near = difflib.get_close_matches(name, COMMANDS, n=1)
-        near = ["assess " + shlex.quote(name)] if os.path.exists(name) else near
-        hint = f"; did you mean {PROGRAM} {near[0]}?" if near else "."
-        tell(f"error: unknown command {one_line(name)}{hint} All commands: {PROGRAM} --help")
+        near = f"; did you mean {PROGRAM} assess {shlex.quote(name)}?" if os.path.exists(name) else ""
+        near = near or did_you_mean(name, COMMANDS).replace("mean ", f"mean {PROGRAM} ") or "."
+        tell(f"error: unknown command {one_line(f'{name}{near}')} All commands: {PROGRAM} --help")
         return 2
     return 0
 

@@ -13,17 +13,15 @@ import argparse
 import os
 from pathlib import Path
 
-from agentic_iqa_local.cli.command import Parser, UsageError, like_ctrl_c, run_command
-from agentic_iqa_local.cli.options import SET_UP, add_options, check_models, chosen_settings
+from agentic_iqa_local.cli.command import Command, Parser, UsageError, like_ctrl_c
+from agentic_iqa_local.cli.options import SET_UP, add_options, add_verbose, check_models, chosen_settings
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = Parser.of("mcp", __doc__)
+def options(parser: Parser) -> None:
     about = "the folder whose pictures may be read (default: the working folder)"
     parser.add_argument("--root", type=Path, default=Path(), metavar="DIR", help=about)
     add_options(parser, *SET_UP)
-    parser.add_argument("-v", "--verbose", action="count", default=0, help="log what happens, on stderr")
-    return run_command(parser.parse_args, serve, argv)
+    add_verbose(parser)
 
 
 def serve(args: argparse.Namespace) -> int:
@@ -55,3 +53,6 @@ def _stop(*_: object) -> None:
     """Ends the process at once: its reader of stdin cannot be interrupted, and nothing is written."""
     os.write(2, b"stopped\n")
     os._exit(130)
+
+
+main = Command("mcp", __doc__, options, serve)

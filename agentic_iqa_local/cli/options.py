@@ -32,13 +32,14 @@ WORK = """
 """
 ANSWER = """
 --json        JSON lines on stdout, on a terminal too
---explain     a readable account: what was seen and measured, the probabilities, and why
+--explain     in plain sentences: the verdict, what is wrong and where, how sure, what decided
 """
 CLUSTER = """
 --cluster ADDRESS     local: workers on this machine; HOST:PORT or auto: of a cluster that `ray start` made
 --workers N           workers in all, each with a model
 --gpus-per-worker G   GPUs of each worker, such as 1, 2 or 0.5 (default: 0, workers compute on CPUs)
 """
+TRACK = "--track mlflow|trackio  note options and figures with this experiment tracker, in files on this disk"
 MOST = 1024  # of what an option counts
 
 
@@ -46,32 +47,29 @@ def add(options: argparse._ActionsContainer, table: str) -> None:
     """Adds options, one a line: name, metavar, two blanks, help. By its metavar an option is a count (N), more than
     0 (S, G), a path (FILE, DIR, PATH), one of several words (A|B) or a list (TOOL...); without one it is a switch. A
     number that its help calls the default is that."""
+    kinds: dict[str, Any] = {"N": count, "S": positive, "G": positive, "FILE": Path, "DIR": Path, "PATH": Path}
     for line in filter(None, table.splitlines()):
         names, about = re.split(r"\s{2,}", line.strip(), maxsplit=1)
         name, _, metavar = names.partition(" ")
-        shape: dict[str, Any] = {"help": about}
         if not metavar:
-            shape["action"] = "store_true"
-        elif "|" in metavar:
+            options.add_argument(name, action="store_true", help=about)
+            continue
+        default = re.search(r"\(default: (\d+)\)", about)
+        shape: dict[str, Any] = {"default": default[1]} if default else {}
+        if "|" in metavar:
             shape["choices"] = metavar.split("|")
         else:
-            kinds: dict[str, Any] = {
-                "N": count,
-                "S": positive,
-                "G": positive,
-                "FILE": Path,
-                "DIR": Path,
-                "PATH": Path,
-            }
             shape |= {"type": kinds.get(metavar), "metavar": metavar.removesuffix("...")}
-            shape |= {"nargs": "+"} if metavar.endswith("...") else {}
-            shape |= {"default": default[1]} if (default := re.search(r"\(default: (\d+)\)", about)) else {}
-        options.add_argument(name, **shape)
+        options.add_argument(name, help=about, nargs="+" if metavar.endswith("...") else None, **shape)
 
 
 def add_answer(options: argparse._ActionsContainer) -> None:
     """How an answer is shown (`Console.show_answer`), and how much is logged."""
     add(options, ANSWER)
+    add_verbose(options)
+
+
+def add_verbose(options: argparse._ActionsContainer) -> None:
     about = "log what happens (-vv: prompts and model output too)"
     options.add_argument("-v", "--verbose", action="count", default=0, help=about)
 
@@ -85,12 +83,9 @@ def count(text: str) -> int:
 
 def positive(text: str) -> float:
     """The type of an option that is a number above 0."""
-    try:
-        if 0 < (value := float(text)) < float("inf"):
-            return value
-    except ValueError:
-        pass
-    raise argparse.ArgumentTypeError(f"expected more than 0, got {text!r}")
+    if not re.fullmatch(r"[0-9.]+(e-?\d{1,2})?", text) or text.count(".") > 1 or not float(text) > 0:
+        raise argparse.ArgumentTypeError(f"expected more than 0, got {text!r}")
+    return float(text)
 
 
 def add_options(options: argparse._ActionsContainer, *names: str) -> None:
@@ -98,17 +93,17 @@ def add_options(options: argparse._ActionsContainer, *names: str) -> None:
     stay texts until `check_options` or `chosen_settings` validates them."""
     for name in names:
         field = Request.model_fields[name]
-        kinds = [kind for kind in get_args(field.annotation) if kind is not NoneType] or [field.annotation]
-        words = get_args(kinds[0]) if get_origin(kinds[0]) is Literal else ()
+        kind = next((kind for kind in get_args(field.annotation) if kind is not NoneType), field.annotation)
+        words = get_args(kind) if get_origin(kind) is Literal else ()
         shape: dict[str, Any] = {"metavar": "|".join(words) or METAVARS.get(name)}
-        if kinds == [bool]:
+        if kind is bool:
             shape = {"action": "store_true"}
-        elif "list" in str(kinds[0]):
+        elif "list" in str(kind):
             shape["nargs"] = "+"
         options.add_argument(f"--{name.replace('_', '-')}", help=as_flags(field.description or ""), **shape)
 
 
-def check_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+def check_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> argparse.Namespace:
     """Gives the options in `args` the values that they stand for, or ends the program with one sentence."""
     given = _given(args, Request)
     try:
@@ -116,6 +111,12 @@ def check_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> 
     except ConfigError as error:
         parser.error(as_flags(error.message))
     vars(args).update({name: getattr(request, name) for name in given})
+    return args
+
+
+def checked(parser: argparse.ArgumentParser, argv: list[str] | None) -> argparse.Namespace:
+    """The options in `argv` (default: the command line), with the values that they stand for."""
+    return check_options(parser, parser.parse_args(argv))
 
 
 def _given(args: argparse.Namespace, model: type[Options]) -> dict[str, Any]:
@@ -141,8 +142,7 @@ def chosen_settings(args: argparse.Namespace, say: Callable[[str], None] = tell)
     from agentic_iqa_local.files import models_root
 
     options = _given(args, Options)
-    chosen = options.keys() & {"config", "model"} or options.get("engine") == "server"
-    if "gpu" in options and not chosen:
+    if "gpu" in options and not options.keys() & {"config", "model"} and options.get("engine") != "server":
         from agentic_iqa_local.vlm_client.model_choice import choose
 
         choice = choose(models_root(options.get("models")))

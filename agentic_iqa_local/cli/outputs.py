@@ -31,9 +31,8 @@ def result_file(option: str, file: Path, kind: str) -> Path:
 def result_folder(option: str, folder: Path, *marks: str) -> None:
     """Raises UsageError for a folder that holds files, but none that has the name of one of `marks`, which
     `option` writes: they are another's, and might be replaced."""
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{option} {folder}: expected a folder, got a file", "choose another")
     others = [entry.name for entry in folder.glob("*") if not entry.is_dir()]
-    if others and not any((folder / mark).exists() for mark in marks):
+    if folder.is_file() or (others and not any((folder / mark).exists() for mark in marks)):
+        got = f"one that holds {min(others)}" if others else "a file"
         expected = "expected a new folder or one that this command wrote"
-        raise UsageError(f"{option} {folder}: {expected}, got one that holds {min(others)}", "choose another")
+        raise UsageError(f"{option} {folder}: {expected}, got {got}", "choose another")

@@ -20,37 +20,33 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from agentic_iqa_local.cli import options as shared
-from agentic_iqa_local.cli.command import Parser, UsageError, run_command
+from agentic_iqa_local.cli.command import Command, Parser, UsageError
 
 STATE = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
 SHORTEST_TOKEN = 16  # characters
 
 
-def main(argv: list[str] | None = None) -> int:
-    return run_command(parse, serve, argv)
+def whole(text: str) -> int:
+    """The type of a limit."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected 1 or more, got {text!r}")
+    return int(text)
 
 
-def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = Parser.of("serve", __doc__)
-    place = parser.add_argument_group("where it listens, and its limits")
-    place.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
-    place.add_argument("--port", type=int, default=8765, help="port; 0 takes a free one (default: 8765)")
-    place.add_argument("--allow-host", action="append", default=[], metavar="NAME", help="a name that requests may be"
-                       " sent to, beside localhost; may be repeated")  # fmt: skip
-    place.add_argument("--queue", type=int, default=64, metavar="N", help="requests that wait (default: 64)")
-    place.add_argument("--max-bytes", type=int, default=2**27, metavar="N", help="of a request (default: 128 MiB)")
-    place.add_argument("--batches", type=Path, metavar="DIR", default=STATE / "agentic-iqa" / "batches",
-                       help="where batches lie (default: agentic-iqa/batches below $XDG_STATE_HOME)")  # fmt: skip
+def options(parser: Parser) -> None:
+    place = parser.add_argument_group("where it listens, and its limits").add_argument
+    place("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    place("--port", type=int, default=8765, help="port; 0 takes a free one (default: 8765)")
+    about = "a name that requests may be sent to, beside localhost; may be repeated"
+    place("--allow-host", action="append", default=[], metavar="NAME", help=about)
+    place("--queue", type=whole, default=64, metavar="N", help="requests that wait (default: 64)")
+    place("--max-bytes", type=whole, default=2**27, metavar="N", help="of a request (default: 128 MiB)")
+    about = "where batches lie (default: agentic-iqa/batches below $XDG_STATE_HOME)"
+    place("--batches", type=Path, metavar="DIR", default=STATE / "agentic-iqa" / "batches", help=about)
     how = parser.add_argument_group("how: with what, and where")
     shared.add_options(how, *shared.SET_UP, *shared.HOW, *shared.HOW_SURE)
     shared.add(how, shared.WORK)
-    parser.add_argument("-v", "--verbose", action="count", default=0, help="log each request")
-    args = parser.parse_args(argv)
-    shared.check_options(parser, args)
-    for name in ("queue", "max_bytes"):
-        if getattr(args, name) < 1:
-            parser.error(f"--{name.replace('_', '-')}: expected 1 or more, got {getattr(args, name)}")
-    return args
+    shared.add_verbose(parser)
 
 
 def token_for(host: str) -> str | None:
@@ -92,3 +88,6 @@ def serve(args: argparse.Namespace) -> int:
         service = app.Service(set_up, runner, args.batches, Path(uploads), **limits)
         app.serve(service, address, hosts, log_requests=args.verbose > 0)
     return 0
+
+
+main = Command("serve", __doc__, options, serve, shared.checked)

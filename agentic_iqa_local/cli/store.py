@@ -15,37 +15,31 @@ Exit status: 0 all is well, 1 something is damaged, missing or not what was expe
 import argparse
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
-from agentic_iqa_local.cli.command import Parser, UsageError, run_command
+from agentic_iqa_local.cli.command import Command, Parser, UsageError
 from agentic_iqa_local.cli.console import meter, tell
 from agentic_iqa_local.cli.options import add
 from agentic_iqa_local.errors import one_line
-from agentic_iqa_local.files import PACKAGE, command, models_root
+from agentic_iqa_local.files import PACKAGE, models_root
 from agentic_iqa_local.offline import bundle as bundles
 from agentic_iqa_local.offline.manifest import amount
 
-
-def verify(argv: list[str] | None = None) -> int:
-    return _run("verify", verify_bundle, argv)
+MODELS = "--models DIR  the models folder (default: $AGENTIC_IQA_MODELS, else models/)"
 
 
-def unpack(argv: list[str] | None = None) -> int:
-    return _run("unpack", unpack_bundle, argv)
+def unpack_options(parser: Parser, nargs: str | None = None, default: str = "") -> None:
+    parser.add_argument("bundle", nargs=nargs, type=Path, help=f"archive or folder{default}")
+    parser.add_argument("--expect", type=_manifest_hash, metavar="HASH", help="refuse every other bundle")
+    add(parser, MODELS)
 
 
-def _run(name: str, action, argv: list[str] | None) -> int:
-    about = (__doc__ or "").replace("{verify}", command("verify")).replace("{unpack}", command("unpack"))
-    parser = Parser.of(name, about)
-    where = "archive or folder" if name == "unpack" else "archive or folder (default: the models folder)"
-    parser.add_argument("bundle", nargs=None if name == "unpack" else "?", type=Path, help=where)
-    parser.add_argument("--expect", type=manifest_hash, metavar="HASH", help="refuse every other bundle")
-    add(parser, "--models DIR  the models folder (default: $AGENTIC_IQA_MODELS, else models/)")
-    kept = "interrupted: files that are whole are kept; the same command goes on"
-    return run_command(parser.parse_args, action, argv, failed=1, interrupted=kept)
+def verify_options(parser: Parser) -> None:
+    unpack_options(parser, "?", " (default: the models folder)")
 
 
-def manifest_hash(text: str) -> str:
+def _manifest_hash(text: str) -> str:
     """A manifest's SHA-256 as a user gives it."""
     if not re.fullmatch("[0-9a-f]{64}", text.strip().lower()):
         raise argparse.ArgumentTypeError("expected the 64 hexadecimal digits of the manifest that bundle printed")
@@ -84,3 +78,8 @@ def describe(bundle: Path, expect: str | None) -> None:
     print(f"{one_line(str(bundle))}: {files}, manifest SHA-256 {sha256}")
     for line in (*manifest.contents, *(f"Licence: {notice}" for notice in manifest.notices)):
         print(f"  {line}")
+
+
+KEPT = "interrupted: files that are whole are kept; the same command goes on"
+unpack = Command("unpack", __doc__, unpack_options, unpack_bundle, failed=1, interrupted=KEPT)
+verify = replace(unpack, name="verify", add=verify_options, action=verify_bundle)

@@ -7,24 +7,21 @@ examples:
 
 import argparse
 
-from agentic_iqa_local.cli.command import Parser, run_command
-from agentic_iqa_local.cli.console import Console
+from agentic_iqa_local.cli.command import Command
 from agentic_iqa_local.cli.options import SET_UP, add_options, chosen_settings
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = Parser.of("tools", __doc__)
-    add_options(parser, *SET_UP)
-    return run_command(parser.parse_args, show, argv)
 
 
 def show(args: argparse.Namespace) -> int:
     """Prints the table. Raises UserError."""
+    from agentic_iqa_local.cli.console import Console
     from agentic_iqa_local.devices import choose_device
-    from agentic_iqa_local.output.report import tool_table
+    from agentic_iqa_local.output.tool_table import tool_table
     from agentic_iqa_local.services import Services
 
     with Console() as console:
         services = Services(chosen_settings(args), choose_device(args.gpu, args.cpu))
         console.show(tool_table(services.tools.info()))
     return 0
+
+
+main = Command("tools", __doc__, lambda parser: add_options(parser, *SET_UP), show)

@@ -6,7 +6,7 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -32,14 +32,7 @@ from agentic_iqa_local.nodes.tool_runs import run_tool
 from agentic_iqa_local.nodes.workbench import PICTURE, Observer, OpenImages, open_images
 from agentic_iqa_local.result import Assessment, Seen, SeenView, Tokens
 from agentic_iqa_local.services import Services, load_services
-from agentic_iqa_local.state import (
-    OVERALL,
-    AgenticIQAState,
-    DamagedBox,
-    FusionResult,
-    ToolExecutionLog,
-    revised,
-)
+from agentic_iqa_local.state import OVERALL, AgenticIQAState, DamagedBox, FusionResult, ToolExecutionLog, revised
 from agentic_iqa_local.vlm_client import VLMError
 
 UNLIKE_PHOTOGRAPH = (
@@ -85,15 +78,10 @@ def assess(
         services = services or load_services()
         state = question(picture, original, query, choices, max_replan_iterations, services.settings)
 
-        def answer(state: AgenticIQAState) -> dict[str, Any]:
-            try:
-                images = open_images(services, state, observer)
-            except ImageError as error:
-                return {"error": str(error), "sha256": file_sha256(state["image_path"])}
-            with closing(images):
-                return answered(state, images, pipeline, request)
+        def opened() -> AbstractContextManager[OpenImages]:
+            return closing(open_images(services, state, observer))
 
-        return assessment(state, picture, original, answer, pipeline, services.settings)
+        return answered(state, picture, original, pipeline, services.settings, opened, request)
 
 
 def question(
@@ -108,32 +96,6 @@ def question(
     query = DEFAULT_QUERY if query is None else check_query(query)
     limit = settings.max_replan_iterations if max_replan_iterations is None else max_replan_iterations
     return initial_state(query, str(picture.path), original and str(original.path), limit, choices)
-
-
-def assessment(
-    state: AgenticIQAState,
-    picture: PictureFile,
-    original: PictureFile | None,
-    answer: Callable[[AgenticIQAState], dict[str, Any]],
-    pipeline: Pipeline,
-    settings: Settings,
-) -> Assessment:
-    """What `answer` makes of a state, with the seconds that it took, told by the names that the caller knows
-    the pictures by."""
-    row = unassessed(picture.path, original and original.path, state["query"], state.get("choices"), pipeline, settings)
-    began = time.perf_counter()
-    logged = PICTURE.set(PICTURE.get() or path_text(picture.name))
-    try:
-        changes = answer(state)
-    finally:
-        PICTURE.reset(logged)
-    changes["seconds"] = round(time.perf_counter() - began, 3)
-    row = Assessment.model_validate(dict(row) | changes)
-    row.image, row.reference = path_text(picture.name), original and path_text(original.name)
-    for file in filter(None, (picture, original)):
-        row.error, row.warnings = row.error and file.hide(row.error), [*map(file.hide, row.warnings)]
-    row.error, row.warnings = row.error and one_line(row.error), [*map(one_line, row.warnings)]
-    return row
 
 
 def unassessed(
@@ -166,12 +128,38 @@ def file_sha256(path: str | Path) -> str | None:
 
 
 def answered(
-    state: AgenticIQAState, images: OpenImages, pipeline: Pipeline, map: MapRequest | None = None
-) -> dict[str, Any]:
-    """What a row holds of a question about opened images; whatever goes wrong with them is its `error`.
-    Raises VLMError for a model that cannot be loaded."""
+    state: AgenticIQAState,
+    picture: PictureFile,
+    original: PictureFile | None,
+    pipeline: Pipeline,
+    settings: Settings,
+    opened: Callable[[], AbstractContextManager[OpenImages]],
+    map: MapRequest | None = None,
+) -> Assessment:
+    """The answer to a state's question about the pictures that `opened` gives for its time, with the names that
+    the caller has for them; whatever goes wrong with them is its `error`. Raises VLMError for a model that cannot
+    be loaded."""
+    row = unassessed(picture.name, original and original.name, state["query"], state.get("choices"), pipeline, settings)
+    began = time.perf_counter()
+    logged = PICTURE.set(PICTURE.get() or row.image)
+    try:
+        with opened() as images:
+            changes = _answer(state, images, pipeline, map)
+    except ImageError as error:
+        changes = {"error": str(error), "sha256": file_sha256(state["image_path"])}
+    finally:
+        PICTURE.reset(logged)
+    changes["seconds"] = round(time.perf_counter() - began, 3)
+    row = Assessment.model_validate(dict(row) | changes)
+    for file in filter(None, (picture, original)):
+        row.error, row.warnings = row.error and file.hide(row.error), [file.hide(line) for line in row.warnings]
+    row.error, row.warnings = row.error and one_line(row.error), [one_line(line) for line in row.warnings]
+    return row
+
+
+def _answer(state: AgenticIQAState, images: OpenImages, pipeline: Pipeline, map: MapRequest | None) -> dict[str, Any]:
+    """What the row of an answer holds."""
     services, make_map = images.services, functools.cache(lambda: mapped(images, map) if map else {})
-    calibration, missing = calibration_for(services.settings, services.client(ROLE).describe())
     _ = services.tools  # a bad maps file is an error of the set-up, not of an image
 
     def worst_part() -> DamagedBox | None:
@@ -181,8 +169,7 @@ def answered(
     images.find_worst_part = worst_part
     images.sureness = sureness = Sureness(
         services.settings.decisions,
-        calibration,
-        missing,
+        calibration_for(services.settings, services.client(ROLE).describe()),
         pipeline=pipeline,
         reference=images.reference is not None,
         query=state["query"],
@@ -190,6 +177,7 @@ def answered(
     )
     if sureness.unlike_photograph:
         images.warn(UNLIKE_PHOTOGRAPH)
+    changes: dict[str, Any]
     try:
         changes = _letters(state, images) if pipeline == "letters" else _agent(state, images)
     except ToolError as error:
@@ -197,38 +185,28 @@ def answered(
     except (ImageError, VLMError) as error:
         changes = {"error": str(error)}
     if not changes.get("error"):
-        changes |= make_map() | _how_sure(changes, sureness)
+        changes |= make_map()
+        if changes.get("p_c"):
+            fusion = FusionResult.model_validate({name: changes[name] for name in FusionResult.model_fields})
+            told = (evidence := changes.get("evidence")) is not None and evidence.worst_part is not None
+            changes |= sureness.fields(fusion, changes.get("plan"), told_of_map=told)
     return changes | _in_original_pixels(changes, images.image.offset) | _record(images)
-
-
-def _how_sure(changes: dict[str, Any], sureness: Sureness) -> dict[str, Any]:
-    """The interval of a rating or the set of answers of a question, and what follows from it."""
-    if not changes.get("p_c"):
-        return {}
-    plan, evidence = changes.get("plan"), changes.get("evidence")
-    if changes.get("q") is None:
-        told = evidence is not None and evidence.worst_part is not None
-        p = changes.get("product") or changes["p_c"]
-        answers, why = sureness.answer_set(p, changes["mode"], plan, told_of_map=told)
-        return {"answer_set": answers, "no_interval": why}
-    fusion = FusionResult.model_validate({name: changes[name] for name in FusionResult.model_fields})
-    interval, why = sureness.interval(fusion, plan)
-    verdict = {"not_sure": sureness.not_sure(interval), "gate": sureness.gate(interval, changes["q"])}
-    return {"interval": interval, "no_interval": why} | verdict
 
 
 def _in_original_pixels(changes: dict[str, Any], offset: tuple[int, int]) -> dict[str, Any]:
     """Evidence and map of a picture whose frame was left out, with their places in pixels of the original."""
+
+    def shifted(part: DamagedBox) -> DamagedBox:
+        return revised(part, box=moved(part.box, offset))
+
     evidence, q_map, moved_parts = changes.get("evidence"), changes.get("map"), {}
     if evidence is not None:
         boxes = evidence.boxes and {name: box and moved(box, offset) for name, box in evidence.boxes.items()}
-        worst = evidence.worst_part
-        worst = worst and revised(worst, box=moved(worst.box, offset))
+        worst = evidence.worst_part and shifted(evidence.worst_part)
         moved_parts["evidence"] = revised(evidence, boxes=boxes, worst_part=worst)
     if q_map is not None:
-        worst = [revised(part, box=moved(part.box, offset)) for part in q_map.worst]
         xs, ys = ([edge + by for edge in edges] for edges, by in zip((q_map.xs, q_map.ys), offset, strict=True))
-        moved_parts["map"] = revised(q_map, xs=xs, ys=ys, worst=worst)
+        moved_parts["map"] = revised(q_map, xs=xs, ys=ys, worst=[shifted(part) for part in q_map.worst])
     return moved_parts
 
 
@@ -240,14 +218,9 @@ def _agent(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
         images.warn(f"another pass was asked for and failed ({error}); the answer is that of the pass before")
         final, error = final | result.basis.state(), None
     evidence = final.get("executor_evidence")
-    changes: dict[str, Any] = {
-        "plan": final.get("plan"),
-        "plan_corrections": final.get("plan_corrections", []),
-        "replan_history": final.get("replan_history", []),
-        "iteration_count": final.get("iteration_count", 0),
-        "passes": result.passes if result else [],
-        "error": error,
-    }
+    names = ("plan", "plan_corrections", "replan_history", "iteration_count")
+    changes: dict[str, Any] = {name: final[name] for name in names if final.get(name) is not None}
+    changes |= {"passes": result.passes if result else [], "error": error}
     if evidence is not None:
         changes |= {"evidence": evidence, "tools": evidence.tool_logs}
         for line in evidence_warnings(evidence):
@@ -256,73 +229,56 @@ def _agent(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
         return changes
     if result.error and result.fusion:
         images.warn("the model gave no valid reasoning in three tries: sentences made of the evidence stand in for it")
-        result = without_words(result.fusion, evidence, state.get("choices"), images.services.settings.fusion)
-    changes |= {"final_answer": result.final_answer, "quality_reasoning": result.quality_reasoning}
-    if result.error:
-        return changes | {"error": result.error}
-    changes |= {"reasoning_corrections": result.reasoning_corrections, "need_replan": result.need_replan}
+        result = without_words(result.fusion, evidence, state.get("choices"))
+    names = ("final_answer", "quality_reasoning", "error", "reasoning_corrections", "need_replan")
+    changes |= {name: getattr(result, name) for name in names}
     return changes | (result.fusion.model_dump() if result.fusion else {})
 
 
 def _letters(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
-    """One read and the configured tools: no plan, no evidence in the prompt, no reasoning. Raises ToolError,
-    VLMError."""
+    """One read, and the tools that the query names, else those that are configured: no plan, no evidence in the
+    prompt, no reasoning. Raises VLMError, and ToolError where a configured one cannot measure."""
+    query, choices, settings = state["query"], state.get("choices"), images.services.settings.tools
+    logs: list[ToolExecutionLog] = []
     images.observer.step("summarizer", "started")
-    if choices := state.get("choices"):
-        prompt = summarizer_prompt(state["query"], None, scoring=False, choices=choices)
-        fusion, logs = read_choices(prompt, choice_letters(choices), images), []
-        answer, corrections = fusion.vlm_letter, taken_choices(state["query"], choices)
+    if choices:
+        prompt = summarizer_prompt(query, None, scoring=False, choices=choices)
+        fusion = read_choices(prompt, choice_letters(choices), images)
+        answer, corrections = fusion.vlm_letter, taken_choices(query, choices)
     else:
-        logs = _measured(state["query"], images)
+        named = named_metrics(query, images.reference is not None)
+        tools = named or (settings.full_reference if images.reference else settings.no_reference)
+        logs = [log for tool in tools for log in run_tool("Global", OVERALL, tool, None, images)]
+        if not named and (failed := next((log.error for log in logs if log.error), None)):
+            raise ToolError(failed)
         scores = {log.tool_name: log.normalized_score for log in logs if log.normalized_score is not None}
-        fusion = read_and_fuse(state["query"], None, list(scores.items()), images)
+        fusion = read_and_fuse(query, None, list(scores.items()), images)
         answer, corrections = answer_letter(fusion), []
     images.observer.step("summarizer", "finished")
     return fusion.model_dump() | {"final_answer": answer, "plan_corrections": corrections, "tools": logs}
 
 
-def _measured(query: str, images: OpenImages) -> list[ToolExecutionLog]:
-    """The runs of the tools that a query names, else of those that are configured. Raises ToolError where one of
-    these cannot measure."""
-    referenced, settings = images.reference is not None, images.services.settings.tools
-    configured = settings.full_reference if referenced else settings.no_reference
-    named = named_metrics(query, referenced)
-    logs = [log for tool in named or configured for log in run_tool("Global", OVERALL, tool, None, images)]
-    if not named and (failed := next((log.error for log in logs if log.error), None)):
-        raise ToolError(failed)
-    return logs
-
-
 def _record(images: OpenImages) -> dict[str, Any]:
-    """Tokens, views, model and warnings of an assessment, as far as it came."""
-    client = images.services.client(ROLE)
-    model = client.describe()
-    return {
-        "tokens": Tokens(**asdict(images.usage)),
-        "seen": _seen(client.name, images),
-        "sha256": images.image.sha256,
-        "unlike_photograph": images.unlike_photograph,
-        # a folder's name may be no text that JSON can hold
-        "model": {key: one_line(value) if isinstance(value, str) else value for key, value in model.items()},
-        "warnings": images.warnings,
-        "failed_tries": images.failed_tries,
-    }
-
-
-def _seen(model: str, images: OpenImages) -> Seen | None:
-    """What the model saw, None where it saw nothing; with a warning where that were not the pixels as they are."""
-    views = []
+    """Tokens, views, model and warnings of an assessment, as far as it came. Warns where the model did not see the
+    pixels as they are."""
+    client, views, pixels = images.services.client(ROLE), [], 0
     for box, seen in images.seen_views(ROLE):
         width, height = box[2] - box[0], box[3] - box[1]
         size = (seen.width, seen.height) if seen.width and seen.height else None
         views.append(SeenView(box=box, pixels=size, tokens=seen.tokens))
         if size is None:
-            images.warn(f"{model}'s processor resizes and tiles: which pixels it saw is not known exactly")
+            images.warn(f"{client.name}'s processor resizes and tiles: which pixels it saw is not known exactly")
         elif width * height > size[0] * size[1]:
             resized = f"{width}×{height} pixels to {size[0]}×{size[1]}"
-            images.warn(f"{model}'s processor resized {resized}: distortions may look milder")
-    if not views:
-        return None
-    pixels = [view.pixels and view.pixels[0] * view.pixels[1] for view in views]
-    total = None if None in pixels else sum(filter(None, pixels))
-    return Seen(pixels=total, tokens=sum(view.tokens for view in views), views=views)
+            images.warn(f"{client.name}'s processor resized {resized}: distortions may look milder")
+        pixels = None if size is None or pixels is None else pixels + size[0] * size[1]
+    return {
+        "tokens": Tokens(**asdict(images.usage)),
+        "seen": Seen(pixels=pixels, tokens=sum(view.tokens for view in views), views=views) if views else None,
+        "sha256": images.image.sha256,
+        "unlike_photograph": images.unlike_photograph,
+        # a folder's name may be no text that JSON can hold
+        "model": {key: one_line(x) if isinstance(x, str) else x for key, x in client.describe().items()},
+        "warnings": images.warnings,
+        "failed_tries": images.failed_tries,
+    }

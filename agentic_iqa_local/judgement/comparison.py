@@ -3,11 +3,11 @@ near-duplicates."""
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
 from PIL import Image
@@ -15,23 +15,35 @@ from pydantic import BaseModel, Field
 
 from agentic_iqa_local.config import Pipeline, Settings
 from agentic_iqa_local.errors import one_line
-from agentic_iqa_local.files import folder_hash
 from agentic_iqa_local.images.pictures import Picture, as_file
-from agentic_iqa_local.judgement import ordering, preference
+from agentic_iqa_local.judgement import ordering
 from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.judgement.fit import calibration_for
+from agentic_iqa_local.judgement.intervals import IntervalCalibration
+from agentic_iqa_local.judgement.preference import (
+    PairFit,
+    PairwiseRead,
+    draws_of,
+    fit_for,
+    logit,
+    probability_above,
+    read_pair,
+    sigmoid,
+)
 from agentic_iqa_local.nodes.letter_reading import ROLE
 from agentic_iqa_local.nodes.workbench import MODEL, Observer, load_pictures
 from agentic_iqa_local.result import Assessment, Result
 from agentic_iqa_local.services import Services, load_services
 
 SCHEMA_VERSION = 1
-INDEPENDENT = "the probability is that of independent pictures, and too near to one half for one scene"
+Answer = TypeVar("Answer", bound=Result)
 
 
-class PairResult(BaseModel):
+class Pair(BaseModel):
     """What is known of one pair of rated pictures."""
 
+    first: int  # which of the rated pictures one is, in the order given, from 0 on
+    second: int  # and which is the other
     same_scene: bool  # whether both are near-duplicates: versions or frames of one scene
     scene_distance: float  # share of their hashes' bits that differ, 0..1; up to MOST_DIFFERENT is the same scene
     probability: float  # that the first picture is the better one, 0..1
@@ -39,10 +51,8 @@ class PairResult(BaseModel):
     # what the probability rests on
     basis: Literal["same scene, fitted", "intervals", "fused distributions", "same pixels"]
     fitted_on: str | None = None  # set, size and date of the fit, where it rests on one
-    # what the model's letters say when it is shown both; None where not read
-    pairwise: preference.PairwiseRead | None = None
+    pairwise: PairwiseRead | None = None  # what the model says when it is shown both; None where not read
     pairwise_weight: float = 0.0  # weight of the pairwise read's log-odds in the probability
-    notes: list[str] = []
 
 
 class Comparison(Result):
@@ -53,7 +63,7 @@ class Comparison(Result):
     schema_version: int = SCHEMA_VERSION
     first: Assessment
     second: Assessment
-    pair: PairResult | None = None
+    pair: Pair | None = None
     error: str | None = None
 
     @property
@@ -68,15 +78,13 @@ class Comparison(Result):
     @property
     def better(self) -> Assessment | None:
         """The picture that is more probably the better one; None where both are equally probable."""
-        if self.pair is None or self.pair.probability == 0.5:
+        if self.probability in (None, 0.5):
             return None
-        return self.first if self.pair.probability > 0.5 else self.second
+        return self.first if self.probability > 0.5 else self.second
 
     @property
     def warnings(self) -> list[str]:
-        rows = (self.first, self.second)
-        notes = self.pair.notes if self.pair else []
-        return [f"{one_line(row.image)}: {line}" for row in rows for line in row.warnings] + notes
+        return [f"{one_line(row.image)}: {line}" for row in (self.first, self.second) for line in row.warnings]
 
 
 class Ranked(BaseModel):
@@ -85,53 +93,37 @@ class Ranked(BaseModel):
     place: int  # 1 is the best
     index: int  # which of the rated pictures it is, in the order given, from 0 on
     strength: float  # Bradley–Terry strength, in log-odds; those of an order have mean 0
-    # probability that it is better than the picture at the next place; None for the last
-    better_than_next: float | None
+    better_than_next: float | None  # probability that it is better than the next; None for the last
     assessment: Assessment
 
 
-class ComparedPair(PairResult):
-    """A pair that an order rests on."""
+class Ranking(Result):
+    """Pictures, or a group of near-duplicates, from the best to the worst, with the comparisons that say so, at most
+    three for each picture, and those that could not be assessed."""
 
-    first: int  # the `index` of one picture, and of the other
-    second: int
-
-
-class OrderResult(Result):
-    """Pictures from the best to the worst, and the comparisons that say so: at most three for each picture."""
-
-    kind: Literal["ranking", "group"]
+    kind: Literal["ranking", "group"] = "ranking"
     schema_version: int = SCHEMA_VERSION
+    number: int | None = None  # of a group: 1 for the first, in the pictures' order
     order: list[Ranked]
-    pairs: list[ComparedPair] = Field(default_factory=list)
+    pairs: list[Pair] = Field(default_factory=list)
     pairwise_reads: int = 0  # pairs that the model was shown together
-    notes: list[str] = Field(default_factory=list)
-
-
-class Ranking(OrderResult):
-    """Pictures from the best to the worst, and those that could not be assessed."""
-
-    kind: Literal["ranking"] = "ranking"
     failed: list[Assessment] = Field(default_factory=list)
 
     @property
     def best(self) -> Assessment | None:
         return self.order[0].assessment if self.order else None
 
-
-class Group(OrderResult):
-    """Near-duplicates, from the best to the worst; a picture without any is a group of its own."""
-
-    kind: Literal["group"] = "group"
-    number: int  # 1 for the first group, in the pictures' order
-    best: str  # the best picture
+    def to_dict(self) -> dict[str, Any]:
+        """The fields of a JSON line, as plain Python values; a group's names its best picture."""
+        return super().to_dict() | ({"best": self.best.image} if self.best and self.kind == "group" else {})
 
 
 @dataclass
 class Candidate:
-    """A rated picture on its way to a comparison: `draws` are equally probable values of its true quality, rising,
-    `calibrated` whether an interval's calibration gives them, and `load` gives its upright RGB pixels."""
+    """A rated picture on its way to a comparison: `index` counts them, `load` gives its upright RGB pixels, and `draws`
+    are equally probable values of its true quality, rising: by its interval's calibration if `calibrated`."""
 
+    index: int
     row: Assessment
     fingerprint: np.ndarray
     load: Callable[[], Image.Image]
@@ -141,35 +133,43 @@ class Candidate:
 
 @dataclass
 class Judge:
-    """Compares pictures that one set-up assessed. `read` shows the model two pictures; None reads none.
-    `always` reads every pair, also where the read has no weight. `reads` counts them, and `fit` is that of the
-    set-up's model, pipeline and kind of assessment."""
+    """Compares pictures that one set-up assessed. `fit` is what it has for pairs of one scene; `read` shows the model
+    two pictures, None where it is not to see them together."""
 
     settings: Settings
-    pipeline: Pipeline
-    reference: bool
-    read: Callable[[Image.Image, Image.Image], preference.PairwiseRead] | None = None
-    always: bool = False
-    reads: int = 0
-    fit: preference.PairFit | None = field(init=False)
+    fit: PairFit | None = None
+    read: Callable[[Image.Image, Image.Image], PairwiseRead] | None = None
 
-    def __post_init__(self) -> None:
-        folder = self.settings.folder(self.settings.summarizer.backend)
-        wanted = folder.is_dir() and folder_hash(folder), self.pipeline, self.reference
-        alike = (fit for fit in preference.read_fits().fits if (fit.model, fit.pipeline, fit.reference) == wanted)
-        self.fit = next(alike, None)
+    @classmethod
+    def of(
+        cls,
+        services: Services,
+        pipeline: Pipeline,
+        *,
+        reference: bool,
+        pairwise: bool | None = None,
+        observer: Observer | None = None,
+    ) -> Self:
+        """The judge of a set-up's assessments by a pipeline, with a reference or without. `pairwise`: whether the
+        model is shown pairs; by default where that has weight."""
+
+        def read(one: Image.Image, other: Image.Image) -> PairwiseRead:
+            with (observer or Observer()).calling(MODEL):
+                return read_pair(services.client(ROLE), one, other)
+
+        fit = fit_for(services.settings, pipeline, reference=reference)
+        counts = fit is not None and fit.pairwise > 0
+        return cls(services.settings, fit, read if pairwise or (pairwise is None and counts) else None)
 
     def compared(self, rows: Sequence[Assessment], files: Sequence[Path]) -> Comparison:
         """The comparison of two assessed pictures in these files. Raises VLMError."""
-        first, second = rows
-        rated = self.candidates(rows, files)
+        candidates = self.candidates(rows, files)
         error = next((row.error for row in rows if row.error is not None), None)
-        pair = self.compare(*rated) if error is None else None
-        return Comparison(first=first, second=second, pair=pair, error=error)
+        pair = self.compare(*candidates) if error is None else None
+        return Comparison(first=rows[0], second=rows[1], pair=pair, error=error)
 
     def ranked(self, rows: Sequence[Assessment], files: Sequence[Path]) -> Ranking:
-        """The order of assessed pictures in these files; what failed stands beside it. Raises ValueError beyond
-        MOST_PICTURES, VLMError."""
+        """The order of assessed pictures in these files; what failed stands beside it. Raises as `rank`."""
         ranking = self.rank(self.candidates(rows, files))
         ranking.failed = [row for row in rows if row.error is not None]
         return ranking
@@ -177,32 +177,29 @@ class Judge:
     def candidates(self, rows: Sequence[Assessment], files: Sequence[Path]) -> list[Candidate]:
         """The rated pictures among those assessed; the `error` of the others says why they are none. Raises
         ImageError where a file cannot be read any more."""
-        rated = []
+        rated: list[Candidate] = []
         for row, file in zip(rows, files, strict=True):
             if row.error is None and row.q is None:
                 expected = "expected a rating, got an answer without q; compare with the default query"
                 row.error = f"{row.image}: {expected}"
             if row.error is None:
                 load = partial(self._load, file)
-                calibration = row.interval and calibration_for(self.settings, row.model or {})[0]
-                draws = preference.draws_of(row, calibration)
-                rated.append(Candidate(row, ordering.fingerprint(load()), load, draws, calibration is not None))
+                known = calibration_for(self.settings, row.model or {}) if row.interval else None
+                calibration = known if isinstance(known, IntervalCalibration) else None
+                about = ordering.fingerprint(load()), load, draws_of(row, calibration), calibration is not None
+                rated.append(Candidate(len(rated), row, *about))
         return rated
 
     def _load(self, file: Path) -> Image.Image:
         return load_pictures(self.settings.images, file)[0].pixels
 
-    @property
-    def reads_pairs(self) -> bool:
-        """Whether a pair is shown to the model because that counts, or is asked for."""
-        return self.read is not None and (self.always or (self.fit is not None and self.fit.pairwise > 0))
-
-    def compare(self, one: Candidate, other: Candidate, *, may_read: bool = True) -> PairResult:
-        """What is known of a pair. With `may_read` the model is shown both where that counts, or where no fit
-        tells that it does not. Raises VLMError where it cannot read them."""
+    def compare(self, one: Candidate, other: Candidate, *, may_read: bool = True) -> Pair:
+        """What is known of a pair: of one scene by the fit, where it applies. Raises VLMError."""
         apart = ordering.scene_distance(one.fingerprint, other.fingerprint)
-        independent = preference.probability_above(one.draws, other.draws)
-        result = PairResult(
+        independent = probability_above(one.draws, other.draws)
+        pair = Pair(
+            first=one.index,
+            second=other.index,
             same_scene=apart <= ordering.MOST_DIFFERENT,
             scene_distance=apart,
             probability=independent,
@@ -210,88 +207,55 @@ class Judge:
             basis="intervals" if one.calibrated and other.calibrated else "fused distributions",
         )
         if one.row.sha256 is not None and one.row.sha256 == other.row.sha256:
-            result.probability, result.basis = 0.5, "same pixels"
-            result.notes.append("both are the same file: neither is better")
-            return result
-        if self.read is not None and may_read and (self.reads_pairs or self.fit is None):
-            result.pairwise = self.read(one.load(), other.load())
-            self.reads += 1
-        if result.same_scene:
-            self._judge_same_scene(result, one.row, other.row)
-        if result.pairwise and not result.pairwise_weight:
-            result.notes.append("the pairwise read is reported and has no weight in the probability")
-        return result
-
-    def _judge_same_scene(self, result: PairResult, one: Assessment, other: Assessment) -> None:
-        """Puts the fitted probability in place of the independent one, where a fit applies."""
-        fit = self.fit
-        if fit is None:
-            result.notes.append(f"no fit of comparisons is of this model and pipeline: {INDEPENDENT}")
-            return
-        first, second = fit.strength(one), fit.strength(other)
-        if first is None or second is None:
-            weighed = ", ".join(fit.weights)
-            result.notes.append(f"a measurement that the fit weighs ({weighed}) is missing: {INDEPENDENT}")
-            return
-        result.pairwise_weight = fit.pairwise if result.pairwise else 0.0
-        read = result.pairwise_weight * preference.logit(result.pairwise.probability) if result.pairwise else 0.0
-        result.probability, result.basis = preference.sigmoid(first - second + read), "same scene, fitted"
-        result.fitted_on = fit.fitted_on
+            pair.probability, pair.basis = 0.5, "same pixels"
+            return pair
+        if self.read and may_read:
+            pair.pairwise = self.read(one.load(), other.load())
+        fit = self.fit if pair.same_scene else None
+        first, second = (fit and fit.strength(candidate.row) for candidate in (one, other))
+        if fit is not None and first is not None and second is not None:
+            odds = first - second
+            if pair.pairwise:
+                pair.pairwise_weight = fit.pairwise
+                odds += fit.pairwise * logit(pair.pairwise.probability)
+            pair.probability, pair.basis, pair.fitted_on = sigmoid(odds), "same scene, fitted", fit.fitted_on
+        return pair
 
     def rank(self, candidates: Sequence[Candidate]) -> Ranking:
         """The order of rated pictures. Raises ValueError beyond MOST_PICTURES, VLMError as `compare`."""
-        if len(candidates) > ordering.MOST_PICTURES:
-            raise ValueError(
-                f"rank: expected at most {ordering.MOST_PICTURES} pictures, got {len(candidates)}; divide them"
-            )
-        before = self.reads
+        if len(candidates) > (most := ordering.MOST_PICTURES):
+            raise ValueError(f"rank: expected at most {most} pictures, got {len(candidates)}; divide them")
 
-        def compared(i: int, j: int, may_read: bool = False) -> PairResult:
+        def compared(i: int, j: int, may_read: bool = False) -> Pair:
             return self.compare(candidates[i], candidates[j], may_read=may_read)
 
         own = [self.fit and self.fit.strength(candidate.row) for candidate in candidates]
         prior = [c.row.q or 0.0 if s is None else s for c, s in zip(candidates, own, strict=True)]
         chosen = ordering.pairs_to_compare(prior, lambda i, j: compared(i, j).probability)
-        pairs = [ComparedPair(first=i, second=j, **dict(compared(i, j, self.reads_pairs))) for i, j in chosen]
-        ahead = {(pair.first, pair.second): pair.probability for pair in pairs}
-        fitted = ordering.strengths(len(candidates), ahead, prior)
+        pairs = {(i, j): compared(i, j, True) for i, j in chosen}
+        ahead = {two: pair.probability for two, pair in pairs.items()}
+        strength = ordering.strengths(len(candidates), ahead, prior).tolist()
         ahead |= {(j, i): 1 - p for (i, j), p in ahead.items()}
-        order = np.argsort(-fitted, kind="stable").tolist()
-        strength, neighbours = fitted.tolist(), itertools.pairwise(order)
+        order = sorted(range(len(candidates)), key=lambda i: -strength[i])
         # as compared, or from the strengths where the pair was not
-        sure = [ahead.get((i, j), preference.sigmoid(strength[i] - strength[j])) for i, j in neighbours]
-        places = [
-            Ranked(place=place, index=i, strength=strength[i], better_than_next=p, assessment=candidates[i].row)
-            for place, (i, p) in enumerate(zip(order, [*sure, None], strict=False), start=1)
-        ]
-        notes = list(dict.fromkeys(line for pair in pairs for line in pair.notes))
-        return Ranking(order=places, pairs=pairs, pairwise_reads=self.reads - before, notes=notes)
+        sure = [ahead.get((i, j), sigmoid(strength[i] - strength[j])) for i, j in itertools.pairwise(order)]
+        places = []
+        for place, (i, p) in enumerate(zip(order, [*sure, None], strict=False), start=1):
+            about = {"strength": strength[i], "better_than_next": p, "assessment": candidates[i].row}
+            places.append(Ranked(place=place, index=candidates[i].index, **about))
+        reads = sum(pair.pairwise is not None for pair in pairs.values())
+        return Ranking(order=places, pairs=list(pairs.values()), pairwise_reads=reads)
 
-    def groups(self, candidates: Sequence[Candidate]) -> Iterator[Group]:
+    def groups(self, candidates: Sequence[Candidate]) -> Iterator[Ranking]:
         """The groups of near-duplicates, in the order of their first pictures. Raises as `rank`."""
         scenes = ordering.scene_groups([candidate.fingerprint for candidate in candidates])
         for number, members in enumerate(scenes, start=1):
-            ranking = self.rank([candidates[i] for i in members])
-            for ranked in ranking.order:
-                ranked.index = members[ranked.index]
-            for pair in ranking.pairs:
-                pair.first, pair.second = members[pair.first], members[pair.second]
-            fields = {name: getattr(ranking, name) for name in ("order", "pairs", "pairwise_reads", "notes")}
-            yield Group(number=number, best=ranking.order[0].assessment.image, **fields)
+            group = self.rank([candidates[i] for i in members])
+            group.kind, group.number = "group", number
+            yield group
 
 
-class How(TypedDict, total=False):
-    """How pictures are compared; `compare` says what each means."""
-
-    reference: Picture | None
-    pairwise: bool | None
-    services: Services | None
-    pipeline: Pipeline
-    max_replan_iterations: int | None
-    observer: Observer | None
-
-
-def compare(first: Picture, second: Picture, **how: Unpack[How]) -> Comparison:
+def compare(first: Picture, second: Picture, **how: Any) -> Comparison:
     """Which of two pictures is better, and with which probability. `compare(a, b)` and `compare(b, a)` give
     probabilities that sum to 1.
 
@@ -299,8 +263,7 @@ def compare(first: Picture, second: Picture, **how: Unpack[How]) -> Comparison:
         first, second: Pictures as `assess` takes them.
         how: By name:
             reference: The pristine original of both.
-            pairwise: Whether the model is shown both pictures, in both orders: True always, False never, None where
-                the read has weight with this model, or no fit says that it has none.
+            pairwise: Whether the model is shown both pictures, in both orders; by default where that has weight.
             services: The set-up; by default the one that ships.
             pipeline, max_replan_iterations: How each picture is assessed, by default with "letters".
             observer: Sees each call of models and tools.
@@ -308,37 +271,29 @@ def compare(first: Picture, second: Picture, **how: Unpack[How]) -> Comparison:
     Returns:
         The comparison; what is wrong with a picture is in its `error`. Raises what `assess` does.
     """
-    with _assessed([first, second], **how) as (judge, rows, files):
-        return judge.compared(rows, files)
+    return _judged(Judge.compared, [first, second], **how)
 
 
-def rank(pictures: Sequence[Picture], **how: Unpack[How]) -> Ranking:
+def rank(pictures: Sequence[Picture], **how: Any) -> Ranking:
     """The order of pictures from the best to the worst, from at most three comparisons for each; arguments as for
     `compare`. Pictures that could not be assessed are in `failed`."""
-    with _assessed(pictures, **how) as (judge, rows, files):
-        return judge.ranked(rows, files)
+    return _judged(Judge.ranked, pictures, **how)
 
 
-@contextmanager
-def _assessed(
+def _judged(
+    answer: Callable[[Judge, Sequence[Assessment], Sequence[Path]], Answer],
     pictures: Sequence[Picture],
+    *,
     reference: Picture | None = None,
     pairwise: bool | None = None,
     services: Services | None = None,
     pipeline: Pipeline = "letters",
     **how: Any,
-) -> Iterator[tuple[Judge, list[Assessment], list[Path]]]:
-    """The judge of the pictures, their rows, and the files that they lie in meanwhile."""
-    loaded, observer = services or load_services(), how.get("observer") or Observer()
-
-    def read(one: Image.Image, other: Image.Image) -> preference.PairwiseRead:
-        with observer.calling(MODEL):
-            return preference.read_pair(loaded.client(ROLE), one, other)
-
+) -> Answer:
+    services, observer = services or load_services(), how.get("observer")
+    judge = Judge.of(services, pipeline, reference=reference is not None, pairwise=pairwise, observer=observer)
     with ExitStack() as opened:
         original = None if reference is None else opened.enter_context(as_file(reference))
         files = [opened.enter_context(as_file(picture)) for picture in pictures]
-        rows = [assess(file, original, services=loaded, pipeline=pipeline, **how) for file in files]
-        reader = None if pairwise is False else read
-        judge = Judge(loaded.settings, pipeline, original is not None, reader, always=bool(pairwise))
-        yield judge, rows, [Path(file.path) for file in files]
+        rows = [assess(file, original, services=services, pipeline=pipeline, **how) for file in files]
+        return answer(judge, rows, [Path(file.path) for file in files])

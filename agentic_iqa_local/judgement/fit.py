@@ -2,24 +2,24 @@
 writes them and `assess --fit` reads them, and which calibration applies to a set-up."""
 
 from collections.abc import Mapping
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
-from pydantic.dataclasses import dataclass
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.errors import UserError, one_line
 from agentic_iqa_local.files import FileError, first_mistake, folder_hash, read_bytes
-from agentic_iqa_local.judgement.intervals import NO_FIT, SHIPPED, IntervalCalibration
+from agentic_iqa_local.judgement.intervals import SHIPPED, IntervalCalibration
 
+NO_FIT = "calibrate this set-up with study.py fit, and give the fit with --fit"
 Objective = Literal["rps", "srcc", "spread", "keep"]
 LOWEST, HIGHEST = 0.1, 10.0  # of temperature and η
-SCALES: dict[Objective, tuple[str, str]] = {
-    "rps": ("ranked probability score", "lower is better"),
-    "srcc": ("SRCC", "higher is better"),
-    "spread": ("difference in spread between letters and tools, in levels", "lower is better"),
+SCALES: dict[Objective, str] = {
+    "rps": "ranked probability score, 0 to 1 (lower is better)",
+    "srcc": "SRCC",
+    "spread": "difference in spread between letters and tools, in levels (lower is better)",
 }
 LARGEST_FIT = 2**26  # bytes: it names every image that it was made on
 Within = Annotated[float, Field(ge=LOWEST, le=HIGHEST)]
@@ -29,22 +29,21 @@ class FitError(UserError, ValueError):
     """Rows that nothing can be fitted on, or a file that is no fit; one sentence for the user."""
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
-class Fit:
+class Fit(BaseModel):
     """A fitted temperature and η with where they come from.
 
-    `before` and `after` are the objective with the configuration's parameters and with these: SRCC in -1..1, the
-    ranked probability score in 0..1, or the difference between the spreads of the letters' E[level] and of the
-    tools' mean in levels. "keep" fits neither, and both are 0. `intervals` calibrates the intervals of q with
-    these parameters; None where there is too little to do so. A report leaves out the rows of `keys`, and of the
-    scenes `groups`, of the same `dataset`.
+    `before` and `after` are the objective, on its scale of SCALES, with the configuration's parameters and with these;
+    "keep" fits neither. `intervals` calibrates the intervals of q with these parameters; None where there is too
+    little to do so. A report leaves out the rows of `keys`, and of the scenes `groups`, of the same `dataset`.
     """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     temperature: Within
     eta: Within | Literal["auto"]
     objective: Objective
-    before: float
-    after: float
+    before: float = 0.0
+    after: float = 0.0
     dataset: str
     model: str
     keys: tuple[str, ...]
@@ -66,17 +65,13 @@ class Fit:
         images = f"{len(self.keys)} images of {one_line(self.dataset)}"
         if self.objective == "keep":
             return f"{images}, with temperature and η as configured"
-        name, direction = SCALES[self.objective]
         parameters = f"temperature {self.temperature:.3f} and η {self.eta:.3f}"
-        return f"{name} on {images}: {self.before:.4f} → {self.after:.4f} ({direction}), with {parameters}"
-
-    def to_json(self) -> str:
-        """The content of a fit's file."""
-        return _FILE.dump_json(self).decode()
+        return f"{SCALES[self.objective]} on {images}: {self.before:.4f} → {self.after:.4f}, with {parameters}"
 
 
-_FILE = TypeAdapter(Fit)
-_parsed = lru_cache(maxsize=4)(partial(_FILE.validate_json, strict=True))  # once, not with each picture
+@lru_cache(maxsize=4)  # read with each picture, parsed once
+def _parsed(content: bytes) -> Fit:
+    return Fit.model_validate_json(content, strict=True)
 
 
 def read_fit(file: Path) -> Fit:
@@ -88,7 +83,7 @@ def read_fit(file: Path) -> Fit:
         raise FitError(f"{file}: expected a fit that study.py wrote, got: {mistake}") from error
 
 
-def calibration_for(settings: Settings, model: Mapping[str, Any]) -> tuple[IntervalCalibration | None, str | None]:
+def calibration_for(settings: Settings, model: Mapping[str, Any]) -> IntervalCalibration | str:
     """The calibration that applies to a set-up's answers.
 
     Args:
@@ -97,7 +92,7 @@ def calibration_for(settings: Settings, model: Mapping[str, Any]) -> tuple[Inter
         model: The model's name, dtype and quantization, as its client describes it.
 
     Returns:
-        The calibration and None, or None and the reason why there is none.
+        The calibration, or why there is none.
 
     Raises:
         FitError: The configured file is no fit.
@@ -105,27 +100,24 @@ def calibration_for(settings: Settings, model: Mapping[str, Any]) -> tuple[Inter
     configured = settings.decisions.calibration
     file = Path(configured) if configured else SHIPPED
     if not configured and not file.is_file():
-        return None, f"no interval: none was calibrated; {NO_FIT}"
+        return f"none was calibrated; {NO_FIT}"
     calibration = read_fit(file).intervals
     if calibration is None:
-        return None, f"no interval: {file} calibrates none; fit it anew with study.py fit"
-    if reason := _difference(calibration, settings, model):
-        return None, f"no interval: calibrated {reason}; {NO_FIT}"
-    return calibration, None
+        return f"{file} calibrates none; fit it anew with study.py fit"
+    difference = _difference(calibration, settings, model)
+    return f"calibrated with {difference}; {NO_FIT}" if difference else calibration
 
 
 def _difference(calibration: IntervalCalibration, settings: Settings, model: Mapping[str, Any]) -> str | None:
     """What the calibration was made with that this set-up does not have."""
     folder, fusion = settings.folder(settings.summarizer.backend), settings.fusion
     if folder.is_dir() and folder_hash(folder) != calibration.model:
-        return f"with another model than {model.get('name')}"
+        return f"another model than {model.get('name')}"
     for what in ("dtype", "quantization"):
         ours, theirs = model.get(what), getattr(calibration, what)
         if ours not in (None, theirs):
-            return f"with {what} {theirs}, this model runs with {ours}"
-    if (fusion.temperature, fusion.eta) != (calibration.temperature, calibration.eta):
-        return (
-            f"with temperature {calibration.temperature:g} and η {calibration.eta}, here they are"
-            f" {fusion.temperature:g} and {fusion.eta}"
-        )
+            return f"{what} {theirs}, this model runs with {ours}"
+    theirs, ours = ((one.temperature, one.eta) for one in (calibration, fusion))
+    if ours != theirs:
+        return f"temperature {theirs[0]:g} and η {theirs[1]}, here they are {ours[0]:g} and {ours[1]}"
     return None

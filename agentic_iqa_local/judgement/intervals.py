@@ -1,23 +1,19 @@
 """How far the truth may lie from an answer: an interval around q, and the choices that may be right, by split
-conformal prediction.
+conformal prediction (the library crepes).
 
-A calibration holds pictures of known quality. Of each it keeps the error (the truth minus the truth expected
-from q) and a difficulty that is learnt and costs nothing beside the assessment. Errors in units of difficulty
-are exchangeable, so that between the 6.5 % and the 96.5 % quantile of n errors lies the truth of at least 90 %
-of pictures like these, in each range of q. Of other pictures that is no promise.
-
-Conformal predictive distributions: Vovk, Nouretdinov, Manokhin and Gammerman, COPA 2018. Errors in units of
-difficulty: Papadopoulos, Gammerman and Vovk, AIA 2008. Ranges (Mondrian categories): Vovk, Gammerman and Shafer
-2005, chapter 4. Sets of answers: Romano, Sesia and Candès, NeurIPS 2020. The library is crepes.
+A calibration holds the errors of pictures of known quality (the truth minus the truth expected from q) in units of a
+difficulty, which is learnt. Between their 6.5 % and 96.5 % quantile lies the truth of at least 90 % of pictures like
+these, in each range of q. Sources: Vovk et al., COPA 2018 (predictive distributions) and 2005, chapter 4 (ranges);
+Papadopoulos et al., AIA 2008 (difficulty); Romano et al., NeurIPS 2020 (sets of answers).
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from agentic_iqa_local.config import Pipeline
 from agentic_iqa_local.files import ROOT
@@ -28,54 +24,40 @@ if TYPE_CHECKING:
     from crepes import ConformalPredictiveSystem
 
 SHIPPED = ROOT / "configs" / "intervals.json"  # a fit that calibrates the embedded model's answers
-NO_FIT = "calibrate this set-up with study.py fit, and give the fit with --fit"
 COVERAGE = 0.9
 WIDENED = 0.95  # taken, for a promise of 90 % still, where a picture is not quite like those of the calibration
-# Of the 10 % that an interval may miss, 65 % may lie below it: misses above it gather on clean pictures.
-BELOW = 0.65
-LOWEST, HIGHEST = float(min(LEVELS)), float(max(LEVELS))
+BELOW = 0.65  # of what an interval may miss; misses above it gather on clean pictures
+LOWEST, HIGHEST = min(LEVELS), max(LEVELS)
 LEAST_DIFFICULTY = 0.05  # levels
 FEWEST_QUESTIONS = round(1 / (1 - COVERAGE)) - 1  # with fewer no choice is ruled out
 
+MEASURED = ("q_bar", "eta", "sigma", "disagreement", "order_gap", "crop_spread")  # of a `state.FusionResult`
 FEATURES = (
     *("constant", "above_bad", "below_excellent", "spread", "sigma", "disagreement", "gap", "order_gap"),
     "crop_spread",
 )
-"""A difficulty is a weighted sum of these: 1, the distances of q from both ends of the scale, the spread of the
-fused distribution w ∝ α·p, the error σ of the tools' mean, the range of the tools' scores, the distance of the
-letters from the tools' mean, the distance between both orders of the letters, and the spread of the crops; all
-but the first in levels."""
+"""A difficulty is a weighted sum of these: 1, the distances of q from both ends of the scale, the spread of the fused
+distribution w ∝ α·p, four of MEASURED, and the distance of the letters from the tools' mean; in levels."""
 
 
-def features(
-    p: np.ndarray,
-    q_bar: np.ndarray,
-    eta: np.ndarray,
-    *,
-    sigma: np.ndarray,
-    disagreement: np.ndarray,
-    order_gap: np.ndarray,
-    crop_spread: np.ndarray,
-) -> np.ndarray:
-    """FEATURES of many pictures.
+def features(p: np.ndarray, measured: Mapping[str, np.ndarray]) -> np.ndarray:
+    """FEATURES of many pictures in levels, (pictures, features).
 
     Args:
         p: The letters' probabilities by level 1..5, (pictures, 5).
-        q_bar: The tools' mean, like all that follow (pictures,), nan where there is none.
-        eta: The sharpness η of the tools' weights.
-        sigma, disagreement, order_gap, crop_spread: As in FEATURES; nan counts as 0.
-
-    Returns:
-        (pictures, features), in levels.
+        measured: Of each of MEASURED its values, (pictures,); nan where there is none.
     """
     levels = np.array(LEVELS)
-    w = fused_distribution(p, q_bar, eta)
+    w = fused_distribution(p, measured["q_bar"], measured["eta"])
     mean = w @ levels
-    spread = np.sqrt(np.maximum(w @ levels**2 - mean**2, 0))
-    gap = np.abs(p @ levels - q_bar)
-    ends = [mean - LOWEST, HIGHEST - mean]
-    columns = [np.ones(len(p)), *ends, spread, sigma, disagreement, gap, order_gap, crop_spread]
-    return np.nan_to_num(np.stack(columns, axis=1), nan=0.0)
+    columns = {
+        "constant": np.ones(len(p)),
+        "above_bad": mean - LOWEST,
+        "below_excellent": HIGHEST - mean,
+        "spread": np.sqrt(np.maximum(w @ levels**2 - mean**2, 0)),
+        "gap": np.abs(p @ levels - measured["q_bar"]),
+    } | dict(measured)
+    return np.nan_to_num(np.stack([columns[name] for name in FEATURES], axis=1), nan=0.0)
 
 
 class _Record(BaseModel):
@@ -93,17 +75,7 @@ class Errors(_Record):
     difficulties: tuple[Annotated[float, Field(gt=0)], ...]
     tools: tuple[tuple[str, ...], ...]  # which tools voted together in these assessments
     edges: tuple[float, ...] = ()  # where the ranges of q end, rising; () for one
-    # the range of q of each error's picture; () where there is one range
-    ranges: tuple[Annotated[int, Field(ge=0)], ...] = ()
-
-    @model_validator(mode="after")
-    def _is_whole(self) -> Self:
-        ranges = self.ranges if self.edges else (0,) * len(self.errors)
-        if not len(self.errors) == len(self.difficulties) == len(ranges):
-            raise ValueError(f"expected a difficulty and a range of q for each of {len(self.errors)} errors")
-        if set(ranges) != set(range(len(self.edges) + 1)):
-            raise ValueError(f"expected errors in each of {len(self.edges) + 1} ranges")
-        return self
+    ranges: tuple[Annotated[int, Field(ge=0)], ...] = ()  # of each error's picture; () where there is one range
 
     def range_of(self, q: np.ndarray) -> np.ndarray:
         """The range of each fused score, (pictures,) → (pictures,)."""
@@ -115,14 +87,13 @@ class Errors(_Record):
 
     def expected(self, q: np.ndarray) -> np.ndarray:
         """The truth expected from fused scores, (pictures,): people may use the scale otherwise than q does."""
-        offset, slope = self.line
-        return offset + slope * q
+        return self.line[0] + self.line[1] * q
 
     @cached_property
     def _system(self) -> "ConformalPredictiveSystem":
         from crepes import ConformalPredictiveSystem
 
-        ranges = np.array(self.ranges if self.edges else [0] * len(self.errors))
+        ranges = np.array(self.ranges or [0] * len(self.errors))
         return ConformalPredictiveSystem().fit(np.array(self.errors), np.array(self.difficulties), ranges)
 
     @property
@@ -134,14 +105,11 @@ class Errors(_Record):
         """The intervals around fused scores, (pictures,) → (pictures, 2) within 1..5. An end that has too few
         errors beyond it is the scale's."""
         outside = 100 * (1 - coverage)  # percent
+        lower, higher = round(outside * BELOW, 6), 100 - round(outside * (1 - BELOW), 6)
         system = self._system  # its import sets filters of its own
         with warnings.catch_warnings(action="ignore"):  # of too few errors: an end is then infinite
             ends = system.predict_percentiles(
-                self.expected(q),
-                difficulty,
-                self.range_of(q),
-                lower_percentiles=[round(outside * BELOW, 6)],
-                higher_percentiles=[100 - round(outside * (1 - BELOW), 6)],
+                self.expected(q), difficulty, self.range_of(q), lower_percentiles=[lower], higher_percentiles=[higher]
             )
         return np.clip(ends, LOWEST, HIGHEST)
 
@@ -152,8 +120,7 @@ class Errors(_Record):
         return self.expected(q)[:, None] + difficulty[:, None] * spaced[self.range_of(q)]
 
     def probability_at_least(self, q: np.ndarray, difficulty: np.ndarray, quality: float) -> np.ndarray:
-        """The probability that each picture's truth is `quality` or better, (pictures,): the share of the
-        errors of its range with which it would be."""
+        """The probability that each picture's truth is `quality` or better, (pictures,)."""
         asked = (quality - self.expected(q)) / difficulty
         shares = np.stack([1 - np.searchsorted(scaled, asked) / len(scaled) for scaled in self.scaled])
         return shares[self.range_of(q), np.arange(len(q))]
@@ -206,31 +173,24 @@ class IntervalCalibration(_Record):
         """The errors under a condition; None where no picture was assessed so."""
         return next((part for part in self.ratings if part.condition == condition), None)
 
-    def answers(self, pipeline: Pipeline, *, reference: bool) -> Answers | None:
-        """The questions that were asked so; None where there are none."""
-        alike = (part for part in self.questions if (part.pipeline, part.reference) == (pipeline, reference))
-        return next(alike, None)
-
-    def predictive(self, interval: Interval, q: float) -> np.ndarray:
-        """Equally probable values of the true quality of a picture with this interval and fused score, rising,
-        within 1..5. Raises ValueError for the interval of another calibration."""
-        part = self.of(interval.condition)
-        if part is None:
-            raise ValueError(f"interval: expected one of this calibration, got one of {interval.condition}")
-        errors = part.scaled[part.range_of(np.array(q))]
-        return np.clip(part.expected(np.array(q)) + interval.difficulty * errors, LOWEST, HIGHEST)
-
     def interval(self, part: Errors, q: float, difficulty: float, widened: Sequence[str] = ()) -> Interval:
-        """The interval around a fused score: at WIDENED in place of COVERAGE where `widened` has reasons. With too
-        few errors it reaches to an end of the scale."""
+        """The interval around a fused score, by one of `ratings`: at WIDENED in place of COVERAGE where `widened` has
+        reasons. With too few errors it reaches to an end of the scale."""
         coverage = WIDENED if widened else COVERAGE
         low, high = part.ends(np.array([q]), np.array([difficulty]), coverage)[0].tolist()
         about = {"condition": part.condition, "calibrated_on": self.calibrated_on, "widened": list(widened)}
         return Interval(low=low, high=high, coverage=COVERAGE, difficulty=difficulty, **about)
 
+    def predictive(self, interval: Interval, q: float) -> np.ndarray:
+        """Equally probable values of the true quality, rising, within 1..5, of a picture with this fused score and
+        interval, which this calibration gave."""
+        part = next(part for part in self.ratings if part.condition == interval.condition)
+        errors = part.scaled[part.range_of(np.array(q))]
+        return np.clip(part.expected(np.array(q)) + interval.difficulty * errors, LOWEST, HIGHEST)
+
     def answer_set(self, part: Answers, probabilities: dict[str, float], widened: Sequence[str] = ()) -> AnswerSet:
-        """The choices that the calibration does not rule out; at least the likeliest, and all where there are too
-        few questions."""
+        """The choices that one of `questions` does not rule out; at least the likeliest, and all where there are too
+        few."""
         from crepes import ConformalClassifier
 
         known, coverage = part.like(len(probabilities)), WIDENED if widened else COVERAGE
@@ -239,5 +199,4 @@ class IntervalCalibration(_Record):
         possible = dict(zip(probabilities, np.ravel(included), strict=True))
         possible[max(probabilities, key=probabilities.__getitem__)] = True
         letters = [letter for letter in probabilities if possible[letter]]
-        about = {"calibrated_on": self.calibrated_on, "widened": list(widened)}
-        return AnswerSet(letters=letters, coverage=COVERAGE, **about)
+        return AnswerSet(letters=letters, coverage=COVERAGE, calibrated_on=self.calibrated_on, widened=list(widened))

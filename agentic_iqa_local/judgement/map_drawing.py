@@ -30,8 +30,7 @@ BAR: dict[str, Any] = {"fraction": 0.046, "pad": 0.02}
 def draw(q_map: QualityMap, picture: Image.Image, similarity: "Mapping[str, SimilarityMap]") -> bytes:
     """The PNG of a map of `picture`, an RGB image of the size that the map is of."""
     panels = 2 + len(similarity)
-    columns = min(panels, PER_ROW)
-    rows = -(-panels // columns)
+    columns, rows = min(panels, PER_ROW), -(-panels // PER_ROW)
     height = min(max(picture.height / picture.width, 0.4), 2.5)
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(columns * PANEL, rows * PANEL * height + 0.5), layout="constrained")
@@ -39,34 +38,30 @@ def draw(q_map: QualityMap, picture: Image.Image, similarity: "Mapping[str, Simi
         axes = figure.subplots(rows, columns, squeeze=False).ravel()
         for axis in axes:
             axis.set_axis_off()
-        _picture(axes[0], picture, "the picture")
-        _quality(figure, axes[1], q_map, picture)
+        _show(axes[0], picture, "the picture", picture.size)
+        _show(axes[1], picture.convert("L").convert("RGB"), f"quality of tiles of {q_map.tile} pixels", picture.size)
+        cells = np.ma.masked_invalid(np.array(q_map.q, float))  # None becomes nan
+        mesh = axes[1].pcolormesh(q_map.xs, q_map.ys, cells, cmap=COLOURS, vmin=1, vmax=5, alpha=0.55, linewidth=0)
+        bar = figure.colorbar(mesh, ax=axes[1], ticks=range(1, 6), **BAR)
+        bar.ax.set_yticklabels([f"{level} {LEVEL_WORDS[level]}" for level in range(1, 6)])
+        for number, damaged in enumerate(q_map.worst, 1):
+            left, top, right, bottom = damaged.box
+            axes[1].add_patch(Rectangle((left, top), right - left, bottom - top, fill=False, linewidth=1.6))
+            label = f"{number}: {damaged.distortion or 'damaged'}, q {damaged.q:.1f}"
+            box = {"facecolor": "white", "alpha": 0.85, "pad": 1.5}
+            axes[1].text(left, top, label, va="top", fontsize=7, bbox=box)
         for axis, (name, compared) in zip(axes[2:], similarity.items(), strict=False):
-            title = f"{name}'s similarity to the reference"
-            mesh = _picture(axis, Image.fromarray(compared.values), title, picture.size, vmin=0, vmax=1)
+            values = Image.fromarray(compared.values)
+            mesh = _show(axis, values, f"{name}'s similarity to the reference", picture.size, vmin=0, vmax=1)
             figure.colorbar(mesh, ax=axis, **BAR)
         buffer = BytesIO()
         figure.savefig(buffer, format="png", pil_kwargs={"optimize": True}, metadata={"Software": DRAWN_BY})
     return buffer.getvalue()
 
 
-def _picture(axis: Axes, picture: Image.Image, title: str, size: tuple[int, int] | None = None, **options: Any) -> Any:
-    """Draws a reduced picture over the places 0..size, by default its own; one channel in colours."""
-    width, height = size or picture.size
+def _show(axis: Axes, picture: Image.Image, title: str, size: tuple[int, int], **options: Any) -> Any:
+    """Draws a reduced picture over the places 0..size; one of one channel in colours."""
     shown = picture.copy()
     shown.thumbnail((LONGEST_SIDE, LONGEST_SIDE), Image.Resampling.BOX)
     axis.set_title(title)
-    return axis.imshow(np.asarray(shown), cmap="magma", extent=(0, width, height, 0), **options)
-
-
-def _quality(figure: Figure, axis: Axes, q_map: QualityMap, picture: Image.Image) -> None:
-    _picture(axis, picture.convert("L").convert("RGB"), f"quality of tiles of {q_map.tile} pixels")
-    cells = np.ma.masked_invalid(np.array(q_map.q, float))  # None becomes nan
-    mesh = axis.pcolormesh(q_map.xs, q_map.ys, cells, cmap=COLOURS, vmin=1, vmax=5, alpha=0.55, linewidth=0)
-    bar = figure.colorbar(mesh, ax=axis, ticks=range(1, 6), **BAR)
-    bar.ax.set_yticklabels([f"{level} {LEVEL_WORDS[level]}" for level in range(1, 6)])
-    for number, damaged in enumerate(q_map.worst, 1):
-        left, top, right, bottom = damaged.box
-        axis.add_patch(Rectangle((left, top), right - left, bottom - top, fill=False, linewidth=1.6))
-        label = f"{number}: {damaged.distortion or 'damaged'}, q {damaged.q:.1f}"
-        axis.text(left, top, label, va="top", fontsize=7, bbox={"facecolor": "white", "alpha": 0.85, "pad": 1.5})
+    return axis.imshow(np.asarray(shown), cmap="magma", extent=(0, size[0], size[1], 0), **options)

@@ -1,13 +1,10 @@
 """Which pictures are near-duplicates, which pairs of pictures are worth comparing, and the order that follows.
 
 Near-duplicates (frames of a burst; copies that were compressed, retouched or resized) have similar perceptual
-hashes: pHash (Zauner, 2010; the library imagehash) tells which of the lowest 16×16 frequencies of the reduced grey
-picture lie above their median. Noise, blur, compression and size hardly move it; another subject moves about half
-of its bits. A crop moves it the more the more it leaves out.
-
-The order is Bradley and Terry's (Biometrika, 1952): each picture has a strength, and P(i is better than j) is the
-sigmoid of the difference. The library choix finds the strengths (iterative Luce spectral ranking, Maystre and
-Grossglauser, NeurIPS 2015); a comparison that is probable rather than decided counts in part for either side.
+hashes (pHash: Zauner, 2010; the library imagehash), since noise, blur, compression and size hardly move the lowest
+frequencies. The order is Bradley and Terry's (Biometrika, 1952): P(i is better than j) is the sigmoid of the difference
+of their strengths. The library choix finds these (Maystre and Grossglauser, NeurIPS 2015); a comparison that is
+probable rather than decided counts in part for either side.
 """
 
 import itertools
@@ -60,11 +57,7 @@ def pairs_to_compare(prior: Sequence[float], probability: Callable[[int, int], f
 
     They are all neighbours in the order by prior strength, so that every two pictures are linked; one link of each
     picture over 2, 4, 8, ... places, since along neighbours alone errors would add up; and of the pairs up to NEAR
-    places apart the least certain.
-
-    Args:
-        prior: Strengths known before any comparison, (n,); greater is better.
-        probability: P(i is better than j), by what is known without a closer look.
+    places apart those whose `probability`, by what is known without a closer look, is the least certain.
     """
     order = sorted(range(len(prior)), key=lambda i: -prior[i])
     reaches = [2**k for k in range(1, len(order).bit_length()) if 2**k < len(order)]
@@ -76,13 +69,8 @@ def pairs_to_compare(prior: Sequence[float], probability: Callable[[int, int], f
 
 
 def strengths(pictures: int, comparisons: Mapping[tuple[int, int], float], prior: Sequence[float]) -> np.ndarray:
-    """Bradley–Terry strengths, (pictures,), of mean 0.
-
-    Args:
-        pictures: How many there are.
-        comparisons: For pairs (i, j) the probability that i is better. They must link all pictures.
-        prior: Where the search starts, (pictures,).
-    """
+    """Bradley–Terry strengths of so many pictures, (pictures,), of mean 0, from pairs (i, j) with the probability that
+    i is better, which must link all of them. `prior`: where the search starts, (pictures,)."""
     if pictures < 2:
         return np.zeros(pictures)
     wins = np.zeros((pictures, pictures))

@@ -1,16 +1,14 @@
 """How probable it is that one assessed picture is better than another: by their intervals, by a fit, and by what the
 model says when it is shown both.
 
-Of two scenes the answer follows from both intervals: the probability that a draw of one picture's true quality
-lies above a draw of the other's. Pictures of one scene share what makes scores err, so their differences are more
-certain than independent draws say. There a logistic regression on the differences of what was measured answers,
-fitted on synthetic pairs: a Bradley–Terry model whose strengths are linear in the measurements (Bradley and Terry,
-Biometrika 1952).
+Of two scenes it is the probability that a draw of one picture's true quality lies above a draw of the other's.
+Pictures of one scene share what makes scores err, so that their differences are more certain: there a logistic
+regression on the differences of what was measured answers, fitted on synthetic pairs.
 """
 
 import math
 from contextlib import closing
-from pathlib import Path
+from dataclasses import asdict
 from typing import Annotated
 
 import numpy as np
@@ -19,11 +17,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from scipy import special
 from scipy.stats import norm
 
-from agentic_iqa_local.config import Pipeline
-from agentic_iqa_local.files import ROOT
+from agentic_iqa_local.config import Pipeline, Settings
+from agentic_iqa_local.files import ROOT, folder_hash
 from agentic_iqa_local.judgement.intervals import HIGHEST, LOWEST, IntervalCalibration
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, comparison_prompt
-from agentic_iqa_local.result import Assessment
+from agentic_iqa_local.result import Assessment, Tokens
 from agentic_iqa_local.score_fusion import LEVELS, expected_level, fused_distribution, letter_probabilities
 from agentic_iqa_local.state import LETTERS
 from agentic_iqa_local.vlm_client import VLMClient
@@ -43,10 +41,7 @@ class PairwiseRead(BaseModel):
     letter_bias: float  # by how much the letter A is preferred whatever it means, -0.5..0.5
     flipped: bool  # whether another picture is preferred when the order is reversed
     off_letter_mass: float  # mean probability of other words than A and B
-    calls: int
-    prefilled: int
-    reused: int
-    seconds: float  # of the model's passes
+    tokens: Tokens
 
 
 def read_pair(client: VLMClient, first: Image.Image, second: Image.Image) -> PairwiseRead:
@@ -62,17 +57,14 @@ def read_pair(client: VLMClient, first: Image.Image, second: Image.Image) -> Pai
                 p[order, lettering] = letter_probabilities(read.logprobs)[letter]
                 off_letters.append(read.off_letter_mass)
             usages.append(session.usage)
-    usage, shown_first = usages[0] + usages[1], p.mean(axis=1)
+    shown_first = p.mean(axis=1)
     return PairwiseRead(
         probability=(shown_first[0] + 1 - shown_first[1]) / 2,
         order_bias=shown_first.mean() - 0.5,
         letter_bias=float(np.mean([p[:, 0], 1 - p[:, 1]])) - 0.5,
         flipped=bool((shown_first[0] - 0.5) * (shown_first[1] - 0.5) > 0),
         off_letter_mass=float(np.mean(off_letters)),
-        calls=usage.calls,
-        prefilled=usage.prefilled,
-        reused=usage.reused,
-        seconds=usage.prefill_seconds + usage.decode_seconds,
+        tokens=Tokens(**asdict(usages[0] + usages[1])),
     )
 
 
@@ -108,14 +100,15 @@ class PairFit(BaseModel):
 class PairFits(BaseModel):
     """The file of fits."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     fits: tuple[PairFit, ...]
 
 
-def read_fits(file: Path = SHIPPED) -> PairFits:
-    """The fits of a file; none where there is no file."""
-    return PairFits.model_validate_json(file.read_bytes()) if file.is_file() else PairFits(fits=())
+def fit_for(settings: Settings, pipeline: Pipeline, *, reference: bool) -> PairFit | None:
+    """The shipped fit of a set-up's model for pictures that were assessed so; None where there is none."""
+    folder = settings.folder(settings.summarizer.backend)
+    wanted = folder.is_dir() and folder_hash(folder), pipeline, reference
+    fits = PairFits.model_validate_json(SHIPPED.read_bytes()).fits
+    return next((fit for fit in fits if (fit.model, fit.pipeline, fit.reference) == wanted), None)
 
 
 def measurements(row: Assessment) -> dict[str, float]:
@@ -131,11 +124,10 @@ def measurements(row: Assessment) -> dict[str, float]:
 
 
 def draws_of(row: Assessment, calibration: IntervalCalibration | None) -> np.ndarray:
-    """Equally probable values of an assessed picture's true quality, 1..5, rising: those of its interval's
-    calibration; without one the fused distribution w ∝ α·p_c over the levels, widened by the tools' error σ.
-    Raises ValueError for a row without q."""
-    if row.q is None or row.p_c is None:
-        raise ValueError(f"{row.image}: expected a rated picture, got one without q")
+    """Equally probable values of a rated picture's true quality, 1..5, rising: those of its interval's
+    calibration; without one the fused distribution w ∝ α·p_c over the levels, widened by the tools' error σ."""
+    assert row.q is not None
+    assert row.p_c is not None
     if calibration is not None and row.interval is not None:
         return calibration.predictive(row.interval, row.q)
     p = np.array([row.p_c[letter] for letter in reversed(LETTERS)])

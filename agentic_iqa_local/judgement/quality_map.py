@@ -4,24 +4,18 @@ import json
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import numpy as np
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
 from agentic_iqa_local.errors import UserError, one_line
-from agentic_iqa_local.files import (
-    ROOT,
-    FileError,
-    WriteError,
-    folder_hash,
-    place_for,
-    require_own,
-    write_whole,
-)
+from agentic_iqa_local.files import ROOT, FileError, WriteError, folder_hash, place_for, require_own, write_whole
+from agentic_iqa_local.images.crops import Box
 from agentic_iqa_local.iqa_tools import ToolError
-from agentic_iqa_local.judgement.tiles import Box, Tiling, damaged_boxes, smallest_side, tiling
+from agentic_iqa_local.judgement.tiles import Tiling, damaged_boxes, smallest_side, tiling
 from agentic_iqa_local.nodes import prompts
 from agentic_iqa_local.nodes.detection import combine, model_trust, read, severity_probabilities, strongest
 from agentic_iqa_local.nodes.letter_reading import ROLE
@@ -34,10 +28,10 @@ if TYPE_CHECKING:
     from agentic_iqa_local.iqa_tools.similarity_maps import SimilarityMap
     from agentic_iqa_local.nodes.workbench import OpenImages
 
-TILE = 192  # pixels a side, at least: see docs/maps.md for the sizes that were tried
+TILE = 192  # pixels a side, at least
 LARGER = (1, 4 / 3, 2, 8 / 3)  # times the smallest tile, for pictures that would need too many
 AT_ONCE = 32  # tiles after which the time is looked at
-TOOL_WEIGHT = 0.8  # of LocalNR's level beside the letters': see docs/maps.md
+TOOL_WEIGHT = 0.8  # of LocalNR's level beside the letters'
 # Mean pseudo-MOS of held-out photographs whose strongest synthetic distortion has severity 0 to 5
 # (models/embedded/README.md).
 LEVEL_OF_SEVERITY = (4.27, 3.57, 3.16, 2.69, 2.15, 1.81)
@@ -47,84 +41,73 @@ BIAS_FILE = ROOT / "configs" / "tile_bias.json"
 
 
 class MapError(UserError, ValueError):
-    """A map that cannot be made, drawn or written; the message is one sentence for the user."""
+    """A picture, a model or a mode that allows no map; the message is one sentence for the user."""
 
 
 @dataclass(frozen=True)
 class MapRequest:
-    """What is asked of a map: at most `max_tiles` tiles, no new batch of tiles after `seconds`, and where it is
-    drawn to, if it is. Raises MapError."""
+    """What is asked of a map: where it is drawn to, if it is, how many tiles it may read, and after how many seconds
+    it begins no new batch of them. Raises ValueError."""
 
     png: Path | None = None
-    max_tiles: int = 256
-    seconds: float = 120.0
-
-    def __post_init__(self) -> None:
-        if not 9 <= self.max_tiles <= 4096:
-            raise MapError(f"max_tiles: expected 9 to 4096, got {self.max_tiles}")
-        if not self.seconds > 0:
-            raise MapError(f"seconds: expected more than 0, got {self.seconds:g}")
+    max_tiles: Annotated[int, Field(ge=9, le=4096)] = 256
+    seconds: Annotated[float, Field(gt=0)] = 120.0
 
 
 def map_request(wanted: bool | str | Path | MapRequest) -> MapRequest | None:
     """What `assess(..., map=wanted)` asks for; None where no map is. Raises TypeError."""
-    if isinstance(wanted, str | Path):
-        return MapRequest(Path(wanted))
-    if not isinstance(wanted, bool | MapRequest):
-        raise TypeError(f"map: expected True, a path or a MapRequest, got {type(wanted).__name__}")
-    return MapRequest() if wanted is True else wanted or None
+    if isinstance(wanted, MapRequest) or not wanted:
+        return wanted or None
+    return MapRequest() if wanted is True else MapRequest(Path(wanted))
 
 
 def mapped(images: "OpenImages", request: MapRequest) -> dict[str, Any]:
     """What a row holds of the map that its assessment was asked for: `map`, or in `no_map` why there is none."""
     images.observer.step("map", "started")
-    fields: dict[str, Any]
     try:
         q_map, similarity = make_map(images, request)
     except (MapError, VLMError, ToolError) as error:
-        fields = {"no_map": one_line(str(error))}
-    else:
-        fields = {"map": q_map}
-        if request.png is not None:
-            _draw(images, q_map, similarity, request.png)
-    images.observer.step("map", "finished")
-    return fields
+        return {"no_map": one_line(str(error))}
+    finally:
+        images.observer.step("map", "finished")
+    if request.png is not None:
+        from agentic_iqa_local.judgement.map_drawing import draw
 
-
-def _draw(images: "OpenImages", q_map: QualityMap, similarity: "dict[str, SimilarityMap]", file: Path) -> None:
-    """Draws a map to a file, or to what that links to; why it could not goes to `not_drawn`."""
-    from agentic_iqa_local.judgement.map_drawing import draw
-
-    try:
-        place = place_for(file)
-        require_own(place, "drawing")
-        write_whole(place, draw(q_map, images.image.pixels, similarity))
-        q_map.png = str(file)
-    except (FileError, WriteError) as error:
-        reason = f"map {file}: it could not be written ({error.message}); choose a file in a folder of yours"
-        q_map.not_drawn = one_line(reason)
+        try:
+            place = place_for(request.png)
+            require_own(place, "drawing")
+            write_whole(place, draw(q_map, images.image.pixels, similarity))
+            q_map.png = str(request.png)
+        except (FileError, WriteError) as error:
+            reason = f"it could not be written ({error.message}); choose a file in a folder of yours"
+            q_map.not_drawn = one_line(f"map {request.png}: {reason}")
+    return {"map": q_map}
 
 
 def make_map(images: "OpenImages", request: MapRequest) -> tuple[QualityMap, "dict[str, SimilarityMap]"]:
     """The map of an opened picture by the Summarizer's model, and the maps of its similarity to the reference by
     metric. Raises MapError for a picture, a model or a mode that allows none, VLMError and ToolError for a model or a
     tool that fails."""
-    began, tokens = time.perf_counter(), _tokens(images)
+    began, before, reference = time.perf_counter(), images.usage, images.reference
     tiles, tools = _tiling(images, request), images.services.tools
-    bias, note = known_bias(images, tiles.tile)
+    bias, notes = known_bias(images, tiles.tile)
     levels, stopped = _read_tiles(images, tiles, began + request.seconds)
-    shifted = np.array(levels, float) - (bias.levels if bias else 0.0)  # None: nan
-    letters, tool = tiles.cells(np.clip(shifted, 1, 5)), _tool_levels(images, tiles)
+    with images.observer.measuring("LocalNR", images.services) as local_nr:
+        places = local_nr.places(images.image.pixels).places
+    severity = np.max([tiles.resampled(grid) for grid in places.values()], axis=0)  # of the strongest distortion
+    letters, tool = (
+        tiles.cells(np.clip(levels - (bias.levels if bias else 0), 1, 5)),
+        np.interp(severity, range(6), LEVEL_OF_SEVERITY),
+    )
     cells = (1 - TOOL_WEIGHT) * letters + TOOL_WEIGHT * tool
-    reference = images.reference
     similarity = tools.similarity_maps(images.image.pixels, reference.pixels) if reference else {}
-    worst = [_measured(images, _named(images, box)) for box in damaged_boxes(tiles, cells)]
+    worst = [_named(images, box) for box in damaged_boxes(tiles, cells)]
     cost = MapCost(
         tiles=len(levels),
-        read=sum(level is not None for level in levels),
+        read=int(np.isfinite(levels).sum()),
         max_tiles=request.max_tiles,
         max_seconds=request.seconds,
-        tokens=_tokens(images) - tokens,
+        tokens=images.usage.prefilled + images.usage.decoded - before.prefilled - before.decoded,
         seconds=round(time.perf_counter() - began, 3),
         stopped=stopped,
     )
@@ -133,8 +116,8 @@ def make_map(images: "OpenImages", request: MapRequest) -> tuple[QualityMap, "di
         stride=tiles.stride,
         xs=list(tiles.xs),
         ys=list(tiles.ys),
-        q=_as_lists(cells),
-        letters=_as_lists(letters),
+        q=np.ma.masked_invalid(cells).tolist(),
+        letters=np.ma.masked_invalid(letters).tolist(),
         tool=tool.tolist(),
         tool_weight=TOOL_WEIGHT,
         median=float(np.nanmedian(cells)),
@@ -142,16 +125,8 @@ def make_map(images: "OpenImages", request: MapRequest) -> tuple[QualityMap, "di
         bias=bias,
         similarity={name: one.cell_means(tiles.xs, tiles.ys).tolist() for name, one in similarity.items()},
         cost=cost,
-        notes=[note] if note else [],
+        notes=notes,
     ), similarity
-
-
-def _tokens(images: "OpenImages") -> int:
-    return images.usage.prefilled + images.usage.decoded
-
-
-def _as_lists(cells: np.ndarray) -> list[list[float | None]]:
-    return [[None if np.isnan(level) else level for level in row] for row in cells.tolist()]
 
 
 def tile_sides(limits: PixelLimits) -> list[int]:
@@ -165,62 +140,48 @@ def _tiling(images: "OpenImages", request: MapRequest) -> Tiling:
     """The tiles to read. Raises MapError."""
     client, width, height = images.services.client(ROLE), images.image.width, images.image.height
     if images.services.settings.fusion.mode != "logits" or not client.reads_logits:
-        raise MapError(
-            "map: expected mode logits, for tiles are read by their letters' probabilities",
-            "leave --mode out, or assess without a map",
-        )
+        raise MapError("map: expected mode logits, for tiles are read by their letters", "leave --mode out")
     if not (sides := tile_sides(client.limits)):
-        raise MapError(
-            f"map: expected a model that sees tiles of {TILE} pixels a side or more, {client.name} sees at"
-            f" most {client.limits.max_pixels} pixels",
-            "raise max_pixels",
-        )
+        expected = f"map: expected a model that sees tiles of {TILE} pixels a side or more"
+        raise MapError(f"{expected}, {client.name} sees at most {client.limits.max_pixels} pixels", "raise max_pixels")
     if min(width, height) < (least := smallest_side(sides[0])):
-        raise MapError(
-            f"map: expected a picture of at least {least} pixels a side for tiles of {sides[0]}, got {width}×{height}",
-            "a picture as small is one place: its q stands for all of it",
-        )
+        expected = f"map: expected a picture of at least {least} pixels a side for tiles of {sides[0]}"
+        raise MapError(f"{expected}, got {width}×{height}", "as small a picture is one place: its q stands for it")
     if (tiles := tiling(width, height, sides, request.max_tiles)) is None:
-        expected = f"{request.max_tiles} tiles of at most {sides[-1]} pixels a side do not cover {width}×{height}"
-        raise MapError(f"map: {expected}", "allow more with --map-tiles")
+        got = f"{request.max_tiles} tiles of at most {sides[-1]} pixels a side do not cover {width}×{height}"
+        raise MapError(f"map: {got}", "allow more with --map-tiles")
     return tiles
 
 
-def known_bias(images: "OpenImages", tile: int) -> tuple[TileBias | None, str | None]:
+def known_bias(images: "OpenImages", tile: int) -> tuple[TileBias | None, list[str]]:
     """What cropping to tiles of `tile` pixels a side does to the model's letters, as it was measured on clean
-    photographs, and None; or None and why nothing is corrected."""
+    photographs; None, with a note, where nothing is corrected."""
     services = images.services
     folder = services.settings.folder(services.section(ROLE).backend)
     measured = json.loads(BIAS_FILE.read_text(encoding="utf-8"))
     known = measured["tiles"].get(str(tile))
     if known and folder.is_dir() and folder_hash(folder) == measured["model"]:
-        return TileBias(tile=tile, source=measured["source"], **known), None
-    uncorrected = "the tiles' levels are not corrected for what cropping does to them: it was measured"
-    sides = ", ".join(measured["tiles"])
-    return None, f"{uncorrected} on {measured['name']} with tiles of {sides} pixels a side"
+        return TileBias(tile=tile, source=measured["source"], **known), []
+    on = f"{measured['name']} with tiles of {', '.join(measured['tiles'])} pixels a side"
+    return None, [f"the tiles' levels are not corrected for what cropping does to them: it was measured on {on}"]
 
 
-def _read_tiles(images: "OpenImages", tiles: Tiling, until: float) -> tuple[list[float | None], str | None]:
-    """The expected level of each tile's letters, None where it was not read; and why it was not."""
+def _read_tiles(images: "OpenImages", tiles: Tiling, until: float) -> tuple[np.ndarray, str | None]:
+    """The expected level of each tile's letters, (tiles,), nan where it was not read; and why it was not."""
     boxes, order = tiles.boxes, tiles.order()
-    levels: list[float | None] = [None] * len(boxes)
+    levels = np.full(len(boxes), np.nan)
     prompt = prompts.summarizer_prompt(prompts.DEFAULT_QUERY, None, scoring=True)
     for first in range(0, len(order), AT_ONCE):
         if first and time.perf_counter() > until:
             return levels, f"the time was up after {first} of {len(order)} tiles"
         chunk = order[first : first + AT_ONCE]
         reads = read_boxes(images, [boxes[i] for i in chunk], prompt, prompts.ANSWER_PREFIX, LETTERS)
-        for i, p in zip(chunk, reads, strict=True):
-            levels[i] = expected_level(p)
+        levels[chunk] = [expected_level(p) for p in reads]
     return levels, None
 
 
 def read_boxes(
-    images: "OpenImages",
-    boxes: Sequence[Box],
-    prompt: prompts.Prompt,
-    answer_prefix: str,
-    answers: Sequence[str],
+    images: "OpenImages", boxes: Sequence[Box], prompt: prompts.Prompt, answer_prefix: str, answers: Sequence[str]
 ) -> list[dict[str, float]]:
     """Of each part of the picture, alone, how probable each answer is after `answer_prefix`. Raises VLMError."""
     reads = images.read_parts(ROLE, boxes, prompt, answer_prefix, answers)
@@ -228,62 +189,34 @@ def read_boxes(
     return [letter_probabilities(read.logprobs, temperature) for read in reads]
 
 
-def _tool_levels(images: "OpenImages", tiles: Tiling) -> np.ndarray:
-    """The level of each cell by LocalNR, rows×columns, from the severity of the strongest distortion that it sees
-    there. Raises ToolError."""
-    with images.observer.measuring("LocalNR", images.services) as tools:
-        places = tools.places(images.image.pixels).places
-    severity = np.max([tiles.resampled(grid) for grid in places.values()], axis=0)
-    return np.interp(severity, range(6), LEVEL_OF_SEVERITY)
-
-
 def _named(images: "OpenImages", damaged: DamagedBox) -> DamagedBox:
-    """A damaged box with its distortion and how severe that is: what the model reads of the box alone times what
-    LocalNR reads of it, as the Executor would detect and judge it."""
-    reading = combine(read(images, damaged.box), {}, images)
-    p = {kind: 1.0 if reading.error else p for kind, p in strongest(reading).items() if kind != "none"}
-    kinds = _own_words(
-        images,
-        damaged,
-        prompts.detection_prompt(prompts.DEFAULT_QUERY, ["Global"]),
-        TYPE_PREFIX,
-        DISTORTION_TYPES,
-    )
-    if kinds:
-        p = {kind: kinds[kind] ** model_trust(images) * weight for kind, weight in p.items()}
-    elif reading.error:
-        return damaged
-    p = {kind: weight / sum(p.values()) for kind, weight in p.items()}
-    likeliest = max(p, key=p.__getitem__)
-    reading.families[likeliest].probability = 1.0  # the map shows that there is damage
-    named = {"distortion": likeliest, "probability": p[likeliest], "distortions": p}
-    analysis = prompts.analysis_prompt(prompts.DEFAULT_QUERY, {"Global": [likeliest]})
-    prefix = SEVERITY_PREFIX.replace("TYPE", likeliest)
-    own = _own_words(images, damaged, analysis, prefix, get_args(Severity))
-    severities = severity_probabilities(reading, {"type": likeliest, "severity": "unclear"}, own, images)
-    if severities is not None:
-        named |= {"severity": max(severities, key=severities.__getitem__), "severities": severities}
-    return revised(damaged, **named)
+    """A damaged box with the scores of the configured tools that can measure it, its distortion and how severe that
+    is: what the model reads of the box alone times what LocalNR reads of it, as the Executor would judge it."""
 
+    def said(prompt: prompts.Prompt, prefix: str, words: Sequence[str]) -> dict[str, float] | None:
+        try:
+            return read_boxes(images, [damaged.box], prompt, prefix, words)[0]
+        except VLMError:  # it reads letters alone, or two words begin with the same token
+            return None
 
-def _own_words(
-    images: "OpenImages", damaged: DamagedBox, prompt: prompts.Prompt, prefix: str, words: Sequence[str]
-) -> dict[str, float] | None:
-    """How probable the model finds each word of a damaged box; None where it cannot be asked, or two words begin
-    with the same token."""
-    if not images.services.client(ROLE).reads_words:
-        return None
-    try:
-        return read_boxes(images, [damaged.box], prompt, prefix, words)[0]
-    except VLMError:
-        return None
-
-
-def _measured(images: "OpenImages", damaged: DamagedBox) -> DamagedBox:
-    """A damaged box with the scores of the configured tools on it alone; those that cannot measure as small a
-    picture are left out."""
     settings, scores = images.services.settings.tools, {}
     for tool in settings.full_reference if images.reference else settings.no_reference:
         with suppress(ToolError):
             scores[tool] = images.score(tool, damaged.box).normalized
-    return revised(damaged, tools=scores)
+    damaged = revised(damaged, tools=scores)
+    reading = combine(read(images, damaged.box), {}, images)
+    kinds = said(prompts.detection_prompt(prompts.DEFAULT_QUERY, ["Global"]), TYPE_PREFIX, DISTORTION_TYPES)
+    if reading.error and kinds is None:
+        return damaged
+    p = {kind: 1.0 if reading.error else p for kind, p in strongest(reading).items() if kind != "none"}
+    if kinds:
+        p = {kind: kinds[kind] ** model_trust(images) * weight for kind, weight in p.items()}
+    p = {kind: weight / sum(p.values()) for kind, weight in p.items()}
+    likeliest = max(p, key=p.__getitem__)
+    reading.families[likeliest].probability = 1.0  # the map shows that there is damage
+    analysis = prompts.analysis_prompt(prompts.DEFAULT_QUERY, {"Global": [likeliest]})
+    own = said(analysis, SEVERITY_PREFIX.replace("TYPE", likeliest), get_args(Severity))
+    severities = severity_probabilities(reading, {"type": likeliest, "severity": "unclear"}, own, images) or {}
+    severity = max(severities, key=severities.__getitem__, default=None)
+    about = {"distortion": likeliest, "probability": p[likeliest], "distortions": p}
+    return revised(damaged, **about, severity=severity, severities=severities)

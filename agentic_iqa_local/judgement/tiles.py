@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from agentic_iqa_local.images.crops import Box
 from agentic_iqa_local.state import DamagedBox
-
-Box = tuple[int, int, int, int]  # left, top, right, bottom
 
 BLOCK = 8  # a JPEG's blocks keep their place in the model's patches
 FEWEST = 3  # tiles along a side: with fewer no part of the picture stands out against a rest
@@ -19,11 +18,8 @@ CLEARLY = 0.4  # levels below the map's median; about one clean photograph in fi
 
 @dataclass(frozen=True)
 class Tiling:
-    """Overlapping tiles of a picture and the cells that they score.
-
-    `lefts` and `tops` are where tiles begin, in columns and rows; `xs` and `ys` the edges of the cells. A cell is
-    smaller than a tile: what lies around it is the context in which it is judged.
-    """
+    """Overlapping tiles of a picture, where they begin (`lefts`, `tops`), and the edges `xs`, `ys` of the cells that
+    they score. A cell is smaller than a tile: what lies around it is the context in which it is judged."""
 
     tile: int
     lefts: tuple[int, ...]
@@ -48,36 +44,30 @@ class Tiling:
         first = ((0, 0), (1, 1), (0, 1), (1, 0))
         return np.concatenate([numbers[row::2, column::2].ravel() for row, column in first]).tolist()
 
-    def cells(self, scores: Sequence[float | None] | np.ndarray) -> np.ndarray:
-        """The grid of the tiles' scores, rows×columns float64: of each cell the mean of the tiles weighted by how
-        much of the cell each covers; nan where no tile that was read does.
-
-        Args:
-            scores: One for each of `boxes`; None or nan where a tile was not read.
-        """
-        values = np.array(scores, float).reshape(len(self.tops), -1)  # None: nan
+    def cells(self, scores: np.ndarray) -> np.ndarray:
+        """The grid of the tiles' scores, (tiles,), nan where one was not read; rows×columns float64: of each cell the
+        mean of the tiles weighted by how much of the cell each covers; nan where none that was read does."""
+        values = scores.reshape(len(self.tops), -1)
         known = ~np.isnan(values)
-        down = _shared(self.ys, np.array(self.tops), self.tile)
-        across = _shared(self.xs, np.array(self.lefts), self.tile)
+        down, across = _shared(self.ys, self.tops, self.tile), _shared(self.xs, self.lefts, self.tile)
         with np.errstate(invalid="ignore"):  # 0 / 0 is nan
             return (down @ np.where(known, values, 0) @ across.T) / (down @ known @ across.T)
 
     def resampled(self, grid: np.ndarray) -> np.ndarray:
         """The mean in each cell of another grid, whose cells are of equal size and cover the picture,
         rows×columns float64."""
-
-        def shares(edges: Sequence[int], count: int) -> np.ndarray:
+        shares = []
+        for edges, count in zip((self.ys, self.xs), grid.shape, strict=True):
             side = edges[-1] / count
             shared = _shared(edges, np.arange(count) * side, side)
-            return shared / shared.sum(1, keepdims=True)
+            shares.append(shared / shared.sum(1, keepdims=True))
+        return shares[0] @ grid @ shares[1].T
 
-        return shares(self.ys, grid.shape[0]) @ grid @ shares(self.xs, grid.shape[1]).T
 
-
-def _shared(edges: Sequence[int], starts: np.ndarray, length: float) -> np.ndarray:
+def _shared(edges: Sequence[int], starts: Sequence[int] | np.ndarray, length: float) -> np.ndarray:
     """The pixels that each cell shares along one side with each part of that `length`, cells×parts."""
     low, high = np.array(edges[:-1], float)[:, None], np.array(edges[1:])[:, None]
-    return np.clip(np.minimum(high, starts + length) - np.maximum(low, starts), 0, None)
+    return np.clip(np.minimum(high, np.array(starts) + length) - np.maximum(low, starts), 0, None)
 
 
 def tiling(width: int, height: int, sides: Sequence[int], max_tiles: int) -> Tiling | None:
@@ -88,26 +78,21 @@ def tiling(width: int, height: int, sides: Sequence[int], max_tiles: int) -> Til
     evenly; up to 7 pixels at the right and lower edge are in no tile.
     """
     for side in sides:
-        counts = _counts((width, height), side, max_tiles)
-        if min(width, height) >= smallest_side(side) and counts is not None:
-            sizes = list(zip((width, height), counts, strict=True))
-            lefts, tops = (
-                tuple(int((length - side) * i / (count - 1)) // BLOCK * BLOCK for i in range(count))
-                for length, count in sizes
-            )
-            xs, ys = (tuple(round(length * i / count) for i in range(count + 1)) for length, count in sizes)
-            return Tiling(side, lefts, tops, xs, ys)
+        columns, rows = _counts((width, height), side, max_tiles)
+        if min(width, height) >= smallest_side(side) and columns * rows <= max_tiles:
+            sizes = ((width, columns), (height, rows))
+            starts = [[int((length - side) * i / (n - 1)) // BLOCK * BLOCK for i in range(n)] for length, n in sizes]
+            edges = [[round(length * i / n) for i in range(n + 1)] for length, n in sizes]
+            return Tiling(side, *map(tuple, starts + edges))
     return None
 
 
-def _counts(size: tuple[int, int], side: int, most: int) -> tuple[int, int] | None:
-    """How many columns and rows of tiles there are: half overlapping, or as many as `most` tiles allow; None where
-    these do not cover the picture."""
+def _counts(size: tuple[int, int], side: int, most: int) -> tuple[int, int]:
+    """How many columns and rows of tiles there are: half overlapping, or as many as `most` tiles allow, or as few
+    as cover the picture."""
     fewest = [max(FEWEST, -(-length // side)) for length in size]
-    if fewest[0] * fewest[1] > most:
-        return None
     columns, rows = (max(FEWEST, -(-(length - side) // (side // 2)) + 1) for length in size)
-    while columns * rows > most:
+    while columns * rows > most and [columns, rows] != fewest:
         if (columns / fewest[0] >= rows / fewest[1] and columns > fewest[0]) or rows == fewest[1]:
             columns -= 1
         else:
@@ -123,20 +108,19 @@ def smallest_side(tile: int) -> int:
 def damaged_boxes(tiles: Tiling, cells: np.ndarray) -> list[DamagedBox]:
     """At most MOST_BOXES windows of about a tile's size that do not overlap, the worst first, each CLEARLY below
     the median of `cells` (rows×columns of quality, nan where nothing was read)."""
-    (rows, columns), median = cells.shape, float(np.nanmedian(cells))
-    high = max(1, round(tiles.tile * rows / tiles.ys[-1]))
-    wide = max(1, round(tiles.tile * columns / tiles.xs[-1]))
+    (rows, columns), median, xs, ys = cells.shape, float(np.nanmedian(cells)), tiles.xs, tiles.ys
+    high, wide = max(1, round(tiles.tile * rows / ys[-1])), max(1, round(tiles.tile * columns / xs[-1]))
     windows = []
     for top, left in itertools.product(range(rows - high + 1), range(columns - wide + 1)):
         q = float(cells[top : top + high, left : left + wide].mean())
-        box = tiles.xs[left], tiles.ys[top], tiles.xs[left + wide], tiles.ys[top + high]
         if median - q >= CLEARLY:  # not where q is nan
-            windows.append((q, box))
+            windows.append((q, (xs[left], ys[top], xs[left + wide], ys[top + high])))
     chosen: list[DamagedBox] = []
     for q, box in sorted(windows):
-        if len(chosen) < MOST_BOXES and not any(_overlap(box, other.box) for other in chosen):
-            place = place_in(box, tiles.xs[-1], tiles.ys[-1])
-            chosen.append(DamagedBox(box=box, place=place, q=q, below=median - q))
+        taken = (x.box for x in chosen)
+        overlap = any(box[0] < x[2] and x[0] < box[2] and box[1] < x[3] and x[1] < box[3] for x in taken)
+        if len(chosen) < MOST_BOXES and not overlap:
+            chosen.append(DamagedBox(box=box, place=place_in(box, xs[-1], ys[-1]), q=q, below=median - q))
     return chosen
 
 
@@ -146,7 +130,3 @@ def place_in(box: Box, width: int, height: int) -> str:
     column = ("left", "", "right")[min(2, 3 * (left + right) // (2 * width))]
     row = ("top", "", "bottom")[min(2, 3 * (top + bottom) // (2 * height))]
     return f"{row} {column}".strip() or "middle"
-
-
-def _overlap(one: Box, other: Box) -> bool:
-    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]

@@ -3,6 +3,7 @@
 import json
 import logging
 import re
+from dataclasses import replace
 from typing import TypeVar
 
 from pydantic import BaseModel
@@ -18,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 TRIES = 3
 MOST_LOGGED, MOST_KEPT = 2000, 20_000  # characters of an output, in the log and in the record of a failed try
-_FENCED = re.compile(r"```(?:json)?(.*)```", re.DOTALL)
+_FENCED = re.compile(r"\s*```(?:json)?(.*)```\s*", re.DOTALL)
 
 Reply = TypeVar("Reply", bound=BaseModel)
 
@@ -38,49 +39,40 @@ def ask(
     """The model's answer to a prompt, as a `schema`: keys that it does not have are dropped, no value is converted.
     `answer_prefix` is the JSON that the answer begins with, up to a text's open end.
 
-    A failed try is logged, kept in the session's `failed_tries` (if it has them) and repeated with "Return ONLY
-    valid JSON" added. Raises InvalidAnswer after three tries, and VLMError from the model itself, which is not
-    retried: the same call would fail again.
+    A failed try is logged, kept in the session's `failed_tries` and repeated with "Return ONLY valid JSON" added.
+    Raises InvalidAnswer after three tries, and VLMError from the model itself, which is not retried: the same call
+    would fail again.
     """
-    attempts: list[PlannerError] = []
     text, options = "", {"temperature": role.temperature, "max_tokens": role.max_tokens}
     for attempt in range(1, TRIES + 1):
-        asked = prompt if attempt == 1 else prompt.stricter()
+        asked = prompt if attempt == 1 else replace(prompt, case=f"{prompt.case}\nReturn ONLY valid JSON.")
         logger.debug("Prompt (attempt %d):\n%s\n%s", attempt, asked.instructions, asked.case)
         try:
-            text = _as_text(session.generate(asked, schema, answer_prefix=answer_prefix, **options))
+            text = session.generate(asked, schema, answer_prefix=answer_prefix, **options)
+            text = text.encode(errors="backslashreplace").decode()  # half a surrogate pair cannot be stored
             logger.debug("VLM response: %s", _shortened(text, MOST_LOGGED))
             return _read(text, schema, answer_prefix)
         except (VLMError, ValueError) as error:
             output = None if isinstance(error, VLMError) else _shortened(text, MOST_KEPT)
-            details = {"role": getattr(session, "role", None), "output": output}
-            record = PlannerError.from_exception(error, attempt=attempt, backend=role.backend, **details)
-            record.message = _shortened(_as_text(record.message), MOST_LOGGED)
-            getattr(session, "failed_tries", []).append(record)
+            about = {"backend": role.backend, "role": session.role, "output": output}
+            session.failed_tries.append(PlannerError.from_exception(error, attempt=attempt, **about))
             if isinstance(error, VLMError):
                 raise
-        attempts.append(record)
-        told = one_line(record.model_dump_json(exclude={"details": {"output"}}))
+        told = one_line(session.failed_tries[-1].model_dump_json(exclude={"details": {"output"}}))
         logger.warning("Attempt %d of %d gave no valid %s: %s", attempt, TRIES, schema.__name__, told)
     logger.error("No valid %s after %d attempts. Full VLM output: %r", schema.__name__, TRIES, text)
-    raise InvalidAnswer(attempts)
+    raise InvalidAnswer(session.failed_tries[-TRIES:])
 
 
 def _read(text: str, schema: type[Reply], answer_prefix: str) -> Reply:
     """A written answer, fenced or not, as a `schema`. Raises ValueError, which pydantic's errors are."""
-    if fenced := _FENCED.fullmatch(text.strip()):
-        text = fenced[1]
-    reply = schema.model_validate_json(text, strict=True, extra="ignore", by_alias=True, by_name=False)
-    begun = json.loads(f'{answer_prefix}"}}') if answer_prefix else {}
-    said = reply.model_dump(mode="json", by_alias=True, include=set(begun))
-    if said != begun:
-        raise ValueError(f"expected {json.dumps(begun)} as begun, got {json.dumps(said)}")
+    fenced = _FENCED.fullmatch(text)
+    written = fenced[1] if fenced else text
+    reply = schema.model_validate_json(written, strict=True, extra="ignore", by_alias=True, by_name=False)
+    said = json.dumps(reply.model_dump(mode="json", by_alias=True))
+    if not said.startswith(answer_prefix):
+        raise ValueError(f"expected an answer that begins with {answer_prefix}, got {_shortened(said, 80)}")
     return reply
-
-
-def _as_text(text: str) -> str:
-    """Half a surrogate pair can neither be stored nor sent: it becomes an escape."""
-    return text.encode(errors="backslashreplace").decode()
 
 
 def _shortened(text: str, most: int) -> str:

@@ -14,15 +14,11 @@ MOST_TURNS = 4
 LONGEST_QUERY, LONGEST_ANSWER = 300, 200  # characters of an earlier turn
 
 _THE = r"(?:the|an?|its?|his|her|their|my|our|this|that|these|those|der|die|das|le|la|les|el|los|las) "
-# "And the sky?", "What about her face", "The sky?"
+# "And the sky?", "What about her face", "The sky?", but nothing with a verb or a comparison
 _POINTS_ON = re.compile(
     r"(?:(?:ok(?:ay)?|and|but|also|now|und|et|y)[\s,]+)*(?:(?:what|how) about |same for )?"
-    rf"{_THE}(?P<what>[\w'’-]+(?: [\w'’&-]+){{0,5}}) ?[.?!]*",
-    re.IGNORECASE,
-)
-_SAYS_MORE = re.compile(
-    r"\b(is|are|was|were|do|does|did|has|have|can|could|should|would|will|looks?|seems?|why|how|if|not|more|less|better"
-    r"|worse|ones?|ist|sind|est|es|son|very|mood|style|story)\b",
+    rf"{_THE}(?!.*\b(?:is|are|was|were|do|does|did|has|have|can|could|should|would|will|looks?|seems?|why|how|if|not|more"
+    r"|less|better|worse|ones?|ist|sind|est|es|son|very)\b)(?P<what>[\w'’-]+(?: [\w'’&-]+){0,5}) ?[.?!]*",
     re.IGNORECASE,
 )
 
@@ -31,20 +27,17 @@ def regions_pointed_to(query: str) -> list[str]:
     """The regions that a query points to which says nothing else: "sky" in "And the sky?". None for a quality
     word ("And the noise?") and for any other query."""
     found = _POINTS_ON.fullmatch(" ".join(query.strip(" ¿").split()))
-    if found is None or _SAYS_MORE.search(found["what"]):
-        return []
-    parts = re.split(rf"(?: ?& ?| (?:and|or|und|oder|et|ou|y) )(?:{_THE})?", found["what"])
+    parts = re.split(rf"(?: ?& ?| (?:and|or|und|oder|et|ou|y) )(?:{_THE})?", found["what"]) if found else []
     return list(dict.fromkeys(filter(None, (region_in(query, part) for part in parts))))
 
 
-def going_on(plan: PlannerOutput, query: str, context: dict[str, Any] | None) -> tuple[PlannerOutput, list[str]]:
+def going_on(plan: PlannerOutput, query: str, context: dict[str, Any]) -> tuple[PlannerOutput, list[str]]:
     """(the plan, distortions that the last turn's query named and this one goes on to ask about). A query that
     only points to regions is of the last turn's type and about them; any other plan stays as it is."""
-    turns, regions = (context or {}).get("turns"), regions_pointed_to(query)
+    turns, regions = context.get("turns"), regions_pointed_to(query)
     if not (turns and regions):
         return plan, []
-    last = turns[-1]
-    return revised(plan, query_type=last["query_type"], query_scope=regions), list(last["distortions"])
+    return revised(plan, query_type=turns[-1]["query_type"], query_scope=regions), turns[-1]["distortions"]
 
 
 def turn(query: str, answer: str, plan: PlannerOutput) -> dict[str, Any]:
@@ -67,7 +60,7 @@ def earlier_lines(context: dict[str, Any] | None) -> list[str]:
     """The lines of a prompt that tell of earlier turns. Their texts are JSON strings, so that none can pose
     as instructions."""
     told = [
-        f"{json.dumps(turn['query'], ensure_ascii=False)} was answered {json.dumps(turn['answer'], ensure_ascii=False)}"
-        for turn in (context or {}).get("turns", [])
+        " was answered ".join(json.dumps(one[part], ensure_ascii=False) for part in ("query", "answer"))
+        for one in (context or {}).get("turns", [])
     ]
     return ["Earlier in this conversation:", *told] if told else []

@@ -8,24 +8,28 @@ reads. So a model that is sure wins against a wrong reading, and an unsure one l
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.iqa_tools.detector import WORD_SEVERITIES, expit, load_detector, logit
 from agentic_iqa_local.nodes.ask import ask
-from agentic_iqa_local.nodes.prompts import Prompt, detection_prompt, presence_prompt
+from agentic_iqa_local.nodes.evidence import by_object
+from agentic_iqa_local.nodes.prompts import detection_prompt, presence_prompt
 from agentic_iqa_local.nodes.replies import detection_reply
-from agentic_iqa_local.nodes.workbench import Box, OpenImages
+from agentic_iqa_local.nodes.tool_runs import ROLE, Task
+from agentic_iqa_local.nodes.workbench import Box, OpenImages, RoleSession
 from agentic_iqa_local.score_fusion import letter_probabilities, written_probabilities
 from agentic_iqa_local.state import DISTORTION_TYPES, Detection, FamilyDetection
 from agentic_iqa_local.vlm_client import ModelLost, OutOfMemory, VLMError
 
 logger = logging.getLogger(__name__)
 
-ROLE = "executor"
 YES_NO = ("Yes", "No")
 PRESENT = 0.5  # from which probability on a family is evidence
+
+Read = TypeVar("Read")
 
 
 def model_trust(images: OpenImages, role: str = ROLE) -> float:
@@ -35,63 +39,46 @@ def model_trust(images: OpenImages, role: str = ROLE) -> float:
     return images.services.client(role).trust if configured is None else configured
 
 
-def detect(
-    query: str,
-    objects: Sequence[str],
-    boxes: Mapping[str, Box | None],
-    images: OpenImages,
-    reason: str | None = None,
-    named: Mapping[str, Sequence[str]] | None = None,
-) -> dict[str, Detection]:
-    """Of each object, how probable each family of distortions is.
-
-    Args:
-        query: the user's question.
-        objects: "Global" or regions; `boxes` in pixels of those that were located.
-        images: the picture, with the models and tools.
-        reason: why it is asked again, if it is.
-        named: the families that the query names, by object: the model is asked about these alone.
-
-    Raises:
-        InvalidAnswer, VLMError
-    """
-    asked = {name: list((named or {}).get(name) or DISTORTION_TYPES) for name in objects}
-    models = _read_presence(presence_prompt(query, objects, reason), asked, images)
-    if models is None and named:  # a list that the model writes says nothing of them
-        models = {name: {} for name in objects}
-    elif models is None:
-        prompt, sure = (
-            detection_prompt(query, objects, reason),
-            images.services.settings.fusion.classification_confidence,
-        )
-        reply = ask(images.session(ROLE), prompt, detection_reply(objects), images.services.section(ROLE))
-        models = {
-            name: dict.fromkeys(listed, sure) | {kind: 1 - sure for kind in DISTORTION_TYPES if kind not in listed}
-            for name, listed in reply.model_dump(by_alias=True).items()
-        }
-    return {name: combine(read(images, boxes.get(name)), models[name], images) for name in objects}
-
-
-def _read_presence(
-    prompt: Prompt, asked: dict[str, list[str]], images: OpenImages
-) -> dict[str, dict[str, float]] | None:
-    """{object: {family: the model's probability of Yes}}, read in one JSON answer whose text up to the family is the
-    same; None where Yes and No cannot be read."""
+def read_if_possible(images: OpenImages, read: Callable[[RoleSession], Read]) -> Read | None:
+    """What `read` makes of the model's session; None in modes without logits, and where what it reads cannot be told
+    apart by one token. Raises OutOfMemory, ModelLost."""
     if images.services.settings.fusion.mode != "logits" or not images.services.client(ROLE).reads_logits:
         return None
-    session = images.session(ROLE)
-
-    def yes(name: str, kind: str) -> float:
-        begun = f'{{{json.dumps(name, ensure_ascii=False)}: {{"{kind}": "'
-        return letter_probabilities(session.read_letters(prompt, begun, YES_NO).logprobs)["Yes"]
-
     try:
-        return {name: {kind: yes(name, kind) for kind in kinds} for name, kinds in asked.items()}
+        return read(images.session(ROLE))
     except (OutOfMemory, ModelLost):
         raise
     except VLMError as error:
-        logger.info("Yes and No were not read: %s", one_line(str(error)))
+        logger.info("Words were not read: %s", one_line(str(error)))
         return None
+
+
+def detect(task: Task) -> dict[str, Detection]:
+    """Of each object of a task, how probable each family of distortions is. Where nothing is to be looked for, the
+    model is asked about the families alone that the query names. Raises InvalidAnswer, VLMError."""
+    query, objects, images, reason = task.query, task.plan.objects, task.images, task.reason
+    named = None if task.plan.plan.distortion_detection else task.plan.distortions or {}
+    asked = {name: (named or {}).get(name) or DISTORTION_TYPES for name in objects}
+    prompt = presence_prompt(query, objects, reason)
+
+    def yes(session: RoleSession, name: str, kind: str) -> float:
+        begun = f'{{{json.dumps(name, ensure_ascii=False)}: {{"{kind}": "'
+        return letter_probabilities(session.read_letters(prompt, begun, YES_NO).logprobs)["Yes"]
+
+    def read_all(session: RoleSession) -> dict[str, dict[str, float]]:
+        return {name: {kind: yes(session, name, kind) for kind in kinds} for name, kinds in asked.items()}
+
+    models = read_if_possible(images, read_all)
+    if models is None and named is None:  # a list that the model writes says of all families whether they are there
+        prompt, section = detection_prompt(query, objects, reason), images.services.section(ROLE)
+        lists = ask(images.session(ROLE), prompt, detection_reply(objects), section).model_dump(by_alias=True)
+        sure = images.services.settings.fusion.classification_confidence
+        models = {
+            name: {kind: sure if kind in listed else 1 - sure for kind in dict.fromkeys([*listed, *DISTORTION_TYPES])}
+            for name, listed in lists.items()
+        }
+    boxes = by_object(task.evidence, "boxes")
+    return {name: combine(read(images, boxes.get(name)), (models or {}).get(name, {}), images) for name in objects}
 
 
 def read(images: OpenImages, box: Box | None) -> Detection:
@@ -135,31 +122,29 @@ def combine(found: Detection, model: Mapping[str, float], images: OpenImages) ->
 
 def found_families(detection: Detection) -> list[str]:
     """The families that are there, at most three, the strongest first."""
+    weights = strongest(detection)
     there = [kind for kind, family in detection.families.items() if family.probability >= PRESENT]
-    return sorted(there, key=_strengths(detection).__getitem__, reverse=True)[:3]
+    return sorted(there, key=weights.__getitem__, reverse=True)[:3]
 
 
 def strongest(detection: Detection) -> dict[str, float]:
     """{family or "none": probability that it is the strongest}: none as far as no family is there, the rest by
     probability times severity. Sums to 1."""
-    weights = _strengths(detection)
-    there, total = max(f.probability for f in detection.families.values()), sum(weights.values()) or 1.0
+    families = detection.families
+    weights = {kind: family.probability * (family.severity or 1.0) for kind, family in families.items()}
+    there, total = max(family.probability for family in families.values()), sum(weights.values()) or 1.0
     return {kind: there * weight / total for kind, weight in weights.items()} | {"none": 1 - there}
 
 
-def _strengths(detection: Detection) -> dict[str, float]:
-    return {kind: family.probability * (family.severity or 1.0) for kind, family in detection.families.items()}
-
-
 def severity_probabilities(
-    detection: Detection | None,
-    item: Mapping[str, str],
-    words: Mapping[str, float] | None,
-    images: OpenImages,
+    detection: Detection | None, item: Mapping[str, str], words: Mapping[str, float] | None, images: OpenImages
 ) -> dict[str, float] | None:
-    """{severity word: probability} of one family that the model judged (`item`: its type and severity), summing to 1:
-    the model's `words`, or the word that it wrote, times LocalNR's Gaussian. A family that is there is not "none".
-    None where nothing is known beyond the word that was written."""
+    """How probable each severity of one family is that the model judged; sums to 1. A family that is there is not
+    "none".
+
+    They are the model's `words`, or the severity that it wrote in `item`, times LocalNR's Gaussian; None where nothing
+    is known beyond what was written.
+    """
     family = detection.families.get(item["type"]) if detection else None
     if family is None or family.severity is None:
         return dict(words) if words else None

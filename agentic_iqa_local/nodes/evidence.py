@@ -12,15 +12,7 @@ from typing import Any
 from agentic_iqa_local.iqa_tools.detector import load_detector
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.score_fusion import expected_level
-from agentic_iqa_local.state import (
-    LETTER_TO_LEVEL,
-    OVERALL,
-    UNCLEAR,
-    ExecutorOutput,
-    FusionResult,
-    Gap,
-    PlannerOutput,
-)
+from agentic_iqa_local.state import LETTER_TO_LEVEL, OVERALL, UNCLEAR, ExecutorOutput, FusionResult, Gap, PlannerOutput
 
 SEVERE = ("severe", "extreme")
 HIGH_SCORE = 4.0
@@ -50,29 +42,23 @@ def by_object(evidence: ExecutorOutput | None, part: str) -> dict[str, Any]:
     return (evidence and getattr(evidence, part)) or {}
 
 
-# Votes
-
-
-def _voting(evidence: ExecutorOutput, name: str, with_checks: bool = False) -> dict[str, Score]:
-    """An object's scores that have a vote, by distortion; `with_checks`: also those that only check them."""
-    silent = {
-        log.tool_name
-        for log in evidence.tool_logs
-        if log.object_name == name and (log.outvoted or (log.trailing and not with_checks))
+def _counting(evidence: ExecutorOutput | None, *, checking: bool = False) -> dict[str, dict[str, Score]]:
+    """{object: {distortion: score}} of the scores that have a vote; `checking`: also of those that only check them."""
+    logs = evidence.tool_logs if evidence else []
+    silent = {(log.object_name, log.tool_name) for log in logs if log.outvoted or (log.trailing and not checking)}
+    return {
+        name: {kind: (tool, score) for kind, (tool, score) in scores.items() if (name, tool) not in silent}
+        for name, scores in by_object(evidence, "quality_scores").items()
     }
-    scores = by_object(evidence, "quality_scores").get(name, {})
-    return {kind: (tool, score) for kind, (tool, score) in scores.items() if tool not in silent}
 
 
 def votes(evidence: ExecutorOutput | None, vote: str = "runs") -> list[Score]:
     """The scores that q̄ is the mean of, the lowest first: one for each distinct (tool, region) run, or one for
     each listed entry ("entries"); none of a tool that was outvoted, or that only checks a better one."""
-    evidence = evidence or ExecutorOutput()
-    names = by_object(evidence, "quality_scores")
-    listed = [(name, pair) for name in names for pair in _voting(evidence, name).values()]
+    listed = [(name, pair) for name, scores in _counting(evidence).items() for pair in scores.values()]
     if vote == "entries":
         return [pair for _, pair in listed]
-    crops = {log.object_name for log in evidence.tool_logs if log.region == "crop"}
+    crops = {log.object_name for log in (evidence.tool_logs if evidence else ()) if log.region == "crop"}
     # The score is part of the key: two different scores cannot come from one run.
     runs = {(name if name in crops else None, pair) for name, pair in listed}
     return sorted((pair for _, pair in runs), key=itemgetter(1, 0))
@@ -80,10 +66,8 @@ def votes(evidence: ExecutorOutput | None, vote: str = "runs") -> list[Score]:
 
 def checks(evidence: ExecutorOutput | None) -> list[Score]:
     """The scores that only check a better tool's, each once."""
-    evidence = evidence or ExecutorOutput()
-    names = by_object(evidence, "quality_scores")
-    with_checks = {pair for name in names for pair in _voting(evidence, name, with_checks=True).values()}
-    return sorted(with_checks - {pair for name in names for pair in _voting(evidence, name).values()})
+    every = {pair for scores in _counting(evidence, checking=True).values() for pair in scores.values()}
+    return sorted(every - set(votes(evidence, "entries")))
 
 
 def apart(one: Score, other: Score, reachable: Reachable) -> bool:
@@ -120,7 +104,7 @@ def mark_votes(evidence: ExecutorOutput, reachable: Reachable, *, trailing_only_
         for log in evidence.tool_logs:
             if log.object_name == name:
                 log.outvoted, log.trailing = log.tool_name in outliers, log.tool_name in worse
-        rest = sorted(set(_voting(evidence, name, with_checks=True).values()), key=itemgetter(1))
+        rest = sorted(set(_counting(evidence, checking=True)[name].values()), key=itemgetter(1))
         if len(rest) > 1 and apart(rest[0], rest[-1], reachable):
             lines.append(f"tools disagree about {name} ({_in_words(rest)})")
     evidence.disagreement = "; ".join(lines) or None
@@ -130,46 +114,39 @@ def _in_words(scores: Iterable[Score]) -> str:
     return ", ".join(f"{tool} {score:.2f}" for tool, score in dict.fromkeys(scores))
 
 
-# Contradictions and doubts
-
-
 def contradictions(evidence: ExecutorOutput, fusion: FusionResult | None = None) -> list[str]:
     """A line for each distortion that is severe or extreme though its tool's score, or else all of its object's, is
     above 4.0; and for each object whose scores are all below 2.2, or the fused one below 2.9, though no more than
     slight damage was found. What is no photograph contradicts nothing: the tools know photographs alone."""
     lines = []
     for name, items in by_object(evidence, "distortion_analysis").items():
-        detection, scores = by_object(evidence, "detection").get(name), _voting(evidence, name)
+        detection, scores = by_object(evidence, "detection").get(name), _counting(evidence).get(name, {})
         if detection and (detection.graphic or 0.0) >= load_detector().graphic:
             continue
         for item in items:
             own = [scores[item.type]] if item.type in scores else list(scores.values())
             if item.severity in SEVERE and own and all(score > HIGH_SCORE for _, score in own):
-                found = f"{item.severity} {item.type} of {name}"
-                lines.append(f"Contradictory evidence: {found} but high scores ({_in_words(own)})")
+                lines.append(f"{item.severity} {item.type} of {name} but high scores ({_in_words(own)})")
         if any(item.severity not in ("none", "slight") for item in items):
             continue
         mild = ", ".join(f"slight {item.type}" for item in items if item.severity == "slight") or "no distortion"
         if scores and all(score < LOW_SCORE for _, score in scores.values()):
-            told = _in_words(scores.values())
-            lines.append(f"Contradictory evidence: {mild} of {name} but low scores ({told})")
+            lines.append(f"{mild} of {name} but low scores ({_in_words(scores.values())})")
         elif name == "Global" and fusion and fusion.q is not None and fusion.q < LOW_QUALITY:
-            lines.append(f"Contradictory evidence: {mild} was found but the fused score is {fusion.q:.1f} of 5")
-    return lines
+            lines.append(f"{mild} was found but the fused score is {fusion.q:.1f} of 5")
+    return [f"Contradictory evidence: {line}" for line in lines]
 
 
-def open_severities(evidence: ExecutorOutput) -> dict[str, list[str]]:
-    """By object, the distortions whose severity the model cannot tell, or for which it finds all words nearly
+def open_severities(evidence: ExecutorOutput) -> list[tuple[str, str]]:
+    """(object, distortion) of each whose severity the model cannot tell, or for which it finds all words nearly
     equally probable."""
     probabilities = by_object(evidence, "severity_probabilities")
-    return {
-        name: [
-            item.type
-            for item in items
-            if item.severity == UNCLEAR or _is_open(probabilities.get(name, {}).get(item.type))
-        ]
+    return [
+        (name, item.type)
         for name, items in by_object(evidence, "distortion_analysis").items()
-    }
+        for item in items
+        if item.severity == UNCLEAR or _is_open(probabilities.get(name, {}).get(item.type))
+    ]
 
 
 def _is_open(probabilities: Mapping[str, float] | None) -> bool:
@@ -179,26 +156,18 @@ def _is_open(probabilities: Mapping[str, float] | None) -> bool:
 
 
 def doubts(evidence: ExecutorOutput) -> str | None:
-    """What the evidence leaves open by its own account, for `ExecutorOutput.uncertainty`: severities that cannot
-    be told, and tools that disagree. None where nothing is."""
-    in_doubt = open_severities(evidence).items()
-    lines = [f"cannot tell how severe {kind} of {name} is" for name, kinds in in_doubt for kind in kinds]
+    """What the evidence leaves open by its own account, for `ExecutorOutput.uncertainty`; None where nothing is."""
+    lines = [f"cannot tell how severe {kind} of {name} is" for name, kind in open_severities(evidence)]
     return "; ".join(filter(None, [*lines, evidence.disagreement])) or None
 
 
 def evidence_warnings(evidence: ExecutorOutput) -> list[str]:
     """What a reader of the scores must know: a failed Executor, tools without a vote, regions not found."""
     lines = [f"the Executor failed, its evidence is incomplete: {evidence.error}"] if evidence.error else []
-    silent = dict.fromkeys((log.tool_name, log.object_name) for log in evidence.tool_logs if log.outvoted)
-    lines += [
-        f"{tool} has no vote: its score of {in_picture(name)} stands apart from every other tool's"
-        for tool, name in silent
-    ]
+    for tool, name in dict.fromkeys((log.tool_name, log.object_name) for log in evidence.tool_logs if log.outvoted):
+        lines.append(f"{tool} has no vote: its score of {in_picture(name)} stands apart from every other tool's")
     missed = [name for name, box in by_object(evidence, "boxes").items() if box is None]
     return lines + ([f"no box for {', '.join(missed)}, tools see the whole image"] if missed else [])
-
-
-# Gaps
 
 
 def should_replan(
@@ -209,15 +178,14 @@ def should_replan(
 ) -> tuple[bool, str]:
     """(need_replan, reason). Without a plan the analysis must cover the scope, and there must be scores. With one,
     and the letters if they were read, the first of `find_gaps` decides."""
-    evidence = executor_output or ExecutorOutput()
     if plan is not None:
-        gaps = find_gaps(evidence, plan, fusion)
+        gaps = find_gaps(executor_output, plan, fusion)
         return bool(gaps), gaps[0].reason if gaps else ""
     objects = ["Global"] if query_scope == "Global" else query_scope
-    missing = [name for name in objects if name not in (evidence.distortion_analysis or objects)]
+    missing = [name for name in objects if name not in (by_object(executor_output, "distortion_analysis") or objects)]
     if missing:
         return True, f"Missing analysis for {', '.join(missing)}"
-    return (False, "") if evidence.quality_scores else (True, "No tool scores available")
+    return (False, "") if by_object(executor_output, "quality_scores") else (True, "No tool scores available")
 
 
 def find_gaps(evidence: ExecutorOutput | None, plan: PlannerOutput, fusion: FusionResult | None = None) -> list[Gap]:
@@ -227,25 +195,23 @@ def find_gaps(evidence: ExecutorOutput | None, plan: PlannerOutput, fusion: Fusi
     elsewhere, not a gap.
     """
     evidence = evidence or ExecutorOutput()
-    analysed, wants_analysis = by_object(evidence, "distortion_analysis"), plan.plan.distortion_analysis
-    missing = ", ".join(name for name in plan.objects if wants_analysis and name not in analysed)
+    analysed, wanted = by_object(evidence, "distortion_analysis"), plan.plan.distortion_analysis
+    missing = ", ".join(name for name in plan.objects if wanted and name not in analysed)
     reasons = {
-        "executor": f"Executor failed: {evidence.error}" if evidence.error else None,
-        "analysis": f"Missing analysis for {missing}" if missing else None,
-        "scores": _score_gap(evidence, plan),
+        "executor": evidence.error and f"Executor failed: {evidence.error}",
+        "analysis": missing and f"Missing analysis for {missing}",
+        "scores": plan.plan.tool_execution and _score_gap(evidence, plan),
         "contradiction": next(iter(contradictions(evidence, fusion)), None),
         "tools" if evidence.disagreement else "severity": evidence.uncertainty
         and f"Executor is uncertain: {evidence.uncertainty}",
-        "letters": _letter_gap(fusion),
+        "letters": fusion and _letter_gap(fusion),
     }
     return [Gap.model_validate({"kind": kind, "reason": why}) for kind, why in reasons.items() if why]
 
 
 def _score_gap(evidence: ExecutorOutput, plan: PlannerOutput) -> str | None:
-    """Which scores that the plan asked for are missing, but for those whose tools were tried and failed. Of a
-    region that the model was to find and did not, the whole picture's scores are none."""
-    if not plan.plan.tool_execution:
-        return None
+    """Which scores are missing, but for those whose tools were tried and failed. Of a region that the model was to
+    find and did not, the whole picture's scores are none."""
     failed = [log for log in evidence.tool_logs if log.error]
     if not (evidence.quality_scores or failed):
         return "No tool scores available"
@@ -263,10 +229,10 @@ def _score_gap(evidence: ExecutorOutput, plan: PlannerOutput) -> str | None:
     return None
 
 
-def _letter_gap(fusion: FusionResult | None) -> str | None:
+def _letter_gap(fusion: FusionResult) -> str | None:
     """What is wrong with letters that were read in one order; once they were read in both, nothing more can be
     done. Letters that prefer nothing are a gap only where no tool speaks."""
-    if fusion is None or fusion.q is None or fusion.mode != "logits" or fusion.both_orders:
+    if fusion.q is None or fusion.mode != "logits" or fusion.both_orders:
         return None
     if (fusion.off_letter_mass or 0) > OFF_THE_LETTERS:
         return f"{fusion.off_letter_mass:.0%} of the probability lies off the letters"

@@ -4,7 +4,6 @@ runs only if its flag is on; what was found stays in the evidence even when a la
 import json
 import logging
 import re
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from typing import Any, get_args
@@ -15,35 +14,25 @@ from langgraph.runtime import Runtime
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
-from agentic_iqa_local.nodes.detection import detect, found_families, severity_probabilities
+from agentic_iqa_local.nodes.detection import detect, found_families, read_if_possible, severity_probabilities
 from agentic_iqa_local.nodes.evidence import by_object, doubts, mark_votes, open_severities
 from agentic_iqa_local.nodes.prompts import Prompt, analysis_prompt, location_prompt
 from agentic_iqa_local.nodes.query import asks_where
 from agentic_iqa_local.nodes.replanning import gaps_to_close
 from agentic_iqa_local.nodes.replies import analysis_reply, location_reply
-from agentic_iqa_local.nodes.tool_runs import ROLE, Task, choose_tools, run_tools
-from agentic_iqa_local.nodes.workbench import Box, Context, OpenImages, opened
+from agentic_iqa_local.nodes.tool_runs import ROLE, ByObject, Task, choose_tools, run_tools
+from agentic_iqa_local.nodes.workbench import Box, Context, OpenImages, RoleSession, opened
 from agentic_iqa_local.score_fusion import letter_probabilities
-from agentic_iqa_local.state import (
-    AgenticIQAState,
-    Detection,
-    DistortionAnalysis,
-    ExecutorOutput,
-    Severity,
-)
-from agentic_iqa_local.vlm_client import ModelLost, OutOfMemory, VLMError
+from agentic_iqa_local.state import AgenticIQAState, Detection, DistortionAnalysis, ExecutorOutput, Severity
+from agentic_iqa_local.vlm_client import VLMError
 
 logger = logging.getLogger(__name__)
 
 COORDINATES = {"pixels": "pixels of the image", "thousandths": "thousandths of the image's width and height"}
 
-ByObject = dict[str, list[str]]  # {object: [distortion]}
-
 
 def executor_node(
-    state: AgenticIQAState,
-    config: RunnableConfig | None = None,
-    runtime: Runtime[Context] | None = None,
+    state: AgenticIQAState, config: RunnableConfig | None = None, runtime: Runtime[Context] | None = None
 ) -> dict[str, Any]:
     """Returns `executor_evidence`; nothing when an earlier node failed, and an `error` inside the evidence when
     this one does."""
@@ -52,10 +41,10 @@ def executor_node(
     if (plan := state.get("plan")) is None:
         return {"error": "Executor: the state has no plan; the Planner must run first"}
     gaps, evidence = gaps_to_close(state), ExecutorOutput()
-    before = state.get("executor_evidence") if gaps else None
+    before = (state.get("executor_evidence") if gaps else None) or ExecutorOutput()
     try:
         with opened(state, config, runtime) as images:
-            gather(Task(evidence, state["query"], plan, images, before or ExecutorOutput(), gaps))
+            gather(Task(evidence, state["query"], plan, images, before, gaps))
     except (InvalidAnswer, ToolError, VLMError, OSError, ValueError) as error:
         evidence.error = one_line(str(error))
         logger.error("Executor failed: %s", evidence.error)
@@ -77,10 +66,10 @@ def gather(task: Task) -> None:
     with ThreadPoolExecutor(1) as background:  # the tools measure while the model writes its analysis
         measuring = None
         try:
-            chosen = choose_tools(task, distortions)
-            evidence.selected_tools = chosen or None
-            if chosen and flags.tool_execution:
+            evidence.selected_tools = choose_tools(task, distortions) or None
+            if flags.tool_execution:
                 images.services.tools.prepare()
+                chosen = evidence.selected_tools or {}
                 measuring = background.submit(copy_context().run, run_tools, evidence, chosen, images)
         finally:  # the analysis is evidence even if no tool could be chosen
             if flags.distortion_analysis:
@@ -89,8 +78,7 @@ def gather(task: Task) -> None:
             measuring.result()
     if not task.named_tools():  # those that a query names all have a vote
         reachable = {name: fitted.reachable for name, fitted in images.services.tools.maps.items()}
-        only_check = images.services.settings.fusion.trailing_tools == "check"
-        mark_votes(evidence, reachable, trailing_only_check=only_check)
+        mark_votes(evidence, reachable, trailing_only_check=images.services.settings.fusion.trailing_tools == "check")
     if asks_where(task.query):
         try:
             places = images.services.tools.places(images.image.pixels, images.reference and images.reference.pixels)
@@ -106,17 +94,15 @@ def find_distortions(task: Task) -> ByObject:
     those that the query names it is read whether they are there. Raises InvalidAnswer, VLMError."""
     evidence, objects, look = task.evidence, task.plan.objects, task.plan.plan.distortion_detection
     named, earlier = task.plan.distortions or {}, by_object(task.before, "distortion_set")
-    known = {} if task.closes("contradiction", "executor") else by_object(task.before, "detection")
-    evidence.detection = {name: known[name] for name in objects if name in known}
-    if (look or named) and len(evidence.detection) < len(objects):
-        boxes, asked = by_object(evidence, "boxes"), None if look else named
-        evidence.detection = detect(task.query, objects, boxes, task.images, task.reason, asked)
-    found = {name: found_families(detection) for name, detection in evidence.detection.items()} if look else {}
+    detected = {} if task.closes("contradiction", "executor") else by_object(task.before, "detection")
+    if (look or named) and not detected.keys() >= set(objects):
+        detected = detect(task)
+    evidence.detection = {name: detected[name] for name in objects if name in detected} or None
+    found = {name: found_families(detected[name]) for name in evidence.detection or {}} if look else {}
     distortions = {
         name: list(dict.fromkeys(kind for part in (named, earlier, found) for kind in part.get(name, [])))
         for name in objects
     }
-    evidence.detection = evidence.detection or None
     evidence.distortion_set = distortions if look or earlier else None
     return distortions
 
@@ -130,35 +116,34 @@ def analyse(task: Task, distortions: ByObject) -> None:
         (name, item.type): (item, probable.get(name, {}).get(item.type))
         for name, items in by_object(task.before, "distortion_analysis").items()
         for item in items
-        if not (item.type in in_doubt[name] or task.closes("contradiction"))
+        if not ((name, item.type) in in_doubt or task.closes("contradiction"))
     }
     asked = {name: [kind for kind in kinds if (name, kind) not in judged] for name, kinds in distortions.items()}
     if asked := {name: kinds for name, kinds in asked.items() if kinds}:
         images, prompt = task.images, analysis_prompt(task.query, asked, task.reason)
         reply = ask(images.session(ROLE), prompt, analysis_reply(asked), images.services.section(ROLE))
         written = reply.model_dump(by_alias=True)
-        words = read_severities(prompt, written, images)
-        for name, items in written.items():
+        items = [(name, item) for name, items in written.items() for item in items]
+        read = read_severities(prompt, written, images) or [None] * len(items)
+        for (name, item), words in zip(items, read, strict=True):
             detection = by_object(task.evidence, "detection").get(name)
-            for item in items:
-                key = name, item["type"]
-                p = severity_probabilities(detection, item, words.get(key), images)
-                judged[key] = _judgement(item, p, detection), p
-    chosen = {name: {kind: judged[name, kind] for kind in kinds} for name, kinds in distortions.items()}
+            p = severity_probabilities(detection, item, words, images)
+            judged[name, item["type"]] = _judgement(item, p, detection), p
+    probabilities: dict[str, dict[str, dict[str, float]]] = {}
+    for (name, kind), (_, p) in judged.items():
+        if p and kind in distortions.get(name, ()):
+            probabilities.setdefault(name, {})[kind] = p
+    task.evidence.severity_probabilities = probabilities or None
     task.evidence.distortion_analysis = {
-        name: [item for item, _ in judgements.values()] for name, judgements in chosen.items()
+        name: [judged[name, kind][0] for kind in kinds] for name, kinds in distortions.items()
     }
-    known = {name: {kind: p for kind, (_, p) in judgements.items() if p} for name, judgements in chosen.items()}
-    task.evidence.severity_probabilities = {name: found for name, found in known.items() if found} or None
 
 
-def _judgement(
-    item: dict[str, Any], probabilities: dict[str, float] | None, detection: Detection | None
-) -> DistortionAnalysis:
+def _judgement(item: dict[str, str], p: dict[str, float] | None, detection: Detection | None) -> DistortionAnalysis:
     """What the model wrote, with its likeliest severity; if it explained another one, the measurement explains."""
-    likeliest = max(probabilities, key=probabilities.__getitem__) if probabilities else item["severity"]
+    likeliest = max(p, key=p.__getitem__) if p else item["severity"]
     if detection is None or likeliest == item["severity"]:
-        return DistortionAnalysis(**item)
+        return DistortionAnalysis.model_validate(item)
     family = detection.families[item["type"]]
     reading = f"it is there with probability {family.probability:.2f}"
     if likeliest != "none" and family.severity is not None:
@@ -167,30 +152,18 @@ def _judgement(
     return DistortionAnalysis.model_validate(item | {"severity": likeliest, "explanation": f"{reading}{wrote}."})
 
 
-def read_severities(
-    prompt: Prompt, judged: dict[str, Sequence[dict[str, Any]]], images: OpenImages
-) -> dict[tuple[str, str], dict[str, float]]:
-    """{(object, distortion): {severity: probability}} by the model, where it wrote one. Nothing in modes without
-    logits, and where severities begin with the same token."""
-    client, session = images.services.client(ROLE), images.session(ROLE)
-    if images.services.settings.fusion.mode != "logits" or not getattr(client, "reads_words", False):
-        return {}
-    written = json.dumps(judged, ensure_ascii=False)
-    places = [match.end() for match in re.finditer(r'"severity": "', written)]
-    items = [(name, item["type"]) for name, items in judged.items() for item in items]
-    found = {}
-    try:
-        for item, place in reversed(
-            list(zip(items, places, strict=True))
-        ):  # the last first: a read cuts the cache behind its place
-            read = session.read_letters(prompt, written[:place], get_args(Severity))
-            found[item] = letter_probabilities(read.logprobs)
-    except (OutOfMemory, ModelLost):
-        raise
-    except VLMError as error:
-        logger.info("Severities were not read: %s", one_line(str(error)))
-        return {}
-    return found
+def read_severities(prompt: Prompt, written: dict[str, Any], images: OpenImages) -> list[dict[str, float]] | None:
+    """How probable the model finds each severity, at each place where it wrote one; None in modes without logits, and
+    where severities begin with the same token."""
+    text = json.dumps(written, ensure_ascii=False)
+    begun = [text[: match.end()] for match in re.finditer(r'"severity": "', text)]
+
+    def read(session: RoleSession) -> list[dict[str, float]]:
+        # the last first: a read cuts the cache behind its place
+        reads = [session.read_letters(prompt, prefix, get_args(Severity)) for prefix in reversed(begun)]
+        return [letter_probabilities(read.logprobs) for read in reversed(reads)]
+
+    return read_if_possible(images, read) if images.services.client(ROLE).reads_words else None
 
 
 def box_style(images: OpenImages) -> str:

@@ -9,12 +9,7 @@ from agentic_iqa_local.nodes.ask import ask
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, Prompt, summarizer_prompt
 from agentic_iqa_local.nodes.replies import letter_reply
 from agentic_iqa_local.nodes.workbench import OpenImages, RoleSession
-from agentic_iqa_local.score_fusion import (
-    ScoreFusion,
-    expected_level,
-    letter_probabilities,
-    written_probabilities,
-)
+from agentic_iqa_local.score_fusion import ScoreFusion, expected_level, letter_probabilities, written_probabilities
 from agentic_iqa_local.state import (
     LETTER_TO_LEVEL,
     LETTERS,
@@ -51,38 +46,29 @@ class _Reads:
         self.crops: list[Probabilities] = []
         self.off_masses: list[float] = []
 
-    def read_whole(self, *orders: bool) -> None:
-        """Every view in these orders; the reasoning goes on from the last one."""
-        sureness, found = self.images.sureness, {turned: [] for turned in orders}
-        for view in range(len(self.images.views(ROLE))):
+    def read(self, look: Look) -> None:
+        """What this look includes and was not read yet. The reasoning goes on from the last order, the usual one."""
+        wanted = (False,) if look == "one order" else (True, False)
+        orders = [turned for turned in wanted if turned not in self.whole]
+        sureness, views = self.images.sureness, []
+        for view in range(len(self.images.views(ROLE)) if orders else 0):
             session = self.images.session(ROLE, view)
-            for turned in orders:
-                found[turned].append(self._read(session, turned, crop=False))
+            views.append([self._read(session, turned) for turned in orders])
             if view > 0 and not (sureness and sureness.may_want_more):
                 self.images.close_session(ROLE, view)
-        self.whole |= {turned: _mean(views) for turned, views in found.items()}
-
-    def read_crops(self) -> None:
-        """Each crop by itself, in both orders."""
-        for crop in self.images.crops(ROLE):
+        self.whole |= {turned: _mean([view[i] for view in views]) for i, turned in enumerate(orders)}
+        for crop in self.images.crops(ROLE) if look == "crops" else ():
             with self.images.session_on(ROLE, crop) as session:
                 self.crops.append(_mean([self._read(session, turned, crop=True) for turned in (False, True)]))
 
-    def read_more(self, fusion: FusionResult, plan: PlannerOutput | None) -> bool:
-        """Takes the cheapest look that is left; False where there is none, or none is wanted for `fusion`."""
-        sureness, crops = self.images.sureness, self.images.crops(ROLE)
-        if sureness is None or self.mode != "logits" or self.crops or (True in self.whole and not crops):
-            return False
-        reads = 2 * len(crops) if True in self.whole else len(self.images.views(ROLE))
-        if not sureness.wants_more(fusion, plan, reads):
-            return False
-        if True in self.whole:
-            self.read_crops()
-        else:
-            self.read_whole(True)
-        return True
+    def next_look(self) -> tuple[Look, int] | None:
+        """The cheapest look that is left, and how many reads it takes."""
+        if True not in self.whole:
+            return "both orders", len(self.images.views(ROLE))
+        crops = [] if self.crops else self.images.crops(ROLE)
+        return ("crops", 2 * len(crops)) if crops else None
 
-    def _read(self, session: RoleSession, turned: bool, crop: bool) -> Probabilities:
+    def _read(self, session: RoleSession, turned: bool, crop: bool = False) -> Probabilities:
         """The probability of each letter, whose meaning is that of the usual order."""
         settings, prompt = self.images.services.settings.fusion, self.prompt(turned, crop)
         if self.images.sureness is not None:
@@ -92,15 +78,14 @@ class _Reads:
             self.off_masses.append(read.off_letter_mass)
             p = letter_probabilities(read.logprobs, settings.temperature)
         else:
-            section = self.images.services.section(ROLE)
-            answer = ask(session, prompt, letter_reply(self.letters), section).final_answer
-            p = written_probabilities(answer, self.letters, settings.classification_confidence)
+            reply = ask(session, prompt, letter_reply(self.letters), self.images.services.section(ROLE))
+            p = written_probabilities(reply.final_answer, self.letters, settings.classification_confidence)
         return dict(zip(self.letters, reversed(p.values()), strict=True)) if turned else p
 
     def result(self) -> FusionResult:
         """p_c is the mean over the orders; where crops were read, of that and the mean over the crops. Warns where
         the model hardly takes the format."""
-        p_c = _mean(list(self.whole.values()))
+        p_c = _mean([*self.whole.values()])
         p_c = _mean([p_c, _mean(self.crops)]) if self.crops else p_c
         off_mass = statistics.fmean(self.off_masses) if self.off_masses else None
         if off_mass is not None and off_mass > self.images.services.settings.fusion.off_letter_warning:
@@ -116,7 +101,7 @@ class _Reads:
             off_letter_mass=off_mass,
             both_orders=levels is not None,
             crops=len(self.crops),
-            order_gap=abs(levels[0] - levels[1]) if levels else None,
+            order_gap=max(levels) - min(levels) if levels else None,
             crop_spread=statistics.pstdev(map(expected_level, self.crops)) if self.crops else None,
         )
 
@@ -145,7 +130,7 @@ def read_and_fuse(
     Raises:
         InvalidAnswer, VLMError
     """
-    mode = usable_mode(images)
+    mode, sureness = usable_mode(images), images.sureness
     if not tools:  # ScoreFusion logs it
         images.warn("no tool scores: q rests on the model's letters alone", log=False)
     if mode == "uniform":
@@ -158,27 +143,26 @@ def read_and_fuse(
         return summarizer_prompt(query, told, scoring=True, reversed_letters=turned, earlier=earlier)
 
     reads = _Reads(prompt, LETTERS, mode, images)
-    reads.read_whole(*((False,) if look == "one order" else (True, False)))
-    if look == "crops":
-        reads.read_crops()
-    fusion = _fused(reads.result(), tools, checks, images)
-    while reads.read_more(fusion, plan):
+    while True:
+        reads.read(look)
         fusion = _fused(reads.result(), tools, checks, images)
-    return fusion
+        closer = reads.next_look() if sureness and mode == "logits" else None
+        if sureness is None or closer is None or not sureness.wants_more(fusion, plan, closer[1]):
+            return fusion
+        look = closer[0]
 
 
 def _fused(letters: FusionResult, tools: Scores, checks: Scores, images: OpenImages) -> FusionResult:
     """The letters' part of a fusion with the tools' part. α is a Gaussian likelihood of q̄ with variance σ², so that
     `eta: auto` is 1/(2σ²); without tools it is uniform whatever η is."""
-    settings, scores, sigma = images.services.settings.fusion, [score for _, score in tools], None
-    eta = 1.0 if settings.eta == "auto" else settings.eta
-    if settings.eta == "auto" and tools:
+    eta, scores, sigma = images.services.settings.fusion.eta, [score for _, score in tools], None
+    if eta == "auto" and tools:
         maps = images.services.tools.maps
         # that nothing was lost is known exactly: quality is not beyond the ends of the tools' scales
         ends = {} if images.identical else {name: maps[name].reachable for name, _ in tools if name in maps}
         sigma = load_reliability().sigma_of_mean(tools, ends)
         eta = 1 / (2 * sigma**2)
-    fusion = ScoreFusion(eta)
+    fusion = ScoreFusion(1.0 if eta == "auto" else eta)
     p_c = {LETTER_TO_LEVEL[letter]: p for letter, p in letters.p_c.items()}
     measured = [score for _, score in (*tools, *checks)]
     return revised(
@@ -206,27 +190,22 @@ def answer_letter(fusion: FusionResult) -> str:
 def read_choices(prompt: Prompt, letters: Sequence[str], images: OpenImages) -> FusionResult:
     """Probabilities of the user's own choices, averaged over the picture's views. Raises InvalidAnswer, and VLMError
     in uniform mode, where no letter is preferred, so that none can be answered."""
-    mode = usable_mode(images)
-    if mode == "uniform":
-        raise VLMError(
-            "mode uniform reads no letters, so it cannot answer a question with choices",
-            "use logits or classification",
-        )
+    if (mode := usable_mode(images)) == "uniform":
+        said = "mode uniform reads no letters, so it cannot answer a question with choices"
+        raise VLMError(said, "use logits or classification")
     reads = _Reads(lambda turned, crop: prompt, letters, mode, images)
-    reads.read_whole(False)
+    reads.read("one order")
     return reads.result()
 
 
 def usable_mode(images: OpenImages) -> Mode:
     """The configured mode, or what the configuration allows for a model that gives no logits. Raises VLMError where
     it allows nothing."""
-    settings = images.services.settings.fusion
-    if settings.mode != "logits" or (client := images.services.client(ROLE)).reads_logits:
+    settings, client = images.services.settings.fusion, images.services.client(ROLE)
+    if settings.mode != "logits" or client.reads_logits:
         return settings.mode
     if settings.on_missing_logits == "error":
-        raise VLMError(
-            f"{client.name}: expected a client that reads logits, this one cannot",
-            "use mode classification or set on_missing_logits: classification",
-        )
+        said = f"{client.name}: expected a client that reads logits, this one cannot"
+        raise VLMError(said, "use mode classification or set on_missing_logits: classification")
     images.warn(f"{client.name} gives no logits: p_c comes from the generated letter (classification)")
     return "classification"

@@ -7,8 +7,9 @@ model's letters stand alone.
 
 import math
 import re
+import statistics
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from agentic_iqa_local.iqa_tools.detector import WORD_SEVERITIES
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
@@ -23,6 +24,9 @@ SCORES = "the tools' scores"
 LEAST = 0.01  # no choice is ruled out by a measurement
 
 
+Weights = tuple[list[float], str]  # of the choices, and what they rest on
+
+
 class Measured(NamedTuple):
     """The probability of each choice's letter by the evidence, None where it says nothing; what that rests on, or why
     there is none; whether it is about distortions, of which the model's own word is trusted only so far."""
@@ -32,17 +36,11 @@ class Measured(NamedTuple):
     of_distortions: bool = False
 
 
-Weights = tuple[list[float], str]  # of the choices, and what they rest on
-
-
 def _words(pattern: str) -> re.Pattern[str]:
     return re.compile(rf"\b({pattern})\b", re.IGNORECASE)
 
 
-_YES_NO = {
-    "yes": re.compile(r"^\W*yes\b", re.IGNORECASE),
-    "no": re.compile(r"^\W*no\b(?! \w)", re.IGNORECASE),
-}
+_YES_NO = {"yes": re.compile(r"^\W*yes\b", re.I), "no": re.compile(r"^\W*no\b(?! \w)", re.I)}
 _NONE = _words(
     r"none|nothing|no (visible |noticeable )?(distortions?|damage|problems?|issues?|defects?|artifacts?)|neither"
     r"|undamaged|clean|not (visible|present|at all)|absent|invisible|just right|fine|ok(ay)?|correct|well exposed"
@@ -66,6 +64,7 @@ _LEVELS = {
     2: _words(r"poor|low|weak"),
     1: _words(r"bad|terrible|awful|very poor|unusable"),
 }
+_GOOD, _BAD = _words(r"good|high|excellent"), _words(r"bad|poor|low")
 _ANY_DAMAGE = _words(r"distort(ed|ions?)|degraded|degradations?|damaged?|artifacts?|artefacts?|defects?|flaws?|flawed")
 # What says that a family is not there, where the question names it by what it spoils ("Is it sharp?")
 _VIRTUE = _words(
@@ -84,27 +83,25 @@ def measure_choices(
     query: str, choices: Sequence[str], plan: PlannerOutput, evidence: ExecutorOutput | None
 ) -> Measured:
     """What the evidence says of each of `choices`."""
-    if plan.query_type != "IQA" or evidence is None:
-        return Measured(None, "the question is not about technical quality: the letters stand alone")
-    if len(plan.objects) != 1:
-        return Measured(None, "the question is about several objects: the letters stand alone")
+    if plan.query_type != "IQA" or evidence is None or len(plan.objects) != 1:
+        return Measured(None, "the question is not about the technical quality of one object: the letters stand alone")
     (name,) = plan.objects
-    kinds = distortions_in(query, plan.objects if name != "Global" else ())
+    kinds = distortions_in(query, () if name == "Global" else [name])
     detection = by_object(evidence, "detection").get(name)
-    found = _severities(choices, kinds, by_object(evidence, "severity_probabilities").get(name, {}))
-    if detection:
-        found = found or _exposures(choices, detection) or _families(choices, detection)
-    found = found or _levels(query, choices, evidence)
-    if detection:
-        found = found or _presence(query, choices, kinds, detection)
-    if found is None:
+    found = (
+        _severities(choices, kinds, by_object(evidence, "severity_probabilities").get(name, {}))
+        or (detection and (_exposures(choices, detection) or _families(choices, detection)))
+        or _levels(query, choices, evidence)
+        or (detection and _presence(query, choices, kinds, detection))
+    )
+    if not found:
         return Measured(None, "no answer names what was measured: the letters stand alone")
     weights, basis = [max(LEAST, weight) for weight in found[0]], found[1]
     p = {letter: w / sum(weights) for letter, w in zip(choice_letters(choices), weights, strict=True)}
     return Measured(p, basis, basis != SCORES)
 
 
-def _matched(choices: Sequence[str], patterns: Mapping) -> list | None:
+def _matched(choices: Sequence[str], patterns: Mapping[Any, re.Pattern[str]]) -> list[Any] | None:
     """For each choice the key of the pattern that it holds, the last where several do; None where a choice holds
     none, or two choices the same."""
     found = [[key for key, pattern in patterns.items() if pattern.search(choice)] for choice in choices]
@@ -128,16 +125,16 @@ def _severities(
 
 def _exposures(choices: Sequence[str], detection: Detection) -> Weights | None:
     """Choices between too dark, too bright and neither."""
-    sides = _matched(choices, _SIDES)
-    if sides is None or not {"too dark", "too bright"} <= set(sides) or detection.exposure is None:
-        return None
-    return [_exposure(detection, side) for side in sides], "exposure"
+    sides, p = _matched(choices, _SIDES), _sides(detection)
+    return ([p[side] for side in sides], "exposure") if p and sides and {"too dark", "too bright"} <= {*sides} else None
 
 
-def _exposure(detection: Detection, side: str) -> float:
-    """The probability of one side: a change of brightness, divided as LocalNR reads too dark and too bright."""
+def _sides(detection: Detection) -> dict[str, float]:
+    """The probability of either side: a change of brightness, divided as LocalNR reads too dark and too bright; empty
+    where it could not."""
     changed, sides = detection.families[EXPOSURE].probability, detection.exposure or {}
-    return 1 - changed if side == "neither" else changed * sides[side] / (sum(sides.values()) or 1.0)
+    p = {side: changed * share / (sum(sides.values()) or 1.0) for side, share in sides.items()}
+    return p and p | {"neither": 1 - changed}
 
 
 def families_named(choices: Sequence[str]) -> list[list[str]] | None:
@@ -149,52 +146,47 @@ def families_named(choices: Sequence[str]) -> list[list[str]] | None:
 
 def _families(choices: Sequence[str], detection: Detection) -> Weights | None:
     """Choices that name families of distortions, or that there is none."""
-    named = families_named(choices)
+    named, p = families_named(choices), strongest(detection)
     if named is None or len({tuple(kinds) for kinds in named}) < len(named):
         return None
-    p = strongest(detection)
     return [max(p[kind] for kind in kinds) for kinds in named], "which distortion is the strongest"
 
 
 def _levels(query: str, choices: Sequence[str], evidence: ExecutorOutput) -> Weights | None:
     """Choices that are levels of quality, or Yes and No to a question whether the quality is good."""
-    scores = votes(evidence)
+    scores, levels, good = votes(evidence), _matched(choices, _LEVELS), bool(_GOOD.search(query))
     if not scores or not re.search(r"\bquality\b", query, re.IGNORECASE):
         return None
-    mean = sum(score for _, score in scores) / len(scores)
-    sigma = load_reliability().sigma_of_mean(scores, {})
-    if levels := _matched(choices, _LEVELS):
+    mean, sigma = statistics.fmean(score for _, score in scores), load_reliability().sigma_of_mean(scores, {})
+    if levels:
         return [math.exp(-0.5 * ((mean - level) / sigma) ** 2) for level in levels], SCORES
-    good, bad = (bool(_words(word).search(query)) for word in ("good|high|excellent", "bad|poor|low"))
-    if good == bad:
+    if good == bool(_BAD.search(query)):
         return None
     short = (3.5 - mean) if good else (mean - 2.5)
     return _yes_or_no(choices, 0.5 * math.erfc(short / (sigma * math.sqrt(2))), SCORES)
 
 
-def _yes_or_no(choices: Sequence[str], yes: float, basis: str) -> Weights | None:
-    """The probability of each choice, where they are Yes and No."""
-    answers = _matched(choices, _YES_NO)
-    return None if answers is None else ([yes if one == "yes" else 1 - yes for one in answers], basis)
-
-
-def _presence(query: str, choices: Sequence[str], kinds: Sequence[str], found: Detection) -> Weights | None:
+def _presence(query: str, choices: Sequence[str], kinds: Sequence[str], detection: Detection) -> Weights | None:
     """Yes and No to a question whether a named family, or any distortion, is there."""
     if (affirmed := says_present(query, kinds)) is None:
         return None
-    there = max(found.families[kind].probability for kind in kinds or found.families)
-    sides = [side for side in ("too dark", "too bright") if _SIDES[side].search(query)]
-    if affirmed and list(kinds) == [EXPOSURE] and len(sides) == 1 and found.exposure:
-        there = _exposure(found, sides[0])
+    there, p = max(detection.families[kind].probability for kind in kinds or detection.families), _sides(detection)
+    sides = [side for side in p if side != "neither" and _SIDES[side].search(query)]
+    if affirmed and list(kinds) == [EXPOSURE] and len(sides) == 1:
+        there = p[sides[0]]
     basis = f"whether there is {' or '.join(kinds) or 'any distortion'}"
     return _yes_or_no(choices, there if affirmed else 1 - there, basis)
+
+
+def _yes_or_no(choices: Sequence[str], yes: float, basis: str) -> Weights | None:
+    answers = _matched(choices, _YES_NO)
+    return answers and ([yes if one == "yes" else 1 - yes for one in answers], basis)
 
 
 def says_present(query: str, kinds: Sequence[str]) -> bool | None:
     """Whether Yes says that the distortions named are there (True) or that they are not (False); None where the
     question names none, or both a virtue and a damage."""
-    damaged = bool(_DAMAGE.search(query)) if kinds else bool(_ANY_DAMAGE.search(query))
-    virtue = bool(_VIRTUE.search(query)) and bool(kinds)
-    if damaged == virtue:
+    damaged = bool((_DAMAGE if kinds else _ANY_DAMAGE).search(query))
+    if damaged == bool(kinds and _VIRTUE.search(query)):
         return None
     return damaged != bool(_ABSENCE.search(query))

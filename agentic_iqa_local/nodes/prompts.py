@@ -6,19 +6,10 @@ own text. The Summarizer's two templates are AgenticIQA's (arXiv 2509.26006), wo
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
-from agentic_iqa_local.state import (
-    DISTORTION_TYPES,
-    LETTERS,
-    LEVEL_WORDS,
-    OVERALL,
-    DamagedBox,
-    ExecutorOutput,
-    PlannerOutput,
-)
-from agentic_iqa_local.vlm_client.chat import ChatPrompt
+from agentic_iqa_local.state import DISTORTION_TYPES, LETTERS, LEVEL_WORDS, DamagedBox, ExecutorOutput, PlannerOutput
+from agentic_iqa_local.vlm_client.chat import ChatPrompt as Prompt
 
 TWO_PICTURES_PREAMBLE = "Two images are shown, one after the other. Neither is a reference."
 DEFAULT_QUERY = "Rate the perceptual quality of this image."
@@ -27,8 +18,7 @@ ANSWER_PREFIX = '{"final_answer": "'
 """The Summarizer's own answer up to the letter: the JSON value position at which the letters are read."""
 FIRST_AND_SECOND = ("The first image", "The second image")
 
-PLANNER_TEMPLATE = f"""System:
-You are the planner of an image quality assessment system. Read the user's query and plan the assessment.
+PLANNER_TEMPLATE = f"""You are the planner of an image quality assessment system. Read the user's query and plan the assessment.
 - query_type: "IQA" if the query is about technical quality or degradation, "Other" if it is about content, aesthetics
 or emotion.
 - query_scope: the objects or regions named in the query, else "Global".
@@ -41,46 +31,35 @@ object nor tool is named; tool_execution if a tool or no object is named.
 Return the JSON:
 {{"query_type": "...", "query_scope": ..., "distortion_source": "...", "distortions": ..., "reference_mode": "...",
 "required_tool": ..., "plan": {{"distortion_detection": ..., "distortion_analysis": ..., "tool_selection": ...,
-"tool_execution": ...}}}}
-"""
+"tool_execution": ...}}}}"""
 
-DETECTION_TEMPLATE = f"""System:
-You detect distortions. For each object listed, name the visible distortion types, the strongest first.
+DETECTION_TEMPLATE = f"""You detect distortions. For each object listed, name the visible distortion types, the strongest first.
 Use only these types: {", ".join(DISTORTION_TYPES)}. Judge each object by itself. Give an empty list when a distortion
 is barely visible.
 Return the JSON:
-{{"<object or Global>": ["<distortion>"]}}
-"""
+{{"<object or Global>": ["<distortion>"]}}"""
 
-PRESENCE_TEMPLATE = f"""System:
-You detect distortions. For each object listed, say of each distortion type whether it is visible there: Yes or No.
+PRESENCE_TEMPLATE = f"""You detect distortions. For each object listed, say of each distortion type whether it is visible there: Yes or No.
 The types are {", ".join(DISTORTION_TYPES)}. Judge each object by itself. Say No when a distortion is barely visible.
 Return the JSON:
-{{"<object or Global>": {{"<distortion>": "<Yes or No>"}}}}
-"""
+{{"<object or Global>": {{"<distortion>": "<Yes or No>"}}}}"""
 
-ANALYSIS_TEMPLATE = """System:
-You analyse distortions. For each distortion listed, judge its severity and explain its visual impact.
+ANALYSIS_TEMPLATE = """You analyse distortions. For each distortion listed, judge its severity and explain its visual impact.
 Severity is one of none, slight, moderate, severe, extreme: none when it is barely visible, unclear when it
 cannot be told. Keep each explanation short
 and about visual quality only, below 160 characters.
 Return the JSON:
-{"<object or Global>": [{"type": "<distortion>", "severity": "<level>", "explanation": "<text>"}]}
-"""
+{"<object or Global>": [{"type": "<distortion>", "severity": "<level>", "explanation": "<text>"}]}"""
 
-SELECTION_TEMPLATE = """System:
-You choose image quality tools. For each distortion of each object, choose the tool that measures it best.
+SELECTION_TEMPLATE = """You choose image quality tools. For each distortion of each object, choose the tool that measures it best.
 Use only the tools listed. Full-reference tools need the reference image.
 Return the JSON:
-{"<object or Global>": {"<distortion>": "<tool>"}}
-"""
+{"<object or Global>": {"<distortion>": "<tool>"}}"""
 
-LOCATION_TEMPLATE = """System:
-You locate objects. For each object listed, give the box that holds it as [left, top, right, bottom], or null when you
+LOCATION_TEMPLATE = """You locate objects. For each object listed, give the box that holds it as [left, top, right, bottom], or null when you
 cannot find it. Coordinates are COORDINATES.
 Return the JSON:
-{"<object>": [left, top, right, bottom]}
-"""
+{"<object>": [left, top, right, bottom]}"""
 
 EXPLANATION_PROMPT_TEMPLATE = """System:
 You are a visual quality assessment assistant. Your task is to select the most appropriate answer to the user's
@@ -116,32 +95,20 @@ Return the JSON:
 }
 """
 
-COMPARISON_TEMPLATE = """System:
-You compare the technical quality of two images. Judge sharpness, noise, compression, exposure and colour, not content.
+COMPARISON_TEMPLATE = """You compare the technical quality of two images. Judge sharpness, noise, compression, exposure and colour, not content.
 Answer which of the two images has the better quality.
 Return the JSON:
 {
   "final_answer": "<one letter>"
-}
-"""
+}"""
+
 LEVELS = tuple(LEVEL_WORDS.values())  # from Excellent to Bad
-
-
-def _options(words: Sequence[str]) -> str:
-    return "".join(f"{letter}. {word}\n" for letter, word in zip(LETTERS, words, strict=True))
-
-
-REVERSED_SCORING_PROMPT_TEMPLATE = SCORING_PROMPT_TEMPLATE.replace(_options(LEVELS), _options(LEVELS[::-1]))
+_OPTIONS, _REVERSED = (
+    "".join(f"{letter}. {word}\n" for letter, word in zip(LETTERS, words, strict=True))
+    for words in (LEVELS, LEVELS[::-1])
+)
+REVERSED_SCORING_PROMPT_TEMPLATE = SCORING_PROMPT_TEMPLATE.replace(_OPTIONS, _REVERSED)
 """The scoring prompt from A. Bad to E. Excellent: a check of how much the letters' order counts."""
-
-
-@dataclass(frozen=True)
-class Prompt(ChatPrompt):
-    """One role's text: its instructions (a template) and the case at hand (query and evidence)."""
-
-    def stricter(self) -> "Prompt":
-        """The same prompt after an invalid answer."""
-        return replace(self, case=f"{self.case}\nReturn ONLY valid JSON.")
 
 
 def choice_letters(choices: Sequence[str]) -> list[str]:
@@ -160,11 +127,9 @@ def _json(value: Any) -> str:
 
 
 def _query(query: str, choices: Sequence[str] | None = None) -> list[str]:
-    lines = [f"Query: {_json(query)}"]
-    if choices:
-        lettered = zip(choice_letters(choices), choices, strict=True)
-        lines += ["Choices:", *(f"{letter}. {_json(choice)[1:-1]}" for letter, choice in lettered)]
-    return lines
+    lettered = zip(choice_letters(choices or ()), choices or (), strict=True)
+    listed = [f"{letter}. {_json(choice)[1:-1]}" for letter, choice in lettered]
+    return [f"Query: {_json(query)}", *(["Choices:", *listed] if listed else [])]
 
 
 def planner_prompt(
@@ -187,39 +152,37 @@ def planner_prompt(
     return Prompt(PLANNER_TEMPLATE, "\n".join(lines))
 
 
-def _about(template: str, query: str | None, what: str, named: Any, gap: str | None) -> Prompt:
+def _about(template: str, what: str, named: Any, gap: str | None, *query: str) -> Prompt:
     """Asks `template` about what is named; `gap` says why it is asked again."""
-    lines = [*([] if query is None else _query(query)), f"{what}: {_json(named)}"]
+    lines = [*query, f"{what}: {_json(named)}"]
     lines += [f"The last pass left a gap. Look again: {' '.join(gap.split())}"] if gap else []
     return Prompt(template, "\n".join(lines))
 
 
 def detection_prompt(query: str, objects: Sequence[str], gap: str | None = None) -> Prompt:
     """Asks for a list of the distortions that each object has."""
-    return _about(DETECTION_TEMPLATE, query, "Objects", list(objects), gap)
+    return _about(DETECTION_TEMPLATE, "Objects", list(objects), gap, *_query(query))
 
 
 def presence_prompt(query: str, objects: Sequence[str], gap: str | None = None) -> Prompt:
     """Asks of each distortion type, Yes or No, whether each object has it."""
-    return _about(PRESENCE_TEMPLATE, query, "Objects", list(objects), gap)
+    return _about(PRESENCE_TEMPLATE, "Objects", list(objects), gap, *_query(query))
 
 
 def analysis_prompt(query: str, distortions: dict[str, list[str]], gap: str | None = None) -> Prompt:
     """Asks for the severity and impact of each distortion."""
-    return _about(ANALYSIS_TEMPLATE, query, "Distortions", distortions, gap)
+    return _about(ANALYSIS_TEMPLATE, "Distortions", distortions, gap, *_query(query))
 
 
 def location_prompt(objects: Sequence[str], coordinates: str, gap: str | None = None) -> Prompt:
     """Asks where each object is; `coordinates` says in which units the model was taught to answer."""
-    template = LOCATION_TEMPLATE.replace("COORDINATES", coordinates)
-    return _about(template, None, "Objects", list(objects), gap)
+    return _about(LOCATION_TEMPLATE.replace("COORDINATES", coordinates), "Objects", list(objects), gap)
 
 
 def selection_prompt(query: str, distortions: dict[str, list[str]], tools: Sequence[tuple[str, str]]) -> Prompt:
     """Asks for one tool a distortion; `tools` are (name, description) of those that can run here."""
-    named = {name: types or [OVERALL] for name, types in distortions.items()}
     listed = [f"- {name}: {description}" for name, description in tools]
-    lines = [*_query(query), f"Distortions: {_json(named)}", "Tools:", *listed]
+    lines = [*_query(query), f"Distortions: {_json(distortions)}", "Tools:", *listed]
     return Prompt(SELECTION_TEMPLATE, "\n".join(lines))
 
 
@@ -229,25 +192,21 @@ def evidence_parts(evidence: ExecutorOutput | None) -> dict[str, str]:
     The analysis is {object: [{type, severity, explanation}]}, the scores are {object: {distortion: [tool, score]}}
     with two decimals.
     """
-    parts = {}
-    if evidence and evidence.distortion_analysis:
-        dumped = evidence.model_dump(include={"distortion_analysis"})
-        parts["Distortion analysis"] = _json(dumped["distortion_analysis"])
-    if evidence and evidence.quality_scores:
-        scores = {
-            name: {distortion: [tool, round(score, 2)] for distortion, (tool, score) in of_object.items()}
-            for name, of_object in evidence.quality_scores.items()
-        }
-        parts["Tool scores"] = _json(scores)
-    return parts
+    evidence = evidence or ExecutorOutput()
+    scores = {
+        name: {distortion: [tool, round(score, 2)] for distortion, (tool, score) in of_object.items()}
+        for name, of_object in (evidence.quality_scores or {}).items()
+    }
+    analysis = evidence.model_dump(include={"distortion_analysis"})["distortion_analysis"]
+    return {title: _json(part) for title, part in (("Distortion analysis", analysis), ("Tool scores", scores)) if part}
 
 
 def worst_part_in_words(worst: DamagedBox) -> str:
     """Where the worst part of a map is, what damages it, and what the tools say of it alone."""
     left, top, right, bottom = worst.box
-    seen = f"; {worst.seen}" if worst.seen else ""
-    scores = "".join(f"; {tool} {score:.2f} there" for tool, score in worst.tools.items())
-    return f"{worst.place}, pixels ({left}, {top}) to ({right}, {bottom}){seen}{scores}"
+    scores = [f"{tool} {score:.2f} there" for tool, score in worst.tools.items()]
+    where = f"{worst.place}, pixels ({left}, {top}) to ({right}, {bottom})"
+    return "; ".join(filter(None, [where, worst.seen, *scores]))
 
 
 def is_scoring(plan: PlannerOutput, choices: Sequence[str] | None) -> bool:
@@ -266,18 +225,18 @@ def summarizer_prompt(
 ) -> Prompt:
     """The Summarizer's prompt in scoring or explanation/QA mode; sections without evidence are left out.
     `reversed_letters`: the scoring options from A. Bad to E. Excellent."""
-    parts = evidence_parts(evidence)
     lines = [REASONING_LIMIT, *earlier, *_query(query, choices)]
-    lines += [f"{title}: {part}" for title, part in parts.items()]
+    lines += [f"{title}: {part}" for title, part in evidence_parts(evidence).items()]
     if evidence and evidence.damaged_part:
         lines.append(f"Damaged part of the picture: {evidence.damaged_part}")
-    if not scoring:  # a rating, and its interval, are the same without a map
-        if evidence and evidence.worst_part:
-            lines.append(f"Worst part of the picture: {worst_part_in_words(evidence.worst_part)}")
-        return Prompt(EXPLANATION_PROMPT_TEMPLATE, "\n".join(lines))
+    if evidence and evidence.worst_part and not scoring:  # a rating, and its interval, are the same without a map
+        lines.append(f"Worst part of the picture: {worst_part_in_words(evidence.worst_part)}")
+    case = "\n".join(lines)
+    if not scoring:
+        return Prompt(EXPLANATION_PROMPT_TEMPLATE, case)
     if reversed_letters:
-        return Prompt(REVERSED_SCORING_PROMPT_TEMPLATE, "\n".join(lines), words=LEVELS[::-1])
-    return Prompt(SCORING_PROMPT_TEMPLATE, "\n".join(lines), words=LEVELS)
+        return Prompt(REVERSED_SCORING_PROMPT_TEMPLATE, case, words=LEVELS[::-1])
+    return Prompt(SCORING_PROMPT_TEMPLATE, case, words=LEVELS)
 
 
 def comparison_prompt(reversed_letters: bool = False) -> Prompt:

@@ -10,7 +10,6 @@ from agentic_iqa_local.state import (
     DEFAULT_MAX_REPLAN_ITERATIONS,
     LETTER_TO_LEVEL,
     LEVEL_WORDS,
-    NO_REASON,
     AgenticIQAState,
     Basis,
     ExecutorOutput,
@@ -23,7 +22,6 @@ from agentic_iqa_local.state import (
 logger = logging.getLogger(__name__)
 
 REPLAN_HISTORY_LIMIT = 10
-SERIOUS = ("executor", "analysis", "scores")  # gaps that are missing parts; the others are contradictions and doubts
 
 
 def replan_limit(state: AgenticIQAState) -> int:
@@ -35,9 +33,7 @@ def replan_limit(state: AgenticIQAState) -> int:
 def gaps_to_close(state: AgenticIQAState) -> list[Gap]:
     """What the last pass's Summarizer asked the present one to close; nothing in a first pass."""
     result = state.get("summarizer_result")
-    if not (result and result.need_replan):
-        return []
-    return result.gaps or [Gap(kind="analysis", reason=result.replan_reason or NO_REASON)]
+    return result.gaps if result and result.need_replan else []
 
 
 def append_replan_reason(history: list[str], iteration: int, reason: str) -> list[str]:
@@ -51,23 +47,16 @@ def append_replan_reason(history: list[str], iteration: int, reason: str) -> lis
 def support(result: SummarizerOutput) -> tuple[int, ...]:
     """How well a pass is supported, to compare by: an answer before none, then the fewest missing parts, then
     the fewest contradictions and doubts."""
-    serious = sum(gap.kind in SERIOUS for gap in result.gaps)
-    return (result.error is None, -serious, serious - len(result.gaps))
+    missing = sum(gap.kind in ("executor", "analysis", "scores") for gap in result.gaps)
+    return (result.error is None, -missing, -len(result.gaps))
 
 
 def record(
     result: SummarizerOutput, basis: Basis, earlier: SummarizerOutput | None, cost: tuple[int, float]
 ) -> PassRecord:
-    """The account of a pass.
-
-    Args:
-        result: its answer.
-        basis: the plan and evidence of that answer.
-        earlier: the answer before it, a gap of which it was to close; None for a first pass.
-        cost: in tokens and seconds.
-    """
-    q = result.fusion and result.fusion.q
-    q_before = earlier and earlier.fusion and earlier.fusion.q
+    """The account of a pass by its answer and the plan and evidence of that. `earlier` is the answer before it, a
+    gap of which it was to close (None for a first pass); the cost is in tokens and seconds."""
+    q, before = (one and one.fusion and one.fusion.q for one in (result, earlier))
     return PassRecord(
         number=earlier.passes[-1].number + 1 if earlier else 1,
         asked=earlier and earlier.replan_reason,
@@ -76,7 +65,7 @@ def record(
         concluded=result.final_answer if q is None else f"{LEVEL_WORDS[_level(q)]}, q {q:.2f}",
         decided=decided(result.fusion),
         q=q,
-        dq=None if q is None or q_before is None else q - q_before,
+        dq=None if q is None or before is None else q - before,
         gaps=[gap.reason for gap in result.gaps],
         tokens=cost[0],
         seconds=round(cost[1], 3),
@@ -87,32 +76,28 @@ def _seen(evidence: ExecutorOutput | None) -> str:
     """The distortions that the model found."""
     if evidence is None or evidence.distortion_analysis is None:
         return "nothing was looked for"
-    found = [
-        f"{item.severity} {item.type}{of_object(name)}"
-        for name, items in evidence.distortion_analysis.items()
-        for item in items
-        if item.severity != "none"
-    ]
-    return ", ".join(found) or "no distortion"
+    found = [(name, item) for name, items in evidence.distortion_analysis.items() for item in items]
+    told = [f"{item.severity} {item.type}{of_object(name)}" for name, item in found if item.severity != "none"]
+    return ", ".join(told) or "no distortion"
 
 
 def _measured(evidence: ExecutorOutput | None) -> str:
     """The tools' scores, 1..5; of those without a vote it is said."""
-    scores = {
-        f"{log.tool_name} {log.normalized_score:.2f}{of_object(log.object_name)}": log.outvoted or log.trailing
-        for log in (evidence.tool_logs if evidence else ())
-        if log.normalized_score is not None
-    }
-    return ", ".join(f"{told} (without a vote)" if silent else told for told, silent in scores.items()) or "nothing"
+    told = {}
+    for log in evidence.tool_logs if evidence else ():
+        if log.normalized_score is not None:
+            score = f"{log.tool_name} {log.normalized_score:.2f}{of_object(log.object_name)}"
+            told[score] = f"{score} (without a vote)" if log.outvoted or log.trailing else score
+    return ", ".join(told.values()) or "nothing"
 
 
 def decided(fusion: FusionResult | None) -> Literal["seen", "measured", "concluded"]:
     """What decided the answer: the model's letters ("seen"), the tools ("measured"), whichever lies nearer to
     q; "concluded" where both name the same level, or the answer was not fused."""
-    if fusion is None or fusion.q is None or fusion.vlm_letter is None:
-        return "concluded" if fusion is None or fusion.q_bar is None else "measured"
-    if fusion.q_bar is None:
-        return "seen"
+    if fusion is None or fusion.q is None:
+        return "concluded"
+    if fusion.q_bar is None or fusion.vlm_letter is None:
+        return "seen" if fusion.q_bar is None else "measured"
     letters = expected_level(fusion.p_c)
     if _level(letters) == _level(fusion.q_bar):
         return "concluded"

@@ -8,37 +8,30 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, create_model
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, create_model
 
-from agentic_iqa_local.state import OVERALL, DistortionType, PlannerOutput, Severity
+from agentic_iqa_local.state import DistortionType, PlanControlFlags, Severity
 
 STRICT = ConfigDict(extra="forbid", populate_by_name=True)
+Name = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=40)]
+# A JSON key without escapes: the grammar bounds keys by pattern alone.
+Key = Annotated[str, StringConstraints(pattern=r'^[^"\\\x00-\x1f]{1,40}$')]
+Coordinate = Annotated[int, Field(ge=0, le=20000)]
+_once = AfterValidator(lambda names: list(dict.fromkeys(names)))  # objects named twice count once
 
 
 def _text(limit: int) -> Any:
     """A text of at most `limit` characters. One that reached the limit was cut there by a grammar, or was never
     bounded: it ends with its last whole sentence."""
-    bounds = StringConstraints(strip_whitespace=True, min_length=1, max_length=limit)
-    cut = BeforeValidator(lambda text: whole_sentences(text, limit) if isinstance(text, str) else text)
-    return Annotated[str, bounds, cut]
+    bounds = StringConstraints(strip_whitespace=True, min_length=1)
+    cut = AfterValidator(lambda text: whole_sentences(text, limit))
+    return Annotated[str, bounds, cut, Field(json_schema_extra={"maxLength": limit})]
 
 
-_stripped = BeforeValidator(lambda word: word.strip() if isinstance(word, str) else word)
-Kind = Annotated[DistortionType, _stripped]
-Name = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=40)]
-# A JSON key without escapes: the grammar bounds keys by pattern alone.
-Key = Annotated[str, StringConstraints(pattern=r'^[^"\\\x00-\x1f]{1,40}$')]
-Coordinate = Annotated[int, Field(ge=0, le=20000)]
-
-
-class FlagsReply(BaseModel):
-    """The four flags, each required."""
-
-    model_config = STRICT
-    distortion_detection: bool
-    distortion_analysis: bool
-    tool_selection: bool
-    tool_execution: bool
+def _keyed(name: str, fields: Mapping[str, Any]) -> type[BaseModel]:
+    """A model with exactly these JSON keys, in this order, each with its type; keys may be any text."""
+    aliased: Any = {f"key_{i}": (kind, Field(alias=key)) for i, (key, kind) in enumerate(fields.items())}
+    return create_model(name, __config__=STRICT, **aliased)
 
 
 class PlannerReply(BaseModel):
@@ -46,23 +39,18 @@ class PlannerReply(BaseModel):
 
     model_config = STRICT
     query_type: Literal["IQA", "Other"]
-    query_scope: Annotated[list[Name], Field(min_length=1, max_length=4)] | Literal["Global"]
+    query_scope: Annotated[list[Name], Field(min_length=1, max_length=4), _once] | Literal["Global"]
     distortion_source: Literal["Explicit", "Inferred"]
     distortions: (
         Annotated[
-            dict[Key, Annotated[list[Kind], Field(min_length=1, max_length=3)]],
+            dict[Key, Annotated[list[DistortionType], Field(min_length=1, max_length=3)]],
             Field(max_length=4, json_schema_extra={"additionalProperties": False}),
         ]
         | None
     )
     reference_mode: Literal["Full-Reference", "No-Reference"]
     required_tool: Name | None
-    plan: FlagsReply
-
-    def to_plan(self) -> PlannerOutput:
-        """The plan as the model gave it; objects named twice count once."""
-        scope = self.query_scope if self.query_scope == "Global" else list(dict.fromkeys(self.query_scope))
-        return PlannerOutput.model_validate(self.model_dump() | {"query_scope": scope})
+    plan: _keyed("FlagsReply", dict.fromkeys(PlanControlFlags.model_fields, bool))  # pyright: ignore[reportInvalidTypeForm]
 
 
 class LetterReply(BaseModel):
@@ -78,36 +66,25 @@ class SummaryReply(LetterReply):
     quality_reasoning: _text(300)  # pyright: ignore[reportInvalidTypeForm]
 
 
-def _keyed(name: str, fields: Mapping[str, Any]) -> type[BaseModel]:
-    """A model with exactly these JSON keys, in this order, each with its type; keys may be any text."""
-    aliased: Any = {f"key_{i}": (kind, Field(alias=key)) for i, (key, kind) in enumerate(fields.items())}
-    return create_model(name, __config__=STRICT, **aliased)
-
-
-def _one_of(values: Sequence[str]) -> Any:
-    return Annotated[Literal[tuple(values)], _stripped]
-
-
 def detection_reply(objects: Sequence[str]) -> type[BaseModel]:
     """{object: [distortion types]}, up to three each, none for a clean object."""
-    return _keyed("DetectionReply", dict.fromkeys(objects, Annotated[list[Kind], Field(max_length=3)]))
+    return _keyed("DetectionReply", dict.fromkeys(objects, Annotated[list[DistortionType], Field(max_length=3)]))
 
 
 def analysis_reply(distortions: Mapping[str, Sequence[str]]) -> type[BaseModel]:
     """{object: [{type, severity, explanation}]} with one item for each distortion asked about."""
-
-    def item(distortion: str) -> type[BaseModel]:
-        severity = (Severity | Literal["unclear"], ...)
-        fields = {"type": (_one_of([distortion]), ...), "severity": severity, "explanation": (_text(160), ...)}
-        return create_model("Analysis", __config__=STRICT, **fields)
-
-    asked = {name: tuple[tuple(map(item, types))] for name, types in distortions.items() if types}
+    judged = {"severity": Severity | Literal["unclear"], "explanation": _text(160)}
+    asked = {
+        name: tuple[tuple(_keyed("Analysis", {"type": Literal[kind], **judged}) for kind in kinds)]
+        for name, kinds in distortions.items()
+        if kinds
+    }
     return _keyed("AnalysisReply", asked)
 
 
 def selection_reply(distortions: Mapping[str, Sequence[str]], tools: Sequence[str]) -> type[BaseModel]:
     """{object: {distortion: tool}}, the tool one of those that can run here."""
-    asked = {name: dict.fromkeys(types or [OVERALL], _one_of(tools)) for name, types in distortions.items()}
+    asked = {name: dict.fromkeys(kinds, Literal[tuple(tools)]) for name, kinds in distortions.items()}
     return _keyed("SelectionReply", {name: _keyed("Selection", chosen) for name, chosen in asked.items()})
 
 
@@ -119,13 +96,14 @@ def location_reply(objects: Sequence[str]) -> type[BaseModel]:
 
 def summary_reply(letters: Sequence[str] | None) -> type[SummaryReply]:
     """{final_answer, quality_reasoning}; the answer is one of `letters`, or free text when there are none."""
-    answer: Any = _one_of(letters) if letters else _text(120)
+    answer: Any = Literal[tuple(letters)] if letters else _text(120)
     return create_model("SummaryReply", __base__=SummaryReply, final_answer=(answer, ...))
 
 
 def letter_reply(letters: Sequence[str]) -> type[LetterReply]:
     """{final_answer} alone: one of `letters`."""
-    return create_model("LetterReply", __base__=LetterReply, final_answer=(_one_of(letters), ...))
+    answer: Any = Literal[tuple(letters)]
+    return create_model("LetterReply", __base__=LetterReply, final_answer=(answer, ...))
 
 
 # Not the dots of "e.g.", nor one behind a digit, where a number may have been cut
@@ -138,7 +116,5 @@ def whole_sentences(text: str, limit: int) -> str:
     if len(text) < limit:
         return text.strip()
     text = text[:limit].strip()
-    if ends := [match.end() for match in _END_OF_SENTENCE.finditer(text)]:
-        return text[: ends[-1]]
-    words = text[: limit - 1].rsplit(maxsplit=1)
-    return f"{words[0].rstrip(',;:') if len(words) > 1 else text[: limit - 1]}…"
+    ends = [match.end() for match in _END_OF_SENTENCE.finditer(text)]
+    return text[: ends[-1]] if ends else re.sub(r"[,;:\s]*\s\S*$", "", text[: limit - 1]) + "…"

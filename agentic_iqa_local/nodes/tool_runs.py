@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from agentic_iqa_local.iqa_tools import TOOLS, ToolError, ToolInfo, find_tool
+from agentic_iqa_local.iqa_tools import TOOLS, ToolError, find_tool
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.evidence import by_object, in_picture
@@ -12,17 +12,11 @@ from agentic_iqa_local.nodes.prompts import selection_prompt
 from agentic_iqa_local.nodes.query import named_metrics
 from agentic_iqa_local.nodes.replies import selection_reply
 from agentic_iqa_local.nodes.workbench import Box, OpenImages
-from agentic_iqa_local.state import (
-    OVERALL,
-    ExecutorOutput,
-    Gap,
-    PlannerOutput,
-    ToolExecutionLog,
-    revised,
-)
+from agentic_iqa_local.state import OVERALL, ExecutorOutput, Gap, PlannerOutput, ToolExecutionLog, revised
 
 ROLE = "executor"  # its model chooses
 
+ByObject = dict[str, list[str]]  # {object: [distortion]}
 Chosen = dict[str, dict[str, str]]  # {object: {distortion: tool}}
 
 
@@ -56,64 +50,63 @@ class Task:
         return [planned, *(tool for tool in named if tool in TOOLS and tool != planned)]
 
 
-def choose_tools(task: Task, distortions: dict[str, list[str]]) -> Chosen:
+def choose_tools(task: Task, distortions: ByObject) -> Chosen:
     """What is to run: the tools that the query names, else those that the model chooses with the configuration's; on
     a replan those of the pass before and another one. Raises ToolError when no tool can run."""
-    flags, earlier = task.plan.plan, by_object(task.before, "selected_tools")
+    flags, images, earlier = task.plan.plan, task.images, by_object(task.before, "selected_tools")
     if not (flags.tool_selection or flags.tool_execution):
         return {}
     if named := task.named_tools():
-        first, beside = named[0], _beside(named[1:])
+        first, beside = named[0], _whole(named[1:])
         return {name: dict.fromkeys(kinds or [OVERALL], first) | beside for name, kinds in distortions.items()}
+    if not (ranked := ranked_tools(images)):
+        raise ToolError("no IQA tool can run on these images: see the tools listed as unavailable and their reasons")
     new = {name: kinds for name, kinds in distortions.items() if name not in earlier}
-    by_model = select_tools(task.query, new, task.images) if new and flags.tool_selection else {}
-    members = panel(task.images) if new else []
-    chosen = {}
+    chosen = earlier | (select_tools(task.query, new, images) if new and flags.tool_selection else {})
+    voting = [name for name in _configured(images) if name in _available(images)] or ranked[:1]
     for name in distortions:
-        own = earlier.get(name) or by_model.get(name, {})
-        more = members if name in new else _added(task, name) if flags.tool_execution else []
-        chosen[name] = own | _beside(tool for tool in more if tool not in own.values())
-    return chosen
+        own = chosen.get(name, {})
+        more = voting if name in new else _another(task, name, ranked) if flags.tool_execution else []
+        chosen[name] = own | _whole(tool for tool in more if tool not in own.values())
+    return {name: chosen[name] for name in distortions}
 
 
-def _added(task: Task, name: str) -> list[str]:
-    """The tool that a replan adds for an object: the Planner's, where it can run and was not tried, else the best
-    untried one where another opinion may close the gap."""
-    tried = {log.tool_name for log in task.before.tool_logs if log.object_name == name} if task.before else set()
-    if (planned := task.plan.required_tool) in _available(task.images).keys() - tried:
-        return [planned]
-    another = task.closes("scores", "contradiction", "tools", "letters")
-    return [tool for tool in ranked_tools(task.images) if tool not in tried][:1] if another else []
-
-
-def _beside(tools: Iterable[str]) -> dict[str, str]:
+def _whole(tools: Iterable[str]) -> dict[str, str]:
     """Entries of tools that judge the whole, each under a name of its own."""
     return {f"{OVERALL} ({tool})": tool for tool in tools}
 
 
-def select_tools(query: str, distortions: dict[str, list[str]], images: OpenImages) -> Chosen:
+def _another(task: Task, name: str, ranked: Sequence[str]) -> list[str]:
+    """The tool that a replan adds for an object: of those that were not tried the Planner's, else the best one where
+    another opinion may close the gap."""
+    tried = {log.tool_name for log in task.before.tool_logs if log.object_name == name}
+    untried = [tool for tool in ranked if tool not in tried]
+    planned = [tool for tool in untried if tool == task.plan.required_tool]
+    return planned or untried[: task.closes("scores", "contradiction", "tools", "letters")]
+
+
+def select_tools(query: str, distortions: ByObject, images: OpenImages) -> Chosen:
     """The model's choice of a tool for each distortion, among those that are not clearly worse than another; one
     alone is no choice."""
-    names, infos = ranked_tools(images, trusted_only=True), _available(images)
+    names = ranked_tools(images, trusted_only=True)
+    distortions = {name: kinds or [OVERALL] for name, kinds in distortions.items()}
     if len(names) == 1:
-        return {name: dict.fromkeys(types or [OVERALL], names[0]) for name, types in distortions.items()}
-    prompt = selection_prompt(query, distortions, [(name, _described(infos[name])) for name in names])
-    schema, section = selection_reply(distortions, names), images.services.section(ROLE)
+        return {name: dict.fromkeys(kinds, names[0]) for name, kinds in distortions.items()}
+    told = []
+    for tool in map(find_tool, names):
+        kind = "full-reference" if tool.reference == "FR" else "no-reference"
+        good_for, srcc = ", ".join(tool.good_for) or "any distortion", load_reliability().summary(tool.name)
+        told.append((tool.name, "; ".join(filter(None, (kind, good_for, srcc)))))
+    prompt, schema = selection_prompt(query, distortions, told), selection_reply(distortions, names)
     try:
-        return ask(images.session(ROLE), prompt, schema, section).model_dump(by_alias=True)
+        return ask(images.session(ROLE), prompt, schema, images.services.section(ROLE)).model_dump(by_alias=True)
     except InvalidAnswer as error:
         images.warn(f"the model chose no tool ({error}); those of the configuration measured")
         return {}
 
 
-def _described(tool: ToolInfo) -> str:
-    kind = "full-reference" if tool.spec.reference == "FR" else "no-reference"
-    good_for, srcc = ", ".join(tool.spec.good_for) or "any distortion", load_reliability().summary(tool.name)
-    return "; ".join(filter(None, (kind, good_for, srcc)))
-
-
-def _available(images: OpenImages) -> dict[str, ToolInfo]:
-    return {tool.name: tool for tool in images.services.tools.available(images.reference is not None)}
+def _available(images: OpenImages) -> list[str]:
+    return [tool.name for tool in images.services.tools.available(images.reference is not None)]
 
 
 def _configured(images: OpenImages) -> list[str]:
@@ -123,25 +116,14 @@ def _configured(images: OpenImages) -> list[str]:
 
 def ranked_tools(images: OpenImages, *, trusted_only: bool = False) -> list[str]:
     """The tools that can run on these images, the best first, `trusted_only` without those that another clearly
-    leads; between equals the configuration's come first. Raises ToolError when there are none."""
-    configured, hidden = _configured(images), images.services.settings.tools.not_offered
-    tools = {name: tool for name, tool in _available(images).items() if name not in hidden}
+    leads; between equals the configuration's come first."""
+    tools = set(_available(images)) - set(images.services.settings.tools.not_offered)
     if images.reference is not None:  # a tool that compares beats one that has to guess what was there
-        tools = {name: tool for name, tool in tools.items() if tool.spec.reference == "FR"} or tools
-    if not tools:
-        raise ToolError("no IQA tool can run on these images: see the tools listed as unavailable and their reasons")
-    names = sorted(tools, key=lambda name: configured.index(name) if name in configured else len(configured))
-    reliability = load_reliability()
-    trusted = reliability.trusted(names)
-    others = [] if trusted_only else [name for name in names if name not in trusted]
-    return trusted + reliability.trailing(others, trusted[0])
-
-
-def panel(images: OpenImages) -> list[str]:
-    """The tools that vote on every picture beside the chosen ones: those of the configuration that can run, else
-    the best. Raises ToolError when there is none."""
-    available = _available(images)
-    return [name for name in _configured(images) if name in available] or ranked_tools(images)[:1]
+        tools = {name for name in tools if find_tool(name).reference == "FR"} or tools
+    names = [name for name in dict.fromkeys([*_configured(images), *_available(images)]) if name in tools]
+    trusted = load_reliability().trusted(names)
+    others = [name for name in names if name not in trusted]
+    return trusted if trusted_only or not others else trusted + load_reliability().trailing(others, trusted[0])
 
 
 def run_tools(evidence: ExecutorOutput, chosen: Chosen, images: OpenImages) -> None:
@@ -160,11 +142,7 @@ def run_tool(name: str, distortion: str, tool: str, box: Box | None, images: Ope
     logs = [first := _attempt(name, distortion, tool, box, images)]
     if first.error is None:
         return logs
-    try:
-        ranked = ranked_tools(images)
-    except ToolError:
-        ranked = []
-    for stand_in in (other for other in ranked if other != first.tool_name):
+    for stand_in in (other for other in ranked_tools(images) if other != first.tool_name):
         logs.append(revised(_attempt(name, distortion, stand_in, box, images), fallback=True))
         if logs[-1].error is None:
             break
@@ -181,10 +159,5 @@ def _attempt(name: str, distortion: str, tool: str, box: Box | None, images: Ope
         reading = images.score(log.tool_name, box)
     except ToolError as error:
         return revised(log, error=str(error), execution_time=time.perf_counter() - began)
-    return revised(
-        log,
-        raw_score=reading.raw,
-        normalized_score=reading.normalized,
-        execution_time=reading.seconds,
-        crops=len(reading.crops),
-    )
+    measured = {"raw_score": reading.raw, "normalized_score": reading.normalized, "crops": len(reading.crops)}
+    return revised(log, **measured, execution_time=reading.seconds)

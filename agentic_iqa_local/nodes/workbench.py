@@ -1,5 +1,5 @@
-"""One assessment's workbench: its images, opened once, with the model sessions and tool scores that they have so
-far, and what a user must be warned of. The graph's context holds it; a node called by itself opens its own."""
+"""One assessment's workbench: its images, opened once, with the model's sessions on them, the tools' scores of them,
+and what a user must be warned of. The graph's context holds it; a node called by itself opens its own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -132,21 +132,20 @@ class OpenImages:
         self.failed_tries: list[PlannerError] = []
         for line in self.image.warnings:
             self.warn(line)
-        if reference := self.reference:
-            for line in reference.warnings:
-                self.warn(f"the reference {reference.path}: {line}")
+        for line in self.reference.warnings if self.reference else ():
+            self.warn(f"the reference {self.reference.path}: {line}")
         self._of_pictures: list[str] | None = None  # warnings that every turn of a conversation has
-        self._earlier, self._closed_usage = TokenUsage(), TokenUsage()
-        self._sessions: dict[tuple[int, int], VLMSession] = {}  # by client and view
-        self._seen: dict[tuple[int, int], SeenImage] = {}
-        self._readings: dict[tuple[str, Box | None], ToolReading] = {}
+        self._open: dict[tuple[int, int], VLMSession] = {}  # by client and view
+        self._opened: list[tuple[tuple[int, int] | None, VLMSession]] = []  # those that are closed too
+        self._other_usage = TokenUsage()  # of batches, less that of earlier turns
         self._lap = (0, time.perf_counter())
+        self._readings: dict[tuple[str, Box | None], ToolReading] = {}
 
     def begin_turn(self) -> None:
         """Another assessment of the same images begins: it counts its own costs, warnings and failures."""
         self._of_pictures = self.warnings if self._of_pictures is None else self._of_pictures
         self.warnings, self.failed_tries = list(self._of_pictures), []
-        self._earlier += self.usage
+        self._other_usage -= self.usage
         self._lap = (0, time.perf_counter())
         self._readings = {key: replace(reading, seconds=0.0) for key, reading in self._readings.items()}
 
@@ -157,16 +156,17 @@ class OpenImages:
             if log:
                 logger.warning("%s", line)
 
+    # The model
+
     def views(self, role: str) -> list[Box]:
         """The whole image, or native-resolution crops of one beyond the range of the role's model."""
-        limits, most = self.services.client(role).limits, self.observer.max_pixels
-        if most:
+        limits, (width, height) = self.services.client(role).limits, self.image.pixels.size
+        if most := self.observer.max_pixels:
             limits = replace(limits, max_pixels=min(most, limits.max_pixels or most))
             self.warn(f"memory ran out: the model saw at most {most} pixels at once")
-        width, height = size = self.image.pixels.size
-        options = {"factor": limits.factor, "min_pixels": limits.min_pixels}
-        most, most_views = limits.max_pixels or width * height, self.services.settings.images.max_crops
-        views = native_views(*size, max_pixels=most, max_views=most_views, **options)
+        options = {"max_pixels": limits.max_pixels or width * height, "factor": limits.factor}
+        most = self.services.settings.images.max_crops
+        views = native_views(width, height, max_views=most, min_pixels=limits.min_pixels, **options)
         left, top, right, bottom = views[0]
         seen = right - left, bottom - top
         if len(views) > 1:
@@ -182,10 +182,10 @@ class OpenImages:
         """Up to five crops of a quarter of the picture's pixels each, for a closer look; none where the picture
         is read in several views anyhow, or a crop would be below the model's range."""
         limits, (width, height) = self.services.client(role).limits, self.image.pixels.size
-        quarter, factor, least = width * height // 4, limits.factor, limits.min_pixels
-        if len(self.views(role)) > 1 or quarter < max(least, factor**2):
+        quarter, least = width * height // 4, limits.min_pixels
+        if len(self.views(role)) > 1 or quarter < max(least, limits.factor**2):
             return []
-        crops = native_views(width, height, factor=factor, min_pixels=least, max_pixels=quarter)
+        crops = native_views(width, height, factor=limits.factor, min_pixels=least, max_pixels=quarter)
         return crops if len(crops) > 1 else []
 
     @contextmanager
@@ -200,64 +200,70 @@ class OpenImages:
         except Exception as error:
             raise VLMError(one_line(f"{client.name}: {type(error).__name__}: {error}")) from error
 
+    def _open_on(self, role: str, box: Box, key: tuple[int, int] | None = None) -> VLMSession:
+        pictures = [loaded.pixels.crop(box) for loaded in (self.reference, self.image) if loaded]
+        self.observer.shown(pictures)
+        with self.calling_model(role) as client:
+            session = client.open(pictures)
+        self._opened.append((key, session))
+        return session
+
     def session(self, role: str, view: int = 0) -> RoleSession:
         """The role's model opened on one view; opened on first use."""
-        key = (id(self.services.client(role)), view)
-        if key not in self._sessions:
-            self._sessions[key] = self._open(role, self.views(role)[view])
-        return RoleSession(self._sessions[key], role, self)
+        key = id(self.services.client(role)), view
+        if key not in self._open:
+            self._open[key] = self._open_on(role, self.views(role)[view], key)
+        return RoleSession(self._open[key], role, self)
 
     @contextmanager
     def session_on(self, role: str, box: Box) -> Iterator[RoleSession]:
         """The role's model opened on a part of the picture, and of its reference, for this block alone."""
-        session = self._open(role, box)
-        try:
+        with closing(self._open_on(role, box)) as session:
             yield RoleSession(session, role, self)
-        finally:
-            self._closed_usage += session.usage
-            session.close()
 
     def read_parts(
         self, role: str, boxes: Sequence[Box], prompt: ChatPrompt, answer_prefix: str, letters: Sequence[str]
     ) -> list[LetterRead]:
         """The letters of parts of the picture, each by itself and without the reference, in one batch. Raises
         VLMError."""
-        parts = [[self.image.pixels.crop(box)] for box in boxes]
-        self.observer.shown([part for (part,) in parts])
+        parts = [self.image.pixels.crop(box) for box in boxes]
+        self.observer.shown(parts)
         with self.calling_model(role) as client:
-            found = client.read_many(parts, prompt, answer_prefix, letters)
-        self._closed_usage += found.usage
+            found = client.read_many([[part] for part in parts], prompt, answer_prefix, letters)
+        self._other_usage += found.usage
         return found.reads
-
-    def _open(self, role: str, box: Box) -> VLMSession:
-        pictures = [loaded.pixels.crop(box) for loaded in (self.reference, self.image) if loaded]
-        self.observer.shown(pictures)
-        with self.calling_model(role) as client:
-            return client.open(pictures)
 
     def close_session(self, role: str, view: int) -> None:
         """Frees one view's cache, keeping its counts."""
-        self._close((id(self.services.client(role)), view))
+        self._open.pop((id(self.services.client(role)), view)).close()
 
-    def _close(self, key: tuple[int, int]) -> None:
-        session = self._sessions.pop(key)
-        self._closed_usage += session.usage
-        self._seen |= {key: session.seen[-1]} if session.seen else {}
-        session.close()
+    def close(self) -> None:
+        """Frees every cache; the next question opens the sessions anew."""
+        while self._open:
+            self._open.popitem()[1].close()
 
     def seen_views(self, role: str) -> list[tuple[Box, SeenImage]]:
         """What the role's model saw of the picture: each view's box in the original, and what it became."""
         model, views = id(self.services.client(role)), self.views(role)
-        seen = self._seen | {key: session.seen[-1] for key, session in self._sessions.items() if session.seen}
-        return [
-            (moved(views[view], self.image.offset), image)
-            for (client, view), image in sorted(seen.items())
-            if client == model
-        ]
+        seen = {key[1]: session.seen[-1] for key, session in self._opened if key and key[0] == model and session.seen}
+        return [(moved(views[view], self.image.offset), image) for view, image in sorted(seen.items())]
 
-    def _parts(self, box: Box | None) -> tuple[Image.Image, Image.Image | None]:
-        image, reference = self.image.pixels, self.reference and self.reference.pixels
-        return (image.crop(box), reference and reference.crop(box)) if box else (image, reference)
+    @property
+    def usage(self) -> TokenUsage:
+        """Tokens of all sessions since the turn began."""
+        return sum((session.usage for _, session in self._opened), self._other_usage)
+
+    def lap(self) -> tuple[int, float]:
+        """(tokens prefilled and decoded, seconds) since the last lap, or since the turn began."""
+        (tokens, began), usage = self._lap, self.usage
+        self._lap = usage.prefilled + usage.decoded, time.perf_counter()
+        return self._lap[0] - tokens, self._lap[1] - began
+
+    # The tools
+
+    def _parts(self, box: Box | None) -> list[Image.Image | None]:
+        pictures = [self.image.pixels, self.reference and self.reference.pixels]
+        return [picture and picture.crop(box) for picture in pictures] if box else pictures
 
     def score(self, tool: str, box: Box | None = None) -> ToolReading:
         """A tool's score of the image or a region, computed once. Raises ToolError."""
@@ -289,22 +295,6 @@ class OpenImages:
             return None
         return graphic if graphic >= load_detector().graphic else None
 
-    @property
-    def usage(self) -> TokenUsage:
-        """Tokens of all sessions since the turn began."""
-        return sum((s.usage for s in self._sessions.values()), self._closed_usage) - self._earlier
-
-    def lap(self) -> tuple[int, float]:
-        """(tokens prefilled and decoded, seconds) since the last lap, or since the turn began."""
-        usage, now = self.usage, time.perf_counter()
-        (tokens, began), self._lap = self._lap, (usage.prefilled + usage.decoded, now)
-        return self._lap[0] - tokens, now - began
-
-    def close(self) -> None:
-        """Frees every cache; the next question opens the sessions anew."""
-        for key in list(self._sessions):
-            self._close(key)
-
 
 def open_images(services: Services, state: AgenticIQAState, observer: Observer | None = None) -> OpenImages:
     """A state's images, with a warning of a reference that has the picture's own pixels, or does not look like
@@ -334,8 +324,5 @@ def opened(
         yield runtime.context.images
         return
     services = (config or {}).get("configurable", {}).get("services") or load_services()
-    images = OpenImages(services, state["image_path"], state.get("reference_path"))
-    try:
+    with closing(OpenImages(services, state["image_path"], state.get("reference_path"))) as images:
         yield images
-    finally:
-        images.close()

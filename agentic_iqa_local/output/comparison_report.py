@@ -3,8 +3,9 @@
 from collections.abc import Iterable
 
 from agentic_iqa_local.errors import one_line
-from agentic_iqa_local.judgement.comparison import Comparison, Group, OrderResult, PairResult, Ranked, Ranking
-from agentic_iqa_local.output.report import account, headline, safe_lines, wrapped
+from agentic_iqa_local.judgement.comparison import Comparison, Pair, Ranked, Ranking
+from agentic_iqa_local.output.report import account, headline
+from agentic_iqa_local.output.words import bullets, safe_lines, wrapped
 from agentic_iqa_local.result import Assessment, Result
 
 CLOSE = 0.65  # a probability up to which one picture is hardly better
@@ -20,10 +21,9 @@ def headline_of(result: Result) -> str:
     """A result in short."""
     if isinstance(result, Comparison):
         return comparison_headline(result)
-    if isinstance(result, Group):
-        return _group_headline(result)
     if isinstance(result, Ranking):
-        return safe_lines([*map(_place, result.order), *_failed_lines(result.failed)])
+        lines = [*map(_place, result.order), *_failed_lines(result.failed)]
+        return _group_headline(result) if result.kind == "group" else safe_lines(lines)
     assert isinstance(result, Assessment)
     return headline(result)
 
@@ -36,12 +36,10 @@ def explain(result: Result) -> str:
             interval = row.interval and f", 90 % interval {row.interval.low:.2f} to {row.interval.high:.2f}"
             lines += wrapped(f"{one_line(row.image)}: {row.answer}{interval or ''}")
         lines += ["", *_pair_lines(result.pair)] if result.pair else []
-        return safe_lines(lines + _warning_lines(result.warnings))
-    if isinstance(result, Group):
-        return safe_lines(["", _group_headline(result), *_order_lines(result), *_warning_lines(result.notes)])
+        return safe_lines(lines + bullets("Warnings", result.warnings))
     if isinstance(result, Ranking):
-        lines = _order_lines(result) + _failed_lines(result.failed) + _warning_lines(result.notes)
-        return safe_lines(lines)
+        headline = ["", _group_headline(result)] if result.kind == "group" else []
+        return safe_lines(headline + _order_lines(result) + _failed_lines(result.failed))
     assert isinstance(result, Assessment)
     return account(result)
 
@@ -59,7 +57,7 @@ def comparison_headline(found: Comparison) -> str:
     return one_line(f"{found.better.image}: {sure} {other.image} (probability {p:.2f})")
 
 
-def _pair_lines(pair: PairResult) -> list[str]:
+def _pair_lines(pair: Pair) -> list[str]:
     text = (
         f"{'The same scene' if pair.same_scene else 'Different scenes'}: {pair.scene_distance:.0%} of the bits"
         f" of their perceptual hashes differ. The probability {pair.probability:.3f} that the first is better"
@@ -70,24 +68,25 @@ def _pair_lines(pair: PairResult) -> list[str]:
     lines = wrapped(text, indent="")
     if read := pair.pairwise:
         lines += wrapped(
-            f"Shown both, the model says {read.probability:.3f}; the one shown first gains"
-            f" {read.order_bias:+.3f}, the letter A {read.letter_bias:+.3f}; its preference"
+            f"Shown both, the model says {read.probability:.3f} (weight {pair.pairwise_weight:g}); the one shown first"
+            f" gains {read.order_bias:+.3f}, the letter A {read.letter_bias:+.3f}; its preference"
             f" {'changes' if read.flipped else 'stays'} when the order is reversed.",
             indent="",
         )
     return lines
 
 
-def _group_headline(found: Group) -> str:
+def _group_headline(found: Ranking) -> str:
     """One line: the best of a group, and how sure that is."""
+    best = found.order[0].assessment.image
     if len(found.order) == 1:
-        return one_line(f"Group {found.number}: {found.best} has no near-duplicate")
+        return one_line(f"Group {found.number}: {best} has no near-duplicate")
     sure = found.order[0].better_than_next
     ahead = "" if sure is None else f" (better than the next with probability {sure:.2f})"
-    return one_line(f"Group {found.number}: {found.best} is the best of {len(found.order)}{ahead}")
+    return one_line(f"Group {found.number}: {best} is the best of {len(found.order)}{ahead}")
 
 
-def _order_lines(found: OrderResult) -> list[str]:
+def _order_lines(found: Ranking) -> list[str]:
     lines = [_place(ranked) for ranked in found.order]
     if found.pairs:
         lines += ["", f"{len(found.pairs)} pairs compared, {found.pairwise_reads} of them read by the model."]
@@ -105,8 +104,3 @@ def _place(ranked: Ranked) -> str:
 
 def _failed_lines(failed: Iterable[Assessment]) -> list[str]:
     return [one_line(f"FAILED: {row.error}") for row in failed]
-
-
-def _warning_lines(warnings: Iterable[str]) -> list[str]:
-    lines = [line for text in warnings for line in wrapped(text)]
-    return ["", "Warnings", *lines] if lines else []

@@ -4,8 +4,8 @@ import io
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from agentic_iqa_local.judgement.comparison import Comparison, Group, OrderResult, Ranking
-from agentic_iqa_local.output.tables import write_csv
+from agentic_iqa_local.judgement.comparison import Comparison, Ranking
+from agentic_iqa_local.output.tables import verdict_cells, write_csv
 from agentic_iqa_local.result import Assessment, Result
 
 COLUMNS = (
@@ -28,31 +28,20 @@ def comparison_csv(results: Iterable[Result]) -> str:
 def _rows(result: Result) -> Iterator[dict[str, Any]]:
     if isinstance(result, Assessment):
         yield _row("failed", result)
-    elif isinstance(result, Comparison):
-        if (p := result.probability) is None:
-            yield from (_row(result.kind, row) for row in (result.first, result.second))
-            return
+    elif isinstance(result, Comparison) and (p := result.probability) is not None:
         ordered = (result.first, result.second) if p >= 0.5 else (result.second, result.first)
         yield _row(result.kind, ordered[0], place=1, better_than_next=max(p, 1 - p))
         yield _row(result.kind, ordered[1], place=1 if result.better is None else 2)
-    elif isinstance(result, OrderResult):
-        group = result.number if isinstance(result, Group) else None
+    elif isinstance(result, Comparison):
+        yield from (_row(result.kind, row) for row in (result.first, result.second))
+    elif isinstance(result, Ranking):
         for ranked in result.order:
             cells = ranked.model_dump(include={"place", "better_than_next"})
-            yield _row(result.kind, ranked.assessment, group=group, **cells)
-        for row in result.failed if isinstance(result, Ranking) else ():
+            yield _row(result.kind, ranked.assessment, group=result.number, **cells)
+        for row in result.failed:
             yield _row(result.kind, row)
 
 
 def _row(kind: str, row: Assessment, **cells: Any) -> dict[str, Any]:
-    return {
-        "kind": kind,
-        "image": row.image,
-        "answer": None if row.error else row.final_answer,
-        "level": row.level,
-        "q": row.q,
-        "q_low": row.interval and row.interval.low,
-        "q_high": row.interval and row.interval.high,
-        "error": row.error,
-        "sha256": row.sha256,
-    } | cells
+    answer = None if row.error else row.final_answer
+    return {"kind": kind, "answer": answer} | verdict_cells(row) | cells

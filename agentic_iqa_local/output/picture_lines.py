@@ -1,18 +1,14 @@
 """Several pictures on a terminal: one aligned line for each, that fits its width."""
 
 import os
-from collections.abc import Callable, Iterable, Sequence
-from typing import get_args
+from collections.abc import Iterable, Sequence
 
 from rich.cells import cell_len
 from rich.text import Text
 
 from agentic_iqa_local.errors import one_line
-from agentic_iqa_local.nodes.prompts import chosen_answer
-from agentic_iqa_local.nodes.query import named_metrics
-from agentic_iqa_local.output.report import level_word
+from agentic_iqa_local.output.words import damage, level_word, named
 from agentic_iqa_local.result import Assessment
-from agentic_iqa_local.state import UNCLEAR, Severity
 
 NARROWEST = 60  # columns: below this, lines are as wide as here
 COLOURS = {"A": "green", "B": "green", "C": "yellow", "D": "red", "E": "red"}
@@ -54,33 +50,30 @@ class PictureLines:
             name = f"…{name}"
         line = _cell(name, self.name)
         if row.error:
-            reason = one_line(row.error).removeprefix(f"{one_line(row.image)}: ")
-            line.append("FAILED", "bold red").append(f": {reason}")
+            line.append("FAILED", "bold red").append(one_line(row.answer).removeprefix("failed"))
         elif row.q is not None and row.final_answer:
-            for cell in self._rated(row, row.q, row.final_answer):
-                line.append_text(cell)
+            self._rate(line, row, row.q, row.final_answer)
         else:
-            answer, p = row.final_answer or "no answer", None
-            if row.final_answer and row.choices and row.p:
-                p, answer = row.p[answer], f"{answer}. {chosen_answer(row.choices, answer)}"
-            shown = [] if p is None else [_bar(p, self.bar), f"{p:.2f}"]
-            line.append(" ".join([*shown, "not sure:" * bool(row.not_sure), *one_line(answer).split()]))
+            if row.letter and row.p:
+                line.append(f"{_bar(row.p[row.letter], self.bar)} ")
+            line.append("not sure: " * bool(row.not_sure) + " ".join(one_line(row.answer).split()))
         line.truncate(self.columns - 1, overflow="ellipsis")
         line.rstrip()
         return line
 
-    def _rated(self, row: Assessment, q: float, letter: str) -> list[Text]:
+    def _rate(self, line: Text, row: Assessment, q: float, letter: str) -> None:
         verdict = row.gate.verdict.upper() if row.gate else "NOT SURE" if row.not_sure else ""
         level = letter if self.level == 1 else f"{letter} {level_word(letter)}"
-        damage = one_line(named_scores(row) or worst_distortion(row))
-        return [
-            _cell(_bar((q - 1) / 4, self.bar), self.bar, COLOURS[letter]),
-            _cell(f"{q:.2f}", 4),
-            _cell(level, self.level, COLOURS[letter]),
-            _cell(f"{row.interval.low:.1f}–{row.interval.high:.1f}" if row.interval else "", len("1.0–5.0")),
-            _cell(damage, self.damage),
-            _cell(verdict, self.verdict, VERDICTS.get(verdict, "")),
-        ]
+        between = f"{row.interval.low:.1f}–{row.interval.high:.1f}" if row.interval else ""
+        for text, width, colour in (
+            (_bar((q - 1) / 4, self.bar), self.bar, COLOURS[letter]),
+            (f"{q:.2f}", 4, ""),
+            (level, self.level, COLOURS[letter]),
+            (between, len("1.0–5.0"), ""),
+            (one_line(_named_scores(row) or worst_distortion(row)), self.damage, ""),
+            (verdict, self.verdict, VERDICTS.get(verdict, "")),
+        ):
+            line.append_text(_cell(text, width, colour))
 
 
 def _cell(text: str, width: int, style: str = "") -> Text:
@@ -95,41 +88,26 @@ def _bar(share: float, width: int) -> str:
     return "█" * full + "░" * (width - full)
 
 
-def named_scores(row: Assessment) -> str:
+def _named_scores(row: Assessment) -> str:
     """The raw scores of the tools that the query names; nothing where it names none that ran."""
-    named = named_metrics(row.query, row.reference is not None)
-    scores = {run.tool_name: run.raw_score for run in row.tools if run.tool_name in named}
+    scores = {run.tool_name: run.raw_score for run in row.tools if run.tool_name in named(row)}
     return ", ".join(f"{name} {score:.4g}" for name, score in scores.items() if score is not None)
 
 
 def worst_distortion(row: Assessment) -> str:
-    """The most severe distortion that the evidence holds, as "severe blur" or "severe blur (sky)"; "none
-    seen" where it looked for some and found none, and nothing without evidence."""
-    analysis = row.evidence and row.evidence.distortion_analysis
-    if not analysis:
-        return ""
-    severities = get_args(Severity)  # from the mildest on
-    found = [
-        (severities.index(item.severity), f"{item.severity} {item.type}" + f" ({name})" * (name != "Global"))
-        for name, items in analysis.items()
-        for item in items
-        if item.severity not in ("none", UNCLEAR)
-    ]
-    return max(found, key=lambda one: one[0])[1] if found else "none seen"
+    """The most severe distortion; "none seen" where the evidence holds none, and nothing without evidence."""
+    looked = row.evidence and row.evidence.distortion_analysis
+    return [*damage(row), "none seen"][0] if looked else ""
 
 
 def in_order(rows: Iterable[Assessment], by: str) -> list[Assessment]:
     """The rows sorted by "q" from the best on, "worst" from the worst on, "width" of the interval from the
     widest on, or "name"; what lacks the figure comes last, in order of names."""
-    figures: dict[str, Callable[[Assessment], float | None]] = {
-        "q": lambda row: None if row.q is None else -row.q,
-        "worst": lambda row: row.q,
-        "width": lambda row: -row.interval.width if row.interval else None,
-        "name": lambda row: 0.0,
-    }
 
     def key(row: Assessment) -> tuple[bool, float, str]:
-        figure = figures[by](row)
-        return figure is None, figure or 0.0, row.image
+        if by == "name":
+            return False, 0.0, row.image
+        figure = (row.interval and -row.interval.width) if by == "width" else row.q
+        return figure is None, (-1 if by == "q" else 1) * (figure or 0.0), row.image
 
     return sorted(rows, key=key)

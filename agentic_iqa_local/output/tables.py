@@ -1,5 +1,4 @@
-"""Tables for other programs: CSV in which no spreadsheet finds a formula, cells of Markdown without markup,
-and rows of assessments as CSV."""
+"""Tables for other programs: CSV in which no spreadsheet finds a formula, and rows of assessments as CSV."""
 
 import csv
 import io
@@ -11,13 +10,14 @@ from typing import Any, TextIO
 
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.nodes.prompts import chosen_answer
-from agentic_iqa_local.state import LETTER_TO_LEVEL, LEVEL_WORDS, UNCLEAR
+from agentic_iqa_local.output.words import damage
+from agentic_iqa_local.result import Assessment
+from agentic_iqa_local.state import LETTER_TO_LEVEL
 
 Row = dict[str, Any]
 
 _NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]+)?(e[+-]?[0-9]+)?|inf)")
-# Unicode's categories: controls and invisible characters, blanks, marks on no letter
-_SKIPPED = ("C", "Z", "M")
+_SKIPPED = ("C", "Z", "M")  # Unicode's categories: controls and invisible characters, blanks, marks on no letter
 _QUOTES = "\"'`´‘’‚“”„«»"
 
 
@@ -59,93 +59,49 @@ def csv_text(rows: Callable[[], Iterable[Row]]) -> str:
     for row in rows():
         letters |= set(row["p_c"] or ())
         tools |= {run["tool_name"] for run in row["tools"]}
+    columns = [
+        *("image", "reference", "query", "choices", "answer", "level", "q", "q_low", "q_high", "not_sure", "gate"),
+        *("tools_mean", "model_letter", *(f"p_{letter}" for letter in sorted(letters)), "distortions"),
+        *(f"{tool}{kind}" for tool in sorted(tools) for kind in (" raw", " 1-5")),
+        *("reasoning", "warnings", "error", "seconds", "model", "sha256"),
+    ]
     text = io.StringIO()
-    write_csv(text, _columns(sorted(letters), sorted(tools)), map(_cells, rows()))
+    write_csv(text, columns, (_cells(Assessment.model_validate(row)) for row in rows()))
     return text.getvalue()
 
 
-def _columns(letters: list[str], tools: list[str]) -> list[str]:
-    return [
-        "image",
-        "reference",
-        "query",
-        "choices",
-        "answer",
-        "level",
-        "q",
-        "q_low",
-        "q_high",
-        "not_sure",
-        "gate",
-        "tools_mean",
-        "model_letter",
-        *(f"p_{letter}" for letter in letters),
-        "distortions",
-        *(f"{tool}{kind}" for tool in tools for kind in (" raw", " 1-5")),
-        "reasoning",
-        "warnings",
-        "error",
-        "seconds",
-        "model",
-        "sha256",
-    ]
-
-
-def _cells(row: Row) -> Row:
-    scored = row["q"] is not None
-    cells = {
-        "image": row["image"],
-        "reference": row["reference"],
-        "query": row["query"],
-        "choices": "|".join(row["choices"] or ()),
-        "answer": _answer(row),
-        "level": LEVEL_WORDS[LETTER_TO_LEVEL[row["final_answer"]]] if scored else "",
-        "q": row["q"],
-        **_sureness(row),
-        "tools_mean": row["q_bar"],
-        "model_letter": row["vlm_letter"],
-        "distortions": "; ".join(_distortions(row)),
-        "reasoning": row["quality_reasoning"],
-        "warnings": " | ".join(row["warnings"]),
-        "error": row["error"],
-        "seconds": row["seconds"],
-        "model": (row["model"] or {}).get("name"),
-        "sha256": row["sha256"],
-    }
-    cells |= {f"p_{letter}": p for letter, p in (row["p_c"] or {}).items()}
-    for run in row["tools"]:
-        if run["raw_score"] is not None:
-            cells |= {
-                f"{run['tool_name']} raw": run["raw_score"],
-                f"{run['tool_name']} 1-5": run["normalized_score"],
-            }
-    return cells
-
-
-def _sureness(row: Row) -> Row:
-    """The ends of the interval, why the answer is held back, and the gate's verdict."""
-    interval, gate = row.get("interval") or {}, row.get("gate") or {}
+def verdict_cells(row: Assessment) -> Row:
+    """What tables of pictures and of comparisons have alike."""
     return {
-        "q_low": interval.get("low"),
-        "q_high": interval.get("high"),
-        "not_sure": row.get("not_sure"),
-        "gate": gate.get("verdict"),
+        "image": row.image,
+        "level": row.level,
+        "q": row.q,
+        "q_low": row.interval and row.interval.low,
+        "q_high": row.interval and row.interval.high,
+        "error": row.error,
+        "sha256": row.sha256,
     }
 
 
-def _distortions(row: Row) -> list[str]:
-    """Each distortion that was seen, as "severe blur (sky)"; that of the whole image without a place."""
-    analysis = (row["evidence"] or {}).get("distortion_analysis") or {}
-    return [
-        f"{item['severity']} {item['type']}" + ("" if name == "Global" else f" ({name})")
-        for name, items in analysis.items()
-        for item in items
-        if item["severity"] not in ("none", UNCLEAR)
-    ]
-
-
-def _answer(row: Row) -> str | None:
-    """The letter, or the chosen answer's own words."""
-    if row["error"]:
-        return None
-    return chosen_answer(row["choices"], row["final_answer"]) if row["choices"] else row["final_answer"]
+def _cells(row: Assessment) -> Row:
+    answer = None if row.error else row.final_answer
+    cells = verdict_cells(row) | {
+        "reference": row.reference,
+        "query": row.query,
+        "choices": "|".join(row.choices or ()),
+        "answer": chosen_answer(row.choices, answer) if row.choices and answer else answer,
+        "not_sure": row.not_sure,
+        "gate": row.gate and row.gate.verdict,
+        "tools_mean": row.q_bar,
+        "model_letter": row.vlm_letter,
+        "distortions": "; ".join(damage(row)),
+        "reasoning": row.quality_reasoning,
+        "warnings": " | ".join(row.warnings),
+        "seconds": row.seconds,
+        "model": (row.model or {}).get("name"),
+    }
+    cells |= {f"p_{letter}": p for letter, p in (row.p_c or {}).items()}
+    for run in row.tools:
+        if run.raw_score is not None:
+            cells |= {f"{run.tool_name} raw": run.raw_score, f"{run.tool_name} 1-5": run.normalized_score}
+    return cells

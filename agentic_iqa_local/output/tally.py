@@ -6,7 +6,7 @@ from typing import Any
 
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.nodes.prompts import chosen_answer
-from agentic_iqa_local.output.report import level_word, safe_lines, wrapped
+from agentic_iqa_local.output.words import level_word, safe_lines, wrapped
 from agentic_iqa_local.state import LETTER_TO_LEVEL
 
 NAMED = 5  # pictures in each list
@@ -24,7 +24,7 @@ class Tally:
         self._scored: list[tuple[float, str]] = []
 
     def add(self, row: dict[str, Any]) -> None:
-        """Counts a row (a JSON object of assess.py)."""
+        """Counts a row (a JSON object of assess)."""
         if row["error"]:
             self.failed.append((row["image"], row["error"]))
             return
@@ -33,46 +33,45 @@ class Tally:
         if row.get("not_sure"):
             self.not_sure += 1
         elif row["q"] is not None:
-            self.answers[row["final_answer"]] += 1
+            self.answers[f"{row['final_answer']} {level_word(row['final_answer'])}"] += 1
             self._scored.append((row["q"], row["image"]))
         else:
             choices = row["choices"]
-            answer = chosen_answer(choices, row["final_answer"]) if choices else "answered in words"
-            self.answers[answer] += 1
+            self.answers[chosen_answer(choices, row["final_answer"]) if choices else "answered in words"] += 1
 
     @property
     def total(self) -> int:
         """Rows counted."""
         return sum(self.answers.values()) + len(self.failed) + self.not_sure
 
+    @property
+    def mean(self) -> float | None:
+        """Of q; None where nothing was rated."""
+        return sum(q for q, _ in self._scored) / len(self._scored) if self._scored else None
+
     def text(self, assessed: int, seconds: float, *, ranked: bool = True) -> str:
         """The summary; `assessed` of the rows were made in the last `seconds`. `ranked` is False where each
         picture has its line already."""
-        counts = dict(self.answers)
-        if self._scored:  # all levels, in their order
-            levels = {f"{letter} {level_word(letter)}": counts.pop(letter, 0) for letter in LETTER_TO_LEVEL}
-            counts = levels | counts
+        levels = [f"{letter} {level_word(letter)}" for letter in LETTER_TO_LEVEL] if self._scored else []
+        counts = {level: self.answers[level] for level in levels} | self.answers  # all levels, in their order
         said = ", ".join(f"{answer} {count}" for answer, count in counts.items()) or "none assessed"
         for number, what in ((self.not_sure, "not sure"), (len(self.failed), "failed")):
             said += f"; {number} {what}" if number else ""
         lines = wrapped(f"{self.total} pictures: {said}", indent="")
         if self.gate:
-            verdicts = ", ".join(f"{self.gate[verdict]} {verdict}" for verdict in ("pass", "fail", "unsure"))
-            lines.append(f"gate: {verdicts}")
-        lines += self._ranking() if ranked and self._scored else []
-        lines += self._failures()
+            lines.append("gate: " + ", ".join(f"{self.gate[end]} {end}" for end in ("pass", "fail", "unsure")))
+        lines += [*(self._ranking() if ranked and self._scored else []), *self._failures()]
         if assessed and seconds:
             lines.append(f"{pace(assessed, seconds)} ({assessed} in {seconds:.0f} s)")
         return safe_lines(lines)
 
     def _ranking(self) -> list[str]:
         """The best and the worst pictures, or all of a few."""
-        mean = f"mean {sum(q for q, _ in self._scored) / len(self._scored):.2f}"
         best = [f"  {q:.2f}  {image}" for q, image in heapq.nlargest(2 * NAMED, self._scored)]
         if len(self._scored) <= 2 * NAMED:
-            return [f"by score, {mean}:", *best]
+            return [f"by score, mean {self.mean:.2f}:", *best]
         worst = [f"  {q:.2f}  {image}" for q, image in heapq.nsmallest(NAMED, self._scored)]
-        return [f"{mean} of {len(self._scored)} pictures", "best:", *best[:NAMED], "worst:", *worst]
+        return [f"mean {self.mean:.2f} of {len(self._scored)} pictures", "best:", *best[:NAMED], "worst:", *worst]
 
     def _failures(self) -> list[str]:
         """Each reason once, the commonest first, with the pictures that it holds for."""

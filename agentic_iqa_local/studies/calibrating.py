@@ -18,14 +18,7 @@ from agentic_iqa_local.config import FusionSettings, Pipeline
 from agentic_iqa_local.iqa_tools.calibration import read_map_file
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.iqa_tools.runner import SHIPPED_MAPS
-from agentic_iqa_local.judgement.intervals import (
-    FEATURES,
-    LEAST_DIFFICULTY,
-    Answers,
-    Errors,
-    features,
-    reached,
-)
+from agentic_iqa_local.judgement.intervals import FEATURES, LEAST_DIFFICULTY, Answers, Errors, features, reached
 from agentic_iqa_local.result import Condition
 from agentic_iqa_local.state import Look
 from agentic_iqa_local.studies.inference import CROPS
@@ -64,9 +57,9 @@ def cases(
             at = np.flatnonzero(usable & (with_reference == reference))
             if not len(at):
                 continue
-            said = {name: tools[name].to_numpy()[at] for name in SAID}
-            table = pd.DataFrame(features(p[at], **said, **{k: v[at] for k, v in apart.items()}), at, FEATURES)
-            table["q"] = fused(p[at], said["q_bar"], said["eta"])
+            measured = {name: tools[name].to_numpy()[at] for name in SAID} | {k: v[at] for k, v in apart.items()}
+            table = pd.DataFrame(features(p[at], measured), at, FEATURES)
+            table["q"] = fused(p[at], measured["q_bar"], measured["eta"])
             table["truth"], table["scene"] = truth[at], scenes[at]
             table["voters"] = tools.voters.to_numpy()[at]
             found[Condition(pipeline=pipeline, reference=reference, look=look)] = table
@@ -75,40 +68,32 @@ def cases(
 
 def _look(readings: Readings, read: str, look: Look, temperature: float) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """p (rows, 5) of a look, and by feature how far both orders, and the crops, lie apart, (rows,)."""
-    nothing = np.full(len(readings.rows), np.nan)
-    usual = readings.p(read, temperature=temperature)
-    if look == "one order":
-        return usual, {"order_gap": nothing, "crop_spread": nothing}
-    opposite = readings.p(read, ["reversed"], temperature)
-    both, order_gap = (usual + opposite) / 2, np.abs((usual - opposite) @ LEVELS)
-    if look == "both orders":
-        return both, {"order_gap": order_gap, "crop_spread": nothing}
-    spread = (readings.p_of_views(CROPS, BOTH, temperature) @ LEVELS).groupby("image").std(ddof=0)
-    crop_spread = spread.reindex(range(len(nothing))).to_numpy()
-    p = (both + readings.p(CROPS, BOTH, temperature)) / 2
-    return p, {"order_gap": order_gap, "crop_spread": crop_spread}
+    p, apart = readings.p(read, temperature=temperature), dict.fromkeys(("order_gap", "crop_spread"), np.nan)
+    if look != "one order":
+        opposite = readings.p(read, ["reversed"], temperature)
+        p, apart["order_gap"] = (p + opposite) / 2, np.abs((p - opposite) @ LEVELS)
+    if look == "crops":
+        spread = (readings.p_of_views(CROPS, BOTH, temperature) @ LEVELS).groupby("image").std(ddof=0)
+        apart["crop_spread"] = spread.reindex(range(len(p))).to_numpy()
+        p = (p + readings.p(CROPS, BOTH, temperature)) / 2
+    return p, {name: np.broadcast_to(values, len(p)) for name, values in apart.items()}
 
 
 def _configured_tools(readings: Readings, run: dict[str, Any], eta: float | str) -> pd.DataFrame:
     """What `Readings.agent` says, of the pipeline letters: it measures with the configured tools, and all vote."""
-    maps, _ = read_map_file(SHIPPED_MAPS)
-    reachable = {name: found.reachable for name, found in maps.items()}
+    reachable = {name: found.reachable for name, found in read_map_file(SHIPPED_MAPS)[0].items()}
     lines = []
     for row in readings.rows:
         names = run["tools"]["full_reference" if row.get("reference") is not None else "no_reference"]
         scores = [(name, row.get("tools", {}).get(name, {}).get("normalized")) for name in names]
         values = [score for _, score in scores]
-        line: dict[str, Any] = {"q_bar": np.nan}
+        line: dict[str, Any] = {}
         if values and None not in values:
             sigma = load_reliability().sigma_of_mean(scores, reachable)
-            line = {
-                "q_bar": np.mean(values),
-                "eta": 1 / (2 * sigma**2) if eta == "auto" else eta,
-                "sigma": sigma,
-            }
+            line = {"q_bar": np.mean(values), "eta": 1 / (2 * sigma**2) if eta == "auto" else eta, "sigma": sigma}
             line |= {"disagreement": max(values) - min(values), "voters": tuple(sorted(names))}
         lines.append(line)
-    return pd.DataFrame(lines, columns=[*SAID, "voters"])
+    return pd.DataFrame(lines, columns=[*SAID, "voters"]).astype(dict.fromkeys(SAID, float))
 
 
 def errors(condition: Condition, known: pd.DataFrame, rng: np.random.Generator) -> Errors:
@@ -125,7 +110,7 @@ def errors(condition: Condition, known: pd.DataFrame, rng: np.random.Generator) 
     return Errors(
         condition=condition,
         line=(offset, slope),
-        weights=tuple(map(float, weights)),
+        weights=tuple(weights.tolist()),
         errors=tuple(error.round(5).tolist()),
         difficulties=tuple(difficulty.round(5).tolist()),
         tools=tuple(sorted(set(known.voters))),

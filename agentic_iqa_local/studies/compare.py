@@ -4,6 +4,7 @@ Images are matched by their rows' keys. Every figure is over the images that all
 is paired: all runs are resampled on the same draws.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,21 +16,19 @@ from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.studies import statistics
 from agentic_iqa_local.studies.datasets import listed, quoted
 from agentic_iqa_local.studies.readings import LOGITS
-from agentic_iqa_local.studies.scored_run import MARGIN, SIGNIFICANCE, ScoredRun, scored_run
-from agentic_iqa_local.studies.statistics import plcc, srcc
+from agentic_iqa_local.studies.scored_run import SIGNIFICANCE, ScoredRun, scored_run
 from agentic_iqa_local.studies.study import StudyError, dataset_info
+from agentic_iqa_local.studies.tables import paired
 
 FEWEST = 10  # common images
-MODE = LOGITS.name  # the fused score q
 ALL = "all"
-NAMED = 6  # settings that differ
 Rows = Sequence[dict[str, Any]]
 
 
 def compare(
     stored: Mapping[str, tuple[dict[str, Any], Rows]],
     *,
-    modes: Sequence[str] = (MODE,),
+    modes: Sequence[str] = (LOGITS.name,),
     draws: int = 1000,
     seed: int = 0,
 ) -> tuple[dict[str, pd.DataFrame], list[str]]:
@@ -51,10 +50,8 @@ def compare(
     shared = [mode for mode in runs[0].modes if all(mode in run.modes for run in runs)]
     wanted = shared if list(modes) == [ALL] else list(modes)
     if not set(wanted) <= set(shared):
-        had = listed(shared)
-        raise StudyError(
-            f"compare: expected modes that every run has ({had}), got {listed(modes)}", "choose with --mode"
-        )
+        expected = f"expected modes that every run has ({listed(shared)}), got {listed(modes)}"
+        raise StudyError(f"compare: {expected}", "choose with --mode")
     lines, differences = [], []
     for mode in wanted:
         both = np.all([run.modes[mode].answered for run in runs], axis=0)
@@ -75,21 +72,16 @@ def _matched(stored: Mapping[str, Rows]) -> dict[str, list[dict[str, Any]]]:
     """The rows of the images that all runs have, in one order. Raises StudyError."""
     by_key = {name: {row["key"]: row for row in rows} for name, rows in stored.items()}
     (first, ours), *others = by_key.items()
-    common = [key for key in ours if all(key in rows for _, rows in others)]
+    common = [key for key in ours if all(key in rows for rows in by_key.values())]
     if len(common) < FEWEST:
         sizes = ", ".join(f"{quoted(name)} has {len(rows)}" for name, rows in by_key.items())
-        raise StudyError(
-            f"compare: expected at least {FEWEST} common images, found {len(common)} ({sizes})",
-            "run both on the same images",
-        )
-    for name, theirs in others:
-        for what, fact in (("scores", "mos"), ("files", "sha256")):
-            pairs = {key: (ours[key].get(fact), theirs[key].get(fact)) for key in common}
-            if differ := [key for key, pair in pairs.items() if None not in pair and pair[0] != pair[1]]:
-                raise StudyError(
-                    f"compare: expected the same images, {len(differ)} of {len(common)} common ones have other {what}"
-                    f" in {name} than in {first} (the first is {differ[0]})"
-                )
+        expected = f"expected at least {FEWEST} common images, found {len(common)} ({sizes})"
+        raise StudyError(f"compare: {expected}", "run both on the same images")
+    for (name, theirs), (what, fact) in itertools.product(others, (("scores", "mos"), ("files", "sha256"))):
+        pairs = {key: {ours[key].get(fact), theirs[key].get(fact)} - {None} for key in common}
+        if differ := [key for key, values in pairs.items() if len(values) > 1]:
+            expected = f"expected the same images, {len(differ)} of {len(common)} common ones have other {what}"
+            raise StudyError(f"compare: {expected} in {name} than in {first} (the first is {differ[0]})")
     return {name: [rows[key] for key in common] for name, rows in by_key.items()}
 
 
@@ -98,31 +90,24 @@ def _of_run(run: ScoredRun, mode: str, both: np.ndarray) -> dict[str, Any]:
     line = {"mode": mode, "run": run.name, "model": run.run["model"]["name"]}
     line |= {"version": git[:12] + "+" * git.endswith("+"), "n": both.sum()}
     line["failed"] = (~run.modes[mode].answered).sum()
-    return line | run.figure("srcc", srcc, mode, kept=both) | run.figure("plcc", plcc, mode, kept=both)
+    for name, statistic in (("srcc", statistics.srcc), ("plcc", statistics.plcc)):
+        line |= run.figure(name, statistic, mode, kept=both)
+    return line
 
 
 def _difference(run: ScoredRun, first: ScoredRun, mode: str, both: np.ndarray) -> dict[str, Any]:
     line = {"mode": mode, "run": run.name, "against": first.name, "n": both.sum()}
-    line |= statistics.difference("plcc_difference", *(each.sampled(plcc, mode, both) for each in (run, first)))
-    line |= statistics.difference("srcc_difference", *(each.sampled(srcc, mode, both) for each in (run, first)))
+    line |= paired((run, mode), (first, mode), both)
     scores = run.modes[mode].scores[both], first.modes[mode].scores[both]
     gap = np.abs(scores[0] - scores[1])
     line |= {"mean_absolute_difference": statistics.mean(gap), "largest_difference": gap.max(initial=0)}
-    shown = statistics.verdict(line["srcc_difference_low"], line["srcc_difference_high"], MARGIN)
-    enough = both.sum() >= FEWEST
-    return line | {"rank_correlation": srcc(*scores), "verdict": shown if enough else statistics.UNDECIDED}
+    return line | {"rank_correlation": statistics.srcc(*scores)}
 
 
 def _settings_that_differ(ours: ScoredRun, theirs: ScoredRun) -> str:
     """A note on what the runs' rows depend on, and the versions that they were made with."""
     parts = ({name: each.run.get(name) for name in ("identity", "git", "versions")} for each in (ours, theirs))
     before, after = (pd.json_normalize(part).iloc[0].dropna().to_dict() for part in parts)
-    changed = []
-    for name in sorted({*before, *after} - {"identity.dataset"}):
-        old, new = before.get(name), after.get(name)
-        if old != new:
-            values = f" ({old} → {new})" if len(f"{old}{new}") <= 60 else ""
-            changed.append(f"{name.removeprefix('identity.')}{values}")
-    more = [f"and {len(changed) - NAMED} more"] if len(changed) > NAMED else []
-    told = ", ".join(changed[:NAMED] + more) or "nothing that is known"
+    differ = [name for name in sorted({*before, *after} - {"identity.dataset"}) if before.get(name) != after.get(name)]
+    told = ", ".join(name.removeprefix("identity.") for name in differ) or "nothing that is known"
     return f"{quoted(theirs.name)} differs from {quoted(ours.name)} in: {told}."

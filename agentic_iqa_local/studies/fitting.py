@@ -5,12 +5,13 @@ rps       minimises the ranked probability score of the fused distribution w ∝
 srcc      maximises SRCC of q with the human scores: for any scale
 keep      fits neither: for the calibration of intervals alone
 
-A fit that runs to a bound is refused, since a larger range would give another. But SRCC is a step function and often
-flat towards a bound, where only the ratio of both sides' sharpness matters. So where the best lies less than a factor
-of `INSIDE` from a bound and points further inside lose no more than `NOTHING` against it, that one of them is taken
-that is closest to the configuration.
+A fit that runs to a bound is refused, since a larger range would give another. But an objective is often flat towards
+a bound, where only the ratio of both sides' sharpness matters. So where the best lies less than a factor of `INSIDE`
+from a bound, the point further inside that is closest to the configuration is taken, of those that lose no more than
+`NOTHING` against it.
 """
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -49,26 +50,29 @@ class Part(NamedTuple):
 
 
 def fit_runs(
-    folders: Sequence[Path],
-    objective: Objective,
-    *,
-    split: str | None,
-    share: float,
-    called: str | None = None,
+    folders: Sequence[Path], objective: Objective, *, split: str | None, share: float, called: str | None = None
 ) -> Fit:
-    """A fit on an official `split` of runs with the same data set, model and fusion, or on a `share` of their scenes
-    (of the images, where there are none) drawn with seed 0. With "keep" runs on questions calibrate sets of answers.
-    `called` is what rows call the set. Raises FitError, StoreError, StudyError and DatasetError."""
+    """A fit of temperature, η and intervals on a part of runs.
+
+    Args:
+        folders: Runs of the same data set, model and fusion; with "keep" runs on questions too, which calibrate sets
+            of answers.
+        objective: As at the top of this module.
+        split: The official split to fit on.
+        share: Without `split`, the share of the scenes (of the images, where there are none) drawn with seed 0.
+        called: What rows call the set.
+
+    Raises:
+        FitError, StoreError, StudyError, DatasetError: Runs that cannot be used, or no fit.
+    """
     parts = [_part(folder, objective, split, share) for folder in folders]
-    rated = [part for part in parts if part.info.kind != "MCQ"]
-    first = (rated or parts)[0]
-    for part in parts:
-        names = ["model"] if part not in rated else ["model", "dataset", "fusion"]
-        if any(_made_with(part)[name] != _made_with(first)[name] for name in names):
-            raise FitError(
-                f"{part.folder}: expected the data set, model and fusion of {first.folder}, got others",
-                "fit them apart",
-            )
+    first = next((part for part in parts if part.info.kind != "MCQ"), parts[0])
+    model = first.run["identity"]["model"]
+    for folder, run, _, info in parts:
+        same = info.kind == "MCQ" or (info.key, run["fusion"]) == (first.info.key, first.run["fusion"])
+        if run["identity"]["model"] != model or not same:
+            expected = f"the data set, model and fusion of {first.folder}"
+            raise FitError(f"{folder}: expected {expected}, got others", "fit them apart")
     settings, rows = fusion_settings(first.run), [row for part in parts for row in part.rows]
     before = after = 0.0
     if objective != "keep":
@@ -82,45 +86,35 @@ def fit_runs(
         before=before,
         after=after,
         dataset=first.info.key,
-        model=first.run["identity"]["model"],
+        model=model,
         keys=tuple(dict.fromkeys(row["key"] for row in rows)),
         groups=tuple(sorted({row["group"] for row in rows if row.get("group") is not None})),
         intervals=_calibration(parts, first, settings, called or first.info.title),
     )
 
 
-def _made_with(part: Part) -> dict[str, Any]:
-    return {"model": part.run["identity"]["model"], "dataset": part.info.key, "fusion": part.run["fusion"]}
-
-
 def _part(folder: Path, objective: Objective, split: str | None, share: float) -> Part:
     run, rows = read_run(folder)
     info = dataset_info(run)
     if info.kind == "MCQ" and objective != "keep":
-        raise FitError(
-            f"{folder}: expected a run on images with human scores, got one on questions",
-            "fit on a scored run; --objective keep calibrates the sets of answers alone",
-        )
+        remedy = "fit on a scored run; --objective keep calibrates the sets of answers alone"
+        raise FitError(f"{folder}: expected a run on images with human scores, got one on questions", remedy)
     if not 0 < share <= 1:
         raise FitError(f"--share {share:g}: expected a share of the scenes from 0 to 1, such as 0.3")
-    units = sorted({row.get("group") or row["key"] for row in rows})
-    drawn = set(np.random.default_rng(0).permutation(units)[: round(share * len(units))])
-    used = [row for row in rows if (row.get("group") or row["key"]) in drawn]
-    if split is not None:
+    if split is None:
+        units = sorted({row.get("group") or row["key"] for row in rows})
+        drawn = set(np.random.default_rng(0).permutation(units)[: round(share * len(units))])
+        used = [row for row in rows if (row.get("group") or row["key"]) in drawn]
+        remedy = f"take a larger share than {share:g}"
+    else:
         used = [row for row in rows if row["split"] == split]
         known = listed(sorted({row["split"] for row in rows if row["split"]})) or "unknown: use --share"
-        if not used:
-            raise FitError(f"{folder}: expected rows of the split {split}, found none", f"the splits are {known}")
+        remedy = f"the splits are {known}"
     if not used:
-        raise FitError(
-            f"{folder}: expected rows to fit on, --share {share:g} of {len(rows)} rows is none",
-            "take a larger share",
-        )
+        raise FitError(f"{folder}: expected rows to fit on, found none of {len(rows)}", remedy)
     if len(used) == len(rows) and objective != "keep":
-        raise FitError(
-            f"{folder}: expected rows that the fit does not use, it would use all {len(rows)}",
-            "take a smaller share",
-        )
+        unused = f"expected rows that the fit does not use, it would use all {len(rows)}"
+        raise FitError(f"{folder}: {unused}", "take a smaller share")
     return Part(folder, run, used, info)
 
 
@@ -144,14 +138,11 @@ def _calibration(
         images=len({row["sha256"] for part in parts for row in part.rows if row.get("sha256")}),
         date=time.strftime("%Y-%m-%d"),
         model=first.run["identity"]["model"],
-        dtype=model["dtype"],
-        quantization=model["quantization"],
         query=first.run["identity"]["reads"]["query"],
-        mode=settings.mode,
-        temperature=settings.temperature,
-        eta=settings.eta,
         ratings=tuple(errors(condition, pd.concat(tables), rng) for condition, tables in known.items()),
         questions=questions,
+        **{name: model[name] for name in ("dtype", "quantization")},
+        **settings.model_dump(include={"mode", "temperature", "eta"}),
     )
 
 
@@ -175,10 +166,8 @@ def fit_letters(
     readings = Readings(rows, settings.vote)
     usable = readings.agent["q_bar"].notna().to_numpy() & np.isfinite(readings.p(READ)[:, 0])
     if usable.sum() < FEWEST:
-        raise FitError(
-            f"fit: expected at least {FEWEST} images with letters and tool scores, got {usable.sum()}",
-            "use more images",
-        )
+        expected = f"expected at least {FEWEST} images with letters and tool scores"
+        raise FitError(f"fit: {expected}, got {usable.sum()}", "use more images")
     columns = targets, readings.agent["q_bar"].to_numpy(), readings.eta(settings.eta)
     target, q_bar, own = (column[usable] for column in columns)
 
@@ -187,23 +176,17 @@ def fit_letters(
         return readings.p(READ, temperature=temperature)[usable]
 
     def value(temperature: float, eta: float | np.ndarray) -> float:
-        eta = np.broadcast_to(eta, q_bar.shape)
         if objective == "rps":
             return float(ranked_probability_scores(fused_distribution(p(temperature), q_bar, eta), target).mean())
         return srcc(fused(p(temperature), q_bar, eta), target)
 
     before = value(settings.temperature, own)
     if np.isnan(before):
-        raise FitError(
-            "fit: expected scores that differ, got human scores or fused scores that are all alike",
-            "use other images",
-        )
+        raise FitError("fit: expected human and fused scores that differ, got some that are all alike", "use others")
     sign = -1.0 if objective == "srcc" else 1.0
-    best = least(
-        lambda t, e: float(np.nan_to_num(sign * value(t, e), nan=np.inf)),
-        (settings.temperature, float(np.median(own))),
-        SCALES[objective][0],
-    )
+    configured = settings.temperature, float(np.median(own))
+    name = SCALES[objective]
+    best = least(lambda t, e: float(np.nan_to_num(sign * value(t, e), nan=np.inf)), configured, name)
     return best, before, value(*best)
 
 
@@ -213,7 +196,7 @@ def least(loss: Callable[[float, float], float], configured: Pair, name: str) ->
     least lies at a bound and the rule at the top of this module finds no point inside."""
     start: Pair = tuple(np.clip(configured, LOWEST, HIGHEST).tolist())
     grid = np.geomspace(LOWEST, HIGHEST, 17).tolist()
-    losses = {pair: loss(*pair) for pair in [start, *((t, e) for t in grid for e in grid)]}
+    losses = {pair: loss(*pair) for pair in [start, *itertools.product(grid, grid)]}
 
     def change(pair: Pair) -> float:
         return float(np.abs(np.log(pair) - np.log(start)).sum())
@@ -231,16 +214,9 @@ def least(loss: Callable[[float, float], float], configured: Pair, name: str) ->
     if not inside(best):
         as_good = [pair for pair, lost in losses.items() if inside(pair) and lost <= losses[best] + NOTHING]
         best = min(as_good, key=change, default=best)
-    reached = [
-        f"{what} reached {bound:g}"
-        for what, fitted in zip(("the temperature", "η"), best, strict=True)
-        for bound in (LOWEST, HIGHEST)
-        if abs(np.log(fitted / bound)) < 0.01
-    ]
-    if reached:
-        raise FitError(
-            f"fit: expected an optimum inside {LOWEST} to {HIGHEST}, but {name} was still getting better where"
-            f" {' and '.join(reached)}",
-            "use more images, or another --objective",
-        )
+    for what, fitted in zip(("the temperature", "η"), best, strict=True):
+        if not LOWEST * 1.01 < fitted < HIGHEST / 1.01:
+            expected = f"expected an optimum inside {LOWEST} to {HIGHEST}"
+            got = f"{name} was still getting better where {what} reached {fitted:.3g}"
+            raise FitError(f"fit: {expected}, but {got}", "use more images, or another --objective")
     return best

@@ -55,18 +55,17 @@ def infer(
         without_scores = evidence and evidence.model_copy(update={"quality_scores": None, "tool_logs": []})
         shown = {"image_alone": None, "without_scores": without_scores, "all_evidence": evidence}
         for context in contexts:
+            usual = summarizer_prompt(query, shown[context], scoring=True)
+            prompts = usual, summarizer_prompt(query, shown[context], scoring=True, reversed_letters=True)
             if context == "image_alone" or evidence is not None:
-                prompts = _prompts(query, shown[context])
                 row["reads"][context] = {"views": list(_views(images, prompts, row, context))}
             if context == "image_alone" and images.crops(ROLE):
-                row["reads"][CROPS] = {"views": list(_crops(images, _prompts(query, None), row))}
+                row["reads"][CROPS] = {"views": list(_crops(images, prompts, row))}
     except (VLMError, InvalidAnswer) as error:
-        row["error"] = str(error)
-        row["model_failed"] = isinstance(error, VLMError)
+        row |= {"error": str(error), "model_failed": isinstance(error, VLMError)}
     finally:
         row["seen"] = [{"box": box, "tokens": seen.tokens} for box, seen in images.seen_views(ROLE)]
-        row["sha256"] = images.image.sha256
-        row["warnings"] = images.warnings
+        row |= {"sha256": images.image.sha256, "warnings": images.warnings}
         images.close()
     return row
 
@@ -115,24 +114,20 @@ def _gather(query: str, images: OpenImages, row: dict[str, Any]) -> ExecutorOutp
     paths = images.image.path, images.reference and images.reference.path
     state = run_graph(initial_state(query, *paths, images.services.settings.max_replan_iterations), images)
     evidence, result = state.get("executor_evidence"), state.get("summarizer_result")
-    row["plan"] = state["plan"].model_dump(mode="json") if "plan" in state else None
-    row["plan_corrections"] = state.get("plan_corrections", [])
-    row["replan_history"] = state.get("replan_history", [])
-    row["passes"] = [told.model_dump(mode="json") for told in result.passes] if result else []
-    row["evidence"] = evidence and evidence.model_dump(mode="json")
     own = {"final_answer", "quality_reasoning", "fusion"}
-    row["agent"] = result and result.model_dump(mode="json", include=own)
-    row["agent_error"] = state.get("error") or (evidence and evidence.error) or (result and result.error)
+    row |= {
+        "plan": state["plan"].model_dump(mode="json") if "plan" in state else None,
+        "plan_corrections": state.get("plan_corrections", []),
+        "replan_history": state.get("replan_history", []),
+        "passes": [told.model_dump(mode="json") for told in result.passes] if result else [],
+        "evidence": evidence and evidence.model_dump(mode="json"),
+        "agent": result and result.model_dump(mode="json", include=own),
+        "agent_error": state.get("error") or (evidence and evidence.error) or (result and result.error),
+    }
     return evidence
 
 
-def _prompts(query: str, evidence: ExecutorOutput | None) -> tuple[Prompt, Prompt]:
-    """The prompt with the letters in the usual order, and reversed."""
-    forward = summarizer_prompt(query, evidence, scoring=True)
-    return forward, summarizer_prompt(query, evidence, scoring=True, reversed_letters=True)
-
-
-def _views(images: OpenImages, prompts: tuple[Prompt, Prompt], row: dict[str, Any], name: str) -> Iterator[View]:
+def _views(images: OpenImages, prompts: Sequence[Prompt], row: dict[str, Any], name: str) -> Iterator[View]:
     """Letters of every view in both orders, and the letter that the model writes; each has its cost in `row`."""
     for view in range(len(images.views(ROLE))):
         session = images.session(ROLE, view)
@@ -147,7 +142,7 @@ def _views(images: OpenImages, prompts: tuple[Prompt, Prompt], row: dict[str, An
             images.close_session(ROLE, view)
 
 
-def _crops(images: OpenImages, prompts: tuple[Prompt, Prompt], row: dict[str, Any]) -> Iterator[View]:
+def _crops(images: OpenImages, prompts: Sequence[Prompt], row: dict[str, Any]) -> Iterator[View]:
     """Letters of each crop by itself in both orders."""
     for crop in images.crops(ROLE):
         with _cost(images, row, CROPS), images.session_on(ROLE, crop) as session:
@@ -155,12 +150,12 @@ def _crops(images: OpenImages, prompts: tuple[Prompt, Prompt], row: dict[str, An
         yield read
 
 
-def _forward(session: RoleSession, prompts: tuple[Prompt, Prompt]) -> View:
+def _forward(session: RoleSession, prompts: Sequence[Prompt]) -> View:
     read = session.read_letters(prompts[0], ANSWER_PREFIX, LETTERS)
     return {"forward": read.logprobs, "off_letters": read.off_letter_mass}
 
 
-def _reversed(session: RoleSession, prompts: tuple[Prompt, Prompt]) -> dict[str, float]:
+def _reversed(session: RoleSession, prompts: Sequence[Prompt]) -> dict[str, float]:
     """What was read of the reversed letters, by meaning: under the letters of the usual order."""
     read = session.read_letters(prompts[1], ANSWER_PREFIX, LETTERS)
     return {MEANING[letter]: value for letter, value in read.logprobs.items()}

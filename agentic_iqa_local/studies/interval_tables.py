@@ -2,40 +2,39 @@
 leaving the widest out, and how often a verdict of `--at-least` is wrong?
 
 Each table has a line for every condition (pipeline, reference, look) that the run's rows allow, under a calibration
-from elsewhere and under the run's own, cross-fitted by halves.
+from elsewhere, and under the run's own: a random half of its scenes is judged by a calibration that was made on the
+other half, `SPLITS` times. No picture is judged by a calibration that has seen its scene.
 """
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from scipy.stats import binomtest
+from scipy.stats import binomtest, rankdata
 
 from agentic_iqa_local.config import FusionSettings
 from agentic_iqa_local.judgement.fit import Fit, read_fit
-from agentic_iqa_local.judgement.intervals import SHIPPED
+from agentic_iqa_local.judgement.intervals import COVERAGE, FEATURES, HIGHEST, LOWEST, SHIPPED, WIDENED, Errors
 from agentic_iqa_local.result import Condition
-from agentic_iqa_local.studies.calibrating import cases
-from agentic_iqa_local.studies.coverage import GATES, SPLITS, both_halves, cross_fitted, rank_matched, trial
+from agentic_iqa_local.state import lower_edge
+from agentic_iqa_local.studies.calibrating import cases, errors
 from agentic_iqa_local.studies.distortions import DISTORTIONS
 from agentic_iqa_local.studies.pairwise import pairwise
-from agentic_iqa_local.studies.readings import LEVELS
 from agentic_iqa_local.studies.scored_run import ScoredRun
 from agentic_iqa_local.studies.statistics import mean, srcc
 
+SPLITS = 20
+VALUES = 41  # of a picture's predictive distribution: enough for the probability that one of two is better
+GATES = {letter: lower_edge(letter) for letter in ("B", "C", "D")}  # the quality that --at-least asks for
 ERROR_RATE, ERROR_RATE_WIDENED = 0.1, 0.05  # as gates.Sureness has them
 FEWEST = 50  # pictures in all: a calibration of half of them can give 90 %
 KEPT = (100, 90, 80, 70, 60, 50)  # percent
-QUINTILES = 5
-OWN = f"own, {SPLITS} random halves"
 Line = dict[str, Any]
 
 
-@dataclass(frozen=True, eq=False)
-class Judged:
+class Judged(NamedTuple):
     """The pictures of one condition (a table of `cases`) under one calibration: its trials, and `whole` with each
     picture once. `line` are the first columns of every table."""
 
@@ -44,46 +43,21 @@ class Judged:
     trials: list[pd.DataFrame]
     whole: pd.DataFrame
 
-    def mean(self, name: str, count: int) -> np.ndarray:
-        """The mean of a trial's column for each of a run's rows, (count,); nan where there is none."""
-        return pd.concat(self.trials)[name].groupby(level=0).mean().reindex(range(count)).to_numpy()
+    def mean(self, name: str, run: ScoredRun) -> np.ndarray:
+        """The mean of a trial's column for each of the run's rows, (rows,); nan where there is none."""
+        return pd.concat(self.trials)[name].groupby(level=0).mean().reindex(range(len(run.rows))).to_numpy()
 
 
-def interval_tables(
-    run: ScoredRun, fit: Fit | None
-) -> tuple[dict[str, pd.DataFrame], list[str], dict[str, np.ndarray]]:
-    """The tables by name, what could not be made, and by look the widths of the agent's intervals, (rows,). `fit`
-    calibrates them in the place of the calibration that ships."""
+def interval_tables(run: ScoredRun, fit: Fit | None) -> tuple[dict[str, pd.DataFrame], list[str]]:
+    """The tables by name, and what could not be made. `fit` calibrates in the place of the calibration that ships."""
     notes: list[str] = []
-    found = list(_judged(run, fit, notes))
-    tables = {
-        name: pd.DataFrame([judged.line | line for judged in found for line in make(run, judged)])
-        for name, make in TABLES.items()
-    }
-    widths: dict[str, np.ndarray] = {}
-    for judged in found:  # the run's own come last, and replace those of a calibration from elsewhere
-        if judged.line["pipeline"] == "agent":
-            of = widths.setdefault(judged.line["look"], np.full(len(run.rows), np.nan))
-            of[judged.whole.index] = judged.whole.width
-    return tables, notes, widths
-
-
-def _judged(run: ScoredRun, fit: Fit | None, notes: list[str]) -> Iterator[Judged]:
-    if run.settings.mode != "logits":
+    found: list[Judged] = []
+    if run.settings.mode == "logits":
+        found = [*_under_given(run, fit, notes), *_under_own(run, notes)]
+    else:
         notes.append("No figures of intervals: they are of the mode logits, the run was made with another.")
-        return
-    yield from _under_given(run, fit, notes)
-    if run.on_levels:
-        yield from _under_own(run, notes)
-        return
-    notes.append(
-        "The human scores are not of absolute categories with known ends: intervals are judged by ranks alone, and no"
-        " calibration is fitted on this run."
-    )
-
-
-def _truth(run: ScoredRun) -> np.ndarray:
-    return np.clip(run.levels[0], LEVELS[0], LEVELS[-1]) if run.on_levels else run.quality
+    lines = {name: [of.line | line for of in found for line in make(run, of)] for name, make in TABLES.items()}
+    return {name: pd.DataFrame(table) for name, table in lines.items()}, notes
 
 
 def given_calibration(run: dict[str, Any], settings: FusionSettings, fit: Fit | None) -> tuple[Fit | None, str]:
@@ -92,24 +66,26 @@ def given_calibration(run: dict[str, Any], settings: FusionSettings, fit: Fit | 
     given = fit or (read_fit(SHIPPED) if SHIPPED.is_file() else None)
     if given is None or given.intervals is None:
         return None, "it calibrates no intervals"
-    if fit is None:
-        ours = {name: run["model"].get(name) for name in ("dtype", "quantization")}
-        ours |= {"model": run["identity"]["model"], "query": run["identity"]["reads"]["query"]}
-        ours |= {name: getattr(settings, name) for name in ("mode", "temperature", "eta")}
-        if other := [name for name, value in ours.items() if getattr(given.intervals, name) != value]:
-            return None, f"it was made with another {' and another '.join(other)}"
+    ours = {name: run["model"].get(name) for name in ("dtype", "quantization")}
+    ours |= {"model": run["identity"]["model"], "query": run["identity"]["reads"]["query"]}
+    ours |= {name: getattr(settings, name) for name in ("mode", "temperature", "eta")}
+    other = [name for name, value in ours.items() if getattr(given.intervals, name) != value]
+    if other and fit is None:
+        return None, f"it was made with another {' and another '.join(other)}"
     return given, ""
+
+
+def _truth(run: ScoredRun) -> np.ndarray:
+    return np.clip(run.levels[0], LOWEST, HIGHEST) if run.on_levels else run.quality
 
 
 def _under_given(run: ScoredRun, fit: Fit | None, notes: list[str]) -> Iterator[Judged]:
     name = "the fit" if fit else "shipped"
     given, missing = given_calibration(run.run, run.settings, fit)
-    seen = np.full(len(run.rows), False)
-    if given and given.dataset == run.info.key:
-        seen = np.array([given.used(row) for row in run.rows])
-    if given is None or given.intervals is None or seen.all():
-        notes.append(f"No figures of intervals with {name}: {missing or 'it was made on these scenes'}.")
+    if given is None or given.intervals is None:
+        notes.append(f"No figures of intervals with {name}: {missing}.")
         return
+    seen = np.array([given.dataset == run.info.key and given.used(row) for row in run.rows])
     fitted = {"temperature": given.intervals.temperature, "eta": given.intervals.eta}
     truth, settings = np.where(seen, np.nan, _truth(run)), run.settings.model_copy(update=fitted)
     for condition, known in cases(run.readings, truth, run.run, settings).items():
@@ -117,69 +93,108 @@ def _under_given(run: ScoredRun, fit: Fit | None, notes: list[str]) -> Iterator[
         if part is None:
             notes.append(f"No figures of intervals with {name} for {_named(condition)}: it holds no such picture.")
             continue
-        expected = np.clip(part.expected(known.q.to_numpy()), LEVELS[0], LEVELS[-1])
-        scales = {"levels": known} if run.on_levels else {}
-        scales["ranks"] = known.assign(truth=rank_matched(known.truth.to_numpy(), expected))
-        for scale, judged in scales.items():
-            whole = trial(part, judged)
-            yield Judged(_first(condition, name, scale), judged, [whole], whole)
+        expected = np.clip(part.expected(known.q.to_numpy()), LOWEST, HIGHEST)
+        ranks = known.assign(truth=rank_matched(known.truth.to_numpy(), expected))
+        for scale, pictures in (("levels", known), ("ranks", ranks)):
+            if scale == "ranks" or run.on_levels:
+                whole = trial(part, pictures)
+                yield Judged(_line(condition, name, scale), pictures, [whole], whole)
 
 
 def _under_own(run: ScoredRun, notes: list[str]) -> Iterator[Judged]:
-    found = cases(run.readings, _truth(run), run.run, run.settings)
-    for condition, known in found.items():
+    if not run.on_levels:
+        notes.append("No calibration of the run's own: the human scores are not of categories with known ends.")
+        return
+    for condition, known in cases(run.readings, _truth(run), run.run, run.settings).items():
         known = known.assign(scene=run.draws.unit[known.index].astype(str))
-        units = known.scene.nunique()
-        if len(known) < FEWEST or units < 2:
-            notes.append(
-                f"No calibration of the run's own for {_named(condition)}: {len(known)} pictures of {units}"
-                f" {run.draws.over}, it takes {FEWEST} of 2."
-            )
-            continue
-        trials, whole = cross_fitted(condition, known), both_halves(condition, known)
-        yield Judged(_first(condition, OWN, "levels"), known, trials, whole)
-    if not any(condition.look == "crops" for condition in found):
-        notes.append("No figures of intervals after a look at crops: this run did not read them.")
+        if len(known) < FEWEST or known.scene.nunique() < 2:
+            few = f"{len(known)} pictures of {known.scene.nunique()} {run.draws.over}, it takes {FEWEST} of 2"
+            notes.append(f"No calibration of the run's own for {_named(condition)}: {few}.")
+        else:
+            line = _line(condition, f"own, {SPLITS} random halves", "levels")
+            yield Judged(line, known, *cross_fitted(condition, known))
 
 
-def _first(condition: Condition, calibration: str, scale: str) -> Line:
+def _line(condition: Condition, calibration: str, scale: str) -> Line:
     reference = "with" if condition.reference else "without"
     line = {"pipeline": condition.pipeline, "reference": reference, "look": condition.look}
     return line | {"calibration": calibration, "scale": scale}
 
 
 def _named(condition: Condition) -> str:
-    reference = "with" if condition.reference else "without"
-    return f"the pipeline {condition.pipeline} {reference} a reference, {condition.look}"
+    return f"{condition.pipeline}, {'with' if condition.reference else 'without'} a reference, {condition.look}"
+
+
+# One calibration on pictures
+
+
+def trial(part: Errors, known: pd.DataFrame) -> pd.DataFrame:
+    """One calibration's word on pictures, a table of `calibrating.cases`: a line for each, in levels.
+
+    Columns are q, the truth and what q lets expect of it, the interval's `low`, `high` and `width`, whether it holds
+    the truth (`covered`) and is `widened`, the width of an interval that is as wide for all pictures (`constant`),
+    under each letter of GATES the probability that the truth is that or better, and as `values` VALUES equally
+    probable values of the truth, rising.
+    """
+    q, truth = known.q.to_numpy(), known.truth.to_numpy()
+    expected, difficulty = part.expected(q), part.difficulty(known[[*FEATURES]].to_numpy())
+    widened = np.array([voters not in part.tools for voters in known.voters])
+    usual, wide = (part.ends(q, difficulty, coverage) for coverage in (COVERAGE, WIDENED))
+    low, high = np.where(widened[:, None], wide, usual).T
+    half = half_width(np.array(part.errors))
+    constant = np.clip(expected + half, LOWEST, HIGHEST) - np.clip(expected - half, LOWEST, HIGHEST)
+    columns = {"q": q, "truth": truth, "expected": expected, "low": low, "high": high, "width": high - low}
+    columns |= {"covered": ((low <= truth) & (truth <= high)).astype(float), "constant": constant}
+    columns |= {letter: part.probability_at_least(q, difficulty, quality) for letter, quality in GATES.items()}
+    values = list(part.quantiles(q, difficulty, VALUES))
+    return pd.DataFrame(columns, known.index).assign(widened=widened.astype(float), values=values)
+
+
+def half_width(distances: np.ndarray) -> float:
+    """Of the interval that is as wide for all pictures: the ⌈(n + 1) · 0.9⌉-th smallest of n absolute distances,
+    infinite where there are too few (split conformal: Lei et al., JASA 2018, algorithm 2)."""
+    rank = math.ceil(round((len(distances) + 1) * COVERAGE, 9))
+    return float(np.sort(np.abs(distances))[rank - 1]) if rank <= len(distances) else math.inf
+
+
+def cross_fitted(condition: Condition, known: pd.DataFrame) -> tuple[list[pd.DataFrame], pd.DataFrame]:
+    """SPLITS trials, each of a random half of the scenes under the calibration of the other half; and one of all
+    pictures, each half of the first split under the calibration of the other."""
+    drawn, (names, scene) = np.random.default_rng(0), np.unique(known.scene, return_inverse=True)
+    halves = [np.isin(scene, drawn.permutation(len(names))[: len(names) // 2]) for _ in range(SPLITS)]
+    rng, again = np.random.default_rng(0), np.random.default_rng(0)
+    trials = [trial(errors(condition, known[used], rng), known[~used]) for used in halves]
+    both = [trial(errors(condition, known[used], again), known[~used]) for used in (halves[0], ~halves[0])]
+    return trials, pd.concat(both).sort_index()
+
+
+def rank_matched(quality: np.ndarray, given: np.ndarray) -> np.ndarray:
+    """`given` in the order of the qualities, both (pictures,): the quality with rank r gets the value with rank r.
+    Equal qualities share the mean of their ranks."""
+    return np.interp(rankdata(quality), np.arange(1, len(given) + 1), np.sort(given))
+
+
+# Tables
 
 
 def _intervals(run: ScoredRun, judged: Judged) -> Iterator[Line]:
-    known, count = judged.known, len(run.rows)
-    with_reference = judged.line["reference"] == "with"
+    known, with_reference = judged.known, judged.line["reference"] == "with"
     alike = sum((row.get("reference") is not None) == with_reference for row in run.rows)
-    coverages = [trial.covered.mean() for trial in judged.trials]
-    yield {
-        "n": len(known),
-        "share": len(known) / alike,
-        **run.draws.mean("coverage", judged.mean("covered", count)),
-        "coverage_sd": np.std(coverages) if len(coverages) > 1 else math.nan,
-        **run.draws.mean("width", judged.mean("width", count)),
-        "constant_width": mean(judged.mean("constant", count)[known.index]),
-        "constant_width_of_q": mean(judged.mean("constant_of_q", count)[known.index]),
-        "widened": mean(judged.mean("widened", count)[known.index]),
-        "srcc": srcc(known.q.to_numpy(), known.truth.to_numpy()),
-    }
+    line = {"n": len(known), "share": len(known) / alike}
+    line |= run.draws.mean("coverage", judged.mean("covered", run)) | run.draws.mean("width", judged.mean("width", run))
+    line["constant_width"] = mean(judged.mean("constant", run)[known.index])
+    line["widened"] = mean(judged.mean("widened", run)[known.index])
+    yield line | {"srcc": srcc(known.q.to_numpy(), known.truth.to_numpy())}
 
 
 def _within(run: ScoredRun, judged: Judged) -> Iterator[Line]:
     """Coverage and width within distortion families, kinds, levels and fifths of q."""
-    covered, width = (judged.mean(name, len(run.rows)) for name in ("covered", "width"))
+    covered, width, q = judged.mean("covered", run), judged.mean("width", run), judged.known.q
     kinds = [row.get("distortion") for row in run.rows]
     families = [DISTORTIONS[kind].family if kind in DISTORTIONS else None for kind in kinds]
     labels = {"family": families, "distortion": kinds, "level": [row.get("level") for row in run.rows]}
     series = {by: pd.Series(of, dtype=object) for by, of in labels.items() if len({*of} - {None}) > 1}
-    q = judged.known.q
-    fifths = pd.Series(np.argsort(np.argsort(q, kind="stable")) * QUINTILES // len(q) + 1, q.index)
+    fifths = pd.Series(np.argsort(np.argsort(q, kind="stable")) * 5 // len(q) + 1, q.index)
     series["fifth of q"] = fifths.reindex(range(len(run.rows)))
     for by, of in series.items():
         for value in sorted(of.dropna().unique()):
@@ -193,34 +208,29 @@ def _within(run: ScoredRun, judged: Judged) -> Iterator[Line]:
 def _abstaining(run: ScoredRun, judged: Judged) -> Iterator[Line]:
     """Error and SRCC of the pictures that are kept when those with the widest intervals are left out."""
     whole = judged.whole.sort_values("width", kind="stable")
-    error = (whole.truth - whole.expected.clip(LEVELS[0], LEVELS[-1])).abs()
+    error = (whole.truth - whole.expected.clip(LOWEST, HIGHEST)).abs()
     for share in KEPT:
         kept = whole[: math.ceil(share * len(whole) / 100)]
         of = error[kept.index].reindex(range(len(run.rows))).to_numpy()
         line = {"kept": f"{share} %", "n": len(kept), "widest": kept.width.iloc[-1]}
-        line |= run.draws.mean("mean_error", of)
-        yield line | {"srcc": srcc(kept.q.to_numpy(), kept.truth.to_numpy())}
+        yield line | run.draws.mean("mean_error", of) | {"srcc": srcc(kept.q.to_numpy(), kept.truth.to_numpy())}
 
 
 def _gates(run: ScoredRun, judged: Judged) -> Iterator[Line]:
+    """How many pictures a gate decides, as `gates.Sureness` does, and how many of them wrongly; the mean of trials."""
     for letter, quality in GATES.items() if judged.line["scale"] == "levels" else ():
-        counted = np.array([_verdicts(trial, letter, quality) for trial in judged.trials])
-        asked, decided, wrong = counted.mean(axis=0)
-        rates = [wrong / decided for _, decided, wrong in counted if decided]
+        of = pd.concat(judged.trials)
+        sure, good = 1 - np.where(of.widened, ERROR_RATE_WIDENED, ERROR_RATE), of.truth >= quality
+        passed = of[letter] >= sure
+        failed = ~passed & (1 - of[letter] >= sure)
+        counts = len(of), (passed | failed).sum(), ((passed & ~good) | (failed & good)).sum()
+        asked, decided, wrong = np.divide(counts, len(judged.trials))
         line = {"at_least": letter, "n": round(asked), "decided": decided / asked}
         line |= dict.fromkeys(("error", "error_low", "error_high"), math.nan)
         if round(decided):
             ends = binomtest(round(wrong), round(decided)).proportion_ci(method="wilson")
             line |= {"error": wrong / decided, "error_low": ends.low, "error_high": ends.high}
-        yield line | {"error_sd": np.std(rates) if len(rates) > 1 else math.nan}
-
-
-def _verdicts(trial: pd.DataFrame, letter: str, quality: float) -> tuple[int, int, int]:
-    """How many pictures there are, how many a gate decides, and how many of them wrongly, as `gates.Sureness` does."""
-    sure = 1 - np.where(trial.widened, ERROR_RATE_WIDENED, ERROR_RATE)
-    passed, good = trial[letter] >= sure, trial.truth >= quality
-    failed = ~passed & (1 - trial[letter] >= sure)
-    return len(trial), int((passed | failed).sum()), int(((passed & ~good) | (failed & good)).sum())
+        yield line
 
 
 TABLES: dict[str, Callable[[ScoredRun, Judged], Iterator[Line]]] = {

@@ -60,11 +60,12 @@ class Mode:
         if not self.asks_model:
             return ()
         agent = () if self.kind == "letters" and self.read.startswith("image_alone") else ("agent",)
-        if self.kind == "tool mean" or self.source == "uniform":
-            return agent
-        if self.source in ("generated", "one-hot"):
-            return (*agent, f"{self.read}, generated")
-        return (*agent, self.read, *([f"{self.read}, reversed"] if self.source == "both orders" else []))
+        reads = {
+            "generated": (f"{self.read}, generated",),
+            "one-hot": (f"{self.read}, generated",),
+            "both orders": (self.read, f"{self.read}, reversed"),
+        }
+        return (*agent, *reads.get(self.source, (self.read,) if self.read else ()))
 
 
 LOGITS = Mode("logits", "fused", "all_evidence")
@@ -119,18 +120,16 @@ class Readings:
         lines = pd.DataFrame(_letters(rows), columns=[*names, *LEVELS])
         self.reads = tuple(lines["read"].unique())
         self.letters = lines.set_index(names).astype(float).sort_index()
-        tools = sorted({tool for row in rows for tool in row.get("tools", {})})
         facts = {
             (tool, fact): [row.get("tools", {}).get(tool, {}).get(fact) for row in rows]
-            for tool in tools
+            for tool in sorted({tool for row in rows for tool in row.get("tools", {})})
             for fact in ("raw", "normalized", "seconds")
         }
         self.tools = pd.DataFrame(facts, index=range(len(rows)), dtype=float)
-        for tool in tools:
-            if find_tool(tool).lower_better:
-                self.tools[tool, "raw"] *= -1
-        columns = ["q_bar", "disagreement", "voters", "eta", "sigma"]
-        self.agent = pd.DataFrame([_agent(row, vote) for row in rows], columns=columns)
+        for tool, fact in self.tools.columns:
+            if fact == "raw" and find_tool(tool).lower_better:
+                self.tools[tool, fact] *= -1
+        self.agent = pd.DataFrame([_agent(row, vote) for row in rows])
 
     def p_of_views(self, read: str, orders: Sequence[str] = BOTH[:1], temperature: float = 1.0) -> pd.DataFrame:
         """Probabilities of the levels by image and view, the mean of the orders."""
@@ -165,16 +164,17 @@ def _letters(rows: Sequence[Row]) -> Iterator[tuple[Any, ...]]:
                     yield read, "generated", i, v, *(0.0 if letter == each else -np.inf for each in BY_LEVEL)
 
 
-def _agent(row: Row, vote: str) -> tuple[float, float, tuple[str, ...], float, float]:
+def _agent(row: Row, vote: str) -> dict[str, Any]:
     fusion = (row.get("agent") or {}).get("fusion") or {}
-    eta, sigma = (np.nan if fusion.get(name) is None else fusion[name] for name in ("eta", "sigma"))
     evidence = ExecutorOutput.model_validate(row["evidence"]) if row.get("evidence") else None
-    voting = votes(evidence, vote)
-    if not voting:
-        return np.nan, np.nan, (), eta, np.nan
-    scores = [score for _, score in (*voting, *checks(evidence))]
-    q_bar = float(np.mean([score for _, score in voting]))
-    return q_bar, max(scores) - min(scores), tuple(sorted({tool for tool, _ in voting})), eta, sigma
+    line: dict[str, Any] = dict.fromkeys(("q_bar", "disagreement"), np.nan) | {"voters": (), "sigma": np.nan}
+    line["eta"] = np.nan if fusion.get("eta") is None else fusion["eta"]
+    if voting := votes(evidence, vote):
+        scores = [score for _, score in (*voting, *checks(evidence))]
+        line |= {"q_bar": float(np.mean([score for _, score in voting])), "disagreement": max(scores) - min(scores)}
+        line["voters"] = tuple(sorted({tool for tool, _ in voting}))
+        line["sigma"] = np.nan if fusion.get("sigma") is None else fusion["sigma"]
+    return line
 
 
 def scored_modes(
@@ -184,47 +184,40 @@ def scored_modes(
     with, `fitted` the same with a fit's temperature and η, which adds a mode, and `configured` are the tools of the
     configuration, whose mean is a mode of its own."""
     logs = [log for row in readings.rows for log in (row.get("evidence") or {}).get("tool_logs", [])]
-    agent_tools = tuple(sorted({find_tool(log["tool_name"]).name for log in logs}))
-    q_bar = readings.agent["q_bar"].to_numpy()
+    ran = tuple(sorted({find_tool(log["tool_name"]).name for log in logs}))
     modes = [mode for mode in MODES if mode.read in readings.reads and (fitted or not mode.fitted)]
     for read in sorted(read for read in readings.reads if "/" in read):
         modes.append(Mode(f"letters, {read.replace('_', ' ').replace('/', ', ')}", "letters", read))
-    modes += [UNIFORM, TOOL_MEAN] if np.isfinite(q_bar).any() else []
-
-    def scored(mode: Mode) -> Scored:
-        if mode.kind == "tool":
-            return Scored(mode, readings.tools[mode.name, "raw"].to_numpy())
-        if mode.kind == "mean of tools":
-            columns = [(tool, "normalized") for tool in mode.tools]
-            return Scored(mode, readings.tools[columns].mean(axis=1, skipna=False).to_numpy())
-        if mode.kind != "letters" or mode.read == "all_evidence":
-            mode = replace(mode, tools=agent_tools)
-        if mode.kind == "tool mean":
-            return Scored(mode, q_bar)
-        used = fitted if mode.fitted and fitted else settings
-        p = _probabilities(readings, mode, used)
-        if mode.kind == "letters":
-            return Scored(mode, p @ LEVELS, p)
-        return Scored(mode, fused(p, q_bar, readings.eta(used.eta), normalized=mode.normalized), p)
-
-    return {mode.name: scored(mode) for mode in (*modes, *_tool_modes(readings, configured))}
+    modes += [UNIFORM, TOOL_MEAN] if readings.agent["q_bar"].notna().any() else []
+    asks_agent = (mode.kind != "letters" or mode.read == "all_evidence" for mode in modes)
+    modes = [replace(mode, tools=ran) if of else mode for mode, of in zip(modes, asks_agent, strict=True)]
+    modes += _tool_modes(readings, configured)
+    return {mode.name: _scored(readings, mode, fitted if mode.fitted and fitted else settings) for mode in modes}
 
 
-def fused(p: np.ndarray, q_bar: np.ndarray, eta: np.ndarray, *, normalized: bool = True) -> np.ndarray:
+def _scored(readings: Readings, mode: Mode, settings: FusionSettings) -> Scored:
+    q_bar = readings.agent["q_bar"].to_numpy()
+    if mode.kind == "tool":
+        return Scored(mode, readings.tools[mode.name, "raw"].to_numpy())
+    if mode.kind == "mean of tools":
+        columns = [(tool, "normalized") for tool in mode.tools]
+        return Scored(mode, readings.tools[columns].mean(axis=1, skipna=False).to_numpy())
+    if mode.kind == "tool mean":
+        return Scored(mode, q_bar)
+    if mode.source == "uniform":
+        p = np.where(np.isfinite(q_bar)[:, None], np.full(len(LEVELS), 1 / len(LEVELS)), np.nan)
+    elif mode.source in ("one-hot", "generated"):
+        p = readings.written(mode.read, 1.0 if mode.source == "one-hot" else settings.classification_confidence)
+    else:
+        p = readings.p(mode.read, BOTH if mode.source == "both orders" else BOTH[:1], settings.temperature)
+    if mode.kind == "letters":
+        return Scored(mode, p @ LEVELS, p)
+    return Scored(mode, fused(p, q_bar, readings.eta(settings.eta), normalized=mode.normalized), p)
+
+
+def fused(p: np.ndarray, q_bar: np.ndarray, eta: np.ndarray | float, *, normalized: bool = True) -> np.ndarray:
     """q of `score_fusion` (4) for many rows; without `normalized` the literal sum, without its denominator."""
     return (fused_distribution(p, q_bar, eta) if normalized else perceptual_weights(q_bar, eta) * p) @ LEVELS
-
-
-def _probabilities(readings: Readings, mode: Mode, settings: FusionSettings) -> np.ndarray:
-    """p (rows, 5) that a mode rests on."""
-    if mode.source == "uniform":
-        known = readings.agent["q_bar"].notna().to_numpy()
-        return np.where(known[:, None], 1 / len(LEVELS), np.full(len(LEVELS), np.nan))
-    if mode.source == "one-hot":
-        return readings.written(mode.read, 1.0)
-    if mode.source == "generated":
-        return readings.written(mode.read, settings.classification_confidence)
-    return readings.p(mode.read, BOTH if mode.source == "both orders" else BOTH[:1], settings.temperature)
 
 
 def _tool_modes(readings: Readings, configured: Sequence[str]) -> Iterator[Mode]:

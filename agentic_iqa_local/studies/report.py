@@ -18,12 +18,15 @@ from markupsafe import Markup
 from agentic_iqa_local.errors import one_line, printable
 from agentic_iqa_local.files import write_whole
 from agentic_iqa_local.images.reading import ImageError, load_image
+from agentic_iqa_local.judgement.fit import Fit, FitError
 from agentic_iqa_local.output import pages
 from agentic_iqa_local.output.tables import safe_cell
-from agentic_iqa_local.studies.analysis import Analysis
-from agentic_iqa_local.studies.plots import Drawing
+from agentic_iqa_local.studies.analysis import Analysis, analyse
+from agentic_iqa_local.studies.plots import Drawing, draw
+from agentic_iqa_local.studies.questions import accuracy
 from agentic_iqa_local.studies.scored_run import MARGIN
-from agentic_iqa_local.studies.summary import number, summarize
+from agentic_iqa_local.studies.study import dataset_info
+from agentic_iqa_local.studies.summary import number
 
 THUMBNAIL = 320  # pixels of the longest side
 FIRST = ("differences", "scatter", "reliability", "risk_coverage", "intervals")  # figures that are not folded
@@ -36,88 +39,90 @@ TOPICS = {
 }
 TABLES = {  # by name the title, and what a reader must know
     "datasets": ("Over the data sets", "SRCC. What is marked “seen” or “?” stays out of the mean."),
-    "modes": (
-        "Agreement with the human scores",
-        "95 % bootstrap intervals; failed images are counted beside a figure. “Mapped”: after the monotone logistic.",
-    ),
-    "differences": (
-        "Paired differences between modes",
-        "On the images that both modes answered, on the same draws. Intervals and p after Holm's correction decide;"
-        f" the verdict is what the interval of SRCC alone shows of the first mode, with a margin of {MARGIN}.",
-    ),
+    "modes": ("Agreement with the human scores", "95 % bootstrap intervals; “mapped”: after the monotone logistic."),
+    "differences": ("Paired differences between modes", f"After Holm's correction; the verdict's margin: {MARGIN}."),
     "by_distortion": ("Within each distortion type", "Intervals for the product's mode and the baseline."),
     "by_level": ("Within each level of distortion", "The authors' strengths, from 1."),
     "by_subset": ("Within each subset", "“Within subsets” is the mean of their figures by their images."),
-    "calibration": (
-        "Calibration of the letters",
-        "ECE: distance of confidence from accuracy, 15 bins. RPS: ranked probability score, 0 best.",
-    ),
-    "risk_coverage": (
-        "Risk and coverage",
-        "Risk is the mean distance of an image's rank from that by human score, as a share of all images, over the"
-        " share that the signal is surest of. AURC is its mean; “risk 100” is what no signal gives.",
-    ),
-    "intervals": (
-        "Intervals of q that hold 90 %",
-        "In levels. The run's own calibrations are made on a random half of its scenes and judged on the other. On the"
-        " scale “ranks” a picture is given the truth that q lets expect at its rank: that judges the order alone.",
-    ),
+    "calibration": ("Calibration of the letters", "ECE: 15 bins. RPS: ranked probability score, 0 best."),
+    "risk_coverage": ("Risk and coverage", "Mean error of ranks, over the share that the signal is surest of."),
+    "intervals": ("Intervals of q that hold 90 %", "In levels; “ranks”: with the truth that q expects at a rank."),
     "intervals_within": ("Intervals of q within parts", "Small parts differ by chance."),
-    "abstaining": (
-        "What abstaining gains",
-        "The pictures with the widest intervals are left out. The error is in levels. Where few that are kept are"
-        " clearly good or bad, SRCC falls for that reason alone.",
-    ),
-    "gates": (
-        "Verdicts of --at-least, error rate 10 %",
-        "The share of the pictures that are decided, pass or fail, and how many of these wrongly.",
-    ),
-    "pairwise": (
-        "Which of two pictures is better",
-        "By how far their human scores lie apart in levels, and by the probability of the likelier: the share that is"
-        " right. Pairs of equal human scores are left out.",
-    ),
-    "cost": (
-        "Cost of an image",
-        "Of the parts of the run that a mode rests on. The image is prefilled once, in the agent's part, and reused.",
-    ),
+    "abstaining": ("What abstaining gains", "The pictures with the widest intervals are left out. Error in levels."),
+    "gates": ("Verdicts of --at-least, error rate 10 %", "The share that is decided, and how much of it wrongly."),
+    "pairwise": ("Which of two pictures is better", "By levels apart, and by the probability of the likelier."),
+    "cost": ("Cost of an image", "The image is prefilled once, in the agent's part, and reused."),
     "exposures": ("What may have been seen", "What each mode rests on that was made with this data set."),
     "failures": ("What failed", "Reasons, with the number of images."),
-    "accuracy": (
-        "Accuracy on multiple-choice questions",
-        "Of answered questions, with Wilson's 95 % interval. P right is the mean probability of the right letter.",
-    ),
+    "accuracy": ("Accuracy on multiple-choice questions", "Of answered questions, with Wilson's 95 % interval."),
     "runs": ("The runs on their common images", "On the images that every run answered."),
-    "run_differences": (
-        "Paired differences between the runs",
-        f"On the same draws, with a margin of {MARGIN}.",
-    ),
+    "run_differences": ("Paired differences between the runs", f"On the same draws, with a margin of {MARGIN}."),
 }
 UPPER = ("srcc", "plcc", "krcc", "rmse", "ece", "rps", "aurc", "mos")
 HEADERS = {"n": "images", "holm": "Holm", **{name: name.upper() for name in UPPER}}
 
 
+def report_runs(
+    runs: Mapping[str, tuple[dict[str, Any], list[dict[str, Any]]]],
+    out: Path,
+    *,
+    fit: Fit | None = None,
+    kinds: Sequence[str] = ("svg",),
+    pictures: bool = False,
+    **options: Any,
+) -> str:
+    """Reports on runs (by name what `store.read_run` gives) into the folder `out`, each into one of its own where they
+    are several, and returns what a terminal shows.
+
+    Runs on questions have a table of their accuracy alone. `kinds` are those of the figures, `pictures` is as in
+    `write_page`, and the other options are those of `analyse`. Raises FitError for a fit of another model, and
+    StudyError.
+    """
+    parts, said = [], []
+    folders = {name: out / name if len(runs) > 1 else out for name in runs}
+    for name, (run, rows) in runs.items():
+        if dataset_info(run).kind == "MCQ":
+            tables = {"accuracy": pd.DataFrame(accuracy(rows))}
+            write_run(folders[name], run, tables)
+            said.append(as_text("accuracy", tables["accuracy"]))
+            continue
+        if fit and fit.model != run["identity"]["model"]:
+            raise FitError(f"--fit: expected a fit of the model of {name}, it was made with another", "fit it anew")
+        study = analyse(run, rows, fit=fit, name=name, **options)
+        parts.append((study, draw(study, kinds)))
+        said.append(as_text("modes", study.tables["modes"]))
+    for study, drawings in parts:
+        write_study(folders[study.run.name], study, drawings)
+        said += [f"What {one_line(study.run.name)} shows:", *(f"- {sentence.text}" for sentence in study.summary), ""]
+    if parts:
+        write_page(parts, out / "report.html", pictures=pictures)
+        said.append(one_line(f"Written to {out}: open {out / 'report.html'}"))
+    if len(parts) > 1:
+        datasets = over_datasets([study for study, _ in parts])
+        write_tables(out, {"datasets": datasets})
+        said += ["", as_text("datasets", datasets)]
+    return "\n".join(said)
+
+
 def over_datasets(studies: Sequence[Analysis]) -> pd.DataFrame:
     """SRCC of each mode on each data set, and the mean over the sets that nothing of the mode has seen."""
-    parts = []
-    for study in studies:
-        run, modes = study.run, study.tables["modes"]
-        title = " ".join(filter(None, (run.info.title, run.run["dataset"].get("edition"))))
-        clean = [run.is_clean(mode) for mode in modes["mode"]]
-        part = modes[["mode", "srcc", "seen"]].assign(model=run.run["model"]["name"], dataset=title, clean=clean)
-        parts.append(part.assign(run=run.name))
-    told = pd.concat(parts, ignore_index=True)
-    repeated = told.duplicated(["model", "mode", "dataset"], keep=False)
-    told.loc[repeated, "model"] += " (" + told.run + ")"
-    lines = []
-    grouped: Any = told.groupby(["model", "mode"], sort=False)
-    for (model, mode), found in grouped:
-        line: dict[str, Any] = {"model": model, "mode": mode}
-        for row in found.itertuples():
-            line |= {row.dataset: row.srcc, f"{row.dataset}_mark": row.seen}
-        clean = found[found.clean & found.srcc.notna()]
-        lines.append(line | {"mean_of_clean": clean.srcc.mean(), "clean_data_sets": len(clean)})
-    return pd.DataFrame(lines)
+    lines: dict[tuple[str, str], dict[str, Any]] = {}
+    models = [study.run.run["model"]["name"] for study in studies]
+    sets = [(study.run.info.title, study.run.run["dataset"].get("edition")) for study in studies]
+    for study, model, (title, edition) in zip(studies, models, sets, strict=True):
+        alike = list(zip(models, sets, strict=True)).count((model, (title, edition))) > 1
+        named, dataset = f"{model} ({study.run.name})" if alike else model, f"{title} {edition or ''}".strip()
+        for mode, srcc, seen in study.tables["modes"][["mode", "srcc", "seen"]].itertuples(index=False):
+            line = lines.setdefault((named, mode), {"model": named, "mode": mode, "clean": []})
+            line |= {dataset: srcc, f"{dataset}_mark": seen}
+            line["clean"] += [srcc] if study.run.is_clean(mode) and srcc == srcc else []
+    clean = [pd.Series(line.pop("clean"), dtype=float) for line in lines.values()]
+    return pd.DataFrame(
+        [
+            line | {"mean_of_clean": of.mean(), "clean_data_sets": len(of)}
+            for line, of in zip(lines.values(), clean, strict=True)
+        ]
+    )
 
 
 def shown(table: pd.DataFrame) -> tuple[list[str], list[list[tuple[str, str]]]]:
@@ -155,33 +160,31 @@ def write_tables(folder: Path, tables: Mapping[str, pd.DataFrame]) -> None:
             write_whole(folder / f"{name}.parquet", table.astype(mixed).to_parquet(index=False))
 
 
+def write_run(folder: Path, run: dict[str, Any], tables: Mapping[str, pd.DataFrame]) -> None:
+    """A run's tables, and run.json as it was when the run began: command, configuration, versions, hashes."""
+    write_tables(folder, tables)
+    write_whole(folder / "run.json", json.dumps(run, indent=1))
+
+
 def write_study(folder: Path, study: Analysis, drawings: Sequence[Drawing]) -> None:
     """A study's tables and figures, run.json, and report.json: what the page shows, for programs, with null where a
     number is not known."""
-    write_tables(folder, study.tables)
+    write_run(folder, study.run.run, study.tables)
     for drawing in drawings:
         for kind, content in drawing.files.items():
             write_whole(folder / f"{drawing.name}.{kind}", content)
-    write_run(folder, study.run.run)
+    tables = {name: table.to_json(orient="records", double_precision=15) for name, table in study.tables.items()}
     told = {
         "name": study.run.name,
         "dataset": study.run.info.title,
         "model": study.run.run["model"]["name"],
         "product": study.run.product,
         "baseline": study.run.baseline,
-        "summary": [sentence._asdict() for sentence in summarize(study)],
-        "tables": {
-            name: json.loads(table.to_json(orient="records", double_precision=15))
-            for name, table in study.tables.items()
-        },
+        "summary": [sentence._asdict() for sentence in study.summary],
+        "tables": {name: json.loads(table) for name, table in tables.items()},
         "notes": study.notes,
     }
     write_whole(folder / "report.json", printable(json.dumps(told, indent=1, ensure_ascii=False)))
-
-
-def write_run(folder: Path, run: dict[str, Any]) -> None:
-    """run.json as it was when the run began: command, configuration, versions, hardware, hashes."""
-    write_whole(folder / "run.json", json.dumps(run, indent=1))
 
 
 def write_page(parts: Sequence[tuple[Analysis, Sequence[Drawing]]], file: Path, *, pictures: bool) -> None:
@@ -196,13 +199,11 @@ def write_page(parts: Sequence[tuple[Analysis, Sequence[Drawing]]], file: Path, 
         policy=pages.policy(style, script),
         topics=TOPICS,
         texts=TABLES,
-        summarize=summarize,
         shown=shown,
         first=FIRST,
         datasets=over_datasets([study for study, _ in parts]) if parts[1:] else None,
         thumbnail=_thumbnail if pictures else None,
     )
-    file.parent.mkdir(parents=True, exist_ok=True)
     write_whole(file, printable(page))
 
 

@@ -50,11 +50,10 @@ def rmse(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def _correlation(test: Callable[..., Any], x: np.ndarray, y: np.ndarray) -> float:
-    return np.nan if is_constant(x) or is_constant(y) else float(test(x, y).statistic)
+    return np.nan if _is_constant(x) or _is_constant(y) else float(test(x, y).statistic)
 
 
-def is_constant(x: np.ndarray) -> bool:
-    """Whether the values of a column differ by rounding alone."""
+def _is_constant(x: np.ndarray) -> bool:
     return bool(len(x) < 2 or np.linalg.norm(x - x.mean()) <= CONSTANT * abs(x.mean()))
 
 
@@ -66,7 +65,7 @@ def vqeg_logistic(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     directions are tried, and a straight line: PLCC after mapping is at least |PLCC|. nan for a constant column or
     fewer than ten rows.
     """
-    if len(x) < FEWEST_ROWS_TO_FIT or is_constant(x) or is_constant(y):
+    if len(x) < FEWEST_ROWS_TO_FIT or _is_constant(x) or _is_constant(y):
         return np.full(len(x), np.nan)
     # Standardised, one set of starts and bounds serves scores of any range; beyond b2 = 50 it is a step.
     z, target = np.asarray(stats.zscore(x)), np.asarray(stats.zscore(y))
@@ -98,16 +97,18 @@ class Draws:
     def make(cls, rows: Sequence[Mapping[str, Any]], rng: np.random.Generator, count: int = 1000) -> "Draws":
         """`count` draws with replacement of whole scenes (the rows' "group"), where ten or more are known; of fewer
         scenes by distortion type, or by row, which speaks of these scenes alone; without scenes by row."""
-        groups, kinds = _labels(rows, "group", "row {}"), _labels(rows, "distortion", "none")
-        level, labels = "rows", None
-        if groups and len(set(groups)) >= FEWEST_GROUPS:
+        groups = [f"row {i}" if row.get("group") is None else str(row["group"]) for i, row in enumerate(rows)]
+        kinds = ["none" if row.get("distortion") is None else str(row["distortion"]) for row in rows]
+        grouped = any(row.get("group") is not None for row in rows)
+        level, labels = "rows", np.arange(len(rows))
+        if grouped and len(set(groups)) >= FEWEST_GROUPS:
             level, labels = "groups", groups
-        elif groups and kinds and len(set(kinds)) > 1:
+        elif grouped and len(set(kinds)) > 1:
             level, labels = "distortion types", kinds
-        units, unit = np.unique(labels or np.arange(len(rows)), return_inverse=True)
+        units, unit = np.unique(labels, return_inverse=True)
         k = len(units)
         counts = np.array([np.bincount(rng.integers(k, size=k), minlength=k) for _ in range(count)], np.int32)
-        return cls(counts, unit, level if level == "groups" or not groups else f"{level}, within these scenes")
+        return cls(counts, unit, level if level == "groups" or not grouped else f"{level}, within these scenes")
 
     @property
     def weights(self) -> np.ndarray:
@@ -139,13 +140,6 @@ class Draws:
         return interval(name, mean(values[kept]), (weights @ values[kept])[total > 0] / total[total > 0])
 
 
-def _labels(rows: Sequence[Mapping[str, Any]], name: str, absent: str) -> list[str] | None:
-    """The rows' labels, `absent` where a row has none; None when no row has one."""
-    if all(row.get(name) is None for row in rows):
-        return None
-    return [absent.format(i) if row.get(name) is None else str(row[name]) for i, row in enumerate(rows)]
-
-
 def _plcc_on_weights(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """(draws,) of columns (rows,) or (draws, rows), where row i occurs weights[:, i] times."""
     total = weights.sum(axis=1)
@@ -169,11 +163,7 @@ def _srcc_on_weights(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> np.nd
     return _plcc_on_weights(_ranks_on_weights(x, weights), _ranks_on_weights(y, weights), weights)
 
 
-def _rmse_on_weights(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    return np.sqrt(weights @ (x - y) ** 2 / weights.sum(axis=1))
-
-
-_ON_WEIGHTS = {srcc: _srcc_on_weights, plcc: _plcc_on_weights, rmse: _rmse_on_weights}
+_ON_WEIGHTS = {srcc: _srcc_on_weights, plcc: _plcc_on_weights}
 
 
 def interval(name: str, value: float, on_draws: np.ndarray) -> dict[str, float]:

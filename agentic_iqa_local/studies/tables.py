@@ -1,9 +1,9 @@
 """The tables of a report, but those of intervals: how the modes agree with the human scores, how good the letters'
-probabilities are, what an image costs, what was seen before, and what failed."""
+probabilities are, what an image costs, what was seen before, and what failed. Each is made of a run."""
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,14 +12,13 @@ from scipy.special import entr
 from scipy.stats import rankdata
 
 from agentic_iqa_local.studies import statistics
-from agentic_iqa_local.studies.readings import CLASSIFICATION, LEVELS, LOGITS
+from agentic_iqa_local.studies.readings import LEVELS
 from agentic_iqa_local.studies.scored_run import MARGIN, SIGNIFICANCE, ScoredRun
 from agentic_iqa_local.studies.statistics import interval, mean, plcc, srcc
 
-FIRST_COMPARISON = (LOGITS.name, CLASSIFICATION.name)  # named before any run was looked at
 KRCC_DRAWS = 200
-COVERAGES = (100, 90, 75, 50, 25)  # percent
 TOKENS = ("prefilled", "reused", "decoded")
+COVERAGES = (100, 90, 75, 50, 25)  # percent
 
 
 def mode_table(run: ScoredRun) -> pd.DataFrame:
@@ -27,14 +26,8 @@ def mode_table(run: ScoredRun) -> pd.DataFrame:
     table = []
     for name, scored in run.modes.items():
         kept, mapped = scored.answered, run.mapped[name]
-        line = {
-            "mode": name,
-            "seen": run.mark(name),
-            "n": kept.sum(),
-            "failed": (~kept).sum(),
-            "coverage": kept.mean(),
-        }
-        line |= run.figure("srcc", srcc, name) | run.figure("plcc", plcc, name)
+        line = {"mode": name, "seen": run.mark(name), "n": kept.sum(), "failed": (~kept).sum()}
+        line |= {"coverage": kept.mean()} | run.figure("srcc", srcc, name) | run.figure("plcc", plcc, name)
         line |= run.figure("krcc", statistics.krcc, name, first=KRCC_DRAWS)
         for key, statistic in (("plcc_mapped", plcc), ("rmse_mapped", statistics.rmse)):
             line |= interval(key, *run.draws.of(statistic, mapped, run.quality, np.isfinite(mapped)))
@@ -43,23 +36,26 @@ def mode_table(run: ScoredRun) -> pd.DataFrame:
 
 
 def differences(run: ScoredRun) -> pd.DataFrame:
-    """SRCC and PLCC of every mode less those of the baseline, on the images that both answered; the comparison that
-    was named beforehand first. `better` holds after Holm's correction, `verdict` is what the interval alone shows."""
-    pairs = [FIRST_COMPARISON] if set(FIRST_COMPARISON) <= run.modes.keys() else []
-    rest = [(name, run.baseline) for name in run.modes if name != run.baseline]
-    pairs += [pair for pair in rest if not pairs or set(pair) != set(FIRST_COMPARISON)]
+    """SRCC and PLCC of every mode less those of the baseline, on the images that both answered. `better` holds after
+    Holm's correction, `verdict` is what the interval alone shows."""
     table = []
-    for first, second in pairs:
-        both = run.modes[first].answered & run.modes[second].answered
-        line = {"first": first, "second": second, "n": both.sum(), "failed": (~both).sum()}
-        line |= statistics.difference("plcc_difference", *(run.sampled(plcc, mode, both) for mode in (first, second)))
-        line |= statistics.difference("srcc_difference", *(run.sampled(srcc, mode, both) for mode in (first, second)))
-        table.append(line)
+    for name in (name for name in run.modes if name != run.baseline):
+        both = run.modes[name].answered & run.modes[run.baseline].answered
+        line = {"first": name, "second": run.baseline, "n": both.sum(), "failed": (~both).sum()}
+        table.append(line | paired((run, name), (run, run.baseline), both))
     for line, p in zip(table, statistics.holm([line["p"] for line in table]), strict=True):
         better = line["first"] if line["srcc_difference"] > 0 else line["second"]
         line |= {"p_holm": p, "better": better if p < SIGNIFICANCE else "undecided"}
-        line["verdict"] = statistics.verdict(line["srcc_difference_low"], line["srcc_difference_high"], MARGIN)
     return pd.DataFrame(table)
+
+
+def paired(first: tuple[ScoredRun, str], second: tuple[ScoredRun, str], both: np.ndarray) -> dict[str, Any]:
+    """PLCC and SRCC of one run's mode less those of another's, on the rows `both`, on the draws that they share; `p`
+    and `verdict` are those of SRCC."""
+    line: dict[str, Any] = {}
+    for name, statistic in (("plcc_difference", plcc), ("srcc_difference", srcc)):
+        line |= statistics.difference(name, *(run.sampled(statistic, mode, both) for run, mode in (first, second)))
+    return line | {"verdict": statistics.verdict(line["srcc_difference_low"], line["srcc_difference_high"], MARGIN)}
 
 
 def within(run: ScoredRun, by: str) -> pd.DataFrame:
@@ -104,19 +100,17 @@ def claims(run: ScoredRun) -> dict[tuple[str, ...], pd.DataFrame]:
 
 def calibration(run: ScoredRun) -> pd.DataFrame:
     """Expected calibration error and ranked probability score of each p_c against the human scores as levels."""
-    human, _, source = run.levels
     losses, table = {}, []
     for names, claim in claims(run).items():
-        p, level, loss = run.letters[names], claim.level.to_numpy(), np.full(len(human), np.nan)
-        losses[names] = loss
+        p, level = run.letters[names], claim.level.to_numpy()
+        losses[names] = loss = np.full(len(run.rows), np.nan)
         loss[claim.index] = statistics.ranked_probability_scores(p[claim.index], level)
         uniform = statistics.ranked_probability_scores(np.full((len(claim), 5), 0.2), level)
         bins = statistics.reliability_bins(claim.confidence.to_numpy(), claim.correct.to_numpy())
         line = {"letters": "; ".join(names), "n": len(claim), "failed": (~np.isfinite(p).all(axis=1)).sum()}
         line |= {"ece": statistics.expected_calibration_error(bins), "accuracy": claim.correct.mean()}
         line |= {"mean_confidence": claim.confidence.mean(), **run.draws.mean("rps", loss)}
-        line |= {"rps_uniform": mean(uniform), "levels_from": source}
-        table.append(line | {"off_the_scale": ((human < 1) | (human > 5))[claim.index].sum()})
+        table.append(line | {"rps_uniform": mean(uniform), "levels_from": run.levels[2]})
     baseline = next((loss for names, loss in losses.items() if run.baseline in names), None)
     if baseline is not None:
         for line, loss in zip(table, losses.values(), strict=True):
@@ -129,59 +123,43 @@ def rank_errors(scores: np.ndarray, quality: np.ndarray) -> np.ndarray:
     return (rankdata(scores) - rankdata(quality)) / len(scores)
 
 
-def risk_coverage(run: ScoredRun, widths: Mapping[str, np.ndarray]) -> tuple[pd.DataFrame, dict[str, np.ndarray]]:
-    """What is gained by setting aside the images that a signal is unsure of: a line for each mode and signal, and the
-    curves of the product's mode by signal. `widths` are those of the intervals of q, (rows,), by mode."""
-    q_bar, nothing = run.readings.agent["q_bar"].to_numpy(), np.full(len(run.rows), np.nan)
-    table, curves = [], {}
+def risk_coverage(run: ScoredRun) -> pd.DataFrame:
+    """What is gained by setting aside the images that a signal is unsure of, by mode and signal."""
+    table = []
     for name, scored in run.modes.items():
         answered, p = scored.answered, scored.p
         if p is None or not answered.any() or np.ptp(p[answered], axis=1).max() == 0:
             continue
-        error = nothing.copy()
+        error = np.full(len(run.rows), np.nan)
         error[answered] = np.abs(rank_errors(scored.scores[answered], run.quality[answered]))
         signals = {
             "entropy": entr(p).sum(axis=1).round(12),  # alike where only rounding differs
-            "VLM–tool disagreement": np.abs(p @ LEVELS - q_bar),
-            "width of the interval": widths.get(name, nothing),
+            "VLM–tool disagreement": np.abs(p @ LEVELS - run.readings.agent["q_bar"].to_numpy()),
         }
         for signal, values in signals.items():
             usable = answered & np.isfinite(values)
-            if usable.any():
-                risk, n = statistics.risk_curve(values[usable], error[usable]), int(usable.sum())
-                curves |= {signal: risk} if name == run.product else {}
-                line = {
-                    "mode": name,
-                    "signal": signal,
-                    "n": n,
-                    "failed": (~usable).sum(),
-                    "aurc": risk.mean(),
-                }
+            if n := usable.sum():
+                risk = statistics.risk_curve(values[usable], error[usable])
+                line = {"mode": name, "signal": signal, "n": n, "failed": (~usable).sum(), "aurc": risk.mean()}
                 table.append(line | {f"risk_{share}": risk[math.ceil(share * n / 100) - 1] for share in COVERAGES})
-    return pd.DataFrame(table), curves
+    return pd.DataFrame(table)
 
 
 def cost(run: ScoredRun) -> pd.DataFrame:
     """Seconds and tokens that each image's inference took for a mode alone."""
-    costs = [row.get("cost", {}) for row in run.rows]
+    spent = pd.json_normalize([row.get("cost", {}) for row in run.rows])
     table = []
     for name, scored in run.modes.items():
         mode = scored.mode
-        tools = [] if mode.asks_model else [(tool, "seconds") for tool in mode.tools]
-        parts = np.array([[spent.get(part, {}).get("seconds", np.nan) for part in mode.cost] for spent in costs])
-        seconds = parts.sum(axis=1) + run.readings.tools[tools].sum(axis=1, skipna=False).to_numpy()
-        known = np.isfinite(seconds)
-        median, p95 = np.quantile(seconds[known], [0.5, 0.95]) if known.any() else (math.nan, math.nan)
-        line = {
-            "mode": name,
-            "n": known.sum(),
-            "failed": (~known).sum(),
-            "mean_seconds": mean(seconds[known]),
-        }
-        line |= {"median_seconds": median, "p95_seconds": p95}
+        parts = {kind: [f"{part}.{kind}" for part in mode.cost] for kind in ("seconds", *TOKENS)}
+        own = [] if mode.asks_model else [(tool, "seconds") for tool in mode.tools]
+        seconds = spent.reindex(columns=parts["seconds"]).sum(axis=1, skipna=False)
+        seconds += run.readings.tools[own].sum(axis=1, skipna=False)
+        known = seconds.notna()
+        line = {"mode": name, "n": known.sum(), "failed": (~known).sum(), "mean_seconds": seconds.mean()}
+        line |= {"median_seconds": seconds.median(), "p95_seconds": seconds.quantile(0.95)}
         for kind in TOKENS:
-            counts = [sum(spent.get(part, {}).get(kind, 0) for part in mode.cost) for spent in costs]
-            line[f"{kind}_tokens"] = mean(np.array(counts)[known])
+            line[f"{kind}_tokens"] = spent[known].reindex(columns=parts[kind]).sum(axis=1).mean()
         table.append(line | {"asks_the_model": "yes" if mode.asks_model else "no"})
     return pd.DataFrame(table)
 

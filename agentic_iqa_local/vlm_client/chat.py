@@ -12,11 +12,9 @@ PAIR_PREAMBLE = "The first image is the pristine reference, the second image is 
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """What a model is asked: its instructions (a template) and the case at hand (query and evidence).
-
-    `preamble` says what the images are, where they are neither a test image nor a reference with one. `words`
-    are the answers that the instructions list as A, B, C and so on, for models that say the word.
-    """
+    """What a model is asked: its instructions (a template) and the case at hand (query and evidence). `preamble` says
+    what the images are, where they are no test image and no reference with one; `words` are the answers that the
+    instructions list as A, B, C and so on, for models that say the word."""
 
     instructions: str
     case: str

@@ -8,8 +8,7 @@ from pydantic import BaseModel
 
 from agentic_iqa_local.vlm_client import VLMError
 
-# JSON as json.dumps writes it: one spelling for each answer, and no room for a small model to pad with
-# blanks.
+# JSON as json.dumps writes it: one spelling for each answer, and no blanks for a small model to pad with.
 JSON_STYLE = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
 
 

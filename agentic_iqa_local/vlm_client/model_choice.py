@@ -44,9 +44,9 @@ def choose(root: Path) -> ModelChoice:
     left_out = f"; left out: {'; '.join(incomplete)}" if incomplete else ""
     if not sizes:
         said = (
-            f"warning: no model chosen and no complete vision-language model below {root}: the small embedded"
-            " one answers, which proves an installation and is no judge of photographs; put a folder such as"
-            f" Qwen2.5-VL-7B-Instruct there, or name one with --model{left_out}"
+            f"warning: no model chosen and no complete vision-language model below {root}: the small embedded one"
+            " answers, which is no judge of photographs; put a folder such as Qwen2.5-VL-7B-Instruct there, or name one"
+            f" with --model{left_out}"
         )
         return ModelChoice(None, None, one_line(said))
     folder = max(sizes, key=sizes.__getitem__)
@@ -59,16 +59,13 @@ def choose(root: Path) -> ModelChoice:
 
 
 def _folders(root: Path) -> Iterator[Path]:
-    """Folders with a config.json, by name, but for the embedded model's own. Links are followed; a folder
-    that two names lead to comes once."""
-    known = {EMBEDDED.resolve()}
+    """Folders with a config.json, by name, but for the embedded model's own. Links are followed."""
     for place, below, files in os.walk(root, followlinks=True):
         depth = len(Path(place).relative_to(root).parts)
         below[:] = sorted(name for name in below if not name.startswith(".")) if depth < DEEPEST else []
         if depth and "config.json" in files:
             below.clear()
-            if (there := Path(place).resolve()) not in known:
-                known.add(there)
+            if not os.path.samefile(place, EMBEDDED):
                 yield Path(place)
 
 

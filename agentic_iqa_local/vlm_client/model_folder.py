@@ -46,7 +46,7 @@ def examine(folder: Path, weights: bool = True) -> Weights | None:
     if (folder / "adapter_config.json").exists():
         raise _refused(folder, "expected no adapter_config.json", "merge the adapter into the weights")
     for file in sorted(folder.glob("*config.json")):
-        for part, _ in walk(read_object(folder, file.name)):
+        for part in walk(read_object(folder, file.name)):
             if named := sorted(key for key in OTHER_SOURCES if isinstance(part, dict) and part.get(key)):
                 what = f"{file.name}: expected no {named[0]}, which names code or other weights"
                 raise _refused(folder, what, "use an edition of the model that transformers loads by itself")

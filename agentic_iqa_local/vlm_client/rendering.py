@@ -7,7 +7,7 @@ middle.
 import functools
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,24 +24,23 @@ from agentic_iqa_local.config import ModelSettings
 from agentic_iqa_local.files import command
 from agentic_iqa_local.vlm_client import PixelLimits, SeenImage, VLMError
 from agentic_iqa_local.vlm_client.chat import ChatPrompt, chat_messages, in_words
-from agentic_iqa_local.vlm_client.letters import resolve_letters
-from agentic_iqa_local.vlm_client.model_folder import Weights, examine
+from agentic_iqa_local.vlm_client.model_folder import examine
 
 NEXT_SET_UP = "llava_onevision_0_5b"  # of configs/: the smallest after the embedded model
 LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 SEQUENCE_INPUTS = ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids")
 
 
-def check_folder(folder: Path, weights: bool = True) -> Weights | None:
-    """What the headers of a folder's weight files say, None without `weights`. Raises VLMError unless
-    `folder` holds a configuration of a vision-language model and, with `weights`, safetensors."""
-    held = examine(folder, weights)
+def check_folder(folder: Path, weights: bool = True) -> Any:
+    """The configuration of a model folder. Raises VLMError unless it is that of a vision-language model and, with
+    `weights`, safetensors are there."""
+    examine(folder, weights)
     with loading(folder):
-        loaded = AutoConfig.from_pretrained(folder, **LOCAL)  # nosec B615 # a local folder
-    if type(loaded) not in transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
-        said = f"expected a vision-language model, got {loaded.model_type}, which reads text only"
+        config = AutoConfig.from_pretrained(folder, **LOCAL)  # nosec B615 # a local folder
+    if type(config) not in transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+        said = f"expected a vision-language model, got {config.model_type}, which reads text only"
         raise VLMError(f"model folder {folder}: {said}", "use a Qwen-VL, LLaVA or similar folder")
-    return held
+    return config
 
 
 def first_line(error: BaseException) -> str:
@@ -108,9 +107,8 @@ class Renderer:
     def __init__(self, name: str, settings: ModelSettings, weights: bool = True):
         self.name, self.settings, self.folder = name, settings, Path(settings.path or name)
         self._lock = threading.RLock()  # tokenizers refuse to be used from two threads at once
-        self.weights = check_folder(self.folder, weights)
+        self.config = check_folder(self.folder, weights)
         with loading(self.folder):
-            self.config = AutoConfig.from_pretrained(self.folder, **LOCAL)  # nosec B615 # a local folder
             self.processor = AutoProcessor.from_pretrained(self.folder, **LOCAL)  # nosec B615 # a local folder
             if not (self.processor.chat_template or self.processor.tokenizer.chat_template):
                 expected = "expected a chat template, found none"
@@ -232,3 +230,39 @@ class Renderer:
             return [SeenImage(width, height, tokens)] * count
         # tiles of a resized picture, and often a thumbnail: no one size says what was seen
         return [SeenImage(None, None, tokens)] * count
+
+
+def resolve_letters(
+    encode: Callable[[str], list[int]],
+    tail: str,
+    letters: Sequence[str],
+    words: Mapping[str, str] | None = None,
+) -> dict[str, int]:
+    """Letter, or word → token id after `tail`. `A`, ` A` and `"A` are different tokens with different distributions, so
+    an id is what the tokenizer makes of a letter right after the prompt's own end: encode(tail + letter) must be
+    encode(tail) plus exactly one id. A word stands for its first token there, which no other word may begin with.
+
+    Args:
+        encode: Token ids of a text.
+        tail: The end of the prompt, with the answer so far.
+        letters: What is read; an entry of several characters is a word.
+        words: Read in place of the letters that they stand for.
+
+    Raises:
+        VLMError: One merges with the tail, a letter splits, or two share an id.
+    """
+    base = encode(tail)
+    ids: dict[str, int] = {}
+    for letter in letters:
+        said = (words or {}).get(letter, letter)
+        longer = encode(tail + said)
+        tokens = longer[len(base) :]
+        if longer[: len(base)] != base or not tokens or (len(said) == 1 and len(tokens) > 1):
+            expected = f"expected the answer letter {said!r} to be one token after {tail[-24:]!r}"
+            got = f"got {longer[len(base) - 1 :]} after {base[-2:]}"
+            raise VLMError(f"tokenizer: {expected}, {got}", "this model's letters cannot be read here")
+        ids[letter] = tokens[0]
+    if len(set(ids.values())) != len(ids):
+        said = f"expected a token of its own for each of the letters {', '.join(letters)}, got {ids}"
+        raise VLMError(f"tokenizer: {said}")
+    return ids

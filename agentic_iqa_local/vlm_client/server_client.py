@@ -6,6 +6,7 @@ pixel changes.
 """
 
 import base64
+import functools
 import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -113,13 +114,10 @@ class ServerSession(VLMSession):
 
     client: ServerClient
 
-    def __init__(self, client: ServerClient, images: Sequence[Image.Image]):
-        super().__init__(client, images)
-        self._parts: list[dict[str, Any]] = []  # of a chat message
-
-    def close(self) -> None:
-        super().close()
-        self._parts = []
+    @functools.cached_property
+    def _parts(self) -> list[dict[str, Any]]:
+        """The images as parts of a chat message."""
+        return [_png(image) for image in self.images]
 
     def _write(self, rendered: Rendered, schema: type[BaseModel], temperature: float, max_tokens: int) -> str:
         text, tokens = self._ask(
@@ -158,7 +156,6 @@ class ServerSession(VLMSession):
         the server saw other tokens than the processor here makes."""
         client, renderer = self.client, self.client.renderer
         whole = rendered.prompt_with(self._expand(rendered)) + rendered.answer_ids
-        self._parts = self._parts or [_png(image) for image in self.images]
         layout = client.settings.prompt_layout
         messages: Any = chat_messages(rendered.prompt, len(self.images), layout, self._parts)
         extra |= PLAIN_SAMPLING | {"return_token_ids": True}

@@ -63,7 +63,7 @@ class TransformersClient(VLMClient):
 
     def __init__(self, name: str, settings: ModelSettings, device: str):
         super().__init__(name, settings, Renderer(name, settings))
-        self.processor, self.tokenizer = self.renderer.processor, self.renderer.tokenizer
+        self.tokenizer = self.renderer.tokenizer
         if settings.exact:
             make_deterministic()
         self.dtype = getattr(torch, choose_dtype(settings.dtype, device, self.renderer.holds_in_bfloat16))

@@ -176,7 +176,7 @@ def bare_forward(arms: dict, pairs: list, args: argparse.Namespace) -> dict | No
         picture = load_image(str(pair[0])).pixels.crop((0, 0, min(args.side, 512), min(args.side, 512)))
         rendered = client.renderer.render(prompt, 1, ANSWER_PREFIX)
         began = time.perf_counter()
-        batch = client.processor(text=[rendered.text], images=[picture], return_tensors="pt").to(client.device)
+        batch = client.renderer.processor(text=[rendered.text], images=[picture], return_tensors="pt").to(client.device)
         with torch.inference_mode(), client.lock:
             if hasattr(client.model.model, "rope_deltas"):
                 client.model.model.rope_deltas = None

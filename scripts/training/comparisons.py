@@ -37,7 +37,6 @@ from agentic_iqa_local.judgement.preference import (
     PairFits,
     logit,
     measurements,
-    read_fits,
     read_pair,
 )
 from agentic_iqa_local.nodes.summarizer import ROLE
@@ -205,7 +204,8 @@ def fit(args: argparse.Namespace) -> None:
         date=datetime.date.today().isoformat(),
     )
     key = (new.model, new.pipeline, new.reference)
-    others = [one for one in read_fits(args.out).fits if (one.model, one.pipeline, one.reference) != key]
+    known = PairFits.model_validate_json(args.out.read_bytes()).fits if args.out.is_file() else ()
+    others = [one for one in known if (one.model, one.pipeline, one.reference) != key]
     args.out.write_text(PairFits(fits=(*others, new)).model_dump_json(indent=1) + "\n", encoding="utf-8")
     print(json.dumps({" + ".join(names): round(loss, 4) for names, loss in losses.items()}, indent=1))
 

@@ -23,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.devices import commit, machine
 from agentic_iqa_local.files import folder_hash
+from agentic_iqa_local.images.crops import Box
 from agentic_iqa_local.judgement.quality_map import read_boxes, tile_sides
-from agentic_iqa_local.judgement.tiles import Box
 from agentic_iqa_local.nodes.letter_reading import ROLE
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
 from agentic_iqa_local.nodes.workbench import OpenImages

@@ -7,7 +7,7 @@ only, and the page's policy runs no other script.
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,27 +24,17 @@ STYLE = ("gallery.css",)
 SCRIPT = ("gallery_parts.js", "gallery_csv.js", "gallery_filters.js", "gallery_account.js", "gallery.js")
 BLOCK = {"accounts": 50, "small": 50, "large": 5}  # of how many items each block of data is
 
-Progress = Callable[[Iterable[str]], Iterable[str]]
 
-
-def write_gallery(
-    rows: Sequence[Row],
-    file: Path,
-    *,
-    name: str,
-    images: Path | None = None,
-    progress: Progress = iter,
-) -> int:
+def write_gallery(rows: Sequence[Row], file: Path, *, name: str, images: Path | None = None) -> int:
     """Writes the page of the rows (JSON objects of assess; at least one) and returns how many pictures it
     could not show.
 
     `name` is the batch's. `images`: a folder in which pictures are looked for that are no longer at their
-    path, by as much of its end as matches. `progress` is handed the pictures' paths and yields them, one by
-    one. Raises WriteError.
+    path, by as much of its end as matches. Raises WriteError.
     """
     paths = list(dict.fromkeys(row["image"] for row in rows))
     sizes = Sizes.of(len(paths))
-    pictures = [thumbnail(_found(path, images), sizes) for path in progress(paths)]
+    pictures = [thumbnail(_found(path, images), sizes) for path in paths]
     places = {path: place for place, path in enumerate(paths)}
     write_whole(file, _page(rows, pictures, [places[row["image"]] for row in rows], name))
     return sum(picture.missing is not None for picture in pictures)
@@ -84,15 +74,8 @@ def _index(rows: Sequence[Row], pictures: Sequence[Thumbnail], places: Sequence[
         "name": one_line(name),
         "block": BLOCK,
         "levels": [[letter, LEVEL_WORDS[LETTER_TO_LEVEL[letter]]] for letter in LETTERS],
-        "rows": [
-            entry(row, identity, place) for row, identity, place in zip(rows, identities(rows), places, strict=True)
-        ],
-        "pictures": [
-            {"missing": picture.missing}
-            if picture.missing
-            else {"size": picture.size, "address": picture.address, "sha256": picture.sha256}
-            for picture in pictures
-        ],
+        "rows": [entry(*one) for one in zip(rows, identities(rows), places, strict=True)],
+        "pictures": [picture.told() for picture in pictures],
     }
 
 

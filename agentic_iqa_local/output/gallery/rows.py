@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -14,6 +14,7 @@ from agentic_iqa_local.errors import UserError, printable
 from agentic_iqa_local.files import FileError, first_mistake, open_regular
 from agentic_iqa_local.nodes.prompts import chosen_answer
 from agentic_iqa_local.output.picture_lines import worst_distortion
+from agentic_iqa_local.output.words import types_seen
 from agentic_iqa_local.result import SCHEMA_VERSION, Assessment
 
 Row = dict[str, Any]
@@ -97,62 +98,46 @@ def identities(rows: Sequence[Row]) -> list[str]:
 
 def entry(row: Row, identity: str, picture: int) -> Row:
     """What the list shows, sorts and filters by; `picture` is the place of its thumbnail."""
-    assessment = Assessment.model_validate(row)
-    interval = row["interval"] or {}
-    found = {
-        "id": identity,
-        "image": row["image"],
-        "picture": picture,
-        "q": row["q"],
-        "low": interval.get("low"),
-        "high": interval.get("high"),
-        "letter": assessment.letter if assessment.level else None,
-        "answer": None if row["error"] or assessment.level else _answer(row),
-        "worst": worst_distortion(assessment),
-        "types": sorted(_types(row)),
-        "verdict": (row["gate"] or {}).get("verdict"),
-        "held": bool(row["not_sure"]),
-        "query": row["query"],
-        "why": row["quality_reasoning"],
-        "error": row["error"],
-        "sha256": row["sha256"],
-    }
-    return _safe(_told(found))
+    found = Assessment.model_validate(row)
+    answer = None if found.error or found.level else found.final_answer
+    return _safe(
+        {
+            "id": identity,
+            "image": found.image,
+            "picture": picture,
+            "q": found.q,
+            "low": found.interval and found.interval.low,
+            "high": found.interval and found.interval.high,
+            "letter": found.letter if found.level else None,
+            "answer": f"{answer}. {chosen_answer(found.choices, answer)}" if answer and found.choices else answer,
+            "worst": worst_distortion(found),
+            "types": types_seen(found),
+            "verdict": found.gate and found.gate.verdict,
+            "held": bool(found.not_sure),
+            "query": found.query,
+            "why": found.quality_reasoning,
+            "error": found.error,
+            "sha256": found.sha256,
+        }
+    )
 
 
 def account(row: Row) -> Row:
     """What the full view of a row shows."""
-    kept = Assessment.model_validate(row).model_dump(mode="json", exclude=_LEFT_OUT)  # pyright: ignore[reportArgumentType]
-    return _safe(_told(kept))
+    return _safe(Assessment.model_validate(row).model_dump(mode="json", exclude=_LEFT_OUT))  # pyright: ignore[reportArgumentType]
 
 
-def _told(fields: Row) -> Row:
-    """The fields that say something; a zero does."""
-    return {key: value for key, value in fields.items() if value or (value == 0 and value is not False)}
+def _safe(fields: Row) -> Row:
+    """The fields that say something (a zero does), with `printable` texts and keys."""
+    told = {key: value for key, value in fields.items() if value or (value == 0 and value is not False)}
+    return {key: _printable(value) for key, value in told.items()}
 
 
-def _answer(row: Row) -> str | None:
-    answer = row["final_answer"]
-    if answer and row["choices"]:
-        return f"{answer}. {chosen_answer(row['choices'], answer)}"
-    return answer
-
-
-def _types(row: Row) -> Iterator[str]:
-    """The distortions that were seen, each once."""
-    analysis = (row["evidence"] or {}).get("distortion_analysis") or {}
-    seen = {
-        item["type"] for items in analysis.values() for item in items if item["severity"] not in ("none", "unclear")
-    }
-    yield from seen
-
-
-def _safe(value: Any) -> Any:
-    """Parsed JSON with `printable` texts and keys."""
+def _printable(value: Any) -> Any:
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, list):
-        return [_safe(part) for part in value]
+        return [_printable(part) for part in value]
     if isinstance(value, dict):
-        return {printable(key): _safe(part) for key, part in value.items()}
+        return {printable(key): _printable(part) for key, part in value.items()}
     return round(value, 4) if isinstance(value, float) else value

@@ -4,6 +4,7 @@ import base64
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 
@@ -42,6 +43,11 @@ class Thumbnail:
     sha256: str | None = None
     address: str | None = None
     missing: str | None = None
+
+    def told(self) -> dict[str, Any]:
+        """What the page knows of the picture before it shows it."""
+        told = {"missing": self.missing, "size": self.size, "address": self.address, "sha256": self.sha256}
+        return {name: value for name, value in told.items() if value}
 
 
 def thumbnail(path: Path, sizes: Sizes) -> Thumbnail:

@@ -154,7 +154,7 @@ export function comparison(found, sent) {
       el("p", {}, el("span", { class: `text-${letterOf(row.q)}` }, wordOf(row.final_answer)), ` q ${number(row.q)}`),
       scale(row.q, row.interval),
       sure !== null && el("p", { class: "soft" }, sure < 0.5 ? "hardly told from the next" : `better than the next with ${percent(sure)} probability`), account(row))));
-  const notes = [...(two ? [`This rests on ${found.pair.basis}.`, ...found.pair.notes] : found.notes)];
+  const notes = two ? [`This rests on ${found.pair.basis}.`] : [];
   const missing = (found.failed ?? []).map((row) => `${row.image}: ${row.error ?? "it has no rating"}`);
   return el("article", { class: "answer", "aria-label": "Comparison" },
     card("From the best on", el("ol", { class: "order" }, list)),

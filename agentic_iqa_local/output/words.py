@@ -1,0 +1,60 @@
+"""Text that fits a terminal, and the words for levels and damage that every output shares."""
+
+import shutil
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import get_args
+
+from agentic_iqa_local.errors import one_line
+from agentic_iqa_local.nodes.query import named_metrics
+from agentic_iqa_local.result import Assessment
+from agentic_iqa_local.state import LETTER_TO_LEVEL, LEVEL_WORDS, UNCLEAR, DistortionAnalysis, Severity
+
+WIDEST, NARROWEST = 100, 40  # columns of text
+
+
+def level_word(letter: str) -> str:
+    """Excellent (A) to Bad (E)."""
+    return LEVEL_WORDS[LETTER_TO_LEVEL[letter]]
+
+
+def named(row: Assessment) -> list[str]:
+    """The metrics that the query names."""
+    return named_metrics(row.query, row.reference is not None)
+
+
+def damage(row: Assessment) -> list[str]:
+    """Each distortion that was seen, the most severe first: "severe blur (sky)", of the whole picture without a
+    place."""
+    severities = get_args(Severity)  # from the mildest on
+    found = sorted(_seen(row), key=lambda one: -severities.index(one[1].severity))
+    return [f"{item.severity} {item.type}" + f" ({name})" * (name != "Global") for name, item in found]
+
+
+def types_seen(row: Assessment) -> list[str]:
+    """The types of the distortions that were seen, each once, in their order of names."""
+    return sorted({item.type for _, item in _seen(row)})
+
+
+def _seen(row: Assessment) -> list[tuple[str, DistortionAnalysis]]:
+    analysis = (row.evidence and row.evidence.distortion_analysis) or {}
+    items = [(name, item) for name, items in analysis.items() for item in items]
+    return [(name, item) for name, item in items if item.severity not in ("none", UNCLEAR)]
+
+
+def wrapped(text: str, indent: str = "  ") -> list[str]:
+    """The lines of a text that fits the terminal; `indent` begins the first one."""
+    width = min(WIDEST, max(NARROWEST, shutil.get_terminal_size((WIDEST, 24)).columns))
+    safe = one_line(" ".join(text.split()))
+    return textwrap.wrap(safe, width, initial_indent=indent, subsequent_indent="  ", break_on_hyphens=False)
+
+
+def bullets(title: str, texts: Iterable[str]) -> list[str]:
+    """A blank line, a title and each text wrapped below it; nothing where there are no texts."""
+    lines = [line for text in texts for line in wrapped(text)]
+    return ["", title, *lines] if lines else []
+
+
+def safe_lines(lines: Sequence[str]) -> str:
+    """Each on a line of its own: file names, queries and models' answers may hold anything."""
+    return "\n".join(map(one_line, lines))
