@@ -40,11 +40,16 @@ _UNSEEN = (
     "CLIPIQA",  # CLIP as it is (arXiv 2207.12396)
     "QualiCLIP",  # self-supervised on synthetic degradations (miccunifi/QualiCLIP README)
 )  # fmt: skip
+# "options" are the training files of these weights below options/train of chaofengc/IQA-PyTorch.
+_ON_KONIQ = (
+    "TOPIQ_NR", "HyperIQA", "DBCNN", "CNNIQA",  # options TOPIQ, HyperNet, DBCNN, CNNIQA
+    "TReS", "MANIQA", "LIQE",  # IQA-PyTorch docs/ModelCard.md, pull request 127; IIGROUP/MANIQA issue 42
+    "CLIPIQA+", "ARNIQA", "MUSIQ",  # IceClear/CLIP-IQA issue 8; miccunifi/ARNIQA issue 22; google-research musiq
+)  # fmt: skip
 _KONIQ, _KADID = ("koniq10k",), ("kadid10k",)
 _ONE_ALIGN = ("koniq10k", "spaq", "kadid10k", "ava", "lsvq")
-# By tool, the sets of the very weight files that iqa_tools/specs.py names; UNKNOWN where not all are known. "options"
-# are the training files of these weights below options/train of chaofengc/IQA-PyTorch.
-TRAINED_ON: dict[str, tuple[str, ...]] = dict.fromkeys(_UNSEEN, ()) | {
+# By tool, the sets of the very weight files that iqa_tools/specs.py names; UNKNOWN where not all are known.
+TRAINED_ON: dict[str, tuple[str, ...]] = dict.fromkeys(_UNSEEN, ()) | dict.fromkeys(_ON_KONIQ, _KONIQ) | {
     "TOPIQ_FR": _KADID,  # the file's name; IQA-PyTorch issue 211; arXiv 2308.03060
     "AHIQ": ("pipal",),  # key in IQA-PyTorch's ahiq_arch.py; arXiv 2204.10485
     "LPIPS": ("bapps",),  # richzhang/PerceptualSimilarity README
@@ -55,24 +60,14 @@ TRAINED_ON: dict[str, tuple[str, ...]] = dict.fromkeys(_UNSEEN, ()) | {
     "A-FINE": ("diffiqa", "kadid10k", "pipal", "tid2013"),  # ChrisDud0257/AFINE TrainAFINE/README.md, stages 1 to 3
     "QAlign": _ONE_ALIGN,  # Q-Future/Q-Align model_zoo/README.md
     "Q-ReAlign": (*_ONE_ALIGN, UNKNOWN),  # its model card; the data of its Qwen3.5 backbone are not published
-    "TOPIQ_NR": _KONIQ,  # options TOPIQ/train_TOPIQ_res50_koniq.yml
-    "CLIPIQA+": _KONIQ,  # the authors' prompts: IQA-PyTorch issue 137, IceClear/CLIP-IQA issue 8
-    "LIQE": _KONIQ,  # IQA-PyTorch pull request 127
-    "ARNIQA": _KONIQ,  # its regressor: miccunifi/ARNIQA issue 22
-    "MUSIQ": _KONIQ,  # koniq_ckpt.npz in google-research musiq/README.md
-    "MANIQA": _KONIQ,  # IQA-PyTorch docs/ModelCard.md, IIGROUP/MANIQA issue 42
-    "HyperIQA": _KONIQ,  # options HyperNet/train_HyperNet.yml
-    "TReS": _KONIQ,  # the file's name; IQA-PyTorch docs/ModelCard.md
-    "DBCNN": _KONIQ,  # options DBCNN/train_DBCNN_koniq10k.yml
     "UNIQUE": ("live", "csiq", "kadid10k", "bid", "clive", "koniq10k"),  # zwx8981/UNIQUE; arXiv 2005.13983
     "WaDIQaM_NR": ("koniq10k", "kadid10k"),  # options WaDIQaM/train_WaDIQaM_NR_koniq.yml: starts from WaDIQaM_FR
     "NIMA": ("ava",),  # options NIMA/train_NIMA_inception_ava.yml
-    "CNNIQA": _KONIQ,  # options CNNIQA/train_CNNIQA.yml
     "PaQ-2-PiQ": ("flive",),  # baidut/paq2piq README
     "BRISQUE": ("live",),  # readme.txt of the authors' release
     "NRQM": ("ma2017",),  # chaoma99/sr-metric train_RF_regression.m
     "PI": ("ma2017",),  # through NRQM; its NIQE saw no scores
-}
+}  # fmt: skip
 # Parts whose targets no human gave, but went through maps that were fitted on these sets.
 EMBEDDED = "embedded"
 SCALED_ON = {"LocalNR": _KADID, EMBEDDED: _KADID}

@@ -36,22 +36,14 @@ class _Row(BaseModel):
     reached."""
 
     key: str
-    image: str | None = None
-    error: str | None = None
     mos: Annotated[float, Field(ge=-MOST, le=MOST)] = 0.0
     group: str | None = None
     distortion: str | None = None
-    split: str | None = None
-    level: float | None = None
     evidence: ExecutorOutput | None = None
-    agent: dict[str, Any] | None = None
     reads: dict[str, _Read] = {}
     tools: dict[str, dict[str, float | str | None]] = {}
-    cost: dict[str, dict[str, float]] = {}
     choices: list[str] | None = None
     answer: Annotated[int, Field(ge=0)] | None = None
-    answered: str | None = None
-    probabilities: list[float] | None = None
 
 
 class Store(RowFile, AbstractContextManager):

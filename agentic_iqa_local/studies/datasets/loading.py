@@ -8,7 +8,7 @@ from pathlib import Path
 
 from agentic_iqa_local.files import FileError, open_regular
 from agentic_iqa_local.studies.datasets.authors import ANYWHERE, AUTHORS, Layout, Placed
-from agentic_iqa_local.studies.datasets.reader import DatasetReader, first_value, lines_of, number
+from agentic_iqa_local.studies.datasets.reader import DatasetReader, lines_of
 from agentic_iqa_local.studies.datasets.types import MOST, Dataset, DatasetError, DatasetInfo, listed
 
 OWN_FILES = (".csv", ".jsonl", ".json")
@@ -75,12 +75,11 @@ def load_dataset(
 
 def detect(path: Path) -> str | None:
     """The key of the data set in a folder, or of a single manifest or file of questions; None when unknown."""
-    if path.is_file():
-        kind = "questions" if path.suffix.lower() in OWN_FILES and _holds_questions(path) else "manifest"
-        return kind if path.suffix.lower() in OWN_FILES else None
+    if path.suffix.lower() in OWN_FILES and path.is_file():
+        return "questions" if _holds_questions(path) else "manifest"
     reader = DatasetReader(DATASETS["manifest"], path)
-    for key, layout in LAYOUTS.items():
-        scores = next(filter(None, map(reader.find, layout.scores.split("|"))), None) if layout.scores else None
+    for key, layout in LAYOUTS.items() if path.is_dir() else ():
+        scores = next(filter(None, map(reader.find, filter(None, layout.scores.split("|")))), None)
         if not scores or not all(map(reader.find, layout.also)):
             continue
         if not layout.told_by or any(re.search(layout.told_by, line) for line in lines_of(scores)):
@@ -131,20 +130,13 @@ def _told(reader: DatasetReader, part_of: str | None, mos_range: Sequence[float]
 
 def _own_rows(reader: DatasetReader, layout: Layout) -> Placed:
     """The rows of a user's file, or of every file of a folder of questions."""
-    columns = COLUMNS[layout.info.kind]
     files = [reader.path] if reader.path.is_file() else []
     if not files and layout.scores:
         files = [reader.need(*layout.scores.split("|"))]
     elif not files:
         every = sorted(file for file in reader.root.iterdir() if file.suffix.lower() in OWN_FILES)
         files = [file for file in every if _holds_questions(file)]
-    low, high = (None, None) if reader.info.key != "manifest" else (reader.info.low, reader.info.high)
-    for where, row in (placed for file in files for placed in reader.rows(file, columns)):
-        score = number(row.get("mos"))
-        if low is not None and high is not None and (score < low or score > high):
-            expected = f"a score from {low:g} to {high:g} (--mos-range) for {row['image']}"
-            raise reader.error(expected, f"{score:g}", f"correct {where}, or the range")
-        yield where, row | {"group": first_value(row, "group", "reference")}
+    return [placed for file in files for placed in reader.rows(file, COLUMNS[layout.info.kind])]
 
 
 def _rows(reader: DatasetReader, layout: Layout) -> Placed:

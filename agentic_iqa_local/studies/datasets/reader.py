@@ -148,9 +148,13 @@ class DatasetReader:
             if not abs(number(value)) <= MOST:
                 wanted = f"a number of at most {MOST:g}" if math.isfinite(number(value)) else "a number"
                 raise self.error(f"{wanted} as the {name} of {image}", repr(value), f"correct {where}")
+        low, high = (self.info.low, self.info.high) if self.info.key == "manifest" else (None, None)
+        if low is not None and high is not None and not low <= number(row["mos"]) <= high:
+            expected = f"a score from {low:g} to {high:g} (--mos-range) for {image}"
+            raise self.error(expected, f"{number(row['mos']):g}", f"correct {where}, or the range")
         if paths := self._locate(image, reference, within):
             facts = {name: text(row.get(name)) for name in ("group", "distortion", "split", "subset")}
-            facts["group"] = facts["group"] or (paths[1] and paths[1].stem)
+            facts["group"] = facts["group"] or (reference if self.by_user else paths[1] and paths[1].stem)
             strength = None if level is None else number(level)
             self.items.append(RatedImage(paths[0], number(row["mos"]), paths[1], level=strength, **facts))
 
