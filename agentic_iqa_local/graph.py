@@ -26,10 +26,11 @@ from agentic_iqa_local.state import AgenticIQAState
 
 logger = logging.getLogger(__name__)
 
+Graph = CompiledStateGraph[AgenticIQAState, Context]
+
 
 def decide_next_node(state: AgenticIQAState) -> Literal["planner", "__end__"]:
-    """Conditional edge after the Summarizer: "planner" if a replan is needed and iterations < max, else
-    "__end__"."""
+    """Conditional edge after the Summarizer: "planner" if a replan is needed and iterations < max, else "__end__"."""
     result = None if state.get("error") else state.get("summarizer_result")
     need_replan, reason = (result.need_replan, result.replan_reason) if result else (False, None)
     iteration, limit = state.get("iteration_count", 0), replan_limit(state)
@@ -51,9 +52,7 @@ def _observed(role: str, node: Callable[..., dict[str, Any]]) -> Callable[..., d
     """The node, whose beginning and end the assessment's observer is told. What it raises becomes an error of
     the state, but for a lack of memory, with which a batch knows what to do."""
 
-    def run(
-        state: AgenticIQAState, config: RunnableConfig | None = None, runtime: Runtime[Context] | None = None
-    ) -> dict[str, Any]:
+    def run(state: AgenticIQAState, config: RunnableConfig | None = None, runtime: Runtime[Context] | None = None):
         observer = runtime.context.images.observer if runtime and runtime.context else Observer()
         count = state.get("iteration_count", 0) + 1
         observer.step(role, "started", count)
@@ -71,27 +70,21 @@ def _observed(role: str, node: Callable[..., dict[str, Any]]) -> Callable[..., d
 
 
 @functools.cache
-def build_graph(with_summarizer: bool = True) -> CompiledStateGraph[AgenticIQAState, Context]:
+def build_graph(with_summarizer: bool = True) -> Graph:
     """The graph, compiled once. Without the Summarizer it ends after the Executor and never replans."""
+    nodes = {"planner": planner_node, "executor": executor_node}
+    nodes |= {"summarizer": summarizer_node} if with_summarizer else {}
     graph = StateGraph(AgenticIQAState, context_schema=Context)
-    graph.add_node("planner", _observed("planner", planner_node))
-    graph.add_node("executor", _observed("executor", executor_node))
+    graph.add_sequence([(role, _observed(role, node)) for role, node in nodes.items()])
     graph.add_edge(START, "planner")
-    graph.add_edge("planner", "executor")
     if with_summarizer:
-        graph.add_node("summarizer", _observed("summarizer", summarizer_node))
-        graph.add_edge("executor", "summarizer")
         graph.add_conditional_edges("summarizer", decide_next_node, {"planner": "planner", "__end__": END})
     else:
         graph.add_edge("executor", END)
     return graph.compile()
 
 
-def run_graph(
-    state: AgenticIQAState,
-    images: OpenImages,
-    graph: CompiledStateGraph[AgenticIQAState, Context] | None = None,
-) -> AgenticIQAState:
+def run_graph(state: AgenticIQAState, images: OpenImages, graph: Graph | None = None) -> AgenticIQAState:
     """Runs the graph on opened images and returns the final state."""
     config: RunnableConfig = {"recursion_limit": 3 * (replan_limit(state) + 2)}  # three nodes a round, and two rounds
     with tracing_context(enabled=False):  # LangChain would follow environment variables to a tracing server

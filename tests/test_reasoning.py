@@ -81,20 +81,13 @@ def test_sentences_made_of_the_evidence_never_contradict_it(analysis, level):
     assert all(f"{item.severity} {item.type}".casefold() in text.casefold() for item in found)
 
 
-@pytest.mark.parametrize(
-    ("text", "reasoning", "corrections"),
-    [
-        ("Moderate blur.", "Moderate blur.", []),
-        ("Severe noise.", "Moderate blurs: Edges appear soft. The quality is fair.", ["names Noise, which the evidence does not hold"]),
-    ],
-)  # fmt: skip
-def test_a_contradiction_gives_way_to_the_evidence_and_the_account_says_so(picture, text, reasoning, corrections):
-    client = ScriptedClient(scripted_answers(SummaryReply={"final_answer": "C", "quality_reasoning": text}))
+def test_a_contradiction_gives_way_to_the_evidence_and_the_account_says_so(picture):
+    client = ScriptedClient(scripted_answers(SummaryReply={"final_answer": "C", "quality_reasoning": "Severe noise."}))
     row = assess(picture, services=scripted_services(client, ScriptedTools({"NIQE": 3.0})))
-    assert row.quality_reasoning.startswith(reasoning)
-    assert row.reasoning_corrections == corrections
+    assert row.quality_reasoning.startswith("Moderate blurs: Edges appear soft. The quality is fair.")
+    assert row.reasoning_corrections == ["names Noise, which the evidence does not hold"]
     assert len(prompts(client, "SummaryReply")) == 1
-    assert ("The model's own words are left out" in " ".join(account(row).split())) is bool(corrections)
+    assert "The model's own words are left out" in " ".join(account(row).split())
 
 
 def test_reasoning_for_another_answer_gives_way_to_the_chosen_one(picture):
@@ -112,9 +105,6 @@ def test_reasoning_for_another_answer_gives_way_to_the_chosen_one(picture):
 def test_what_the_shipped_model_says_of_a_damaged_picture_contradicts_nothing(services, noisy_path):
     """Judged apart from the rules: a finding stands in the text with its severity, and the level is the fused one."""
     row = assess(noisy_path, services=services)
-    items = row.evidence.distortion_analysis["Global"]
-    found = [f"{item.severity} {item.type}".lower() for item in items if item.severity != "none"]
-    text = row.quality_reasoning.lower()
-    assert found
-    assert any(words in text for words in found)
+    text, items = row.quality_reasoning.lower(), row.evidence.distortion_analysis["Global"]
+    assert any(f"{item.severity} {item.type}".lower() in text for item in items if item.severity != "none")
     assert f"the quality is {LEVEL_WORDS[LETTER_TO_LEVEL[row.final_answer]].lower()}." in text

@@ -132,8 +132,9 @@ class OpenImages:
         self.failed_tries: list[PlannerError] = []
         for line in self.image.warnings:
             self.warn(line)
-        for line in self.reference.warnings if self.reference else ():
-            self.warn(f"the reference {self.reference.path}: {line}")
+        if reference := self.reference:
+            for line in reference.warnings:
+                self.warn(f"the reference {reference.path}: {line}")
         self._of_pictures: list[str] | None = None  # warnings that every turn of a conversation has
         self._open: dict[tuple[int, int], VLMSession] = {}  # by client and view
         self._opened: list[tuple[tuple[int, int] | None, VLMSession]] = []  # those that are closed too
@@ -155,8 +156,6 @@ class OpenImages:
             self.warnings.append(line)
             if log:
                 logger.warning("%s", line)
-
-    # The model
 
     def views(self, role: str) -> list[Box]:
         """The whole image, or native-resolution crops of one beyond the range of the role's model."""
@@ -259,11 +258,9 @@ class OpenImages:
         self._lap = usage.prefilled + usage.decoded, time.perf_counter()
         return self._lap[0] - tokens, self._lap[1] - began
 
-    # The tools
-
-    def _parts(self, box: Box | None) -> list[Image.Image | None]:
-        pictures = [self.image.pixels, self.reference and self.reference.pixels]
-        return [picture and picture.crop(box) for picture in pictures] if box else pictures
+    def _parts(self, box: Box | None) -> tuple[Image.Image, Image.Image | None]:
+        image, reference = self.image.pixels, self.reference and self.reference.pixels
+        return (image.crop(box), reference and reference.crop(box)) if box else (image, reference)
 
     def score(self, tool: str, box: Box | None = None) -> ToolReading:
         """A tool's score of the image or a region, computed once. Raises ToolError."""
