@@ -8,9 +8,9 @@ from contextlib import ExitStack, contextmanager
 
 from agentic_iqa_local.config import RoleSettings, Settings, load_settings
 from agentic_iqa_local.devices import choose_device
+from agentic_iqa_local.files import models_root
 from agentic_iqa_local.iqa_tools import ToolRunner
-from agentic_iqa_local.offline.manifest import BundleError
-from agentic_iqa_local.offline.store import check_model, environment, models_root
+from agentic_iqa_local.offline.manifest import BundleError, check_model, environment
 from agentic_iqa_local.vlm_client import ClientPool, VLMClient, VLMError
 
 ALONE = ("QAlign",)  # changes parts of transformers while it runs: no model may run beside it

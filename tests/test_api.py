@@ -43,9 +43,6 @@ def pixels(picture):
     return np.asarray(Image.open(picture))
 
 
-# Kinds of pictures
-
-
 def test_every_kind_of_picture_gives_the_same_score(photo_path, services):
     image, content = Image.open(photo_path), Path(photo_path).read_bytes()
     path = Path(photo_path)
@@ -95,9 +92,6 @@ def test_bytes_and_temporary_folders_land_in_no_message(scripted):
     assert "agentic_iqa_" not in row.model_dump_json() + repr(row)
 
 
-# References and lists
-
-
 def test_a_picture_with_its_references_pixels_is_said_to_be_a_copy_and_not_below_a_damaged_one(photo, services):
     jpeg = BytesIO()
     photo.save(jpeg, "JPEG", quality=90)
@@ -115,9 +109,6 @@ def test_references_are_one_for_all_or_one_each(scripted, picture, pixels):
     for images, references in (([picture], [other, other]), (picture, [other])):
         with pytest.raises(ValueError, match="reference: expected one, or a list of as many as there are pictures"):
             scripted[0](images, references)
-
-
-# Results
 
 
 def test_a_rating_in_short_and_at_length(scripted, picture):
@@ -164,9 +155,6 @@ def test_a_fused_score_stays_when_the_reasoning_fails_three_times(picture):
     assert row.quality_reasoning.startswith("Moderate blurs: Edges appear soft. The quality is poor.")
     assert "the model gave no valid reasoning in three tries" in " ".join(row.warnings)
     assert [t.details["role"] for t in row.failed_tries] == ["summarizer"] * 3
-
-
-# Set-ups, life and manners
 
 
 def test_a_folder_without_a_model_is_told_before_anything_is_loaded():

@@ -40,9 +40,6 @@ def _in_time():
         yield
 
 
-# Configurations
-
-
 @pytest.mark.parametrize("path", SET_UPS, ids=lambda p: p.stem)
 def test_every_shipped_set_up_loads_and_its_sections_share_one_model(path):
     assert len(load_settings(path).backends) == 1
@@ -80,17 +77,6 @@ def test_a_mistake_is_named_with_its_file_and_key(tmp_path, text, named):
     assert is_sentence(str(caught.value))
 
 
-def test_a_billion_laughs_are_neither_read_nor_shown(tmp_path):
-    path = tmp_path / "mine.yaml"
-    lists = (f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 40))
-    path.write_text("a0: &a0 [lol]\n" + "".join(lists))
-    with pytest.raises(ConfigError, match="a0: unknown key") as caught:
-        load_settings(path)
-    # pydantic's error writes its input out, here 9³⁹ words, when a traceback shows it
-    assert caught.value.__cause__ is None
-    assert caught.value.__suppress_context__
-
-
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(section=st.sampled_from(sorted(Settings.model_fields)), value=JSON, key=st.sampled_from(["eta", "path", "0"]))
 def test_any_value_in_a_section_is_read_or_refused(tmp_path, section, value, key):
@@ -122,9 +108,6 @@ def test_a_servers_login_is_never_shown(tmp_path):
     assert "secret" not in repr(loaded) + loaded.model_dump_json()
 
 
-# Where models lie
-
-
 def test_models_lie_in_one_folder_and_ours_where_they_ship(tmp_path, monkeypatch):
     monkeypatch.delenv("AGENTIC_IQA_MODELS", raising=False)
     assert models_root() == ROOT / "models"
@@ -147,8 +130,6 @@ def test_a_model_that_is_named_keeps_the_set_ups_own_loading_options_where_it_is
     other = moved.with_options(model="embedded")
     assert other.model(other.backends[0]).quantization == "none"
 
-
-# Options: one model for the command line, HTTP and Python
 
 WRONG = [
     ("mode", "logit", "expected logits, classification or uniform, got 'logit'; did you mean logits?"),
@@ -191,18 +172,11 @@ def test_texts_from_a_command_line_or_a_form_become_values():
 
 ODD_OPTIONS = {
     **{f"{option} {kind}": {option: value} for option in ("model", "config", "fit") for kind, value in {
-        "5000 characters": "x" * 5000, "3000 folders": "x/" * 3000, "NUL": "/a\0b", "lone surrogate": "/a\ud800",
-        "bytes": b"abc", "escapes": "/\x1b[2J", "no UTF-8": "/\udcff", "device": "/dev/zero", "log": "/proc/kmsg",
+        "5000 characters": "x" * 5000, "NUL": "/a\0b", "bytes": b"abc", "no UTF-8": "/\udcff", "device": "/dev/zero",
     }.items()},
-    "models NUL": {"models": "/a\0b"}, "engine escapes": {"engine": "\x1b[2J"},
-    "mode a number": {"mode": 3}, "pipeline a list": {"pipeline": []},
-    "background escapes": {"background": "\x1b[2J"}, "background long": {"background": "#" * 100_000},
-    "background of 5000 digits": {"background": f"rgb({'9' * 5000},0,0)"},
-    "gpu escapes": {"gpu": "\x1b[2J"}, "gpu below 0": {"gpu": -1}, "gpu of 5000 digits": {"gpu": "9" * 5000},
-    "gpu a list": {"gpu": []}, "gpu other digits": {"gpu": "\u0663"},
-    "gpu a MIG device and more": {"gpu": "MIG-a\nb"}, "gpu and cpu": {"gpu": 0, "cpu": True},
-    "limit NaN": {"max_replan_iterations": float("nan")},
-    "unknown": {"confg": "embedded"}, "of a picture": {"query": "Is it sharp?"},
+    "engine escapes": {"engine": "\x1b[2J"}, "mode a number": {"mode": 3}, "background long": {"background": "#" * 10**5},
+    "gpu a list": {"gpu": []}, "gpu of 5000 digits": {"gpu": "9" * 5000}, "gpu a MIG device and more": {"gpu": "MIG-a\nb"},
+    "gpu and cpu": {"gpu": 0, "cpu": True}, "unknown": {"confg": "embedded"}, "of a picture": {"query": "Is it sharp?"},
 }  # fmt: skip
 
 

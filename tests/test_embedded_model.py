@@ -9,11 +9,10 @@ from PIL import Image
 from scipy.stats import spearmanr
 
 from agentic_iqa_local.config import RoleSettings
-from agentic_iqa_local.files import folder_hash
+from agentic_iqa_local.files import file_hash, folder_hash
 from agentic_iqa_local.nodes.ask import ask
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, detection_prompt, summarizer_prompt
 from agentic_iqa_local.nodes.replies import detection_reply
-from agentic_iqa_local.offline.store import file_hash
 from agentic_iqa_local.score_fusion import expected_level, letter_probabilities
 from agentic_iqa_local.state import LETTERS
 from agentic_iqa_local.studies.distortions import Part, Sample, distort

@@ -22,7 +22,7 @@ from agentic_iqa_local.iqa_tools import TOOLS, ToolError, ToolRunner, find_tool
 from agentic_iqa_local.iqa_tools.calibration import CalibrationError, read_map_file
 from agentic_iqa_local.iqa_tools.crops import crops_of
 from agentic_iqa_local.iqa_tools.specs import DATA
-from agentic_iqa_local.offline.bundle import describe, write_bundle
+from agentic_iqa_local.offline.bundle import unpack, write_bundle
 from agentic_iqa_local.output.tool_table import tool_table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -107,8 +107,9 @@ def store(root: Path, files: dict[str, bytes | Path]) -> Path:
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(content if isinstance(content, bytes) else content.read_bytes())
     files = {path: (place, "made by a test", "mit") for path, place in places.items()}
-    manifest = describe(files, ("a test's files",))
-    write_bundle(root, manifest, places, archive=False)
+    bundle = root.with_name(f"{root.name}.tar")
+    write_bundle(bundle, files, ("a test's files",))
+    unpack(bundle, root)
     return root
 
 
@@ -184,14 +185,13 @@ def test_fit_script_writes_a_map_that_the_runner_takes(tmp_path, monkeypatch, ph
     (tmp_path / "mos.csv").write_text("\n".join(rows))
     out = map_file(tmp_path / "maps.yaml", plain(tool="PSNR", domain=(5, 60)), plain(tool="VSI", domain=(0, 1)))
     monkeypatch.setattr(sys, "argv", ["fit_tools.py", "dataset", str(tmp_path / "mos.csv"), "--mos-range", "0", "100",
-                                      "--name", "mine", "--tools", "psnr", "--plots", str(tmp_path), "--out", str(out)])  # fmt: skip
+                                      "--name", "mine", "--tools", "psnr", "--out", str(out)])  # fmt: skip
     with pytest.raises(SystemExit) as done:
         runpy.run_path(str(ROOT / "scripts" / "fit_tools.py"), run_name="__main__")
     assert done.value.code == 0
     maps = read_map_file(out)[0]
     assert maps["VSI"] == plain(tool="VSI", domain=(0, 1))
     assert maps["PSNR"].fitted_on == "mine"
-    assert Image.open(tmp_path / "PSNR.png").size == (600, 450)
     # MOS 100 and 8 are levels 5 and 1.32.
     assert ToolRunner(maps_path=out).score("PSNR", photo, photo).normalized > 4
     assert ToolRunner(maps_path=out).score("PSNR", Image.open(tmp_path / "23.png"), photo).normalized < 2

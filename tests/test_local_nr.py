@@ -13,6 +13,7 @@ from PIL import Image
 from safetensors import safe_open
 from scipy.stats import spearmanr
 
+from agentic_iqa_local.files import file_hash
 from agentic_iqa_local.iqa_tools import ToolError, ToolRunner
 from agentic_iqa_local.iqa_tools.local_nr import (
     WEIGHTS,
@@ -20,7 +21,6 @@ from agentic_iqa_local.iqa_tools.local_nr import (
     LocalNR,
 )
 from agentic_iqa_local.iqa_tools.signals import SIGNALS, SMALLEST_SIDE, signals
-from agentic_iqa_local.offline.store import file_hash
 from agentic_iqa_local.state import DISTORTION_TYPES, PLACES
 from agentic_iqa_local.studies.distortions import DISTORTIONS, Part
 

@@ -53,7 +53,6 @@ def said_by(command, words, capfd) -> str:
         (study, ["report", "run", "--out", "run"]),
         (study, ["compare", "run", "run", "--out", "run"]),
         (bundle, ["--out", "x.iqabundle.tar"]),
-        (bundle, ["--out", "maps", "--no-archive"]),
     ],
 )
 def test_a_file_of_another_kind_is_not_replaced(command, words, tmp_path, monkeypatch, capfd):

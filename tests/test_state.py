@@ -37,9 +37,6 @@ def plan(**changes) -> PlannerOutput:
     return PlannerOutput.model_validate(plan_reply(**changes))
 
 
-# The Planner
-
-
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -76,27 +73,16 @@ def test_planner_input_reports_missing_and_wrong_files(picture, tmp_path, field)
             PlannerInput.model_validate(given | {field: path})
 
 
-@pytest.mark.parametrize(
-    ("exception", "error_type", "message"),
-    [
-        (ValueError("no JSON"), "validation_error", "no JSON"),
-        (RuntimeError("out of memory"), "api_error", "out of memory"),
-        (OSError(), "api_error", "OSError"),
-    ],
-)
-def test_a_failed_try_keeps_what_its_exception_was_and_the_retry_metadata(exception, error_type, message):
-    first = PlannerError.from_exception(exception)
-    assert (first.error_type, first.message, first.retry_count) == (error_type, message, 0)
+@pytest.mark.parametrize(("kind", "error_type"), [(ValueError, "validation_error"), (OSError, "api_error")])
+def test_a_failed_try_keeps_what_its_exception_was_and_the_retry_metadata(kind, error_type):
+    first = PlannerError.from_exception(kind())
+    assert (first.error_type, first.message, first.retry_count) == (error_type, kind.__name__, 0)
     assert first.timestamp.tzinfo is UTC
-    third = PlannerError.from_exception(exception, attempt=3, backend="transformers.embedded", output="no JSON")
-    assert third.retry_count == 2
-    assert third.details == {
-        "exception": type(exception).__name__, "attempt": 3, "backend": "transformers.embedded", "output": "no JSON",
-    }  # fmt: skip
+    third = PlannerError.from_exception(kind("no JSON"), attempt=3, backend="transformers.embedded", output="{")
+    assert (third.message, third.retry_count) == ("no JSON", 2)
+    about = {"exception": kind.__name__, "attempt": 3, "backend": "transformers.embedded", "output": "{"}
+    assert third.details == about
     assert PlannerError.model_validate_json(third.model_dump_json()) == third
-
-
-# The Executor
 
 
 def test_executor_output_round_trips_and_every_part_is_optional():
@@ -124,9 +110,6 @@ def test_evidence_is_checked_on_construction(change):
         ExecutorOutput.model_validate(EVIDENCE | change)
 
 
-# The Summarizer
-
-
 def test_summarizer_output_has_the_specified_fields_and_defaults():
     result = SummarizerOutput(final_answer=" B\n", quality_reasoning="  Soft edges. ")
     assert list(SummarizerOutput.model_fields)[:5] == [
@@ -151,9 +134,6 @@ def test_a_replan_without_a_reason_is_given_one_with_a_warning(reason, caplog):
     has_one = reason == "No scores"
     assert result.replan_reason == (reason if has_one else "No reason provided")
     assert ("replan_reason" in caplog.text) is not has_one
-
-
-# The graph's state
 
 
 def test_state_requires_query_and_image_and_nothing_else():

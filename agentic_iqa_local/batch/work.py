@@ -26,7 +26,7 @@ from agentic_iqa_local.judgement.quality_map import MapRequest
 from agentic_iqa_local.nodes.letter_reading import ROLE
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY, choice_letters
 from agentic_iqa_local.nodes.workbench import Observer
-from agentic_iqa_local.offline.store import store_manifest
+from agentic_iqa_local.offline.manifest import store_manifest
 from agentic_iqa_local.result import SCHEMA_VERSION, Assessment
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.state import LETTER_TO_LEVEL

@@ -6,7 +6,8 @@ examples:
   {bundle} --config mine.yaml --repo My-VL-7B=org/My-VL-7B@main
 
 Every file is recorded with its size, SHA-256, source and licence; repositories are pinned to a commit. HF_TOKEN,
-HF_ENDPOINT and proxy variables work as they do for huggingface_hub. After an interruption the same command goes on.
+HF_ENDPOINT, HF_HUB_CACHE and proxy variables work as they do for huggingface_hub. After an interruption the same
+command goes on.
 
 Exit status: 0 the bundle is written, 1 it is not (a licence not accepted, something that cannot be had or is
 damaged), 2 wrong usage, 130 interrupted.
@@ -20,17 +21,19 @@ import sysconfig
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.filesize import decimal
+
 from agentic_iqa_local.cli.command import Command, Parser
 from agentic_iqa_local.cli.console import meter, tell
 from agentic_iqa_local.cli.options import add
-from agentic_iqa_local.cli.outputs import result_file, result_folder
+from agentic_iqa_local.cli.outputs import result_file
 from agentic_iqa_local.config import ConfigError, load_settings
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.files import PROGRAM, command
 from agentic_iqa_local.iqa_tools import find_tool
 from agentic_iqa_local.offline import fetch
-from agentic_iqa_local.offline.bundle import describe, write_bundle
-from agentic_iqa_local.offline.manifest import MANIFEST, WHEELS, Manifest, Notice, amount
+from agentic_iqa_local.offline.bundle import write_bundle
+from agentic_iqa_local.offline.manifest import WHEELS, Manifest, Notice
 
 if TYPE_CHECKING:
     from agentic_iqa_local.config import Settings
@@ -40,10 +43,8 @@ OPTIONS = """
 --tools TOOL...         tools whose weights are taken (default: those that the configuration names)
 --models DIR            folder of model folders: what lies there is not downloaded (default: the configuration's)
 --weights DIR           torch hub folder; tools' weights that lie there are taken
---huggingface DIR       Hugging Face cache; tools' snapshots that lie there are taken
 --repo FOLDER=ORG/NAME@REVISION...  the repository of a model folder, which is then downloaded
 --out FILE              the bundle (default: NAME.iqabundle.tar here)
---no-archive            write a folder, which any tool can copy file by file
 --accept-licences       accept the licences that are shown, without a question
 """
 INTERRUPTED = "interrupted: what was downloaded is kept; the same command goes on"
@@ -61,7 +62,7 @@ def read(parser: Parser, argv: list[str] | None) -> argparse.Namespace:
         args.repo = dict(map(fetch.repo_option, args.repo or []))
     except ValueError as error:
         parser.error(f"--repo: {error}")
-    for option in ("models", "weights", "huggingface"):
+    for option in ("models", "weights"):
         if (folder := getattr(args, option)) and not folder.is_dir():
             parser.error(f"--{option}: expected a folder, found none at {folder}")
     return args
@@ -70,10 +71,8 @@ def read(parser: Parser, argv: list[str] | None) -> argparse.Namespace:
 def collect(args: argparse.Namespace) -> int:
     """Finds, downloads and bundles what the options ask for. Raises UserError."""
     settings, name = load_settings(args.config), Path(args.config or "embedded").stem
-    out = (args.out or Path(f"{name}.iqabundle{'' if args.no_archive else '.tar'}")).absolute()
-    if args.no_archive:
-        result_folder("--out", out, MANIFEST)
-    elif out.exists():
+    out = (args.out or Path(f"{name}.iqabundle.tar")).absolute()
+    if out.exists():
         result_file("--out", out, "bundle")
     downloads = out.with_name(f"{out.name}.downloads")
     places, repos = model_places(args, settings, name), args.repo
@@ -84,23 +83,21 @@ def collect(args: argparse.Namespace) -> int:
     licences = [(repo.licence, folder) for folder, repo in sources.items() if repo]
     licences += [(fetch.REPOS[f].licence, f) for f in places if not sources[f] and f in fetch.REPOS]
     licences += [("unknown" if w.startswith("hf:") else fetch.PYIQA_WEIGHTS.licence, w) for w in weights]
+    licences += [fetch.PYIQA] * bool(tools or args.wheels) + [fetch.NVIDIA] * bool(args.wheels)
     notices = fetch.restrictions(licences)
-    notices += [fetch.PYIQA] * bool(tools or args.wheels) + [fetch.NVIDIA] * bool(args.wheels)
     ask(notices, args.accept_licences)
 
     contents = [f"configuration {name}: {', '.join(places)}"]
+    contents += [f"weights of the tools {', '.join(tool.name for tool in tools)}"] if tools else []
     found = [f for name, place in places.items() for f in fetch.model_files(name, place, sources[name], downloads)]
-    found += [f for w in weights for f in fetch.tool_weight(w, args.weights, args.huggingface, downloads)]
-    if tools:
-        contents.append(f"weights of the tools {', '.join(tool.name for tool in tools)}")
+    found += [f for w in weights for f in fetch.tool_weight(w, args.weights, downloads)]
     if args.wheels:
         found += fetch.wheels(args.wheels, downloads / WHEELS)
         platform = f"Python {sysconfig.get_python_version()} on {sysconfig.get_platform()}"
         contents.append(f"wheels of the engine {args.wheels} for {platform}")
     with meter() as progress:
         files = {one.path: (one.file, one.source, one.licence) for one in found}
-        manifest = describe(files, tuple(contents), tuple(notices), progress)
-        sha256 = write_bundle(out, manifest, {one.path: one.file for one in found}, not args.no_archive, progress)
+        manifest, sha256 = write_bundle(out, files, tuple(contents), tuple(notices), progress)
     shutil.rmtree(downloads, ignore_errors=True)
     print(directions(out, manifest, sha256, args))
     return 0
@@ -143,9 +140,9 @@ def directions(out: Path, manifest: Manifest, sha256: str, args: argparse.Namesp
     """What was written, and the commands for the server."""
     bundle, config = shlex.quote(out.name), f" --config {shlex.quote(args.config)}" if args.config else ""
     lines = [
-        f"Wrote {out}: {len(manifest.files)} files, {amount(manifest.size)}.",
+        f"Wrote {out}: {len(manifest.files)} files, {decimal(manifest.size)}.",
         f"Manifest SHA-256: {sha256}",
-        "Copy it, with its .sha256, a copy of this checkout and your own configuration. There, without a network:",
+        "Copy it, with a copy of this checkout and your own configuration. There, without a network:",
         f"  {PROGRAM} verify {bundle} --expect {sha256}",
         f"  {PROGRAM} unpack {bundle} --expect {sha256} --models models",
         f"  {command('doctor')}{config}",

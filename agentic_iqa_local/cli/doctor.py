@@ -6,7 +6,7 @@ examples:
   {doctor} --quick --json                       nothing is loaded: for a health check
 
 The model and every tool are run on a small picture, in a process whose connections are refused. --deep compares
-letters, engines and tools with plain passes, each with its bound (docs/engines.md). Exit status: 0 nothing failed, 1
+letters, engines and tools with plain passes, each with its bound (docs/models.md). Exit status: 0 nothing failed, 1
 something failed, 2 wrong usage, 130 interrupted.
 """
 

@@ -18,13 +18,14 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 
+from rich.filesize import decimal
+
 from agentic_iqa_local.cli.command import Command, Parser, UsageError
 from agentic_iqa_local.cli.console import meter, tell
 from agentic_iqa_local.cli.options import add
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.files import PACKAGE, models_root
 from agentic_iqa_local.offline import bundle as bundles
-from agentic_iqa_local.offline.manifest import amount
 
 MODELS = "--models DIR  the models folder (default: $AGENTIC_IQA_MODELS, else models/)"
 
@@ -73,9 +74,10 @@ def unpack_bundle(args: argparse.Namespace) -> int:
 
 def describe(bundle: Path, expect: str | None) -> None:
     """Prints what a bundle holds and which licences bind."""
-    manifest, sha256 = bundles.read_manifest(bundle, expect)
-    files = f"{len(manifest.files)} files, {amount(manifest.size)}"
-    print(f"{one_line(str(bundle))}: {files}, manifest SHA-256 {sha256}")
+    with bundles.opened(bundle, expect) as opened:
+        manifest = opened.manifest
+    files = f"{len(manifest.files)} files, {decimal(manifest.size)}"
+    print(f"{one_line(str(bundle))}: {files}, manifest SHA-256 {opened.sha256}")
     for line in (*manifest.contents, *(f"Licence: {notice}" for notice in manifest.notices)):
         print(f"  {line}")
 

@@ -39,11 +39,10 @@ def fit(args: argparse.Namespace) -> int:
     place = result_file("--out", args.out, "fit")
     found = fit_runs(args.run, args.objective, split=args.split, share=args.share, called=args.called)
     write_whole(place, found.model_dump_json())
-    ways = len(found.intervals.ratings) if found.intervals else 0
-    answers = ", sets of answers" if found.intervals and found.intervals.questions else ""
-    calibrated = f"calibrates intervals of q for {ways} ways to assess{answers}"
-    if not found.intervals:
-        calibrated = "intervals of q are not calibrated, they need an absolute category scale"
+    calibrated = "intervals of q are not calibrated, they need an absolute category scale"
+    if found.intervals:
+        answers = " and sets of answers" if found.intervals.questions else ""
+        calibrated = f"calibrates intervals of q for {len(found.intervals.ratings)} ways to assess{answers}"
     print(one_line(f"{found.account}; {calibrated}; written to {args.out}"))
     return 0
 
@@ -55,11 +54,11 @@ def add_report(commands: Subcommands) -> None:
         "every scoring mode of cached runs against the human scores, without touching a model",
         "Writes tables as CSV and Parquet, figures as SVG, and report.html, one page that opens offline. Several runs"
         " get a section each and a table over the data sets; what a mode was made with is marked.",
-        "runs/tid2013 runs/koniq10k --out reports/both --draws 2000",
+        "runs/tid2013 runs/koniq10k --out reports/both",
         'runs/koniq10k --out reports/koniq10k --baseline "letters, image alone" --pictures',
     )
     add = command.add_argument
-    add("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run (run.json and rows.jsonl)")
+    add("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")
     add("--out", type=Path, required=True, metavar="DIR", help="folder for the report; made if it is not there")
     add("--draws", type=count, default=1000, metavar="N", help="bootstrap draws; 1000 decide up to 25 comparisons")
     add("--baseline", metavar="MODE", help="compared with every mode; name it before you look (classification)")
@@ -93,7 +92,6 @@ def add_compare(commands: Subcommands) -> None:
         "run against run on the same images: two models, or two versions of the program",
         "Compares each run with the first on the images that all of them answered: SRCC and PLCC, their differences"
         " with intervals from the same draws, how far the scores lie from each other, and a verdict.",
-        "runs/koniq10k_embedded runs/koniq10k_qwen",
         'runs/old runs/new --mode logits "tool mean" --out reports/old_new',
     )
     add = command.add_argument

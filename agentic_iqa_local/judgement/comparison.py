@@ -16,20 +16,10 @@ from pydantic import BaseModel, Field
 from agentic_iqa_local.config import Pipeline, Settings
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.images.pictures import Picture, as_file
-from agentic_iqa_local.judgement import ordering
+from agentic_iqa_local.judgement import ordering, preference
 from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.judgement.fit import calibration_for
 from agentic_iqa_local.judgement.intervals import IntervalCalibration
-from agentic_iqa_local.judgement.preference import (
-    PairFit,
-    PairwiseRead,
-    draws_of,
-    fit_for,
-    logit,
-    probability_above,
-    read_pair,
-    sigmoid,
-)
 from agentic_iqa_local.nodes.letter_reading import ROLE
 from agentic_iqa_local.nodes.workbench import MODEL, Observer, load_pictures
 from agentic_iqa_local.result import Assessment, Result
@@ -51,7 +41,7 @@ class Pair(BaseModel):
     # what the probability rests on
     basis: Literal["same scene, fitted", "intervals", "fused distributions", "same pixels"]
     fitted_on: str | None = None  # set, size and date of the fit, where it rests on one
-    pairwise: PairwiseRead | None = None  # what the model says when it is shown both; None where not read
+    pairwise: preference.PairwiseRead | None = None  # what the model says when it is shown both; None where not read
     pairwise_weight: float = 0.0  # weight of the pairwise read's log-odds in the probability
 
 
@@ -137,8 +127,8 @@ class Judge:
     two pictures, None where it is not to see them together."""
 
     settings: Settings
-    fit: PairFit | None = None
-    read: Callable[[Image.Image, Image.Image], PairwiseRead] | None = None
+    fit: preference.PairFit | None = None
+    read: Callable[[Image.Image, Image.Image], preference.PairwiseRead] | None = None
 
     @classmethod
     def of(
@@ -153,11 +143,11 @@ class Judge:
         """The judge of a set-up's assessments by a pipeline, with a reference or without. `pairwise`: whether the
         model is shown pairs; by default where that has weight."""
 
-        def read(one: Image.Image, other: Image.Image) -> PairwiseRead:
+        def read(one: Image.Image, other: Image.Image) -> preference.PairwiseRead:
             with (observer or Observer()).calling(MODEL):
-                return read_pair(services.client(ROLE), one, other)
+                return preference.read_pair(services.client(ROLE), one, other)
 
-        fit = fit_for(services.settings, pipeline, reference=reference)
+        fit = preference.fit_for(services.settings, pipeline, reference=reference)
         counts = fit is not None and fit.pairwise > 0
         return cls(services.settings, fit, read if pairwise or (pairwise is None and counts) else None)
 
@@ -186,8 +176,8 @@ class Judge:
                 load = partial(self._load, file)
                 known = calibration_for(self.settings, row.model or {}) if row.interval else None
                 calibration = known if isinstance(known, IntervalCalibration) else None
-                about = ordering.fingerprint(load()), load, draws_of(row, calibration), calibration is not None
-                rated.append(Candidate(len(rated), row, *about))
+                draws, seen = preference.draws_of(row, calibration), ordering.fingerprint(load())
+                rated.append(Candidate(len(rated), row, seen, load, draws, calibration is not None))
         return rated
 
     def _load(self, file: Path) -> Image.Image:
@@ -196,7 +186,7 @@ class Judge:
     def compare(self, one: Candidate, other: Candidate, *, may_read: bool = True) -> Pair:
         """What is known of a pair: of one scene by the fit, where it applies. Raises VLMError."""
         apart = ordering.scene_distance(one.fingerprint, other.fingerprint)
-        independent = probability_above(one.draws, other.draws)
+        independent = preference.probability_above(one.draws, other.draws)
         pair = Pair(
             first=one.index,
             second=other.index,
@@ -217,8 +207,8 @@ class Judge:
             odds = first - second
             if pair.pairwise:
                 pair.pairwise_weight = fit.pairwise
-                odds += fit.pairwise * logit(pair.pairwise.probability)
-            pair.probability, pair.basis, pair.fitted_on = sigmoid(odds), "same scene, fitted", fit.fitted_on
+                odds += fit.pairwise * preference.logit(pair.pairwise.probability)
+            pair.probability, pair.basis, pair.fitted_on = preference.sigmoid(odds), "same scene, fitted", fit.fitted_on
         return pair
 
     def rank(self, candidates: Sequence[Candidate]) -> Ranking:
@@ -238,7 +228,7 @@ class Judge:
         ahead |= {(j, i): 1 - p for (i, j), p in ahead.items()}
         order = sorted(range(len(candidates)), key=lambda i: -strength[i])
         # as compared, or from the strengths where the pair was not
-        sure = [ahead.get((i, j), sigmoid(strength[i] - strength[j])) for i, j in itertools.pairwise(order)]
+        sure = [ahead.get((i, j), preference.sigmoid(strength[i] - strength[j])) for i, j in itertools.pairwise(order)]
         places = []
         for place, (i, p) in enumerate(zip(order, [*sure, None], strict=False), start=1):
             about = {"strength": strength[i], "better_than_next": p, "assessment": candidates[i].row}

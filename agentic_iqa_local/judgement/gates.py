@@ -81,15 +81,13 @@ class Sureness:
         if fusion.q_bar is None and () not in part.tools:
             return "no tool scored this picture, as tools did those of the calibration"
         assert fusion.q is not None
+        unlike = "the content is unlike the photographs of the calibration, so the interval is the whole scale"
+        others = f"no picture of the calibration was measured by just {', '.join(fusion.voters)}"
         differences = {
-            "the content is unlike the photographs of the calibration, so the interval is the whole scale": (
-                self.unlike_photograph
-            ),
+            unlike: self.unlike_photograph,
             f"the query is another than the calibration's ({calibration.query})": self.query != calibration.query,
             "the query asks for particular distortions": plan and plan.distortions,
-            f"no picture of the calibration was measured by just {', '.join(fusion.voters)}": (
-                tuple(fusion.voters) not in part.tools
-            ),
+            others: tuple(fusion.voters) not in part.tools,
         }
         p = np.array([[fusion.p_c[letter] for letter in reversed(LETTERS)]])
         measured = {name: np.array([getattr(fusion, name)], float) for name in MEASURED}  # None: nan

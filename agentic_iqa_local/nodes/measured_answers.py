@@ -9,7 +9,7 @@ import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from agentic_iqa_local.iqa_tools.detector import WORD_SEVERITIES
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
@@ -25,15 +25,6 @@ LEAST = 0.01  # no choice is ruled out by a measurement
 
 
 Weights = tuple[list[float], str]  # of the choices, and what they rest on
-
-
-class Measured(NamedTuple):
-    """The probability of each choice's letter by the evidence, None where it says nothing; what that rests on, or why
-    there is none; whether it is about distortions, of which the model's own word is trusted only so far."""
-
-    p: dict[str, float] | None
-    basis: str
-    of_distortions: bool = False
 
 
 def _words(pattern: str) -> re.Pattern[str]:
@@ -81,10 +72,11 @@ _ABSENCE = _words(r"free (of|from)|without|no|not|lacks?|absence of|devoid of")
 
 def measure_choices(
     query: str, choices: Sequence[str], plan: PlannerOutput, evidence: ExecutorOutput | None
-) -> Measured:
-    """What the evidence says of each of `choices`."""
+) -> tuple[dict[str, float] | None, str]:
+    """The probability of each choice's letter by the evidence, and what it rests on (SCORES, or words for what was
+    detected); None where the evidence says nothing, and why."""
     if plan.query_type != "IQA" or evidence is None or len(plan.objects) != 1:
-        return Measured(None, "the question is not about the technical quality of one object: the letters stand alone")
+        return None, "the question is not about the technical quality of one object: the letters stand alone"
     (name,) = plan.objects
     kinds = distortions_in(query, () if name == "Global" else [name])
     detection = by_object(evidence, "detection").get(name)
@@ -95,10 +87,9 @@ def measure_choices(
         or (detection and _presence(query, choices, kinds, detection))
     )
     if not found:
-        return Measured(None, "no answer names what was measured: the letters stand alone")
+        return None, "no answer names what was measured: the letters stand alone"
     weights, basis = [max(LEAST, weight) for weight in found[0]], found[1]
-    p = {letter: w / sum(weights) for letter, w in zip(choice_letters(choices), weights, strict=True)}
-    return Measured(p, basis, basis != SCORES)
+    return {letter: w / sum(weights) for letter, w in zip(choice_letters(choices), weights, strict=True)}, basis
 
 
 def _matched(choices: Sequence[str], patterns: Mapping[Any, re.Pattern[str]]) -> list[Any] | None:

@@ -19,7 +19,7 @@ from agentic_iqa_local.nodes.conversation import earlier_lines
 from agentic_iqa_local.nodes.detection import model_trust
 from agentic_iqa_local.nodes.evidence import by_object, checks, find_gaps, should_replan, votes
 from agentic_iqa_local.nodes.letter_reading import ROLE, answer_letter, read_and_fuse, read_choices
-from agentic_iqa_local.nodes.measured_answers import measure_choices
+from agentic_iqa_local.nodes.measured_answers import SCORES, measure_choices
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, choice_letters, is_scoring, summarizer_prompt
 from agentic_iqa_local.nodes.reasoning import reasoned
 from agentic_iqa_local.nodes.replies import summary_reply
@@ -120,14 +120,14 @@ def _first_look(state: AgenticIQAState) -> Look:
 def _with_measurement(letters: FusionResult, state: AgenticIQAState, basis: Basis, images: OpenImages) -> FusionResult:
     """The letters of a question times what was measured of its answers; about distortions, as far as the model's own
     word of them is trusted."""
-    measured = measure_choices(state["query"], state.get("choices", []), basis.plan, basis.evidence)
-    if measured.p is None:
-        return revised(letters, measurement=measured.basis)
-    trust = model_trust(images, ROLE) if measured.of_distortions else 1.0
-    weights = {letter: p**trust * measured.p[letter] for letter, p in letters.p_c.items()}
+    measured, rests_on = measure_choices(state["query"], state.get("choices", []), basis.plan, basis.evidence)
+    if measured is None:
+        return revised(letters, measurement=rests_on)
+    trust = 1.0 if rests_on == SCORES else model_trust(images, ROLE)
+    weights = {letter: p**trust * measured[letter] for letter, p in letters.p_c.items()}
     total = sum(weights.values())
     product = {letter: weight / total for letter, weight in weights.items()} if total else letters.p_c
-    return revised(letters, measured=measured.p, product=product, measurement=measured.basis)
+    return revised(letters, measured=measured, product=product, measurement=rests_on)
 
 
 def without_words(
@@ -148,10 +148,8 @@ def close_pass(state: AgenticIQAState, basis: Basis, result: SummarizerOutput, i
     answer, kept = _best(state, revised(result, gaps=_gaps(result, basis, images)), basis, images.lap())
     changes = {"summarizer_result": answer, "iteration_count": iteration} | ({} if kept is basis else kept.state())
     gaps = [] if result.error else _gaps(answer, kept, images, last=iteration + 1 >= limit)
-    width = sureness.width(answer.fusion, kept.plan) if sureness and answer.fusion else None
-    if sureness and width is not None:
-        narrow = width <= (sureness.decisions.target_width or 0)
-        gaps = [] if narrow or not sureness.affords(1) else gaps
+    if sureness and answer.fusion and sureness.width(answer.fusion, kept.plan) is not None:
+        gaps = gaps if sureness.wants_more(answer.fusion, kept.plan, reads=1) else []
     if not gaps:
         return changes
     reason = gaps[0].reason

@@ -1,6 +1,6 @@
 """Bundles carry model files to a machine without a network: written, verified and unpacked.
 
-A bundle is a folder, or the same as one uncompressed tar archive that begins with the manifest:
+A bundle is an uncompressed tar archive that begins with the manifest, or the folder that it unpacks to:
 
     manifest.json.sha256, manifest.json  every file with size, SHA-256, source and licence
     FOLDER/...                           a vision-language model
@@ -17,162 +17,128 @@ import os
 import shutil
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 from filelock import FileLock, Timeout
 from pydantic import ValidationError
+from rich.filesize import decimal
 
-from agentic_iqa_local.files import FileError, models_root, open_regular
+from agentic_iqa_local.files import FileError, file_hash, first_mistake, models_root, open_regular, write_whole
+from agentic_iqa_local.iqa_tools.weights import LARGEST_MANIFEST, MANIFEST
 from agentic_iqa_local.offline.manifest import (
-    LARGEST_MANIFEST,
-    MANIFEST,
     MANIFEST_HASH,
-    WHEELS,
     BundleError,
     Manifest,
     Notice,
     StoredFile,
-    amount,
     hash_line,
     read_folder_manifest,
+    store_manifest,
     trusted_manifest,
+    unchanged,
     unlisted,
 )
-from agentic_iqa_local.offline.store import store_manifest, unchanged
 
-CHUNK = 1 << 20
-PARTIAL = ".partial"
+OWN = (MANIFEST, MANIFEST_HASH)
+CHUNK = 1 << 20  # bytes
 LOCK = ".agentic_iqa.lock"
+MAKE_ROOM = "make room or choose another folder"
 COPY_AGAIN = "go on with 'rsync --append-verify' or copy it again, then run the same command"
-Opened = tuple[StoredFile, IO[bytes] | BundleError]  # a file of a bundle with its bytes, or what is wrong with it
 Progress = Callable[[str, int], None]  # a file's path and how many of its bytes were just done
-
-
-class TruncatedError(BundleError):
-    """An archive that ends too early."""
-
-
-@dataclass(frozen=True)
-class Source:
-    """An opened bundle: its manifest, that one's SHA-256, and its files."""
-
-    manifest: Manifest
-    sha256: str
-    files: Iterator[Opened]
 
 
 def silent(path: str, size: int) -> None:
     """Shows no progress."""
 
 
+@dataclass(frozen=True)
+class Bundle:
+    """An opened bundle: its manifest, that one's SHA-256, and what opens a file by its path (raises FileError)."""
+
+    manifest: Manifest
+    sha256: str
+    open: Callable[[str], IO[bytes]]
+
+    def chunks(self, entry: StoredFile, progress: Progress) -> Iterator[bytes]:
+        """A file's bytes. Raises BundleError, after the last of them at the latest, unless they are the manifest's."""
+        digest, size = hashlib.sha256(), 0
+        try:
+            with self.open(entry.path) as file:
+                while chunk := file.read(CHUNK):
+                    digest.update(chunk)
+                    size += len(chunk)
+                    progress(entry.path, len(chunk))
+                    yield chunk
+        except (OSError, FileError, tarfile.TarError) as error:
+            raise BundleError(f"{entry.path} cannot be read: {error}", "copy it again") from error
+        if size != entry.size or digest.hexdigest() != entry.sha256:
+            wanted, got = f"{entry.size} bytes with SHA-256 {entry.sha256}", f"{size} with {digest.hexdigest()}"
+            raise BundleError(f"{entry.path} is damaged: expected {wanted}, got {got}", "copy it again")
+
+
 @contextmanager
-def opened(bundle: str | Path, expect: str | None = None) -> Iterator[Source]:
-    """A bundle to read from. Raises BundleError unless its manifest can be trusted and has the SHA-256 `expect`."""
+def opened(bundle: str | Path, expect: str | None = None) -> Iterator[Bundle]:
+    """A bundle to read from. Raises BundleError unless its manifest can be trusted and has the SHA-256 `expect`, and
+    unless an archive is whole and holds the manifest's files alone."""
     bundle = Path(bundle)
     if bundle.is_dir():
         manifest, sha256 = read_folder_manifest(bundle, expect)
-        yield Source(manifest, sha256, _files_of_folder(bundle, manifest))
+        yield Bundle(manifest, sha256, lambda path: open(open_regular(bundle / path), "rb"))  # noqa: SIM115
         return
     try:
-        with open(open_regular(bundle), "rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
-            line, raw = (_leading(tar, name, bundle) for name in (MANIFEST_HASH, MANIFEST))
-            manifest, sha256 = trusted_manifest(raw, line, bundle, expect)
-            yield Source(manifest, sha256, _files_of_archive(tar, bundle, manifest))
+        descriptor = open_regular(bundle)
     except FileError as error:
-        raise BundleError(f"{bundle}: expected a bundle, {error}", "name another") from None
-    except tarfile.TarError as error:
-        raise _no_bundle(bundle) from error
+        raise BundleError(f"{bundle}: {error}", "name a bundle: an archive, or a folder with manifest.json") from None
+    with open(descriptor, "rb") as file:
+        yield _opened_archive(file, bundle, expect)
 
 
-def _no_bundle(bundle: Path) -> BundleError:
-    found = f"{bundle}: expected a bundle that starts with {MANIFEST_HASH}, got something else"
-    return BundleError(found, "this is no bundle, or its beginning is damaged: copy it again")
-
-
-def _leading(tar: tarfile.TarFile, name: str, bundle: Path) -> bytes:
-    """The bytes of the archive's next member, which has this name."""
-    member = tar.next()
-    if member is None or member.name != name or not member.isreg() or member.size > LARGEST_MANIFEST:
-        raise _no_bundle(bundle)
-    file = tar.extractfile(member)
-    return file.read() if file else b""
-
-
-def _files_of_folder(folder: Path, manifest: Manifest) -> Iterator[Opened]:
-    for entry in manifest.files:
-        place = folder / entry.path
-        try:
-            with open(open_regular(place), "rb") as file:
-                yield entry, file
-        except (FileError, OSError) as error:
-            why = getattr(error, "strerror", None) or error
-            yield entry, BundleError(f"{place}: expected {entry.size} bytes, found none: {why}", "copy it again")
-
-
-def _files_of_archive(tar: tarfile.TarFile, bundle: Path, manifest: Manifest) -> Iterator[Opened]:
-    left = {entry.path: entry for entry in manifest.files}
+def _opened_archive(file: IO[bytes], bundle: Path, expect: str | None) -> Bundle:
     try:
-        while member := tar.next():
-            entry, file = left.pop(member.name, None), tar.extractfile(member) if member.isreg() else None
-            if entry is None or file is None or member.size != entry.size:
-                named = f"{member.name[:300]!r} as a regular file of its size, once"
-                raise BundleError(f"{bundle}: the manifest does not name {named}", "fetch the bundle again")
-            yield entry, file
-    except tarfile.TarError as error:
-        raise TruncatedError(f"{bundle}: it is damaged or incomplete ({error})", COPY_AGAIN) from error
-    if left:
-        raise TruncatedError(f"{bundle} ends before {next(iter(left))}: the copy is incomplete", COPY_AGAIN)
-
-
-def _chunks(entry: StoredFile, file: IO[bytes] | BundleError, where: Path, progress: Progress) -> Iterator[bytes]:
-    """The file's bytes. Raises BundleError, after the last of them at the latest, unless they are the manifest's."""
-    if isinstance(file, BundleError):
-        raise file
-    digest, size = hashlib.sha256(), 0
+        tar = tarfile.open(fileobj=file, mode="r:")  # noqa: SIM115 # the caller closes the file
+        first = tar.next()
+    except tarfile.TarError:
+        first = None
+    if first is None or first.name != MANIFEST_HASH:
+        raise BundleError(
+            f"{bundle}: expected a bundle that starts with {MANIFEST_HASH}, got something else",
+            "this is no bundle, or its beginning is damaged: copy it again",
+        )
     try:
-        while chunk := file.read(min(CHUNK, entry.size + 1 - size)):
-            digest.update(chunk)
-            size += len(chunk)
-            progress(entry.path, len(chunk))
-            yield chunk
-    except (OSError, tarfile.TarError) as error:
-        raise TruncatedError(f"{where}: {entry.path} cannot be read to its end ({error})", "copy it again") from error
-    if size != entry.size or digest.hexdigest() != entry.sha256:
-        wanted, got = f"{entry.size} bytes with SHA-256 {entry.sha256}", f"{size} with {digest.hexdigest()}"
-        raise BundleError(f"{where}: {entry.path} is damaged: expected {wanted}, got {got}", "copy it again")
+        members = {member.name: member for member in tar.getmembers() if member.isreg()}
+    except tarfile.TarError as error:
+        raise BundleError(f"{bundle}: the copy is damaged or incomplete ({error})", COPY_AGAIN) from error
 
+    def opened_member(path: str) -> IO[bytes]:
+        return cast(IO[bytes], tar.extractfile(members[path]))
 
-def read_manifest(bundle: str | Path, expect: str | None = None) -> tuple[Manifest, str]:
-    """The manifest of a bundle or of the models folder, and its SHA-256. Raises BundleError when it cannot be trusted
-    or is not `expect`."""
-    with opened(bundle, expect) as source:
-        return source.manifest, source.sha256
+    raw, line = (opened_member(name).read(LARGEST_MANIFEST) if name in members else b"" for name in OWN)
+    manifest, sha256 = trusted_manifest(raw, line, bundle, expect)
+    named, count = {entry.path for entry in manifest.files}, len(tar.getmembers()) - len(OWN)
+    if named - members.keys() or count != len(named):
+        wrong = f"expected the {len(named)} files of its manifest, got {count} or others: damaged or incomplete"
+        raise BundleError(f"{bundle}: {wrong}", COPY_AGAIN)
+    return Bundle(manifest, sha256, opened_member)
 
 
 def verify(bundle: str | Path, expect: str | None = None, progress: Progress = silent) -> list[BundleError]:
     """An error for each file that is missing or damaged; empty when all is well. Reads every byte.
 
-    Raises BundleError when the manifest itself cannot be trusted or is not `expect`.
+    Raises BundleError when the manifest itself cannot be trusted or is not `expect`, and for an incomplete archive.
     """
     problems: list[BundleError] = []
-    bundle = Path(bundle)
     with opened(bundle, expect) as source:
-        try:
-            for entry, file in source.files:
-                try:
-                    for _ in _chunks(entry, file, bundle, progress):
-                        pass
-                except TruncatedError:
-                    raise
-                except BundleError as error:
-                    problems.append(error)
-        except BundleError as error:
-            problems.append(error)
-        if bundle.is_dir():
-            problems += unlisted(bundle, source.manifest, source.manifest.model_folders)
+        for entry in source.manifest.files:
+            try:
+                for _ in source.chunks(entry, progress):
+                    pass
+            except BundleError as error:
+                problems.append(error)
+        if os.path.isdir(bundle):
+            problems += unlisted(Path(bundle), source.manifest, source.manifest.models)
     return problems
 
 
@@ -186,131 +152,78 @@ def unpack(bundle: str | Path, root: str | Path, expect: str | None = None, prog
         BundleError: something is damaged or unexpected, there is too little space, or another process unpacks there.
     """
     root = models_root(root)
-    with opened(bundle, expect) as source, _locked(root):
-        before, new = store_manifest(root), source.manifest.without(WHEELS)
-        joined = before.joined_with(new) if before else new
-        wanted = {entry.path for entry in new.files if not unchanged(root / entry.path, entry)}
-        require_space(root, sum(entry.size for entry in new.files if entry.path in wanted))
-        for entry, file in source.files:
-            if entry.path in wanted:
-                write_file(_chunks(entry, file, Path(bundle), progress), root / entry.path)
-        kept = {entry.path for entry in joined.files}
-        for path in [entry.path for entry in before.files if entry.path not in kept] if before else ():
-            (root / path).unlink(missing_ok=True)
-        write_manifest(root, joined)
+    with opened(bundle, expect) as source, _write_errors(root):
+        root.mkdir(parents=True, exist_ok=True)
+        with FileLock(root / LOCK, timeout=0):
+            before, new = store_manifest(root), source.manifest.without_wheels()
+            joined = before.joined_with(new) if before else new
+            _copy_files(source, new, root, progress)
+            kept = {entry.path for entry in joined.files}
+            for entry in before.files if before else ():
+                if entry.path not in kept:
+                    (root / entry.path).unlink(missing_ok=True)
+            raw = joined.serialised()
+            write_whole(root / MANIFEST_HASH, hash_line(raw))
+            write_whole(root / MANIFEST, raw)
     return new
 
 
-@contextmanager
-def _locked(root: Path) -> Iterator[None]:
-    """Only this process unpacks into `root`, which is made."""
-    with _write_errors(root):
-        root.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(root / LOCK, timeout=0)
-        try:
-            lock.acquire()
-        except Timeout:
-            why = f"{root}: another process unpacks into it"
-            raise BundleError(why, "wait until it has ended, then run this again") from None
-    try:
-        yield
-    finally:
-        lock.release()
-        with suppress(OSError):
-            (root / LOCK).unlink()
-            root.rmdir()  # where nothing was unpacked
-
-
-def describe(
+def write_bundle(
+    out: Path,
     files: Mapping[str, tuple[Path, str, str]],
     contents: tuple[str, ...],
     notices: tuple[Notice, ...] = (),
     progress: Progress = silent,
-) -> Manifest:
-    """The manifest of a bundle of `files`: path → (where it lies, source, licence). Raises BundleError."""
-    entries = []
+) -> tuple[Manifest, str]:
+    """Writes an archive of `files` (path → where it lies, source, licence), and returns its manifest and that one's
+    SHA-256. `contents` says in words what it holds. Raises BundleError."""
     try:
-        for path, (place, source, licence) in sorted(files.items()):
-            with place.open("rb") as file:
-                size, sha256 = os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()
-            progress(path, size)
-            entries.append(StoredFile(path=path, size=size, sha256=sha256, source=source, licence=licence))
-        return Manifest(contents=contents, notices=notices, files=tuple(entries))
+        entries = tuple(_entry(path, *about, progress) for path, about in sorted(files.items()))
+        manifest = Manifest(contents=contents, notices=notices, files=entries)
     except OSError as error:
-        raise BundleError(f"{error.filename}: cannot be read ({error.strerror})") from error
+        raise BundleError(f"{error.filename}: cannot be read ({error.strerror})", "make it readable") from error
     except ValidationError as error:
-        raise BundleError(f"bundle: {error.errors()[0]['msg']}", "rename or leave out that file") from error
-
-
-def write_bundle(
-    out: str | Path, manifest: Manifest, places: Mapping[str, Path], archive: bool = True, progress: Progress = silent
-) -> str:
-    """Writes the bundle that `manifest` describes from files at `places`, and returns its manifest's SHA-256.
-
-    An archive gets a file NAME.sha256 beside it, for `sha256sum -c`. A folder that is partly there is completed. Raises
-    BundleError, also for a file that is no longer what the manifest says.
-    """
-    out = Path(out).absolute()
-    if archive:
-        _write_archive(out, manifest, places, progress)
-    else:
-        missing = [entry for entry in manifest.files if not unchanged(out / entry.path, entry)]
-        require_space(out, sum(entry.size for entry in missing))
-        for entry in missing:
-            with places[entry.path].open("rb") as file:
-                write_file(_chunks(entry, file, places[entry.path], progress), out / entry.path)
-        write_manifest(out, manifest)
-    return hashlib.sha256(manifest.serialised()).hexdigest()
-
-
-def _write_archive(out: Path, manifest: Manifest, places: Mapping[str, Path], progress: Progress) -> None:
+        raise BundleError(f"bundle: {first_mistake(error)}", "rename or leave out that file") from error
     raw = manifest.serialised()
-    require_space(out.parent, manifest.size + len(raw) + 1024 * (len(manifest.files) + 24))
-    with _complete(out) as partial:
-        with tarfile.open(partial, "w", format=tarfile.GNU_FORMAT) as tar:
-            for name, content in ((MANIFEST_HASH, hash_line(raw)), (MANIFEST, raw)):
-                tar.addfile(_member(name, len(content)), io.BytesIO(content))
-            for entry in manifest.files:
-                with places[entry.path].open("rb") as file:
-                    tar.addfile(_member(entry.path, entry.size), file)
-                progress(entry.path, entry.size)
-        with partial.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        out.with_name(f"{out.name}.sha256").write_text(f"{digest}  {out.name}\n")
+    require_space(out.parent, manifest.size + len(raw))
+    own = {MANIFEST_HASH: hash_line(raw), MANIFEST: raw}
+    with _complete(out) as partial, tarfile.open(partial, "w", format=tarfile.GNU_FORMAT) as tar:
+        for name in (*own, *(entry.path for entry in entries)):
+            with io.BytesIO(own[name]) if name in own else files[name][0].open("rb") as file:
+                member = tarfile.TarInfo(name)
+                member.size = file.seek(0, os.SEEK_END)
+                file.seek(0)
+                tar.addfile(member, file)
+            progress(name, member.size)
+    return manifest, hashlib.sha256(raw).hexdigest()
 
 
-def _member(name: str, size: int) -> tarfile.TarInfo:
-    member = tarfile.TarInfo(name)
-    member.size = size
-    return member
+def _entry(path: str, place: Path, source: str, licence: str, progress: Progress) -> StoredFile:
+    size, sha256 = place.stat().st_size, file_hash(place)
+    progress(path, size)
+    return StoredFile(path=path, size=size, sha256=sha256, source=source, licence=licence)
 
 
-def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Writes manifest.json and its hash. Raises BundleError."""
-    raw = manifest.serialised()
-    write_file(iter([hash_line(raw)]), folder / MANIFEST_HASH)
-    write_file(iter([raw]), folder / MANIFEST)
-
-
-def write_file(chunks: Iterator[bytes], target: Path) -> None:
-    """Writes a file, which gets its name when it is complete. Raises BundleError."""
-    with _complete(target) as partial, partial.open("xb") as file:
-        for chunk in chunks:
-            file.write(chunk)
+def _copy_files(source: Bundle, manifest: Manifest, folder: Path, progress: Progress) -> None:
+    """Copies the files of `manifest` from `source` into `folder`, but for those that are there with the right bytes.
+    Raises BundleError."""
+    missing = [entry for entry in manifest.files if not unchanged(folder / entry.path, entry)]
+    require_space(folder, sum(entry.size for entry in missing))
+    for entry in missing:
+        with _complete(folder / entry.path) as partial, partial.open("wb") as file:
+            file.writelines(source.chunks(entry, progress))
 
 
 @contextmanager
 def _complete(target: Path) -> Iterator[Path]:
     """Another name to write under; the file is `target` when the block ends well, and gone otherwise."""
-    partial = target.with_name(target.name + PARTIAL)
-    try:
-        with _write_errors(target):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            partial.unlink(missing_ok=True)
+    partial = target.with_name(f"{target.name}.partial")
+    with _write_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
             yield partial
             os.replace(partial, target)
-    finally:
-        with suppress(OSError):
+        finally:
             partial.unlink(missing_ok=True)
 
 
@@ -318,8 +231,7 @@ def require_space(folder: Path, size: int) -> None:
     """Raises BundleError unless `size` bytes are free on the disk of `folder`, which may not exist yet."""
     free = shutil.disk_usage(next(place for place in (folder, *folder.parents) if place.exists())).free
     if size > free:
-        found = f"{folder}: expected {amount(size)} of free space, got {amount(free)}"
-        raise BundleError(found, "make room or choose another folder")
+        raise BundleError(f"{folder}: expected {decimal(size)} of free space, got {decimal(free)}", MAKE_ROOM)
 
 
 @contextmanager
@@ -327,6 +239,8 @@ def _write_errors(place: Path) -> Iterator[None]:
     """What the file system raises about `place` becomes BundleError."""
     try:
         yield
-    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
-        reason = getattr(error, "strerror", None) or error
-        raise BundleError(f"{place}: cannot be written ({reason})", "make room or choose another folder") from error
+    except Timeout:
+        wait = "wait until it has ended, then run this again"
+        raise BundleError(f"{place}: another process unpacks into it", wait) from None
+    except OSError as error:
+        raise BundleError(f"{place}: cannot be written ({error.strerror or error})", MAKE_ROOM) from error

@@ -7,20 +7,14 @@ format at the size of a logit. Quantised models are told, not judged.
 """
 
 import importlib.util
-import io
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
-
-from agentic_iqa_local.files import ROOT
-from agentic_iqa_local.offline.doctor import Finding, Setup, _services
+from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
+from agentic_iqa_local.offline.doctor import Finding, Setup, pictures
 from agentic_iqa_local.score_fusion import expected_level, letter_probabilities
 from agentic_iqa_local.state import LETTERS
-
-if TYPE_CHECKING:
-    from PIL import Image
 
 Letters = Mapping[str, float]  # log-probability of each letter, over the whole vocabulary
 
@@ -28,58 +22,27 @@ Letters = Mapping[str, float]  # log-probability of each letter, over the whole 
 # rounds convolutions unless it is told not to. A server does not tell its format: bfloat16.
 BOUNDS = {"float32": (1e-4, 1e-3), "TF32": (0.01, 0.01), "float16": (0.05, 0.03), "bfloat16": (0.25, 0.1)}
 TOOL_BOUND = 0.05  # levels between a GPU and the CPU, where convolutions may round to TF32
-WINDOW = (128, 144, 384, 368)  # 256×224: whole tokens of 28 and of 32 pixels, so that nothing is resized
 REMEDY = "do not compare scores of this set-up with others; report it with the versions above"
+SCORING = summarizer_prompt(DEFAULT_QUERY, None, scoring=True)
 
 
 @cache
-def pictures() -> "list[Image.Image]":
-    """Windows of the two sample photographs, clean and distorted, the same everywhere: ten of 256×224 pixels."""
-    from PIL import Image, ImageFilter
-
-    found, rng = [], np.random.default_rng(0)
-    for name in ("sumac", "prudential"):
-        with Image.open(ROOT / "tests" / "data" / f"{name}.png") as photograph:
-            clean = photograph.convert("RGB").crop(WINDOW)
-        noise = rng.normal(0, 20, (clean.height, clean.width, 3))
-        noisy = np.clip(np.asarray(clean) + noise, 0, 255).astype(np.uint8)
-        coded = io.BytesIO()
-        clean.save(coded, "JPEG", quality=10)
-        found += [
-            clean,
-            clean.filter(ImageFilter.GaussianBlur(2)),
-            Image.fromarray(noisy),
-            Image.open(coded).convert("RGB"),
-        ]
-        found.append(clean.point([level // 3 for level in range(256)] * 3))
-    return found
-
-
-def _scoring() -> Any:
-    from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY, summarizer_prompt
-
-    return summarizer_prompt(DEFAULT_QUERY, None, scoring=True)
-
-
-def _alone(setup: Setup) -> tuple[Letters, ...]:
-    """The letters of each picture by the set-up's own engine."""
-    return _read_alone(_services(setup).client("summarizer"))
-
-
-@cache
-def _read_alone(client: Any) -> tuple[Letters, ...]:
-    """The letters of each picture, each read in a session of its own."""
-    from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX
-
-    found = []
+def _read_alone(client: Any) -> tuple[tuple[Letters, ...], int]:
+    """The letters of each picture as assessments read them, and how many tokens of an earlier prompt were reused: in a
+    session of its own, after another prompt, from the cache that the two share."""
+    found, reused = [], 0
+    earlier = summarizer_prompt(DEFAULT_QUERY, None, scoring=True, reversed_letters=True)
     for picture in pictures():
         session = client.open([picture])
-        found.append(session.read_letters(_scoring(), ANSWER_PREFIX, LETTERS).logprobs)
+        session.read_letters(earlier, ANSWER_PREFIX, LETTERS)
+        found.append(session.read_letters(SCORING, ANSWER_PREFIX, LETTERS).logprobs)
+        reused += session.usage.reused
         session.close()
-    return tuple(found)
+    return tuple(found), reused
 
 
-def _format(about: Mapping[str, Any]) -> str:
+def _format(client: Any) -> str:
+    about = client.describe()
     if about.get("quantization", "none") != "none":
         return str(about["quantization"])
     on_gpu = str(about.get("device")).startswith("cuda")
@@ -91,8 +54,7 @@ def compared(what: str, ours: tuple[Letters, ...], theirs: tuple[Letters, ...], 
     logprob = max(abs(a[x] - b[x]) for a, b in zip(ours, theirs, strict=True) for x in LETTERS)
     levels = ([expected_level(letter_probabilities(read)) for read in one] for one in (ours, theirs))
     q = max(abs(a - b) for a, b in zip(*levels, strict=True))
-    bounds = [BOUNDS.get(one, BOUNDS["bfloat16"]) for one in formats]
-    nats, most = max(bounds)
+    nats, most = max(BOUNDS.get(one, BOUNDS["bfloat16"]) for one in formats)
     found = f"{what}: |Δ log-probability| ≤ {logprob:.2g} (bound {nats:g}), |Δq| ≤ {q:.2g} levels (bound {most:g})"
     if logprob <= nats and q <= most:
         return "pass", found, ""
@@ -105,7 +67,6 @@ def plain_forward(setup: Setup) -> Finding | None:
     import torch
     from transformers import AutoModelForImageTextToText, AutoProcessor
 
-    from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX
     from agentic_iqa_local.vlm_client.chat import chat_messages, in_words
 
     backend = setup.settings.summarizer.backend
@@ -114,76 +75,35 @@ def plain_forward(setup: Setup) -> Finding | None:
     options = setup.settings.model(backend)
     processor: Any = AutoProcessor.from_pretrained(options.path, local_files_only=True)  # nosec B615 # a local folder
     model: Any = AutoModelForImageTextToText.from_pretrained(  # nosec B615 # a local folder
-        options.path,
-        dtype=torch.float32,
-        local_files_only=True,
-        trust_remote_code=False,
-        use_safetensors=True,
+        options.path, dtype=torch.float32, local_files_only=True, trust_remote_code=False, use_safetensors=True
     ).eval()
     if getattr(model.config, "quantization_config", None) is not None:
-        return (
-            "warn",
-            "the folder holds quantised weights, of which no plain float32 pass can be made",
-            "none",
-        )
-    scoring, words = in_words(_scoring()) if options.answers == "words" else (_scoring(), {})
+        return "warn", "the folder holds quantised weights, of which no plain float32 pass can be made", "none"
+    scoring, words = in_words(SCORING) if options.answers == "words" else (SCORING, {})
     messages = chat_messages(scoring, 1, options.prompt_layout)
     text = processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False) + ANSWER_PREFIX
     encode = processor.tokenizer.encode
     end = len(encode(text, add_special_tokens=False))
     tokens = {x: encode(text + words.get(x, x), add_special_tokens=False)[end] for x in LETTERS}
-    found: list[Letters] = []
+    plain: list[Letters] = []
     for picture in pictures():
         inputs = processor(text=[text], images=[picture], return_tensors="pt", add_special_tokens=False)
         with torch.inference_mode():
             logprobs = model(**inputs, use_cache=False).logits[0, -1].double().log_softmax(-1)
-        found.append({letter: logprobs[token].item() for letter, token in tokens.items()})
-    about = _services(setup).client("summarizer").describe()
-    what = f"letters of {about['engine']} against a plain float32 pass on the CPU"
-    return compared(what, _alone(setup), tuple(found), _format(about))
+        plain.append({letter: logprobs[token].item() for letter, token in tokens.items()})
+    client = setup.services.client("summarizer")
+    read, reused = _read_alone(client)
+    what = f"letters of {client.describe()['engine']} ({reused} tokens reused) against a plain float32 pass on the CPU"
+    return compared(what, read, tuple(plain), _format(client))
 
 
 def batches(setup: Setup) -> Finding:
     """A picture alone against the same picture in a batch with the others."""
-    from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX
-
-    client = _services(setup).client("summarizer")
-    many = client.read_many([[picture] for picture in pictures()], _scoring(), ANSWER_PREFIX, LETTERS)
+    client = setup.services.client("summarizer")
+    many = client.read_many([[picture] for picture in pictures()], SCORING, ANSWER_PREFIX, LETTERS)
     read = tuple(one.logprobs for one in many.reads)
-    return compared(f"letters in a batch of {len(read)} against alone", read, _alone(setup), _format(client.describe()))
-
-
-def shared_prefix(setup: Setup) -> Finding:
-    """Letters after another prompt, from the cache that the two share, against letters from nothing."""
-    from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
-
-    client, found, reused = _services(setup).client("summarizer"), [], 0
-    earlier = summarizer_prompt(DEFAULT_QUERY, None, scoring=True, reversed_letters=True)
-    for picture in pictures():
-        session = client.open([picture])
-        session.read_letters(earlier, ANSWER_PREFIX, LETTERS)
-        found.append(session.read_letters(_scoring(), ANSWER_PREFIX, LETTERS).logprobs)
-        reused += session.usage.reused
-        session.close()
-    what = f"letters from a shared prefix ({reused} tokens reused) against letters from nothing"
-    return compared(what, tuple(found), _alone(setup), _format(client.describe()))
-
-
-def engines(setup: Setup) -> Finding | None:
-    """The other engine in this environment, transformers or vLLM, on the same pictures."""
-    from agentic_iqa_local.vlm_client import create_vlm_client
-
-    own, _, name = setup.settings.summarizer.backend.partition(".")
-    other = "transformers" if own == "vllm" else "vllm"
-    if own == "server" or importlib.util.find_spec("vllm") is None:
-        return None
-    services = _services(setup)
-    ours, about = _alone(setup), services.client("summarizer").describe()
-    services.close()  # both need the card
-    client = create_vlm_client(f"{other}.{name}", setup.settings.model(setup.settings.summarizer.backend), setup.device)
-    theirs, formats = _read_alone(client), (_format(about), _format(client.describe()))
-    client.close()
-    return compared(f"letters of {other} against {own}", theirs, ours, *formats)
+    what = f"letters in a batch of {len(read)} against alone"
+    return compared(what, read, _read_alone(client)[0], _format(client))
 
 
 def tools_on_gpu(setup: Setup) -> Finding | None:
@@ -192,27 +112,41 @@ def tools_on_gpu(setup: Setup) -> Finding | None:
 
     if setup.device == "cpu":
         return None
-    runner = _services(setup).tools
+    runner = setup.services.tools
     on_cpu = ToolRunner(device="cpu", maps_path=setup.settings.tools.maps, models=setup.settings.models_dir)
-    left_out = set(setup.settings.tools.not_offered) - set(setup.named_tools)
+    left_out = set(setup.settings.tools.not_offered) - setup.named_tools
     names = [info.name for info in runner.info() if info.available and info.name not in left_out]
-    clean, worst = pictures()[0], {}
-    for name in names:
-        pairs = [
-            [one.score(name, picture, clean).normalized for one in (runner, on_cpu)] for picture in pictures()[1:5]
-        ]
-        worst[name] = max(abs(gpu - cpu) for gpu, cpu in pairs)
-    far = {name: gap for name, gap in worst.items() if gap > TOOL_BOUND}
-    found = f"{len(names)} tools measure on the GPU as on the CPU: |Δ| ≤ {max(worst.values()):.2g} of 5 levels"
+    clean, *others = pictures()[:5]
+    gaps = {
+        name: max(
+            abs(runner.score(name, other, clean).normalized - on_cpu.score(name, other, clean).normalized)
+            for other in others
+        )
+        for name in names
+    }
+    far = {name: gap for name, gap in gaps.items() if gap > TOOL_BOUND}
+    found = f"{len(names)} tools measure on the GPU as on the CPU: |Δ| ≤ {max(gaps.values()):.2g} of 5 levels"
     if far:
         found = ", ".join(f"{name} measures {gap:.2g} levels otherwise than on the CPU" for name, gap in far.items())
     return "fail" if far else "pass", f"{found} (bound {TOOL_BOUND:g})", REMEDY if far else ""
 
 
-CHECKS: dict[str, Callable[[Setup], Finding | None]] = {
-    "plain forward": plain_forward,
-    "batches": batches,
-    "shared prefix": shared_prefix,
-    "tools on gpu": tools_on_gpu,
-    "engines": engines,
-}
+def engines(setup: Setup) -> Finding | None:
+    """The other engine in this environment, transformers or vLLM, on the same pictures."""
+    from agentic_iqa_local.vlm_client import create_vlm_client
+
+    backend = setup.settings.summarizer.backend
+    own, _, name = backend.partition(".")
+    if own == "server" or importlib.util.find_spec("vllm") is None:
+        return None
+    client = setup.services.client("summarizer")
+    ours, formats = _read_alone(client)[0], [_format(client)]
+    setup.services.close()  # both need the card
+    other = "transformers" if own == "vllm" else "vllm"
+    client = create_vlm_client(f"{other}.{name}", setup.settings.model(backend), setup.device)
+    theirs, formats = _read_alone(client)[0], [*formats, _format(client)]
+    client.close()
+    return compared(f"letters of {other} against {own}", theirs, ours, *formats)
+
+
+CHECKS = (plain_forward, batches, tools_on_gpu, engines)

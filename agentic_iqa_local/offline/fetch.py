@@ -13,8 +13,9 @@ from pathlib import Path, PurePosixPath
 from shutil import copytree, ignore_patterns, rmtree
 
 from agentic_iqa_local.errors import UserError, one_line
-from agentic_iqa_local.files import EMBEDDED, ROOT, about_missing_model, file_hash
-from agentic_iqa_local.offline.manifest import HUB, HUGGINGFACE, SEGMENT, WHEELS, Notice
+from agentic_iqa_local.files import ROOT, file_hash
+from agentic_iqa_local.iqa_tools.weights import HUB, HUGGINGFACE
+from agentic_iqa_local.offline.manifest import SEGMENT, WHEELS, Notice
 
 
 class FetchError(UserError, RuntimeError):
@@ -29,8 +30,9 @@ class Repo:
     revision: str = "main"
     licence: str = "unknown"
 
-    def __str__(self) -> str:
-        return f"{self.name}@{self.revision}"
+    def page(self, commit: str) -> str:
+        """The address of its files."""
+        return f"https://huggingface.co/{self.name}/tree/{commit}"
 
 
 @dataclass(frozen=True)
@@ -45,58 +47,34 @@ class Found:
 
 # The model folders that the shipped configurations name.
 REPOS = {
-    "llava-onevision-qwen2-0.5b-ov-hf": Repo("llava-hf/llava-onevision-qwen2-0.5b-ov-hf", licence="apache-2.0"),
-    "q-sit-mini": Repo("zhangzicheng/q-sit-mini", licence="mit"),
-    "Qwen3-VL-2B-Instruct": Repo("Qwen/Qwen3-VL-2B-Instruct", "89644892e4d85e24eaac8bacfd4f463576704203", "apache-2.0"),
-    "Qwen2.5-VL-3B-Instruct": Repo(
-        "Qwen/Qwen2.5-VL-3B-Instruct", "66285546d2b821cf421d4f5eb2576359d3770cd3", "qwen-research"
-    ),
-    "Qwen2.5-VL-7B-Instruct": Repo(
-        "Qwen/Qwen2.5-VL-7B-Instruct", "cc594898137f460bfe9f0759e9844b3ce807cfb5", "apache-2.0"
-    ),
-    "Qwen3-VL-8B-Instruct": Repo("Qwen/Qwen3-VL-8B-Instruct", "0c351dd01ed87e9c1b53cbc748cba10e6187ff3b", "apache-2.0"),
-    "llava-onevision-qwen2-7b-ov-hf": Repo(
-        "llava-hf/llava-onevision-qwen2-7b-ov-hf", "0d50680527681998e456c7b78950205bedd8a068", "apache-2.0"
-    ),
+    repo.name.partition("/")[2]: repo
+    for repo in (
+        Repo("llava-hf/llava-onevision-qwen2-0.5b-ov-hf", licence="apache-2.0"),
+        Repo("llava-hf/llava-onevision-qwen2-7b-ov-hf", "0d50680527681998e456c7b78950205bedd8a068", "apache-2.0"),
+        Repo("zhangzicheng/q-sit-mini", licence="mit"),
+        Repo("Qwen/Qwen2.5-VL-3B-Instruct", "66285546d2b821cf421d4f5eb2576359d3770cd3", "qwen-research"),
+        Repo("Qwen/Qwen2.5-VL-7B-Instruct", "cc594898137f460bfe9f0759e9844b3ce807cfb5", "apache-2.0"),
+        Repo("Qwen/Qwen3-VL-2B-Instruct", "89644892e4d85e24eaac8bacfd4f463576704203", "apache-2.0"),
+        Repo("Qwen/Qwen3-VL-8B-Instruct", "0c351dd01ed87e9c1b53cbc748cba10e6187ff3b", "apache-2.0"),
+    )
 }
 # Where pyiqa's get_url_from_name leads; the commit is that of pyiqa 0.1.16's time.
 PYIQA_WEIGHTS = Repo("chaofengc/IQA-PyTorch-Weights", "0df2df423c65f6a64209309695f3845727431027", "cc-by-nc-sa-4.0")
 PYIQA_CHECKPOINTS = ("checkpoints/ARNIQA.pth",)  # pyiqa loads this one through torch.hub, which keeps it elsewhere
 TORCHVISION = "https://download.pytorch.org/models/"  # names hold the beginning of the SHA-256
-CLIP = {  # addresses hold the SHA-256
-    "clip/RN50.pt": "https://openaipublic.azureedge.net/clip/models/afeb0e10f9e5a86da6080e35cf09123aca3b358a0c3e3b6c78a7b63bc04b6762/RN50.pt",
-    "clip/ViT-B-32.pt": "https://openaipublic.azureedge.net/clip/models/40d365715913c9da98579312b702a82c18be219cc2a73407c4526f58eba950af/ViT-B-32.pt",
+CLIP = "https://openaipublic.azureedge.net/clip/models/"  # the folder of each file is its SHA-256
+CLIP_HASHES = {
+    "clip/RN50.pt": "afeb0e10f9e5a86da6080e35cf09123aca3b358a0c3e3b6c78a7b63bc04b6762",
+    "clip/ViT-B-32.pt": "40d365715913c9da98579312b702a82c18be219cc2a73407c4526f58eba950af",
 }
-CARRIED = (
-    "*.safetensors",
-    "*.json",
-    "*.jinja",
-    "*.txt",
-    "*.model",
-    "*.tiktoken",
-    "*.md",
-    "LICEN*",
-    "NOTICE*",
-)
-LOCKS = {
-    "transformers": "constraints.txt",
-    "vllm": "constraints-gpu.txt",
-}  # of an offline installation for an engine
-REQUIREMENTS = f"{WHEELS}/requirements.txt"
+# of a model; remote code and other frameworks' weights stay behind
+CARRIED = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.md", "LICEN*", "NOTICE*"]
+LOCKS = {"transformers": "constraints.txt", "vllm": "constraints-gpu.txt"}  # of an environment for an engine
 
 OWN = "this project's own"
 EMBEDDED_LICENCE = f"{OWN}, embedded/README.md names its photographs' licences"
-FREE = {
-    "apache-2.0",
-    "mit",
-    "bsd-2-clause",
-    "bsd-3-clause",
-    "cc0-1.0",
-    "cc-by-4.0",
-    OWN,
-    EMBEDDED_LICENCE.lower(),
-}
-TERMS = {
+FREE = {"apache-2.0", "mit", "bsd-3-clause", OWN, EMBEDDED_LICENCE}
+TERMS = {  # licence → what it says, where it stands
     "cc-by-nc-sa-4.0": (
         "no commercial use, changes under the same licence",
         "https://creativecommons.org/licenses/by-nc-sa/4.0/",
@@ -105,20 +83,15 @@ TERMS = {
         "research only; commercial use needs a licence of Alibaba Cloud's",
         "https://huggingface.co/Qwen/Qwen2.5-VL-3B-Instruct/blob/main/LICENSE",
     ),
-    "unknown": ("read the model card before use", "no link known"),
+    "PolyForm-Noncommercial-1.0.0": (
+        "commercial use needs its authors' permission",
+        "https://polyformproject.org/licenses/noncommercial/1.0.0/",
+    ),
+    "LicenseRef-NVIDIA-Proprietary": ("NVIDIA's licence agreement", "https://docs.nvidia.com/cuda/eula/"),
 }
-PYIQA = Notice(
-    licence="PolyForm-Noncommercial-1.0.0",
-    of="pyiqa, which runs the tools",
-    says="commercial use needs its authors' permission",
-    url="https://polyformproject.org/licenses/noncommercial/1.0.0/",
-)
-NVIDIA = Notice(
-    licence="LicenseRef-NVIDIA-Proprietary",
-    of="CUDA libraries that torch's wheels for Linux bring",
-    says="NVIDIA's licence agreement",
-    url="https://docs.nvidia.com/cuda/eula/",
-)
+# (licence, what is under it) of programs
+PYIQA = ("PolyForm-Noncommercial-1.0.0", "pyiqa, which runs the tools")
+NVIDIA = ("LicenseRef-NVIDIA-Proprietary", "CUDA libraries that torch's wheels for Linux bring")
 
 
 def model_repo(folder: str, local: Path, repos: dict[str, Repo]) -> Repo | None:
@@ -127,8 +100,6 @@ def model_repo(folder: str, local: Path, repos: dict[str, Repo]) -> Repo | None:
         return None
     if repo := repos.get(folder) or REPOS.get(folder):
         return repo
-    if local == EMBEDDED:
-        raise FetchError(*about_missing_model(local))
     raise FetchError(
         f"model {folder}: expected the folder {local} or a known repository, found neither",
         f"pass --models DIR, or --repo {folder}=ORG/NAME@REVISION",
@@ -139,12 +110,17 @@ def model_files(folder: str, local: Path, repo: Repo | None, downloads: Path) ->
     """A vision-language model's files, from the folder `local` or downloaded from `repo`. Remote code, other
     frameworks' weights and subfolders stay behind. Raises FetchError."""
     if repo:
-        place, commit = _snapshot(repo, downloads)
-        source, licence = f"https://huggingface.co/{repo.name}/tree/{commit}", repo.licence
+        from huggingface_hub import HfApi, snapshot_download
+
+        with _network_errors(f"{repo.name}@{repo.revision}"):  # what is there already is kept, hashes are compared
+            commit = str(HfApi().model_info(repo.name, revision=repo.revision).sha)
+            place = downloads / f"{repo.name.replace('/', '--')}@{commit}"
+            snapshot_download(repo.name, revision=commit, local_dir=place, allow_patterns=CARRIED)
+        source, licence = repo.page(commit), repo.licence
     else:
-        licence = EMBEDDED_LICENCE if folder == "embedded" else REPOS.get(folder, Repo("")).licence
         place, source = local, f"local folder {folder}"
-    names = [n for n in sorted(os.listdir(place)) if (place / n).is_file() and _is_carried(n)]
+        licence = EMBEDDED_LICENCE if folder == "embedded" else REPOS.get(folder, Repo("")).licence
+    names = [name for name in sorted(os.listdir(place)) if (place / name).is_file() and _is_carried(name)]
     if not any(name.endswith(".safetensors") for name in names):
         raise FetchError(f"{place}: expected weights as *.safetensors, found none", "choose the safetensors edition")
     if "config.json" not in names:
@@ -156,28 +132,16 @@ def _is_carried(name: str) -> bool:
     return SEGMENT.fullmatch(name) is not None and any(PurePosixPath(name).match(kind) for kind in CARRIED)
 
 
-def _snapshot(repo: Repo, downloads: Path) -> tuple[Path, str]:
-    """(the folder of a repository's files, its commit), downloaded by huggingface_hub, which resumes and compares
-    each file with its published hash. Raises FetchError."""
-    from huggingface_hub import HfApi, snapshot_download
-
-    with _network_errors(str(repo)):
-        commit = HfApi().model_info(repo.name, revision=repo.revision).sha
-        folder = downloads / f"{repo.name.replace('/', '--')}@{commit}"
-        snapshot_download(repo.name, revision=commit, local_dir=folder, allow_patterns=list(CARRIED))
-    return folder, str(commit)
-
-
 @contextmanager
 def _network_errors(what: str) -> Iterator[None]:
     """What a download raises becomes FetchError."""
     # HTTPError is the base of its HTTP client's errors, whichever client huggingface_hub has
     from huggingface_hub.errors import HTTPError  # pyright: ignore[reportPrivateImportUsage]
+    from huggingface_hub.utils.logging import set_verbosity_error
 
+    set_verbosity_error()  # not a warning for each of its tries
     try:
         yield
-    except UserError:
-        raise
     except (OSError, HTTPError, ValueError, RuntimeError) as error:
         reason = one_line(" ".join(str(error).split())[:200]) or type(error).__name__
         raise FetchError(
@@ -185,28 +149,30 @@ def _network_errors(what: str) -> Iterator[None]:
         ) from error
 
 
-def tool_weight(weight: str, local: Path | None, cache: Path | None, downloads: Path) -> list[Found]:
-    """A weight of the tools' table: one file of torch's hub folder, or a snapshot of a Hugging Face cache ("hf:").
-
-    What lies in the hub folder `local` or in the Hugging Face cache `cache` is taken from there. Raises FetchError.
-    """
+def tool_weight(weight: str, local: Path | None, downloads: Path) -> list[Found]:
+    """The files of one weight of the tools' table: a file of torch's hub folder, taken from that folder `local` if it
+    lies there, or "hf:ORG/NAME", a repository. Raises FetchError, also for a file that is not its publisher's."""
     if weight.startswith("hf:"):
-        return _cached_repository(weight.removeprefix("hf:"), cache, downloads)
-    path, name = f"{HUB}/{weight}", PurePosixPath(weight).name
-    url, begins = _web_source(weight)
-    licence = PYIQA_WEIGHTS.licence if url is None else "mit" if weight in CLIP else "bsd-3-clause"
-    if local and (local / weight).is_file():
-        _require_hash(local / weight, begins)
-        return [Found(path, local / weight, f"local file {weight}", licence)]
-    with _network_errors(url or str(PYIQA_WEIGHTS)):
-        if url is None:
+        return _snapshot_files(weight.removeprefix("hf:"))
+    path, name, begins, url, licence = f"{HUB}/{weight}", PurePosixPath(weight).name, "", "", PYIQA_WEIGHTS.licence
+    if weight in CLIP_HASHES:
+        begins, licence = CLIP_HASHES[weight], "mit"
+        url = f"{CLIP}{begins}/{name}"
+    elif not weight.startswith("pyiqa/") and weight not in PYIQA_CHECKPOINTS:
+        begins, url, licence = PurePosixPath(name).stem.rpartition("-")[2], TORCHVISION + name, "bsd-3-clause"
+    if local and (file := local / weight).is_file():
+        if not (digest := file_hash(file)).startswith(begins):
+            expected = f"expected a file whose SHA-256 begins with {begins}, got {digest}"
+            raise FetchError(f"{file}: {expected}", "it is another: remove it")
+        return [Found(path, file, f"local file {weight}", licence)]
+    file = downloads / "weights" / name
+    with _network_errors(url or PYIQA_WEIGHTS.name):
+        if not url:
             from huggingface_hub import hf_hub_download
 
-            repo = PYIQA_WEIGHTS
-            file = Path(hf_hub_download(repo.name, name, revision=repo.revision, local_dir=downloads / "pyiqa"))
-            return [Found(path, file, f"https://huggingface.co/{repo.name}/{name}", licence)]
-        file = downloads / "urls" / name
-        if not file.is_file():
+            url = PYIQA_WEIGHTS.page(PYIQA_WEIGHTS.revision)
+            hf_hub_download(PYIQA_WEIGHTS.name, name, revision=PYIQA_WEIGHTS.revision, local_dir=file.parent)
+        elif not file.is_file():
             from torch.hub import download_url_to_file
 
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -214,43 +180,19 @@ def tool_weight(weight: str, local: Path | None, cache: Path | None, downloads: 
     return [Found(path, file, url, licence)]
 
 
-def _web_source(weight: str) -> tuple[str | None, str]:
-    """(address of a file of torch's hub folder on a web server, how its SHA-256 begins); None for pyiqa's own."""
-    if weight.startswith("pyiqa/") or weight in PYIQA_CHECKPOINTS:
-        return None, ""
-    if weight in CLIP:
-        return CLIP[weight], CLIP[weight].split("/")[-2]
-    name = PurePosixPath(weight)
-    return TORCHVISION + name.name, name.stem.rpartition("-")[2]
+def _snapshot_files(name: str) -> list[Found]:
+    """A repository as the Hugging Face cache lays it out, with files where it has links; `refs/main` names the commit.
+    What lies in the cache already ($HF_HUB_CACHE) is not downloaded."""
+    from huggingface_hub import snapshot_download
 
-
-def _require_hash(file: Path, begins: str) -> None:
-    if not (digest := file_hash(file)).startswith(begins):
-        raise FetchError(
-            f"{file}: expected a file whose SHA-256 begins with {begins}, got {digest}",
-            "it is another: remove it",
-        )
-
-
-def _cached_repository(name: str, cache: Path | None, downloads: Path) -> list[Found]:
-    """A repository as a Hugging Face cache lays it out, with files where it has links; `refs/main` names the commit."""
-    inner = f"models--{name.replace('/', '--')}"
-    if not cache or not (cache / inner / "refs" / "main").is_file():
-        from huggingface_hub import snapshot_download
-
-        cache = downloads / "huggingface"
-        with _network_errors(name):
-            snapshot_download(name, cache_dir=cache, allow_patterns=[*CARRIED, "*.bin"])
-    commit = (cache / inner / "refs" / "main").read_text().strip()
-    if not SEGMENT.fullmatch(commit):
-        raise FetchError(f"{cache / inner}: expected refs/main to name a commit", "download it anew")
-    folder = cache / inner / "snapshots" / commit
-    names = sorted(file.name for file in folder.iterdir() if file.is_file())
+    with _network_errors(name):
+        place = Path(snapshot_download(name, allow_patterns=[*CARRIED, "*.bin"]))
+    names = sorted(file.name for file in place.iterdir() if file.is_file())
     pickles = not any(name.endswith(".safetensors") for name in names)
-    names = [name for name in names if _is_carried(name) or (pickles and name.endswith(".bin"))]
-    files = [f"{inner}/refs/main", *(f"{inner}/snapshots/{commit}/{name}" for name in names)]
-    source = f"https://huggingface.co/{name}/tree/{commit}"
-    return [Found(f"{HUGGINGFACE}/{file}", cache / file, source, "unknown") for file in files]
+    kept = [name for name in names if _is_carried(name) or (pickles and name.endswith(".bin"))]
+    repository = place.parents[1]
+    files, source = [repository / "refs" / "main", *(place / name for name in kept)], Repo(name).page(place.name)
+    return [Found(f"{HUGGINGFACE}/{file.relative_to(repository.parent)}", file, source, "unknown") for file in files]
 
 
 def wheels(engine: str, folder: Path) -> Iterator[Found]:
@@ -268,8 +210,9 @@ def wheels(engine: str, folder: Path) -> Iterator[Found]:
         name, version, *_ = wheel.name.split("-")
         lines.append(f"{name}=={version} --hash=sha256:{file_hash(wheel)}\n")
         yield Found(f"{WHEELS}/{wheel.name}", wheel, f"pip wheel {wheel.name}", "in the wheel")
-    (folder / "requirements.txt").write_text("".join(lines), encoding="utf-8")
-    yield Found(REQUIREMENTS, folder / "requirements.txt", "this script", OWN)
+    requirements = folder / "requirements.txt"
+    requirements.write_text("".join(lines), encoding="utf-8")
+    yield Found(f"{WHEELS}/{requirements.name}", requirements, "this script", OWN)
 
 
 def copied_source(folder: Path) -> Path:
@@ -283,12 +226,11 @@ def restrictions(licences: Iterable[tuple[str, str]]) -> list[Notice]:
     """A notice for each licence that restricts the use of files, of (licence, what is under it)."""
     under: dict[str, list[str]] = {}
     for licence, of in licences:
-        if licence.lower() not in FREE:
+        if licence not in FREE:
             under.setdefault(licence, []).append(of)
     notices = []
     for licence, names in under.items():
-        otherwise = ("read it before use, it may restrict what you do", "see the model card")
-        says, url = TERMS.get(licence.lower(), otherwise)
+        says, url = TERMS.get(licence, ("it may restrict what you do: read the model card", "no link known"))
         of = one_line(", ".join(dict.fromkeys(names)))[:500]
         notices.append(Notice(licence=licence, of=of, says=says, url=url))
     return notices

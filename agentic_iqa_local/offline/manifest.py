@@ -1,31 +1,23 @@
-"""What a bundle or the models folder holds: every file with its size, SHA-256, source and licence, and the licences
-that bind."""
+"""What a bundle or the models folder holds, every file with its size, SHA-256, source and licence; and whether the
+models folder is still so.
+
+Nothing here imports torch or huggingface_hub, or reaches a network.
+"""
 
 import hashlib
+import os
 import re
-from collections.abc import Iterable
-from pathlib import Path, PurePosixPath
-from typing import Annotated, Literal, Self
+from pathlib import Path
+from typing import Annotated, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from agentic_iqa_local.errors import UserError, one_line
-from agentic_iqa_local.files import FileError, read_bytes
+from agentic_iqa_local.files import FileError, file_hash, first_mistake, models_root, read_bytes
+from agentic_iqa_local.iqa_tools.weights import HUGGINGFACE, LARGEST_MANIFEST, MANIFEST
 
-MANIFEST = "manifest.json"
-MANIFEST_HASH = "manifest.json.sha256"  # "HASH  manifest.json", as sha256sum writes it
-LARGEST_MANIFEST = 16 << 20  # bytes
-HUB = "tools/hub"  # what pyiqa's metrics load, laid out as torch's hub folder
-HUGGINGFACE = "tools/huggingface"  # what timm and transformers load for them: a Hugging Face cache without links
-WHEELS = "wheels"  # an offline installation of the environment
+MANIFEST_HASH = f"{MANIFEST}.sha256"  # "HASH  manifest.json", as sha256sum writes it
+TOOLS, WHEELS = "tools", "wheels"  # the folders that are no models: tools' weights, an offline installation
 SEGMENT = re.compile(r"(?=[^. ])[A-Za-z0-9_+=@,!~() .-]+(?<![. ])")  # a name that begins with no dot
 
 
@@ -33,13 +25,14 @@ class BundleError(UserError, RuntimeError):
     """A bundle or models folder that cannot be trusted, read or written; the message names the file."""
 
 
-def _printable(text: str) -> str:
-    if one_line(text) != text:
-        raise ValueError("expected one line of printable characters")
-    return text
+def _plain(path: str) -> str:
+    if not all(SEGMENT.fullmatch(part) for part in path.split("/")):
+        raise ValueError(f"expected a relative path of plain names, got {path[:300]!r}")
+    return path
 
 
-Line = Annotated[str, Field(max_length=1000), AfterValidator(_printable)]
+Line = Annotated[str, Field(max_length=1000), AfterValidator(one_line)]
+PlainPath = Annotated[str, AfterValidator(_plain)]
 
 
 class Record(BaseModel):
@@ -61,22 +54,18 @@ class Notice(Record):
 
 
 class StoredFile(Record):
-    """One file; `path` is relative to the bundle, `source` where it was taken from."""
+    """One file; `path` is relative to the bundle, `size` in bytes, `source` where it was taken from."""
 
-    path: str
+    path: PlainPath
     size: int = Field(ge=0)
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
     source: Line
     licence: Line
 
-    @field_validator("path")
-    @classmethod
-    def _lies_inside(cls, path: str) -> str:
-        if not all(SEGMENT.fullmatch(part) for part in path.split("/")):
-            raise ValueError(f"expected a relative path of plain names, got {path[:300]!r}")
-        if path.startswith((MANIFEST, MANIFEST_HASH)):
-            raise ValueError(f"expected a name that is not the bundle's own, got {path[:300]!r}")
-        return path
+    @property
+    def top(self) -> str:
+        """The first folder of the path: a model's name, "tools" or "wheels"."""
+        return self.path.partition("/")[0]
 
 
 class Manifest(Record):
@@ -87,34 +76,26 @@ class Manifest(Record):
     notices: tuple[Notice, ...] = ()
     files: tuple[StoredFile, ...]
 
-    @model_validator(mode="after")
-    def _has_each_path_once(self) -> Self:
-        if len({file.path for file in self.files}) < len(self.files):
-            raise ValueError("expected one file a path, got several for one")
-        return self
-
     @property
     def size(self) -> int:
         """Bytes of all files."""
         return sum(file.size for file in self.files)
 
     @property
-    def model_folders(self) -> set[str]:
+    def models(self) -> set[str]:
         """The folders of models, each of which one bundle brings alone; tools' weights of several lie together."""
-        return {file.path.partition("/")[0] for file in self.files} - {PurePosixPath(HUB).parts[0], WHEELS}
+        return {file.top for file in self.files} - {TOOLS, WHEELS}
 
-    def without(self, prefix: str) -> "Manifest":
-        """The same without the files below `prefix` and the line of `contents` about them."""
-        return Manifest(
-            contents=tuple(line for line in self.contents if not line.startswith(prefix)),
-            notices=self.notices,
-            files=tuple(file for file in self.files if not file.path.startswith(f"{prefix}/")),
-        )
+    def without_wheels(self) -> "Manifest":
+        """What of a bundle goes into the models folder."""
+        contents = tuple(line for line in self.contents if not line.startswith(WHEELS))
+        files = tuple(file for file in self.files if file.top != WHEELS)
+        return self.model_copy(update={"contents": contents, "files": files})
 
     def joined_with(self, new: "Manifest") -> "Manifest":
         """One manifest for both. Of a model, or a path of the tools, that both have the new one's is taken."""
-        paths, folders = {file.path for file in new.files}, new.model_folders
-        kept = [f for f in self.files if f.path not in paths and f.path.partition("/")[0] not in folders]
+        paths = {file.path for file in new.files}
+        kept = tuple(file for file in self.files if file.path not in paths and file.top not in new.models)
         return Manifest(
             contents=tuple(dict.fromkeys((*self.contents, *new.contents))),
             notices=tuple(dict.fromkeys((*self.notices, *new.notices))),
@@ -136,9 +117,8 @@ def trusted_manifest(raw: bytes, line: bytes, where: Path, expect: str | None) -
     sha256 = hashlib.sha256(raw).hexdigest()
     if line != hash_line(raw):
         raise BundleError(
-            f"{where}: {MANIFEST} or {MANIFEST_HASH} is damaged: expected {MANIFEST_HASH} to name SHA-256"
-            f" {sha256}, got something else",
-            "copy or unpack the bundle again (a damaged manifest of a models folder has to be removed first)",
+            f"{where}: {MANIFEST} or {MANIFEST_HASH} is damaged: expected the SHA-256 {sha256}, got another",
+            "copy the bundle again; remove a damaged manifest of a models folder, then unpack its bundles again",
         )
     if expect not in (None, sha256):
         raise BundleError(
@@ -148,11 +128,7 @@ def trusted_manifest(raw: bytes, line: bytes, where: Path, expect: str | None) -
     try:
         return Manifest.model_validate_json(raw), sha256
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        key = ".".join(map(str, first["loc"])) or "file"
-        raise BundleError(
-            f"{where}: {MANIFEST} cannot be used: {key}: {first['msg']}", "fetch the bundle again"
-        ) from None
+        raise BundleError(f"{where}: {MANIFEST}: {first_mistake(error)}", "make the bundle again") from None
 
 
 def read_folder_manifest(folder: Path, expect: str | None = None) -> tuple[Manifest, str]:
@@ -162,26 +138,60 @@ def read_folder_manifest(folder: Path, expect: str | None = None) -> tuple[Manif
         line = read_bytes(folder / MANIFEST_HASH, 100)
     except FileError as error:
         raise BundleError(
-            f"{folder}: expected a bundle with {MANIFEST} and {MANIFEST_HASH}: {error}",
-            "the manifest is copied and unpacked last: repeat that",
+            f"{folder}: expected {MANIFEST} and {MANIFEST_HASH}, one cannot be read ({error})",
+            "name a bundle; where one was copied or unpacked, repeat that: its manifest comes last",
         ) from None
     return trusted_manifest(raw, line, folder, expect)
 
 
-def unlisted(root: Path, manifest: Manifest, folders: Iterable[str]) -> list[BundleError]:
+def unlisted(root: Path, manifest: Manifest, folders: set[str]) -> list[BundleError]:
     """An error for each file in `folders` of `root` that the manifest does not name: a loader might prefer it."""
-    known = {entry.path for entry in manifest.files}
+    known = {root / file.path for file in manifest.files}
+    places = (place for folder in sorted(folders) for place in sorted((root / folder).rglob("*")))
     return [
         BundleError(f"{place}: expected files of {root / MANIFEST} only, got this one", "remove it")
-        for folder in sorted(folders)
-        for place in sorted((root / folder).rglob("*"))
-        if not place.is_dir() and place.relative_to(root).as_posix() not in known
+        for place in places
+        if not place.is_dir() and place not in known
     ]
 
 
-def amount(size: int) -> str:
-    """Bytes for a reader: 18.8 MB."""
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= scale:
-            return f"{size / scale:.1f} {unit}"
-    return f"{size} bytes"
+# The models folder
+
+
+def environment(root: str | Path) -> dict[str, str]:
+    """The variables with which torch, timm and transformers find the models folder's files and look nowhere else.
+
+    Where `root` is a folder without a manifest, only those that keep them from the network.
+    """
+    offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    if not os.path.isfile(Path(root, MANIFEST)):
+        return offline
+    places = {"TORCH_HOME": Path(root, TOOLS), "HF_HUB_CACHE": Path(root, HUGGINGFACE)}
+    return offline | {name: str(place.absolute()) for name, place in places.items()}
+
+
+def store_manifest(root: str | Path) -> Manifest | None:
+    """What was unpacked into the models folder `root`; None where nothing was. Raises BundleError for a damaged
+    manifest."""
+    return read_folder_manifest(Path(root))[0] if os.path.lexists(Path(root, MANIFEST)) else None
+
+
+def check_model(folder: str | Path, root: str | Path | None = None) -> None:
+    """Raises BundleError unless a model's folder in the models folder `root` is as the manifest says; silent for one
+    that no bundle brought."""
+    root, folder = models_root(root).resolve(), Path(folder).resolve()
+    manifest = store_manifest(root) if root in folder.parents else None
+    entries = [entry for entry in manifest.files if (root / entry.path).is_relative_to(folder)] if manifest else []
+    if manifest is None or not entries:
+        return
+    for entry in entries:
+        if not unchanged(root / entry.path, entry):
+            why = f"{root / entry.path} is damaged or was changed: expected the SHA-256 of {MANIFEST}"
+            raise BundleError(why, "unpack its bundle again")
+    for error in unlisted(root, manifest, {entries[0].top}):
+        raise error
+
+
+def unchanged(place: Path, entry: StoredFile) -> bool:
+    """Whether a regular file of the entry's size and SHA-256 lies at `place`."""
+    return place.is_file() and place.stat().st_size == entry.size and file_hash(place) == entry.sha256

@@ -5,6 +5,10 @@ import math
 from pathlib import Path
 from typing import Any
 
+from agentic_iqa_local.vlm_client.model_folder import read_weights
+
+GIB = 2**30
+WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a number
 QUANTISED = {"8bit": 1.0, "4bit": 0.55}  # bytes of a weight, nf4's scales included
 # Parts of a model that stay unquantised, by a level of the tensor's name.
 UNQUANTISED = {"visual", "vision_tower", "vision_model", "lm_head", "embed_tokens"}
@@ -13,18 +17,14 @@ UNQUANTISED = {"visual", "vision_tower", "vision_model", "lm_head", "embed_token
 def weight_bytes(folder: Path, quantization: str, width: int) -> int:
     """Bytes of a folder's weights once loaded in a dtype of `width` bytes: quantised are the matrices of the language
     layers alone. A folder that is quantised already is counted as it lies on disk."""
-    from agentic_iqa_local.vlm_client.model_folder import read_weights
-
     weights = read_weights(folder)
     if "quantization_config" in json.loads((folder / "config.json").read_text(encoding="utf-8")):
         return sum(file.stat().st_size for file in weights.files)
-    quantised = QUANTISED.get(quantization, width)
-
-    def width_of(name: str, shape: tuple[int, ...]) -> float:
-        is_matrix = len(shape) == 2 and name.endswith(".weight")
-        return quantised if is_matrix and not UNQUANTISED & {*name.split(".")} else width
-
-    return round(sum(math.prod(shape) * width_of(name, shape) for name, shape in weights.shapes.items()))
+    total = 0.0
+    for name, shape in weights.shapes.items():
+        is_matrix = len(shape) == 2 and name.endswith(".weight") and not UNQUANTISED & {*name.split(".")}
+        total += math.prod(shape) * (QUANTISED.get(quantization, width) if is_matrix else width)
+    return round(total)
 
 
 def cache_bytes(config: Any, tokens: int, width: int) -> int:
@@ -41,16 +41,15 @@ def free_memory(name: str, spread: bool) -> tuple[int, int]:
         import torch
 
         devices = range(torch.cuda.device_count()) if spread else [name]
-        free, total = zip(*(torch.cuda.mem_get_info(each) for each in devices), strict=True)
+        free, total = zip(*map(torch.cuda.mem_get_info, devices), strict=True)
         return sum(free), sum(total)
     import psutil
 
-    memory = psutil.virtual_memory()
-    group = Path("/sys/fs/cgroup")
+    memory, group = psutil.virtual_memory(), Path("/sys/fs/cgroup")
     try:
         limit, used = (int((group / file).read_text()) for file in ("memory.max", "memory.current"))
         statistics = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        free = limit - used + int(statistics["file"]) - int(statistics["shmem"])
     except (OSError, ValueError):  # no such group, or "max": no limit
         return memory.available, memory.total
+    free = limit - used + int(statistics["file"]) - int(statistics["shmem"])
     return min((memory.available, memory.total), (max(0, free), limit))

@@ -222,8 +222,11 @@ def _numbers(row: Assessment) -> list[str]:
     elif row.choices and row.p:
         words = {f"{letter}. {chosen_answer(row.choices, letter)}": p for letter, p in row.p.items()}
         return ["", "  Answers", *(f"  {p:>6.1%}  {word}" for word, p in words.items())]
-    lines = [f"  {name[:14]:<14}{'–' if score is None else f'{score:.2f}':>6}  {about}" for name, score, about in cells]
-    return ["", f"  {'Numbers':<14}{'1 to 5':>6}", *dict.fromkeys(lines)] if lines else []
+    lines: list[str] = []
+    for name, score, about in dict.fromkeys(cells):
+        begin = f"  {name[:14]:<14}{'–' if score is None else f'{score:.2f}':>6}  "
+        lines += wrapped(about, begin, " " * len(begin))
+    return ["", f"  {'Numbers':<14}{'1 to 5':>6}", *lines] if lines else []
 
 
 def _measured(run: ToolExecutionLog) -> str:

@@ -70,7 +70,7 @@ def _worst(run: ScoredRun) -> list[dict[str, Any]]:
 
 
 def _notes(run: ScoredRun, fit: Fit | None) -> Iterator[str]:
-    told, (draws, units) = run.run["dataset"], run.draws.counts.shape
+    told, (draws, units), krcc = run.run["dataset"], run.draws.counts.shape, tables.KRCC_DRAWS
     yield f"Asked of the model: {run.run['identity']['reads']['query']}"
     if missing := told.get("missing"):
         yield f"{len(missing)} files that the authors' list names are absent, the first is {missing[0]}."
@@ -80,8 +80,7 @@ def _notes(run: ScoredRun, fit: Fit | None) -> Iterator[str]:
         yield "In this set a lower score is better: every figure is with the scores turned around."
     if run.info.key == "manifest":
         yield "A manifest counts as a set that nothing was trained on; --part-of says which set its images are from."
-    krcc = min(draws, tables.KRCC_DRAWS)
-    yield f"Intervals: {draws} bootstrap draws of {units} {run.draws.over}; KRCC on {krcc} of them."
+    yield f"Intervals: {draws} bootstrap draws of {units} {run.draws.over}; KRCC on at most {krcc} of them."
     yield f"The product's mode is “{run.product}”; every mode is compared with “{run.baseline}”, named beforehand."
     if fit:
         yield f"“logits, fitted”: temperature {fit.temperature:g}, η {fit.eta}, from {fit.source}."

@@ -29,14 +29,14 @@ STYLE: dict[Any, Any] = {
 COLUMNS = 4
 TITLES = {
     "scatter": "Human scores over each mode's score, with the fitted curve",
-    "differences": "Differences of SRCC with 95 % intervals",
+    "differences": "SRCC of the first mode less that of the second, with 95 % intervals",
     "reliability": "Reliability of the letters; a point's size is its share of the images",
     "intervals": "Coverage of the agent's 90 % intervals, with 95 % intervals; the line: 90 %",
     "risk_coverage": "Risk over coverage of the product's mode; dashed: nothing set aside",
     "by_distortion": "SRCC within each distortion type",
     "by_level": "SRCC within each level",
     "by_subset": "SRCC within each subset",
-    "intervals_within": "Coverage of the agent's 90 % intervals within parts, with 95 % intervals",
+    "intervals_within": "Coverage of the agent's 90 % intervals after one letter read, within parts",
 }
 FORESTS = {  # by table the figure of a line, the columns that name it, and where a line is drawn
     "differences": ("srcc_difference", ("first", "second"), 0.0),
@@ -148,6 +148,8 @@ def _forest(study: Analysis, name: str) -> Figure | None:
         table = table[table["mode"].isin([study.run.product, study.run.baseline])].sort_values(columns[0])
     if "pipeline" in table:
         table = table[table.pipeline == "agent"]
+    if "by" in table:
+        table = table[(table.look == "one order") & (table.by != "distortion")]
     if not len(table):
         return None
     figure = Figure(figsize=(7, 0.8 + 0.22 * len(table)), layout="constrained")

@@ -188,7 +188,7 @@ def scored_modes(
     modes = [mode for mode in MODES if mode.read in readings.reads and (fitted or not mode.fitted)]
     for read in sorted(read for read in readings.reads if "/" in read):
         modes.append(Mode(f"letters, {read.replace('_', ' ').replace('/', ', ')}", "letters", read))
-    modes += [UNIFORM, TOOL_MEAN] if readings.agent["q_bar"].notna().any() else []
+    modes += [UNIFORM, TOOL_MEAN] if np.isfinite(readings.agent["q_bar"].to_numpy()).any() else []
     asks_agent = (mode.kind != "letters" or mode.read == "all_evidence" for mode in modes)
     modes = [replace(mode, tools=ran) if of else mode for mode, of in zip(modes, asks_agent, strict=True)]
     modes += _tool_modes(readings, configured)

@@ -13,9 +13,8 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 from scipy.optimize import least_squares
+from scipy.special import expit
 from sklearn.isotonic import IsotonicRegression
-
-from agentic_iqa_local.iqa_tools.calibration import logistic_curve
 
 FEWEST_ROWS_TO_FIT = 10
 FEWEST_GROUPS = 10  # below this a bootstrap of whole groups says little
@@ -60,10 +59,9 @@ def _is_constant(x: np.ndarray) -> bool:
 def vqeg_logistic(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Scores `x` mapped to human scores `y`, (n,), by a monotone five-parameter logistic fitted on them.
 
-    Least squares of `logistic_curve`, as Sheikh, Sabir and Bovik (IEEE TIP 15(11), 2006) report PLCC and RMSE after
-    mapping, with b2 > 0 and b1 and b4 of one sign, so that the map is monotone as ITU-T P.1401 asks. Both
-    directions are tried, and a straight line: PLCC after mapping is at least |PLCC|. nan for a constant column or
-    fewer than ten rows.
+    Least squares, as Sheikh, Sabir and Bovik (IEEE TIP 15(11), 2006) report PLCC and RMSE after mapping, with b2 > 0
+    and b1 and b4 of one sign, so that the map is monotone as ITU-T P.1401 asks. Both directions are tried, and a
+    straight line: PLCC after mapping is at least |PLCC|. nan for a constant column or fewer than ten rows.
     """
     if len(x) < FEWEST_ROWS_TO_FIT or _is_constant(x) or _is_constant(y):
         return np.full(len(x), np.nan)
@@ -71,8 +69,11 @@ def vqeg_logistic(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     z, target = np.asarray(stats.zscore(x)), np.asarray(stats.zscore(y))
     bounds = [0.0, 0.05, z.min() - 1, 0.0, -np.inf], [np.inf, 50.0, z.max() + 1, np.inf, np.inf]
 
+    def curve(b: np.ndarray) -> np.ndarray:  # by expit: a fit stops where rounding lets it, and figures are to last
+        return b[0] * (expit(b[1] * (z - b[2])) - 0.5) + b[3] * z + b[4]
+
     def error(sign: float, b: np.ndarray) -> np.ndarray:
-        return sign * logistic_curve(b, z) - target
+        return sign * curve(b) - target
 
     slope = float(np.mean(z * target))
     fits = [(np.copysign(1.0, slope), np.array([0.0, 1.0, 0.0, abs(slope), 0.0]))]
@@ -81,7 +82,7 @@ def vqeg_logistic(x: np.ndarray, y: np.ndarray) -> np.ndarray:
             start = (2.0, steepness, 0.0, 0.1, 0.0)
             fits.append((sign, least_squares(partial(error, sign), start, bounds=bounds, max_nfev=2000).x))
     sign, best = min(fits, key=lambda pair: np.sum(error(*pair) ** 2))
-    return y.mean() + sign * y.std() * logistic_curve(best, z)
+    return y.mean() + sign * y.std() * curve(best)
 
 
 @dataclass(frozen=True, eq=False)

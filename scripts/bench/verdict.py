@@ -14,7 +14,9 @@ import io
 import json
 import sys
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageFilter
@@ -29,54 +31,47 @@ from agentic_iqa_local import assess
 from agentic_iqa_local.result import Assessment
 
 RNG = np.random.default_rng(20261125)
-NAMES = {
-    "Blurs": "Blur",
-    "Noise": "Noise",
-    "Compression": "Compression",
-    "Contrast": "Contrast",
-    "Sharpness": "Oversharpening",
-    "Brightness change": "Brightness",
-    "Color distortions": "Colour distortion",
+WORDS = {"none": 0, "slight": 1, "moderate": 2, "severe": 3, "extreme": 4}
+STEPS = {1: 1, 2: 2, 3: 2, 4: 3, 5: 4}  # the word of each severity of the pool
+FAMILIES = {  # what choices call each, and a question about it
+    "Blurs": ("Blur", "Is this picture blurry?"),
+    "Noise": ("Noise", "Is there noise in this picture?"),
+    "Compression": ("Compression", "Are there visible compression artefacts?"),
+    "Contrast": ("Contrast", "Is the contrast wrong?"),
+    "Sharpness": ("Oversharpening", "Is it oversharpened?"),
+    "Brightness change": ("Brightness", "Is it too dark or too bright?"),
+    "Color distortions": ("Colour distortion", "Is there a colour cast?"),
 }
-QUESTIONS = {
-    "Blurs": "Is this picture blurry?",
-    "Noise": "Is there noise in this picture?",
-    "Compression": "Are there visible compression artefacts?",
-    "Contrast": "Is the contrast wrong?",
-    "Sharpness": "Is it oversharpened?",
-    "Brightness change": "Is it too dark or too bright?",
-    "Color distortions": "Is there a colour cast?",
-}
+Ask = Callable[..., Any]  # a picture and what is asked → its row
+
+
+def severities(row: Assessment) -> list[tuple[str, int]]:
+    """(family, step of severity) of each item of a row's evidence, the strongest first."""
+    analysis = (row.evidence.distortion_analysis or {}) if row.evidence else {}
+    items = [(item.type, WORDS.get(item.severity, 0)) for items in analysis.values() for item in items]
+    return sorted(items, key=lambda item: -item[1])
 
 
 def found(row: Assessment) -> list[str]:
     """The families that a row's evidence holds, the strongest first."""
-    order = {"extreme": 0, "severe": 1, "moderate": 2, "slight": 3}
-    items = (
-        [item for items in (row.evidence.distortion_analysis or {}).values() for item in items] if row.evidence else []
-    )
-    there = [item for item in items if item.severity in order]
-    return [item.type for item in sorted(there, key=lambda item: order[item.severity])]
+    return [family for family, step in severities(row) if step]
 
 
-def held_out(work: Path, count: int) -> Iterator[tuple[np.ndarray, list]]:
+def held_out(work: Path) -> Iterator[tuple[np.ndarray, list]]:
     """(picture, parts) of the held-out pool."""
     for file in sorted((work / "held_out").glob("rows_*.json")):
         pictures = np.load(work / "held_out" / f"pictures_{file.stem[5:]}.npy", mmap_mode="r")
         for picture, row in zip(pictures, json.loads(file.read_text()), strict=True):
-            if count <= 0:
-                return
-            count -= 1
             yield np.asarray(picture), parts_of(row)
 
 
-def share(name: str, hits: list[bool], groups: list | None = None) -> None:
-    """Prints a share with its interval, resampled by group."""
-    values = np.array(hits, float)
-    labels = np.arange(len(values)) if groups is None else np.unique(np.array(groups), return_inverse=True)[1]
-    if not len(values):
+def share(name: str, hits: list, groups: list | None = None) -> None:
+    """Prints the share of hits with its interval, resampled by group."""
+    if not hits:
         print(f"{name}: nothing")
         return
+    values = np.array(hits, float)
+    labels = np.arange(len(values)) if groups is None else np.unique(np.array(groups), return_inverse=True)[1]
     members = [np.flatnonzero(labels == g) for g in np.unique(labels)]
     drawn = [
         values[np.concatenate([members[i] for i in RNG.integers(0, len(members), len(members))])].mean()
@@ -86,45 +81,39 @@ def share(name: str, hits: list[bool], groups: list | None = None) -> None:
     print(f"{name}: {values.mean():.3f} ({low:.3f} to {high:.3f}), n {len(values)}", flush=True)
 
 
-def families(args: argparse.Namespace, ask: Callable) -> None:
+def families(args: argparse.Namespace, ask: Ask) -> None:
     """Strongest family, severity and whether anything is found, of held-out pictures."""
     right, right_whole, missed, near = [], [], [], []
-    words = {"none": 0, "slight": 1, "moderate": 2, "severe": 3, "extreme": 4}
-    for picture, parts in held_out(args.work, args.count):
+    for picture, parts in islice(held_out(args.work), args.count):
         if not parts:
             continue
-        worst = parts[0].severity if parts else 0
         worst = max(part.severity for part in parts)
         strongest = {part.family for part in parts if part.severity == worst}
         row = ask(picture, part="families", truth=sorted(strongest), severity=worst)
+        said = severities(row)
         named = found(row)
         if worst >= 2:
             right.append(bool(named) and named[0] in strongest)
-            if not any(part.place for part in parts):
-                right_whole.append(right[-1])
-        if worst >= 3:
-            missed.append(not named)
-        items = [item for items in (row.evidence.distortion_analysis or {}).values() for item in items]
-        said = max((words.get(item.severity, 0) for item in items), default=0)
-        near.append(abs(said - {1: 1, 2: 2, 3: 2, 4: 3, 5: 4}[worst]) <= 1)
+            right_whole += [right[-1]] if not any(part.place for part in parts) else []
+        missed += [not named] if worst >= 3 else []
+        near.append(abs((said[0][1] if said else 0) - STEPS[worst]) <= 1)
     share("strongest family right, severity 2 and above", right)
     share("  of these, of the whole picture", right_whole)
     share("none found, severity 3 and above", missed)
     share("severity within one step", near)
 
 
-def clean(args: argparse.Namespace, ask: Callable) -> None:
+def clean(args: argparse.Namespace, ask: Ask) -> None:
     """Held-out clean photographs."""
-    none, good, groups = [], [], []
-    for file in split(args.photos)[1]:
-        row = ask(Image.open(file).convert("RGB"), part="clean", file=file.name)
-        none.append(not found(row)), good.append(row.q >= 3.5), groups.append(file.name.rsplit("_", 1)[0])
-    share("clean: no distortion said", none, groups)
-    share("clean: Good or better", good, groups)
+    files = list(split(args.photos)[1])
+    rows = [ask(Image.open(file).convert("RGB"), part="clean", file=file.name) for file in files]
+    groups = [file.name.rsplit("_", 1)[0] for file in files]
+    share("clean: no distortion said", [not found(row) for row in rows], groups)
+    share("clean: Good or better", [row.q >= 3.5 for row in rows], groups)
 
 
 def damages(image: Image.Image) -> Iterator[tuple[str, str, float, bool, Image.Image]]:
-    """(family, kind, strength, visible, picture) of the grid that found_2026_11_25 was measured on."""
+    """(family, kind, strength, visible, picture): the grid of which docs/studies.md shows figures."""
     pixels, rng = np.asarray(image, np.float32), np.random.default_rng(5)
     for quality in (90, 70, 50, 30, 20, 10, 5):
         buffer = io.BytesIO()
@@ -136,117 +125,84 @@ def damages(image: Image.Image) -> Iterator[tuple[str, str, float, bool, Image.I
         noisy = np.clip(np.rint(pixels + rng.normal(0, sigma, pixels.shape)), 0, 255).astype(np.uint8)
         yield "Noise", "noise", sigma, sigma >= 10, Image.fromarray(noisy)
     for factor in (0.8, 0.6, 0.4):
-        yield (
-            "Brightness change",
-            "dark",
-            factor,
-            factor <= 0.6,
-            Image.fromarray((pixels * factor).astype(np.uint8)),
-        )
+        dark = Image.fromarray((pixels * factor).astype(np.uint8))
+        yield "Brightness change", "dark", factor, factor <= 0.6, dark
     for factor in (2, 4):
         small = image.resize((image.width // factor, image.height // factor), Image.Resampling.BICUBIC)
         yield "Blurs", "scaled", factor, True, small.resize(image.size, Image.Resampling.BICUBIC)
 
 
-def visible(args: argparse.Namespace, ask: Callable) -> None:
+def visible(args: argparse.Namespace, ask: Ask) -> None:
     """Six held-out photographs times 21 damages, with and without their reference."""
-    files = list(split(args.photos)[1])[:: max(1, len(split(args.photos)[1]) // 6)][:6]
+    every = list(split(args.photos)[1])
     for with_reference in (False, True):
         hits, groups, false, kinds = [], [], [], {}
-        for file in files:
+        for file in every[:: max(1, len(every) // 6)][:6]:
             image = Image.open(file).convert("RGB")
             for family, kind, strength, is_visible, damaged in damages(image):
-                row = ask(
-                    damaged,
-                    image if with_reference else None,
-                    part="visible",
-                    kind=kind,
-                    strength=strength,
-                    family=family,
-                )
-                named = found(row)
+                about = {"part": "visible", "kind": kind, "strength": strength, "family": family}
+                named = found(ask(damaged, image if with_reference else None, **about))
                 if is_visible:
-                    hits.append(family in named), groups.append(file.name)
+                    hits.append(family in named)
+                    groups.append(file.name)
                     kinds.setdefault(kind, []).append(family in named)
                 else:
                     false.append(bool(named))
         share(f"visible damage named, {'with' if with_reference else 'without'} a reference", hits, groups)
-        print(
-            {kind: round(float(np.mean(hit)), 2) for kind, hit in kinds.items()},
-            "faint ones called damaged",
-            np.mean(false),
-        )
+        shares = {kind: round(float(np.mean(hit)), 2) for kind, hit in kinds.items()}
+        print(shares, "faint ones called damaged", np.mean(false))
 
 
-def questions(args: argparse.Namespace, ask: Callable) -> None:
+def questions(args: argparse.Namespace, ask: Ask) -> None:
     """Four choices "which distortion", and yes or no, of held-out pictures with one damage of severity 2 and above."""
     which, is_it, against = [], [], []
-    for picture, parts in held_out(args.work, 10 * args.count):
-        if len(which) >= args.count:
-            break
-        if len(parts) != 1 or parts[0].severity < 2 or parts[0].place:
-            continue
-        family = parts[0].family
-        others = RNG.permutation([name for kind, name in NAMES.items() if kind != family])[:2]
-        choices = [str(c) for c in RNG.permutation([NAMES[family], *others, "None"])]
-        row = ask(picture, query="Which distortion dominates?", choices=choices, part="which", truth=NAMES[family])
-        which.append(row.choices[ord(row.final_answer) - 65] == NAMES[family])
+    one = (pair for pair in held_out(args.work) if len(pair[1]) == 1)
+    clear = ((picture, parts[0]) for picture, parts in one if parts[0].severity >= 2 and not parts[0].place)
+    for picture, part in islice(clear, args.count):
+        right = FAMILIES[part.family][0]
+        others = RNG.permutation([name for name, _ in FAMILIES.values() if name != right])[:2]
+        choices = [str(choice) for choice in RNG.permutation([right, *others, "None"])]
+        row = ask(picture, query="Which distortion dominates?", choices=choices, part="which", truth=right)
         said = row.choices[ord(row.final_answer) - 65]
+        which.append(said == right)
         against.append((said == "None") == bool(found(row)))
-        for kind in (family, str(RNG.choice([kind for kind in NAMES if kind != family]))):
-            row = ask(
-                picture,
-                query=QUESTIONS[kind],
-                choices=["Yes", "No"],
-                part="yes",
-                kind=kind,
-                truth=kind == family,
-            )
+        for family in (part.family, str(RNG.choice([family for family in FAMILIES if family != part.family]))):
+            about = {"part": "yes", "kind": family, "truth": family == part.family}
+            row = ask(picture, query=FAMILIES[family][1], choices=["Yes", "No"], **about)
             yes = row.final_answer == "A"
-            is_it.append(yes == (kind == family)), against.append(yes != (kind in found(row)))
+            is_it.append(yes == about["truth"])
+            against.append(yes != (family in found(row)))
     share("which distortion, four choices", which)
     share("is it ..., yes or no", is_it)
     share("answers that contradict their evidence", against)
 
 
-def graphics(args: argparse.Namespace, ask: Callable) -> None:
+def graphics(args: argparse.Namespace, ask: Ask) -> None:
     """Graphics that are said to be unlike a photograph, and photographs that are."""
     rng = np.random.default_rng(99)
-    said = [
-        ask(draw(kind, rng, 512), part="graphics", kind=kind).unlike_photograph is not None
-        for kind in KINDS
-        for _ in range(5)
-    ]
-    share("graphics: unlike a photograph said", said)
-    wrong = [
-        ask(Image.open(file).convert("RGB"), part="photographs", file=file.name).unlike_photograph is not None
-        for file in split(args.photos)[1]
-    ]
-    share("photographs: unlike a photograph said", wrong)
+    drawn = [ask(draw(kind, rng, 512), part="graphics", kind=kind) for kind in KINDS for _ in range(5)]
+    share("graphics: unlike a photograph said", [row.unlike_photograph is not None for row in drawn])
+    files = split(args.photos)[1]
+    rows = [ask(Image.open(file).convert("RGB"), part="photographs", file=file.name) for file in files]
+    share("photographs: unlike a photograph said", [row.unlike_photograph is not None for row in rows])
 
 
-def scores(args: argparse.Namespace, ask: Callable) -> None:
+def scores(args: argparse.Namespace, ask: Ask) -> None:
     """SRCC of q with human scores."""
     for folder in args.scores:
+        entries = list(csv.DictReader((folder / "manifest.csv").open()))
         for with_reference in (False, True) if args.reference else (False,):
-            said, mos, nothing = [], [], []
-            for entry in csv.DictReader((folder / "manifest.csv").open()):
+            rows = []
+            for entry in entries:
+                about = {"part": folder.name, "fr": with_reference} | {
+                    key: entry[key] for key in ("level", "distortion")
+                }
                 reference = folder / entry["reference"] if with_reference else None
-                row = ask(
-                    folder / entry["image"],
-                    reference,
-                    part=folder.name,
-                    fr=with_reference,
-                    mos=float(entry["mos"]),
-                    level=entry["level"],
-                    distortion=entry["distortion"],
-                )
-                said.append(row.q), mos.append(float(entry["mos"]))
-                if entry["level"] in ("3", "4", "5"):
-                    nothing.append(not found(row))
-            kind = "with" if with_reference else "without"
-            print(f"{folder.name}, {kind} a reference: SRCC {spearmanr(said, mos)[0]:.3f}")
-            share("  levels 3 to 5 of which nothing is found", nothing)
+                rows.append(ask(folder / entry["image"], reference, mos=float(entry["mos"]), **about))
+            rank = spearmanr([row.q for row in rows], [float(entry["mos"]) for entry in entries])[0]
+            print(f"{folder.name}, {'with' if with_reference else 'without'} a reference: SRCC {rank:.3f}")
+            strong = [row for row, entry in zip(rows, entries, strict=True) if entry["level"] in ("3", "4", "5")]
+            share("  levels 3 to 5 of which nothing is found", [not found(row) for row in strong])
 
 
 PARTS = {one.__name__: one for one in (families, clean, visible, questions, graphics, scores)}
@@ -265,7 +221,7 @@ def main() -> None:
     out = args.out.open("a") if args.out else None
 
     def ask(image, reference=None, query=None, choices=None, **about) -> Assessment:
-        row = assess(image, reference if not isinstance(reference, bool) else None, query, choices)
+        row = assess(image, reference, query, choices)
         if row.error:
             raise SystemExit(f"{about}: {row.error}")
         if out:
