@@ -31,7 +31,8 @@ _METRIC = re.compile(
     rf"(\b(?:use|run|compute|calculate)\s+)?({_NAME})([\s-]*(?:score|metric|index|value)s?\b)?", re.IGNORECASE
 )
 # "not X, Y or Z": nothing but fillers parts a negation from the name; and "X and Y should not"
-_LIST = rf"{_NAME}(?:\s*(?:,|/|,?\s*\b(?:or|and|nor|und|oder))\s*{_NAME})*"
+_AND = r"(?:\s*[,/]\s*(?:(?:or|and|nor|und|oder)\s+)?|\s+(?:or|and|nor|und|oder)\s+)"
+_LIST = rf"{_NAME}(?:{_AND}{_NAME}){{0,9}}"  # bounded: a long query is read in linear time
 _REFUSED = re.compile(
     r"(?:(?<!why )\b(?:do not|don['’]?t|not|neither|never|no|without|except|avoid\w*|skip|ignore|instead of|other than"
     r"|rather than|anything but|nicht|kein\w*|ohne|sans|pas|sin|senza|без|не)\s+"
