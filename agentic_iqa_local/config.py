@@ -360,7 +360,7 @@ def find_config(name: str | Path | None) -> Path:
     shipped = [EMBEDDED.name, *sorted(others - {DEFAULT_CONFIG.stem})]
     raise ConfigError(
         f"config '{name}': no such file or set-up",
-        f"shipped are {', '.join(shipped)}{did_you_mean(str(name), shipped)}",
+        f"choose a file, or one of the shipped: {', '.join(shipped)}{did_you_mean(str(name), shipped)}",
     )
 
 

@@ -78,7 +78,7 @@ class ScoreFusion:
         """α_c of (2); uniform, with a warning, when there are no tool scores."""
         mean = self.mean_score(tool_scores)
         if mean is None:
-            logger.warning("No tool scores: q rests on the model's letters alone")
+            logger.warning("No tool gave a score: q is the model's own opinion alone")
             return dict.fromkeys(self.quality_levels, 1 / len(self.quality_levels))
         weights = perceptual_weights(mean, self.eta, self.quality_levels)
         return dict(zip(self.quality_levels, weights.tolist(), strict=True))

@@ -158,6 +158,7 @@ MISTAKES = [
     (["--manifest", "/nowhere/images.csv"], "/nowhere/images.csv"),
     (["--manifest", "images.csv", "photo.jpg"], "photo.jpg: expected without --manifest"),
     (["photo.jpg", "--mode", "logit"], "did you mean logits?"),
+    (["--compare", "photo.jpg", "photo.jpg"], "type python -m agentic_iqa_local compare"),
     (["photo.jpg", "--config", "mine.yaml"], "tools.no_reference: Unknown tool 'NIQUE'; did you mean UNIQUE or NIQE"),
 ]
 

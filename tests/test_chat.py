@@ -1,16 +1,19 @@
 """The command chat as a user runs it: questions piped or typed, one a line, and what is refused."""
 
+import argparse
+import io
 import json
 import os
-import pty
-import select
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from conftest import ROOT
+
+from agentic_iqa_local.cli import chat
+from agentic_iqa_local.cli.console import Console
+from agentic_iqa_local.result import Assessment
 
 COMMAND = [sys.executable, "-m", "agentic_iqa_local", "chat"]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
@@ -64,60 +67,33 @@ def test_what_cannot_be_answered_is_one_sentence_and_status_2(photo_path, tmp_pa
     assert len(done.stderr.splitlines()) == 1
 
 
-TOLD = """
-import sys
-from agentic_iqa_local.api import Conversation
-from agentic_iqa_local.cli.chat import main
+class Typed(io.StringIO):
+    """A terminal, at which somebody types."""
 
-ask = Conversation.ask
-
-def told(self, query):
-    print("asked:", query, file=sys.stderr, flush=True)
-    return ask(self, query)
-
-Conversation.ask = told
-sys.exit(main())
-"""
+    def isatty(self):
+        return True
 
 
-class Terminal:
-    """The command at a terminal of its own; it tells when it begins to answer a question."""
+def test_at_a_terminal_ctrl_c_stops_a_question_and_the_next_is_answered(monkeypatch):
+    asked = []
 
-    def __init__(self, *args: str):
-        self.pid, self.file = pty.fork()
-        if self.pid == 0:
-            os.execve(sys.executable, [sys.executable, "-c", TOLD, *args, "--cpu"], ENVIRONMENT)
-        self.shown = ""
+    class Talk:
+        picture = "a.png"
 
-    def until(self, text: str, after: int = 0) -> int:
-        """Reads until the text is shown behind position `after`; where it ends."""
-        deadline = time.monotonic() + 600
-        while text not in self.shown[after:]:
-            assert time.monotonic() < deadline, self.shown
-            if select.select([self.file], [], [], 1)[0]:
-                try:
-                    self.shown += os.read(self.file, 65536).decode(errors="replace")
-                except OSError:  # the other side is closed
-                    pytest.fail(f"it ended without {text!r}: {self.shown}")
-        return self.shown.index(text, after) + len(text)
+        def ask(self, query):
+            asked.append(query)
+            if len(asked) == 1:
+                raise KeyboardInterrupt
+            return Assessment(image="a.png", query=query, mode="logits", final_answer="The plant is sharp.")
 
-    def type(self, text: str) -> None:
-        os.write(self.file, text.encode())
-
-
-def test_at_a_terminal_ctrl_c_stops_a_question_and_then_the_session(photo_path):
-    terminal = Terminal(photo_path)
-    at = terminal.until("> ", terminal.until("one question a line"))
-    terminal.type("And the plant?\n")
-    at = terminal.until("asked: And the plant?", at)
-    terminal.type("\x03")
-    at = terminal.until("> ", terminal.until("this question was stopped", at))
-    terminal.type("Rate it\n")
-    at = terminal.until("Fused score", at)  # it goes on
-    terminal.until("> ", at)
-    terminal.type("\x03\n")  # the key is for a Ctrl-C that comes before Python waits for one
-    terminal.until("interrupted", at)
-    assert os.waitstatus_to_exitcode(os.waitpid(terminal.pid, 0)[1]) == 130
+    shown = Typed()
+    monkeypatch.setattr("sys.stdin", Typed("And the plant?\nAnd now?\nexit\nRate it\n"))
+    monkeypatch.setattr("sys.stderr", Typed())
+    args = argparse.Namespace(query=None, json=False, explain=False, out=None)
+    assert chat._answer_all(args, Talk(), None, Console(shown)) == 0
+    assert asked == ["And the plant?", "And now?"]
+    assert "this question was stopped" in sys.stderr.getvalue()
+    assert "The plant is sharp." in shown.getvalue()
 
 
 def test_a_polite_kill_ends_piped_questions_with_what_was_answered_kept(photo_path, tmp_path):

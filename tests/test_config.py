@@ -91,7 +91,7 @@ def test_any_value_in_a_section_is_read_or_refused(tmp_path, section, value, key
 
 
 def test_an_unknown_set_up_lists_the_shipped_ones():
-    with pytest.raises(ConfigError, match=r"shipped are embedded, .*qwen2_5_vl_7b"):
+    with pytest.raises(ConfigError, match=r"one of the shipped: embedded, .*qwen2_5_vl_7b"):
         find_config("qwen")
 
 

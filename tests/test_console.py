@@ -9,7 +9,6 @@ import subprocess
 import sys
 import termios
 import time
-from pathlib import Path
 
 import pyte
 import pytest
@@ -180,13 +179,3 @@ def test_the_order_of_lines_and_names_without_the_folder_that_they_share():
     assert lines.line(failed("x/y/z/2.png")).plain.startswith("z/2.png")
     for apart in (["1.png", "/x/2.png"], ["/a/1.png", "/b/2.png"]):
         assert PictureLines(apart, 80, damage=False, verdict=False).folder == ""
-
-
-def test_each_name_is_measured_once_however_many_lines_are_shown(monkeypatch):
-    pictures, measured = [f"/photos/{i}.png" for i in range(50)], []
-    lines = PictureLines(pictures, 80, damage=False, verdict=False)
-    real = PictureLines._short
-    monkeypatch.setattr(PictureLines, "_short", lambda self, path: measured.append(path) or real(self, path))
-    for picture in pictures:
-        lines.line(rated(picture, 3.0, "C"))
-    assert measured == [str(Path(picture)) for picture in pictures]

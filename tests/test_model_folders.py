@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from agentic_iqa_local.config import ModelSettings, load_settings
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX
 from agentic_iqa_local.state import LETTERS
-from agentic_iqa_local.studies.run import ROLES, _model_folder
+from agentic_iqa_local.studies.run import ROLES, model_folder
 from agentic_iqa_local.vlm_client import VLMError
 from agentic_iqa_local.vlm_client.model_folder import read_weights
 from agentic_iqa_local.vlm_client.rendering import Renderer
@@ -201,4 +201,4 @@ def test_a_processor_without_weights_serves_the_server_engine(folder):
 def test_a_study_does_not_wait_for_the_folder_that_it_is_to_describe(folder):
     as_a_pipe(folder, WEIGHTS)
     with pytest.raises(VLMError, match="missing or no file"):
-        _model_folder(load_settings().with_options(model=str(folder)), ROLES["agent"][0])
+        model_folder(load_settings().with_options(model=str(folder)), ROLES["agent"][0])

@@ -58,7 +58,7 @@ def test_tools_distortions_and_types_of_200_plans_that_a_person_wrote():
         ("There is no reference so use NIQE", ["NIQE"]), ("SSIM and MS-SSIM", ["SSIM", "MS-SSIM"]), ("ＶＳＩ", ["VSI"]),  # full-width
         ("clip iqa plus", ["CLIPIQA+"]), ("I do not want you to use NIQE", []), ("Anything but NIQE", []), ("不要用NIQE", []),
         ("NIQE and PIQE should not be used", []), ("Don't use NIQE, BRISQUE or PIQE", []),
-        ("Don't use NIQE, use BRISQUE", ["BRISQUE"]), ("not NIQE but PIQE", ["PIQE"]),
+        ("NIQE and " * 400, ["NIQE"]), ("Don't use NIQE, use BRISQUE", ["BRISQUE"]), ("not NIQE but PIQE", ["PIQE"]),
     ],
 )  # fmt: skip
 def test_names_of_tools_are_words_that_nobody_negates(query, tools):

@@ -85,7 +85,7 @@ def test_a_contradiction_gives_way_to_the_evidence_and_the_account_says_so(pictu
     client = ScriptedClient(scripted_answers(SummaryReply={"final_answer": "C", "quality_reasoning": "Severe noise."}))
     row = assess(picture, services=scripted_services(client, ScriptedTools({"NIQE": 3.0})))
     assert row.quality_reasoning.startswith("Moderate blurs: Edges appear soft. The quality is fair.")
-    assert row.reasoning_corrections == ["names Noise, which the evidence does not hold"]
+    assert row.reasoning_corrections == ["names Noise, but nothing of that kind was found"]
     assert len(prompts(client, "SummaryReply")) == 1
     assert "The model's own words are left out" in " ".join(account(row).split())
 

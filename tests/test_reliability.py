@@ -55,7 +55,7 @@ def test_figures_of_pyiqa_and_piq_are_theirs():
 
 def test_what_a_tool_was_trained_on_is_marked_as_in_the_studies():
     for tool, record in RECORDS.items():
-        trained = TRAINED_ON[tool].datasets
+        trained = TRAINED_ON[tool]
         seen = {*trained, *(other for name in trained for other in SHARING_IMAGES.get(name, ()))}
         assert {entry.data_set for entry in record.published if entry.seen} == {
             entry.data_set for entry in record.published

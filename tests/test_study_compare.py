@@ -30,7 +30,7 @@ def stored(folder, rows, key="tid2013", git=None, **identity):
     run = make_run(key) | {"git": git}
     with Store(folder, run, run["identity"] | identity) as store:
         for row in rows:
-            store.append(row)
+            store.add(row)
     return folder
 
 

@@ -60,25 +60,24 @@ class AssessRun:
         self.go_on = "the same command with --resume goes on" if args.out else "with --out FILE a run can go on"
         self.rows: list[dict[str, Any]] = []  # where no file has them
         self.written, self.without_map, self.seconds, self.by_node = 0, 0, 0.0, ""
-        text = console.results.isatty() and not (args.json or args.explain)
-        self.lines = None
-        if text and len(items) > 1 and (args.sort or not args.out):
-            names, columns = [str(item.image) for item in items], shutil.get_terminal_size().columns
-            verdict = args.at_least is not None or args.abstain_wider_than is not None
-            self.lines = PictureLines(names, columns, damage=self.work.pipeline == "agent", verdict=verdict)
+        self.lines = self._lines_of_a_terminal()
+
+    def _lines_of_a_terminal(self) -> PictureLines | None:
+        args, text = self.args, self.console.results.isatty() and not (self.args.json or self.args.explain)
+        if not text or len(self.items) == 1 or (args.out and not args.sort):
+            return None
+        names, columns = [str(item.image) for item in self.items], shutil.get_terminal_size().columns
+        verdict = args.at_least is not None or args.abstain_wider_than is not None
+        return PictureLines(names, columns, damage=self.work.pipeline == "agent", verdict=verdict)
 
     def _open_results(self) -> Results:
         """The file of rows, before anything is loaded."""
         args = self.args
+        asks = {"query": args.query, "choices": args.choices, "reference": args.reference}
         paths = [path for item in self.items for path in (item.image, item.reference) if path]
-        depends_on = self.work.identity(
-            self.device,
-            query=args.query,
-            choices=args.choices,
-            reference=args.reference,
-            relative=not all(path.is_absolute() for path in paths),
-            maps=[args.map_tiles, args.map_seconds] if args.map else None,
-        )
+        relative = not all(path.is_absolute() for path in paths)
+        maps = [args.map_tiles, args.map_seconds] if args.map else None
+        depends_on = self.work.identity(self.device, **asks, relative=relative, maps=maps)
         asked = {item.key for item in self.items} if args.resume else ()
         results = Results(args.out, depends_on, resume=args.resume, retry=args.retry_failed, asked=asked)
         if results.changed:

@@ -88,10 +88,9 @@ def collect(args: argparse.Namespace) -> int:
     ask(notices, args.accept_licences)
 
     contents = [f"configuration {name}: {', '.join(places)}"]
+    contents += [f"weights of the tools {', '.join(tool.name for tool in tools)}"] if tools else []
     found = [f for name, place in places.items() for f in fetch.model_files(name, place, sources[name], downloads)]
     found += [f for w in weights for f in fetch.tool_weight(w, args.weights, downloads)]
-    if tools:
-        contents.append(f"weights of the tools {', '.join(tool.name for tool in tools)}")
     if args.wheels:
         found += fetch.wheels(args.wheels, downloads / WHEELS)
         platform = f"Python {sysconfig.get_python_version()} on {sysconfig.get_platform()}"

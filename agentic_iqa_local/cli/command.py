@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from agentic_iqa_local.batch.runner import Runner
 
 
+# options of earlier checkouts, and the commands that they became
+MOVED = {"--compare": "compare", "--best-of": "best", "--interactive": "chat", "--list-tools": "tools"}
+
+
 class UsageError(UserError):
     """A command line that cannot be carried out."""
 
@@ -58,6 +62,7 @@ class Parser(argparse.ArgumentParser):
             given = message.removeprefix("unrecognized arguments: ").split()[0]
             near = did_you_mean(given, self._option_string_actions)
             near = f"; did you mean {os.path.join('.', given)}?" if os.path.lexists(given) else near
+            near = f": type {command(MOVED[given])}" if given in MOVED else near
             message = f"unknown option {given}{near}"
         end = "" if message[-1] in ".?" else "."
         self.exit(2, f"error: {one_line(message)}{end} All options: {self.prog} --help\n")

@@ -47,8 +47,8 @@ def written(rows: Sequence[dict[str, Any]], out: Path, name: str, images: Path |
     from agentic_iqa_local.output.gallery.page import write_gallery
 
     missing = write_gallery(rows, out, name=name, images=images)
-    lacking = f", {missing} of them without their picture (the page says why)" if missing else ""
-    return one_line(f"{len(rows)} rows{lacking} in the gallery {out}"), missing
+    lacking = f", {missing} without a picture (the page says why)" if missing else ""
+    return one_line(f"gallery {out}: {len(rows)} rows{lacking}; open it in a browser"), missing
 
 
 main = Command("gallery", __doc__, options, make, usage="%(prog)s ROWS [options]")

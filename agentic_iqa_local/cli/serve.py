@@ -54,9 +54,9 @@ def token_for(host: str) -> str | None:
     token, loopback = os.environ.get("AGENTIC_IQA_TOKEN") or None, host == "localhost"
     with suppress(ValueError):
         loopback = ipaddress.ip_address(host).is_loopback
-    remedy = "set it to what `openssl rand -hex 24` prints"
+    remedy = "type: export AGENTIC_IQA_TOKEN=$(openssl rand -hex 24)"
     if token is None and not loopback:
-        raise UsageError(f"--host {host}: expected a token in $AGENTIC_IQA_TOKEN beyond the loopback", remedy)
+        raise UsageError(f"--host {host}: others can reach it, so a token is expected in $AGENTIC_IQA_TOKEN", remedy)
     if token is not None and (len(token) < SHORTEST_TOKEN or not token.isascii() or not token.isprintable()):
         raise UsageError(f"AGENTIC_IQA_TOKEN: expected {SHORTEST_TOKEN} plain characters or more", remedy)
     return token

@@ -6,33 +6,36 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from agentic_iqa_local.cli import options
 from agentic_iqa_local.cli.command import stopped_by_ctrl_c
 from agentic_iqa_local.cli.console import Progress, start_logging
-from agentic_iqa_local.cli.options import (
-    CLUSTER,
-    SET_UP,
-    add,
-    add_options,
-    chosen_batch,
-    chosen_settings,
-    place_of,
-)
-from agentic_iqa_local.cli.study_options import STUDY, Subcommands, add_command, count, seconds
+from agentic_iqa_local.cli.options import add
+from agentic_iqa_local.cli.study_options import STUDY, Subcommands, add_command, count
 from agentic_iqa_local.errors import one_line
-
-if TYPE_CHECKING:
-    from agentic_iqa_local.config import Settings
-    from agentic_iqa_local.studies.datasets import Dataset
-    from agentic_iqa_local.studies.run import Plan
 
 # The rest is imported where it is needed, so that --help and wrong usage are answered at once.
 
 GO_ON = "the same command goes on"
+DATA = """
+--key NAME      which data set it is, where the layout does not tell
+--part-of NAME  a manifest: the data set whose scale and direction its scores have
+--split NAME    only images of this official split (train, val, test)
+"""
+SYNTHETIC = """
+--all           also the photographs that the embedded model was trained on
+--no-reference  leave the references out of the manifest
+"""
+TOOLS = """
+--tools TOOL...  tools scored on every image (default: the configuration's)
+"""
 
 
 def add_run(commands: Subcommands) -> None:
+    from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
+    from agentic_iqa_local.studies.inference import CONTEXTS
+
     command = add_command(
         commands,
         "run",
@@ -46,112 +49,63 @@ def add_run(commands: Subcommands) -> None:
         "my40.csv --mos-range 1 5 --out runs/my40     # image,mos: your own scores from 1 to 5",
         "questions.csv --out runs/questions           # image,question,choices,answer: yes|no, yes",
     )
-    _add_data(command)
-    command.add_argument(
-        "--out", type=Path, required=True, metavar="DIR", help="the run's folder: run.json and rows.jsonl"
-    )
-    _add_how(command)
-    add(command.add_argument_group("on several workers or machines, with Ray"), CLUSTER)
-    command.set_defaults(main=run)
-
-
-def _add_data(command: argparse.ArgumentParser) -> None:
     what = command.add_argument_group("what to read")
-    what.add_argument(
-        "dataset", type=Path, metavar="FOLDER", help="folder of the data set, or a manifest (.csv, .jsonl)"
-    )
-    what.add_argument("--key", metavar="NAME", help="which data set it is, where the layout does not tell")
-    what.add_argument(
-        "--part-of", metavar="NAME", help="a manifest: the data set whose scale and direction its scores have"
-    )
-    what.add_argument(
-        "--mos-range",
-        type=float,
-        nargs=2,
-        metavar=("LOW", "HIGH"),
-        help=(
-            "a manifest: the ends of its scale, such as 1 5 or 0 100, higher is better; fit --objective rps"
-            " and the report's calibration on the scale need them"
-        ),
-    )
-    what.add_argument("--split", metavar="NAME", help="only images of this official split (train, val, test)")
-    what.add_argument(
-        "--limit",
-        type=count,
-        metavar="N",
-        help="only N images, drawn evenly over the data set with a fixed seed",
-    )
-
-
-def _add_how(command: argparse.ArgumentParser) -> None:
-    from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
-    from agentic_iqa_local.studies.inference import CONTEXTS
-
+    folder = "folder of the data set, or a manifest (.csv, .jsonl)"
+    what.add_argument("dataset", type=Path, metavar="FOLDER", help=folder)
+    add(what, DATA)
+    ends = "a manifest: the ends of its scale, such as 1 5 or 0 100, higher is better; fit --objective rps and the"
+    ends += " report's calibration on the scale need them"
+    what.add_argument("--mos-range", type=float, nargs=2, metavar=("LOW", "HIGH"), help=ends)
+    drawn = "only N images, drawn evenly over the data set with a fixed seed"
+    what.add_argument("--limit", type=count, metavar="N", help=drawn)
+    place = "the run's folder: run.json and rows.jsonl"
+    command.add_argument("--out", type=Path, required=True, metavar="DIR", help=place)
     how = command.add_argument_group("how")
-    add_options(how, *SET_UP)
+    options.add_options(how, *options.SET_UP)
     how.add_argument("--query", default=DEFAULT_QUERY, help="what is asked of each image (default: %(default)s)")
-    how.add_argument(
-        "--contexts",
-        nargs="+",
-        choices=CONTEXTS,
-        default=CONTEXTS,
-        help="what stands in the prompt (default: all)",
-    )
-    how.add_argument(
-        "--tools",
-        nargs="+",
-        metavar="TOOL",
-        help="tools scored on every image (default: the configuration's)",
-    )
-    how.add_argument(
-        "--jobs", type=count, default=1, metavar="N", help="images at once, for vllm and server (default: 1)"
-    )
-    how.add_argument(
-        "--timeout",
-        type=seconds,
-        default=600.0,
-        metavar="S",
-        help="seconds for one image, after which its row is a failure and the others go on (default: 600)",
-    )
+    shown = "what stands in the prompt (default: all)"
+    how.add_argument("--contexts", nargs="+", choices=CONTEXTS, default=CONTEXTS, help=shown)
+    add(how, TOOLS + options.WORK)
+    add(command.add_argument_group("on several workers or machines, with Ray"), options.CLUSTER)
+    command.set_defaults(main=run)
 
 
 def run(args: argparse.Namespace) -> int:
     from agentic_iqa_local.devices import choose_device
+    from agentic_iqa_local.iqa_tools import find_tool
     from agentic_iqa_local.services import Services
-    from agentic_iqa_local.studies.run import Studying, check_plan, chosen, missing_rows, open_study, tasks_of
+    from agentic_iqa_local.studies.datasets import load_dataset
+    from agentic_iqa_local.studies.run import Plan, Studying, check_plan, chosen, run_study
     from agentic_iqa_local.studies.store import check_folder, read_run
 
     start_logging(0)
-    place = place_of(args)
+    place = options.place_of(args)
     check_folder(args.out)
-    dataset = chosen(
-        args.dataset,
-        args.key,
-        part_of=args.part_of,
-        mos_range=args.mos_range,
-        split=args.split,
-        limit=args.limit,
-    )
-    _say_what_is_missing(dataset)
-    settings = chosen_settings(args)
+    dataset = load_dataset(args.dataset, args.key, part_of=args.part_of, mos_range=args.mos_range)  # nosec B615
+    dataset = chosen(dataset, args.split, args.limit)
+    for name in dataset.missing[:5]:
+        print(f"missing: {one_line(name):.300}", file=sys.stderr)
+    if dataset.missing:
+        print(f"{len(dataset.missing)} files that the scores name are missing", file=sys.stderr)
+    for reason, number in dataset.left_out.items():
+        print(f"{number} rows are left out: {one_line(reason)}", file=sys.stderr)
+    settings = options.chosen_settings(args)
     full_reference = dataset.info.kind == "FR" or any(item.reference for item in dataset.items)
-    plan = _plan(args, settings, full_reference)
+    configured = settings.tools.full_reference if full_reference else settings.tools.no_reference
+    tools = tuple(find_tool(tool).name for tool in args.tools or configured)
+    plan = Plan(args.query, tuple(args.contexts), tools)
     device = place.device if place else choose_device(args.gpu, args.cpu)
-    check_plan(plan, Services(settings, device), full_reference=full_reference, named=args.tools is not None)
-    batch = chosen_batch(Studying(settings, plan), device, place, jobs=args.jobs, timeout=args.timeout)
-    tasks = tasks_of(dataset)
-    total = len(tasks)
-    with (
-        open_study(dataset, tasks, batch, args.out) as store,
-        Progress(total, len(store.done)) as shown,
-        stopped_by_ctrl_c(batch, GO_ON),
-        closing(missing_rows(tasks, batch, store)) as rows,
-    ):
-        for _ in rows:
-            shown.count(where=batch.by_node)
+    named = tools if args.tools else ()
+    check_plan(args.query, named, Services(settings, device), full_reference=full_reference)
+    batch = options.chosen_batch(Studying(settings, plan), device, place, jobs=args.jobs, timeout=args.timeout)
+    total = len(dataset.items or dataset.questions)
+    with closing(run_study(dataset, batch, args.out)) as counts:
+        done = next(counts)
+        with Progress(total, done) as shown, stopped_by_ctrl_c(batch, GO_ON):
+            for done in counts:  # noqa: B007
+                shown.count(where=batch.by_node)
     if batch.by_node:
         print(f"rows by node: {batch.by_node}", file=sys.stderr)
-    done = len(store.done)
     if batch.stopping and done < total:
         print(f"interrupted: {done} of {total} images have their rows; {GO_ON}", file=sys.stderr)
         return 130
@@ -160,26 +114,6 @@ def run(args: argparse.Namespace) -> int:
     report_on = shlex.join([*STUDY.split(), "report", str(args.out), "--out", "DIR"])
     print(one_line(f"{total} rows in {args.out}{failed}; next: {report_on}"))
     return 0
-
-
-def _say_what_is_missing(dataset: "Dataset") -> None:
-    from agentic_iqa_local.studies.datasets import LONGEST_QUOTE
-
-    for name in dataset.missing[:5]:
-        print(f"missing: {one_line(name):.{LONGEST_QUOTE}}", file=sys.stderr)
-    if dataset.missing:
-        print(f"{len(dataset.missing)} files that the scores name are missing", file=sys.stderr)
-    for reason, number in dataset.left_out.items():
-        print(f"{number} rows are left out: {one_line(reason)}", file=sys.stderr)
-
-
-def _plan(args: argparse.Namespace, settings: "Settings", full_reference: bool) -> "Plan":
-    from agentic_iqa_local.iqa_tools import find_tool
-    from agentic_iqa_local.studies.run import Plan
-
-    tools = args.tools or (settings.tools.full_reference if full_reference else settings.tools.no_reference)
-    names = tuple(find_tool(tool).name for tool in tools)
-    return Plan(args.query, tuple(args.contexts), names)
 
 
 def add_synthetic(commands: Subcommands) -> None:
@@ -194,13 +128,9 @@ def add_synthetic(commands: Subcommands) -> None:
     )
     command.add_argument("photos", type=Path, metavar="PHOTOS", help="folder of clean photographs")
     command.add_argument("--out", type=Path, required=True, metavar="DIR", help="new folder for the set")
-    command.add_argument(
-        "--per-photo", type=count, default=10, metavar="N", help="samples of each photograph (default: 10)"
-    )
-    command.add_argument(
-        "--all", action="store_true", help="also the photographs that the embedded model was trained on"
-    )
-    command.add_argument("--no-reference", action="store_true", help="leave the references out of the manifest")
+    samples = "samples of each photograph (default: 10)"
+    command.add_argument("--per-photo", type=count, default=10, metavar="N", help=samples)
+    add(command, SYNTHETIC)
     command.set_defaults(main=synthetic)
 
 
@@ -216,24 +146,20 @@ def synthetic(args: argparse.Namespace) -> int:
     if not args.photos.is_dir():
         raise DatasetError(f"{args.photos}: expected a folder of photographs, found none", "check the path")
     try:
-        files = photo_files(args.photos) if args.all else split_photos(args.photos)[1]
-        photos = load_tiles(files)
+        photos = load_tiles(photo_files(args.photos) if args.all else split_photos(args.photos)[1])
     except (ValueError, OSError) as error:
         raise DatasetError(str(error)) from error
     if not photos:
         raise DatasetError(f"{args.photos}: expected photographs, found none", "check the path")
     args.out.mkdir(parents=True)
+    total, columns = len(photos) * args.per_photo, ("image", "reference", "mos", "group", "distortion", "level")
 
     def rows(shown: Progress) -> Iterator[dict[str, Any]]:
         for row in write_set(photos, args.per_photo, args.out, reference=not args.no_reference):
-            shown.count()
             yield row
+            shown.count()
 
-    columns = ("image", "reference", "mos", "group", "distortion", "level")
-    with (
-        (args.out / "manifest.csv").open("w", newline="", encoding="utf-8") as file,
-        Progress(len(photos) * args.per_photo) as shown,
-    ):
+    with (args.out / "manifest.csv").open("w", newline="", encoding="utf-8") as file, Progress(total) as shown:
         write_csv(file, columns, rows(shown))
-    print(one_line(f"{len(photos) * args.per_photo} images of {len(photos)} photographs in {args.out}"))
+    print(one_line(f"{total} images of {len(photos)} photographs in {args.out}"))
     return 0

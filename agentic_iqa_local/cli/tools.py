@@ -1,4 +1,5 @@
-"""Lists every IQA tool: whether it can run here, what it costs, how reliable it is, and what its map can reach.
+"""Lists every IQA tool: its name, FR where it compares with a reference and NR where it needs none, the scores from
+1 to 5 that it can reach, whether it can run here, what it costs and how reliable it is.
 
 examples:
   {tools}

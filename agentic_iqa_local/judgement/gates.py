@@ -72,7 +72,7 @@ class Sureness:
         if fusion.mode != calibration.mode:
             return f"calibrated in mode {calibration.mode}, this is mode {fusion.mode}"
         if plan and plan.query_scope != "Global":
-            return "calibrated on whole pictures, the query is about a part"
+            return "ranges are known for whole pictures only, and the query is about a part"
         look = "crops" if fusion.crops else "both orders" if fusion.both_orders else "one order"
         part = calibration.of(Condition(pipeline=self.pipeline, reference=self.reference, look=look))
         if part is None:

@@ -132,7 +132,7 @@ def read_and_fuse(
     """
     mode, sureness = usable_mode(images), images.sureness
     if not tools:  # ScoreFusion logs it
-        images.warn("no tool scores: q rests on the model's letters alone", log=False)
+        images.warn("no tool gave a score: q is the model's own opinion alone", log=False)
     if mode == "uniform":
         p_c = dict.fromkeys(LETTERS, 1 / len(LETTERS))
         alike = FusionResult(mode="uniform", vlm_letter=None, p_c=p_c, off_letter_mass=None)

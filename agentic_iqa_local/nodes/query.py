@@ -4,7 +4,6 @@ model."""
 import itertools
 import re
 import unicodedata
-from collections.abc import Iterator
 
 from agentic_iqa_local.iqa_tools.specs import TOOLS, tool_key
 
@@ -32,7 +31,8 @@ _METRIC = re.compile(
     rf"(\b(?:use|run|compute|calculate)\s+)?({_NAME})([\s-]*(?:score|metric|index|value)s?\b)?", re.IGNORECASE
 )
 # "not X, Y or Z": nothing but fillers parts a negation from the name; and "X and Y should not"
-_LIST = rf"{_NAME}(?:\s*(?:,|/|,?\s*\b(?:or|and|nor|und|oder))\s*{_NAME})*"
+_AND = r"(?:\s*[,/]\s*(?:(?:or|and|nor|und|oder)\s+)?|\s+(?:or|and|nor|und|oder)\s+)"
+_LIST = rf"{_NAME}(?:{_AND}{_NAME}){{0,9}}"  # bounded: a long query is read in linear time
 _REFUSED = re.compile(
     r"(?:(?<!why )\b(?:do not|don['’]?t|not|neither|never|no|without|except|avoid\w*|skip|ignore|instead of|other than"
     r"|rather than|anything but|nicht|kein\w*|ohne|sans|pas|sin|senza|без|не)\s+"
@@ -49,25 +49,21 @@ def _plain(text: str) -> str:
 def named_metrics(query: str, has_reference: bool) -> list[str]:
     """The tools that the query names, in its order and the table's spelling, and behind them well-known metrics
     that are no tools here. A name in a negated phrase ("not NIQE") does not count."""
-    wanted = [name for name, _ in _metrics(_REFUSED.sub(" ; ", _plain(query)))]
-    named = dict.fromkeys(_BY_REFERENCE.get(name, (name, name))[has_reference] for name in wanted)
+    found = map(_metric, _METRIC.finditer(_REFUSED.sub(" ; ", _plain(query))))
+    named = dict.fromkeys(_BY_REFERENCE.get(name, (name, name))[has_reference] for name in found if name)
     return sorted(named, key=lambda name: name not in TOOLS)
 
 
-def _metrics(text: str) -> Iterator[tuple[str, slice]]:
-    """(name, place) of each metric: of "UNIQUE" and "use unique", but not of "a unique photo"."""
-    for found in _METRIC.finditer(text):
-        name, written = _NAMES[tool_key(found[2]).replace(".", "")], found[2]
-        asked = found[1] or (found[3] and " " not in written)
-        if name not in _WORDS_TOO or asked or (written == name and not text.isupper()):
-            yield name, slice(*found.span(2))
+def _metric(found: re.Match[str]) -> str | None:
+    """The metric that is named: by "UNIQUE" and "use unique", but not by "a unique photo"."""
+    name, written = _NAMES[tool_key(found[2]).replace(".", "")], found[2]
+    asked = found[1] or (found[3] and " " not in written)
+    as_spelled = written == name and not found.string.isupper()
+    return name if name not in _WORDS_TOO or asked or as_spelled else None
 
 
 def _without_metrics(query: str) -> str:
-    letters = list(_plain(query))
-    for _, place in reversed([*_metrics("".join(letters))]):
-        letters[place] = "."
-    return "".join(letters)
+    return _METRIC.sub(lambda found: "." if _metric(found) else found[0], _plain(query))
 
 
 def question_alone(query: str) -> str:

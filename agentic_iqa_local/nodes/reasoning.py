@@ -87,13 +87,13 @@ def misstatements(text: str, evidence: ExecutorOutput | None, level: str | None)
     for kind, said in claims:
         severities = found.get(kind, set())
         if not severities and said not in ("denied", "unsure") and not found.keys() & _ALIKE.get(kind, set()):
-            lines.add(f"names {kind}, which the evidence does not hold")
+            lines.add(f"names {kind}, but nothing of that kind was found")
         elif said == "denied" and severities - {"slight", UNCLEAR}:
-            lines.add(f"denies {kind}, which the evidence holds")
+            lines.add(f"denies {kind}, but that was found")
         elif said in SEVERITIES and severities and not severities & {said, UNCLEAR}:
-            lines.add(f"calls {kind} {said}, the evidence has {', '.join(sorted(severities))}")
+            lines.add(f"calls {kind} {said}, but what was found is {', '.join(sorted(severities))}")
     if not claims and _NOTHING.search(text) and any(words - {"slight", UNCLEAR} for words in found.values()):
-        lines.add(f"says that nothing is visible, the evidence has {', '.join(sorted(found))}")
+        lines.add(f"says that nothing is visible, but this was found: {', '.join(sorted(found))}")
     return sorted(lines)
 
 

@@ -60,8 +60,8 @@ def comparison_headline(found: Comparison) -> str:
 def _pair_lines(pair: Pair) -> list[str]:
     text = (
         f"{'The same scene' if pair.same_scene else 'Different scenes'}: {pair.scene_distance:.0%} of the bits"
-        f" of their perceptual hashes differ. The probability {pair.probability:.3f} that the first is better"
-        f" rests on {BASES[pair.basis]}{f' ({pair.fitted_on})' if pair.fitted_on else ''}."
+        f" of their fingerprints (perceptual hashes) differ. The probability {pair.probability:.3f} that the first is"
+        f" better rests on {BASES[pair.basis]}{f' ({pair.fitted_on})' if pair.fitted_on else ''}."
     )
     if pair.basis == "same scene, fitted":
         text += f" As pictures of different scenes it would be {pair.independent:.3f}."
@@ -82,7 +82,7 @@ def _group_headline(found: Ranking) -> str:
     if len(found.order) == 1:
         return one_line(f"Group {found.number}: {best} has no near-duplicate")
     sure = found.order[0].better_than_next
-    ahead = "" if sure is None else f" (better than the next with probability {sure:.2f})"
+    ahead = "" if sure is None else f" (better than the second best with probability {sure:.2f})"
     return one_line(f"Group {found.number}: {best} is the best of {len(found.order)}{ahead}")
 
 

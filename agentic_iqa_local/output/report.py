@@ -171,7 +171,7 @@ def _sureness(row: Assessment) -> str:
         answers = " or ".join(chosen_answer(row.choices, letter) for letter in found.letters)
         said = f"With {found.coverage:.0%} probability the right answer is {answers}"
         if len(found.letters) == len(row.choices):
-            said = f"None of the answers can be ruled out with {found.coverage:.0%} probability"
+            said = f"At {found.coverage:.0%} certainty no answer can be ruled out"
         lines.append(f"{said} (learnt from {found.calibrated_on}).")
         lines += [f"There are more of them because {reason}." for reason in found.widened]
     lines += [f"{row.no_interval[0].upper()}{row.no_interval[1:]}."] if row.no_interval else []
@@ -184,11 +184,12 @@ def _decision(row: Assessment) -> str:
     if row.plan and row.plan.query_type == "Other":
         return "The question is not about technical quality, so no tool measured anything."
     if row.measurement:
-        return f"What was measured counts in it: {row.measurement}."
+        what = "The answer also rests on a measurement" if row.measured else "No measurement counts"
+        return f"{what}: {row.measurement}."
     if row.q is None or not row.p_c:
         return ""
     if row.q_bar is None:
-        return "No tool measured it, so the score is the model's alone."
+        return "No tool gave a score, so the score is the model's alone."
     expected = expected_level(row.p_c)
     apart = abs(row.q_bar - expected)
     agree = "they agree" if apart < AGREE else "they differ somewhat" if apart < DISAGREE else "they disagree"
@@ -222,8 +223,11 @@ def _numbers(row: Assessment) -> list[str]:
     elif row.choices and row.p:
         words = {f"{letter}. {chosen_answer(row.choices, letter)}": p for letter, p in row.p.items()}
         return ["", "  Answers", *(f"  {p:>6.1%}  {word}" for word, p in words.items())]
-    lines = [f"  {name[:14]:<14}{'–' if score is None else f'{score:.2f}':>6}  {about}" for name, score, about in cells]
-    return ["", f"  {'Numbers':<14}{'1 to 5':>6}", *dict.fromkeys(lines)] if lines else []
+    lines: list[str] = []
+    for name, score, about in dict.fromkeys(cells):
+        begin = f"  {name[:14]:<14}{'–' if score is None else f'{score:.2f}':>6}  "
+        lines += wrapped(about, begin, " " * len(begin))
+    return ["", f"  {'Numbers':<14}{'1 to 5':>6}", *lines] if lines else []
 
 
 def _measured(run: ToolExecutionLog) -> str:
@@ -241,8 +245,8 @@ def _measured(run: ToolExecutionLog) -> str:
 def _no_vote(run: ToolExecutionLog) -> str:
     """Why a tool that measured does not count; empty where it does."""
     if run.outvoted:
-        return "no vote: it stands apart from every other tool"
-    return "no vote: it checks a tool that is clearly better" if run.trailing else ""
+        return "not counted: it stands apart from every other tool"
+    return "not counted: only a check on a clearly better tool" if run.trailing else ""
 
 
 def _shares(p_c: dict[str, float]) -> str:

@@ -8,15 +8,14 @@ from agentic_iqa_local.output.words import safe_lines, wrapped
 
 
 def tool_table(tools: Sequence[ToolInfo]) -> str:
-    """Every tool with its availability, what it costs, how reliable it is, the range its map can reach, and
-    where the map comes from."""
+    """Every tool with its availability, what it costs, how reliable it is and the range that its map can reach."""
     lines, reliability = [], load_reliability()
     for tool in tools:
         reach = f"{tool.reachable[0]:.2f}..{tool.reachable[1]:.2f}" if tool.reachable else "no map"
         state, why = ("available", "") if tool.available else ("unavailable", f" Unavailable: {tool.reason}.")
         about = (
             f"{tool.spec.description}.{why} Raw score: {'lower' if tool.spec.lower_better else 'higher'} is better."
-            f" Cost: {_cost(tool.spec)}. Reliability: {reliability.account(tool.name)}. Map: {tool.source or 'none'}"
+            f" Cost: {_cost(tool.spec)}. Reliability: {reliability.account(tool.name)}."
         )
         lines += [f"{tool.name:<14}{tool.spec.reference:<4}{reach:<12}{state}", *wrapped(about)]
     return safe_lines(lines)

@@ -42,7 +42,7 @@ def tracked(kind: str | None, name: str, params: Mapping[str, Any]) -> Iterator[
     try:
         tracker: Any = importlib.import_module(kind)
     except ModuleNotFoundError as error:
-        remedy = "pip install 'agentic_iqa_local[track]'"
+        remedy = "it is not installed; type: pip install 'agentic_iqa_local[track]'"
         raise TrackingError(f"--track {kind}: expected the package {error.name}", remedy) from error
     given = {key: str(value) for key, value in params.items() if value not in (None, False) and not callable(value)}
     if kind == "mlflow":

@@ -42,11 +42,11 @@ def _seen(row: Assessment) -> list[tuple[str, DistortionAnalysis]]:
     return [(name, item) for name, item in items if item.severity not in ("none", UNCLEAR)]
 
 
-def wrapped(text: str, indent: str = "  ") -> list[str]:
-    """The lines of a text that fits the terminal; `indent` begins the first one."""
+def wrapped(text: str, indent: str = "  ", hang: str = "  ") -> list[str]:
+    """The lines of a text that fits the terminal; `indent` begins the first one, `hang` the others."""
     width = min(WIDEST, max(NARROWEST, shutil.get_terminal_size((WIDEST, 24)).columns))
     safe = one_line(" ".join(text.split()))
-    return textwrap.wrap(safe, width, initial_indent=indent, subsequent_indent="  ", break_on_hyphens=False)
+    return textwrap.wrap(safe, width, initial_indent=indent, subsequent_indent=hang, break_on_hyphens=False)
 
 
 def bullets(title: str, texts: Iterable[str]) -> list[str]:

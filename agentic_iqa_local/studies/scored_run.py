@@ -10,7 +10,7 @@ import numpy as np
 from agentic_iqa_local.config import FusionSettings
 from agentic_iqa_local.iqa_tools import TOOLS
 from agentic_iqa_local.studies.datasets import DatasetInfo, listed
-from agentic_iqa_local.studies.leakage import Exposure, exposures, is_clean, training_of_model
+from agentic_iqa_local.studies.leakage import Exposure, exposures, is_clean
 from agentic_iqa_local.studies.readings import LEVELS, PRODUCT, Readings, Scored, scored_modes
 from agentic_iqa_local.studies.statistics import Draws, Statistic, interval, monotone_map, vqeg_logistic
 from agentic_iqa_local.studies.study import StudyError, check_scores, dataset_info, fusion_settings
@@ -44,6 +44,11 @@ class ScoredRun:
     def mos(self) -> np.ndarray:
         """The human scores as the authors give them."""
         return self.quality if self.info.higher_is_better else -self.quality
+
+    @property
+    def on_levels(self) -> bool:
+        """Whether the human scores are of absolute categories with known ends."""
+        return self.info.scale == "absolute categories" and None not in (self.info.low, self.info.high)
 
     def sampled(
         self, statistic: Statistic, mode: str, kept: np.ndarray | None = None, first: int | None = None
@@ -90,32 +95,21 @@ class ScoredRun:
             return levels, np.full(len(levels), True), "the scale, linearly"
         nothing = np.full(len(self.rows), np.nan)
         together = np.mean([p @ LEVELS for p in self.letters.values()] or [nothing], axis=0)
-        fit, source = (
-            np.isfinite(together) & self.half,
-            f"monotone map fitted on {self.half_is}, judged on the others",
-        )
+        fit, source = np.isfinite(together) & self.half, f"monotone map fitted on {self.half_is}, judged on the others"
         if not fit.any():
             return nothing, np.full(len(nothing), False), source
         return monotone_map(self.quality[fit], together[fit])(self.quality), ~self.half, source
 
-    @property
-    def on_levels(self) -> bool:
-        """Whether the human scores are of absolute categories with known ends."""
-        return self.info.scale == "absolute categories" and None not in (self.info.low, self.info.high)
-
     @cached_property
     def exposures(self) -> dict[str, list[Exposure]]:
         """How the parts of each mode have met the data set."""
-        model = training_of_model(self.run["model"]["name"], {"agentic_iqa_notice": self.run["model"].get("notice")})
-        return {
-            name: exposures(
-                self.info.key,
-                [tool for tool in scored.mode.tools if tool in TOOLS],
-                {} if scored.mode.kind in ("letters", "tool") else self.run["maps"],
-                model if scored.mode.asks_model else None,
-            )
-            for name, scored in self.modes.items()
-        }
+        found = {}
+        for name, scored in self.modes.items():
+            tools = [tool for tool in scored.mode.tools if tool in TOOLS]
+            maps = {} if scored.mode.kind in ("letters", "tool") else self.run["maps"]
+            model = self.run["model"] if scored.mode.asks_model else {}
+            found[name] = exposures(self.info.key, tools, maps, model.get("name"), model.get("notice"))
+        return found
 
     def is_clean(self, mode: str) -> bool:
         """Whether the mode's rank correlation here may enter an average over data sets."""
@@ -139,11 +133,18 @@ def scored_run(
     baseline: str | None = None,
     fitted: dict[str, Any] | None = None,
 ) -> ScoredRun:
-    """A run (what `store.read_run` gives) with its modes and bootstrap draws.
+    """A run with its modes and bootstrap draws.
 
-    `baseline` is the mode that every other is compared with; by default the first that takes the letters that the
-    model wrote, else the first. `fitted` are a fit's temperature and η, which add the mode "logits, fitted". Raises
-    StudyError where there are no scored rows, no known direction of the scores, or no such baseline.
+    Args:
+        run, rows: What `store.read_run` gives.
+        name: For messages and tables.
+        draws, seed: Of the bootstrap.
+        baseline: The mode that every other is compared with; by default the first that takes the letters that the
+            model wrote, else the first.
+        fitted: A fit's temperature and η, which add the mode "logits, fitted".
+
+    Raises:
+        StudyError: There are no scored rows, no known direction of the scores, or no such baseline.
     """
     info, settings = dataset_info(run), fusion_settings(run)
     check_scores(name, rows, info)
@@ -164,8 +165,7 @@ def scored_run(
         half = np.isin(sampled.unit, units[: len(units) // 2])
         half_is = f"half of the {sampled.over.partition(',')[0]}"
     mos = np.array([row["mos"] for row in rows], float)
-    own = PRODUCT[settings.mode]
+    product = PRODUCT[settings.mode] if PRODUCT[settings.mode] in modes else next(iter(modes))
     quality = mos if info.higher_is_better else -mos
-    product = own if own in modes else next(iter(modes))
     facts = name, run, rows, info, settings, readings, modes, quality, sampled
     return ScoredRun(*facts, product, baseline, half, half_is)

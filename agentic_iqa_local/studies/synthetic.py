@@ -27,8 +27,8 @@ class PseudoMos:
         self.runner = ToolRunner(device="cpu")
 
     def __call__(self, image: np.ndarray, clean: np.ndarray) -> float:
-        test, reference = Image.fromarray(image), Image.fromarray(clean)
-        return float(np.mean([self.runner.score(metric, test, reference).normalized for metric in METRICS]))
+        pair = Image.fromarray(image), Image.fromarray(clean)
+        return float(np.mean([self.runner.score(metric, *pair).normalized for metric in METRICS]))
 
 
 def photo_files(folder: Path) -> list[Path]:
@@ -37,7 +37,7 @@ def photo_files(folder: Path) -> list[Path]:
 
 
 def split_photos(folder: Path, held_out: int = HELD_OUT) -> tuple[list[Path], list[Path]]:
-    """(training files, held-out files), split by file with a committed seed."""
+    """(training files, held-out files), split by file with a committed seed. Raises ValueError for too few."""
     files = photo_files(folder)
     if len(files) <= held_out:
         expected = f"more than {held_out} photographs ({', '.join(PHOTO_SUFFIXES)})"
@@ -50,28 +50,20 @@ def load_tiles(files: Sequence[Path]) -> list[np.ndarray]:
     """The photographs as uint8 tiles of 512×512.
 
     Those with more than 1024 pixels on their short side are first reduced to that by averaging areas, which removes
-    what a camera's JPEG left.
-
-    Raises:
-        ImageError: a file is no such picture.
-        ValueError: a picture is too small.
+    what a camera's JPEG left. Raises ImageError for what is no picture, ValueError for one that is too small.
     """
     tiles = []
     for file in files:
         photo = load_image(file).pixels
-        short = min(photo.size)
-        if short < SIDE:
+        if (short := min(photo.size)) < SIDE:
             raise ValueError(f"{file}: expected at least {SIDE} pixels a side, got {photo.width}×{photo.height}")
         if short > 2 * SIDE:
-            scale = 2 * SIDE / short
-            size = (round(photo.width * scale), round(photo.height * scale))
-            photo = photo.resize(size, Image.Resampling.BOX)
+            width, height = (round(side * (2 * SIDE / short)) for side in photo.size)
+            photo = photo.resize((width, height), Image.Resampling.BOX)
         pixels = np.asarray(photo)
-        tiles += [
-            np.ascontiguousarray(pixels[top : top + SIDE, left : left + SIDE])
-            for top in range(0, pixels.shape[0] - SIDE + 1, SIDE)
-            for left in range(0, pixels.shape[1] - SIDE + 1, SIDE)
-        ]
+        for top in range(0, pixels.shape[0] - SIDE + 1, SIDE):
+            for left in range(0, pixels.shape[1] - SIDE + 1, SIDE):
+                tiles.append(np.ascontiguousarray(pixels[top : top + SIDE, left : left + SIDE]))
     return tiles
 
 
@@ -86,12 +78,12 @@ def write_set(
         for i in range(scene * per_photo, (scene + 1) * per_photo):
             sample = distort(clean, draw_parts(rng), rng)
             Image.fromarray(sample.image).save(folder / f"{i:04}.png")
-            strongest = sample.parts[0] if sample.parts else None
+            kind, level = (sample.parts[0].kind, sample.parts[0].severity) if sample.parts else ("none", 0)
             yield {
                 "image": f"{i:04}.png",
                 "reference": original if reference else "",
                 "mos": f"{measure(sample.image, clean):.6f}",
                 "group": f"{scene:03}",
-                "distortion": strongest.kind if strongest else "none",
-                "level": strongest.severity if strongest else 0,
+                "distortion": kind,
+                "level": level,
             }

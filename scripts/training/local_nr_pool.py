@@ -184,9 +184,9 @@ def faint(picture: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """What every picture of the web has been through and nobody sees: a good JPEG or WebP, a trace of noise or blur."""
     style, pixels = rng.random(), picture.astype(np.float32)
     if style < 0.55:
-        pixels = distortions._through_codec(pixels, format="JPEG", quality=int(rng.integers(72, 97)))
+        pixels = distortions.through_codec(pixels, format="JPEG", quality=int(rng.integers(72, 97)))
     elif style < 0.7:
-        pixels = distortions._through_codec(pixels, format="WEBP", quality=int(rng.integers(75, 96)), method=2)
+        pixels = distortions.through_codec(pixels, format="WEBP", quality=int(rng.integers(75, 96)), method=2)
     elif style < 0.85:
         pixels = pixels + rng.standard_normal(pixels.shape, dtype=np.float32) * rng.uniform(0.5, 2.5)
     else:

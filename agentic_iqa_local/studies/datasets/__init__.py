@@ -1,14 +1,11 @@
-"""IQA data sets read from the folders as their authors ship them, and plain manifests.
+"""IQA data sets read from the folders as their authors ship them, and a user's own manifests and questions.
 
-`load_dataset(folder)` knows the layout, the direction and range of the scores, what groups the images, the
-official split and the licence. A file that the authors' score file names and that is absent is listed in
-`Dataset.missing`, and rows that are left out on purpose are counted in `Dataset.left_out`: a set never
-shrinks silently. Nothing here downloads. authors.py is the table of the sets that are known.
+A file that the scores name and that is absent is listed in `Dataset.missing`, and rows that are left out on purpose are
+counted in `Dataset.left_out`: a set never shrinks silently. Nothing here downloads. authors.py is the table of sets.
 """
 
-from agentic_iqa_local.studies.datasets.registry import DATASETS, dataset_key, detect, load_dataset
+from agentic_iqa_local.studies.datasets.loading import DATASETS, detect, load_dataset
 from agentic_iqa_local.studies.datasets.types import (
-    LONGEST_QUOTE,
     MOST,
     Dataset,
     DatasetError,
@@ -21,18 +18,6 @@ from agentic_iqa_local.studies.datasets.types import (
 )
 
 __all__ = [
-    "DATASETS",
-    "LONGEST_QUOTE",
-    "MOST",
-    "Dataset",
-    "DatasetError",
-    "DatasetInfo",
-    "Question",
-    "RatedImage",
-    "Scale",
-    "dataset_key",
-    "detect",
-    "listed",
-    "load_dataset",
-    "quoted",
-]
+    "DATASETS", "MOST", "Dataset", "DatasetError", "DatasetInfo", "Question", "RatedImage", "Scale", "detect",
+    "listed", "load_dataset", "quoted",
+]  # fmt: skip

@@ -1,35 +1,30 @@
-"""What a data set is: its description, its images or questions, and the error of a folder that is none."""
+"""What a data set is: what is known of it, its images with human scores or its questions."""
 
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from agentic_iqa_local.errors import UserError, one_line
 from agentic_iqa_local.state import LEVEL_WORDS
 
 Scale = Literal["absolute categories", "paired comparison", "difference", "elo"]
 MOST = 1e9  # the largest score or level, either side of 0; beyond it figures lose their digits
-LONGEST_QUOTE = 300  # characters of a row in a message
-WRITTEN_BY_USERS = ("manifest", "questions")  # the other keys are of files that their authors ship
-
-UNKNOWN = "not established; see the authors' page"
 
 
 class DatasetError(UserError, ValueError):
-    """A folder that cannot be read as a data set; the message is one sentence for the user."""
+    """A folder or a file that cannot be read as a data set."""
 
 
 @dataclass(frozen=True)
 class DatasetInfo:
     """What is known of a data set.
 
-    `key` is stable. `low` and `high` are the ends of the scale, or the range found where the scale has none
-    (difference, elo); None when unknown. `scale` is None when unknown and for multiple choice. `groups` says
-    what `RatedImage.group` is, None when the images are independent. `licence` gives the authors' terms in
-    short. `seen_as` holds further names under which metrics state that they were trained on the set, in
-    lower-case letters and digits only.
+    `key` is stable. `low` and `high` are the ends of the scale, or the range of the scores where the scale has none
+    (difference, elo); None when unknown, as `scale` is. `groups` says what `RatedImage.group` is, None when the images
+    are independent. `licence` gives the authors' terms in short. `seen_as` holds further names under which metrics
+    state that they were trained on the set, in lower-case letters and digits only.
     """
 
     key: str
@@ -40,24 +35,22 @@ class DatasetInfo:
     high: float | None = None
     scale: Scale | None = None
     groups: str | None = None
-    licence: str = UNKNOWN
-    url: str = ""
+    licence: str = "not established; see the authors' page"
     seen_as: tuple[str, ...] = ()
 
     def to_levels(self, mos: float) -> float:
-        """`mos` on the 1..5 scale, linearly and with 5 best. Raises DatasetError unless the scale is of
-        absolute categories."""
+        """`mos` on the 1..5 scale, linearly and with 5 best. Raises DatasetError unless the scale is of absolute
+        categories with known ends."""
         if self.scale != "absolute categories" or self.low is None or self.high is None:
             if self.key == "manifest":
                 raise DatasetError(
                     f"{self.title}: expected to be told the ends of its scale",
-                    "repeat the run's command with --mos-range LOW HIGH, such as --mos-range 1 5:"
-                    " stored rows are kept.",
+                    "repeat the run's command with --mos-range LOW HIGH, such as --mos-range 1 5: stored rows are kept",
                 )
             raise DatasetError(
                 f"{self.key}: expected an absolute category scale with both ends known, got"
                 f" {self.scale or 'an unknown scale'}",
-                "use what needs ranks only, such as fit --objective srcc.",
+                "use what needs ranks only, such as fit --objective srcc",
             )
         worst, best = (self.low, self.high) if self.higher_is_better else (self.high, self.low)
         lowest, highest = min(LEVEL_WORDS), max(LEVEL_WORDS)
@@ -66,10 +59,9 @@ class DatasetInfo:
 
 @dataclass(frozen=True)
 class RatedImage:
-    """One image with its human score. `mos` is as the authors give it; `group` is the reference scene or the
-    prompt; `level` counts the authors' strengths of a distortion from 1; `split` is the official train, val
-    or test; `subset` is set where the part of the data set predicts the score, so that figures are to be
-    given within it."""
+    """One image with its human score. `mos` is as the authors give it; `group` is the reference scene or the prompt;
+    `level` counts the authors' strengths of a distortion from 1; `split` is the official train, val or test; `subset`
+    is set where the part of the data set predicts the score, so that figures are to be given within it."""
 
     image: Path
     mos: float
@@ -79,7 +71,6 @@ class RatedImage:
     level: float | None = None
     split: str | None = None
     subset: str | None = None
-    extra: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -98,11 +89,10 @@ class Question:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A data set as found on disk: `items`, or `questions` for multiple choice.
+    """A data set as it is on disk: `items`, or `questions` for multiple choice.
 
-    `missing` names the files that the authors' score file lists and that are absent, relative to `root`;
-    `left_out` counts by reason the rows that are not used; `edition` says which of several published versions
-    was read.
+    `missing` names the files that the scores list and that are absent, relative to `root`; `left_out` counts by reason
+    the rows that are not used; `edition` says which of several published versions was read.
     """
 
     info: DatasetInfo
@@ -112,17 +102,6 @@ class Dataset:
     missing: tuple[str, ...]
     left_out: dict[str, int]
     edition: str | None = None
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How a data set lies on disk. `load` takes a DatasetReader, and options of its own. `marks` are what
-    tells the layout: files and folders, alternatives after "|", each with a pattern that a line of the file
-    must match, "" for none; without marks the set is read only where its key is given."""
-
-    info: DatasetInfo
-    load: Callable[..., None]
-    marks: tuple[tuple[str, str], ...] = ()
 
 
 def quoted(name: str) -> str:
