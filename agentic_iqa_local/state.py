@@ -432,7 +432,7 @@ class SummarizerOutput(BaseModel):
         return self
 
 
-def revised(model: Model, **changes: Any) -> Model:
+def revised(model: Model, /, **changes: Any) -> Model:
     """`model` with `changes`, validated, which `model_copy` does not do. Raises ValidationError."""
     return type(model).model_validate(dict(model) | changes)
 

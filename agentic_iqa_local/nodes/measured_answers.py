@@ -171,7 +171,7 @@ def _presence(query: str, choices: Sequence[str], kinds: Sequence[str], detectio
 
 def _yes_or_no(choices: Sequence[str], yes: float, basis: str) -> Weights | None:
     answers = _matched(choices, _YES_NO)
-    return answers and ([yes if one == "yes" else 1 - yes for one in answers], basis)
+    return ([yes if one == "yes" else 1 - yes for one in answers], basis) if answers else None
 
 
 def says_present(query: str, kinds: Sequence[str]) -> bool | None:

@@ -72,10 +72,10 @@ def plain_forward(setup: Setup) -> Finding | None:
     backend = setup.settings.summarizer.backend
     if backend.startswith("server."):
         return None  # its weights are elsewhere
-    options = setup.settings.model(backend)
-    processor: Any = AutoProcessor.from_pretrained(options.path, local_files_only=True)  # nosec B615 # a local folder
+    options, folder = setup.settings.model(backend), setup.settings.folder(backend)
+    processor: Any = AutoProcessor.from_pretrained(folder, local_files_only=True)  # nosec B615 # a local folder
     model: Any = AutoModelForImageTextToText.from_pretrained(  # nosec B615 # a local folder
-        options.path, dtype=torch.float32, local_files_only=True, trust_remote_code=False, use_safetensors=True
+        folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False, use_safetensors=True
     ).eval()
     if getattr(model.config, "quantization_config", None) is not None:
         return "warn", "the folder holds quantised weights, of which no plain float32 pass can be made", "none"
