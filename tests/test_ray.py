@@ -51,9 +51,10 @@ def test_rows_of_two_workers_are_those_of_one_assessment_but_for_times(photo, se
 
 
 @pytest.fixture(scope="module")
-def cluster():
-    """A Ray cluster whose head computes nothing."""
-    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
+def cluster(tmp_path_factory):
+    """A Ray cluster whose head computes nothing. A token that lies in somebody's home is not its own."""
+    home = str(tmp_path_factory.mktemp("home"))
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0", "HOME": home}
     from ray.cluster_utils import Cluster
 
     made = Cluster(initialize_head=True, head_node_args=NODE | {"num_cpus": 0, "env_vars": ENVIRONMENT})
