@@ -53,13 +53,14 @@ def test_rows_of_two_workers_are_those_of_one_assessment_but_for_times(photo, se
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
     """A Ray cluster whose head computes nothing. A token that lies in somebody's home is not its own."""
-    home = str(tmp_path_factory.mktemp("home"))
-    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0", "HOME": home}
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
     from ray.cluster_utils import Cluster
 
-    made = Cluster(initialize_head=True, head_node_args=NODE | {"num_cpus": 0, "env_vars": ENVIRONMENT})
-    yield made
-    made.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
+        made = Cluster(initialize_head=True, head_node_args=NODE | {"num_cpus": 0, "env_vars": ENVIRONMENT})
+        yield made
+        made.shutdown()
 
 
 @pytest.fixture
