@@ -6,9 +6,11 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
@@ -21,9 +23,11 @@ from agentic_iqa_local.batch.rows import RowFile
 from agentic_iqa_local.cli import assess as script
 from agentic_iqa_local.cli.assess_run import AssessRun
 from agentic_iqa_local.cli.console import Console
+from agentic_iqa_local.judgement.assessment import file_sha256
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
 from agentic_iqa_local.state import LETTERS
 from agentic_iqa_local.vlm_client import ModelLost
+from agentic_iqa_local.vlm_client.transformers_client import TransformersSession
 
 SIDE = 224  # NIQE needs 192 pixels
 
@@ -144,7 +148,7 @@ def test_ctrl_c_at_any_time_is_status_130(name, started, monkeypatch, capsys):
 
 
 def test_a_full_disk_ends_the_run_and_it_goes_on_later(command, folder, tmp_path, monkeypatch, capfd):
-    path, real, calls = tmp_path / "rows.jsonl", RowFile._open, []
+    path, real, calls = tmp_path / "rows.jsonl", RowFile._use, []
 
     class Full:
         """A file whose disk takes half of the third row."""
@@ -157,13 +161,13 @@ def test_a_full_disk_ends_the_run_and_it_goes_on_later(command, folder, tmp_path
             calls.append(data)
             return self.file.write(data if len(calls) < 3 else data[: len(data) // 2])
 
-    def opened(rows, flags=0):
-        real(rows, flags)
+    def use(rows, descriptor):
+        real(rows, descriptor)
         rows._file = Full(rows._file)
 
     images = sorted(folder.iterdir())[:4]
     with monkeypatch.context() as patch:
-        patch.setattr(RowFile, "_open", opened)
+        patch.setattr(RowFile, "_use", use)
         assert command("--image", *images, "--out", path) == (1, "")
     said = capfd.readouterr().err
     assert "No space left on device" in said
@@ -174,6 +178,53 @@ def test_a_full_disk_ends_the_run_and_it_goes_on_later(command, folder, tmp_path
     # nothing is left to do, so nothing is loaded
     monkeypatch.setattr("agentic_iqa_local.batch.runner.Runner", None)
     assert command("--image", *images, "--out", path, "--resume") == (0, "")
+
+
+def test_an_image_that_loses_its_model_ends_the_run_and_comes_last_when_it_goes_on(
+    command, folder, tmp_path, monkeypatch, capfd
+):
+    images, path = sorted(folder.iterdir())[:3], tmp_path / "rows.jsonl"
+    real, calls = TransformersSession.read_letters, []
+
+    def lost(session, *args):
+        calls.append(session)
+        if len(calls) == 2:
+            raise ModelLost("the engine is gone")
+        return real(session, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TransformersSession, "read_letters", lost)
+        assert command("--image", *images, "--out", path) == (1, "")
+    assert "error: the engine is gone; the same command with --resume" in capfd.readouterr().err
+    assert [row["image"] for row in lines(path)] == [str(images[0])]
+    assert command("--image", *images, "--out", path, "--resume") == (0, "")
+    assert [row["image"] for row in lines(path)] == [str(images[i]) for i in (0, 2, 1)]
+
+
+def test_pictures_that_changed_are_assessed_again_and_those_that_are_gone_count_nowhere(
+    command, folder, tmp_path, capfd
+):
+    pictures, path, table = tmp_path / "pictures", tmp_path / "rows.jsonl", tmp_path / "rows.csv"
+    pictures.mkdir()
+    for i in range(4):
+        shutil.copy(folder / f"{i:02d}.png", pictures)
+    words = ("--image", pictures, "--out", path, "--csv", table)
+    command(*words)
+    before = {Path(row["image"]).name: row for row in lines(path)}
+    shutil.copy(folder / "19.png", pictures / "00.png")
+    (pictures / "01.png").rename(pictures / "renamed.png")
+    (pictures / "02.png").unlink()
+    assert command(*words, "--resume")[0] == 0
+    rows = {Path(row["image"]).name: row for row in lines(path)}
+    assert rows["00.png"]["sha256"] == file_sha256(folder / "19.png") != before["00.png"]["sha256"]
+    assert rows["03.png"] == before["03.png"]
+    assert rows["02.png"] == before["02.png"]  # it stays in the file: the disk may only be away
+    said = capfd.readouterr().err
+    assert f"changed since, assessed again: 1 ({pictures / '00.png'})" in said
+    assert "3 pictures: " in said
+    assert f"no longer there: 2 ({pictures / '01.png'}, {pictures / '02.png'})" in said
+    listed = table.read_text(encoding="utf-8-sig")
+    assert {name for name in rows if f"/{name}," in listed} == {"00.png", "03.png", "renamed.png"}
 
 
 def test_a_stdout_that_takes_nothing_ends_the_run_in_a_sentence(command, folder, capfd):

@@ -115,6 +115,25 @@ def test_pictures_are_dropped_and_pasted(service):
         assert page.locator("#references li span").all_inner_texts() == ["reference.png"]
 
 
+def test_the_reference_is_swiped_by_pointer_and_by_key(service):
+    with browser_page() as watched:
+        page = opened(watched, service)
+        given(page, "a.png")
+        given(page, "original.png", to="#reference")
+        assessed(page)
+        area = page.locator(".swiped").bounding_box()
+        page.mouse.move(area["x"] + area["width"] / 4, area["y"] + area["height"] / 2)
+        page.mouse.down()
+        page.mouse.up()
+        slider = page.locator("label:has-text('Reference from the left') input")
+        shown = "node => node.style.clipPath"
+        reference = page.locator(".reference")
+        assert slider.input_value() == "25"
+        assert reference.evaluate(shown) == "inset(0px 75% 0px 0px)"
+        slider.press("ArrowRight")
+        assert reference.evaluate(shown) == "inset(0px 74% 0px 0px)"
+
+
 def test_the_keyboard_alone_asks_a_question(service):
     with browser_page() as watched:
         page = opened(watched, service)
@@ -132,6 +151,20 @@ def test_the_keyboard_alone_asks_a_question(service):
         page.keyboard.press("Enter")
         page.wait_for_selector("article.answer", timeout=600000)
         assert page.inner_text(".verdict").split(" (p")[0] in ("Yes", "No")
+
+
+def test_two_pictures_of_one_name_are_told_apart(service):
+    with browser_page() as watched:
+        page = opened(watched, service)
+        given(page, 'a".png', 'a".png')
+        assessed(page)
+        assert sorted(text.split(" ", 1)[1] for text in page.locator(".order strong").all_inner_texts()) == [
+            "a_.png",
+            "a_.png (2)",
+        ]
+        addresses = page.locator(".order img").evaluate_all("all => all.map((one) => one.src)")
+        assert len(set(addresses)) == 2
+        assert all(address.startswith("blob:") for address in addresses)
 
 
 def test_a_comparison_that_fails_says_so(service):
@@ -154,3 +187,14 @@ def test_what_is_no_picture_is_told_with_its_reason(service):
         page.wait_for_selector(".failed", timeout=600000)
         assert "a.png" in page.inner_text(".failed")
         clean(watched, service)
+
+
+def test_a_wrong_token_is_told_and_another_asked_for(service):
+    with browser_page() as watched:
+        page = opened(watched, service, "wrong")
+        given(page, "a.png")
+        page.click("#go")
+        page.wait_for_selector(".failed")
+        page.fill("#token", TOKEN)
+        assessed(page)
+        assert page.locator(".verdict").count() == 1
