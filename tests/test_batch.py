@@ -148,7 +148,7 @@ def test_ctrl_c_at_any_time_is_status_130(name, started, monkeypatch, capsys):
 
 
 def test_a_full_disk_ends_the_run_and_it_goes_on_later(command, folder, tmp_path, monkeypatch, capfd):
-    path, real, calls = tmp_path / "rows.jsonl", RowFile._use, []
+    path, real, calls = tmp_path / "rows.jsonl", RowFile._open, []
 
     class Full:
         """A file whose disk takes half of the third row."""
@@ -161,13 +161,13 @@ def test_a_full_disk_ends_the_run_and_it_goes_on_later(command, folder, tmp_path
             calls.append(data)
             return self.file.write(data if len(calls) < 3 else data[: len(data) // 2])
 
-    def use(rows, descriptor):
-        real(rows, descriptor)
+    def opened(rows, flags=0):
+        real(rows, flags)
         rows._file = Full(rows._file)
 
     images = sorted(folder.iterdir())[:4]
     with monkeypatch.context() as patch:
-        patch.setattr(RowFile, "_use", use)
+        patch.setattr(RowFile, "_open", opened)
         assert command("--image", *images, "--out", path) == (1, "")
     said = capfd.readouterr().err
     assert "No space left on device" in said
