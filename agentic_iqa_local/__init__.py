@@ -33,7 +33,7 @@ _PUBLIC = {
     "ScoreFusion": "score_fusion",
 }
 
-__all__ = list(_PUBLIC)  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = sorted(_PUBLIC)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
