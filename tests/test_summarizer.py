@@ -225,7 +225,7 @@ def test_without_tool_scores_alpha_is_uniform_with_a_warning(picture, caplog):
     fusion = result_of(scripted(peaked_at("B")), picture, executor_evidence=None).fusion
     assert fusion.alpha == dict.fromkeys((1, 2, 3, 4, 5), 0.2)
     assert fusion.q == pytest.approx(3.53125)  # (.09·(1 + 2 + 3 + 5) + .6·4)/.96
-    assert any("tool scores" in message for message in messages(caplog, logging.WARNING))
+    assert any("No tool gave a score" in message for message in messages(caplog, logging.WARNING))
 
 
 # NIQE listed three times is one vote: (2 + 4)/2, and by entries (2 + 2 + 2 + 4)/4
