@@ -104,7 +104,9 @@ def test_the_drawing_is_the_specified_one_and_that_of_the_graph():
 # The limit
 
 
-@pytest.mark.parametrize(("configured", "limit", "plans"), [(2, 0, 1), (2, 1, 1), (2, 3, 3), (2, None, 2), (3, None, 3)])
+@pytest.mark.parametrize(
+    ("configured", "limit", "plans"), [(2, 0, 1), (2, 1, 1), (2, 3, 3), (2, None, 2), (3, None, 3)]
+)
 def test_the_limit_bounds_the_plans_of_a_summarizer_that_always_asks(picture, configured, limit, plans, caplog):
     client = never_satisfied()
     final = run(client, picture, limit, Settings(max_replan_iterations=configured))

@@ -125,7 +125,9 @@ def test_inputs_are_expanded(folder, items, expected):
 
 @pytest.mark.parametrize("item", ["empty", "*.tiff", "no/such/*.png", "notes.*"])
 def test_nothing_found_is_an_error(folder, item):
-    with pytest.raises(ImageError, match=r"expected a folder or a pattern with image files .* found none; check the path"):
+    with pytest.raises(
+        ImageError, match=r"expected a folder or a pattern with image files .* found none; check the path"
+    ):
         expand_inputs(["img2.JPG", item])
 
 

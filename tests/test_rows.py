@@ -77,7 +77,11 @@ def test_a_folder_and_a_missing_folder_are_no_files_of_rows(path, tmp_path):
 
 def test_a_row_that_could_not_be_read_again_is_not_written(file, path):
     file.append(ONE.strip())
-    for line, reason in (('{"n": "1"}', "n: expected a whole number"), ("[1]", "a mapping"), ('{"n": 1', "Invalid JSON")):
+    for line, reason in (
+        ('{"n": "1"}', "n: expected a whole number"),
+        ("[1]", "a mapping"),
+        ('{"n": 1', "Invalid JSON"),
+    ):
         with pytest.raises(RowsError, match=reason):
             file.append(line)
     assert path.read_text() == ONE
