@@ -69,9 +69,9 @@ class LogisticMap(BaseModel):
             raise ValueError("expected parameters that give a number over the domain, got them too large")
         return self
 
-    def unclipped(self, raw: float) -> float:
-        """The bare formula at `raw`: neither held inside the domain nor clipped to 1..5."""
-        return float(logistic_curve((self.b1, self.b2, self.b3, self.b4, self.b5), raw))
+    def unclipped(self, raw: Any) -> Any:
+        """The bare formula at `raw`, a number or an array: neither held inside the domain nor clipped to 1..5."""
+        return logistic_curve((self.b1, self.b2, self.b3, self.b4, self.b5), raw)
 
     def __call__(self, raw: float) -> float:
         """Quality in [1, 5]. A raw score outside the domain counts as the domain's nearer end, where the map
@@ -80,7 +80,7 @@ class LogisticMap(BaseModel):
         if not math.isfinite(raw):
             raise CalibrationError(f"{self.tool}: expected a finite raw score, got {raw}", "measure again.")
         low, high = self.domain
-        return min(HIGHEST, max(LOWEST, self.unclipped(min(high, max(low, raw)))))
+        return float(min(HIGHEST, max(LOWEST, self.unclipped(min(high, max(low, raw))))))
 
     @property
     def reachable(self) -> tuple[float, float]:
@@ -91,7 +91,7 @@ class LogisticMap(BaseModel):
     @property
     def monotone(self) -> bool:
         """Whether the map runs the right way all over the domain, and is not flat: seen at 1001 places."""
-        curve = logistic_curve((self.b1, self.b2, self.b3, self.b4, self.b5), np.linspace(*self.domain, 1001))
+        curve = self.unclipped(np.linspace(*self.domain, 1001))
         steps = -np.diff(curve) if self.lower_better else np.diff(curve)
         return bool(steps.min() >= -ROUNDING and steps.max() > ROUNDING)
 
