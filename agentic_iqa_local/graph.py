@@ -20,7 +20,7 @@ from agentic_iqa_local.nodes.planner import planner_node
 from agentic_iqa_local.nodes.query import choices_in
 from agentic_iqa_local.nodes.replanning import DEFAULT_MAX_REPLAN_ITERATIONS, replan_limit
 from agentic_iqa_local.nodes.summarizer import summarizer_node
-from agentic_iqa_local.nodes.workbench import Context, Observer, OpenImages, open_images
+from agentic_iqa_local.nodes.workbench import Context, Observer, OpenImages
 from agentic_iqa_local.services import Services, load_services
 from agentic_iqa_local.state import AgenticIQAState
 
@@ -133,7 +133,7 @@ def run_pipeline(
     limit = services.settings.max_replan_iterations if max_replan_iterations is None else max_replan_iterations
     state = initial_state(query, image_path, reference_path, limit, choices)
     try:
-        images = open_images(services, state)
+        images = OpenImages(services, state["image_path"], state.get("reference_path"))
     except ImageError as error:
         return {**state, "error": str(error)}
     with closing(images):
