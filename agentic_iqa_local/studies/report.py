@@ -115,7 +115,7 @@ def over_datasets(studies: Sequence[Analysis]) -> pd.DataFrame:
         for mode, srcc, seen in study.tables["modes"][["mode", "srcc", "seen"]].itertuples(index=False):
             line = lines.setdefault((named, mode), {"model": named, "mode": mode, "clean": []})
             line |= {dataset: srcc, f"{dataset}_mark": seen}
-            line["clean"] += [srcc] if study.run.is_clean(mode) and srcc == srcc else []
+            line["clean"] += [srcc] if not seen and srcc == srcc else []
     clean = [pd.Series(line.pop("clean"), dtype=float) for line in lines.values()]
     return pd.DataFrame(
         [
