@@ -345,7 +345,7 @@ def test_pictures_are_in_the_page_only_when_asked_for(study, tmp_path):
         write_page([(shown, [])], tmp_path / "page.html", pictures=pictures)
         values = Page((tmp_path / "page.html").read_text("utf-8")).values
         sources = [value for tag, name, value in values if (tag, name) == ("img", "src")]
-        assert sum(source.startswith("data:image/jpeg;base64,") for source in sources) == len(sources) == count
+        assert sum(source.startswith("data:image/webp;base64,") for source in sources) == len(sources) == count
     write_page([(study, [])], tmp_path / "page.html", pictures=True)  # of the study itself no picture lies there
     assert "cannot be read any more" in (tmp_path / "page.html").read_text("utf-8")
 

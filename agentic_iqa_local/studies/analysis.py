@@ -58,14 +58,14 @@ def _worst(run: ScoredRun) -> list[dict[str, Any]]:
     """The images that the product's mode ranks the furthest from the human scores."""
     scored = run.modes[run.product]
     at = np.flatnonzero(scored.answered)
-    scores, quality = scored.scores[at], run.quality[at]
-    errors, ranks, human = tables.rank_errors(scores, quality), rankdata(-scores), rankdata(-quality)
+    table = pd.DataFrame({"score": scored.scores[at], "quality": run.quality[at]}, at)
+    table["error"] = tables.rank_errors(scored.scores[at], run.quality[at])
+    table["rank"], table["human_rank"] = rankdata(-table.score), rankdata(-table.quality)
     found = []
-    for i in np.argsort(-np.abs(errors), kind="stable")[:WORST]:
-        p = () if scored.p is None else scored.p[at[i]]
+    for i in at[np.argsort(-table.error.abs(), kind="stable")][:WORST]:
+        p = () if scored.p is None else scored.p[i]
         letters = [(f"{x} {LEVEL_WORDS[c]}", float(p[c - 1])) for x, c in LETTER_TO_LEVEL.items() if len(p)]
-        told = {"row": run.rows[at[i]], "error": float(errors[i]), "score": float(scores[i]), "letters": letters}
-        found.append(told | {"rank": float(ranks[i]), "human_rank": float(human[i]), "of": len(at)})
+        found.append(table.loc[i].to_dict() | {"row": run.rows[i], "letters": letters, "of": len(at)})
     return found
 
 
@@ -74,8 +74,7 @@ def _notes(run: ScoredRun, fit: Fit | None) -> Iterator[str]:
     yield f"Asked of the model: {run.run['identity']['reads']['query']}"
     if missing := told.get("missing"):
         yield f"{len(missing)} files that the authors' list names are absent, the first is {missing[0]}."
-    for reason, count in told.get("left_out", {}).items():
-        yield f"{count} images are left out: {reason}."
+    yield from (f"{count} images are left out: {reason}." for reason, count in told.get("left_out", {}).items())
     if not run.info.higher_is_better:
         yield "In this set a lower score is better: every figure is with the scores turned around."
     if run.info.key == "manifest":

@@ -1,5 +1,5 @@
 """What are the intervals of q worth on a run: how often they hold the truth, how wide they are, what is gained by
-leaving the widest out, and how often a verdict of `--at-least` is wrong?
+leaving the widest out, how often a verdict of `--at-least` is wrong, and which of two pictures is better?
 
 Each table has a line for every condition (pipeline, reference, look) that the run's rows allow, under a calibration
 from elsewhere, and under the run's own: a random half of its scenes is judged by a calibration that was made on the
@@ -75,10 +75,6 @@ def given_calibration(run: dict[str, Any], settings: FusionSettings, fit: Fit | 
     return given, ""
 
 
-def _truth(run: ScoredRun) -> np.ndarray:
-    return np.clip(run.levels[0], LOWEST, HIGHEST) if run.on_levels else run.quality
-
-
 def _under_given(run: ScoredRun, fit: Fit | None, notes: list[str]) -> Iterator[Judged]:
     name = "the fit" if fit else "shipped"
     given, missing = given_calibration(run.run, run.settings, fit)
@@ -89,16 +85,15 @@ def _under_given(run: ScoredRun, fit: Fit | None, notes: list[str]) -> Iterator[
     fitted = {"temperature": given.intervals.temperature, "eta": given.intervals.eta}
     truth, settings = np.where(seen, np.nan, _truth(run)), run.settings.model_copy(update=fitted)
     for condition, known in cases(run.readings, truth, run.run, settings).items():
-        part = given.intervals.of(condition)
+        part, line = given.intervals.of(condition), _line(condition) | {"calibration": name}
         if part is None:
-            notes.append(f"No figures of intervals with {name} for {_named(condition)}: it holds no such picture.")
+            notes.append(f"No figures of intervals with {name} for {condition.look}: it holds no such picture.")
             continue
+        if run.on_levels:
+            yield Judged(line | {"scale": "levels"}, known, [whole := trial(part, known)], whole)
         expected = np.clip(part.expected(known.q.to_numpy()), LOWEST, HIGHEST)
-        ranks = known.assign(truth=rank_matched(known.truth.to_numpy(), expected))
-        for scale, pictures in (("levels", known), ("ranks", ranks)):
-            if scale == "ranks" or run.on_levels:
-                whole = trial(part, pictures)
-                yield Judged(_line(condition, name, scale), pictures, [whole], whole)
+        known = known.assign(truth=rank_matched(known.truth.to_numpy(), expected))
+        yield Judged(line | {"scale": "ranks"}, known, [whole := trial(part, known)], whole)
 
 
 def _under_own(run: ScoredRun, notes: list[str]) -> Iterator[Judged]:
@@ -107,22 +102,21 @@ def _under_own(run: ScoredRun, notes: list[str]) -> Iterator[Judged]:
         return
     for condition, known in cases(run.readings, _truth(run), run.run, run.settings).items():
         known = known.assign(scene=run.draws.unit[known.index].astype(str))
-        if len(known) < FEWEST or known.scene.nunique() < 2:
-            few = f"{len(known)} pictures of {known.scene.nunique()} {run.draws.over}, it takes {FEWEST} of 2"
-            notes.append(f"No calibration of the run's own for {_named(condition)}: {few}.")
-        else:
-            line = _line(condition, f"own, {SPLITS} random halves", "levels")
+        if len(known) >= FEWEST and known.scene.nunique() > 1:
+            line = _line(condition) | {"calibration": f"own, {SPLITS} random halves", "scale": "levels"}
             yield Judged(line, known, *cross_fitted(condition, known))
+        else:
+            few = f"{len(known)} pictures of {known.scene.nunique()} {run.draws.over}, it takes {FEWEST} of 2"
+            notes.append(f"No calibration of the run's own for {', '.join(_line(condition).values())}: {few}.")
 
 
-def _line(condition: Condition, calibration: str, scale: str) -> Line:
+def _truth(run: ScoredRun) -> np.ndarray:
+    return np.clip(run.levels[0], LOWEST, HIGHEST) if run.on_levels else run.quality
+
+
+def _line(condition: Condition) -> Line:
     reference = "with" if condition.reference else "without"
-    line = {"pipeline": condition.pipeline, "reference": reference, "look": condition.look}
-    return line | {"calibration": calibration, "scale": scale}
-
-
-def _named(condition: Condition) -> str:
-    return f"{condition.pipeline}, {'with' if condition.reference else 'without'} a reference, {condition.look}"
+    return {"pipeline": condition.pipeline, "reference": reference, "look": condition.look}
 
 
 # One calibration on pictures
@@ -190,13 +184,12 @@ def _intervals(run: ScoredRun, judged: Judged) -> Iterator[Line]:
 def _within(run: ScoredRun, judged: Judged) -> Iterator[Line]:
     """Coverage and width within distortion families, kinds, levels and fifths of q."""
     covered, width, q = judged.mean("covered", run), judged.mean("width", run), judged.known.q
-    kinds = [row.get("distortion") for row in run.rows]
-    families = [DISTORTIONS[kind].family if kind in DISTORTIONS else None for kind in kinds]
-    labels = {"family": families, "distortion": kinds, "level": [row.get("level") for row in run.rows]}
-    series = {by: pd.Series(of, dtype=object) for by, of in labels.items() if len({*of} - {None}) > 1}
-    fifths = pd.Series(np.argsort(np.argsort(q, kind="stable")) * 5 // len(q) + 1, q.index)
-    series["fifth of q"] = fifths.reindex(range(len(run.rows)))
-    for by, of in series.items():
+    parts = pd.DataFrame({by: [row.get(by) for row in run.rows] for by in ("distortion", "level")}, dtype=object)
+    families = {kind: distortion.family for kind, distortion in DISTORTIONS.items()}
+    parts.insert(0, "family", parts.distortion.map(families))
+    parts = parts.loc[:, parts.nunique() > 1]
+    parts["fifth of q"] = pd.Series(np.argsort(np.argsort(q, kind="stable")) * 5 // len(q) + 1, q.index)
+    for by, of in parts.items():
         for value in sorted(of.dropna().unique()):
             chosen = (of == value).to_numpy() & np.isfinite(covered)
             if chosen.any():
@@ -216,13 +209,12 @@ def _abstaining(run: ScoredRun, judged: Judged) -> Iterator[Line]:
         yield line | run.draws.mean("mean_error", of) | {"srcc": srcc(kept.q.to_numpy(), kept.truth.to_numpy())}
 
 
-def _gates(run: ScoredRun, judged: Judged) -> Iterator[Line]:
+def _gates(_: ScoredRun, judged: Judged) -> Iterator[Line]:
     """How many pictures a gate decides, as `gates.Sureness` does, and how many of them wrongly; the mean of trials."""
+    of = pd.concat(judged.trials)
+    sure = 1 - np.where(of.widened, ERROR_RATE_WIDENED, ERROR_RATE)
     for letter, quality in GATES.items() if judged.line["scale"] == "levels" else ():
-        of = pd.concat(judged.trials)
-        sure, good = 1 - np.where(of.widened, ERROR_RATE_WIDENED, ERROR_RATE), of.truth >= quality
-        passed = of[letter] >= sure
-        failed = ~passed & (1 - of[letter] >= sure)
+        good, passed, failed = of.truth >= quality, of[letter] >= sure, 1 - of[letter] >= sure
         counts = len(of), (passed | failed).sum(), ((passed & ~good) | (failed & good)).sum()
         asked, decided, wrong = np.divide(counts, len(judged.trials))
         line = {"at_least": letter, "n": round(asked), "decided": decided / asked}

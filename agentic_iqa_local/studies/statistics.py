@@ -132,7 +132,8 @@ class Draws:
 def _plcc_on_weights(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """(draws,) of columns (rows,) or (draws, rows), where row i occurs weights[:, i] times."""
     with np.errstate(invalid="ignore", divide="ignore"):
-        means = [(weights * column).sum(axis=1, keepdims=True) / weights.sum(axis=1, keepdims=True) for column in (x, y)]
+        total = weights.sum(axis=1, keepdims=True)
+        means = [(weights * column).sum(axis=1, keepdims=True) / total for column in (x, y)]
         x, y = x - means[0], y - means[1]
         squares = (weights * x**2).sum(axis=1), (weights * y**2).sum(axis=1)
         alike = np.minimum(*(s - (CONSTANT * m[:, 0]) ** 2 for s, m in zip(squares, means, strict=True))) <= 0
