@@ -1,24 +1,27 @@
 """The figures of a report. Labels are untrusted text: each is a short line, and none is taken for mathematics."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from io import BytesIO
 from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.judgement.intervals import COVERAGE
-from agentic_iqa_local.studies.analysis import Analysis
+from agentic_iqa_local.studies.scored_run import ScoredRun
 from agentic_iqa_local.studies.statistics import reliability_bins
 from agentic_iqa_local.studies.tables import COVERAGES, claims
 
 BLUE, ORANGE, GREY = "#0072b2", "#d55e00", "#777777"
 COLUMNS = 4
+Tables = Mapping[str, pd.DataFrame]
+Plot = Callable[[ScoredRun, Tables], Figure | None]
 STYLE: dict[Any, Any] = {
     "text.parse_math": False,
     "svg.hashsalt": "study",  # the same file for the same study
@@ -37,12 +40,12 @@ class Drawing(NamedTuple):
     files: dict[str, bytes]
 
 
-def draw(study: Analysis, kinds: Sequence[str] = ("svg",)) -> list[Drawing]:
-    """Every figure that the study has data for, as files of these kinds."""
+def draw(run: ScoredRun, tables: Tables, kinds: Sequence[str] = ("svg",)) -> list[Drawing]:
+    """Every figure that a run and its tables have data for, as files of these kinds."""
     drawings = []
     with matplotlib.rc_context(STYLE):
         for name, (title, made) in FIGURES.items():
-            if figure := made(study):
+            if figure := made(run, tables):
                 files = {kind: BytesIO() for kind in kinds}
                 for kind, file in files.items():
                     figure.savefig(file, format=kind, metadata={"Date": None} if kind == "svg" else None)
@@ -73,8 +76,8 @@ def _grid(titles: Sequence[str], plot: Callable[[Axes, int], None], xlabel: str,
     return figure
 
 
-def _scatter(study: Analysis) -> Figure | None:
-    run, names = study.run, [name for name, scored in study.run.modes.items() if scored.answered.any()]
+def _scatter(run: ScoredRun, _: Tables) -> Figure | None:
+    names = [name for name, scored in run.modes.items() if scored.answered.any()]
     upwards = 1 if run.info.higher_is_better else -1
 
     def plot(axes: Axes, i: int) -> None:
@@ -87,8 +90,8 @@ def _scatter(study: Analysis) -> Figure | None:
     return _grid(names, plot, "score", "MOS" if run.info.higher_is_better else "MOS, lower is better")
 
 
-def _reliability(study: Analysis) -> Figure | None:
-    judged = claims(study.run)
+def _reliability(run: ScoredRun, _: Tables) -> Figure | None:
+    judged = claims(run)
     tables = list(judged.values())
 
     def plot(axes: Axes, i: int) -> None:
@@ -101,8 +104,8 @@ def _reliability(study: Analysis) -> Figure | None:
     return _grid([names[0] for names in judged], plot, "confidence", "accuracy")
 
 
-def _risk_coverage(study: Analysis) -> Figure | None:
-    lines = [line for line in study.tables["risk_coverage"].to_dict("records") if line["mode"] == study.run.product]
+def _risk_coverage(run: ScoredRun, tables: Tables) -> Figure | None:
+    lines = [line for line in tables["risk_coverage"].to_dict("records") if line["mode"] == run.product]
     if not lines:
         return None
     figure = Figure(figsize=(4.6, 3), layout="constrained")
@@ -116,12 +119,12 @@ def _risk_coverage(study: Analysis) -> Figure | None:
     return figure
 
 
-def _forest(name: str, value: str, columns: list[str], study: Analysis) -> Figure | None:
+def _forest(name: str, value: str, columns: list[str], run: ScoredRun, tables: Tables) -> Figure | None:
     """A row for each line of the table `name`, with its `value` and the interval; `columns` name it. Of modes there are
     the product's and the baseline, of intervals the agent's."""
-    table = study.tables[name]
+    table = tables[name]
     if "mode" in table:
-        table = table[table["mode"].isin([study.run.product, study.run.baseline])].sort_values(columns[0])
+        table = table[table["mode"].isin([run.product, run.baseline])].sort_values(columns[0])
     if "pipeline" in table:
         table = table[table.pipeline == "agent"]
     if "by" in table:
@@ -138,11 +141,11 @@ def _forest(name: str, value: str, columns: list[str], study: Analysis) -> Figur
     return figure
 
 
-def _lines(name: str, value: str, *columns: str) -> Callable[[Analysis], Figure | None]:
+def _lines(name: str, value: str, *columns: str) -> Plot:
     return partial(_forest, name, value, [*columns])
 
 
-FIGURES: dict[str, tuple[str, Callable[[Analysis], Figure | None]]] = {
+FIGURES: dict[str, tuple[str, Plot]] = {
     "scatter": ("Human scores over each mode's score, with the fitted curve", _scatter),
     "differences": (
         "SRCC of the first mode less that of the second, with 95 % intervals",

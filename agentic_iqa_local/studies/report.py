@@ -1,5 +1,5 @@
-"""Writes a study down: its tables as CSV and Parquet, report.json, and report.html, one page with figures and script
-inside that asks nothing of the network.
+"""Makes all that is said of a run and writes it down: tables as CSV and Parquet, report.json, and report.html, one
+page with figures and script inside that asks nothing of the network.
 
 Text of rows (queries, file names, a model's words) is untrusted: it is escaped wherever it goes, and the page's policy
 runs no script but the one of this package.
@@ -7,13 +7,15 @@ runs no script but the one of this package.
 
 import base64
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from markupsafe import Markup
+from scipy.stats import rankdata
 
 from agentic_iqa_local.errors import one_line, printable
 from agentic_iqa_local.files import write_whole
@@ -21,13 +23,16 @@ from agentic_iqa_local.judgement.fit import Fit, FitError
 from agentic_iqa_local.output import pages
 from agentic_iqa_local.output.gallery.thumbnails import Sizes, thumbnail
 from agentic_iqa_local.output.tables import safe_cell
-from agentic_iqa_local.studies.analysis import Analysis, analyse
+from agentic_iqa_local.state import LETTER_TO_LEVEL, LEVEL_WORDS
+from agentic_iqa_local.studies import tables
+from agentic_iqa_local.studies.interval_tables import interval_tables
 from agentic_iqa_local.studies.plots import Drawing, draw
 from agentic_iqa_local.studies.questions import accuracy
-from agentic_iqa_local.studies.scored_run import MARGIN
+from agentic_iqa_local.studies.scored_run import MARGIN, ScoredRun, scored_run
 from agentic_iqa_local.studies.study import dataset_info
-from agentic_iqa_local.studies.summary import number
+from agentic_iqa_local.studies.summary import Sentence, number, summarize
 
+WORST = 10  # images that the page shows
 SIZES = Sizes(320, None)  # of the worst images' thumbnails
 FIRST = ("differences", "scatter", "reliability", "risk_coverage", "intervals")  # figures that are not folded
 TOPICS = {
@@ -62,6 +67,74 @@ UPPER = ("srcc", "plcc", "krcc", "rmse", "ece", "rps", "aurc", "mos")
 HEADERS = {"n": "images", "holm": "Holm", **{name: name.upper() for name in UPPER}}
 
 
+@dataclass(frozen=True, eq=False)
+class Analysis:
+    """A run with its tables by name, its five sentences, what its page tells of the worst images, and what a reader
+    must know."""
+
+    run: ScoredRun
+    tables: dict[str, pd.DataFrame]
+    summary: list[Sentence]
+    worst: list[dict[str, Any]]
+    notes: list[str]
+
+
+def analyse(run: dict[str, Any], rows: Sequence[dict[str, Any]], fit: Fit | None = None, **options: Any) -> Analysis:
+    """All figures of a run (what `store.read_run` gives). `fit` adds the mode "logits, fitted" and calibrates the
+    intervals; rows that it has seen are left out. The other options, and StudyError, are those of `scored_run`."""
+    if fit and fit.dataset == run["dataset"]["key"]:
+        rows = [row for row in rows if not fit.used(row)]
+    fitted = {"temperature": fit.temperature, "eta": fit.eta} if fit else None
+    scored = scored_run(run, rows, fitted=fitted, **options)
+    intervals, missing = interval_tables(scored, fit)
+    made = {
+        "modes": tables.mode_table(scored),
+        "differences": tables.differences(scored),
+        **{f"by_{label}": tables.within(scored, label) for label in ("distortion", "level", "subset")},
+        "calibration": tables.calibration(scored),
+        "risk_coverage": tables.risk_coverage(scored),
+        **intervals,
+        "cost": tables.cost(scored),
+        "exposures": tables.exposure_table(scored),
+        "failures": tables.failures(rows),
+    }
+    notes = [one_line(note) for note in (*_notes(scored, fit), *missing)]
+    return Analysis(scored, made, summarize(scored, made), _worst(scored), notes)
+
+
+def _worst(run: ScoredRun) -> list[dict[str, Any]]:
+    """The images that the product's mode ranks the furthest from the human scores."""
+    scored = run.modes[run.product]
+    at = np.flatnonzero(scored.answered)
+    table = pd.DataFrame({"score": scored.scores[at], "quality": run.quality[at]}, at)
+    table["error"] = tables.rank_errors(scored.scores[at], run.quality[at])
+    table["rank"], table["human_rank"] = rankdata(-table.score), rankdata(-table.quality)
+    found = []
+    for i in at[np.argsort(-table.error.abs(), kind="stable")][:WORST]:
+        p = () if scored.p is None else scored.p[i]
+        letters = [(f"{x} {LEVEL_WORDS[c]}", float(p[c - 1])) for x, c in LETTER_TO_LEVEL.items() if len(p)]
+        found.append(table.loc[i].to_dict() | {"row": run.rows[i], "letters": letters, "of": len(at)})
+    return found
+
+
+def _notes(run: ScoredRun, fit: Fit | None) -> Iterator[str]:
+    told, (draws, units), krcc = run.run["dataset"], run.draws.counts.shape, tables.KRCC_DRAWS
+    yield f"Asked of the model: {run.run['identity']['reads']['query']}"
+    if missing := told.get("missing"):
+        yield f"{len(missing)} files that the authors' list names are absent, the first is {missing[0]}."
+    yield from (f"{count} images are left out: {reason}." for reason, count in told.get("left_out", {}).items())
+    if not run.info.higher_is_better:
+        yield "In this set a lower score is better: every figure is with the scores turned around."
+    if run.info.key == "manifest":
+        yield "A manifest counts as a set that nothing was trained on; --part-of says which set its images are from."
+    yield f"Intervals: {draws} bootstrap draws of {units} {run.draws.over}; KRCC on at most {krcc} of them."
+    yield f"The product's mode is “{run.product}”; every mode is compared with “{run.baseline}”, named beforehand."
+    if fit:
+        yield f"“logits, fitted”: temperature {fit.temperature:g}, η {fit.eta}, from {fit.source}."
+    if any(row.get("subset") is not None for row in run.rows):
+        yield "The subset predicts the score in this set: read the figures within subsets before those over all images."
+
+
 def report_runs(
     runs: Mapping[str, tuple[dict[str, Any], list[dict[str, Any]]]],
     out: Path,
@@ -89,7 +162,7 @@ def report_runs(
         if fit and fit.model != run["identity"]["model"]:
             raise FitError(f"--fit: expected a fit of the model of {name}, it was made with another", "fit it anew")
         study = analyse(run, rows, fit=fit, name=name, **options)
-        parts.append((study, draw(study, kinds)))
+        parts.append((study, draw(study.run, study.tables, kinds)))
         said.append(as_text("modes", study.tables["modes"]))
     for study, drawings in parts:
         write_study(folders[study.run.name], study, drawings)
