@@ -1,4 +1,5 @@
-"""The reasoning: the model's words with the notes behind them, or sentences made of the evidence."""
+"""The reasoning: the model's words with the notes behind them, or sentences made of the evidence where it wrote none or
+others than were found."""
 
 import pytest
 from scripted import ScriptedClient, ScriptedTools, plan_reply, scripted_answers, scripted_services
@@ -8,7 +9,7 @@ from agentic_iqa_local.nodes.reasoning import reasoned
 from agentic_iqa_local.output.report import account
 from agentic_iqa_local.state import DistortionAnalysis, ExecutorOutput
 
-SUMMARY = {"final_answer": "C", "quality_reasoning": "Severe noise."}
+SUMMARY = {"final_answer": "C", "quality_reasoning": "Moderate blur."}
 
 
 def evidence(severity: str | None, **fields) -> ExecutorOutput:
@@ -37,9 +38,23 @@ def test_sentences_made_of_the_evidence_stand_in_for_words_that_the_model_did_no
 def test_the_models_words_stand_as_they_are_and_the_notes_follow(picture):
     client = ScriptedClient(scripted_answers(SummaryReply=SUMMARY))
     row = assess(picture, services=scripted_services(client, ScriptedTools({"NIQE": 3.0})))
-    assert row.quality_reasoning.startswith("Severe noise. ")
+    assert row.quality_reasoning.startswith("Moderate blur. ")
     assert row.quality_reasoning.endswith(f"model's own letter {row.vlm_letter}).")
-    assert "In the model's words: Severe noise." in " ".join(account(row).split())
+    assert "In short: Moderate blur." in " ".join(account(row).split())
+
+
+@pytest.mark.parametrize(
+    ("text", "stands"),
+    [
+        ("Severe noise covers the sky.", False),
+        ("Moderate blur: edges are soft.", False),
+        ("No visible distortion.", False),
+        ("The picture is sharp, with moderate noise and no compression artefacts.", True),
+    ],
+)
+def test_words_that_contradict_what_was_found_give_way_to_it(text, stands):
+    said = reasoned(text, evidence("moderate"), None, None)
+    assert said == (text if stands else "Moderate noise: It shows.")
 
 
 def test_without_words_the_answer_that_was_chosen_is_said(picture):

@@ -1,21 +1,46 @@
-"""The reasoning of an answer: the model's words, or sentences made of the evidence where it wrote none, and behind
-either what a reader must know."""
+"""The reasoning of an answer: the model's words, or sentences made of the evidence where it wrote none or others than
+were found, and behind either what a reader must know."""
 
+import re
 from collections.abc import Sequence
 
 from agentic_iqa_local.nodes.evidence import by_object, contradictions, of_object
 from agentic_iqa_local.nodes.letter_reading import answer_letter
+from agentic_iqa_local.nodes.named_distortions import distortions_in
 from agentic_iqa_local.nodes.prompts import chosen_answer
 from agentic_iqa_local.state import EVERYWHERE, LETTER_TO_LEVEL, LEVEL_WORDS, UNCLEAR, ExecutorOutput, FusionResult
+
+_CLAIM = re.compile(r"\b(slight|moderate|severe|extreme)(?:ly)? (\w+(?: \w+)?)", re.IGNORECASE)
+_NOTHING = re.compile(r"\bno (visible )?(distortion|degradation|damage|defect)", re.IGNORECASE)
+_LEVEL = re.compile(rf"\bquality is ({'|'.join(LEVEL_WORDS.values())})\b", re.IGNORECASE)
 
 
 def reasoned(
     text: str | None, evidence: ExecutorOutput | None, fusion: FusionResult | None, choices: Sequence[str] | None
 ) -> str:
     """Where the damage is, the model's `text` and the notes. Sentences made of the evidence and of the answer stand in
-    for a `text` of None."""
-    said = from_evidence(evidence, fusion, choices) if text is None else [text]
-    return " ".join([*_place(evidence), *said, *_notes(evidence, fusion)])
+    for a `text` of None, and for one that says something else than was found."""
+    told = text is not None and not contradicts(text, evidence, fusion, choices)
+    said = [text] if told else from_evidence(evidence, fusion, choices)
+    return " ".join([*_place(evidence), *filter(None, said), *_notes(evidence, fusion)])
+
+
+def contradicts(
+    text: str, evidence: ExecutorOutput | None, fusion: FusionResult | None, choices: Sequence[str] | None
+) -> bool:
+    """Whether a text gives a distortion another severity than was found, sees none where there is damage, or names
+    another level than the answer. A small model writes so of clean pictures too."""
+    found: dict[str, set[str]] = {}
+    analysis = by_object(evidence, "distortion_analysis")
+    for item in (item for items in analysis.values() for item in items if item.severity != "none"):
+        found.setdefault(item.type, set()).add(item.severity)
+    claims = [(kind, claim[1].lower()) for claim in _CLAIM.finditer(text) for kind in distortions_in(claim[2])]
+    if analysis and any(severity not in found.get(kind, ()) for kind, severity in claims):
+        return True
+    if not claims and _NOTHING.search(text) and any(words - {"slight", UNCLEAR} for words in found.values()):
+        return True
+    level = None if choices or fusion is None else LEVEL_WORDS[LETTER_TO_LEVEL[answer_letter(fusion)]]
+    return level is not None and any(word.capitalize() != level for word in _LEVEL.findall(text))
 
 
 def from_evidence(

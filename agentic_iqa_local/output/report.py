@@ -80,7 +80,7 @@ def account(row: Assessment) -> str:
         if said := " ".join(filter(None, text)):
             lines += ["", *wrapped(said)]
     if row.quality_reasoning and row.final_answer != row.quality_reasoning:
-        lines += ["", *wrapped(f"In the model's words: {row.quality_reasoning}")]
+        lines += ["", *wrapped(f"In short: {row.quality_reasoning}")]
     lines += _numbers(row) + bullets("Warnings", row.warnings)
     if row.model:
         cost = f"{row.model['name']} on {row.model['device']} ({row.model['dtype']}), {row.seconds:.1f} s"
