@@ -216,8 +216,6 @@ class Assessment(Result):
     plan_corrections: list[str] = []
     evidence: ExecutorOutput | None = None  # the executor's evidence; its tool runs are in `tools`
     quality_reasoning: str | None = None
-    # what the model's own reasoning got wrong, so that sentences made of the evidence stand in for it
-    reasoning_corrections: list[str] = []
     need_replan: bool = False
     replan_history: list[str] = []
     iteration_count: int = 0

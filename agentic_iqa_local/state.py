@@ -417,8 +417,6 @@ class SummarizerOutput(BaseModel):
     )
     used_evidence: dict[str, Any] | None = Field(default=None, description="The evidence that the answer rests on.")
     fusion: FusionResult | None = None  # the letter read and its fusion; None for free-text answers
-    # what the model's reasoning got wrong; sentences made of the evidence replace it
-    reasoning_corrections: list[str] = []
     gaps: list[Gap] = []  # what the evidence lacks; another pass closes it if need_replan is true
     passes: list[PassRecord] = []  # the latest ten, this one included
     basis: Basis | None = Field(default=None, repr=False)  # plan and evidence of this answer

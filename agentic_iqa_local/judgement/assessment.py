@@ -230,7 +230,7 @@ def _agent(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
     if result.error and result.fusion:
         images.warn("the model gave no valid reasoning in three tries: sentences made of the evidence stand in for it")
         result = without_words(result.fusion, evidence, state.get("choices"))
-    names = ("final_answer", "quality_reasoning", "error", "reasoning_corrections", "need_replan")
+    names = ("final_answer", "quality_reasoning", "error", "need_replan")
     changes |= {name: getattr(result, name) for name in names}
     return changes | (result.fusion.model_dump() if result.fusion else {})
 

@@ -96,12 +96,10 @@ def summarize(state: AgenticIQAState, basis: Basis, images: OpenImages) -> Summa
     except InvalidAnswer as error:  # of the words, or of a letter that classification mode writes
         answer, why = "Unable to determine", "VLM output parsing failed"
         return SummarizerOutput(final_answer=answer, quality_reasoning=why, fusion=fusion, error=str(error))
-    reasoning, wrong = reasoned(written.quality_reasoning, evidence, fusion, choices)
     used = {"distortion_analysis", "quality_scores"}
     return SummarizerOutput(
         final_answer=written.final_answer,
-        quality_reasoning=reasoning,
-        reasoning_corrections=wrong,
+        quality_reasoning=reasoned(written.quality_reasoning, evidence, fusion, choices),
         used_evidence=evidence.model_dump(include=used, mode="json") if evidence and not evidence.is_empty else None,
         fusion=fusion,
     )
@@ -113,8 +111,10 @@ def _first_look(state: AgenticIQAState) -> Look:
     result = state.get("summarizer_result")
     if result is None or not result.need_replan or result.fusion is None:
         return "one order"
+    if result.fusion.crops:
+        return "crops"
     asked = any(gap.kind == "letters" for gap in result.gaps)
-    return "crops" if result.fusion.crops else "both orders" if asked or result.fusion.both_orders else "one order"
+    return "both orders" if asked or result.fusion.both_orders else "one order"
 
 
 def _with_measurement(letters: FusionResult, state: AgenticIQAState, basis: Basis, images: OpenImages) -> FusionResult:
@@ -134,7 +134,7 @@ def without_words(
     fusion: FusionResult, evidence: ExecutorOutput | None, choices: Sequence[str] | None
 ) -> SummarizerOutput:
     """The answer of a fusion whose reasoning failed: its letter, and sentences made of the evidence."""
-    reasoning, _ = reasoned(None, evidence, fusion, choices)
+    reasoning = reasoned(None, evidence, fusion, choices)
     return SummarizerOutput(final_answer=answer_letter(fusion), quality_reasoning=reasoning, fusion=fusion)
 
 

@@ -79,12 +79,8 @@ def account(row: Assessment) -> str:
     for text in ([] if row.error else [_verdict(row), _damage(row), _sureness(row), _decision(row)], _way(row)):
         if said := " ".join(filter(None, text)):
             lines += ["", *wrapped(said)]
-    wrong = "; ".join(row.reasoning_corrections)
-    if wrong:
-        left_out = "The model's own words are left out, since they contradict what was found"
-        lines += ["", *wrapped(f"{left_out}: it {wrong}.")]
-    elif row.quality_reasoning and row.final_answer != row.quality_reasoning:
-        lines += ["", *wrapped(f"In the model's words: {row.quality_reasoning}")]
+    if row.quality_reasoning and row.final_answer != row.quality_reasoning:
+        lines += ["", *wrapped(f"In short: {row.quality_reasoning}")]
     lines += _numbers(row) + bullets("Warnings", row.warnings)
     if row.model:
         cost = f"{row.model['name']} on {row.model['device']} ({row.model['dtype']}), {row.seconds:.1f} s"

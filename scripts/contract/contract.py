@@ -32,7 +32,7 @@ LONG = ("study", "resumed", "killed")  # begun first, so that no core waits for 
 
 # Texts for people, whose wording may change: kept as "<text>", so that only their being there counts.
 PROSE = {
-    "quality_reasoning", "reasoning_corrections", "explanation", "replan_history", "replan_reason", "warnings", "notes",
+    "quality_reasoning", "explanation", "replan_history", "replan_reason", "warnings", "notes",
     "notice", "uncertainty", "disagreement", "seen", "measured", "concluded", "changed", "asked", "gaps", "not_sure",
     "no_interval", "no_map", "not_drawn", "error", "remedy", "message", "output", "widened", "measurement", "text",
     "caption", "title", "summary",

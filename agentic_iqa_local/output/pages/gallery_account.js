@@ -121,7 +121,7 @@ function showAccount(row) {
     section("Worst parts", worstBoxes(told)),
     section("Passes", tableOf(["", "Asked", "Seen", "Measured", "Concluded", "", "Time"], passes)),
     section("Warnings", list(told.warnings)),
-    section("Corrections", list([...(told.plan_corrections ?? []), ...(told.reasoning_corrections ?? [])])),
+    section("Corrections", list(told.plan_corrections ?? [])),
     section("Cost", line(cost(told)), line(told.model?.notice, "p.soft")),
     section("File", line(row.image, "p.path"), line(row.sha256 ? `SHA-256 ${row.sha256}` : "", "p.path.soft")),
   ];
