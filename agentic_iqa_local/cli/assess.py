@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from agentic_iqa_local import __version__
 from agentic_iqa_local.cli import options as shared
-from agentic_iqa_local.cli.command import Command, Parser
+from agentic_iqa_local.cli.command import Command, Parser, UsageError
 from agentic_iqa_local.cli.console import Console, tell
 from agentic_iqa_local.files import ROOT, command
 
@@ -85,6 +85,8 @@ def assess(args: argparse.Namespace) -> int:
         for option, suffixes in SUFFIXES.items():
             if file := getattr(args, option):
                 setattr(args, option, shared.output_file(f"--{option}", file, *suffixes))
+        if args.manifest and args.csv and args.csv.resolve() == args.manifest.resolve():
+            raise UsageError(f"--csv {args.csv}: expected another file than the manifest", "name a new one")
         settings = shared.chosen_settings(args, notes.append)
         if not (args.manifest or args.pictures):
             yours = f"{command('assess')} photo.jpg"
