@@ -97,7 +97,7 @@ def test_the_gallery(tmp_path):
 def test_the_report(tmp_path):
     run = make_run(notice=None)
     shown = analysed(make_rows(), run, draws=800, name="Sharpness and noise, spring set")
-    write_page([(shown, figures(shown))], tmp_path / "report.html", pictures=False)
+    write_page([(shown, figures(shown.run, shown.tables))], tmp_path / "report.html", pictures=False)
     with browser_page() as watched:
         watched.page.goto((tmp_path / "report.html").as_uri())
         draw(watched, "report")

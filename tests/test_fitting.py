@@ -10,7 +10,7 @@ from test_study_report import make_rows, make_run, store
 from agentic_iqa_local.judgement.fit import FitError, read_fit
 from agentic_iqa_local.score_fusion import fused_distribution
 from agentic_iqa_local.studies.datasets import DatasetError
-from agentic_iqa_local.studies.fitting import fit_letters, fit_runs, least
+from agentic_iqa_local.studies.fitting import fit_letters, fit_runs
 from agentic_iqa_local.studies.readings import LEVELS, Readings, fused
 from agentic_iqa_local.studies.study import fusion_settings
 
@@ -66,14 +66,6 @@ def test_fits_without_an_optimum_are_refused():
     ):
         with pytest.raises(FitError, match=message):
             fit_letters(of, "srcc", targets, SETTINGS)
-
-
-def test_a_bound_that_gains_nothing_gives_way_to_the_configuration():
-    """A loss that falls by `slope` for each factor of ten in temperature: to 10 it gains 0.0004, less than the third
-    digit, or 0.01; at 5, the last temperature that counts as inside, 0.007 of that: 0.003 are left."""
-    assert least(lambda temperature, _: -0.0004 * np.log10(temperature), (1.0, 1.0), "SRCC") == (1.0, 1.0)
-    with pytest.raises(FitError, match="the temperature reached 10"):
-        least(lambda temperature, _: -0.01 * np.log10(temperature), (1.0, 1.0), "SRCC")
 
 
 def test_a_fit_of_a_manifest_wants_its_range_names_its_rows_and_is_read_again(tmp_path):

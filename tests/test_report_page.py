@@ -8,9 +8,8 @@ import pytest
 from browser import axe_findings, browser_page, needs_chromium
 from test_study_report import MARKUP, analysed, make_row, make_rows, make_run
 
-from agentic_iqa_local.studies.analysis import Analysis
 from agentic_iqa_local.studies.plots import draw
-from agentic_iqa_local.studies.report import write_page, write_study
+from agentic_iqa_local.studies.report import Analysis, write_page, write_study
 from agentic_iqa_local.studies.summary import number
 
 MODE = "<script>alert(1)<b>"
@@ -140,7 +139,7 @@ def test_report_json_holds_the_sentences_and_the_tables(study, tmp_path):
 @pytest.fixture(scope="module")
 def page(study, tmp_path_factory):
     file = tmp_path_factory.mktemp("page") / "report.html"
-    write_page([(study, draw(study))], file, pictures=False)
+    write_page([(study, draw(study.run, study.tables))], file, pictures=False)
     return file
 
 

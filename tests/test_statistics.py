@@ -14,7 +14,6 @@ from agentic_iqa_local.studies.statistics import (
     holm,
     interval,
     krcc,
-    monotone_map,
     plcc,
     ranked_probability_scores,
     reliability_bins,
@@ -202,12 +201,6 @@ def test_expected_calibration_error():
     # .5, which floats hold exactly, closes the bin of .45: |.55 − .5|/2; in a bin of its own it were (.55 + .5)/2.
     closed = reliability_bins(np.array([0.45, 0.5]), np.array([1, 0]), 2)
     assert expected_calibration_error(closed) == pytest.approx(0.025)
-
-
-def test_monotone_map():
-    # 3 and 2 pool to 2.5; halfway from 1 to 2.5 is 1.75; beyond the ends the map stays.
-    fitted = monotone_map(np.array([4.0, 2, 3, 1]), np.array([4.0, 3, 2, 1]))
-    assert fitted(np.array([1, 1.5, 2, 3, 4, 9, -9])) == pytest.approx([1, 1.75, 2.5, 2.5, 4, 4, 1])
 
 
 def test_risk_curve():

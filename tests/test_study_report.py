@@ -19,9 +19,8 @@ from agentic_iqa_local.config import FusionSettings, ToolSettings
 from agentic_iqa_local.iqa_tools.calibration import read_map_file
 from agentic_iqa_local.score_fusion import ScoreFusion
 from agentic_iqa_local.state import LETTERS, ExecutorOutput, PlannerOutput
-from agentic_iqa_local.studies.analysis import Analysis, analyse
 from agentic_iqa_local.studies.plots import draw
-from agentic_iqa_local.studies.report import over_datasets, write_page, write_study
+from agentic_iqa_local.studies.report import Analysis, analyse, over_datasets, write_page, write_study
 from agentic_iqa_local.studies.study import StudyError
 
 TYPES = ("jpeg", "gaussian_blur", "white_noise", "contrast_change")
@@ -144,7 +143,7 @@ def study(rows) -> Analysis:
 @pytest.fixture(scope="module")
 def page(study, tmp_path_factory):
     file = tmp_path_factory.mktemp("report") / "report.html"
-    write_page([(study, draw(study))], file, pictures=False)
+    write_page([(study, draw(study.run, study.tables))], file, pictures=False)
     return file
 
 
@@ -345,7 +344,7 @@ def test_pictures_are_in_the_page_only_when_asked_for(study, tmp_path):
         write_page([(shown, [])], tmp_path / "page.html", pictures=pictures)
         values = Page((tmp_path / "page.html").read_text("utf-8")).values
         sources = [value for tag, name, value in values if (tag, name) == ("img", "src")]
-        assert sum(source.startswith("data:image/jpeg;base64,") for source in sources) == len(sources) == count
+        assert sum(source.startswith("data:image/webp;base64,") for source in sources) == len(sources) == count
     write_page([(study, [])], tmp_path / "page.html", pictures=True)  # of the study itself no picture lies there
     assert "cannot be read any more" in (tmp_path / "page.html").read_text("utf-8")
 

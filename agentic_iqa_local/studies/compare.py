@@ -4,7 +4,6 @@ Images are matched by their rows' keys. Every figure is over the images that all
 is paired: all runs are resampled on the same draws.
 """
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -38,14 +37,8 @@ def compare(
     has. Raises StudyError for fewer than two runs or FEWEST common images, runs of different data sets, images or
     human scores that differ, and a mode that is not in all of them.
     """
-    if len(stored) < 2:
-        raise StudyError(f"compare: expected two runs or more, got {len(stored)}", "name another folder")
-    keys = {name: dataset_info(run).key for name, (run, _) in stored.items()}
-    if len(set(keys.values())) > 1:
-        told = " and ".join(f"{name} is of {key}" for name, key in keys.items())
-        raise StudyError(f"compare: expected runs of one data set, {told}", "compare them apart")
-    matched = _matched({name: rows for name, (_, rows) in stored.items()})
-    runs = [scored_run(stored[name][0], rows, name=name, draws=draws, seed=seed) for name, rows in matched.items()]
+    rows = _matched(stored)
+    runs = [scored_run(stored[name][0], rows[name], name=name, draws=draws, seed=seed) for name in stored]
     runs = [replace(run, draws=runs[0].draws) for run in runs]
     shared = [mode for mode in runs[0].modes if all(mode in run.modes for run in runs)]
     wanted = shared if list(modes) == [ALL] else list(modes)
@@ -62,26 +55,34 @@ def compare(
         decided = line["srcc_difference_low"] > 0 or line["srcc_difference_high"] < 0
         if decided and len(differences) > 1 and p >= SIGNIFICANCE:
             line["verdict"] = f"undecided among {len(differences)} comparisons"
-    tables = {"runs": pd.DataFrame(lines), "run_differences": pd.DataFrame(differences)}
     left = ", ".join(f"{len(stored[run.name][1]) - len(run.rows)} of {quoted(run.name)}" for run in runs)
     notes = [f"{len(runs[0].rows)} images are in every run; left out: {left}."]
-    return tables, [one_line(note) for note in notes + [_settings_that_differ(runs[0], run) for run in runs[1:]]]
+    notes += [_settings_that_differ(runs[0], run) for run in runs[1:]]
+    tables = {"runs": pd.DataFrame(lines), "run_differences": pd.DataFrame(differences)}
+    return tables, [one_line(note) for note in notes]
 
 
-def _matched(stored: Mapping[str, Rows]) -> dict[str, list[dict[str, Any]]]:
+def _matched(stored: Mapping[str, tuple[dict[str, Any], Rows]]) -> dict[str, list[dict[str, Any]]]:
     """The rows of the images that all runs have, in one order. Raises StudyError."""
-    by_key = {name: {row["key"]: row for row in rows} for name, rows in stored.items()}
+    if len(stored) < 2:
+        raise StudyError(f"compare: expected two runs or more, got {len(stored)}", "name another folder")
+    keys = {name: dataset_info(run).key for name, (run, _) in stored.items()}
+    if len(set(keys.values())) > 1:
+        told = " and ".join(f"{name} is of {key}" for name, key in keys.items())
+        raise StudyError(f"compare: expected runs of one data set, {told}", "compare them apart")
+    by_key = {name: {row["key"]: row for row in rows} for name, (_, rows) in stored.items()}
     (first, ours), *others = by_key.items()
-    common = [key for key in ours if all(key in rows for rows in by_key.values())]
+    common = [key for key in ours if all(key in rows for _, rows in others)]
     if len(common) < FEWEST:
         sizes = ", ".join(f"{quoted(name)} has {len(rows)}" for name, rows in by_key.items())
         expected = f"expected at least {FEWEST} common images, found {len(common)} ({sizes})"
         raise StudyError(f"compare: {expected}", "run both on the same images")
-    for (name, theirs), (what, fact) in itertools.product(others, (("scores", "mos"), ("files", "sha256"))):
-        pairs = {key: {ours[key].get(fact), theirs[key].get(fact)} - {None} for key in common}
-        if differ := [key for key, values in pairs.items() if len(values) > 1]:
-            expected = f"expected the same images, {len(differ)} of {len(common)} common ones have other {what}"
-            raise StudyError(f"compare: {expected} in {name} than in {first} (the first is {differ[0]})")
+    for name, theirs in others:
+        for what, fact in (("scores", "mos"), ("files", "sha256")):
+            differ = [key for key in common if len({ours[key].get(fact), theirs[key].get(fact)} - {None}) > 1]
+            if differ:
+                expected = f"expected the same images, {len(differ)} of {len(common)} common ones have other {what}"
+                raise StudyError(f"compare: {expected} in {name} than in {first} (the first is {differ[0]})")
     return {name: [rows[key] for key in common] for name, rows in by_key.items()}
 
 
@@ -90,16 +91,15 @@ def _of_run(run: ScoredRun, mode: str, both: np.ndarray) -> dict[str, Any]:
     line = {"mode": mode, "run": run.name, "model": run.run["model"]["name"]}
     line |= {"version": git[:12] + "+" * git.endswith("+"), "n": both.sum()}
     line["failed"] = (~run.modes[mode].answered).sum()
-    for name, statistic in (("srcc", statistics.srcc), ("plcc", statistics.plcc)):
-        line |= run.figure(name, statistic, mode, kept=both)
-    return line
+    figures = (run.figure(of.__name__, of, mode, kept=both) for of in (statistics.srcc, statistics.plcc))
+    return {name: value for part in (line, *figures) for name, value in part.items()}
 
 
 def _difference(run: ScoredRun, first: ScoredRun, mode: str, both: np.ndarray) -> dict[str, Any]:
-    line = {"mode": mode, "run": run.name, "against": first.name, "n": both.sum()}
-    line |= paired((run, mode), (first, mode), both)
     scores = run.modes[mode].scores[both], first.modes[mode].scores[both]
     gap = np.abs(scores[0] - scores[1])
+    line = {"mode": mode, "run": run.name, "against": first.name, "n": both.sum()}
+    line |= paired((run, mode), (first, mode), both)
     line |= {"mean_absolute_difference": statistics.mean(gap), "largest_difference": gap.max(initial=0)}
     return line | {"rank_correlation": statistics.srcc(*scores)}
 

@@ -5,10 +5,7 @@ rps       minimises the ranked probability score of the fused distribution w ∝
 srcc      maximises SRCC of q with the human scores: for any scale
 keep      fits neither: for the calibration of intervals alone
 
-A fit that runs to a bound is refused, since a larger range would give another. But an objective is often flat towards
-a bound, where only the ratio of both sides' sharpness matters. So where the best lies less than a factor of `INSIDE`
-from a bound, the point further inside that is closest to the configuration is taken, of those that lose no more than
-`NOTHING` against it.
+A fit that runs to a bound is refused, since a larger range would give another.
 """
 
 import itertools
@@ -34,8 +31,6 @@ from agentic_iqa_local.studies.store import read_run
 from agentic_iqa_local.studies.study import dataset_info, fusion_settings
 
 READ = "all_evidence"  # the product's own
-INSIDE = 2.0
-NOTHING = 0.001  # of SRCC or of the ranked probability score: what three digits show
 FEWEST = 20
 Pair = tuple[float, float]  # temperature and η
 
@@ -43,7 +38,6 @@ Pair = tuple[float, float]  # temperature and η
 class Part(NamedTuple):
     """The rows of a run that a fit uses."""
 
-    folder: Path
     run: dict[str, Any]
     rows: list[Row]
     info: DatasetInfo
@@ -65,14 +59,11 @@ def fit_runs(
     Raises:
         FitError, StoreError, StudyError, DatasetError: Runs that cannot be used, or no fit.
     """
+    if not 0 < share <= 1:
+        raise FitError(f"--share {share:g}: expected a share of the scenes from 0 to 1, such as 0.3")
     parts = [_part(folder, objective, split, share) for folder in folders]
     first = next((part for part in parts if part.info.kind != "MCQ"), parts[0])
-    model = first.run["identity"]["model"]
-    for folder, run, _, info in parts:
-        same = info.kind == "MCQ" or (info.key, run["fusion"]) == (first.info.key, first.run["fusion"])
-        if run["identity"]["model"] != model or not same:
-            expected = f"the data set, model and fusion of {first.folder}"
-            raise FitError(f"{folder}: expected {expected}, got others", "fit them apart")
+    _check_alike(folders, parts, first)
     settings, rows = fusion_settings(first.run), [row for part in parts for row in part.rows]
     before = after = 0.0
     if objective != "keep":
@@ -86,44 +77,50 @@ def fit_runs(
         before=before,
         after=after,
         dataset=first.info.key,
-        model=model,
+        model=first.run["identity"]["model"],
         keys=tuple(dict.fromkeys(row["key"] for row in rows)),
         groups=tuple(sorted({row["group"] for row in rows if row.get("group") is not None})),
-        intervals=_calibration(parts, first, settings, called or first.info.title),
+        intervals=_calibration(parts, first.run, settings, called or first.info.title),
     )
 
 
 def _part(folder: Path, objective: Objective, split: str | None, share: float) -> Part:
+    """The rows of a run that are fitted on. Raises FitError where there are none, or with an objective no others."""
     run, rows = read_run(folder)
     info = dataset_info(run)
     if info.kind == "MCQ" and objective != "keep":
         remedy = "fit on a scored run; --objective keep calibrates the sets of answers alone"
         raise FitError(f"{folder}: expected a run on images with human scores, got one on questions", remedy)
-    if not 0 < share <= 1:
-        raise FitError(f"--share {share:g}: expected a share of the scenes from 0 to 1, such as 0.3")
     if split is None:
         units = sorted({row.get("group") or row["key"] for row in rows})
         drawn = set(np.random.default_rng(0).permutation(units)[: round(share * len(units))])
         used = [row for row in rows if (row.get("group") or row["key"]) in drawn]
-        remedy = f"take a larger share than {share:g}"
+        remedy = f"take another share than {share:g}"
     else:
         used = [row for row in rows if row["split"] == split]
-        known = listed(sorted({row["split"] for row in rows if row["split"]})) or "unknown: use --share"
-        remedy = f"the splits are {known}"
+        remedy = f"the splits are {listed(sorted({row['split'] or 'unknown: use --share' for row in rows}))}"
     if not used:
         raise FitError(f"{folder}: expected rows to fit on, found none of {len(rows)}", remedy)
     if len(used) == len(rows) and objective != "keep":
-        unused = f"expected rows that the fit does not use, it would use all {len(rows)}"
-        raise FitError(f"{folder}: {unused}", "take a smaller share")
-    return Part(folder, run, used, info)
+        raise FitError(f"{folder}: expected rows that the fit does not use, it would use all {len(rows)}", remedy)
+    return Part(run, used, info)
+
+
+def _check_alike(folders: Sequence[Path], parts: Sequence[Part], first: Part) -> None:
+    """Raises FitError where a run has another model than the first, or with scores another data set or fusion."""
+    for folder, (run, _, info) in zip(folders, parts, strict=True):
+        same = info.kind == "MCQ" or (info.key, run["fusion"]) == (first.info.key, first.run["fusion"])
+        if run["identity"]["model"] != first.run["identity"]["model"] or not same:
+            expected = f"the data set, model and fusion of {folders[parts.index(first)]}"
+            raise FitError(f"{folder}: expected {expected}, got others", "fit them apart")
 
 
 def _calibration(
-    parts: Sequence[Part], first: Part, settings: FusionSettings, source: str
+    parts: Sequence[Part], run: dict[str, Any], settings: FusionSettings, source: str
 ) -> IntervalCalibration | None:
     """What calibrates the intervals of answers that are fused by `settings`; None where no row has a place on the
     scale 1..5, or the run does not tell in which numbers its model computed."""
-    rng, model = np.random.default_rng(0), first.run["model"]
+    rng, model = np.random.default_rng(0), run["model"]
     known: dict[Any, list[pd.DataFrame]] = {}
     for part in parts:
         if part.info.scale == "absolute categories" and part.info.low is not None:
@@ -137,8 +134,8 @@ def _calibration(
         source=source,
         images=len({row["sha256"] for part in parts for row in part.rows if row.get("sha256")}),
         date=time.strftime("%Y-%m-%d"),
-        model=first.run["identity"]["model"],
-        query=first.run["identity"]["reads"]["query"],
+        model=run["identity"]["model"],
+        query=run["identity"]["reads"]["query"],
         ratings=tuple(errors(condition, pd.concat(tables), rng) for condition, tables in known.items()),
         questions=questions,
         **{name: model[name] for name in ("dtype", "quantization")},
@@ -185,35 +182,23 @@ def fit_letters(
         raise FitError("fit: expected human and fused scores that differ, got some that are all alike", "use others")
     sign = -1.0 if objective == "srcc" else 1.0
     configured = settings.temperature, float(np.median(own))
-    name = SCALES[objective]
-    best = least(lambda t, e: float(np.nan_to_num(sign * value(t, e), nan=np.inf)), configured, name)
+    best = least(lambda t, e: float(np.nan_to_num(sign * value(t, e), nan=np.inf)), configured, SCALES[objective])
     return best, before, value(*best)
 
 
 def least(loss: Callable[[float, float], float], configured: Pair, name: str) -> Pair:
     """The temperature and η of the least loss: the best of a coarse grid, refined, for no objective is convex. Where
-    several are as good, the one nearest to the `configured` pair; `name` is what a FitError calls the loss, where the
-    least lies at a bound and the rule at the top of this module finds no point inside."""
+    several are as good, the one nearest to the `configured` pair. Raises FitError where the least lies at a bound;
+    `name` is what it calls the loss."""
     start: Pair = tuple(np.clip(configured, LOWEST, HIGHEST).tolist())
     grid = np.geomspace(LOWEST, HIGHEST, 17).tolist()
     losses = {pair: loss(*pair) for pair in [start, *itertools.product(grid, grid)]}
-
-    def change(pair: Pair) -> float:
-        return float(np.abs(np.log(pair) - np.log(start)).sum())
-
-    def inside(pair: Pair) -> bool:
-        return min(pair) >= LOWEST * INSIDE and max(pair) <= HIGHEST / INSIDE
-
-    best = min(losses, key=lambda pair: (losses[pair], change(pair)))
+    best = min(losses, key=lambda pair: (losses[pair], np.abs(np.log(pair) - np.log(start)).sum()))
     bounds = [(np.log(LOWEST), np.log(HIGHEST))] * 2
     options = {"xatol": 1e-3, "fatol": 1e-6}
     refined = minimize(lambda x: loss(*np.exp(x)), np.log(best), method="Nelder-Mead", bounds=bounds, options=options)
     if refined.fun < losses[best]:
         best = tuple(np.exp(refined.x).tolist())
-        losses[best] = refined.fun
-    if not inside(best):
-        as_good = [pair for pair, lost in losses.items() if inside(pair) and lost <= losses[best] + NOTHING]
-        best = min(as_good, key=change, default=best)
     for what, fitted in zip(("the temperature", "η"), best, strict=True):
         if not LOWEST * 1.01 < fitted < HIGHEST / 1.01:
             expected = f"expected an optimum inside {LOWEST} to {HIGHEST}"

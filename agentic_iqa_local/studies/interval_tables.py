@@ -1,11 +1,12 @@
 """What are the intervals of q worth on a run: how often they hold the truth, how wide they are, what is gained by
-leaving the widest out, and how often a verdict of `--at-least` is wrong?
+leaving the widest out, how often a verdict of `--at-least` is wrong, and which of two pictures is better?
 
 Each table has a line for every condition (pipeline, reference, look) that the run's rows allow, under a calibration
 from elsewhere, and under the run's own: a random half of its scenes is judged by a calibration that was made on the
 other half, `SPLITS` times. No picture is judged by a calibration that has seen its scene.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -21,9 +22,8 @@ from agentic_iqa_local.result import Condition
 from agentic_iqa_local.state import lower_edge
 from agentic_iqa_local.studies.calibrating import cases, errors
 from agentic_iqa_local.studies.distortions import DISTORTIONS
-from agentic_iqa_local.studies.pairwise import pairwise
 from agentic_iqa_local.studies.scored_run import ScoredRun
-from agentic_iqa_local.studies.statistics import mean, srcc
+from agentic_iqa_local.studies.statistics import Draws, mean, srcc
 
 SPLITS = 20
 VALUES = 41  # of a picture's predictive distribution: enough for the probability that one of two is better
@@ -31,6 +31,10 @@ GATES = {letter: lower_edge(letter) for letter in ("B", "C", "D")}  # the qualit
 ERROR_RATE, ERROR_RATE_WIDENED = 0.1, 0.05  # as gates.Sureness has them
 FEWEST = 50  # pictures in all: a calibration of half of them can give 90 %
 KEPT = (100, 90, 80, 70, 60, 50)  # percent
+MOST, MOST_DRAWS = 2000, 200  # pictures whose pairs are all looked at, and draws: each takes a product of matrices
+PAIRS = 20_000  # whose probability is looked at
+APART = (0.0, 0.5, 1.0, 2.0, math.inf)  # levels between the human scores
+CONFIDENCE = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 Line = dict[str, Any]
 
 
@@ -75,10 +79,6 @@ def given_calibration(run: dict[str, Any], settings: FusionSettings, fit: Fit | 
     return given, ""
 
 
-def _truth(run: ScoredRun) -> np.ndarray:
-    return np.clip(run.levels[0], LOWEST, HIGHEST) if run.on_levels else run.quality
-
-
 def _under_given(run: ScoredRun, fit: Fit | None, notes: list[str]) -> Iterator[Judged]:
     name = "the fit" if fit else "shipped"
     given, missing = given_calibration(run.run, run.settings, fit)
@@ -89,16 +89,15 @@ def _under_given(run: ScoredRun, fit: Fit | None, notes: list[str]) -> Iterator[
     fitted = {"temperature": given.intervals.temperature, "eta": given.intervals.eta}
     truth, settings = np.where(seen, np.nan, _truth(run)), run.settings.model_copy(update=fitted)
     for condition, known in cases(run.readings, truth, run.run, settings).items():
-        part = given.intervals.of(condition)
+        part, line = given.intervals.of(condition), _line(condition) | {"calibration": name}
         if part is None:
-            notes.append(f"No figures of intervals with {name} for {_named(condition)}: it holds no such picture.")
+            notes.append(f"No figures of intervals with {name} for {condition.look}: it holds no such picture.")
             continue
+        if run.on_levels:
+            yield Judged(line | {"scale": "levels"}, known, [whole := trial(part, known)], whole)
         expected = np.clip(part.expected(known.q.to_numpy()), LOWEST, HIGHEST)
-        ranks = known.assign(truth=rank_matched(known.truth.to_numpy(), expected))
-        for scale, pictures in (("levels", known), ("ranks", ranks)):
-            if scale == "ranks" or run.on_levels:
-                whole = trial(part, pictures)
-                yield Judged(_line(condition, name, scale), pictures, [whole], whole)
+        known = known.assign(truth=rank_matched(known.truth.to_numpy(), expected))
+        yield Judged(line | {"scale": "ranks"}, known, [whole := trial(part, known)], whole)
 
 
 def _under_own(run: ScoredRun, notes: list[str]) -> Iterator[Judged]:
@@ -107,22 +106,21 @@ def _under_own(run: ScoredRun, notes: list[str]) -> Iterator[Judged]:
         return
     for condition, known in cases(run.readings, _truth(run), run.run, run.settings).items():
         known = known.assign(scene=run.draws.unit[known.index].astype(str))
-        if len(known) < FEWEST or known.scene.nunique() < 2:
-            few = f"{len(known)} pictures of {known.scene.nunique()} {run.draws.over}, it takes {FEWEST} of 2"
-            notes.append(f"No calibration of the run's own for {_named(condition)}: {few}.")
-        else:
-            line = _line(condition, f"own, {SPLITS} random halves", "levels")
+        if len(known) >= FEWEST and known.scene.nunique() > 1:
+            line = _line(condition) | {"calibration": f"own, {SPLITS} random halves", "scale": "levels"}
             yield Judged(line, known, *cross_fitted(condition, known))
+        else:
+            few = f"{len(known)} pictures of {known.scene.nunique()} {run.draws.over}, it takes {FEWEST} of 2"
+            notes.append(f"No calibration of the run's own for {', '.join(_line(condition).values())}: {few}.")
 
 
-def _line(condition: Condition, calibration: str, scale: str) -> Line:
+def _truth(run: ScoredRun) -> np.ndarray:
+    return np.clip(run.levels[0], LOWEST, HIGHEST) if run.on_levels else run.quality
+
+
+def _line(condition: Condition) -> Line:
     reference = "with" if condition.reference else "without"
-    line = {"pipeline": condition.pipeline, "reference": reference, "look": condition.look}
-    return line | {"calibration": calibration, "scale": scale}
-
-
-def _named(condition: Condition) -> str:
-    return f"{condition.pipeline}, {'with' if condition.reference else 'without'} a reference, {condition.look}"
+    return {"pipeline": condition.pipeline, "reference": reference, "look": condition.look}
 
 
 # One calibration on pictures
@@ -190,13 +188,12 @@ def _intervals(run: ScoredRun, judged: Judged) -> Iterator[Line]:
 def _within(run: ScoredRun, judged: Judged) -> Iterator[Line]:
     """Coverage and width within distortion families, kinds, levels and fifths of q."""
     covered, width, q = judged.mean("covered", run), judged.mean("width", run), judged.known.q
-    kinds = [row.get("distortion") for row in run.rows]
-    families = [DISTORTIONS[kind].family if kind in DISTORTIONS else None for kind in kinds]
-    labels = {"family": families, "distortion": kinds, "level": [row.get("level") for row in run.rows]}
-    series = {by: pd.Series(of, dtype=object) for by, of in labels.items() if len({*of} - {None}) > 1}
-    fifths = pd.Series(np.argsort(np.argsort(q, kind="stable")) * 5 // len(q) + 1, q.index)
-    series["fifth of q"] = fifths.reindex(range(len(run.rows)))
-    for by, of in series.items():
+    parts = pd.DataFrame({by: [row.get(by) for row in run.rows] for by in ("distortion", "level")}, dtype=object)
+    families = {kind: distortion.family for kind, distortion in DISTORTIONS.items()}
+    parts.insert(0, "family", parts.distortion.map(families))
+    parts = parts.loc[:, parts.nunique() > 1]
+    parts["fifth of q"] = pd.Series(np.argsort(np.argsort(q, kind="stable")) * 5 // len(q) + 1, q.index)
+    for by, of in parts.items():
         for value in sorted(of.dropna().unique()):
             chosen = (of == value).to_numpy() & np.isfinite(covered)
             if chosen.any():
@@ -216,13 +213,12 @@ def _abstaining(run: ScoredRun, judged: Judged) -> Iterator[Line]:
         yield line | run.draws.mean("mean_error", of) | {"srcc": srcc(kept.q.to_numpy(), kept.truth.to_numpy())}
 
 
-def _gates(run: ScoredRun, judged: Judged) -> Iterator[Line]:
+def _gates(_: ScoredRun, judged: Judged) -> Iterator[Line]:
     """How many pictures a gate decides, as `gates.Sureness` does, and how many of them wrongly; the mean of trials."""
+    of = pd.concat(judged.trials)
+    sure = 1 - np.where(of.widened, ERROR_RATE_WIDENED, ERROR_RATE)
     for letter, quality in GATES.items() if judged.line["scale"] == "levels" else ():
-        of = pd.concat(judged.trials)
-        sure, good = 1 - np.where(of.widened, ERROR_RATE_WIDENED, ERROR_RATE), of.truth >= quality
-        passed = of[letter] >= sure
-        failed = ~passed & (1 - of[letter] >= sure)
+        good, passed, failed = of.truth >= quality, of[letter] >= sure, 1 - of[letter] >= sure
         counts = len(of), (passed | failed).sum(), ((passed & ~good) | (failed & good)).sum()
         asked, decided, wrong = np.divide(counts, len(judged.trials))
         line = {"at_least": letter, "n": round(asked), "decided": decided / asked}
@@ -233,10 +229,70 @@ def _gates(run: ScoredRun, judged: Judged) -> Iterator[Line]:
         yield line
 
 
+def _pairwise(run: ScoredRun, judged: Judged) -> Iterator[Line]:
+    """How often q ranks the better of two pictures higher: a line for each bin of the human difference, over all pairs
+    and over those of one scene, and one for each bin of the probability that the likelier one is better. Pairs of equal
+    human scores are left out."""
+    rng = np.random.default_rng(0)
+    at = np.arange(len(judged.known))
+    if len(at) > MOST:
+        at = np.sort(rng.choice(at, MOST, replace=False))
+    known, values = judged.known.iloc[at], np.stack([*judged.whole["values"]])[at]
+    truth, q, scenes = (known[name].to_numpy() for name in ("truth", "q", "scene"))
+    draws = Draws(run.draws.counts[:MOST_DRAWS], run.draws.unit[known.index], run.draws.over)
+    apart = np.triu(truth[:, None] - truth[None, :], 1)
+    ranked = np.sign(q[:, None] - q[None, :]) * np.sign(apart)
+    right = np.where(ranked == 0, 0.5, ranked > 0)
+    among = {"all": np.ones_like(apart, bool)}
+    if any(row.get("group") is not None for row in run.rows):
+        among["same scene"] = scenes[:, None] == scenes[None, :]
+    for (pairs, together), (low, high) in itertools.product(among.items(), itertools.pairwise(APART)):
+        chosen = (np.abs(apart) > low) & (np.abs(apart) <= high) & together
+        label = f"{low:g} to {high:g}" if high < math.inf else f"beyond {low:g}"
+        if chosen.any():
+            yield {"pairs": pairs, "by": "levels apart", "bin": label, **_share(chosen, right, draws)}
+
+    first, second = np.nonzero(apart)
+    if len(first) > PAIRS:
+        drawn = rng.choice(len(first), PAIRS, replace=False)
+        first, second = first[drawn], second[drawn]
+    better = np.array([_better(values[a], values[b]) for a, b in zip(first, second, strict=True)])
+    confidence, right = np.maximum(better, 1 - better), np.zeros_like(right)
+    right[first, second] = np.where(better == 0.5, 0.5, (better > 0.5) == (apart[first, second] > 0))
+    place = np.clip(np.searchsorted(CONFIDENCE, confidence, side="right") - 1, 0, len(CONFIDENCE) - 2)
+    for i, (low, high) in enumerate(itertools.pairwise(CONFIDENCE)):
+        chosen = np.zeros(right.shape, bool)
+        chosen[first[place == i], second[place == i]] = True
+        if chosen.any():
+            line = {"pairs": "all", "by": "probability of the likelier", "bin": f"{low:g} to {high:g}"}
+            yield line | _share(chosen, right, draws, expected=mean(confidence[place == i]))
+
+
+def _share(chosen: np.ndarray, right: np.ndarray, draws: Draws, expected: float = math.nan) -> Line:
+    """The share of the `chosen` pairs, (pictures, pictures), that is `right`, with the interval over the draws: a pair
+    counts as often as a draw holds both pictures, and once a copy where they share a unit."""
+    together = chosen & (draws.unit[:, None] == draws.unit[None, :])
+    apart, weights = (chosen & ~together).astype(np.float32), draws.weights.astype(np.float32)
+    sums = [
+        ((weights @ (apart * of)) * weights).sum(axis=1) + weights @ (together * of).sum(axis=1)
+        for of in (right.astype(np.float32), np.ones_like(apart))
+    ]
+    shares = sums[0][sums[1] > 0] / sums[1][sums[1] > 0]
+    low, high = np.quantile(shares, [0.025, 0.975]) if len(shares) else (math.nan, math.nan)
+    count, share = int(chosen.sum()), mean(right[chosen])
+    return {"n": count, "expected": expected, "right": share, "right_low": float(low), "right_high": float(high)}
+
+
+def _better(one: np.ndarray, other: np.ndarray) -> float:
+    """The probability that a draw of one, (values,), is above one of the other, both rising; equal ones count half."""
+    below = np.searchsorted(other, one) + np.searchsorted(other, one, side="right")
+    return float(below.mean() / 2 / len(other))
+
+
 TABLES: dict[str, Callable[[ScoredRun, Judged], Iterator[Line]]] = {
     "intervals": _intervals,
     "intervals_within": _within,
     "abstaining": _abstaining,
     "gates": _gates,
-    "pairwise": lambda run, judged: pairwise(run, judged.known, np.stack([*judged.whole["values"]])),
+    "pairwise": _pairwise,
 }

@@ -1,22 +1,27 @@
 """The figures of a report. Labels are untrusted text: each is a short line, and none is taken for mathematics."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from io import BytesIO
 from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.judgement.intervals import COVERAGE
-from agentic_iqa_local.studies.analysis import Analysis
+from agentic_iqa_local.studies.scored_run import ScoredRun
 from agentic_iqa_local.studies.statistics import reliability_bins
 from agentic_iqa_local.studies.tables import COVERAGES, claims
 
-BLUE, ORANGE, GREEN, GREY = "#0072b2", "#d55e00", "#009e73", "#777777"
+BLUE, ORANGE, GREY = "#0072b2", "#d55e00", "#777777"
+COLUMNS = 4
+Tables = Mapping[str, pd.DataFrame]
+Plot = Callable[[ScoredRun, Tables], Figure | None]
 STYLE: dict[Any, Any] = {
     "text.parse_math": False,
     "svg.hashsalt": "study",  # the same file for the same study
@@ -24,27 +29,6 @@ STYLE: dict[Any, Any] = {
     "axes.titlesize": 8,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "figure.dpi": 120,
-}
-COLUMNS = 4
-TITLES = {
-    "scatter": "Human scores over each mode's score, with the fitted curve",
-    "differences": "SRCC of the first mode less that of the second, with 95 % intervals",
-    "reliability": "Reliability of the letters; a point's size is its share of the images",
-    "intervals": "Coverage of the agent's 90 % intervals, with 95 % intervals; the line: 90 %",
-    "risk_coverage": "Risk over coverage of the product's mode; dashed: nothing set aside",
-    "by_distortion": "SRCC within each distortion type",
-    "by_level": "SRCC within each level",
-    "by_subset": "SRCC within each subset",
-    "intervals_within": "Coverage of the agent's 90 % intervals after one letter read, within parts",
-}
-FORESTS = {  # by table the figure of a line, the columns that name it, and where a line is drawn
-    "differences": ("srcc_difference", ("first", "second"), 0.0),
-    "by_distortion": ("srcc", ("distortion", "mode"), 0.0),
-    "by_level": ("srcc", ("level", "mode"), 0.0),
-    "by_subset": ("srcc", ("subset", "mode"), 0.0),
-    "intervals": ("coverage", ("look", "calibration", "scale"), COVERAGE),
-    "intervals_within": ("coverage", ("by", "value", "calibration", "scale"), COVERAGE),
 }
 
 
@@ -56,23 +40,21 @@ class Drawing(NamedTuple):
     files: dict[str, bytes]
 
 
-def draw(study: Analysis, kinds: Sequence[str] = ("svg",)) -> list[Drawing]:
-    """Every figure that the study has data for, as files of these kinds."""
+def draw(run: ScoredRun, tables: Tables, kinds: Sequence[str] = ("svg",)) -> list[Drawing]:
+    """Every figure that a run and its tables have data for, as files of these kinds."""
     drawings = []
     with matplotlib.rc_context(STYLE):
-        for name, title in TITLES.items():
-            figure = _forest(study, name) if name in FORESTS else OTHERS[name](study)
-            if figure is None:
-                continue
-            files = {kind: BytesIO() for kind in kinds}
-            for kind, file in files.items():
-                figure.savefig(file, format=kind, metadata={"Date": None} if kind == "svg" else None)
-            drawings.append(Drawing(name, title, {kind: file.getvalue() for kind, file in files.items()}))
+        for name, (title, made) in FIGURES.items():
+            if figure := made(run, tables):
+                files = {kind: BytesIO() for kind in kinds}
+                for kind, file in files.items():
+                    figure.savefig(file, format=kind, metadata={"Date": None} if kind == "svg" else None)
+                drawings.append(Drawing(name, title, {kind: file.getvalue() for kind, file in files.items()}))
     return drawings
 
 
-def _label(text: Any, longest: int = 80) -> str:
-    text = one_line(f"{text:g}" if isinstance(text, float) else str(text))
+def _label(text: str, longest: int) -> str:
+    text = one_line(text)
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
@@ -88,50 +70,47 @@ def _grid(titles: Sequence[str], plot: Callable[[Axes, int], None], xlabel: str,
     margins = 0.55 / width, 0.5 / height, 1 - 0.1 / width, 1 - 0.3 / height
     figure.subplots_adjust(*margins, wspace=0.22, hspace=0.35)
     for i, title in enumerate(titles):
-        axes = figure.add_subplot(rows, columns, i + 1)
-        axes.set_title(_label(title, 40))
-        plot(axes, i)
+        plot(figure.add_subplot(rows, columns, i + 1, title=_label(title, 40)), i)
     figure.supxlabel(xlabel, size="medium")
     figure.supylabel(ylabel, size="medium", x=0.1 / width)
     return figure
 
 
-def _scatter(study: Analysis) -> Figure | None:
-    run, names = study.run, [name for name, scored in study.run.modes.items() if scored.answered.any()]
+def _scatter(run: ScoredRun, _: Tables) -> Figure | None:
+    names = [name for name, scored in run.modes.items() if scored.answered.any()]
+    upwards = 1 if run.info.higher_is_better else -1
 
     def plot(axes: Axes, i: int) -> None:
-        kept = run.modes[names[i]].answered
-        scores, mapped = run.modes[names[i]].scores[kept], run.mapped[names[i]][kept]
+        kept = np.flatnonzero(run.modes[names[i]].answered)
+        kept = kept[np.argsort(run.modes[names[i]].scores[kept])]
+        scores = run.modes[names[i]].scores[kept]
         axes.scatter(scores, run.mos[kept], s=4, color=BLUE, alpha=0.4, linewidths=0, rasterized=True)
-        order = np.argsort(scores)
-        curve = mapped if run.info.higher_is_better else -mapped
-        axes.plot(scores[order], curve[order], color=ORANGE, linewidth=1.2)
+        axes.plot(scores, upwards * run.mapped[names[i]][kept], color=ORANGE, linewidth=1.2)
 
     return _grid(names, plot, "score", "MOS" if run.info.higher_is_better else "MOS, lower is better")
 
 
-def _reliability(study: Analysis) -> Figure | None:
-    judged = claims(study.run)
+def _reliability(run: ScoredRun, _: Tables) -> Figure | None:
+    judged = claims(run)
     tables = list(judged.values())
 
     def plot(axes: Axes, i: int) -> None:
         bins = reliability_bins(tables[i].confidence, tables[i].correct)
-        axes.plot([0, 1], [0, 1], color=GREY, linewidth=0.8)
         size = 6 + 120 * bins.n / bins.n.sum()
+        axes.plot([0, 1], [0, 1], color=GREY, linewidth=0.8)
         axes.scatter(bins.confidence, bins.accuracy, size, BLUE, alpha=0.7, linewidths=0, clip_on=False)
         axes.set(xlim=(0, 1), ylim=(0, 1))
 
     return _grid([names[0] for names in judged], plot, "confidence", "accuracy")
 
 
-def _risk_coverage(study: Analysis) -> Figure | None:
-    table = study.tables["risk_coverage"]
-    lines = [line for line in table.to_dict("records") if line["mode"] == study.run.product]
+def _risk_coverage(run: ScoredRun, tables: Tables) -> Figure | None:
+    lines = [line for line in tables["risk_coverage"].to_dict("records") if line["mode"] == run.product]
     if not lines:
         return None
     figure = Figure(figsize=(4.6, 3), layout="constrained")
     axes = figure.subplots()
-    for line, color in zip(lines, (BLUE, ORANGE, GREEN), strict=False):
+    for line, color in zip(lines, (BLUE, ORANGE), strict=False):
         risks = [line[f"risk_{share}"] for share in COVERAGES]
         axes.plot(np.divide(COVERAGES, 100), risks, "o-", color=color, markersize=3, label=f"kept by {line['signal']}")
         axes.axhline(risks[0], color=color, linewidth=0.6, linestyle="--")
@@ -140,12 +119,12 @@ def _risk_coverage(study: Analysis) -> Figure | None:
     return figure
 
 
-def _forest(study: Analysis, name: str) -> Figure | None:
-    """A row for each line of a table, with its figure and the interval; of modes the product's and the baseline, of
-    intervals the agent's."""
-    table, (figure_of, columns, zero) = study.tables[name], FORESTS[name]
+def _forest(name: str, value: str, columns: list[str], run: ScoredRun, tables: Tables) -> Figure | None:
+    """A row for each line of the table `name`, with its `value` and the interval; `columns` name it. Of modes there are
+    the product's and the baseline, of intervals the agent's."""
+    table = tables[name]
     if "mode" in table:
-        table = table[table["mode"].isin([study.run.product, study.run.baseline])].sort_values(columns[0])
+        table = table[table["mode"].isin([run.product, run.baseline])].sort_values(columns[0])
     if "pipeline" in table:
         table = table[table.pipeline == "agent"]
     if "by" in table:
@@ -154,12 +133,35 @@ def _forest(study: Analysis, name: str) -> Figure | None:
         return None
     figure = Figure(figsize=(7, 0.8 + 0.22 * len(table)), layout="constrained")
     axes, places = figure.subplots(), np.arange(len(table))
-    axes.hlines(places, table[f"{figure_of}_low"], table[f"{figure_of}_high"], BLUE, linewidth=1.2)
-    axes.scatter(table[figure_of], places, 16, BLUE)
-    axes.axvline(zero, color=GREY, linewidth=0.8)
-    axes.set(ylim=(len(table) - 0.5, -0.5), xlabel=figure_of.replace("_", " ").replace("srcc", "SRCC"))
-    axes.set_yticks(places, [_label(", ".join(map(str, line))) for line in table[[*columns]].to_numpy()])
+    axes.hlines(places, table[f"{value}_low"], table[f"{value}_high"], BLUE, linewidth=1.2)
+    axes.scatter(table[value], places, 16, BLUE)
+    axes.axvline(COVERAGE if value == "coverage" else 0, color=GREY, linewidth=0.8)
+    axes.set(ylim=(len(table) - 0.5, -0.5), xlabel=value.replace("_", " ").replace("srcc", "SRCC"))
+    axes.set_yticks(places, [_label(", ".join(map(str, line)), 80) for line in table[columns].to_numpy()])
     return figure
 
 
-OTHERS = {"scatter": _scatter, "reliability": _reliability, "risk_coverage": _risk_coverage}
+def _lines(name: str, value: str, *columns: str) -> Plot:
+    return partial(_forest, name, value, [*columns])
+
+
+FIGURES: dict[str, tuple[str, Plot]] = {
+    "scatter": ("Human scores over each mode's score, with the fitted curve", _scatter),
+    "differences": (
+        "SRCC of the first mode less that of the second, with 95 % intervals",
+        _lines("differences", "srcc_difference", "first", "second"),
+    ),
+    "reliability": ("Reliability of the letters; a point's size is its share of the images", _reliability),
+    "intervals": (
+        "Coverage of the agent's 90 % intervals, with 95 % intervals; the line: 90 %",
+        _lines("intervals", "coverage", "look", "calibration", "scale"),
+    ),
+    "risk_coverage": ("Risk over coverage of the product's mode; dashed: nothing set aside", _risk_coverage),
+    "by_distortion": ("SRCC within each distortion type", _lines("by_distortion", "srcc", "distortion", "mode")),
+    "by_level": ("SRCC within each level", _lines("by_level", "srcc", "level", "mode")),
+    "by_subset": ("SRCC within each subset", _lines("by_subset", "srcc", "subset", "mode")),
+    "intervals_within": (
+        "Coverage of the agent's 90 % intervals after one letter read, within parts",
+        _lines("intervals_within", "coverage", "by", "value", "calibration", "scale"),
+    ),
+}

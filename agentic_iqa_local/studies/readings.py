@@ -46,11 +46,6 @@ class Mode:
     tools: tuple[str, ...] = ()
 
     @property
-    def letters(self) -> tuple[str, Source, bool]:
-        """The same for modes that rest on the same p_c."""
-        return self.read, self.source, self.fitted
-
-    @property
     def asks_model(self) -> bool:
         return self.kind not in ("mean of tools", "tool")
 
@@ -60,18 +55,15 @@ class Mode:
         if not self.asks_model:
             return ()
         agent = () if self.kind == "letters" and self.read.startswith("image_alone") else ("agent",)
-        reads = {
-            "generated": (f"{self.read}, generated",),
-            "one-hot": (f"{self.read}, generated",),
-            "both orders": (self.read, f"{self.read}, reversed"),
-        }
-        return (*agent, *reads.get(self.source, (self.read,) if self.read else ()))
+        if self.source in ("generated", "one-hot"):
+            return (*agent, f"{self.read}, generated")
+        second = (f"{self.read}, reversed",) if self.source == "both orders" else ()
+        return (*agent, *((self.read,) if self.read else ()), *second)
 
 
 LOGITS = Mode("logits", "fused", "all_evidence")
 CLASSIFICATION = Mode("classification", "fused", "all_evidence", "generated")
 UNIFORM = Mode("uniform (Gaussian weights alone)", "fused", source="uniform")
-TOOL_MEAN = Mode("tool mean", "tool mean")
 PRODUCT = {"logits": LOGITS.name, "classification": CLASSIFICATION.name, "uniform": UNIFORM.name}
 MODES = (
     LOGITS,
@@ -126,9 +118,8 @@ class Readings:
             for fact in ("raw", "normalized", "seconds")
         }
         self.tools = pd.DataFrame(facts, index=range(len(rows)), dtype=float)
-        for tool, fact in self.tools.columns:
-            if fact == "raw" and find_tool(tool).lower_better:
-                self.tools[tool, fact] *= -1
+        lower_better = [key for key in self.tools.columns if key[1] == "raw" and find_tool(key[0]).lower_better]
+        self.tools[lower_better] *= -1
         self.agent = pd.DataFrame([_agent(row, vote) for row in rows])
 
     def p_of_views(self, read: str, orders: Sequence[str] = BOTH[:1], temperature: float = 1.0) -> pd.DataFrame:
@@ -143,11 +134,6 @@ class Readings:
         """Probabilities of the levels (rows, 5), the mean of an image's views and orders; nan where not read."""
         p = self.p_of_views(read, orders, temperature).groupby("image").mean()
         return np.ascontiguousarray(p.reindex(range(len(self.rows))))  # its products do not depend on its layout
-
-    def written(self, read: str, confidence: float) -> np.ndarray:
-        """As `p`, of the letters that the model wrote: `confidence` for each, the others share the rest."""
-        rest = (1 - confidence) / (len(LEVELS) - 1)
-        return rest + (confidence - rest) * self.p(read, ["generated"])
 
     def eta(self, eta: float | str) -> np.ndarray:
         """η of each row (rows,); where it is "auto", what the row was fused with, nan where it was not."""
@@ -165,16 +151,17 @@ def _letters(rows: Sequence[Row]) -> Iterator[tuple[Any, ...]]:
 
 
 def _agent(row: Row, vote: str) -> dict[str, Any]:
-    fusion = (row.get("agent") or {}).get("fusion") or {}
+    fusion = {"eta": None, "sigma": None} | ((row.get("agent") or {}).get("fusion") or {})
     evidence = ExecutorOutput.model_validate(row["evidence"]) if row.get("evidence") else None
-    line: dict[str, Any] = dict.fromkeys(("q_bar", "disagreement"), np.nan) | {"voters": (), "sigma": np.nan}
-    line["eta"] = np.nan if fusion.get("eta") is None else fusion["eta"]
-    if voting := votes(evidence, vote):
-        scores = [score for _, score in (*voting, *checks(evidence))]
-        line |= {"q_bar": float(np.mean([score for _, score in voting])), "disagreement": max(scores) - min(scores)}
-        line["voters"] = tuple(sorted({tool for tool, _ in voting}))
-        line["sigma"] = np.nan if fusion.get("sigma") is None else fusion["sigma"]
-    return line
+    voting = votes(evidence, vote)
+    scores = [score for _, score in (*voting, *checks(evidence))]
+    return {
+        "q_bar": float(np.mean([score for _, score in voting])) if voting else np.nan,
+        "disagreement": max(scores) - min(scores) if voting else np.nan,
+        "voters": tuple(sorted({tool for tool, _ in voting})),
+        "eta": np.nan if fusion["eta"] is None else fusion["eta"],
+        "sigma": np.nan if fusion["sigma"] is None or not voting else fusion["sigma"],
+    }
 
 
 def scored_modes(
@@ -183,15 +170,23 @@ def scored_modes(
     """All modes that the rows allow, by name, the product's own first. `settings` is the fusion that the run was made
     with, `fitted` the same with a fit's temperature and η, which adds a mode, and `configured` are the tools of the
     configuration, whose mean is a mode of its own."""
-    logs = [log for row in readings.rows for log in (row.get("evidence") or {}).get("tool_logs", [])]
-    ran = tuple(sorted({find_tool(log["tool_name"]).name for log in logs}))
     modes = [mode for mode in MODES if mode.read in readings.reads and (fitted or not mode.fitted)]
     for read in sorted(read for read in readings.reads if "/" in read):
         modes.append(Mode(f"letters, {read.replace('_', ' ').replace('/', ', ')}", "letters", read))
-    modes += [UNIFORM, TOOL_MEAN] if np.isfinite(readings.agent["q_bar"].to_numpy()).any() else []
-    asks_agent = (mode.kind != "letters" or mode.read == "all_evidence" for mode in modes)
-    modes = [replace(mode, tools=ran) if of else mode for mode, of in zip(modes, asks_agent, strict=True)]
-    modes += _tool_modes(readings, configured)
+    if readings.agent["q_bar"].notna().any():
+        modes += [UNIFORM, Mode("tool mean", "tool mean")]
+    logs = [log for row in readings.rows for log in (row.get("evidence") or {}).get("tool_logs", [])]
+    ran = tuple(sorted({find_tool(log["tool_name"]).name for log in logs}))
+    modes = [
+        replace(mode, tools=ran) if mode.kind != "letters" or mode.read == "all_evidence" else mode for mode in modes
+    ]
+    tools = tuple(readings.tools.columns.get_level_values(0).unique()) if len(readings.tools.columns) else ()
+    of_configuration = tuple(tool for tool in tools if tool in {find_tool(name).name for name in configured})
+    if len(of_configuration) > 1:
+        modes.append(Mode("mean of the configured tools", "mean of tools", tools=of_configuration))
+    if len(tools) > 1 and tools != of_configuration:
+        modes.append(Mode("mean of all tools", "mean of tools", tools=tools))
+    modes += [Mode(tool, "tool", tools=(tool,)) for tool in tools]
     return {mode.name: _scored(readings, mode, fitted if mode.fitted and fitted else settings) for mode in modes}
 
 
@@ -204,27 +199,23 @@ def _scored(readings: Readings, mode: Mode, settings: FusionSettings) -> Scored:
         return Scored(mode, readings.tools[columns].mean(axis=1, skipna=False).to_numpy())
     if mode.kind == "tool mean":
         return Scored(mode, q_bar)
-    if mode.source == "uniform":
-        p = np.where(np.isfinite(q_bar)[:, None], np.full(len(LEVELS), 1 / len(LEVELS)), np.nan)
-    elif mode.source in ("one-hot", "generated"):
-        p = readings.written(mode.read, 1.0 if mode.source == "one-hot" else settings.classification_confidence)
-    else:
-        p = readings.p(mode.read, BOTH if mode.source == "both orders" else BOTH[:1], settings.temperature)
+    p = _level_probabilities(readings, mode, settings)
     if mode.kind == "letters":
         return Scored(mode, p @ LEVELS, p)
     return Scored(mode, fused(p, q_bar, readings.eta(settings.eta), normalized=mode.normalized), p)
 
 
+def _level_probabilities(readings: Readings, mode: Mode, settings: FusionSettings) -> np.ndarray:
+    """p_c of a mode that has one, (rows, 5)."""
+    if mode.source == "uniform":
+        return np.where(readings.agent["q_bar"].notna().to_numpy()[:, None], np.full(5, 1 / 5), np.nan)
+    if mode.source in ("generated", "one-hot"):  # the letters not written share what is left of the confidence
+        confidence = 1.0 if mode.source == "one-hot" else settings.classification_confidence
+        rest = (1 - confidence) / 4
+        return rest + (confidence - rest) * readings.p(mode.read, ["generated"])
+    return readings.p(mode.read, BOTH if mode.source == "both orders" else BOTH[:1], settings.temperature)
+
+
 def fused(p: np.ndarray, q_bar: np.ndarray, eta: np.ndarray | float, *, normalized: bool = True) -> np.ndarray:
     """q of `score_fusion` (4) for many rows; without `normalized` the literal sum, without its denominator."""
     return (fused_distribution(p, q_bar, eta) if normalized else perceptual_weights(q_bar, eta) * p) @ LEVELS
-
-
-def _tool_modes(readings: Readings, configured: Sequence[str]) -> Iterator[Mode]:
-    tools = tuple(dict.fromkeys(tool for tool, _ in readings.tools.columns))
-    of_configuration = tuple(tool for tool in tools if tool in {find_tool(name).name for name in configured})
-    if len(of_configuration) > 1:
-        yield Mode("mean of the configured tools", "mean of tools", tools=of_configuration)
-    if len(tools) > 1 and tools != of_configuration:
-        yield Mode("mean of all tools", "mean of tools", tools=tools)
-    yield from (Mode(tool, "tool", tools=(tool,)) for tool in tools)

@@ -6,13 +6,14 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from sklearn.isotonic import IsotonicRegression
 
 from agentic_iqa_local.config import FusionSettings
 from agentic_iqa_local.iqa_tools import TOOLS
 from agentic_iqa_local.studies.datasets import DatasetInfo, listed
 from agentic_iqa_local.studies.leakage import Exposure, exposures, is_clean
 from agentic_iqa_local.studies.readings import LEVELS, PRODUCT, Readings, Scored, scored_modes
-from agentic_iqa_local.studies.statistics import Draws, Statistic, interval, monotone_map, vqeg_logistic
+from agentic_iqa_local.studies.statistics import Draws, Statistic, interval, vqeg_logistic
 from agentic_iqa_local.studies.study import StudyError, check_scores, dataset_info, fusion_settings
 
 MARGIN = 0.02  # of SRCC: what may be lost without mattering
@@ -38,7 +39,7 @@ class ScoredRun:
     baseline: str
     half: np.ndarray
     half_is: str
-    _known: dict[Any, tuple[float, np.ndarray]] = field(default_factory=dict, init=False)
+    _sampled: dict[Any, tuple[float, np.ndarray]] = field(default_factory=dict, init=False)
 
     @property
     def mos(self) -> np.ndarray:
@@ -51,15 +52,15 @@ class ScoredRun:
         return self.info.scale == "absolute categories" and None not in (self.info.low, self.info.high)
 
     def sampled(
-        self, statistic: Statistic, mode: str, kept: np.ndarray | None = None, first: int | None = None
+        self, statistic: Statistic, mode: str, kept: np.ndarray | bool = True, first: int | None = None
     ) -> tuple[float, np.ndarray]:
-        """`Draws.of` of a mode with the human scores, on the rows that it answered by default; computed once."""
+        """`Draws.of` of a mode with the human scores, on the `kept` rows that it answered; computed once."""
         scored = self.modes[mode]
-        kept = scored.answered if kept is None else kept & scored.answered
+        kept = kept & scored.answered
         key = statistic, mode, kept.tobytes(), first
-        if key not in self._known:
-            self._known[key] = self.draws.of(statistic, scored.scores, self.quality, kept, first)
-        return self._known[key]
+        if key not in self._sampled:
+            self._sampled[key] = self.draws.of(statistic, scored.scores, self.quality, kept, first)
+        return self._sampled[key]
 
     def figure(self, name: str, statistic: Statistic, mode: str, **options: Any) -> dict[str, float]:
         """The columns of a statistic of a mode with its interval; options of `sampled`."""
@@ -79,26 +80,28 @@ class ScoredRun:
         """Each p_c (rows, 5) that tells levels apart, by the names of the modes that rest on it."""
         found: dict[Any, tuple[list[str], np.ndarray]] = {}
         for name, scored in self.modes.items():
-            p = scored.p
+            mode, p = scored.mode, scored.p
             if p is not None and scored.answered.any() and np.nanmax(np.ptp(p, axis=1)) > 0:
-                found.setdefault(scored.mode.letters, ([], p))[0].append(name)
+                found.setdefault((mode.read, mode.source, mode.fitted), ([], p))[0].append(name)
         return {tuple(names): p for names, p in found.values()}
 
     @cached_property
     def levels(self) -> tuple[np.ndarray, np.ndarray, str]:
         """The human scores as levels, the rows to judge letters on, both (rows,), and where the levels come from.
 
-        Linearly on an absolute category scale, else through a map to what the letters expect, fitted on other rows.
+        Linearly on an absolute category scale, else through a rising map to what the letters expect, fitted on other
+        rows.
         """
         if self.on_levels:
             levels = np.array([self.info.to_levels(mos) for mos in self.mos])
             return levels, np.full(len(levels), True), "the scale, linearly"
         nothing = np.full(len(self.rows), np.nan)
-        together = np.mean([p @ LEVELS for p in self.letters.values()] or [nothing], axis=0)
-        fit, source = np.isfinite(together) & self.half, f"monotone map fitted on {self.half_is}, judged on the others"
+        expected = np.mean([p @ LEVELS for p in self.letters.values()] or [nothing], axis=0)
+        fit, source = np.isfinite(expected) & self.half, f"monotone map fitted on {self.half_is}, judged on the others"
         if not fit.any():
             return nothing, np.full(len(nothing), False), source
-        return monotone_map(self.quality[fit], together[fit])(self.quality), ~self.half, source
+        rising = IsotonicRegression(out_of_bounds="clip").fit(self.quality[fit], expected[fit])
+        return rising.predict(self.quality), ~self.half, source
 
     @cached_property
     def exposures(self) -> dict[str, list[Exposure]]:
@@ -111,13 +114,10 @@ class ScoredRun:
             found[name] = exposures(self.info.key, tools, maps, model.get("name"), model.get("notice"))
         return found
 
-    def is_clean(self, mode: str) -> bool:
-        """Whether the mode's rank correlation here may enter an average over data sets."""
-        return is_clean(self.exposures[mode], ranks_of_one=self.modes[mode].mode.kind == "tool")
-
     def mark(self, mode: str) -> str:
-        """What stands beside a mode's figures: "seen" by a part of it, "?" where that is unknown, or nothing."""
-        if self.is_clean(mode):
+        """What stands beside a mode's figures: "seen" by a part of it, "?" where that is unknown, or nothing where its
+        rank correlation may enter a mean over data sets."""
+        if is_clean(self.exposures[mode], ranks_of_one=self.modes[mode].mode.kind == "tool"):
             return ""
         unknown = all(exposure.how == "training data unknown" for exposure in self.exposures[mode])
         return "?" if unknown else "seen"

@@ -6,7 +6,6 @@ rows and are left out by a mask. All modes are resampled on the same `Draws`, so
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,12 +13,10 @@ import pandas as pd
 from scipy import stats
 from scipy.optimize import least_squares
 from scipy.special import expit
-from sklearn.isotonic import IsotonicRegression
 
 FEWEST_ROWS_TO_FIT = 10
 FEWEST_GROUPS = 10  # below this a bootstrap of whole groups says little
 BINS = 15  # of confidence
-AT_ONCE = 2**22  # weights of draws in memory at a time
 UNDECIDED = "undecided: too few images"
 # Spread over magnitude below which values differ by rounding alone; scipy warns below the same.
 CONSTANT = np.finfo(float).eps ** 0.75
@@ -29,27 +26,22 @@ Statistic = Callable[[np.ndarray, np.ndarray], float]
 
 def srcc(x: np.ndarray, y: np.ndarray) -> float:
     """Spearman's rank correlation of two columns (n,), ties at their average rank; nan where one is constant."""
-    return _correlation(stats.spearmanr, x, y)
+    return np.nan if _is_constant(x) or _is_constant(y) else float(stats.spearmanr(x, y).statistic)
 
 
 def plcc(x: np.ndarray, y: np.ndarray) -> float:
     """Pearson's linear correlation of two columns (n,); nan where one is constant."""
-    return _correlation(stats.pearsonr, x, y)
+    return np.nan if _is_constant(x) or _is_constant(y) else float(stats.pearsonr(x, y).statistic)
 
 
 def krcc(x: np.ndarray, y: np.ndarray) -> float:
     """Kendall's tau-b of two columns (n,); nan where one is constant."""
-    # The method is that of p, which is not used: the former divides by n − 2, the latter is slow.
-    return _correlation(partial(stats.kendalltau, method="asymptotic" if len(x) > 2 else "exact"), x, y)
+    return np.nan if _is_constant(x) or _is_constant(y) else float(stats.kendalltau(x, y).statistic)
 
 
 def rmse(x: np.ndarray, y: np.ndarray) -> float:
     """Root mean square error of two columns (n,) in the same unit."""
     return float(np.sqrt(np.mean((x - y) ** 2)))
-
-
-def _correlation(test: Callable[..., Any], x: np.ndarray, y: np.ndarray) -> float:
-    return np.nan if _is_constant(x) or _is_constant(y) else float(test(x, y).statistic)
 
 
 def _is_constant(x: np.ndarray) -> bool:
@@ -69,20 +61,17 @@ def vqeg_logistic(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     z, target = np.asarray(stats.zscore(x)), np.asarray(stats.zscore(y))
     bounds = [0.0, 0.05, z.min() - 1, 0.0, -np.inf], [np.inf, 50.0, z.max() + 1, np.inf, np.inf]
 
-    def curve(b: np.ndarray) -> np.ndarray:  # by expit: a fit stops where rounding lets it, and figures are to last
-        return b[0] * (expit(b[1] * (z - b[2])) - 0.5) + b[3] * z + b[4]
-
-    def error(sign: float, b: np.ndarray) -> np.ndarray:
-        return sign * curve(b) - target
+    def error(b: np.ndarray, sign: float) -> np.ndarray:
+        return sign * (b[0] * (expit(b[1] * (z - b[2])) - 0.5) + b[3] * z + b[4]) - target
 
     slope = float(np.mean(z * target))
-    fits = [(np.copysign(1.0, slope), np.array([0.0, 1.0, 0.0, abs(slope), 0.0]))]
+    fits = [(np.array([0.0, 1.0, 0.0, abs(slope), 0.0]), np.copysign(1.0, slope))]
     for sign in (1.0, -1.0):
         for steepness in (1.0, 4.0):
             start = (2.0, steepness, 0.0, 0.1, 0.0)
-            fits.append((sign, least_squares(partial(error, sign), start, bounds=bounds, max_nfev=2000).x))
-    sign, best = min(fits, key=lambda pair: np.sum(error(*pair) ** 2))
-    return y.mean() + sign * y.std() * curve(best)
+            fits.append((least_squares(error, start, bounds=bounds, max_nfev=2000, args=(sign,)).x, sign))
+    best = min((error(*fit) for fit in fits), key=lambda errors: np.sum(errors**2))
+    return y.mean() + y.std() * (best + target)
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,16 +89,16 @@ class Draws:
         scenes by distortion type, or by row, which speaks of these scenes alone; without scenes by row."""
         groups = [f"row {i}" if row.get("group") is None else str(row["group"]) for i, row in enumerate(rows)]
         kinds = ["none" if row.get("distortion") is None else str(row["distortion"]) for row in rows]
-        grouped = any(row.get("group") is not None for row in rows)
-        level, labels = "rows", np.arange(len(rows))
-        if grouped and len(set(groups)) >= FEWEST_GROUPS:
-            level, labels = "groups", groups
-        elif grouped and len(set(kinds)) > 1:
-            level, labels = "distortion types", kinds
+        over, labels = "rows", np.arange(len(rows))
+        if any(row.get("group") is not None for row in rows):
+            over = "rows, within these scenes"
+            if len(set(groups)) >= FEWEST_GROUPS:
+                over, labels = "groups", groups
+            elif len(set(kinds)) > 1:
+                over, labels = "distortion types, within these scenes", kinds
         units, unit = np.unique(labels, return_inverse=True)
-        k = len(units)
-        counts = np.array([np.bincount(rng.integers(k, size=k), minlength=k) for _ in range(count)], np.int32)
-        return cls(counts, unit, level if level == "groups" or not grouped else f"{level}, within these scenes")
+        drawn = (rng.integers(len(units), size=len(units)) for _ in range(count))
+        return cls(np.array([np.bincount(each, minlength=len(units)) for each in drawn], np.int32), unit, over)
 
     @property
     def weights(self) -> np.ndarray:
@@ -122,16 +111,15 @@ class Draws:
         """A statistic of the `kept` rows of two columns, all (rows,), and of each draw of them, or of the `first` so
         many: the value and (draws,); nan where undefined, as the draws of a single unit are."""
         x, y, unit, counts = x[kept], y[kept], self.unit[kept], self.counts[:first]
-        if len(np.unique(unit)) < 2 or not len(counts):
-            on_draws = np.full(len(counts), np.nan)
-        elif statistic in _ON_WEIGHTS:  # the same values without a sort of every draw
-            parts = np.array_split(counts, -(-len(counts) * len(x) // AT_ONCE))
-            with np.errstate(invalid="ignore", divide="ignore"):
-                on_draws = np.concatenate([_ON_WEIGHTS[statistic](x, y, part[:, unit]) for part in parts])
+        if len(np.unique(unit)) < 2:
+            return statistic(x, y) if len(x) else np.nan, np.full(len(counts), np.nan)
+        if statistic in _ON_WEIGHTS:  # without a sort of every draw, and in parts that fit the memory
+            parts = np.array_split(counts, 20)
+            on_draws = np.concatenate([_ON_WEIGHTS[statistic](x, y, part[:, unit]) for part in parts])
         else:
             places = (np.repeat(np.arange(len(x)), count[unit]) for count in counts)
             on_draws = np.array([statistic(x[place], y[place]) for place in places])
-        return statistic(x, y) if len(x) else np.nan, on_draws
+        return statistic(x, y), on_draws
 
     def mean(self, name: str, values: np.ndarray) -> dict[str, float]:
         """The mean of one number a row, (rows,), nan where there is none, in the columns of `interval`."""
@@ -143,13 +131,17 @@ class Draws:
 
 def _plcc_on_weights(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """(draws,) of columns (rows,) or (draws, rows), where row i occurs weights[:, i] times."""
-    total = weights.sum(axis=1)
-    means = [(weights * column).sum(axis=1) / total for column in (x, y)]
-    x, y = (column - middle[:, None] for column, middle in zip((x, y), means, strict=True))
-    weighted = weights * x
-    squares = (weighted * x).sum(axis=1), (weights * y**2).sum(axis=1)
-    alike = np.minimum(*(s - (CONSTANT * m) ** 2 for s, m in zip(squares, means, strict=True))) <= 0
-    return np.where(alike, np.nan, (weighted * y).sum(axis=1) / np.sqrt(squares[0] * squares[1]))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        total = weights.sum(axis=1, keepdims=True)
+        means = [(weights * column).sum(axis=1, keepdims=True) / total for column in (x, y)]
+        x, y = x - means[0], y - means[1]
+        squares = (weights * x**2).sum(axis=1), (weights * y**2).sum(axis=1)
+        alike = np.minimum(*(s - (CONSTANT * m[:, 0]) ** 2 for s, m in zip(squares, means, strict=True))) <= 0
+        return np.where(alike, np.nan, (weights * x * y).sum(axis=1) / np.sqrt(squares[0] * squares[1]))
+
+
+def _srcc_on_weights(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    return _plcc_on_weights(_ranks_on_weights(x, weights), _ranks_on_weights(y, weights), weights)
 
 
 def _ranks_on_weights(x: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -158,10 +150,6 @@ def _ranks_on_weights(x: np.ndarray, weights: np.ndarray) -> np.ndarray:
     order = np.argsort(tie, kind="stable")
     occurs = np.add.reduceat(weights[:, order], np.searchsorted(tie[order], np.arange(len(values))), axis=1)
     return (occurs.cumsum(axis=1) - occurs / 2)[:, tie]
-
-
-def _srcc_on_weights(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    return _plcc_on_weights(_ranks_on_weights(x, weights), _ranks_on_weights(y, weights), weights)
 
 
 _ON_WEIGHTS = {srcc: _srcc_on_weights, plcc: _plcc_on_weights}
@@ -239,12 +227,6 @@ def expected_calibration_error(bins: pd.DataFrame) -> float:
     """Mean distance of confidence from accuracy over `reliability_bins`: 0 best, 1 worst (Guo, Pleiss, Sun and
     Weinberger, ICML 2017, equation 3)."""
     return float(np.average((bins.confidence - bins.accuracy).abs(), weights=bins.n))
-
-
-def monotone_map(x: np.ndarray, y: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-    """The rising isotonic least-squares fit from `x` to `y`, both (n,), for other rows than these; beyond the
-    outermost x it stays at their values."""
-    return IsotonicRegression(out_of_bounds="clip").fit(x, y).predict
 
 
 def risk_curve(uncertainty: np.ndarray, error: np.ndarray) -> np.ndarray:

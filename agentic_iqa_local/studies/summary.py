@@ -13,7 +13,7 @@ from agentic_iqa_local.studies.scored_run import SIGNIFICANCE, ScoredRun
 
 ENOUGH = 0.9  # of the images that the fullest mode answered: below, a mode takes no part in the ranking
 NAMED = 3  # names in a line, the others are counted
-LONGEST = 80  # characters of a name or reason
+LONGEST = 80  # characters of a reason
 OPPOSITE = -0.4  # SRCC: a manifest's scores below it seem to call the worse pictures higher
 
 
@@ -30,51 +30,57 @@ def summarize(run: ScoredRun, tables: Mapping[str, pd.DataFrame]) -> list[Senten
     table = tables["modes"].set_index("mode", drop=False)
     usable = table[(table.n >= ENOUGH * table.n.max()) & table.srcc.notna()]
     ranked = usable.sort_values("srcc", ascending=False, kind="stable")
-    found = [_winner(run, table, ranked), *_difference(run, tables["differences"], list(ranked["mode"]))]
-    found += [_leaks(run, list(ranked["mode"])), _failures(run, tables["failures"])]
-    return [Sentence(topic, verdict, one_line(text)) for topic, verdict, text in found]
+    modes, differences = list(ranked["mode"]), tables["differences"]
+    # The best mode against the baseline, or a baseline that is the best against the next.
+    pair = {run.baseline, *(modes[:2] if modes[:1] == [run.baseline] else modes[:1])}
+    known = differences[differences["p"].notna()].to_dict("records") if len(differences) else []
+    row = next((row for row in known if {row["first"], row["second"]} == pair), None)
+    sentences = {
+        "winner": _winner(run, table, ranked),
+        "difference": _difference(row),
+        "significance": _significance(run, row, len(differences)),
+        "leaks": _leaks(run, modes),
+        "failures": _failures(run, tables["failures"]),
+    }
+    return [Sentence(topic, verdict, one_line(text)) for topic, (verdict, text) in sentences.items()]
 
 
-def _winner(run: ScoredRun, table: pd.DataFrame, ranked: pd.DataFrame) -> Sentence:
+def _winner(run: ScoredRun, table: pd.DataFrame, ranked: pd.DataFrame) -> tuple[str, str]:
     if not len(ranked):
-        return Sentence("winner", "none", "No mode has an SRCC on these images.")
+        return "none", "No mode has an SRCC on these images."
     first, product, modes = ranked.iloc[0], run.product, list(ranked["mode"])
-    text = f"{_listed(modes[:1])} ranks best of {len(modes)} modes: {_ends(first, 'srcc')} on {first.n} images"
-    text += f" ({len(table) - len(modes)} more answered too few of them)" if len(table) > len(modes) else ""
+    text = f"“{first['mode']}” ranks best of {len(modes)} modes: {_ends(first, 'srcc')} on {first.n} images"
+    if len(table) > len(modes):
+        text += f" ({len(table) - len(modes)} more answered too few of them)"
     if product in modes[1:]:
         place = modes.index(product) + 1
         text += f"; the product's “{product}” has place {place} with {number(table.srcc[product])}"
     if run.info.key == "manifest" and table.srcc[product] < OPPOSITE:
         text += "; lower scores seem to be better here, as in DMOS: multiply them by -1 in the manifest, run it again"
-    return Sentence("winner", "one", f"{text}.")
+    return "one", f"{text}."
 
 
-def _difference(run: ScoredRun, table: pd.DataFrame, modes: list[str]) -> tuple[Sentence, Sentence]:
-    """How the best mode differs from the baseline, or a baseline that is the best from the next, and how surely."""
-    pair = {run.baseline, *(modes[:2] if modes[:1] == [run.baseline] else modes[:1])}
-    row = next((row for row in table.to_dict("records") if {row["first"], row["second"]} == pair), None)
-    if row is None or pd.isna(row["p"]):
-        unknown = Sentence("difference", "unknown", "No difference between two modes is known.")
-        return unknown, Sentence("significance", "not tested", "The bootstrap gives no p on these images.")
-    gain, draws, over = row["srcc_difference"], len(run.draws.counts), run.draws.over
-    told = Sentence(
-        "difference",
-        "higher" if gain > 0 else "lower" if gain < 0 else "equal",
-        f"{_listed([row['first']])} minus {_listed([row['second']])}: {_ends(row, 'srcc_difference')},"
-        f" {_ends(row, 'plcc_difference')} on the {row['n']} images that both answered.",
-    )
+def _difference(row: dict[str, Any] | None) -> tuple[str, str]:
+    if row is None:
+        return "unknown", "No difference between two modes is known."
+    gain, figures = row["srcc_difference"], f"{_ends(row, 'srcc_difference')}, {_ends(row, 'plcc_difference')}"
+    text = f"“{row['first']}” minus “{row['second']}”: {figures} on the {row['n']} images that both answered."
+    return "higher" if gain > 0 else "lower" if gain < 0 else "equal", text
+
+
+def _significance(run: ScoredRun, row: dict[str, Any] | None, comparisons: int) -> tuple[str, str]:
+    if row is None:
+        return "not tested", "The bootstrap gives no p on these images."
+    draws, of_which = len(run.draws.counts), ""
     verdict = "not significant" if row["better"] == "undecided" else "significant"
-    fewest = math.ceil(2 * len(table) / SIGNIFICANCE)  # draws that can decide any of so many comparisons
-    verdict = "too few draws" if draws + 1 < fewest else verdict
-    text = (
-        f"{verdict.capitalize()}: p = {number(row['p_holm'])} by the paired bootstrap over {over} ({draws} draws"
-        f"{f', of which it takes {fewest}' if draws + 1 < fewest else ''}), after Holm's correction for {len(table)}"
-        " comparisons."
-    )
-    return told, Sentence("significance", verdict, text)
+    fewest = math.ceil(2 * comparisons / SIGNIFICANCE)  # draws that can decide any of so many comparisons
+    if draws + 1 < fewest:
+        verdict, of_which = "too few draws", f", of which it takes {fewest}"
+    text = f"{verdict.capitalize()}: p = {number(row['p_holm'])} by the paired bootstrap over {run.draws.over}"
+    return verdict, f"{text} ({draws} draws{of_which}), after Holm's correction for {comparisons} comparisons."
 
 
-def _leaks(run: ScoredRun, ranked: list[str]) -> Sentence:
+def _leaks(run: ScoredRun, ranked: list[str]) -> tuple[str, str]:
     seen, unknown, clean = ([m for m in run.modes if run.mark(m) == mark] for mark in ("seen", "?", ""))
     parts = []
     if seen:
@@ -82,25 +88,25 @@ def _leaks(run: ScoredRun, ranked: list[str]) -> Sentence:
         parts.append(f"{_listed(seen)} rest on what was made with this data set ({', '.join(sorted(met)[:NAMED])})")
     if unknown:
         parts.append(f"what {_listed(unknown)} learned from is not known")
-    best = [mode for mode in ranked if mode in clean][:1]
-    known = f"the best of the modes known to be clean is {_listed(best) or 'none'}"
+    best = _listed([mode for mode in ranked if mode in clean][:1]) or "none"
+    known = f"the best of the modes known to be clean is {best}"
     parts.append(known if parts else f"no part of any mode is known to be made with {run.info.title}")
     files = Counter(row["sha256"] for row in run.rows if row.get("sha256"))
     if copies := files.total() - len(files):
         parts.append(f"{copies} images repeat the file of another")
     verdict = "leaked" if seen else "unknown" if unknown else "copies" if copies else "none known"
-    return Sentence("leaks", verdict, f"Leaks: {'; '.join(parts)}.")
+    return verdict, f"Leaks: {'; '.join(parts)}."
 
 
-def _failures(run: ScoredRun, table: pd.DataFrame) -> Sentence:
+def _failures(run: ScoredRun, table: pd.DataFrame) -> tuple[str, str]:
     expected = max(len(run.rows), run.run["dataset"].get("images", 0))
     failed, absent = sum(bool(row.get("error")) for row in run.rows), expected - len(run.rows)
     parts = [f"{failed} of {expected} images"] if failed else []
     parts += [f"{absent} of {expected} images have no row"] if absent else []
-    parts += [f"{_short(row.error).rstrip('.')} ({row.part} on {row.n} images)" for row in table[:NAMED].itertuples()]
+    for part, error, n in table[:NAMED].itertuples(index=False):
+        parts.append(f"{one_line(error)[:LONGEST].rstrip('.')} ({part} on {n} images)")
     verdict = "images" if failed else "parts" if len(table) else "absent" if parts else "none"
-    text = f"Failed: {'; '.join(parts)}." if parts else f"Nothing failed: all {expected} images have a row."
-    return Sentence("failures", verdict, text)
+    return verdict, f"Failed: {'; '.join(parts)}." if parts else f"Nothing failed: all {expected} images have a row."
 
 
 def number(value: Any) -> str:
@@ -120,12 +126,7 @@ def _ends(row: Any, name: str) -> str:
     return text if low != low else f"{text} (95 % interval {number(low)} to {number(high)})"
 
 
-def _short(text: str) -> str:
-    text = one_line(text)
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
-
-
 def _listed(names: Sequence[str]) -> str:
     """The first few by name, the others by number."""
     more = [f"{len(names) - NAMED} more"] if len(names) > NAMED else []
-    return ", ".join([*(f"“{_short(name)}”" for name in names[:NAMED]), *more])
+    return ", ".join([*(f"“{name}”" for name in names[:NAMED]), *more])

@@ -168,7 +168,7 @@ def exposure_table(run: ScoredRun) -> pd.DataFrame:
     """What each mode rests on that has met the data set."""
     table = []
     for name, exposures in run.exposures.items():
-        line = {"mode": name, "clean": "yes" if run.is_clean(name) else "no"}
+        line = {"mode": name, "clean": "no" if run.mark(name) else "yes"}
         met = [(exposure.what, exposure.how, exposure.touches) for exposure in exposures] or [("", "none known", "")]
         table += [line | dict(zip(("what", "how", "touches"), each, strict=True)) for each in met]
     return pd.DataFrame(table)
