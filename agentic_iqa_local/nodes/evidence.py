@@ -3,9 +3,8 @@
 The limits were set on synthetic pictures, so that few sound passes are doubted; human scores were not looked at.
 """
 
-import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -19,9 +18,7 @@ HIGH_SCORE = 4.0
 LOW_SCORE = 2.2  # 6 − 4.0 = 2.0, raised since most tools without weights cannot score below 2.0
 LOW_QUALITY = 2.9  # the fused score below which damage should have been found
 APART = 3.0  # standard deviations of the difference that two tools' errors alone make
-NEARLY_UNIFORM = 0.98  # of the greatest entropy
 LEAST_OVERLAP = 0.05  # of Σα_c·p_c, which is 0.2 where α or p is uniform
-OFF_THE_LETTERS = 0.5
 
 
 def of_object(name: str) -> str:
@@ -70,20 +67,16 @@ def _apart(one: Score, other: Score, reachable: Reachable) -> bool:
     return abs(one[1] - other[1]) > APART * load_reliability().sigma_of_difference(one, other, reachable)
 
 
-def outvoted(scores: Sequence[Score], reachable: Reachable) -> set[str]:
-    """The tools, of three or more, whose score stands apart from every other one, the furthest from the others'
-    median first. Two against one is a vote, one against one and two against two are none."""
-    left = dict(scores)
-    while len(left) > 2:
-        outliers = {
-            tool: abs(score - statistics.median(left[other] for other in left if other != tool))
-            for tool, score in left.items()
-            if all(_apart((tool, score), pair, reachable) for pair in left.items() if pair[0] != tool)
-        }
-        if not outliers:
-            break
-        del left[max(outliers, key=outliers.__getitem__)]
-    return {tool for tool, _ in scores} - left.keys()
+def outvoted(scores: Sequence[Score], reachable: Reachable) -> str | None:
+    """The tool, of three or more, whose score stands apart from every other one; of several, the furthest from the
+    median. Two against one is a vote, one against one and two against two are none."""
+    middle = statistics.median(score for _, score in scores)
+    alone = {
+        tool: abs(score - middle)
+        for tool, score in scores
+        if len(scores) > 2 and all(_apart((tool, score), other, reachable) for other in scores if other[0] != tool)
+    }
+    return max(alone, key=alone.__getitem__, default=None)
 
 
 def mark_votes(evidence: ExecutorOutput, reachable: Reachable, *, trailing_only_check: bool) -> None:
@@ -98,12 +91,12 @@ def mark_votes(evidence: ExecutorOutput, reachable: Reachable, *, trailing_only_
     lines = []
     for name, scores in by_object(evidence, "quality_scores").items():
         measured = list(dict.fromkeys(scores.values()))
-        outliers = outvoted(measured, reachable)
-        others = [pair for pair in measured if pair[0] not in outliers]
+        outlier = outvoted(measured, reachable)
+        others = [pair for pair in measured if pair[0] != outlier]
         worse = load_reliability().clearly_worse([tool for tool, _ in others]) if trailing_only_check else set()
         for log in evidence.tool_logs:
             if log.object_name == name:
-                log.outvoted, log.trailing = log.tool_name in outliers, log.tool_name in worse
+                log.outvoted, log.trailing = log.tool_name == outlier, log.tool_name in worse
         others.sort(key=itemgetter(1))
         if others and _apart(others[0], others[-1], reachable):
             lines.append(f"tools disagree about {name} ({_in_words(others)})")
@@ -141,20 +134,9 @@ def contradictions(evidence: ExecutorOutput, fusion: FusionResult | None = None)
 
 
 def open_severities(evidence: ExecutorOutput) -> list[tuple[str, str]]:
-    """(object, distortion) of each whose severity the model cannot tell, or for which it finds all words nearly
-    equally probable."""
-    probabilities = by_object(evidence, "severity_probabilities")
-    return [
-        (name, item.type)
-        for name, items in by_object(evidence, "distortion_analysis").items()
-        for item in items
-        if item.severity == UNCLEAR or _nearly_uniform(probabilities.get(name, {}).get(item.type, {}))
-    ]
-
-
-def _nearly_uniform(p: Mapping[str, float]) -> bool:
-    """Whether the entropy is nearly the greatest that so many outcomes can have."""
-    return bool(p) and -math.fsum(x * math.log(x) for x in p.values() if x > 0) > NEARLY_UNIFORM * math.log(len(p))
+    """(object, distortion) of each whose severity the model cannot tell."""
+    analysis = by_object(evidence, "distortion_analysis")
+    return [(name, item.type) for name, items in analysis.items() for item in items if item.severity == UNCLEAR]
 
 
 def doubts(evidence: ExecutorOutput) -> str | None:
@@ -237,8 +219,6 @@ def _letter_gap(fusion: FusionResult) -> str | None:
     done."""
     if fusion.q is None or fusion.mode != "logits" or fusion.both_orders:
         return None
-    if (fusion.off_letter_mass or 0) > OFF_THE_LETTERS:
-        return f"{fusion.off_letter_mass:.0%} of the probability lies off the letters"
     overlap = sum((fusion.alpha or {}).get(LETTER_TO_LEVEL[letter], 0) * p for letter, p in fusion.p_c.items())
     if fusion.q_bar is None or overlap >= LEAST_OVERLAP:
         return None

@@ -21,7 +21,7 @@ from agentic_iqa_local.nodes.query import asks_where
 from agentic_iqa_local.nodes.replanning import gaps_to_close
 from agentic_iqa_local.nodes.replies import analysis_reply, location_reply
 from agentic_iqa_local.nodes.tool_runs import ROLE, ByObject, Task, choose_tools, run_tools
-from agentic_iqa_local.nodes.workbench import Box, Context, OpenImages, RoleSession, opened
+from agentic_iqa_local.nodes.workbench import Box, OpenImages, RoleSession, opened
 from agentic_iqa_local.score_fusion import letter_probabilities
 from agentic_iqa_local.state import AgenticIQAState, Detection, DistortionAnalysis, ExecutorOutput, Severity
 from agentic_iqa_local.vlm_client import VLMError
@@ -32,7 +32,7 @@ COORDINATES = {"pixels": "pixels of the image", "thousandths": "thousandths of t
 
 
 def executor_node(
-    state: AgenticIQAState, config: RunnableConfig | None = None, runtime: Runtime[Context] | None = None
+    state: AgenticIQAState, config: RunnableConfig | None = None, runtime: Runtime[OpenImages] | None = None
 ) -> dict[str, Any]:
     """Returns `executor_evidence`; nothing when an earlier node failed, and an `error` inside the evidence when
     this one does."""
@@ -140,9 +140,12 @@ def _judgement(item: dict[str, str], p: dict[str, float] | None, detection: Dete
     likeliest = max(p, key=p.__getitem__) if p else item["severity"]
     if detection is None or likeliest == item["severity"]:
         return DistortionAnalysis.model_validate(item)
+    family = detection.families[item["type"]]
+    reading = f"it is there with probability {family.probability:.2f}"
+    if likeliest != "none" and family.severity is not None:
+        reading = f"{detection.tool} reads severity {family.severity:.1f} of 5"
     wrote = f"; the model wrote {item['severity']}" if detection.model_trust else ""
-    reading = f"it is there with probability {detection.families[item['type']].probability:.2f}{wrote}."
-    return DistortionAnalysis.model_validate(item | {"severity": likeliest, "explanation": reading})
+    return DistortionAnalysis.model_validate(item | {"severity": likeliest, "explanation": f"{reading}{wrote}."})
 
 
 def read_severities(prompt: Prompt, written: dict[str, Any], images: OpenImages) -> list[dict[str, float]] | None:

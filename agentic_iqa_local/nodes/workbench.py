@@ -1,5 +1,5 @@
 """One assessment's workbench: its images, opened once, with the model's sessions on them, the tools' scores of them,
-and what a user must be warned of. The graph's context holds it; a node called by itself opens its own."""
+and what a user must be warned of. The graph's context is it; a node called by itself opens its own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -297,21 +297,14 @@ class OpenImages:
         return graphic if graphic >= load_detector().graphic else None
 
 
-@dataclass(frozen=True)
-class Context:
-    """What a run of the graph gives its nodes besides the state."""
-
-    images: OpenImages
-
-
 @contextmanager
 def opened(
-    state: AgenticIQAState, config: RunnableConfig | None, runtime: Runtime[Context] | None
+    state: AgenticIQAState, config: RunnableConfig | None, runtime: Runtime[OpenImages] | None
 ) -> Iterator[OpenImages]:
     """The images that the graph runs on, else those of the state, opened here and closed again, with the
     services in `config["configurable"]` or the default ones."""
     if runtime is not None and runtime.context is not None:
-        yield runtime.context.images
+        yield runtime.context
         return
     services = (config or {}).get("configurable", {}).get("services") or load_services()
     with closing(OpenImages(services, state["image_path"], state.get("reference_path"))) as images:
