@@ -447,7 +447,7 @@ def _reported(shell: Shell, run: str, name: str) -> dict[str, Any]:
 
 @call
 def study_synthetic(shell: Shell):
-    done = shell.run("study", "synthetic", "photos", "--all", "--per-photo", "2", "--out", "synthetic")
+    done = shell.run("training/synthetic", "photos", "--all", "--per-photo", "2", "--out", "synthetic")
     return done.kept(table=shell.table("synthetic/manifest.csv"))
 
 
@@ -497,7 +497,7 @@ def tools_listed(shell: Shell):
 @call
 def helped(shell: Shell):
     """Which options each command has."""
-    studies = [("study", name) for name in ("run", "report", "fit", "compare", "synthetic")]
+    studies = [("study", name) for name in ("run", "report", "fit", "compare")]
     commands = [
         *((name,) for name in SCRIPTS if name != "study"),
         *studies,
