@@ -82,7 +82,8 @@ def test_several_pictures_are_ordered_and_a_bad_one_told(burst):
         (["compare", "b.png", "gone.png"], "gone.png: expected an image file, but there is no such file"),
         (["compare"], "the following arguments are required: PICTURE"),
         (["best", "b.png", "--query", "Sharp?"], "unknown option --query"),
-        (["asess", "b.png"], "unknown command asess; did you mean python -m agentic_iqa_local assess?"),
+        (["asess", "b.png"], "unknown command asess; did you mean python -m agentic_iqa_local assess b.png?"),
+        (["verify", "b.png", "a.png"], "expected the path of one bundle, got 2"),
         (["b.png"], "did you mean python -m agentic_iqa_local assess b.png?"),
     ],
 )
