@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentic_iqa_local.cli import bundle as bundle_command
-from agentic_iqa_local.cli import store as store_command
+from agentic_iqa_local.cli import bundle as store_command
 from agentic_iqa_local.iqa_tools.weights import MANIFEST
 from agentic_iqa_local.offline import fetch
 from agentic_iqa_local.offline.bundle import LOCK, opened, unpack, verify, write_bundle

@@ -12,11 +12,11 @@ import sys
 import numpy as np
 import pytest
 from conftest import ROOT
+from distortions import DISTORTIONS
 from PIL import Image
 
 from agentic_iqa_local.cli import compare
 from agentic_iqa_local.cli.main import COMMANDS, main
-from agentic_iqa_local.studies.distortions import DISTORTIONS
 
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "100"}
 
@@ -82,7 +82,8 @@ def test_several_pictures_are_ordered_and_a_bad_one_told(burst):
         (["compare", "b.png", "gone.png"], "gone.png: expected an image file, but there is no such file"),
         (["compare"], "the following arguments are required: PICTURE"),
         (["best", "b.png", "--query", "Sharp?"], "unknown option --query"),
-        (["asess", "b.png"], "unknown command asess; did you mean python -m agentic_iqa_local assess?"),
+        (["asess", "b.png"], "unknown command asess; did you mean python -m agentic_iqa_local assess b.png?"),
+        (["verify", "b.png", "a.png"], "expected the path of one bundle, got 2"),
         (["b.png"], "did you mean python -m agentic_iqa_local assess b.png?"),
     ],
 )

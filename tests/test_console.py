@@ -20,7 +20,7 @@ from rich.cells import cell_len
 
 from agentic_iqa_local.cli import console
 from agentic_iqa_local.errors import one_line
-from agentic_iqa_local.output.picture_lines import PictureLines, in_order
+from agentic_iqa_local.output.picture_lines import PictureLines
 from agentic_iqa_local.result import Assessment
 
 SCRIPT = str(ROOT / "scripts" / "assess.py")
@@ -77,17 +77,6 @@ def test_a_batch_on_a_terminal_of_80_columns(folder):
     assert "1 failed" in text
     assert re.search(r"\x1b\[3\dm", sent)  # coloured
     assert sent.rindex("\x1b[?25h") > sent.rindex("\x1b[?25l")  # the cursor is shown again
-
-
-def test_sorted_lines_come_at_the_end_and_without_colours_where_none_are_wanted(folder, monkeypatch):
-    monkeypatch.setenv("NO_COLOR", "1")
-    words = folder, "--cpu", "--pipeline", "letters", "--sort", "worst"
-    lines, _, _, sent = on_a_terminal(*words)
-    shown = [line.split() for line in lines if re.match(r"[=012]\S*\.png ", line)]
-    scores = [float(words[2]) for words in shown[:3]]
-    assert scores == sorted(scores)
-    assert shown[3][0] == "=1+1.png"
-    assert not re.search(r"\x1b\[[\d;]*3\dm", sent)
 
 
 def test_text_fits_the_terminal(folder):
@@ -169,11 +158,7 @@ def test_a_line_holds_one_bar_and_nothing_that_steers_a_terminal(name, q):
     assert one_line(told := lines.line(failed(name)).plain) == told
 
 
-def test_the_order_of_lines_and_names_without_the_folder_that_they_share():
-    rows = [rated("b", 2.0, "D"), failed("0"), rated("c", 4.0, "B"), rated("a", 3.0, "C")]
-    assert [row.image for row in in_order(rows, "q")] == ["c", "a", "b", "0"]
-    assert [row.image for row in in_order(rows, "worst")] == ["b", "a", "c", "0"]
-    assert [row.image for row in in_order(rows, "name")] == ["0", "a", "b", "c"]
+def test_names_are_shown_without_the_folder_that_they_share():
     lines = PictureLines(["x/y/1.png", "x/y/z/2.png"], 80, damage=False, verdict=False)
     assert lines.folder == "x/y"
     assert lines.line(failed("x/y/z/2.png")).plain.startswith("z/2.png")

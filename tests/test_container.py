@@ -145,7 +145,7 @@ def test_the_main_job_runs_with_its_environment_on_a_read_only_root_without_a_ne
     variables = environment() | {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     variables["AGENTIC_IQA_MODELS"] = str(MODELS)
     line = [*ISOLATED, "env", "-i", *(f"{name}={value}" for name, value in variables.items()), sys.executable]
-    line += [ROOT / "scripts" / "assess.py", "--cpu", "--json", "--image", ROOT / "tests" / "data" / "sumac.png"]
+    line += [ROOT / "scripts" / "assess.py", "--cpu", "--json", ROOT / "tests" / "data" / "sumac.png"]
     assert subprocess.run([*ISOLATED, "touch", ROOT / "written"], capture_output=True).returncode
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

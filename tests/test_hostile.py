@@ -19,8 +19,8 @@ from PIL import Image
 
 from agentic_iqa_local import assess
 from agentic_iqa_local.cli import assess as assess_command
+from agentic_iqa_local.cli import bundle as store_command
 from agentic_iqa_local.cli import doctor, gallery, study
-from agentic_iqa_local.cli import store as store_command
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.files import FileError, path_from_text, path_text, read_yaml
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, planner_prompt, summarizer_prompt

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from conftest import MODELS, ROOT
 
-from agentic_iqa_local.cli import store as store_command
+from agentic_iqa_local.cli import bundle as store_command
 from agentic_iqa_local.iqa_tools import TOOLS
 from agentic_iqa_local.iqa_tools.weights import HUB
 from agentic_iqa_local.offline.fetch import copied_source
@@ -76,7 +76,7 @@ def offline(tmp_path):
 
 
 def test_the_main_job_runs_without_a_network_and_asks_for_none(offline, photo_path):
-    done, events = offline(ROOT / "scripts" / "assess.py", "--image", photo_path, "--cpu", "--json")
+    done, events = offline(ROOT / "scripts" / "assess.py", photo_path, "--cpu", "--json")
     assert done.returncode == 0, done.stderr[-2000:]
     row = json.loads(done.stdout)
     assert row["error"] is None
@@ -160,7 +160,7 @@ def agentic_iqa(installed: Path) -> tuple[str, str]:
 def test_the_installed_command_assesses_a_photograph_as_the_checkout_does(installed, offline, photo_path, services):
     from agentic_iqa_local import assess
 
-    line = (*agentic_iqa(installed), "assess", "--image", photo_path, "--cpu", "--json")
+    line = (*agentic_iqa(installed), "assess", photo_path, "--cpu", "--json")
     done, events = offline(*line, PYTHONPATH=str(installed))
     assert done.returncode == 0, done.stderr[-2000:]
     row, expected = json.loads(done.stdout), assess(photo_path, services=services)

@@ -15,8 +15,6 @@ fails --at-least, 3 where an answer is not sure.
 
 import argparse
 import os
-import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +22,6 @@ from agentic_iqa_local import __version__
 from agentic_iqa_local.cli import options as shared
 from agentic_iqa_local.cli.command import Command, Parser, UsageError
 from agentic_iqa_local.cli.console import Console, tell
-from agentic_iqa_local.cli.outputs import result_file
 from agentic_iqa_local.files import ROOT, command
 
 if TYPE_CHECKING:
@@ -34,32 +31,23 @@ if TYPE_CHECKING:
 
 SAMPLE = ROOT / "tests" / "data" / "sumac.png"  # a wheel has it inside
 INPUTS = """
---image PICTURE...  pictures, as without --image
 --manifest FILE     instead: .csv, .jsonl or .parquet with image, and if wanted reference, query, choices of each row
 --reference PATH    pristine original of the same size; for many pictures a folder with originals of the same names
 """
 STRICT = "--strict   exit status 4 where a picture fails --at-least, 3 where an answer is not sure"
 OUTPUTS = """
---out FILE          JSON lines to FILE, one durable row for each picture; of FILE.csv a table beside them
+--out FILE          JSON lines to FILE, one durable row for each picture
 --resume            go on with FILE: assess what it lacks, and what changed
 --retry-failed      with --resume: assess its failed pictures again
 --csv FILE          a table for spreadsheets too, when the run ends
 --gallery FILE      a page to look through, sort and triage too, when the run ends
 --map PATH          draw the quality from place to place to a PNG; for several pictures into a folder
---sort q|worst|width|name  several pictures on a terminal: their lines come at the end, in this order
 """
 BASIC = (
     "help", "help_all", "pictures", "manifest", "reference", "query", "choices", "gpu", "cpu", "config", "model",
     "pipeline", "at_least", "out", "resume", "csv", "json", "explain",
 )  # fmt: skip
-NEEDS = {"resume": "out", "retry_failed": "resume", "map_tiles": "map", "map_seconds": "map"}
-EXCLUDES = (("pictures", "manifest"), ("reference", "manifest"), ("sort", "explain"), ("sort", "json"))
-# output option → of which kind its file is, and how its name may end
-FILES = {
-    "out": ("file of rows", (".jsonl", ".json", "")),
-    "csv": ("table", (".csv",)),
-    "gallery": ("gallery", (".html", ".htm")),
-}
+SUFFIXES = {"out": (".jsonl", ".json"), "csv": (".csv",), "gallery": (".html", ".htm")}
 
 
 def options(parser: Parser) -> None:
@@ -79,32 +67,14 @@ def options(parser: Parser) -> None:
     output = parser.add_argument_group("output")
     shared.add(output, OUTPUTS + shared.TRACK)
     shared.add_options(output, "map_tiles", "map_seconds")
-    shared.add_answer(output)
+    shared.add(output, shared.ANSWER)
 
 
 def read(parser: Parser, argv: list[str] | None) -> argparse.Namespace:
-    """The options in `argv`, checked without looking at any file, or one sentence and an exit."""
-    words = sys.argv[1:] if argv is None else argv
-    end = words.index("--") if "--" in words else len(words)  # behind it stand pictures alone
-    args = parser.parse_intermixed_args(words[:end])  # pictures may stand before and behind options
-    args.pictures += (args.image or []) + words[end + 1 :]
-    if args.out and args.out.suffix.lower() == ".csv" and not args.csv:
-        args.out, args.csv = args.out.with_suffix(".jsonl"), args.out
-    for option, needed in NEEDS.items():
-        if getattr(args, option) and not getattr(args, needed):
-            parser.error(f"--{option.replace('_', '-')}: expected with --{needed}")
-    for option, other in EXCLUDES:
-        if getattr(args, option) and getattr(args, other):
-            given = args.pictures[0] if option == "pictures" else f"--{option}"
-            parser.error(f"{given}: expected without --{other}")
+    args = shared.read(parser, argv)
     if args.strict and args.at_least is None and args.abstain_wider_than is None:
         parser.error("--strict: expected with --at-least or --abstain-wider-than")
-    for option, (kind, ends) in FILES.items():
-        file = getattr(args, option)
-        if file and file.suffix.lower() not in ends:
-            table = f"; for a spreadsheet: --csv {file.stem}.csv" if option == "out" else ""
-            parser.error(f"--{option} {file}: expected a {kind}, name it {file.stem}{ends[0]}{table}")
-    return shared.check_options(parser, args)
+    return args
 
 
 def assess(args: argparse.Namespace) -> int:
@@ -112,14 +82,16 @@ def assess(args: argparse.Namespace) -> int:
     Raises UserError."""
     with Console() as console:
         notes: list[str] = []  # said once it is clear that the device is there
+        for option, suffixes in SUFFIXES.items():
+            if file := getattr(args, option):
+                setattr(args, option, shared.output_file(f"--{option}", file, *suffixes))
+        if args.manifest and args.csv and args.csv.resolve() == args.manifest.resolve():
+            raise UsageError(f"--csv {args.csv}: expected another file than the manifest", "name a new one")
         settings = shared.chosen_settings(args, notes.append)
         if not (args.manifest or args.pictures):
             yours = f"{command('assess')} photo.jpg"
             notes.append(f"no picture named: assessing the sample photograph that ships; yours: {yours}")
         items = wanted(args)
-        for option, (kind, _) in FILES.items():
-            if file := getattr(args, option):
-                setattr(args, option, result_file(f"--{option}", file, kind))
         shared.check_models(settings, args.pipeline or "agent")
         place = shared.place_of(args)
         from agentic_iqa_local.cli.assess_run import AssessRun
@@ -139,11 +111,6 @@ def wanted(args: argparse.Namespace) -> "list[Item]":
 
     if args.manifest:
         return read_manifest(args.manifest, args.query, args.choices)
-    gone = [word for word in args.pictures if not os.path.lexists(word)]
-    question = " ".join([*filter(None, [args.query]), *gone])
-    if gone and " " in question and not any(Path(word).suffix.rstrip("?!.") or "*" in word for word in gone):
-        remedy = f"a question goes in quotes behind its option: --query {shlex.quote(question)}"
-        raise UsageError(f"{gone[0]}: there is no such file", remedy)
     sample = os.path.relpath(SAMPLE) if SAMPLE.is_relative_to(Path.cwd()) else str(SAMPLE)
     files = expand_inputs(args.pictures or [sample], tell)
     for file in files:

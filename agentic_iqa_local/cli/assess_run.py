@@ -4,8 +4,9 @@ import argparse
 import os
 import shlex
 import shutil
+import time
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentic_iqa_local.batch.inputs import Item
@@ -15,13 +16,12 @@ from agentic_iqa_local.batch.work import Assessing, as_line
 from agentic_iqa_local.cli.command import UsageError, stopped_by_ctrl_c
 from agentic_iqa_local.cli.console import Console, Progress, tell
 from agentic_iqa_local.cli.gallery import written
-from agentic_iqa_local.cli.options import chosen_batch
-from agentic_iqa_local.cli.outputs import result_file
+from agentic_iqa_local.cli.options import chosen_batch, output_file
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.files import WriteError, write_whole
 from agentic_iqa_local.judgement.quality_map import MapRequest
-from agentic_iqa_local.output.picture_lines import PictureLines, in_order
+from agentic_iqa_local.output.picture_lines import PictureLines
 from agentic_iqa_local.output.report import account, summary
 from agentic_iqa_local.output.tables import csv_text
 from agentic_iqa_local.output.tally import Tally
@@ -32,7 +32,6 @@ from agentic_iqa_local.vlm_client import VLMError
 if TYPE_CHECKING:
     from agentic_iqa_local.batch.ray import Place, RayRunner
 
-NAMED = 5  # pictures in a message
 UNSURE, FAILS = 3, 4  # exit statuses of --strict
 
 
@@ -60,15 +59,11 @@ class AssessRun:
         self.go_on = "the same command with --resume goes on" if args.out else "with --out FILE a run can go on"
         self.rows: list[dict[str, Any]] = []  # where no file has them
         self.written, self.without_map, self.seconds, self.by_node = 0, 0, 0.0, ""
-        self.lines = self._lines_of_a_terminal()
-
-    def _lines_of_a_terminal(self) -> PictureLines | None:
-        args, text = self.args, self.console.results.isatty() and not (self.args.json or self.args.explain)
-        if not text or len(self.items) == 1 or (args.out and not args.sort):
-            return None
-        names, columns = [str(item.image) for item in self.items], shutil.get_terminal_size().columns
-        verdict = args.at_least is not None or args.abstain_wider_than is not None
-        return PictureLines(names, columns, damage=self.work.pipeline == "agent", verdict=verdict)
+        self.lines = None
+        if console.results.isatty() and len(items) > 1 and not (args.json or args.explain or args.out):
+            verdict = args.at_least is not None or args.abstain_wider_than is not None
+            names, columns = [str(item.image) for item in items], shutil.get_terminal_size().columns
+            self.lines = PictureLines(names, columns, damage=self.work.pipeline == "agent", verdict=verdict)
 
     def _open_results(self) -> Results:
         """The file of rows, before anything is loaded."""
@@ -81,81 +76,65 @@ class AssessRun:
         asked = {item.key for item in self.items} if args.resume else ()
         results = Results(args.out, depends_on, resume=args.resume, retry=args.retry_failed, asked=asked)
         if results.changed:
-            tell(one_line(f"changed since, assessed again: {_named(results.changed)}"))
+            tell(f"{len(results.changed)} pictures changed since and are assessed again")
         return results
 
     def finish(self) -> int:
-        """Assesses what is left, and says what there is; the exit status. Raises VLMError for a model that
-        cannot be loaded, TrackingError for --track."""
-        if not self.left:
-            if self.results:
-                self.results.close()
+        """Assesses what is left, and says what there is; the exit status. Raises TrackingError for --track."""
+        if self.results and not self.left:
+            self.results.close()
+            tell("nothing is left to do: every picture has its row already")
             return self._summary()
-        from agentic_iqa_local.services import Services
-
-        window: dict[str, Any] = {"jobs": self.args.jobs, "timeout": self.args.timeout}
-        if len(self.left) == 1 and self.place is None:  # several in a process of its own, which may hang or crash
-            window["services"] = Services(self.work.settings, self.device)
-        batch = chosen_batch(self.work, self.device, self.place, **window)
-        if self.lines and self.lines.folder:
-            self.console.show(one_line(f"{self.lines.folder}{os.sep}"))
         with tracked(self.args.track, str(self.args.out or "pictures"), vars(self.args)) as self.log:
+            window: dict[str, Any] = {"jobs": self.args.jobs, "timeout": self.args.timeout}
+            if len(self.left) == 1 and self.place is None:  # several in a process of its own, which may hang or crash
+                from agentic_iqa_local.services import Services
+
+                window["services"] = Services(self.work.settings, self.device)
+            batch = chosen_batch(self.work, self.device, self.place, **window)
             try:
-                status = self._assess(batch)
-            finally:
-                with suppress(WriteError):  # said already
-                    if self.results:
-                        self.results.close()
-            try:
-                finished = self._summary()
-            except WriteError as unwritten:
-                tell(f"error: {unwritten}")
-                finished = 1
+                self._assess(batch)
+                status = self._summary()
+            except (BatchError, VLMError, WriteError) as error:
+                tell(f"error: {error}; {self.go_on}")
+                return 1
+            self.log(self.figures)
         if batch.stopping and self.written < len(self.left):
             there = len(self.items) - len(self.left) + self.written
             tell(f"interrupted: {there} of {len(self.items)} pictures have their rows; {self.go_on}")
-            status = 130
-        status = finished if status is None else status
+            return 130
         return status
 
-    def _assess(self, batch: "Runner | RayRunner") -> int | None:
-        """Assesses what is left until it is done or stopped; the exit status of an error that ended it before."""
-        batch.load()
-        done = len(self.items) - len(self.left)
-        progress = Progress(len(self.items), done)
+    def _assess(self, batch: "Runner | RayRunner") -> None:
+        """Assesses what is left until it is done or stopped."""
+        done, began = len(self.items) - len(self.left), time.monotonic()
         try:
-            with progress, stopped_by_ctrl_c(batch, self.go_on):
+            batch.load()
+            if self.lines and self.lines.folder:
+                self.console.show(one_line(f"{self.lines.folder}{os.sep}"))
+            with Progress(len(self.items), done) as progress, stopped_by_ctrl_c(batch, self.go_on):
                 for row in batch.rows(resumed(self.left, batch.jobs) if done else self.left):
                     self._take(row)
                     self.by_node = batch.by_node
                     progress.count(row.error is not None, self.by_node)
-                    self.seconds = progress.seconds
+            self.seconds = time.monotonic() - began
+        finally:
             if self.results:
                 self.results.close()
-        except OSError as error:  # of stdout
-            self.console.mute()
-            if isinstance(error, BrokenPipeError) and not self.results:
-                return 0  # the reader has gone, as `| head` does, and there is nothing to go on with
-            tell(f"error: stdout: a row could not be written ({error.strerror}); {self.go_on}")
-            return 1
-        except (BatchError, VLMError, WriteError) as error:
-            tell(f"error: {error}; {self.go_on}")
-            return 1
-        return None
 
     def _take(self, row: Assessment) -> None:
-        line = as_line(row)
+        line, failed = as_line(row), row.error is not None
         if self.results:
             self.results.append(line)
         else:
             self.rows.append(row.to_dict())
         self.written += 1
-        self.log({"q": row.q, "seconds": row.seconds, "failed": row.error is not None}, self.written)
-        if self.lines is None:
-            self.console.show_answer(self.args, line, lambda: account(row), summary(row), row.error is not None)
-        elif not self.args.sort:
+        self.log({"q": row.q, "seconds": row.seconds, "failed": failed}, self.written)
+        if self.lines:
             self.console.show(self.lines.line(row))
-        if self.args.map and not row.error and not (row.map and row.map.png):
+        else:
+            self.console.show_answer(self.args, line, lambda: account(row), summary(row), failed)
+        if self.args.map and not failed and not (row.map and row.map.png):
             self.without_map += 1
             tell(f"error: {row.image}: {row.no_map or (row.map and row.map.not_drawn) or 'map: none was made'}")
 
@@ -163,22 +142,18 @@ class AssessRun:
         return self.results.rows() if self.results else self.rows
 
     def _summary(self) -> int:
-        """The summary and the files of a run; its exit status."""
+        """The summary and the files of a run; its exit status. Raises WriteError."""
         args, tally = self.args, Tally()
         for row in self._all_rows():
             tally.add(row)
-        if args.sort and self.lines:
-            for row in in_order(map(Assessment.model_validate, self._all_rows()), args.sort):
-                self.console.show(self.lines.line(row))
+        self.figures = {"mean q": tally.mean, "pictures": tally.total, "failures": len(tally.failed)}
         if tally.total > 1:
             tell("\n" + tally.text(self.written, self.seconds, ranked=self.lines is None))
-        if self.left:
-            self.log({"mean q": tally.mean, "pictures": tally.total, "failures": len(tally.failed)})
         if self.results:
             again = "; add --resume --retry-failed to assess those again"
             failed = f", {len(tally.failed)} of them failures{again}" if tally.failed else ""
-            gone = [*self.results.gone.values()]
-            lost = f"; not counted, because their pictures are no longer there: {_named(gone)}" if gone else ""
+            gone = len(self.results.gone)
+            lost = f"; {gone} rows are not counted, because their pictures are no longer there" if gone else ""
             tell(one_line(f"{tally.total} rows in {args.out}{failed}{lost}"))
         if self.by_node:
             tell(f"rows by node: {self.by_node}")
@@ -193,31 +168,22 @@ class AssessRun:
         return 0 if not args.strict else FAILS if tally.gate["fail"] else UNSURE if unsure else 0
 
 
-def _named(pictures: list[str]) -> str:
-    """Pictures in a message: their number, and the names of the first."""
-    more = ", ..." if len(pictures) > NAMED else ""
-    return f"{len(pictures)} ({', '.join(pictures[:NAMED])}{more})"
-
-
 def map_requests(args: argparse.Namespace, items: Sequence[Item]) -> dict[str, MapRequest]:
     """What is asked of each item's map, by the item's key; in a folder pictures of one name are told apart by a
     number. Raises UsageError."""
-    place, files = args.map, {items[0].key: args.map}
+    place, files = args.map, [args.map]
     if place.is_dir():
-        names: set[str] = set()
+        files, names = [], set[str]()
         for item in items:
             name = item.image.stem
             while name.lower() in names:
                 name += "-2"
             names.add(name.lower())
-            files[item.key] = place / f"{name}.map.png"
+            files.append(place / f"{name}.map.png")
     elif len(items) != 1:
         expected = f"expected a folder {place} for the maps of {len(items)} pictures, there is none"
         raise UsageError(f"--map {place}: {expected}", f"make it first: mkdir -p {shlex.quote(str(place))}")
-    elif place.suffix.lower() != ".png":
-        raise UsageError(f"--map {place}: expected a file named .png, or a folder", f"name it {place}.png")
-    for file in files.values():
-        result_file("--map", file, "drawing")
     given = {"max_tiles": args.map_tiles, "seconds": args.map_seconds}
     limits: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    return {key: MapRequest(png=file, **limits) for key, file in files.items()}
+    pngs: list[Path] = [output_file("--map", file, ".png") for file in files]
+    return {item.key: MapRequest(png=png, **limits) for item, png in zip(items, pngs, strict=True)}

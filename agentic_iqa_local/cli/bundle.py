@@ -14,30 +14,44 @@ damaged), 2 wrong usage, 130 interrupted.
 """
 
 import argparse
+import re
 import shlex
 import shutil
 import sys
 import sysconfig
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.filesize import decimal
 
-from agentic_iqa_local.cli.command import Command, Parser
+from agentic_iqa_local.cli.command import Command, Parser, UsageError
 from agentic_iqa_local.cli.console import meter, tell
-from agentic_iqa_local.cli.options import add
-from agentic_iqa_local.cli.outputs import result_file
+from agentic_iqa_local.cli.options import add, output_file
 from agentic_iqa_local.config import ConfigError, load_settings
 from agentic_iqa_local.errors import one_line
-from agentic_iqa_local.files import PROGRAM, command
+from agentic_iqa_local.files import PACKAGE, PROGRAM, command, models_root
 from agentic_iqa_local.iqa_tools import find_tool
+from agentic_iqa_local.offline import bundle as bundles
 from agentic_iqa_local.offline import fetch
-from agentic_iqa_local.offline.bundle import write_bundle
 from agentic_iqa_local.offline.manifest import WHEELS, Manifest, Notice
 
 if TYPE_CHECKING:
     from agentic_iqa_local.config import Settings
 
+STORE = """Verifies a bundle of models, or unpacks it on a machine without a network. Nothing is downloaded or run.
+
+The command bundle prints the HASH of a bundle's manifest. Bring it by another way than the bundle: with --expect HASH
+nothing but that very bundle is accepted.
+
+examples:
+  {verify} qwen.iqabundle.tar --expect HASH
+  {unpack} qwen.iqabundle.tar --expect HASH --models /srv/iqa-models
+
+Files in the models folder that are already right are kept, so the same command goes on after an interruption.
+
+Exit status: 0 all is well, 1 something is damaged, missing or not what was expected, 2 wrong usage, 130 interrupted.
+"""
 OPTIONS = """
 --config NAME           a set-up of configs/ by name, or a YAML file (default: embedded)
 --tools TOOL...         tools whose weights are taken (default: those that the configuration names)
@@ -47,7 +61,7 @@ OPTIONS = """
 --out FILE              the bundle (default: NAME.iqabundle.tar here)
 --accept-licences       accept the licences that are shown, without a question
 """
-INTERRUPTED = "interrupted: what was downloaded is kept; the same command goes on"
+MODELS = "--models DIR  the models folder (default: $AGENTIC_IQA_MODELS, else models/)"
 
 
 def options(parser: Parser) -> None:
@@ -71,9 +85,7 @@ def read(parser: Parser, argv: list[str] | None) -> argparse.Namespace:
 def collect(args: argparse.Namespace) -> int:
     """Finds, downloads and bundles what the options ask for. Raises UserError."""
     settings, name = load_settings(args.config), Path(args.config or "embedded").stem
-    out = (args.out or Path(f"{name}.iqabundle.tar")).absolute()
-    if out.exists():
-        result_file("--out", out, "bundle")
+    out = output_file("--out", (args.out or Path(f"{name}.iqabundle.tar")).absolute(), ".tar")
     downloads = out.with_name(f"{out.name}.downloads")
     places, repos = model_places(args, settings, name), args.repo
     sources = {folder: fetch.model_repo(folder, place, repos) for folder, place in places.items()}
@@ -97,7 +109,7 @@ def collect(args: argparse.Namespace) -> int:
         contents.append(f"wheels of the engine {args.wheels} for {platform}")
     with meter() as progress:
         files = {one.path: (one.file, one.source, one.licence) for one in found}
-        manifest, sha256 = write_bundle(out, files, tuple(contents), tuple(notices), progress)
+        manifest, sha256 = bundles.write_bundle(out, files, tuple(contents), tuple(notices), progress)
     shutil.rmtree(downloads, ignore_errors=True)
     print(directions(out, manifest, sha256, args))
     return 0
@@ -151,4 +163,66 @@ def directions(out: Path, manifest: Manifest, sha256: str, args: argparse.Namesp
     return "\n".join(map(one_line, lines))
 
 
+def store_options(parser: Parser) -> None:
+    about = "archive or folder (default of verify: the models folder)"
+    parser.add_argument("bundle", nargs="*", type=Path, metavar="BUNDLE", help=about)
+    parser.add_argument("--expect", type=_manifest_hash, metavar="HASH", help="refuse every other bundle")
+    add(parser, MODELS)
+
+
+def read_store(parser: Parser, argv: list[str] | None) -> argparse.Namespace:
+    args = parser.parse_args(argv)
+    if len(args.bundle) > 1:
+        parser.error(f"expected the path of one bundle, got {len(args.bundle)}")
+    args.bundle = args.bundle[0] if args.bundle else None
+    return args
+
+
+def _manifest_hash(text: str) -> str:
+    """A manifest's SHA-256 as a user gives it."""
+    if not re.fullmatch("[0-9a-f]{64}", text.strip().lower()):
+        raise argparse.ArgumentTypeError("expected the 64 hexadecimal digits of the manifest that bundle printed")
+    return text.strip().lower()
+
+
+def verify_bundle(args: argparse.Namespace) -> int:
+    bundle = args.bundle or models_root(args.models)
+    describe(bundle, args.expect)
+    with meter() as progress:
+        problems = bundles.verify(bundle, args.expect, progress)
+    for problem in problems:
+        tell(f"error: {problem}")
+    if not problems:
+        print("Every file is as its manifest says.")
+    return 1 if problems else 0
+
+
+def unpack_bundle(args: argparse.Namespace) -> int:
+    root = models_root(args.models)
+    if not args.bundle:
+        raise UsageError("unpack: expected the path of a bundle", "name it")
+    if root.is_relative_to(PACKAGE):
+        raise UsageError("expected a models folder outside the package", "pass --models or set AGENTIC_IQA_MODELS")
+    describe(args.bundle, args.expect)
+    with meter() as progress:
+        bundles.unpack(args.bundle, root, args.expect, progress)
+    print(f"Unpacked into {one_line(str(root))}.")
+    if root != models_root():
+        print(one_line(f"Let the package know: export AGENTIC_IQA_MODELS={shlex.quote(str(root))}"))
+    return 0
+
+
+def describe(bundle: Path, expect: str | None) -> None:
+    """Prints what a bundle holds and which licences bind."""
+    with bundles.opened(bundle, expect) as opened:
+        manifest = opened.manifest
+    files = f"{len(manifest.files)} files, {decimal(manifest.size)}"
+    print(f"{one_line(str(bundle))}: {files}, manifest SHA-256 {opened.sha256}")
+    for line in (*manifest.contents, *(f"Licence: {notice}" for notice in manifest.notices)):
+        print(f"  {line}")
+
+
+INTERRUPTED = "interrupted: what is whole is kept; the same command goes on"
 main = Command("bundle", __doc__, options, collect, read, failed=1, interrupted=INTERRUPTED)
+unpack = Command("unpack", STORE, store_options, unpack_bundle, read_store, failed=1, interrupted=INTERRUPTED)
+verify = replace(unpack, name="verify", action=verify_bundle)

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from io import TextIOWrapper
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
@@ -22,15 +21,14 @@ from pydantic import BaseModel
 from agentic_iqa_local.cli import options as shared
 from agentic_iqa_local.cli.command import Command, Parser
 from agentic_iqa_local.cli.console import Console, tell
-from agentic_iqa_local.cli.outputs import result_file
 from agentic_iqa_local.errors import one_line
 
 if TYPE_CHECKING:
     from agentic_iqa_local.api import Conversation
     from agentic_iqa_local.batch.rows import RowFile
 
-
 OPTIONS = """
+picture PATH      the picture
 --reference PATH  its pristine original, of the same size
 --out FILE        append the rows to FILE, as JSON lines
 """
@@ -43,11 +41,10 @@ class TurnRow(BaseModel):
 
 
 def options(parser: Parser) -> None:
-    parser.add_argument("picture", type=Path, metavar="PICTURE")
     shared.add(parser, OPTIONS)
     shared.add_options(parser, "query", "background", *shared.SET_UP, "mode", "fit", "max_replan_iterations")
     shared.add_options(parser, *shared.HOW_SURE)
-    shared.add_answer(parser)
+    shared.add(parser, shared.ANSWER)
 
 
 def chat(args: argparse.Namespace) -> int:
@@ -65,7 +62,7 @@ def chat(args: argparse.Namespace) -> int:
     with Console() as console, ExitStack() as opened:
         rows = None
         if args.out:
-            rows = RowFile(result_file("--out", args.out, "file of rows"), TurnRow)
+            rows = RowFile(shared.output_file("--out", args.out, ".jsonl", ".json"), TurnRow)
             opened.callback(rows.close)
             rows.recover()
             args.out = None  # an answer is shown although its row goes to a file too
@@ -120,4 +117,4 @@ def _questions(first: str | None, typed: bool) -> Iterator[str]:
                 yield line
 
 
-main = Command("chat", __doc__, options, chat, shared.checked, "%(prog)s PICTURE [options]")
+main = Command("chat", __doc__, options, chat, shared.read, "%(prog)s PICTURE [options]")

@@ -21,10 +21,6 @@ if TYPE_CHECKING:
     from agentic_iqa_local.batch.runner import Runner
 
 
-# options of earlier checkouts, and the commands that they became
-MOVED = {"--compare": "compare", "--best-of": "best", "--interactive": "chat", "--list-tools": "tools"}
-
-
 class UsageError(UserError):
     """A command line that cannot be carried out."""
 
@@ -60,10 +56,8 @@ class Parser(argparse.ArgumentParser):
         message = message.removeprefix("argument ")
         if message.startswith("unrecognized arguments: "):
             given = message.removeprefix("unrecognized arguments: ").split()[0]
-            near = did_you_mean(given, self._option_string_actions)
-            near = f"; did you mean {os.path.join('.', given)}?" if os.path.lexists(given) else near
-            near = f": type {command(MOVED[given])}" if given in MOVED else near
-            message = f"unknown option {given}{near}"
+            near = f"; did you mean {os.path.join('.', given)}?" if os.path.lexists(given) else ""
+            message = f"unknown option {given}{near or did_you_mean(given, self._option_string_actions)}"
         end = "" if message[-1] in ".?" else "."
         self.exit(2, f"error: {one_line(message)}{end} All options: {self.prog} --help\n")
 

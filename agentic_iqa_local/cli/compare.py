@@ -17,14 +17,12 @@ from typing import TYPE_CHECKING
 from agentic_iqa_local.cli import options as shared
 from agentic_iqa_local.cli.command import Command, Parser, UsageError, stopped_by_ctrl_c
 from agentic_iqa_local.cli.console import Console, Progress, tell
-from agentic_iqa_local.cli.outputs import result_file
 from agentic_iqa_local.errors import one_line
 
 if TYPE_CHECKING:
     from agentic_iqa_local.batch.inputs import Item
     from agentic_iqa_local.config import Settings
     from agentic_iqa_local.result import Assessment, Result
-
 
 OPTIONS = """
 --reference PATH  a pristine original of all pictures
@@ -39,8 +37,7 @@ def options(parser: Parser) -> None:
     parser.add_argument("pictures", nargs="+", metavar="PICTURE", help="pictures, folders or globs")
     shared.add(parser, OPTIONS)
     shared.add_options(parser, *shared.SET_UP, *shared.HOW, "background")
-    shared.add(parser, shared.WORK)
-    shared.add_answer(parser)
+    shared.add(parser, shared.WORK + shared.ANSWER)
 
 
 def best_options(parser: Parser) -> None:
@@ -55,16 +52,15 @@ def compare(args: argparse.Namespace) -> int:
     from agentic_iqa_local.images.files import check_file
     from agentic_iqa_local.judgement.ordering import MOST_PICTURES
 
+    for option, suffixes in (("out", (".jsonl", ".json")), ("csv", (".csv",))):
+        if file := getattr(args, option):
+            setattr(args, option, shared.output_file(f"--{option}", file, *suffixes))
     settings = shared.chosen_settings(args)
     items = [Item(file, args.reference) for file in expand_inputs(args.pictures, tell)]
     for file in filter(None, (args.reference, *(item.image for item in items))):
         check_file(file)
     if not args.best and not 2 <= len(items) <= MOST_PICTURES:
-        got = "the same one twice" if len(items) == 1 < len(args.pictures) else len(items)
-        raise UsageError(f"compare: expected 2 to {MOST_PICTURES} pictures, got {got}", "name others")
-    for option, kind in (("out", "file of comparisons"), ("csv", "table")):
-        if file := getattr(args, option):
-            setattr(args, option, result_file(f"--{option}", file, kind))
+        raise UsageError(f"compare: expected 2 to {MOST_PICTURES} different pictures, got {len(items)}", "name others")
     shared.check_models(settings, args.pipeline)
     device = choose_device(args.gpu, args.cpu)
     with Console() as console:
@@ -128,5 +124,5 @@ def _show(args: argparse.Namespace, console: Console, results: "list[Result]") -
     return status
 
 
-main = Command("compare", __doc__, options, compare, shared.checked, "%(prog)s PICTURE ... [options]")
+main = Command("compare", __doc__, options, compare, shared.read, "%(prog)s PICTURE ... [options]")
 best = replace(main, name="best", add=best_options)

@@ -1,21 +1,24 @@
-"""What a command prints where: results on stdout, on stderr one live line of progress, logs and all else."""
+"""What a command prints where: results on stdout; on stderr one live line of progress, logs and all else."""
 
 import argparse
+import functools
 import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
 from agentic_iqa_local.errors import one_line, printable
 
 if TYPE_CHECKING:
+    from rich.console import Console as Terminal
     from rich.progress import Progress as Bar
     from rich.text import Text
 
 SECONDS_BETWEEN_LINES = 30  # of progress, where stderr is no terminal
+CLEAR = "\r\x1b[2K"  # clears the line that the cursor is in: that of progress, which rich draws anew
 _live: "list[Bar]" = []  # the line of progress, while there is one
 
 
@@ -28,9 +31,6 @@ class SafeStream:
     def write(self, text: str) -> int:
         self.terminal.write(printable(text))
         return len(text)
-
-    def writelines(self, lines: Iterable[str]) -> None:
-        self.write("".join(lines))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.terminal, name)
@@ -47,28 +47,36 @@ def safe_streams() -> Iterator[None]:
         sys.stdout, sys.stderr = before
 
 
+@functools.lru_cache(maxsize=4)
+def _terminal(file: TextIO) -> "Terminal":
+    """rich's console of a stream."""
+    from rich.console import Console as Terminal
+
+    return Terminal(file=file)
+
+
 def tell(text: "str | Text", file: Any = None) -> None:
     """Prints to a file (default: stderr), above the live line where one is shown on that terminal."""
     file = file or sys.stderr
-    if _live and file.isatty():
-        safe = printable(text) if isinstance(text, str) else text
-        _live[-1].console.print(safe, markup=False, highlight=False, soft_wrap=True)
-    elif isinstance(text, str):
-        print(text, file=file, flush=True)
+    stream = getattr(file, "terminal", file)
+    if isinstance(text, str):
+        said = f"{printable(text)}\n"
     else:
-        from rich.console import Console as Terminal
+        terminal = _terminal(stream)
+        with terminal.capture() as captured:
+            terminal.print(text, soft_wrap=True)
+        said = captured.get()
+    stream.write(CLEAR + said if _live and file.isatty() else said)
+    stream.flush()
 
-        Terminal(file=getattr(file, "terminal", file)).print(text, soft_wrap=True)
 
-
-def live_line(*columns: Any, shown: bool = True) -> "Bar":
+def _live_line(*columns: Any, shown: bool = True) -> "Bar":
     """rich's progress on a terminal's stderr, which is taken away at its end."""
-    from rich.console import Console as Terminal
     from rich.progress import Progress as Bar
 
-    terminal, hidden = Terminal(file=getattr(sys.stderr, "terminal", sys.stderr)), not (shown and sys.stderr.isatty())
-    here = {"console": terminal, "transient": True, "disable": hidden}
-    return Bar(*columns, redirect_stdout=False, redirect_stderr=False, **here)
+    terminal = _terminal(getattr(sys.stderr, "terminal", sys.stderr))
+    hidden = {"redirect_stdout": False, "redirect_stderr": False, "disable": not (shown and sys.stderr.isatty())}
+    return Bar(*columns, console=terminal, transient=True, **hidden)
 
 
 @contextmanager
@@ -77,7 +85,7 @@ def meter() -> Iterator[Callable[[str, int], None]]:
     from rich.progress import DownloadColumn, TextColumn, TransferSpeedColumn
 
     columns = DownloadColumn(), TransferSpeedColumn(), TextColumn("{task.description}", markup=False)
-    with live_line(*columns) as shown:
+    with _live_line(*columns) as shown:
         task = shown.add_task("", total=None)
         yield lambda path, size: shown.update(task, advance=size, description=one_line(path[-100:]))
 
@@ -91,16 +99,17 @@ class Progress(AbstractContextManager):
 
         self._total, self._earlier, self._done, self._failed = total, done, done, 0
         self._began = self._told = time.monotonic()
-        self._bar = live_line(BarColumn(20), TextColumn("{task.description}", markup=False), shown=total > 1)
+        self._bar = _live_line(BarColumn(20), TextColumn("{task.description}", markup=False), shown=total > 1)
         self._task = self._bar.add_task(self._text(), total=total, completed=done)
 
     def __enter__(self) -> "Progress":
         self._bar.start()
-        _live.append(self._bar)
+        if not self._bar.disable:
+            _live.append(self._bar)
         return self
 
     def __exit__(self, *_: object) -> None:
-        _live.remove(self._bar)
+        _live.clear()
         self._bar.stop()
 
     @property
@@ -128,16 +137,16 @@ class Progress(AbstractContextManager):
 
 
 class Console(AbstractContextManager):
-    """The real stdout, or another file, for `results` alone: whatever else prints on stdout, from any library, goes
-    to stderr."""
+    """The real stdout, or another file, for `results` alone: a pipe gets JSON lines and nothing else, since what any
+    library or process of ours prints on stdout goes to stderr."""
 
     def __init__(self, results: TextIO | None = None) -> None:
         self.opened = results is None
-        if results is None:  # UTF-8, but on a terminal what that has
+        if results is None:
             encoding = (sys.stdout.encoding or "utf-8") if os.isatty(1) else "utf-8"
-            results = os.fdopen(os.dup(1), "w", encoding=encoding, errors="backslashreplace", buffering=1)
+            results = os.fdopen(os.dup(1), "w", encoding=encoding, errors="backslashreplace")
             os.dup2(2, 1)
-        self.results = results if isinstance(results, SafeStream) else SafeStream(results)
+        self.results = results
 
     def show(self, text: "str | Text") -> None:
         """Prints a result."""
@@ -159,14 +168,9 @@ class Console(AbstractContextManager):
         elif failed:
             tell(headline)
 
-    def mute(self) -> None:
-        """Sends what is left to nowhere: nobody reads stdout, or its disk is full."""
-        os.dup2(os.open(os.devnull, os.O_WRONLY), self.results.fileno())
-
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None and issubclass(kind, BrokenPipeError):  # the reader has gone, as with `| head`
-            self.mute()
-        self.results.flush()
+        if kind is not None and issubclass(kind, OSError):  # what is left goes nowhere: the reader has gone
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.results.fileno())
         if self.opened:
             self.results.close()
 

@@ -14,27 +14,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agentic_iqa_local.cli.command import Command, Parser, UsageError
-from agentic_iqa_local.cli.options import add
-from agentic_iqa_local.cli.outputs import result_file
+from agentic_iqa_local.cli.command import Command, UsageError
+from agentic_iqa_local.cli.options import add, output_file
 from agentic_iqa_local.errors import one_line
 
 OPTIONS = """
---out FILE    the page, which replaces a gallery (default: ROWS with the suffix .html)
+rows FILE     JSON lines of assess --out
+--out FILE    the page (default: that name with the suffix .html)
 --images DIR  where the pictures are now, if they are no longer at the paths in the rows
 """
-
-
-def options(parser: Parser) -> None:
-    parser.add_argument("rows", type=Path, metavar="ROWS", help="JSON lines of assess --out")
-    add(parser, OPTIONS)
 
 
 def make(args: argparse.Namespace) -> int:
     """Raises UserError."""
     from agentic_iqa_local.output.gallery.rows import read_rows
 
-    out = result_file("--out", args.out or args.rows.with_suffix(".html"), "gallery")
+    out = output_file("--out", args.out or args.rows.with_suffix(".html"), ".html", ".htm")
     if args.images and not args.images.is_dir():
         raise UsageError(f"--images {args.images}: expected a folder, there is none", "name another")
     message, missing = written(read_rows(args.rows), out, args.rows.name, args.images)
@@ -51,4 +46,4 @@ def written(rows: Sequence[dict[str, Any]], out: Path, name: str, images: Path |
     return one_line(f"gallery {out}: {len(rows)} rows{lacking}; open it in a browser"), missing
 
 
-main = Command("gallery", __doc__, options, make, usage="%(prog)s ROWS [options]")
+main = Command("gallery", __doc__, lambda parser: add(parser, OPTIONS), make, usage="%(prog)s FILE [options]")

@@ -1,31 +1,32 @@
 """One command with subcommands: `agentic-iqa NAME ...`, or `python -m agentic_iqa_local NAME ...` in a checkout."""
 
-import importlib
+import difflib
 import os
+import pkgutil
 import shlex
 import sys
 from importlib.metadata import version
 
 from agentic_iqa_local.cli.command import Parser
 from agentic_iqa_local.cli.console import safe_streams, tell
-from agentic_iqa_local.errors import did_you_mean, one_line
+from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.files import PROGRAM
 
-# name → (module of this package, its function, what it does)
+# name → (its module and the Command there, what it does)
 COMMANDS = {
-    "assess": ("assess", "main", "assess pictures"),
-    "compare": ("compare", "main", "say which of several pictures is better"),
-    "best": ("compare", "best", "find the best of each group of near-duplicates"),
-    "chat": ("chat", "main", "answer questions about one picture"),
-    "tools": ("tools", "main", "list the IQA tools and what each needs"),
-    "study": ("study", "main", "study the agent on images with human scores"),
-    "serve": ("serve", "main", "answer over HTTP: a page and an API, models loaded once"),
-    "gallery": ("gallery", "main", "make a page of a batch: look, sort, filter, triage"),
-    "mcp": ("mcp", "main", "serve assess and compare as tools of the Model Context Protocol"),
-    "doctor": ("doctor", "main", "say whether a set-up will work on this machine"),
-    "bundle": ("bundle", "main", "collect models and weights for a machine without a network; only this downloads"),
-    "verify": ("store", "verify", "compare every byte of a bundle or of the models folder with its manifest"),
-    "unpack": ("store", "unpack", "verify a bundle and put its files into the models folder"),
+    "assess": ("assess:main", "assess pictures"),
+    "compare": ("compare:main", "say which of several pictures is better"),
+    "best": ("compare:best", "find the best of each group of near-duplicates"),
+    "chat": ("chat:main", "answer questions about one picture"),
+    "tools": ("tools:main", "list the IQA tools and what each needs"),
+    "study": ("study:main", "study the agent on images with human scores"),
+    "serve": ("serve:main", "answer over HTTP: a page and an API, models loaded once"),
+    "gallery": ("gallery:main", "make a page of a batch: look, sort, filter, triage"),
+    "mcp": ("mcp:main", "serve assess and compare as tools of the Model Context Protocol"),
+    "doctor": ("doctor:main", "say whether a set-up will work on this machine"),
+    "bundle": ("bundle:main", "collect models and weights for a machine without a network; only this downloads"),
+    "verify": ("bundle:verify", "compare every byte of a bundle or of the models folder with its manifest"),
+    "unpack": ("bundle:unpack", "verify a bundle and put its files into the models folder"),
 }
 
 
@@ -35,26 +36,25 @@ def main(argv: list[str] | None = None) -> int:
     where there is none."""
     name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if "_ARGCOMPLETE" in os.environ:
-        name = _named_on_the_line()
+        name = _completed_command()
+    if name in COMMANDS:
+        return pkgutil.resolve_name(f"agentic_iqa_local.cli.{COMMANDS[name][0]}")(rest)
     if name == "--version":
         print(f"agentic_iqa_local {version('agentic_iqa_local')}")
     elif name in ("-h", "--help", "help"):
         print(f"usage: {PROGRAM} COMMAND ...\n\nImage quality assessment that runs wholly on this machine.\n")
-        print("\n".join(f"  {name:<8}  {about}" for name, (_, _, about) in COMMANDS.items()))
+        print("\n".join(f"  {name:<8}  {about}" for name, (_, about) in COMMANDS.items()))
         print(f"\nBegin with: {PROGRAM} assess photo.jpg --explain")
         print(f"{PROGRAM} COMMAND --help says more. --version prints the version.")
-    elif name in COMMANDS:
-        module, function, _ = COMMANDS[name]
-        return getattr(importlib.import_module(f"agentic_iqa_local.cli.{module}"), function)(rest)
     else:
-        near = f"; did you mean {PROGRAM} assess {shlex.quote(name)}?" if os.path.exists(name) else ""
-        near = near or did_you_mean(name, COMMANDS).replace("mean ", f"mean {PROGRAM} ") or "."
-        tell(f"error: unknown command {one_line(f'{name}{near}')} All commands: {PROGRAM} --help")
+        near = ["assess", name] if os.path.exists(name) else difflib.get_close_matches(name, COMMANDS, n=1)
+        meant = f"; did you mean {PROGRAM} {shlex.join([*near, *rest])}?" if near else "."
+        tell(f"error: unknown command {one_line(f'{name}{meant}')} All commands: {PROGRAM} --help")
         return 2
     return 0
 
 
-def _named_on_the_line() -> str:
+def _completed_command() -> str:
     """The subcommand whose options a shell asks for; where none stands there yet, the shell gets all names."""
     words = os.environ["COMP_LINE"].split()
     if len(words) > 1 and words[1] in COMMANDS:

@@ -13,32 +13,31 @@ import argparse
 import os
 from pathlib import Path
 
+from agentic_iqa_local.cli import options as shared
 from agentic_iqa_local.cli.command import Command, Parser, UsageError, like_ctrl_c
-from agentic_iqa_local.cli.options import SET_UP, add_options, add_verbose, check_models, chosen_settings
+
+ROOT = "--root DIR  the folder whose pictures may be read (the working folder)"
 
 
 def options(parser: Parser) -> None:
-    about = "the folder whose pictures may be read (default: the working folder)"
-    parser.add_argument("--root", type=Path, default=Path(), metavar="DIR", help=about)
-    add_options(parser, *SET_UP)
-    add_verbose(parser)
+    shared.add(parser, ROOT)
+    parser.set_defaults(root=Path())
+    shared.add_options(parser, *shared.SET_UP)
+    shared.add(parser, shared.VERBOSE)
 
 
 def serve(args: argparse.Namespace) -> int:
     """Serves until stdin is closed. Raises UserError for a set-up that cannot be used."""
     if not args.root.is_dir():
         raise UsageError(f"--root {args.root}: expected a folder", "name the one that holds the pictures")
-    try:
+    with shared.extra("mcp"):
         from agentic_iqa_local.serve.mcp_server import Pictures, run
-    except ModuleNotFoundError as error:
-        remedy = "pip install 'agentic_iqa_local[serve]'"
-        raise UsageError(f"mcp: expected the package {error.name}", remedy) from error
     from agentic_iqa_local.devices import choose_device
     from agentic_iqa_local.serve.asks import SetUp
     from agentic_iqa_local.services import Services
 
-    settings = chosen_settings(args)
-    check_models(settings, "agent")
+    settings = shared.chosen_settings(args)
+    shared.check_models(settings, "agent")
     services = Services(settings, choose_device(args.gpu, args.cpu))
     pictures = Pictures(args.root, SetUp(settings, "agent"), services)
     with like_ctrl_c(_stop):

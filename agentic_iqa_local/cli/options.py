@@ -1,9 +1,12 @@
 """Options of the command line: tables of lines, the fields of `config.Request`, and the settings that they choose."""
 
 import argparse
+import math
 import os
 import re
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
@@ -11,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 from agentic_iqa_local.cli.command import UsageError
 from agentic_iqa_local.cli.console import tell
 from agentic_iqa_local.config import ConfigError, Decisions, Options, Request
+from agentic_iqa_local.files import FileError, about_missing_model, models_root, place_for
 
 if TYPE_CHECKING:
     from agentic_iqa_local.batch.ray import Place, RayRunner
@@ -30,9 +34,11 @@ WORK = """
 --jobs N      pictures assessed at once, with --engine vllm or server in one batch (default: 1)
 --timeout S   seconds for one picture, after which its row is a failure (default: 600)
 """
-ANSWER = """
+VERBOSE = "-v --verbose  log what happens (-vv: prompts and model output too)"
+ANSWER = f"""
 --json        JSON lines on stdout, on a terminal too
 --explain     in plain sentences: the verdict, what is wrong and where, how sure, what decided
+{VERBOSE}
 """
 CLUSTER = """
 --cluster ADDRESS     local: workers on this machine; HOST:PORT or auto: of a cluster that `ray start` made
@@ -40,57 +46,59 @@ CLUSTER = """
 --gpus-per-worker G   GPUs of each worker, such as 1, 2 or 0.5 (default: 0, workers compute on CPUs)
 """
 TRACK = "--track mlflow|trackio  note options and figures with this experiment tracker, in files on this disk"
-MOST = 1024  # of what an option counts
-
-
-def add(options: argparse._ActionsContainer, table: str) -> None:
-    """Adds options, one a line: name, metavar, two blanks, help. By its metavar an option is a count (N), more than
-    0 (S, G), a path (FILE, DIR, PATH), one of several words (A|B) or a list (TOOL...); without one it is a switch. A
-    number that its help calls the default is that."""
-    kinds: dict[str, Any] = {"N": count, "S": positive, "G": positive, "FILE": Path, "DIR": Path, "PATH": Path}
-    for line in filter(None, table.splitlines()):
-        names, about = re.split(r"\s{2,}", line.strip(), maxsplit=1)
-        name, _, metavar = names.partition(" ")
-        if not metavar:
-            options.add_argument(name, action="store_true", help=about)
-            continue
-        default = re.search(r"\(default: (\d+)\)", about)
-        shape: dict[str, Any] = {"default": default[1]} if default else {}
-        if "|" in metavar:
-            shape["choices"] = metavar.split("|")
-        else:
-            shape |= {"type": kinds.get(metavar), "metavar": metavar.removesuffix("...")}
-        options.add_argument(name, help=about, nargs="+" if metavar.endswith("...") else None, **shape)
-
-
-def add_answer(options: argparse._ActionsContainer) -> None:
-    """How an answer is shown (`Console.show_answer`), and how much is logged."""
-    add(options, ANSWER)
-    add_verbose(options)
-
-
-def add_verbose(options: argparse._ActionsContainer) -> None:
-    about = "log what happens (-vv: prompts and model output too)"
-    options.add_argument("-v", "--verbose", action="count", default=0, help=about)
+# An option → the one that it needs; and options of which one stands alone.
+NEEDS = {
+    "resume": "out", "retry_failed": "resume", "map_tiles": "map", "map_seconds": "map", "workers": "cluster",
+    "cluster": "workers", "gpus_per_worker": "cluster",
+}  # fmt: skip
+APART = (("pictures", "manifest"), ("reference", "manifest"), ("gpu", "cluster"), ("map", "cluster"))
 
 
 def count(text: str) -> int:
     """The type of an option that counts from 1 on."""
-    if not text.isdecimal() or not 1 <= int(text) <= MOST:
-        raise argparse.ArgumentTypeError(f"expected 1 to {MOST}, got {text!r}")
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1 on, got {text!r}")
     return int(text)
 
 
 def positive(text: str) -> float:
     """The type of an option that is a number above 0."""
-    if not re.fullmatch(r"[0-9.]+(e-?\d{1,2})?", text) or text.count(".") > 1 or not float(text) > 0:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
         raise argparse.ArgumentTypeError(f"expected more than 0, got {text!r}")
-    return float(text)
+    return number
+
+
+KINDS: dict[str, Any] = {"N": count, "S": positive, "G": positive, "FILE": Path, "DIR": Path, "PATH": Path, "X": float}
+
+
+def add(options: argparse._ActionsContainer, table: str) -> None:
+    """Adds options, one a line: name, metavar, two blanks, help. By its metavar an option is a count (N), more than
+    0 (S, G), a number (X), a path (FILE, DIR, PATH), one of several words (A|B) or a list (TOOL...); without one it is
+    a switch, and with a short name beside its own a switch that counts. A name without dashes is an argument. A number
+    that the help calls the default is that."""
+    for line in filter(None, table.splitlines()):
+        names, about = re.split(r"\s{2,}", line.strip(), maxsplit=1)
+        name, _, metavar = names.partition(" ")
+        shape: dict[str, Any] = {"help": about}
+        if default := re.search(r"\(default: (\d+)\)", about):
+            shape["default"] = default[1]
+        if not metavar:
+            options.add_argument(name, action="store_true", help=about)
+        elif metavar.startswith("--"):
+            options.add_argument(name, metavar, action="count", default=0, help=about)
+        else:
+            word = metavar.removesuffix("...")
+            shape |= {"choices": word.split("|")} if "|" in word else {"type": KINDS.get(word), "metavar": word}
+            options.add_argument(name, nargs="+" if metavar != word else None, **shape)
 
 
 def add_options(options: argparse._ActionsContainer, *names: str) -> None:
     """Adds fields of `config.Request` as options: max_replan_iterations as --max-replan-iterations. Their values
-    stay texts until `check_options` or `chosen_settings` validates them."""
+    stay texts until `checked` or `chosen_settings` validates them."""
     for name in names:
         field = Request.model_fields[name]
         kind = next((kind for kind in get_args(field.annotation) if kind is not NoneType), field.annotation)
@@ -103,20 +111,24 @@ def add_options(options: argparse._ActionsContainer, *names: str) -> None:
         options.add_argument(f"--{name.replace('_', '-')}", help=as_flags(field.description or ""), **shape)
 
 
-def check_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> argparse.Namespace:
-    """Gives the options in `args` the values that they stand for, or ends the program with one sentence."""
-    given = _given(args, Request)
+def read(parser: argparse.ArgumentParser, argv: list[str] | None) -> argparse.Namespace:
+    """The options in `argv` (default: the command line), with the values that they stand for, or one sentence and an
+    exit. Pictures may stand before, between and behind options."""
+    args = parser.parse_intermixed_args(argv)
+    given = {name for name, value in vars(args).items() if value not in (None, False, [])}
+    for option, needed in NEEDS.items():
+        if option in given and needed not in given:
+            parser.error(f"--{option.replace('_', '-')}: expected with --{needed}")
+    for option, other in APART:
+        if {option, other} <= given:
+            named = args.pictures[0] if option == "pictures" else f"--{option}"
+            parser.error(f"{named}: expected without --{other}")
     try:
-        request = Request.of(given)
+        request = Request.of(_given(args, Request))
     except ConfigError as error:
         parser.error(as_flags(error.message))
-    vars(args).update({name: getattr(request, name) for name in given})
+    vars(args).update({name: getattr(request, name) for name in _given(args, Request)})
     return args
-
-
-def checked(parser: argparse.ArgumentParser, argv: list[str] | None) -> argparse.Namespace:
-    """The options in `argv` (default: the command line), with the values that they stand for."""
-    return check_options(parser, parser.parse_args(argv))
 
 
 def _given(args: argparse.Namespace, model: type[Options]) -> dict[str, Any]:
@@ -135,11 +147,28 @@ def as_flags(message: str) -> str:
     return re.sub(r"^\w+(?=:)|(?<!-)\b[a-z]+_[a-z_]+\b", flag, message)
 
 
+def output_file(option: str, file: Path, *suffixes: str) -> Path:
+    """The file that `option` writes, where `file` is a link the one that it leads to. Raises UsageError for a name
+    with another suffix, so that nothing of another kind is replaced, and for a place where nothing can be written."""
+    folder, ends = file.absolute().parent, " or ".join(suffixes)
+    if file.suffix.lower() not in suffixes:
+        raise UsageError(f"{option} {file}: expected a name with {ends}", f"name it {file.stem}{suffixes[0]}")
+    if not folder.is_dir():
+        remedy = f"make it first: mkdir -p {shlex.quote(str(folder))}"
+        raise UsageError(f"{option} {file}: there is no folder {folder}", remedy)
+    try:
+        place = place_for(file)
+    except FileError as error:
+        raise UsageError(f"{option} {file}: {error}", "choose a new file in a folder of yours") from error
+    if not os.access(place if place.exists() else place.absolute().parent, os.W_OK):
+        raise UsageError(f"{option} {file}: it cannot be written", "choose a file in a folder of yours")
+    return place
+
+
 def chosen_settings(args: argparse.Namespace, say: Callable[[str], None] = tell) -> "Settings":
     """The settings that --config, --model and the like name, as far as a command has them. With --gpu and
     neither of those two the largest model that is there is taken, and `say` is told which. Raises ConfigError."""
     from agentic_iqa_local.api import choose_settings
-    from agentic_iqa_local.files import models_root
 
     options = _given(args, Options)
     if "gpu" in options and not options.keys() & {"config", "model"} and options.get("engine") != "server":
@@ -161,8 +190,6 @@ def chosen_settings(args: argparse.Namespace, say: Callable[[str], None] = tell)
 
 def check_models(settings: "Settings", pipeline: str) -> None:
     """Raises UsageError for a model folder that is not there; one that a server has need not be."""
-    from agentic_iqa_local.files import about_missing_model
-
     for role in ("planner", "executor", "summarizer") if pipeline == "agent" else ("summarizer",):
         backend = settings.role(role).backend
         if not backend.startswith("server.") and not os.path.isdir(folder := settings.folder(backend)):
@@ -170,20 +197,24 @@ def check_models(settings: "Settings", pipeline: str) -> None:
 
 
 def place_of(args: argparse.Namespace) -> "Place | None":
-    """Where the workers of a command line are; None without --cluster. Raises UsageError for options that do not go
-    together, ClusterError where the address is none or does not answer."""
-    if (args.cluster is None) != (args.workers is None) or (args.gpus_per_worker and not args.cluster):
-        raise UsageError("--cluster, --workers: expected both, with --gpus-per-worker if each worker has GPUs")
+    """Where the workers of a command line are; None without --cluster. Raises ClusterError where the address is none
+    or does not answer."""
     if args.cluster is None:
         return None
-    if args.gpu is not None or (args.cpu and args.gpus_per_worker):
-        raise UsageError("--gpu, --cpu: expected without --cluster, whose workers get GPUs by --gpus-per-worker")
-    if getattr(args, "map", None) and args.cluster != "local":
-        raise UsageError("--map: expected without --cluster ADDRESS: a map would be drawn to its worker's disk")
     from agentic_iqa_local.batch.ray import Place, check_address
 
     check_address(args.cluster)
     return Place(args.cluster, args.workers, args.gpus_per_worker or 0.0)
+
+
+@contextmanager
+def extra(name: str) -> Iterator[None]:
+    """What is imported here comes with the extra `serve`. Raises UsageError where the command `name` lacks it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        remedy = "pip install 'agentic_iqa_local[serve]'"
+        raise UsageError(f"{name}: expected the package {error.name}", remedy) from error
 
 
 def chosen_batch(

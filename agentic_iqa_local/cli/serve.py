@@ -24,29 +24,24 @@ from agentic_iqa_local.cli.command import Command, Parser, UsageError
 
 STATE = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
 SHORTEST_TOKEN = 16  # characters
-
-
-def whole(text: str) -> int:
-    """The type of a limit."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected 1 or more, got {text!r}")
-    return int(text)
+PLACE = """
+--host ADDRESS  address to listen on (127.0.0.1)
+--queue N       requests that wait (default: 64)
+--max-bytes N   bytes of a request (default: 134217728)
+--batches DIR   where batches lie (agentic-iqa/batches below $XDG_STATE_HOME)
+"""
 
 
 def options(parser: Parser) -> None:
-    place = parser.add_argument_group("where it listens, and its limits").add_argument
-    place("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
-    place("--port", type=int, default=8765, help="port; 0 takes a free one (default: 8765)")
+    place = parser.add_argument_group("where it listens, and its limits")
+    place.add_argument("--port", type=int, default=8765, help="port; 0 takes a free one (default: 8765)")
     about = "a name that requests may be sent to, beside localhost; may be repeated"
-    place("--allow-host", action="append", default=[], metavar="NAME", help=about)
-    place("--queue", type=whole, default=64, metavar="N", help="requests that wait (default: 64)")
-    place("--max-bytes", type=whole, default=2**27, metavar="N", help="of a request (default: 128 MiB)")
-    about = "where batches lie (default: agentic-iqa/batches below $XDG_STATE_HOME)"
-    place("--batches", type=Path, metavar="DIR", default=STATE / "agentic-iqa" / "batches", help=about)
+    place.add_argument("--allow-host", action="append", default=[], metavar="NAME", help=about)
+    shared.add(place, PLACE)
+    parser.set_defaults(host="127.0.0.1", batches=STATE / "agentic-iqa" / "batches")
     how = parser.add_argument_group("how: with what, and where")
     shared.add_options(how, *shared.SET_UP, *shared.HOW, *shared.HOW_SURE)
-    shared.add(how, shared.WORK)
-    shared.add_verbose(parser)
+    shared.add(how, shared.WORK + shared.VERBOSE)
 
 
 def token_for(host: str) -> str | None:
@@ -65,11 +60,8 @@ def token_for(host: str) -> str | None:
 def serve(args: argparse.Namespace) -> int:
     """Serves until it is ended. Raises UserError."""
     token = token_for(args.host)
-    try:
+    with shared.extra("serve"):
         from agentic_iqa_local.serve import app
-    except ModuleNotFoundError as error:
-        remedy = "pip install 'agentic_iqa_local[serve]'"
-        raise UsageError(f"serve: expected the package {error.name}", remedy) from error
     from agentic_iqa_local.batch.runner import Runner
     from agentic_iqa_local.devices import choose_device
     from agentic_iqa_local.serve.asks import Serving, SetUp
@@ -90,4 +82,4 @@ def serve(args: argparse.Namespace) -> int:
     return 0
 
 
-main = Command("serve", __doc__, options, serve, shared.checked)
+main = Command("serve", __doc__, options, serve, shared.read)

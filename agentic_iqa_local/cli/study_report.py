@@ -4,6 +4,7 @@ import argparse
 from collections import Counter
 from pathlib import Path
 
+from agentic_iqa_local.cli.options import output_file
 from agentic_iqa_local.cli.study_options import Subcommands, add_command, count
 from agentic_iqa_local.errors import one_line
 
@@ -32,11 +33,10 @@ def add_fit(commands: Subcommands) -> None:
 
 
 def fit(args: argparse.Namespace) -> int:
-    from agentic_iqa_local.cli.outputs import result_file
     from agentic_iqa_local.files import write_whole
     from agentic_iqa_local.studies.fitting import fit_runs
 
-    place = result_file("--out", args.out, "fit")
+    place = output_file("--out", args.out, ".json")
     found = fit_runs(args.run, args.objective, split=args.split, share=args.share, called=args.called)
     write_whole(place, found.model_dump_json())
     calibrated = "intervals of q are not calibrated, they need an absolute category scale"
@@ -69,16 +69,12 @@ def add_report(commands: Subcommands) -> None:
 
 
 def report(args: argparse.Namespace) -> int:
-    from agentic_iqa_local.cli.outputs import result_folder
     from agentic_iqa_local.judgement.fit import read_fit
     from agentic_iqa_local.studies.report import report_runs
     from agentic_iqa_local.studies.store import check_folder, read_run
 
     check_folder(args.out)
-    names = names_of(args.runs)
-    for folder in [args.out, *(args.out / name for name in names if len(names) > 1)]:
-        result_folder("--out", folder, "modes.csv", "accuracy.csv", "datasets.csv")
-    runs = {name: read_run(folder) for name, folder in zip(names, args.runs, strict=True)}
+    runs = {name: read_run(folder) for name, folder in zip(names_of(args.runs), args.runs, strict=True)}
     options = {"draws": args.draws, "baseline": args.baseline, "fit": read_fit(args.fit) if args.fit else None}
     kinds = ("svg", "png") if args.png else ("svg",)
     print(report_runs(runs, args.out, kinds=kinds, pictures=args.pictures, **options))
@@ -103,14 +99,12 @@ def add_compare(commands: Subcommands) -> None:
 
 
 def compare(args: argparse.Namespace) -> int:
-    from agentic_iqa_local.cli.outputs import result_folder
     from agentic_iqa_local.studies.compare import compare as compare_runs
     from agentic_iqa_local.studies.report import as_text, write_tables
     from agentic_iqa_local.studies.store import check_folder, read_run
 
     if args.out:
         check_folder(args.out)
-        result_folder("--out", args.out, "run_differences.csv")
     runs = {name: read_run(folder) for name, folder in zip(names_of(args.runs), args.runs, strict=True)}
     tables, notes = compare_runs(runs, modes=args.mode, draws=args.draws)
     print(*(as_text(name, table) for name, table in tables.items()), *notes, sep="\n")

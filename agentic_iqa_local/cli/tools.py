@@ -9,12 +9,12 @@ examples:
 import argparse
 
 from agentic_iqa_local.cli.command import Command
+from agentic_iqa_local.cli.console import Console
 from agentic_iqa_local.cli.options import SET_UP, add_options, chosen_settings
 
 
 def show(args: argparse.Namespace) -> int:
     """Prints the table. Raises UserError."""
-    from agentic_iqa_local.cli.console import Console
     from agentic_iqa_local.devices import choose_device
     from agentic_iqa_local.output.tool_table import tool_table
     from agentic_iqa_local.services import Services

@@ -31,8 +31,6 @@ from agentic_iqa_local.vlm_client import VLMError
 
 logger = logging.getLogger(__name__)
 
-BY_THE_QUERY = ("query_type", "query_scope", "distortions", "required_tool")  # fields that its words decide
-
 
 def derive_flags(
     query_type: str, query_scope: list[str] | str, distortion_source: str, required_tool: str | None
@@ -122,11 +120,8 @@ def _distortions(
 
 def corrections(made: PlannerOutput, corrected: PlannerOutput) -> list[str]:
     """A line for each field in which the corrected plan differs from what the model made."""
-    return [
-        f"{name}: {_told(before)} → {_told(after)}{' (by the words of the query)' if name in BY_THE_QUERY else ''}"
-        for name, before in made
-        if (after := getattr(corrected, name)) != before
-    ]
+    told = ((name, _told(before), _told(getattr(corrected, name))) for name, before in made)
+    return [f"{name}: {before} → {after}" for name, before, after in told if before != after]
 
 
 def _told(value: Any) -> str:
@@ -139,8 +134,9 @@ def _told(value: Any) -> str:
 
 def taken_choices(query: str, choices: list[str] | None) -> list[str]:
     """A line that tells that the query itself lists the answers to choose from; none where it does not."""
-    listed = choices is not None and choices == choices_in(query)
-    return [f"choices: {' | '.join(choices)} (the query lists them)"] if choices and listed else []
+    return (
+        [f"choices: {' | '.join(choices)} (the query lists them)"] if choices and choices == choices_in(query) else []
+    )
 
 
 def planner_node(
@@ -162,9 +158,9 @@ def planner_node(
             reply = ask(images.session("planner"), prompt, PlannerReply, images.services.section("planner"))
             locates = box_style(images) != "none"
     except (InvalidAnswer, VLMError, OSError, ValueError) as error:
-        reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
-        logger.error("Planner failed: %s", one_line(reason))
-        return {"error": one_line(f"Planner: {reason}")}
+        reason = one_line(error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error))
+        logger.error("Planner failed: %s", reason)
+        return {"error": f"Planner: {reason}"}
     made = PlannerOutput.model_validate(reply.model_dump(by_alias=True))
     plan, carried = going_on(made, query, context)
     plan = correct_plan(plan, query, has_reference, before, locates=locates, carried=carried, choices=choices)

@@ -9,13 +9,9 @@ from agentic_iqa_local.iqa_tools.specs import TOOLS, tool_key
 
 # Well-known metrics that are not in the table: who names one must learn that it cannot run.
 _OTHERS = (
-    "VMAF", "HDR-VDP", "IW-SSIM", "UQI", "IFC", "BLIINDS", "DIIVINE", "CORNIA", "BIQI", "PSNR-HVS", "SSIMULACRA",
-    "SSIMULACRA2", "Butteraugli", "FID", "DeQA", "Compare2Score", "HaarPSI",
+    "VMAF", "IW-SSIM", "UQI", "IFC", "BLIINDS", "DIIVINE", "CORNIA", "BIQI", "SSIMULACRA2", "Butteraugli", "FID", "DeQA",
 )  # fmt: skip
-_FULL_NAMES = {
-    "peaksignaltonoiseratio": "PSNR", "structuralsimilarity": "SSIM", "structuralsimilarityindex": "SSIM",
-    "multiscalessim": "MS-SSIM", "featuresimilarity": "FSIM", "clipiqaplus": "CLIPIQA+", "onealign": "QAlign",
-}  # fmt: skip
+_FULL_NAMES = {"peaksignaltonoiseratio": "PSNR", "structuralsimilarity": "SSIM", "clipiqaplus": "CLIPIQA+"}
 _BY_REFERENCE = {"topiq": ("TOPIQ_NR", "TOPIQ_FR"), "wadiqam": ("WaDIQaM_NR", "WaDIQaM_FR")}  # without, with one
 _NAMES = (
     {tool_key(name): name for name in (*_OTHERS, *_BY_REFERENCE)}
@@ -25,19 +21,17 @@ _NAMES = (
 # Names that are words too count as the table spells them, after a command, or before a word such as "score".
 _WORDS_TOO = ("MAD", "PI", "UNIQUE", "TReS", "A-FINE", "VIF", "NIMA", "IFC", "FID")
 _SPELLED = "|".join(r"[ \-_.]?".join(map(re.escape, key)) for key in sorted(_NAMES, key=len, reverse=True))
-_IN_FILE_NAME = r"[\w-]*\.(?:png|jpe?g|webp|bmp|tiff?|heic|gif|csv|txt|jsonl?)\b"
-_NAME = rf"(?<![A-Za-z0-9À-ɏ])(?:{_SPELLED})(?![A-Za-z0-9À-ɏ]|{_IN_FILE_NAME})"
+_NAME = rf"(?<![A-Za-z0-9À-ɏ])(?:{_SPELLED})(?![A-Za-z0-9À-ɏ]|[\w-]*\.(?:png|jpe?g|webp|tiff?|csv)\b)"
 _METRIC = re.compile(
     rf"(\b(?:use|run|compute|calculate)\s+)?({_NAME})([\s-]*(?:score|metric|index|value)s?\b)?", re.IGNORECASE
 )
 # "not X, Y or Z": nothing but fillers parts a negation from the name; and "X and Y should not"
-_AND = r"(?:\s*[,/]\s*(?:(?:or|and|nor|und|oder)\s+)?|\s+(?:or|and|nor|und|oder)\s+)"
+_AND = r"(?:\s*[,/]\s*(?:(?:or|and|nor)\s+)?|\s+(?:or|and|nor|und|oder)\s+)"
 _LIST = rf"{_NAME}(?:{_AND}{_NAME}){{0,9}}"  # bounded: a long query is read in linear time
 _REFUSED = re.compile(
-    r"(?:(?<!why )\b(?:do not|don['’]?t|not|neither|never|no|without|except|avoid\w*|skip|ignore|instead of|other than"
-    r"|rather than|anything but|nicht|kein\w*|ohne|sans|pas|sin|senza|без|не)\s+"
-    r"(?:(?:want|use|using|run|running|apply|trust|either|on|the|any|a|for|to|with|by|me|you)\s+)*|(?:不要?用?|别用?)\s*)"
-    rf"{_LIST}|{_LIST}\s+(?:should|must|shall|may|can)(?:n['’]t| not)\b",
+    r"(?:(?<!why )(?:\b(?:not|never|no|without|except|avoid|skip|ignore|instead of|rather than|other than|anything but"
+    r"|nicht|kein\w*|ohne|sans|sin)|n['’]t)\s+(?:(?:want|you|to|use|using|run|the|any|a|with|by|on)\s+)*|(?:不要?用?|别用?)\s*)"
+    rf"{_LIST}|{_LIST}\s+should(?:n['’]t| not)\b",
     re.IGNORECASE,
 )
 
@@ -74,48 +68,36 @@ def question_alone(query: str) -> str:
 
 # Words for the whole picture and for its quality, which name no part of it
 _NO_REGION = re.compile(
-    r"\w|\d+|an|the|this|that|these|those|my|your|our|its|it|whole|entire|full|overall|of|in|images?|pictures?|photos?"
-    r"|photograph|shot|frame|scene|screenshot|everything|all|global|test|quality|score|rating|level|value|result"
-    r"|reference|original|distortions?|degradation|artifacts?|defects?|problem|resolution|clarity|realism|composition"
-    r"|exposure|lighting|saturation|tones|hue|aberration|mood|style|story|bild|foto|imagen|图|图片|照片|图像|画像|写真|质量"
+    r"\w|\d+|an|the|this|that|my|your|its?|whole|entire|full|overall|of|in|images?|pictures?|photos?|shot|frame|scene"
+    r"|everything|all|global|quality|score|rating|level|value|reference|original|distortions?|degradation|art[ie]facts?"
+    r"|defects?|lighting|composition|mood|style|aberration|bild|foto|imagen|图|图片|照片|图像|画像|写真|质量|jpeg|halos?"
     r"|(de|un|over|under)?(blur|nois|grain|sharp|contrast|bright|dark|compress|colou?r|expos|satur|focus|tint|soft)\w*"
-    r"|jpeg|block(ing|iness|y)|ringing|banding|halos?"
 )
 
 
 def region_in(query: str, name: str) -> str | None:
     """The region that a plan calls `name`, without words for the picture or its quality at either end ("photo
-    of my dog": dog); None where nothing is left, or the query does not hold it."""
+    of my dog": dog); None where nothing is left, or the query does not hold it, plurals apart."""
     words = re.findall(r"[^\W_]+(?:['’-][^\W_]+)*", _plain(name))
     kept = [i for i, word in enumerate(words) if not _NO_REGION.fullmatch(word.casefold())]
-    region = words[kept[0] : kept[-1] + 1] if kept else []
-    if region == [word for word in words if word.casefold() not in ("the", "a")]:
-        region = words
-    found, text = " ".join(region), _without_metrics(query)
-    unspaced = not found.isascii() and found in text  # Chinese and its like
-    return found if region and (unspaced or holds(text, found)) else None
+    if not kept:
+        return None
+    region, text = " ".join(words[kept[0] : kept[-1] + 1]), _without_metrics(query)
+    unspaced = not region.isascii() and region in text  # Chinese and its like
+    wanted, found = _stemmed(region), _stemmed(text)
+    rows = (found[i : i + len(wanted)] for i in range(len(found) - len(wanted) + 1))
+    return region if unspaced or any(all(map(set.intersection, row, wanted)) for row in rows) else None
 
 
-def holds(text: str, phrase: str) -> bool:
-    """Whether the text holds the phrase's words in a row; capitals, plurals and articles apart."""
-    found, wanted = (re.findall(r"[^\W_]+", _plain(one).casefold()) for one in (text, phrase))
-    found, wanted = ([_stems(word) for word in words if word not in ("the", "a")] for words in (found, wanted))
-    rows = [found[i : i + len(wanted)] for i in range(len(found) - len(wanted) + 1)]
-    return bool(wanted) and any(all(map(set.intersection, row, wanted)) for row in rows)
-
-
-def _stems(word: str) -> set[str]:
-    """The word, and what it may be the plural of."""
-    plurals = (("s", ""), ("es", ""), ("ies", "y"), ("ves", "f"), ("ves", "fe"))
-    ends = [(end, singular) for end, singular in plurals if word.endswith(end) and len(word) > len(end) + 1]
-    return {word} | {word.removesuffix(end) + singular for end, singular in ends if not word.endswith("ss")}
+def _stemmed(text: str) -> list[set[str]]:
+    """Of each word but articles: itself, and what it may be the plural of."""
+    ends = (("s", ""), ("es", ""), ("ies", "y"), ("ves", "f"), ("ves", "fe"))
+    words = [word for word in re.findall(r"[^\W_]+", text.casefold()) if word not in ("the", "a")]
+    return [{word} | {word.removesuffix(end) + last for end, last in ends if word.endswith(end)} for word in words]
 
 
 _WHERE = re.compile(
-    r"\b(where(abouts)?|(which|what) (part|corner|side|half|quarter|area|region|spot|place)s?"
-    r"|in one (corner|part|place)|(across|over|throughout|(cover|fill|affect)\w*) (the|my|this) (whole|entire)"
-    r" (picture|image|frame|photo)|wo|où|d[oó]nde|dove (si|sono|è)|dov['’]è)\b|哪里|何处|どこ",
-    re.IGNORECASE,
+    r"\b(where(abouts)?|(which|what) (part|corner|side|half|quarter|area|region)s?|wo|où|d[oó]nde)\b|哪里|どこ", re.I
 )
 
 
@@ -130,17 +112,15 @@ _MARK = re.compile(
 )
 # What a person answers is short, and no question or instruction
 _NO_ANSWER = re.compile(
-    r"$|.{100}|(is|are|was|were|does?|did|how|what|which|why|can|could|where|who|rate|score|explain|tell|describe|give"
-    r"|say|list|assess|judge|compare|check|write|count)\b",
+    r"$|.{100}|(is|are|do|does|did|how|what|which|why|can|where|who|rate|score|explain|describe|give|list|compare)\b",
     re.IGNORECASE | re.DOTALL,
 )
 _END_OF_LIST = re.compile(r"(?<!\b[A-Z])(?<!\b[A-Z][a-z])[.?!]\s+(?=[A-Z¿¡])|[。？]|\n")  # "Dr. No" is one answer
 _END_OF_ANSWER = re.compile(r"[\s,;.?!(\[]*(\b(or|and|oder|ou)\b)?[\s(\[]*$", re.IGNORECASE)
-_PAIR = r"(yes|ja|oui|s[íi]|да|true|y|是)\s*(?:or|oder|ou|o|или|/|,|或|还是)\s*(no|nein|non|не|нет|false|n|否|不是)"
+_PAIR = r"(yes|ja|oui|s[íi]|true|y|是)\s*(?:or|oder|ou|o|/|,|或|还是)\s*(no|nein|non|false|n|否|不是)"
 _YES_NO = re.compile(
-    rf"^\s*(?:(?:answer|reply|say)\s+(?:with\s+|by\s+)?)?{_PAIR}\s*[:,?–—-]"
-    rf"|(?<!whether)(?<!saying)(?<!say)(?<!if)[\s,;(?!.:？–—-]{_PAIR}[\s?.!),？。]*"
-    r"(?:(?:please|and)?\s*(?:briefly\s+)?(?:explain|why)\b.*)?$",
+    rf"^\s*(?:answer\s+(?:with\s+)?)?{_PAIR}\s*[:,?–—-]"
+    rf"|(?<!whether)(?<!saying)(?<!if)[\s,;(?!.:–—-]{_PAIR}[\s?.!),。]*(?:(?:please\s+)?(?:explain|why)\b.*)?$",
     re.IGNORECASE,
 )
 

@@ -57,11 +57,20 @@ def record(
     """The account of a pass by its answer and the plan and evidence of that. `earlier` is the answer before it, a
     gap of which it was to close (None for a first pass); the cost is in tokens and seconds."""
     q, before = (one and one.fusion and one.fusion.q for one in (result, earlier))
+    evidence = basis.evidence or ExecutorOutput()
+    damage = [(name, item) for name, items in (evidence.distortion_analysis or {}).items() for item in items]
+    seen = [f"{item.severity} {item.type}{of_object(name)}" for name, item in damage if item.severity != "none"]
+    scores = [
+        f"{log.tool_name} {log.normalized_score:.2f}{of_object(log.object_name)}"
+        f"{' (without a vote)' if log.outvoted or log.trailing else ''}"
+        for log in evidence.tool_logs
+        if log.normalized_score is not None
+    ]
     return PassRecord(
         number=earlier.passes[-1].number + 1 if earlier else 1,
         asked=earlier and earlier.replan_reason,
-        seen=_seen(basis.evidence),
-        measured=_measured(basis.evidence),
+        seen=", ".join(seen) or ("nothing was looked for" if basis.evidence is None else "no distortion"),
+        measured=", ".join(dict.fromkeys(scores)) or "nothing",
         concluded=result.final_answer if q is None else f"{LEVEL_WORDS[_level(q)]}, q {q:.2f}",
         decided=decided(result.fusion),
         q=q,
@@ -70,25 +79,6 @@ def record(
         tokens=cost[0],
         seconds=round(cost[1], 3),
     )
-
-
-def _seen(evidence: ExecutorOutput | None) -> str:
-    """The distortions that the model found."""
-    if evidence is None or evidence.distortion_analysis is None:
-        return "nothing was looked for"
-    found = [(name, item) for name, items in evidence.distortion_analysis.items() for item in items]
-    told = [f"{item.severity} {item.type}{of_object(name)}" for name, item in found if item.severity != "none"]
-    return ", ".join(told) or "no distortion"
-
-
-def _measured(evidence: ExecutorOutput | None) -> str:
-    """The tools' scores, 1..5; of those without a vote it is said."""
-    told = {}
-    for log in evidence.tool_logs if evidence else ():
-        if log.normalized_score is not None:
-            score = f"{log.tool_name} {log.normalized_score:.2f}{of_object(log.object_name)}"
-            told[score] = f"{score} (without a vote)" if log.outvoted or log.trailing else score
-    return ", ".join(told.values()) or "nothing"
 
 
 def decided(fusion: FusionResult | None) -> Literal["seen", "measured", "concluded"]:

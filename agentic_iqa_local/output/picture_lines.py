@@ -1,7 +1,7 @@
 """Several pictures on a terminal: one aligned line for each, that fits its width."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from rich.cells import cell_len
 from rich.text import Text
@@ -98,16 +98,3 @@ def worst_distortion(row: Assessment) -> str:
     """The most severe distortion; "none seen" where the evidence holds none, and nothing without evidence."""
     looked = row.evidence and row.evidence.distortion_analysis
     return [*damage(row), "none seen"][0] if looked else ""
-
-
-def in_order(rows: Iterable[Assessment], by: str) -> list[Assessment]:
-    """The rows sorted by "q" from the best on, "worst" from the worst on, "width" of the interval from the
-    widest on, or "name"; what lacks the figure comes last, in order of names."""
-
-    def key(row: Assessment) -> tuple[bool, float, str]:
-        if by == "name":
-            return False, 0.0, row.image
-        figure = (row.interval and -row.interval.width) if by == "width" else row.q
-        return figure is None, (-1 if by == "q" else 1) * (figure or 0.0), row.image
-
-    return sorted(rows, key=key)

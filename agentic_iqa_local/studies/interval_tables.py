@@ -20,7 +20,6 @@ from agentic_iqa_local.judgement.intervals import COVERAGE, FEATURES, HIGHEST, L
 from agentic_iqa_local.result import Condition
 from agentic_iqa_local.state import lower_edge
 from agentic_iqa_local.studies.calibrating import cases, errors
-from agentic_iqa_local.studies.distortions import DISTORTIONS
 from agentic_iqa_local.studies.scored_run import ScoredRun
 from agentic_iqa_local.studies.statistics import Draws, mean, srcc
 
@@ -29,6 +28,15 @@ VALUES = 41  # of a picture's predictive distribution: enough for the probabilit
 GATES = {letter: lower_edge(letter) for letter in ("B", "C", "D")}  # the quality that --at-least asks for
 ERROR_RATE, ERROR_RATE_WIDENED = 0.1, 0.05  # as gates.Sureness has them
 FEWEST = 50  # pictures in all: a calibration of half of them can give 90 %
+FAMILIES = {  # of the synthetic kinds of scripts/training/distortions.py
+    "Blurs": ("gaussian_blur", "defocus_blur", "motion_blur", "upscale", "denoise"),
+    "Noise": ("white_noise", "chroma_noise", "impulse_noise", "speckle_noise", "poisson_noise", "blotchy_noise"),
+    "Compression": ("jpeg", "jpeg2000", "webp", "palette"),
+    "Brightness change": ("brighten", "darken"),
+    "Contrast": ("contrast_decrease", "contrast_increase"),
+    "Color distortions": ("desaturate", "colour_cast", "colour_bleed", "aberration"),
+    "Sharpness": ("oversharpen", "halo"),
+}
 KEPT = (100, 90, 80, 70, 60, 50)  # percent
 MOST, MOST_DRAWS = 2000, 200  # pictures whose pairs are all looked at, and draws: each takes a product of matrices
 PAIRS = 20_000  # whose probability is looked at
@@ -185,8 +193,7 @@ def _within(run: ScoredRun, judged: Judged) -> Iterator[Line]:
     """Coverage and width within distortion families, kinds, levels and fifths of q."""
     covered, width, q = judged.mean("covered", run), judged.mean("width", run), judged.known.q
     parts = pd.DataFrame({by: [row.get(by) for row in run.rows] for by in ("distortion", "level")}, dtype=object)
-    families = {kind: distortion.family for kind, distortion in DISTORTIONS.items()}
-    parts.insert(0, "family", parts.distortion.map(families))
+    parts.insert(0, "family", parts.distortion.map({kind: family for family, of in FAMILIES.items() for kind in of}))
     parts = parts.loc[:, parts.nunique() > 1]
     parts["fifth of q"] = pd.Series(np.argsort(np.argsort(q, kind="stable")) * 5 // len(q) + 1, q.index)
     for by, of in parts.items():

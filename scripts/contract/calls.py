@@ -183,9 +183,9 @@ def letters_timeout(shell: Shell):
 
 @call
 def terminal(shell: Shell):
-    """Several pictures on a terminal, the worst first."""
+    """Several pictures on a terminal."""
     master, slave = pty.openpty()
-    words = ("assess", "pictures/leaf.png", "pictures/leaf_blur.png", "pictures/tower.png", "--sort", "worst")
+    words = ("assess", "pictures/leaf.png", "pictures/leaf_blur.png", "pictures/tower.png")
     process = shell.start(*words, "--pipeline", "letters", stdin=slave, stdout=slave, stderr=subprocess.PIPE, text=True)
     os.close(slave)
     _, errors = process.communicate(timeout=LONGEST)
@@ -447,7 +447,7 @@ def _reported(shell: Shell, run: str, name: str) -> dict[str, Any]:
 
 @call
 def study_synthetic(shell: Shell):
-    done = shell.run("study", "synthetic", "photos", "--all", "--per-photo", "2", "--out", "synthetic")
+    done = shell.run("training/synthetic", "photos", "--all", "--per-photo", "2", "--out", "synthetic")
     return done.kept(table=shell.table("synthetic/manifest.csv"))
 
 
@@ -497,7 +497,7 @@ def tools_listed(shell: Shell):
 @call
 def helped(shell: Shell):
     """Which options each command has."""
-    studies = [("study", name) for name in ("run", "report", "fit", "compare", "synthetic")]
+    studies = [("study", name) for name in ("run", "report", "fit", "compare")]
     commands = [
         *((name,) for name in SCRIPTS if name != "study"),
         *studies,
@@ -532,12 +532,9 @@ MISTAKES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "misspelt_config": (("assess", LEAF, "--config", "misspelt.yaml"), ("misspelt.yaml", "fusoin", "fusion")),
     "exclusive": (("assess", LEAF, "--gpu", "0", "--cpu"), ("--gpu", "--cpu")),
     "no_gpu": (("assess", LEAF, "--gpu", "0"), ("gpu",)),
-    "compare_and_image": (("assess", LEAF, "--compare", LEAF, "sample.png"), ("--compare",)),
     "one_choice": (("assess", LEAF, "--query", "Sharp?", "--choices", "Yes"), ("choices",)),
     "error_rate": (("assess", LEAF, "--at-least", "Good", "--error-rate", "2"), ("--error-rate", "2")),
     "level": (("assess", LEAF, "--at-least", "Splendid"), ("--at-least", "Splendid")),
-    "foreign_table": (("assess", LEAF, "--csv", "notes.csv"), ("notes.csv", "--csv")),
-    "foreign_gallery": (("assess", LEAF, "--gallery", "notes.html"), ("notes.html", "--gallery")),
     "picture_as_output": (("assess", LEAF, "--out", "pictures/scene.png"), ("scene.png", "--out")),
     "model_missing": (("assess", LEAF, "--model", "nowhere"), ("nowhere", "model")),
     "manifest_column": (("assess", "--manifest", "no_image_column.csv"), ("no_image_column.csv", "image")),
