@@ -15,7 +15,6 @@ import numpy as np
 import pandas as pd
 from scipy.stats import binomtest, rankdata
 
-from agentic_iqa_local.config import FusionSettings
 from agentic_iqa_local.judgement.fit import Fit, read_fit
 from agentic_iqa_local.judgement.intervals import COVERAGE, FEATURES, HIGHEST, LOWEST, SHIPPED, WIDENED, Errors
 from agentic_iqa_local.result import Condition
@@ -72,32 +71,21 @@ def interval_tables(run: ScoredRun, fit: Fit | None) -> tuple[dict[str, pd.DataF
     return {name: pd.DataFrame(table) for name, table in lines.items()}, notes
 
 
-def given_calibration(run: dict[str, Any], settings: FusionSettings, fit: Fit | None) -> tuple[Fit | None, str]:
-    """The calibration from elsewhere that a run's pictures get, that of `fit` or else the shipped one where it is of
-    the run's model, numbers, query and fusion; or None and the reason."""
-    given = fit or (read_fit(SHIPPED) if SHIPPED.is_file() else None)
-    if given is None or given.intervals is None:
-        return None, "it calibrates no intervals"
-    ours = {name: run["model"].get(name) for name in ("dtype", "quantization")}
-    ours |= {"model": run["identity"]["model"], "query": run["identity"]["reads"]["query"]}
-    ours |= {name: getattr(settings, name) for name in ("mode", "temperature", "eta")}
-    other = [name for name, value in ours.items() if getattr(given.intervals, name) != value]
-    if other and fit is None:
-        return None, f"it was made with another {' and another '.join(other)}"
-    return given, ""
-
-
 def _under_given(run: ScoredRun, fit: Fit | None, notes: list[str]) -> Iterator[Judged]:
-    name = "the fit" if fit else "shipped"
-    given, missing = given_calibration(run.run, run.settings, fit)
-    if given is None or given.intervals is None:
-        notes.append(f"No figures of intervals with {name}: {missing}.")
+    """Under the calibration of `fit`, or else the shipped one where that is of the run's model, query and fusion."""
+    name, given = ("the fit", fit) if fit else ("shipped", read_fit(SHIPPED))
+    calibration = given.intervals
+    if calibration is None:
+        notes.append(f"No figures of intervals with {name}: it calibrates no intervals.")
+        return
+    if fit is None and (other := _differing(run, given)):
+        notes.append(f"No figures of intervals with {name}: it was made with another {' and another '.join(other)}.")
         return
     seen = np.array([given.dataset == run.info.key and given.used(row) for row in run.rows])
-    fitted = {"temperature": given.intervals.temperature, "eta": given.intervals.eta}
+    fitted = {"temperature": calibration.temperature, "eta": calibration.eta}
     truth, settings = np.where(seen, np.nan, _truth(run)), run.settings.model_copy(update=fitted)
     for condition, known in cases(run.readings, truth, run.run, settings).items():
-        part, line = given.intervals.of(condition), _line(condition) | {"calibration": name}
+        part, line = calibration.of(condition), _line(condition) | {"calibration": name}
         if part is None:
             notes.append(f"No figures of intervals with {name} for {condition.look}: it holds no such picture.")
             continue
@@ -106,6 +94,14 @@ def _under_given(run: ScoredRun, fit: Fit | None, notes: list[str]) -> Iterator[
         expected = np.clip(part.expected(known.q.to_numpy()), LOWEST, HIGHEST)
         known = known.assign(truth=rank_matched(known.truth.to_numpy(), expected))
         yield Judged(line | {"scale": "ranks"}, known, [whole := trial(part, known)], whole)
+
+
+def _differing(run: ScoredRun, given: Fit) -> list[str]:
+    """The facts in which a run differs from what a calibration of intervals was made with."""
+    ours = {name: run.run["model"].get(name) for name in ("dtype", "quantization")}
+    ours |= {"model": run.run["identity"]["model"], "query": run.run["identity"]["reads"]["query"]}
+    ours |= {name: getattr(run.settings, name) for name in ("mode", "temperature", "eta")}
+    return [name for name, value in ours.items() if getattr(given.intervals, name) != value]
 
 
 def _under_own(run: ScoredRun, notes: list[str]) -> Iterator[Judged]:
