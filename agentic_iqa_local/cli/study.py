@@ -23,7 +23,7 @@ from agentic_iqa_local.cli.console import safe_streams
 from agentic_iqa_local.cli.options import TRACK, add
 from agentic_iqa_local.cli.study_options import STUDY
 from agentic_iqa_local.cli.study_report import add_compare, add_fit, add_report
-from agentic_iqa_local.cli.study_run import add_run, add_synthetic
+from agentic_iqa_local.cli.study_run import add_run
 from agentic_iqa_local.output.tracking import tracked
 
 
@@ -35,7 +35,6 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add_run(commands)
-    add_synthetic(commands)
     add_fit(commands)
     add_report(commands)
     add_compare(commands)

@@ -1,12 +1,10 @@
-"""study run makes a study's rows, study synthetic a set of known quality."""
+"""study run: makes a study's rows."""
 
 import argparse
 import shlex
 import sys
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 from agentic_iqa_local.cli import options
 from agentic_iqa_local.cli.command import stopped_by_ctrl_c
@@ -22,10 +20,6 @@ DATA = """
 --key NAME      which data set it is, where the layout does not tell
 --part-of NAME  a manifest: the data set whose scale and direction its scores have
 --split NAME    only images of this official split (train, val, test)
-"""
-SYNTHETIC = """
---all           also the photographs that the embedded model was trained on
---no-reference  leave the references out of the manifest
 """
 TOOLS = """
 --tools TOOL...  tools scored on every image (default: the configuration's)
@@ -113,53 +107,4 @@ def run(args: argparse.Namespace) -> int:
     failed = f", {len(errors)} of them failures (the first: {one_line(str(errors[0]))})" if errors else ""
     report_on = shlex.join([*STUDY.split(), "report", str(args.out), "--out", "DIR"])
     print(one_line(f"{total} rows in {args.out}{failed}; next: {report_on}"))
-    return 0
-
-
-def add_synthetic(commands: Subcommands) -> None:
-    command = add_command(
-        commands,
-        "synthetic",
-        "a set of distorted photographs with pseudo-MOS, to choose on before any human score is looked at",
-        "Distorts the photographs that the embedded model's training kept out, or all photographs of a"
-        " folder, and writes images, references and manifest.csv with the mean of four full-reference metrics"
-        " as mos (1..5).",
-        "photos/ --all --out synthetic",
-    )
-    command.add_argument("photos", type=Path, metavar="PHOTOS", help="folder of clean photographs")
-    command.add_argument("--out", type=Path, required=True, metavar="DIR", help="new folder for the set")
-    samples = "samples of each photograph (default: 10)"
-    command.add_argument("--per-photo", type=count, default=10, metavar="N", help=samples)
-    add(command, SYNTHETIC)
-    command.set_defaults(main=synthetic)
-
-
-def synthetic(args: argparse.Namespace) -> int:
-    from agentic_iqa_local.output.tables import write_csv
-    from agentic_iqa_local.studies.datasets import DatasetError
-    from agentic_iqa_local.studies.store import StoreError, check_folder
-    from agentic_iqa_local.studies.synthetic import load_tiles, photo_files, split_photos, write_set
-
-    if args.out.exists():
-        raise StoreError(f"{args.out}: expected a new folder, found one that is there", "choose another --out")
-    check_folder(args.out)
-    if not args.photos.is_dir():
-        raise DatasetError(f"{args.photos}: expected a folder of photographs, found none", "check the path")
-    try:
-        photos = load_tiles(photo_files(args.photos) if args.all else split_photos(args.photos)[1])
-    except (ValueError, OSError) as error:
-        raise DatasetError(str(error)) from error
-    if not photos:
-        raise DatasetError(f"{args.photos}: expected photographs, found none", "check the path")
-    args.out.mkdir(parents=True)
-    total, columns = len(photos) * args.per_photo, ("image", "reference", "mos", "group", "distortion", "level")
-
-    def rows(shown: Progress) -> Iterator[dict[str, Any]]:
-        for row in write_set(photos, args.per_photo, args.out, reference=not args.no_reference):
-            yield row
-            shown.count()
-
-    with (args.out / "manifest.csv").open("w", newline="", encoding="utf-8") as file, Progress(total) as shown:
-        write_csv(file, columns, rows(shown))
-    print(one_line(f"{total} images of {len(photos)} photographs in {args.out}"))
     return 0
