@@ -94,13 +94,6 @@ def test_what_the_query_names_is_analysed_and_divided_as_the_plan_says():
     assert corrections(made, corrected)[1].startswith("distortions: dog: Blurs; sky: Noise, Contrast → dog: Blurs; ")
 
 
-def test_a_region_that_the_query_does_not_name_is_no_scope():
-    """A small model invents regions; without the check its tools would be switched off for an ordinary rating."""
-    corrected = correct_plan(plan(query_scope=["street"]), "Is it noisy?", False)
-    assert (corrected.query_scope, corrected.distortions) == ("Global", {"Global": ["Noise"]})
-    assert corrected.plan.tool_execution
-
-
 def test_only_a_replan_or_a_model_that_gives_boxes_may_have_tools_measure_a_region():
     wanted = plan(query_scope=["car", "sky"], plan=ALL_OFF | {"tool_execution": True})
     for before, locates in itertools.product([None, wanted], [False, True]):

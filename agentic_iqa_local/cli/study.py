@@ -54,7 +54,6 @@ def options(parser: Parser) -> None:
         if name in ("run", "report"):
             add(one, TRACK)
         one.set_defaults(work=work)
-    study_run.add_synthetic(commands)
 
 
 def study(args: argparse.Namespace) -> int:

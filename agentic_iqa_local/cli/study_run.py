@@ -1,16 +1,13 @@
-"""study run makes a study's rows, study synthetic a set of known quality."""
+"""study run: makes a study's rows."""
 
 import argparse
 import shlex
-from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
-from typing import Any
 
 from agentic_iqa_local.cli import options as shared
-from agentic_iqa_local.cli.command import Help, Parser, stopped_by_ctrl_c
+from agentic_iqa_local.cli.command import Parser, stopped_by_ctrl_c
 from agentic_iqa_local.cli.console import Progress, tell
-from agentic_iqa_local.cli.options import add, count
+from agentic_iqa_local.cli.options import add
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.files import command as command_line
 
@@ -40,16 +37,6 @@ HOW = """
 --query TEXT    what is asked of each image (a rating of its quality)
 --contexts image_alone|without_scores|all_evidence...  what stands in the prompt (all of them)
 --tools TOOL...  tools scored on every image (those of the configuration)
-"""
-PHOTOGRAPHS = f"""Distorts the photographs that the embedded model's training kept out, or all photographs of a
-folder, and writes images, references and manifest.csv with the mean of four full-reference metrics as mos (1..5).
-
-examples:
-  {command_line("study")} synthetic photos/ --all --out synthetic
-"""
-SYNTHETIC = """
---all           also the photographs that the embedded model was trained on
---no-reference  leave the references out of the manifest
 """
 
 
@@ -110,46 +97,4 @@ def run(args: argparse.Namespace) -> int:
     failed = f", {len(errors)} of them failures (the first: {one_line(str(errors[0]))})" if errors else ""
     report_on = shlex.join([*command_line("study").split(), "report", str(args.out), "--out", "DIR"])
     print(one_line(f"{total} rows in {args.out}{failed}; next: {report_on}"))
-    return 0
-
-
-def add_synthetic(commands: argparse._SubParsersAction) -> None:
-    command = commands.add_parser("synthetic", help="a set of distorted photographs", description=PHOTOGRAPHS)
-    command.formatter_class = Help
-    command.add_argument("photos", type=Path, metavar="PHOTOS", help="folder of clean photographs")
-    command.add_argument("--out", type=Path, required=True, metavar="DIR", help="new folder for the set")
-    samples = "samples of each photograph (default: 10)"
-    command.add_argument("--per-photo", type=count, default=10, metavar="N", help=samples)
-    add(command, SYNTHETIC)
-    command.set_defaults(work=synthetic)
-
-
-def synthetic(args: argparse.Namespace) -> int:
-    from agentic_iqa_local.output.tables import write_csv
-    from agentic_iqa_local.studies.datasets import DatasetError
-    from agentic_iqa_local.studies.store import StoreError, check_folder
-    from agentic_iqa_local.studies.synthetic import load_tiles, photo_files, split_photos, write_set
-
-    if args.out.exists():
-        raise StoreError(f"{args.out}: expected a new folder, found one that is there", "choose another --out")
-    check_folder(args.out)
-    if not args.photos.is_dir():
-        raise DatasetError(f"{args.photos}: expected a folder of photographs, found none", "check the path")
-    try:
-        photos = load_tiles(photo_files(args.photos) if args.all else split_photos(args.photos)[1])
-    except (ValueError, OSError) as error:
-        raise DatasetError(str(error)) from error
-    if not photos:
-        raise DatasetError(f"{args.photos}: expected photographs, found none", "check the path")
-    args.out.mkdir(parents=True)
-    total, columns = len(photos) * args.per_photo, ("image", "reference", "mos", "group", "distortion", "level")
-
-    def rows(shown: Progress) -> Iterator[dict[str, Any]]:
-        for row in write_set(photos, args.per_photo, args.out, reference=not args.no_reference):
-            yield row
-            shown.count()
-
-    with (args.out / "manifest.csv").open("w", newline="", encoding="utf-8") as file, Progress(total) as shown:
-        write_csv(file, columns, rows(shown))
-    print(one_line(f"{total} images of {len(photos)} photographs in {args.out}"))
     return 0

@@ -8,22 +8,9 @@ import unicodedata
 from agentic_iqa_local.iqa_tools.specs import TOOLS, tool_key
 
 # Well-known metrics that are not in the table: who names one must learn that it cannot run.
-_OTHERS = [
-    "VMAF",
-    "IW-SSIM",
-    "UQI",
-    "IFC",
-    "BLIINDS",
-    "DIIVINE",
-    "CORNIA",
-    "BIQI",
-    "SSIMULACRA2",
-    "Butteraugli",
-    "FID",
-    "DeQA",
-    "Compare2Score",
-    "HaarPSI",
-]
+_OTHERS = (
+    "VMAF", "IW-SSIM", "UQI", "IFC", "BLIINDS", "DIIVINE", "CORNIA", "BIQI", "SSIMULACRA2", "Butteraugli", "FID", "DeQA",
+)  # fmt: skip
 _FULL_NAMES = {"peaksignaltonoiseratio": "PSNR", "structuralsimilarity": "SSIM", "clipiqaplus": "CLIPIQA+"}
 _BY_REFERENCE = {"topiq": ("TOPIQ_NR", "TOPIQ_FR"), "wadiqam": ("WaDIQaM_NR", "WaDIQaM_FR")}  # without, with one
 _NAMES = (
@@ -104,13 +91,9 @@ def region_in(query: str, name: str) -> str | None:
 
 def _stemmed(text: str) -> list[set[str]]:
     """Of each word but articles: itself, and what it may be the plural of."""
-    plurals = {"s": ("",), "es": ("",), "ies": ("y",), "ves": ("f", "fe")}
+    ends = (("s", ""), ("es", ""), ("ies", "y"), ("ves", "f"), ("ves", "fe"))
     words = [word for word in re.findall(r"[^\W_]+", text.casefold()) if word not in ("the", "a")]
-    return [
-        {word}
-        | {word.removesuffix(end) + last for end, lasts in plurals.items() for last in lasts if word.endswith(end)}
-        for word in words
-    ]
+    return [{word} | {word.removesuffix(end) + last for end, last in ends if word.endswith(end)} for word in words]
 
 
 _WHERE = re.compile(
