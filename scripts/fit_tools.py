@@ -58,7 +58,7 @@ Sample = tuple[str, Image.Image | None, Image.Image, float]  # group, reference,
 def photo_samples(args: argparse.Namespace, rng: np.random.Generator) -> Iterator[Sample]:
     """Synthetic distortions of centre crops of photographs drawn from the folder, `--per-photo` of each; their quality
     is the mean of the maps of ANCHORS. Raises DatasetError."""
-    from agentic_iqa_local.studies.distortions import distort, draw_parts
+    from scripts.training.distortions import distort, draw_parts
 
     runner = ToolRunner(device=args.device, maps_path=args.anchor_maps)
     files = sorted(p for p in args.photos.iterdir() if p.suffix.lower() in {".webp", ".png", ".jpg", ".jpeg", ".bmp"})

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from browser import CHROMIUM, SCREENSHOTS, axe_findings, browser_page, screenshot
 from conftest import DATA, ROOT
+from distortions import DISTORTIONS
 from PIL import Image
 from test_service import served
 from test_study_report import analysed, make_rows, make_run
@@ -20,7 +21,6 @@ from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.judgement.quality_map import MapRequest
 from agentic_iqa_local.services import Services
-from agentic_iqa_local.studies.distortions import DISTORTIONS
 from agentic_iqa_local.studies.plots import draw as figures
 from agentic_iqa_local.studies.report import write_page
 

@@ -1,6 +1,5 @@
 """Calibrations made on drawn pictures whose truth is known, the tables that judge them, and fits by the command."""
 
-import csv
 import json
 import shutil
 
@@ -10,7 +9,7 @@ import pytest
 from PIL import Image
 from scipy import stats
 from scripted import study_here
-from test_study_report import analysed, command, make_rows, make_run, one, store
+from test_study_report import analysed, command, make_rows, make_run, one, store, table
 
 from agentic_iqa_local.judgement.fit import read_fit
 from agentic_iqa_local.judgement.intervals import FEATURES
@@ -58,21 +57,13 @@ def test_learnt_difficulties_make_narrower_intervals_than_a_constant_width():
     part, fresh = calibrated(drawn(1500, 0)), drawn(4000, 1)
     assert part.line == pytest.approx((0.3, 0.9), abs=0.15)
     assert FEATURES[np.argmax(part.weights)] == "spread"
-    found, rng = trial(part, fresh), np.random.default_rng(2)
-    constant = 2 * np.quantile(np.abs(rng.normal(0, 1, 200_000) * rng.uniform(0.02, 0.6, 200_000)), 0.9)
-    assert found.constant.mean() == pytest.approx(constant, rel=0.12)
+    found = trial(part, fresh)
+    assert found.constant.mean() == pytest.approx(1.25, rel=0.12)
     assert found.width.mean() < 0.95 * found.constant.mean()
     wide, narrow = found[fresh.spread > 0.5], found[fresh.spread < 0.1]
     assert wide.width.mean() > 2 * narrow.width.mean()
     assert min(wide.covered.mean(), narrow.covered.mean()) > 0.75
-
-
-def test_other_tools_than_the_calibrations_widen_the_interval():
-    known = drawn(600, 0)
-    part = calibrated(known)
-    usual, wider = trial(part, known), trial(part, known.assign(voters=[("PIQE",)] * 600))
-    assert (usual.widened.max(), wider.widened.min()) == (0, 1)
-    assert wider.width.mean() > 1.1 * usual.width.mean()  # of a normal distribution 3.92 / 3.29 = 1.19
+    assert trial(part, fresh.assign(voters=[("PIQE",)] * 4000)).width.mean() > 1.1 * found.width.mean()  # other tools
 
 
 def test_cases_have_the_modes_scores_and_leave_failures_out():
@@ -212,14 +203,12 @@ def test_reports_with_the_shipped_calibration_and_with_a_fit(runs, tmp_path, cap
         out = tmp_path / name
         assert command(capsys, "report", runs[0], "--out", out, "--draws", 20, *options)[0] == 0
         assert "No calibration of the run" in (out / "report.html").read_text()  # of so few pictures
-        with (out / "intervals.csv").open() as file:
-            found = list(csv.DictReader(file))
+        found = table(out, "intervals")
         assert {line["calibration"] for line in found} == {name}
         if name == "the fit":  # one picture's error: no interval but the whole scale, which holds everything
             assert {(line["coverage"], line["width"], line["n"]) for line in found} == {("1", "4", "2")}
     assert command(capsys, "report", runs[1], "--out", tmp_path / "asked")[0] == 0
-    with (tmp_path / "asked" / "accuracy.csv").open() as file:
-        assert one(list(csv.DictReader(file)), part="all")["n"] == "2"
+    assert one(table(tmp_path / "asked", "accuracy"), part="all")["n"] == "2"
 
 
 def test_bad_input_is_one_sentence(runs, tmp_path, capsys):
@@ -233,7 +222,6 @@ def test_bad_input_is_one_sentence(runs, tmp_path, capsys):
     for arguments, message in (
         (["report", other, "--fit", made, "--out", tmp_path / "report"], "expected a fit of the model of"),
         (["fit", runs[0], other, *KEEP, "--out", out], "data set, model and fusion of"),
-        (["fit", runs[1], other, *KEEP, "--out", out], "fit them apart"),
         (["fit", runs[1], "--objective", "srcc", "--out", out], "got one on questions"),
         (["fit", runs[0], *KEEP, "--share", "0.01", "--out", out], "found none of 3"),
         (["fit", runs[0], *KEEP, "--share", "1.5", "--out", out], "expected a share of the scenes"),

@@ -12,11 +12,11 @@ import sys
 import numpy as np
 import pytest
 from conftest import ROOT
+from distortions import DISTORTIONS
 from PIL import Image
 
 from agentic_iqa_local.cli import compare
 from agentic_iqa_local.cli.main import COMMANDS, main
-from agentic_iqa_local.studies.distortions import DISTORTIONS
 
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "100"}
 

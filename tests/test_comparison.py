@@ -8,6 +8,7 @@ from dataclasses import asdict
 import choix
 import numpy as np
 import pytest
+from distortions import DISTORTIONS
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -40,7 +41,6 @@ from agentic_iqa_local.judgement.preference import (
 from agentic_iqa_local.output.comparison_table import comparison_csv
 from agentic_iqa_local.result import Tokens
 from agentic_iqa_local.state import ToolExecutionLog
-from agentic_iqa_local.studies.distortions import DISTORTIONS
 from agentic_iqa_local.vlm_client import LetterRead, TokenUsage
 
 

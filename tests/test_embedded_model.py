@@ -5,8 +5,10 @@ import json
 import numpy as np
 import pytest
 from conftest import DATA, EMBEDDED, ROOT
+from distortions import Part, Sample, distort
 from PIL import Image
 from scipy.stats import spearmanr
+from synthetic import PseudoMos
 
 from agentic_iqa_local.config import RoleSettings
 from agentic_iqa_local.files import file_hash, folder_hash
@@ -15,8 +17,6 @@ from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, detect
 from agentic_iqa_local.nodes.replies import detection_reply
 from agentic_iqa_local.score_fusion import expected_level, letter_probabilities
 from agentic_iqa_local.state import LETTERS
-from agentic_iqa_local.studies.distortions import Part, Sample, distort
-from agentic_iqa_local.studies.synthetic import PseudoMos
 
 KINDS = ("gaussian_blur", "upscale", "white_noise", "impulse_noise", "jpeg", "palette", "darken", "contrast_decrease", "colour_cast",
          "oversharpen", "halo")  # fmt: skip

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import DATA, ROOT
+from distortions import DISTORTIONS, Part
 from local_nr_pool import distorted
 from PIL import Image
 from safetensors import safe_open
@@ -22,7 +23,6 @@ from agentic_iqa_local.iqa_tools.local_nr import (
 )
 from agentic_iqa_local.iqa_tools.signals import SIGNALS, SMALLEST_SIDE, signals
 from agentic_iqa_local.state import DISTORTION_TYPES, PLACES
-from agentic_iqa_local.studies.distortions import DISTORTIONS, Part
 
 PHOTOS = ("sumac.png", "prudential.png")
 

@@ -6,10 +6,10 @@ import io
 import numpy as np
 import pytest
 from conftest import DATA
+from distortions import DISTORTIONS
 from PIL import Image
 
 from agentic_iqa_local.images.references import doubts
-from agentic_iqa_local.studies.distortions import DISTORTIONS
 
 
 @pytest.fixture(scope="module")

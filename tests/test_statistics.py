@@ -138,19 +138,13 @@ def test_the_mean_of_a_number_a_row_and_its_interval():
 # Comparisons
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "said"),
-    [
-        (0.01, 0.09, "gains"),
-        (-0.09, -0.03, "loses"),
-        (-0.015, -0.005, "loses less than 0.02"),
-        (-0.019, 0.24, "loses no more than 0.02"),
-        (-0.02, 0.3, "undecided: too few images"),  # the bound itself is not above it
-        (math.nan, math.nan, "undecided: too few images"),
-    ],
-)
-def test_a_verdict_says_what_the_interval_shows_and_no_more(low, high, said):
-    assert verdict(low, high, 0.02) == said
+def test_a_verdict_says_what_the_interval_shows_and_no_more():
+    assert verdict(0.01, 0.09, 0.02) == "gains"
+    assert verdict(-0.09, -0.03, 0.02) == "loses"
+    assert verdict(-0.015, -0.005, 0.02) == "loses less than 0.02"
+    assert verdict(-0.019, 0.24, 0.02) == "loses no more than 0.02"
+    assert verdict(-0.02, 0.3, 0.02) == "undecided: too few images"  # the bound itself is not above it
+    assert verdict(math.nan, math.nan, 0.02) == "undecided: too few images"
 
 
 def test_a_paired_difference_is_that_of_the_same_draws():
@@ -175,21 +169,11 @@ def test_holm():
 # Calibration
 
 
-@pytest.mark.parametrize(
-    ("p", "outcome", "score"),
-    [
-        # Constantinou and Fenton (2012), tables 1 and 3; outcomes H, D, A are levels 1, 2, 3
-        ((1, 0, 0), 1, 0),
-        ((0.5, 0.25, 0.25), 1, 0.15625),
-        ((0.6, 0.3, 0.1), 2, 0.1850),
-        ((0.57, 0.33, 0.1), 1, 0.09745),
-    ],
-)
-def test_ranked_probability_score_gives_published_values(p, outcome, score):
-    assert ranked_probability_scores(np.array([p]), np.array([outcome])) == pytest.approx([score], abs=1e-12)
-
-
-def test_ranked_probability_score_between_levels():
+def test_ranked_probability_score_gives_published_values_and_those_between_levels():
+    # Constantinou and Fenton (2012), tables 1 and 3; outcomes H, D, A are levels 1, 2, 3
+    p = np.array([(1, 0, 0), (0.5, 0.25, 0.25), (0.6, 0.3, 0.1), (0.57, 0.33, 0.1)])
+    scores = [0, 0.15625, 0.1850, 0.09745]
+    assert ranked_probability_scores(p, np.array([1, 1, 2, 1])) == pytest.approx(scores, abs=1e-12)
     # Certain of 3 where the truth is 3.5: wrong by 1 over half a step of four, .5/4; certain of 1 where it is 5: 1.
     assert ranked_probability_scores(np.eye(5)[[2, 0]], np.array([3.5, 5])) == pytest.approx([0.125, 1])
 

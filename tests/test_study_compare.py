@@ -1,13 +1,12 @@
 """Run against run. Rows are made in the shape that inference.py stores and go through the project's own
 store; expected figures come from scipy and `ScoreFusion`."""
 
-import csv
 import json
 
 import numpy as np
 import pytest
 from scipy import stats
-from test_study_report import agent_score, command, make_rows, make_run, make_view, one
+from test_study_report import agent_score, command, make_rows, make_run, make_view, one, table
 
 from agentic_iqa_local.studies.compare import compare
 from agentic_iqa_local.studies.statistics import Draws
@@ -125,10 +124,7 @@ def test_the_command_prints_and_writes(folders, tmp_path, capsys):
     assert said.splitlines()[-1].startswith("good differs from poor in: ")
     out = tmp_path / "new" / "out"
     assert command(capsys, "compare", *folders, "--draws", 50, "--mode", "logits", "tool mean", "--out", out)[0] == 0
-    names = {f"{name}.{kind}" for name in ("runs", "run_differences") for kind in ("csv", "parquet")}
-    assert {path.name for path in out.iterdir()} == names
-    with (out / "run_differences.csv").open(newline="") as file:
-        assert [line["mode"] for line in csv.DictReader(file)] == ["logits", "tool mean"]
+    assert [line["mode"] for line in table(out, "run_differences")] == ["logits", "tool mean"]
     status, said, errors = command(capsys, "compare", folders[0], tmp_path / "absent")
     assert (status, said, len(errors.splitlines())) == (2, "", 1)
     assert errors.startswith(f"error: {tmp_path / 'absent'}: expected a folder that study.py run wrote")

@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
+from distortions import DISTORTIONS, KINDS_BY_FAMILY, Part, distort, draw_parts
 from PIL import Image
+from synthetic import PseudoMos, load_tiles, split_photos
 
 from agentic_iqa_local.state import DISTORTION_TYPES
-from agentic_iqa_local.studies.distortions import DISTORTIONS, KINDS_BY_FAMILY, Part, distort, draw_parts
-from agentic_iqa_local.studies.synthetic import PseudoMos, load_tiles, split_photos
+from agentic_iqa_local.studies.interval_tables import FAMILIES
 
 
 @pytest.fixture(scope="module")
@@ -15,6 +16,7 @@ def pixels(photo):
 
 
 def test_all_seven_families_have_kinds():
+    assert KINDS_BY_FAMILY == FAMILIES  # by which a study tells them
     assert set(KINDS_BY_FAMILY) == set(DISTORTION_TYPES)
     assert all(KINDS_BY_FAMILY.values())
     assert len(DISTORTIONS) >= 15

@@ -7,12 +7,12 @@ import local_nr_pool as pool
 import numpy as np
 import pytest
 import torch
+from distortions import Part
 from graphics import KINDS, draw
 from PIL import Image
 
 from agentic_iqa_local.iqa_tools.local_nr import OUTPUTS, PRESENCE, SEVERITIES, STRONGEST, TOO_DARK, _Head
 from agentic_iqa_local.state import DISTORTION_TYPES
-from agentic_iqa_local.studies.distortions import Part
 
 
 def test_a_picture_of_the_pool_follows_from_its_number(photo):

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Command → what it printed. Runs the tutorial's commands in order."""
     folder = tmp_path_factory.mktemp("tutorial")
-    for name in ("tests", "models", "configs"):
+    for name in ("tests", "models", "configs", "scripts"):
         (folder / name).symlink_to(ROOT / name)
     blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "docs/tutorial.md").read_text(encoding="utf-8"), re.DOTALL)
     commands = [line for block in blocks for line in block.splitlines()]

@@ -5,7 +5,6 @@ is paired: all runs are resampled on the same draws.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.studies import statistics
 from agentic_iqa_local.studies.datasets import listed, quoted
 from agentic_iqa_local.studies.readings import LOGITS
-from agentic_iqa_local.studies.scored_run import SIGNIFICANCE, ScoredRun, scored_run
+from agentic_iqa_local.studies.scored_run import SIGNIFICANCE, ScoredRun
 from agentic_iqa_local.studies.study import StudyError, dataset_info
 from agentic_iqa_local.studies.tables import paired
 
@@ -38,8 +37,9 @@ def compare(
     human scores that differ, and a mode that is not in all of them.
     """
     rows = _matched(stored)
-    runs = [scored_run(stored[name][0], rows[name], name=name, draws=draws, seed=seed) for name in stored]
-    runs = [replace(run, draws=runs[0].draws) for run in runs]
+    runs = [ScoredRun(stored[name][0], rows[name], name=name, draws=draws, seed=seed) for name in stored]
+    for run in runs:
+        run.draws = runs[0].draws
     shared = [mode for mode in runs[0].modes if all(mode in run.modes for run in runs)]
     wanted = shared if list(modes) == [ALL] else list(modes)
     if not set(wanted) <= set(shared):

@@ -15,13 +15,11 @@ import numpy as np
 import pandas as pd
 from scipy.stats import binomtest, rankdata
 
-from agentic_iqa_local.config import FusionSettings
 from agentic_iqa_local.judgement.fit import Fit, read_fit
 from agentic_iqa_local.judgement.intervals import COVERAGE, FEATURES, HIGHEST, LOWEST, SHIPPED, WIDENED, Errors
 from agentic_iqa_local.result import Condition
 from agentic_iqa_local.state import lower_edge
 from agentic_iqa_local.studies.calibrating import cases, errors
-from agentic_iqa_local.studies.distortions import DISTORTIONS
 from agentic_iqa_local.studies.scored_run import ScoredRun
 from agentic_iqa_local.studies.statistics import Draws, mean, srcc
 
@@ -30,6 +28,15 @@ VALUES = 41  # of a picture's predictive distribution: enough for the probabilit
 GATES = {letter: lower_edge(letter) for letter in ("B", "C", "D")}  # the quality that --at-least asks for
 ERROR_RATE, ERROR_RATE_WIDENED = 0.1, 0.05  # as gates.Sureness has them
 FEWEST = 50  # pictures in all: a calibration of half of them can give 90 %
+FAMILIES = {  # of the synthetic kinds of scripts/training/distortions.py
+    "Blurs": ("gaussian_blur", "defocus_blur", "motion_blur", "upscale", "denoise"),
+    "Noise": ("white_noise", "chroma_noise", "impulse_noise", "speckle_noise", "poisson_noise", "blotchy_noise"),
+    "Compression": ("jpeg", "jpeg2000", "webp", "palette"),
+    "Brightness change": ("brighten", "darken"),
+    "Contrast": ("contrast_decrease", "contrast_increase"),
+    "Color distortions": ("desaturate", "colour_cast", "colour_bleed", "aberration"),
+    "Sharpness": ("oversharpen", "halo"),
+}
 KEPT = (100, 90, 80, 70, 60, 50)  # percent
 MOST, MOST_DRAWS = 2000, 200  # pictures whose pairs are all looked at, and draws: each takes a product of matrices
 PAIRS = 20_000  # whose probability is looked at
@@ -64,32 +71,21 @@ def interval_tables(run: ScoredRun, fit: Fit | None) -> tuple[dict[str, pd.DataF
     return {name: pd.DataFrame(table) for name, table in lines.items()}, notes
 
 
-def given_calibration(run: dict[str, Any], settings: FusionSettings, fit: Fit | None) -> tuple[Fit | None, str]:
-    """The calibration from elsewhere that a run's pictures get, that of `fit` or else the shipped one where it is of
-    the run's model, numbers, query and fusion; or None and the reason."""
-    given = fit or (read_fit(SHIPPED) if SHIPPED.is_file() else None)
-    if given is None or given.intervals is None:
-        return None, "it calibrates no intervals"
-    ours = {name: run["model"].get(name) for name in ("dtype", "quantization")}
-    ours |= {"model": run["identity"]["model"], "query": run["identity"]["reads"]["query"]}
-    ours |= {name: getattr(settings, name) for name in ("mode", "temperature", "eta")}
-    other = [name for name, value in ours.items() if getattr(given.intervals, name) != value]
-    if other and fit is None:
-        return None, f"it was made with another {' and another '.join(other)}"
-    return given, ""
-
-
 def _under_given(run: ScoredRun, fit: Fit | None, notes: list[str]) -> Iterator[Judged]:
-    name = "the fit" if fit else "shipped"
-    given, missing = given_calibration(run.run, run.settings, fit)
-    if given is None or given.intervals is None:
-        notes.append(f"No figures of intervals with {name}: {missing}.")
+    """Under the calibration of `fit`, or else the shipped one where that is of the run's model, query and fusion."""
+    name, given = ("the fit", fit) if fit else ("shipped", read_fit(SHIPPED))
+    calibration = given.intervals
+    if calibration is None:
+        notes.append(f"No figures of intervals with {name}: it calibrates no intervals.")
+        return
+    if fit is None and (other := _differing(run, given)):
+        notes.append(f"No figures of intervals with {name}: it was made with another {' and another '.join(other)}.")
         return
     seen = np.array([given.dataset == run.info.key and given.used(row) for row in run.rows])
-    fitted = {"temperature": given.intervals.temperature, "eta": given.intervals.eta}
+    fitted = {"temperature": calibration.temperature, "eta": calibration.eta}
     truth, settings = np.where(seen, np.nan, _truth(run)), run.settings.model_copy(update=fitted)
     for condition, known in cases(run.readings, truth, run.run, settings).items():
-        part, line = given.intervals.of(condition), _line(condition) | {"calibration": name}
+        part, line = calibration.of(condition), _line(condition) | {"calibration": name}
         if part is None:
             notes.append(f"No figures of intervals with {name} for {condition.look}: it holds no such picture.")
             continue
@@ -98,6 +94,14 @@ def _under_given(run: ScoredRun, fit: Fit | None, notes: list[str]) -> Iterator[
         expected = np.clip(part.expected(known.q.to_numpy()), LOWEST, HIGHEST)
         known = known.assign(truth=rank_matched(known.truth.to_numpy(), expected))
         yield Judged(line | {"scale": "ranks"}, known, [whole := trial(part, known)], whole)
+
+
+def _differing(run: ScoredRun, given: Fit) -> list[str]:
+    """The facts in which a run differs from what a calibration of intervals was made with."""
+    ours = {name: run.run["model"].get(name) for name in ("dtype", "quantization")}
+    ours |= {"model": run.run["identity"]["model"], "query": run.run["identity"]["reads"]["query"]}
+    ours |= {name: getattr(run.settings, name) for name in ("mode", "temperature", "eta")}
+    return [name for name, value in ours.items() if getattr(given.intervals, name) != value]
 
 
 def _under_own(run: ScoredRun, notes: list[str]) -> Iterator[Judged]:
@@ -189,8 +193,7 @@ def _within(run: ScoredRun, judged: Judged) -> Iterator[Line]:
     """Coverage and width within distortion families, kinds, levels and fifths of q."""
     covered, width, q = judged.mean("covered", run), judged.mean("width", run), judged.known.q
     parts = pd.DataFrame({by: [row.get(by) for row in run.rows] for by in ("distortion", "level")}, dtype=object)
-    families = {kind: distortion.family for kind, distortion in DISTORTIONS.items()}
-    parts.insert(0, "family", parts.distortion.map(families))
+    parts.insert(0, "family", parts.distortion.map({kind: family for family, of in FAMILIES.items() for kind in of}))
     parts = parts.loc[:, parts.nunique() > 1]
     parts["fifth of q"] = pd.Series(np.argsort(np.argsort(q, kind="stable")) * 5 // len(q) + 1, q.index)
     for by, of in parts.items():

@@ -28,7 +28,7 @@ from agentic_iqa_local.studies import tables
 from agentic_iqa_local.studies.interval_tables import interval_tables
 from agentic_iqa_local.studies.plots import Drawing, draw
 from agentic_iqa_local.studies.questions import accuracy
-from agentic_iqa_local.studies.scored_run import MARGIN, ScoredRun, scored_run
+from agentic_iqa_local.studies.scored_run import MARGIN, ScoredRun
 from agentic_iqa_local.studies.study import dataset_info
 from agentic_iqa_local.studies.summary import Sentence, number, summarize
 
@@ -81,11 +81,11 @@ class Analysis:
 
 def analyse(run: dict[str, Any], rows: Sequence[dict[str, Any]], fit: Fit | None = None, **options: Any) -> Analysis:
     """All figures of a run (what `store.read_run` gives). `fit` adds the mode "logits, fitted" and calibrates the
-    intervals; rows that it has seen are left out. The other options, and StudyError, are those of `scored_run`."""
+    intervals; rows that it has seen are left out. The other options, and StudyError, are those of `ScoredRun`."""
     if fit and fit.dataset == run["dataset"]["key"]:
         rows = [row for row in rows if not fit.used(row)]
     fitted = {"temperature": fit.temperature, "eta": fit.eta} if fit else None
-    scored = scored_run(run, rows, fitted=fitted, **options)
+    scored = ScoredRun(run, rows, fitted=fitted, **options)
     intervals, missing = interval_tables(scored, fit)
     made = {
         "modes": tables.mode_table(scored),

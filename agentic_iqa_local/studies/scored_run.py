@@ -1,18 +1,16 @@
 """One run with human scores as its tables see it: the modes' scores, the draws, and what may have been seen."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from sklearn.isotonic import IsotonicRegression
 
-from agentic_iqa_local.config import FusionSettings
 from agentic_iqa_local.iqa_tools import TOOLS
-from agentic_iqa_local.studies.datasets import DatasetInfo, listed
+from agentic_iqa_local.studies.datasets import listed
 from agentic_iqa_local.studies.leakage import Exposure, exposures, is_clean
-from agentic_iqa_local.studies.readings import LEVELS, PRODUCT, Readings, Scored, scored_modes
+from agentic_iqa_local.studies.readings import LEVELS, PRODUCT, Readings, scored_modes
 from agentic_iqa_local.studies.statistics import Draws, Statistic, interval, vqeg_logistic
 from agentic_iqa_local.studies.study import StudyError, check_scores, dataset_info, fusion_settings
 
@@ -20,36 +18,59 @@ MARGIN = 0.02  # of SRCC: what may be lost without mattering
 SIGNIFICANCE = 0.05
 
 
-@dataclass(frozen=True, eq=False)
 class ScoredRun:
-    """A run and what its rows say. Arrays have an entry for each row. `quality` is the human score with higher for
-    better, `product` the mode of the run's configuration, `baseline` the one that the others are compared with, and
-    `half` the rows that a map to levels may be fitted on, as `half_is` says."""
+    """A run and what its rows say. Arrays have an entry for each row.
 
-    name: str
-    run: dict[str, Any]
-    rows: Sequence[dict[str, Any]]
-    info: DatasetInfo
-    settings: FusionSettings
-    readings: Readings
-    modes: dict[str, Scored]
-    quality: np.ndarray
-    draws: Draws
-    product: str
-    baseline: str
-    half: np.ndarray
-    half_is: str
-    _sampled: dict[Any, tuple[float, np.ndarray]] = field(default_factory=dict, init=False)
+    `quality` is the human score with higher for better and `mos` as the authors give it, `product` the mode of the
+    run's configuration, `baseline` the one that the others are compared with, and `on_levels` whether the human scores
+    are of absolute categories with known ends.
+    """
 
-    @property
-    def mos(self) -> np.ndarray:
-        """The human scores as the authors give them."""
-        return self.quality if self.info.higher_is_better else -self.quality
+    def __init__(
+        self,
+        run: dict[str, Any],
+        rows: Sequence[dict[str, Any]],
+        *,
+        name: str = "run",
+        draws: int = 1000,
+        seed: int = 0,
+        baseline: str | None = None,
+        fitted: dict[str, Any] | None = None,
+    ):
+        """Reads the modes and makes the bootstrap draws.
 
-    @property
-    def on_levels(self) -> bool:
-        """Whether the human scores are of absolute categories with known ends."""
-        return self.info.scale == "absolute categories" and None not in (self.info.low, self.info.high)
+        Args:
+            run, rows: What `store.read_run` gives.
+            name: For messages and tables.
+            draws, seed: Of the bootstrap.
+            baseline: The mode that every other is compared with; by default the first that takes the letters that the
+                model wrote, else the first.
+            fitted: A fit's temperature and η, which add the mode "logits, fitted".
+
+        Raises:
+            StudyError: There are no scored rows, no known direction of the scores, or no such baseline.
+        """
+        self.name, self.run, self.rows = name, run, rows
+        self.info, self.settings = dataset_info(run), fusion_settings(run)
+        check_scores(name, rows, self.info)
+        self.readings = Readings(rows, self.settings.vote)
+        configured = run["tools"]["full_reference" if self.info.kind == "FR" else "no_reference"]
+        with_fit = self.settings.model_copy(update=fitted) if fitted else None
+        self.modes = scored_modes(self.readings, self.settings, with_fit, configured)
+        written = (mode for mode, scored in self.modes.items() if scored.mode.source == "generated")
+        self.baseline = baseline or next(written, next(iter(self.modes), ""))
+        if self.baseline not in self.modes:
+            known = listed(self.modes) or "no mode: every row failed"
+            raise StudyError(f"{name}: expected a baseline of {known}; got {baseline!r}")
+        product = PRODUCT[self.settings.mode]
+        self.product = product if product in self.modes else next(iter(self.modes))
+        self.mos = np.array([row["mos"] for row in rows], float)
+        self.quality = self.mos if self.info.higher_is_better else -self.mos
+        self.on_levels = self.info.scale == "absolute categories" and None not in (self.info.low, self.info.high)
+        rng = np.random.default_rng(seed)
+        self.draws = Draws.make(rows, rng, draws)
+        self._units = rng.permutation(self.draws.counts.shape[1])
+        self._sampled: dict[Any, tuple[float, np.ndarray]] = {}
 
     def sampled(
         self, statistic: Statistic, mode: str, kept: np.ndarray | bool = True, first: int | None = None
@@ -90,18 +111,23 @@ class ScoredRun:
         """The human scores as levels, the rows to judge letters on, both (rows,), and where the levels come from.
 
         Linearly on an absolute category scale, else through a rising map to what the letters expect, fitted on other
-        rows.
+        rows: the training split, or half of what is drawn.
         """
         if self.on_levels:
             levels = np.array([self.info.to_levels(mos) for mos in self.mos])
             return levels, np.full(len(levels), True), "the scale, linearly"
+        half, half_is = np.array([row.get("split") == "train" for row in self.rows]), "the training split"
+        if not half.any() or half.all():
+            half = np.isin(self.draws.unit, self._units[: len(self._units) // 2])
+            half_is = f"half of the {self.draws.over.partition(',')[0]}"
+        source = f"monotone map fitted on {half_is}, judged on the others"
         nothing = np.full(len(self.rows), np.nan)
         expected = np.mean([p @ LEVELS for p in self.letters.values()] or [nothing], axis=0)
-        fit, source = np.isfinite(expected) & self.half, f"monotone map fitted on {self.half_is}, judged on the others"
+        fit = np.isfinite(expected) & half
         if not fit.any():
             return nothing, np.full(len(nothing), False), source
         rising = IsotonicRegression(out_of_bounds="clip").fit(self.quality[fit], expected[fit])
-        return rising.predict(self.quality), ~self.half, source
+        return rising.predict(self.quality), ~half, source
 
     @cached_property
     def exposures(self) -> dict[str, list[Exposure]]:
@@ -121,51 +147,3 @@ class ScoredRun:
             return ""
         unknown = all(exposure.how == "training data unknown" for exposure in self.exposures[mode])
         return "?" if unknown else "seen"
-
-
-def scored_run(
-    run: dict[str, Any],
-    rows: Sequence[dict[str, Any]],
-    *,
-    name: str = "run",
-    draws: int = 1000,
-    seed: int = 0,
-    baseline: str | None = None,
-    fitted: dict[str, Any] | None = None,
-) -> ScoredRun:
-    """A run with its modes and bootstrap draws.
-
-    Args:
-        run, rows: What `store.read_run` gives.
-        name: For messages and tables.
-        draws, seed: Of the bootstrap.
-        baseline: The mode that every other is compared with; by default the first that takes the letters that the
-            model wrote, else the first.
-        fitted: A fit's temperature and η, which add the mode "logits, fitted".
-
-    Raises:
-        StudyError: There are no scored rows, no known direction of the scores, or no such baseline.
-    """
-    info, settings = dataset_info(run), fusion_settings(run)
-    check_scores(name, rows, info)
-    readings = Readings(rows, settings.vote)
-    configured = run["tools"]["full_reference" if info.kind == "FR" else "no_reference"]
-    modes = scored_modes(readings, settings, settings.model_copy(update=fitted) if fitted else None, configured)
-    if baseline is None:
-        written = (mode for mode, scored in modes.items() if scored.mode.source == "generated")
-        baseline = next(written, next(iter(modes), None))
-    if baseline not in modes:
-        known = listed(modes) or "no mode: every row failed"
-        raise StudyError(f"{name}: expected a baseline of {known}; got {baseline!r}")
-    rng = np.random.default_rng(seed)
-    sampled = Draws.make(rows, rng, draws)
-    units = rng.permutation(sampled.counts.shape[1])
-    half, half_is = np.array([row.get("split") == "train" for row in rows]), "the training split"
-    if not half.any() or half.all():
-        half = np.isin(sampled.unit, units[: len(units) // 2])
-        half_is = f"half of the {sampled.over.partition(',')[0]}"
-    mos = np.array([row["mos"] for row in rows], float)
-    product = PRODUCT[settings.mode] if PRODUCT[settings.mode] in modes else next(iter(modes))
-    quality = mos if info.higher_is_better else -mos
-    facts = name, run, rows, info, settings, readings, modes, quality, sampled
-    return ScoredRun(*facts, product, baseline, half, half_is)

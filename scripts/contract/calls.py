@@ -30,7 +30,10 @@ ENVIRONMENT = {
     "MALLOC_MMAP_THRESHOLD_": "1073741824",  # as with_env.sh: pyiqa's tools are several times slower without
     "MALLOC_TRIM_THRESHOLD_": "2147483648",
 }
-SCRIPTS = {name: [f"scripts/{name}.py"] for name in ("assess", "doctor", "gallery", "serve", "fetch_models", "study")}
+SCRIPTS = {
+    name: [f"scripts/{name}.py"]
+    for name in ("assess", "doctor", "gallery", "serve", "fetch_models", "study", "training/synthetic")
+}
 LONGEST = 900  # seconds of one command, on a busy machine too
 
 
@@ -447,7 +450,7 @@ def _reported(shell: Shell, run: str, name: str) -> dict[str, Any]:
 
 @call
 def study_synthetic(shell: Shell):
-    done = shell.run("study", "synthetic", "photos", "--all", "--per-photo", "2", "--out", "synthetic")
+    done = shell.run("training/synthetic", "photos", "--all", "--per-photo", "2", "--out", "synthetic")
     return done.kept(table=shell.table("synthetic/manifest.csv"))
 
 
@@ -497,7 +500,7 @@ def tools_listed(shell: Shell):
 @call
 def helped(shell: Shell):
     """Which options each command has."""
-    studies = [("study", name) for name in ("run", "report", "fit", "compare", "synthetic")]
+    studies = [("study", name) for name in ("run", "report", "fit", "compare")]
     commands = [
         *((name,) for name in SCRIPTS if name != "study"),
         *studies,

@@ -16,11 +16,12 @@ from rich.progress import track
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from distortions import Part, Sample, distort, draw_parts
+from synthetic import load_tiles, split_photos
+
 from agentic_iqa_local.cli.console import safe_streams
 from agentic_iqa_local.output.tables import write_csv
 from agentic_iqa_local.state import DISTORTION_TYPES
-from agentic_iqa_local.studies.distortions import Part, Sample, distort, draw_parts
-from agentic_iqa_local.studies.synthetic import load_tiles, split_photos
 
 SEED = 7019
 COLUMNS = ("image", "question", "choices", "answer", "question_type")

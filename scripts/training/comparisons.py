@@ -6,7 +6,7 @@
 
 `versions` distorts training photographs and assesses each version by the letters pipeline; `reads` shows the model
 pairs of one kind at two severities. Both draw the same pictures where --seed, --photographs, --pairs and --bursts are
-the same. The truth is the pseudo-MOS (`studies.synthetic`). The fit is a Bradley-Terry model: a logistic regression
+the same. The truth is the pseudo-MOS (`synthetic`). The fit is a Bradley-Terry model: a logistic regression
 on differences, without an intercept, of the set of measurements with the least cross-validated log loss.
 """
 
@@ -27,6 +27,9 @@ from sklearn.model_selection import GroupKFold, cross_val_predict
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from distortions import DISTORTIONS
+from synthetic import PseudoMos, split_photos
+
 from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.devices import choose_device
 from agentic_iqa_local.files import folder_hash
@@ -42,8 +45,6 @@ from agentic_iqa_local.judgement.preference import (
 from agentic_iqa_local.nodes.summarizer import ROLE
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.services import Services
-from agentic_iqa_local.studies.distortions import DISTORTIONS
-from agentic_iqa_local.studies.synthetic import PseudoMos, split_photos
 
 SEVERITIES = ((1, 3), (1, 4), (1, 5), (2, 4), (2, 5), (3, 5))  # of a pair: two or more apart
 BURST = (1, 2, 3, 4, 5)  # the severities of a burst's versions, each of another kind

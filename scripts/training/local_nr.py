@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import yaml
+from distortions import Part, draw_parts
 from graphics import KINDS, draw
 from local_nr_pool import SEEDS, described, distorted, drawn, place_mask, untrained
 from safetensors.torch import load_file, save_file
@@ -44,7 +45,6 @@ from agentic_iqa_local.iqa_tools.local_nr import (
     quarter_of,
 )
 from agentic_iqa_local.state import DISTORTION_TYPES
-from agentic_iqa_local.studies.distortions import Part, draw_parts
 from agentic_iqa_local.studies.statistics import srcc
 
 # Heads of whole pictures that become one. Detectors learn that every clean original is perfect, which tells damage from

@@ -16,17 +16,11 @@ from dataclasses import asdict
 from multiprocessing import get_context
 from pathlib import Path
 
+import distortions
 import numpy as np
 import timm
 import torch
-from PIL import Image, ImageEnhance
-from scipy import ndimage
-
-from agentic_iqa_local.iqa_tools.local_nr import ENCODER, LocalNR, pooled, quarter_of
-from agentic_iqa_local.iqa_tools.signals import signals
-from agentic_iqa_local.state import DISTORTION_TYPES, PLACES
-from agentic_iqa_local.studies import distortions
-from agentic_iqa_local.studies.distortions import (
+from distortions import (
     DISTORTIONS,
     KINDS_BY_FAMILY,
     STAGES,
@@ -34,7 +28,13 @@ from agentic_iqa_local.studies.distortions import (
     Part,
     draw_parts,
 )
-from agentic_iqa_local.studies.synthetic import PseudoMos, load_tiles, photo_files, split_photos
+from PIL import Image, ImageEnhance
+from scipy import ndimage
+from synthetic import PseudoMos, load_tiles, photo_files, split_photos
+
+from agentic_iqa_local.iqa_tools.local_nr import ENCODER, LocalNR, pooled, quarter_of
+from agentic_iqa_local.iqa_tools.signals import signals
+from agentic_iqa_local.state import DISTORTION_TYPES, PLACES
 
 SHARD = 100
 VARIED_SIDE = 384

@@ -20,6 +20,8 @@ from scipy import stats
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from synthetic import SIDE, split_photos
+
 from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.devices import commit, machine
 from agentic_iqa_local.files import folder_hash
@@ -31,7 +33,6 @@ from agentic_iqa_local.nodes.workbench import OpenImages
 from agentic_iqa_local.score_fusion import expected_level
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.state import LETTERS
-from agentic_iqa_local.studies.synthetic import SIDE, split_photos
 
 SEED = 19
 

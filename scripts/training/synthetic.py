@@ -2,18 +2,26 @@
 
 The pseudo-MOS is the mean of four weight-free full-reference metrics against the clean original, each on 1..5 through
 its map. A clean photograph comes out below 5, as those maps do.
+
+  python scripts/training/synthetic.py photos/ --all --out synthetic      images, references and manifest.csv
 """
 
+import argparse
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from distortions import distort, draw_parts
 from PIL import Image
+from rich.progress import track
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from agentic_iqa_local.images.reading import load_image
 from agentic_iqa_local.iqa_tools import ToolRunner
-from agentic_iqa_local.studies.distortions import distort, draw_parts
+from agentic_iqa_local.output.tables import write_csv
 
 METRICS = ("FSIM", "VSI", "GMSD", "NLPD")
 PHOTO_SUFFIXES = (".png", ".webp", ".jpg", ".jpeg")
@@ -87,3 +95,31 @@ def write_set(
                 "distortion": kind,
                 "level": level,
             }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=(__doc__ or "").partition("\n")[0],
+        epilog="example: python scripts/training/synthetic.py photos/ --all --out synthetic",
+    )
+    parser.add_argument("photos", type=Path, metavar="PHOTOS", help="folder of clean photographs")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="new folder for the set")
+    parser.add_argument("--per-photo", type=int, default=10, metavar="N", help="samples of each (default: 10)")
+    parser.add_argument("--all", action="store_true", help="take every photograph, not only those kept out of training")
+    parser.add_argument("--no-reference", action="store_true", help="a set for no-reference studies")
+    args = parser.parse_args(argv)
+    try:
+        tiles = load_tiles(photo_files(args.photos) if args.all else split_photos(args.photos)[1])
+        args.out.mkdir(parents=True)
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+    total, columns = len(tiles) * args.per_photo, ("image", "reference", "mos", "group", "distortion", "level")
+    rows = write_set(tiles, args.per_photo, args.out, reference=not args.no_reference)
+    with (args.out / "manifest.csv").open("w", newline="", encoding="utf-8") as file:
+        write_csv(file, columns, track(rows, "distorted", total=total))
+    print(f"{total} images of {len(tiles)} photographs in {args.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
