@@ -48,9 +48,14 @@ class _Letters:
     def read(self, look: Look) -> None:
         """What this look includes and was not read yet. The reasoning goes on from the last order, the usual one."""
         wanted = (False,) if look == "one order" else (True, False)
-        if orders := [turned for turned in wanted if turned not in self.whole]:
-            views = [self._read_view(view, orders) for view in range(len(self.images.views(ROLE)))]
-            self.whole |= {turned: _mean(readings) for turned, *readings in zip(orders, *views, strict=True)}
+        orders = [turned for turned in wanted if turned not in self.whole]
+        views: list[list[Probabilities]] = []
+        for view in range(len(self.images.views(ROLE)) if orders else 0):
+            session = self.images.session(ROLE, view)
+            views.append([self._read(session, turned) for turned in orders])
+            if view > 0:  # the first one's cache is gone on with
+                self.images.close_session(ROLE, view)
+        self.whole |= {turned: _mean([view[i] for view in views]) for i, turned in enumerate(orders)}
         for crop in self.images.crops(ROLE) if look == "crops" else ():
             with self.images.session_on(ROLE, crop) as session:
                 self.crops.append(_mean([self._read(session, turned, crop=True) for turned in (False, True)]))
@@ -61,13 +66,6 @@ class _Letters:
             return "both orders", len(self.images.views(ROLE))
         crops = [] if self.crops else self.images.crops(ROLE)
         return ("crops", 2 * len(crops)) if crops else None
-
-    def _read_view(self, view: int, orders: Sequence[bool]) -> list[Probabilities]:
-        session = self.images.session(ROLE, view)
-        readings = [self._read(session, turned) for turned in orders]
-        if view > 0:  # the first one's cache is gone on with
-            self.images.close_session(ROLE, view)
-        return readings
 
     def _read(self, session: RoleSession, turned: bool, crop: bool = False) -> Probabilities:
         """The probability of each letter, whose meaning is that of the usual order."""
