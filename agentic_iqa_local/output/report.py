@@ -35,7 +35,7 @@ def _answer(row: Assessment) -> str | None:
     """The answer with its level and score, or its choice and probability."""
     if row.level:
         between = f" ({row.interval.low:.1f} to {row.interval.high:.1f})" if row.interval else ""
-        verdict = f"{_gate(row.gate)}: " if row.gate else ""
+        verdict = f"{_gate_word(row.gate)}: " if row.gate else ""
         held_back = "not sure: " if row.not_sure else ""
         return f"{verdict}{held_back}{row.letter} {row.level}, q {row.q:.2f} of 5{between}"
     if row.letter and row.choices and row.p:
@@ -43,7 +43,7 @@ def _answer(row: Assessment) -> str | None:
     return row.final_answer
 
 
-def _gate(gate: Gate) -> str:
+def _gate_word(gate: Gate) -> str:
     """A gate's verdict; of one that is open how probable it is that the picture is good enough."""
     why = f" ({gate.probability:.0%} probable to be good enough)" if gate.verdict == "unsure" else ""
     return f"{gate.verdict.upper()}{why}"
