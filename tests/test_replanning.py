@@ -1,6 +1,5 @@
 """What a replan does: the gap reaches the Executor, what was found stays, the better supported pass wins, and the row
-tells each. A scripted model forces each gap; the last tests ask the embedded model.
-"""
+tells each. A scripted model forces each gap."""
 
 import numpy as np
 import pytest
@@ -18,15 +17,13 @@ from scripted import (
 from agentic_iqa_local.config import ModelSettings, Settings
 from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.nodes.evidence import contradictions, find_gaps, outvoted, should_replan
-from agentic_iqa_local.nodes.replanning import decided, support
+from agentic_iqa_local.nodes.replanning import decided
 from agentic_iqa_local.output.report import account
 from agentic_iqa_local.state import (
     DistortionAnalysis,
     ExecutorOutput,
     FusionResult,
-    Gap,
     PlannerOutput,
-    SummarizerOutput,
 )
 from agentic_iqa_local.vlm_client import VLMError
 
@@ -235,33 +232,9 @@ def test_a_tool_that_another_clearly_leads_only_checks_it(picture, rule, expecte
     assert {log.tool_name for log in row.tools if log.trailing} == checks
 
 
-def test_support_puts_an_answer_before_none_and_missing_parts_before_doubts():
-    missing, doubt = Gap(kind="scores", reason="a"), Gap(kind="severity", reason="b")
-    ranked = [
-        SummarizerOutput(final_answer="C", quality_reasoning="Because.", gaps=gaps, error=error)
-        for gaps, error in [
-            ([], None), ([doubt], None), ([doubt, doubt], None), ([missing], None), ([missing, doubt], None), ([], "failed"),
-        ]
-    ]  # fmt: skip
-    assert sorted(ranked, key=support, reverse=True) == ranked
-
-
 @pytest.mark.parametrize(
     ("q_bar", "q", "part"),
     [(2.0, 2.4, "measured"), (2.0, 4.6, "seen"), (4.8, 4.9, "concluded"), (None, 5.0, "seen")],
 )
 def test_what_lies_nearer_to_the_score_decided(q_bar, q, part):
     assert decided(fused((1, 0, 0, 0, 0), q_bar, q=q)) == part  # the letters say Excellent
-
-
-# The embedded model
-
-
-def test_a_single_pass_tells_what_it_saw_measured_and_concluded(services, photo_path):
-    row = assess(photo_path, services=services)
-    (told,) = row.passes
-    assert told.kept
-    assert f"q {row.q:.2f}" in told.concluded
-    assert all(f"{log.tool_name} {log.normalized_score:.2f}" in told.measured for log in row.tools)
-    assert told.tokens == row.tokens.prefilled + row.tokens.decoded
-    assert (told.q, told.dq) == (row.q, None)
