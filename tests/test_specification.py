@@ -1,13 +1,11 @@
 """Requirements of the specification that the modules' own tests leave open: its code and its formulas, word for
-word, as the expected values, and what holds over a whole run.
+word, as the expected values.
 """
 
 import importlib
 import itertools
-import logging
 import math
 import re
-from collections.abc import Mapping
 
 import numpy as np
 import pytest
@@ -24,7 +22,7 @@ from scripted import (
 )
 
 from agentic_iqa_local.config import Settings
-from agentic_iqa_local.graph import decide_next_node, run_pipeline
+from agentic_iqa_local.graph import decide_next_node
 from agentic_iqa_local.nodes.summarizer import should_replan, summarizer_node
 from agentic_iqa_local.score_fusion import ScoreFusion
 from agentic_iqa_local.state import ExecutorOutput, PlannerOutput, SummarizerOutput
@@ -44,16 +42,6 @@ def summarize(picture: str, client: ScriptedClient, settings: Settings | None = 
     given = {"plan": plan, "executor_evidence": evidence(moderate_blur(), SCORES)} | state
     services = scripted_services(client, ScriptedTools({}), settings)
     return summarizer_node({"query": QUERY, "image_path": picture, **given}, {"configurable": {"services": services}})
-
-
-def never_satisfied() -> ScriptedClient:
-    """Every round finds a severe blur, which the tool of `run` scores 4.5: contradictory evidence."""
-    return ScriptedClient(scripted_answers(AnalysisReply=moderate_blur(severity="severe")))
-
-
-def run(client: ScriptedClient, picture: str, limit: int) -> Mapping:
-    services = scripted_services(client, ScriptedTools({"NIQE": 4.5}))
-    return run_pipeline(QUERY, picture, max_replan_iterations=limit, services=services)
 
 
 # The names of modules and settings
@@ -200,30 +188,3 @@ def test_code_notes_what_the_model_leaves_out(picture, query_type, given, noted)
     reasoning = update["summarizer_result"].quality_reasoning
     assert reasoning.startswith("Edges appear soft.")
     assert noted in reasoning
-
-
-# replanning-logic.md: over a whole run
-
-
-def test_iteration_count_rises_by_one_a_round_and_starts_anew_with_each_run(picture, caplog):
-    caplog.set_level(logging.INFO)
-    client = never_satisfied()
-    for _ in range(2):
-        caplog.clear()
-        run(client, picture, 4)
-        decided = re.findall(r"iteration_count=(\d), max_replan_iterations=4, decision=(\w+)", caplog.text)
-        assert decided == [("1", "planner"), ("2", "planner"), ("3", "planner"), ("4", "__end__")]
-
-
-def leaves(value: object) -> int:
-    """How many single values a state holds."""
-    if isinstance(value, Mapping):
-        return sum(map(leaves, value.values()))
-    if isinstance(value, list | tuple):
-        return sum(map(leaves, value))
-    return leaves(value.model_dump()) if hasattr(value, "model_dump") else 1
-
-
-def test_the_state_is_no_larger_after_more_rounds(picture):
-    """From the tenth round on, which the history and the account of the rounds may hold."""
-    assert leaves(run(never_satisfied(), picture, 11)) == leaves(run(never_satisfied(), picture, 22))

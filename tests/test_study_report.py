@@ -367,7 +367,7 @@ def test_command_refuses_bad_input_with_one_sentence(few_modes, tmp_path, capsys
     for args, message in (
         ([tmp_path / "absent"], "absent"),
         ([run, "--baseline", "nonsense"], 'logits, "logits, both orders", "unnormalised sum", classification,'),
-        ([run, "--draws", 0], "at least 1"),
+        ([run, "--draws", 0], "from 1 on"),
         ([run, "--fit", run / "rows.jsonl"], "expected a fit"),
     ):
         status, _, said = command(capsys, "report", *args, "--out", tmp_path / "out")

@@ -205,13 +205,6 @@ def test_no_answer_is_made_of_letters_that_could_not_be_read(picture, choices, v
     assert set(run(scripted(dict.fromkeys("ABCDE", value)), state_of(picture, choices=choices))) == {"error"}
 
 
-@pytest.mark.parametrize(("on_letters", "warned"), [(0.4, True), (0.6, False)])
-def test_probability_off_the_letters_is_warned_of(picture, caplog, on_letters, warned):
-    # the default bound is half
-    result_of(scripted(dict.fromkeys("ABCDE", math.log(on_letters / 5))), picture)
-    assert any("off the letters" in message for message in messages(caplog, logging.WARNING)) is warned
-
-
 def test_without_tool_scores_alpha_is_uniform_with_a_warning(picture, caplog):
     fusion = result_of(scripted(peaked_at("B")), picture, executor_evidence=None).fusion
     assert fusion.alpha == dict.fromkeys((1, 2, 3, 4, 5), 0.2)

@@ -76,24 +76,27 @@ KINDS: dict[str, Any] = {"N": count, "S": positive, "G": positive, "FILE": Path,
 
 
 def add(options: argparse._ActionsContainer, table: str) -> None:
-    """Adds options, one a line: name, metavar, two blanks, help. By its metavar an option is a count (N), more than
-    0 (S, G), a number (X), a path (FILE, DIR, PATH), one of several words (A|B) or a list (TOOL...); without one it is
-    a switch, and with a short name beside its own a switch that counts. A name without dashes is an argument. A number
-    that the help calls the default is that."""
-    for line in filter(None, table.splitlines()):
-        names, about = re.split(r"\s{2,}", line.strip(), maxsplit=1)
+    """Adds options, one a line: name, metavar, two blanks, help.
+
+    By its metavar an option is a count (N), more than 0 (S, G), a number (X), a path (FILE, DIR, PATH), one of several
+    words (A|B), a list (TOOL...), or required (DIR!); without one it is a switch, and with a short name beside its own
+    a switch that counts. A name without dashes is an argument. A number that the help calls the default is that.
+    """
+    for line in filter(None, map(str.strip, table.splitlines())):
+        names, about = re.split(r"\s{2,}", line, maxsplit=1)
         name, _, metavar = names.partition(" ")
         shape: dict[str, Any] = {"help": about}
-        if default := re.search(r"\(default: (\d+)\)", about):
+        if default := re.search(r"\(default: ([\d.]+)\)", about):
             shape["default"] = default[1]
         if not metavar:
             options.add_argument(name, action="store_true", help=about)
         elif metavar.startswith("--"):
             options.add_argument(name, metavar, action="count", default=0, help=about)
         else:
-            word = metavar.removesuffix("...")
+            word = metavar.rstrip(".!")
             shape |= {"choices": word.split("|")} if "|" in word else {"type": KINDS.get(word), "metavar": word}
-            options.add_argument(name, nargs="+" if metavar != word else None, **shape)
+            shape |= {"required": True} if metavar.endswith("!") else {}
+            options.add_argument(name, nargs="+" if metavar.endswith("...") else None, **shape)
 
 
 def add_options(options: argparse._ActionsContainer, *names: str) -> None:
@@ -115,20 +118,25 @@ def read(parser: argparse.ArgumentParser, argv: list[str] | None) -> argparse.Na
     """The options in `argv` (default: the command line), with the values that they stand for, or one sentence and an
     exit. Pictures may stand before, between and behind options."""
     args = parser.parse_intermixed_args(argv)
-    given = {name for name, value in vars(args).items() if value not in (None, False, [])}
-    for option, needed in NEEDS.items():
-        if option in given and needed not in given:
-            parser.error(f"--{option.replace('_', '-')}: expected with --{needed}")
-    for option, other in APART:
-        if {option, other} <= given:
-            named = args.pictures[0] if option == "pictures" else f"--{option}"
-            parser.error(f"{named}: expected without --{other}")
     try:
+        check_together(args)
         request = Request.of(_given(args, Request))
-    except ConfigError as error:
+    except (ConfigError, UsageError) as error:
         parser.error(as_flags(error.message))
     vars(args).update({name: getattr(request, name) for name in _given(args, Request)})
     return args
+
+
+def check_together(args: argparse.Namespace) -> None:
+    """Raises UsageError for an option without the one that it needs, and for two that do not go together."""
+    given = {name for name, value in vars(args).items() if value not in (None, False, [])}
+    for option, needed in NEEDS.items():
+        if option in given and needed not in given and hasattr(args, needed):
+            raise UsageError(f"--{option.replace('_', '-')}: expected with --{needed}")
+    for option, other in APART:
+        if {option, other} <= given:
+            named = args.pictures[0] if option == "pictures" else f"--{option}"
+            raise UsageError(f"{named}: expected without --{other}")
 
 
 def _given(args: argparse.Namespace, model: type[Options]) -> dict[str, Any]:
@@ -151,16 +159,16 @@ def output_file(option: str, file: Path, *suffixes: str) -> Path:
     """The file that `option` writes, where `file` is a link the one that it leads to. Raises UsageError for a name
     with another suffix, so that nothing of another kind is replaced, and for a place where nothing can be written."""
     folder, ends = file.absolute().parent, " or ".join(suffixes)
-    if file.suffix.lower() not in suffixes:
-        raise UsageError(f"{option} {file}: expected a name with {ends}", f"name it {file.stem}{suffixes[0]}")
-    if not folder.is_dir():
-        remedy = f"make it first: mkdir -p {shlex.quote(str(folder))}"
-        raise UsageError(f"{option} {file}: there is no folder {folder}", remedy)
     try:
         place = place_for(file)
     except FileError as error:
         raise UsageError(f"{option} {file}: {error}", "choose a new file in a folder of yours") from error
-    if not os.access(place if place.exists() else place.absolute().parent, os.W_OK):
+    if place.suffix.lower() not in suffixes:
+        raise UsageError(f"{option} {file}: expected a name with {ends}", f"name it {file.stem}{suffixes[0]}")
+    if not folder.is_dir():
+        remedy = f"make it first: mkdir -p {shlex.quote(str(folder))}"
+        raise UsageError(f"{option} {file}: there is no folder {folder}", remedy)
+    if not os.access(place if place.exists() else folder, os.W_OK):
         raise UsageError(f"{option} {file}: it cannot be written", "choose a file in a folder of yours")
     return place
 

@@ -30,7 +30,10 @@ ENVIRONMENT = {
     "MALLOC_MMAP_THRESHOLD_": "1073741824",  # as with_env.sh: pyiqa's tools are several times slower without
     "MALLOC_TRIM_THRESHOLD_": "2147483648",
 }
-SCRIPTS = {name: [f"scripts/{name}.py"] for name in ("assess", "doctor", "gallery", "serve", "fetch_models", "study")}
+SCRIPTS = {
+    name: [f"scripts/{name}.py"]
+    for name in ("assess", "doctor", "gallery", "serve", "fetch_models", "study", "training/synthetic")
+}
 LONGEST = 900  # seconds of one command, on a busy machine too
 
 
