@@ -15,17 +15,20 @@ _KINDS = {
     "Sharpness": r"over[ -]?sharp\w*|(too|overly) (sharp|crisp)\w*|sharpen(ed|ing)|halo(s|es|ing)?",
     "Blurs": r"\w*blur\w*|(un)?sharp(er|est|ness)?|crisp\w*|(de|mis)?focus(ed)?|soft(ness|er)?|smear\w*|camera shake",
     "Noise": r"nois(e|y|iness|ier)(?! reduction)|grain(y|iness)?|speckl\w*",
-    "Compression": r"\w*compress\w*|jpe?g art[ie]facts?|block(s|y|ing|iness)|ringing|banding|mosquito( noise)?|pixelat\w+",
+    "Compression": r"\w*compress\w*|jpe?g art[ie]facts?|block(s|y|ing|iness)|ringing|banding"
+    r"|mosquito( noise)?|pixelat\w+",
     "Color distortions": r"colou?rs?(?! noise)|casts?|tint(s|ed)?|white[ -]balance|(over|under|de)?-?saturat\w*|hues?"
     r"|washed[ -]out|faded|dull|chromatic aberration|too (yellow|blue|green|red|pink|warm|cold)",
-    "Brightness change": r"(too )?(dark|bright)(er|ness)?|too light|dim|lighting|(over|under)?-?expos(ed|ure)|blown[ -]out",
+    "Brightness change": r"(too )?(dark|bright)(er|ness)?|too light|dim|lighting|(over|under)?-?expos(ed|ure)"
+    r"|blown[ -]out",
     "Contrast": r"contrast\w*|flat(ness)?",
 }
 _NAMED = _pattern("|".join(f"(?P<{kind.replace(' ', '_')}>{words})" for kind, words in _KINDS.items()))
 # Words that mean damage and nothing else
 _DAMAGE = _pattern(
     r"over[ -]?sharp\w*|blur\w*|unsharp|out of focus|nois(e|y|iness)|grain(y|iness)|compress(ed|ion)"
-    r"|(jpe?g|visible) art[ie]facts?|pixelat(ed|ion)|colou?r casts?|(over|under)[ -]?expos\w+|too (dark|bright|sharp)|distort(ed|ions?)"
+    r"|(jpe?g|visible) art[ie]facts?|pixelat(ed|ion)|colou?r casts?|(over|under)[ -]?expos\w+|too (dark|bright|sharp)"
+    r"|distort(ed|ions?)"
 )
 _ANY_DAMAGE = _pattern(r"damag\w*|defects?|flaws?|faults?|grain|compress\w*|degrad\w*")
 # Whoever asks for more than what is named wants the model to look for itself.
