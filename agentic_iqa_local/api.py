@@ -211,7 +211,7 @@ class Conversation:
         from agentic_iqa_local.images.pictures import as_file
         from agentic_iqa_local.images.reading import ImageError
         from agentic_iqa_local.judgement.assessment import question
-        from agentic_iqa_local.nodes.workbench import open_images
+        from agentic_iqa_local.nodes.workbench import OpenImages
 
         self._services, self._limit = services, max_replan_iterations
         self._turns: list[dict[str, Any]] = []
@@ -221,7 +221,7 @@ class Conversation:
             self._original = None if reference is None else files.enter_context(as_file(reference))
             state = question(self._picture, self._original, None, None, self._limit, services.settings)
             try:
-                self._images = open_images(services, state)
+                self._images = OpenImages(services, state["image_path"], state.get("reference_path"))
             except ImageError as error:
                 reason = self._picture.hide(str(error))
                 raise ImageError(self._original.hide(reason) if self._original else reason) from None

@@ -20,13 +20,13 @@ from agentic_iqa_local.nodes.planner import planner_node
 from agentic_iqa_local.nodes.query import choices_in
 from agentic_iqa_local.nodes.replanning import DEFAULT_MAX_REPLAN_ITERATIONS, replan_limit
 from agentic_iqa_local.nodes.summarizer import summarizer_node
-from agentic_iqa_local.nodes.workbench import Context, Observer, OpenImages, open_images
+from agentic_iqa_local.nodes.workbench import Observer, OpenImages
 from agentic_iqa_local.services import Services, load_services
 from agentic_iqa_local.state import AgenticIQAState
 
 logger = logging.getLogger(__name__)
 
-Graph = CompiledStateGraph[AgenticIQAState, Context]
+Graph = CompiledStateGraph[AgenticIQAState, OpenImages]
 
 
 def decide_next_node(state: AgenticIQAState) -> Literal["planner", "__end__"]:
@@ -52,8 +52,8 @@ def _observed(role: str, node: Callable[..., dict[str, Any]]) -> Callable[..., d
     """The node, whose beginning and end the assessment's observer is told. What it raises becomes an error of
     the state, but for a lack of memory, with which a batch knows what to do."""
 
-    def run(state: AgenticIQAState, config: RunnableConfig | None = None, runtime: Runtime[Context] | None = None):
-        observer = runtime.context.images.observer if runtime and runtime.context else Observer()
+    def run(state: AgenticIQAState, config: RunnableConfig | None = None, runtime: Runtime[OpenImages] | None = None):
+        observer = runtime.context.observer if runtime and runtime.context else Observer()
         count = state.get("iteration_count", 0) + 1
         observer.step(role, "started", count)
         try:
@@ -74,7 +74,7 @@ def build_graph(with_summarizer: bool = True) -> Graph:
     """The graph, compiled once. Without the Summarizer it ends after the Executor and never replans."""
     nodes = {"planner": planner_node, "executor": executor_node}
     nodes |= {"summarizer": summarizer_node} if with_summarizer else {}
-    graph = StateGraph(AgenticIQAState, context_schema=Context)
+    graph = StateGraph(AgenticIQAState, context_schema=OpenImages)
     graph.add_sequence([(role, _observed(role, node)) for role, node in nodes.items()])
     graph.add_edge(START, "planner")
     if with_summarizer:
@@ -88,7 +88,7 @@ def run_graph(state: AgenticIQAState, images: OpenImages, graph: Graph | None = 
     """Runs the graph on opened images and returns the final state."""
     config: RunnableConfig = {"recursion_limit": 3 * (replan_limit(state) + 2)}  # three nodes a round, and two rounds
     with tracing_context(enabled=False):  # LangChain would follow environment variables to a tracing server
-        final: Any = (graph or build_graph()).invoke(state, config, context=Context(images))
+        final: Any = (graph or build_graph()).invoke(state, config, context=images)
     return final | {"failed_tries": list(images.failed_tries)}
 
 
@@ -133,7 +133,7 @@ def run_pipeline(
     limit = services.settings.max_replan_iterations if max_replan_iterations is None else max_replan_iterations
     state = initial_state(query, image_path, reference_path, limit, choices)
     try:
-        images = open_images(services, state)
+        images = OpenImages(services, state["image_path"], state.get("reference_path"))
     except ImageError as error:
         return {**state, "error": str(error)}
     with closing(images):

@@ -57,14 +57,6 @@ def scripted(**replies) -> ScriptedClient:
 NAMED = {"distortion_source": "Explicit", "distortions": {"Global": ["Blurs"]}}
 
 
-def test_distortions_that_the_query_names_are_analysed_without_detection(picture):
-    client = scripted()
-    found = execute(picture, {"NIQE": 2.6}, client, **NAMED)
-    assert found.distortion_set is None
-    assert prompts(client, "DetectionReply") == []
-    assert found.distortion_analysis["Global"][0].model_dump() == moderate_blur()["Global"][0]
-
-
 @pytest.mark.parametrize(
     ("flag", "parts"),
     [
@@ -125,26 +117,6 @@ def test_only_listed_tools_can_be_selected(picture):
     tools = prompts(client, "SelectionReply")[0].case.split("Tools:\n")[1].splitlines()
     assert [line.partition(":")[0] for line in tools] == ["- CLIPIQA+", "- MUSIQ"]
     assert all(re.search(r"; SRCC 0\.6\d$", line) for line in tools)
-
-
-def test_a_panel_votes_beside_the_chosen_tool(picture):
-    tools = {"MUSIQ": 4.0, "CLIPIQA+": 3.5, "NIQE": 1.0}
-    found = execute(picture, tools, scripted(SelectionReply={"Global": {"Blurs": "MUSIQ"}}))
-    assert found.quality_scores == {"Global": {"Blurs": ("MUSIQ", 4.0), "Overall quality (NIQE)": ("NIQE", 1.0)}}
-
-
-def test_without_any_tool_the_evidence_says_so(picture):
-    found = execute(picture, {})
-    assert "no IQA tool can run" in found.error
-    assert found.distortion_analysis
-
-
-def test_a_clean_object_is_scored_as_a_whole(picture):
-    client = scripted(DetectionReply={"Global": []}, SelectionReply={"Global": {"Overall quality": "NIQE"}})
-    found = execute(picture, {"NIQE": 4.6}, client)
-    assert found.distortion_analysis == {"Global": []}
-    assert found.quality_scores == {"Global": {"Overall quality": ("NIQE", 4.6)}}
-    assert prompts(client, "AnalysisReply") == []
 
 
 def test_slow_tools_are_not_offered_but_can_be_named(picture):

@@ -168,21 +168,6 @@ def test_a_set_holds_the_choices_that_are_not_ruled_out_or_why_there_is_none():
     assert sureness("why").fields(asked, None) == {"no_interval": "no set of answers: why"}
 
 
-def test_a_wide_interval_is_planned_again_and_a_narrow_one_is_not(large, monkeypatch):
-    def passes(width):
-        settings = Settings(decisions=DecisionSettings(target_width=width))
-        _, services = scripted({"NIQE": 3.3, "LocalNR": 3.4}, settings)
-        known = calibration(tools=(("NIQE",), ("LocalNR",), ("LocalNR", "NIQE")))
-        monkeypatch.setattr("agentic_iqa_local.judgement.assessment.calibration_for", lambda *_: known)
-        return assess(large, services=services, max_replan_iterations=3)
-
-    wide = passes(1.0)
-    assert (wide.iteration_count, len(wide.passes)) == (2, 3)  # the third pass is the last allowed
-    assert not wide.need_replan
-    assert "levels wide, 1 were asked for" in wide.replan_history[0]
-    assert passes(3.0).replan_history == []
-
-
 def test_the_embedded_model_has_an_interval_that_tells_where_it_is_from():
     """The shipped calibration belongs to the shipped model."""
     row = assess(SAMPLE, pipeline="letters")

@@ -79,13 +79,6 @@ def test_the_edge_replans_below_the_limit_only_and_logs_it(need_replan, iteratio
     assert records(caplog, logging.WARNING)[:2] == (stopped if need_replan and not replans else [])
 
 
-@pytest.mark.parametrize("error", [None, "Planner: no valid JSON in 3 attempts"])
-def test_the_edge_ends_without_a_result_or_after_an_error(error, caplog):
-    result = SummarizerOutput(final_answer="C", quality_reasoning="S.", need_replan=True, replan_reason="why")
-    assert decide_next_node({"summarizer_result": result, "error": error} if error else {}) == "__end__"
-    assert records(caplog, logging.WARNING) == []
-
-
 def test_the_drawing_is_the_specified_one_and_that_of_the_graph():
     # replanning-logic.md, verbatim
     assert (
@@ -180,14 +173,6 @@ def test_an_executor_that_fails_on_replan_reaches_the_summarizer(picture, failur
     assert later == [f"[Iteration {n}] Executor failed: {error}" for n in (2, 3)]
     assert final["iteration_count"] == calls(client)["PlannerReply"] == 3  # the limit ends it
     assert (result.need_replan, "error" in final) == (True, False)
-
-
-@pytest.mark.parametrize("missing", ["image_path", "reference_path"])
-def test_a_missing_image_is_an_error_of_the_state(picture, tmp_path, missing):
-    client, paths = never_satisfied(), {"image_path": picture} | {missing: str(tmp_path / "absent.png")}
-    final = run_pipeline(QUERY, services=scripted_services(client, ScriptedTools({})), **paths)
-    assert paths[missing] in final["error"]
-    assert (final["query"], final["iteration_count"], client.calls) == (QUERY, 0, [])
 
 
 @pytest.mark.parametrize("where", ["PlannerReply", "SummaryReply", "opening"])

@@ -10,10 +10,8 @@ from PIL import Image
 from scripted import ScriptedClient, ScriptedSession, ScriptedTools, scripted_answers, scripted_services
 
 from agentic_iqa_local import assess, run_pipeline
-from agentic_iqa_local.nodes.evidence import evidence_warnings
 from agentic_iqa_local.nodes.letter_reading import read_and_fuse
 from agentic_iqa_local.nodes.workbench import OpenImages
-from agentic_iqa_local.state import ExecutorOutput
 
 RATING = "Rate the perceptual quality of this image.", None
 
@@ -69,11 +67,6 @@ def test_every_session_is_closed_when_an_assessment_or_a_pipeline_ends(large, pi
     run_pipeline("Rate it.", picture, services=services)
     assert len(client.sessions) >= 6
     assert all(session.closed for session in client.sessions)
-
-
-def test_only_a_region_without_a_box_is_warned_of():
-    missed = ExecutorOutput(boxes={"sky": None, "car": (0, 0, 5, 5)})
-    assert evidence_warnings(missed) == ["no box for sky, tools see the whole image"]
 
 
 def test_no_node_is_traced_whatever_the_environment_says(picture, monkeypatch):

@@ -29,7 +29,7 @@ from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY, choice_letters, summa
 from agentic_iqa_local.nodes.query import named_metrics
 from agentic_iqa_local.nodes.summarizer import without_words
 from agentic_iqa_local.nodes.tool_runs import run_tool
-from agentic_iqa_local.nodes.workbench import PICTURE, Observer, OpenImages, open_images
+from agentic_iqa_local.nodes.workbench import PICTURE, Observer, OpenImages
 from agentic_iqa_local.result import Assessment, Seen, SeenView, Tokens
 from agentic_iqa_local.services import Services, load_services
 from agentic_iqa_local.state import OVERALL, AgenticIQAState, DamagedBox, FusionResult, ToolExecutionLog, revised
@@ -79,7 +79,7 @@ def assess(
         state = question(picture, original, query, choices, max_replan_iterations, services.settings)
 
         def opened() -> AbstractContextManager[OpenImages]:
-            return closing(open_images(services, state, observer))
+            return closing(OpenImages(services, state["image_path"], state.get("reference_path"), observer))
 
         return answered(state, picture, original, pipeline, services.settings, opened, request)
 

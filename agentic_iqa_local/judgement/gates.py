@@ -28,27 +28,16 @@ class Sureness:
     reads: int = 0
     began: float = field(default_factory=time.monotonic)
 
-    @property
-    def may_want_more(self) -> bool:
-        """Whether more than one look may be taken."""
-        return self.decisions.target_width is not None and isinstance(self.calibration, IntervalCalibration)
-
-    def width(self, fusion: FusionResult, plan: PlannerOutput | None) -> float | None:
-        """The width in levels of an answer's interval; None where there is none, or no width is asked for."""
-        interval = self.interval(fusion, plan) if self.may_want_more and fusion.q is not None else None
-        return interval.width if isinstance(interval, Interval) else None
-
     def wants_more(self, fusion: FusionResult, plan: PlannerOutput | None, reads: int) -> bool:
         """Whether `reads` more letter reads are to make the interval narrower: it is wider than asked for, and
-        the budget allows them."""
-        width, wanted = self.width(fusion, plan), self.decisions.target_width
-        return width is not None and wanted is not None and width > wanted and self.affords(reads)
-
-    def affords(self, reads: int) -> bool:
-        """Whether the budget allows `reads` more letter reads; another pass takes at least one."""
-        most_reads, most_seconds = self.decisions.most_reads, self.decisions.most_seconds
+        the budget of reads and seconds allows them."""
+        wanted, most_reads = self.decisions.target_width, self.decisions.most_reads
+        interval = None if wanted is None or fusion.q is None else self.interval(fusion, plan)
+        if wanted is None or not isinstance(interval, Interval) or interval.width <= wanted:
+            return False
         if most_reads is not None and self.reads + reads > most_reads:
             return False
+        most_seconds = self.decisions.most_seconds
         return most_seconds is None or time.monotonic() - self.began < most_seconds
 
     def fields(self, fusion: FusionResult, plan: PlannerOutput | None, *, told_of_map: bool = False) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from agentic_iqa_local.images.crops import Box
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.judgement.tiles import Tiling, damaged_boxes, smallest_side, tiling
 from agentic_iqa_local.nodes import prompts
-from agentic_iqa_local.nodes.detection import combine, model_trust, read, severity_probabilities, strongest
+from agentic_iqa_local.nodes.detection import detection_of, model_trust, severity_probabilities, strongest
 from agentic_iqa_local.nodes.letter_reading import ROLE
 from agentic_iqa_local.result import MapCost, QualityMap, TileBias
 from agentic_iqa_local.score_fusion import expected_level, letter_probabilities
@@ -202,7 +202,7 @@ def _named(images: "OpenImages", damaged: DamagedBox) -> DamagedBox:
         with suppress(ToolError):
             scores[tool] = images.score(tool, damaged.box).normalized
     damaged = revised(damaged, tools=scores)
-    reading = combine(read(images, damaged.box), {}, images)
+    reading = detection_of(images, damaged.box, {})
     kinds = said(prompts.detection_prompt(prompts.DEFAULT_QUERY, ["Global"]), TYPE_PREFIX, DISTORTION_TYPES)
     if reading.error and kinds is None:
         return damaged

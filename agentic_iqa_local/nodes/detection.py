@@ -56,45 +56,68 @@ def read_if_possible(images: OpenImages, read: Callable[[RoleSession], Read]) ->
 def detect(task: Task) -> dict[str, Detection]:
     """Of each object of a task, how probable each family of distortions is. Where nothing is to be looked for, the
     model is asked about the families alone that the query names. Raises InvalidAnswer, VLMError."""
-    query, objects, images, reason = task.query, task.plan.objects, task.images, task.reason
-    named = None if task.plan.plan.distortion_detection else task.plan.distortions or {}
-    asked = {name: (named or {}).get(name) or DISTORTION_TYPES for name in objects}
-    prompt = presence_prompt(query, objects, reason)
+    images, objects, look = task.images, task.plan.objects, task.plan.plan.distortion_detection
+    named = {} if look else task.plan.distortions or {}
+    prompt = presence_prompt(task.query, objects, task.reason)
 
     def yes(session: RoleSession, name: str, kind: str) -> float:
         begun = f'{{{json.dumps(name, ensure_ascii=False)}: {{"{kind}": "'
         return letter_probabilities(session.read_letters(prompt, begun, YES_NO).logprobs)["Yes"]
 
     def read_all(session: RoleSession) -> dict[str, dict[str, float]]:
+        asked = {name: named.get(name) or DISTORTION_TYPES for name in objects}
         return {name: {kind: yes(session, name, kind) for kind in kinds} for name, kinds in asked.items()}
 
-    models = read_if_possible(images, read_all)
-    if models is None and named is None:  # a list that the model writes says of all families whether they are there
-        prompt, section = detection_prompt(query, objects, reason), images.services.section(ROLE)
-        lists = ask(images.session(ROLE), prompt, detection_reply(objects), section).model_dump(by_alias=True)
-        sure = images.services.settings.fusion.classification_confidence
-        models = {
-            name: {kind: sure if kind in listed else 1 - sure for kind in dict.fromkeys([*listed, *DISTORTION_TYPES])}
-            for name, listed in lists.items()
-        }
+    models = read_if_possible(images, read_all) or (_listed(task) if look else {})
     boxes = by_object(task.evidence, "boxes")
-    return {name: combine(read(images, boxes.get(name)), (models or {}).get(name, {}), images) for name in objects}
+    return {name: detection_of(images, boxes.get(name), models.get(name, {})) for name in objects}
 
 
-def read(images: OpenImages, box: Box | None) -> Detection:
+def _listed(task: Task) -> dict[str, dict[str, float]]:
+    """{object: {family: probability}} by the lists that the model writes, which say of all families whether they are
+    there."""
+    images, objects = task.images, task.plan.objects
+    prompt, section = detection_prompt(task.query, objects, task.reason), images.services.section(ROLE)
+    lists = ask(images.session(ROLE), prompt, detection_reply(objects), section).model_dump(by_alias=True)
+    sure = images.services.settings.fusion.classification_confidence
+    return {
+        name: {kind: sure if kind in listed else 1 - sure for kind in dict.fromkeys([*listed, *DISTORTION_TYPES])}
+        for name, listed in lists.items()
+    }
+
+
+def detection_of(images: OpenImages, box: Box | None, model: Mapping[str, float]) -> Detection:
+    """How probable each family is in the picture or in a region: odds times odds, in the model's order.
+
+    Args:
+        images: the picture; its `fusion.model_trust` draws the model's odds towards the prior.
+        box: the region, in pixels; None: the whole picture.
+        model: the model's own probabilities of the families that it was asked about.
+    """
+    detection = _read(images, box)
+    trust = detection.model_trust = model_trust(images)
+    prior = logit(load_detector().of(images.reference is not None).prior)
+    kinds = dict.fromkeys([*model, *DISTORTION_TYPES])
+    detection.families = {kind: detection.families.get(kind, FamilyDetection()) for kind in kinds}
+    for kind, family in detection.families.items():
+        family.model = model.get(kind)
+        own = prior if family.model is None else trust * logit(family.model) + (1 - trust) * prior
+        family.probability = expit(own + (0.0 if family.measured is None else logit(family.measured)))
+    return detection
+
+
+def _read(images: OpenImages, box: Box | None) -> Detection:
     """What LocalNR reads of the picture or of a region; why it could not is the `error`."""
-    began, found = time.perf_counter(), Detection(region="crop" if box else "global")
+    began, region = time.perf_counter(), "crop" if box else "global"
     try:
         examined = images.examine(box)
     except ToolError as error:
-        found.error = one_line(str(error))
-        return found
+        return Detection(region=region, error=one_line(str(error)))
     reference = images.reference is not None
-    found.graphic = None if reference else examined.graphic
+    graphic = None if reference else examined.graphic
     if images.unlike_photograph is not None:
-        found.error = "it knows photographs alone, and this is unlike one"
-        return found
-    found.families = {
+        return Detection(region=region, graphic=graphic, error="it knows photographs alone, and this is unlike one")
+    families = {
         kind: FamilyDetection(
             read=max(examined.presence[kind], examined.presence_in_part[kind]),
             measured=expit(ratio),
@@ -102,22 +125,10 @@ def read(images: OpenImages, box: Box | None) -> Detection:
         )
         for kind, ratio in load_detector().log_ratios(examined, reference).items()
     }
-    found.exposure, found.execution_time = examined.exposure, time.perf_counter() - began
-    return found
-
-
-def combine(found: Detection, model: Mapping[str, float], images: OpenImages) -> Detection:
-    """LocalNR's reading with the model's probabilities of the families that it was asked about: odds times odds,
-    in the model's order. `fusion.model_trust` draws the model's towards the prior."""
-    trust = found.model_trust = model_trust(images)
-    prior = logit(load_detector().of(images.reference is not None).prior)
-    kinds = dict.fromkeys([*model, *DISTORTION_TYPES])
-    found.families = {kind: found.families.get(kind, FamilyDetection()) for kind in kinds}
-    for kind, family in found.families.items():
-        family.model = model.get(kind)
-        own = prior if family.model is None else trust * logit(family.model) + (1 - trust) * prior
-        family.probability = expit(own + (0.0 if family.measured is None else logit(family.measured)))
-    return found
+    seconds = time.perf_counter() - began
+    return Detection(
+        region=region, graphic=graphic, families=families, exposure=examined.exposure, execution_time=seconds
+    )
 
 
 def found_families(detection: Detection) -> list[str]:
@@ -139,12 +150,9 @@ def strongest(detection: Detection) -> dict[str, float]:
 def severity_probabilities(
     detection: Detection | None, item: Mapping[str, str], words: Mapping[str, float] | None, images: OpenImages
 ) -> dict[str, float] | None:
-    """How probable each severity of one family is that the model judged; sums to 1. A family that is there is not
-    "none".
-
-    They are the model's `words`, or the severity that it wrote in `item`, times LocalNR's Gaussian; None where nothing
-    is known beyond what was written.
-    """
+    """How probable each severity of one family is that the model judged: the model's `words`, or the severity that it
+    wrote in `item`, times LocalNR's Gaussian. A family that is there is not "none". Sums to 1; None where nothing is
+    known beyond what was written."""
     family = detection.families.get(item["type"]) if detection else None
     if family is None or family.severity is None:
         return dict(words) if words else None

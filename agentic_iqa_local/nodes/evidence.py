@@ -3,14 +3,13 @@
 The limits were set on synthetic pictures, so that few sound passes are doubted; human scores were not looked at.
 """
 
-import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from operator import itemgetter
 from typing import Any
 
 from agentic_iqa_local.iqa_tools.detector import load_detector
-from agentic_iqa_local.iqa_tools.reliability import load_reliability
+from agentic_iqa_local.iqa_tools.reliability import Reachable, Score, load_reliability
 from agentic_iqa_local.score_fusion import expected_level
 from agentic_iqa_local.state import LETTER_TO_LEVEL, OVERALL, UNCLEAR, ExecutorOutput, FusionResult, Gap, PlannerOutput
 
@@ -19,12 +18,7 @@ HIGH_SCORE = 4.0
 LOW_SCORE = 2.2  # 6 − 4.0 = 2.0, raised since most tools without weights cannot score below 2.0
 LOW_QUALITY = 2.9  # the fused score below which damage should have been found
 APART = 3.0  # standard deviations of the difference that two tools' errors alone make
-NEARLY_UNIFORM = 0.98  # of the greatest entropy
 LEAST_OVERLAP = 0.05  # of Σα_c·p_c, which is 0.2 where α or p is uniform
-OFF_THE_LETTERS = 0.5
-
-Score = tuple[str, float]  # (tool, 1..5)
-Reachable = Mapping[str, tuple[float, float]]  # the ends of what each tool's map can return
 
 
 def of_object(name: str) -> str:
@@ -32,14 +26,12 @@ def of_object(name: str) -> str:
     return "" if name == "Global" else f" of {name}"
 
 
-def in_picture(name: str) -> str:
-    """A region's name, or "the picture"."""
-    return "the picture" if name == "Global" else name
-
-
 def by_object(evidence: ExecutorOutput | None, part: str) -> dict[str, Any]:
     """A part of the evidence, {object: ...}; empty where there is none."""
     return (evidence and getattr(evidence, part)) or {}
+
+
+# Votes
 
 
 def _counting(evidence: ExecutorOutput | None, *, checking: bool = False) -> dict[str, dict[str, Score]]:
@@ -67,51 +59,55 @@ def votes(evidence: ExecutorOutput | None, vote: str = "runs") -> list[Score]:
 def checks(evidence: ExecutorOutput | None) -> list[Score]:
     """The scores that only check a better tool's, each once."""
     every = {pair for scores in _counting(evidence, checking=True).values() for pair in scores.values()}
-    return sorted(every - set(votes(evidence, "entries")))
+    return sorted(every - set(votes(evidence)))
 
 
-def apart(one: Score, other: Score, reachable: Reachable) -> bool:
+def _apart(one: Score, other: Score, reachable: Reachable) -> bool:
     """Whether two tools' scores lie further apart than their errors explain."""
     return abs(one[1] - other[1]) > APART * load_reliability().sigma_of_difference(one, other, reachable)
 
 
-def outvoted(scores: Sequence[Score], reachable: Reachable) -> set[str]:
-    """The tools, of three or more, whose score stands apart from every other one, the furthest from the others'
-    median first. Two against one is a vote, one against one and two against two are none."""
-    left = dict(scores)
-    while len(left) > 2:
-        outliers = {
-            tool: abs(score - statistics.median(left[other] for other in left if other != tool))
-            for tool, score in left.items()
-            if all(apart((tool, score), pair, reachable) for pair in left.items() if pair[0] != tool)
-        }
-        if not outliers:
-            break
-        del left[max(outliers, key=outliers.__getitem__)]
-    return {tool for tool, _ in scores} - left.keys()
+def outvoted(scores: Sequence[Score], reachable: Reachable) -> str | None:
+    """The tool, of three or more, whose score stands apart from every other one; of several, the furthest from the
+    median. Two against one is a vote, one against one and two against two are none."""
+    middle = statistics.median(score for _, score in scores)
+    alone = {
+        tool: abs(score - middle)
+        for tool, score in scores
+        if len(scores) > 2 and all(_apart((tool, score), other, reachable) for other in scores if other[0] != tool)
+    }
+    return max(alone, key=alone.__getitem__, default=None)
 
 
 def mark_votes(evidence: ExecutorOutput, reachable: Reachable, *, trailing_only_check: bool) -> None:
-    """Takes the vote from tools that stand apart from all others on the same object and, with
-    `trailing_only_check`, from those that are clearly less reliable than another one (they check it only); notes which
-    of the rest disagree."""
+    """Takes votes away in place, and notes which of the other tools disagree.
+
+    Args:
+        evidence: whose tool runs are marked.
+        reachable: by tool, the ends of what its map can return.
+        trailing_only_check: a tool that is clearly less reliable than another one only checks it. Without a vote is
+            also what stands apart from all other tools' scores of the same object.
+    """
     lines = []
     for name, scores in by_object(evidence, "quality_scores").items():
         measured = list(dict.fromkeys(scores.values()))
-        outliers = outvoted(measured, reachable)
-        others = [tool for tool, _ in measured if tool not in outliers]
-        worse = load_reliability().clearly_worse(others) if trailing_only_check else set()
+        outlier = outvoted(measured, reachable)
+        others = [pair for pair in measured if pair[0] != outlier]
+        worse = load_reliability().clearly_worse([tool for tool, _ in others]) if trailing_only_check else set()
         for log in evidence.tool_logs:
             if log.object_name == name:
-                log.outvoted, log.trailing = log.tool_name in outliers, log.tool_name in worse
-        rest = sorted(set(_counting(evidence, checking=True)[name].values()), key=itemgetter(1))
-        if len(rest) > 1 and apart(rest[0], rest[-1], reachable):
-            lines.append(f"tools disagree about {name} ({_in_words(rest)})")
+                log.outvoted, log.trailing = log.tool_name == outlier, log.tool_name in worse
+        others.sort(key=itemgetter(1))
+        if others and _apart(others[0], others[-1], reachable):
+            lines.append(f"tools disagree about {name} ({_in_words(others)})")
     evidence.disagreement = "; ".join(lines) or None
 
 
 def _in_words(scores: Iterable[Score]) -> str:
     return ", ".join(f"{tool} {score:.2f}" for tool, score in dict.fromkeys(scores))
+
+
+# Doubts
 
 
 def contradictions(evidence: ExecutorOutput, fusion: FusionResult | None = None) -> list[str]:
@@ -138,36 +134,28 @@ def contradictions(evidence: ExecutorOutput, fusion: FusionResult | None = None)
 
 
 def open_severities(evidence: ExecutorOutput) -> list[tuple[str, str]]:
-    """(object, distortion) of each whose severity the model cannot tell, or for which it finds all words nearly
-    equally probable."""
-    probabilities = by_object(evidence, "severity_probabilities")
-    return [
-        (name, item.type)
-        for name, items in by_object(evidence, "distortion_analysis").items()
-        for item in items
-        if item.severity == UNCLEAR or _is_open(probabilities.get(name, {}).get(item.type))
-    ]
-
-
-def _is_open(probabilities: Mapping[str, float] | None) -> bool:
-    """Whether the entropy is nearly the greatest that so many outcomes can have."""
-    entropy = -math.fsum(p * math.log(p) for p in (probabilities or {}).values() if p > 0)
-    return bool(probabilities) and entropy > NEARLY_UNIFORM * math.log(len(probabilities))
+    """(object, distortion) of each whose severity the model cannot tell."""
+    analysis = by_object(evidence, "distortion_analysis")
+    return [(name, item.type) for name, items in analysis.items() for item in items if item.severity == UNCLEAR]
 
 
 def doubts(evidence: ExecutorOutput) -> str | None:
     """What the evidence leaves open by its own account, for `ExecutorOutput.uncertainty`; None where nothing is."""
     lines = [f"cannot tell how severe {kind} of {name} is" for name, kind in open_severities(evidence)]
-    return "; ".join(filter(None, [*lines, evidence.disagreement])) or None
+    return "; ".join([*lines, *filter(None, [evidence.disagreement])]) or None
 
 
 def evidence_warnings(evidence: ExecutorOutput) -> list[str]:
     """What a reader of the scores must know: a failed Executor, tools without a vote, regions not found."""
     lines = [f"the Executor failed, its evidence is incomplete: {evidence.error}"] if evidence.error else []
     for tool, name in dict.fromkeys((log.tool_name, log.object_name) for log in evidence.tool_logs if log.outvoted):
-        lines.append(f"{tool} has no vote: its score of {in_picture(name)} stands apart from every other tool's")
+        where = "the picture" if name == "Global" else name
+        lines.append(f"{tool} has no vote: its score of {where} stands apart from every other tool's")
     missed = [name for name, box in by_object(evidence, "boxes").items() if box is None]
     return lines + ([f"no box for {', '.join(missed)}, tools see the whole image"] if missed else [])
+
+
+# Another pass
 
 
 def should_replan(
@@ -189,11 +177,8 @@ def should_replan(
 
 
 def find_gaps(evidence: ExecutorOutput | None, plan: PlannerOutput, fusion: FusionResult | None = None) -> list[Gap]:
-    """What another pass should gather anew, the most serious first.
-
-    A missing part counts only where the plan asked for it. A tool that was tried and could not run is a warning
-    elsewhere, not a gap.
-    """
+    """What another pass should gather anew, the most serious first. A missing part counts only where the plan asked
+    for it; a tool that was tried and could not run is a warning elsewhere, not a gap."""
     evidence = evidence or ExecutorOutput()
     analysed, wanted = by_object(evidence, "distortion_analysis"), plan.plan.distortion_analysis
     missing = ", ".join(name for name in plan.objects if wanted and name not in analysed)
@@ -212,10 +197,10 @@ def find_gaps(evidence: ExecutorOutput | None, plan: PlannerOutput, fusion: Fusi
 def _score_gap(evidence: ExecutorOutput, plan: PlannerOutput) -> str | None:
     """Which scores are missing, but for those whose tools were tried and failed. Of a region that the model was to
     find and did not, the whole picture's scores are none."""
-    failed = [log for log in evidence.tool_logs if log.error]
-    if not (evidence.quality_scores or failed):
-        return "No tool scores available"
     boxes, scores = by_object(evidence, "boxes"), by_object(evidence, "quality_scores")
+    failed = [log for log in evidence.tool_logs if log.error]
+    if not (scores or failed):
+        return "No tool scores available"
     for name in plan.objects:
         tried = {log.distortion for log in failed if log.object_name == name}
         tried |= scores.get(name, {}).keys() if boxes.get(name, True) else set()
@@ -231,14 +216,11 @@ def _score_gap(evidence: ExecutorOutput, plan: PlannerOutput) -> str | None:
 
 def _letter_gap(fusion: FusionResult) -> str | None:
     """What is wrong with letters that were read in one order; once they were read in both, nothing more can be
-    done. Letters that prefer nothing are a gap only where no tool speaks."""
+    done."""
     if fusion.q is None or fusion.mode != "logits" or fusion.both_orders:
         return None
-    if (fusion.off_letter_mass or 0) > OFF_THE_LETTERS:
-        return f"{fusion.off_letter_mass:.0%} of the probability lies off the letters"
-    if fusion.q_bar is None or fusion.alpha is None:
-        return "No tool scores, and the letters are nearly equally probable" if _is_open(fusion.p_c) else None
-    if sum(fusion.alpha[LETTER_TO_LEVEL[letter]] * p for letter, p in fusion.p_c.items()) >= LEAST_OVERLAP:
+    overlap = sum((fusion.alpha or {}).get(LETTER_TO_LEVEL[letter], 0) * p for letter, p in fusion.p_c.items())
+    if fusion.q_bar is None or overlap >= LEAST_OVERLAP:
         return None
     alone = expected_level(fusion.p_c)
     return f"Letters and tools exclude each other: the letters say {alone:.1f}, the tools {fusion.q_bar:.1f}"

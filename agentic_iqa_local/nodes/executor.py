@@ -21,7 +21,7 @@ from agentic_iqa_local.nodes.query import asks_where
 from agentic_iqa_local.nodes.replanning import gaps_to_close
 from agentic_iqa_local.nodes.replies import analysis_reply, location_reply
 from agentic_iqa_local.nodes.tool_runs import ROLE, ByObject, Task, choose_tools, run_tools
-from agentic_iqa_local.nodes.workbench import Box, Context, OpenImages, RoleSession, opened
+from agentic_iqa_local.nodes.workbench import Box, OpenImages, RoleSession, opened
 from agentic_iqa_local.score_fusion import letter_probabilities
 from agentic_iqa_local.state import AgenticIQAState, Detection, DistortionAnalysis, ExecutorOutput, Severity
 from agentic_iqa_local.vlm_client import VLMError
@@ -32,7 +32,7 @@ COORDINATES = {"pixels": "pixels of the image", "thousandths": "thousandths of t
 
 
 def executor_node(
-    state: AgenticIQAState, config: RunnableConfig | None = None, runtime: Runtime[Context] | None = None
+    state: AgenticIQAState, config: RunnableConfig | None = None, runtime: Runtime[OpenImages] | None = None
 ) -> dict[str, Any]:
     """Returns `executor_evidence`; nothing when an earlier node failed, and an `error` inside the evidence when
     this one does."""
@@ -48,8 +48,6 @@ def executor_node(
     except (InvalidAnswer, ToolError, VLMError, OSError, ValueError) as error:
         evidence.error = one_line(str(error))
         logger.error("Executor failed: %s", evidence.error)
-    analysed = sum(map(len, by_object(evidence, "distortion_analysis").values()))
-    logger.info("Evidence: %d distortions analysed, %d tool runs", analysed, len(evidence.tool_logs))
     return {"executor_evidence": ExecutorOutput.model_validate(evidence.model_dump())}
 
 
@@ -69,16 +67,15 @@ def gather(task: Task) -> None:
             evidence.selected_tools = choose_tools(task, distortions) or None
             if flags.tool_execution:
                 images.services.tools.prepare()
-                chosen = evidence.selected_tools or {}
-                measuring = background.submit(copy_context().run, run_tools, evidence, chosen, images)
+                measuring = background.submit(copy_context().run, run_tools, evidence, images)
         finally:  # the analysis is evidence even if no tool could be chosen
             if flags.distortion_analysis:
                 analyse(task, distortions)
         if measuring is not None:
             measuring.result()
     if not task.named_tools():  # those that a query names all have a vote
-        reachable = {name: fitted.reachable for name, fitted in images.services.tools.maps.items()}
-        mark_votes(evidence, reachable, trailing_only_check=images.services.settings.fusion.trailing_tools == "check")
+        only_check = images.services.settings.fusion.trailing_tools == "check"
+        mark_votes(evidence, images.reachable(), trailing_only_check=only_check)
     if asks_where(task.query):
         try:
             places = images.services.tools.places(images.image.pixels, images.reference and images.reference.pixels)
@@ -111,13 +108,15 @@ def analyse(task: Task, distortions: ByObject) -> None:
     """Puts a judgement of each distortion into the evidence, and how probable each severity is: those of the pass
     before, and the model's where there is none, the severity is open, or the evidence contradicts itself. Raises
     InvalidAnswer, VLMError."""
-    in_doubt, probable = open_severities(task.before), by_object(task.before, "severity_probabilities")
+    in_doubt, evidence = open_severities(task.before), task.evidence
     judged = {
-        (name, item.type): (item, probable.get(name, {}).get(item.type))
+        (name, item.type): item
         for name, items in by_object(task.before, "distortion_analysis").items()
         for item in items
         if not ((name, item.type) in in_doubt or task.closes("contradiction"))
     }
+    earlier = by_object(task.before, "severity_probabilities")
+    probable = {(name, kind): earlier.get(name, {}).get(kind) for name, kind in judged}
     asked = {name: [kind for kind in kinds if (name, kind) not in judged] for name, kinds in distortions.items()}
     if asked := {name: kinds for name, kinds in asked.items() if kinds}:
         images, prompt = task.images, analysis_prompt(task.query, asked, task.reason)
@@ -126,17 +125,14 @@ def analyse(task: Task, distortions: ByObject) -> None:
         items = [(name, item) for name, items in written.items() for item in items]
         read = read_severities(prompt, written, images) or [None] * len(items)
         for (name, item), words in zip(items, read, strict=True):
-            detection = by_object(task.evidence, "detection").get(name)
-            p = severity_probabilities(detection, item, words, images)
-            judged[name, item["type"]] = _judgement(item, p, detection), p
-    probabilities: dict[str, dict[str, dict[str, float]]] = {}
-    for (name, kind), (_, p) in judged.items():
-        if p and kind in distortions.get(name, ()):
-            probabilities.setdefault(name, {})[kind] = p
-    task.evidence.severity_probabilities = probabilities or None
-    task.evidence.distortion_analysis = {
-        name: [judged[name, kind][0] for kind in kinds] for name, kinds in distortions.items()
-    }
+            detection, place = by_object(evidence, "detection").get(name), (name, item["type"])
+            probable[place] = severity_probabilities(detection, item, words, images)
+            judged[place] = _judgement(item, probable[place], detection)
+    evidence.severity_probabilities = None
+    for name, kinds in distortions.items():
+        if told := {kind: p for kind in kinds if (p := probable[name, kind])}:
+            evidence.severity_probabilities = (evidence.severity_probabilities or {}) | {name: told}
+    evidence.distortion_analysis = {name: [judged[name, kind] for kind in kinds] for name, kinds in distortions.items()}
 
 
 def _judgement(item: dict[str, str], p: dict[str, float] | None, detection: Detection | None) -> DistortionAnalysis:
@@ -177,12 +173,11 @@ def locate(objects: list[str], images: OpenImages, reason: str | None = None) ->
     if not objects or (style := box_style(images)) == "none":
         return {}
     session, (x, y, right, bottom) = images.session(ROLE), images.views(ROLE)[0]
-    prompt = location_prompt(objects, COORDINATES[style], reason)
     boxes: dict[str, Box | None] = dict.fromkeys(objects)
     try:
+        prompt = location_prompt(objects, COORDINATES[style], reason)
         reply = ask(session, prompt, location_reply(objects), images.services.section(ROLE))
-    except InvalidAnswer as error:
-        logger.warning("No box for %s: %s", one_line(", ".join(objects)), error)
+    except InvalidAnswer:  # ask logs it, and a region without a box is warned of
         return boxes
     seen = session.seen[-1]
     across, down = (1000, 1000) if style == "thousandths" else (seen.width, seen.height)

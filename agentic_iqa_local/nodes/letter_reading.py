@@ -4,7 +4,7 @@ tools' scores. They are read once; where a narrower interval is asked for, with 
 import statistics
 from collections.abc import Callable, Sequence
 
-from agentic_iqa_local.iqa_tools.reliability import load_reliability
+from agentic_iqa_local.iqa_tools.reliability import Score, load_reliability
 from agentic_iqa_local.nodes.ask import ask
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, Prompt, summarizer_prompt
 from agentic_iqa_local.nodes.replies import letter_reply
@@ -25,14 +25,13 @@ from agentic_iqa_local.vlm_client import VLMError
 ROLE = "summarizer"
 
 Probabilities = dict[str, float]  # of each letter
-Scores = Sequence[tuple[str, float]]  # (tool, score 1..5)
 
 
 def _mean(readings: Sequence[Probabilities]) -> Probabilities:
     return {letter: statistics.fmean(p[letter] for p in readings) for letter in readings[0]}
 
 
-class _Reads:
+class _Letters:
     """The letters of one picture: the mean over its views in each order that was read, and each crop.
 
     `prompt(turned, crop)` is what they are read after: `turned` where A stands for Bad, of a `crop` without the
@@ -50,18 +49,18 @@ class _Reads:
         """What this look includes and was not read yet. The reasoning goes on from the last order, the usual one."""
         wanted = (False,) if look == "one order" else (True, False)
         orders = [turned for turned in wanted if turned not in self.whole]
-        sureness, views = self.images.sureness, []
+        views: list[list[Probabilities]] = []
         for view in range(len(self.images.views(ROLE)) if orders else 0):
             session = self.images.session(ROLE, view)
             views.append([self._read(session, turned) for turned in orders])
-            if view > 0 and not (sureness and sureness.may_want_more):
+            if view > 0:  # the first one's cache is gone on with
                 self.images.close_session(ROLE, view)
         self.whole |= {turned: _mean([view[i] for view in views]) for i, turned in enumerate(orders)}
         for crop in self.images.crops(ROLE) if look == "crops" else ():
             with self.images.session_on(ROLE, crop) as session:
                 self.crops.append(_mean([self._read(session, turned, crop=True) for turned in (False, True)]))
 
-    def next_look(self) -> tuple[Look, int] | None:
+    def closer_look(self) -> tuple[Look, int] | None:
         """The cheapest look that is left, and how many reads it takes."""
         if True not in self.whole:
             return "both orders", len(self.images.views(ROLE))
@@ -93,13 +92,13 @@ class _Reads:
                 f"{off_mass:.0%} of the probability lies off the letters {self.letters[0]}–{self.letters[-1]}: "
                 "this model hardly takes the answer format, trust its letters less"
             )
-        levels = [expected_level(p) for p in self.whole.values()] if len(self.whole) > 1 else None
+        levels = [expected_level(p) for p in self.whole.values()] if len(self.whole) > 1 else []
         return FusionResult(
             mode=self.mode,
             vlm_letter=max(p_c, key=p_c.__getitem__),
             p_c=p_c,
             off_letter_mass=off_mass,
-            both_orders=levels is not None,
+            both_orders=bool(levels),
             crops=len(self.crops),
             order_gap=max(levels) - min(levels) if levels else None,
             crop_spread=statistics.pstdev(map(expected_level, self.crops)) if self.crops else None,
@@ -109,11 +108,11 @@ class _Reads:
 def read_and_fuse(
     query: str,
     evidence: ExecutorOutput | None,
-    tools: Scores,
+    tools: Sequence[Score],
     images: OpenImages,
     *,
     earlier: Sequence[str] = (),
-    checks: Scores = (),
+    checks: Sequence[Score] = (),
     look: Look = "one order",
     plan: PlannerOutput | None = None,
 ) -> FusionResult:
@@ -122,7 +121,7 @@ def read_and_fuse(
     Args:
         query: the rating that is asked for.
         evidence: what the prompt tells of the picture.
-        tools: the scores that vote; `checks` are those without a vote.
+        tools: the scores, 1..5, that vote; `checks` are those without a vote.
         images: the picture; as long as its `sureness` wants more of the answer to `plan`, it looks more closely.
         earlier: the lines of a conversation's earlier turns.
         look: how closely to begin with.
@@ -130,7 +129,7 @@ def read_and_fuse(
     Raises:
         InvalidAnswer, VLMError
     """
-    mode, sureness = usable_mode(images), images.sureness
+    mode, sureness = _usable_mode(images), images.sureness
     if not tools:  # ScoreFusion logs it
         images.warn("no tool gave a score: q is the model's own opinion alone", log=False)
     if mode == "uniform":
@@ -142,25 +141,23 @@ def read_and_fuse(
         told = None if crop else evidence
         return summarizer_prompt(query, told, scoring=True, reversed_letters=turned, earlier=earlier)
 
-    reads = _Reads(prompt, LETTERS, mode, images)
+    letters = _Letters(prompt, LETTERS, mode, images)
     while True:
-        reads.read(look)
-        fusion = _fused(reads.result(), tools, checks, images)
-        closer = reads.next_look() if sureness and mode == "logits" else None
-        if sureness is None or closer is None or not sureness.wants_more(fusion, plan, closer[1]):
+        letters.read(look)
+        fusion = _fused(letters.result(), tools, checks, images)
+        closer = letters.closer_look() if sureness and mode == "logits" else None
+        if sureness is None or closer is None or not sureness.wants_more(fusion, plan, reads=closer[1]):
             return fusion
         look = closer[0]
 
 
-def _fused(letters: FusionResult, tools: Scores, checks: Scores, images: OpenImages) -> FusionResult:
+def _fused(letters: FusionResult, tools: Sequence[Score], checks: Sequence[Score], images: OpenImages) -> FusionResult:
     """The letters' part of a fusion with the tools' part. α is a Gaussian likelihood of q̄ with variance σ², so that
     `eta: auto` is 1/(2σ²); without tools it is uniform whatever η is."""
     eta, scores, sigma = images.services.settings.fusion.eta, [score for _, score in tools], None
     if eta == "auto" and tools:
-        maps = images.services.tools.maps
         # that nothing was lost is known exactly: quality is not beyond the ends of the tools' scales
-        ends = {} if images.identical else {name: maps[name].reachable for name, _ in tools if name in maps}
-        sigma = load_reliability().sigma_of_mean(tools, ends)
+        sigma = load_reliability().sigma_of_mean(tools, {} if images.identical else images.reachable())
         eta = 1 / (2 * sigma**2)
     fusion = ScoreFusion(1.0 if eta == "auto" else eta)
     p_c = {LETTER_TO_LEVEL[letter]: p for letter, p in letters.p_c.items()}
@@ -179,26 +176,22 @@ def _fused(letters: FusionResult, tools: Scores, checks: Scores, images: OpenIma
 
 
 def answer_letter(fusion: FusionResult) -> str:
-    """The letter of the level nearest to q, or of the likeliest choice. Raises ValueError where there is neither."""
-    if fusion.q is not None:
-        return ScoreFusion().map_to_level(fusion.q)
-    if fusion.vlm_letter is None:
-        raise ValueError("fusion: expected a score or a letter, got neither")
-    return max(fusion.p, key=fusion.p.__getitem__)
+    """The letter of the level nearest to q, or of the likeliest choice."""
+    return max(fusion.p, key=fusion.p.__getitem__) if fusion.q is None else ScoreFusion().map_to_level(fusion.q)
 
 
 def read_choices(prompt: Prompt, letters: Sequence[str], images: OpenImages) -> FusionResult:
     """Probabilities of the user's own choices, averaged over the picture's views. Raises InvalidAnswer, and VLMError
     in uniform mode, where no letter is preferred, so that none can be answered."""
-    if (mode := usable_mode(images)) == "uniform":
+    if (mode := _usable_mode(images)) == "uniform":
         said = "mode uniform reads no letters, so it cannot answer a question with choices"
         raise VLMError(said, "use logits or classification")
-    reads = _Reads(lambda turned, crop: prompt, letters, mode, images)
-    reads.read("one order")
-    return reads.result()
+    read = _Letters(lambda turned, crop: prompt, letters, mode, images)
+    read.read("one order")
+    return read.result()
 
 
-def usable_mode(images: OpenImages) -> Mode:
+def _usable_mode(images: OpenImages) -> Mode:
     """The configured mode, or what the configuration allows for a model that gives no logits. Raises VLMError where
     it allows nothing."""
     settings, client = images.services.settings.fusion, images.services.client(ROLE)

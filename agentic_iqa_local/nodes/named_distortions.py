@@ -15,24 +15,28 @@ _KINDS = {
     "Sharpness": r"over[ -]?sharp\w*|(too|overly) (sharp|crisp)\w*|sharpen(ed|ing)|halo(s|es|ing)?",
     "Blurs": r"\w*blur\w*|(un)?sharp(er|est|ness)?|crisp\w*|(de|mis)?focus(ed)?|soft(ness|er)?|smear\w*|camera shake",
     "Noise": r"nois(e|y|iness|ier)(?! reduction)|grain(y|iness)?|speckl\w*",
-    "Compression": r"\w*compress\w*|jpe?g art[ie]facts?|block(s|y|ing|iness)|ringing|banding|mosquito( noise)?|pixel(y|at\w+)",
+    "Compression": r"\w*compress\w*|jpe?g art[ie]facts?|block(s|y|ing|iness)|ringing|banding"
+    r"|mosquito( noise)?|pixelat\w+",
     "Color distortions": r"colou?rs?(?! noise)|casts?|tint(s|ed)?|white[ -]balance|(over|under|de)?-?saturat\w*|hues?"
     r"|washed[ -]out|faded|dull|chromatic aberration|too (yellow|blue|green|red|pink|warm|cold)",
-    "Brightness change": r"(too )?(dark|bright)(er|ness)?|too light|dim|lighting|(over|under)?[ -]?expos(ed|ure)|blown[ -]out",
+    "Brightness change": r"(too )?(dark|bright)(er|ness)?|too light|dim|lighting|(over|under)?-?expos(ed|ure)"
+    r"|blown[ -]out",
     "Contrast": r"contrast\w*|flat(ness)?",
 }
 _NAMED = _pattern("|".join(f"(?P<{kind.replace(' ', '_')}>{words})" for kind, words in _KINDS.items()))
 # Words that mean damage and nothing else
 _DAMAGE = _pattern(
-    r"over[ -]?sharp\w*|blur\w*|unsharp|out[ -]of[ -]focus|nois(e|y|iness)|grain(y|iness)|compress(ed|ion)|art[ie]facts?"
-    r"|pixel+at(ed|ion)|colou?r casts?|(over|under)[ -]?expos\w+|too (dark|bright|sharp)|distort(ed|ions?)"
+    r"over[ -]?sharp\w*|blur\w*|unsharp|out of focus|nois(e|y|iness)|grain(y|iness)|compress(ed|ion)"
+    r"|(jpe?g|visible) art[ie]facts?|pixelat(ed|ion)|colou?r casts?|(over|under)[ -]?expos\w+|too (dark|bright|sharp)"
+    r"|distort(ed|ions?)"
 )
 _ANY_DAMAGE = _pattern(r"damag\w*|defects?|flaws?|faults?|grain|compress\w*|degrad\w*")
 # Whoever asks for more than what is named wants the model to look for itself.
 _OPEN = _pattern(r"(what|anything) else|other (problem|issue|defect|distortion)s?|overall quality|such as|e\.g|etc")
-_LEFT_OUT = _pattern(  # "apart from the noise and the blur", but not "don't ignore the noise"; "focus on the dog"
-    r"(^|please |and )focus on|((?<!n't )(?<!n’t )(?<!not )ignor\w*(?! everything)|regardless of|apart from|other than|aside from|besides"
-    r"|(?<!everything )(?<!anything )except( for)?) ((the|any|all|its) )*\w+( (and|or) (the )?\w+)?"
+# "apart from the noise and the blur", "focus on the dog", but not "don't ignore the noise"
+_LEFT_OUT = _pattern(
+    r"(^|please |and )focus on|((?<!n't )(?<!n’t )(?<!not )ignor\w*(?! everything)|regardless of|apart from|other than"
+    r"|aside from|besides|(?<!everything )(?<!anything )except( for)?) ((the|any|all|its) )*\w+( (and|or) (the )?\w+)?"
 )
 
 

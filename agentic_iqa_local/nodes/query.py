@@ -9,7 +9,7 @@ from agentic_iqa_local.iqa_tools.specs import TOOLS, tool_key
 
 # Well-known metrics that are not in the table: who names one must learn that it cannot run.
 _OTHERS = (
-    "VMAF", "IW-SSIM", "UQI", "IFC", "BLIINDS", "DIIVINE", "CORNIA", "BIQI", "SSIMULACRA2", "Butteraugli", "FID", "DeQA",
+    "VMAF", "IW-SSIM", "UQI", "IFC", "BLIINDS", "DIIVINE", "CORNIA", "BIQI", "SSIMULACRA2", "FID", "DeQA",
 )  # fmt: skip
 _FULL_NAMES = {"peaksignaltonoiseratio": "PSNR", "structuralsimilarity": "SSIM", "clipiqaplus": "CLIPIQA+"}
 _BY_REFERENCE = {"topiq": ("TOPIQ_NR", "TOPIQ_FR"), "wadiqam": ("WaDIQaM_NR", "WaDIQaM_FR")}  # without, with one
@@ -30,7 +30,8 @@ _AND = r"(?:\s*[,/]\s*(?:(?:or|and|nor)\s+)?|\s+(?:or|and|nor|und|oder)\s+)"
 _LIST = rf"{_NAME}(?:{_AND}{_NAME}){{0,9}}"  # bounded: a long query is read in linear time
 _REFUSED = re.compile(
     r"(?:(?<!why )(?:\b(?:not|never|no|without|except|avoid|skip|ignore|instead of|rather than|other than|anything but"
-    r"|nicht|kein\w*|ohne|sans|sin)|n['’]t)\s+(?:(?:want|you|to|use|using|run|the|any|a|with|by|on)\s+)*|(?:不要?用?|别用?)\s*)"
+    r"|nicht|kein\w*|ohne|sans|sin)|n['’]t)\s+(?:(?:want|you|to|use|using|run|the|any|a|with|by|on)\s+)*"
+    r"|(?:不要?用?|别用?)\s*)"
     rf"{_LIST}|{_LIST}\s+should(?:n['’]t| not)\b",
     re.IGNORECASE,
 )

@@ -23,14 +23,13 @@ from agentic_iqa_local.nodes.measured_answers import SCORES, measure_choices
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, choice_letters, is_scoring, summarizer_prompt
 from agentic_iqa_local.nodes.reasoning import reasoned
 from agentic_iqa_local.nodes.replies import summary_reply
-from agentic_iqa_local.nodes.workbench import Context, OpenImages, opened
+from agentic_iqa_local.nodes.workbench import OpenImages, opened
 from agentic_iqa_local.state import (
     LETTERS,
     AgenticIQAState,
     Basis,
     ExecutorOutput,
     FusionResult,
-    Gap,
     Look,
     SummarizerOutput,
     revised,
@@ -43,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 def summarizer_node(
-    state: AgenticIQAState, config: RunnableConfig | None = None, runtime: Runtime[Context] | None = None
+    state: AgenticIQAState, config: RunnableConfig | None = None, runtime: Runtime[OpenImages] | None = None
 ) -> dict[str, Any]:
     """Returns `summarizer_result`, `iteration_count` and, on a replan, `replan_history`; nothing when an earlier node
     failed; `error` when plan or evidence is missing from the state or the model cannot run."""
@@ -144,12 +143,11 @@ def without_words(
 def close_pass(state: AgenticIQAState, basis: Basis, result: SummarizerOutput, images: OpenImages) -> dict[str, Any]:
     """The state's changes after a pass: its own result on its own `basis`, or that of an earlier pass that is better
     supported, and whether to plan again."""
-    iteration, limit, sureness = state.get("iteration_count", 0), replanning.replan_limit(state), images.sureness
-    answer, kept = _best(state, revised(result, gaps=_gaps(result, basis, images)), basis, images.lap())
+    iteration, limit = state.get("iteration_count", 0), replanning.replan_limit(state)
+    own = [] if result.error else find_gaps(basis.evidence, basis.plan, result.fusion)
+    answer, kept = _best(state, revised(result, gaps=own), basis, images.lap())
     changes = {"summarizer_result": answer, "iteration_count": iteration} | ({} if kept is basis else kept.state())
-    gaps = [] if result.error else _gaps(answer, kept, images, last=iteration + 1 >= limit)
-    if sureness and answer.fusion and sureness.width(answer.fusion, kept.plan) is not None:
-        gaps = gaps if sureness.wants_more(answer.fusion, kept.plan, reads=1) else []
+    gaps = [] if result.error else find_gaps(kept.evidence, kept.plan, answer.fusion)
     if not gaps:
         return changes
     reason = gaps[0].reason
@@ -162,19 +160,6 @@ def close_pass(state: AgenticIQAState, basis: Basis, result: SummarizerOutput, i
         "iteration_count": iteration + 1,
         "replan_history": replanning.append_replan_reason(state.get("replan_history", []), iteration + 1, reason),
     }
-
-
-def _gaps(answer: SummarizerOutput, basis: Basis, images: OpenImages, *, last: bool = False) -> list[Gap]:
-    """What another pass should close; where that is nothing, an interval wider than asked for, which in the `last`
-    pass is no gap."""
-    if answer.error:
-        return []
-    gaps, sureness = find_gaps(basis.evidence, basis.plan, answer.fusion), images.sureness
-    width = sureness.width(answer.fusion, basis.plan) if sureness and answer.fusion else None
-    wanted = sureness.decisions.target_width if sureness else None
-    if gaps or last or width is None or wanted is None or width <= wanted:
-        return gaps
-    return [Gap(kind="tools", reason=f"q's interval is {width:.1f} levels wide, {wanted:g} were asked for")]
 
 
 def _best(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from agentic_iqa_local.iqa_tools import TOOLS, ToolError, find_tool
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
-from agentic_iqa_local.nodes.evidence import by_object, in_picture
+from agentic_iqa_local.nodes.evidence import by_object
 from agentic_iqa_local.nodes.prompts import selection_prompt
 from agentic_iqa_local.nodes.query import named_metrics
 from agentic_iqa_local.nodes.replies import selection_reply
@@ -62,13 +62,14 @@ def choose_tools(task: Task, distortions: ByObject) -> Chosen:
     if not (ranked := ranked_tools(images)):
         raise ToolError("no IQA tool can run on these images: see the tools listed as unavailable and their reasons")
     new = {name: kinds for name, kinds in distortions.items() if name not in earlier}
-    chosen = earlier | (select_tools(task.query, new, images) if new and flags.tool_selection else {})
+    selected = select_tools(task.query, new, images) if new and flags.tool_selection else {}
     voting = [name for name in _configured(images) if name in _available(images)] or ranked[:1]
+    chosen = {}
     for name in distortions:
-        own = chosen.get(name, {})
-        more = voting if name in new else _another(task, name, ranked) if flags.tool_execution else []
+        own = selected.get(name, {}) if name in new else earlier[name]
+        more = (voting if name in new else _another(task, name, ranked)) if flags.tool_execution else []
         chosen[name] = own | _whole(tool for tool in more if tool not in own.values())
-    return {name: chosen[name] for name in distortions}
+    return chosen
 
 
 def _whole(tools: Iterable[str]) -> dict[str, str]:
@@ -88,7 +89,7 @@ def _another(task: Task, name: str, ranked: Sequence[str]) -> list[str]:
 def select_tools(query: str, distortions: ByObject, images: OpenImages) -> Chosen:
     """The model's choice of a tool for each distortion, among those that are not clearly worse than another; one
     alone is no choice."""
-    names = ranked_tools(images, trusted_only=True)
+    names = load_reliability().trusted(_offered(images))
     distortions = {name: kinds or [OVERALL] for name, kinds in distortions.items()}
     if len(names) == 1:
         return {name: dict.fromkeys(kinds, names[0]) for name, kinds in distortions.items()}
@@ -114,22 +115,28 @@ def _configured(images: OpenImages) -> list[str]:
     return settings.full_reference if images.reference else settings.no_reference
 
 
-def ranked_tools(images: OpenImages, *, trusted_only: bool = False) -> list[str]:
-    """The tools that can run on these images, the best first, `trusted_only` without those that another clearly
-    leads; between equals the configuration's come first."""
-    tools = set(_available(images)) - set(images.services.settings.tools.not_offered)
-    if images.reference is not None:  # a tool that compares beats one that has to guess what was there
-        tools = {name for name in tools if find_tool(name).reference == "FR"} or tools
-    names = [name for name in dict.fromkeys([*_configured(images), *_available(images)]) if name in tools]
-    trusted = load_reliability().trusted(names)
+def _offered(images: OpenImages) -> list[str]:
+    """The tools that can run on these images, the configuration's first; with a reference those that compare, since
+    they beat one that has to guess what was there."""
+    available, left_out = _available(images), images.services.settings.tools.not_offered
+    names = [name for name in dict.fromkeys([*_configured(images), *available]) if name in available]
+    names = [name for name in names if name not in left_out]
+    comparing = [name for name in names if images.reference and find_tool(name).reference == "FR"]
+    return comparing or names
+
+
+def ranked_tools(images: OpenImages) -> list[str]:
+    """The tools that can run on these images, the best first; between equals the configuration's come first."""
+    names, reliability = _offered(images), load_reliability()
+    trusted = reliability.trusted(names)
     others = [name for name in names if name not in trusted]
-    return trusted if trusted_only or not others else trusted + load_reliability().trailing(others, trusted[0])
+    return trusted + (reliability.trailing(others, trusted[0]) if others else [])
 
 
-def run_tools(evidence: ExecutorOutput, chosen: Chosen, images: OpenImages) -> None:
-    """Runs the chosen tools and logs each run in the evidence; a tool that cannot run is replaced, and marked so."""
+def run_tools(evidence: ExecutorOutput, images: OpenImages) -> None:
+    """Runs the selected tools and logs each run in the evidence; a tool that cannot run is replaced, and marked so."""
     evidence.quality_scores = {}
-    for name, tools in chosen.items():
+    for name, tools in (evidence.selected_tools or {}).items():
         for distortion, tool in tools.items():
             logs = run_tool(name, distortion, tool, by_object(evidence, "boxes").get(name), images)
             evidence.tool_logs += logs
@@ -147,7 +154,8 @@ def run_tool(name: str, distortion: str, tool: str, box: Box | None, images: Ope
         if logs[-1].error is None:
             break
     instead = f"{logs[-1].tool_name} ran instead" if logs[-1].error is None else "no other tool could either"
-    images.warn(f"{first.tool_name} could not score {in_picture(name)}: {first.error.rstrip('.')}; {instead}")
+    what = "the picture" if name == "Global" else name
+    images.warn(f"{first.tool_name} could not score {what}: {first.error.rstrip('.')}; {instead}")
     return logs
 
 

@@ -1,5 +1,5 @@
 """One assessment's workbench: its images, opened once, with the model's sessions on them, the tools' scores of them,
-and what a user must be warned of. The graph's context holds it; a node called by itself opens its own."""
+and what a user must be warned of. The graph's context is it; a node called by itself opens its own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from pydantic import BaseModel
 
 from agentic_iqa_local.config import ImageSettings
 from agentic_iqa_local.errors import one_line
-from agentic_iqa_local.images.crops import native_views
+from agentic_iqa_local.images.crops import Box, native_views
 from agentic_iqa_local.images.frames import moved, without_frames
 from agentic_iqa_local.images.reading import LoadedImage, load_image, load_pair
 from agentic_iqa_local.images.references import doubts
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels
 MODEL = "the model"
 
 PICTURE: ContextVar[str | None] = ContextVar("PICTURE", default=None)
@@ -56,7 +55,7 @@ def load_pictures(
     limits: ImageSettings, image_path: str | Path, reference_path: str | Path | None = None
 ) -> tuple[LoadedImage, LoadedImage | None]:
     """A picture and its reference within a configuration's limits, without their frames. Raises ImageError."""
-    options = {"max_pixels": limits.max_pixels, "min_side": limits.min_side, "background": limits.background}
+    options = limits.model_dump(include={"max_pixels", "min_side", "background"})
     if reference_path is None:
         return without_frames(load_image(image_path, **options))
     return without_frames(*load_pair(image_path, reference_path, **options))
@@ -108,6 +107,7 @@ class OpenImages:
     Each model is opened once on each view, whichever roles use it, so that the images are prefilled once; each tool
     runs once on each region. `warnings` collects what a user must know, `failed_tries` what the model said in vain.
     The caller may set `sureness`, and `find_worst_part`, which tells the worst part where a map was asked for.
+    Warns of a reference that has the picture's own pixels, or does not look like its pristine original.
 
     Raises ImageError.
     """
@@ -126,22 +126,25 @@ class OpenImages:
         self.identical = self.reference is not None and self.image.pixels == self.reference.pixels
         self.warnings: list[str] = []
         self.failed_tries: list[PlannerError] = []
-        for line in self.image.warnings:
-            self.warn(line)
-        if reference := self.reference:
-            for line in reference.warnings:
-                self.warn(f"the reference {reference.path}: {line}")
-        self._of_pictures: list[str] | None = None  # warnings that every turn of a conversation has
         self._open: dict[tuple[int, int], VLMSession] = {}  # by client and view
         self._opened: list[tuple[tuple[int, int] | None, VLMSession]] = []  # those that are closed too
         self._other_usage = TokenUsage()  # of batches, less that of earlier turns
         self._lap = (0, time.perf_counter())
         self._readings: dict[tuple[str, Box | None], ToolReading] = {}
+        for line in self.image.warnings:
+            self.warn(line)
+        if reference := self.reference:
+            for line in reference.warnings:
+                self.warn(f"the reference {reference.path}: {line}")
+            if self.identical:
+                self.warn("the picture has the same pixels as its reference: nothing was lost against it")
+            for line in doubts(self.image.pixels, reference.pixels):
+                self.warn(line)
+        self._of_pictures = [*self.warnings]  # every turn of a conversation has them
 
     def begin_turn(self) -> None:
         """Another assessment of the same images begins: it counts its own costs, warnings and failures."""
-        self._of_pictures = self.warnings if self._of_pictures is None else self._of_pictures
-        self.warnings, self.failed_tries = list(self._of_pictures), []
+        self.warnings, self.failed_tries = [*self._of_pictures], []
         self._other_usage -= self.usage
         self._lap = (0, time.perf_counter())
         self._readings = {key: replace(reading, seconds=0.0) for key, reading in self._readings.items()}
@@ -153,14 +156,20 @@ class OpenImages:
             if log:
                 logger.warning("%s", line)
 
+    # The model
+
     def views(self, role: str) -> list[Box]:
         """The whole image, or native-resolution crops of one beyond the range of the role's model."""
         limits, (width, height) = self.services.client(role).limits, self.image.pixels.size
-        options = {"max_pixels": limits.max_pixels or width * height, "factor": limits.factor}
-        most = self.services.settings.images.max_crops
-        views = native_views(width, height, max_views=most, min_pixels=limits.min_pixels, **options)
-        left, top, right, bottom = views[0]
-        seen = right - left, bottom - top
+        views = native_views(
+            width,
+            height,
+            factor=limits.factor,
+            min_pixels=limits.min_pixels,
+            max_pixels=limits.max_pixels or width * height,
+            max_views=self.services.settings.images.max_crops,
+        )
+        seen = views[0][2] - views[0][0], views[0][3] - views[0][1]
         if len(views) > 1:
             self.warn(
                 f"{width}×{height} pixels are beyond what the model sees at once ({seen[0]}×{seen[1]}); scored on"
@@ -193,9 +202,8 @@ class OpenImages:
             raise VLMError(one_line(f"{client.name}: {type(error).__name__}: {error}")) from error
 
     def _open_on(self, role: str, box: Box, key: tuple[int, int] | None = None) -> VLMSession:
-        pictures = [loaded.pixels.crop(box) for loaded in (self.reference, self.image) if loaded]
         with self.calling_model(role) as client:
-            session = client.open(pictures)
+            session = client.open([loaded.pixels.crop(box) for loaded in (self.reference, self.image) if loaded])
         self._opened.append((key, session))
         return session
 
@@ -217,11 +225,10 @@ class OpenImages:
     ) -> list[LetterRead]:
         """The letters of parts of the picture, each by itself and without the reference, in one batch. Raises
         VLMError."""
-        parts = [self.image.pixels.crop(box) for box in boxes]
         with self.calling_model(role) as client:
-            found = client.read_many([[part] for part in parts], prompt, answer_prefix, letters)
-        self._other_usage += found.usage
-        return found.reads
+            batch = client.read_many([[self.image.pixels.crop(box)] for box in boxes], prompt, answer_prefix, letters)
+        self._other_usage += batch.usage
+        return batch.reads
 
     def close_session(self, role: str, view: int) -> None:
         """Frees one view's cache, keeping its counts."""
@@ -248,6 +255,12 @@ class OpenImages:
         (tokens, began), usage = self._lap, self.usage
         self._lap = usage.prefilled + usage.decoded, time.perf_counter()
         return self._lap[0] - tokens, self._lap[1] - began
+
+    # The tools
+
+    def reachable(self) -> dict[str, tuple[float, float]]:
+        """By tool, the ends of what its map can return."""
+        return {name: fitted.reachable for name, fitted in self.services.tools.maps.items()}
 
     def _parts(self, box: Box | None) -> tuple[Image.Image, Image.Image | None]:
         image, reference = self.image.pixels, self.reference and self.reference.pixels
@@ -284,32 +297,14 @@ class OpenImages:
         return graphic if graphic >= load_detector().graphic else None
 
 
-def open_images(services: Services, state: AgenticIQAState, observer: Observer | None = None) -> OpenImages:
-    """A state's images, with a warning of a reference that has the picture's own pixels, or does not look like
-    its pristine original. Raises ImageError."""
-    images = OpenImages(services, state["image_path"], state.get("reference_path"), observer)
-    if images.identical:
-        images.warn("the picture has the same pixels as its reference: nothing was lost against it")
-    for line in doubts(images.image.pixels, images.reference.pixels) if images.reference else ():
-        images.warn(line)
-    return images
-
-
-@dataclass(frozen=True)
-class Context:
-    """What a run of the graph gives its nodes besides the state."""
-
-    images: OpenImages
-
-
 @contextmanager
 def opened(
-    state: AgenticIQAState, config: RunnableConfig | None, runtime: Runtime[Context] | None
+    state: AgenticIQAState, config: RunnableConfig | None, runtime: Runtime[OpenImages] | None
 ) -> Iterator[OpenImages]:
     """The images that the graph runs on, else those of the state, opened here and closed again, with the
     services in `config["configurable"]` or the default ones."""
     if runtime is not None and runtime.context is not None:
-        yield runtime.context.images
+        yield runtime.context
         return
     services = (config or {}).get("configurable", {}).get("services") or load_services()
     with closing(OpenImages(services, state["image_path"], state.get("reference_path"))) as images:

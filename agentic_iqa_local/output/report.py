@@ -11,7 +11,7 @@ from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.iqa_tools import TOOLS
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY, chosen_answer, worst_part_in_words
 from agentic_iqa_local.output.words import bullets, level_word, named, safe_lines, wrapped
-from agentic_iqa_local.result import Assessment
+from agentic_iqa_local.result import Assessment, Gate
 from agentic_iqa_local.score_fusion import expected_level
 from agentic_iqa_local.state import UNCLEAR, ToolExecutionLog
 
@@ -35,12 +35,18 @@ def _answer(row: Assessment) -> str | None:
     """The answer with its level and score, or its choice and probability."""
     if row.level:
         between = f" ({row.interval.low:.1f} to {row.interval.high:.1f})" if row.interval else ""
-        verdict = f"{row.gate.verdict.upper()}: " if row.gate else ""
+        verdict = f"{_gate_word(row.gate)}: " if row.gate else ""
         held_back = "not sure: " if row.not_sure else ""
         return f"{verdict}{held_back}{row.letter} {row.level}, q {row.q:.2f} of 5{between}"
     if row.letter and row.choices and row.p:
         return f"{row.letter}. {chosen_answer(row.choices, row.letter)} (p {row.p[row.letter]:.2f})"
     return row.final_answer
+
+
+def _gate_word(gate: Gate) -> str:
+    """A gate's verdict; of one that is open how probable it is that the picture is good enough."""
+    why = f" ({gate.probability:.0%} probable to be good enough)" if gate.verdict == "unsure" else ""
+    return f"{gate.verdict.upper()}{why}"
 
 
 def _stand_ins(row: Assessment) -> list[str]:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from io import BytesIO
 from typing import Any, NamedTuple
 
@@ -119,49 +118,49 @@ def _risk_coverage(run: ScoredRun, tables: Tables) -> Figure | None:
     return figure
 
 
-def _forest(name: str, value: str, columns: list[str], run: ScoredRun, tables: Tables) -> Figure | None:
-    """A row for each line of the table `name`, with its `value` and the interval; `columns` name it. Of modes there are
-    the product's and the baseline, of intervals the agent's."""
-    table = tables[name]
-    if "mode" in table:
-        table = table[table["mode"].isin([run.product, run.baseline])].sort_values(columns[0])
-    if "pipeline" in table:
-        table = table[table.pipeline == "agent"]
-    if "by" in table:
-        table = table[(table.look == "one order") & (table.by != "distortion")]
-    if not len(table):
-        return None
-    figure = Figure(figsize=(7, 0.8 + 0.22 * len(table)), layout="constrained")
-    axes, places = figure.subplots(), np.arange(len(table))
-    axes.hlines(places, table[f"{value}_low"], table[f"{value}_high"], BLUE, linewidth=1.2)
-    axes.scatter(table[value], places, 16, BLUE)
-    axes.axvline(COVERAGE if value == "coverage" else 0, color=GREY, linewidth=0.8)
-    axes.set(ylim=(len(table) - 0.5, -0.5), xlabel=value.replace("_", " ").replace("srcc", "SRCC"))
-    axes.set_yticks(places, [_label(", ".join(map(str, line)), 80) for line in table[columns].to_numpy()])
-    return figure
+def _forest(name: str, value: str, *columns: str) -> Plot:
+    """What draws a row for each line of the table `name`: its `value` and the interval, named by `columns`. Of modes
+    there are the product's and the baseline, of intervals the agent's."""
 
+    def plot(run: ScoredRun, tables: Tables) -> Figure | None:
+        table = tables[name]
+        if "mode" in table:
+            table = table[table["mode"].isin([run.product, run.baseline])].sort_values(columns[0])
+        if "pipeline" in table:
+            table = table[table.pipeline == "agent"]
+        if "by" in table:
+            table = table[(table.look == "one order") & (table.by != "distortion")]
+        if not len(table):
+            return None
+        figure = Figure(figsize=(7, 0.8 + 0.22 * len(table)), layout="constrained")
+        axes, places = figure.subplots(), np.arange(len(table))
+        axes.hlines(places, table[f"{value}_low"], table[f"{value}_high"], BLUE, linewidth=1.2)
+        axes.scatter(table[value], places, 16, BLUE)
+        axes.axvline(COVERAGE if value == "coverage" else 0, color=GREY, linewidth=0.8)
+        axes.set(ylim=(len(table) - 0.5, -0.5), xlabel=value.replace("_", " ").replace("srcc", "SRCC"))
+        axes.set_yticks(places, [_label(", ".join(map(str, line)), 80) for line in table[[*columns]].to_numpy()])
+        return figure
 
-def _lines(name: str, value: str, *columns: str) -> Plot:
-    return partial(_forest, name, value, [*columns])
+    return plot
 
 
 FIGURES: dict[str, tuple[str, Plot]] = {
     "scatter": ("Human scores over each mode's score, with the fitted curve", _scatter),
     "differences": (
         "SRCC of the first mode less that of the second, with 95 % intervals",
-        _lines("differences", "srcc_difference", "first", "second"),
+        _forest("differences", "srcc_difference", "first", "second"),
     ),
     "reliability": ("Reliability of the letters; a point's size is its share of the images", _reliability),
     "intervals": (
         "Coverage of the agent's 90 % intervals, with 95 % intervals; the line: 90 %",
-        _lines("intervals", "coverage", "look", "calibration", "scale"),
+        _forest("intervals", "coverage", "look", "calibration", "scale"),
     ),
     "risk_coverage": ("Risk over coverage of the product's mode; dashed: nothing set aside", _risk_coverage),
-    "by_distortion": ("SRCC within each distortion type", _lines("by_distortion", "srcc", "distortion", "mode")),
-    "by_level": ("SRCC within each level", _lines("by_level", "srcc", "level", "mode")),
-    "by_subset": ("SRCC within each subset", _lines("by_subset", "srcc", "subset", "mode")),
+    "by_distortion": ("SRCC within each distortion type", _forest("by_distortion", "srcc", "distortion", "mode")),
+    "by_level": ("SRCC within each level", _forest("by_level", "srcc", "level", "mode")),
+    "by_subset": ("SRCC within each subset", _forest("by_subset", "srcc", "subset", "mode")),
     "intervals_within": (
         "Coverage of the agent's 90 % intervals after one letter read, within parts",
-        _lines("intervals_within", "coverage", "by", "value", "calibration", "scale"),
+        _forest("intervals_within", "coverage", "by", "value", "calibration", "scale"),
     ),
 }
