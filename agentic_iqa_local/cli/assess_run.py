@@ -187,4 +187,7 @@ def map_requests(args: argparse.Namespace, items: Sequence[Item]) -> dict[str, M
     given = {"max_tiles": args.map_tiles, "seconds": args.map_seconds}
     limits: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     pngs: list[Path] = [output_file("--map", file, ".png") for file in files]
+    used = {os.path.realpath(path) for item in items for path in (item.image, item.reference) if path}
+    if used & {os.path.realpath(png) for png in pngs}:
+        raise UsageError(f"--map {place}: expected another file than the pictures", "name a new one")
     return {item.key: MapRequest(png=png, **limits) for item, png in zip(items, pngs, strict=True)}
