@@ -34,22 +34,6 @@ LARGEST = 4 * 2**20  # bytes of a JSON file
 LARGEST_YAML = 2**18  # bytes: PyYAML takes seconds for more
 LONGEST_MISTAKE = 300  # characters of a message that quotes keys
 
-DRAWN_BY = "agentic_iqa_local"  # the text Software of every PNG that is drawn
-_HEAD = 2**16  # bytes of a file that tell its kind
-_ROW = rb'\{"schema_version": ?\d'
-# How the files that this program writes begin, by their kind.
-_OWN = {
-    "file of rows": _ROW,
-    # best begins with the pictures that failed
-    "file of comparisons": rb"(?:" + _ROW + rb'[^\n]*\n)*\{"kind": ?"(?:comparison|ranking|group)"',
-    "table": rb"(?:\xef\xbb\xbf)?(?:image,reference,query,choices,answer,level,q"
-    rb"|kind,group,place,image,answer,level,q),",
-    "gallery": rb"<!DOCTYPE html>(?s:.)*<title>[^<]* \xc2\xb7 gallery</title>",
-    "drawing": rb"\x89PNG\r\n\x1a\n(?s:.)*tEXtSoftware\0" + DRAWN_BY.encode(),
-    "fit": rb'\{(?:"format": \d+, )?"temperature": ?',
-    "bundle": rb"manifest\.json\.sha256\0",
-}
-
 
 class FileError(UserError, ValueError):
     """A file that is not what was expected. The message lacks the file's name: "expected a regular file, got
@@ -170,17 +154,6 @@ def place_for(path: Path) -> Path:
             raise FileError("expected a file, got a link that leads nowhere")
         _require_regular(path)
         return Path(os.path.realpath(path)) if path.is_symlink() else path
-
-
-def require_own(path: Path, kind: str) -> None:
-    """Raises FileError where `path` holds anything but a file of that kind (see `_OWN`) which this program
-    wrote: what writes its output there would destroy it. An empty file is nobody's."""
-    if os.path.lexists(path):
-        with open(open_regular(path), "rb") as file:
-            head = file.read(_HEAD)
-        if head and not re.match(_OWN[kind], head):
-            expected = f"expected a new file or a {kind} that this program wrote"
-            raise FileError(f"{expected}, got another file, which is not replaced")
 
 
 def create(path: Path) -> int:

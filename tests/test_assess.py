@@ -153,6 +153,7 @@ MISTAKES = [
     (["photo.jpg", "--resume"], "--resume: expected with --out"),
     (["photo.jpg", "--out", "rows.jsonl", "--retry-failed"], "--retry-failed: expected with --resume"),
     (["--manifest", "/nowhere/images.csv"], "/nowhere/images.csv"),
+    (["photo.png", "--map", "photo.png"], "--map photo.png: expected another file than the pictures"),
     (["photo.jpg", "--cluster", "local"], "--cluster: expected with --workers"),
     (["photo.jpg", "--track", "mlflow"], "pip install 'agentic_iqa_local[track]'"),
     (["--manifest", "images.csv", "photo.jpg"], "photo.jpg: expected without --manifest"),
@@ -167,6 +168,8 @@ def test_a_newcomer_is_told_what_to_type(arguments, said, tmp_path, monkeypatch,
     Path("empty").mkdir()
     Path("mine.yaml").write_text("tools: {no_reference: [NIQUE]}\n")
     Image.new("RGB", (64, 64)).save("photo.jpg")
+    if "photo.png" in arguments:
+        Image.new("RGB", (64, 64)).save("photo.png")
     try:
         status = assess.main(arguments)
     except SystemExit as ended:

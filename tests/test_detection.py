@@ -12,7 +12,8 @@ from scripted import ScriptedClient, ScriptedTools, plan_reply, scripted_answers
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.iqa_tools.detector import FamilyError, load_detector, logit
 from agentic_iqa_local.nodes.executor import executor_node
-from agentic_iqa_local.nodes.measured_answers import measure_choices
+from agentic_iqa_local.nodes.measured_answers import measure_choices, says_present
+from agentic_iqa_local.nodes.named_distortions import distortions_in
 from agentic_iqa_local.nodes.summarizer import summarizer_node
 from agentic_iqa_local.state import (
     DISTORTION_TYPES,
@@ -91,7 +92,14 @@ def test_without_logits_the_list_that_the_model_writes_counts(picture):
 def test_where_localnr_cannot_read_the_model_stands_alone(picture):
     evidence = gather(picture, None, yes={"Blurs": 0.7})
     assert found(evidence) == {"Blurs"}
+    assert "scripted to fail" in evidence.detection["Global"].error
     assert evidence.detection["Global"].families["Blurs"].probability == pytest.approx(0.7)
+
+
+def test_of_graphics_localnrs_reading_counts_for_nothing(picture):
+    evidence = gather(picture, reading(graphic=1.0, Noise=1 - 1e-6), yes={"Noise": 0.3})
+    assert found(evidence) == set()
+    assert evidence.detection["Global"].families["Noise"].probability == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize(("severity", "word"), [(1.0, "slight"), (2.5, "moderate"), (4.0, "severe"), (5.0, "extreme")])
@@ -125,13 +133,14 @@ def test_a_reading_says_no_more_than_its_record_allows(presence, part, hit, alar
 # Questions with choices
 
 
-def evidence_of(**p: float) -> ExecutorOutput:
+def evidence_of(exposure=(0.5, 0.5), **p: float) -> ExecutorOutput:
     """Evidence with these probabilities of families, each of severity 3."""
     named = {kind.replace("_", " "): value for kind, value in p.items()}
     families = {kind: FamilyDetection(probability=named.get(kind, 0.05), severity=3.0) for kind in DISTORTION_TYPES}
+    sides = dict(zip(("too dark", "too bright"), exposure, strict=True))
     words = {"none": 0.0, "slight": 0.1, "moderate": 0.6, "severe": 0.2, "extreme": 0.1}
     return ExecutorOutput(
-        detection={"Global": Detection(region="global", families=families)},
+        detection={"Global": Detection(region="global", families=families, exposure=sides)},
         severity_probabilities={"Global": dict.fromkeys(named, words)},
         quality_scores={"Global": {"Overall quality": ("LocalNR", 4.2)}},
     )
@@ -140,7 +149,23 @@ def evidence_of(**p: float) -> ExecutorOutput:
 PLAN = PlannerOutput.model_validate(plan_reply())
 
 
-NOISY, DARK = evidence_of(Noise=0.9), evidence_of(Brightness_change=0.8)
+@pytest.mark.parametrize(
+    ("query", "present"),
+    [
+        ("Is it noisy?", True),
+        ("Is it out of focus?", True),
+        ("Is this photo free of noise?", False),
+        ("Is it sharp?", False),
+        ("Are the colours natural?", False),
+        ("Does this photo show any distortion?", True),
+        ("Is it a dog?", None),
+    ],
+)
+def test_what_yes_says_of_a_question(query, present):
+    assert says_present(query, distortions_in(query)) is present
+
+
+NOISY, DARK = evidence_of(Noise=0.9), evidence_of(exposure=(0.9, 0.1), Brightness_change=0.8)
 FAMILIES, YES_NO = ["Blur", "Noise", "JPEG artifacts", "None"], ["Yes", "No"]
 
 
@@ -149,7 +174,7 @@ FAMILIES, YES_NO = ["Blur", "Noise", "JPEG artifacts", "None"], ["Yes", "No"]
     [
         ("Is it noisy?", YES_NO, NOISY, [0.9, 0.1]),
         ("Is it free of noise?", YES_NO, NOISY, [0.1, 0.9]),
-        ("Is it too bright?", YES_NO, DARK, None),  # the change may be to either side
+        ("Too dark or too bright?", ["Too dark", "Too bright", "Neither"], DARK, [0.72, 0.08, 0.2]),
         # moderate, which is no choice, lies as near to slight as to strong and counts for the first; none has the
         # floor of 0.01
         ("How strong is the noise?", ["None", "Slight", "Strong"], NOISY, [0.01 / 1.01, 0.7 / 1.01, 0.3 / 1.01]),
@@ -170,6 +195,7 @@ def test_choices_that_name_what_was_measured_have_its_probabilities(query, choic
         ("Which distortion dominates?", FAMILIES, evidence_of(), "None"),
         ("Is the quality good?", YES_NO, NOISY, "Yes"),  # LocalNR's score is 4.2
         ("How is the quality?", ["Poor", "Fair", "Good"], NOISY, "Good"),
+        ("Is it too bright?", YES_NO, DARK, "No"),
     ],
 )
 def test_the_likeliest_choice_is_what_was_measured(query, choices, known, answer):
@@ -193,6 +219,12 @@ def test_a_row_has_the_letters_the_measurement_and_their_product(picture):
     assert result.fusion.measured == pytest.approx({"A": 0.9, "B": 0.1})
     assert result.fusion.product == pytest.approx({"A": 0.9 / 1.1, "B": 0.2 / 1.1})
     assert result.final_answer == "A"
+
+
+def test_letters_that_decide_against_the_measurement_are_named_in_the_reasoning(picture):
+    result = answered(picture, "Is it noisy?", {"A": 0.001, "B": 0.998})
+    assert result.final_answer == "B"
+    assert "The model's letters decided against what was measured." in result.quality_reasoning
 
 
 def test_letters_about_distortions_count_as_far_as_the_model_is_trusted(picture):

@@ -80,7 +80,8 @@ class AssessRun:
         return results
 
     def finish(self) -> int:
-        """Assesses what is left, and says what there is; the exit status. Raises TrackingError for --track."""
+        """Assesses what is left, and says what there is; the exit status. Raises VLMError for a model that
+        cannot be loaded, TrackingError for --track."""
         if self.results and not self.left:
             self.results.close()
             tell("nothing is left to do: every picture has its row already")
@@ -92,6 +93,7 @@ class AssessRun:
 
                 window["services"] = Services(self.work.settings, self.device)
             batch = chosen_batch(self.work, self.device, self.place, **window)
+            batch.load()
             try:
                 self._assess(batch)
                 status = self._summary()
@@ -109,7 +111,6 @@ class AssessRun:
         """Assesses what is left until it is done or stopped."""
         done, began = len(self.items) - len(self.left), time.monotonic()
         try:
-            batch.load()
             if self.lines and self.lines.folder:
                 self.console.show(one_line(f"{self.lines.folder}{os.sep}"))
             with Progress(len(self.items), done) as progress, stopped_by_ctrl_c(batch, self.go_on):
@@ -186,4 +187,7 @@ def map_requests(args: argparse.Namespace, items: Sequence[Item]) -> dict[str, M
     given = {"max_tiles": args.map_tiles, "seconds": args.map_seconds}
     limits: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     pngs: list[Path] = [output_file("--map", file, ".png") for file in files]
+    used = {os.path.realpath(path) for item in items for path in (item.image, item.reference) if path}
+    if used & {os.path.realpath(png) for png in pngs}:
+        raise UsageError(f"--map {place}: expected another file than the pictures", "name a new one")
     return {item.key: MapRequest(png=png, **limits) for item, png in zip(items, pngs, strict=True)}

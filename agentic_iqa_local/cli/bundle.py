@@ -151,16 +151,13 @@ def ask(notices: list[Notice], accepted: bool) -> None:
 def directions(out: Path, manifest: Manifest, sha256: str, args: argparse.Namespace) -> str:
     """What was written, and the commands for the server."""
     bundle, config = shlex.quote(out.name), f" --config {shlex.quote(args.config)}" if args.config else ""
-    lines = [
-        f"Wrote {out}: {len(manifest.files)} files, {decimal(manifest.size)}.",
-        f"Manifest SHA-256: {sha256}",
-        "Copy it, with a copy of this checkout and your own configuration. There, without a network:",
-        f"  {PROGRAM} verify {bundle} --expect {sha256}",
-        f"  {PROGRAM} unpack {bundle} --expect {sha256} --models models",
-        f"  {command('doctor')}{config}",
-        f"  {command('assess')} PHOTO{config} --explain",
-    ]
-    return "\n".join(map(one_line, lines))
+    lines = f"""Wrote {out}: {len(manifest.files)} files, {decimal(manifest.size)}.
+Manifest SHA-256: {sha256}
+Copy it, with a copy of this checkout and your own configuration. There, without a network:
+  {PROGRAM} unpack {bundle} --expect {sha256} --models models
+  {command("doctor")}{config}
+  {command("assess")} PHOTO{config} --explain"""
+    return "\n".join(map(one_line, lines.split("\n")))
 
 
 def store_options(parser: Parser) -> None:

@@ -112,11 +112,6 @@ class Progress(AbstractContextManager):
         _live.clear()
         self._bar.stop()
 
-    @property
-    def seconds(self) -> float:
-        """Since the beginning."""
-        return time.monotonic() - self._began
-
     def count(self, failed: bool = False, where: str = "") -> None:
         """One more is done; `where` says how many each place has done."""
         self._done += 1
@@ -131,8 +126,9 @@ class Progress(AbstractContextManager):
         if done := self._done - self._earlier:
             from agentic_iqa_local.output.tally import pace
 
-            left = round((self._total - self._done) * self.seconds / done)
-            parts += [pace(done, self.seconds), f"{left // 3600}:{left // 60 % 60:02}:{left % 60:02} left"]
+            seconds = time.monotonic() - self._began
+            left = round((self._total - self._done) * seconds / done)
+            parts += [pace(done, seconds), f"{left // 3600}:{left // 60 % 60:02}:{left % 60:02} left"]
         return ", ".join(filter(None, [*parts, f"{self._failed} failed" * (self._failed > 0), where]))
 
 

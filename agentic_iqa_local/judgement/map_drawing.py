@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from PIL import Image
 
-from agentic_iqa_local.files import DRAWN_BY
 from agentic_iqa_local.result import QualityMap
 from agentic_iqa_local.state import LEVEL_WORDS
 
@@ -55,7 +54,7 @@ def draw(q_map: QualityMap, picture: Image.Image, similarity: "Mapping[str, Simi
             mesh = _show(axis, values, f"{name}'s similarity to the reference", picture.size, vmin=0, vmax=1)
             figure.colorbar(mesh, ax=axis, **BAR)
         buffer = BytesIO()
-        figure.savefig(buffer, format="png", pil_kwargs={"optimize": True}, metadata={"Software": DRAWN_BY})
+        figure.savefig(buffer, format="png", pil_kwargs={"optimize": True}, metadata={"Software": "agentic_iqa_local"})
     return buffer.getvalue()
 
 

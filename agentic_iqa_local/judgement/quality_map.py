@@ -12,7 +12,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from agentic_iqa_local.errors import UserError, one_line
-from agentic_iqa_local.files import ROOT, FileError, WriteError, folder_hash, place_for, require_own, write_whole
+from agentic_iqa_local.files import ROOT, FileError, WriteError, folder_hash, place_for, write_whole
 from agentic_iqa_local.images.crops import Box
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.judgement.tiles import Tiling, damaged_boxes, smallest_side, tiling
@@ -74,9 +74,7 @@ def mapped(images: "OpenImages", request: MapRequest) -> dict[str, Any]:
         from agentic_iqa_local.judgement.map_drawing import draw
 
         try:
-            place = place_for(request.png)
-            require_own(place, "drawing")
-            write_whole(place, draw(q_map, images.image.pixels, similarity))
+            write_whole(place_for(request.png), draw(q_map, images.image.pixels, similarity))
             q_map.png = str(request.png)
         except (FileError, WriteError) as error:
             reason = f"it could not be written ({error.message}); choose a file in a folder of yours"

@@ -1,5 +1,5 @@
 """What the evidence says of a question with choices, as a probability of each choice, where the question is about
-distortions, their severity or the level of quality.
+distortions, their severity, exposure or the level of quality.
 
 Words decide, the same for every model: the answers or the question must name what was measured. Everywhere else the
 model's letters stand alone.
@@ -19,8 +19,10 @@ from agentic_iqa_local.nodes.named_distortions import distortions_in
 from agentic_iqa_local.nodes.prompts import choice_letters
 from agentic_iqa_local.state import Detection, ExecutorOutput, PlannerOutput
 
+EXPOSURE = "Brightness change"
 SCORES = "the tools' scores"
 LEAST = 0.01  # no choice is ruled out by a measurement
+
 
 Weights = tuple[list[float], str]  # of the choices, and what they rest on
 
@@ -32,8 +34,13 @@ def _words(pattern: str) -> re.Pattern[str]:
 _YES_NO = {"yes": re.compile(r"^\W*yes\b", re.I), "no": re.compile(r"^\W*no\b(?! \w)", re.I)}
 _NONE = _words(
     r"none|nothing|no (visible |noticeable )?(distortions?|damage|problems?|issues?|defects?|artifacts?)|neither"
-    r"|undamaged|clean|not (visible|present|at all)|absent|invisible|fine|ok(ay)?"
+    r"|undamaged|clean|not (visible|present|at all)|absent|invisible|just right|fine|ok(ay)?|correct|well exposed"
 )
+_SIDES = {
+    "neither": _NONE,
+    "too dark": _words(r"(too |very )?(dark|dim)(er)?|under-?\s?expos\w+|underlit"),
+    "too bright": _words(r"(too |very )?(bright|light)(er)?|over-?\s?expos\w+|blown[ -]out|washed[ -]out"),
+}
 _SEVERITIES = {
     "none": _NONE,
     "slight": _words(r"slight(ly)?|mild(ly)?|minor|weak(ly)?|low|light(ly)?|a little|barely"),
@@ -44,22 +51,23 @@ _SEVERITIES = {
 _LEVELS = {
     5: _words(r"excellent|perfect|pristine|outstanding"),
     4: _words(r"good|high|fine"),
-    3: _words(r"fair|average|medium|acceptable|ok(ay)?|mediocre"),
+    3: _words(r"fair|average|medium|acceptable|ok(ay)?|mediocre|so-so"),
     2: _words(r"poor|low|weak"),
     1: _words(r"bad|terrible|awful|very poor|unusable"),
 }
 _GOOD, _BAD = _words(r"good|high|excellent"), _words(r"bad|poor|low")
-_ANY_DAMAGE = _words(r"distort(ed|ions?)|degrad\w+|damaged?|art[ie]facts?|defects?|flaw(s|ed)")
+_ANY_DAMAGE = _words(r"distort(ed|ions?)|degraded|degradations?|damaged?|artifacts?|artefacts?|defects?|flaws?|flawed")
 # What says that a family is not there, where the question names it by what it spoils ("Is it sharp?")
 _VIRTUE = _words(
-    r"(?<!too )(?<!over)sharp|(?<!too )crisp|in focus|(well|properly|correctly) \w+"
-    r"|natural|accurate|true|realistic|good|correct|fine|right|nice|balanced"
+    r"(?<!too )(?<!over)sharp|(?<!too )crisp|in focus|(well|properly|correctly) (exposed|lit|focus\w+)"
+    r"|(natural|accurate|true|realistic|good|correct|fine|right|nice|balanced|proper)"
 )
 _DAMAGE = _words(
-    r"too|over-?\w+|under-?\w+|blur\w*|out[ -]of[ -]focus|soft|nois\w+|grain\w*|compress\w+|art[ie]facts?|block\w*"
-    r"|banding|cast|tint\w*|flat|washed|faded|dull|halos?|problems?|wrong|bad|poor|loss|lacks?|low|un\w+|distort\w*"
+    r"too|over-?\w+|under-?\w+|blur\w*|out[ -]of[ -]focus|soft|unsharp|nois\w+|grain\w*|compress\w+|art[ie]facts?"
+    r"|block\w*|banding|cast|tint\w*|dark|bright|dim|flat|washed|faded|dull|halos?|problems?|wrong|bad|poor|loss"
+    r"|lacks?|low|unnatural|un\w+|distort\w*|change[ds]?"
 )
-_ABSENCE = _words(r"free (of|from)|without|no|not|lacks?|absence of")
+_ABSENCE = _words(r"free (of|from)|without|no|not|lacks?|absence of|devoid of")
 
 
 def measure_choices(
@@ -74,7 +82,7 @@ def measure_choices(
     detection = by_object(evidence, "detection").get(name)
     found = (
         _severities(choices, kinds, by_object(evidence, "severity_probabilities").get(name, {}))
-        or (detection and _families(choices, detection))
+        or (detection and (_exposures(choices, detection) or _families(choices, detection)))
         or _levels(query, choices, evidence)
         or (detection and _presence(query, choices, kinds, detection))
     )
@@ -104,6 +112,20 @@ def _severities(
     for word, p in probabilities[kinds[0]].items():
         weights[min(words, key=lambda other: abs(WORD_SEVERITIES[other] - WORD_SEVERITIES[word]))] += p
     return list(weights.values()), f"how severe {kinds[0]} is"
+
+
+def _exposures(choices: Sequence[str], detection: Detection) -> Weights | None:
+    """Choices between too dark, too bright and neither."""
+    sides, p = _matched(choices, _SIDES), _sides(detection)
+    return ([p[side] for side in sides], "exposure") if p and sides and {"too dark", "too bright"} <= {*sides} else None
+
+
+def _sides(detection: Detection) -> dict[str, float]:
+    """The probability of either side: a change of brightness, divided as LocalNR reads too dark and too bright; empty
+    where it could not."""
+    changed, sides = detection.families[EXPOSURE].probability, detection.exposure or {}
+    p = {side: changed * share / (sum(sides.values()) or 1.0) for side, share in sides.items()}
+    return p and p | {"neither": 1 - changed}
 
 
 def families_named(choices: Sequence[str]) -> list[list[str]] | None:
@@ -136,12 +158,13 @@ def _levels(query: str, choices: Sequence[str], evidence: ExecutorOutput) -> Wei
 
 
 def _presence(query: str, choices: Sequence[str], kinds: Sequence[str], detection: Detection) -> Weights | None:
-    """Yes and No to a question whether a named family, or any distortion, is there. A change of brightness is none: it
-    does not say whether the picture is too dark or too bright."""
-    affirmed = says_present(query, kinds)
-    if affirmed is None or "Brightness change" in kinds:
+    """Yes and No to a question whether a named family, or any distortion, is there."""
+    if (affirmed := says_present(query, kinds)) is None:
         return None
-    there = max(detection.families[kind].probability for kind in kinds or detection.families)
+    there, p = max(detection.families[kind].probability for kind in kinds or detection.families), _sides(detection)
+    sides = [side for side in p if side != "neither" and _SIDES[side].search(query)]
+    if affirmed and list(kinds) == [EXPOSURE] and len(sides) == 1:
+        there = p[sides[0]]
     basis = f"whether there is {' or '.join(kinds) or 'any distortion'}"
     return _yes_or_no(choices, there if affirmed else 1 - there, basis)
 
