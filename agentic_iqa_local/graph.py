@@ -26,7 +26,7 @@ from agentic_iqa_local.state import AgenticIQAState
 
 logger = logging.getLogger(__name__)
 
-Graph = CompiledStateGraph[AgenticIQAState, OpenImages]
+Graph = CompiledStateGraph[AgenticIQAState, Any]
 
 
 def decide_next_node(state: AgenticIQAState) -> Literal["planner", "__end__"]:
@@ -52,7 +52,7 @@ def _observed(role: str, node: Callable[..., dict[str, Any]]) -> Callable[..., d
     """The node, whose beginning and end the assessment's observer is told. What it raises becomes an error of
     the state, but for a lack of memory, with which a batch knows what to do."""
 
-    def run(state: AgenticIQAState, config: RunnableConfig | None = None, runtime: Runtime[OpenImages] | None = None):
+    def run(state: AgenticIQAState, config: RunnableConfig | None = None, runtime: Runtime[Any] | None = None):
         observer = runtime.context.observer if runtime and runtime.context else Observer()
         count = state.get("iteration_count", 0) + 1
         observer.step(role, "started", count)
@@ -74,7 +74,7 @@ def build_graph(with_summarizer: bool = True) -> Graph:
     """The graph, compiled once. Without the Summarizer it ends after the Executor and never replans."""
     nodes = {"planner": planner_node, "executor": executor_node}
     nodes |= {"summarizer": summarizer_node} if with_summarizer else {}
-    graph = StateGraph(AgenticIQAState, context_schema=OpenImages)
+    graph = StateGraph[AgenticIQAState, Any](AgenticIQAState)
     graph.add_sequence([(role, _observed(role, node)) for role, node in nodes.items()])
     graph.add_edge(START, "planner")
     if with_summarizer:

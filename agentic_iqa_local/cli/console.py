@@ -75,7 +75,11 @@ def _live_line(*columns: Any, shown: bool = True) -> "Bar":
     from rich.progress import Progress as Bar
 
     terminal = _terminal(getattr(sys.stderr, "terminal", sys.stderr))
-    hidden = {"redirect_stdout": False, "redirect_stderr": False, "disable": not (shown and sys.stderr.isatty())}
+    hidden: dict[str, Any] = {
+        "redirect_stdout": False,
+        "redirect_stderr": False,
+        "disable": not (shown and sys.stderr.isatty()),
+    }
     return Bar(*columns, console=terminal, transient=True, **hidden)
 
 

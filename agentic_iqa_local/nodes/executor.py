@@ -32,7 +32,7 @@ COORDINATES = {"pixels": "pixels of the image", "thousandths": "thousandths of t
 
 
 def executor_node(
-    state: AgenticIQAState, config: RunnableConfig | None = None, runtime: Runtime[OpenImages] | None = None
+    state: AgenticIQAState, config: RunnableConfig | None = None, runtime: Runtime[Any] | None = None
 ) -> dict[str, Any]:
     """Returns `executor_evidence`; nothing when an earlier node failed, and an `error` inside the evidence when
     this one does."""

@@ -25,7 +25,7 @@ from agentic_iqa_local.nodes.prompts import planner_prompt
 from agentic_iqa_local.nodes.query import choices_in, named_metrics, region_in
 from agentic_iqa_local.nodes.replanning import gaps_to_close
 from agentic_iqa_local.nodes.replies import PlannerReply
-from agentic_iqa_local.nodes.workbench import OpenImages, opened
+from agentic_iqa_local.nodes.workbench import opened
 from agentic_iqa_local.state import AgenticIQAState, Gap, PlanControlFlags, PlannerInput, PlannerOutput, revised
 from agentic_iqa_local.vlm_client import VLMError
 
@@ -142,7 +142,7 @@ def taken_choices(query: str, choices: list[str] | None) -> list[str]:
 def planner_node(
     state: AgenticIQAState,
     config: RunnableConfig | None = None,
-    runtime: Runtime[OpenImages] | None = None,
+    runtime: Runtime[Any] | None = None,
 ) -> dict[str, Any]:
     """Returns `plan` and `plan_corrections`, or `error` when no valid plan could be had."""
     query, choices, has_reference = state["query"], state.get("choices"), bool(state.get("reference_path"))

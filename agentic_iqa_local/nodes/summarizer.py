@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 def summarizer_node(
-    state: AgenticIQAState, config: RunnableConfig | None = None, runtime: Runtime[OpenImages] | None = None
+    state: AgenticIQAState, config: RunnableConfig | None = None, runtime: Runtime[Any] | None = None
 ) -> dict[str, Any]:
     """Returns `summarizer_result`, `iteration_count` and, on a replan, `replan_history`; nothing when an earlier node
     failed; `error` when plan or evidence is missing from the state or the model cannot run."""

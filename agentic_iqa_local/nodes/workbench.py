@@ -298,9 +298,7 @@ class OpenImages:
 
 
 @contextmanager
-def opened(
-    state: AgenticIQAState, config: RunnableConfig | None, runtime: Runtime[OpenImages] | None
-) -> Iterator[OpenImages]:
+def opened(state: AgenticIQAState, config: RunnableConfig | None, runtime: Runtime[Any] | None) -> Iterator[OpenImages]:
     """The images that the graph runs on, else those of the state, opened here and closed again, with the
     services in `config["configurable"]` or the default ones."""
     if runtime is not None and runtime.context is not None:

@@ -173,7 +173,7 @@ def scored_modes(
     modes = [mode for mode in MODES if mode.read in readings.reads and (fitted or not mode.fitted)]
     for read in sorted(read for read in readings.reads if "/" in read):
         modes.append(Mode(f"letters, {read.replace('_', ' ').replace('/', ', ')}", "letters", read))
-    if readings.agent["q_bar"].notna().any():
+    if readings.agent["q_bar"].notna().to_numpy().any():
         modes += [UNIFORM, Mode("tool mean", "tool mean")]
     logs = [log for row in readings.rows for log in (row.get("evidence") or {}).get("tool_logs", [])]
     ran = tuple(sorted({find_tool(log["tool_name"]).name for log in logs}))
