@@ -282,3 +282,11 @@ def test_remote_code_and_pickles_of_a_model_stay_behind(tmp_path):
 def test_a_repository_that_nothing_asks_for_is_wrong_usage(capsys):
     assert bundle_command.main(["--repo", "other=org/name"]) == 2
     assert "expected a folder of configuration embedded" in capsys.readouterr().err
+
+
+def test_wheels_from_an_installed_package_are_refused_before_anything_is_done(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(bundle_command, "ROOT", tmp_path)
+    with pytest.raises(SystemExit) as stopped:
+        bundle_command.main(["--wheels", "--out", str(tmp_path / "b.tar")])
+    assert stopped.value.code == 2
+    assert "--wheels: expected a checkout" in capsys.readouterr().err

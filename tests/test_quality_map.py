@@ -134,6 +134,12 @@ def test_a_map_finds_the_damaged_quarter_and_leaves_the_rating_alone(mapped, dam
     assert len(np.unique(pixels, axis=0)) > 500  # a photograph and colours, not a blank sheet
 
 
+def test_a_question_where_the_damage_is_names_the_quarter(damaged, services):
+    row = assess(damaged, query="Where is the damage?", services=services)
+    assert row.evidence.damaged_part == "bottom right"
+    assert "LocalNR's map has the damage in the bottom right quarter." in row.quality_reasoning
+
+
 def test_the_measured_bias_of_this_model_alone_is_subtracted(damaged, services, tmp_path, monkeypatch):
     def letters(model, levels):
         entry = {"levels": levels, "low": 0.2, "high": 0.3, "photographs": 9}

@@ -30,7 +30,7 @@ from agentic_iqa_local.cli.console import meter, tell
 from agentic_iqa_local.cli.options import add, output_file
 from agentic_iqa_local.config import ConfigError, load_settings
 from agentic_iqa_local.errors import one_line
-from agentic_iqa_local.files import PACKAGE, PROGRAM, command, models_root
+from agentic_iqa_local.files import PACKAGE, PROGRAM, ROOT, command, models_root
 from agentic_iqa_local.iqa_tools import find_tool
 from agentic_iqa_local.offline import bundle as bundles
 from agentic_iqa_local.offline import fetch
@@ -79,6 +79,8 @@ def read(parser: Parser, argv: list[str] | None) -> argparse.Namespace:
     for option in ("models", "weights"):
         if (folder := getattr(args, option)) and not folder.is_dir():
             parser.error(f"--{option}: expected a folder, found none at {folder}")
+    if args.wheels and not (ROOT / fetch.LOCKS[args.wheels]).is_file():
+        parser.error("--wheels: expected a checkout with its locked versions, this is an installed package")
     return args
 
 
