@@ -68,6 +68,11 @@ def test_flat_logits_give_uniform_letters_and_the_fusion_of_them(flat_model, pho
     assert any("off the letters" in line for line in row.warnings)
 
 
+def test_repeating_an_assessment_repeats_every_number(rated, photo_path, services):
+    again = assess(photo_path, services=services)
+    assert (again.p_c, again.q, again.quality_reasoning) == (rated.p_c, rated.q, rated.quality_reasoning)
+
+
 @pytest.mark.parametrize("mode", ["classification", "uniform"])
 def test_other_scoring_modes(mode, photo_path, services, rated):
     settings = Settings(fusion={"mode": mode})

@@ -7,7 +7,7 @@ from scripted import ScriptedClient, ScriptedTools, plan_reply, scripted_answers
 from agentic_iqa_local import assess
 from agentic_iqa_local.nodes.reasoning import reasoned
 from agentic_iqa_local.output.report import account
-from agentic_iqa_local.state import DistortionAnalysis, ExecutorOutput
+from agentic_iqa_local.state import LETTER_TO_LEVEL, LEVEL_WORDS, DistortionAnalysis, ExecutorOutput
 
 SUMMARY = {"final_answer": "C", "quality_reasoning": "Moderate blur."}
 
@@ -66,3 +66,11 @@ def test_without_words_the_answer_that_was_chosen_is_said(picture):
     row = assess(picture, query="What lies on the grass?", choices=choices, services=services)
     assert row.quality_reasoning.startswith("The most probable answer is kite (0.")
     assert any("no valid reasoning in three tries" in line for line in row.warnings)
+
+
+def test_what_the_shipped_model_says_of_a_damaged_picture_contradicts_nothing(services, noisy_path):
+    """Judged apart from the rules: a finding stands in the text with its severity, and the level is the fused one."""
+    row = assess(noisy_path, services=services)
+    text, items = row.quality_reasoning.lower(), row.evidence.distortion_analysis["Global"]
+    assert any(f"{item.severity} {item.type}".lower() in text for item in items if item.severity != "none")
+    assert f"the quality is {LEVEL_WORDS[LETTER_TO_LEVEL[row.final_answer]].lower()}." in text

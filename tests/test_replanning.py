@@ -17,13 +17,15 @@ from scripted import (
 from agentic_iqa_local.config import ModelSettings, Settings
 from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.nodes.evidence import contradictions, find_gaps, outvoted, should_replan
-from agentic_iqa_local.nodes.replanning import decided
+from agentic_iqa_local.nodes.replanning import decided, record
 from agentic_iqa_local.output.report import account
 from agentic_iqa_local.state import (
+    Basis,
     DistortionAnalysis,
     ExecutorOutput,
     FusionResult,
     PlannerOutput,
+    SummarizerOutput,
 )
 from agentic_iqa_local.vlm_client import VLMError
 
@@ -238,3 +240,11 @@ def test_a_tool_that_another_clearly_leads_only_checks_it(picture, rule, expecte
 )
 def test_what_lies_nearer_to_the_score_decided(q_bar, q, part):
     assert decided(fused((1, 0, 0, 0, 0), q_bar, q=q)) == part  # the letters say Excellent
+
+
+@pytest.mark.parametrize(
+    ("known", "seen"), [(evidence(None), "no distortion"), (ExecutorOutput(), "nothing was looked for")]
+)
+def test_a_pass_tells_what_was_not_found_from_what_was_not_looked_for(known, seen):
+    answer = SummarizerOutput(final_answer="C", quality_reasoning="Soft.")
+    assert record(answer, Basis(plan=PLAN, evidence=known), None, (0, 0.0)).seen == seen

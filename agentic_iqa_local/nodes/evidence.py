@@ -11,7 +11,16 @@ from typing import Any
 from agentic_iqa_local.iqa_tools.detector import load_detector
 from agentic_iqa_local.iqa_tools.reliability import Reachable, Score, load_reliability
 from agentic_iqa_local.score_fusion import expected_level
-from agentic_iqa_local.state import LETTER_TO_LEVEL, OVERALL, UNCLEAR, ExecutorOutput, FusionResult, Gap, PlannerOutput
+from agentic_iqa_local.state import (
+    LETTER_TO_LEVEL,
+    OVERALL,
+    UNCLEAR,
+    DistortionAnalysis,
+    ExecutorOutput,
+    FusionResult,
+    Gap,
+    PlannerOutput,
+)
 
 SEVERE = ("severe", "extreme")
 HIGH_SCORE = 4.0
@@ -26,9 +35,20 @@ def of_object(name: str) -> str:
     return "" if name == "Global" else f" of {name}"
 
 
+def in_picture(name: str) -> str:
+    """A region's name, or "the picture"."""
+    return "the picture" if name == "Global" else name
+
+
 def by_object(evidence: ExecutorOutput | None, part: str) -> dict[str, Any]:
     """A part of the evidence, {object: ...}; empty where there is none."""
     return (evidence and getattr(evidence, part)) or {}
+
+
+def found_damage(evidence: ExecutorOutput | None) -> list[tuple[str, DistortionAnalysis]]:
+    """(object, judgement) of each distortion that was judged to be there."""
+    analysis = by_object(evidence, "distortion_analysis")
+    return [(name, item) for name, items in analysis.items() for item in items if item.severity != "none"]
 
 
 # Votes
@@ -149,8 +169,7 @@ def evidence_warnings(evidence: ExecutorOutput) -> list[str]:
     """What a reader of the scores must know: a failed Executor, tools without a vote, regions not found."""
     lines = [f"the Executor failed, its evidence is incomplete: {evidence.error}"] if evidence.error else []
     for tool, name in dict.fromkeys((log.tool_name, log.object_name) for log in evidence.tool_logs if log.outvoted):
-        where = "the picture" if name == "Global" else name
-        lines.append(f"{tool} has no vote: its score of {where} stands apart from every other tool's")
+        lines.append(f"{tool} has no vote: its score of {in_picture(name)} stands apart from every other tool's")
     missed = [name for name, box in by_object(evidence, "boxes").items() if box is None]
     return lines + ([f"no box for {', '.join(missed)}, tools see the whole image"] if missed else [])
 

@@ -128,10 +128,8 @@ def analyse(task: Task, distortions: ByObject) -> None:
             detection, place = by_object(evidence, "detection").get(name), (name, item["type"])
             probable[place] = severity_probabilities(detection, item, words, images)
             judged[place] = _judgement(item, probable[place], detection)
-    evidence.severity_probabilities = None
-    for name, kinds in distortions.items():
-        if told := {kind: p for kind in kinds if (p := probable[name, kind])}:
-            evidence.severity_probabilities = (evidence.severity_probabilities or {}) | {name: told}
+    told = {name: {kind: p for kind in kinds if (p := probable[name, kind])} for name, kinds in distortions.items()}
+    evidence.severity_probabilities = {name: of_kinds for name, of_kinds in told.items() if of_kinds} or None
     evidence.distortion_analysis = {name: [judged[name, kind] for kind in kinds] for name, kinds in distortions.items()}
 
 

@@ -4,7 +4,7 @@ were found, and behind either what a reader must know."""
 import re
 from collections.abc import Sequence
 
-from agentic_iqa_local.nodes.evidence import by_object, contradictions, of_object
+from agentic_iqa_local.nodes.evidence import by_object, contradictions, found_damage, of_object
 from agentic_iqa_local.nodes.letter_reading import answer_letter
 from agentic_iqa_local.nodes.named_distortions import distortions_in
 from agentic_iqa_local.nodes.prompts import chosen_answer
@@ -32,7 +32,7 @@ def contradicts(
     another level than the answer. A small model writes so of clean pictures too."""
     found: dict[str, set[str]] = {}
     analysis = by_object(evidence, "distortion_analysis")
-    for item in (item for items in analysis.values() for item in items if item.severity != "none"):
+    for _, item in found_damage(evidence):
         found.setdefault(item.type, set()).add(item.severity)
     claims = [(kind, claim[1].lower()) for claim in _CLAIM.finditer(text) for kind in distortions_in(claim[2])]
     if analysis and any(severity not in found.get(kind, ()) for kind, severity in claims):
@@ -51,7 +51,7 @@ def from_evidence(
     said = []
     if fusion and letter and choices:
         said.append(f"The most probable answer is {chosen_answer(choices, letter)} ({fusion.p[letter]:.2f}).")
-    found = [(name, item) for name, items in analysis.items() for item in items if item.severity != "none"]
+    found = found_damage(evidence)
     for name, item in found:
         what = f"{item.type.lower()}{of_object(name)}"
         if item.severity == UNCLEAR:

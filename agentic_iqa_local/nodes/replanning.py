@@ -4,7 +4,7 @@ supported. Pure: plans, evidence and answers in."""
 import logging
 from typing import Literal
 
-from agentic_iqa_local.nodes.evidence import of_object
+from agentic_iqa_local.nodes.evidence import found_damage, of_object
 from agentic_iqa_local.score_fusion import ScoreFusion, expected_level
 from agentic_iqa_local.state import (
     DEFAULT_MAX_REPLAN_ITERATIONS,
@@ -58,8 +58,8 @@ def record(
     gap of which it was to close (None for a first pass); the cost is in tokens and seconds."""
     q, before = (one and one.fusion and one.fusion.q for one in (result, earlier))
     evidence = basis.evidence or ExecutorOutput()
-    damage = [(name, item) for name, items in (evidence.distortion_analysis or {}).items() for item in items]
-    seen = [f"{item.severity} {item.type}{of_object(name)}" for name, item in damage if item.severity != "none"]
+    seen = [f"{item.severity} {item.type}{of_object(name)}" for name, item in found_damage(evidence)]
+    none_seen = "nothing was looked for" if evidence.distortion_analysis is None else "no distortion"
     scores = [
         f"{log.tool_name} {log.normalized_score:.2f}{of_object(log.object_name)}"
         f"{' (without a vote)' if log.outvoted or log.trailing else ''}"
@@ -69,7 +69,7 @@ def record(
     return PassRecord(
         number=earlier.passes[-1].number + 1 if earlier else 1,
         asked=earlier and earlier.replan_reason,
-        seen=", ".join(seen) or ("nothing was looked for" if basis.evidence is None else "no distortion"),
+        seen=", ".join(seen) or none_seen,
         measured=", ".join(dict.fromkeys(scores)) or "nothing",
         concluded=result.final_answer if q is None else f"{LEVEL_WORDS[_level(q)]}, q {q:.2f}",
         decided=decided(result.fusion),

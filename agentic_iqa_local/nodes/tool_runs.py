@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from agentic_iqa_local.iqa_tools import TOOLS, ToolError, find_tool
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
-from agentic_iqa_local.nodes.evidence import by_object
+from agentic_iqa_local.nodes.evidence import by_object, in_picture
 from agentic_iqa_local.nodes.prompts import selection_prompt
 from agentic_iqa_local.nodes.query import named_metrics
 from agentic_iqa_local.nodes.replies import selection_reply
@@ -154,8 +154,7 @@ def run_tool(name: str, distortion: str, tool: str, box: Box | None, images: Ope
         if logs[-1].error is None:
             break
     instead = f"{logs[-1].tool_name} ran instead" if logs[-1].error is None else "no other tool could either"
-    what = "the picture" if name == "Global" else name
-    images.warn(f"{first.tool_name} could not score {what}: {first.error.rstrip('.')}; {instead}")
+    images.warn(f"{first.tool_name} could not score {in_picture(name)}: {first.error.rstrip('.')}; {instead}")
     return logs
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import get_args
 
 from agentic_iqa_local.errors import one_line
+from agentic_iqa_local.nodes.evidence import found_damage
 from agentic_iqa_local.nodes.query import named_metrics
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.state import LETTER_TO_LEVEL, LEVEL_WORDS, UNCLEAR, DistortionAnalysis, Severity
@@ -37,9 +38,7 @@ def types_seen(row: Assessment) -> list[str]:
 
 
 def _seen(row: Assessment) -> list[tuple[str, DistortionAnalysis]]:
-    analysis = (row.evidence and row.evidence.distortion_analysis) or {}
-    items = [(name, item) for name, items in analysis.items() for item in items]
-    return [(name, item) for name, item in items if item.severity not in ("none", UNCLEAR)]
+    return [(name, item) for name, item in found_damage(row.evidence) if item.severity != UNCLEAR]
 
 
 def wrapped(text: str, indent: str = "  ", hang: str = "  ") -> list[str]:
