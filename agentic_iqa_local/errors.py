@@ -51,7 +51,12 @@ def _byte(char: str) -> str | None:
     return f"\\x{ord(char) - 0xDC00:02x}" if "\udc80" <= char <= "\udcff" else None
 
 
+def nearest(name: str, names: Iterable[str]) -> str | None:
+    """The one of `names` that a name which there is none of is near to."""
+    return next(iter(difflib.get_close_matches(name, list(names), n=1)), None)
+
+
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """The end of a message about a name that there is none of: the one of `names` that it is near to."""
-    near = difflib.get_close_matches(name, list(names), n=1)
-    return f"; did you mean {near[0]}?" if near else ""
+    """The end of a message about a name that there is none of."""
+    near = nearest(name, names)
+    return f"; did you mean {near}?" if near else ""

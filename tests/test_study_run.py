@@ -267,7 +267,7 @@ def test_wrong_usage_is_one_line_that_names_the_help(manifest, tmp_path, capsys,
         cli.main(["run", str(manifest), "--out", str(tmp_path / "new"), *arguments])
     told = capsys.readouterr().err
     assert stopped.value.code == 2
-    assert re.fullmatch(r"error: .*[.?] All options: scripts/study\.py (run )?--help\n", told)
+    assert re.fullmatch(r"error: .*[.?] All options: python scripts/study\.py (run )?--help\n", told)
 
 
 @pytest.mark.parametrize("command", ["run", "fit", "report", "compare"])

@@ -47,7 +47,6 @@ BASIC = (
     "help", "help_all", "pictures", "manifest", "reference", "query", "choices", "gpu", "cpu", "config", "model",
     "pipeline", "at_least", "out", "resume", "csv", "json", "explain",
 )  # fmt: skip
-SUFFIXES = {"out": (".jsonl", ".json"), "csv": (".csv",), "gallery": (".html", ".htm")}
 
 
 def options(parser: Parser) -> None:
@@ -82,9 +81,7 @@ def assess(args: argparse.Namespace) -> int:
     Raises UserError."""
     with Console() as console:
         notes: list[str] = []  # said once it is clear that the device is there
-        for option, suffixes in SUFFIXES.items():
-            if file := getattr(args, option):
-                setattr(args, option, shared.output_file(f"--{option}", file, *suffixes))
+        shared.check_outputs(args)
         if args.manifest and args.csv and args.csv.resolve() == args.manifest.resolve():
             raise UsageError(f"--csv {args.csv}: expected another file than the manifest", "name a new one")
         settings = shared.chosen_settings(args, notes.append)

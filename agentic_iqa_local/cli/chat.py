@@ -61,8 +61,9 @@ def chat(args: argparse.Namespace) -> int:
     shared.check_models(settings, "agent")
     with Console() as console, ExitStack() as opened:
         rows = None
+        shared.check_outputs(args)
         if args.out:
-            rows = RowFile(shared.output_file("--out", args.out, ".jsonl", ".json"), TurnRow)
+            rows = RowFile(args.out, TurnRow)
             opened.callback(rows.close)
             rows.recover()
             args.out = None  # an answer is shown although its row goes to a file too

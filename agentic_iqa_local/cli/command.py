@@ -93,7 +93,7 @@ class Command:
         about = self.about or ""
         for name in ("verify", "unpack", "compare", "best", self.name):
             about = about.replace(f"{{{name}}}", command(name))
-        parser = Parser(command(self.name).removeprefix("python "), self.usage, about, formatter_class=Help)
+        parser = Parser(command(self.name), self.usage, about, formatter_class=Help)
         self.add(parser)
         return self.read(parser, argv)
 

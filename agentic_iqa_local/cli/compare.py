@@ -52,9 +52,7 @@ def compare(args: argparse.Namespace) -> int:
     from agentic_iqa_local.images.files import check_file
     from agentic_iqa_local.judgement.ordering import MOST_PICTURES
 
-    for option, suffixes in (("out", (".jsonl", ".json")), ("csv", (".csv",))):
-        if file := getattr(args, option):
-            setattr(args, option, shared.output_file(f"--{option}", file, *suffixes))
+    shared.check_outputs(args)
     settings = shared.chosen_settings(args)
     items = [Item(file, args.reference) for file in expand_inputs(args.pictures, tell)]
     for file in filter(None, (args.reference, *(item.image for item in items))):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agentic_iqa_local.cli.command import Command, UsageError
-from agentic_iqa_local.cli.options import add, output_file
+from agentic_iqa_local.cli.options import SUFFIXES, add, output_file
 from agentic_iqa_local.errors import one_line
 
 OPTIONS = """
@@ -29,7 +29,7 @@ def make(args: argparse.Namespace) -> int:
     """Raises UserError."""
     from agentic_iqa_local.output.gallery.rows import read_rows
 
-    out = output_file("--out", args.out or args.rows.with_suffix(".html"), ".html", ".htm")
+    out = output_file("--out", args.out or args.rows.with_suffix(".html"), *SUFFIXES["gallery"])
     if args.images and not args.images.is_dir():
         raise UsageError(f"--images {args.images}: expected a folder, there is none", "name another")
     message, missing = written(read_rows(args.rows), out, args.rows.name, args.images)

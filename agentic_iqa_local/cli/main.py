@@ -1,6 +1,5 @@
 """One command with subcommands: `agentic-iqa NAME ...`, or `python -m agentic_iqa_local NAME ...` in a checkout."""
 
-import difflib
 import os
 import pkgutil
 import shlex
@@ -9,7 +8,7 @@ from importlib.metadata import version
 
 from agentic_iqa_local.cli.command import Parser
 from agentic_iqa_local.cli.console import safe_streams, tell
-from agentic_iqa_local.errors import one_line
+from agentic_iqa_local.errors import nearest, one_line
 from agentic_iqa_local.files import PROGRAM
 
 # name → (its module and the Command there, what it does)
@@ -47,8 +46,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"\nBegin with: {PROGRAM} assess photo.jpg --explain")
         print(f"{PROGRAM} COMMAND --help says more. --version prints the version.")
     else:
-        near = ["assess", name] if os.path.exists(name) else difflib.get_close_matches(name, COMMANDS, n=1)
-        meant = f"; did you mean {PROGRAM} {shlex.join([*near, *rest])}?" if near else "."
+        near = f"assess {shlex.quote(name)}" if os.path.exists(name) else nearest(name, COMMANDS)
+        meant = f"; did you mean {PROGRAM} {' '.join([near, *map(shlex.quote, rest)])}?" if near else "."
         tell(f"error: unknown command {one_line(f'{name}{meant}')} All commands: {PROGRAM} --help")
         return 2
     return 0

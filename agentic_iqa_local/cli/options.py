@@ -46,6 +46,7 @@ CLUSTER = """
 --gpus-per-worker G   GPUs of each worker, such as 1, 2 or 0.5 (default: 0, workers compute on CPUs)
 """
 TRACK = "--track mlflow|trackio  note options and figures with this experiment tracker, in files on this disk"
+SUFFIXES = {"out": (".jsonl", ".json"), "csv": (".csv",), "gallery": (".html", ".htm")}  # of files of answers
 # An option → the one that it needs; and options of which one stands alone.
 NEEDS = {
     "resume": "out", "retry_failed": "resume", "map_tiles": "map", "map_seconds": "map", "workers": "cluster",
@@ -171,6 +172,13 @@ def output_file(option: str, file: Path, *suffixes: str) -> Path:
     if not os.access(place if place.exists() else folder, os.W_OK):
         raise UsageError(f"{option} {file}: it cannot be written", "choose a file in a folder of yours")
     return place
+
+
+def check_outputs(args: argparse.Namespace) -> None:
+    """Gives the options for files of answers the places that they lead to. Raises UsageError, see `output_file`."""
+    for option, suffixes in SUFFIXES.items():
+        if file := getattr(args, option, None):
+            setattr(args, option, output_file(f"--{option}", file, *suffixes))
 
 
 def chosen_settings(args: argparse.Namespace, say: Callable[[str], None] = tell) -> "Settings":
