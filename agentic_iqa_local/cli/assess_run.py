@@ -57,7 +57,7 @@ class AssessRun:
         done = self.results.done if self.results else ()
         self.left = [item for item in items if item.key not in done]
         self.go_on = "the same command with --resume goes on" if args.out else "with --out FILE a run can go on"
-        self.rows: list[dict[str, Any]] = []  # where no file has them
+        self.tally, self.rows = Tally(), list[dict[str, Any]]()  # rows that a table needs and no file has
         self.written, self.without_map, self.seconds, self.by_node = 0, 0, 0.0, ""
         self.lines = None
         if console.results.isatty() and len(items) > 1 and not (args.json or args.explain or args.out):
@@ -128,7 +128,8 @@ class AssessRun:
         if self.results:
             self.results.append(line)
         else:
-            self.rows.append(row.to_dict())
+            self.tally.add(told := row.to_dict())
+            self.rows += [told] if self.args.csv or self.args.gallery else []
         self.written += 1
         self.log({"q": row.q, "seconds": row.seconds, "failed": failed}, self.written)
         if self.lines:
@@ -144,8 +145,8 @@ class AssessRun:
 
     def _summary(self) -> int:
         """The summary and the files of a run; its exit status. Raises WriteError."""
-        args, tally = self.args, Tally()
-        for row in self._all_rows():
+        args, tally = self.args, self.tally
+        for row in self.results.rows() if self.results else ():
             tally.add(row)
         self.figures = {"mean q": tally.mean, "pictures": tally.total, "failures": len(tally.failed)}
         if tally.total > 1:
