@@ -155,6 +155,7 @@ MISTAKES = [
     (["--manifest", "/nowhere/images.csv"], "/nowhere/images.csv"),
     (["photo.png", "--map", "photo.png"], "--map photo.png: expected another file than the pictures"),
     (["photo.jpg", "--cluster", "local"], "--cluster: expected with --workers"),
+    (["photo.jpg", "--track", "mlflow"], "pip install 'agentic_iqa_local[track]'"),
     (["--manifest", "images.csv", "photo.jpg"], "photo.jpg: expected without --manifest"),
     (["photo.jpg", "--mode", "logit"], "did you mean logits?"),
     (["photo.jpg", "--config", "mine.yaml"], "tools.no_reference: Unknown tool 'NIQUE'; did you mean UNIQUE or NIQE"),

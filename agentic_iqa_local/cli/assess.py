@@ -64,7 +64,7 @@ def options(parser: Parser) -> None:
     shared.add_options(how, *shared.HOW_SURE)
     shared.add(how, STRICT)
     output = parser.add_argument_group("output")
-    shared.add(output, OUTPUTS)
+    shared.add(output, OUTPUTS + shared.TRACK)
     shared.add_options(output, "map_tiles", "map_seconds")
     shared.add(output, shared.ANSWER)
 

@@ -25,6 +25,7 @@ from agentic_iqa_local.output.picture_lines import PictureLines
 from agentic_iqa_local.output.report import account, summary
 from agentic_iqa_local.output.tables import csv_text
 from agentic_iqa_local.output.tally import Tally
+from agentic_iqa_local.output.tracking import tracked
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.vlm_client import VLMError
 
@@ -80,24 +81,26 @@ class AssessRun:
 
     def finish(self) -> int:
         """Assesses what is left, and says what there is; the exit status. Raises VLMError for a model that
-        cannot be loaded."""
+        cannot be loaded, TrackingError for --track."""
         if self.results and not self.left:
             self.results.close()
             tell("nothing is left to do: every picture has its row already")
             return self._summary()
-        window: dict[str, Any] = {"jobs": self.args.jobs, "timeout": self.args.timeout}
-        if len(self.left) == 1 and self.place is None:  # several in a process of its own, which may hang or crash
-            from agentic_iqa_local.services import Services
+        with tracked(self.args.track, str(self.args.out or "pictures"), vars(self.args)) as self.log:
+            window: dict[str, Any] = {"jobs": self.args.jobs, "timeout": self.args.timeout}
+            if len(self.left) == 1 and self.place is None:  # several in a process of its own, which may hang or crash
+                from agentic_iqa_local.services import Services
 
-            window["services"] = Services(self.work.settings, self.device)
-        batch = chosen_batch(self.work, self.device, self.place, **window)
-        batch.load()
-        try:
-            self._assess(batch)
-            status = self._summary()
-        except (BatchError, VLMError, WriteError) as error:
-            tell(f"error: {error}; {self.go_on}")
-            return 1
+                window["services"] = Services(self.work.settings, self.device)
+            batch = chosen_batch(self.work, self.device, self.place, **window)
+            batch.load()
+            try:
+                self._assess(batch)
+                status = self._summary()
+            except (BatchError, VLMError, WriteError) as error:
+                tell(f"error: {error}; {self.go_on}")
+                return 1
+            self.log(self.figures)
         if batch.stopping and self.written < len(self.left):
             there = len(self.items) - len(self.left) + self.written
             tell(f"interrupted: {there} of {len(self.items)} pictures have their rows; {self.go_on}")
@@ -128,6 +131,7 @@ class AssessRun:
             self.tally.add(told := row.to_dict())
             self.rows += [told] if self.args.csv or self.args.gallery else []
         self.written += 1
+        self.log({"q": row.q, "seconds": row.seconds, "failed": failed}, self.written)
         if self.lines:
             self.console.show(self.lines.line(row))
         else:
@@ -144,6 +148,7 @@ class AssessRun:
         args, tally = self.args, self.tally
         for row in self.results.rows() if self.results else ():
             tally.add(row)
+        self.figures = {"mean q": tally.mean, "pictures": tally.total, "failures": len(tally.failed)}
         if tally.total > 1:
             tell("\n" + tally.text(self.written, self.seconds, ranked=self.lines is None))
         if self.results:

@@ -45,6 +45,7 @@ CLUSTER = """
 --workers N           workers in all, each with a model
 --gpus-per-worker G   GPUs of each worker, such as 1, 2 or 0.5 (default: 0, workers compute on CPUs)
 """
+TRACK = "--track mlflow|trackio  note options and figures with this experiment tracker, in files on this disk"
 SUFFIXES = {"out": (".jsonl", ".json"), "csv": (".csv",), "gallery": (".html", ".htm")}  # of files of answers
 # An option → the one that it needs; and options of which one stands alone.
 NEEDS = {

@@ -13,10 +13,16 @@ interrupted: the rows so far are kept, and the same run goes on.
 """
 
 import argparse
+import csv
+import json
+from collections.abc import Iterator
+from pathlib import Path
 
 from agentic_iqa_local.cli import study_report, study_run
 from agentic_iqa_local.cli.command import Command, Help, Parser
+from agentic_iqa_local.cli.options import TRACK, add
 from agentic_iqa_local.files import command
+from agentic_iqa_local.output.tracking import tracked
 
 # name → (what it does, its help, which adds its options, its work)
 COMMANDS = {
@@ -45,7 +51,30 @@ def options(parser: Parser) -> None:
         text = text.replace("{study}", command("study"))
         one = commands.add_parser(name, help=about, description=text, formatter_class=Help)
         add_options(one)
+        if name in ("run", "report"):
+            add(one, TRACK)
         one.set_defaults(work=work)
 
 
-main = Command("study", __doc__, options, lambda args: args.work(args), interrupted="interrupted: the same run goes on")
+def study(args: argparse.Namespace) -> int:
+    """The command's work; with --track its figures are noted when it is done. Raises UserError."""
+    with tracked(getattr(args, "track", None), str(getattr(args, "out", "")), vars(args)) as log:
+        status = args.work(args)
+        for found in figures(args.out) if getattr(args, "track", None) else ():
+            log(found)
+    return status
+
+
+def figures(folder: Path) -> Iterator[dict[str, float]]:
+    """Of a run how many images it has and how many failed; of a report each mode's SRCC and PLCC."""
+    rows = folder / "rows.jsonl"
+    if rows.is_file():
+        errors = [json.loads(line).get("error") for line in rows.read_text(encoding="utf-8").splitlines()]
+        yield {"images": len(errors), "failures": sum(error is not None for error in errors)}
+    for file in sorted(folder.rglob("modes.csv")):
+        for mode in csv.DictReader(file.read_text(encoding="utf-8").splitlines()):
+            name = f"{file.parent.name}/{mode['mode']}"
+            yield {f"{name} {kind}": float(mode[kind]) for kind in ("srcc", "plcc") if mode[kind]}
+
+
+main = Command("study", __doc__, options, study, interrupted="interrupted: the same run goes on")

@@ -1,0 +1,55 @@
+"""--track: a run noted with a tracker, here a module that keeps what it is told."""
+
+import sys
+from contextlib import suppress
+from types import SimpleNamespace
+
+import pytest
+
+from agentic_iqa_local.cli.study import figures
+from agentic_iqa_local.output.tracking import TrackingError, tracked
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("mlflow", ["set_tracking_uri", "set_experiment", "start_run", "log_params", "log_metrics", "end_run"]),
+        ("trackio", ["init", "log", "finish"]),
+    ],
+)
+def test_options_and_numbers_reach_the_tracker_and_the_run_ends_after_an_error(kind, names, monkeypatch):
+    told = []
+
+    def call(method):
+        return lambda *args, **more: told.append((method, args, more))
+
+    monkeypatch.setitem(sys.modules, kind, SimpleNamespace(**{name: call(name) for name in names}))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with suppress(OSError), tracked(kind, "rows.jsonl", {"query": "Rate", "cpu": None}) as log:
+        log({"q": 3.5, "failed": False, "seconds": None}, 1)
+        raise OSError("full")
+    assert [name for name, _, _ in told] == names
+    assert told[-2][1:] == (({"q": 3.5, "failed": 0.0},), {"step": 1})
+    assert any({"query": "Rate"} in (*args, more.get("config")) for _, args, more in told)
+
+
+def test_without_the_package_it_is_said_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    with pytest.raises(TrackingError, match=r"pip install 'agentic_iqa_local\[track\]'"), tracked("mlflow", "x", {}):
+        pass
+
+
+def test_without_a_tracker_nothing_is_noted():
+    with tracked(None, "x", {}) as log:
+        log({"q": 1.0}, 1)
+
+
+def test_of_a_study_its_images_and_failures_and_each_mode_are_noted(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"error": null}\n{"error": "no"}\n{}\n')
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "modes.csv").write_text('mode,srcc,plcc\n"letters, image alone",0.5,0.25\nlogits,,0.75\n')
+    assert list(figures(tmp_path)) == [
+        {"images": 3, "failures": 1},
+        {"set/letters, image alone srcc": 0.5, "set/letters, image alone plcc": 0.25},
+        {"set/logits plcc": 0.75},
+    ]
