@@ -49,6 +49,7 @@ def test_the_models_words_stand_as_they_are_and_the_notes_follow(picture):
         ("Severe noise covers the sky.", False),
         ("Moderate blur: edges are soft.", False),
         ("No visible distortion.", False),
+        ("Moderate noise: The picture is clean.", False),
         ("The picture is sharp, with moderate noise and no compression artefacts.", True),
     ],
 )

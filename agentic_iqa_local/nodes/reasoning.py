@@ -12,6 +12,7 @@ from agentic_iqa_local.state import EVERYWHERE, LETTER_TO_LEVEL, LEVEL_WORDS, UN
 
 _CLAIM = re.compile(r"\b(slight|moderate|severe|extreme)(?:ly)? (\w+(?: \w+)?)", re.IGNORECASE)
 _NOTHING = re.compile(r"\bno (visible )?(distortion|degradation|damage|defect)", re.IGNORECASE)
+_CLEAN = re.compile(r"\b(picture|image|photo(graph)?) is (clean|undamaged|pristine)\b", re.IGNORECASE)
 _LEVEL = re.compile(rf"\bquality is ({'|'.join(LEVEL_WORDS.values())})\b", re.IGNORECASE)
 
 
@@ -37,7 +38,8 @@ def contradicts(
     claims = [(kind, claim[1].lower()) for claim in _CLAIM.finditer(text) for kind in distortions_in(claim[2])]
     if analysis and any(severity not in found.get(kind, ()) for kind, severity in claims):
         return True
-    if not claims and _NOTHING.search(text) and any(words - {"slight", UNCLEAR} for words in found.values()):
+    clean = _CLEAN.search(text) or (not claims and _NOTHING.search(text))
+    if clean and any(words - {"slight", UNCLEAR} for words in found.values()):
         return True
     level = None if choices or fusion is None else LEVEL_WORDS[LETTER_TO_LEVEL[answer_letter(fusion)]]
     return level is not None and any(word.capitalize() != level for word in _LEVEL.findall(text))

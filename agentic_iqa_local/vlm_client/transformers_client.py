@@ -9,6 +9,7 @@ letter read before it. `read_many` reads the letters of many pictures side by si
 """
 
 import functools
+import inspect
 import json
 import threading
 import time
@@ -69,6 +70,8 @@ class TransformersClient(VLMClient):
         self.dtype = getattr(torch, choose_dtype(settings.dtype, device, self.renderer.holds_in_bfloat16))
         self.model = self._load(device)
         self.device = self.model.device
+        named = inspect.signature(self.model.forward).parameters  # transformers renames it
+        self.cache_name = "cache" if "cache" in named else "past_key_values"
         # Qwen's models keep positions of the image that ran last: one pass at a time
         self.lock = threading.Lock()
         self.vocabulary = self.model.get_output_embeddings().weight.shape[0]
@@ -192,11 +195,12 @@ class TransformersClient(VLMClient):
             inner = self.model.model
             if cache is None and hasattr(inner, "rope_deltas"):
                 inner.rope_deltas = None
-            output = self.model(**inputs, past_key_values=cache, use_cache=keep, logits_to_keep=1)
+            inputs |= {self.cache_name: cache, "use_cache": keep, "logits_to_keep": 1}
+            output = self.model(**inputs)
             delta = getattr(inner, "rope_deltas", None)
             logits = output.logits[:, -1].float().cpu()
             seconds = time.perf_counter() - began
-            kept = output.past_key_values if keep else None
+            kept = output[self.cache_name] if keep else None
             passed = Pass(logits, kept, None if delta is None else delta.clone(), seconds)
         if not torch.isfinite(logits).all():
             said = f"{self.name} gave logits that are not finite in {self.dtype}"
