@@ -4,6 +4,7 @@
 import argparse
 import sys
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
@@ -22,30 +23,17 @@ from agentic_iqa_local.iqa_tools.calibration import CalibrationError, LogisticMa
 from agentic_iqa_local.studies.datasets import MOST, Dataset, DatasetError, load_dataset
 from scripts.training.map_fit import evaluate, fit_logistic
 
-ANCHORS = ("FSIM", "SSIM", "VIF", "GMSD")
 HELD_OUT = 0.3
-
-HEADER = """\
-# Maps from raw tool scores to the 1..5 quality scale, one entry a tool:
-#
-#   f(x) = b1 * (1/2 - 1 / (1 + exp(b2 * (x - b3)))) + b4 * x + b5   (Sheikh, Sabir and Bovik, TIP 2006)
-#
-# evaluated inside `domain` and clipped to [1, 5]. Each map is checked at load: it must run one way over its
-# domain.
-# An entry marked `status: rejected` is kept to show why a tool has no map; it is never used.
-# `fitted_on` is the data set behind the parameters: scores on that set are in-sample.
-# scripts/fit_tools.py replaces entries here; rows of the paper come from its Table 5, digit for digit.
-"""
-
 FIT = "python scripts/fit_tools.py"
 EPILOG = f"""\
 examples:
-  # maps from synthetic distortions of clean photographs, for tools without human scores
-  {FIT} maps --photos photos/ --tools VSI MS-SSIM PSNR
+  # a data set as its authors ship it, or a manifest with columns image,reference,mos
+  {FIT} /data/koniq10k --split train --tools TOPIQ_NR NIQE
+  {FIT} mine/scores.csv --mos-range 0 100 --name my-study --tools TOPIQ_NR
 
-  # maps from human scores: a data set as its authors ship it, or a manifest with columns image,reference,mos
-  {FIT} dataset /data/koniq10k --split train --tools TOPIQ_NR NIQE
-  {FIT} dataset mine/scores.csv --mos-range 0 100 --name my-study --tools TOPIQ_NR
+  # synthetic distortions of clean photographs, for tools without human scores
+  python scripts/training/synthetic.py photos/ --all --metrics FSIM SSIM VIF GMSD --out synthetic
+  {FIT} synthetic/manifest.csv --mos-range 1 5 --tools VSI MS-SSIM PSNR
 
 A fitted entry replaces the tool's usable entry in --out; rejected entries and other tools stay as they are.
 Printed beside each fit: RMSE in quality levels, SRCC and PLCC on held-out images. A tool whose held-out SRCC
@@ -55,31 +43,7 @@ is low gets a flat map: its scores stay near the mean, which is what it knows.
 Sample = tuple[str, Image.Image | None, Image.Image, float]  # group, reference, image, quality 1..5
 
 
-def photo_samples(args: argparse.Namespace, rng: np.random.Generator) -> Iterator[Sample]:
-    """Synthetic distortions of centre crops of photographs drawn from the folder, `--per-photo` of each; their quality
-    is the mean of the maps of ANCHORS. Raises DatasetError."""
-    from scripts.training.distortions import distort, draw_parts
-
-    runner = ToolRunner(device=args.device, maps_path=args.anchor_maps)
-    files = sorted(p for p in args.photos.iterdir() if p.suffix.lower() in {".webp", ".png", ".jpg", ".jpeg", ".bmp"})
-    if len(files) < args.count:
-        wanted = f"expected at least {args.count} photographs (--count), found {len(files)}"
-        raise DatasetError(f"{args.photos}: {wanted}", "add some or lower it")
-    for choice in track(rng.choice(len(files), args.count, replace=False), "photographs"):
-        file, side = files[choice], args.crop
-        photo = load_image(file).pixels
-        if min(photo.size) < side:
-            wanted = f"expected at least {side} pixels a side (--crop), got {photo.width}×{photo.height}"
-            raise DatasetError(f"{file}: {wanted}", "take it away or lower it")
-        left, top = (photo.width - side) // 2, (photo.height - side) // 2
-        reference = photo.crop((left, top, left + side, top + side))
-        for _ in range(args.per_photo):
-            image = Image.fromarray(distort(np.asarray(reference), draw_parts(rng), rng).image)
-            anchors = [runner.score(tool, image, reference).normalized for tool in ANCHORS]
-            yield file.name, reference, image, float(np.mean(anchors))
-
-
-def scored_samples(args: argparse.Namespace, dataset: Dataset) -> Iterator[Sample]:
+def samples(args: argparse.Namespace, dataset: Dataset) -> Iterator[Sample]:
     """The images of a data set's split with what people said, linear from its scale. Raises DatasetError, also where
     the scale's ends are unknown and --mos-range does not give them."""
     items = [item for item in dataset.items if args.split is None or item.split == args.split]
@@ -124,10 +88,13 @@ def place_of_maps(path: Path) -> Path:
 
 
 def write_maps(path: Path, fitted: list[LogisticMap]) -> None:
-    """Puts the `fitted` maps into the file `path`, which need not be there yet. Raises CalibrationError and
-    WriteError."""
+    """Puts the `fitted` maps into the file `path`, which need not be there yet; its first comment stays. Raises
+    CalibrationError and WriteError."""
     place = place_of_maps(path)
-    entries = read_yaml(place)["maps"] if place.exists() else []
+    entries, comment = [], ""
+    if place.exists():
+        entries = read_yaml(place)["maps"]
+        comment = "".join(takewhile(lambda line: line.startswith("#"), place.open(encoding="utf-8")))
     for logistic in fitted:
         entry = logistic.model_dump(mode="json", exclude_none=True)
         places = [i for i, e in enumerate(entries) if e["tool"] == logistic.tool and "status" not in e]
@@ -136,34 +103,22 @@ def write_maps(path: Path, fitted: list[LogisticMap]) -> None:
         else:
             entries.append(entry)
     body = yaml.safe_dump({"maps": entries}, sort_keys=False, default_flow_style=None, width=118, allow_unicode=True)
-    write_whole(place, HEADER + body)
+    write_whole(place, comment + body)
 
 
 def build_parser() -> argparse.ArgumentParser:
-    shipped = ROOT / "configs" / "tool_maps.yaml"
     parser = Parser(description=__doc__, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    common = Parser(add_help=False)
-    common.add_argument("--tools", nargs="+", required=True, metavar="TOOL", help="tools to fit, by any spelling")
-    common.add_argument("--out", type=Path, default=shipped, help="file of maps to write into (default: %(default)s)")
-    common.add_argument("--seed", type=int, default=0, help="draws photographs, distortions and the split (default: 0)")
-    common.add_argument("--device", default="cpu", help="where the tools run (default: cpu)")
-    maps = commands.add_parser("maps", parents=[common], help="fit on synthetic distortions of clean photographs")
-    folder = "folder of clean photographs, 512 pixels a side or more"
-    maps.add_argument("--photos", type=Path, required=True, help=folder)
-    maps.add_argument("--photos-name", default="clean photographs", help="what to call them in the file")
-    maps.add_argument("--count", type=int, default=60, help="photographs to draw (default: 60)")
-    maps.add_argument("--per-photo", type=int, default=10, help="samples of each, 12%% of them clean (default: 10)")
-    maps.add_argument("--crop", type=int, default=384, help="side of the centre crop in pixels (default: 384)")
-    maps.add_argument("--anchor-maps", type=Path, default=shipped, help=f"file with the maps of {', '.join(ANCHORS)}")
-    scored = commands.add_parser("dataset", parents=[common], help="fit on human scores")
-    scored.add_argument("folder", type=Path, metavar="FOLDER", help="a data set, or a manifest (.csv, .jsonl)")
-    scored.add_argument("--key", metavar="NAME", help="which data set it is, where the layout does not tell")
-    scored.add_argument("--split", metavar="NAME", help="only images of this official split, such as train")
-    ends = ("WORST", "BEST")
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="a data set, or a manifest (.csv, .jsonl)")
+    parser.add_argument("--tools", nargs="+", required=True, metavar="TOOL", help="tools to fit, by any spelling")
+    shipped = ROOT / "configs" / "tool_maps.yaml"
+    parser.add_argument("--out", type=Path, default=shipped, help="file of maps to write into (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="draws what is held out (default: 0)")
+    parser.add_argument("--device", default="cpu", help="where the tools run (default: cpu)")
+    parser.add_argument("--key", metavar="NAME", help="which data set it is, where the layout does not tell")
+    parser.add_argument("--split", metavar="NAME", help="only images of this official split, such as train")
     scale = "mapped to 1 and 5 (default: the data set's scale)"
-    scored.add_argument("--mos-range", type=float, nargs=2, metavar=ends, help=scale)
-    scored.add_argument("--name", help="name of the data set; studies on it are then in-sample (default: its title)")
+    parser.add_argument("--mos-range", type=float, nargs=2, metavar=("WORST", "BEST"), help=scale)
+    parser.add_argument("--name", help="name of the data set; studies on it are then in-sample (default: its title)")
     return parser
 
 
@@ -173,32 +128,19 @@ def main(argv: list[str] | None = None) -> int:
     return exit_status(lambda: fit(args))
 
 
-def samples_of(args: argparse.Namespace, rng: np.random.Generator) -> tuple[Iterator[Sample], str, str]:
-    """What is fitted on, what the maps say of it, and the data set that they name. Raises DatasetError."""
-    if args.command == "dataset":
-        dataset = load_dataset(args.folder, args.key)  # nosec B615 # of this project, reads local files
-        name = args.name or dataset.info.title
-        of_split = f", split {args.split}" if args.split else ""
-        return scored_samples(args, dataset), f"images of {name}{of_split}, linear from its scale", name
-    about = (
-        f"synthetic distortions of {args.count} clean photographs ({args.crop}x{args.crop} crops, seed {args.seed}),"
-        f" target the mean of the maps of {', '.join(ANCHORS)} in AgenticIQA's Table 5"
-    )
-    return photo_samples(args, rng), about, f"synthetic distortions of {args.photos_name} (anchored on KADID-10k maps)"
-
-
 def fit(args: argparse.Namespace) -> int:
     """Measures the tools, fits their maps and writes them. Raises UserError and OSError."""
     specs, rng = [find_tool(tool) for tool in args.tools], np.random.default_rng(args.seed)
     place_of_maps(args.out)  # before the work
     runner = ToolRunner(device=args.device)
-    samples, about, name = samples_of(args, rng)
+    dataset = load_dataset(args.folder, args.key)  # nosec B615 # of this project, reads local files
+    name, of_split = args.name or dataset.info.title, f", split {args.split}" if args.split else ""
     groups, qualities, raws = [], [], []
-    for group, reference, image, quality in samples:
+    for group, reference, image, quality in samples(args, dataset):
         groups.append(group)
         qualities.append(quality)
         raws.append([runner.measure(spec.name, image, reference) for spec in specs])
-    source = f"scripts/fit_tools.py {args.command}: {len(groups)} {about}"
+    source = f"scripts/fit_tools.py: {len(groups)} images of {name}{of_split}, linear from its scale"
     raw, quality, held_out = np.array(raws), np.array(qualities), held_out_groups(groups, rng)
     fitted = []
     for spec, scores in zip(specs, raw.T, strict=True):

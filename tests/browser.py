@@ -62,10 +62,7 @@ def browser_page(*, size: str = "wide", dark: bool = False, **options) -> Iterat
         watched = Watched(page := context.new_page())
         page.on("request", lambda request: watched.requests.append(request.url))
         page.on("pageerror", lambda error: watched.complaints.append(str(error)))
-        page.on(
-            "console",
-            lambda said: said.type in ("error", "warning") and watched.complaints.append(said.text),
-        )
+        page.on("console", lambda said: said.type in ("error", "warning") and watched.complaints.append(said.text))
         try:
             yield watched
         finally:

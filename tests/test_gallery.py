@@ -68,8 +68,7 @@ def lines(folder, count=3):
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
-    [("", "found none"), ("{}", "line 1"), ('{"kind": "comparison"}', "of compare"), ("no", "line 1")],
+    ("line", "said"), [("", "found none"), ("{}", "line 1"), ('{"kind": "comparison"}', "of compare"), ("no", "line 1")]
 )
 def test_other_files_are_refused_in_one_sentence(tmp_path, line, said):
     (tmp_path / "rows.jsonl").write_text(line and f"{line}\n")

@@ -184,8 +184,8 @@ def test_fit_script_writes_a_map_that_the_runner_takes(tmp_path, monkeypatch, ph
         rows.append(f"{i}.png,ref{i}.png,{100 - 4 * i}")
     (tmp_path / "mos.csv").write_text("\n".join(rows))
     out = map_file(tmp_path / "maps.yaml", plain(tool="PSNR", domain=(5, 60)), plain(tool="VSI", domain=(0, 1)))
-    monkeypatch.setattr(sys, "argv", ["fit_tools.py", "dataset", str(tmp_path / "mos.csv"), "--mos-range", "0", "100",
-                                      "--name", "mine", "--tools", "psnr", "--out", str(out)])  # fmt: skip
+    monkeypatch.setattr(sys, "argv", ["fit_tools.py", str(tmp_path / "mos.csv"), "--mos-range", "0", "100", "--name", "mine",
+                                      "--tools", "psnr", "--out", str(out)])  # fmt: skip
     with pytest.raises(SystemExit) as done:
         runpy.run_path(str(ROOT / "scripts" / "fit_tools.py"), run_name="__main__")
     assert done.value.code == 0

@@ -16,8 +16,7 @@ case "$1" in bash) exit LINT ;; --vllm-cpu) exit ENGINE ;; *) exit PROJECT ;; es
 
 
 @pytest.mark.parametrize(
-    ("lint", "project", "engine", "status"),
-    [(0, 0, 0, 0), (0, 0, 1, 1), (0, 3, 2, 3), (1, 3, 2, 1)],
+    ("lint", "project", "engine", "status"), [(0, 0, 0, 0), (0, 0, 1, 1), (0, 3, 2, 3), (1, 3, 2, 1)]
 )
 def test_all_checks_run_and_all_are_reported(tmp_path: Path, lint: int, project: int, engine: int, status: int) -> None:
     checkout = tmp_path / "a check out"

@@ -1,7 +1,5 @@
 """The recipe of LocalNR: its pool, its targets, and how several networks become one."""
 
-import csv
-
 import local_nr as recipe
 import local_nr_pool as pool
 import numpy as np
@@ -11,7 +9,7 @@ from distortions import Part
 from graphics import KINDS, draw
 from PIL import Image
 
-from agentic_iqa_local.iqa_tools.local_nr import OUTPUTS, PRESENCE, SEVERITIES, STRONGEST, TOO_DARK, _Head
+from agentic_iqa_local.iqa_tools.local_nr import GRAPHIC, OUTPUTS, PRESENCE, SEVERITIES, STRONGEST, TOO_DARK, _Head
 from agentic_iqa_local.state import DISTORTION_TYPES
 
 
@@ -25,35 +23,27 @@ def test_a_picture_of_the_pool_follows_from_its_number(photo):
 
 
 def test_photographs_are_held_out_with_all_their_tiles(tmp_path):
-    for folder in ("first", "more"):
-        (tmp_path / folder).mkdir()
+    (tmp_path / "more").mkdir()
     for i in range(41):
-        Image.new("RGB", (8, 8)).save(tmp_path / "first" / f"{i}.png")
-    with (tmp_path / "more" / "manifest.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["image", "file"])
-        for photograph in range(20):
-            for tile in range(3):
-                name = f"p{photograph:02d}_{tile}.png"
-                writer.writerow([name, f"source{photograph}"])
-                Image.new("RGB", (8, 8)).save(tmp_path / "more" / name)
-    train, held_out = pool.split([tmp_path / "first", tmp_path / "more"])
+        Image.new("RGB", (8, 8)).save(tmp_path / f"{i}.png")
+    names = [f"p{photograph:02d}_{tile}.png" for photograph in range(20) for tile in range(3)]
+    for name in names:
+        Image.new("RGB", (8, 8)).save(tmp_path / "more" / name)
+    lines = ["image,file", *(f"{name},source{name[:3]}" for name in names)]
+    (tmp_path / "more" / "manifest.csv").write_text("\n".join(lines))
+    train, held_out = pool.split([tmp_path, tmp_path / "more"])
     assert len(held_out) == 40 + 3 * pool.HELD_OUT_MORE
     assert len(train) == 1 + 3 * (20 - pool.HELD_OUT_MORE)
-    assert not {file.name[:3] for file in train if file.parent.name == "more"} & {
-        file.name[:3] for file in held_out if file.parent.name == "more"
-    }
+    more = [{file.name[:3] for file in part if file.parent.name == "more"} for part in (train, held_out)]
+    assert not more[0] & more[1]
 
 
 def test_targets_say_what_was_done():
     found = recipe.target([Part("jpeg", 4), Part("darken", 1)], 2.5)
     assert found[0] == 2.5
     assert found[STRONGEST].tolist() == [float(kind == "Compression") for kind in (*DISTORTION_TYPES, "none")]
-    present = dict(zip(DISTORTION_TYPES, found[PRESENCE].tolist(), strict=True))
-    assert present == dict.fromkeys(DISTORTION_TYPES, 0.0) | {
-        "Compression": 1.0,
-        "Brightness change": recipe.JUST_VISIBLE,
-    }
+    present = {family: p for family, p in zip(DISTORTION_TYPES, found[PRESENCE].tolist(), strict=True) if p}
+    assert present == {"Compression": 1.0, "Brightness change": recipe.JUST_VISIBLE}
     severities = dict(zip(DISTORTION_TYPES, found[SEVERITIES].tolist(), strict=True))
     assert (severities["Compression"], severities["Brightness change"]) == (4, 1)
     assert np.isnan(severities["Noise"])
@@ -64,14 +54,13 @@ def test_targets_say_what_was_done():
 def test_joined_networks_give_the_shares_of_their_outputs():
     torch.manual_seed(0)
     networks = [
-        torch.nn.Sequential(*(torch.nn.Identity(), torch.nn.Linear(6, 4), torch.nn.GELU(), torch.nn.Identity()),
+        torch.nn.Sequential(torch.nn.Identity(), torch.nn.Linear(6, 4), torch.nn.GELU(), torch.nn.Identity(),
                             torch.nn.Linear(4, 3)).eval()
         for _ in range(2)
     ]  # fmt: skip
     shares = torch.tensor([[1.0, 0.0, 0.5], [0.0, 1.0, 0.5]])
-    head = _Head(6, 8, 3)
-    head.load_state_dict(recipe.finished(networks, shares, torch.zeros(6), torch.ones(6)) | {})
-    inputs = torch.randn(5, 6)
+    head, inputs = _Head(6, 8, 3), torch.randn(5, 6)
+    head.load_state_dict(recipe.joined(networks, shares, torch.zeros(6), torch.ones(6)))
     with torch.inference_mode():
         expected = sum(network(inputs) * share for network, share in zip(networks, shares, strict=True))
         assert torch.allclose(head(inputs), expected, atol=1e-5)
@@ -80,17 +69,16 @@ def test_joined_networks_give_the_shares_of_their_outputs():
 def test_what_is_unknown_does_not_count_in_the_loss():
     known = recipe.target([Part("jpeg", 3)], 2.0)[None]
     graphic = torch.full((1, OUTPUTS), float("nan"))
-    graphic[0, recipe.GRAPHIC] = 1
+    graphic[0, GRAPHIC] = 1
     outputs = torch.zeros(2, OUTPUTS, requires_grad=True)
     recipe.loss_of(outputs, torch.cat([known, graphic])).backward()
     assert torch.isfinite(outputs.grad).all()
-    assert outputs.grad[1].nonzero().flatten().tolist() == [recipe.GRAPHIC]
+    assert outputs.grad[1].nonzero().flatten().tolist() == [GRAPHIC]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_graphics_are_drawn(kind):
     first, second = (draw(kind, np.random.default_rng(1), 128) for _ in range(2))
-    assert first.shape == (128, 128, 3)
-    assert first.dtype == np.uint8
+    assert (first.shape, first.dtype) == ((128, 128, 3), np.uint8)
     assert np.array_equal(first, second)
     assert first.std() > 0

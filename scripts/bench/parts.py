@@ -9,7 +9,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from bench.setup import build, environment, pictures, progress
+from bench.setup import environment, pictures, progress
 
 
 def quantization(args: argparse.Namespace) -> dict:
@@ -30,7 +30,7 @@ def quantization(args: argparse.Namespace) -> dict:
     device = choose_device(args.gpu, args.gpu is None)
     reads: dict[str, list] = {}
     with tempfile.TemporaryDirectory() as scratch:
-        folder = build(args.build, Path(scratch) / args.build) if args.build else args.model.resolve()
+        folder = args.model.resolve()
         pairs = pictures(args.images, args.side, Path(scratch), "pictures")
         for kind in ("none", "8bit", "4bit"):
             progress(kind)
@@ -54,7 +54,7 @@ def quantization(args: argparse.Namespace) -> dict:
         }
     return {
         "quantization": rows,
-        "model": args.build or folder.name,
+        "model": folder.name,
         "images": args.images,
         "environment": environment(args),
         "date": time.strftime("%Y-%m-%d"),
@@ -76,12 +76,7 @@ def tools(args: argparse.Namespace) -> dict:
             progress(info.name)
             task = processes.submit(measure_tool, info.name, sorted(args.side), device, args.threads)
             rows[info.name] = task.result()
-    return {
-        "tools": rows,
-        "threads": args.threads,
-        "environment": environment(args),
-        "date": time.strftime("%Y-%m-%d"),
-    }
+    return {"tools": rows, "threads": args.threads, "environment": environment(args), "date": time.strftime("%Y-%m-%d")}
 
 
 def measure_tool(name: str, sides: list[int], device: str, threads: int | None) -> dict[int, dict]:

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
@@ -88,42 +87,23 @@ def run(args: argparse.Namespace) -> dict:
 
 
 def _measured(program: str, arms: dict, args: argparse.Namespace, scratch: Path, bound: float) -> list[dict]:
-    """`measure` on new pictures, once every arm has run the program on a small one."""
-    counts = args.in_flight
-    batches = {n: pictures(args.images if n == 1 else n, args.side, scratch, f"{program}/{n}") for n in counts}
+    """A row of one program for each arm; the arms take turns, picture by picture, once each has run it on a small
+    one."""
     (warm,) = pictures(1, args.side // 2, scratch, f"{program}/warm")
     for services in arms.values():
         run_program(program, warm, services)
-    return measure(program, arms, batches, bound)
-
-
-def measure(program: str, arms: dict, batches: dict[int, list], bound: float) -> list[dict]:
-    """The rows of one program: each arm at each number in flight, arms taking turns, batch by batch."""
-    found: dict[tuple[str, int], list[dict]] = {}
-    walls: dict[tuple[str, int], float] = {}
-    for in_flight, pairs in batches.items():
-        for batch in [[pair] for pair in pairs] if in_flight == 1 else [pairs]:
-            for arm, services in arms.items():
-                progress(f"{program}, {arm}, {in_flight} in flight")
-                began = time.perf_counter()
-                with ThreadPoolExecutor(len(batch)) as pool:
-                    rows = list(pool.map(lambda pair, s=services: run_program(program, pair, s), batch))
-                walls[arm, in_flight] = walls.get((arm, in_flight), 0) + time.perf_counter() - began
-                found.setdefault((arm, in_flight), []).extend(rows)
-    out = []
-    for (arm, in_flight), rows in found.items():
-        gap = max(_gap(one, other) for one, other in zip(rows, found[next(iter(arms)), in_flight], strict=True))
-        seconds = sorted(row["seconds"] for row in rows)
+    found: dict[str, list[dict]] = {arm: [] for arm in arms}
+    for pair in pictures(args.images, args.side, scratch, f"{program}/measured"):
+        for arm, services in arms.items():
+            progress(f"{program}, {arm}")
+            found[arm].append(run_program(program, pair, services))
+    first, out = next(iter(found.values())), []
+    for arm, rows in found.items():
+        gap = max(_gap(one, other) for one, other in zip(rows, first, strict=True))
+        seconds = [row["seconds"] for row in rows]
         means = [key for key in rows[0] if key not in ("seconds", "letters") and rows[0][key] is not None]
-        row = {
-            "program": program,
-            "arm": arm,
-            "in_flight": in_flight,
-            "images": len(rows),
-            "median_seconds": statistics.median(seconds),
-            "p95_seconds": seconds[min(len(seconds) - 1, round(0.95 * (len(seconds) - 1)))],
-            "images_per_second": len(rows) / walls[arm, in_flight],
-        }
+        row = {"program": program, "arm": arm, "images": len(rows), "median_seconds": statistics.median(seconds)}
+        row |= {"images_per_second": len(rows) / sum(seconds)}
         row |= {key: statistics.mean(row[key] for row in rows) for key in means}
         out.append(row | {"letter_gap": gap, "void": gap > bound})
     return out
@@ -189,10 +169,8 @@ def cold(args: argparse.Namespace) -> dict:
         run_program("letters", pictures(1, args.side, Path(scratch), "cold")[0], services)
     import torch
 
-    found = {
-        "seconds": time.time() - began,
-        "peak_memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
-    }
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    found = {"seconds": time.time() - began, "peak_memory_gib": peak}
     if args.gpu:
         found["peak_gpu_memory_gib"] = torch.cuda.max_memory_allocated(services.device) / 2**30
     services.client("summarizer").close()

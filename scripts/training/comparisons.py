@@ -34,14 +34,7 @@ from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.devices import choose_device
 from agentic_iqa_local.files import folder_hash
 from agentic_iqa_local.judgement.assessment import assess
-from agentic_iqa_local.judgement.preference import (
-    SHIPPED,
-    PairFit,
-    PairFits,
-    logit,
-    measurements,
-    read_pair,
-)
+from agentic_iqa_local.judgement.preference import SHIPPED, PairFit, PairFits, logit, measurements, read_pair
 from agentic_iqa_local.nodes.summarizer import ROLE
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.services import Services

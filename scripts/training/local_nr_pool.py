@@ -16,18 +16,10 @@ from dataclasses import asdict
 from multiprocessing import get_context
 from pathlib import Path
 
-import distortions
 import numpy as np
 import timm
 import torch
-from distortions import (
-    DISTORTIONS,
-    KINDS_BY_FAMILY,
-    STAGES,
-    YCC_TO_RGB,
-    Part,
-    draw_parts,
-)
+from distortions import DISTORTIONS, KINDS_BY_FAMILY, STAGES, YCC_TO_RGB, Part, draw_parts, through_codec
 from PIL import Image, ImageEnhance
 from scipy import ndimage
 from synthetic import PseudoMos, load_tiles, photo_files, split_photos
@@ -44,23 +36,9 @@ SEEDS = {"train": 11, "held_out": 12}
 LOCAL, CAMERA, WEB, FAINT = 0.18, 0.16, 0.12, 0.10  # shares of the pool; the rest has one kind or two
 MOODS = 0.3  # of the clean originals are graded as photographers grade
 WEB_KINDS = (
-    "upscale",
-    "gaussian_blur",
-    "denoise",
-    "white_noise",
-    "poisson_noise",
-    "blotchy_noise",
-    "jpeg",
-    "webp",
-    "oversharpen",
-    "brighten",
-    "darken",
-    "contrast_increase",
-    "colour_cast",
-    "desaturate",
+    *("upscale", "gaussian_blur", "denoise", "white_noise", "poisson_noise", "blotchy_noise", "jpeg", "webp"),
+    *("oversharpen", "brighten", "darken", "contrast_increase", "colour_cast", "desaturate"),
 )
-
-
 SOFT_EDGE = 1 / 24  # of the side, over which a local distortion fades
 CAMERA_KINDS = {
     "Brightness change": ("brighten", "darken", "darken"),
@@ -112,7 +90,6 @@ def distorted(image: np.ndarray, parts: tuple[Part, ...], rng: np.random.Generat
 def split(folders: list[Path]) -> tuple[list[Path], list[Path]]:
     """(training files, held-out files): 40 of the first folder, as earlier models had them held out, and of each
     further folder HELD_OUT_MORE photographs with all their tiles."""
-
     train, held_out = split_photos(folders[0])
     for folder in folders[1:]:
         with (folder / "manifest.csv").open(encoding="utf-8") as file:
@@ -184,9 +161,9 @@ def faint(picture: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """What every picture of the web has been through and nobody sees: a good JPEG or WebP, a trace of noise or blur."""
     style, pixels = rng.random(), picture.astype(np.float32)
     if style < 0.55:
-        pixels = distortions.through_codec(pixels, format="JPEG", quality=int(rng.integers(72, 97)))
+        pixels = through_codec(pixels, format="JPEG", quality=int(rng.integers(72, 97)))
     elif style < 0.7:
-        pixels = distortions.through_codec(pixels, format="WEBP", quality=int(rng.integers(75, 96)), method=2)
+        pixels = through_codec(pixels, format="WEBP", quality=int(rng.integers(75, 96)), method=2)
     elif style < 0.85:
         pixels = pixels + rng.standard_normal(pixels.shape, dtype=np.float32) * rng.uniform(0.5, 2.5)
     else:
@@ -218,14 +195,10 @@ def drawn(number: int, tiles: np.ndarray, seed: int) -> tuple[np.ndarray, np.nda
     if share < FAINT + WEB:
         picture, parts = web(clean, rng)
         return picture, clean, parts
-    draw = (
-        draw_local_part
-        if share < FAINT + WEB + LOCAL
-        else draw_camera_parts
-        if share < FAINT + WEB + LOCAL + CAMERA
-        else draw_parts
-    )
-    parts = draw(rng)
+    if share < FAINT + WEB + LOCAL:
+        parts = draw_local_part(rng)
+    else:
+        parts = (draw_camera_parts if share < FAINT + WEB + LOCAL + CAMERA else draw_parts)(rng)
     return distorted(clean, parts, rng), clean, parts
 
 

@@ -19,8 +19,9 @@ from rich.progress import track
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.images.reading import load_image
-from agentic_iqa_local.iqa_tools import ToolRunner
+from agentic_iqa_local.iqa_tools import ToolRunner, find_tool
 from agentic_iqa_local.output.tables import write_csv
 
 METRICS = ("FSIM", "VSI", "GMSD", "NLPD")
@@ -31,12 +32,13 @@ HELD_OUT, SPLIT_SEED, TEST_SEED, SIDE = 40, 20261121, 7001, 512
 class PseudoMos:
     """Metrics built once; `__call__(image, clean)` takes uint8 H×W×3 and returns the pseudo-MOS, 1..5."""
 
-    def __init__(self) -> None:
+    def __init__(self, metrics: Sequence[str] = METRICS) -> None:
+        self.metrics = metrics
         self.runner = ToolRunner(device="cpu")
 
     def __call__(self, image: np.ndarray, clean: np.ndarray) -> float:
         pair = Image.fromarray(image), Image.fromarray(clean)
-        return float(np.mean([self.runner.score(metric, *pair).normalized for metric in METRICS]))
+        return float(np.mean([self.runner.score(metric, *pair).normalized for metric in self.metrics]))
 
 
 def photo_files(folder: Path) -> list[Path]:
@@ -75,11 +77,9 @@ def load_tiles(files: Sequence[Path]) -> list[np.ndarray]:
     return tiles
 
 
-def write_set(
-    tiles: list[np.ndarray], per_photo: int, folder: Path, reference: bool = True
-) -> Iterator[dict[str, Any]]:
-    """Writes `per_photo` samples of each tile into `folder`; yields each one's row of the manifest."""
-    rng, measure = np.random.default_rng(TEST_SEED), PseudoMos()
+def write_set(tiles: list[np.ndarray], measure: PseudoMos, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Writes --per-photo samples of each tile into --out; yields each one's row of the manifest."""
+    rng, folder, per_photo = np.random.default_rng(TEST_SEED), args.out, args.per_photo
     for scene, clean in enumerate(tiles):
         original = f"clean_{scene:03}.png"
         Image.fromarray(clean).save(folder / original)
@@ -89,7 +89,7 @@ def write_set(
             kind, level = (sample.parts[0].kind, sample.parts[0].severity) if sample.parts else ("none", 0)
             yield {
                 "image": f"{i:04}.png",
-                "reference": original if reference else "",
+                "reference": "" if args.no_reference else original,
                 "mos": f"{measure(sample.image, clean):.6f}",
                 "group": f"{scene:03}",
                 "distortion": kind,
@@ -107,14 +107,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--per-photo", type=int, default=10, metavar="N", help="samples of each (default: 10)")
     parser.add_argument("--all", action="store_true", help="take every photograph, not only those kept out of training")
     parser.add_argument("--no-reference", action="store_true", help="a set for no-reference studies")
+    parser.add_argument("--metrics", nargs="+", default=METRICS, metavar="TOOL", help="whose mean is the score")
     args = parser.parse_args(argv)
     try:
         tiles = load_tiles(photo_files(args.photos) if args.all else split_photos(args.photos)[1])
+        measure = PseudoMos([find_tool(tool).name for tool in args.metrics])
         args.out.mkdir(parents=True)
-    except (ValueError, OSError) as error:
+    except (UserError, ValueError, OSError) as error:
         parser.error(str(error))
     total, columns = len(tiles) * args.per_photo, ("image", "reference", "mos", "group", "distortion", "level")
-    rows = write_set(tiles, args.per_photo, args.out, reference=not args.no_reference)
+    rows = write_set(tiles, measure, args)
     with (args.out / "manifest.csv").open("w", newline="", encoding="utf-8") as file:
         write_csv(file, columns, track(rows, "distorted", total=total))
     print(f"{total} images of {len(tiles)} photographs in {args.out}")
