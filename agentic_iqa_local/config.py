@@ -166,8 +166,6 @@ class ModelSettings(Section):
     quantization: Literal["none", "8bit", "4bit"] = "none"
     # auto: accelerate spreads the model over all visible devices
     device_map: Literal["none", "auto"] = "none"
-    # how the model gives boxes of objects: pixels of what it saw (Qwen2.5-VL), thousandths of a side (Qwen3-VL)
-    boxes: Literal["none", "pixels", "thousandths"] = "none"
     # how a rating is read: at the letters A to E, or at the words Excellent to Bad, for a model trained to say these
     answers: Literal["letters", "words"] = "letters"
     # system_first is the paper's order; its roles share no image cache

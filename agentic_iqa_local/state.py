@@ -215,7 +215,6 @@ class ToolExecutionLog(BaseModel):
     execution_time: float = Field(default=0.0, ge=0)  # seconds
     fallback: bool = False  # whether it stands in for an unavailable tool
     cached: bool = False  # whether the raw score came from the cache on disk
-    region: Literal["global", "crop"] = "global"  # whether the tool saw the whole image or the object's box
     # native-resolution crops measured in place of all pixels; 0: all pixels
     crops: int = Field(default=0, ge=0)
     # no vote in q̄: it differs from every other tool by more than their errors explain
@@ -242,7 +241,6 @@ class Detection(BaseModel):
     """What LocalNR and the model say of the distortions of one object."""
 
     tool: str = "LocalNR"
-    region: Literal["global", "crop"]  # whether LocalNR saw the picture or the object's box
     families: dict[str, FamilyDetection] = {}
     model_trust: float = 1.0  # the exponent with which the model's own odds count beside the prior's
     exposure: dict[str, float] | None = None  # LocalNR's probabilities of "too dark" and of "too bright"
@@ -289,9 +287,6 @@ class ExecutorOutput(BaseModel):
     selected_tools: dict[str, dict[str, str]] | None = None
     quality_scores: dict[str, dict[str, tuple[str, Score]]] | None = None
     tool_logs: list[ToolExecutionLog] = Field(default_factory=list)
-    # left, top, right, bottom in pixels by region; null where the model found none. None where no region
-    # was to be located, or the model gives no boxes.
-    boxes: dict[str, tuple[int, int, int, int] | None] | None = None
     # where LocalNR's map has the damage: a quarter ("top left") or "everywhere". None where the query does
     # not ask for a place, the tool sees no damage, or it could not run.
     damaged_part: str | None = None

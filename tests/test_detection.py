@@ -140,7 +140,7 @@ def evidence_of(exposure=(0.5, 0.5), **p: float) -> ExecutorOutput:
     sides = dict(zip(("too dark", "too bright"), exposure, strict=True))
     words = {"none": 0.0, "slight": 0.1, "moderate": 0.6, "severe": 0.2, "extreme": 0.1}
     return ExecutorOutput(
-        detection={"Global": Detection(region="global", families=families, exposure=sides)},
+        detection={"Global": Detection(families=families, exposure=sides)},
         severity_probabilities={"Global": dict.fromkeys(named, words)},
         quality_scores={"Global": {"Overall quality": ("LocalNR", 4.2)}},
     )

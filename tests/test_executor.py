@@ -3,9 +3,7 @@
 import re
 import threading
 
-import numpy as np
 import pytest
-from PIL import Image, ImageOps
 from scripted import (
     ScriptedClient,
     ScriptedTools,
@@ -16,9 +14,8 @@ from scripted import (
     scripted_services,
 )
 
-from agentic_iqa_local import assess
-from agentic_iqa_local.config import ModelSettings, Settings
-from agentic_iqa_local.nodes.executor import executor_node, locate
+from agentic_iqa_local.config import Settings
+from agentic_iqa_local.nodes.executor import executor_node
 from agentic_iqa_local.nodes.planner import derive_flags
 from agentic_iqa_local.nodes.workbench import OpenImages
 from agentic_iqa_local.state import ExecutorOutput, PlannerOutput
@@ -36,10 +33,6 @@ def plan(**changes) -> PlannerOutput:
             *(fields[name] for name in ("query_type", "query_scope", "distortion_source", "required_tool"))
         )
     return PlannerOutput.model_validate(fields)
-
-
-def with_boxes(style: str) -> Settings:
-    return Settings(models={"embedded": ModelSettings(boxes=style)})
 
 
 def execute(picture: str, tools: dict, client=None, settings: Settings | None = None, **changes) -> ExecutorOutput:
@@ -128,51 +121,10 @@ def test_slow_tools_are_not_offered_but_can_be_named(picture):
     assert named.quality_scores == {"Global": {"Blurs": ("MAD", 2.0)}}
 
 
-def find_car(box) -> ScriptedClient:
-    return scripted(DetectionReply={"car": ["Blurs"]}, AnalysisReply=moderate_blur("car"), LocationReply={"car": box})
-
-
-@pytest.mark.parametrize(
-    ("box", "region", "size"),
-    [
-        ([32, 16, 80, 56], "crop", (48, 40)),
-        (None, "global", (96, 64)),
-        ([0, 0, 31, 64], "global", (96, 64)),  # a side below the smallest image of 32 pixels
-        ([80, 56, 32, 16], "global", (96, 64)),  # inside out
-    ],
-)
-def test_a_tool_sees_the_objects_box_or_the_whole_image(picture, box, region, size):
-    tools = ScriptedTools({"NIQE": 2.6})
-    services = scripted_services(find_car(box), tools, with_boxes("pixels"))
-    state = {"query": QUERY, "image_path": picture, "plan": plan(query_scope=["car"], required_tool="NIQE")}
-    found = executor_node(state, {"configurable": {"services": services}})["executor_evidence"]
-    assert tools.runs == [("NIQE", size)]
-    assert [(log.object_name, log.region) for log in found.tool_logs] == [("car", region)]
-
-
-@pytest.mark.parametrize(
-    ("style", "box"), [("pixels", [32, 16, 80, 56]), ("thousandths", [333, 250, 833, 875]), ("none", None)]
-)
-def test_boxes_are_moved_from_the_models_view_to_the_whole_image(tmp_path, style, box):
-    # The model sees multiples of its factor 32: of 112×80 the central 96×64, which starts at (8, 8).
-    # 333/1000 and 833/1000 of 96 round to 32 and 80, 250/1000 and 875/1000 of 64 to 16 and 56.
-    path = str(tmp_path / "odd.png")
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (80, 112, 3), np.uint8)).save(path)
-    images = OpenImages(scripted_services(find_car(box), ScriptedTools({}), with_boxes(style)), path)
-    assert locate(["car"], images) == ({} if style == "none" else {"car": (40, 24, 88, 64)})
-    images.close()
-
-
-def test_boxes_are_pixels_of_a_picture_with_its_frame(picture):
-    answers = scripted_answers(
-        PlannerReply=plan_reply(query_scope=["car"]),
-        DetectionReply={"car": ["Blurs"]},
-        AnalysisReply=moderate_blur("car"),
-        LocationReply={"car": [32, 16, 80, 56]},
-    )
-    services = scripted_services(ScriptedClient(answers), ScriptedTools({"NIQE": 2.6}), with_boxes("pixels"))
-    row = assess(ImageOps.expand(Image.open(picture), (40, 30, 0, 0)), query="Rate the car.", services=services)
-    assert row.evidence.boxes["car"] == (72, 46, 120, 86)
+def test_a_tool_that_is_named_for_a_region_sees_the_whole_picture(picture):
+    answers = {"DetectionReply": {"car": ["Blurs"]}, "AnalysisReply": moderate_blur("car")}
+    found = execute(picture, {"NIQE": 2.6}, scripted(**answers), query_scope=["car"], required_tool="NIQE")
+    assert found.quality_scores == {"car": {"Blurs": ("NIQE", 2.6)}}
 
 
 def test_no_model_computes_while_a_tool_runs_that_changes_parts_of_transformers(picture):

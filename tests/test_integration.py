@@ -28,7 +28,7 @@ def compared(noisy_path, photo_path, services):
 def test_a_rating_holds_its_own_arithmetic(which, request):
     """Every figure of the row follows from the others by the paper's formulas."""
     row = request.getfixturevalue(which)
-    scores = {(t.tool_name, t.region): t.normalized_score for t in row.tools if t.normalized_score and not t.trailing}
+    scores = {t.tool_name: t.normalized_score for t in row.tools if t.normalized_score and not t.trailing}
     q_bar = sum(scores.values()) / len(scores)
     weights = [math.exp(-row.eta * (q_bar - c) ** 2) for c in range(1, 6)]
     alpha = [w / sum(weights) for w in weights]

@@ -1,6 +1,5 @@
 """The Planner: the paper's rules for its flags, what the query decides whatever the model says, and its node."""
 
-import itertools
 import json
 
 import pytest
@@ -94,11 +93,11 @@ def test_what_the_query_names_is_analysed_and_divided_as_the_plan_says():
     assert corrections(made, corrected)[1].startswith("distortions: dog: Blurs; sky: Noise, Contrast → dog: Blurs; ")
 
 
-def test_only_a_replan_or_a_model_that_gives_boxes_may_have_tools_measure_a_region():
+def test_only_a_replan_may_have_tools_measure_for_a_region():
     wanted = plan(query_scope=["car", "sky"], plan=ALL_OFF | {"tool_execution": True})
-    for before, locates in itertools.product([None, wanted], [False, True]):
-        flags = correct_plan(wanted, NAMING, False, before, locates=locates).plan
-        assert flags.tool_execution is (before is not None or locates)
+    for before in (None, wanted):
+        flags = correct_plan(wanted, NAMING, False, before).plan
+        assert flags.tool_execution is (before is not None)
         assert (flags.distortion_detection, flags.tool_selection) == (True, False)
 
 

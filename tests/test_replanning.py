@@ -4,7 +4,6 @@ tells each. A scripted model forces each gap."""
 import numpy as np
 import pytest
 from scripted import (
-    BACKEND,
     ScriptedClient,
     ScriptedTools,
     moderate_blur,
@@ -14,7 +13,7 @@ from scripted import (
     scripted_services,
 )
 
-from agentic_iqa_local.config import ModelSettings, Settings
+from agentic_iqa_local.config import Settings
 from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.nodes.evidence import contradictions, find_gaps, outvoted, should_replan
 from agentic_iqa_local.nodes.replanning import decided, record
@@ -168,23 +167,6 @@ def test_only_the_distortion_in_doubt_is_judged_again(picture):
     found = {item.type: item.severity for item in row.evidence.distortion_analysis["Global"]}
     assert found == {"Noise": "moderate", "Blurs": "slight"}
     assert row.passes[0].gaps == ["Executor is uncertain: cannot tell how severe Blurs of Global is"]
-
-
-def test_a_region_without_a_box_is_a_gap_that_a_second_look_closes(picture):
-    """The specification's "Missing tool scores for vehicle region": it happens with a model that gives boxes."""
-    replies = {
-        "PlannerReply": plan_reply(query_scope=["vehicle"]),
-        "DetectionReply": {"vehicle": ["Blurs"]},
-        "AnalysisReply": moderate_blur("vehicle"),
-        "LocationReply": [{"vehicle": None}, {"vehicle": [32, 16, 80, 56]}],
-    }
-    boxed = Settings(models={BACKEND.partition(".")[2]: ModelSettings(boxes="pixels")})
-    row, _, tools = rated(picture, replies, {"NIQE": 2.6}, boxed, query="Is the vehicle blurred?")
-    assert row.replan_history == ["[Iteration 1] Missing tool scores for vehicle region"]
-    assert tools.runs == [("NIQE", (96, 64)), ("NIQE", (48, 40))]
-    assert [(log.object_name, log.region) for log in row.tools] == [("vehicle", "crop")]
-    assert row.evidence.boxes == {"vehicle": (32, 16, 80, 56)}
-    assert not row.need_replan
 
 
 def test_letters_that_the_tools_exclude_are_read_in_the_other_order_too(picture):

@@ -220,13 +220,6 @@ def test_a_global_score_listed_three_times_is_one_vote(vote, expected):
     assert sum(scores) / len(scores) == expected
 
 
-@pytest.mark.parametrize(("region", "expected"), [("crop", [2.0, 2.0]), ("global", [2.0])])
-def test_one_tool_on_two_regions_is_two_votes(region, expected):
-    log = {"tool_name": "NIQE", "object_name": "car", "distortion": "Blurs", "region": region}
-    scores = {name: {"Blurs": ["NIQE", 2.0]} for name in ("car", "Global")}
-    assert [score for _, score in votes(evidence(None, scores, tool_logs=[log]))] == expected
-
-
 def test_prompts_responses_and_failed_attempts_are_logged(picture, caplog):
     output = "The image is fair. " * 500
     with caplog.at_level(logging.DEBUG):

@@ -201,9 +201,8 @@ def _in_original_pixels(changes: dict[str, Any], offset: tuple[int, int]) -> dic
 
     evidence, q_map, moved_parts = changes.get("evidence"), changes.get("map"), {}
     if evidence is not None:
-        boxes = evidence.boxes and {name: box and moved(box, offset) for name, box in evidence.boxes.items()}
         worst = evidence.worst_part and shifted(evidence.worst_part)
-        moved_parts["evidence"] = revised(evidence, boxes=boxes, worst_part=worst)
+        moved_parts["evidence"] = revised(evidence, worst_part=worst)
     if q_map is not None:
         xs, ys = ([edge + by for edge in edges] for edges, by in zip((q_map.xs, q_map.ys), offset, strict=True))
         moved_parts["map"] = revised(q_map, xs=xs, ys=ys, worst=[shifted(part) for part in q_map.worst])
@@ -248,7 +247,7 @@ def _letters(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
     else:
         named = named_metrics(query, images.reference is not None)
         tools = named or (settings.full_reference if images.reference else settings.no_reference)
-        logs = [log for tool in tools for log in run_tool("Global", OVERALL, tool, None, images)]
+        logs = [log for tool in tools for log in run_tool("Global", OVERALL, tool, images)]
         if not named and (failed := next((log.error for log in logs if log.error), None)):
             raise ToolError(failed)
         scores = {log.tool_name: log.normalized_score for log in logs if log.normalized_score is not None}

@@ -15,7 +15,6 @@ from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.iqa_tools.detector import WORD_SEVERITIES, expit, load_detector, logit
 from agentic_iqa_local.nodes.ask import ask
-from agentic_iqa_local.nodes.evidence import by_object
 from agentic_iqa_local.nodes.prompts import detection_prompt, presence_prompt
 from agentic_iqa_local.nodes.replies import detection_reply
 from agentic_iqa_local.nodes.tool_runs import ROLE, Task
@@ -69,8 +68,7 @@ def detect(task: Task) -> dict[str, Detection]:
         return {name: {kind: yes(session, name, kind) for kind in kinds} for name, kinds in asked.items()}
 
     models = read_if_possible(images, read_all) or (_listed(task) if look else {})
-    boxes = by_object(task.evidence, "boxes")
-    return {name: detection_of(images, boxes.get(name), models.get(name, {})) for name in objects}
+    return {name: detection_of(images, None, models.get(name, {})) for name in objects}
 
 
 def _listed(task: Task) -> dict[str, dict[str, float]]:
@@ -108,15 +106,15 @@ def detection_of(images: OpenImages, box: Box | None, model: Mapping[str, float]
 
 def _read(images: OpenImages, box: Box | None) -> Detection:
     """What LocalNR reads of the picture or of a region; why it could not is the `error`."""
-    began, region = time.perf_counter(), "crop" if box else "global"
+    began = time.perf_counter()
     try:
         examined = images.examine(box)
     except ToolError as error:
-        return Detection(region=region, error=one_line(str(error)))
+        return Detection(error=one_line(str(error)))
     reference = images.reference is not None
     graphic = None if reference else examined.graphic
     if images.unlike_photograph is not None:
-        return Detection(region=region, graphic=graphic, error="it knows photographs alone, and this is unlike one")
+        return Detection(graphic=graphic, error="it knows photographs alone, and this is unlike one")
     families = {
         kind: FamilyDetection(
             read=max(examined.presence[kind], examined.presence_in_part[kind]),
@@ -126,9 +124,7 @@ def _read(images: OpenImages, box: Box | None) -> Detection:
         for kind, ratio in load_detector().log_ratios(examined, reference).items()
     }
     seconds = time.perf_counter() - began
-    return Detection(
-        region=region, graphic=graphic, families=families, exposure=examined.exposure, execution_time=seconds
-    )
+    return Detection(graphic=graphic, families=families, exposure=examined.exposure, execution_time=seconds)
 
 
 def found_families(detection: Detection) -> list[str]:

@@ -70,10 +70,8 @@ def votes(evidence: ExecutorOutput | None, vote: str = "runs") -> list[Score]:
     listed = [(name, pair) for name, scores in _counting(evidence).items() for pair in scores.values()]
     if vote == "entries":
         return [pair for _, pair in listed]
-    crops = {log.object_name for log in (evidence.tool_logs if evidence else ()) if log.region == "crop"}
-    # The score is part of the key: two different scores cannot come from one run.
-    runs = {(name if name in crops else None, pair) for name, pair in listed}
-    return sorted((pair for _, pair in runs), key=itemgetter(1, 0))
+    # Tools measure the whole picture, and two different scores cannot come from one run.
+    return sorted({pair for _, pair in listed}, key=itemgetter(1, 0))
 
 
 def checks(evidence: ExecutorOutput | None) -> list[Score]:
@@ -166,12 +164,11 @@ def doubts(evidence: ExecutorOutput) -> str | None:
 
 
 def evidence_warnings(evidence: ExecutorOutput) -> list[str]:
-    """What a reader of the scores must know: a failed Executor, tools without a vote, regions not found."""
+    """What a reader of the scores must know: a failed Executor, tools without a vote."""
     lines = [f"the Executor failed, its evidence is incomplete: {evidence.error}"] if evidence.error else []
     for tool, name in dict.fromkeys((log.tool_name, log.object_name) for log in evidence.tool_logs if log.outvoted):
         lines.append(f"{tool} has no vote: its score of {in_picture(name)} stands apart from every other tool's")
-    missed = [name for name, box in by_object(evidence, "boxes").items() if box is None]
-    return lines + ([f"no box for {', '.join(missed)}, tools see the whole image"] if missed else [])
+    return lines
 
 
 # Another pass
@@ -214,15 +211,13 @@ def find_gaps(evidence: ExecutorOutput | None, plan: PlannerOutput, fusion: Fusi
 
 
 def _score_gap(evidence: ExecutorOutput, plan: PlannerOutput) -> str | None:
-    """Which scores are missing, but for those whose tools were tried and failed. Of a region that the model was to
-    find and did not, the whole picture's scores are none."""
-    boxes, scores = by_object(evidence, "boxes"), by_object(evidence, "quality_scores")
+    """Which scores are missing, but for those whose tools were tried and failed."""
+    scores = by_object(evidence, "quality_scores")
     failed = [log for log in evidence.tool_logs if log.error]
     if not (scores or failed):
         return "No tool scores available"
     for name in plan.objects:
-        tried = {log.distortion for log in failed if log.object_name == name}
-        tried |= scores.get(name, {}).keys() if boxes.get(name, True) else set()
+        tried = {log.distortion for log in failed if log.object_name == name} | scores.get(name, {}).keys()
         if not tried:
             return f"Missing tool scores for {name} region"
         items = by_object(evidence, "distortion_analysis").get(name, [])

@@ -16,19 +16,17 @@ from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.detection import detect, found_families, read_if_possible, severity_probabilities
 from agentic_iqa_local.nodes.evidence import by_object, doubts, mark_votes, open_severities
-from agentic_iqa_local.nodes.prompts import Prompt, analysis_prompt, location_prompt
+from agentic_iqa_local.nodes.prompts import Prompt, analysis_prompt
 from agentic_iqa_local.nodes.query import asks_where
 from agentic_iqa_local.nodes.replanning import gaps_to_close
-from agentic_iqa_local.nodes.replies import analysis_reply, location_reply
+from agentic_iqa_local.nodes.replies import analysis_reply
 from agentic_iqa_local.nodes.tool_runs import ROLE, ByObject, Task, choose_tools, run_tools
-from agentic_iqa_local.nodes.workbench import Box, OpenImages, RoleSession, opened
+from agentic_iqa_local.nodes.workbench import OpenImages, RoleSession, opened
 from agentic_iqa_local.score_fusion import letter_probabilities
 from agentic_iqa_local.state import AgenticIQAState, Detection, DistortionAnalysis, ExecutorOutput, Severity
 from agentic_iqa_local.vlm_client import VLMError
 
 logger = logging.getLogger(__name__)
-
-COORDINATES = {"pixels": "pixels of the image", "thousandths": "thousandths of the image's width and height"}
 
 
 def executor_node(
@@ -56,10 +54,6 @@ def gather(task: Task) -> None:
     again, with the reason, and one more tool measures if scores disagree with each other, with the analysis or with the
     letters. Raises InvalidAnswer, ToolError, VLMError."""
     evidence, images, flags = task.evidence, task.images, task.plan.plan
-    if flags.distortion_analysis or flags.tool_execution:
-        known = {name: box for name, box in by_object(task.before, "boxes").items() if name in task.plan.objects}
-        wanted = [name for name in task.plan.objects if name != "Global" and known.get(name) is None]
-        evidence.boxes = known | locate(wanted, images, task.reason) or None
     distortions = find_distortions(task)
     with ThreadPoolExecutor(1) as background:  # the tools measure while the model writes its analysis
         measuring = None
@@ -158,31 +152,3 @@ def read_severities(prompt: Prompt, written: dict[str, Any], images: OpenImages)
         return [letter_probabilities(read.logprobs) for read in reversed(reads)]
 
     return read_if_possible(images, read) if images.services.client(ROLE).reads_words else None
-
-
-def box_style(images: OpenImages) -> str:
-    """How the Executor's model gives boxes; "none" where it does not."""
-    return images.services.settings.model(images.services.section(ROLE).backend).boxes
-
-
-def locate(objects: list[str], images: OpenImages, reason: str | None = None) -> dict[str, Box | None]:
-    """The box of each object in pixels of the whole image, None where the model finds none that can be measured;
-    nothing where it gives no boxes. Raises VLMError."""
-    if not objects or (style := box_style(images)) == "none":
-        return {}
-    session, (x, y, right, bottom) = images.session(ROLE), images.views(ROLE)[0]
-    boxes: dict[str, Box | None] = dict.fromkeys(objects)
-    try:
-        prompt = location_prompt(objects, COORDINATES[style], reason)
-        reply = ask(session, prompt, location_reply(objects), images.services.section(ROLE))
-    except InvalidAnswer:  # ask logs it, and a region without a box is warned of
-        return boxes
-    seen = session.seen[-1]
-    across, down = (1000, 1000) if style == "thousandths" else (seen.width, seen.height)
-    for name, found in reply.model_dump(by_alias=True).items():
-        if found:
-            x0, x1 = (min(right, x + round(place * (right - x) / across)) for place in found[::2])
-            y0, y1 = (min(bottom, y + round(place * (bottom - y) / down)) for place in found[1::2])
-            if min(x1 - x0, y1 - y0) >= images.services.settings.images.min_side:
-                boxes[name] = (x0, y0, x1, y1)
-    return boxes

@@ -18,7 +18,6 @@ from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.iqa_tools.specs import TOOLS
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.conversation import earlier_lines, going_on
-from agentic_iqa_local.nodes.executor import box_style
 from agentic_iqa_local.nodes.measured_answers import families_named
 from agentic_iqa_local.nodes.named_distortions import asks_about_damage, distortions_in
 from agentic_iqa_local.nodes.prompts import planner_prompt
@@ -67,7 +66,6 @@ def correct_plan(
     has_reference: bool,
     before: PlannerOutput | None = None,
     *,
-    locates: bool = False,
     carried: Sequence[str] = (),
     choices: Sequence[str] | None = None,
 ) -> PlannerOutput:
@@ -79,7 +77,6 @@ def correct_plan(
         has_reference: whether a reference image was given.
         before: on a replan the last pass's plan, whose type and regions stay. The model may then switch on more
             parts than the rules ask for, add distortions to look at and, where the query names no tool, one.
-        locates: whether the model gives boxes; it may then always have tools measure a region.
         carried: the distortions of the last turn, for a query that goes on from it.
         choices: the user's answers; some that name distortions make the question one about quality.
     """
@@ -97,7 +94,7 @@ def correct_plan(
         tools = [name for name in named_metrics(made.required_tool or "", has_reference) if name in TOOLS]
     named = distortions_in(query, regions) or list(carried)
     asked = {"distortion_source": "Explicit" if named else "Inferred", "required_tool": next(iter(tools), None)}
-    free = [name for name, on in made.plan if on and (before or (locates and regions and name == "tool_execution"))]
+    free = [name for name, on in made.plan if on and before]
     flags = revised(derive_flags("IQA", scope, **asked), **dict.fromkeys(free, True))
     distortions = _distortions(made.distortions or {}, query, regions or ["Global"], named, before is not None)
     return revised(made, query_type="IQA", plan=flags, distortions=distortions, **fixed, **asked)
@@ -156,14 +153,13 @@ def planner_node(
         prompt = planner_prompt(query, has_reference, choices, history, before, evidence, earlier_lines(context))
         with opened(state, config, runtime) as images:
             reply = ask(images.session("planner"), prompt, PlannerReply, images.services.section("planner"))
-            locates = box_style(images) != "none"
     except (InvalidAnswer, VLMError, OSError, ValueError) as error:
         reason = one_line(error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error))
         logger.error("Planner failed: %s", reason)
         return {"error": f"Planner: {reason}"}
     made = PlannerOutput.model_validate(reply.model_dump(by_alias=True))
     plan, carried = going_on(made, query, context)
-    plan = correct_plan(plan, query, has_reference, before, locates=locates, carried=carried, choices=choices)
+    plan = correct_plan(plan, query, has_reference, before, carried=carried, choices=choices)
     lines = taken_choices(query, choices) + corrections(made, plan)
     if plan.query_type == "IQA":
         plan = revised(plan, plan=flags_against(gaps, plan.plan, bool(evidence and evidence.quality_scores)))

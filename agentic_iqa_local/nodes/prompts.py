@@ -1,14 +1,14 @@
-"""What each role is told. Pure text: no model, no file.
+"""What each role is told: its instructions, from templates/*.txt, and the case at hand.
 
-One assessment is one conversation prefix (images, then a fixed preamble) that every role continues with its
-own text. The Summarizer's two templates are AgenticIQA's (arXiv 2509.26006), word for word.
+One assessment is one conversation prefix (images, then a fixed preamble) that every role continues with its own text.
 """
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from agentic_iqa_local.state import DISTORTION_TYPES, LETTERS, LEVEL_WORDS, DamagedBox, ExecutorOutput, PlannerOutput
+from agentic_iqa_local.state import LETTERS, LEVEL_WORDS, DamagedBox, ExecutorOutput, PlannerOutput
 from agentic_iqa_local.vlm_client.chat import ChatPrompt as Prompt
 
 TWO_PICTURES_PREAMBLE = "Two images are shown, one after the other. Neither is a reference."
@@ -18,89 +18,18 @@ ANSWER_PREFIX = '{"final_answer": "'
 """The Summarizer's own answer up to the letter: the JSON value position at which the letters are read."""
 FIRST_AND_SECOND = ("The first image", "The second image")
 
-PLANNER_TEMPLATE = f"""You are the planner of an image quality assessment system. Read the user's query and plan the assessment.
-- query_type: "IQA" if the query is about technical quality or degradation, "Other" if it is about content, aesthetics
-or emotion.
-- query_scope: the objects or regions named in the query, else "Global".
-- distortion_source: "Explicit" if the query names distortions, else "Inferred".
-- distortions: if Explicit, the types for each object, else null. Types: {", ".join(DISTORTION_TYPES)}.
-- reference_mode: "Full-Reference" if a reference image is given, else "No-Reference".
-- required_tool: the tool named in the query, else null. Never recommend one.
-- plan: Other: all false. IQA: distortion_detection if Inferred; distortion_analysis true; tool_selection if neither
-object nor tool is named; tool_execution if a tool or no object is named.
-Return the JSON:
-{{"query_type": "...", "query_scope": ..., "distortion_source": "...", "distortions": ..., "reference_mode": "...",
-"required_tool": ..., "plan": {{"distortion_detection": ..., "distortion_analysis": ..., "tool_selection": ...,
-"tool_execution": ...}}}}"""
 
-DETECTION_TEMPLATE = f"""You detect distortions. For each object listed, name the visible distortion types, the strongest first.
-Use only these types: {", ".join(DISTORTION_TYPES)}. Judge each object by itself. Give an empty list when a distortion
-is barely visible.
-Return the JSON:
-{{"<object or Global>": ["<distortion>"]}}"""
+def _template(name: str) -> str:
+    """The text of templates/NAME.txt, without the file's last line break."""
+    return (Path(__file__).parent / "templates" / f"{name}.txt").read_text(encoding="utf-8").removesuffix("\n")
 
-PRESENCE_TEMPLATE = f"""You detect distortions. For each object listed, say of each distortion type whether it is visible there: Yes or No.
-The types are {", ".join(DISTORTION_TYPES)}. Judge each object by itself. Say No when a distortion is barely visible.
-Return the JSON:
-{{"<object or Global>": {{"<distortion>": "<Yes or No>"}}}}"""
 
-ANALYSIS_TEMPLATE = """You analyse distortions. For each distortion listed, judge its severity and explain its visual impact.
-Severity is one of none, slight, moderate, severe, extreme: none when it is barely visible, unclear when it
-cannot be told. Keep each explanation short
-and about visual quality only, below 160 characters.
-Return the JSON:
-{"<object or Global>": [{"type": "<distortion>", "severity": "<level>", "explanation": "<text>"}]}"""
-
-SELECTION_TEMPLATE = """You choose image quality tools. For each distortion of each object, choose the tool that measures it best.
-Use only the tools listed. Full-reference tools need the reference image.
-Return the JSON:
-{"<object or Global>": {"<distortion>": "<tool>"}}"""
-
-LOCATION_TEMPLATE = """You locate objects. For each object listed, give the box that holds it as [left, top, right, bottom], or null when you
-cannot find it. Coordinates are COORDINATES.
-Return the JSON:
-{"<object>": [left, top, right, bottom]}"""
-
-EXPLANATION_PROMPT_TEMPLATE = """System:
-You are a visual quality assessment assistant. Your task is to select the most appropriate answer to the user's
-question. You are given:
-- Distortion analysis (severity and visual impact of listed distortions)
-- Tool response (overall quality scores from IQA models)
-- Image content
-Decision process
-1. First, understand what kind of visual information is needed to answer the user's question.
-2. Check if the provided distortion analysis or tool response already contains the required information.
-3. If the provided information is sufficient, use it to answer.
-4. If the information is unclear or insufficient, analyze the image directly to determine the best answer.
-Return a valid JSON object in the following format:
-{
-  "final_answer": "<one of the above letters>",
-  "quality_reasoning": "<brief explanation, based on either distortion analysis, tool response, or direct visual observation>"
-}
-"""
-
-SCORING_PROMPT_TEMPLATE = """System:
-You are a visual quality assessment assistant. Given the question and the analysis (tool scores, distortion
-analysis). Your task is to assess the image quality.
-You must select one single answer from the following:
-A. Excellent
-B. Good
-C. Fair
-D. Poor
-E. Bad
-Return the JSON:
-{
-  "final_answer": "<one letter>",
-  "quality_reasoning": "<concise justification referencing distortions or tool scores>"
-}
-"""
-
-COMPARISON_TEMPLATE = """You compare the technical quality of two images. Judge sharpness, noise, compression, exposure and colour, not content.
-Answer which of the two images has the better quality.
-Return the JSON:
-{
-  "final_answer": "<one letter>"
-}"""
+PLANNER_TEMPLATE = _template("planner")
+DETECTION_TEMPLATE, PRESENCE_TEMPLATE = _template("detection"), _template("presence")
+ANALYSIS_TEMPLATE, SELECTION_TEMPLATE = _template("analysis"), _template("selection")
+COMPARISON_TEMPLATE = _template("comparison")
+# AgenticIQA's (arXiv 2509.26006), word for word
+EXPLANATION_PROMPT_TEMPLATE, SCORING_PROMPT_TEMPLATE = _template("explanation") + "\n", _template("scoring") + "\n"
 
 LEVELS = tuple(LEVEL_WORDS.values())  # from Excellent to Bad
 _OPTIONS, _REVERSED = (
@@ -172,11 +101,6 @@ def presence_prompt(query: str, objects: Sequence[str], gap: str | None = None) 
 def analysis_prompt(query: str, distortions: dict[str, list[str]], gap: str | None = None) -> Prompt:
     """Asks for the severity and impact of each distortion."""
     return _about(ANALYSIS_TEMPLATE, "Distortions", distortions, gap, *_query(query))
-
-
-def location_prompt(objects: Sequence[str], coordinates: str, gap: str | None = None) -> Prompt:
-    """Asks where each object is; `coordinates` says in which units the model was taught to answer."""
-    return _about(LOCATION_TEMPLATE.replace("COORDINATES", coordinates), "Objects", list(objects), gap)
 
 
 def selection_prompt(query: str, distortions: dict[str, list[str]], tools: Sequence[tuple[str, str]]) -> Prompt:

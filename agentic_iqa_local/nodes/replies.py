@@ -16,7 +16,6 @@ STRICT = ConfigDict(extra="forbid", populate_by_name=True)
 Name = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=40)]
 # A JSON key without escapes: the grammar bounds keys by pattern alone.
 Key = Annotated[str, StringConstraints(pattern=r'^[^"\\\x00-\x1f]{1,40}$')]
-Coordinate = Annotated[int, Field(ge=0, le=20000)]
 _once = AfterValidator(lambda names: list(dict.fromkeys(names)))  # objects named twice count once
 
 
@@ -86,12 +85,6 @@ def selection_reply(distortions: Mapping[str, Sequence[str]], tools: Sequence[st
     """{object: {distortion: tool}}, the tool one of those that can run here."""
     asked = {name: dict.fromkeys(kinds, Literal[tuple(tools)]) for name, kinds in distortions.items()}
     return _keyed("SelectionReply", {name: _keyed("Selection", chosen) for name, chosen in asked.items()})
-
-
-def location_reply(objects: Sequence[str]) -> type[BaseModel]:
-    """{object: [left, top, right, bottom] or null}."""
-    box = tuple[Coordinate, Coordinate, Coordinate, Coordinate]
-    return _keyed("LocationReply", dict.fromkeys(objects, box | None))
 
 
 def summary_reply(letters: Sequence[str] | None) -> type[SummaryReply]:

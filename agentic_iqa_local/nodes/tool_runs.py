@@ -11,7 +11,7 @@ from agentic_iqa_local.nodes.evidence import by_object, in_picture
 from agentic_iqa_local.nodes.prompts import selection_prompt
 from agentic_iqa_local.nodes.query import named_metrics
 from agentic_iqa_local.nodes.replies import selection_reply
-from agentic_iqa_local.nodes.workbench import Box, OpenImages
+from agentic_iqa_local.nodes.workbench import OpenImages
 from agentic_iqa_local.state import OVERALL, ExecutorOutput, Gap, PlannerOutput, ToolExecutionLog, revised
 
 ROLE = "executor"  # its model chooses
@@ -138,19 +138,19 @@ def run_tools(evidence: ExecutorOutput, images: OpenImages) -> None:
     evidence.quality_scores = {}
     for name, tools in (evidence.selected_tools or {}).items():
         for distortion, tool in tools.items():
-            logs = run_tool(name, distortion, tool, by_object(evidence, "boxes").get(name), images)
+            logs = run_tool(name, distortion, tool, images)
             evidence.tool_logs += logs
             if (score := logs[-1].normalized_score) is not None:
                 evidence.quality_scores.setdefault(name, {})[distortion] = (logs[-1].tool_name, score)
 
 
-def run_tool(name: str, distortion: str, tool: str, box: Box | None, images: OpenImages) -> list[ToolExecutionLog]:
+def run_tool(name: str, distortion: str, tool: str, images: OpenImages) -> list[ToolExecutionLog]:
     """The runs of one entry, of which the last counts: the chosen tool, and while that fails the ranked ones."""
-    logs = [first := _attempt(name, distortion, tool, box, images)]
+    logs = [first := _attempt(name, distortion, tool, images)]
     if first.error is None:
         return logs
     for stand_in in (other for other in ranked_tools(images) if other != first.tool_name):
-        logs.append(revised(_attempt(name, distortion, stand_in, box, images), fallback=True))
+        logs.append(revised(_attempt(name, distortion, stand_in, images), fallback=True))
         if logs[-1].error is None:
             break
     instead = f"{logs[-1].tool_name} ran instead" if logs[-1].error is None else "no other tool could either"
@@ -158,12 +158,12 @@ def run_tool(name: str, distortion: str, tool: str, box: Box | None, images: Ope
     return logs
 
 
-def _attempt(name: str, distortion: str, tool: str, box: Box | None, images: OpenImages) -> ToolExecutionLog:
-    log = ToolExecutionLog(tool_name=tool, object_name=name, distortion=distortion, region="crop" if box else "global")
+def _attempt(name: str, distortion: str, tool: str, images: OpenImages) -> ToolExecutionLog:
+    log = ToolExecutionLog(tool_name=tool, object_name=name, distortion=distortion)
     began = time.perf_counter()
     try:
         log.tool_name = find_tool(tool).name
-        reading = images.score(log.tool_name, box)
+        reading = images.score(log.tool_name)
     except ToolError as error:
         return revised(log, error=str(error), execution_time=time.perf_counter() - began)
     measured = {"raw_score": reading.raw, "normalized_score": reading.normalized, "crops": len(reading.crops)}

@@ -238,8 +238,7 @@ def _measured(run: ToolExecutionLog) -> str:
         return f"failed: {run.error}"
     better = "lower" if run.tool_name in TOOLS and TOOLS[run.tool_name].lower_better else "higher"
     parts = [f"raw {run.raw_score:.4g} ({better} is better)"]
-    if run.object_name != "Global":
-        parts.append("of the whole picture, since it has no box" if run.region == "global" else f"of {run.object_name}")
+    parts += ["of the whole picture"] if run.object_name != "Global" else []
     parts += ["stood in for another"] if run.fallback else []
     return "; ".join([*parts, *filter(None, [_no_vote(run)])])
 

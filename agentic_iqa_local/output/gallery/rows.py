@@ -36,9 +36,7 @@ _LEFT_OUT = {
     "seen": {"views"},
     "tools": {"__all__": {"timestamp"}},
     "interval": {"condition", "difficulty"},
-    "evidence": {
-        "tool_logs", "distortion_set", "severity_probabilities", "selected_tools", "quality_scores", "boxes"
-    },
+    "evidence": {"tool_logs", "distortion_set", "severity_probabilities", "selected_tools", "quality_scores"},
     "map": {"xs", "ys", "q", "letters", "tool", "similarity", "cost", "tile", "stride", "bias"},
 }  # fmt: skip
 

@@ -82,7 +82,7 @@ function toolLines(told) {
     tool.tool_name, tool.error ? `failed: ${tool.error}` : number(tool.raw_score ?? 0, 3),
     tool.normalized_score === null ? null : number(tool.normalized_score),
     [tool.object_name === "Global" ? "" : tool.object_name, tool.trailing ? "checks only" : "", tool.outvoted ? "outvoted" : "",
-      tool.fallback ? "stands in" : "", tool.region === "crop" ? "on its box" : ""].filter(Boolean).join(", ") || "votes",
+      tool.fallback ? "stands in" : ""].filter(Boolean).join(", ") || "votes",
     `${number(tool.execution_time)} s`,
   ]);
 }

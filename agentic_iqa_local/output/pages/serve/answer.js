@@ -61,8 +61,7 @@ function tools(row) {
   const cells = row.tools.map((run) => [
     run.tool_name, run.raw_score === null ? null : { number: run.raw_score.toPrecision(4) }, { number: number(run.normalized_score) },
     `${run.object_name === "Global" ? "Whole picture" : run.object_name}: ${run.distortion}`, { number: `${number(run.execution_time)} s` },
-    [run.error, run.fallback && "stands in for another tool", run.trailing && "checks, without a vote", run.outvoted && "outvoted",
-      run.region !== "global" && "saw a part of the picture"].filter(Boolean).join("; "),
+    [run.error, run.fallback && "stands in for another tool", run.trailing && "checks, without a vote", run.outvoted && "outvoted"].filter(Boolean).join("; "),
   ]);
   const remarks = cells.some((line) => line.at(-1));
   const headers = ["Tool", { number: "Raw score" }, { number: "Of 5" }, "Measured", { number: "Time" }, ...(remarks ? ["Remarks"] : [])];
