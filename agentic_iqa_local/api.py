@@ -137,8 +137,8 @@ class IQA:
     __call__ = assess
 
     def compare(self, first: "Picture", second: "Picture", **how: Any) -> "Comparison":
-        """Which of two pictures is better, by the pipeline that this set-up was given, or letters; `reference` and
-        `pairwise` as for `comparison.compare`."""
+        """Which of two pictures is better, by the pipeline that this set-up was given, or letters; `reference` as for
+        `comparison.compare`."""
         from agentic_iqa_local.judgement.comparison import compare
 
         return compare(first, second, **self._how(self._compared_by) | how)

@@ -469,4 +469,3 @@ class Request(Options):
         "tiles that a map may read, 9 to 4096 (default: 256)"
     )
     map_seconds: Seconds | None = _option("seconds after which a map begins no more tiles (default: 120)")
-    pairwise: bool | None = _option("to compare: true: the model sees every pair; false: none")

@@ -112,7 +112,7 @@ def test_every_command_is_named_and_has_its_help():
 
 
 @pytest.mark.parametrize(
-    ("line", "offered"), [("agentic-iqa co", "compare"), ("agentic-iqa compare --pair", "--pairwise")]
+    ("line", "offered"), [("agentic-iqa co", "compare"), ("agentic-iqa compare --pipe", "--pipeline")]
 )
 def test_a_shell_completes_commands_and_options(line, offered, tmp_path):
     """As the function of argcomplete's `register-python-argcomplete` asks: the answer goes to file descriptor 8."""

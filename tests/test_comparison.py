@@ -1,9 +1,8 @@
-"""compare() and rank(): probabilities, near-duplicates, pairwise reads and orders."""
+"""compare() and rank(): probabilities, near-duplicates and orders."""
 
 import itertools
 import json
 import math
-from dataclasses import asdict
 
 import choix
 import numpy as np
@@ -28,20 +27,9 @@ from agentic_iqa_local.judgement.ordering import (
     scene_groups,
     strengths,
 )
-from agentic_iqa_local.judgement.preference import (
-    PairFit,
-    PairwiseRead,
-    draws_of,
-    fit_for,
-    logit,
-    probability_above,
-    read_pair,
-    sigmoid,
-)
+from agentic_iqa_local.judgement.preference import PairFit, draws_of, fit_for, probability_above, sigmoid
 from agentic_iqa_local.output.comparison_table import comparison_csv
-from agentic_iqa_local.result import Tokens
 from agentic_iqa_local.state import ToolExecutionLog
-from agentic_iqa_local.vlm_client import LetterRead, TokenUsage
 
 
 def rated(q: float, name: str = "a.png", local_nr: float | None = None, sha256: str | None = None):
@@ -55,29 +43,20 @@ def rated(q: float, name: str = "a.png", local_nr: float | None = None, sha256: 
     return row
 
 
-def fit_of(weights: dict[str, float], pairwise: float = 0.0) -> PairFit:
+def judge_with(**weights: float) -> Judge:
+    """A judge whose set-up has a fit with these weights, or none."""
     about = {"model": "m", "pipeline": "letters", "reference": False, "source": "a test", "date": "2026-01-01"}
-    return PairFit(**about, weights=weights, pairwise=pairwise, pairs=10, photographs=2)
+    return Judge(Settings(), PairFit(**about, weights=weights, pairs=10, photographs=2) if weights else None)
 
 
 SCENE = np.zeros(256, bool)
-NOTHING = Tokens(**asdict(TokenUsage()))
-NO_PIXELS = Image.new("RGB", (64, 64))
 
 
 def candidates(rows, scenes=None) -> list[Candidate]:
     scenes = scenes or [SCENE] * len(rows)
     return [
-        Candidate(i, row, scene, lambda: NO_PIXELS, draws_of(row, None))
-        for i, (row, scene) in enumerate(zip(rows, scenes, strict=True))
+        Candidate(i, row, scene, draws_of(row, None)) for i, (row, scene) in enumerate(zip(rows, scenes, strict=True))
     ]
-
-
-def judge_with(fit: PairFit | None, says: float | None = None) -> Judge:
-    """A judge whose set-up has this fit, and whose model says of every pair that the first is better so probably."""
-    about = {"order_bias": 0.0, "letter_bias": 0.0, "flipped": False, "off_letter_mass": 0.0, "tokens": NOTHING}
-    read = PairwiseRead(probability=says, **about) if says is not None else None
-    return Judge(Settings(), fit, read and (lambda *_: read))
 
 
 VALUES = st.lists(st.sampled_from([1.0, 1.5, 2.0, 2.5, 3.0, 5.0]), min_size=2, max_size=30).map(np.array)
@@ -91,14 +70,12 @@ def test_independent_draws_give_the_statistic_of_mann_and_whitney(one, other):
 
 
 def test_a_fit_weighs_differences_or_says_nothing_where_a_measurement_is_missing():
-    judge = judge_with(fit_of({"q": 2.0, "LocalNR": 3.0}))
+    judge = judge_with(q=2.0, LocalNR=3.0)
     pair = judge.compare(*candidates([rated(3.5, local_nr=3.0), rated(3.0, "b.png", local_nr=3.2)]))
     assert pair.probability == pytest.approx(1 / (1 + math.exp(-(2 * 0.5 - 3 * 0.2))))  # sigmoid(0.4)
     lacking = judge.compare(*candidates([rated(3.5), rated(3.0, "b.png", local_nr=3.2)]))
     assert (lacking.basis, lacking.fitted_on) == ("fused distributions", None)
-    assert sigmoid(logit(0.3)) == pytest.approx(0.3)
     assert 0.999 < sigmoid(1e6) < 1
-    assert (logit(0.0), logit(1.0)) == (-7, 7)
 
 
 def test_versions_are_one_scene_another_subject_is_not_and_neighbours_link_groups(photo):
@@ -115,7 +92,7 @@ def test_versions_are_one_scene_another_subject_is_not_and_neighbours_link_group
 
 @given(st.lists(st.floats(-5, 5), min_size=2, max_size=60))
 def test_pairs_to_compare_are_linear_and_link_all(prior):
-    pairs = pairs_to_compare(prior, lambda i, j: sigmoid(prior[i] - prior[j]))
+    pairs = pairs_to_compare(prior)
     assert len({frozenset(pair) for pair in pairs}) == len(pairs) <= PAIRS_PER_PICTURE * len(prior)
     order = sorted(range(len(prior)), key=lambda i: -prior[i])
     assert set(itertools.pairwise(order)) <= set(pairs)
@@ -125,7 +102,7 @@ def test_strengths_are_bradley_and_terry_s():
     """Where P(i beats j) is sigmoid(s_i − s_j), the likelihood is greatest at s itself, up to a constant; of ten
     comparisons of each pair, decided 7:3, 6:4 and 8:2, choix's own optimiser finds it."""
     true = np.array([2.0, -1.0, 0.5, 0.0, -1.5])
-    pairs = pairs_to_compare(list(true), lambda i, j: 0.5)
+    pairs = pairs_to_compare(list(true))
     found = strengths(5, {(i, j): sigmoid(true[i] - true[j]) for i, j in pairs}, [0.0] * 5)
     np.testing.assert_allclose(found, true - true.mean(), atol=1e-3)
     decided = {(0, 1): 0.7, (1, 2): 0.6, (0, 2): 0.8}
@@ -136,36 +113,19 @@ def test_strengths_are_bradley_and_terry_s():
 
 
 def test_of_one_scene_the_fit_answers_and_of_others_independent_draws():
-    judge, rows = judge_with(fit_of({"q": 4.0})), [rated(3.5), rated(3.0, "b.png")]
-    same, apart = (judge.compare(*candidates(rows, scenes)) for scenes in (None, [SCENE, ~SCENE]))
+    rows = [rated(3.5), rated(3.0, "b.png")]
+    same, apart = (judge_with(q=4.0).compare(*candidates(rows, scenes)) for scenes in (None, [SCENE, ~SCENE]))
     assert (same.basis, same.probability) == ("same scene, fitted", pytest.approx(sigmoid(2.0)))
-    assert same.independent < same.probability
-    assert (apart.basis, apart.probability) == ("fused distributions", apart.independent)
-    without = judge_with(None).compare(*candidates(rows))
-    assert without.probability == without.independent
-    itself = judge.compare(*candidates([rated(3.5), rated(3.5)]))
+    assert (apart.basis, apart.probability < same.probability) == ("fused distributions", True)
+    assert judge_with().compare(*candidates(rows)).probability == apart.probability
+    itself = judge_with(q=4.0).compare(*candidates([rated(3.5), rated(3.5)]))
     assert (itself.probability, itself.basis) == (0.5, "same pixels")
 
 
-@pytest.mark.parametrize("weight", [0.0, 0.5])
-def test_what_the_model_says_of_a_pair_counts_as_much_as_the_fit_says(weight):
-    judge = judge_with(fit_of({"q": 4.0}, pairwise=weight), says=0.8)
-    result = judge.compare(*candidates([rated(3.0), rated(3.0, "b.png")]))
-    assert (result.pairwise.probability, result.pairwise_weight) == (0.8, weight)
-    assert result.probability == pytest.approx(sigmoid(weight * logit(0.8)))
-
-
-def test_the_embedded_model_has_a_fit_and_reads_pairs_only_where_asked_to(services):
-    assert fit_for(services.settings, "letters", reference=False).weights
-    assert fit_for(services.settings, "agent", reference=False) is None
-    judges = {asked: Judge.of(services, "letters", reference=False, pairwise=asked) for asked in (None, True, False)}
-    assert {asked: judge.read is not None for asked, judge in judges.items()} == {None: False, True: True, False: False}
-
-
-def test_reads_of_an_order_are_linear():
-    judge = judge_with(fit_of({"q": 4.0}, pairwise=0.5), says=0.5)
+def test_comparisons_of_an_order_are_linear():
+    judge = judge_with(q=4.0)
     ranking = judge.rank(candidates([rated(1 + 4 * i / 60, f"{i}.png") for i in range(60)]))
-    assert ranking.pairwise_reads == len(ranking.pairs) <= PAIRS_PER_PICTURE * 60
+    assert len(ranking.pairs) <= PAIRS_PER_PICTURE * 60
     assert [ranked.assessment.image for ranked in ranking.order] == [f"{i}.png" for i in range(59, -1, -1)]
     assert [ranked.place for ranked in ranking.order] == list(range(1, 61))
     with pytest.raises(ValueError, match=f"expected at most {MOST_PICTURES} pictures, got {MOST_PICTURES + 1}"):
@@ -174,8 +134,7 @@ def test_reads_of_an_order_are_linear():
 
 def test_groups_have_their_best():
     rows = [rated(3.0, "a.png"), rated(2.0, "b.png"), rated(3.4, "=c.png")]
-    judge = judge_with(fit_of({"q": 4.0}))
-    first, second = judge.groups(candidates(rows, [SCENE, ~SCENE, SCENE]))
+    first, second = judge_with(q=4.0).groups(candidates(rows, [SCENE, ~SCENE, SCENE]))
     assert [(group.number, group.to_dict()["best"]) for group in (first, second)] == [(1, "=c.png"), (2, "b.png")]
     assert [ranked.index for ranked in first.order] == [2, 0]
     assert {(pair.first, pair.second) for pair in first.pairs} == {(2, 0)}
@@ -189,49 +148,17 @@ def test_groups_have_their_best():
     ]
 
 
-class _Preferring:
-    """A model that is shown two pictures and says A with a probability for each of its four reads."""
-
-    def __init__(self, *answers: float):
-        self.answers, self.opened, self.usage = list(answers), [], TokenUsage(calls=2)
-
-    def open(self, images):
-        self.opened.append([image.size for image in images])
-        return self
-
-    def read_letters(self, prompt, answer_prefix, letters):
-        p = self.answers.pop(0)
-        return LetterRead({"A": math.log(p), "B": math.log(1 - p)}, 0.0, {})
-
-    def close(self):
-        pass
-
-
-def test_a_pairwise_read_is_averaged_by_meaning():
-    """[first, second]: A is the first .8, then B is the first .7; [second, first]: the one shown first, which is the
-    second, gets .4 as A and .5 as B. So the first is better with ((.8 + .7)/2 + 1 − (.4 + .5)/2)/2 = .65, the one
-    shown first gains (.75 + .45)/2 − .5 = .1, and the letter A (.8 + .3 + .4 + .5)/4 − .5 = 0."""
-    small, large = Image.new("RGB", (64, 64)), Image.new("RGB", (96, 96))
-    read = read_pair(client := _Preferring(0.8, 0.3, 0.4, 0.5), small, large)
-    assert (read.probability, read.order_bias) == pytest.approx((0.65, 0.1))
-    assert (read.letter_bias, read.flipped, read.tokens.calls) == (pytest.approx(0), False, 4)
-    assert client.opened == [[(64, 64), (96, 96)], [(96, 96), (64, 64)]]
-    always_first = read_pair(_Preferring(0.9, 0.1, 0.9, 0.1), small, large)
-    assert (always_first.probability, always_first.order_bias) == pytest.approx((0.5, 0.4))
-    assert always_first.flipped
-
-
 def test_both_orders_say_the_same(services, photo_path, noisy_path):
-    there = compare(photo_path, noisy_path, services=services, pairwise=True)
-    back = compare(noisy_path, photo_path, services=services, pairwise=True)
+    there = compare(photo_path, noisy_path, services=services)
+    back = compare(noisy_path, photo_path, services=services)
     assert there.same_scene
     assert there.probability > 0.9
     assert there.probability + back.probability == pytest.approx(1, abs=1e-9)
-    assert there.pair.pairwise.probability + back.pair.pairwise.probability == pytest.approx(1, abs=1e-5)
     assert (there.better, back.better) == (there.first, back.second)
     fields = json.loads(json.dumps(there.to_dict()))
     assert (fields["kind"], fields["pair"]["probability"]) == ("comparison", there.probability)
-    assert fields["pair"]["pairwise_weight"] == 0  # with this model
+    assert fields["pair"]["basis"] == "same scene, fitted"  # the embedded model has a fit
+    assert fit_for(services.settings, "agent", reference=False) is None
     assert "The same scene" in there.explain()
     assert [line.split(",")[2] for line in comparison_csv([there, back]).splitlines()[1:]] == list("1212")
 

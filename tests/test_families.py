@@ -11,7 +11,7 @@ from PIL import Image
 
 from agentic_iqa_local.config import Settings, load_settings
 from agentic_iqa_local.judgement.assessment import assess
-from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, comparison_prompt, detection_prompt
+from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, detection_prompt
 from agentic_iqa_local.nodes.replies import detection_reply, summary_reply
 from agentic_iqa_local.offline.fetch import REPOS
 from agentic_iqa_local.services import Services
@@ -115,4 +115,3 @@ def test_words_are_asked_for_and_read_in_either_order():
         assert "<one word>" in asked.instructions
         assert not re.search(r"[A-E]\. |letter", asked.instructions)
         assert asked == replace(prompt, instructions=asked.instructions)
-    assert in_words(comparison_prompt()) == (comparison_prompt(), {})

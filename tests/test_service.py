@@ -102,7 +102,7 @@ def test_pictures_are_compared_and_ordered(service):
     two = service.post("/v1/compare", files=files[:2], data={"background": "white"}).json()
     assert [two["first"]["image"], two["second"]["image"]] == ["3.png", "4.png"]
     assert 0 <= two["pair"]["probability"] <= 1
-    order = service.post("/v1/compare", files=files, data={"pairwise": "false"}).json()
+    order = service.post("/v1/compare", files=files).json()
     assert len(order["order"]) == 3
 
 

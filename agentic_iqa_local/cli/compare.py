@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 OPTIONS = """
 --reference PATH  a pristine original of all pictures
---pairwise auto|always|never  show the model pictures in pairs too; auto, the default: where that has weight with it
 --out FILE        write JSON lines to FILE
 --csv FILE        write a table of the pictures and their places
 """
@@ -66,7 +65,7 @@ def compare(args: argparse.Namespace) -> int:
         if len(rows) < len(items):
             tell(f"interrupted: {len(rows)} of {len(items)} pictures were assessed, none was compared; compare anew")
             return 130
-        return _show(args, console, _results(args, settings, items, rows, device))
+        return _show(args, console, _results(args, settings, items, rows))
 
 
 def _assessed(args: argparse.Namespace, settings: "Settings", items: "list[Item]", device: str) -> "list[Assessment]":
@@ -86,15 +85,13 @@ def _assessed(args: argparse.Namespace, settings: "Settings", items: "list[Item]
 
 
 def _results(
-    args: argparse.Namespace, settings: "Settings", items: "list[Item]", rows: "list[Assessment]", device: str
+    args: argparse.Namespace, settings: "Settings", items: "list[Item]", rows: "list[Assessment]"
 ) -> "list[Result]":
-    """A comparison, an order, or what failed and the groups. The model is loaded when the first pair is shown it."""
+    """A comparison, an order, or what failed and the groups."""
     from agentic_iqa_local.judgement.comparison import Judge
-    from agentic_iqa_local.services import Services
+    from agentic_iqa_local.judgement.preference import fit_for
 
-    pairwise = {"always": True, "never": False}.get(args.pairwise)
-    full_reference = args.reference is not None
-    judge = Judge.of(Services(settings, device), args.pipeline, reference=full_reference, pairwise=pairwise)
+    judge = Judge(settings, fit_for(settings, args.pipeline, reference=args.reference is not None))
     files = [item.image for item in items]
     if args.best:
         return [*(row for row in rows if row.error), *judge.groups(judge.candidates(rows, files))]

@@ -141,8 +141,8 @@ def check_together(args: argparse.Namespace) -> None:
 
 
 def _given(args: argparse.Namespace, model: type[Options]) -> dict[str, Any]:
-    """The options of a model that were typed; a command may give --map and --pairwise values of its own."""
-    values = {name: getattr(args, name, None) for name in model.model_fields.keys() - {"map", "pairwise"}}
+    """The options of a model that were typed; a command may give --map a value of its own."""
+    values = {name: getattr(args, name, None) for name in model.model_fields.keys() - {"map"}}
     return {name: value for name, value in values.items() if value is not None and value is not False}
 
 

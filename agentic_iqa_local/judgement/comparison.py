@@ -5,12 +5,10 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
-from PIL import Image
 from pydantic import BaseModel, Field
 
 from agentic_iqa_local.config import Pipeline, Settings
@@ -20,8 +18,7 @@ from agentic_iqa_local.judgement import ordering, preference
 from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.judgement.fit import calibration_for
 from agentic_iqa_local.judgement.intervals import IntervalCalibration
-from agentic_iqa_local.nodes.letter_reading import ROLE
-from agentic_iqa_local.nodes.workbench import MODEL, Observer, load_pictures
+from agentic_iqa_local.nodes.workbench import load_pictures
 from agentic_iqa_local.result import Assessment, Result
 from agentic_iqa_local.services import Services, load_services
 
@@ -37,12 +34,9 @@ class Pair(BaseModel):
     same_scene: bool  # whether both are near-duplicates: versions or frames of one scene
     scene_distance: float  # share of their hashes' bits that differ, 0..1; up to MOST_DIFFERENT is the same scene
     probability: float  # that the first picture is the better one, 0..1
-    independent: float  # the same from independent draws of both pictures' quality, as if of different scenes
     # what the probability rests on
     basis: Literal["same scene, fitted", "intervals", "fused distributions", "same pixels"]
     fitted_on: str | None = None  # set, size and date of the fit, where it rests on one
-    pairwise: preference.PairwiseRead | None = None  # what the model says when it is shown both; None where not read
-    pairwise_weight: float = 0.0  # weight of the pairwise read's log-odds in the probability
 
 
 class Comparison(Result):
@@ -96,7 +90,6 @@ class Ranking(Result):
     number: int | None = None  # of a group: 1 for the first, in the pictures' order
     order: list[Ranked]
     pairs: list[Pair] = Field(default_factory=list)
-    pairwise_reads: int = 0  # pairs that the model was shown together
     failed: list[Assessment] = Field(default_factory=list)
 
     @property
@@ -110,49 +103,25 @@ class Ranking(Result):
 
 @dataclass
 class Candidate:
-    """A rated picture on its way to a comparison: `index` counts them, `load` gives its upright RGB pixels, and `draws`
-    are equally probable values of its true quality, rising: by its interval's calibration if `calibrated`."""
+    """A rated picture on its way to a comparison: `index` counts them, and `draws` are equally probable values of its
+    true quality, rising: by its interval's calibration if `calibrated`."""
 
     index: int
     row: Assessment
     fingerprint: np.ndarray
-    load: Callable[[], Image.Image]
     draws: np.ndarray
     calibrated: bool = False
 
 
 @dataclass
 class Judge:
-    """Compares pictures that one set-up assessed. `fit` is what it has for pairs of one scene; `read` shows the model
-    two pictures, None where it is not to see them together."""
+    """Compares pictures that one set-up assessed. `fit` is what it has for pairs of one scene."""
 
     settings: Settings
-    fit: preference.PairFit | None = None
-    read: Callable[[Image.Image, Image.Image], preference.PairwiseRead] | None = None
-
-    @classmethod
-    def of(
-        cls,
-        services: Services,
-        pipeline: Pipeline,
-        *,
-        reference: bool,
-        pairwise: bool | None = None,
-        observer: Observer | None = None,
-    ) -> Self:
-        """The judge of a set-up's assessments by a pipeline, with a reference or without. `pairwise`: whether the
-        model is shown pairs; by default where that has weight."""
-
-        def read(one: Image.Image, other: Image.Image) -> preference.PairwiseRead:
-            with (observer or Observer()).calling(MODEL):
-                return preference.read_pair(services.client(ROLE), one, other)
-
-        fit = preference.fit_for(services.settings, pipeline, reference=reference)
-        counts = fit is not None and fit.pairwise > 0
-        return cls(services.settings, fit, read if pairwise or (pairwise is None and counts) else None)
+    fit: preference.PairFit | None
 
     def compared(self, rows: Sequence[Assessment], files: Sequence[Path]) -> Comparison:
-        """The comparison of two assessed pictures in these files. Raises VLMError."""
+        """The comparison of two assessed pictures in these files."""
         candidates = self.candidates(rows, files)
         error = next((row.error for row in rows if row.error is not None), None)
         pair = self.compare(*candidates) if error is None else None
@@ -173,56 +142,41 @@ class Judge:
                 expected = "expected a rating, got an answer without q; compare with the default query"
                 row.error = f"{row.image}: {expected}"
             if row.error is None:
-                load = partial(self._load, file)
                 known = calibration_for(self.settings, row.model or {}) if row.interval else None
                 calibration = known if isinstance(known, IntervalCalibration) else None
-                draws, seen = preference.draws_of(row, calibration), ordering.fingerprint(load())
-                rated.append(Candidate(len(rated), row, seen, load, draws, calibration is not None))
+                seen = ordering.fingerprint(load_pictures(self.settings.images, file)[0].pixels)
+                draws = preference.draws_of(row, calibration)
+                rated.append(Candidate(len(rated), row, seen, draws, calibration is not None))
         return rated
 
-    def _load(self, file: Path) -> Image.Image:
-        return load_pictures(self.settings.images, file)[0].pixels
-
-    def compare(self, one: Candidate, other: Candidate, *, may_read: bool = True) -> Pair:
-        """What is known of a pair: of one scene by the fit, where it applies. Raises VLMError."""
+    def compare(self, one: Candidate, other: Candidate) -> Pair:
+        """What is known of a pair: of one scene by the fit, where it applies."""
         apart = ordering.scene_distance(one.fingerprint, other.fingerprint)
-        independent = preference.probability_above(one.draws, other.draws)
         pair = Pair(
             first=one.index,
             second=other.index,
             same_scene=apart <= ordering.MOST_DIFFERENT,
             scene_distance=apart,
-            probability=independent,
-            independent=independent,
+            probability=preference.probability_above(one.draws, other.draws),
             basis="intervals" if one.calibrated and other.calibrated else "fused distributions",
         )
         if one.row.sha256 is not None and one.row.sha256 == other.row.sha256:
             pair.probability, pair.basis = 0.5, "same pixels"
-            return pair
-        if self.read and may_read:
-            pair.pairwise = self.read(one.load(), other.load())
-        fit = self.fit if pair.same_scene else None
-        first, second = (fit and fit.strength(candidate.row) for candidate in (one, other))
-        if fit is not None and first is not None and second is not None:
-            odds = first - second
-            if pair.pairwise:
-                pair.pairwise_weight = fit.pairwise
-                odds += fit.pairwise * preference.logit(pair.pairwise.probability)
-            pair.probability, pair.basis, pair.fitted_on = preference.sigmoid(odds), "same scene, fitted", fit.fitted_on
+        elif self.fit and pair.same_scene:
+            first, second = self.fit.strength(one.row), self.fit.strength(other.row)
+            if first is not None and second is not None:
+                pair.probability, pair.basis = preference.sigmoid(first - second), "same scene, fitted"
+                pair.fitted_on = self.fit.fitted_on
         return pair
 
     def rank(self, candidates: Sequence[Candidate]) -> Ranking:
-        """The order of rated pictures. Raises ValueError beyond MOST_PICTURES, VLMError as `compare`."""
+        """The order of rated pictures. Raises ValueError beyond MOST_PICTURES."""
         if len(candidates) > (most := ordering.MOST_PICTURES):
             raise ValueError(f"rank: expected at most {most} pictures, got {len(candidates)}; divide them")
-
-        def compared(i: int, j: int, may_read: bool = False) -> Pair:
-            return self.compare(candidates[i], candidates[j], may_read=may_read)
-
         own = [self.fit and self.fit.strength(candidate.row) for candidate in candidates]
         prior = [c.row.q or 0.0 if s is None else s for c, s in zip(candidates, own, strict=True)]
-        chosen = ordering.pairs_to_compare(prior, lambda i, j: compared(i, j).probability)
-        pairs = {(i, j): compared(i, j, True) for i, j in chosen}
+        chosen = ordering.pairs_to_compare(prior)
+        pairs = {(i, j): self.compare(candidates[i], candidates[j]) for i, j in chosen}
         ahead = {two: pair.probability for two, pair in pairs.items()}
         strength = ordering.strengths(len(candidates), ahead, prior).tolist()
         ahead |= {(j, i): 1 - p for (i, j), p in ahead.items()}
@@ -233,8 +187,7 @@ class Judge:
         for place, (i, p) in enumerate(zip(order, [*sure, None], strict=False), start=1):
             about = {"strength": strength[i], "better_than_next": p, "assessment": candidates[i].row}
             places.append(Ranked(place=place, index=candidates[i].index, **about))
-        reads = sum(pair.pairwise is not None for pair in pairs.values())
-        return Ranking(order=places, pairs=list(pairs.values()), pairwise_reads=reads)
+        return Ranking(order=places, pairs=list(pairs.values()))
 
     def groups(self, candidates: Sequence[Candidate]) -> Iterator[Ranking]:
         """The groups of near-duplicates, in the order of their first pictures. Raises as `rank`."""
@@ -251,12 +204,8 @@ def compare(first: Picture, second: Picture, **how: Any) -> Comparison:
 
     Args:
         first, second: Pictures as `assess` takes them.
-        how: By name:
-            reference: The pristine original of both.
-            pairwise: Whether the model is shown both pictures, in both orders; by default where that has weight.
-            services: The set-up; by default the one that ships.
-            pipeline, max_replan_iterations: How each picture is assessed, by default with "letters".
-            observer: Sees each call of models and tools.
+        how: By name: `reference`, the pristine original of both; `services`, the set-up, by default the one that ships;
+            `pipeline` (by default "letters") and `max_replan_iterations`, how each picture is assessed; `observer`.
 
     Returns:
         The comparison; what is wrong with a picture is in its `error`. Raises what `assess` does.
@@ -275,13 +224,12 @@ def _judged(
     pictures: Sequence[Picture],
     *,
     reference: Picture | None = None,
-    pairwise: bool | None = None,
     services: Services | None = None,
     pipeline: Pipeline = "letters",
     **how: Any,
 ) -> Answer:
-    services, observer = services or load_services(), how.get("observer")
-    judge = Judge.of(services, pipeline, reference=reference is not None, pairwise=pairwise, observer=observer)
+    settings = (services := services or load_services()).settings
+    judge = Judge(settings, preference.fit_for(settings, pipeline, reference=reference is not None))
     with ExitStack() as opened:
         original = None if reference is None else opened.enter_context(as_file(reference))
         files = [opened.enter_context(as_file(picture)) for picture in pictures]

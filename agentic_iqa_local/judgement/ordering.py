@@ -8,7 +8,7 @@ probable rather than decided counts in part for either side.
 """
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import choix
 import imagehash
@@ -52,20 +52,19 @@ def scene_groups(fingerprints: Sequence[np.ndarray]) -> list[list[int]]:
     return list(groups.values())
 
 
-def pairs_to_compare(prior: Sequence[float], probability: Callable[[int, int], float]) -> list[tuple[int, int]]:
+def pairs_to_compare(prior: Sequence[float]) -> list[tuple[int, int]]:
     """At most PAIRS_PER_PICTURE·n pairs of n pictures; the better one by `prior` stands first.
 
     They are all neighbours in the order by prior strength, so that every two pictures are linked; one link of each
-    picture over 2, 4, 8, ... places, since along neighbours alone errors would add up; and of the pairs up to NEAR
-    places apart those whose `probability`, by what is known without a closer look, is the least certain.
+    picture over 2, 4, 8, ... places, since along neighbours alone errors would add up; and then the nearest others.
     """
     order = sorted(range(len(prior)), key=lambda i: -prior[i])
-    reaches = [2**k for k in range(1, len(order).bit_length()) if 2**k < len(order)]
-    ends = ((i, place + reach) for (place, i), reach in zip(enumerate(order), itertools.cycle(reaches)))
-    chosen = [*itertools.pairwise(order), *((i, order[end]) for i, end in ends if end < len(order))]
+    reaches = itertools.cycle([2**k for k in range(1, len(order).bit_length()) if 2**k < len(order)] or [1])
+    ends = ((i, place + reach) for (place, i), reach in zip(enumerate(order), reaches, strict=False))
+    links = [(i, order[end]) for i, end in ends if end < len(order)]
     near = [pair for apart in range(2, NEAR + 1) for pair in zip(order, order[apart:], strict=False)]
-    others = sorted(set(near) - set(chosen), key=lambda pair: (abs(probability(*pair) - 0.5), near.index(pair)))
-    return chosen + others[: max(0, PAIRS_PER_PICTURE * len(order) - len(chosen))]
+    chosen = dict.fromkeys([*itertools.pairwise(order), *links, *near])
+    return list(chosen)[: PAIRS_PER_PICTURE * len(order)]
 
 
 def strengths(pictures: int, comparisons: Mapping[tuple[int, int], float], prior: Sequence[float]) -> np.ndarray:

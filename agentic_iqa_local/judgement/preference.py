@@ -1,5 +1,4 @@
-"""How probable it is that one assessed picture is better than another: by their intervals, by a fit, and by what the
-model says when it is shown both.
+"""How probable it is that one assessed picture is better than another: by their intervals, or by a fit.
 
 Of two scenes it is the probability that a draw of one picture's true quality lies above a draw of the other's.
 Pictures of one scene share what makes scores err, so that their differences are more certain: there a logistic
@@ -7,12 +6,9 @@ regression on the differences of what was measured answers, fitted on synthetic 
 """
 
 import math
-from contextlib import closing
-from dataclasses import asdict
 from typing import Annotated
 
 import numpy as np
-from PIL import Image
 from pydantic import BaseModel, ConfigDict, Field
 from scipy import special
 from scipy.stats import norm
@@ -20,52 +16,14 @@ from scipy.stats import norm
 from agentic_iqa_local.config import Pipeline, Settings
 from agentic_iqa_local.files import ROOT, folder_hash
 from agentic_iqa_local.judgement.intervals import HIGHEST, LOWEST, IntervalCalibration
-from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, comparison_prompt
-from agentic_iqa_local.result import Assessment, Tokens
-from agentic_iqa_local.score_fusion import LEVELS, expected_level, fused_distribution, letter_probabilities
+from agentic_iqa_local.result import Assessment
+from agentic_iqa_local.score_fusion import LEVELS, expected_level, fused_distribution
 from agentic_iqa_local.state import LETTERS
-from agentic_iqa_local.vlm_client import VLMClient
 
 SHIPPED = ROOT / "configs" / "comparisons.json"
 DRAWS = 400  # values that stand for a distribution
 UNKNOWN_SIGMA = 1.0  # levels: the error of the letters, where no tool tells its own
 MOST_LOGIT = 7.0  # a probability of 0.9991: no fit was tested beyond it
-
-
-class PairwiseRead(BaseModel):
-    """What the model's letters say of two pictures that it is shown together."""
-
-    # that the first picture is better: the mean over both orders and both letterings, 0..1
-    probability: float
-    order_bias: float  # by how much the picture that is shown first is preferred whichever it is, -0.5..0.5
-    letter_bias: float  # by how much the letter A is preferred whatever it means, -0.5..0.5
-    flipped: bool  # whether another picture is preferred when the order is reversed
-    off_letter_mass: float  # mean probability of other words than A and B
-    tokens: Tokens
-
-
-def read_pair(client: VLMClient, first: Image.Image, second: Image.Image) -> PairwiseRead:
-    """Shows the model both pictures, once in each order, each with A for the one shown first and with B for it.
-    Raises VLMError."""
-    p = np.zeros((2, 2))  # P(the one shown first is better), by order and lettering
-    off_letters, usages = [], []
-    for order, pictures in enumerate(((first, second), (second, first))):
-        with closing(client.open(list(pictures))) as session:
-            for lettering, letter in enumerate("AB"):
-                prompt = comparison_prompt(reversed_letters=letter == "B")
-                read = session.read_letters(prompt, ANSWER_PREFIX, ("A", "B"))
-                p[order, lettering] = letter_probabilities(read.logprobs)[letter]
-                off_letters.append(read.off_letter_mass)
-            usages.append(session.usage)
-    shown_first = p.mean(axis=1)
-    return PairwiseRead(
-        probability=(shown_first[0] + 1 - shown_first[1]) / 2,
-        order_bias=shown_first.mean() - 0.5,
-        letter_bias=float(np.mean([p[:, 0], 1 - p[:, 1]])) - 0.5,
-        flipped=bool((shown_first[0] - 0.5) * (shown_first[1] - 0.5) > 0),
-        off_letter_mass=float(np.mean(off_letters)),
-        tokens=Tokens(**asdict(usages[0] + usages[1])),
-    )
 
 
 class PairFit(BaseModel):
@@ -79,7 +37,6 @@ class PairFit(BaseModel):
     reference: bool
     # by measurement, per level: q, letters (their expected level), or a tool's name (its score)
     weights: dict[str, float] = Field(min_length=1)
-    pairwise: float = Field(ge=0)  # weight of the log-odds of the pairwise read; 0: it adds nothing
     pairs: Annotated[int, Field(ge=1)]
     photographs: Annotated[int, Field(ge=1)]
     source: str
@@ -149,8 +106,3 @@ def probability_above(one: np.ndarray, other: np.ndarray) -> float:
 def sigmoid(log_odds: float) -> float:
     """The probability of log-odds, which are cut at ±MOST_LOGIT."""
     return float(special.expit(np.clip(log_odds, -MOST_LOGIT, MOST_LOGIT)))
-
-
-def logit(probability: float) -> float:
-    """The log-odds of a probability, cut at ±MOST_LOGIT."""
-    return float(np.clip(special.logit(probability), -MOST_LOGIT, MOST_LOGIT))

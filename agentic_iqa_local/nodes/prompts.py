@@ -11,12 +11,10 @@ from typing import Any
 from agentic_iqa_local.state import LETTERS, LEVEL_WORDS, DamagedBox, ExecutorOutput, PlannerOutput
 from agentic_iqa_local.vlm_client.chat import ChatPrompt as Prompt
 
-TWO_PICTURES_PREAMBLE = "Two images are shown, one after the other. Neither is a reference."
 DEFAULT_QUERY = "Rate the perceptual quality of this image."
 REASONING_LIMIT = "Keep quality_reasoning below 300 characters."  # in the case: the template is the paper's
 ANSWER_PREFIX = '{"final_answer": "'
 """The Summarizer's own answer up to the letter: the JSON value position at which the letters are read."""
-FIRST_AND_SECOND = ("The first image", "The second image")
 
 
 def _template(name: str) -> str:
@@ -27,7 +25,6 @@ def _template(name: str) -> str:
 PLANNER_TEMPLATE = _template("planner")
 DETECTION_TEMPLATE, PRESENCE_TEMPLATE = _template("detection"), _template("presence")
 ANALYSIS_TEMPLATE, SELECTION_TEMPLATE = _template("analysis"), _template("selection")
-COMPARISON_TEMPLATE = _template("comparison")
 # AgenticIQA's (arXiv 2509.26006), word for word
 EXPLANATION_PROMPT_TEMPLATE, SCORING_PROMPT_TEMPLATE = _template("explanation") + "\n", _template("scoring") + "\n"
 
@@ -161,10 +158,3 @@ def summarizer_prompt(
     if reversed_letters:
         return Prompt(REVERSED_SCORING_PROMPT_TEMPLATE, case, words=LEVELS[::-1])
     return Prompt(SCORING_PROMPT_TEMPLATE, case, words=LEVELS)
-
-
-def comparison_prompt(reversed_letters: bool = False) -> Prompt:
-    """Asks which of two images is better: A is the first, or with `reversed_letters` the second."""
-    answers = FIRST_AND_SECOND[::-1] if reversed_letters else FIRST_AND_SECOND
-    lines = _query("Which image has the better quality?", answers)
-    return Prompt(COMPARISON_TEMPLATE, "\n".join(lines), TWO_PICTURES_PREAMBLE)

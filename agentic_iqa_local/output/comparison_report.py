@@ -63,17 +63,7 @@ def _pair_lines(pair: Pair) -> list[str]:
         f" of their fingerprints (perceptual hashes) differ. The probability {pair.probability:.3f} that the first is"
         f" better rests on {BASES[pair.basis]}{f' ({pair.fitted_on})' if pair.fitted_on else ''}."
     )
-    if pair.basis == "same scene, fitted":
-        text += f" As pictures of different scenes it would be {pair.independent:.3f}."
-    lines = wrapped(text, indent="")
-    if read := pair.pairwise:
-        lines += wrapped(
-            f"Shown both, the model says {read.probability:.3f} (weight {pair.pairwise_weight:g}); the one shown first"
-            f" gains {read.order_bias:+.3f}, the letter A {read.letter_bias:+.3f}; its preference"
-            f" {'changes' if read.flipped else 'stays'} when the order is reversed.",
-            indent="",
-        )
-    return lines
+    return wrapped(text, indent="")
 
 
 def _group_headline(found: Ranking) -> str:
@@ -89,7 +79,7 @@ def _group_headline(found: Ranking) -> str:
 def _order_lines(found: Ranking) -> list[str]:
     lines = [_place(ranked) for ranked in found.order]
     if found.pairs:
-        lines += ["", f"{len(found.pairs)} pairs compared, {found.pairwise_reads} of them read by the model."]
+        lines += ["", f"{len(found.pairs)} pairs compared."]
     return lines
 
 

@@ -20,7 +20,7 @@ from agentic_iqa_local.services import Services
 
 TO_ASSESS = ("query", "choices", "pipeline", "mode", "max_replan_iterations", "map", "at_least", "error_rate",
              "target_width", "background")  # fmt: skip
-TO_COMPARE = ("pairwise", "pipeline", "background")
+TO_COMPARE = ("pipeline", "background")
 
 Answer: TypeAlias = Assessment | Comparison | Ranking
 
@@ -97,8 +97,8 @@ def answered(ask: Ask, services: Services, observer: Observer | None = None) -> 
     if len(ask.pictures) == 1:
         return assess(ask.pictures[0], query=request.query, choices=request.choices, map=request.map, **how)
     if len(ask.pictures) == 2:
-        return compare(*ask.pictures, pairwise=request.pairwise, **how)
-    return rank(ask.pictures, pairwise=request.pairwise, **how)
+        return compare(*ask.pictures, **how)
+    return rank(ask.pictures, **how)
 
 
 def failure_of(answer: Answer) -> str | None:

@@ -239,7 +239,7 @@ def py_compare():
 
 @call
 def py_compare_scenes():
-    return letters().compare(TOWER, SCENE, pairwise=True).to_dict()
+    return letters().compare(TOWER, SCENE).to_dict()
 
 
 @call

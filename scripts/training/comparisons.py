@@ -1,13 +1,11 @@
 """Fits configs/comparisons.json: how far differences between two pictures' measurements tell which is better.
 
     python scripts/training/comparisons.py versions --photos PHOTOS --out versions.jsonl
-    python scripts/training/comparisons.py reads --photos PHOTOS --out reads.jsonl
-    python scripts/training/comparisons.py fit versions.jsonl --reads reads.jsonl
+    python scripts/training/comparisons.py fit versions.jsonl
 
-`versions` distorts training photographs and assesses each version by the letters pipeline; `reads` shows the model
-pairs of one kind at two severities. Both draw the same pictures where --seed, --photographs, --pairs and --bursts are
-the same. The truth is the pseudo-MOS (`synthetic`). The fit is a Bradley-Terry model: a logistic regression
-on differences, without an intercept, of the set of measurements with the least cross-validated log loss.
+`versions` distorts training photographs and assesses each version by the letters pipeline. The truth is the pseudo-MOS
+(`synthetic`). The fit is a Bradley-Terry model: a logistic regression on differences, without an intercept, of the set
+of measurements with the least cross-validated log loss.
 """
 
 import argparse
@@ -16,7 +14,7 @@ import itertools
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,8 +32,7 @@ from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.devices import choose_device
 from agentic_iqa_local.files import folder_hash
 from agentic_iqa_local.judgement.assessment import assess
-from agentic_iqa_local.judgement.preference import SHIPPED, PairFit, PairFits, logit, measurements, read_pair
-from agentic_iqa_local.nodes.summarizer import ROLE
+from agentic_iqa_local.judgement.preference import SHIPPED, PairFit, PairFits, measurements
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.services import Services
 
@@ -102,20 +99,11 @@ def versions(args: argparse.Namespace, services: Services) -> Iterator[dict]:
         yield about | {"row": row.to_dict()}
 
 
-def reads(args: argparse.Namespace, services: Services) -> Iterator[dict]:
-    """The model's P(the better one is better) of pairs of one kind at two severities."""
-    client = services.client(ROLE)
-    in_pairs = (picture for picture in pictures(args) if picture.series.startswith("pair"))
-    for better, worse in itertools.islice(zip(in_pairs, in_pairs, strict=False), args.count):
-        read = read_pair(client, Image.fromarray(better.pixels), Image.fromarray(worse.pixels))
-        yield {"photo": better.photo, "series": better.series, "probability": read.probability}
-
-
 def collect(args: argparse.Namespace) -> None:
-    """Writes versions or reads, each line as soon as it is there."""
+    """Writes versions, each line as soon as it is there."""
     services = Services(load_settings(args.config), choose_device())
     with args.out.open("x", encoding="utf-8") as file:
-        for line in (versions if args.command == "versions" else reads)(args, services):
+        for line in versions(args, services):
             print(json.dumps(line), file=file, flush=True)
 
 
@@ -157,21 +145,6 @@ def log_loss(x: np.ndarray, pairs: Sequence[Pair]) -> float:
     return float(-np.mean(np.log(np.where(better, p, 1 - p))))
 
 
-def read_weight(pairs: Sequence[Pair], weights: Mapping[str, float], p: Mapping[tuple[str, str], float]) -> float:
-    """Weight of a pairwise read's log-odds beside the weighted differences; 0 unless it lowers the log loss."""
-    read = [(a, b) for a, b in pairs if a.series == b.series and (a.photo, a.series) in p]
-    if len({first.photo for first, _ in read}) < FOLDS:
-        return 0.0
-    known = differences(read, list(weights)) @ np.array(list(weights.values()))
-    odds = [logit(p[a.photo, a.series]) * (1 if a.severity < b.severity else -1) for a, b in read]
-    both = np.stack([known, odds], axis=1)
-    if log_loss(both, read) >= log_loss(known[:, None], read):
-        return 0.0
-    better = np.array([a.mos > b.mos for a, b in read])
-    fitted = model().fit(mirrored(both), np.concatenate([better, ~better])).coef_[0]
-    return max(0.0, float(fitted[1] / fitted[0]))
-
-
 def fit(args: argparse.Namespace) -> None:
     """Puts the fit into the file, in place of an earlier one of the same model, pipeline and kind."""
     found = read_versions(args.versions)
@@ -183,15 +156,12 @@ def fit(args: argparse.Namespace) -> None:
     names = min(losses, key=losses.__getitem__)
     fitted = model().fit(mirrored(differences(pairs, names)), np.concatenate([better, ~better]))
     weights = dict(zip(names, map(float, fitted.coef_[0]), strict=True))
-    lines = map(json.loads, args.reads.read_text(encoding="utf-8").splitlines()) if args.reads else ()
-    p = {(line["photo"], line["series"]): line["probability"] for line in lines}
     settings = load_settings(args.config)
     new = PairFit(
         model=folder_hash(settings.folder(settings.summarizer.backend)),
         pipeline=found[0].row.pipeline,
         reference=any(version.row.reference is not None for version in found),
         weights={name: round(weight, 4) for name, weight in weights.items()},
-        pairwise=round(read_weight(pairs, weights, p), 4),
         pairs=len(pairs),
         photographs=len({version.photo for version in found}),
         source="synthetic distortions of training photographs",
@@ -207,19 +177,16 @@ def fit(args: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, about in (("versions", "assess versions of photographs"), ("reads", "show the model pairs")):
-        making = commands.add_parser(name, help=about)
-        making.add_argument("--photos", type=Path, required=True, help="folder of clean photographs")
-        making.add_argument("--out", type=Path, required=True, help="a new file of JSON lines")
-        making.add_argument("--seed", type=int, default=1)
-        making.add_argument("--photographs", type=int, default=40)
-        making.add_argument("--pairs", type=int, default=3, help="of one kind, for each photograph")
-        making.add_argument("--bursts", type=int, default=1, help="for each photograph")
-        making.add_argument("--reference", action="store_true", help="assess against the clean photograph")
-        making.add_argument("--count", type=int, default=100, help="reads")
+    making = commands.add_parser("versions", help="assess versions of photographs")
+    making.add_argument("--photos", type=Path, required=True, help="folder of clean photographs")
+    making.add_argument("--out", type=Path, required=True, help="a new file of JSON lines")
+    making.add_argument("--seed", type=int, default=1)
+    making.add_argument("--photographs", type=int, default=40)
+    making.add_argument("--pairs", type=int, default=3, help="of one kind, for each photograph")
+    making.add_argument("--bursts", type=int, default=1, help="for each photograph")
+    making.add_argument("--reference", action="store_true", help="assess against the clean photograph")
     fitting = commands.add_parser("fit", help="fit the weights")
     fitting.add_argument("versions", nargs="+", type=Path, help="what `versions` wrote")
-    fitting.add_argument("--reads", type=Path, help="what `reads` wrote")
     fitting.add_argument("--out", type=Path, default=SHIPPED)
     for command in commands.choices.values():
         command.add_argument("--config", help="a set-up (default: embedded)")
