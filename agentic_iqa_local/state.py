@@ -9,15 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, Self, TypedDict, TypeVar, get_args
 
-from pydantic import (
-    BaseModel,
-    Field,
-    JsonValue,
-    StringConstraints,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, Field, JsonValue, StringConstraints, ValidationInfo, field_validator, model_validator
 
 logger = logging.getLogger(__name__)
 
@@ -128,8 +120,7 @@ class PlannerOutput(BaseModel):
         description="Explicit when the query names distortions, else Inferred."
     )
     distortions: dict[str, list[str]] | None = Field(
-        default=None,
-        description="Object or Global to the distortion types that the query names; null when inferred.",
+        default=None, description="Object or Global to the distortion types that the query names; null when inferred."
     )
     reference_mode: Literal["Full-Reference", "No-Reference"] = Field(
         description="Full-Reference exactly when a reference image is given."
@@ -154,8 +145,7 @@ class PlannerInput(BaseModel):
         default=None, description="A pristine reference of the same size, if there is one."
     )
     prior_context: dict[str, Any] | None = Field(
-        default=None,
-        description='{"turns": [...]} of a conversation and {"replan_history": [...]} of replans.',
+        default=None, description='{"turns": [...]} of a conversation and {"replan_history": [...]} of replans.'
     )
 
     @field_validator("image_path", "reference_path")

@@ -124,11 +124,7 @@ def qwen(name, tokenizer):
         config, kind = tf.Qwen3VLConfig(text_config=text, vision_config=tower, **places), tf.Qwen3VLForConditionalGeneration  # fmt: skip
     else:
         tower |= {"num_position_embeddings": 256}
-        partial = rope | {
-            "mrope_section": [3, 3, 2],
-            "mrope_interleaved": True,
-            "partial_rotary_factor": 0.25,
-        }
+        partial = rope | {"mrope_section": [3, 3, 2], "mrope_interleaved": True, "partial_rotary_factor": 0.25}
         text |= {
             "head_dim": 64, "rope_parameters": partial, "layer_types": ["linear_attention", "full_attention"],
             "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 32, "linear_value_head_dim": 32,

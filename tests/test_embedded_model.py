@@ -65,10 +65,7 @@ def seen(client):
         for sample in samples:
             session = client.open([Image.fromarray(sample.image)])
             reply = ask(
-                session,
-                detection_prompt(DEFAULT_QUERY, ["Global"]),
-                detection_reply(["Global"]),
-                RoleSettings(),
+                session, detection_prompt(DEFAULT_QUERY, ["Global"]), detection_reply(["Global"]), RoleSettings()
             )
             types = reply.model_dump(by_alias=True)["Global"]
             quality = measure(sample.image, clean)

@@ -152,10 +152,7 @@ def special_tokens(client, prompt) -> list[int]:
 
 def assert_same_frame(client, query: str) -> None:
     """The prompts around a query have the special tokens and the end of those around a plain one."""
-    for make in (
-        lambda text: planner_prompt(text, False),
-        lambda text: summarizer_prompt(text, None, scoring=True),
-    ):
+    for make in (lambda text: planner_prompt(text, False), lambda text: summarizer_prompt(text, None, scoring=True)):
         assert special_tokens(client, make(query)) == special_tokens(client, make(DEFAULT_QUERY))
         hostile, plain = (client.renderer.render(make(text), 1, ANSWER_PREFIX) for text in (query, DEFAULT_QUERY))
         assert hostile.answer_ids == plain.answer_ids

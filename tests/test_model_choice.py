@@ -25,11 +25,7 @@ def weights(file: Path, numbers: int) -> None:
 def model(folder: Path, numbers: int = 10, **config) -> Path:
     """A folder that has all that a vision-language model needs."""
     folder.mkdir(parents=True)
-    known = {
-        "architectures": ["Qwen2_5_VLForConditionalGeneration"],
-        "model_type": "qwen2_5_vl",
-        "vision_config": {},
-    }
+    known = {"architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl", "vision_config": {}}
     (folder / "config.json").write_text(json.dumps(known | config))
     for name in ("preprocessor_config.json", "tokenizer.json", "tokenizer_config.json"):
         (folder / name).write_text("{}")

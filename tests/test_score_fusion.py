@@ -8,10 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentic_iqa_local.score_fusion import (
-    ScoreFusion,
-    letter_probabilities,
-)
+from agentic_iqa_local.score_fusion import ScoreFusion, letter_probabilities
 
 LEVELS = (1, 2, 3, 4, 5)
 UNIFORM = dict.fromkeys(LEVELS, 0.2)
@@ -152,8 +149,7 @@ def test_map_to_level_takes_the_nearest_level_halves_up_or_custom_thresholds(fus
 
 
 @pytest.mark.parametrize(
-    ("levels", "scores"),
-    [([1, 2, 3], {1.0: "C", 1.5: "B", 3.0: "A"}), (range(7), {0.0: "G", 2.9: "D", 6.0: "A"})],
+    ("levels", "scores"), [([1, 2, 3], {1.0: "C", 1.5: "B", 3.0: "A"}), (range(7), {0.0: "G", 2.9: "D", 6.0: "A"})]
 )
 def test_other_levels_than_five_have_their_letters(levels, scores):
     fusion = ScoreFusion(quality_levels=levels)

@@ -61,11 +61,7 @@ class Handler(BaseHTTPRequestHandler):
 def send(handler, content, status: int = 200, **headers: str) -> None:
     body = content if isinstance(content, bytes) else json.dumps(content).encode()
     handler.send_response(status)
-    for name, value in {
-        "Content-Length": str(len(body)),
-        "Content-Type": "application/json",
-        **headers,
-    }.items():
+    for name, value in {"Content-Length": str(len(body)), "Content-Type": "application/json", **headers}.items():
         handler.send_header(name.replace("_", "-"), value)
     handler.end_headers()
     handler.wfile.write(body)
@@ -201,10 +197,7 @@ def test_a_wrong_or_missing_model_is_named(server):
     assert connect(server, served_name="two").describe()["served_as"] == "two"
     server.answers[MODELS] = {"data": []}
     refused(lambda: connect(server), "it serves none; .* start vllm serve")
-    refused(
-        lambda: connect(server, exact=True),
-        "expected exact: false, for the server decides that",
-    )
+    refused(lambda: connect(server, exact=True), "expected exact: false, for the server decides that")
 
 
 @pytest.mark.parametrize(
@@ -247,12 +240,7 @@ def test_key_and_login_are_sent_and_written_nowhere(server, prompt, monkeypatch)
     client = connect(server, server=with_login)
     read(client)
     assert {sent for _, sent, _ in server.asked} == {"Basic aXFhOmh1bnRlcjIvQDoj"}
-    shown = [
-        client.describe(),
-        client.settings,
-        client.settings.model_dump(),
-        client.settings.model_dump_json(),
-    ]
+    shown = [client.describe(), client.settings, client.settings.model_dump(), client.settings.model_dump_json()]
     assert "hunter2" not in str(shown)
     assert client.describe()["device"] == client.settings.model_dump()["server"] == server.url
     server.asked.clear()

@@ -233,10 +233,7 @@ class Renderer:
 
 
 def resolve_letters(
-    encode: Callable[[str], list[int]],
-    tail: str,
-    letters: Sequence[str],
-    words: Mapping[str, str] | None = None,
+    encode: Callable[[str], list[int]], tail: str, letters: Sequence[str], words: Mapping[str, str] | None = None
 ) -> dict[str, int]:
     """Letter, or word → token id after `tail`. `A`, ` A` and `"A` are different tokens with different distributions, so
     an id is what the tokenizer makes of a letter right after the prompt's own end: encode(tail + letter) must be

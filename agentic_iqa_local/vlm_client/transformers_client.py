@@ -148,11 +148,7 @@ class TransformersClient(VLMClient):
         return grammar
 
     def read_many(
-        self,
-        pictures: Sequence[Sequence[Image.Image]],
-        prompt: ChatPrompt,
-        answer_prefix: str,
-        letters: Sequence[str],
+        self, pictures: Sequence[Sequence[Image.Image]], prompt: ChatPrompt, answer_prefix: str, letters: Sequence[str]
     ) -> ManyReads:
         """`VLMClient.read_many`. Pictures that become equally many tokens go through the model side by side,
         as many as MOST_TOKENS and the model's range of pixels allow; others one by one."""

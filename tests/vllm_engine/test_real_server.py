@@ -82,10 +82,7 @@ def test_letters_and_answers_equal_those_of_transformers(served, client, photo, 
     assert apart(ours, theirs) < BOUND
     many = served.read_many([images] * 2, SCORING, ANSWER_PREFIX, LETTERS)
     assert max(apart(read, theirs) for read in many.reads) < BOUND
-    for prompt, schema, begun in (
-        (PLAN, PlannerReply, ""),
-        (SCORING, summary_reply(LETTERS), ANSWER_PREFIX + "B"),
-    ):
+    for prompt, schema, begun in ((PLAN, PlannerReply, ""), (SCORING, summary_reply(LETTERS), ANSWER_PREFIX + "B")):
         texts = [c.open(images).generate(prompt, schema, answer_prefix=begun) for c in (served, client)]
         assert texts[0] == texts[1]
 
