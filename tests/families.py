@@ -55,21 +55,9 @@ def build(name: str, folder: Path) -> Path:
     parts, tiles, patches and pixel ranges of the published folder; widths, depths and vocabulary are not."""
     torch.manual_seed(0)
     tokenizer = tf.AutoTokenizer.from_pretrained(EMBEDDED, local_files_only=True)
-    if name in ("smolvlm", "idefics3"):
-        cells = [f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)]
-        add(tokenizer, "<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>", *cells)
-    elif name == "internvl":
-        add(tokenizer, "<img>", "</img>")
-    if name.startswith("qwen"):
-        model, processor = qwen(name, tokenizer)
-    elif name in ("llava_clip", "llava_siglip"):
-        model, processor = llava(name == "llava_clip", tokenizer)
-    elif name == "internvl":
-        model, processor = internvl(tokenizer)
-    elif name in ("smolvlm", "idefics3"):
-        model, processor = idefics(name == "smolvlm", tokenizer)
-    else:
-        model, processor = onevision(name != "llava_onevision", tokenizer)
+    makers = {"qwen": qwen, "llava_clip": llava, "llava_siglip": llava, "smolvlm": idefics, "idefics3": idefics, "internvl": internvl}  # fmt: skip
+    make = next((maker for start, maker in makers.items() if name.startswith(start)), onevision)
+    model, processor = make(name, tokenizer)
     # transformers' default initialisation gives logits that hardly see the image: draw the matrices larger
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -140,7 +128,8 @@ def qwen(name, tokenizer):
     return kind(config), processor
 
 
-def llava(clip: bool, tokenizer):
+def llava(name, tokenizer):
+    clip = name == "llava_clip"
     square, strategy = {"height": 112, "width": 112}, "default" if clip else "full"
     tower = tf.CLIPVisionConfig(**TOWER, projection_dim=32) if clip else tf.SiglipVisionConfig(**TOWER, vision_use_head=False)  # fmt: skip
     config = tf.LlavaConfig(
@@ -155,8 +144,9 @@ def llava(clip: bool, tokenizer):
     return tf.LlavaForConditionalGeneration(config), processor
 
 
-def onevision(as_published: bool, tokenizer):
-    """As published: SigLIP with 384×384 in patches of 14 (729 tokens a tile), Qwen2, up to 6×6 tiles."""
+def onevision(name, tokenizer):
+    """Of a preset: SigLIP with 384×384 in patches of 14 (729 tokens a tile), Qwen2, up to 6×6 tiles."""
+    as_published = name in PRESETS
     side, steps = (384, 6) if as_published else (112, 2)
     tile = {"height": side, "width": side}
     pinpoints = [[side * rows, side * columns] for rows in range(1, steps + 1) for columns in range(1, steps + 1)]
@@ -177,7 +167,8 @@ def onevision(as_published: bool, tokenizer):
     return tf.LlavaOnevisionForConditionalGeneration(config), processor
 
 
-def internvl(tokenizer):
+def internvl(name, tokenizer):
+    add(tokenizer, "<img>", "</img>")
     side, square = {"image_size": [112, 112], "patch_size": [14, 14]}, {"height": 112, "width": 112}
     config = tf.InternVLConfig(
         vision_config=TOWER | side, text_config=dict(model_type="qwen2", **TEXT, **ids(tokenizer)),
@@ -192,7 +183,10 @@ def internvl(tokenizer):
     return tf.InternVLForConditionalGeneration(config), processor
 
 
-def idefics(smol: bool, tokenizer):
+def idefics(name, tokenizer):
+    cells = [f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)]
+    add(tokenizer, "<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>", *cells)
+    smol = name == "smolvlm"
     config = (tf.SmolVLMConfig if smol else tf.Idefics3Config)(
         vision_config=TOWER, text_config=dict(model_type="llama", **TEXT, **ids(tokenizer)), scale_factor=2,
         image_token_id=tokenizer.convert_tokens_to_ids("<image>"), pad_token_id=tokenizer.pad_token_id, tie_word_embeddings=False,

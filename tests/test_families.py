@@ -17,7 +17,6 @@ from agentic_iqa_local.offline.fetch import REPOS
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.state import LETTERS, LEVEL_WORDS
 from agentic_iqa_local.vlm_client.chat import in_words
-from agentic_iqa_local.vlm_client.rendering import NEXT_SET_UP
 from agentic_iqa_local.vlm_client.transformers_client import TransformersClient
 
 RESIZING = {"llava_clip", "llava_siglip"}  # to one square
@@ -99,12 +98,6 @@ def test_a_preset_gives_the_letters_of_a_plain_pass_and_a_whole_assessment(prese
     # OneVision of 512×512: a whole view of 27×27 tokens, and 2×2 tiles of 27×27 with a token at the end of each line;
     # Qwen: seen as it is, to whole tokens of 32 or 28 pixels
     assert row.seen.tokens == {"qwen3_vl_2b": 16 * 16, "qwen2_5_vl_3b": 18 * 18}.get(preset, 729 + 54 * 54 + 54)
-
-
-def test_the_embedded_models_note_names_the_command_that_fetches_the_next(services):
-    assert NEXT_SET_UP in PRESETS
-    notice = services.client("summarizer").describe()["notice"]
-    assert f"python scripts/fetch_models.py --config {NEXT_SET_UP}" in notice
 
 
 def test_words_are_asked_for_and_read_in_either_order():

@@ -2,6 +2,7 @@
 prefix nor a batch changes them."""
 
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -16,7 +17,6 @@ from agentic_iqa_local.nodes.prompts import (
     analysis_prompt,
     detection_prompt,
     planner_prompt,
-    summarizer_prompt,
 )
 from agentic_iqa_local.nodes.replies import PlannerReply, analysis_reply, detection_reply, summary_reply
 from agentic_iqa_local.state import LETTERS
@@ -25,29 +25,31 @@ from agentic_iqa_local.vlm_client import OutOfMemory, VLMError, transformers_cli
 # float32 rounds at 2^-24 = 6e-8 of a value; sums over a few hundred terms in another order differ by some 1e-6, and
 # logits reach about 20.
 BOUND = 1e-4
-PLAN = planner_prompt(DEFAULT_QUERY, False)
+PLAN, OTHER = planner_prompt(DEFAULT_QUERY, False), replace(SCORING, case="Other")
 
 
 @pytest.fixture(scope="module")
 def pictures(photo, noisy_path):
-    return photo.crop((0, 0, 256, 224)), Image.open(noisy_path).convert("RGB").crop((0, 0, 192, 320))
+    return [photo.crop((0, 0, 256, 224)), Image.open(noisy_path).convert("RGB").crop((0, 0, 192, 320))]
 
 
-def read(session, prompt=SCORING, letters=LETTERS):
-    return session.read_letters(prompt, ANSWER_PREFIX, letters)
+def read(session, prompt=SCORING):
+    return session.read_letters(prompt, ANSWER_PREFIX, LETTERS)
 
 
-@pytest.mark.parametrize("count", [1, 2], ids=["no-reference", "full-reference"])
-def test_letters_equal_a_plain_pass_also_behind_other_roles_and_pictures(client, pictures, count):
+def read_many(client, pictures):
+    return client.read_many(pictures, SCORING, ANSWER_PREFIX, LETTERS)
+
+
+def test_letters_equal_a_plain_pass_also_behind_other_roles_and_pictures(client, pictures):
     """Qwen's models keep the last image's positions in the module: a session must not pick up a stranger's."""
-    images = [*pictures][:count]
-    session, stranger = client.open(images), client.open([pictures[1]])
+    session, stranger = client.open(pictures), client.open([pictures[1]])
     session.generate(PLAN, PlannerReply)
     assert apart(read(stranger), plain_logprobs(client, [pictures[1]])) < BOUND
     before = session.usage.prefilled
-    assert apart(read(session), plain_logprobs(client, images)) < BOUND
+    assert apart(read(session), plain_logprobs(client, pictures)) < BOUND
     # 256×224 pixels in 32-pixel tokens, 192×320; they and the preamble come from the cache, which role text follows
-    assert [seen.tokens for seen in session.seen] == [8 * 7, 6 * 10][:count]
+    assert [seen.tokens for seen in session.seen] == [8 * 7, 6 * 10]
     assert session.usage.reused >= sum(seen.tokens for seen in session.seen)
     assert session.usage.prefilled - before < before
 
@@ -64,14 +66,10 @@ def test_a_reasoning_continues_the_sequence_of_the_letter_read(client, pictures)
 
 def test_a_cache_that_cannot_be_cut_is_computed_again(client, pictures, monkeypatch):
     """Sliding-window and linear-attention caches refuse to be cropped."""
-
-    def refuse(*_):
-        raise RuntimeError("cannot crop")
-
-    monkeypatch.setattr(DynamicCache, "crop", refuse)
-    session = client.open([pictures[0]])
+    monkeypatch.setattr(DynamicCache, "crop", Mock(side_effect=RuntimeError("cannot crop")))
+    session, fresh = client.open([pictures[0]]), client.open([pictures[0]])
     read(session)
-    assert apart(read(session, replace(SCORING, case="Other")), read(client.open([pictures[0]]), replace(SCORING, case="Other"))) < BOUND  # fmt: skip
+    assert apart(read(session, OTHER), read(fresh, OTHER)) < BOUND
     assert session.usage.reused == 0
 
 
@@ -111,23 +109,12 @@ def test_answers_are_valid_even_from_a_hot_model_and_greedy_ones_repeat(client, 
         session.generate(SCORING, summary_reply(LETTERS), answer_prefix=ANSWER_PREFIX + "X")
 
 
-def test_special_tokens_in_a_query_are_text(client):
-    """A query cannot end its turn or pose as an image."""
-    special = ("<|im_end|>", "<|im_start|>", "<|image_pad|>")
-    hostile = summarizer_prompt("\n".join(special), None, scoring=True)
-    ids, plain = (client.renderer.render(prompt, 1).prompt_ids for prompt in (hostile, SCORING))
-    for token in map(client.tokenizer.convert_tokens_to_ids, special):
-        assert ids.count(token) == plain.count(token)
-
-
 def test_a_forward_pass_without_memory_is_a_sentence_and_leaves_a_clean_session(pictures, monkeypatch):
     lone = load(EMBEDDED)
     session = lone.open([pictures[0]])
     session.generate(PLAN, PlannerReply)
 
-    def exhausted(*_, **__):
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
+    exhausted = Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory"))
     with monkeypatch.context() as patch:
         patch.setattr(lone.model, "forward", exhausted)
         with pytest.raises(OutOfMemory, match="lower max_pixels"):
@@ -137,17 +124,11 @@ def test_a_forward_pass_without_memory_is_a_sentence_and_leaves_a_clean_session(
 
 def test_a_model_that_overflows_is_refused(pictures, monkeypatch):
     lone = load(EMBEDDED)
-    forward = lone.model.forward
-
-    def overflowing(*args, **options):
-        output = forward(*args, **options)
-        output.logits = output.logits * float("inf")
-        return output
-
-    monkeypatch.setattr(lone.model, "forward", overflowing)
-    for ask in (lambda: read(lone.open([pictures[0]])), lambda: lone.read_many([[pictures[0]]], SCORING, ANSWER_PREFIX, LETTERS)):  # fmt: skip
+    weight = lone.model.get_output_embeddings().weight
+    monkeypatch.setattr(weight, "data", weight.data * float("inf"))
+    for ask in (lambda one: read(lone.open(one)), lambda one: read_many(lone, [one])):
         with pytest.raises(VLMError, match=r"not finite in torch\.float32; set dtype: float32"):
-            ask()
+            ask([pictures[0]])
 
 
 def test_the_exact_mode_asks_for_deterministic_kernels_and_gives_the_same_bits(pictures):
@@ -188,19 +169,18 @@ def test_a_batch_gives_the_letters_that_each_picture_gives_alone(client, photo, 
     alone = [read(client.open(images)) for images in pictures]
     session = client.open(pictures[0])
     read(session)
-    many = client.read_many(pictures, SCORING, ANSWER_PREFIX, LETTERS)
+    many = read_many(client, pictures)
     assert max(map(apart, many.reads, alone)) < BOUND
     assert apart(alone[0], alone[6]) > 0.01  # they are told apart
     assert (many.usage.calls, many.usage.prefilled) == (7, 7 * session.usage.prefilled)
     assert many.usage.forward_passes == 1  # 7 tiles of 16 image tokens fit into one
     assert (many.seen.width, many.seen.height, many.seen.tokens) == (128, 128, 16)
     monkeypatch.setattr(transformers_client, "MOST_TOKENS", 3 * session.usage.prefilled + 1)
-    fewer = client.read_many(pictures, SCORING, ANSWER_PREFIX, LETTERS)
+    fewer = read_many(client, pictures)
     assert fewer.usage.forward_passes == 3  # of three, three and one
     assert max(map(apart, fewer.reads, alone)) < BOUND
     # a session goes on from its own cache and positions
-    other = replace(SCORING, case="Other")
-    assert apart(read(session, other), read(client.open(pictures[0]), other)) < BOUND
+    assert apart(read(session, OTHER), read(client.open(pictures[0]), OTHER)) < BOUND
     assert session.usage.reused > 0
 
 
@@ -208,7 +188,7 @@ def test_pairs_and_pictures_of_different_sizes_are_read_too(client, photo):
     pairs = [[photo.crop((0, 0, 128, 128)), *images] for images in tiles(photo, 3)]
     sizes = [[photo.crop((0, 0, 128, 128))], [photo.crop((0, 0, 160, 128))]]
     for pictures, passes in ((pairs, 1), (sizes, 2)):
-        many = client.read_many(pictures, SCORING, ANSWER_PREFIX, LETTERS)
+        many = read_many(client, pictures)
         assert many.usage.forward_passes == passes
         assert max(apart(r, read(client.open(p))) for r, p in zip(many.reads, pictures, strict=True)) < BOUND
     threads = client.read_each(sizes, SCORING, ANSWER_PREFIX, LETTERS, at_once=2)
