@@ -3,7 +3,6 @@
 import html
 import json
 import math
-import os
 import subprocess
 import sys
 import weakref
@@ -20,13 +19,6 @@ from agentic_iqa_local import IQA, Assessment, assess, run_pipeline
 from agentic_iqa_local.batch.work import as_line
 from agentic_iqa_local.images.pictures import as_file
 from agentic_iqa_local.state import LEVEL_WORDS
-from agentic_iqa_local.vlm_client import VLMError
-
-
-def python(program: str) -> subprocess.CompletedProcess[str]:
-    """A fresh process that runs `program` in the checkout."""
-    env = os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, env=env)
 
 
 @pytest.fixture
@@ -44,8 +36,8 @@ def pixels(picture):
 
 
 def test_every_kind_of_picture_gives_the_same_score(photo_path, services):
-    image, content = Image.open(photo_path), Path(photo_path).read_bytes()
-    path = Path(photo_path)
+    path, image = Path(photo_path), Image.open(photo_path)
+    content = path.read_bytes()
     kinds = [photo_path, path, image, np.asarray(image.convert("RGB")), content, path.as_uri()]
     results = [assess(kind, services=services, pipeline="letters") for kind in kinds]
     assert len({result.q for result in results}) == 1
@@ -56,31 +48,22 @@ def test_every_kind_of_picture_gives_the_same_score(photo_path, services):
 
 
 def test_files_of_pictures_in_memory_are_the_users_alone_and_go(pixels):
-    with as_file(pixels[::2, ::-1]) as file:  # a view with strides
+    with as_file(pixels) as file:
         folder = Path(file.path).parent
         assert folder.stat().st_mode & 0o077 == 0
-        assert np.array_equal(np.asarray(Image.open(file.path)), pixels[::2, ::-1])
     assert not folder.exists()
 
 
-@pytest.mark.parametrize(
-    ("wrong", "error", "said"),
-    [
-        (np.zeros((64, 96, 3), np.float32), ValueError, "(array * (255 / white))"),
-        (np.zeros((3, 64, 96), np.uint8), ValueError, "array.transpose(1, 2, 0)"),
-        (Image.new("HSV", (64, 64)), ValueError, ".convert('RGB')"),
-        ("data:image/png;base64," + "A" * 100, ValueError, "base64.b64decode"),
-        ("https://example.org/photo.png", ValueError, "download it first"),
-        (3, TypeError, "got int"),
-    ],
-)
-def test_what_is_no_picture_is_refused_before_anything_is_opened(scripted, wrong, error, said):
+def test_what_is_no_picture_or_no_choice_is_refused_before_anything_is_opened(scripted, picture):
     iqa, client = scripted
-    for arguments in ((wrong,), ("a.png", wrong), (["a.png", wrong],)):
-        with pytest.raises(error) as caught:
+    for arguments in ((3,), ("a.png", 3), (["a.png", 3],)):
+        with pytest.raises(TypeError, match="got int"):
             iqa(*arguments)
-        assert said in str(caught.value)
-        assert "AAAA" not in str(caught.value)
+    for choices in ("Yes", ["Yes"], [1, 2], {"Yes", "No"}):
+        with pytest.raises(ValueError, match="choices: expected"):
+            iqa(picture, choices=choices)
+    with pytest.raises(ValueError, match="choices: expected"):
+        run_pipeline("Is it sharp?", picture, choices=["Yes"], services=iqa._services)
     assert client.opened == []
 
 
@@ -122,15 +105,6 @@ def test_a_rating_in_short_and_at_length(scripted, picture):
     assert {"letter", "level"}.isdisjoint(Assessment.model_fields)
 
 
-@pytest.mark.parametrize("choices", ["Yes", ["Yes"], [1, 2], {"Yes", "No"}])
-def test_wrong_choices_are_refused_before_anything_is_opened(scripted, picture, choices):
-    with pytest.raises(ValueError, match="choices: expected"):
-        scripted[0](picture, choices=choices)
-    with pytest.raises(ValueError, match="choices: expected"):
-        run_pipeline("Is it sharp?", picture, choices=choices, services=scripted[0]._services)
-    assert scripted[1].opened == []
-
-
 def test_a_choice_and_a_failure_show_as_what_they_are(scripted, picture):
     row = scripted[0](picture, query="Is it <b>sharp</b>?", choices=["<Yes>", "No"])
     assert (row.letter, row.level, row.q) == (row.final_answer, None, None)
@@ -157,11 +131,6 @@ def test_a_fused_score_stays_when_the_reasoning_fails_three_times(picture):
     assert [t.details["role"] for t in row.failed_tries] == ["summarizer"] * 3
 
 
-def test_a_folder_without_a_model_is_told_before_anything_is_loaded():
-    with pytest.raises(VLMError, match="no-such-model: there is none; fetch it"):
-        IQA(model="no-such-model", cpu=True)
-
-
 def test_the_model_is_loaded_at_the_first_picture_kept_and_freed_at_the_end(photo_path):
     with IQA(cpu=True, pipeline="letters") as iqa:
         assert repr(iqa) == "IQA(transformers.embedded on cpu)"
@@ -182,5 +151,4 @@ def test_importing_and_looking_around_load_neither_torch_nor_pyiqa():
         "import sys, agentic_iqa_local as a\nassert set(a.__all__) <= set(dir(a))\na.IQA\n"
         "print(sorted({'torch', 'pyiqa', 'transformers'} & set(sys.modules)))"
     )
-    done = python(program)
-    assert done.stdout == "[]\n", done.stderr
+    assert subprocess.check_output([sys.executable, "-c", program], text=True, cwd=ROOT) == "[]\n"

@@ -53,30 +53,28 @@ def calls(client: ScriptedClient) -> Counter:
     return Counter(name for name, _ in client.calls)
 
 
-def records(caplog, level: int) -> list[str]:
-    return [r.getMessage() for r in caplog.records if r.levelno == level and r.name == "agentic_iqa_local.graph"]
-
-
-# The edge
-
-
 @pytest.mark.parametrize(
     ("need_replan", "iteration", "limit", "expected"),
     [(True, 1, 3, "planner"), (True, 3, 3, "__end__"), (True, 0, 0, "__end__"), (False, 0, 2, "__end__")],
 )
 def test_the_edge_replans_below_the_limit_only_and_logs_it(need_replan, iteration, limit, expected, caplog):
-    reason, replans = "No tool scores available" if need_replan else None, expected == "planner"
+    reason = "No tool scores available" if need_replan else None
     fields = {"need_replan": need_replan, "replan_reason": reason}
     result = SummarizerOutput(final_answer="C", quality_reasoning="Soft.", **fields)
     state = {"summarizer_result": result, "iteration_count": iteration, "max_replan_iterations": limit}
     with caplog.at_level(logging.INFO):
         assert decide_next_node(state) == expected
-    told = f"iteration_count={iteration}, max_replan_iterations={limit}, decision={expected}"
-    triggered = [f"Replanning triggered: {reason}", f"Iteration {iteration}/{limit}"]
-    assert records(caplog, logging.INFO) == [f"need_replan={need_replan}, {told}", *(triggered if replans else [])]
-    reached = f"Max replanning iterations ({limit}) reached"
-    stopped = [reached, "Continuing with current evidence despite need_replan=true"]
-    assert records(caplog, logging.WARNING)[:2] == (stopped if need_replan and not replans else [])
+    told = [
+        f"need_replan={need_replan}, iteration_count={iteration}, max_replan_iterations={limit}, decision={expected}"
+    ]
+    if expected == "planner":
+        told += [f"Replanning triggered: {reason}", f"Iteration {iteration}/{limit}"]
+    elif need_replan:
+        told += [
+            f"Max replanning iterations ({limit}) reached",
+            "Continuing with current evidence despite need_replan=true",
+        ]
+    assert [r.getMessage() for r in caplog.records if "potential logic issue" not in r.getMessage()] == told
 
 
 def test_the_drawing_is_the_specified_one_and_that_of_the_graph():
@@ -94,9 +92,6 @@ def test_the_drawing_is_the_specified_one_and_that_of_the_graph():
     assert edges == forward | {("summarizer", "planner"), ("summarizer", "end")}
 
 
-# The limit
-
-
 @pytest.mark.parametrize(
     ("configured", "limit", "plans"), [(2, 0, 1), (2, 1, 1), (2, 3, 3), (2, None, 2), (3, None, 3)]
 )
@@ -112,26 +107,23 @@ def test_the_limit_bounds_the_plans_of_a_summarizer_that_always_asks(picture, co
 
 
 def test_a_run_starts_from_nothing_but_what_it_is_given(picture):
-    query, start = "Is it sharp? yes or no", {"iteration_count": 0, "max_replan_iterations": 2, "replan_history": []}
-    assert initial_state(QUERY, picture) == {"query": QUERY, "image_path": picture, **start}
-    asked = {"query": query, "image_path": picture, "reference_path": "whole.png", "choices": ["yes", "no"], **start}
-    assert initial_state(query, picture, "whole.png") == asked
+    start = {"image_path": picture, "iteration_count": 0, "max_replan_iterations": 2, "replan_history": []}
+    assert initial_state(QUERY, picture) == start | {"query": QUERY}
+    query = "Is it sharp? yes or no"
+    asked = {"query": query, "reference_path": "whole.png", "choices": ["yes", "no"]}
+    assert initial_state(query, picture, "whole.png") == start | asked
     assert initial_state(query, picture, choices=("No", "Hardly"))["choices"] == ["No", "Hardly"]
     with pytest.raises(ValueError, match="max_replan_iterations"):
         initial_state(QUERY, picture, max_replan_iterations=-1)
 
 
-# History and feedback
-
-
-def test_a_long_limit_is_reached_and_the_history_keeps_ten(picture, caplog):
+def test_a_long_limit_is_reached_and_the_planner_is_told_of_the_last_ten_rounds(picture):
     client = never_satisfied()
     final = run(client, picture, 14)  # 42 steps: the recursion limit allows them
     assert calls(client)["PlannerReply"] == final["iteration_count"] == 14
     assert [entry.split("]")[0] for entry in final["replan_history"]] == [f"[Iteration {i}" for i in range(5, 15)]
-    assert "xcessive replanning" in caplog.text
     told = [prompt.case.count(GAP) for prompt in prompts(client, "PlannerReply")]
-    assert told == [*range(11), 10, 10, 10]  # what was missing, to the Planner
+    assert told == [*range(11), 10, 10, 10]
     assert client.opened == [1]  # once for all roles and rounds
 
 
@@ -142,9 +134,6 @@ def test_a_result_survives_json_and_a_checkpointer(picture):
     assert SummarizerOutput.model_validate_json(result.model_dump_json()) == result
     serializer = JsonPlusSerializer()
     assert serializer.loads_typed(serializer.dumps_typed(final)) == final
-
-
-# Failures
 
 
 @FAILURES
@@ -183,9 +172,6 @@ def test_whatever_a_client_raises_is_an_error_of_the_state(picture, where):
     final = run(client, picture)
     assert f"scripted: {'ZeroDivisionError' if where == 'opening' else 'KeyError'}: " in final["error"]
     assert (final["iteration_count"], "summarizer_result" in final) == (0, False)
-
-
-# Without the Summarizer, and prompts
 
 
 def test_without_the_summarizer_the_graph_ends_after_the_executor(picture):
