@@ -2,6 +2,7 @@
 
 import os
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -19,22 +20,19 @@ def gpus(monkeypatch):
     not set."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # so that what the code sets is undone
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setattr(torch.version, "cuda", "13.2")
 
     def see(count, initialized=False):
-        def properties(device):
-            index = torch.device(device).index if isinstance(device, str) else device
-            assert index < count
-            return SimpleNamespace(name=f"Card {index}", uuid=UUIDS[index], total_memory=(index + 1) * 2**30)
-
-        monkeypatch.setattr(torch.version, "cuda", "13.2")
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: initialized)
-        monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
-        monkeypatch.setattr(torch.cuda, "init", fail_init)
-
-    def fail_init():
-        raise RuntimeError("Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU.")
+        cards = [SimpleNamespace(name=f"Card {i}", uuid=UUIDS[i]) for i in range(count)]
+        no_driver = RuntimeError("Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU.")
+        for name, answer in {
+            "is_available": lambda: count > 0,
+            "device_count": lambda: count,
+            "is_initialized": lambda: initialized,
+            "get_device_properties": cards.__getitem__,
+            "init": Mock(side_effect=no_driver),
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, answer)
 
     return see
 
@@ -54,6 +52,9 @@ def test_what_is_asked_for_is_taken(gpus, count, options, device):
     assert "CUDA_VISIBLE_DEVICES" not in os.environ
 
 
+FORMS = ("expected an index (0), a UUID or its beginning (GPU-5a1b2c3d)",)
+
+
 @pytest.mark.parametrize(
     ("count", "gpu", "said"),
     [
@@ -63,9 +64,10 @@ def test_what_is_asked_for_is_taken(gpus, count, options, device):
         (2, "GPU-5a", ("found on 2",)),
         (2, f"GPU-{UUIDS[2]}", ("found on 0",)),  # it exists, but is not visible
         (2, MIG, ("exactly one MIG device of that name",)),
+        *((2, gpu, FORMS) for gpu in ("", "-1", "cuda:0", "0,1", "GPU-xyz", "MIG-a\x1b[2J")),
     ],
 )  # fmt: skip
-def test_what_is_not_there_is_told_with_what_is(gpus, count, gpu, said):
+def test_what_is_not_there_or_no_device_is_told_with_what_is(gpus, count, gpu, said):
     gpus(count)
     with pytest.raises(DeviceError) as caught:
         choose_device(gpu)
@@ -90,13 +92,6 @@ def test_a_mig_device_comes_too_late_once_cuda_is_in_use(gpus):
         choose_device(MIG)
 
 
-@pytest.mark.parametrize("gpu", ["", "-1", "cuda:0", "0,1", "GPU-xyz", "MIG-a\x1b[2J"])
-def test_a_malformed_value_gets_examples(gpus, gpu):
-    gpus(2)
-    with pytest.raises(DeviceError, match=r"expected an index \(0\), a UUID or its beginning \(GPU-5a1b2c3d\)"):
-        choose_device(gpu)
-
-
 @pytest.mark.parametrize(("flags", "tiles"), [("amx_bf16 amx_tile", True), ("avx_vnni", False), (None, False)])
 def test_a_cpu_computes_in_float32_unless_it_has_tiles_and_the_model_holds(tmp_path, monkeypatch, flags, tiles):
     """AVX-512's bfloat16 alone was measured to be slower than float32."""
@@ -109,7 +104,7 @@ def test_a_cpu_computes_in_float32_unless_it_has_tiles_and_the_model_holds(tmp_p
     assert choose_dtype("float16", "cpu", holds_in_bfloat16=True) == "float16"
 
 
-@pytest.mark.parametrize(("has", "expected"), [(True, "bfloat16"), (False, "float16")])
-def test_a_gpu_computes_in_half_precision(monkeypatch, has, expected):
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: has)
-    assert choose_dtype("auto", "cuda:0") == expected
+def test_a_gpu_computes_in_half_precision(monkeypatch):
+    for has, expected in ((True, "bfloat16"), (False, "float16")):
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda has=has: has)
+        assert choose_dtype("auto", "cuda:0") == expected
