@@ -65,22 +65,19 @@ def test_schema_examples_validate_against_their_model_and_schema(model):
 def test_planner_input_reports_missing_and_wrong_files(picture, tmp_path, field):
     given = {"query": "Is it sharp?", "image_path": picture, "reference_path": picture, "prior_context": {"turn": 1}}
     assert PlannerInput.model_validate(given).model_dump() == given
-    text = tmp_path / "notes.txt"
-    text.write_text("no image")
     missing = str(tmp_path / "missing.png")
-    for path, message in ((missing, f"Image file not found: {missing}"), (str(text), "Invalid image format")):
+    for path, message in ((missing, f"Image file not found: {missing}"), (__file__, "Invalid image format")):
         with pytest.raises(ValueError, match=message):
             PlannerInput.model_validate(given | {field: path})
 
 
-@pytest.mark.parametrize(("kind", "error_type"), [(ValueError, "validation_error"), (OSError, "api_error")])
-def test_a_failed_try_keeps_what_its_exception_was_and_the_retry_metadata(kind, error_type):
-    first = PlannerError.from_exception(kind())
-    assert (first.error_type, first.message, first.retry_count) == (error_type, kind.__name__, 0)
+def test_a_failed_try_keeps_what_its_exception_was_and_the_retry_metadata():
+    first = PlannerError.from_exception(OSError())
+    assert (first.error_type, first.message, first.retry_count) == ("api_error", "OSError", 0)
     assert first.timestamp.tzinfo is UTC
-    third = PlannerError.from_exception(kind("no JSON"), attempt=3, backend="transformers.embedded", output="{")
-    assert (third.message, third.retry_count) == ("no JSON", 2)
-    about = {"exception": kind.__name__, "attempt": 3, "backend": "transformers.embedded", "output": "{"}
+    third = PlannerError.from_exception(ValueError("no JSON"), attempt=3, backend="transformers.embedded", output="{")
+    assert (third.error_type, third.message, third.retry_count) == ("validation_error", "no JSON", 2)
+    about = {"exception": "ValueError", "attempt": 3, "backend": "transformers.embedded", "output": "{"}
     assert third.details == about
     assert PlannerError.model_validate_json(third.model_dump_json()) == third
 
@@ -89,22 +86,20 @@ def test_executor_output_round_trips_and_every_part_is_optional():
     evidence = ExecutorOutput.model_validate(EVIDENCE)
     assert evidence.quality_scores == EVIDENCE["quality_scores"]
     assert ExecutorOutput.model_validate_json(evidence.model_dump_json()) == evidence
-    assert not evidence.is_empty
-    assert ExecutorOutput().is_empty
+    assert (evidence.is_empty, ExecutorOutput().is_empty) == (False, True)
     assert set(ExecutorOutput().model_dump(exclude={"tool_logs"}).values()) == {None}
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        {"distortion_analysis": {"Global": [{"type": "Blurs", "severity": "moderate", "explanation": "  "}]}},
-        {"distortion_analysis": {"Global": [{"type": "Blurs", "severity": "mild", "explanation": "Soft."}]}},
-        {"quality_scores": {"Global": {"Blurs": ("NIQE", 5.1)}}},
-        {"quality_scores": {"Global": {"Blurs": ("NIQE", float("nan"))}}},
-        {"tool_logs": [{"object_name": "Global", "distortion": "Blurs"}]},
-        {"tool_logs": [LOG | {"normalized_score": 6.0}]},
+        *({"distortion_analysis": {"Global": [{"type": "Blurs", "severity": severity, "explanation": text}]}}
+          for severity, text in (("moderate", "  "), ("mild", "Soft."))),
+        *({"quality_scores": {"Global": {"Blurs": ("NIQE", score)}}} for score in (5.1, float("nan"))),
+        {"tool_logs": [{"object_name": "Global", "distortion": "Blurs"}]}, {"tool_logs": [LOG | {"normalized_score": 6.0}]},
     ],
-)
+    ids=str,
+)  # fmt: skip
 def test_evidence_is_checked_on_construction(change):
     with pytest.raises(ValidationError):
         ExecutorOutput.model_validate(EVIDENCE | change)
@@ -112,11 +107,9 @@ def test_evidence_is_checked_on_construction(change):
 
 def test_summarizer_output_has_the_specified_fields_and_defaults():
     result = SummarizerOutput(final_answer=" B\n", quality_reasoning="  Soft edges. ")
-    assert list(SummarizerOutput.model_fields)[:5] == [
-        "final_answer", "quality_reasoning", "need_replan", "replan_reason", "used_evidence",
-    ]  # fmt: skip
-    assert (result.final_answer, result.quality_reasoning) == ("B", "Soft edges.")
-    assert (result.need_replan, result.replan_reason, result.used_evidence) == (False, None, None)
+    names = ["final_answer", "quality_reasoning", "need_replan", "replan_reason", "used_evidence"]
+    assert list(SummarizerOutput.model_fields)[:5] == names
+    assert [getattr(result, name) for name in names] == ["B", "Soft edges.", False, None, None]
 
 
 @pytest.mark.parametrize("field", ["final_answer", "quality_reasoning"])
@@ -138,10 +131,8 @@ def test_a_replan_without_a_reason_is_given_one_with_a_warning(reason, caplog):
 
 def test_state_requires_query_and_image_and_nothing_else():
     assert AgenticIQAState.__required_keys__ == {"query", "image_path"}
-    assert AgenticIQAState.__optional_keys__ >= {
-        "reference_path", "plan", "executor_evidence", "summarizer_result", "iteration_count", "max_replan_iterations",
-        "replan_history", "error", "choices",
-    }  # fmt: skip
+    optional = "reference_path plan executor_evidence summarizer_result iteration_count max_replan_iterations replan_history error choices"  # fmt: skip
+    assert AgenticIQAState.__optional_keys__ >= set(optional.split())
 
 
 def test_langgraph_replaces_plan_and_error_and_leaves_the_rest():
@@ -153,10 +144,8 @@ def test_langgraph_replaces_plan_and_error_and_leaves_the_rest():
     for source, target in itertools.pairwise([START, "first", "second", END]):
         graph.add_edge(source, target)
     start = {"query": "Rate it.", "image_path": "a.png", "reference_path": "b.png"}
-    final = graph.compile().invoke(start)
-    expected = start | {"plan": plan(), "error": "second"}
-    assert {name: final[name] for name in expected} == expected
-    assert final["executor_evidence"] == evidence
+    expected = start | {"plan": plan(), "error": "second", "executor_evidence": evidence}
+    assert graph.compile().invoke(start).items() >= expected.items()
 
 
 def test_history_entries_carry_iteration_and_reason_and_the_latest_ten_stay(caplog):
@@ -166,5 +155,4 @@ def test_history_entries_carry_iteration_and_reason_and_the_latest_ten_stay(capl
     assert (len(history), history[0], caplog.records) == (10, "[Iteration 1] gap", [])
     longer = append_replan_reason(history, 11, "no scores")
     assert (len(longer), longer[0], longer[-1]) == (10, "[Iteration 2] gap", "[Iteration 11] no scores")
-    assert history[0] == "[Iteration 1] gap"
     assert "xcessive replanning" in caplog.text
