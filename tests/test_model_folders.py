@@ -13,10 +13,9 @@ from conftest import EMBEDDED
 from families import SCORING, apart, build, load, plain_logprobs
 from safetensors.torch import load_file, save_file
 
-from agentic_iqa_local.config import ModelSettings, load_settings
+from agentic_iqa_local.config import ModelSettings
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX
 from agentic_iqa_local.state import LETTERS
-from agentic_iqa_local.studies.run import ROLES, model_folder
 from agentic_iqa_local.vlm_client import VLMError
 from agentic_iqa_local.vlm_client.model_folder import read_weights
 from agentic_iqa_local.vlm_client.rendering import Renderer
@@ -27,15 +26,16 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 class Touch:
     """A pickle of it makes whoever loads it create a file."""
 
-    def __init__(self, place: Path):
-        self.place = place
-
     def __reduce__(self):
-        return Path.touch, (self.place,)
+        return Path.touch, (Path("touched"),)
+
+
+PICKLE = pickle.dumps(Touch())
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     return Path(shutil.copytree(EMBEDDED, tmp_path / "model"))
 
 
@@ -55,13 +55,13 @@ def put(folder, name, *path_and_value):
 
 def in_pickles(folder):
     (folder / WEIGHTS).unlink()
-    write(folder, "pytorch_model.bin", pickle.dumps(Touch(folder / "touched")))
+    write(folder, "pytorch_model.bin", PICKLE)
 
 
 def with_index(folder, shard):
     (folder / WEIGHTS).unlink()
-    write(folder, "shard.bin", pickle.dumps(Touch(folder / "touched")))
-    write(folder, "shard.safetensors", pickle.dumps(Touch(folder / "touched")))
+    write(folder, "shard.bin", PICKLE)
+    write(folder, "shard.safetensors", PICKLE)
     write(folder, INDEX, {"weight_map": {"model.norm.weight": shard}})
 
 
@@ -80,10 +80,6 @@ def with_code(folder):
     put(folder, "config.json", "auto_map", {"AutoConfig": "evil.Config"})
 
 
-def text_only(folder):
-    put(folder, "config.json", "model_type", "llama")
-
-
 TOWER, TEXT = ("config.json", "vision_config"), ("config.json", "text_config")
 BAD = {
     "no folder": (lambda f: shutil.rmtree(f), "there is none"),
@@ -91,7 +87,8 @@ BAD = {
     "config.json is a pipe": (lambda f: as_a_pipe(f, "config.json"), "expected a regular file, got a pipe"),
     "config.json is nothing": (lambda f: write(f, "config.json", {}), "cannot load it"),
     "a section is a list": (lambda f: put(f, "config.json", "text_config", []), "cannot load it"),
-    "a text model": (text_only, "reads text only"),
+    "a text model": (lambda f: put(f, "config.json", "model_type", "llama"), "reads text only"),
+    "weights are a pipe": (lambda f: as_a_pipe(f, WEIGHTS), "is missing or no file"),
     "no weights": (lambda f: (f / WEIGHTS).unlink(), "found none; get the safetensors edition"),
     "only pickles": (in_pickles, "found none; get the safetensors edition"),
     "cut weights": (lambda f: os.truncate(f / WEIGHTS, 10_000), "no whole safetensors file"),
@@ -109,16 +106,15 @@ BAD = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_a_bad_folder_is_refused_in_one_sentence(name, folder, monkeypatch):
+@pytest.mark.parametrize(("damage", "said"), BAD.values(), ids=BAD)
+def test_a_bad_folder_is_refused_in_one_sentence(damage, said, folder, monkeypatch):
     monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("a pickle was opened"))
-    damage, said = BAD[name]
     damage(folder)
     with pytest.raises(VLMError, match=said) as caught:
         load(folder)
     assert str(folder) in str(caught.value)
     assert str(caught.value).isprintable()
-    assert not (folder / "touched").exists()
+    assert not Path("touched").exists()
 
 
 def test_pixel_limits_that_allow_no_view_are_refused():
@@ -126,28 +122,28 @@ def test_pixel_limits_that_allow_no_view_are_refused():
         load(EMBEDDED, max_pixels=500)
 
 
-TEMPLATES = {
-    "an error of its own": ("{{ raise_exception('no') }}", "failed"),
-    "a class's subclasses": ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "failed"),
-    "endless recursion": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "failed"),
-    "no template": ("{% for %}", "failed"),
-    "no image": ("Rate.", "expected 1 image places, got 0"),
-    "the image twice": ("<|image_pad|><|image_pad|>", "expected 1 image places, got 2"),
-}
-
-
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_a_chat_template_that_fails_or_loses_the_image_is_one_sentence(name, folder):
-    template, said = TEMPLATES[name]
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{{ raise_exception('no') }}", "failed"),
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "failed"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "failed"),
+        ("{% for %}", "failed"),
+        ("Rate.", "expected 1 image places, got 0"),
+        ("<|image_pad|><|image_pad|>", "expected 1 image places, got 2"),
+    ],
+)
+def test_a_chat_template_that_fails_or_loses_the_image_is_one_sentence(template, said, folder):
     (folder / "chat_template.jinja").write_text(template)
     with pytest.raises(VLMError, match=f"^chat template of model.*{said}") as caught:
         Renderer("model", ModelSettings(path=str(folder)), weights=False).render(SCORING, 1)
     assert "\n" not in str(caught.value)
 
 
-def test_the_layout_that_qwen_publishes_answers_as_the_plain_one(tmp_path, photo):
+def test_the_layout_that_qwen_publishes_answers_as_the_plain_one(tmp_path, photo, monkeypatch):
     """Five shards with an index, the text's sizes at the top of config.json, the tokenizer as vocab.json and merges.txt
     too, the chat template in a JSON file, pickles beside it all."""
+    monkeypatch.chdir(tmp_path)
     plain, folder = build("qwen2_5_vl", tmp_path / "plain"), tmp_path / "published"
     folder.mkdir()
     config = json.loads((plain / "config.json").read_text())
@@ -166,19 +162,18 @@ def test_the_layout_that_qwen_publishes_answers_as_the_plain_one(tmp_path, photo
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         shutil.copy(plain / name, folder)
     write(folder, "chat_template.json", {"chat_template": (plain / "chat_template.jinja").read_text()})
-    old = ("model.visual.", "visual."), ("model.language_model.", "model.")
     weights = load_file(plain / WEIGHTS)
-    for new, published in old:
+    for new, published in ("model.visual.", "visual."), ("model.language_model.", "model."):
         weights = {name.replace(new, published): value for name, value in weights.items()}
     places = {name: f"model-{i % 5 + 1:05}-of-00005.safetensors" for i, name in enumerate(weights)}
     for shard in set(places.values()):
         save_file({n: weights[n] for n in weights if places[n] == shard}, folder / shard, {"format": "pt"})
     write(folder, INDEX, {"metadata": {"total_size": 1}, "weight_map": places})
-    write(folder, "pytorch_model.bin", pickle.dumps(Touch(folder / "touched")))
+    write(folder, "pytorch_model.bin", PICKLE)
     crop = [photo.crop((0, 0, 192, 160))]
     read = load(folder).open(crop).read_letters(SCORING, ANSWER_PREFIX, LETTERS)
     assert apart(read, plain_logprobs(load(plain), crop)) < 1e-4
-    assert not (folder / "touched").exists()
+    assert not Path("touched").exists()
 
 
 def test_the_headers_say_what_is_in_the_weights(tmp_path):
@@ -196,9 +191,3 @@ def test_a_processor_without_weights_serves_the_server_engine(folder):
     with_code(folder)
     with pytest.raises(VLMError, match="auto_map"):
         Renderer("model", ModelSettings(path=str(folder)), weights=False)
-
-
-def test_a_study_does_not_wait_for_the_folder_that_it_is_to_describe(folder):
-    as_a_pipe(folder, WEIGHTS)
-    with pytest.raises(VLMError, match="missing or no file"):
-        model_folder(load_settings().with_options(model=str(folder)), ROLES["agent"][0])
