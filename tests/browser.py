@@ -4,7 +4,6 @@ Chromium is the system's own (Debian: apt-get install chromium), or the one at $
 that they did not run where there is none.
 """
 
-import io
 import os
 import shutil
 from collections.abc import Iterator
@@ -14,20 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"]  # fmt: skip
 SIZES = {"wide": (1280, 800), "phone": (390, 844)}  # CSS pixels
-SCREENSHOTS = os.environ.get("SCREENSHOTS")  # a folder: screenshots.py draws the pages' pictures into it
 
 needs_chromium = pytest.mark.skipif(
     not CHROMIUM, reason="NOT RUN: Chromium is not installed (apt-get install chromium, or set CHROMIUM)"
@@ -82,14 +71,3 @@ def axe_findings(page) -> list[str]:
         if rule["impact"] in ("serious", "critical")
         for node in rule["nodes"]
     ]
-
-
-def screenshot(page, name: str) -> None:
-    """Draws what the page's window shows into the file `name` of $SCREENSHOTS: a .webp, which does for many
-    photographs, or a .png of 256 colours."""
-    file = Path(SCREENSHOTS or ".") / name
-    with Image.open(io.BytesIO(page.screenshot(animations="disabled"))) as shown:
-        if file.suffix == ".webp":
-            shown.convert("RGB").save(file, quality=85)
-        else:
-            shown.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(file, optimize=True)

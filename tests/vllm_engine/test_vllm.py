@@ -1,0 +1,247 @@
+"""The real vLLM engine on the CPU, in this process and behind its own server on the loopback: the same letters, the
+same tokens and the same answers as transformers."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from conftest import EMBEDDED
+from families import REVERSED, SCORING, apart, build, load
+from PIL import Image, ImageOps
+
+from agentic_iqa_local.config import ModelSettings, load_settings
+from agentic_iqa_local.judgement.assessment import assess
+from agentic_iqa_local.nodes.prompts import (
+    ANSWER_PREFIX,
+    DEFAULT_QUERY,
+    analysis_prompt,
+    detection_prompt,
+    planner_prompt,
+    summarizer_prompt,
+)
+from agentic_iqa_local.nodes.replies import PlannerReply, analysis_reply, detection_reply, summary_reply
+from agentic_iqa_local.services import Services
+from agentic_iqa_local.state import LETTERS
+from agentic_iqa_local.vlm_client import ModelLost, OutOfMemory, VLMError
+from agentic_iqa_local.vlm_client.server_client import ServerClient
+from agentic_iqa_local.vlm_client.vllm_client import VllmClient, gpu_share
+
+PLAN, DETECTION = planner_prompt(DEFAULT_QUERY, False), detection_prompt(DEFAULT_QUERY, ["Global"])
+# Both engines compute in float32 with sums in another order: differences of 1e-6 in logits that reach about 20.
+BOUND = 1e-4
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = str(probe.getsockname()[1])
+    log = tmp_path_factory.mktemp("server") / "log.txt"
+    environment = os.environ | {
+        "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_HOST_IP": "127.0.0.1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+    }  # fmt: skip
+    command = [
+        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(EMBEDDED), "--served-model-name", "embedded",
+        "--dtype", "float32", "--max-model-len", "4096", "--enforce-eager", "--block-size", "32", "--max-num-seqs", "8",
+        "--limit-mm-per-prompt", '{"image": 2, "video": 0}', "--generation-config", "vllm", "--enable-prompt-tokens-details",
+        "--structured-outputs-config", '{"backend": "guidance", "disable_any_whitespace": true}',
+        "--host", "127.0.0.1", "--port", port,
+    ]  # fmt: skip
+    with log.open("w") as output:
+        server = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    deadline = time.monotonic() + 400
+    try:
+        while True:
+            assert server.poll() is None, log.read_text()[-3000:]
+            assert time.monotonic() < deadline, log.read_text()[-3000:]
+            try:
+                opener.open(f"http://127.0.0.1:{port}/health", timeout=5)
+                break
+            except OSError:
+                time.sleep(1)  # between two looks; the test goes on when the server is there
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.terminate()
+        server.wait(60)
+
+
+def start(**options) -> VllmClient:
+    return VllmClient("embedded", ModelSettings(path=str(EMBEDDED), **options), "cpu")
+
+
+def connect(url, **options) -> ServerClient:
+    return ServerClient("embedded", ModelSettings(path=str(EMBEDDED), server=url, **options), "cpu")
+
+
+def read(client, *images, prompt=SCORING):
+    return client.open(images).read_letters(prompt, ANSWER_PREFIX, LETTERS)
+
+
+@pytest.fixture(scope="module", params=["vllm", "server"])
+def engine(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def ours(engine, request):
+    client = start() if engine == "vllm" else connect(request.getfixturevalue("url"))
+    yield client
+    client.close()
+
+
+@pytest.fixture(scope="module")
+def pictures(photo, noisy_path):
+    noisy = Image.open(noisy_path).convert("RGB")
+    return [photo.crop((0, 0, 256, 224)), noisy.crop((0, 0, 192, 320)), photo.crop((64, 32, 224, 160)), noisy, photo]
+
+
+@pytest.mark.parametrize("prompt", [SCORING, REVERSED], ids=["forward", "reversed"])
+def test_letters_pixels_and_tokens_equal_those_of_transformers(ours, client, pictures, photo, prompt):
+    odd = [photo.crop((0, 0, *size)) for size in ((500, 333), (130, 512), (64, 40))]
+    for images in [*([p] for p in [*pictures, *odd]), [pictures[4], pictures[3]]]:
+        sessions = [c.open(images) for c in (ours, client)]
+        one, other = (session.read_letters(prompt, ANSWER_PREFIX, LETTERS) for session in sessions)
+        assert one.token_ids == other.token_ids
+        assert apart(one, other) < BOUND
+        assert one.off_letter_mass == pytest.approx(other.off_letter_mass, abs=BOUND)
+        assert sessions[0].seen == sessions[1].seen
+        assert sessions[0].usage.prefilled + sessions[0].usage.reused == sessions[1].usage.prefilled
+    many = ours.read_many([pictures[:1]] * 2, prompt, ANSWER_PREFIX, LETTERS)
+    assert max(apart(one, read(client, pictures[0], prompt=prompt)) for one in many.reads) < BOUND
+
+
+@pytest.mark.parametrize(
+    "family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava_clip", "llava_siglip", "smolvlm", "idefics3"]
+)
+def test_both_engines_agree_on_every_family(family, photo, tmp_path):
+    theirs = load(build(family, tmp_path / family))
+    own = VllmClient(family, theirs.settings, "cpu")
+    crops = [photo.crop(box) for box in ((0, 0, 256, 224), (0, 0, 192, 160), (200, 100, 392, 260))]
+    try:
+        for images in (crops[:1], crops[1:]):
+            sessions = [client.open(images) for client in (own, theirs)]
+            one, other = (session.read_letters(SCORING, ANSWER_PREFIX, LETTERS) for session in sessions)
+            assert one.token_ids == other.token_ids
+            assert apart(one, other) < BOUND
+            assert sessions[0].seen == sessions[1].seen
+            texts = [session.generate(DETECTION, detection_reply(["Global"])) for session in sessions]
+            assert texts[0] == texts[1]
+    finally:
+        own.close()
+
+
+def test_greedy_and_begun_answers_equal_those_of_transformers(ours, client, pictures):
+    noise, reply = {"Global": ["Noise"]}, summary_reply(LETTERS)
+    for prompt, schema, begun in (
+        (PLAN, PlannerReply, ""),
+        (DETECTION, detection_reply(["Global"]), ""),
+        (analysis_prompt(DEFAULT_QUERY, noise), analysis_reply(noise), ""),
+        *((SCORING, reply, ANSWER_PREFIX + letter) for letter in LETTERS),
+    ):
+        for picture in pictures[:3]:
+            texts = [c.open([picture]).generate(prompt, schema, answer_prefix=begun) for c in (ours, client)]
+            assert texts[0] == texts[1]
+            assert schema.model_validate_json(texts[0]).model_dump_json()
+            assert texts[0].startswith(begun)
+    with pytest.raises(VLMError, match="does not allow"):
+        ours.open(pictures[:1]).generate(SCORING, reply, answer_prefix=ANSWER_PREFIX + "X")
+
+
+def test_roles_continue_from_the_prefix_cache(ours, photo):
+    session = ours.open([ImageOps.invert(photo.crop((32, 32, 288, 288)))])  # no other test reads it
+    session.generate(PLAN, PlannerReply)
+    assert (session.usage.reused, session.seen[0].tokens) == (0, 64)
+    session.read_letters(SCORING, ANSWER_PREFIX, LETTERS)
+    # whole blocks of 32 tokens: at most one block of the shared part is computed again
+    assert session.usage.reused >= session.seen[0].tokens - 32
+
+
+def test_whole_assessments_at_once_agree(engine, ours, services, photo, photo_path, noisy_path, tmp_path):
+    settings = load_settings().with_options(engine=engine)
+    shared = Services(settings, "cpu", {f"{engine}.embedded": ours}, services.tools)
+    photo.crop((32, 0, 288, 224)).save(tmp_path / "part.png")
+    asked = [(noisy_path, None), (noisy_path, photo_path), (tmp_path / "part.png", None)]
+    with ThreadPoolExecutor(len(asked)) as pool:
+        rows = list(pool.map(lambda pair: assess(*pair, services=shared), asked))
+    for row, pair in zip(rows, asked, strict=True):
+        alone = assess(*pair, services=services)
+        assert (row.error, alone.error) == (None, None)
+        assert (row.plan, row.seen) == (alone.plan, alone.seen)
+        measured = [[(tool.tool_name, tool.raw_score) for tool in each.tools] for each in (row, alone)]
+        assert measured[0] == measured[1]
+        assert row.p_c == pytest.approx(alone.p_c, abs=BOUND)
+        assert row.q == pytest.approx(alone.q, abs=1e-3)
+        ends = [(each.interval.low, each.interval.high) for each in (row, alone)]
+        assert ends[0] == pytest.approx(ends[1], abs=0.01)
+
+
+def test_other_pixel_limits_than_the_folders_are_refused_where_the_server_does(url, photo):
+    with pytest.raises(VLMError, match="--trust-request-mm-kwargs"):
+        read(connect(url, max_pixels=128 * 128), photo.crop((0, 0, 256, 256)))
+
+
+def test_the_exact_mode_gives_the_same_bits_and_reuses_nothing_whatever_else_runs(pictures):
+    """Batching and cached blocks change the order of sums, and so the last bits; the exact mode has neither."""
+    exact = start(exact=True)
+    try:
+        first = [read(exact, p) for p in pictures]
+        with ThreadPoolExecutor(len(pictures)) as pool:
+            assert list(pool.map(lambda p: read(exact, p), pictures)) == first
+        session = exact.open(pictures[:1])
+        session.read_letters(SCORING, ANSWER_PREFIX, LETTERS)
+        assert session.usage.reused == 0
+    finally:
+        exact.close()
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("change", [{"quantization": "4bit"}, {"attention": "eager"}, {"device_map": "auto"}])
+def test_what_vllm_would_ignore_is_refused(change):
+    with pytest.raises(VLMError, match=f"expected {next(iter(change))}"):
+        start(**change)
+
+
+def test_an_engine_whose_memory_ran_out_is_loaded_again_for_half_as_many(pictures, monkeypatch):
+    own = start(max_in_flight=4)
+    expected, first = read(own, pictures[0]), own.engine
+
+    def fail(error):
+        def step():
+            raise error
+
+        monkeypatch.setattr(own.engine._engine, "step", step)
+
+    try:
+        with pytest.raises(VLMError, match="vLLM refused"):  # a prompt beyond the context is an error of its own
+            read(own, pictures[0], prompt=summarizer_prompt("blur " * 5000, None, scoring=True))
+        fail(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"))
+        with pytest.raises(OutOfMemory, match="Tried to allocate"):
+            read(own, pictures[0])
+        assert (own.engine is first, own.engine.config.scheduler_config.max_num_seqs) == (False, 2)
+        assert apart(read(own, pictures[0]), expected) < BOUND
+        fail(ValueError("something else"))
+        for _ in range(2):  # every later call would fail too
+            with pytest.raises(ModelLost, match="something else"):
+                read(own, pictures[0])
+    finally:
+        own.close()
+    own.close()
+    assert not hasattr(own.engine, "_engine")  # its memory is free
+
+
+def test_the_engine_takes_of_a_card_what_the_tools_leave(monkeypatch):
+    """24 GiB of which 20 are free and 4 stay for the tools: 16 / 24 = 0.6666..., rounded down. With 5 free, 1 / 24 is
+    too little."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (20 * 2**30, 24 * 2**30))
+    assert gpu_share("cuda:0", 4.0) == 0.666
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (5 * 2**30, 24 * 2**30))
+    with pytest.raises(VLMError, match="left_for_tools_gib"):
+        gpu_share("cuda:0", 4.0)
