@@ -66,12 +66,8 @@ def _no_network():
 
 @pytest.fixture(autouse=True)
 def _logging_as_before():
-    """A command that runs in this process sets the levels and handlers of its logs; the next test starts
-    without them."""
-    loggers = [
-        logging.getLogger(),
-        *(logging.getLogger(f"agentic_iqa_local{name}") for name in ("", ".services", ".workbench", ".score_fusion")),
-    ]
+    """A command that runs in this process sets the levels and handlers of its logs; the next test has its own."""
+    loggers = logging.getLogger(), logging.getLogger("agentic_iqa_local")
     before = [(logger, logger.level, logger.handlers[:]) for logger in loggers]
     yield
     for logger, level, handlers in before:

@@ -1,7 +1,7 @@
 """A client that answers from a script, to force rare branches. It never stands in for the product."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +13,7 @@ from agentic_iqa_local.batch.work import Assessing
 from agentic_iqa_local.config import Pipeline, Settings
 from agentic_iqa_local.iqa_tools import ToolError, ToolInfo, ToolReading, ToolSpec
 from agentic_iqa_local.services import Services
+from agentic_iqa_local.state import PlanControlFlags
 from agentic_iqa_local.studies.run import Plan, Studying, run_study
 from agentic_iqa_local.vlm_client import LetterRead, PixelLimits, SeenImage, TokenUsage, VLMError
 
@@ -20,22 +21,14 @@ BACKEND = "transformers.embedded"
 
 
 class ScriptedClient:
-    """`answer(prompt, schema, answer_prefix)` gives each generated text; every call is kept in `calls`.
-
-    `answer` may raise. Letters read back `logprobs`.
-    """
+    """`answer(prompt, schema, answer_prefix)` gives each generated text, or raises; letters read back `logprobs`. Every
+    call is kept in `calls`."""
 
     name = "scripted"
     trust, reads_words = 1.0, False
     limits = PixelLimits(factor=32, min_pixels=32 * 32, max_pixels=1024 * 1024)
 
-    def __init__(
-        self,
-        answer: Callable[..., str],
-        logprobs: dict[str, float] | None = None,
-        reads_logits: bool = True,
-        yes: dict[str, float] | None = None,
-    ):
+    def __init__(self, answer: Callable[..., str], logprobs=None, reads_logits: bool = True, yes=None):
         self.yes = yes  # by family, the probability of Yes; None: Yes and No are no single tokens
         self.answer, self.reads_logits = answer, reads_logits
         self.logprobs = logprobs or {letter: float(np.log(0.19)) for letter in "ABCDE"}
@@ -60,7 +53,7 @@ class ScriptedSession:
         self.client.calls.append((schema.__name__, prompt))
         return self.client.answer(prompt, schema, answer_prefix)
 
-    def read_letters(self, prompt, answer_prefix, letters: Sequence[str]):
+    def read_letters(self, prompt, answer_prefix, letters):
         if tuple(letters) == ("Yes", "No"):
             if self.client.yes is None:
                 raise VLMError("scripted: Yes is no single token")
@@ -78,22 +71,14 @@ class ScriptedSession:
 
 
 class ScriptedTools:
-    """Tools with fixed scores: name → normalised score; a missing one raises ToolError. `runs` counts
-    calls."""
+    """Tools with fixed scores: name → normalised score; a missing one raises ToolError. `runs` has the calls."""
+
+    def __init__(self, scores: dict[str, float], names=None, damaged_part: str | None = None, examination=None):
+        self.scores, self.runs, self.part, self.examination = scores, [], damaged_part, examination
+        self.names, self.maps = names or list(scores), {}
 
     def prepare(self) -> None:
-        """Nothing to import."""
-
-    def __init__(
-        self,
-        scores: dict[str, float],
-        names: Sequence[str] | None = None,
-        damaged_part: str | None = None,
-        examination=None,
-    ):
-        self.examination = examination
-        self.scores, self.runs, self.part = scores, [], damaged_part
-        self.names, self.maps = names or list(scores), {}
+        pass
 
     def available(self, full_reference: bool) -> list[ToolInfo]:
         specs = [ToolSpec(n, n, "NR", False, (1, 5), ("Blurs", "Noise"), "scripted", 16) for n in self.names]
@@ -122,12 +107,9 @@ def scripted_services(client: ScriptedClient, tools: ScriptedTools, settings: Se
 
 def plan_reply(**changes) -> dict:
     """A Planner's answer: a plain rating with every part on, but for `changes`."""
-    every_part = dict.fromkeys(
-        ("distortion_detection", "distortion_analysis", "tool_selection", "tool_execution"), True
-    )
     plain = {
         "query_type": "IQA", "query_scope": "Global", "distortion_source": "Inferred", "distortions": None,
-        "reference_mode": "No-Reference", "required_tool": None, "plan": every_part,
+        "reference_mode": "No-Reference", "required_tool": None, "plan": dict.fromkeys(PlanControlFlags.model_fields, True),
     }  # fmt: skip
     return plain | changes
 
@@ -138,12 +120,9 @@ def moderate_blur(name: str = "Global", severity: str = "moderate") -> dict:
 
 
 def scripted_answers(**replies) -> Callable[..., str]:
-    """An `answer` for ScriptedClient: schema name → JSON text, data to write as JSON or an exception to
-    raise.
-
-    A list holds one reply a call, the last one repeated. Left out: a plan with every part on, one moderate
-    blur measured by NIQE, and a summary that continues the answer prefix.
-    """
+    """An `answer` for ScriptedClient: schema name → JSON text, data to write as JSON or an exception to raise; of a list
+    one a call, the last one repeated. Left out: a plan with every part on, one moderate blur measured by NIQE, and a
+    summary that continues the answer prefix."""
     defaults = {
         "PlannerReply": plan_reply(),
         "DetectionReply": {"Global": ["Blurs"]},
