@@ -20,7 +20,6 @@ from agentic_iqa_local.studies.statistics import (
     risk_curve,
     rmse,
     srcc,
-    verdict,
     vqeg_logistic,
 )
 
@@ -136,15 +135,6 @@ def test_the_mean_of_a_number_a_row_and_its_interval():
 
 
 # Comparisons
-
-
-def test_a_verdict_says_what_the_interval_shows_and_no_more():
-    assert verdict(0.01, 0.09, 0.02) == "gains"
-    assert verdict(-0.09, -0.03, 0.02) == "loses"
-    assert verdict(-0.015, -0.005, 0.02) == "loses less than 0.02"
-    assert verdict(-0.019, 0.24, 0.02) == "loses no more than 0.02"
-    assert verdict(-0.02, 0.3, 0.02) == "undecided: too few images"  # the bound itself is not above it
-    assert verdict(math.nan, math.nan, 0.02) == "undecided: too few images"
 
 
 def test_a_paired_difference_is_that_of_the_same_draws():

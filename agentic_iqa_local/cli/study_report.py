@@ -24,10 +24,10 @@ get a section each and a table over the data sets; what a mode was made with is 
 
 examples:
   {study} report runs/tid2013 runs/koniq10k --out reports/both
-  {study} report runs/koniq10k --out reports/koniq10k --baseline "letters, image alone" --pictures
+  {study} report runs/koniq10k --out reports/koniq10k --baseline "letters, image alone"
 """
-COMPARE = """Compares each run with the first on the images that all of them answered: SRCC and PLCC, their differences
-with intervals from the same draws, how far the scores lie from each other, and a verdict.
+COMPARE = """Compares each run with the first on the images that all of them answered: SRCC and PLCC, and their
+differences with intervals from the same draws and p after Holm's correction.
 
 examples:
   {study} compare runs/old runs/new --mode logits "tool mean" --out reports/old_new
@@ -71,7 +71,6 @@ def report_options(parser: Parser) -> None:
     --baseline MODE   compared with every mode; name it before you look (classification)
     --fit FILE        a fit: adds its mode, leaves out the rows it was made on
     --png             figures as PNG too
-    --pictures        the worst ten images in the page; mind the data set's terms
     """
     add(parser, table)
 
@@ -84,7 +83,7 @@ def report(args: argparse.Namespace) -> int:
     check_folder(args.out)
     options = {"draws": args.draws, "baseline": args.baseline, "fit": read_fit(args.fit) if args.fit else None}
     kinds = ("svg", "png") if args.png else ("svg",)
-    print(report_runs(_read(args.runs), args.out, kinds=kinds, pictures=args.pictures, **options))
+    print(report_runs(_read(args.runs), args.out, kinds=kinds, **options))
     return 0
 
 

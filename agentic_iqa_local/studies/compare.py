@@ -1,7 +1,6 @@
 """Run against run on the same images: two models, or two versions of the program, from stored rows alone.
 
-Images are matched by their rows' keys. Every figure is over the images that all runs answered, and every difference
-is paired: all runs are resampled on the same draws.
+Images are matched by their rows' keys, all runs are resampled on the same draws, and every difference is paired.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,10 +10,10 @@ import numpy as np
 import pandas as pd
 
 from agentic_iqa_local.errors import one_line
-from agentic_iqa_local.studies import statistics
 from agentic_iqa_local.studies.datasets import listed, quoted
 from agentic_iqa_local.studies.readings import LOGITS
-from agentic_iqa_local.studies.scored_run import SIGNIFICANCE, ScoredRun
+from agentic_iqa_local.studies.scored_run import ScoredRun
+from agentic_iqa_local.studies.statistics import plcc, srcc
 from agentic_iqa_local.studies.study import StudyError, dataset_info
 from agentic_iqa_local.studies.tables import paired
 
@@ -45,20 +44,19 @@ def compare(
     if not set(wanted) <= set(shared):
         expected = f"expected modes that every run has ({listed(shared)}), got {listed(modes)}"
         raise StudyError(f"compare: {expected}", "choose with --mode")
-    lines, differences = [], []
+    figures, lines, pairs = [], [], []
     for mode in wanted:
-        both = np.all([run.modes[mode].answered for run in runs], axis=0)
-        lines += [_of_run(run, mode, both) for run in runs]
-        differences += [_difference(run, runs[0], mode, both) for run in runs[1:]]
-    for line, p in zip(differences, statistics.holm([line["p"] for line in differences]), strict=True):
-        line["p_holm"] = p
-        decided = line["srcc_difference_low"] > 0 or line["srcc_difference_high"] < 0
-        if decided and len(differences) > 1 and p >= SIGNIFICANCE:
-            line["verdict"] = f"undecided among {len(differences)} comparisons"
+        kept = np.all([run.modes[mode].answered for run in runs], axis=0)
+        for run in runs:
+            line = {"mode": mode, "run": run.name, "model": run.run["model"]["name"], "n": kept.sum()}
+            line |= run.figure("srcc", srcc, mode, kept=kept)
+            figures.append(line | run.figure("plcc", plcc, mode, kept=kept))
+        lines += [{"mode": mode, "first": run.name, "second": runs[0].name} for run in runs[1:]]
+        pairs += [((run, mode), (runs[0], mode), kept) for run in runs[1:]]
+    tables = {"runs": pd.DataFrame(figures), "run_differences": paired(lines, pairs)}
     left = ", ".join(f"{len(stored[run.name][1]) - len(run.rows)} of {quoted(run.name)}" for run in runs)
     notes = [f"{len(runs[0].rows)} images are in every run; left out: {left}."]
     notes += [_settings_that_differ(runs[0], run) for run in runs[1:]]
-    tables = {"runs": pd.DataFrame(lines), "run_differences": pd.DataFrame(differences)}
     return tables, [one_line(note) for note in notes]
 
 
@@ -74,8 +72,7 @@ def _matched(stored: Mapping[str, tuple[dict[str, Any], Rows]]) -> dict[str, lis
     (first, ours), *others = by_key.items()
     common = [key for key in ours if all(key in rows for _, rows in others)]
     if len(common) < FEWEST:
-        sizes = ", ".join(f"{quoted(name)} has {len(rows)}" for name, rows in by_key.items())
-        expected = f"expected at least {FEWEST} common images, found {len(common)} ({sizes})"
+        expected = f"expected at least {FEWEST} common images, found {len(common)}"
         raise StudyError(f"compare: {expected}", "run both on the same images")
     for name, theirs in others:
         for what, fact in (("scores", "mos"), ("files", "sha256")):
@@ -84,24 +81,6 @@ def _matched(stored: Mapping[str, tuple[dict[str, Any], Rows]]) -> dict[str, lis
                 expected = f"expected the same images, {len(differ)} of {len(common)} common ones have other {what}"
                 raise StudyError(f"compare: {expected} in {name} than in {first} (the first is {differ[0]})")
     return {name: [rows[key] for key in common] for name, rows in by_key.items()}
-
-
-def _of_run(run: ScoredRun, mode: str, both: np.ndarray) -> dict[str, Any]:
-    git = run.run.get("git") or ""  # ends in "+" where files differed from the commit
-    line = {"mode": mode, "run": run.name, "model": run.run["model"]["name"]}
-    line |= {"version": git[:12] + "+" * git.endswith("+"), "n": both.sum()}
-    line["failed"] = (~run.modes[mode].answered).sum()
-    figures = (run.figure(of.__name__, of, mode, kept=both) for of in (statistics.srcc, statistics.plcc))
-    return {name: value for part in (line, *figures) for name, value in part.items()}
-
-
-def _difference(run: ScoredRun, first: ScoredRun, mode: str, both: np.ndarray) -> dict[str, Any]:
-    scores = run.modes[mode].scores[both], first.modes[mode].scores[both]
-    gap = np.abs(scores[0] - scores[1])
-    line = {"mode": mode, "run": run.name, "against": first.name, "n": both.sum()}
-    line |= paired((run, mode), (first, mode), both)
-    line |= {"mean_absolute_difference": statistics.mean(gap), "largest_difference": gap.max(initial=0)}
-    return line | {"rank_correlation": statistics.srcc(*scores)}
 
 
 def _settings_that_differ(ours: ScoredRun, theirs: ScoredRun) -> str:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
-from typing import Any, NamedTuple
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -31,25 +31,16 @@ STYLE: dict[Any, Any] = {
 }
 
 
-class Drawing(NamedTuple):
-    """A figure as files hold it, by kind ("svg", "png")."""
-
-    name: str
-    title: str
-    files: dict[str, bytes]
-
-
-def draw(run: ScoredRun, tables: Tables, kinds: Sequence[str] = ("svg",)) -> list[Drawing]:
-    """Every figure that a run and its tables have data for, as files of these kinds."""
-    drawings = []
+def draw(run: ScoredRun, tables: Tables, kinds: Sequence[str] = ("svg",)) -> dict[str, bytes]:
+    """Every figure that a run and its tables have data for, in each of these formats, by the file's name."""
+    files = {}
     with matplotlib.rc_context(STYLE):
-        for name, (title, made) in FIGURES.items():
-            if figure := made(run, tables):
-                files = {kind: BytesIO() for kind in kinds}
-                for kind, file in files.items():
-                    figure.savefig(file, format=kind, metadata={"Date": None} if kind == "svg" else None)
-                drawings.append(Drawing(name, title, {kind: file.getvalue() for kind, file in files.items()}))
-    return drawings
+        for name, (_, plot) in FIGURES.items():
+            if figure := plot(run, tables):
+                for kind in kinds:
+                    figure.savefig(file := BytesIO(), format=kind, metadata={"Date": None} if kind == "svg" else None)
+                    files[f"{name}.{kind}"] = file.getvalue()
+    return files
 
 
 def _label(text: str, longest: int) -> str:
@@ -128,8 +119,6 @@ def _forest(name: str, value: str, *columns: str) -> Plot:
             table = table[table["mode"].isin([run.product, run.baseline])].sort_values(columns[0])
         if "pipeline" in table:
             table = table[table.pipeline == "agent"]
-        if "by" in table:
-            table = table[(table.look == "one order") & (table.by != "distortion")]
         if not len(table):
             return None
         figure = Figure(figsize=(7, 0.8 + 0.22 * len(table)), layout="constrained")
@@ -144,23 +133,13 @@ def _forest(name: str, value: str, *columns: str) -> Plot:
     return plot
 
 
-FIGURES: dict[str, tuple[str, Plot]] = {
+_DIFFERENCES = _forest("differences", "srcc_difference", "first", "second")
+_INTERVALS = _forest("intervals", "coverage", "look", "calibration", "scale")
+FIGURES: dict[str, tuple[str, Plot]] = {  # by file
+    "differences": ("SRCC of the first mode less that of the second, with 95 % intervals", _DIFFERENCES),
     "scatter": ("Human scores over each mode's score, with the fitted curve", _scatter),
-    "differences": (
-        "SRCC of the first mode less that of the second, with 95 % intervals",
-        _forest("differences", "srcc_difference", "first", "second"),
-    ),
     "reliability": ("Reliability of the letters; a point's size is its share of the images", _reliability),
-    "intervals": (
-        "Coverage of the agent's 90 % intervals, with 95 % intervals; the line: 90 %",
-        _forest("intervals", "coverage", "look", "calibration", "scale"),
-    ),
     "risk_coverage": ("Risk over coverage of the product's mode; dashed: nothing set aside", _risk_coverage),
+    "intervals": ("Coverage of the agent's 90 % intervals, with 95 % intervals; the line: 90 %", _INTERVALS),
     "by_distortion": ("SRCC within each distortion type", _forest("by_distortion", "srcc", "distortion", "mode")),
-    "by_level": ("SRCC within each level", _forest("by_level", "srcc", "level", "mode")),
-    "by_subset": ("SRCC within each subset", _forest("by_subset", "srcc", "subset", "mode")),
-    "intervals_within": (
-        "Coverage of the agent's 90 % intervals after one letter read, within parts",
-        _forest("intervals_within", "coverage", "by", "value", "calibration", "scale"),
-    ),
 }

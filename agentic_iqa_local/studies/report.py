@@ -1,81 +1,41 @@
-"""Makes all that is said of a run and writes it down: tables as CSV and Parquet, report.json, and report.html, one
-page with figures and script inside that asks nothing of the network.
+"""Reports on runs: tables as CSV and Parquet, figures, and report.html, one page that asks nothing of the network.
 
-Text of rows (queries, file names, a model's words) is untrusted: it is escaped wherever it goes, and the page's policy
-runs no script but the one of this package.
+Text of rows and of run.json (queries, file names, labels) is untrusted: it is escaped wherever it goes, and the page's
+policy runs no script but the one of this package.
 """
 
 import base64
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from markupsafe import Markup
-from scipy.stats import rankdata
 
 from agentic_iqa_local.errors import one_line, printable
 from agentic_iqa_local.files import write_whole
 from agentic_iqa_local.judgement.fit import Fit, FitError
 from agentic_iqa_local.output import pages
-from agentic_iqa_local.output.gallery.thumbnails import Sizes, thumbnail
 from agentic_iqa_local.output.tables import safe_cell
-from agentic_iqa_local.state import LETTER_TO_LEVEL, LEVEL_WORDS
 from agentic_iqa_local.studies import tables
 from agentic_iqa_local.studies.interval_tables import interval_tables
-from agentic_iqa_local.studies.plots import Drawing, draw
+from agentic_iqa_local.studies.plots import FIGURES, draw
 from agentic_iqa_local.studies.questions import accuracy
-from agentic_iqa_local.studies.scored_run import MARGIN, ScoredRun
+from agentic_iqa_local.studies.scored_run import SIGNIFICANCE, ScoredRun
 from agentic_iqa_local.studies.study import dataset_info
-from agentic_iqa_local.studies.summary import Sentence, number, summarize
 
-WORST = 10  # images that the page shows
-SIZES = Sizes(320, None)  # of the worst images' thumbnails
-FIRST = ("differences", "scatter", "reliability", "risk_coverage", "intervals")  # figures that are not folded
-TOPICS = {
-    "winner": "Which mode won",
-    "difference": "By how much",
-    "significance": "Is it significant",
-    "leaks": "What is leaked",
-    "failures": "What failed",
-}
-TABLES = {  # by name the title, and what a reader must know
-    "datasets": ("Over the data sets", "SRCC. What is marked “seen” or “?” stays out of the mean."),
-    "modes": ("Agreement with the human scores", "95 % bootstrap intervals; “mapped”: after the monotone logistic."),
-    "differences": ("Paired differences between modes", f"After Holm's correction; the verdict's margin: {MARGIN}."),
-    "by_distortion": ("Within each distortion type", "Intervals for the product's mode and the baseline."),
-    "by_level": ("Within each level of distortion", "The authors' strengths, from 1."),
-    "by_subset": ("Within each subset", "“Within subsets” is the mean of their figures by their images."),
-    "calibration": ("Calibration of the letters", "ECE: 15 bins. RPS: ranked probability score, 0 best."),
-    "risk_coverage": ("Risk and coverage", "Mean error of ranks, over the share that the signal is surest of."),
-    "intervals": ("Intervals of q that hold 90 %", "In levels; “ranks”: with the truth that q expects at a rank."),
-    "intervals_within": ("Intervals of q within parts", "Small parts differ by chance."),
-    "abstaining": ("What abstaining gains", "The pictures with the widest intervals are left out. Error in levels."),
-    "gates": ("Verdicts of --at-least, error rate 10 %", "The share that is decided, and how much of it wrongly."),
-    "pairwise": ("Which of two pictures is better", "By levels apart, and by the probability of the likelier."),
-    "cost": ("Cost of an image", "The image is prefilled once, in the agent's part, and reused."),
-    "exposures": ("What may have been seen", "What each mode rests on that was made with this data set."),
-    "failures": ("What failed", "Reasons, with the number of images."),
-    "accuracy": ("Accuracy on multiple-choice questions", "Of answered questions, with Wilson's 95 % interval."),
-    "runs": ("The runs on their common images", "On the images that every run answered."),
-    "run_differences": ("Paired differences between the runs", f"On the same draws, with a margin of {MARGIN}."),
-}
-UPPER = ("srcc", "plcc", "krcc", "rmse", "ece", "rps", "aurc", "mos")
-HEADERS = {"n": "images", "holm": "Holm", **{name: name.upper() for name in UPPER}}
+TOLD = ("accuracy", "modes", "differences")  # tables that a terminal shows
+UPPER = {"srcc", "plcc", "krcc", "rmse", "ece", "rps", "aurc", "mos"}
+OPPOSITE = -0.4  # SRCC: a manifest's scores below it seem to call the worse pictures higher
 
 
-@dataclass(frozen=True, eq=False)
-class Analysis:
-    """A run with its tables by name, its five sentences, what its page tells of the worst images, and what a reader
-    must know."""
+class Analysis(NamedTuple):
+    """A run with its tables by name, and what a reader must know."""
 
     run: ScoredRun
     tables: dict[str, pd.DataFrame]
-    summary: list[Sentence]
-    worst: list[dict[str, Any]]
     notes: list[str]
 
 
@@ -88,38 +48,25 @@ def analyse(run: dict[str, Any], rows: Sequence[dict[str, Any]], fit: Fit | None
     scored = ScoredRun(run, rows, fitted=fitted, **options)
     intervals, missing = interval_tables(scored, fit)
     made = {
-        "modes": tables.mode_table(scored),
+        "modes": tables.modes(scored),
         "differences": tables.differences(scored),
         **{f"by_{label}": tables.within(scored, label) for label in ("distortion", "level", "subset")},
         "calibration": tables.calibration(scored),
         "risk_coverage": tables.risk_coverage(scored),
         **intervals,
         "cost": tables.cost(scored),
-        "exposures": tables.exposure_table(scored),
+        "exposures": tables.exposures(scored),
         "failures": tables.failures(rows),
+        "worst": tables.worst(scored),
     }
-    notes = [one_line(note) for note in (*_notes(scored, fit), *missing)]
-    return Analysis(scored, made, summarize(scored, made), _worst(scored), notes)
+    return Analysis(scored, made, [one_line(note) for note in (*_notes(scored, made, fit), *missing)])
 
 
-def _worst(run: ScoredRun) -> list[dict[str, Any]]:
-    """The images that the product's mode ranks the furthest from the human scores."""
-    scored = run.modes[run.product]
-    at = np.flatnonzero(scored.answered)
-    table = pd.DataFrame({"score": scored.scores[at], "quality": run.quality[at]}, at)
-    table["error"] = tables.rank_errors(scored.scores[at], run.quality[at])
-    table["rank"], table["human_rank"] = rankdata(-table.score), rankdata(-table.quality)
-    found = []
-    for i in at[np.argsort(-table.error.abs(), kind="stable")][:WORST]:
-        p = () if scored.p is None else scored.p[i]
-        letters = [(f"{x} {LEVEL_WORDS[c]}", float(p[c - 1])) for x, c in LETTER_TO_LEVEL.items() if len(p)]
-        found.append(table.loc[i].to_dict() | {"row": run.rows[i], "letters": letters, "of": len(at)})
-    return found
-
-
-def _notes(run: ScoredRun, fit: Fit | None) -> Iterator[str]:
-    told, (draws, units), krcc = run.run["dataset"], run.draws.counts.shape, tables.KRCC_DRAWS
+def _notes(run: ScoredRun, made: dict[str, pd.DataFrame], fit: Fit | None) -> Iterator[str]:
+    told, (draws, units), compared = run.run["dataset"], run.draws.counts.shape, len(made["differences"])
     yield f"Asked of the model: {run.run['identity']['reads']['query']}"
+    if (absent := told.get("images", 0) - len(run.rows)) > 0:
+        yield f"{absent} of {told['images']} images take no part: they have no row yet, or the fit was made on them."
     if missing := told.get("missing"):
         yield f"{len(missing)} files that the authors' list names are absent, the first is {missing[0]}."
     yield from (f"{count} images are left out: {reason}." for reason, count in told.get("left_out", {}).items())
@@ -127,12 +74,14 @@ def _notes(run: ScoredRun, fit: Fit | None) -> Iterator[str]:
         yield "In this set a lower score is better: every figure is with the scores turned around."
     if run.info.key == "manifest":
         yield "A manifest counts as a set that nothing was trained on; --part-of says which set its images are from."
-    yield f"Intervals: {draws} bootstrap draws of {units} {run.draws.over}; KRCC on at most {krcc} of them."
+        if run.sampled(tables.srcc, run.product)[0] < OPPOSITE:
+            yield "Lower scores seem to be better here, as in DMOS: multiply them by -1 in the manifest, run it again."
+    yield f"Intervals: {draws} bootstrap draws of {units} {run.draws.over}; KRCC on at most {tables.KRCC_DRAWS}."
+    if 2 * compared / (draws + 1) >= SIGNIFICANCE:
+        yield f"{draws} draws are too few to decide any of {compared} comparisons after Holm's correction."
     yield f"The product's mode is “{run.product}”; every mode is compared with “{run.baseline}”, named beforehand."
     if fit:
         yield f"“logits, fitted”: temperature {fit.temperature:g}, η {fit.eta}, from {fit.source}."
-    if any(row.get("subset") is not None for row in run.rows):
-        yield "The subset predicts the score in this set: read the figures within subsets before those over all images."
 
 
 def report_runs(
@@ -141,63 +90,77 @@ def report_runs(
     *,
     fit: Fit | None = None,
     kinds: Sequence[str] = ("svg",),
-    pictures: bool = False,
     **options: Any,
 ) -> str:
     """Reports on runs (by name what `store.read_run` gives) into the folder `out`, each into one of its own where they
     are several, and returns what a terminal shows.
 
-    Runs on questions have a table of their accuracy alone. `kinds` are those of the figures, `pictures` puts the worst
-    images' thumbnails into the page, and the other options are those of `analyse`. Raises FitError for a fit of another
-    model, and StudyError.
+    Runs on questions have a table of their accuracy alone. `kinds` are those of the figures ("svg", "png"); the other
+    options are those of `analyse`. Raises FitError for a fit of another model, and StudyError.
     """
-    parts, said = [], []
-    folders = {name: out / name if len(runs) > 1 else out for name in runs}
+    made: dict[str, dict[str, pd.DataFrame]] = {}
+    studies: dict[str, Analysis] = {}
     for name, (run, rows) in runs.items():
         if dataset_info(run).kind == "MCQ":
-            table = pd.DataFrame(accuracy(rows))
-            write_run(folders[name], run, {"accuracy": table})
-            said.append(as_text("accuracy", table))
+            made[name] = {"accuracy": pd.DataFrame(accuracy(rows))}
             continue
         if fit and fit.model != run["identity"]["model"]:
             raise FitError(f"--fit: expected a fit of the model of {name}, it was made with another", "fit it anew")
-        study = analyse(run, rows, fit=fit, name=name, **options)
-        parts.append((study, draw(study.run, study.tables, kinds)))
-        said.append(as_text("modes", study.tables["modes"]))
-    for study, drawings in parts:
-        write_study(folders[study.run.name], study, drawings)
-        said += [f"What {one_line(study.run.name)} shows:", *(f"- {sentence.text}" for sentence in study.summary), ""]
-    if parts:
-        write_page(parts, out / "report.html", pictures=pictures)
-        said.append(one_line(f"Written to {out}: open {out / 'report.html'}"))
-    if len(parts) > 1:
-        datasets = over_datasets([study for study, _ in parts])
+        studies[name] = analyse(run, rows, fit=fit, name=name, **options)
+        made[name] = studies[name].tables
+    figures, said = {name: draw(study.run, study.tables, kinds) for name, study in studies.items()}, []
+    for name, by_name in made.items():
+        folder = out / name if len(runs) > 1 else out
+        write_tables(folder, by_name)
+        write_whole(folder / "run.json", json.dumps(runs[name][0], indent=1))
+        for file, content in figures.get(name, {}).items():
+            write_whole(folder / file, content)
+        said += [one_line(name), *(as_text(each, by_name[each]) for each in TOLD if each in by_name)]
+        said += [f"- {note}" for note in (studies[name].notes if name in studies else ())]
+    if len(studies) > 1:
+        datasets = over_datasets([*studies.values()])
         write_tables(out, {"datasets": datasets})
         said += ["", as_text("datasets", datasets)]
+    if studies:
+        write_page([(study, figures[name]) for name, study in studies.items()], out / "report.html")
+        said += ["", one_line(f"Written to {out}: open {out / 'report.html'}")]
     return "\n".join(said)
 
 
 def over_datasets(studies: Sequence[Analysis]) -> pd.DataFrame:
     """SRCC of each mode on each data set, and the mean over the sets that nothing of the mode has seen."""
-    lines: dict[tuple[str, str], dict[str, Any]] = {}
-    models = [study.run.run["model"]["name"] for study in studies]
-    sets = [f"{study.run.info.title} {study.run.run['dataset'].get('edition') or ''}".strip() for study in studies]
-    runs = list(zip(models, sets, strict=True))
-    for study, (model, dataset) in zip(studies, runs, strict=True):
-        named = f"{model} ({study.run.name})" if runs.count((model, dataset)) > 1 else model
-        for mode, srcc, seen in study.tables["modes"][["mode", "srcc", "seen"]].itertuples(index=False):
-            line = lines.setdefault((named, mode), {"model": named, "mode": mode})
-            line |= {dataset: srcc, f"{dataset}_mark": seen}
-    table, titles = pd.DataFrame([*lines.values()]), list(dict.fromkeys(sets))
-    clean = table[titles].where((table[[f"{title}_mark" for title in titles]] == "").to_numpy())
-    return table.assign(mean_of_clean=clean.mean(axis=1), clean_data_sets=clean.count(axis=1))
+    parts = []
+    for study in studies:
+        run = study.run
+        dataset = f"{run.info.title} {run.run['dataset'].get('edition') or ''}".strip()
+        parts.append(study.tables["modes"].assign(model=run.run["model"]["name"], dataset=dataset, run=run.name))
+    table = pd.concat(parts)
+    twice = table.duplicated(["model", "mode", "dataset"], keep=False)
+    table["model"] = table.model.mask(twice, table.model + " (" + table.run + ")")
+    table["clean"] = table.srcc.where(table.seen == "")
+    wide = table.pivot(index=["model", "mode"], columns="dataset", values=["srcc", "seen", "clean"])
+    clean = wide["clean"].astype(float)
+    found = pd.concat([wide["srcc"].astype(float), wide["seen"].add_suffix("_mark")], axis=1)
+    found = found.assign(mean_of_clean=clean.mean(axis=1), clean_data_sets=clean.count(axis=1))
+    return found.sort_values("mean_of_clean", ascending=False).reset_index()
+
+
+def number(value: Any) -> str:
+    """A number for a reader: — where there is none."""
+    if value is None or value != value:
+        return "—"
+    if not isinstance(value, float):
+        return str(value)
+    if abs(value) >= 100:
+        return f"{value:.0f}"
+    return f"{value:.1e}" if 0 < abs(value) < 5e-4 else f"{value:.3f}"
 
 
 def shown(table: pd.DataFrame) -> tuple[list[str], list[list[tuple[str, str]]]]:
     """Headers and cells for a reader: what is shown, with an interval or a mark beside its value, and the number to
     sort by or nothing."""
     columns = [name for name in table.columns if not str(name).endswith(("_low", "_high", "_mark"))]
-    headers = [" ".join(HEADERS.get(word, word) for word in name.split("_")) for name in columns]
+    headers = [" ".join(word.upper() if word in UPPER else word for word in name.split("_")) for name in columns]
     return headers, [[_cell(row, name) for name in columns] for row in table.to_dict("records")]
 
 
@@ -211,16 +174,16 @@ def _cell(row: dict[str, Any], name: str) -> tuple[str, str]:
 
 
 def as_text(name: str, table: pd.DataFrame) -> str:
-    """A table for a terminal, under its title."""
+    """A table for a terminal, under its name."""
     headers, cells = shown(table)
     lines = pd.DataFrame([[one_line(text) for text, _ in line] for line in cells], columns=headers)
-    return f"{TABLES[name][0]}\n\n{printable(lines.to_string(index=False))}\n"
+    return f"{name.replace('_', ' ')}\n\n{printable(lines.to_string(index=False))}\n"
 
 
-def write_tables(folder: Path, tables: Mapping[str, pd.DataFrame]) -> None:
+def write_tables(folder: Path, by_name: Mapping[str, pd.DataFrame]) -> None:
     """Every table that has rows, with each bound in its own column, as CSV with six digits and as Parquet."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, table in tables.items():
+    for name, table in by_name.items():
         if len(table):
             cells = table.map(safe_cell).set_axis([safe_cell(column) for column in table.columns], axis=1)
             write_whole(folder / f"{name}.csv", cells.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
@@ -228,48 +191,18 @@ def write_tables(folder: Path, tables: Mapping[str, pd.DataFrame]) -> None:
             write_whole(folder / f"{name}.parquet", table.astype(mixed).to_parquet(index=False))
 
 
-def write_run(folder: Path, run: dict[str, Any], tables: Mapping[str, pd.DataFrame]) -> None:
-    """A run's tables, and run.json as it was when the run began: command, configuration, versions, hashes."""
-    write_tables(folder, tables)
-    write_whole(folder / "run.json", json.dumps(run, indent=1))
-
-
-def write_study(folder: Path, study: Analysis, drawings: Sequence[Drawing]) -> None:
-    """A study's tables and figures, run.json, and report.json: what the page shows, for programs, with null where a
-    number is not known."""
-    write_run(folder, study.run.run, study.tables)
-    for drawing in drawings:
-        for kind, content in drawing.files.items():
-            write_whole(folder / f"{drawing.name}.{kind}", content)
-    tables = {name: table.to_json(orient="records", double_precision=15) for name, table in study.tables.items()}
-    told = {
-        "name": study.run.name,
-        "dataset": study.run.info.title,
-        "model": study.run.run["model"]["name"],
-        "product": study.run.product,
-        "baseline": study.run.baseline,
-        "summary": [sentence._asdict() for sentence in study.summary],
-        "tables": {name: json.loads(table) for name, table in tables.items()},
-        "notes": study.notes,
-    }
-    write_whole(folder / "report.json", printable(json.dumps(told, indent=1, ensure_ascii=False)))
-
-
-def write_page(parts: Sequence[tuple[Analysis, Sequence[Drawing]]], file: Path, *, pictures: bool) -> None:
-    """One page with a section for each study and its figures; `pictures` puts the worst images' thumbnails into it."""
+def write_page(parts: Sequence[tuple[Analysis, Mapping[str, bytes]]], file: Path) -> None:
+    """One page with a section for each study and its figures, by their files' names."""
     environment = pages.environment(Path(__file__).parent)
-    environment.filters |= {"number": number, "base64": lambda content: base64.b64encode(content).decode()}
+    environment.filters["base64"] = lambda content: base64.b64encode(content).decode()
     style, script = pages.source("report.css"), pages.source("report.js")
     page = environment.get_template("report.html.jinja").render(
         parts=parts,
         style=Markup(style),
         script=Markup(script),
         policy=pages.policy(style, script),
-        topics=TOPICS,
-        texts=TABLES,
         shown=shown,
-        first=FIRST,
+        titles=FIGURES,
         datasets=over_datasets([study for study, _ in parts]) if parts[1:] else None,
-        thumbnail=(lambda row: thumbnail(Path(row["image"]), SIZES).small) if pictures else None,
     )
     write_whole(file, printable(page))

@@ -14,7 +14,6 @@ from agentic_iqa_local.studies.readings import LEVELS, PRODUCT, Readings, scored
 from agentic_iqa_local.studies.statistics import Draws, Statistic, interval, vqeg_logistic
 from agentic_iqa_local.studies.study import StudyError, check_scores, dataset_info, fusion_settings
 
-MARGIN = 0.02  # of SRCC: what may be lost without mattering
 SIGNIFICANCE = 0.05
 
 

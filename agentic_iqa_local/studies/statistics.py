@@ -17,7 +17,6 @@ from scipy.special import expit
 FEWEST_ROWS_TO_FIT = 10
 FEWEST_GROUPS = 10  # below this a bootstrap of whole groups says little
 BINS = 15  # of confidence
-UNDECIDED = "undecided: too few images"
 # Spread over magnitude below which values differ by rounding alone; scipy warns below the same.
 CONSTANT = np.finfo(float).eps ** 0.75
 
@@ -177,15 +176,6 @@ def difference(name: str, first: tuple[float, np.ndarray], second: tuple[float, 
     smaller = 1 + min((on_draws <= 0).sum(), (on_draws >= 0).sum())
     p = min(1.0, 2 * smaller / (1 + np.isfinite(on_draws).sum()))
     return line | {"p": np.nan if np.isnan(line[f"{name}_low"]) else float(p)}
-
-
-def verdict(low: float, high: float, margin: float) -> str:
-    """What the interval of a difference shows, where more is better and a loss of up to `margin` does not matter."""
-    if low > 0:
-        return "gains"
-    if high < 0:
-        return f"loses less than {margin:g}" if low > -margin else "loses"
-    return f"loses no more than {margin:g}" if low > -margin else UNDECIDED
 
 
 def holm(p_values: Sequence[float]) -> np.ndarray:
