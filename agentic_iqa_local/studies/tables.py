@@ -165,4 +165,4 @@ def worst(run: ScoredRun) -> Table:
     at, scores = np.flatnonzero(run.modes[run.product].answered), run.modes[run.product].scores
     table = pd.DataFrame([run.rows[i] for i in at], columns=["key", "distortion", "level", "mos"])
     table = table.assign(score=scores[at], rank_error=rank_errors(scores[at], run.quality[at]))
-    return table.sort_values("rank_error", key=abs, ascending=False, kind="stable")[:WORST]
+    return table.sort_values("rank_error", key=abs, ascending=False, kind="stable").head(WORST)
