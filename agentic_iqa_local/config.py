@@ -468,4 +468,3 @@ class Request(Options):
     map_tiles: Annotated[int, Field(ge=9, le=4096)] | None = _option(
         "tiles that a map may read, 9 to 4096 (default: 256)"
     )
-    map_seconds: Seconds | None = _option("seconds after which a map begins no more tiles (default: 120)")

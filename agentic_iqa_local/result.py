@@ -122,28 +122,12 @@ class Gate(BaseModel):
     verdict: Literal["pass", "fail", "unsure"]
 
 
-class TileBias(BaseModel):
-    """What cropping does to the letters: the mean over clean photographs of the tiles' expected level less
-    that of the whole photograph."""
-
-    levels: float  # in levels; subtracted from each tile's level
-    low: float  # lower end of its 95 % interval over photographs
-    high: float  # upper end
-    tile: int  # side in pixels of the tiles that it was measured on
-    photographs: int  # how many it is the mean over
-    source: str  # which photographs, and when
-
-
 class MapCost(BaseModel):
-    """What a map took, and what limited it."""
+    """What a map took."""
 
-    tiles: int  # tiles of the map
-    read: int  # how many of them were read; cells that none of these covers are null
-    max_tiles: int  # how many were allowed
-    max_seconds: float  # seconds after which no more were to be begun
+    tiles: int  # that were read
     tokens: int  # tokens that went through the model
     seconds: float  # of making the map, without the drawing
-    stopped: str | None = None  # why not all tiles were read
 
 
 class QualityMap(BaseModel):
@@ -158,19 +142,16 @@ class QualityMap(BaseModel):
     stride: int  # the widest step from tile to tile, in pixels
     xs: list[int]  # edges of the cells from left to right, in pixels
     ys: list[int]  # edges of the cells from top to bottom, in pixels
-    # quality of each cell, 1..5, row by row from the top; null where no tile was read
-    q: list[list[float | None]]
-    letters: list[list[float | None]]  # level of each cell by the letters alone, 1..5
+    q: list[list[float]]  # quality of each cell, 1..5, row by row from the top
+    letters: list[list[float]]  # level of each cell by the letters alone, 1..5
     tool: list[list[float]]  # level of each cell by LocalNR alone, 1..5
     tool_weight: float  # of the tool's level in q, 0..1
     median: float  # of the cells
     # at most three boxes that do not overlap, the worst first; empty where none stands out
     worst: list[DamagedBox]
-    bias: TileBias | None = None  # what was corrected of the tiles' levels; None where nothing was
-    # with a reference: the mean in each cell of SSIM's, GMSD's and FSIM's own map; 1 where nothing was lost
+    # with a reference: the mean in each cell of SSIM's own map; 1 where nothing was lost
     similarity: dict[str, list[list[float]]] = {}
     cost: MapCost
-    notes: list[str] = []  # what a reader of the map must know
     png: str | None = None  # the file that it was drawn to
     not_drawn: str | None = None  # why it was not drawn where it should have been
 

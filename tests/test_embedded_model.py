@@ -38,7 +38,7 @@ def test_card_and_records_are_of_these_weights():
         assert json.loads((EMBEDDED / record).read_text(encoding="utf-8"))["weights_sha256"] == digest
 
 
-@pytest.mark.parametrize("file", ["intervals.json", "comparisons.json", "tile_bias.json"])
+@pytest.mark.parametrize("file", ["intervals.json", "comparisons.json"])
 def test_what_ships_for_it_is_of_this_folder(file):
     assert folder_hash(EMBEDDED) in (ROOT / "configs" / file).read_text(encoding="utf-8")
 

@@ -65,7 +65,7 @@ def options(parser: Parser) -> None:
     shared.add(how, STRICT)
     output = parser.add_argument_group("output")
     shared.add(output, OUTPUTS + shared.TRACK)
-    shared.add_options(output, "map_tiles", "map_seconds")
+    shared.add_options(output, "map_tiles")
     shared.add(output, shared.ANSWER)
 
 

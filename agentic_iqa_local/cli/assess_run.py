@@ -71,7 +71,7 @@ class AssessRun:
         asks = {"query": args.query, "choices": args.choices, "reference": args.reference}
         paths = [path for item in self.items for path in (item.image, item.reference) if path]
         relative = not all(path.is_absolute() for path in paths)
-        maps = [args.map_tiles, args.map_seconds] if args.map else None
+        maps = [args.map_tiles] if args.map else None
         depends_on = self.work.identity(self.device, **asks, relative=relative, maps=maps)
         asked = {item.key for item in self.items} if args.resume else ()
         results = Results(args.out, depends_on, resume=args.resume, retry=args.retry_failed, asked=asked)
@@ -185,10 +185,9 @@ def map_requests(args: argparse.Namespace, items: Sequence[Item]) -> dict[str, M
     elif len(items) != 1:
         expected = f"expected a folder {place} for the maps of {len(items)} pictures, there is none"
         raise UsageError(f"--map {place}: {expected}", f"make it first: mkdir -p {shlex.quote(str(place))}")
-    given = {"max_tiles": args.map_tiles, "seconds": args.map_seconds}
-    limits: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    limit: dict[str, int] = {"max_tiles": args.map_tiles} if args.map_tiles else {}
     pngs: list[Path] = [output_file("--map", file, ".png") for file in files]
     used = {os.path.realpath(path) for item in items for path in (item.image, item.reference) if path}
     if used & {os.path.realpath(png) for png in pngs}:
         raise UsageError(f"--map {place}: expected another file than the pictures", "name a new one")
-    return {item.key: MapRequest(png=png, **limits) for item, png in zip(items, pngs, strict=True)}
+    return {item.key: MapRequest(png=png, **limit) for item, png in zip(items, pngs, strict=True)}

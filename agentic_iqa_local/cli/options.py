@@ -27,7 +27,7 @@ HOW = ("pipeline", "mode", "fit", "max_replan_iterations")
 HOW_SURE = tuple(Decisions.model_fields)
 METAVARS = {
     "abstain_wider_than": "W", "at_least": "LEVEL", "background": "COLOUR", "choices": "ANSWER", "config": "NAME",
-    "error_rate": "X", "fit": "FILE", "gpu": "N", "map_seconds": "S", "map_tiles": "N", "max_replan_iterations": "N",
+    "error_rate": "X", "fit": "FILE", "gpu": "N", "map_tiles": "N", "max_replan_iterations": "N",
     "model": "NAME", "models": "DIR", "most_reads": "N", "most_seconds": "S", "query": "TEXT", "target_width": "W",
 }  # fmt: skip
 WORK = """
@@ -49,7 +49,7 @@ TRACK = "--track mlflow|trackio  note options and figures with this experiment t
 SUFFIXES = {"out": (".jsonl", ".json"), "csv": (".csv",), "gallery": (".html", ".htm")}  # of files of answers
 # An option → the one that it needs; and options of which one stands alone.
 NEEDS = {
-    "resume": "out", "retry_failed": "resume", "map_tiles": "map", "map_seconds": "map", "workers": "cluster",
+    "resume": "out", "retry_failed": "resume", "map_tiles": "map", "workers": "cluster",
     "cluster": "workers", "gpus_per_worker": "cluster",
 }  # fmt: skip
 APART = (("pictures", "manifest"), ("reference", "manifest"), ("gpu", "cluster"), ("map", "cluster"))

@@ -27,7 +27,6 @@ from agentic_iqa_local.iqa_tools.weights import Weights
 
 if TYPE_CHECKING:
     from agentic_iqa_local.iqa_tools.local_nr import Examination
-    from agentic_iqa_local.iqa_tools.similarity_maps import SimilarityMap
 
 SHIPPED_MAPS = ROOT / "configs" / "tool_maps.yaml"
 PATCH_SEED = 0
@@ -144,17 +143,21 @@ class ToolRunner:
             pictures = [one.resize(size, Image.Resampling.BOX) for one in pictures]
         return self._examined(*pictures)
 
-    def similarity_maps(self, image: Image.Image, reference: Image.Image) -> dict[str, SimilarityMap]:
-        """The maps of SSIM, GMSD and FSIM between two RGB pictures of one size."""
+    def ssim_map(self, image: Image.Image, reference: Image.Image) -> np.ndarray:
+        """SSIM (Wang et al., IEEE TIP 13(4), 2004, equation 13) at each place of two RGB pictures of one size,
+        rows×columns float64: 1 where nothing was lost. Their mean is the metric's score."""
         import torch
 
-        _usable(TOOLS["FSIM"], self._missing)
-        with self._lock, _failures("similarity maps", image):
+        _usable(TOOLS["SSIM"], self._missing)
+        with self._lock, _failures("SSIM's map", image):
             import_pyiqa()
-            from agentic_iqa_local.iqa_tools.similarity_maps import similarity_maps
+            from pyiqa.archs.func_util import preprocess_rgb
+            from pyiqa.archs.ssim_arch import ssim
 
             with torch.inference_mode():
-                return similarity_maps(self._tensor(image), self._tensor(reference))
+                lumas = [preprocess_rgb(self._tensor(one), True, 255).double() for one in (image, reference)]
+                values: Any = ssim(*lumas, data_range=255, get_ssim_map=True)
+                return values[0, 0].cpu().numpy()
 
     def _unavailable(self, spec: ToolSpec) -> str | None:
         """Why a tool gives no quality; None if it does."""

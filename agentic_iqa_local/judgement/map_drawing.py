@@ -1,9 +1,8 @@
-"""A map as a picture: the quality of each cell over the photograph, with the damaged boxes, and beside it the
-similarity maps to a reference."""
+"""A map as a picture: the quality of each cell over the photograph, with the damaged boxes, and beside it SSIM's map
+against a reference."""
 
-from collections.abc import Mapping
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -15,32 +14,26 @@ from PIL import Image
 from agentic_iqa_local.result import QualityMap
 from agentic_iqa_local.state import LEVEL_WORDS
 
-if TYPE_CHECKING:
-    from agentic_iqa_local.iqa_tools.similarity_maps import SimilarityMap
-
 STYLE: dict[Any, Any] = {"font.size": 8, "axes.titlesize": 8, "figure.dpi": 100, "savefig.dpi": 100}
 PANEL = 3.2  # inches a side
 LONGEST_SIDE = 480  # pixels of what is drawn of the picture
 COLOURS = "RdYlBu"  # from red (bad) to blue (excellent): told apart by the colour-blind too
-PER_ROW = 3
 BAR: dict[str, Any] = {"fraction": 0.046, "pad": 0.02}
 
 
-def draw(q_map: QualityMap, picture: Image.Image, similarity: "Mapping[str, SimilarityMap]") -> bytes:
+def draw(q_map: QualityMap, picture: Image.Image, ssim: np.ndarray | None = None) -> bytes:
     """The PNG of a map of `picture`, an RGB image of the size that the map is of."""
-    panels = 2 + len(similarity)
-    columns, rows = min(panels, PER_ROW), -(-panels // PER_ROW)
+    panels = 2 if ssim is None else 3
     height = min(max(picture.height / picture.width, 0.4), 2.5)
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(columns * PANEL, rows * PANEL * height + 0.5), layout="constrained")
+        figure = Figure(figsize=(panels * PANEL, PANEL * height + 0.5), layout="constrained")
         figure.suptitle(f"quality from place to place: median {q_map.median:.2f} of 5")
-        axes = figure.subplots(rows, columns, squeeze=False).ravel()
+        axes = figure.subplots(1, panels)
         for axis in axes:
             axis.set_axis_off()
         _show(axes[0], picture, "the picture", picture.size)
         _show(axes[1], picture.convert("L").convert("RGB"), f"quality of tiles of {q_map.tile} pixels", picture.size)
-        cells = np.ma.masked_invalid(np.array(q_map.q, float))  # None becomes nan
-        mesh = axes[1].pcolormesh(q_map.xs, q_map.ys, cells, cmap=COLOURS, vmin=1, vmax=5, alpha=0.55, linewidth=0)
+        mesh = axes[1].pcolormesh(q_map.xs, q_map.ys, q_map.q, cmap=COLOURS, vmin=1, vmax=5, alpha=0.55, linewidth=0)
         bar = figure.colorbar(mesh, ax=axes[1], ticks=range(1, 6), **BAR)
         bar.ax.set_yticklabels([f"{level} {LEVEL_WORDS[level]}" for level in range(1, 6)])
         for number, damaged in enumerate(q_map.worst, 1):
@@ -49,10 +42,10 @@ def draw(q_map: QualityMap, picture: Image.Image, similarity: "Mapping[str, Simi
             label = f"{number}: {damaged.distortion or 'damaged'}, q {damaged.q:.1f}"
             box = {"facecolor": "white", "alpha": 0.85, "pad": 1.5}
             axes[1].text(left, top, label, va="top", fontsize=7, bbox=box)
-        for axis, (name, compared) in zip(axes[2:], similarity.items(), strict=False):
-            values = Image.fromarray(compared.values)
-            mesh = _show(axis, values, f"{name}'s similarity to the reference", picture.size, vmin=0, vmax=1)
-            figure.colorbar(mesh, ax=axis, **BAR)
+        if ssim is not None:
+            values = Image.fromarray(ssim.astype(np.float32))
+            mesh = _show(axes[2], values, "SSIM to the reference", picture.size, vmin=0, vmax=1)
+            figure.colorbar(mesh, ax=axes[2], **BAR)
         buffer = BytesIO()
         figure.savefig(buffer, format="png", pil_kwargs={"optimize": True}, metadata={"Software": "agentic_iqa_local"})
     return buffer.getvalue()

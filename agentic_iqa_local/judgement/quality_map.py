@@ -1,6 +1,5 @@
 """Where a picture is damaged: its tiles are read in batches, and their levels become a map of its quality."""
 
-import json
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -12,32 +11,30 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from agentic_iqa_local.errors import UserError, one_line
-from agentic_iqa_local.files import ROOT, FileError, WriteError, folder_hash, place_for, write_whole
+from agentic_iqa_local.files import FileError, WriteError, place_for, write_whole
 from agentic_iqa_local.images.crops import Box
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.judgement.tiles import Tiling, damaged_boxes, smallest_side, tiling
 from agentic_iqa_local.nodes import prompts
 from agentic_iqa_local.nodes.detection import detection_of, model_trust, severity_probabilities, strongest
 from agentic_iqa_local.nodes.letter_reading import ROLE
-from agentic_iqa_local.result import MapCost, QualityMap, TileBias
+from agentic_iqa_local.result import MapCost, QualityMap
 from agentic_iqa_local.score_fusion import expected_level, letter_probabilities
 from agentic_iqa_local.state import DISTORTION_TYPES, LETTERS, DamagedBox, Severity, revised
 from agentic_iqa_local.vlm_client import PixelLimits, VLMError
 
 if TYPE_CHECKING:
-    from agentic_iqa_local.iqa_tools.similarity_maps import SimilarityMap
     from agentic_iqa_local.nodes.workbench import OpenImages
 
 TILE = 192  # pixels a side, at least
 LARGER = (1, 4 / 3, 2, 8 / 3)  # times the smallest tile, for pictures that would need too many
-AT_ONCE = 32  # tiles after which the time is looked at
+AT_ONCE = 32  # tiles that are prepared together
 TOOL_WEIGHT = 0.8  # of LocalNR's level beside the letters'
 # Mean pseudo-MOS of held-out photographs whose strongest synthetic distortion has severity 0 to 5
 # (models/embedded/README.md).
 LEVEL_OF_SEVERITY = (4.27, 3.57, 3.16, 2.69, 2.15, 1.81)
 TYPE_PREFIX = '{"Global": ["'  # the Executor's own answer up to its first distortion
 SEVERITY_PREFIX = '{"Global": [{"type": "TYPE", "severity": "'  # the same up to how severe that is
-BIAS_FILE = ROOT / "configs" / "tile_bias.json"
 
 
 class MapError(UserError, ValueError):
@@ -46,12 +43,10 @@ class MapError(UserError, ValueError):
 
 @dataclass(frozen=True)
 class MapRequest:
-    """What is asked of a map: where it is drawn to, if it is, how many tiles it may read, and after how many seconds
-    it begins no new batch of them. Raises ValueError."""
+    """What is asked of a map: where it is drawn to, if it is, and how many tiles it may read. Raises ValueError."""
 
     png: Path | None = None
     max_tiles: Annotated[int, Field(ge=9, le=4096)] = 256
-    seconds: Annotated[float, Field(gt=0)] = 120.0
 
 
 def map_request(wanted: bool | str | Path | MapRequest) -> MapRequest | None:
@@ -65,7 +60,7 @@ def mapped(images: "OpenImages", request: MapRequest) -> dict[str, Any]:
     """What a row holds of the map that its assessment was asked for: `map`, or in `no_map` why there is none."""
     images.observer.step("map", "started")
     try:
-        q_map, similarity = make_map(images, request)
+        q_map, ssim = make_map(images, request)
     except (MapError, VLMError, ToolError) as error:
         return {"no_map": one_line(str(error))}
     finally:
@@ -74,7 +69,7 @@ def mapped(images: "OpenImages", request: MapRequest) -> dict[str, Any]:
         from agentic_iqa_local.judgement.map_drawing import draw
 
         try:
-            write_whole(place_for(request.png), draw(q_map, images.image.pixels, similarity))
+            write_whole(place_for(request.png), draw(q_map, images.image.pixels, ssim))
             q_map.png = str(request.png)
         except (FileError, WriteError) as error:
             reason = f"it could not be written ({error.message}); choose a file in a folder of yours"
@@ -82,52 +77,40 @@ def mapped(images: "OpenImages", request: MapRequest) -> dict[str, Any]:
     return {"map": q_map}
 
 
-def make_map(images: "OpenImages", request: MapRequest) -> tuple[QualityMap, "dict[str, SimilarityMap]"]:
-    """The map of an opened picture by the Summarizer's model, and the maps of its similarity to the reference by
-    metric. Raises MapError for a picture, a model or a mode that allows none, VLMError and ToolError for a model or a
-    tool that fails."""
+def make_map(images: "OpenImages", request: MapRequest) -> tuple[QualityMap, np.ndarray | None]:
+    """The map of an opened picture by the Summarizer's model, and SSIM's map against its reference. Raises MapError for
+    a picture, a model or a mode that allows none, VLMError and ToolError for a model or a tool that fails."""
     began, before, reference = time.perf_counter(), images.usage, images.reference
-    tiles, tools = _tiling(images, request), images.services.tools
-    bias, notes = known_bias(images, tiles.tile)
-    levels, stopped = _read_tiles(images, tiles, began + request.seconds)
+    tiles = _tiling(images, request)
+    prompt = prompts.summarizer_prompt(prompts.DEFAULT_QUERY, None, scoring=True)
+    chunks = [tiles.boxes[first : first + AT_ONCE] for first in range(0, len(tiles.boxes), AT_ONCE)]
+    reads = [p for boxes in chunks for p in _read_boxes(images, boxes, prompt, prompts.ANSWER_PREFIX, LETTERS)]
+    letters = tiles.cells(np.array([expected_level(p) for p in reads]))
     with images.observer.measuring("LocalNR", images.services) as local_nr:
         places = local_nr.places(images.image.pixels).places
     severity = np.max([tiles.resampled(grid) for grid in places.values()], axis=0)  # of the strongest distortion
-    letters, tool = (
-        tiles.cells(np.clip(levels - (bias.levels if bias else 0), 1, 5)),
-        np.interp(severity, range(6), LEVEL_OF_SEVERITY),
-    )
+    tool = np.interp(severity, range(6), LEVEL_OF_SEVERITY)
     cells = (1 - TOOL_WEIGHT) * letters + TOOL_WEIGHT * tool
-    similarity = tools.similarity_maps(images.image.pixels, reference.pixels) if reference else {}
-    worst = [_named(images, box) for box in damaged_boxes(tiles, cells)]
-    cost = MapCost(
-        tiles=len(levels),
-        read=int(np.isfinite(levels).sum()),
-        max_tiles=request.max_tiles,
-        max_seconds=request.seconds,
-        tokens=images.usage.prefilled + images.usage.decoded - before.prefilled - before.decoded,
-        seconds=round(time.perf_counter() - began, 3),
-        stopped=stopped,
-    )
-    return QualityMap(
+    ssim = images.services.tools.ssim_map(images.image.pixels, reference.pixels) if reference else None
+    q_map = QualityMap(
         tile=tiles.tile,
         stride=tiles.stride,
         xs=list(tiles.xs),
         ys=list(tiles.ys),
-        q=np.ma.masked_invalid(cells).tolist(),
-        letters=np.ma.masked_invalid(letters).tolist(),
+        q=cells.tolist(),
+        letters=letters.tolist(),
         tool=tool.tolist(),
         tool_weight=TOOL_WEIGHT,
-        median=float(np.nanmedian(cells)),
-        worst=worst,
-        bias=bias,
-        similarity={name: one.cell_means(tiles.xs, tiles.ys).tolist() for name, one in similarity.items()},
-        cost=cost,
-        notes=notes,
-    ), similarity
+        median=float(np.median(cells)),
+        worst=[_named(images, box) for box in damaged_boxes(tiles, cells)],
+        similarity={} if ssim is None else {"SSIM": tiles.resampled(ssim).tolist()},
+        cost=MapCost(tiles=len(reads), tokens=0, seconds=round(time.perf_counter() - began, 3)),
+    )
+    q_map.cost.tokens = images.usage.prefilled + images.usage.decoded - before.prefilled - before.decoded
+    return q_map, ssim
 
 
-def tile_sides(limits: PixelLimits) -> list[int]:
+def _tile_sides(limits: PixelLimits) -> list[int]:
     """The sides of tiles that a model sees at native resolution, rising; empty where none lies in its range."""
     factor, least = limits.factor, max(TILE, limits.min_pixels**0.5)
     sides = [int(-(-least * times // factor)) * factor for times in LARGER]
@@ -139,7 +122,7 @@ def _tiling(images: "OpenImages", request: MapRequest) -> Tiling:
     client, width, height = images.services.client(ROLE), images.image.width, images.image.height
     if images.services.settings.fusion.mode != "logits" or not client.reads_logits:
         raise MapError("map: expected mode logits, for tiles are read by their letters", "leave --mode out")
-    if not (sides := tile_sides(client.limits)):
+    if not (sides := _tile_sides(client.limits)):
         expected = f"map: expected a model that sees tiles of {TILE} pixels a side or more"
         raise MapError(f"{expected}, {client.name} sees at most {client.limits.max_pixels} pixels", "raise max_pixels")
     if min(width, height) < (least := smallest_side(sides[0])):
@@ -151,34 +134,7 @@ def _tiling(images: "OpenImages", request: MapRequest) -> Tiling:
     return tiles
 
 
-def known_bias(images: "OpenImages", tile: int) -> tuple[TileBias | None, list[str]]:
-    """What cropping to tiles of `tile` pixels a side does to the model's letters, as it was measured on clean
-    photographs; None, with a note, where nothing is corrected."""
-    services = images.services
-    folder = services.settings.folder(services.section(ROLE).backend)
-    measured = json.loads(BIAS_FILE.read_text(encoding="utf-8"))
-    known = measured["tiles"].get(str(tile))
-    if known and folder.is_dir() and folder_hash(folder) == measured["model"]:
-        return TileBias(tile=tile, source=measured["source"], **known), []
-    on = f"{measured['name']} with tiles of {', '.join(measured['tiles'])} pixels a side"
-    return None, [f"the tiles' levels are not corrected for what cropping does to them: it was measured on {on}"]
-
-
-def _read_tiles(images: "OpenImages", tiles: Tiling, until: float) -> tuple[np.ndarray, str | None]:
-    """The expected level of each tile's letters, (tiles,), nan where it was not read; and why it was not."""
-    boxes, order = tiles.boxes, tiles.order()
-    levels = np.full(len(boxes), np.nan)
-    prompt = prompts.summarizer_prompt(prompts.DEFAULT_QUERY, None, scoring=True)
-    for first in range(0, len(order), AT_ONCE):
-        if first and time.perf_counter() > until:
-            return levels, f"the time was up after {first} of {len(order)} tiles"
-        chunk = order[first : first + AT_ONCE]
-        reads = read_boxes(images, [boxes[i] for i in chunk], prompt, prompts.ANSWER_PREFIX, LETTERS)
-        levels[chunk] = [expected_level(p) for p in reads]
-    return levels, None
-
-
-def read_boxes(
+def _read_boxes(
     images: "OpenImages", boxes: Sequence[Box], prompt: prompts.Prompt, answer_prefix: str, answers: Sequence[str]
 ) -> list[dict[str, float]]:
     """Of each part of the picture, alone, how probable each answer is after `answer_prefix`. Raises VLMError."""
@@ -193,7 +149,7 @@ def _named(images: "OpenImages", damaged: DamagedBox) -> DamagedBox:
 
     def said(prompt: prompts.Prompt, prefix: str, words: Sequence[str]) -> dict[str, float] | None:
         try:
-            return read_boxes(images, [damaged.box], prompt, prefix, words)[0]
+            return _read_boxes(images, [damaged.box], prompt, prefix, words)[0]
         except VLMError:  # it reads letters alone, or two words begin with the same token
             return None
 

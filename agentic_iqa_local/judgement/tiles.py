@@ -37,21 +37,12 @@ class Tiling:
         """The widest step between neighbours."""
         return max(b - a for starts in (self.lefts, self.tops) for a, b in itertools.pairwise(starts))
 
-    def order(self) -> list[int]:
-        """The tiles' numbers in the order to read them: every other one of every other row first, so that those
-        read before the time is up are spread over the picture."""
-        numbers = np.arange(len(self.tops) * len(self.lefts)).reshape(len(self.tops), -1)
-        first = ((0, 0), (1, 1), (0, 1), (1, 0))
-        return np.concatenate([numbers[row::2, column::2].ravel() for row, column in first]).tolist()
-
     def cells(self, scores: np.ndarray) -> np.ndarray:
-        """The grid of the tiles' scores, (tiles,), nan where one was not read; rows×columns float64: of each cell the
-        mean of the tiles weighted by how much of the cell each covers; nan where none that was read does."""
-        values = scores.reshape(len(self.tops), -1)
-        known = ~np.isnan(values)
+        """The grid of the tiles' scores, (tiles,); rows×columns float64: of each cell the mean of the tiles weighted by
+        how much of the cell each covers."""
         down, across = _shared(self.ys, self.tops, self.tile), _shared(self.xs, self.lefts, self.tile)
-        with np.errstate(invalid="ignore"):  # 0 / 0 is nan
-            return (down @ np.where(known, values, 0) @ across.T) / (down @ known @ across.T)
+        values = scores.reshape(len(self.tops), -1)
+        return (down @ values @ across.T) / (down @ np.ones_like(values) @ across.T)
 
     def resampled(self, grid: np.ndarray) -> np.ndarray:
         """The mean in each cell of another grid, whose cells are of equal size and cover the picture,
@@ -107,13 +98,13 @@ def smallest_side(tile: int) -> int:
 
 def damaged_boxes(tiles: Tiling, cells: np.ndarray) -> list[DamagedBox]:
     """At most MOST_BOXES windows of about a tile's size that do not overlap, the worst first, each CLEARLY below
-    the median of `cells` (rows×columns of quality, nan where nothing was read)."""
-    (rows, columns), median, xs, ys = cells.shape, float(np.nanmedian(cells)), tiles.xs, tiles.ys
+    the median of `cells` (rows×columns of quality)."""
+    (rows, columns), median, xs, ys = cells.shape, float(np.median(cells)), tiles.xs, tiles.ys
     high, wide = max(1, round(tiles.tile * rows / ys[-1])), max(1, round(tiles.tile * columns / xs[-1]))
     windows = []
     for top, left in itertools.product(range(rows - high + 1), range(columns - wide + 1)):
         q = float(cells[top : top + high, left : left + wide].mean())
-        if median - q >= CLEARLY:  # not where q is nan
+        if median - q >= CLEARLY:
             windows.append((q, (xs[left], ys[top], xs[left + wide], ys[top + high])))
     chosen: list[DamagedBox] = []
     for q, box in sorted(windows):

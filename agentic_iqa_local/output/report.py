@@ -158,8 +158,8 @@ def _map(row: Assessment) -> Iterator[str]:
         yield f"By the map the {box.place} (pixels {box.box[:2]} to {box.box[2:]}) is {how}."
     if not row.map.worst:
         yield "By the map no part is clearly worse than the rest."
-    yield from (f"{text.rstrip('.')}." for text in (*row.map.notes, row.map.cost.stopped, row.map.not_drawn) if text)
-    yield from [f"The map is drawn to {row.map.png}."] if row.map.png else []
+    if row.map.not_drawn or row.map.png:
+        yield row.map.not_drawn or f"The map is drawn to {row.map.png}."
 
 
 def _sureness(row: Assessment) -> str:

@@ -36,7 +36,7 @@ def maps(args: argparse.Namespace) -> dict:
             cost = mapped.map.cost
             row = {"plain_seconds": plain.seconds, "map_seconds": cost.seconds, "ratio": cost.seconds / plain.seconds}
             # of the processor, which other work on the machine does not stretch
-            row |= {"processor_ratio": (clock[2] - clock[1]) / (clock[1] - clock[0]) - 1, "tiles": cost.read}
+            row |= {"processor_ratio": (clock[2] - clock[1]) / (clock[1] - clock[0]) - 1, "tiles": cost.tiles}
             row |= {"tile": mapped.map.tile, "plain_tokens": plain.tokens.prefilled, "map_tokens": cost.tokens}
             rows.append(row)
     return {

@@ -98,7 +98,7 @@ function damage(row) {
   const boxes = row.map.worst.map((box, index) =>
     `Box ${index + 1}: ${box.distortion ? `${box.distortion} (p ${number(box.probability)})` : "damage"}, q ${number(box.q)}, ${number(box.below)} below the map's median`);
   if (!boxes.length) boxes.push(`No part is clearly worse than the rest: the map's median is ${number(row.map.median)}.`);
-  return card("Where the damage is", lines([...boxes, ...row.map.notes]));
+  return card("Where the damage is", lines(boxes));
 }
 
 function passes(row) {
