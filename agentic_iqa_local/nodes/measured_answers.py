@@ -15,59 +15,23 @@ from agentic_iqa_local.iqa_tools.detector import WORD_SEVERITIES
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.nodes.detection import strongest
 from agentic_iqa_local.nodes.evidence import by_object, votes
-from agentic_iqa_local.nodes.named_distortions import distortions_in
 from agentic_iqa_local.nodes.prompts import choice_letters
+from agentic_iqa_local.nodes.query import distortions_in
+from agentic_iqa_local.nodes.words import WORDS, pattern, patterns
 from agentic_iqa_local.state import Detection, ExecutorOutput, PlannerOutput
 
 EXPOSURE = "Brightness change"
 SCORES = "the tools' scores"
 LEAST = 0.01  # no choice is ruled out by a measurement
 
-
 Weights = tuple[list[float], str]  # of the choices, and what they rest on
 
-
-def _words(pattern: str) -> re.Pattern[str]:
-    return re.compile(rf"\b({pattern})\b", re.IGNORECASE)
-
-
 _YES_NO = {"yes": re.compile(r"^\W*yes\b", re.I), "no": re.compile(r"^\W*no\b(?! \w)", re.I)}
-_NONE = _words(
-    r"none|nothing|no (visible |noticeable )?(distortions?|damage|problems?|issues?|defects?|artifacts?)|neither"
-    r"|undamaged|clean|not (visible|present|at all)|absent|invisible|just right|fine|ok(ay)?|correct|well exposed"
+_SIDES, _SEVERITIES, _LEVELS = patterns("exposures"), patterns("severities"), patterns("levels")
+_NONE, _GOOD, _BAD, _QUALITY = (pattern(WORDS[name]) for name in ("no_distortion", "good", "bad", "quality"))
+_ANY_DAMAGE, _VIRTUE, _DAMAGE, _ABSENCE = (
+    pattern(WORDS[name]) for name in ("any_distortion", "virtue", "vice", "absence")
 )
-_SIDES = {
-    "neither": _NONE,
-    "too dark": _words(r"(too |very )?(dark|dim)(er)?|under-?\s?expos\w+|underlit"),
-    "too bright": _words(r"(too |very )?(bright|light)(er)?|over-?\s?expos\w+|blown[ -]out|washed[ -]out"),
-}
-_SEVERITIES = {
-    "none": _NONE,
-    "slight": _words(r"slight(ly)?|mild(ly)?|minor|weak(ly)?|low|light(ly)?|a little|barely"),
-    "moderate": _words(r"moderate(ly)?|medium|noticeabl[ey]"),
-    "severe": _words(r"severe(ly)?|strong(ly)?|heavy|heavily|high|serious(ly)?"),
-    "extreme": _words(r"extreme(ly)?|very (strong|severe|heavy)|overwhelming"),
-}
-_LEVELS = {
-    5: _words(r"excellent|perfect|pristine|outstanding"),
-    4: _words(r"good|high|fine"),
-    3: _words(r"fair|average|medium|acceptable|ok(ay)?|mediocre|so-so"),
-    2: _words(r"poor|low|weak"),
-    1: _words(r"bad|terrible|awful|very poor|unusable"),
-}
-_GOOD, _BAD = _words(r"good|high|excellent"), _words(r"bad|poor|low")
-_ANY_DAMAGE = _words(r"distort(ed|ions?)|degraded|degradations?|damaged?|artifacts?|artefacts?|defects?|flaws?|flawed")
-# What says that a family is not there, where the question names it by what it spoils ("Is it sharp?")
-_VIRTUE = _words(
-    r"(?<!too )(?<!over)sharp|(?<!too )crisp|in focus|(well|properly|correctly) (exposed|lit|focus\w+)"
-    r"|(natural|accurate|true|realistic|good|correct|fine|right|nice|balanced|proper)"
-)
-_DAMAGE = _words(
-    r"too|over-?\w+|under-?\w+|blur\w*|out[ -]of[ -]focus|soft|unsharp|nois\w+|grain\w*|compress\w+|art[ie]facts?"
-    r"|block\w*|banding|cast|tint\w*|dark|bright|dim|flat|washed|faded|dull|halos?|problems?|wrong|bad|poor|loss"
-    r"|lacks?|low|unnatural|un\w+|distort\w*|change[ds]?"
-)
-_ABSENCE = _words(r"free (of|from)|without|no|not|lacks?|absence of|devoid of")
 
 
 def measure_choices(
@@ -146,7 +110,7 @@ def _families(choices: Sequence[str], detection: Detection) -> Weights | None:
 def _levels(query: str, choices: Sequence[str], evidence: ExecutorOutput) -> Weights | None:
     """Choices that are levels of quality, or Yes and No to a question whether the quality is good."""
     scores, levels, good = votes(evidence), _matched(choices, _LEVELS), bool(_GOOD.search(query))
-    if not scores or not re.search(r"\bquality\b", query, re.IGNORECASE):
+    if not scores or not _QUALITY.search(query):
         return None
     mean, sigma = statistics.fmean(score for _, score in scores), load_reliability().sigma_of_mean(scores, {})
     if levels:

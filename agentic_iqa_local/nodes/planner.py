@@ -19,9 +19,8 @@ from agentic_iqa_local.iqa_tools.specs import TOOLS
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.conversation import earlier_lines, going_on
 from agentic_iqa_local.nodes.measured_answers import families_named
-from agentic_iqa_local.nodes.named_distortions import asks_about_damage, distortions_in
 from agentic_iqa_local.nodes.prompts import planner_prompt
-from agentic_iqa_local.nodes.query import choices_in, named_metrics, region_in
+from agentic_iqa_local.nodes.query import asks_about_damage, choices_in, distortions_in, named_metrics, region_in
 from agentic_iqa_local.nodes.replanning import gaps_to_close
 from agentic_iqa_local.nodes.replies import PlannerReply
 from agentic_iqa_local.nodes.workbench import opened

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from agentic_iqa_local.nodes.evidence import by_object, contradictions, found_damage, of_object
 from agentic_iqa_local.nodes.letter_reading import answer_letter
-from agentic_iqa_local.nodes.named_distortions import distortions_in
 from agentic_iqa_local.nodes.prompts import chosen_answer
+from agentic_iqa_local.nodes.query import distortions_in
 from agentic_iqa_local.state import EVERYWHERE, LETTER_TO_LEVEL, LEVEL_WORDS, UNCLEAR, ExecutorOutput, FusionResult
 
 _CLAIM = re.compile(r"\b(slight|moderate|severe|extreme)(?:ly)? (\w+(?: \w+)?)", re.IGNORECASE)
