@@ -8,7 +8,7 @@
         results = iqa(["photo.jpg", array, pillow_image])
         conversation = iqa.open("photo.jpg")
         conversation.ask("Rate it")
-        conversation.ask("And the sky?")
+        conversation.ask("Is the sky noisy?")
 
 Importing the package loads neither torch nor pyiqa nor a model; the first call does.
 """

@@ -194,7 +194,7 @@ class Conversation:
 
         with IQA() as iqa, iqa.open("photo.jpg") as conversation:
             conversation.ask("Rate it")
-            conversation.ask("And the sky?")
+            conversation.ask("Is the sky noisy?")
 
     Raises ImageError (a ValueError), in one sentence, for a picture or a reference that cannot be opened, and
     TypeError or ValueError for what is none. One question at a time may be asked.
@@ -214,8 +214,8 @@ class Conversation:
         from agentic_iqa_local.nodes.workbench import OpenImages
 
         self._services, self._limit = services, max_replan_iterations
-        self._turns: list[dict[str, Any]] = []
-        self._asked, self._choices = 0, None
+        self._turns: list[dict[str, str]] = []
+        self._asked = 0
         with ExitStack() as files:
             self._picture = files.enter_context(as_file(image))
             self._original = None if reference is None else files.enter_context(as_file(reference))
@@ -237,22 +237,16 @@ class Conversation:
         """The assessment that answers a query, by default a rating; `choices` as for
         `agentic_iqa_local.assess`.
 
-        A query that only points on ("And the sky?") is of the last one's kind, and about a region it has its
-        choices. What went wrong is in the result's `error`. Raises ValueError for a query or choices that
-        make no sense, VLMError for a model that cannot be loaded and RuntimeError when the conversation, or
-        its IQA, was closed.
+        What went wrong is in the result's `error`. Raises ValueError for a query or choices that make no sense,
+        VLMError for a model that cannot be loaded and RuntimeError when the conversation, or its IQA, was closed.
         """
         from agentic_iqa_local.judgement.assessment import answered, question
-        from agentic_iqa_local.nodes.conversation import prior_context, regions_pointed_to, turn
+        from agentic_iqa_local.nodes.conversation import prior_context, turn
 
         if self._open is None:
             raise RuntimeError("Conversation: expected to be open, but it was closed; open the picture again")
         settings = self._services.settings
         state = question(self._picture, self._original, query, choices, self._limit, settings)
-        corrections = []
-        if self._choices and "choices" not in state and regions_pointed_to(state["query"]):
-            state["choices"] = self._choices
-            corrections = [f"choices: {' | '.join(self._choices)} (those of the last question)"]
         if context := prior_context(self._turns):
             state["prior_context"] = context
         self._images.begin_turn()
@@ -264,10 +258,8 @@ class Conversation:
             raise
         self._asked += 1
         row.turn, row.prior_context = self._asked, context
-        row.plan_corrections = corrections + row.plan_corrections
         if row.error is None and row.plan is not None:
-            self._turns.append(turn(row.query, row.answer, row.plan))
-            self._choices = state.get("choices")
+            self._turns.append(turn(row.query, row.answer))
         return row
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Answers questions about one picture, read from stdin one a line ("Rate it", then "And the sky?"), until its end,
+"""Answers questions about one picture, read from stdin one a line ("Rate it", then "Is the sky noisy?"), until its end,
 "exit" or "quit". The picture stays open, and each question is told of those before it.
 
 examples:

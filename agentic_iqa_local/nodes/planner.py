@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.iqa_tools.specs import TOOLS
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
-from agentic_iqa_local.nodes.conversation import earlier_lines, going_on
+from agentic_iqa_local.nodes.conversation import earlier_lines
 from agentic_iqa_local.nodes.measured_answers import families_named
 from agentic_iqa_local.nodes.prompts import planner_prompt
 from agentic_iqa_local.nodes.query import asks_about_damage, choices_in, distortions_in, named_metrics, region_in
@@ -65,7 +65,6 @@ def correct_plan(
     has_reference: bool,
     before: PlannerOutput | None = None,
     *,
-    carried: Sequence[str] = (),
     choices: Sequence[str] | None = None,
 ) -> PlannerOutput:
     """The plan with its derivable fields set by rule.
@@ -76,7 +75,6 @@ def correct_plan(
         has_reference: whether a reference image was given.
         before: on a replan the last pass's plan, whose type and regions stay. The model may then switch on more
             parts than the rules ask for, add distortions to look at and, where the query names no tool, one.
-        carried: the distortions of the last turn, for a query that goes on from it.
         choices: the user's answers; some that name distortions make the question one about quality.
     """
     plans = [before, made] if before else [made]
@@ -91,7 +89,7 @@ def correct_plan(
         return revised(made, query_type="Other", plan=PlanControlFlags(), **fixed, **nothing)
     if before and not tools:
         tools = [name for name in named_metrics(made.required_tool or "", has_reference) if name in TOOLS]
-    named = distortions_in(query, regions) or list(carried)
+    named = distortions_in(query, regions)
     asked = {"distortion_source": "Explicit" if named else "Inferred", "required_tool": next(iter(tools), None)}
     free = [name for name, on in made.plan if on and before]
     flags = revised(derive_flags("IQA", scope, **asked), **dict.fromkeys(free, True))
@@ -157,8 +155,7 @@ def planner_node(
         logger.error("Planner failed: %s", reason)
         return {"error": f"Planner: {reason}"}
     made = PlannerOutput.model_validate(reply.model_dump(by_alias=True))
-    plan, carried = going_on(made, query, context)
-    plan = correct_plan(plan, query, has_reference, before, carried=carried, choices=choices)
+    plan = correct_plan(made, query, has_reference, before, choices=choices)
     lines = taken_choices(query, choices) + corrections(made, plan)
     if plan.query_type == "IQA":
         plan = revised(plan, plan=flags_against(gaps, plan.plan, bool(evidence and evidence.quality_scores)))
