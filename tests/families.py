@@ -16,7 +16,7 @@ from agentic_iqa_local.vlm_client.transformers_client import TransformersClient
 FAMILIES = (
     "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "llava_clip", "llava_siglip", "llava_onevision", "smolvlm", "idefics3", "internvl",
 )  # fmt: skip
-PRESETS = ("llava_onevision_0_5b", "q_sit_mini", "qwen3_vl_2b", "qwen2_5_vl_3b")
+PRESETS = ("llava_onevision_0_5b", "q_sit_mini")
 SCORING = summarizer_prompt(DEFAULT_QUERY, None, scoring=True)
 REVERSED = summarizer_prompt(DEFAULT_QUERY, None, scoring=True, reversed_letters=True)
 
@@ -94,21 +94,15 @@ def qwen(name, tokenizer):
     rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [8, 12, 12]}
     text = TEXT | ids(tokenizer) | {"rope_parameters": rope}
     tower = dict(hidden_size=64, intermediate_size=128, out_hidden_size=128, patch_size=16 if third else 14, **QWEN_TOWER)  # fmt: skip
-    size = {"shortest_edge": 64 * 64, "longest_edge": 256 * 256}
     if name == "qwen2_vl":
         tower = dict(embed_dim=64, hidden_size=128, mlp_ratio=2, patch_size=14, **QWEN_TOWER)
         config, kind = tf.Qwen2VLConfig(text_config=text, vision_config=tower, **places), tf.Qwen2VLForConditionalGeneration  # fmt: skip
-    elif name.startswith("qwen2_5"):
+    elif name == "qwen2_5_vl":
         tower |= {"window_size": 56, "fullatt_block_indexes": [1]}
-        if name == "qwen2_5_vl_3b":
-            tower, size = tower | {"window_size": 112}, {"shortest_edge": 3136, "longest_edge": 12845056}
         config, kind = tf.Qwen2_5_VLConfig(text_config=text, vision_config=tower, **places), tf.Qwen2_5_VLForConditionalGeneration  # fmt: skip
-    elif name.startswith("qwen3_vl"):
+    elif name == "qwen3_vl":
         tower |= {"num_position_embeddings": 256, "deepstack_visual_indexes": [0]}
         text |= {"head_dim": 64, "rope_parameters": rope | {"mrope_section": [12, 10, 10], "mrope_interleaved": True}}  # fmt: skip
-        if name == "qwen3_vl_2b":  # features of three depths
-            tower |= {"depth": 4, "num_position_embeddings": 2304, "deepstack_visual_indexes": [0, 1, 2]}
-            text, size = text | {"num_hidden_layers": 4}, {"shortest_edge": 65536, "longest_edge": 16777216}
         config, kind = tf.Qwen3VLConfig(text_config=text, vision_config=tower, **places), tf.Qwen3VLForConditionalGeneration  # fmt: skip
     else:
         tower |= {"num_position_embeddings": 256}
@@ -118,13 +112,11 @@ def qwen(name, tokenizer):
             "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 32, "linear_value_head_dim": 32,
         }  # fmt: skip
         config, kind = tf.Qwen3_5Config(text_config=text, vision_config=tower, **places), tf.Qwen3_5ForConditionalGeneration  # fmt: skip
-    if name in PRESETS:
-        config.tie_word_embeddings = config.text_config.tie_word_embeddings = True
+    size = {"shortest_edge": 64 * 64, "longest_edge": 256 * 256}
     images = tf.Qwen2VLImageProcessor(patch_size=tower["patch_size"], size=size)
     video = tf.Qwen3VLVideoProcessor if third else tf.Qwen2VLVideoProcessor
-    kinds = {"qwen2_vl": tf.Qwen2VLProcessor, "qwen2_5": tf.Qwen2_5_VLProcessor}
-    made = next((kind for key, kind in kinds.items() if name.startswith(key)), tf.Qwen3VLProcessor)
-    processor = made(image_processor=images, tokenizer=tokenizer, video_processor=video(), chat_template=CHAT_TEMPLATE)  # fmt: skip
+    kinds = {"qwen2_vl": tf.Qwen2VLProcessor, "qwen2_5_vl": tf.Qwen2_5_VLProcessor}
+    processor = kinds.get(name, tf.Qwen3VLProcessor)(image_processor=images, tokenizer=tokenizer, video_processor=video(), chat_template=CHAT_TEMPLATE)  # fmt: skip
     return kind(config), processor
 
 

@@ -66,6 +66,11 @@ def test_every_shipped_set_up_loads_its_sections_share_one_model_and_a_wrong_nam
         ("tools: {no_reference: &a [*a]}", "expected a text"),
         ("a: " + "[" * 10_000, "not valid YAML"),
         ("fusion: {eta: " + "9" * 5000 + "}", "not valid YAML"),
+        ("x: !!python/object/apply:os.system [id]", "not valid YAML"),
+        ("\0", "not valid YAML"),
+        ("x" * 300_000, "expected at most 262144 bytes"),
+        ('"k\\e[2J\\u202e\\u2028": 1', "unknown key"),
+        ('tools: {no_reference: ["\\e[2J\\u202e"]}', "Unknown tool"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_named_with_its_file_and_key(tmp_path, text, named):

@@ -10,7 +10,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-import yaml
 from attacks import is_sentence
 from conftest import MODELS
 from hypothesis import given
@@ -22,7 +21,7 @@ from agentic_iqa_local.cli import assess as assess_command
 from agentic_iqa_local.cli import bundle as store_command
 from agentic_iqa_local.cli import doctor, gallery, study
 from agentic_iqa_local.errors import one_line
-from agentic_iqa_local.files import FileError, path_from_text, path_text, read_yaml
+from agentic_iqa_local.files import path_from_text, path_text
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, planner_prompt, summarizer_prompt
 
 TEXT = "\x1b[2J\x1b]0;owned\x07\x9b2J\u202e\u2028\r\nend"  # clears a screen, renames a window, turns text around
@@ -63,36 +62,6 @@ def test_a_hostile_name_on_the_command_line_is_harmless(main, line, photo_path, 
     assert status not in (0, None)
     assert (out, os.listdir()) == ("", [])
     assert is_harmless(err)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        {f"k{TEXT}": 1},
-        {"tools": {"no_reference": [TEXT]}},
-        {"models": {"embedded": {"server": f"http://user:secret@{TEXT}"}}},
-    ],
-    ids=["key", "tool", "server"],
-)
-def test_a_hostile_configuration_is_refused_in_one_line(content, photo_path, tmp_path, capfd):
-    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(content))
-    line = [photo_path, "--cpu", "--config", str(tmp_path / "mine.yaml")]
-    status, out, err = run(assess_command.main, line, capfd)
-    assert (status, out, err.count("\n")) == (2, "", 1)
-    assert is_harmless(err)
-    assert "secret" not in err
-
-
-@pytest.mark.parametrize(
-    "content",
-    ["[" * 20_000, "x: !!python/object/apply:os.system [id]", "a: 1\na: 2", "\0", "x" * 300_000],
-    ids=["deep", "object", "doubled key", "NUL", "large"],
-)  # fmt: skip
-def test_yaml_that_harms_is_refused(content, tmp_path):
-    (tmp_path / "x.yaml").write_text(content)
-    with pytest.raises(FileError) as refused:
-        read_yaml(tmp_path / "x.yaml")
-    assert is_harmless(str(refused.value))
 
 
 def test_a_batch_of_hostile_names_has_its_rows_table_and_gallery(photo_path, tmp_path, monkeypatch, capfd):

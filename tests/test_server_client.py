@@ -13,13 +13,10 @@ import pytest
 from conftest import EMBEDDED
 from families import SCORING
 from PIL import Image
-from scripted import ScriptedTools
 
-from agentic_iqa_local.config import ModelSettings, load_settings
-from agentic_iqa_local.judgement.assessment import assess
+from agentic_iqa_local.config import ModelSettings
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX
 from agentic_iqa_local.nodes.replies import summary_reply
-from agentic_iqa_local.services import Services
 from agentic_iqa_local.state import LETTERS
 from agentic_iqa_local.vlm_client import ModelLost, VLMError
 from agentic_iqa_local.vlm_client.rendering import Renderer, resolve_letters
@@ -137,32 +134,15 @@ def test_what_is_asked_and_answered(server, prompt, monkeypatch):
     assert "grammar" in json.loads(server.asked[-1].content)["structured_outputs"]
 
 
-@pytest.mark.parametrize(
-    "values",
-    [[0.0] * 5, [True] * 5, [None] * 5, ["-1"] * 5, [float("nan")] * 5, [-9999.0] * 5, [math.log(0.21)] * 5, SOUND[:4]],
-    ids=str,
-)  # fmt: skip
-def test_impossible_log_probabilities_are_no_read(server, prompt, values):
-    server.answers[CHAT] = letters(prompt, values)
-    refused(server.url, read, server)
-
-
-def test_a_read_that_fails_is_a_row_without_a_score(server, prompt, picture):
-    server.answers[CHAT] = letters(prompt, SOUND, prompt_token_ids=None)
-    settings = load_settings().with_options(engine="server")
-    model = settings.model("server.embedded").model_copy(update={"server": server.url})
-    settings = settings.model_copy(update={"models": {"embedded": model}})
-    tools = ScriptedTools({"NIQE": 3.0, "LocalNR": 3.0})
-    row = assess(picture, services=Services(settings, "cpu", tools=tools), pipeline="letters")
-    assert row.q is None
-    assert server.url in row.error
-
-
-def test_letters_of_other_tokens_or_an_answer_about_another_prompt_are_refused(server, prompt):
+def test_what_is_not_about_what_was_asked_is_refused(server, prompt):
+    """Letters that lack, stand twice or have no probability, and an answer about another prompt."""
     twice = letters(prompt, SOUND)
     top = twice["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
     top += [entry | {"logprob": -9.0} for entry in top]
     for answer, said in (
+        (letters(prompt, [float("nan")] * 5), f"server {server.url}: expected a finite log-probability"),
+        (letters(prompt, ["-1"] * 5), f"server {server.url}: expected a finite log-probability"),
+        (letters(prompt, SOUND[:4]), "expected one log-probability of each letter's token"),
         (twice, "expected one log-probability of each letter's token"),
         (letters((prompt[0], dict.fromkeys(LETTERS, 7)), SOUND), "it must be a vLLM server that honours"),
         (letters((prompt[0][1:], prompt[1]), SOUND), "expected it to see the"),
