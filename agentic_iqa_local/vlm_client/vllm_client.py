@@ -34,12 +34,10 @@ from PIL import Image
 from pydantic import BaseModel
 
 from agentic_iqa_local.config import ModelSettings
-from agentic_iqa_local.devices import choose_dtype, describe_device, make_deterministic, memory_ran_out
-from agentic_iqa_local.vlm_client import ModelLost, OutOfMemory, VLMClient, VLMError, VLMSession
+from agentic_iqa_local.devices import choose_dtype, describe_device, make_deterministic
+from agentic_iqa_local.vlm_client import ModelLost, VLMClient, VLMError, VLMSession
 from agentic_iqa_local.vlm_client.constraints import constraint
 from agentic_iqa_local.vlm_client.rendering import Rendered, Renderer, first_line
-
-logger = logging.getLogger(__name__)
 
 TEXT_TOKENS = 4096  # room for instructions, evidence and answer beside the images
 CPU_BLOCK = 32  # tokens a block of the cache: vLLM's default of 128 on a CPU would never share a short prefix
@@ -58,8 +56,11 @@ class VllmClient(VLMClient):
             raise VLMError(said, "install it or use the backend transformers") from error
         self.version = vllm.__version__
         self._check_settings()
-        self._in_flight, self._reloading = 1 if settings.exact else settings.max_in_flight, threading.Lock()
-        self._load()
+        try:
+            self.engine = Engine(self._engine_config(), self.device)
+        except Exception as error:  # it reads a stranger's folder, as transformers does: see `loading`
+            said = f"vLLM {self.version} cannot load it ({first_line(error)})"
+            raise ModelLost(f"model folder {self.renderer.folder}: {said}") from error
         self.dtype = str(self.engine.config.model_config.dtype).removeprefix("torch.")
 
     def _check_settings(self) -> None:
@@ -96,7 +97,7 @@ class VllmClient(VLMClient):
             seed=0,
             max_model_len=context,
             max_num_batched_tokens=max(context, 8192) if on_gpu else context,
-            max_num_seqs=self._in_flight,
+            max_num_seqs=1 if settings.exact else settings.max_in_flight,
             limit_mm_per_prompt={"image": 2, "video": 0},
             enable_prefix_caching=settings.share_prefix and not settings.exact,
             load_format="safetensors",
@@ -125,33 +126,6 @@ class VllmClient(VLMClient):
             "device": self.device,
             "hardware": describe_device(self.device),
         }
-
-    def ask(self, prompt: dict[str, Any], params) -> Any:
-        """The finished output of one request. An engine whose memory ran out is loaded again for half as many
-        requests at once.
-
-        Raises OutOfMemory for what that engine had in flight, ModelLost for an engine that failed otherwise,
-        VLMError.
-        """
-        engine = self.engine
-        try:
-            return engine.ask(prompt, params)
-        except OutOfMemory:
-            with self._reloading:
-                if self.engine is engine:
-                    engine.close()
-                    self._in_flight = max(1, self._in_flight // 2)
-                    logger.warning("vLLM's memory ran out; %d requests at once from now on", self._in_flight)
-                    self._load()
-            raise
-
-    def _load(self) -> None:
-        """Raises VLMError."""
-        try:
-            self.engine = Engine(self._engine_config(), self.device)
-        except Exception as error:  # it reads a stranger's folder, as transformers does: see `loading`
-            said = f"vLLM {self.version} cannot load it ({first_line(error)})"
-            raise ModelLost(f"model folder {self.renderer.folder}: {said}") from error
 
     def close(self) -> None:
         self.engine.close()
@@ -199,7 +173,7 @@ class Engine:
         at_exit(lambda: (alive := close()) and alive())
 
     def ask(self, prompt: dict[str, Any], params) -> Any:
-        """The finished output of one request. Raises OutOfMemory, ModelLost, VLMError."""
+        """The finished output of one request. Raises ModelLost, VLMError."""
         future: Future = Future()
         with self._closing:
             if self._closed:
@@ -223,10 +197,8 @@ class Engine:
                     if output.finished:
                         self._pending.pop(output.request_id).set_result(output)
         except Exception as error:
-            self._ended = ModelLost(f"vLLM's engine failed ({first_line(error)})")
-            if memory_ran_out(error):
-                said = f"vLLM's memory ran out ({first_line(error)})"
-                self._ended = OutOfMemory(said, "lower max_pixels or max_in_flight")
+            said = f"vLLM's engine failed ({first_line(error)})"
+            self._ended = ModelLost(said, "where its memory ran out, lower max_in_flight or max_pixels")
         finally:
             self._fail()
             self._free()
@@ -309,7 +281,7 @@ class VllmSession(VLMSession):
             "prompt_token_ids": rendered.prompt_ids + rendered.answer_ids,
             "multi_modal_data": {"image": self.images},
         }
-        output = self.client.ask(prompt, params)
+        output = self.client.engine.ask(prompt, params)
         if output.prompt_token_ids != whole:
             said = f"expected vLLM to see the {len(whole)} tokens that the processor makes, it saw others"
             raise VLMError(f"{self.client.name}: {said}", "serve this model with transformers")
