@@ -3,7 +3,6 @@
 import importlib.util
 import logging
 import os
-import shutil
 import signal
 import socket
 from pathlib import Path
@@ -116,18 +115,3 @@ def services():
 def client(services):
     """The embedded model's client."""
     return services.client("summarizer")
-
-
-@pytest.fixture(scope="session")
-def flat_model(tmp_path_factory) -> str:
-    """A copy of the embedded model whose final norm weight is zero, so that all its logits are equal."""
-    import torch
-    from safetensors.torch import load_file, save_file
-
-    folder = tmp_path_factory.mktemp("models") / "flat"
-    shutil.copytree(EMBEDDED, folder)
-    weights = load_file(folder / "model.safetensors")
-    (name,) = [n for n in weights if n.endswith("language_model.norm.weight") or n == "model.norm.weight"]
-    weights[name] = torch.zeros_like(weights[name])
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    return str(folder)

@@ -4,10 +4,14 @@ import math
 
 import numpy as np
 import pytest
+import torch
+from conftest import EMBEDDED
+from families import load
 from PIL import Image
+from scripted import BACKEND
 
 from agentic_iqa_local import assess
-from agentic_iqa_local.config import ModelSettings, Settings
+from agentic_iqa_local.config import Settings
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
 from agentic_iqa_local.nodes.summarizer import summarizer_node
 from agentic_iqa_local.services import Services
@@ -46,23 +50,23 @@ def test_a_rating_holds_its_own_arithmetic(which, request):
     assert row.vlm_letter == max(row.p_c, key=row.p_c.get)
 
 
-def test_the_image_is_prefilled_once_for_all_roles(rated, photo_path):
+def test_the_image_is_prefilled_once_for_all_roles(rated, photo_path, services):
     """Had each role and read prefilled it, every further one would cost 256 tokens more."""
-    settings = Settings(models={"embedded": ModelSettings(share_prefix=False)})
-    naive = assess(photo_path, services=Services(settings, "cpu"))
+    separate = Services(Settings(), "cpu", {BACKEND: load(EMBEDDED, share_prefix=False)}, services.tools)
+    naive = assess(photo_path, services=separate)
     assert naive.tokens.reused == 0
     assert naive.tokens.prefilled == rated.tokens.prefilled + rated.tokens.reused
     assert naive.p_c == pytest.approx(rated.p_c, abs=1e-4)
     assert rated.tokens.reused >= 3 * 256
 
 
-def test_flat_logits_give_uniform_letters_and_the_fusion_of_them(flat_model, photo_path):
-    """A copy of the model whose final norm weight is zero: p_c is 0.2 each, off-letter mass 1 − 5/V, q the
-    uniform fusion."""
-    services = Services(Settings().with_options(model=flat_model), "cpu")
-    row = assess(photo_path, pipeline="letters", services=services)
+def test_flat_logits_give_uniform_letters_and_the_fusion_of_them(photo_path, services):
+    """A model whose final norm weight is zero: p_c is 0.2 each, off-letter mass 1 − 5/V, q the uniform fusion."""
+    flat = load(EMBEDDED)
+    torch.nn.init.zeros_(flat.model.model.language_model.norm.weight)
+    row = assess(photo_path, pipeline="letters", services=Services(Settings(), "cpu", {BACKEND: flat}, services.tools))
     assert list(row.p_c.values()) == pytest.approx([0.2] * 5, abs=1e-6)
-    assert row.off_letter_mass == pytest.approx(1 - 5 / services.client("summarizer").vocabulary, abs=1e-6)
+    assert row.off_letter_mass == pytest.approx(1 - 5 / flat.vocabulary, abs=1e-6)
     weights = {c: math.exp(-row.eta * (row.q_bar - c) ** 2) for c in range(1, 6)}
     assert row.q == pytest.approx(sum(c * w for c, w in weights.items()) / sum(weights.values()), abs=1e-6)
     assert any("off the letters" in line for line in row.warnings)
