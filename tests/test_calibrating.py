@@ -223,7 +223,7 @@ def test_bad_input_is_one_sentence(runs, tmp_path, capsys):
         (["report", other, "--fit", made, "--out", tmp_path / "report"], "expected a fit of the model of"),
         (["fit", runs[0], other, *KEEP, "--out", out], "data set, model and fusion of"),
         (["fit", runs[1], "--objective", "srcc", "--out", out], "got one on questions"),
-        (["fit", runs[0], *KEEP, "--share", "0.01", "--out", out], "found none of 3"),
+        (["fit", runs[0], *KEEP, "--share", "0.01", "--out", out], "use 0 of 3"),
         (["fit", runs[0], *KEEP, "--share", "1.5", "--out", out], "expected a share of the scenes"),
     ):
         status, _, said = command(capsys, *arguments)

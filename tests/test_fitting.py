@@ -60,7 +60,7 @@ def test_fits_without_an_optimum_are_refused():
     rows = sharpened(make_rows(300), 1)
     _, q_bar, p = parts(rows)
     for of, targets, message in (
-        (rows, q_bar - p @ LEVELS, "SRCC was still getting better where the temperature reached 10"),
+        (rows, q_bar - p @ LEVELS, "SRCC was still getting better at temperature 10"),
         (rows, np.full(len(rows), 3.0), "all alike"),
         (make_rows(12), np.ones(12), "at least 20"),
     ):
@@ -83,6 +83,6 @@ def test_a_fit_of_a_manifest_wants_its_range_names_its_rows_and_is_read_again(tm
     assert all(fit.used(row) == (row["group"] in used) for row in rows)  # failed rows of these scenes too
     (tmp_path / "fit.json").write_text(fit.model_dump_json())
     assert read_fit(tmp_path / "fit.json") == fit
-    for options, message in (({"split": None, "share": 1.0}, "not use"), ({"split": "val", "share": 0.3}, "unknown")):
+    for options, message in (({"split": None, "share": 1.0}, "others to judge"), ({"split": "val", "share": 0.3}, "unknown")):
         with pytest.raises(FitError, match=message):
             fit_runs([folder], "srcc", **options)

@@ -10,7 +10,7 @@ A fit that runs to a bound is refused, since a larger range would give another.
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ from agentic_iqa_local.judgement.intervals import IntervalCalibration
 from agentic_iqa_local.score_fusion import fused_distribution
 from agentic_iqa_local.studies.calibrating import answers, cases, errors
 from agentic_iqa_local.studies.datasets import DatasetInfo, listed
-from agentic_iqa_local.studies.readings import LEVELS, Readings, Row, fused
+from agentic_iqa_local.studies.readings import LEVELS, Readings, Row
 from agentic_iqa_local.studies.statistics import ranked_probability_scores, srcc
 from agentic_iqa_local.studies.store import read_run
 from agentic_iqa_local.studies.study import dataset_info, fusion_settings
@@ -41,6 +41,11 @@ class Part(NamedTuple):
     run: dict[str, Any]
     rows: list[Row]
     info: DatasetInfo
+
+    @property
+    def levels(self) -> np.ndarray:
+        """The human scores in 1..5, (rows,); those of some sets go a little beyond the ends of their scale."""
+        return np.clip([self.info.to_levels(row["mos"]) for row in self.rows], LEVELS[0], LEVELS[-1])
 
 
 def fit_runs(
@@ -63,11 +68,18 @@ def fit_runs(
         raise FitError(f"--share {share:g}: expected a share of the scenes from 0 to 1, such as 0.3")
     parts = [_part(folder, objective, split, share) for folder in folders]
     first = next((part for part in parts if part.info.kind != "MCQ"), parts[0])
-    _check_alike(folders, parts, first)
+    for folder, part in zip(folders, parts, strict=True):
+        same = part.info.kind == "MCQ" or (part.info.key, part.run["fusion"]) == (first.info.key, first.run["fusion"])
+        if part.run["identity"]["model"] != first.run["identity"]["model"] or not same:
+            expected = f"the data set, model and fusion of {folders[parts.index(first)]}"
+            raise FitError(f"{folder}: expected {expected}, got others", "fit them apart")
     settings, rows = fusion_settings(first.run), [row for part in parts for row in part.rows]
     before = after = 0.0
     if objective != "keep":
-        targets = _targets(rows, first.info, objective)
+        mos = np.array([row["mos"] for row in rows], float)
+        targets = mos if first.info.higher_is_better else -mos
+        if objective == "rps":
+            targets = np.concatenate([part.levels for part in parts])
         (temperature, eta), before, after = fit_letters(rows, objective, targets, settings)
         settings = settings.model_copy(update={"temperature": temperature, "eta": eta})
     return Fit(
@@ -91,28 +103,17 @@ def _part(folder: Path, objective: Objective, split: str | None, share: float) -
     if info.kind == "MCQ" and objective != "keep":
         remedy = "fit on a scored run; --objective keep calibrates the sets of answers alone"
         raise FitError(f"{folder}: expected a run on images with human scores, got one on questions", remedy)
+    units = [row.get("group") or row["key"] for row in rows]
     if split is None:
-        units = sorted({row.get("group") or row["key"] for row in rows})
-        drawn = set(np.random.default_rng(0).permutation(units)[: round(share * len(units))])
-        used = [row for row in rows if (row.get("group") or row["key"]) in drawn]
-        remedy = f"take another share than {share:g}"
+        drawn = np.random.default_rng(0).permutation(sorted(set(units)))[: round(share * len(set(units)))]
+        used, remedy = [row for row, unit in zip(rows, units, strict=True) if unit in drawn], f"--share is {share:g}"
     else:
         used = [row for row in rows if row["split"] == split]
         remedy = f"the splits are {listed(sorted({row['split'] or 'unknown: use --share' for row in rows}))}"
-    if not used:
-        raise FitError(f"{folder}: expected rows to fit on, found none of {len(rows)}", remedy)
-    if len(used) == len(rows) and objective != "keep":
-        raise FitError(f"{folder}: expected rows that the fit does not use, it would use all {len(rows)}", remedy)
+    if not used or (len(used) == len(rows) and objective != "keep"):
+        expected = "expected some rows to fit on and others to judge the fit by"
+        raise FitError(f"{folder}: {expected}, it would use {len(used)} of {len(rows)}", remedy)
     return Part(run, used, info)
-
-
-def _check_alike(folders: Sequence[Path], parts: Sequence[Part], first: Part) -> None:
-    """Raises FitError where a run has another model than the first, or with scores another data set or fusion."""
-    for folder, (run, _, info) in zip(folders, parts, strict=True):
-        same = info.kind == "MCQ" or (info.key, run["fusion"]) == (first.info.key, first.run["fusion"])
-        if run["identity"]["model"] != first.run["identity"]["model"] or not same:
-            expected = f"the data set, model and fusion of {folders[parts.index(first)]}"
-            raise FitError(f"{folder}: expected {expected}, got others", "fit them apart")
 
 
 def _calibration(
@@ -124,8 +125,8 @@ def _calibration(
     known: dict[Any, list[pd.DataFrame]] = {}
     for part in parts:
         if part.info.scale == "absolute categories" and part.info.low is not None:
-            truth = _targets(part.rows, part.info, "rps")
-            for condition, table in cases(Readings(part.rows, settings.vote), truth, part.run, settings).items():
+            readings = Readings(part.rows, settings.vote)
+            for condition, table in cases(readings, part.levels, part.run, settings).items():
                 known.setdefault(condition, []).append(table)
     questions = tuple(answers([row for part in parts if part.info.kind == "MCQ" for row in part.rows]))
     if not (known or questions) or not {"dtype", "quantization"} <= model.keys():
@@ -138,23 +139,17 @@ def _calibration(
         query=run["identity"]["reads"]["query"],
         ratings=tuple(errors(condition, pd.concat(tables), rng) for condition, tables in known.items()),
         questions=questions,
-        **{name: model[name] for name in ("dtype", "quantization")},
+        dtype=model["dtype"],
+        quantization=model["quantization"],
         **settings.model_dump(include={"mode", "temperature", "eta"}),
     )
-
-
-def _targets(rows: Sequence[Row], info: DatasetInfo, objective: Objective) -> np.ndarray:
-    """The human scores as the objective needs them, (rows,)."""
-    mos = np.array([row["mos"] for row in rows], float)
-    if objective == "rps":  # some sets go a little beyond the ends of their scale
-        return np.clip([info.to_levels(m) for m in mos], LEVELS[0], LEVELS[-1])
-    return mos if info.higher_is_better else -mos
 
 
 def fit_letters(
     rows: Sequence[Row], objective: Objective, targets: np.ndarray, settings: FusionSettings
 ) -> tuple[Pair, float, float]:
-    """The temperature and η that an objective is best at, and the objective before and after.
+    """The temperature and η that an objective is best at, and the objective before and after: the best of a coarse
+    grid, refined, for no objective is convex.
 
     `targets` (rows,) are human levels in 1..5 for rps, human scores with higher better for srcc. Rows that failed or
     that no tool scored are left out. Raises FitError for fewer than twenty rows, scores that are all alike, or a fit
@@ -167,41 +162,25 @@ def fit_letters(
         raise FitError(f"fit: {expected}, got {usable.sum()}", "use more images")
     columns = targets, readings.agent["q_bar"].to_numpy(), readings.eta(settings.eta)
     target, q_bar, own = (column[usable] for column in columns)
+    letters = lru_cache(maxsize=32)(lambda temperature: readings.p(READ, temperature=temperature)[usable])
 
-    @lru_cache(maxsize=32)
-    def p(temperature: float) -> np.ndarray:
-        return readings.p(READ, temperature=temperature)[usable]
-
-    def value(temperature: float, eta: float | np.ndarray) -> float:
+    def loss(temperature: float, eta: float | np.ndarray) -> float:
+        fused = fused_distribution(letters(temperature), q_bar, eta)
         if objective == "rps":
-            return float(ranked_probability_scores(fused_distribution(p(temperature), q_bar, eta), target).mean())
-        return srcc(fused(p(temperature), q_bar, eta), target)
+            return float(ranked_probability_scores(fused, target).mean())
+        return float(np.nan_to_num(-srcc(fused @ LEVELS, target), nan=np.inf))
 
-    before = value(settings.temperature, own)
-    if np.isnan(before):
+    before = loss(settings.temperature, own)
+    if np.isinf(before):
         raise FitError("fit: expected human and fused scores that differ, got some that are all alike", "use others")
-    sign = -1.0 if objective == "srcc" else 1.0
-    configured = settings.temperature, float(np.median(own))
-    best = least(lambda t, e: float(np.nan_to_num(sign * value(t, e), nan=np.inf)), configured, SCALES[objective])
-    return best, before, value(*best)
-
-
-def least(loss: Callable[[float, float], float], configured: Pair, name: str) -> Pair:
-    """The temperature and η of the least loss: the best of a coarse grid, refined, for no objective is convex. Where
-    several are as good, the one nearest to the `configured` pair. Raises FitError where the least lies at a bound;
-    `name` is what it calls the loss."""
-    start: Pair = tuple(np.clip(configured, LOWEST, HIGHEST).tolist())
-    grid = np.geomspace(LOWEST, HIGHEST, 17).tolist()
-    losses = {pair: loss(*pair) for pair in [start, *itertools.product(grid, grid)]}
-    best = min(losses, key=lambda pair: (losses[pair], np.abs(np.log(pair) - np.log(start)).sum()))
-    bounds = [(np.log(LOWEST), np.log(HIGHEST))] * 2
+    grid, ends = np.geomspace(LOWEST, HIGHEST, 17), (np.log(LOWEST), np.log(HIGHEST))
+    start = np.log(min(itertools.product(grid, grid), key=lambda pair: loss(*pair)))
     options = {"xatol": 1e-3, "fatol": 1e-6}
-    refined = minimize(lambda x: loss(*np.exp(x)), np.log(best), method="Nelder-Mead", bounds=bounds, options=options)
-    if refined.fun < losses[best]:
-        best = tuple(np.exp(refined.x).tolist())
-    for what, fitted in zip(("the temperature", "η"), best, strict=True):
-        if not LOWEST * 1.01 < fitted < HIGHEST / 1.01:
-            expected = f"expected an optimum inside {LOWEST} to {HIGHEST}"
-            got = f"{name} was still getting better where {what} reached {fitted:.3g}"
-            raise FitError(f"fit: {expected}, but {got}", "use more images, or another --objective")
-    return best
+    refined = minimize(lambda x: loss(*np.exp(x)), start, method="Nelder-Mead", bounds=[ends] * 2, options=options)
+    temperature, eta = np.exp(refined.x).tolist()
+    if not all(LOWEST * 1.01 < fitted < HIGHEST / 1.01 for fitted in (temperature, eta)):
+        expected = f"expected an optimum inside {LOWEST} to {HIGHEST}, but {SCALES[objective]} was still getting better"
+        got = f"at temperature {temperature:.3g} and η {eta:.3g}"
+        raise FitError(f"fit: {expected} {got}", "use more images, or another --objective")
+    sign = -1 if objective == "srcc" else 1
+    return (temperature, eta), sign * before, sign * float(refined.fun)
