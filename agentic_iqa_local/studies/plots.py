@@ -1,6 +1,6 @@
-"""The figures of a report. Labels are untrusted text: each is a short line, and none is taken for mathematics."""
+"""The figures of a report, of the product's mode and the baseline. Labels are untrusted text: each is a short line, and
+none is taken for mathematics."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
 from typing import Any
@@ -18,7 +18,6 @@ from agentic_iqa_local.studies.statistics import reliability_bins
 from agentic_iqa_local.studies.tables import COVERAGES, claims
 
 BLUE, ORANGE, GREY = "#0072b2", "#d55e00", "#777777"
-COLUMNS = 4
 Tables = Mapping[str, pd.DataFrame]
 Plot = Callable[[ScoredRun, Tables], Figure | None]
 STYLE: dict[Any, Any] = {
@@ -48,65 +47,52 @@ def _label(text: str, longest: int) -> str:
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
-def _grid(titles: Sequence[str], plot: Callable[[Axes, int], None], xlabel: str, ylabel: str) -> Figure | None:
-    """Small multiples: `plot` draws the one of a title's place."""
+def _panels(titles: Sequence[str], plot: Callable[[Axes, int], None], xlabel: str, ylabel: str) -> Figure | None:
+    """Panels side by side: `plot` draws the one of a title's place."""
     if not titles:
         return None
-    columns = min(COLUMNS, len(titles))
-    rows = math.ceil(len(titles) / columns)
-    width, height = 2.5 * columns + 0.6, 2.3 * rows + 0.5
-    figure = Figure(figsize=(width, height))
-    # Margins in inches: matplotlib's automatic layouts take seconds for this many panels.
-    margins = 0.55 / width, 0.5 / height, 1 - 0.1 / width, 1 - 0.3 / height
-    figure.subplots_adjust(*margins, wspace=0.22, hspace=0.35)
-    for i, title in enumerate(titles):
-        plot(figure.add_subplot(rows, columns, i + 1, title=_label(title, 40)), i)
-    figure.supxlabel(xlabel, size="medium")
-    figure.supylabel(ylabel, size="medium", x=0.1 / width)
+    figure = Figure(figsize=(3 * len(titles), 2.8), layout="constrained")
+    for i, axes in enumerate(figure.subplots(1, len(titles), squeeze=False)[0]):
+        plot(axes, i)
+        axes.set(title=_label(titles[i], 40), xlabel=xlabel, ylabel=ylabel)
     return figure
 
 
 def _scatter(run: ScoredRun, _: Tables) -> Figure | None:
-    names = [name for name, scored in run.modes.items() if scored.answered.any()]
+    names = [name for name in dict.fromkeys((run.product, run.baseline)) if run.modes[name].answered.any()]
     upwards = 1 if run.info.higher_is_better else -1
 
     def plot(axes: Axes, i: int) -> None:
-        kept = np.flatnonzero(run.modes[names[i]].answered)
-        kept = kept[np.argsort(run.modes[names[i]].scores[kept])]
-        scores = run.modes[names[i]].scores[kept]
-        axes.scatter(scores, run.mos[kept], s=4, color=BLUE, alpha=0.4, linewidths=0, rasterized=True)
-        axes.plot(scores, upwards * run.mapped[names[i]][kept], color=ORANGE, linewidth=1.2)
+        scores, order = run.modes[names[i]].scores, np.argsort(run.modes[names[i]].scores)
+        axes.scatter(scores, run.mos, s=4, color=BLUE, alpha=0.4, linewidths=0, rasterized=True)
+        axes.plot(scores[order], upwards * run.mapped[names[i]][order], color=ORANGE, linewidth=1.2)
 
-    return _grid(names, plot, "score", "MOS" if run.info.higher_is_better else "MOS, lower is better")
+    return _panels(names, plot, "score", "MOS" if run.info.higher_is_better else "MOS, lower is better")
 
 
 def _reliability(run: ScoredRun, _: Tables) -> Figure | None:
-    judged = claims(run)
-    tables = list(judged.values())
+    shown = {names[0]: claim for names, claim in claims(run).items() if {run.product, run.baseline} & {*names}}
 
     def plot(axes: Axes, i: int) -> None:
-        bins = reliability_bins(tables[i].confidence, tables[i].correct)
-        size = 6 + 120 * bins.n / bins.n.sum()
+        claim = [*shown.values()][i]
+        bins = reliability_bins(claim.confidence, claim.correct)
         axes.plot([0, 1], [0, 1], color=GREY, linewidth=0.8)
-        axes.scatter(bins.confidence, bins.accuracy, size, BLUE, alpha=0.7, linewidths=0, clip_on=False)
+        axes.scatter(bins.confidence, bins.accuracy, 6 + 120 * bins.n / bins.n.sum(), BLUE, clip_on=False)
         axes.set(xlim=(0, 1), ylim=(0, 1))
 
-    return _grid([names[0] for names in judged], plot, "confidence", "accuracy")
+    return _panels([*shown], plot, "confidence", "accuracy")
 
 
 def _risk_coverage(run: ScoredRun, tables: Tables) -> Figure | None:
     lines = [line for line in tables["risk_coverage"].to_dict("records") if line["mode"] == run.product]
-    if not lines:
-        return None
-    figure = Figure(figsize=(4.6, 3), layout="constrained")
-    axes = figure.subplots()
-    for line, color in zip(lines, (BLUE, ORANGE), strict=False):
-        risks = [line[f"risk_{share}"] for share in COVERAGES]
-        axes.plot(np.divide(COVERAGES, 100), risks, "o-", color=color, markersize=3, label=f"kept by {line['signal']}")
-        axes.axhline(risks[0], color=color, linewidth=0.6, linestyle="--")
-    axes.set(xlabel="coverage", ylabel="mean rank error", xlim=(0, 1), ylim=(0, None))
-    axes.legend(frameon=False)
-    return figure
+
+    def plot(axes: Axes, i: int) -> None:
+        risks = [lines[i][f"risk_{share}"] for share in COVERAGES]
+        axes.plot(np.divide(COVERAGES, 100), risks, "o-", color=BLUE, markersize=3)
+        axes.axhline(risks[0], color=GREY, linewidth=0.6, linestyle="--")
+        axes.set(xlim=(0, 1), ylim=(0, None))
+
+    return _panels([f"kept by {line['signal']}" for line in lines], plot, "coverage", "mean rank error")
 
 
 def _forest(name: str, value: str, *columns: str) -> Plot:
@@ -133,11 +119,11 @@ def _forest(name: str, value: str, *columns: str) -> Plot:
     return plot
 
 
-_DIFFERENCES = _forest("differences", "srcc_difference", "first", "second")
+_DIFFERENCES = _forest("differences", "srcc_difference", "first")
 _INTERVALS = _forest("intervals", "coverage", "look", "calibration", "scale")
 FIGURES: dict[str, tuple[str, Plot]] = {  # by file
-    "differences": ("SRCC of the first mode less that of the second, with 95 % intervals", _DIFFERENCES),
-    "scatter": ("Human scores over each mode's score, with the fitted curve", _scatter),
+    "differences": ("SRCC of each mode less that of the baseline, with 95 % intervals", _DIFFERENCES),
+    "scatter": ("Human scores over the score, with the fitted curve", _scatter),
     "reliability": ("Reliability of the letters; a point's size is its share of the images", _reliability),
     "risk_coverage": ("Risk over coverage of the product's mode; dashed: nothing set aside", _risk_coverage),
     "intervals": ("Coverage of the agent's 90 % intervals, with 95 % intervals; the line: 90 %", _INTERVALS),
