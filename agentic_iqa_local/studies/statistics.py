@@ -4,6 +4,7 @@ A statistic is a function of two columns (one entry an image) that returns a flo
 rows and are left out by a mask. All modes are resampled on the same `Draws`, so any two can be compared.
 """
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,6 @@ from scipy.special import expit
 
 FEWEST_ROWS_TO_FIT = 10
 FEWEST_GROUPS = 10  # below this a bootstrap of whole groups says little
-BINS = 15  # of confidence
 # Spread over magnitude below which values differ by rounding alone; scipy warns below the same.
 CONSTANT = np.finfo(float).eps ** 0.75
 
@@ -50,9 +50,8 @@ def _is_constant(x: np.ndarray) -> bool:
 def vqeg_logistic(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Scores `x` mapped to human scores `y`, (n,), by a monotone five-parameter logistic fitted on them.
 
-    Least squares, as Sheikh, Sabir and Bovik (IEEE TIP 15(11), 2006) report PLCC and RMSE after mapping, with b2 > 0
-    and b1 and b4 of one sign, so that the map is monotone as ITU-T P.1401 asks. Both directions are tried, and a
-    straight line: PLCC after mapping is at least |PLCC|. nan for a constant column or fewer than ten rows.
+    Least squares of the map of Sheikh, Sabir and Bovik (IEEE TIP 15(11), 2006), monotone as ITU-T P.1401 asks. Both
+    directions are tried, and a straight line. nan for a constant column or fewer than ten rows.
     """
     if len(x) < FEWEST_ROWS_TO_FIT or _is_constant(x) or _is_constant(y):
         return np.full(len(x), np.nan)
@@ -65,10 +64,9 @@ def vqeg_logistic(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
     slope = float(np.mean(z * target))
     fits = [(np.array([0.0, 1.0, 0.0, abs(slope), 0.0]), np.copysign(1.0, slope))]
-    for sign in (1.0, -1.0):
-        for steepness in (1.0, 4.0):
-            start = (2.0, steepness, 0.0, 0.1, 0.0)
-            fits.append((least_squares(error, start, bounds=bounds, max_nfev=2000, args=(sign,)).x, sign))
+    for sign, steepness in itertools.product((1.0, -1.0), (1.0, 4.0)):
+        start = (2.0, steepness, 0.0, 0.1, 0.0)
+        fits.append((least_squares(error, start, bounds=bounds, max_nfev=2000, args=(sign,)).x, sign))
     best = min((error(*fit) for fit in fits), key=lambda errors: np.sum(errors**2))
     return y.mean() + y.std() * (best + target)
 
@@ -165,12 +163,9 @@ def interval(name: str, value: float, on_draws: np.ndarray) -> dict[str, float]:
 
 
 def difference(name: str, first: tuple[float, np.ndarray], second: tuple[float, np.ndarray]) -> dict[str, float]:
-    """A paired difference of two results of `Draws.of` on the same rows, in the columns of `interval`, and its
-    two-sided p.
-
-    p inverts the interval: twice the smaller share of draws on either side of 0, counting the sample itself as a
-    draw (Davison and Hinkley, Bootstrap Methods and their Application, 1997). B draws give no less than 2/(B + 1).
-    """
+    """A paired difference of two results of `Draws.of` on the same rows, in the columns of `interval`, and its `p`:
+    twice the smaller share of draws on either side of 0, counting the sample itself as a draw (Davison and Hinkley,
+    Bootstrap Methods and their Application, 1997)."""
     on_draws = first[1] - second[1]
     line = interval(name, first[0] - second[0], on_draws)
     smaller = 1 + min((on_draws <= 0).sum(), (on_draws >= 0).sum())
@@ -196,9 +191,8 @@ def mean(values: np.ndarray) -> float:
 def ranked_probability_scores(p: np.ndarray, level: np.ndarray) -> np.ndarray:
     """How far probabilities of the levels 1..K, (n, K), lie from the truth within [1, K], (n,): 0 is best, 1 worst.
 
-    The sum of squared differences of cumulated probabilities over K − 1 (Epstein, J. Applied Meteorology 8, 1969;
-    in the form of Constantinou and Fenton, J. Quantitative Analysis in Sports 8(1), 2012). Between whole levels it
-    is the integral of that square (Matheson and Winkler, Management Science 22, 1976).
+    The sum of squared differences of cumulated probabilities over K − 1 (Constantinou and Fenton, J. Quantitative
+    Analysis in Sports 8(1), 2012); between whole levels the integral of that square (Matheson and Winkler, 1976).
     """
     below = np.cumsum(p, axis=1)[:, :-1]
     # The share of each step between levels that lies under the target.
@@ -206,7 +200,7 @@ def ranked_probability_scores(p: np.ndarray, level: np.ndarray) -> np.ndarray:
     return np.mean(passed * below**2 + (1 - passed) * (1 - below) ** 2, axis=1)
 
 
-def reliability_bins(confidence: np.ndarray, correct: np.ndarray, bins: int = BINS) -> pd.DataFrame:
+def reliability_bins(confidence: np.ndarray, correct: np.ndarray, bins: int = 15) -> pd.DataFrame:
     """Mean `confidence` and `accuracy`, 0..1, and `n` of every filled bin of equal width, closed on its right."""
     which = np.clip(np.ceil(confidence * bins) - 1, 0, bins - 1)
     table = pd.DataFrame({"confidence": confidence, "accuracy": correct, "n": 1}).astype(float)
