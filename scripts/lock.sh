@@ -8,7 +8,7 @@ trap 'rm -f "$lock" "$cuda" "$any"' EXIT
 grep -vE '^(cuda-|nvidia-|torch|triton)' constraints.txt >"$lock" # uv keeps the versions of the file that it writes to
 echo 'cuda-python>=13' >"$cuda"                                   # flashinfer would go with that of CUDA 12 too
 echo certifi >"$any" # vLLM asks for one that not every index has; it holds certificates, nothing that scores
-uv pip compile pyproject.toml --extra vllm --extra serve --extra xlsx --extra ray --constraint "$cuda" --override "$any" \
+uv pip compile pyproject.toml --extra vllm --extra serve --extra ray --constraint "$cuda" --override "$any" \
     --python-version 3.12 --python-platform x86_64-manylinux_2_28 --no-annotate --no-header --quiet --output-file "$lock"
 {
     echo "# The environment of vLLM's engine on a GPU (CUDA 13.0, x86-64 Linux, Python 3.11 to 3.13), made by scripts/lock.sh."

@@ -131,9 +131,8 @@ def over_datasets(studies: Sequence[Analysis]) -> pd.DataFrame:
     """SRCC of each mode on each data set, and the mean over the sets that nothing of the mode has seen."""
     parts = []
     for study in studies:
-        run = study.run
-        dataset = f"{run.info.title} {run.run['dataset'].get('edition') or ''}".strip()
-        parts.append(study.tables["modes"].assign(model=run.run["model"]["name"], dataset=dataset, run=run.name))
+        run, told = study.run, {"model": study.run.run["model"]["name"], "dataset": study.run.info.title}
+        parts.append(study.tables["modes"].assign(**told, run=run.name))
     table = pd.concat(parts)
     twice = table.duplicated(["model", "mode", "dataset"], keep=False)
     table["model"] = table.model.mask(twice, table.model + " (" + table.run + ")")

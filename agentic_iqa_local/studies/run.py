@@ -226,7 +226,6 @@ def describe(dataset: Dataset, settings: Settings, loaded: dict[str, Any]) -> di
         "dataset": info
         | {
             "root": path_text(dataset.root),
-            "edition": dataset.edition,
             "images": len(dataset.items or dataset.questions),
             "missing": [path_text(name) for name in dataset.missing],
             "left_out": dataset.left_out,

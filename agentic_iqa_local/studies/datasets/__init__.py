@@ -1,10 +1,7 @@
-"""IQA data sets read from the folders as their authors ship them, and a user's own manifests and questions.
+"""IQA data sets read from the folders as their authors ship them (sets.yaml), and a user's own manifests and questions.
+Nothing here downloads."""
 
-A file that the scores name and that is absent is listed in `Dataset.missing`, and rows that are left out on purpose are
-counted in `Dataset.left_out`: a set never shrinks silently. Nothing here downloads. authors.py is the table of sets.
-"""
-
-from agentic_iqa_local.studies.datasets.loading import DATASETS, detect, load_dataset
+from agentic_iqa_local.studies.datasets.loading import DATASETS, load_dataset
 from agentic_iqa_local.studies.datasets.types import (
     MOST,
     Dataset,
@@ -12,12 +9,11 @@ from agentic_iqa_local.studies.datasets.types import (
     DatasetInfo,
     Question,
     RatedImage,
-    Scale,
     listed,
     quoted,
 )
 
 __all__ = [
-    "DATASETS", "MOST", "Dataset", "DatasetError", "DatasetInfo", "Question", "RatedImage", "Scale", "detect",
-    "listed", "load_dataset", "quoted",
+    "DATASETS", "MOST", "Dataset", "DatasetError", "DatasetInfo", "Question", "RatedImage", "listed", "load_dataset",
+    "quoted",
 ]  # fmt: skip

@@ -1,15 +1,13 @@
-"""What a data set is: what is known of it, its images with human scores or its questions."""
+"""What a data set is: what is known of it, how it lies on disk, its images with human scores or its questions."""
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from agentic_iqa_local.errors import UserError, one_line
-from agentic_iqa_local.state import LEVEL_WORDS
 
-Scale = Literal["absolute categories", "paired comparison", "difference", "elo"]
 MOST = 1e9  # the largest score or level, either side of 0; beyond it figures lose their digits
 
 
@@ -21,10 +19,9 @@ class DatasetError(UserError, ValueError):
 class DatasetInfo:
     """What is known of a data set.
 
-    `key` is stable. `low` and `high` are the ends of the scale, or the range of the scores where the scale has none
-    (difference, elo); None when unknown, as `scale` is. `groups` says what `RatedImage.group` is, None when the images
-    are independent. `licence` gives the authors' terms in short. `seen_as` holds further names under which metrics
-    state that they were trained on the set, in lower-case letters and digits only.
+    `low` and `high` are the ends of the scale, or the range of the scores where the scale has none (difference, elo);
+    None when unknown, as `scale` is. `seen_as` holds further names under which metrics state that they were trained on
+    the set, in lower-case letters and digits only.
     """
 
     key: str
@@ -33,9 +30,7 @@ class DatasetInfo:
     higher_is_better: bool | None = None
     low: float | None = None
     high: float | None = None
-    scale: Scale | None = None
-    groups: str | None = None
-    licence: str = "not established; see the authors' page"
+    scale: Literal["absolute categories", "paired comparison", "difference", "elo"] | None = None
     seen_as: tuple[str, ...] = ()
 
     def to_levels(self, mos: float) -> float:
@@ -43,18 +38,40 @@ class DatasetInfo:
         categories with known ends."""
         if self.scale != "absolute categories" or self.low is None or self.high is None:
             if self.key == "manifest":
-                raise DatasetError(
-                    f"{self.title}: expected to be told the ends of its scale",
-                    "repeat the run's command with --mos-range LOW HIGH, such as --mos-range 1 5: stored rows are kept",
-                )
-            raise DatasetError(
-                f"{self.key}: expected an absolute category scale with both ends known, got"
-                f" {self.scale or 'an unknown scale'}",
-                "use what needs ranks only, such as fit --objective srcc",
-            )
+                remedy = "repeat the run's command with --mos-range LOW HIGH, such as 1 5: stored rows are kept"
+                raise DatasetError(f"{self.title}: expected to be told the ends of its scale", remedy)
+            expected = f"an absolute category scale with both ends known, got {self.scale or 'an unknown scale'}"
+            raise DatasetError(f"{self.key}: expected {expected}", "use what needs ranks only: fit --objective srcc")
         worst, best = (self.low, self.high) if self.higher_is_better else (self.high, self.low)
-        lowest, highest = min(LEVEL_WORDS), max(LEVEL_WORDS)
-        return lowest + (highest - lowest) * (mos - worst) / (best - worst)
+        return 1 + 4 * (mos - worst) / (best - worst)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the scores of a data set lie in its folder.
+
+    `scores` names the file, or the file of each split; it must have a line that matches `told_by`, and the folders
+    `beside` it tell the layout too. `columns` are the table's by our names, where a list holds the shares of observers
+    who chose the categories 1, 2, ...; `line` is the pattern of a line of what is no table, `name` that of an image's
+    name: their groups are further fields. `values` are the authors' by ours of a field. `image` and `reference` are the
+    names of a row's files.
+    """
+
+    info: DatasetInfo
+    scores: str | Mapping[str, str] = ""
+    told_by: str = ""
+    beside: Iterable[str] = ()
+    columns: Mapping[str, str | list[str]] = field(default_factory=dict)
+    line: str = ""
+    name: str = ""
+    values: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    image: str = "{image}"
+    reference: str = ""
+
+    @property
+    def files(self) -> dict[str | None, str]:
+        """The files of scores by their split."""
+        return {None: self.scores} if isinstance(self.scores, str) else dict(self.scores)
 
 
 @dataclass(frozen=True)
@@ -91,8 +108,8 @@ class Question:
 class Dataset:
     """A data set as it is on disk: `items`, or `questions` for multiple choice.
 
-    `missing` names the files that the scores list and that are absent, relative to `root`; `left_out` counts by reason
-    the rows that are not used; `edition` says which of several published versions was read.
+    `missing` names the files that the scores list and that are absent, `left_out` counts by reason the rows that are
+    not used: a set never shrinks silently.
     """
 
     info: DatasetInfo
@@ -101,7 +118,6 @@ class Dataset:
     questions: tuple[Question, ...]
     missing: tuple[str, ...]
     left_out: dict[str, int]
-    edition: str | None = None
 
 
 def quoted(name: str) -> str:
