@@ -35,7 +35,7 @@ def make_run(key: str = "tid2013", **model) -> dict:
         "fusion": FusionSettings(eta=1.0).model_dump(mode="json"),
         "tools": ToolSettings().model_dump(mode="json"),
         "maps": {name: logistic.fitted_on for name, logistic in maps.items()},
-        "dataset": {"key": key, "edition": None, "images": ROWS, "missing": [], "left_out": {}},
+        "dataset": {"key": key, "images": ROWS, "missing": [], "left_out": {}},
         "identity": {"reads": {"query": f"Rate it. {MARKUP}"}, "model": "M"},
     }
 
