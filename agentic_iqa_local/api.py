@@ -102,8 +102,7 @@ class IQA:
                 where there is none.
             query: A question or an instruction; a rating where it is left out.
             choices: 2 to 10 answers to choose from.
-            map: Whether the quality from place to place is mapped too; for one picture also the PNG to draw it
-                to.
+            map: Whether the quality from place to place is mapped too; for one picture also the PNG to draw it to.
 
         Returns:
             The result, or a list of them. A picture that cannot be assessed has its reason in `error`.
@@ -234,8 +233,7 @@ class Conversation:
         return os.fspath(self._picture.name)
 
     def ask(self, query: str | None = None, choices: Sequence[str] | None = None) -> "Assessment":
-        """The assessment that answers a query, by default a rating; `choices` as for
-        `agentic_iqa_local.assess`.
+        """The assessment that answers a query, by default a rating; `choices` as for `agentic_iqa_local.assess`.
 
         What went wrong is in the result's `error`. Raises ValueError for a query or choices that make no sense,
         VLMError for a model that cannot be loaded and RuntimeError when the conversation, or its IQA, was closed.

@@ -116,8 +116,7 @@ _LIMITS = {"error_rate": "at_least", "most_reads": "target_width", "most_seconds
 
 
 def server_key() -> str | None:
-    """$AGENTIC_IQA_SERVER_KEY, for a model server that asks for a key. Raises ConfigError, which does not
-    quote it."""
+    """$AGENTIC_IQA_SERVER_KEY, for a model server that asks for a key. Raises ConfigError, which does not quote it."""
     key = os.environ.get("AGENTIC_IQA_SERVER_KEY") or None
     if key and not re.fullmatch("[!-~]+", key):
         raise ConfigError("$AGENTIC_IQA_SERVER_KEY: expected printable ASCII without blanks", "set it anew")
@@ -125,8 +124,7 @@ def server_key() -> str | None:
 
 
 def split_server(address: str) -> tuple[str, tuple[str, str] | None]:
-    """A server's address without user and password, and those two. Raises ConfigError, which does not quote
-    it."""
+    """A server's address without user and password, and those two. Raises ConfigError, which does not quote it."""
     try:
         url = urlsplit(address)
         usable = url.scheme in ("http", "https") and url.hostname and url.port != 0
@@ -405,8 +403,7 @@ class Options(Decisions):
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Self:
-        """The options with these values. Raises ConfigError, in one sentence that begins with the option's
-        name."""
+        """The options with these values. Raises ConfigError, in one sentence that begins with the option's name."""
         if unknown := sorted(options.keys() - cls.model_fields.keys()):
             raise ConfigError(f"{unknown[0]}: there is no such option{did_you_mean(unknown[0], cls.model_fields)}")
         try:
@@ -432,9 +429,8 @@ class Options(Decisions):
     def _with_models(self, settings: Settings) -> Settings:
         """Every section on `model`, served by `engine`.
 
-        A folder takes over the loading options of the configuration's own model: it is the same model in
-        another place. A name below the models folder has its own options in the configuration, or the
-        defaults.
+        A folder takes over the loading options of the configuration's own model: it is the same model in another place.
+        A name below the models folder has its own options in the configuration, or the defaults.
         """
         backends = {role: settings.role(role).backend.partition(".")[::2] for role in ROLES}
         models = settings.models

@@ -135,8 +135,7 @@ def multiplies_bfloat16_in_tiles(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
 
 
 def make_deterministic() -> None:
-    """Asks torch for kernels that give the same bits each time, in the whole process. torch warns where it
-    has none."""
+    """Asks torch for kernels that give the same bits each time, in the whole process. torch warns where it has none."""
     import torch
 
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts

@@ -206,10 +206,8 @@ class WriteError(UserError, ValueError):
 def write_whole(
     path: Path, content: str | bytes | Iterable[bytes], *, sync: bool = False, encoding: str = "utf-8"
 ) -> None:
-    """Replaces a file, so that a killed process leaves either the old or the new content; with `sync` a power
-    failure does too. A text ends with exactly one line end. A link at `path` is replaced, never followed.
-    Raises WriteError.
-    """
+    """Replaces a file, so that a killed process leaves either the old or the new content; with `sync` a power failure
+    does too. A text ends with exactly one line end. A link at `path` is replaced, never followed. Raises WriteError."""
     partial = path.with_name(path.name + ".partial")
     if isinstance(content, str):
         content = (content.rstrip("\n") + "\n").encode(encoding)

@@ -157,8 +157,7 @@ class QualityMap(BaseModel):
 
 
 class Assessment(Result):
-    """One assessed image. A failed one has `error` and no answer: a score that could not be had is never
-    filled in."""
+    """One assessed image. A failed one has `error` and no answer: a score that could not be had is never filled in."""
 
     schema_version: int = SCHEMA_VERSION
     image: str
@@ -212,8 +211,7 @@ class Assessment(Result):
     model: dict[str, Any] | None = None
     seconds: float = 0.0
     warnings: list[str] = []
-    # the tries at an answer that failed, with the role and the model's whole output, also where a later one
-    # succeeded
+    # the tries at an answer that failed, with the role and the model's whole output, also where a later one succeeded
     failed_tries: list[PlannerError] = []
     turn: int | None = None  # which question of a conversation it answers, from 1 on; None outside of one
     # the earlier turns that the model was told of: the answer and its numbers depend on them
@@ -242,8 +240,7 @@ class Assessment(Result):
 
     @property
     def answer(self) -> str:
-        """The answer in short: "C Fair, q 3.12", "B. No, p 0.62" or free text; why there is none where it
-        failed."""
+        """The answer in short: "C Fair, q 3.12", "B. No, p 0.62" or free text; why there is none where it failed."""
         if self.error:
             return f"failed: {self.error.removeprefix(f'{one_line(self.image)}: ')}"
         if self.level:

@@ -6,9 +6,8 @@ the Summarizer).
     p_c = exp(log p̂_c) / Σ_j exp(log p̂_j)                    the VLM's probabilities                   (3)
     q   = Σ_c α_c·p_c·c / Σ_c α_c·p_c                         the fused score, 1..5                     (4)
 
-The paper prints (4) without its denominator; without it q cannot reach the paper's own figures (q̄ 2.9871 →
-2.9542) nor 1..5. `ScoreFusion(normalize=False)` keeps the literal sum for studies. Numpy and the standard
-library only.
+The paper prints (4) without its denominator; without it q cannot reach the paper's own figures (q̄ 2.9871 → 2.9542) nor
+1..5. `ScoreFusion(normalize=False)` keeps the literal sum for studies. Numpy and the standard library only.
 """
 
 import itertools

@@ -64,8 +64,7 @@ class Services:
 
     @contextmanager
     def models_waiting(self) -> Iterator[None]:
-        """Meanwhile no loaded model computes that shares its classes with the tools: those of
-        transformers."""
+        """Meanwhile no loaded model computes that shares its classes with the tools: those of transformers."""
         locks = {id(lock): lock for client in self.pool.clients.values() if (lock := getattr(client, "lock", None))}
         with ExitStack() as held:
             for _, lock in sorted(locks.items()):

@@ -1,7 +1,6 @@
 """The graph's state and every model that it holds: plan, evidence, fusion, answer and passes; and the one table of
-levels, severities and distortion types. Pure data: no model, no tool, no file is loaded here. Names follow
-AgenticIQA (arXiv 2509.26006).
-"""
+levels, severities and distortion types. Pure data: no model, no tool, no file is loaded here. Names follow AgenticIQA
+(arXiv 2509.26006)."""
 
 import logging
 from contextlib import suppress
@@ -163,8 +162,7 @@ class PlannerInput(BaseModel):
 
 
 class PlannerError(BaseModel):
-    """One failed attempt of a role at a valid answer (the Planner's, and in the same form the other
-    roles')."""
+    """One failed attempt of a role at a valid answer (the Planner's, and in the same form the other roles')."""
 
     error_type: str = Field(description="validation_error or api_error.")
     message: str = Field(description="What went wrong, for a human.")
@@ -271,8 +269,7 @@ class ExecutorOutput(BaseModel):
     # by object, what the distortions that count as found rest on
     detection: dict[str, Detection] | None = None
     distortion_analysis: dict[str, list[DistortionAnalysis]] | None = None
-    # {object: {distortion: {severity: probability}}}, each summing to 1: the model's times what LocalNR
-    # reads
+    # {object: {distortion: {severity: probability}}}, each summing to 1: the model's times what LocalNR reads
     severity_probabilities: dict[str, dict[str, dict[str, float]]] | None = None
     selected_tools: dict[str, dict[str, str]] | None = None
     quality_scores: dict[str, dict[str, tuple[str, Score]]] | None = None
@@ -421,21 +418,19 @@ def revised(model: Model, /, **changes: Any) -> Model:
 
 
 def replace(_old: Any, new: Any) -> Any:
-    """Reducer: the latest value wins. Plans, evidence, results and errors are never merged with earlier
-    ones."""
+    """Reducer: the latest value wins. Plans, evidence, results and errors are never merged with earlier ones."""
     return new
 
 
 class AgenticIQAState(TypedDict):
     """What the graph carries from node to node.
 
-    It starts with the query and the image; the Planner adds `plan`, the Executor `executor_evidence`, the
-    Summarizer `summarizer_result` and, when it asks for another round, a higher `iteration_count` and one
-    more `replan_history` entry ("[Iteration 1] reason", at most ten, oldest dropped). A replan starts from
-    the plan and evidence before it and overwrites them; where the new round turns out worse supported, the
-    Summarizer puts the earlier one back. Its result holds what the next round should close (`gaps`) and an
-    account of the latest ten rounds (`passes`); nothing else grows with their number. A state without
-    evidence or result is valid: the graph may end earlier.
+    It starts with the query and the image; the Planner adds `plan`, the Executor `executor_evidence`, the Summarizer
+    `summarizer_result` and, when it asks for another round, a higher `iteration_count` and one more `replan_history`
+    entry ("[Iteration 1] reason", at most ten, oldest dropped). A replan starts from the plan and evidence before it
+    and overwrites them; where the new round turns out worse supported, the Summarizer puts the earlier one back. Its
+    result holds what the next round should close (`gaps`) and an account of the latest ten rounds (`passes`); nothing
+    else grows with their number. A state without evidence or result is valid: the graph may end earlier.
     """
 
     query: str

@@ -48,11 +48,9 @@ class ModelLost(VLMError):
 
 @dataclass
 class TokenUsage:
-    """Work of `calls` reads and generations. `prefilled` tokens went through the model as input, among them
-    the `forced` ones: a schema's template text, where the engine need not decode it. `reused` tokens were
-    found in the cache, `decoded` ones were chosen one by one. The seconds are those of the model's
-    `forward_passes` alone.
-    """
+    """Work of `calls` reads and generations. `prefilled` tokens went through the model as input, among them the
+    `forced` ones: a schema's template text, where the engine need not decode it. `reused` tokens were found in the
+    cache, `decoded` ones were chosen one by one. The seconds are those of the model's `forward_passes` alone."""
 
     calls: int = 0
     prefilled: int = 0
@@ -106,8 +104,7 @@ class LetterRead:
 
 @dataclass(frozen=True)
 class SeenImage:
-    """What the model saw of one image: pixels after the processor (None where it tiles), and the tokens they
-    became."""
+    """What the model saw of one image: pixels after the processor (None where it tiles), and the tokens they became."""
 
     width: int | None
     height: int | None
@@ -116,8 +113,7 @@ class SeenImage:
 
 @dataclass(frozen=True)
 class PixelLimits:
-    """The model's range: sides are multiples of `factor` pixels; None where the processor sets no such
-    limit."""
+    """The model's range: sides are multiples of `factor` pixels; None where the processor sets no such limit."""
 
     factor: int
     min_pixels: int
@@ -179,8 +175,7 @@ class VLMSession:
 
 @dataclass(frozen=True)
 class ManyReads:
-    """The letters of many pictures, in their order, what was computed for them, and what the model saw of the
-    first."""
+    """The letters of many pictures, in their order, what was computed for them, and what the model saw of the first."""
 
     reads: list[LetterRead]
     usage: TokenUsage

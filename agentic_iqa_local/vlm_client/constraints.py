@@ -1,5 +1,4 @@
-"""What an answer may be: a pydantic schema as llguidance takes it, whole or from where a begun answer
-stops."""
+"""What an answer may be: a pydantic schema as llguidance takes it, whole or from where a begun answer stops."""
 
 import json
 from typing import Any
@@ -23,11 +22,9 @@ def constraint(schema: type[BaseModel], begun: str) -> dict[str, Any]:
 
 
 def rest_of_answer(schema: type[BaseModel], begun: str) -> str:
-    """A Lark grammar (llguidance's dialect) of what may follow `begun`, which ends within the first field's
-    value.
+    """A Lark grammar (llguidance's dialect) of what may follow `begun`, which ends within the first field's value.
 
-    That field must be a choice among given values. Raises VLMError where the schema allows no answer that
-    begins so.
+    That field must be a choice among given values. Raises VLMError where the schema allows no answer that begins so.
     """
     whole = json_schema(schema)
     (first, values), *others = whole["properties"].items()

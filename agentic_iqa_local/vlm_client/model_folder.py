@@ -37,8 +37,7 @@ class Weights:
 
 
 def examine(folder: Path, weights: bool = True) -> Weights | None:
-    """Checks the settings of `folder`; with `weights`, what the headers of its weight files say. Raises
-    VLMError."""
+    """Checks the settings of `folder`; with `weights`, what the headers of its weight files say. Raises VLMError."""
     if not os.path.isdir(folder):  # False for a name that is too long too
         raise VLMError(*about_missing_model(folder))
     if not (folder / "config.json").exists():
@@ -62,8 +61,7 @@ def read_object(folder: Path, name: str, **limits: int) -> dict[str, Any]:
 
 
 def read_weights(folder: Path) -> Weights:
-    """The headers of the files that transformers loads. Raises VLMError for weights that are no whole
-    safetensors."""
+    """The headers of the files that transformers loads. Raises VLMError for weights that are no whole safetensors."""
     if (folder / WHOLE).exists():
         names = [WHOLE]
     elif (folder / INDEX).exists():

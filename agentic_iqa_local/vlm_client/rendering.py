@@ -1,7 +1,6 @@
 """A model folder's processor: one prompt as chat text and token ids, the same for every engine.
 
-An answer is encoded after the prompt, not by itself: many tokenizers begin a text differently from its
-middle.
+An answer is encoded after the prompt, not by itself: many tokenizers begin a text differently from its middle.
 """
 
 import functools

@@ -1,8 +1,7 @@
 """A model served by vLLM's OpenAI-compatible server on this machine or this rack: one copy for several users.
 
-The processor's files lie here too (no weights are needed): prompts are rendered locally, what the server made
-of them comes back as token ids, and an answer about other tokens is refused. Images travel as PNG, so that no
-pixel changes.
+The processor's files lie here too (no weights are needed): prompts are rendered locally, what the server made of them
+comes back as token ids, and an answer about other tokens is refused. Images travel as PNG, so that no pixel changes.
 """
 
 import base64
@@ -84,8 +83,7 @@ class ServerClient(VLMClient):
         return True
 
     def _served_model(self) -> str:
-        """The name under which the server has the model. Raises VLMError where it has none, another or
-        several."""
+        """The name under which the server has the model. Raises VLMError where it has none, another or several."""
         models = self.ask(lambda: [str(model.id) for model in self.openai.models.list().data])
         serves, wanted = ", ".join(models)[:300] or "none", self.settings.served_name
         if wanted in models or (wanted is None and len(models) == 1):

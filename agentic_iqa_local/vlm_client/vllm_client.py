@@ -1,10 +1,9 @@
 """One model folder served by vLLM in this process, for many assessments at once.
 
-One prompt's life: the renderer makes its token ids, one place for each image; the engine's thread hands them
-with the images to vLLM, steps everything that is in flight together, and gives the result back to the session
-that waits for it. vLLM finds the images and the preamble in its prefix cache, so every role continues from
-them. Letters are read with `logprob_token_ids`, which gives the raw log-probabilities of exactly those ids
-over the full vocabulary.
+One prompt's life: the renderer makes its token ids, one place for each image; the engine's thread hands them with the
+images to vLLM, steps everything that is in flight together, and gives the result back to the session that waits for it.
+vLLM finds the images and the preamble in its prefix cache, so every role continues from them. Letters are read with
+`logprob_token_ids`, which gives the raw log-probabilities of exactly those ids over the full vocabulary.
 """
 # pyright: reportMissingImports=false
 # vllm is an extra, in an environment of its own; it is imported inside functions, so that a sentence can say
@@ -166,8 +165,7 @@ class Engine:
         _RUNNING.add(self)
         self._thread = threading.Thread(target=self._run, name="vllm-engine", daemon=True)
         self._thread.start()
-        # Python's own exit handlers run after threads were joined: a daemon inside native code would then be
-        # torn down.
+        # Python's own exit handlers run after threads were joined: a daemon inside native code would then be torn down.
         close = weakref.WeakMethod(self.close)
         at_exit = threading._register_atexit  # pyright: ignore[reportAttributeAccessIssue]  # there is no public way
         at_exit(lambda: (alive := close()) and alive())
