@@ -169,6 +169,8 @@ class ModelSettings(Section):
     # system_first is the paper's order; its roles share no image cache
     prompt_layout: PromptLayout = "images_first"
     share_prefix: bool = True  # false computes the images again in every call, to measure what sharing saves
+    # transformers: text that a schema leaves no choice about is put in instead of decoded; false to measure that
+    skip_template: bool = True
     # the same bits run after run, whatever else is asked meanwhile: deterministic kernels; vLLM answers one request
     # at a time and without its cache; slower
     exact: bool = False

@@ -249,7 +249,7 @@ class TransformersSession(VLMSession):
         mask = llguidance.numpy.allocate_token_bitmask(1, client.vocabulary)
         new_call = True
         while not matcher.is_stopped() and len(answer) < max_tokens:
-            if forced := matcher.compute_ff_tokens():
+            if client.settings.skip_template and (forced := matcher.compute_ff_tokens()):
                 matcher.consume_tokens(forced)
                 answer += forced
                 self.usage.forced += len(forced)

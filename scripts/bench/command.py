@@ -6,7 +6,7 @@
     python scripts/bench.py tools --threads 1 --side 512 1024 2048 3464 --out benchmarks/cpu_tools.json
     python scripts/bench.py maps --out benchmarks/cpu_maps.json
 
-Arms: naive (transformers, every role computes the images again), shared (transformers with
+Arms: naive (transformers, every role computes the images again, template text is decoded), shared (transformers with
 its cache), vllm_cold (vLLM without its prefix cache), vllm. All arms get the same weights, prompts and whole pictures,
 take turns image by image, and must agree on the letters within the bound, or the arm's row is void. Programs: letters
 (one read), letters_twice (forward and reversed), agent_nr and agent_fr (the whole agent), questions (five on one

@@ -110,7 +110,9 @@ def services_of(arm: str, args: argparse.Namespace, folder: Path, tools=None):
     engine, shared = ARMS[arm]
     settings = load_settings().with_options(engine=engine).with_options(model=str(folder))
     device = choose_device(args.gpu, args.gpu is None)
-    model = ModelSettings(path=str(folder), dtype=args.dtype, share_prefix=shared, max_pixels=args.side**2)
+    model = ModelSettings(
+        path=str(folder), dtype=args.dtype, share_prefix=shared, skip_template=shared, max_pixels=args.side**2
+    )
     if arm == "vllm_cold" and device != "cpu":  # the other vLLM arm needs its half of the card
         half = float(describe_device(device)["memory_total_bytes"] or 0) / 2**31
         model = model.model_copy(update={"left_for_tools_gib": half})
