@@ -8,7 +8,7 @@ from conftest import DATA
 from PIL import Image, ImageOps
 
 from agentic_iqa_local import assess
-from agentic_iqa_local.images.frames import content_box, one_colour, without_frames
+from agentic_iqa_local.images.frames import content_box, without_frames
 from agentic_iqa_local.images.reading import load_pair
 
 
@@ -29,12 +29,7 @@ def reopened(picture, form, quality):
 @pytest.mark.parametrize("coded", [None, ("JPEG", 85), ("WEBP", 75)], ids=str)
 @pytest.mark.parametrize(
     ("margins", "colour"),
-    [
-        ((0, 96, 0, 96), "black"),
-        ((48, 0, 30, 0), "#101010"),
-        ((20, 20, 20, 40), "white"),
-        ((0, 0, 0, 14), "red"),
-    ],
+    [((0, 96, 0, 96), "black"), ((48, 0, 30, 0), "#101010"), ((20, 20, 20, 40), "white"), ((0, 0, 0, 14), "red")],
 )
 def test_a_frame_is_found_to_a_few_pixels(small, margins, colour, coded):
     picture = framed(small, *margins, colour)
@@ -43,8 +38,8 @@ def test_a_frame_is_found_to_a_few_pixels(small, margins, colour, coded):
 
 
 def test_frames_within_frames_are_found(small):
-    inner = framed(framed(small, 3, 3, 3, 3), 30, 30, 30, 30, "white")
-    assert content_box(framed(inner, 20, 20, 20, 20, "grey")) == (53, 53, 309, 245)
+    inner = framed(small, 30, 30, 30, 30, "white")
+    assert content_box(framed(inner, 20, 20, 20, 20, "grey")) == (50, 50, 306, 242)
 
 
 def test_a_photograph_is_not_trimmed(small):
@@ -57,17 +52,6 @@ def test_a_photograph_is_not_trimmed(small):
     photographs = [Image.open(DATA / name).convert("RGB") for name in ("sumac.png", "prudential.png")]
     for picture in (*photographs, Image.fromarray(night), Image.fromarray(soft.astype(np.uint8)), too_little):
         assert content_box(picture) == (0, 0, *picture.size)
-
-
-@pytest.mark.parametrize("form", ["BMP", "PPM", "JPEG"])
-def test_the_flat_rest_of_a_damaged_file_is_left_out(small, form):
-    small.save(file := BytesIO(), form, quality=90)
-    whole = file.getvalue()
-    half = whole[: len(whole) // 2]
-    data = half + b"\xff\xd9" if form == "JPEG" else half.ljust(len(whole), b"\0")
-    left, top, right, bottom = content_box(Image.open(BytesIO(data)).convert("RGB"))
-    assert (left, right) == (0, 256)
-    assert 40 < bottom - top < 150
 
 
 def test_a_framed_picture_is_judged_as_the_photograph_in_it(photo, services):
@@ -98,4 +82,3 @@ def test_a_picture_of_one_colour_fails_with_the_reason(colour, small, tmp_path, 
     for images in ([tmp_path / "a.jpg"], [small, tmp_path / "a.jpg"]):
         row = assess(*images, services=services)
         assert f"{tmp_path}/a.jpg: nothing to judge, the picture is one colour" in row.error
-    assert not one_colour(Image.effect_noise((64, 64), 3).convert("RGB"))

@@ -15,29 +15,24 @@ def native_views(
     A processor rounds each side to a multiple of `factor` (patch × merge, e.g. 28 or 32) and scales anything
     beyond `max_pixels` (at least factor²) down, which erases the blur, noise or blocking to be judged.
 
-    - An image that fits, once cropped about its centre to multiples of `factor`: that crop.
+    - An image that fits: its crop about the centre to multiples of `factor`.
     - A larger one: up to `max_views` (1 to 5) crops of one size, with about its aspect but at most 100:1, at
       its centre and at those of its top left, bottom right, top right and bottom left quarter, moved inside.
-    - One whose crop would have fewer than `min_pixels`, or a side below `factor`: a view of all of it, which
-      the processor enlarges. A side that the processor would round down is cropped to the multiple below.
+    - One with fewer than `min_pixels`, or a side below `factor`: a view of all of it, which the processor enlarges.
 
     Offsets are multiples of 8: a JPEG's blocks keep their place in the model's patches.
     """
     whole = width - width % factor, height - height % factor
     if math.prod(whole) < min_pixels or 0 in whole:
-        whole = size = _rounded_up(width, factor), _rounded_up(height, factor)
+        # a side stays as it is where rounding it to a multiple of `factor` enlarges it
+        sides = ((side, side % factor) for side in (width, height))
+        whole = size = tuple(side if side < factor or 2 * rest > factor else side - rest for side, rest in sides)
     else:
         size = _view_size(*whole, factor, max_pixels)
     quarters = [(2, 2)] if size == whole else [(2, 2), (1, 1), (3, 3), (3, 1), (1, 3)]
     corners = [(_offset(width, size[0], x), _offset(height, size[1], y)) for x, y in quarters]
     boxes = [(left, top, left + size[0], top + size[1]) for left, top in corners]
     return list(dict.fromkeys(boxes))[:max_views]
-
-
-def _rounded_up(side: int, factor: int) -> int:
-    """`side` if rounding it to a multiple of `factor` enlarges it, else the multiple below."""
-    rest = side % factor
-    return side if side < factor or 2 * rest > factor else side - rest
 
 
 def _view_size(width: int, height: int, factor: int, max_pixels: int) -> tuple[int, int]:

@@ -6,7 +6,7 @@ from contextlib import suppress
 from urllib.parse import unquote, urlsplit
 
 from agentic_iqa_local.errors import UserError, did_you_mean
-from agentic_iqa_local.files import FileError, open_regular
+from agentic_iqa_local.files import FileError, open_regular, read_bytes
 
 _MOST_BYTES = 2**30  # of a file: more than a hundred million pixels need in any of the formats
 _ADDRESS = re.compile(r"(https?|ftps?|s3|gs|gcs|azure|hdfs):/+", re.IGNORECASE)  # pathlib turns // into /
@@ -31,13 +31,11 @@ def check_file(path: str | os.PathLike[str]) -> None:
 
 def read_file(path: str | os.PathLike[str]) -> bytes:
     """The bytes of a picture's file, at most 1 GiB. Raises `ImageError`."""
-    path = os.fspath(path)
     check_file(path)
     try:
-        with open(path, "rb") as file:
-            return file.read(os.fstat(file.fileno()).st_size)  # a file in /proc of size 0 may never end
-    except OSError as error:
-        raise ImageError(f"{path}: {error}", "check its disk.") from error
+        return read_bytes(path, os.stat(path).st_size)
+    except (FileError, OSError) as error:
+        raise ImageError(f"{os.fspath(path)}: {error}", "check its disk.") from error
 
 
 def local_path(item: str) -> str:
@@ -45,16 +43,14 @@ def local_path(item: str) -> str:
     if os.path.lexists(item):
         return item
     if _ADDRESS.match(item):
-        raise ImageError(
-            f"{re.sub(':/+', '://', item, count=1)}: expected a file, but this is an address on a network",
-            "this program reads files only: download it first and give the file's path.",
-        )
+        address = re.sub(":/+", "://", item, count=1)
+        expected = "expected a file, but this is an address on a network"
+        raise ImageError(f"{address}: {expected}", "only files are read: download it first and give the file's path.")
     return unquote(urlsplit(item).path) if item.lower().startswith("file://") else item
 
 
 def _similar_name(path: str) -> str:
     folder, name = os.path.split(path)
     with suppress(OSError, ValueError):  # ValueError: a NUL, or what the file system's encoding lacks
-        if similar := did_you_mean(name, os.listdir(folder or ".")):
-            return similar.removeprefix("; ")
+        return did_you_mean(name, os.listdir(folder or ".")).removeprefix("; ") or "check the path."
     return "check the path."

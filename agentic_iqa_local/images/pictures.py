@@ -52,11 +52,8 @@ def check_picture(picture: Picture) -> None:
         one_picture = picture.ndim == 2 or (picture.ndim == 3 and picture.shape[2] in (3, 4))
         if picture.dtype != np.uint8 or 0 in picture.shape or not one_picture:
             got = f"{'×'.join(map(str, picture.shape))} of {picture.dtype}"
-            raise ValueError(
-                f"image: expected an array H×W, H×W×3 (RGB) or H×W×4 (RGBA) of uint8, got {got}; scale it with"
-                " (array * (255 / white)).round().astype('uint8'), and put the channels last with"
-                " array.transpose(1, 2, 0)"
-            )
+            advice = "scale it with (array * (255 / white)).round().astype('uint8'), put channels last with transpose"
+            raise ValueError(f"image: expected an array H×W, H×W×3 (RGB) or H×W×4 (RGBA) of uint8, got {got}; {advice}")
     elif not isinstance(picture, (os.PathLike, bytes, bytearray, memoryview, PictureFile)):
         expected = "a path, a Pillow image, a NumPy array H×W×3 of uint8 or the bytes of an image file"
         raise TypeError(f"image: expected {expected}, got {type(picture).__name__}")
@@ -67,12 +64,11 @@ def as_file(picture: Picture) -> Iterator[PictureFile]:
     """The picture as a file; one in memory is written without loss to a temporary folder, which is removed
     afterwards. A Pillow image keeps its EXIF orientation and its profile. Raises as `check_picture`."""
     check_picture(picture)
-    if isinstance(picture, PictureFile):
-        yield picture
-        return
     if isinstance(picture, (str, os.PathLike)):
         path = local_path(os.fsdecode(picture))
-        yield PictureFile(path, path)
+        picture = PictureFile(path, path)
+    if isinstance(picture, PictureFile):
+        yield picture
         return
     with tempfile.TemporaryDirectory(prefix="agentic_iqa_") as folder:
         file = Path(folder) / "picture.png"

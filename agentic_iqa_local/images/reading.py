@@ -37,11 +37,7 @@ class LoadedImage:
 
 
 def load_image(
-    path: str | os.PathLike[str],
-    *,
-    max_pixels: int = 100_000_000,
-    min_side: int = 32,
-    background: str | None = None,
+    path: str | os.PathLike[str], *, max_pixels: int = 100_000_000, min_side: int = 32, background: str | None = None
 ) -> LoadedImage:
     """Reads and fully decodes one picture. Its content decides what it is, never its name.
 
@@ -73,11 +69,10 @@ def load_pair(
     loaded or their upright sizes differ: resizing would itself be a distortion."""
     image, reference = load_image(path, **limits), load_image(reference_path, **limits)
     if image.pixels.size != reference.pixels.size:
-        raise ImageError(
-            f"{image.path}: expected a reference of the same size, {image.width}x{image.height},"
-            f" but {reference.path} is {reference.width}x{reference.height}",
-            "use the original of this picture, cropped alike, or assess it without a reference.",
-        )
+        expected = f"expected a reference of the same size, {image.width}x{image.height}"
+        got = f"{reference.path} is {reference.width}x{reference.height}"
+        advice = "use the original of this picture, cropped alike, or assess it without a reference."
+        raise ImageError(f"{image.path}: {expected}, but {got}", advice)
     return image, reference
 
 
@@ -112,26 +107,18 @@ def _open(path: str, data: bytes) -> Image.Image:
         return Image.open(BytesIO(data), formats=FORMATS)
     except UnidentifiedImageError:
         content = "the content is none of these or its header is damaged" if data else "the file is empty"
-        raise ImageError(
-            f"{path}: expected a {', '.join(FORMATS)} or HEIC image, but {content}",
-            "convert it to PNG or get an intact copy.",
-        ) from None
+        expected = f"{path}: expected a {', '.join(FORMATS)} or HEIC image, but {content}"
+        raise ImageError(expected, "convert it to PNG or get an intact copy.") from None
 
 
 def _check_header(path: str, image: Image.Image, max_pixels: int, min_side: int) -> None:
     width, height = image.size
     if width * height > max_pixels:
-        raise ImageError(
-            f"{path}: expected at most {max_pixels} pixels, but its header claims {width}x{height}",
-            "crop it, or raise max_pixels under images in a configuration.",
-        )
+        expected = f"expected at most {max_pixels} pixels, but its header claims {width}x{height}"
+        raise ImageError(f"{path}: {expected}", "crop it, or raise max_pixels under images in a configuration.")
     if min(width, height) < min_side:
-        raise ImageError(
-            f"{path}: expected at least {min_side} pixels on each side, but it is {width}x{height}",
-            "use the original instead of a thumbnail.",
-        )
+        expected = f"expected at least {min_side} pixels on each side, but it is {width}x{height}"
+        raise ImageError(f"{path}: {expected}", "use the original instead of a thumbnail.")
     if image.format not in SEVERAL_PICTURES and getattr(image, "is_animated", False):
-        raise ImageError(
-            f"{path}: expected a single picture, but this {image.format} holds several frames or pages",
-            "extract one frame first.",
-        )
+        expected = f"expected a single picture, but this {image.format} holds several frames or pages"
+        raise ImageError(f"{path}: {expected}", "extract one frame first.")

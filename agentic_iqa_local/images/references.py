@@ -2,7 +2,7 @@
 
 Full-reference tools assume that it is. The bounds below lie between two groups of measurements: clean
 photographs as references of pictures with 25 kinds of distortion at five severities, and references that are
-another picture, shifted, enlarged, re-encoded or swapped. A doubt is a warning, never a refusal.
+another picture, shifted, softer, re-encoded or swapped. A doubt is a warning, never a refusal.
 """
 
 from collections.abc import Iterator
@@ -18,8 +18,6 @@ _FLAT = 2.0  # standard deviation of luma below which there is nothing to compar
 _SAME_SCENE = 0.2  # correlation of coarse structure: other photographs reach 0.15, strong noise leaves 0.4
 _PEAK = 13.5  # that correlation in standard deviations over all shifts: other photographs reach 12
 _SHIFT_BETTER = 0.8  # largest correlation without a shift, as a part of that at the best shift
-_ENLARGED = -1.85  # `_cut_off` of what was enlarged lies below
-_UNEVEN = 0.05  # `_unevenness` of what was enlarged lies above
 _SOFT = -0.92  # `_sharpness` of photographs lies above
 _LESS_DETAIL = 0.3  # by which the picture's sharpness exceeds that of a softer reference
 _SAME_DETAIL = 0.25  # rank correlation of the picture's fine detail with the reference's structure
@@ -48,26 +46,19 @@ def doubts(image: Image.Image, reference: Image.Image) -> list[str]:
 def _doubts(picture: np.ndarray, original: np.ndarray) -> Iterator[str]:
     surface = _correlation(picture, original, 0.12)
     if surface.max() <= min(_SAME_SCENE, _PEAK * surface.std()):
-        yield (
-            "the reference looks like another picture, or is turned, mirrored or scaled: give the original that this"
-            " picture was made from"
-        )
+        yield "the reference looks like another picture, or is turned, mirrored or scaled: give this picture's original"
         return
     if moved := _shift(_correlation(picture, original, 0.35, power=2)):
-        yield (f"the reference looks shifted by {moved} against the picture: align the two first")
+        yield f"the reference looks shifted by {moved} against the picture: align the two first"
     blocks = _blocks(original)
-    if _cut_off(original) < _ENLARGED and _unevenness(original) > _UNEVEN > blocks:
-        yield ("the reference looks enlarged: give the original at its own size")
-    elif _has_less_detail(original, picture):
-        yield (
-            "the reference is softer than the picture: the two may be swapped, or the reference is blurred or enlarged"
-        )
+    if _has_less_detail(original, picture):
+        yield "the reference is softer than the picture: they may be swapped, or the reference is blurred or enlarged"
     if blocks > _BLOCKS:
         hardly = _blocks(picture) < blocks / 4
         swapped = ", and the picture hardly any: the two may be swapped" if hardly else ""
-        yield (f"the reference shows the 8×8 blocks of JPEG compression{swapped}: give the uncompressed original")
+        yield f"the reference shows the 8×8 blocks of JPEG compression{swapped}: give the uncompressed original"
     if (noise := _noise(original)) > _NOISE and _noise(picture) < noise / 3:
-        yield ("the reference is noisier than the picture: the two may be swapped, or the picture was denoised")
+        yield "the reference is noisier than the picture: the two may be swapped, or the picture was denoised"
 
 
 def _by_tiles(values: np.ndarray) -> np.ndarray:
@@ -76,20 +67,15 @@ def _by_tiles(values: np.ndarray) -> np.ndarray:
     return values[: height * 16, : width * 16].reshape(height, 16, width, 16).mean((1, 3))
 
 
-def _spectrum(luma: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The spectrum under a Hann window, and the cycles a pixel at each place of it."""
-    height, width = luma.shape
-    window = np.outer(*(np.hanning(side).astype(np.float32) for side in luma.shape))
-    frequency = np.hypot(fft.fftfreq(height)[:, None], fft.rfftfreq(width)[None])
-    return np.asarray(fft.rfft2((luma - luma.mean()) * window)), frequency
-
-
 def _correlation(picture: np.ndarray, original: np.ndarray, finest: float, power: int = 1) -> np.ndarray:
     """How alike the two are (at most 1) at each shift, from 0.02 to `finest` cycles a pixel. Amplitudes count
     by their square root: between plain correlation, which large shapes decide, and phase correlation, which
     noise decides. With `power` 2 phases are doubled, against blurs that turn phases by half a circle: a shift
     of n shows at 2n."""
-    (one, frequency), (other, _) = _spectrum(picture), _spectrum(original)
+    height, width = picture.shape
+    window = np.outer(*(np.hanning(side).astype(np.float32) for side in picture.shape))
+    one, other = (np.asarray(fft.rfft2((luma - luma.mean()) * window)) for luma in (picture, original))
+    frequency = np.hypot(fft.fftfreq(height)[:, None], fft.rfftfreq(width)[None])
     band = (frequency > 0.02) & (frequency < finest)
     product = (one * other.conj() * band) ** power
     surface = fft.irfft2(product / (np.abs(product) ** (1 - 0.5 / power) + 1e-9), s=picture.shape)
@@ -102,40 +88,19 @@ def _shift(surface: np.ndarray) -> str:
     peak = np.unravel_index(np.argmax(surface), surface.shape)
     if surface[peak] < _PEAK * surface.std() or surface[0, 0] > _SHIFT_BETTER * surface[peak]:
         return ""
-    down, right = (
-        -round(((int(at) + side // 2) % side - side // 2) / 2) for at, side in zip(peak, surface.shape, strict=True)
-    )
-    parts = (right, "to the right", "to the left"), (down, "down", "up")
-    return " and ".join(
-        f"{abs(by)} pixel{'s' * (abs(by) > 1)} {ahead if by > 0 else back}" for by, ahead, back in parts if by
-    )
-
-
-def _cut_off(luma: np.ndarray) -> float:
-    """log10 of the ratio of the power at 0.33 to 0.5 cycles a pixel, where an enlarged picture has none, to
-    that at 0.12 to 0.22."""
-    spectrum, frequency = _spectrum(luma)
-    power = np.abs(spectrum) ** 2
-    fine, coarse = (power[(frequency > a) & (frequency < b)].mean() for a, b in ((0.33, 0.5), (0.12, 0.22)))
-    return float(np.log10((fine + 1e-6) / (coarse + 1e-6)))
-
-
-def _steps(luma: np.ndarray) -> list[np.ndarray]:
-    """Mean absolute difference from each row to the next, and from each column to the next."""
-    return [np.abs(np.diff(luma, axis=axis)).mean(1 - axis) for axis in (0, 1)]
-
-
-def _unevenness(luma: np.ndarray) -> float:
-    """How much steps between pixels at odd places differ from those at even ones, relative to the mean step:
-    doubling a picture's size makes them differ."""
-    return max(float(abs(step[0::2].mean() - step[1::2].mean()) / max(step.mean(), 0.05)) for step in _steps(luma))
+    sides = zip(peak, surface.shape, strict=True)
+    down, right = (-round(((int(at) + side // 2) % side - side // 2) / 2) for at, side in sides)
+    parts = [f"{abs(right)} px to the {'right' if right > 0 else 'left'}"] if right else []
+    parts += [f"{abs(down)} px {'down' if down > 0 else 'up'}"] if down else []
+    return " and ".join(parts)
 
 
 def _blocks(luma: np.ndarray) -> float:
     """How much every eighth step between pixels stands out from its neighbours, beyond the other seven: the
     8×8 blocks of a JPEG."""
     leads = []
-    for step in _steps(luma):
+    for axis in (0, 1):
+        step = np.abs(np.diff(luma, axis=axis)).mean(1 - axis)
         jumps = step[1:-1] - (step[:-2] + step[2:]) / 2
         second, first = np.sort([np.median(jumps[phase::8]) for phase in range(8)])[-2:]
         leads.append((first - second) / max(step.mean(), 0.05))
