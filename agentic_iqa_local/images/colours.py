@@ -22,7 +22,7 @@ def to_rgb8(path: str, image: Image.Image, background: str | None) -> tuple[Imag
     doubts = _doubts(image.mode, image.info.get("icc_profile"))
     if image.has_transparency_data:
         image = image.convert("RGBA")
-        if image.getchannel("A").getextrema()[0] < 255:
+        if np.asarray(image.getchannel("A")).min() < 255:
             if background is None:
                 expected = "expected opaque pixels, but some are transparent, so the look depends on the background"
                 advice = "composite it onto the background it is meant for first, or name that with --background white."

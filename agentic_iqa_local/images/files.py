@@ -33,7 +33,7 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
     """The bytes of a picture's file, at most 1 GiB. Raises `ImageError`."""
     check_file(path)
     try:
-        return read_bytes(path, os.stat(path).st_size)
+        return read_bytes(os.fspath(path), os.stat(path).st_size)
     except (FileError, OSError) as error:
         raise ImageError(f"{os.fspath(path)}: {error}", "check its disk.") from error
 
