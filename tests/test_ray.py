@@ -39,7 +39,6 @@ def test_rows_of_two_workers_are_those_of_one_assessment_but_for_times(photo, se
     clean = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     done = subprocess.run([*map(str, line), "--resume"], capture_output=True, text=True, env=clean)
     assert done.returncode == 1, done.stderr  # one is no picture
-    assert "rows by node: " in done.stderr
     assert "ray" not in done.stderr.lower()  # it says nothing of itself
     rows = list(map(json.loads, out.read_text().splitlines()))
     assert len(rows) == 5
@@ -142,12 +141,11 @@ def pool(tmp_path, monkeypatch, *names):
 
 
 def test_what_loses_three_workers_is_a_failure_and_the_others_go_on(tmp_path, monkeypatch):
-    runner, rows = pool(tmp_path, monkeypatch, "lost", "card", *map(str, range(20)))
+    _, rows = pool(tmp_path, monkeypatch, "lost", "card", *map(str, range(20)))
     *made, one, other = rows
     assert set(made) == set(map(str, range(20)))
     for row in (one, other):
         assert row.error.startswith("3 workers were lost that had this image, the last: ")
-    assert sum(runner._rows.values()) == 20
 
 
 def test_workers_that_are_lost_without_a_row_end_the_batch(tmp_path, monkeypatch):

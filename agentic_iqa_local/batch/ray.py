@@ -4,7 +4,6 @@ A picture that crashes ends its runner's process, never the actor. What a lost n
 workers. The command alone takes the rows, each once.
 """
 
-import hashlib
 import json
 import logging
 import os
@@ -22,10 +21,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Generic
 
+from agentic_iqa_local import __version__
 from agentic_iqa_local.batch.rows import differences
 from agentic_iqa_local.batch.runner import TIMEOUT, BatchError, Runner
 from agentic_iqa_local.batch.work import AnyItem, Row, Work, of_models, of_settings
-from agentic_iqa_local.devices import SCORING, versions
 from agentic_iqa_local.errors import UserError, one_line
 from agentic_iqa_local.files import PACKAGE, ROOT
 from agentic_iqa_local.vlm_client import ModelLost
@@ -37,12 +36,6 @@ OBJECT_STORE = 200 * 2**20  # bytes: rows are small
 IN_HAND = 2  # items for each of a worker's jobs, so that it need not wait for this process
 MOST_LOST = 3  # workers that an item may lose, and that may be lost in the place of one without a row
 GLANCE = 0.5  # seconds between two looks at whether to stop
-# packages that decode, resize, tokenise, constrain, compute and fuse
-PACKAGES = (
-    *SCORING,
-    *("torchvision", "timm", "tokenizers", "accelerate", "bitsandbytes", "llguidance", "langgraph"),
-    *("numpy", "scipy", "pillow", "pillow-heif", "pydantic", "crepes"),
-)
 REMEDY = "scores of unlike nodes do not go into one file: install and configure all of them alike"
 
 
@@ -93,7 +86,6 @@ class RayRunner(Generic[AnyItem, Row]):
         self.work, self.place, self.device, self.jobs, self.timeout = work, place, place.device, jobs, timeout
         self.stopping = False
         self.description: dict[str, Any] = {}
-        self._rows = Counter[str]()  # by node
         self._new_worker: Callable[[], Any] | None = None
         self._scratch: TemporaryDirectory[str] | None = None
         self._nodes: dict[Any, str] = {}  # of each worker that has the model
@@ -112,7 +104,7 @@ class RayRunner(Generic[AnyItem, Row]):
         try:
             import ray
 
-            threads, expected = _threads(self.place), of_node(self.work, self.device)
+            threads, expected = _threads(self.place), _of_node(self.work, self.device)
             options = {"num_cpus": threads, "num_gpus": self.place.gpus or None, "scheduling_strategy": "SPREAD"}
             options |= {"max_concurrency": self.jobs * IN_HAND + 1}
             told = threads, os.getcwd(), os.environ.get(MODELS), expected, self.work, self.device
@@ -125,11 +117,6 @@ class RayRunner(Generic[AnyItem, Row]):
         except BaseException:
             self.close()
             raise
-
-    @property
-    def by_node(self) -> str:
-        """How many rows each node made."""
-        return ", ".join(f"{name} {rows}" for name, rows in self._rows.items())
 
     def stop(self) -> None:
         """Begins nothing more: what workers have in hand becomes rows."""
@@ -186,7 +173,6 @@ class RayRunner(Generic[AnyItem, Row]):
                 self._take_on(worker, *answer)
                 continue
             self._free.append(worker)
-            self._rows[self._nodes[worker]] += 1
             self._lost = 0
             return [answer]
         return []
@@ -218,12 +204,6 @@ class RayRunner(Generic[AnyItem, Row]):
         self._waiting.extend(item for item in lost if self._losses[item.key] < MOST_LOST)
         said = f"{MOST_LOST} workers were lost that had this image, the last: {why}"
         return [self.work.failure(item, said) for item in lost if self._losses[item.key] >= MOST_LOST]
-
-
-def _without_hardware(description: dict[str, Any]) -> Any:
-    """A description of models without the kinds of cards, which may differ."""
-    text = json.dumps(description)
-    return json.loads(text, object_hook=lambda part: {name: part[name] for name in part if name != "hardware"})
 
 
 # The cluster
@@ -296,6 +276,17 @@ def _threads(place: Place) -> int:
     return threads
 
 
+def _without_hardware(description: dict[str, Any]) -> Any:
+    """A description of models without the kinds of cards, which may differ."""
+    text = json.dumps(description)
+    return json.loads(text, object_hook=lambda part: {name: part[name] for name in part if name != "hardware"})
+
+
+def _of_node(work: Work[Any, Any], device: str) -> dict[str, Any]:
+    """What scores depend on at a node before a model is loaded, by the names that messages use."""
+    return of_settings(work.settings, device) | of_models(work) | {"agentic_iqa_local": __version__}
+
+
 # What follows runs at workers.
 
 
@@ -320,7 +311,7 @@ class _Worker:
         address, name = node["NodeManagerAddress"], node.get("NodeName")
         name = one_line(name if name not in ("", None, address) else f"{node['NodeManagerHostname']} ({address})")
         try:
-            if unlike := differences(of_node(runner.work, runner.device), self._expected):
+            if unlike := differences(_of_node(runner.work, runner.device), self._expected):
                 raise ClusterError(f"it has not what this command has: {unlike}", REMEDY)
             runner.load()
         except UserError as error:
@@ -330,19 +321,3 @@ class _Worker:
     def row(self, item: Any) -> Any:
         """The row of an item. Raises what a runner's future raises."""
         return self._runner.submit(item).result()
-
-
-def of_node(work: Work[Any, Any], device: str) -> dict[str, Any]:
-    """What scores depend on at a node before a model is loaded, by the names that messages use. Raises BundleError
-    for a models folder whose manifest is damaged, CalibrationError for tool maps that cannot be read."""
-    about = {"versions": versions(PACKAGES), "agentic_iqa_local": package_hash()}
-    return of_settings(work.settings, device) | of_models(work) | about
-
-
-def package_hash(folder: Path = PACKAGE) -> str:
-    """SHA-256 over the package's code and data; models, which a wheel has inside, are hashed apart."""
-    digest, kinds = hashlib.sha256(), (".py", ".jinja", ".json", ".mat", ".safetensors")
-    for file in sorted(folder.rglob("*")):
-        if file.suffix in kinds and file.relative_to(folder).parts[0] != "models":
-            digest.update(file.name.encode() + hashlib.sha256(file.read_bytes()).digest())
-    return digest.hexdigest()

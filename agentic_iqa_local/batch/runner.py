@@ -63,8 +63,6 @@ class Runner(Generic[AnyItem, Row]):
     With `services` the work is done in threads of this process, which cannot be ended: for one picture.
     """
 
-    by_node = ""  # rows of each machine, where there are several
-
     def __init__(
         self,
         work: Work[AnyItem, Row],

@@ -58,7 +58,7 @@ class AssessRun:
         self.left = [item for item in items if item.key not in done]
         self.go_on = "the same command with --resume goes on" if args.out else "with --out FILE a run can go on"
         self.tally, self.rows = Tally(), list[dict[str, Any]]()  # rows that a table needs and no file has
-        self.written, self.without_map, self.seconds, self.by_node = 0, 0, 0.0, ""
+        self.written, self.without_map, self.seconds = 0, 0, 0.0
         self.lines = None
         if console.results.isatty() and len(items) > 1 and not (args.json or args.explain or args.out):
             verdict = args.at_least is not None or args.abstain_wider_than is not None
@@ -116,8 +116,7 @@ class AssessRun:
             with Progress(len(self.items), done) as progress, stopped_by_ctrl_c(batch, self.go_on):
                 for row in batch.rows(resumed(self.left, batch.jobs) if done else self.left):
                     self._take(row)
-                    self.by_node = batch.by_node
-                    progress.count(row.error is not None, self.by_node)
+                    progress.count(row.error is not None)
             self.seconds = time.monotonic() - began
         finally:
             if self.results:
@@ -157,8 +156,6 @@ class AssessRun:
             gone = len(self.results.gone)
             lost = f"; {gone} rows are not counted, because their pictures are no longer there" if gone else ""
             tell(one_line(f"{tally.total} rows in {args.out}{failed}{lost}"))
-        if self.by_node:
-            tell(f"rows by node: {self.by_node}")
         if args.csv:
             write_whole(args.csv, csv_text(self._all_rows), encoding="utf-8-sig")
             tell(one_line(f"{tally.total} rows as a table in {args.csv}"))

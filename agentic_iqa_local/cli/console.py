@@ -116,16 +116,16 @@ class Progress(AbstractContextManager):
         _live.clear()
         self._bar.stop()
 
-    def count(self, failed: bool = False, where: str = "") -> None:
-        """One more is done; `where` says how many each place has done."""
+    def count(self, failed: bool = False) -> None:
+        """One more is done."""
         self._done += 1
         self._failed += failed
-        self._bar.update(self._task, completed=self._done, description=self._text(where))
+        self._bar.update(self._task, completed=self._done, description=self._text())
         if self._bar.disable and self._total > 1 and time.monotonic() - self._told >= SECONDS_BETWEEN_LINES:
             self._told = time.monotonic()
-            tell(self._text(where))
+            tell(self._text())
 
-    def _text(self, where: str = "") -> str:
+    def _text(self) -> str:
         parts = [f"{self._done}/{self._total} pictures"]
         if done := self._done - self._earlier:
             from agentic_iqa_local.output.tally import pace
@@ -133,7 +133,7 @@ class Progress(AbstractContextManager):
             seconds = time.monotonic() - self._began
             left = round((self._total - self._done) * seconds / done)
             parts += [pace(done, seconds), f"{left // 3600}:{left // 60 % 60:02}:{left % 60:02} left"]
-        return ", ".join(filter(None, [*parts, f"{self._failed} failed" * (self._failed > 0), where]))
+        return ", ".join([*parts, f"{self._failed} failed"] if self._failed else parts)
 
 
 class Console(AbstractContextManager):

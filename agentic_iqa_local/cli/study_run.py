@@ -87,9 +87,7 @@ def run(args: argparse.Namespace) -> int:
         done = next(counts)
         with Progress(total, done) as shown, stopped_by_ctrl_c(batch, GO_ON):
             for done in counts:  # noqa: B007
-                shown.count(where=batch.by_node)
-    if batch.by_node:
-        tell(f"rows by node: {batch.by_node}")
+                shown.count()
     if batch.stopping and done < total:
         tell(f"interrupted: {done} of {total} images have their rows; {GO_ON}")
         return 130

@@ -43,16 +43,8 @@ HEADERS = {"Content-Security-Policy": CSP, "X-Content-Type-Options": "nosniff", 
 
 
 class Service:
-    """What the routes share.
-
-    Args:
-        set_up: What a request leaves out.
-        runner: Answers; at most `places` requests wait for it.
-        batches: The folder that batches lie in.
-        uploads: The folder for pictures until their answer.
-        most_bytes: Of a request's body.
-        token: Without it no question is answered; None asks for none.
-    """
+    """What the routes share: what a request leaves out, a runner for which at most `places` requests wait, the folders
+    of `batches` and of `uploads`, the most bytes of a request's body, and the token that every question needs."""
 
     def __init__(self, set_up: SetUp, runner: Runner, batches: Path, uploads: Path, *, places: int = 64,
                  most_bytes: int = 2**27, token: str | None = None):  # fmt: skip

@@ -16,7 +16,7 @@ from agentic_iqa_local.files import sync_folder, write_whole
 from agentic_iqa_local.images.pictures import PictureFile
 from agentic_iqa_local.output.gallery.page import write_gallery
 from agentic_iqa_local.output.gallery.rows import read_rows
-from agentic_iqa_local.serve.asks import Answer, Ask, Refused, SetUp, failure_of, line_of
+from agentic_iqa_local.serve.asks import Answer, Ask, Refused, SetUp, line_of
 from agentic_iqa_local.serve.bodies import SeveralPictures
 from agentic_iqa_local.serve.queue import Queue
 
@@ -34,7 +34,6 @@ class Batches:
         self.root, self.queue, self.set_up = root, queue, set_up
         self._more = asyncio.Event()
         self._stopped: dict[str, str] = {}  # batches that do not go on, and why
-        self._counted: dict[str, list[int]] = {}  # rows and failures of each batch
 
     def names(self) -> list[str]:
         """Of all batches, the oldest first."""
@@ -52,16 +51,10 @@ class Batches:
         lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
         return [line for line in lines[start:] if line.endswith(b"\n")]
 
-    def _count(self, name: str) -> list[int]:
-        """How many rows a batch has, and how many of them are failures: read once, then counted as rows are written."""
-        if name not in self._counted:
-            rows = [json.loads(line) for line in self.lines(name)]
-            self._counted[name] = [len(rows), sum(row["error"] is not None for row in rows)]
-        return self._counted[name]
-
     def status(self, name: str) -> dict[str, Any]:
         """How far a batch is. Raises Refused."""
-        (done, failed), stopped = self._count(name), self._stopped.get(name)
+        errors, stopped = [json.loads(line)["error"] for line in self.lines(name)], self._stopped.get(name)
+        done, failed = len(errors), len(errors) - errors.count(None)
         total, address = len(os.listdir(self._folder(name) / "pictures")), f"/v1/batches/{name}"
         going = "stopped" if stopped else "running" if done else "queued"
         return {
@@ -70,7 +63,6 @@ class Batches:
             "total": total,
             "done": done,
             "failed": failed,
-            "seconds_left": round(self.queue.each * (total - done) / self.queue.runner.jobs, 1),
             "links": {"self": address, "rows": f"{address}/rows", "gallery": f"{address}/gallery"},
         } | ({"error": {"code": "stopped", "message": stopped, "remedy": None}} if stopped else {})
 
@@ -114,7 +106,6 @@ class Batches:
         """Deletes a batch with its pictures and rows. Raises Refused."""
         folder = self._folder(name)
         (folder / "options.json").unlink()
-        self._counted.pop(name, None)
         shutil.rmtree(folder, ignore_errors=True)
 
     async def work(self) -> None:
@@ -136,15 +127,12 @@ class Batches:
         """Writes the rows that a batch lacks. Raises UserError, ValueError or OSError where that cannot be done."""
         asked = self.set_up.ask(json.loads((folder / "options.json").read_text()))
         pictures, reference = _files(folder / "pictures"), _files(folder / "reference")
-        rows, counted = RowFile(folder / "rows.jsonl"), self._count(folder.name)
+        rows = RowFile(folder / "rows.jsonl")
 
         async def write() -> None:
             for picture in left:
-                answer = await self._answer(asked.about([picture], *reference))
-                rows.append(line_of(answer))
+                rows.append(line_of(await self._answer(asked.about([picture], *reference))))
                 rows.sync()
-                counted[0] += 1
-                counted[1] += failure_of(answer) is not None
 
         try:
             rows.recover(lambda row: row["image"])
