@@ -83,6 +83,9 @@ def test_a_fit_of_a_manifest_wants_its_range_names_its_rows_and_is_read_again(tm
     assert all(fit.used(row) == (row["group"] in used) for row in rows)  # failed rows of these scenes too
     (tmp_path / "fit.json").write_text(fit.model_dump_json())
     assert read_fit(tmp_path / "fit.json") == fit
-    for options, message in (({"split": None, "share": 1.0}, "others to judge"), ({"split": "val", "share": 0.3}, "unknown")):
+    for options, message in (
+        ({"split": None, "share": 1.0}, "others to judge"),
+        ({"split": "val", "share": 0.3}, "unknown"),
+    ):
         with pytest.raises(FitError, match=message):
             fit_runs([folder], "srcc", **options)

@@ -120,7 +120,7 @@ def _forest(name: str, value: str, *columns: str) -> Plot:
 
 
 _DIFFERENCES = _forest("differences", "srcc_difference", "first")
-_INTERVALS = _forest("intervals", "coverage", "look", "calibration", "scale")
+_INTERVALS = _forest("intervals", "coverage", "look", "calibration")
 FIGURES: dict[str, tuple[str, Plot]] = {  # by file
     "differences": ("SRCC of each mode less that of the baseline, with 95 % intervals", _DIFFERENCES),
     "scatter": ("Human scores over the score, with the fitted curve", _scatter),

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from agentic_iqa_local.errors import UserError, one_line
 
@@ -31,6 +31,7 @@ class DatasetInfo:
     low: float | None = None
     high: float | None = None
     scale: Literal["absolute categories", "paired comparison", "difference", "elo"] | None = None
+    licence: str = "none established; see the authors' page"
     seen_as: tuple[str, ...] = ()
 
     def to_levels(self, mos: float) -> float:
@@ -69,9 +70,9 @@ class Layout:
     reference: str = ""
 
     @property
-    def files(self) -> dict[str | None, str]:
-        """The files of scores by their split."""
-        return {None: self.scores} if isinstance(self.scores, str) else dict(self.scores)
+    def files(self) -> Mapping[Any, str]:
+        """The files of scores by their split, which may be None."""
+        return {None: self.scores} if isinstance(self.scores, str) else self.scores
 
 
 @dataclass(frozen=True)
