@@ -18,10 +18,6 @@ NAMES = ["packages", "device", "models folder", "disk", "folder transformers.emb
 NAMES += ["model transformers.embedded", "tools"]
 
 
-def set_up() -> Setup:
-    return Setup(load_settings(), cpu=True)
-
-
 def run(capsys, *options: str) -> tuple[int, dict[str, dict]]:
     status = command.main(["--cpu", "--json", *options])
     found = json.loads(capsys.readouterr().out)
@@ -39,28 +35,28 @@ def test_the_checkout_is_sound_and_deeply_so(capsys):
     assert "LocalNR" in checks["tools"]["found"]
 
 
-def test_a_missing_model_is_told_with_its_remedy_and_what_rests_on_it_is_left_out(tmp_path, capsys):
-    status, checks = run(capsys, "--quick", "--model", str(tmp_path / "absent"))
+@pytest.mark.parametrize(
+    ("option", "failed", "found", "remedy"),
+    [
+        ("--model", "folder", "absent", ""),
+        ("--model", "folder", "model.safetensors", ""),
+        ("--models", "models folder", "absent: no such folder", "unpack"),
+    ],
+    ids=["no model", "cut weights", "no models folder"],
+)
+def test_what_is_missing_or_cut_is_told_with_its_remedy(option, failed, found, remedy, tmp_path, capsys):
+    """Nothing is loaded, and what rests on a failed check is left out."""
+    if found == "model.safetensors":
+        shutil.copytree(EMBEDDED, tmp_path / "absent")
+        os.truncate(tmp_path / "absent" / found, (EMBEDDED / found).stat().st_size // 2)
+    status, checks = run(capsys, "--quick", option, str(tmp_path / "absent"))
+    first, *_ = [check for check in checks.values() if check["status"] == "fail"]
     assert status == 1
-    (failed,) = [check for check in checks.values() if check["status"] == "fail"]
-    assert failed["name"].startswith("folder")
-    assert failed["remedy"]
-    assert "memory" not in checks
-
-
-def test_a_cut_weight_file_is_found_without_loading_it(tmp_path, capsys):
-    shutil.copytree(EMBEDDED, tmp_path / "cut")
-    weights = tmp_path / "cut" / "model.safetensors"
-    os.truncate(weights, weights.stat().st_size // 2)
-    _, checks = run(capsys, "--quick", "--model", str(tmp_path / "cut"))
-    (failed,) = [check for check in checks.values() if check["status"] == "fail"]
-    assert "model.safetensors" in failed["found"]
-
-
-def test_a_models_folder_that_is_not_there_fails(tmp_path, capsys):
-    _, checks = run(capsys, "--quick", "--models", str(tmp_path / "absent"))
-    assert checks["models folder"]["status"] == "fail"
-    assert "unpack" in checks["models folder"]["remedy"]
+    assert first["name"].startswith(failed)
+    assert found in first["found"]
+    assert first["remedy"]
+    assert remedy in first["remedy"]
+    assert ("memory" in checks) == (failed == "models folder")
 
 
 def test_wrong_usage_is_one_sentence(capsys):
@@ -97,7 +93,7 @@ def test_a_check_that_goes_wrong_is_a_failed_check_and_the_next_goes_on(broken, 
     for name in ("device", "models_folder", "disk", "folder", "memory", "model", "tools"):
         monkeypatch.setattr(doctor, name, sound)
     monkeypatch.setattr(doctor, "packages", broken)
-    first, *others = examine(set_up(), timeout=timeout)
+    first, *others = examine(Setup(load_settings(), cpu=True), timeout=timeout)
     assert first.status == "fail"
     assert told in first.found
     assert {check.status for check in others} == {"pass"}
@@ -127,7 +123,7 @@ def test_deep_tells_letters_apart_from_others():
     turned = dict(zip(read, [*read.values()][::-1], strict=True))
     assert deep.compared("x", (read,), (read,), "float32")[0] == "pass"
     assert deep.compared("x", (read,), (turned,), "float32")[0] == "fail"
-    assert deep.compared("x", (read,), (turned,), "float32", "4bit")[0] == "warn"  # told, not judged
+    assert deep.compared("x", (read,), (turned,), "4bit")[0] == "warn"  # told, not judged
     nearly = {x: value + 0.02 for x, value in read.items()}
     verdicts = [deep.compared("x", (read,), (nearly,), kind)[0] for kind in ("float32", "TF32", "float16", "bfloat16")]
     assert verdicts == ["fail", "fail", "pass", "pass"]  # bounds of 10⁻⁴, 0.01, 0.05 and 0.25 nats

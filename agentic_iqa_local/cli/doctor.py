@@ -6,7 +6,7 @@ examples:
   {doctor} --quick --json                       nothing is loaded: for a health check
 
 The model and every tool are run on a small picture, in a process whose connections are refused. --deep compares
-letters, engines and tools with plain passes, each with its bound (docs/models.md). Exit status: 0 nothing failed, 1
+letters and tools with plain passes, each with its bound (docs/models.md). Exit status: 0 nothing failed, 1
 something failed, 2 wrong usage, 130 interrupted.
 """
 
@@ -20,7 +20,7 @@ from agentic_iqa_local.cli.options import SET_UP, add, add_options, chosen_setti
 
 DEPTH = """
 --quick      load no model and no tool, and read no file whole
---deep       also compare letters, engines and tools, in minutes
+--deep       also compare letters and tools, in minutes
 """
 OPTIONS = """
 --timeout S  seconds that one check may take (default: 300)

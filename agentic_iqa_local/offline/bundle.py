@@ -89,39 +89,27 @@ def opened(bundle: str | Path, expect: str | None = None) -> Iterator[Bundle]:
         yield Bundle(manifest, sha256, lambda path: open(open_regular(bundle / path), "rb"))  # noqa: SIM115
         return
     try:
-        descriptor = open_regular(bundle)
+        file = open(open_regular(bundle), "rb")  # noqa: SIM115 # closed below
     except FileError as error:
         raise BundleError(f"{bundle}: {error}", "name a bundle: an archive, or a folder with manifest.json") from None
-    with open(descriptor, "rb") as file:
-        yield _opened_archive(file, bundle, expect)
+    with file:
+        try:
+            tar = tarfile.open(fileobj=file, mode="r:")  # noqa: SIM115 # nothing but the file is to be closed
+            entries = tar.getmembers()
+        except tarfile.TarError as error:
+            raise BundleError(f"{bundle}: no bundle, or an incomplete copy ({error})", COPY_AGAIN) from error
+        members = {member.name: member for member in entries if member.isreg()}
 
+        def open_member(path: str) -> IO[bytes]:
+            return cast(IO[bytes], tar.extractfile(members[path]))
 
-def _opened_archive(file: IO[bytes], bundle: Path, expect: str | None) -> Bundle:
-    try:
-        tar = tarfile.open(fileobj=file, mode="r:")  # noqa: SIM115 # the caller closes the file
-        first = tar.next()
-    except tarfile.TarError:
-        first = None
-    if first is None or first.name != MANIFEST_HASH:
-        raise BundleError(
-            f"{bundle}: expected a bundle that starts with {MANIFEST_HASH}, got something else",
-            "this is no bundle, or its beginning is damaged: copy it again",
-        )
-    try:
-        members = {member.name: member for member in tar.getmembers() if member.isreg()}
-    except tarfile.TarError as error:
-        raise BundleError(f"{bundle}: the copy is damaged or incomplete ({error})", COPY_AGAIN) from error
-
-    def opened_member(path: str) -> IO[bytes]:
-        return cast(IO[bytes], tar.extractfile(members[path]))
-
-    raw, line = (opened_member(name).read(LARGEST_MANIFEST) if name in members else b"" for name in OWN)
-    manifest, sha256 = trusted_manifest(raw, line, bundle, expect)
-    named, count = {entry.path for entry in manifest.files}, len(tar.getmembers()) - len(OWN)
-    if named - members.keys() or count != len(named):
-        wrong = f"expected the {len(named)} files of its manifest, got {count} or others: damaged or incomplete"
-        raise BundleError(f"{bundle}: {wrong}", COPY_AGAIN)
-    return Bundle(manifest, sha256, opened_member)
+        raw, line = (open_member(name).read(LARGEST_MANIFEST) if name in members else b"" for name in OWN)
+        manifest, sha256 = trusted_manifest(raw, line, bundle, expect)
+        named = {entry.path for entry in manifest.files}
+        if named - members.keys() or len(entries) != len(named) + len(OWN):
+            wrong = f"expected the {len(named)} files of its manifest, got {len(entries) - len(OWN)} or others"
+            raise BundleError(f"{bundle}: {wrong}", COPY_AGAIN)
+        yield Bundle(manifest, sha256, open_member)
 
 
 def verify(bundle: str | Path, expect: str | None = None, progress: Progress = silent) -> list[BundleError]:
@@ -157,11 +145,14 @@ def unpack(bundle: str | Path, root: str | Path, expect: str | None = None, prog
         with FileLock(root / LOCK, timeout=0):
             before, new = store_manifest(root), source.manifest.without_wheels()
             joined = before.joined_with(new) if before else new
-            _copy_files(source, new, root, progress)
-            kept = {entry.path for entry in joined.files}
-            for entry in before.files if before else ():
-                if entry.path not in kept:
-                    (root / entry.path).unlink(missing_ok=True)
+            missing = [entry for entry in new.files if not unchanged(root / entry.path, entry)]
+            require_space(root, sum(entry.size for entry in missing))
+            for entry in missing:
+                with _complete(root / entry.path) as partial, partial.open("wb") as file:
+                    file.writelines(source.chunks(entry, progress))
+            old, kept = ({entry.path for entry in one.files} if one else set() for one in (before, joined))
+            for path in old - kept:
+                (root / path).unlink(missing_ok=True)
             raw = joined.serialised()
             write_whole(root / MANIFEST_HASH, hash_line(raw))
             write_whole(root / MANIFEST, raw)
@@ -178,8 +169,12 @@ def write_bundle(
     """Writes an archive of `files` (path → where it lies, source, licence), and returns its manifest and that one's
     SHA-256. `contents` says in words what it holds. Raises BundleError."""
     try:
-        entries = tuple(_entry(path, *about, progress) for path, about in sorted(files.items()))
-        manifest = Manifest(contents=contents, notices=notices, files=entries)
+        entries = []
+        for path, (place, source, licence) in sorted(files.items()):
+            size, sha256 = place.stat().st_size, file_hash(place)
+            entries.append(StoredFile(path=path, size=size, sha256=sha256, source=source, licence=licence))
+            progress(path, size)
+        manifest = Manifest(contents=contents, notices=notices, files=tuple(entries))
     except OSError as error:
         raise BundleError(f"{error.filename}: cannot be read ({error.strerror})", "make it readable") from error
     except ValidationError as error:
@@ -196,22 +191,6 @@ def write_bundle(
                 tar.addfile(member, file)
             progress(name, member.size)
     return manifest, hashlib.sha256(raw).hexdigest()
-
-
-def _entry(path: str, place: Path, source: str, licence: str, progress: Progress) -> StoredFile:
-    size, sha256 = place.stat().st_size, file_hash(place)
-    progress(path, size)
-    return StoredFile(path=path, size=size, sha256=sha256, source=source, licence=licence)
-
-
-def _copy_files(source: Bundle, manifest: Manifest, folder: Path, progress: Progress) -> None:
-    """Copies the files of `manifest` from `source` into `folder`, but for those that are there with the right bytes.
-    Raises BundleError."""
-    missing = [entry for entry in manifest.files if not unchanged(folder / entry.path, entry)]
-    require_space(folder, sum(entry.size for entry in missing))
-    for entry in missing:
-        with _complete(folder / entry.path) as partial, partial.open("wb") as file:
-            file.writelines(source.chunks(entry, progress))
 
 
 @contextmanager

@@ -5,7 +5,6 @@ gets a new process. Models and tools are loaded by the code that assessments use
 """
 
 import importlib.metadata
-import io
 import os
 import shutil
 import socket
@@ -44,10 +43,7 @@ TIMEOUT = 300.0  # seconds of one check
 ROOM = 256 * 2**20  # bytes that a disk needs to have free
 WINDOW = (128, 144, 384, 368)  # of a sample photograph: 256×224, whole tokens of 28 and of 32 pixels, never resized
 TEXT_TOKENS = 4096  # of the longest prompt with its answer
-ENVIRONMENT = (
-    f"run it in the project's environment: {command('doctor', made=True)}, or without a network in one made of a"
-    " bundle's wheels (docs/air_gapped.md)"
-)
+ENVIRONMENT = f"run it in the project's environment: {command('doctor', made=True)} (docs/air_gapped.md)"
 UNPACK = f"{command('unpack')} BUNDLE"
 
 Finding = tuple[Literal["pass", "warn", "fail"], str, str]  # status, what was found, remedy
@@ -83,11 +79,6 @@ class Setup:
         """Models and tools, loaded once in the process of the checks."""
         return _services(self.settings.model_dump_json(), self.device)
 
-    @property
-    def named_tools(self) -> set[str]:
-        """The tools that the configuration names."""
-        return {*self.settings.tools.full_reference, *self.settings.tools.no_reference}
-
     def uses(self, engine: str) -> bool:
         return any(backend.startswith(f"{engine}.") for backend in self.settings.backends)
 
@@ -106,17 +97,14 @@ def _services(settings: str, device: str) -> Services:
 
 @cache
 def pictures() -> list[Image.Image]:
-    """Windows of two sample photographs, ten of 256×224 pixels: each clean, blurred, noisy, compressed and dark."""
+    """Windows of two sample photographs, eight of 256×224 pixels: each clean, blurred, noisy and dark."""
     found, rng = [], np.random.default_rng(0)
     for name in ("sumac", "prudential"):
         with Image.open(ROOT / "tests" / "data" / f"{name}.png") as photograph:
             clean = photograph.convert("RGB").crop(WINDOW)
         noisy = np.asarray(clean) + rng.normal(0, 20, (clean.height, clean.width, 3))
-        coded = io.BytesIO()
-        clean.save(coded, "JPEG", quality=10)
         found += [clean, clean.filter(ImageFilter.GaussianBlur(2))]
-        found += [Image.fromarray(np.clip(noisy, 0, 255).astype(np.uint8)), Image.open(coded).convert("RGB")]
-        found.append(clean.point([level // 3 for level in range(256)] * 3))
+        found += [Image.fromarray(np.clip(noisy, 0, 255).astype(np.uint8)), Image.fromarray(np.asarray(clean) // 3)]
     return found
 
 
@@ -158,11 +146,8 @@ def device(setup: Setup) -> Finding:
     import torch
 
     name, build = setup.device, torch.version.cuda
-    about = describe_device(name)
-    total = int(about["memory_total_bytes"] or 0)
-    size = f"{total / GIB:.1f} GiB" if total else f"{torch.get_num_threads()} threads"
     built = f"for CUDA {build}" if build else "without CUDA"
-    found = f"{name} ({about['name']}, {size}); torch {torch.__version__} is built {built}"
+    found = f"{name} ({describe_device(name)['name']}); torch {torch.__version__} is built {built}"
     if name == "cpu" and not setup.cpu and build and shutil.which("nvidia-smi"):
         return "warn", f"{found}; there is an NVIDIA driver", "update the driver, or pass --cpu"
     return "pass", found, ""
@@ -173,21 +158,19 @@ def models_folder(setup: Setup) -> Finding:
     root = models_root(setup.settings.models_dir)
     if not root.is_dir():
         return "fail", f"{root}: no such folder", f"say where it is with --models or $AGENTIC_IQA_MODELS, or {UNPACK}"
+    if not os.path.lexists(root / MANIFEST) and root == ROOT / "models":
+        return "pass", f"{root}: no manifest; the embedded model is there", ""
     if not os.path.lexists(root / MANIFEST):
-        if root == ROOT / "models":
-            return "pass", f"{root}: no manifest; the embedded model is there", ""
         return "warn", f"{root}: no manifest, so nobody can tell whether its files are whole", UNPACK
     manifest, sha256 = read_folder_manifest(root)
     if problems := [] if setup.quick else verify(root):
         more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
         return "fail", f"{root}: {problems[0].message}{more}", f"{UNPACK} (what is right is kept)"
-    found = f"{root}: manifest {sha256[:12]} lists {len(manifest.files)} files"
-    found += "" if setup.quick else ", which are as it says"
+    found = f"{root}: manifest {sha256[:12]} lists {len(manifest.files)} files{'' if setup.quick else ', all whole'}"
     brought = {(root / name).resolve() for name in manifest.models} | {EMBEDDED.resolve()}
     folders = {setup.settings.folder(backend) for backend in setup.settings.backends}
     if others := sorted(str(folder) for folder in folders if folder.resolve() not in brought):
-        remedy = "bring that folder in a bundle to have it verified"
-        return "warn", f"{found}; it does not list {', '.join(others)}", remedy
+        return "warn", f"{found}; it does not list {', '.join(others)}", "bring that in a bundle to have it verified"
     return "pass", found, ""
 
 
@@ -234,13 +217,12 @@ def memory(setup: Setup) -> Finding:
         f"{'; '.join(words) or 'the weights are the server’s'}; {needed / GIB:.2f} GiB in all with {tools:g} GiB for"
         f" tools, {free / GIB:.2f} of {total / GIB:.2f} GiB are free on {setup.device}"
     )
-    if needed <= free:
+    room = total if setup.quick else free  # a health check looks while the models are loaded
+    if needed <= room:
         return "pass", found, ""
-    if setup.quick and needed <= total:
-        return "warn", found, "nothing, if it is this set-up that runs already; else end what takes the rest"
     remedy = "end what takes the rest; or set quantization: 4bit, a lower max_pixels or left_for_tools_gib; or take a"
     reserved = setup.device.startswith("cuda") and setup.uses("vllm")
-    return "fail" if models > free or reserved else "warn", found, f"{remedy} smaller model"
+    return "fail" if models > room or reserved else "warn", found, f"{remedy} smaller model"
 
 
 def model(setup: Setup, backend: str) -> Finding | None:
@@ -265,13 +247,14 @@ def model(setup: Setup, backend: str) -> Finding | None:
 def tools(setup: Setup) -> Finding:
     """Are the tools there that the configuration names, and does each one that is there measure?"""
     runner, problems, measured = setup.services.tools, [], []
+    named = {*setup.settings.tools.full_reference, *setup.settings.tools.no_reference}
     clean, _, noisy, *_ = pictures()
     for info in runner.info():
         try:
             if info.available:
                 value = "" if setup.quick else f" {runner.score(info.name, noisy, clean).normalized:.2f}"
                 measured.append(f"{info.name}{value}")
-            elif info.name in setup.named_tools:
+            elif info.name in named:
                 problems.append(f"{info.name} is named by the configuration: {info.reason}")
         except ToolError as error:
             problems.append(error.message)
@@ -282,21 +265,20 @@ def tools(setup: Setup) -> Finding:
     return "pass", found, ""
 
 
-def _plan(setup: Setup, deep: bool) -> Iterator[tuple[str, Find, tuple[str, ...]]]:
+def _plan(setup: Setup, deep: bool) -> list[tuple[str, Find, tuple[str, ...]]]:
     """The checks in their order: name, function, and how the names of the checks begin that it rests on."""
     backends, loaded = setup.settings.backends, ("device", "folder", "model ")
-    yield "packages", packages, ()
-    yield "device", device, ()
-    yield "models folder", models_folder, ()
-    yield "disk", disk, ()
-    yield from ((f"folder {backend}", partial(folder, backend=backend), ()) for backend in backends)
-    yield "memory", memory, loaded
-    yield from ((f"model {backend}", partial(model, backend=backend), loaded) for backend in backends)
-    yield "tools", tools, ("device",)
+    plan: list[tuple[str, Find, tuple[str, ...]]] = [("packages", packages, ()), ("device", device, ())]
+    plan += [("models folder", models_folder, ()), ("disk", disk, ())]
+    plan += [(f"folder {backend}", partial(folder, backend=backend), ()) for backend in backends]
+    plan += [("memory", memory, loaded)]
+    plan += [(f"model {backend}", partial(model, backend=backend), loaded) for backend in backends]
+    plan += [("tools", tools, ("device",))]
     if deep:
         from agentic_iqa_local.offline.deep import CHECKS
 
-        yield from ((find.__name__.replace("_", " "), find, loaded) for find in CHECKS)
+        plan += [(find.__name__.replace("_", " "), find, loaded) for find in CHECKS]
+    return plan
 
 
 def _run(find: Find, setup: Setup) -> Finding | None:
@@ -334,10 +316,8 @@ def _block_network(setup: Setup) -> None:
 def examine(setup: Setup, *, deep: bool = False, timeout: float = TIMEOUT) -> Iterator[Check]:
     """Yields every check of a set-up as it is done; what rests on a failed one is left out.
 
-    Args:
-        setup: its `quick` loads no model and no tool and reads no file whole: for a health check.
-        deep: also compares letters with a plain forward pass, see `deep`.
-        timeout: seconds that one check may take.
+    `quick` of a set-up loads nothing: for a health check. `deep` also compares letters with a plain forward pass.
+    `timeout` is the seconds that one check may take.
     """
     failed: set[str] = set()
     context: Any = get_context("spawn")

@@ -8,9 +8,9 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from shutil import copytree, ignore_patterns, rmtree
+from typing import NamedTuple
 
 from agentic_iqa_local.errors import UserError, one_line
 from agentic_iqa_local.files import ROOT, file_hash
@@ -22,8 +22,7 @@ class FetchError(UserError, RuntimeError):
     """A file that cannot be downloaded or used for a bundle."""
 
 
-@dataclass(frozen=True)
-class Repo:
+class Repo(NamedTuple):
     """A repository on the Hugging Face Hub; `licence` as its model card had it when this was written."""
 
     name: str
@@ -35,8 +34,7 @@ class Repo:
         return f"https://huggingface.co/{self.name}/tree/{commit}"
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """A file for the bundle: its path there, where it lies now, where it came from and under which licence."""
 
     path: str
@@ -45,17 +43,16 @@ class Found:
     licence: str
 
 
-# The model folders that the shipped configurations name.
-REPOS = {
-    repo.name.partition("/")[2]: repo
-    for repo in (
-        Repo("llava-hf/llava-onevision-qwen2-0.5b-ov-hf", licence="apache-2.0"),
-        Repo("llava-hf/llava-onevision-qwen2-7b-ov-hf", "0d50680527681998e456c7b78950205bedd8a068", "apache-2.0"),
-        Repo("zhangzicheng/q-sit-mini", licence="mit"),
-        Repo("Qwen/Qwen2.5-VL-3B-Instruct", "66285546d2b821cf421d4f5eb2576359d3770cd3", "qwen-research"),
-        Repo("Qwen/Qwen2.5-VL-7B-Instruct", "cc594898137f460bfe9f0759e9844b3ce807cfb5", "apache-2.0"),
-        Repo("Qwen/Qwen3-VL-2B-Instruct", "89644892e4d85e24eaac8bacfd4f463576704203", "apache-2.0"),
-        Repo("Qwen/Qwen3-VL-8B-Instruct", "0c351dd01ed87e9c1b53cbc748cba10e6187ff3b", "apache-2.0"),
+REPOS = {  # of the model folders that the shipped configurations name
+    name.partition("/")[2]: Repo(name, revision, licence)
+    for name, revision, licence in (
+        ("llava-hf/llava-onevision-qwen2-0.5b-ov-hf", "main", "apache-2.0"),
+        ("llava-hf/llava-onevision-qwen2-7b-ov-hf", "0d50680527681998e456c7b78950205bedd8a068", "apache-2.0"),
+        ("zhangzicheng/q-sit-mini", "main", "mit"),
+        ("Qwen/Qwen2.5-VL-3B-Instruct", "66285546d2b821cf421d4f5eb2576359d3770cd3", "qwen-research"),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", "cc594898137f460bfe9f0759e9844b3ce807cfb5", "apache-2.0"),
+        ("Qwen/Qwen3-VL-2B-Instruct", "89644892e4d85e24eaac8bacfd4f463576704203", "apache-2.0"),
+        ("Qwen/Qwen3-VL-8B-Instruct", "0c351dd01ed87e9c1b53cbc748cba10e6187ff3b", "apache-2.0"),
     )
 }
 # Where pyiqa's get_url_from_name leads; the commit is that of pyiqa 0.1.16's time.
@@ -79,12 +76,9 @@ TERMS = {  # licence → what it says, where it stands
         "no commercial use, changes under the same licence",
         "https://creativecommons.org/licenses/by-nc-sa/4.0/",
     ),
-    "qwen-research": (
-        "research only; commercial use needs a licence of Alibaba Cloud's",
-        "https://huggingface.co/Qwen/Qwen2.5-VL-3B-Instruct/blob/main/LICENSE",
-    ),
+    "qwen-research": ("research only", "https://huggingface.co/Qwen/Qwen2.5-VL-3B-Instruct/blob/main/LICENSE"),
     "PolyForm-Noncommercial-1.0.0": (
-        "commercial use needs its authors' permission",
+        "no commercial use without permission",
         "https://polyformproject.org/licenses/noncommercial/1.0.0/",
     ),
     "LicenseRef-NVIDIA-Proprietary": ("NVIDIA's licence agreement", "https://docs.nvidia.com/cuda/eula/"),
@@ -100,10 +94,8 @@ def model_repo(folder: str, local: Path, repos: dict[str, Repo]) -> Repo | None:
         return None
     if repo := repos.get(folder) or REPOS.get(folder):
         return repo
-    raise FetchError(
-        f"model {folder}: expected the folder {local} or a known repository, found neither",
-        f"pass --models DIR, or --repo {folder}=ORG/NAME@REVISION",
-    )
+    wrong = f"expected the folder {local} or a known repository, found neither"
+    raise FetchError(f"model {folder}: {wrong}", f"pass --models DIR, or --repo {folder}=ORG/NAME@REVISION")
 
 
 def model_files(folder: str, local: Path, repo: Repo | None, downloads: Path) -> list[Found]:
@@ -121,10 +113,9 @@ def model_files(folder: str, local: Path, repo: Repo | None, downloads: Path) ->
         place, source = local, f"local folder {folder}"
         licence = EMBEDDED_LICENCE if folder == "embedded" else REPOS.get(folder, Repo("")).licence
     names = [name for name in sorted(os.listdir(place)) if (place / name).is_file() and _is_carried(name)]
-    if not any(name.endswith(".safetensors") for name in names):
-        raise FetchError(f"{place}: expected weights as *.safetensors, found none", "choose the safetensors edition")
-    if "config.json" not in names:
-        raise FetchError(f"{place}: expected config.json (a model's configuration), found none", "copy it again")
+    if "config.json" not in names or not any(name.endswith(".safetensors") for name in names):
+        wrong = f"expected config.json and weights as *.safetensors, found {', '.join(names) or 'neither'}"
+        raise FetchError(f"{place}: {wrong}", "choose the safetensors edition")
     return [Found(f"{folder}/{name}", place / name, source, licence) for name in names]
 
 
@@ -144,9 +135,8 @@ def _network_errors(what: str) -> Iterator[None]:
         yield
     except (OSError, HTTPError, ValueError, RuntimeError) as error:
         reason = one_line(" ".join(str(error).split())[:200]) or type(error).__name__
-        raise FetchError(
-            f"{what}: cannot be downloaded ({reason})", "what is there is kept: run the same command again"
-        ) from error
+        remedy = "what is there is kept: run the same command again"
+        raise FetchError(f"{what}: cannot be downloaded ({reason})", remedy) from error
 
 
 def tool_weight(weight: str, local: Path | None, downloads: Path) -> list[Found]:
@@ -224,16 +214,13 @@ def copied_source(folder: Path) -> Path:
 
 def restrictions(licences: Iterable[tuple[str, str]]) -> list[Notice]:
     """A notice for each licence that restricts the use of files, of (licence, what is under it)."""
-    under: dict[str, list[str]] = {}
+    under: dict[str, dict[str, None]] = {}
     for licence, of in licences:
         if licence not in FREE:
-            under.setdefault(licence, []).append(of)
-    notices = []
-    for licence, names in under.items():
-        says, url = TERMS.get(licence, ("it may restrict what you do: read the model card", "no link known"))
-        of = one_line(", ".join(dict.fromkeys(names)))[:500]
-        notices.append(Notice(licence=licence, of=of, says=says, url=url))
-    return notices
+            under.setdefault(licence, {})[of] = None
+    unknown = "it may restrict what you do: read the model card", "no link known"
+    told = ((licence, one_line(", ".join(of))[:500], *TERMS.get(licence, unknown)) for licence, of in under.items())
+    return [Notice(licence=licence, of=of, says=says, url=url) for licence, of, says, url in told]
 
 
 def repo_option(text: str) -> tuple[str, Repo]:

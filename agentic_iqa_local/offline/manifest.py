@@ -116,15 +116,11 @@ def trusted_manifest(raw: bytes, line: bytes, where: Path, expect: str | None) -
     """The manifest in `raw` and its SHA-256. Raises BundleError unless that is the hash in `line`, and `expect`."""
     sha256 = hashlib.sha256(raw).hexdigest()
     if line != hash_line(raw):
-        raise BundleError(
-            f"{where}: {MANIFEST} or {MANIFEST_HASH} is damaged: expected the SHA-256 {sha256}, got another",
-            "copy the bundle again; remove a damaged manifest of a models folder, then unpack its bundles again",
-        )
+        remedy = "copy the bundle again; remove a damaged manifest of a models folder, then unpack its bundles again"
+        raise BundleError(f"{where}: no bundle, or {MANIFEST} or {MANIFEST_HASH} is damaged", remedy)
     if expect not in (None, sha256):
-        raise BundleError(
-            f"{where}: expected {MANIFEST} with SHA-256 {expect} (--expect), got {sha256}",
-            "this is another bundle or a changed one",
-        )
+        wrong = f"expected {MANIFEST} with SHA-256 {expect} (--expect), got {sha256}"
+        raise BundleError(f"{where}: {wrong}", "this is another bundle or a changed one")
     try:
         return Manifest.model_validate_json(raw), sha256
     except ValidationError as error:
@@ -137,10 +133,9 @@ def read_folder_manifest(folder: Path, expect: str | None = None) -> tuple[Manif
         raw = read_bytes(folder / MANIFEST, LARGEST_MANIFEST)
         line = read_bytes(folder / MANIFEST_HASH, 100)
     except FileError as error:
-        raise BundleError(
-            f"{folder}: expected {MANIFEST} and {MANIFEST_HASH}, one cannot be read ({error})",
-            "name a bundle; where one was copied or unpacked, repeat that: its manifest comes last",
-        ) from None
+        wrong = f"expected {MANIFEST} and {MANIFEST_HASH}, one cannot be read ({error})"
+        remedy = "name a bundle; where one was copied or unpacked, repeat that: its manifest comes last"
+        raise BundleError(f"{folder}: {wrong}", remedy) from None
     return trusted_manifest(raw, line, folder, expect)
 
 
@@ -155,14 +150,9 @@ def unlisted(root: Path, manifest: Manifest, folders: set[str]) -> list[BundleEr
     ]
 
 
-# The models folder
-
-
 def environment(root: str | Path) -> dict[str, str]:
-    """The variables with which torch, timm and transformers find the models folder's files and look nowhere else.
-
-    Where `root` is a folder without a manifest, only those that keep them from the network.
-    """
+    """The variables with which torch, timm and transformers find the models folder's files and look nowhere else; where
+    `root` is a folder without a manifest, only those that keep them from the network."""
     offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     if not os.path.isfile(Path(root, MANIFEST)):
         return offline
@@ -181,14 +171,12 @@ def check_model(folder: str | Path, root: str | Path | None = None) -> None:
     that no bundle brought."""
     root, folder = models_root(root).resolve(), Path(folder).resolve()
     manifest = store_manifest(root) if root in folder.parents else None
-    entries = [entry for entry in manifest.files if (root / entry.path).is_relative_to(folder)] if manifest else []
-    if manifest is None or not entries:
-        return
-    for entry in entries:
-        if not unchanged(root / entry.path, entry):
+    for entry in manifest.files if manifest else ():
+        if (root / entry.path).is_relative_to(folder) and not unchanged(root / entry.path, entry):
             why = f"{root / entry.path} is damaged or was changed: expected the SHA-256 of {MANIFEST}"
             raise BundleError(why, "unpack its bundle again")
-    for error in unlisted(root, manifest, {entries[0].top}):
+    top = folder.relative_to(root).parts[0] if manifest else ""
+    for error in unlisted(root, manifest, {top} & manifest.models) if manifest else ():
         raise error
 
 
