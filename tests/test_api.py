@@ -17,7 +17,6 @@ from scripted import ScriptedClient, ScriptedTools, scripted_answers, scripted_s
 
 from agentic_iqa_local import IQA, Assessment, assess, run_pipeline
 from agentic_iqa_local.batch.work import as_line
-from agentic_iqa_local.images.pictures import as_file
 from agentic_iqa_local.state import LEVEL_WORDS
 
 
@@ -45,13 +44,6 @@ def test_every_kind_of_picture_gives_the_same_score(photo_path, services):
     assert [r.image for r in results] == [
         photo_path, photo_path, "<Pillow image 512×512>", "<array 512×512>", f"<{len(content)} bytes>", photo_path,
     ]  # fmt: skip
-
-
-def test_files_of_pictures_in_memory_are_the_users_alone_and_go(pixels):
-    with as_file(pixels) as file:
-        folder = Path(file.path).parent
-        assert folder.stat().st_mode & 0o077 == 0
-    assert not folder.exists()
 
 
 def test_what_is_no_picture_or_no_choice_is_refused_before_anything_is_opened(scripted, picture):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import EMBEDDED
-from families import SCORING, apart, build, load, plain_logprobs
+from families import SCORING, apart, load, plain_logprobs
 from safetensors.torch import load_file, save_file
 
 from agentic_iqa_local.config import ModelSettings
@@ -140,39 +140,22 @@ def test_a_chat_template_that_fails_or_loses_the_image_is_one_sentence(template,
     assert "\n" not in str(caught.value)
 
 
-def test_the_layout_that_qwen_publishes_answers_as_the_plain_one(tmp_path, photo, monkeypatch):
-    """Five shards with an index, the text's sizes at the top of config.json, the tokenizer as vocab.json and merges.txt
-    too, the chat template in a JSON file, pickles beside it all."""
-    monkeypatch.chdir(tmp_path)
-    plain, folder = build("qwen2_5_vl", tmp_path / "plain"), tmp_path / "published"
-    folder.mkdir()
-    config = json.loads((plain / "config.json").read_text())
-    text = config.pop("text_config")
-    rope = text.pop("rope_parameters")
-    scaling = {"type": "mrope", "mrope_section": rope["mrope_section"]}
-    text |= {"rope_theta": rope["rope_theta"], "rope_scaling": scaling}
-    del text["layer_types"]
-    write(folder, "config.json", text | config | {"torch_dtype": "float32", "transformers_version": "4.41.2"})
-    images = json.loads((plain / "processor_config.json").read_text())["image_processor"]
-    sizes = {"processor_class": "Qwen2_5_VLProcessor", "min_pixels": 4096, "max_pixels": 65536}
-    write(folder, "preprocessor_config.json", images | sizes)
-    tokenizer = json.loads((plain / "tokenizer.json").read_text())["model"]
-    write(folder, "vocab.json", tokenizer["vocab"])
-    (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *map(" ".join, tokenizer["merges"]), ""]))
-    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
-        shutil.copy(plain / name, folder)
-    write(folder, "chat_template.json", {"chat_template": (plain / "chat_template.jinja").read_text()})
-    weights = load_file(plain / WEIGHTS)
+def test_shards_with_the_names_that_qwen_published_and_pickles_beside_them_answer_as_the_plain_folder(folder, photo):
+    """Five shards with an index, tensors named as of old, the chat template in a JSON file, a pickle beside it all."""
+    crop, weights = [photo.crop((0, 0, 192, 160))], load_file(folder / WEIGHTS)
     for new, published in ("model.visual.", "visual."), ("model.language_model.", "model."):
         weights = {name.replace(new, published): value for name, value in weights.items()}
     places = {name: f"model-{i % 5 + 1:05}-of-00005.safetensors" for i, name in enumerate(weights)}
     for shard in set(places.values()):
         save_file({n: weights[n] for n in weights if places[n] == shard}, folder / shard, {"format": "pt"})
     write(folder, INDEX, {"metadata": {"total_size": 1}, "weight_map": places})
+    (folder / WEIGHTS).unlink()
     write(folder, "pytorch_model.bin", PICKLE)
-    crop = [photo.crop((0, 0, 192, 160))]
+    template = folder / "chat_template.jinja"
+    write(folder, "chat_template.json", {"chat_template": template.read_text()})
+    template.unlink()
     read = load(folder).open(crop).read_letters(SCORING, ANSWER_PREFIX, LETTERS)
-    assert apart(read, plain_logprobs(load(plain), crop)) < 1e-4
+    assert apart(read, plain_logprobs(load(EMBEDDED), crop)) < 1e-4
     assert not Path("touched").exists()
 
 

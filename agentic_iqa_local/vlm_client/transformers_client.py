@@ -108,15 +108,10 @@ class TransformersClient(VLMClient):
         return model
 
     def _quantization(self) -> BitsAndBytesConfig:
-        if self.settings.quantization == "8bit":
-            return BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=FULL_PRECISION)
-        return BitsAndBytesConfig(
-            load_in_4bit=True,
-            bnb_4bit_quant_type="nf4",
-            bnb_4bit_use_double_quant=True,
-            bnb_4bit_compute_dtype=self.dtype,
-            llm_int8_skip_modules=FULL_PRECISION,
-        )
+        options: dict[str, Any] = {"load_in_8bit": True}
+        if self.settings.quantization == "4bit":
+            options = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
+        return BitsAndBytesConfig(bnb_4bit_compute_dtype=self.dtype, llm_int8_skip_modules=FULL_PRECISION, **options)
 
     def open(self, images: Sequence[Image.Image]) -> "TransformersSession":
         return TransformersSession(self, images)
@@ -259,7 +254,9 @@ class TransformersSession(VLMSession):
             llguidance.numpy.fill_next_token_bitmask(matcher, mask)
             allowed = np.unpackbits(mask[0].view(np.uint8), bitorder="little")[: client.vocabulary]
             logits = logits.masked_fill(torch.from_numpy(allowed) == 0, float("-inf"))
-            token = _choose(logits, temperature, self._generator)
+            token = int(logits.argmax())
+            if temperature:
+                token = int(torch.multinomial((logits / temperature).softmax(-1), 1, generator=self._generator))
             self.usage.decoded += 1
             matcher.consume_token(token)
             if token in client.stop_ids:
@@ -343,10 +340,3 @@ class TransformersSession(VLMSession):
 def _shape(expanded: Expanded) -> Any:
     """What two pictures must have alike to be stacked: their tokens, and the shapes of their pixels."""
     return expanded.ids, expanded.types, {name: value.shape for name, value in expanded.inputs.items()}
-
-
-def _choose(logits: torch.Tensor, temperature: float, generator: torch.Generator) -> int:
-    """The most probable token, or a draw at `temperature`."""
-    if temperature == 0:
-        return int(logits.argmax())
-    return int(torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator))
