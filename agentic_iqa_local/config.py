@@ -111,6 +111,9 @@ Level = Annotated[float, Field(ge=1, le=5), BeforeValidator(lambda x: lower_edge
 Rate = Annotated[float, Field(ge=0.01, lt=0.5)]
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
+Limit = Annotated[int, Field(ge=0)]
+Tiles = Annotated[int, Field(ge=9, le=4096)]
+Choices = Annotated[list[str], BeforeValidator(check_choices)]
 # option → what it limits
 _LIMITS = {"error_rate": "at_least", "most_reads": "target_width", "most_seconds": "target_width"}
 
@@ -268,13 +271,10 @@ class Decisions(Section):
     """What a caller may say of how sure an answer has to be."""
 
     abstain_wider_than: Width | None = _option("answers whose interval is wider than W levels are held back: not sure")
-    at_least: Level | None = _option(
-        "pass, fail or unsure: is the quality LEVEL (A to D, Good, or a number from 1 to 5) or better?"
-    )
+    at_least: Level | None = _option("pass, fail or unsure: is the quality LEVEL (A to D, Good, 1 to 5) or better?")
     error_rate: Rate | None = _option("how often pass or fail of at_least may be wrong (default: 0.1)")
     target_width: Width | None = _option(
-        "look again while the interval is wider than W levels: the letters in the other order, then those of"
-        " crops, then another plan; and stop once it is as narrow"
+        "while the interval is wider than W levels: read the letters in the other order, then those of crops"
     )
     most_reads: Count | None = _option("letter reads that target_width may take in all")
     most_seconds: Seconds | None = _option("seconds after which target_width asks for nothing more")
@@ -284,8 +284,7 @@ class DecisionSettings(Decisions):
     """How sure an answer has to be, and what follows where it is not."""
 
     error_rate: Rate = 0.1
-    # a fit of study.py that calibrates the intervals; default: configs/intervals.json, made on synthetic
-    # distortions with the embedded model
+    # a fit of study.py that calibrates the intervals; default: configs/intervals.json
     calibration: str | None = None
 
 
@@ -378,13 +377,10 @@ def load_settings(name: str | Path | None = None) -> Settings:
 class Options(Decisions):
     """What a caller may choose of a set-up; None leaves it to the configuration."""
 
-    background: Colour | None = _option(
-        "what stands behind transparent pictures, such as white or #808080 (default: refuse them)"
-    )
+    background: Colour | None = _option("the colour behind transparent pictures, such as white (default: refuse them)")
     gpu: int | str | None = _option(
-        "GPU by index, UUID or MIG name, among those CUDA_VISIBLE_DEVICES allows (default: GPU 0 if there is"
-        " one); where no --config and no --model is given, with the largest complete vision-language model"
-        " below the models folder"
+        "GPU by index, UUID or MIG name, among those CUDA_VISIBLE_DEVICES allows (default: GPU 0 if there is one);"
+        " without --config and --model with the largest complete vision-language model below the models folder"
     )
     cpu: bool = _option("run on the CPU", default=False)
     config: PathText | None = _option("a set-up of configs/ by name, or a YAML file (default: embedded)")
@@ -396,12 +392,8 @@ class Options(Decisions):
         " (default: agent, but letters to compare)"
     )
     mode: Mode | None = _option("where the letters' probabilities come from (default: the configuration's, logits)")
-    fit: PathText | None = _option(
-        "temperature, η and the intervals of q from a fit of study.py, for the model it was made with"
-    )
-    max_replan_iterations: Annotated[int, Field(ge=0)] | None = _option(
-        "N allows N - 1 replans: 0 and 1 none, the default 2 one"
-    )
+    fit: PathText | None = _option("temperature, η and intervals of q from a fit of study.py, for the model of the fit")
+    max_replan_iterations: Limit | None = _option("N allows N - 1 replans: 0 and 1 none, the default 2 one")
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Self:
@@ -457,10 +449,6 @@ class Request(Options):
         "a question or instruction (default: rate the perceptual quality); a tool that it names runs, and"
         ' answers that it lists ("... A. too dark B. too bright", "yes or no") are the choices'
     )
-    choices: Annotated[list[str], BeforeValidator(check_choices)] | None = _option(
-        "2 to 10 answers: a multiple-choice question"
-    )
+    choices: Choices | None = _option("2 to 10 answers: a multiple-choice question")
     map: bool = _option("true: the quality from place to place too", default=False)
-    map_tiles: Annotated[int, Field(ge=9, le=4096)] | None = _option(
-        "tiles that a map may read, 9 to 4096 (default: 256)"
-    )
+    map_tiles: Tiles | None = _option("tiles that a map may read, 9 to 4096 (default: 256)")

@@ -66,6 +66,7 @@ NO_REASON = "No reason provided"
 DEFAULT_MAX_REPLAN_ITERATIONS = 2
 
 NonBlank = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+Objects = Annotated[list[NonBlank], Field(min_length=1)]
 Score = Annotated[float, Field(ge=1, le=5, allow_inf_nan=False)]
 
 
@@ -77,9 +78,7 @@ class PlanControlFlags(BaseModel):
 
     model_config = {"frozen": True}  # plans with equal values hash alike
 
-    distortion_detection: bool = Field(
-        default=False, description="Look for distortions (on when the query names none)."
-    )
+    distortion_detection: bool = Field(default=False, description="Look for distortions; on when the query names none.")
     distortion_analysis: bool = Field(default=False, description="Judge severity and visual impact of each distortion.")
     tool_selection: bool = Field(default=False, description="Let the model choose an IQA tool for each distortion.")
     tool_execution: bool = Field(default=False, description="Run the chosen IQA tools.")
@@ -87,21 +86,13 @@ class PlanControlFlags(BaseModel):
 
 _EVERY_PART: dict[str, JsonValue] = dict.fromkeys(PlanControlFlags.model_fields, True)
 _EXAMPLE: dict[str, JsonValue] = {
-    "query_type": "IQA",
-    "query_scope": "Global",
-    "distortion_source": "Inferred",
-    "distortions": None,
-    "reference_mode": "Full-Reference",
-    "required_tool": None,
-    "plan": _EVERY_PART,
-}
+    "query_type": "IQA", "query_scope": "Global", "distortion_source": "Inferred", "distortions": None,
+    "reference_mode": "Full-Reference", "required_tool": None, "plan": _EVERY_PART,
+}  # fmt: skip
 _EXPLICIT: dict[str, JsonValue] = {
-    "query_scope": ["vehicle"],
-    "distortion_source": "Explicit",
-    "distortions": {"vehicle": ["Blurs"]},
-    "reference_mode": "No-Reference",
-    "plan": {name: name == "distortion_analysis" for name in _EVERY_PART},
-}
+    "query_scope": ["vehicle"], "distortion_source": "Explicit", "distortions": {"vehicle": ["Blurs"]},
+    "reference_mode": "No-Reference", "plan": {name: name == "distortion_analysis" for name in _EVERY_PART},
+}  # fmt: skip
 
 
 class PlannerOutput(BaseModel):
@@ -109,24 +100,12 @@ class PlannerOutput(BaseModel):
 
     model_config = {"frozen": True, "json_schema_extra": {"examples": [_EXAMPLE | _EXPLICIT, _EXAMPLE]}}
 
-    query_type: Literal["IQA", "Other"] = Field(
-        description="IQA for technical quality or degradation; Other for content, aesthetics or emotion."
-    )
-    query_scope: Annotated[list[NonBlank], Field(min_length=1)] | Literal["Global"] = Field(
-        description="Objects or regions that the query names, else Global."
-    )
-    distortion_source: Literal["Explicit", "Inferred"] = Field(
-        description="Explicit when the query names distortions, else Inferred."
-    )
-    distortions: dict[str, list[str]] | None = Field(
-        default=None, description="Object or Global to the distortion types that the query names; null when inferred."
-    )
-    reference_mode: Literal["Full-Reference", "No-Reference"] = Field(
-        description="Full-Reference exactly when a reference image is given."
-    )
-    required_tool: str | None = Field(
-        default=None, description="The tool that the query names; never a recommendation."
-    )
+    query_type: Literal["IQA", "Other"] = Field(description="IQA: quality; Other: content, aesthetics, emotion.")
+    query_scope: Objects | Literal["Global"] = Field(description="What the query is about, else Global.")
+    distortion_source: Literal["Explicit", "Inferred"] = Field(description="Explicit: the query names distortions.")
+    distortions: dict[str, list[str]] | None = Field(default=None, description="By object, those that the query names.")
+    reference_mode: Literal["Full-Reference", "No-Reference"] = Field(description="Whether a reference is given.")
+    required_tool: str | None = Field(default=None, description="The tool that the query names.")
     plan: PlanControlFlags = Field(description="Which executor subtasks run.")
 
     @property
@@ -140,12 +119,8 @@ class PlannerInput(BaseModel):
 
     query: NonBlank = Field(description="The user's question.")
     image_path: str = Field(description="The image to assess.")
-    reference_path: str | None = Field(
-        default=None, description="A pristine reference of the same size, if there is one."
-    )
-    prior_context: dict[str, Any] | None = Field(
-        default=None, description='{"turns": [...]} of a conversation and {"replan_history": [...]} of replans.'
-    )
+    reference_path: str | None = Field(default=None, description="A pristine reference of the same size.")
+    prior_context: dict[str, Any] | None = Field(default=None, description="turns, of a conversation; replan_history")
 
     @field_validator("image_path", "reference_path")
     @classmethod
@@ -166,10 +141,7 @@ class PlannerError(BaseModel):
 
     error_type: str = Field(description="validation_error or api_error.")
     message: str = Field(description="What went wrong, for a human.")
-    details: dict[str, Any] | None = Field(
-        default=None,
-        description="The exception's type, the attempt from 1 on, the role, the VLM backend and its output.",
-    )
+    details: dict[str, Any] | None = Field(default=None, description="Exception, attempt from 1 on, role, backend.")
     retry_count: int = Field(default=0, ge=0, description="Retries made before this failure.")
     timestamp: datetime = Field(default_factory=lambda: datetime.now(UTC))
 
@@ -374,7 +346,7 @@ class Basis(BaseModel):
 _ANSWERS: list[JsonValue] = [
     {
         "final_answer": "B",
-        "quality_reasoning": ("The image shows moderate blur affecting sharpness, consistent with tool score of 2.6."),
+        "quality_reasoning": "The image shows moderate blur affecting sharpness, consistent with tool score of 2.6.",
         "need_replan": False,
     },
     {
@@ -394,9 +366,7 @@ class SummarizerOutput(BaseModel):
     final_answer: NonBlank = Field(description="A letter, a quality level or free text.")
     quality_reasoning: NonBlank = Field(description="Evidence-based explanation.")
     need_replan: bool = Field(default=False, description="Whether replanning is needed.")
-    replan_reason: str | None = Field(
-        default=None, description="Why another pass is needed, also where the limit allows none."
-    )
+    replan_reason: str | None = Field(default=None, description="Why another pass is needed.")
     used_evidence: dict[str, Any] | None = Field(default=None, description="The evidence that the answer rests on.")
     fusion: FusionResult | None = None  # the letter read and its fusion; None for free-text answers
     gaps: list[Gap] = []  # what the evidence lacks; another pass closes it if need_replan is true

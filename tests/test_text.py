@@ -5,6 +5,9 @@ import os
 import pickle
 
 import pytest
+from attacks import is_sentence
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agentic_iqa_local.config import ConfigError
 from agentic_iqa_local.errors import UserError, did_you_mean, one_line, printable
@@ -19,8 +22,12 @@ def test_what_steers_a_terminal_is_escaped_and_the_rest_stays():
     assert one_line("Fête 東京 🌲 \\x1b") == "Fête 東京 🌲 \\x1b"
     assert one_line(os.fsdecode(b"a\xff.png")) == r"a\xff.png"
     assert printable("a\n\tb\x1b[31m") == "a\n\tb\\u001b[31m"
-    stored = json.dumps({STEERING: ["é", STEERING]}, ensure_ascii=False)
-    assert one_line(stored).isprintable()
+
+
+@given(st.text(max_size=60))
+def test_any_json_is_one_harmless_line_of_the_same_json(text):
+    stored = json.dumps({text: ["é", text]}, ensure_ascii=False)
+    assert is_sentence(one_line(stored))
     assert json.loads(one_line(stored)) == json.loads(stored)
 
 
