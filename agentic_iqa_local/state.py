@@ -299,7 +299,7 @@ class FusionResult(BaseModel):
         return self.product or self.p_c
 
 
-GapKind = Literal["executor", "analysis", "scores", "contradiction", "tools", "severity", "letters"]
+GapKind = Literal["executor", "analysis", "scores", "contradiction", "tools", "severity"]
 
 
 class Gap(BaseModel):
@@ -312,21 +312,15 @@ class Gap(BaseModel):
 
 
 class PassRecord(BaseModel):
-    """One round of plan, evidence and answer: what it was to close, what it saw, measured and concluded, and
-    what it cost."""
+    """One round of plan, evidence and answer: what it was to close, what it saw, measured and concluded."""
 
     number: int = Field(ge=1)
     asked: str | None = None  # the gap to close; None for the first pass
     seen: str  # the distortions that the model found
     measured: str  # the tools' scores
     concluded: str  # the answer
-    # what decided: the letters (seen), the tools (measured), both or neither (concluded)
-    decided: Literal["seen", "measured", "concluded"]
     q: float | None = None
-    dq: float | None = None  # q less that of the answer that this pass began with
     gaps: list[str] = []  # what the evidence still lacked
-    tokens: int = Field(default=0, ge=0)  # tokens prefilled and decoded
-    seconds: float = Field(default=0.0, ge=0)
     kept: bool = True  # whether the answer is this pass's; the best supported one counts
 
 

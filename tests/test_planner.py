@@ -44,8 +44,8 @@ def test_flags_follow_the_papers_rules(region, tool, source):
         ("contradiction", True, {"distortion_detection", "distortion_analysis", "tool_execution"}),
         ("severity", True, {"distortion_analysis"}),
         ("scores", False, {"tool_execution"}),
-        ("letters", True, {"tool_execution"}),
-        ("letters", False, set()),
+        ("tools", True, {"tool_execution"}),
+        ("tools", False, set()),
     ],
 )
 def test_a_gap_switches_on_the_parts_that_can_close_it(kind, scores, on):

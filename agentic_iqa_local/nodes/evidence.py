@@ -10,9 +10,7 @@ from typing import Any
 
 from agentic_iqa_local.iqa_tools.detector import load_detector
 from agentic_iqa_local.iqa_tools.reliability import Reachable, Score, load_reliability
-from agentic_iqa_local.score_fusion import expected_level
 from agentic_iqa_local.state import (
-    LETTER_TO_LEVEL,
     OVERALL,
     UNCLEAR,
     DistortionAnalysis,
@@ -27,17 +25,11 @@ HIGH_SCORE = 4.0
 LOW_SCORE = 2.2  # 6 − 4.0 = 2.0, raised since most tools without weights cannot score below 2.0
 LOW_QUALITY = 2.9  # the fused score below which damage should have been found
 APART = 3.0  # standard deviations of the difference that two tools' errors alone make
-LEAST_OVERLAP = 0.05  # of Σα_c·p_c, which is 0.2 where α or p is uniform
 
 
 def of_object(name: str) -> str:
     """ " of sky" for a region, nothing for the whole picture."""
     return "" if name == "Global" else f" of {name}"
-
-
-def in_picture(name: str) -> str:
-    """A region's name, or "the picture"."""
-    return "the picture" if name == "Global" else name
 
 
 def by_object(evidence: ExecutorOutput | None, part: str) -> dict[str, Any]:
@@ -64,20 +56,12 @@ def _counting(evidence: ExecutorOutput | None, *, checking: bool = False) -> dic
     }
 
 
-def votes(evidence: ExecutorOutput | None, vote: str = "runs") -> list[Score]:
-    """The scores that q̄ is the mean of, the lowest first: one for each distinct (tool, region) run, or one for
-    each listed entry ("entries"); none of a tool that was outvoted, or that only checks a better one."""
-    listed = [(name, pair) for name, scores in _counting(evidence).items() for pair in scores.values()]
-    if vote == "entries":
-        return [pair for _, pair in listed]
+def votes(evidence: ExecutorOutput | None, vote: str = "runs", *, checking: bool = False) -> list[Score]:
+    """The scores that q̄ is the mean of, the lowest first: one for each distinct run, or one for each listed entry
+    ("entries"); none of a tool that was outvoted, nor, unless `checking`, of one that only checks a better one."""
+    scores = [pair for of_kinds in _counting(evidence, checking=checking).values() for pair in of_kinds.values()]
     # Tools measure the whole picture, and two different scores cannot come from one run.
-    return sorted({pair for _, pair in listed}, key=itemgetter(1, 0))
-
-
-def checks(evidence: ExecutorOutput | None) -> list[Score]:
-    """The scores that only check a better tool's, each once."""
-    every = {pair for scores in _counting(evidence, checking=True).values() for pair in scores.values()}
-    return sorted(every - set(votes(evidence)))
+    return scores if vote == "entries" else sorted(set(scores), key=itemgetter(1, 0))
 
 
 def _apart(one: Score, other: Score, reachable: Reachable) -> bool:
@@ -98,24 +82,17 @@ def outvoted(scores: Sequence[Score], reachable: Reachable) -> str | None:
 
 
 def mark_votes(evidence: ExecutorOutput, reachable: Reachable, *, trailing_only_check: bool) -> None:
-    """Takes votes away in place, and notes which of the other tools disagree.
-
-    Args:
-        evidence: whose tool runs are marked.
-        reachable: by tool, the ends of what its map can return.
-        trailing_only_check: a tool that is clearly less reliable than another one only checks it. Without a vote is
-            also what stands apart from all other tools' scores of the same object.
-    """
+    """Takes votes away in place, and notes which of the other tools disagree: of a tool whose score of an object stands
+    apart from all others', and, if `trailing_only_check`, of one that is clearly less reliable than another."""
     lines = []
     for name, scores in by_object(evidence, "quality_scores").items():
         measured = list(dict.fromkeys(scores.values()))
         outlier = outvoted(measured, reachable)
-        others = [pair for pair in measured if pair[0] != outlier]
+        others = sorted((pair for pair in measured if pair[0] != outlier), key=itemgetter(1))
         worse = load_reliability().clearly_worse([tool for tool, _ in others]) if trailing_only_check else set()
         for log in evidence.tool_logs:
             if log.object_name == name:
                 log.outvoted, log.trailing = log.tool_name == outlier, log.tool_name in worse
-        others.sort(key=itemgetter(1))
         if others and _apart(others[0], others[-1], reachable):
             lines.append(f"tools disagree about {name} ({_in_words(others)})")
     evidence.disagreement = "; ".join(lines) or None
@@ -153,8 +130,7 @@ def contradictions(evidence: ExecutorOutput, fusion: FusionResult | None = None)
 
 def open_severities(evidence: ExecutorOutput) -> list[tuple[str, str]]:
     """(object, distortion) of each whose severity the model cannot tell."""
-    analysis = by_object(evidence, "distortion_analysis")
-    return [(name, item.type) for name, items in analysis.items() for item in items if item.severity == UNCLEAR]
+    return [(name, item.type) for name, item in found_damage(evidence) if item.severity == UNCLEAR]
 
 
 def doubts(evidence: ExecutorOutput) -> str | None:
@@ -167,7 +143,7 @@ def evidence_warnings(evidence: ExecutorOutput) -> list[str]:
     """What a reader of the scores must know: a failed Executor, tools without a vote."""
     lines = [f"the Executor failed, its evidence is incomplete: {evidence.error}"] if evidence.error else []
     for tool, name in dict.fromkeys((log.tool_name, log.object_name) for log in evidence.tool_logs if log.outvoted):
-        lines.append(f"{tool} has no vote: its score of {in_picture(name)} stands apart from every other tool's")
+        lines.append(f"{tool} has no vote: its score{of_object(name)} stands apart from every other tool's")
     return lines
 
 
@@ -205,15 +181,13 @@ def find_gaps(evidence: ExecutorOutput | None, plan: PlannerOutput, fusion: Fusi
         "contradiction": next(iter(contradictions(evidence, fusion)), None),
         "tools" if evidence.disagreement else "severity": evidence.uncertainty
         and f"Executor is uncertain: {evidence.uncertainty}",
-        "letters": fusion and _letter_gap(fusion),
     }
     return [Gap.model_validate({"kind": kind, "reason": why}) for kind, why in reasons.items() if why]
 
 
 def _score_gap(evidence: ExecutorOutput, plan: PlannerOutput) -> str | None:
     """Which scores are missing, but for those whose tools were tried and failed."""
-    scores = by_object(evidence, "quality_scores")
-    failed = [log for log in evidence.tool_logs if log.error]
+    scores, failed = by_object(evidence, "quality_scores"), [log for log in evidence.tool_logs if log.error]
     if not (scores or failed):
         return "No tool scores available"
     for name in plan.objects:
@@ -226,15 +200,3 @@ def _score_gap(evidence: ExecutorOutput, plan: PlannerOutput) -> str | None:
         if missing and not any(purpose.startswith(OVERALL) for purpose in tried):
             return f"Missing tool scores for {', '.join(sorted(missing))} of {name}"
     return None
-
-
-def _letter_gap(fusion: FusionResult) -> str | None:
-    """What is wrong with letters that were read in one order; once they were read in both, nothing more can be
-    done."""
-    if fusion.q is None or fusion.mode != "logits" or fusion.both_orders:
-        return None
-    overlap = sum((fusion.alpha or {}).get(LETTER_TO_LEVEL[letter], 0) * p for letter, p in fusion.p_c.items())
-    if fusion.q_bar is None or overlap >= LEAST_OVERLAP:
-        return None
-    alone = expected_level(fusion.p_c)
-    return f"Letters and tools exclude each other: the letters say {alone:.1f}, the tools {fusion.q_bar:.1f}"

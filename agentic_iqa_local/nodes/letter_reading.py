@@ -6,20 +6,12 @@ from collections.abc import Callable, Sequence
 
 from agentic_iqa_local.iqa_tools.reliability import Score, load_reliability
 from agentic_iqa_local.nodes.ask import ask
+from agentic_iqa_local.nodes.evidence import votes
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, Prompt, summarizer_prompt
 from agentic_iqa_local.nodes.replies import letter_reply
 from agentic_iqa_local.nodes.workbench import OpenImages, RoleSession
 from agentic_iqa_local.score_fusion import ScoreFusion, expected_level, letter_probabilities, written_probabilities
-from agentic_iqa_local.state import (
-    LETTER_TO_LEVEL,
-    LETTERS,
-    ExecutorOutput,
-    FusionResult,
-    Look,
-    Mode,
-    PlannerOutput,
-    revised,
-)
+from agentic_iqa_local.state import LETTER_TO_LEVEL, LETTERS, ExecutorOutput, FusionResult, Mode, PlannerOutput, revised
 from agentic_iqa_local.vlm_client import VLMError
 
 ROLE = "summarizer"
@@ -45,27 +37,27 @@ class _Letters:
         self.crops: list[Probabilities] = []
         self.off_masses: list[float] = []
 
-    def read(self, look: Look) -> None:
-        """What this look includes and was not read yet. The reasoning goes on from the last order, the usual one."""
-        wanted = (False,) if look == "one order" else (True, False)
-        orders = [turned for turned in wanted if turned not in self.whole]
-        views: list[list[Probabilities]] = []
-        for view in range(len(self.images.views(ROLE)) if orders else 0):
-            session = self.images.session(ROLE, view)
-            views.append([self._read(session, turned) for turned in orders])
+    def read_whole(self, turned: bool) -> None:
+        """Every view of the picture in one order."""
+        views = []
+        for view in range(len(self.images.views(ROLE))):
+            views.append(self._read(self.images.session(ROLE, view), turned))
             if view > 0:  # the first one's cache is gone on with
                 self.images.close_session(ROLE, view)
-        self.whole |= {turned: _mean([view[i] for view in views]) for i, turned in enumerate(orders)}
-        for crop in self.images.crops(ROLE) if look == "crops" else ():
+        self.whole[turned] = _mean(views)
+
+    def read_crops(self) -> None:
+        """Every crop in both orders."""
+        for crop in self.images.crops(ROLE):
             with self.images.session_on(ROLE, crop) as session:
                 self.crops.append(_mean([self._read(session, turned, crop=True) for turned in (False, True)]))
 
-    def closer_look(self) -> tuple[Look, int] | None:
-        """The cheapest look that is left, and how many reads it takes."""
+    def closer_look(self) -> tuple[int, Callable[[], None]] | None:
+        """The cheapest look that is left: how many reads it takes, and what reads them."""
         if True not in self.whole:
-            return "both orders", len(self.images.views(ROLE))
+            return len(self.images.views(ROLE)), lambda: self.read_whole(turned=True)
         crops = [] if self.crops else self.images.crops(ROLE)
-        return ("crops", 2 * len(crops)) if crops else None
+        return (2 * len(crops), self.read_crops) if crops else None
 
     def _read(self, session: RoleSession, turned: bool, crop: bool = False) -> Probabilities:
         """The probability of each letter, whose meaning is that of the usual order."""
@@ -112,46 +104,38 @@ def read_and_fuse(
     images: OpenImages,
     *,
     earlier: Sequence[str] = (),
-    checks: Sequence[Score] = (),
-    look: Look = "one order",
     plan: PlannerOutput | None = None,
 ) -> FusionResult:
-    """p_c from the model's letters, averaged over what was read of the picture, fused with the tools' scores.
+    """p_c from the model's letters, averaged over what was read of the picture, fused with the `tools`' scores, 1..5.
 
-    Args:
-        query: the rating that is asked for.
-        evidence: what the prompt tells of the picture.
-        tools: the scores, 1..5, that vote; `checks` are those without a vote.
-        images: the picture; as long as its `sureness` wants more of the answer to `plan`, it looks more closely.
-        earlier: the lines of a conversation's earlier turns.
-        look: how closely to begin with.
-
-    Raises:
-        InvalidAnswer, VLMError
+    The prompt tells of the `evidence` and of a conversation's `earlier` turns. As long as the `sureness` of the images
+    wants more of the answer to `plan`, the picture is looked at more closely. Raises InvalidAnswer, VLMError.
     """
     mode, sureness = _usable_mode(images), images.sureness
+    measured = [score for _, score in (*tools, *votes(evidence, checking=True))]
+    apart = max(measured) - min(measured) if measured else None
     if not tools:  # ScoreFusion logs it
         images.warn("no tool gave a score: q is the model's own opinion alone", log=False)
     if mode == "uniform":
         p_c = dict.fromkeys(LETTERS, 1 / len(LETTERS))
-        alike = FusionResult(mode="uniform", vlm_letter=None, p_c=p_c, off_letter_mass=None)
-        return _fused(alike, tools, checks, images)
+        alike = FusionResult(mode="uniform", vlm_letter=None, p_c=p_c, off_letter_mass=None, disagreement=apart)
+        return _fused(alike, tools, images)
 
     def prompt(turned: bool, crop: bool) -> Prompt:
         told = None if crop else evidence
         return summarizer_prompt(query, told, scoring=True, reversed_letters=turned, earlier=earlier)
 
     letters = _Letters(prompt, LETTERS, mode, images)
+    letters.read_whole(turned=False)
     while True:
-        letters.read(look)
-        fusion = _fused(letters.result(), tools, checks, images)
+        fusion = _fused(revised(letters.result(), disagreement=apart), tools, images)
         closer = letters.closer_look() if sureness and mode == "logits" else None
-        if sureness is None or closer is None or not sureness.wants_more(fusion, plan, reads=closer[1]):
+        if sureness is None or closer is None or not sureness.wants_more(fusion, plan, reads=closer[0]):
             return fusion
-        look = closer[0]
+        closer[1]()
 
 
-def _fused(letters: FusionResult, tools: Sequence[Score], checks: Sequence[Score], images: OpenImages) -> FusionResult:
+def _fused(letters: FusionResult, tools: Sequence[Score], images: OpenImages) -> FusionResult:
     """The letters' part of a fusion with the tools' part. α is a Gaussian likelihood of q̄ with variance σ², so that
     `eta: auto` is 1/(2σ²); without tools it is uniform whatever η is."""
     eta, scores, sigma = images.services.settings.fusion.eta, [score for _, score in tools], None
@@ -161,7 +145,6 @@ def _fused(letters: FusionResult, tools: Sequence[Score], checks: Sequence[Score
         eta = 1 / (2 * sigma**2)
     fusion = ScoreFusion(1.0 if eta == "auto" else eta)
     p_c = {LETTER_TO_LEVEL[letter]: p for letter, p in letters.p_c.items()}
-    measured = [score for _, score in (*tools, *checks)]
     return revised(
         letters,
         alpha=fusion.compute_perceptual_weights(scores),
@@ -171,7 +154,6 @@ def _fused(letters: FusionResult, tools: Sequence[Score], checks: Sequence[Score
         eta=eta if scores else None,
         sigma=sigma,
         voters=sorted({tool for tool, _ in tools}),
-        disagreement=max(measured) - min(measured) if measured else None,
     )
 
 
@@ -187,7 +169,7 @@ def read_choices(prompt: Prompt, letters: Sequence[str], images: OpenImages) -> 
         said = "mode uniform reads no letters, so it cannot answer a question with choices"
         raise VLMError(said, "use logits or classification")
     read = _Letters(lambda turned, crop: prompt, letters, mode, images)
-    read.read("one order")
+    read.read_whole(turned=False)
     return read.result()
 
 

@@ -54,7 +54,7 @@ def flags_against(gaps: Sequence[Gap], flags: PlanControlFlags, scores: bool) ->
     on = {
         "distortion_detection": "contradiction" in kinds,
         "distortion_analysis": bool(kinds & {"analysis", "contradiction", "severity"}),
-        "tool_execution": "scores" in kinds or (scores and bool(kinds & {"contradiction", "tools", "letters"})),
+        "tool_execution": "scores" in kinds or (scores and bool(kinds & {"contradiction", "tools"})),
     }
     return revised(flags, **{name: True for name, wanted in on.items() if wanted})
 

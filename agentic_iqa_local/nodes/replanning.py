@@ -2,18 +2,15 @@
 supported. Pure: plans, evidence and answers in."""
 
 import logging
-from typing import Literal
 
 from agentic_iqa_local.nodes.evidence import found_damage, of_object
-from agentic_iqa_local.score_fusion import ScoreFusion, expected_level
+from agentic_iqa_local.score_fusion import ScoreFusion
 from agentic_iqa_local.state import (
     DEFAULT_MAX_REPLAN_ITERATIONS,
     LETTER_TO_LEVEL,
     LEVEL_WORDS,
     AgenticIQAState,
-    Basis,
     ExecutorOutput,
-    FusionResult,
     Gap,
     PassRecord,
     SummarizerOutput,
@@ -52,12 +49,10 @@ def support(result: SummarizerOutput) -> tuple[int, ...]:
 
 
 def record(
-    result: SummarizerOutput, basis: Basis, earlier: SummarizerOutput | None, cost: tuple[int, float]
+    result: SummarizerOutput, evidence: ExecutorOutput | None, earlier: SummarizerOutput | None = None
 ) -> PassRecord:
-    """The account of a pass by its answer and the plan and evidence of that. `earlier` is the answer before it, a
-    gap of which it was to close (None for a first pass); the cost is in tokens and seconds."""
-    q, before = (one and one.fusion and one.fusion.q for one in (result, earlier))
-    evidence = basis.evidence or ExecutorOutput()
+    """The account of a pass; `earlier` is the answer before it, a gap of which it was to close."""
+    q, evidence = result.fusion and result.fusion.q, evidence or ExecutorOutput()
     seen = [f"{item.severity} {item.type}{of_object(name)}" for name, item in found_damage(evidence)]
     none_seen = "nothing was looked for" if evidence.distortion_analysis is None else "no distortion"
     scores = [
@@ -66,33 +61,13 @@ def record(
         for log in evidence.tool_logs
         if log.normalized_score is not None
     ]
+    level = None if q is None else LEVEL_WORDS[LETTER_TO_LEVEL[ScoreFusion().map_to_level(q)]]
     return PassRecord(
         number=earlier.passes[-1].number + 1 if earlier else 1,
         asked=earlier and earlier.replan_reason,
         seen=", ".join(seen) or none_seen,
         measured=", ".join(dict.fromkeys(scores)) or "nothing",
-        concluded=result.final_answer if q is None else f"{LEVEL_WORDS[_level(q)]}, q {q:.2f}",
-        decided=decided(result.fusion),
+        concluded=f"{level}, q {q:.2f}" if level else result.final_answer,
         q=q,
-        dq=None if q is None or before is None else q - before,
         gaps=[gap.reason for gap in result.gaps],
-        tokens=cost[0],
-        seconds=round(cost[1], 3),
     )
-
-
-def decided(fusion: FusionResult | None) -> Literal["seen", "measured", "concluded"]:
-    """What decided the answer: the model's letters ("seen"), the tools ("measured"), whichever lies nearer to
-    q; "concluded" where both name the same level, or the answer was not fused."""
-    if fusion is None or fusion.q is None:
-        return "concluded"
-    if fusion.q_bar is None or fusion.vlm_letter is None:
-        return "seen" if fusion.q_bar is None else "measured"
-    letters = expected_level(fusion.p_c)
-    if _level(letters) == _level(fusion.q_bar):
-        return "concluded"
-    return "measured" if abs(fusion.q - fusion.q_bar) <= abs(fusion.q - letters) else "seen"
-
-
-def _level(q: float) -> int:
-    return LETTER_TO_LEVEL[ScoreFusion().map_to_level(q)]

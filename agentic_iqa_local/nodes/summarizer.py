@@ -17,7 +17,7 @@ from agentic_iqa_local.nodes import replanning
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.conversation import earlier_lines
 from agentic_iqa_local.nodes.detection import model_trust
-from agentic_iqa_local.nodes.evidence import by_object, checks, find_gaps, should_replan, votes
+from agentic_iqa_local.nodes.evidence import by_object, find_gaps, should_replan, votes
 from agentic_iqa_local.nodes.letter_reading import ROLE, answer_letter, read_and_fuse, read_choices
 from agentic_iqa_local.nodes.measured_answers import SCORES, measure_choices
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, choice_letters, is_scoring, summarizer_prompt
@@ -30,7 +30,6 @@ from agentic_iqa_local.state import (
     Basis,
     ExecutorOutput,
     FusionResult,
-    Look,
     SummarizerOutput,
     revised,
 )
@@ -64,7 +63,7 @@ def summarizer_node(
     basis = Basis(plan=plan, plan_corrections=state.get("plan_corrections", []), evidence=evidence)
     try:
         with opened(state, config, runtime) as images:
-            return close_pass(state, basis, summarize(state, basis, images), images)
+            return close_pass(state, basis, summarize(state, basis, images))
     except (VLMError, OSError, ValueError) as error:
         reason = one_line(str(error))
         logger.error("Summarizer failed: %s", reason)
@@ -85,8 +84,7 @@ def summarize(state: AgenticIQAState, basis: Basis, images: OpenImages) -> Summa
     try:
         if scoring:
             voting = votes(evidence, images.services.settings.fusion.vote)
-            options = {"earlier": earlier, "checks": checks(evidence), "look": _first_look(state), "plan": basis.plan}
-            fusion = read_and_fuse(query, evidence, voting, images, **options)
+            fusion = read_and_fuse(query, evidence, voting, images, earlier=earlier, plan=basis.plan)
         elif choices:
             fusion = _with_measurement(read_choices(prompt, choice_letters(choices), images), state, basis, images)
         begun = ANSWER_PREFIX + answer_letter(fusion) if fusion else ""
@@ -102,18 +100,6 @@ def summarize(state: AgenticIQAState, basis: Basis, images: OpenImages) -> Summa
         used_evidence=evidence.model_dump(include=used, mode="json") if evidence and not evidence.is_empty else None,
         fusion=fusion,
     )
-
-
-def _first_look(state: AgenticIQAState) -> Look:
-    """How closely the letters are read first: in both orders if the last pass asked for it, and never less closely than
-    that pass did."""
-    result = state.get("summarizer_result")
-    if result is None or not result.need_replan or result.fusion is None:
-        return "one order"
-    if result.fusion.crops:
-        return "crops"
-    asked = any(gap.kind == "letters" for gap in result.gaps)
-    return "both orders" if asked or result.fusion.both_orders else "one order"
 
 
 def _with_measurement(letters: FusionResult, state: AgenticIQAState, basis: Basis, images: OpenImages) -> FusionResult:
@@ -140,12 +126,12 @@ def without_words(
 # The decision
 
 
-def close_pass(state: AgenticIQAState, basis: Basis, result: SummarizerOutput, images: OpenImages) -> dict[str, Any]:
+def close_pass(state: AgenticIQAState, basis: Basis, result: SummarizerOutput) -> dict[str, Any]:
     """The state's changes after a pass: its own result on its own `basis`, or that of an earlier pass that is better
     supported, and whether to plan again."""
     iteration, limit = state.get("iteration_count", 0), replanning.replan_limit(state)
     own = [] if result.error else find_gaps(basis.evidence, basis.plan, result.fusion)
-    answer, kept = _best(state, revised(result, gaps=own), basis, images.lap())
+    answer, kept = _best(state, revised(result, gaps=own), basis)
     changes = {"summarizer_result": answer, "iteration_count": iteration} | ({} if kept is basis else kept.state())
     gaps = [] if result.error else find_gaps(kept.evidence, kept.plan, answer.fusion)
     if not gaps:
@@ -162,15 +148,13 @@ def close_pass(state: AgenticIQAState, basis: Basis, result: SummarizerOutput, i
     }
 
 
-def _best(
-    state: AgenticIQAState, answer: SummarizerOutput, basis: Basis, cost: tuple[int, float]
-) -> tuple[SummarizerOutput, Basis]:
+def _best(state: AgenticIQAState, answer: SummarizerOutput, basis: Basis) -> tuple[SummarizerOutput, Basis]:
     """The better supported answer of this pass and the earlier ones, with its basis and the account of all passes. An
     earlier one that stays has this pass's error in its evidence."""
     earlier, limit = state.get("summarizer_result"), replanning.REPLAN_HISTORY_LIMIT
     if earlier is None or not earlier.need_replan or earlier.basis is None:  # the latter: of another run
-        return revised(answer, basis=basis, passes=[replanning.record(answer, basis, None, cost)]), basis
-    latest = replanning.record(answer, basis, earlier, cost)
+        return revised(answer, basis=basis, passes=[replanning.record(answer, basis.evidence)]), basis
+    latest = replanning.record(answer, basis.evidence, earlier)
     if replanning.support(earlier) <= replanning.support(answer):
         passes = [*(revised(other, kept=False) for other in earlier.passes), latest]
         return revised(answer, basis=basis, passes=passes[-limit:]), basis

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from agentic_iqa_local.iqa_tools import TOOLS, ToolError, find_tool
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
-from agentic_iqa_local.nodes.evidence import by_object, in_picture
+from agentic_iqa_local.nodes.evidence import by_object
 from agentic_iqa_local.nodes.prompts import selection_prompt
 from agentic_iqa_local.nodes.query import named_metrics
 from agentic_iqa_local.nodes.replies import selection_reply
@@ -83,7 +83,7 @@ def _another(task: Task, name: str, ranked: Sequence[str]) -> list[str]:
     tried = {log.tool_name for log in task.before.tool_logs if log.object_name == name}
     untried = [tool for tool in ranked if tool not in tried]
     planned = [tool for tool in untried if tool == task.plan.required_tool]
-    return planned or untried[: task.closes("scores", "contradiction", "tools", "letters")]
+    return planned or untried[: task.closes("scores", "contradiction", "tools")]
 
 
 def select_tools(query: str, distortions: ByObject, images: OpenImages) -> Chosen:
@@ -153,8 +153,9 @@ def run_tool(name: str, distortion: str, tool: str, images: OpenImages) -> list[
         logs.append(revised(_attempt(name, distortion, stand_in, images), fallback=True))
         if logs[-1].error is None:
             break
+    where = "the picture" if name == "Global" else name
     instead = f"{logs[-1].tool_name} ran instead" if logs[-1].error is None else "no other tool could either"
-    images.warn(f"{first.tool_name} could not score {in_picture(name)}: {first.error.rstrip('.')}; {instead}")
+    images.warn(f"{first.tool_name} could not score {where}: {first.error.rstrip('.')}; {instead}")
     return logs
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -129,7 +128,6 @@ class OpenImages:
         self._open: dict[tuple[int, int], VLMSession] = {}  # by client and view
         self._opened: list[tuple[tuple[int, int] | None, VLMSession]] = []  # those that are closed too
         self._other_usage = TokenUsage()  # of batches, less that of earlier turns
-        self._lap = (0, time.perf_counter())
         self._readings: dict[tuple[str, Box | None], ToolReading] = {}
         for line in self.image.warnings:
             self.warn(line)
@@ -146,7 +144,6 @@ class OpenImages:
         """Another assessment of the same images begins: it counts its own costs, warnings and failures."""
         self.warnings, self.failed_tries = [*self._of_pictures], []
         self._other_usage -= self.usage
-        self._lap = (0, time.perf_counter())
         self._readings = {key: replace(reading, seconds=0.0) for key, reading in self._readings.items()}
 
     def warn(self, line: str, *, log: bool = True) -> None:
@@ -249,12 +246,6 @@ class OpenImages:
     def usage(self) -> TokenUsage:
         """Tokens of all sessions since the turn began."""
         return sum((session.usage for _, session in self._opened), self._other_usage)
-
-    def lap(self) -> tuple[int, float]:
-        """(tokens prefilled and decoded, seconds) since the last lap, or since the turn began."""
-        (tokens, began), usage = self._lap, self.usage
-        self._lap = usage.prefilled + usage.decoded, time.perf_counter()
-        return self._lap[0] - tokens, self._lap[1] - began
 
     # The tools
 

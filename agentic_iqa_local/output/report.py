@@ -16,7 +16,6 @@ from agentic_iqa_local.score_fusion import expected_level
 from agentic_iqa_local.state import UNCLEAR, ToolExecutionLog
 
 AGREE, DISAGREE = 0.5, 1.0  # levels between the tools' mean and the model's expectation
-DECIDED = {"seen": "the model decided", "measured": "the tools decided", "concluded": "neither outweighed the other"}
 
 
 def headline(row: Assessment) -> str:
@@ -195,8 +194,8 @@ def _decision(row: Assessment) -> str:
     expected = expected_level(row.p_c)
     apart = abs(row.q_bar - expected)
     agree = "they agree" if apart < AGREE else "they differ somewhat" if apart < DISAGREE else "they disagree"
-    decided = next((DECIDED[one.decided] for one in reversed(row.passes) if one.kept), None)
-    ends = f"{agree}{f', and {decided}' if decided and apart >= AGREE else ''}"
+    decided = "the tools" if abs(row.q - row.q_bar) <= abs(row.q - expected) else "the model"
+    ends = agree if apart < AGREE else f"{agree}, and {decided} decided"
     model = "has no preference" if row.vlm_letter is None else f"alone says {expected:.1f}"
     voters = {run.tool_name for run in row.tools if run.normalized_score is not None and not _no_vote(run)}
     tools = f"The tool {voters.pop()} says" if len(voters) == 1 else "The tools say on average"
@@ -207,7 +206,7 @@ def _way(row: Assessment) -> list[str]:
     """What happened on the way to the answer that a reader should know."""
     lines = [
         f"Pass {one.number}{f', to close the gap “{asked}”' if (asked := (one.asked or '').rstrip('.')) else ''}:"
-        f" {one.concluded}{'' if one.dq is None else f' ({one.dq:+.2f})'}.{' Its answer counts.' if one.kept else ''}"
+        f" {one.concluded}.{' Its answer counts.' if one.kept else ''}"
         for one in (row.passes if len(row.passes) > 1 else ())
     ]
     if row.failed_tries:

@@ -13,7 +13,7 @@ import pandas as pd
 
 from agentic_iqa_local.config import FusionSettings
 from agentic_iqa_local.iqa_tools import find_tool
-from agentic_iqa_local.nodes.evidence import checks, votes
+from agentic_iqa_local.nodes.evidence import votes
 from agentic_iqa_local.score_fusion import fused_distribution, perceptual_weights, softmax
 from agentic_iqa_local.state import LETTER_TO_LEVEL, LETTERS, ExecutorOutput
 
@@ -154,7 +154,7 @@ def _agent(row: Row, vote: str) -> dict[str, Any]:
     fusion = {"eta": None, "sigma": None} | ((row.get("agent") or {}).get("fusion") or {})
     evidence = ExecutorOutput.model_validate(row["evidence"]) if row.get("evidence") else None
     voting = votes(evidence, vote)
-    scores = [score for _, score in (*voting, *checks(evidence))]
+    scores = [score for _, score in votes(evidence, checking=True)]
     return {
         "q_bar": float(np.mean([score for _, score in voting])) if voting else np.nan,
         "disagreement": max(scores) - min(scores) if voting else np.nan,

@@ -107,8 +107,7 @@ function passes(row) {
     el("strong", {}, `Pass ${pass.number}`), pass.asked ? ` to close: ${pass.asked}` : "",
     el("ul", { class: "lines" }, [["Seen", pass.seen], ["Measured", pass.measured], ["Concluded", pass.concluded],
       ["Still open", pass.gaps.join("; ")]]
-      .filter(([, text]) => text).map(([name, text]) => el("li", {}, `${name}: ${text}`)),
-    el("li", { class: "soft" }, `${pass.tokens} tokens, ${number(pass.seconds, 1)} s`))));
+      .filter(([, text]) => text).map(([name, text]) => el("li", {}, `${name}: ${text}`)))));
   return card("Passes of the agent", el("ol", { class: "passes" }, items),
     row.plan_corrections.length ? lines(row.plan_corrections.map((text) => `Corrected by rule: ${text}`)) : null);
 }
