@@ -28,10 +28,8 @@ Weights = tuple[list[float], str]  # of the choices, and what they rest on
 
 _YES_NO = {"yes": re.compile(r"^\W*yes\b", re.I), "no": re.compile(r"^\W*no\b(?! \w)", re.I)}
 _SIDES, _SEVERITIES, _LEVELS = patterns("exposures"), patterns("severities"), patterns("levels")
-_NONE, _GOOD, _BAD, _QUALITY = (pattern(WORDS[name]) for name in ("no_distortion", "good", "bad", "quality"))
-_ANY_DAMAGE, _VIRTUE, _DAMAGE, _ABSENCE = (
-    pattern(WORDS[name]) for name in ("any_distortion", "virtue", "vice", "absence")
-)
+_NONE, _QUALITY, _GOOD, _BAD = (pattern(WORDS[name]) for name in ("no_distortion", "quality", "good", "bad"))
+_ANY, _VIRTUE, _VICE, _ABSENCE = (pattern(WORDS[name]) for name in ("any_distortion", "virtue", "vice", "absence"))
 
 
 def measure_choices(
@@ -42,8 +40,7 @@ def measure_choices(
     if plan.query_type != "IQA" or evidence is None or len(plan.objects) != 1:
         return None, "the question is not about the technical quality of one object: the letters stand alone"
     (name,) = plan.objects
-    kinds = distortions_in(query, () if name == "Global" else [name])
-    detection = by_object(evidence, "detection").get(name)
+    kinds, detection = distortions_in(query, plan.objects), by_object(evidence, "detection").get(name)
     found = (
         _severities(choices, kinds, by_object(evidence, "severity_probabilities").get(name, {}))
         or (detection and (_exposures(choices, detection) or _families(choices, detection)))
@@ -56,24 +53,24 @@ def measure_choices(
     return {letter: w / sum(weights) for letter, w in zip(choice_letters(choices), weights, strict=True)}, basis
 
 
-def _matched(choices: Sequence[str], patterns: Mapping[Any, re.Pattern[str]]) -> list[Any] | None:
+def _matched(choices: Sequence[str], table: Mapping[Any, re.Pattern[str]]) -> list[Any] | None:
     """For each choice the key of the pattern that it holds, the last where several do; None where a choice holds
     none, or two choices the same."""
-    found = [[key for key, pattern in patterns.items() if pattern.search(choice)] for choice in choices]
+    found = [[key for key, words in table.items() if words.search(choice)] for choice in choices]
     keys = [hit[-1] for hit in found if hit]
     return keys if len(keys) == len(choices) == len(set(keys)) else None
 
 
 def _severities(
-    choices: Sequence[str], kinds: Sequence[str], probabilities: Mapping[str, Mapping[str, float]]
+    choices: Sequence[str], kinds: Sequence[str], read: Mapping[str, Mapping[str, float]]
 ) -> Weights | None:
     """Choices that are severities of the one family that the question names; a word that is no choice counts for
     the nearest that is."""
     words = _matched(choices, _SEVERITIES)
-    if words is None or len(kinds) != 1 or kinds[0] not in probabilities:
+    if words is None or len(kinds) != 1 or kinds[0] not in read:
         return None
     weights = dict.fromkeys(words, 0.0)
-    for word, p in probabilities[kinds[0]].items():
+    for word, p in read[kinds[0]].items():
         weights[min(words, key=lambda other: abs(WORD_SEVERITIES[other] - WORD_SEVERITIES[word]))] += p
     return list(weights.values()), f"how severe {kinds[0]} is"
 
@@ -141,7 +138,7 @@ def _yes_or_no(choices: Sequence[str], yes: float, basis: str) -> Weights | None
 def says_present(query: str, kinds: Sequence[str]) -> bool | None:
     """Whether Yes says that the distortions named are there (True) or that they are not (False); None where the
     question names none, or both a virtue and a damage."""
-    damaged = bool((_DAMAGE if kinds else _ANY_DAMAGE).search(query))
+    damaged = bool((_VICE if kinds else _ANY).search(query))
     if damaged == bool(kinds and _VIRTUE.search(query)):
         return None
     return damaged != bool(_ABSENCE.search(query))

@@ -1,9 +1,9 @@
 """The Planner: query, pictures and feedback in, a plan out.
 
-The model fills every field from the query. Some things are not its to decide: whether a reference was given
-is a fact, the names of the tools are a closed list, regions and distortions must stand in the query, and the
-flags follow from the other fields by the paper's rules. Where its answer differs, code corrects it and says
-so. On a replan it may refine the plan: what the user said stays, and distortions and a tool may be added.
+The model fills every field from the query. Some things are not its to decide: whether a reference was given is a fact,
+the names of the tools are a closed list, regions and distortions must stand in the query, and the flags follow from the
+other fields by the paper's rules. Where its answer differs, code corrects it and says so. On a replan it may refine the
+plan: what the user said stays, and distortions and a tool may be added.
 """
 
 import logging
@@ -64,18 +64,13 @@ def correct_plan(
     query: str,
     has_reference: bool,
     before: PlannerOutput | None = None,
-    *,
-    choices: Sequence[str] | None = None,
+    choices: Sequence[str] = (),
 ) -> PlannerOutput:
-    """The plan with its derivable fields set by rule.
+    """The plan that the model made, with its derivable fields set by rule.
 
-    Args:
-        made: as the model made it.
-        query: the user's question.
-        has_reference: whether a reference image was given.
-        before: on a replan the last pass's plan, whose type and regions stay. The model may then switch on more
-            parts than the rules ask for, add distortions to look at and, where the query names no tool, one.
-        choices: the user's answers; some that name distortions make the question one about quality.
+    `before` is on a replan the last pass's plan, whose type and regions stay. The model may then switch on more parts
+    than the rules ask for, add distortions to look at and, where the query names no tool, one. `choices` that name
+    distortions make the question one about quality.
     """
     plans = [before, made] if before else [made]
     named_regions = (region_in(query, name) for plan in plans for name in plan.objects)
@@ -84,59 +79,42 @@ def correct_plan(
     fixed = {"query_scope": scope, "reference_mode": "Full-Reference" if has_reference else "No-Reference"}
     tools = named_metrics(query, has_reference)
     planned = any(plan.query_type == "IQA" for plan in plans)
-    if not (tools or planned or asks_about_damage(query) or families_named(choices or ())):
+    if not (tools or planned or asks_about_damage(query) or families_named(choices)):
         nothing = {"distortion_source": "Inferred", "distortions": None, "required_tool": None}
         return revised(made, query_type="Other", plan=PlanControlFlags(), **fixed, **nothing)
     if before and not tools:
         tools = [name for name in named_metrics(made.required_tool or "", has_reference) if name in TOOLS]
     named = distortions_in(query, regions)
     asked = {"distortion_source": "Explicit" if named else "Inferred", "required_tool": next(iter(tools), None)}
-    free = [name for name, on in made.plan if on and before]
-    flags = revised(derive_flags("IQA", scope, **asked), **dict.fromkeys(free, True))
-    distortions = _distortions(made.distortions or {}, query, regions or ["Global"], named, before is not None)
+    flags = revised(derive_flags("IQA", scope, **asked), **{name: True for name, on in made.plan if on and before})
+    added = [kind for kinds in (made.distortions or {}).values() for kind in kinds] if before else []
+    kinds = list(dict.fromkeys([*named, *added]))
+    distortions = dict.fromkeys(regions or ["Global"], kinds) if kinds else None
     return revised(made, query_type="IQA", plan=flags, distortions=distortions, **fixed, **asked)
-
-
-def _distortions(
-    planned: dict[str, list[str]], query: str, objects: Sequence[str], named: Sequence[str], replanning: bool
-) -> dict[str, list[str]] | None:
-    """What is analysed of each object: the distortions that the query names, divided as the plan does where it
-    leaves none out, and on a replan what the plan adds."""
-    planned = {region_in(query, name) or name: kinds for name, kinds in planned.items()}
-    every = [kind for kinds in planned.values() for kind in kinds]
-    made = {name: [kind for kind in planned.get(name, named) if kind in named] for name in objects}
-    if not all(made.values()) or set(named) - {kind for kinds in made.values() for kind in kinds}:
-        made = {name: list(named) for name in objects}
-    if replanning:
-        made = {name: list(dict.fromkeys([*kinds, *planned.get(name, every)])) for name, kinds in made.items()}
-    return {name: kinds for name, kinds in made.items() if kinds} or None
 
 
 def corrections(made: PlannerOutput, corrected: PlannerOutput) -> list[str]:
     """A line for each field in which the corrected plan differs from what the model made."""
-    told = ((name, _told(before), _told(getattr(corrected, name))) for name, before in made)
-    return [f"{name}: {before} → {after}" for name, before, after in told if before != after]
+    before, after = made.model_dump(), corrected.model_dump()
+    told = [(name, _told(value), _told(after[name])) for name, value in before.items()]
+    return [f"{name}: {old} → {new}" for name, old, new in told if old != new]
 
 
 def _told(value: Any) -> str:
-    if isinstance(value, PlanControlFlags):
-        return ", ".join(name for name, on in value if on) or "no part"
-    if isinstance(value, dict):
-        return "; ".join(f"{name}: {', '.join(kinds)}" for name, kinds in value.items())
+    if isinstance(value, dict):  # distortions of objects, or flags
+        of_objects = (f"{name}: {', '.join(kinds)}" for name, kinds in value.items() if isinstance(kinds, list))
+        return "; ".join(of_objects) or ", ".join(name for name, on in value.items() if on) or "no part"
     return ", ".join(value) if isinstance(value, list) else str(value)
 
 
 def taken_choices(query: str, choices: list[str] | None) -> list[str]:
     """A line that tells that the query itself lists the answers to choose from; none where it does not."""
-    return (
-        [f"choices: {' | '.join(choices)} (the query lists them)"] if choices and choices == choices_in(query) else []
-    )
+    listed = choices and choices == choices_in(query)
+    return [f"choices: {' | '.join(choices)} (the query lists them)"] if choices and listed else []
 
 
 def planner_node(
-    state: AgenticIQAState,
-    config: RunnableConfig | None = None,
-    runtime: Runtime[Any] | None = None,
+    state: AgenticIQAState, config: RunnableConfig | None = None, runtime: Runtime[Any] | None = None
 ) -> dict[str, Any]:
     """Returns `plan` and `plan_corrections`, or `error` when no valid plan could be had."""
     query, choices, has_reference = state["query"], state.get("choices"), bool(state.get("reference_path"))
@@ -155,7 +133,7 @@ def planner_node(
         logger.error("Planner failed: %s", reason)
         return {"error": f"Planner: {reason}"}
     made = PlannerOutput.model_validate(reply.model_dump(by_alias=True))
-    plan = correct_plan(made, query, has_reference, before, choices=choices)
+    plan = correct_plan(made, query, has_reference, before, choices or ())
     lines = taken_choices(query, choices) + corrections(made, plan)
     if plan.query_type == "IQA":
         plan = revised(plan, plan=flags_against(gaps, plan.plan, bool(evidence and evidence.quality_scores)))
