@@ -7,8 +7,10 @@ through `printable`; what is quoted inside a sentence goes through `one_line` fi
 
 import difflib
 import json
+import logging
 import unicodedata
 from collections.abc import Iterable
+from contextvars import ContextVar
 
 # Unicode's categories: controls, invisible formatting such as reversed direction, surrogates (which UTF-8
 # cannot encode), separators of lines and paragraphs
@@ -60,3 +62,15 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
     """The end of a message about a name that there is none of."""
     near = nearest(name, names)
     return f"; did you mean {near}?" if near else ""
+
+
+PICTURE: ContextVar[str | None] = ContextVar("PICTURE", default=None)
+"""The picture that is being assessed, for the log, by the name that the caller has for it."""
+
+
+def name_picture(record: logging.LogRecord) -> bool:
+    """A filter of handlers: gives a line of the log the picture that it is about, unless it names it already."""
+    if not hasattr(record, "picture"):
+        picture = PICTURE.get()
+        record.picture = f"{picture}: " if picture and picture not in record.getMessage() else ""
+    return True

@@ -206,7 +206,6 @@ class Detection(BaseModel):
     exposure: dict[str, float] | None = None  # LocalNR's probabilities of "too dark" and of "too bright"
     # the probability that the content is unlike a photograph; None with a reference
     graphic: float | None = None
-    execution_time: float = Field(default=0.0, ge=0)  # seconds of the reading
     error: str | None = None  # why LocalNR could not read it
 
 
@@ -312,12 +311,10 @@ class Gap(BaseModel):
 
 
 class PassRecord(BaseModel):
-    """One round of plan, evidence and answer: what it was to close, what it saw, measured and concluded."""
+    """One round of plan, evidence and answer: what it was to close and what it concluded."""
 
     number: int = Field(ge=1)
     asked: str | None = None  # the gap to close; None for the first pass
-    seen: str  # the distortions that the model found
-    measured: str  # the tools' scores
     concluded: str  # the answer
     q: float | None = None
     gaps: list[str] = []  # what the evidence still lacked

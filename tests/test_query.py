@@ -4,14 +4,7 @@ import json
 
 import pytest
 from conftest import DATA
-from scripted import (
-    ScriptedClient,
-    ScriptedTools,
-    moderate_blur,
-    plan_reply,
-    scripted_answers,
-    scripted_services,
-)
+from scripted import ScriptedClient, ScriptedTools, moderate_blur, plan_reply, scripted_answers, scripted_services
 
 from agentic_iqa_local import assess
 from agentic_iqa_local.iqa_tools import TOOLS
@@ -100,10 +93,7 @@ def test_answers_that_a_query_lists(query, choices):
     assert choices_in(query) == choices
 
 
-@pytest.mark.parametrize(
-    ("query", "asks"),
-    [("which corner is out of focus", True), ("How noisy is it?", False)],
-)
+@pytest.mark.parametrize(("query", "asks"), [("which corner is out of focus", True), ("How noisy is it?", False)])
 def test_whether_a_query_asks_for_a_place(query, asks):
     assert asks_where(query) is asks
 

@@ -16,14 +16,8 @@ from scripted import (
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.nodes.evidence import contradictions, outvoted, should_replan
-from agentic_iqa_local.nodes.replanning import record
 from agentic_iqa_local.output.report import account
-from agentic_iqa_local.state import (
-    DistortionAnalysis,
-    ExecutorOutput,
-    PlannerOutput,
-    SummarizerOutput,
-)
+from agentic_iqa_local.state import DistortionAnalysis, ExecutorOutput, PlannerOutput
 from agentic_iqa_local.vlm_client import VLMError
 
 PLAN = PlannerOutput.model_validate(plan_reply())
@@ -175,11 +169,3 @@ def test_a_tool_that_another_clearly_leads_only_checks_it(picture, rule, expecte
     row, _, _ = rated(picture, {}, {"NIQE": 2.4, "LocalNR": 2.6}, settings)
     assert row.q_bar == pytest.approx(expected)
     assert {log.tool_name for log in row.tools if log.trailing} == checks
-
-
-@pytest.mark.parametrize(
-    ("known", "seen"), [(evidence(None), "no distortion"), (ExecutorOutput(), "nothing was looked for")]
-)
-def test_a_pass_tells_what_was_not_found_from_what_was_not_looked_for(known, seen):
-    answer = SummarizerOutput(final_answer="C", quality_reasoning="Soft.")
-    assert record(answer, known).seen == seen

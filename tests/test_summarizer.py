@@ -20,11 +20,7 @@ from scripted import (
 
 from agentic_iqa_local.config import FusionSettings, Settings
 from agentic_iqa_local.nodes.evidence import should_replan, votes
-from agentic_iqa_local.nodes.prompts import (
-    EXPLANATION_PROMPT_TEMPLATE,
-    SCORING_PROMPT_TEMPLATE,
-    summarizer_prompt,
-)
+from agentic_iqa_local.nodes.prompts import EXPLANATION_PROMPT_TEMPLATE, SCORING_PROMPT_TEMPLATE, summarizer_prompt
 from agentic_iqa_local.nodes.summarizer import summarizer_node
 from agentic_iqa_local.state import ExecutorOutput, PlannerOutput, SummarizerOutput
 from agentic_iqa_local.vlm_client import VLMError
@@ -160,11 +156,7 @@ def test_the_fused_level_and_not_the_models_own_letter_is_the_answer(picture):
 
 @pytest.mark.parametrize(
     ("query_type", "choices", "template"),
-    [
-        ("IQA", None, SCORING_TEXT),
-        ("Other", None, EXPLANATION_TEXT),
-        ("IQA", ["Yes", "No"], EXPLANATION_TEXT),
-    ],
+    [("IQA", None, SCORING_TEXT), ("Other", None, EXPLANATION_TEXT), ("IQA", ["Yes", "No"], EXPLANATION_TEXT)],
 )
 def test_the_mode_follows_the_query_type_and_choices_mean_qa(picture, query_type, choices, template):
     client = scripted()

@@ -24,9 +24,9 @@ from typing import Any, Generic
 
 from agentic_iqa_local.batch.work import AnyItem, Row, Work
 from agentic_iqa_local.devices import memory_ran_out
-from agentic_iqa_local.errors import UserError, one_line
+from agentic_iqa_local.errors import UserError, name_picture, one_line
 from agentic_iqa_local.judgement.assessment import file_sha256
-from agentic_iqa_local.nodes.workbench import MODEL, Observer, name_picture
+from agentic_iqa_local.nodes.workbench import MODEL, Observer
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.vlm_client import ModelLost, OutOfMemory
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
-from agentic_iqa_local.errors import one_line, printable
+from agentic_iqa_local.errors import name_picture, one_line, printable
 
 if TYPE_CHECKING:
     from rich.console import Console as Terminal
@@ -184,7 +184,6 @@ class LogLines(logging.Handler):
 
 def start_logging(verbosity: int) -> None:
     """Warnings on stderr; with verbosity 1 what happens, with 2 prompts and model output too."""
-    from agentic_iqa_local.nodes.workbench import name_picture
 
     handler = LogLines()
     handler.addFilter(name_picture)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agentic_iqa_local.config import Pipeline, Settings, check_query
-from agentic_iqa_local.errors import one_line
+from agentic_iqa_local.errors import PICTURE, one_line
 from agentic_iqa_local.files import path_text
 from agentic_iqa_local.graph import initial_state, run_graph
 from agentic_iqa_local.images.files import ImageError, read_file
@@ -29,7 +29,7 @@ from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY, choice_letters, summa
 from agentic_iqa_local.nodes.query import named_metrics
 from agentic_iqa_local.nodes.summarizer import without_words
 from agentic_iqa_local.nodes.tool_runs import run_tool
-from agentic_iqa_local.nodes.workbench import PICTURE, Observer, OpenImages
+from agentic_iqa_local.nodes.workbench import Observer, OpenImages
 from agentic_iqa_local.result import Assessment, Seen, SeenView, Tokens
 from agentic_iqa_local.services import Services, load_services
 from agentic_iqa_local.state import OVERALL, AgenticIQAState, DamagedBox, FusionResult, ToolExecutionLog, revised

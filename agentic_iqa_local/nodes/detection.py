@@ -7,7 +7,6 @@ reads. So a model that is sure wins against a wrong reading, and an unsure one l
 
 import json
 import logging
-import time
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
@@ -32,8 +31,7 @@ Read = TypeVar("Read")
 
 
 def model_trust(images: OpenImages, role: str = ROLE) -> float:
-    """How far the role's model's own probabilities about distortions count, 0..1: by the configuration, else by
-    what its folder says of it."""
+    """How far the model's own probabilities about distortions count, 0..1: by the configuration, else by its folder."""
     configured = images.services.settings.fusion.model_trust
     return images.services.client(role).trust if configured is None else configured
 
@@ -85,13 +83,9 @@ def _listed(task: Task) -> dict[str, dict[str, float]]:
 
 
 def detection_of(images: OpenImages, box: Box | None, model: Mapping[str, float]) -> Detection:
-    """How probable each family is in the picture or in a region: odds times odds, in the model's order.
-
-    Args:
-        images: the picture; its `fusion.model_trust` draws the model's odds towards the prior.
-        box: the region, in pixels; None: the whole picture.
-        model: the model's own probabilities of the families that it was asked about.
-    """
+    """How probable each family is in the picture or in a region `box` (pixels): odds times odds, in the order of
+    `model`, which has the model's own probabilities of the families that it was asked about. The configuration's
+    `fusion.model_trust` draws its odds towards the prior."""
     detection = _read(images, box)
     trust = detection.model_trust = model_trust(images)
     prior = logit(load_detector().of(images.reference is not None).prior)
@@ -106,7 +100,6 @@ def detection_of(images: OpenImages, box: Box | None, model: Mapping[str, float]
 
 def _read(images: OpenImages, box: Box | None) -> Detection:
     """What LocalNR reads of the picture or of a region; why it could not is the `error`."""
-    began = time.perf_counter()
     try:
         examined = images.examine(box)
     except ToolError as error:
@@ -123,8 +116,7 @@ def _read(images: OpenImages, box: Box | None) -> Detection:
         )
         for kind, ratio in load_detector().log_ratios(examined, reference).items()
     }
-    seconds = time.perf_counter() - began
-    return Detection(graphic=graphic, families=families, exposure=examined.exposure, execution_time=seconds)
+    return Detection(graphic=graphic, families=families, exposure=examined.exposure)
 
 
 def found_families(detection: Detection) -> list[str]:

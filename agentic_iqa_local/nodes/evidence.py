@@ -128,14 +128,10 @@ def contradictions(evidence: ExecutorOutput, fusion: FusionResult | None = None)
     return [f"Contradictory evidence: {line}" for line in lines]
 
 
-def open_severities(evidence: ExecutorOutput) -> list[tuple[str, str]]:
-    """(object, distortion) of each whose severity the model cannot tell."""
-    return [(name, item.type) for name, item in found_damage(evidence) if item.severity == UNCLEAR]
-
-
 def doubts(evidence: ExecutorOutput) -> str | None:
     """What the evidence leaves open by its own account, for `ExecutorOutput.uncertainty`; None where nothing is."""
-    lines = [f"cannot tell how severe {kind} of {name} is" for name, kind in open_severities(evidence)]
+    unclear = [f"{item.type} of {name}" for name, item in found_damage(evidence) if item.severity == UNCLEAR]
+    lines = [f"cannot tell how severe {what} is" for what in unclear]
     return "; ".join([*lines, *filter(None, [evidence.disagreement])]) or None
 
 

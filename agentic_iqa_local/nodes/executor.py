@@ -15,7 +15,7 @@ from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.detection import detect, found_families, read_if_possible, severity_probabilities
-from agentic_iqa_local.nodes.evidence import by_object, doubts, mark_votes, open_severities
+from agentic_iqa_local.nodes.evidence import by_object, doubts, mark_votes
 from agentic_iqa_local.nodes.prompts import Prompt, analysis_prompt
 from agentic_iqa_local.nodes.query import asks_where
 from agentic_iqa_local.nodes.replanning import gaps_to_close
@@ -23,7 +23,7 @@ from agentic_iqa_local.nodes.replies import analysis_reply
 from agentic_iqa_local.nodes.tool_runs import ROLE, ByObject, Task, choose_tools, run_tools
 from agentic_iqa_local.nodes.workbench import OpenImages, RoleSession, opened
 from agentic_iqa_local.score_fusion import letter_probabilities
-from agentic_iqa_local.state import AgenticIQAState, Detection, DistortionAnalysis, ExecutorOutput, Severity
+from agentic_iqa_local.state import UNCLEAR, AgenticIQAState, Detection, DistortionAnalysis, ExecutorOutput, Severity
 from agentic_iqa_local.vlm_client import VLMError
 
 logger = logging.getLogger(__name__)
@@ -51,8 +51,8 @@ def executor_node(
 
 def gather(task: Task) -> None:
     """Fills the task's evidence in place, subtask by subtask. On a replan only what is missing or in doubt is asked for
-    again, with the reason, and one more tool measures if scores disagree with each other, with the analysis or with the
-    letters. Raises InvalidAnswer, ToolError, VLMError."""
+    again, with the reason, and one more tool measures if scores disagree with each other or with the analysis. Raises
+    InvalidAnswer, ToolError, VLMError."""
     evidence, images, flags = task.evidence, task.images, task.plan.plan
     distortions = find_distortions(task)
     with ThreadPoolExecutor(1) as background:  # the tools measure while the model writes its analysis
@@ -89,11 +89,9 @@ def find_distortions(task: Task) -> ByObject:
     if (look or named) and not detected.keys() >= set(objects):
         detected = detect(task)
     evidence.detection = {name: detected[name] for name in objects if name in detected} or None
-    found = {name: found_families(detected[name]) for name in evidence.detection or {}} if look else {}
-    distortions = {
-        name: list(dict.fromkeys(kind for part in (named, earlier, found) for kind in part.get(name, [])))
-        for name in objects
-    }
+    found = {name: found_families(one) for name, one in by_object(evidence, "detection").items()} if look else {}
+    parts = (named, earlier, found)
+    distortions = {name: list(dict.fromkeys(k for part in parts for k in part.get(name, []))) for name in objects}
     evidence.distortion_set = distortions if look or earlier else None
     return distortions
 
@@ -102,18 +100,18 @@ def analyse(task: Task, distortions: ByObject) -> None:
     """Puts a judgement of each distortion into the evidence, and how probable each severity is: those of the pass
     before, and the model's where there is none, the severity is open, or the evidence contradicts itself. Raises
     InvalidAnswer, VLMError."""
-    in_doubt, evidence = open_severities(task.before), task.evidence
+    evidence, images, again = task.evidence, task.images, task.closes("contradiction")
     judged = {
         (name, item.type): item
         for name, items in by_object(task.before, "distortion_analysis").items()
         for item in items
-        if not ((name, item.type) in in_doubt or task.closes("contradiction"))
+        if not (again or item.severity == UNCLEAR)
     }
     earlier = by_object(task.before, "severity_probabilities")
     probable = {(name, kind): earlier.get(name, {}).get(kind) for name, kind in judged}
     asked = {name: [kind for kind in kinds if (name, kind) not in judged] for name, kinds in distortions.items()}
     if asked := {name: kinds for name, kinds in asked.items() if kinds}:
-        images, prompt = task.images, analysis_prompt(task.query, asked, task.reason)
+        prompt = analysis_prompt(task.query, asked, task.reason)
         reply = ask(images.session(ROLE), prompt, analysis_reply(asked), images.services.section(ROLE))
         written = reply.model_dump(by_alias=True)
         items = [(name, item) for name, items in written.items() for item in items]

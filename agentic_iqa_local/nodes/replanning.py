@@ -1,20 +1,9 @@
 """The replan loop: its limit, what the next pass should close, the history of reasons, and which pass is the better
-supported. Pure: plans, evidence and answers in."""
+supported."""
 
 import logging
 
-from agentic_iqa_local.nodes.evidence import found_damage, of_object
-from agentic_iqa_local.score_fusion import ScoreFusion
-from agentic_iqa_local.state import (
-    DEFAULT_MAX_REPLAN_ITERATIONS,
-    LETTER_TO_LEVEL,
-    LEVEL_WORDS,
-    AgenticIQAState,
-    ExecutorOutput,
-    Gap,
-    PassRecord,
-    SummarizerOutput,
-)
+from agentic_iqa_local.state import DEFAULT_MAX_REPLAN_ITERATIONS, AgenticIQAState, Gap, PassRecord, SummarizerOutput
 
 logger = logging.getLogger(__name__)
 
@@ -48,26 +37,13 @@ def support(result: SummarizerOutput) -> tuple[int, ...]:
     return (result.error is None, -missing, -len(result.gaps))
 
 
-def record(
-    result: SummarizerOutput, evidence: ExecutorOutput | None, earlier: SummarizerOutput | None = None
-) -> PassRecord:
+def record(result: SummarizerOutput, earlier: SummarizerOutput | None = None) -> PassRecord:
     """The account of a pass; `earlier` is the answer before it, a gap of which it was to close."""
-    q, evidence = result.fusion and result.fusion.q, evidence or ExecutorOutput()
-    seen = [f"{item.severity} {item.type}{of_object(name)}" for name, item in found_damage(evidence)]
-    none_seen = "nothing was looked for" if evidence.distortion_analysis is None else "no distortion"
-    scores = [
-        f"{log.tool_name} {log.normalized_score:.2f}{of_object(log.object_name)}"
-        f"{' (without a vote)' if log.outvoted or log.trailing else ''}"
-        for log in evidence.tool_logs
-        if log.normalized_score is not None
-    ]
-    level = None if q is None else LEVEL_WORDS[LETTER_TO_LEVEL[ScoreFusion().map_to_level(q)]]
+    q = result.fusion and result.fusion.q
     return PassRecord(
         number=earlier.passes[-1].number + 1 if earlier else 1,
         asked=earlier and earlier.replan_reason,
-        seen=", ".join(seen) or none_seen,
-        measured=", ".join(dict.fromkeys(scores)) or "nothing",
-        concluded=f"{level}, q {q:.2f}" if level else result.final_answer,
+        concluded=result.final_answer if q is None else f"{result.final_answer}, q {q:.2f}",
         q=q,
         gaps=[gap.reason for gap in result.gaps],
     )

@@ -153,8 +153,8 @@ def _best(state: AgenticIQAState, answer: SummarizerOutput, basis: Basis) -> tup
     earlier one that stays has this pass's error in its evidence."""
     earlier, limit = state.get("summarizer_result"), replanning.REPLAN_HISTORY_LIMIT
     if earlier is None or not earlier.need_replan or earlier.basis is None:  # the latter: of another run
-        return revised(answer, basis=basis, passes=[replanning.record(answer, basis.evidence)]), basis
-    latest = replanning.record(answer, basis.evidence, earlier)
+        return revised(answer, basis=basis, passes=[replanning.record(answer)]), basis
+    latest = replanning.record(answer, earlier)
     if replanning.support(earlier) <= replanning.support(answer):
         passes = [*(revised(other, kept=False) for other in earlier.passes), latest]
         return revised(answer, basis=basis, passes=passes[-limit:]), basis

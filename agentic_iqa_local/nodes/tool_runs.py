@@ -1,13 +1,12 @@
 """The tools: which of them measure what, what each measured or why it could not, and what stands in for it."""
 
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from agentic_iqa_local.iqa_tools import TOOLS, ToolError, find_tool
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
-from agentic_iqa_local.nodes.evidence import by_object
+from agentic_iqa_local.nodes.evidence import by_object, of_object
 from agentic_iqa_local.nodes.prompts import selection_prompt
 from agentic_iqa_local.nodes.query import named_metrics
 from agentic_iqa_local.nodes.replies import selection_reply
@@ -61,14 +60,14 @@ def choose_tools(task: Task, distortions: ByObject) -> Chosen:
         return {name: dict.fromkeys(kinds or [OVERALL], first) | beside for name, kinds in distortions.items()}
     if not (ranked := ranked_tools(images)):
         raise ToolError("no IQA tool can run on these images: see the tools listed as unavailable and their reasons")
-    new = {name: kinds for name, kinds in distortions.items() if name not in earlier}
-    selected = select_tools(task.query, new, images) if new and flags.tool_selection else {}
+    new = {name: kinds or [OVERALL] for name, kinds in distortions.items() if name not in earlier}
+    chosen = {name: dict(earlier.get(name, {})) for name in distortions}
+    if new and flags.tool_selection:
+        chosen |= select_tools(task.query, new, images)
     voting = [name for name in _configured(images) if name in _available(images)] or ranked[:1]
-    chosen = {}
-    for name in distortions:
-        own = selected.get(name, {}) if name in new else earlier[name]
-        more = (voting if name in new else _another(task, name, ranked)) if flags.tool_execution else []
-        chosen[name] = own | _whole(tool for tool in more if tool not in own.values())
+    for name, own in chosen.items() if flags.tool_execution else ():
+        more = voting if name in new else _another(task, name, ranked)
+        own |= _whole(tool for tool in more if tool not in own.values())
     return chosen
 
 
@@ -90,7 +89,6 @@ def select_tools(query: str, distortions: ByObject, images: OpenImages) -> Chose
     """The model's choice of a tool for each distortion, among those that are not clearly worse than another; one
     alone is no choice."""
     names = load_reliability().trusted(_offered(images))
-    distortions = {name: kinds or [OVERALL] for name, kinds in distortions.items()}
     if len(names) == 1:
         return {name: dict.fromkeys(kinds, names[0]) for name, kinds in distortions.items()}
     told = []
@@ -119,10 +117,9 @@ def _offered(images: OpenImages) -> list[str]:
     """The tools that can run on these images, the configuration's first; with a reference those that compare, since
     they beat one that has to guess what was there."""
     available, left_out = _available(images), images.services.settings.tools.not_offered
-    names = [name for name in dict.fromkeys([*_configured(images), *available]) if name in available]
-    names = [name for name in names if name not in left_out]
-    comparing = [name for name in names if images.reference and find_tool(name).reference == "FR"]
-    return comparing or names
+    names = dict.fromkeys([*_configured(images), *available])
+    names = [name for name in names if name in available and name not in left_out]
+    return [name for name in names if images.reference and find_tool(name).reference == "FR"] or names
 
 
 def ranked_tools(images: OpenImages) -> list[str]:
@@ -153,19 +150,17 @@ def run_tool(name: str, distortion: str, tool: str, images: OpenImages) -> list[
         logs.append(revised(_attempt(name, distortion, stand_in, images), fallback=True))
         if logs[-1].error is None:
             break
-    where = "the picture" if name == "Global" else name
     instead = f"{logs[-1].tool_name} ran instead" if logs[-1].error is None else "no other tool could either"
-    images.warn(f"{first.tool_name} could not score {where}: {first.error.rstrip('.')}; {instead}")
+    images.warn(f"{first.tool_name} could not score{of_object(name)}: {first.error.rstrip('.')}; {instead}")
     return logs
 
 
 def _attempt(name: str, distortion: str, tool: str, images: OpenImages) -> ToolExecutionLog:
     log = ToolExecutionLog(tool_name=tool, object_name=name, distortion=distortion)
-    began = time.perf_counter()
     try:
         log.tool_name = find_tool(tool).name
         reading = images.score(log.tool_name)
     except ToolError as error:
-        return revised(log, error=str(error), execution_time=time.perf_counter() - began)
+        return revised(log, error=str(error))
     measured = {"raw_score": reading.raw, "normalized_score": reading.normalized, "crops": len(reading.crops)}
     return revised(log, **measured, execution_time=reading.seconds)

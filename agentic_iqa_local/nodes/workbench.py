@@ -7,7 +7,6 @@ import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
-from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,17 +36,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MODEL = "the model"
-
-PICTURE: ContextVar[str | None] = ContextVar("PICTURE", default=None)
-"""The picture that is being assessed, for the log, by the name that the caller has for it."""
-
-
-def name_picture(record: logging.LogRecord) -> bool:
-    """A filter of handlers: gives a line of the log the picture that it is about, unless it names it already."""
-    if not hasattr(record, "picture"):
-        picture = PICTURE.get()
-        record.picture = f"{picture}: " if picture and picture not in record.getMessage() else ""
-    return True
 
 
 def load_pictures(
@@ -87,10 +75,6 @@ class RoleSession:
         self._session, self.role, self._images = session, role, images
         self.failed_tries = images.failed_tries
 
-    @property
-    def seen(self) -> list[SeenImage]:
-        return self._session.seen
-
     def generate(self, prompt: ChatPrompt, schema: type[BaseModel], **options: Any) -> str:
         with self._images.calling_model(self.role):
             return self._session.generate(prompt, schema, **options)
@@ -106,17 +90,11 @@ class OpenImages:
     Each model is opened once on each view, whichever roles use it, so that the images are prefilled once; each tool
     runs once on each region. `warnings` collects what a user must know, `failed_tries` what the model said in vain.
     The caller may set `sureness`, and `find_worst_part`, which tells the worst part where a map was asked for.
-    Warns of a reference that has the picture's own pixels, or does not look like its pristine original.
-
     Raises ImageError.
     """
 
     def __init__(
-        self,
-        services: Services,
-        image_path: str,
-        reference_path: str | None = None,
-        observer: Observer | None = None,
+        self, services: Services, image_path: str, reference_path: str | None = None, observer: Observer | None = None
     ):
         self.services, self.observer = services, observer or Observer()
         self.sureness: Sureness | None = None
@@ -132,11 +110,9 @@ class OpenImages:
         for line in self.image.warnings:
             self.warn(line)
         if reference := self.reference:
-            for line in reference.warnings:
-                self.warn(f"the reference {reference.path}: {line}")
-            if self.identical:
-                self.warn("the picture has the same pixels as its reference: nothing was lost against it")
-            for line in doubts(self.image.pixels, reference.pixels):
+            same = ["the picture has the same pixels as its reference: nothing was lost against it"] * self.identical
+            of_reference = (f"the reference {reference.path}: {line}" for line in reference.warnings)
+            for line in (*of_reference, *same, *doubts(self.image.pixels, reference.pixels)):
                 self.warn(line)
         self._of_pictures = [*self.warnings]  # every turn of a conversation has them
 
@@ -158,14 +134,8 @@ class OpenImages:
     def views(self, role: str) -> list[Box]:
         """The whole image, or native-resolution crops of one beyond the range of the role's model."""
         limits, (width, height) = self.services.client(role).limits, self.image.pixels.size
-        views = native_views(
-            width,
-            height,
-            factor=limits.factor,
-            min_pixels=limits.min_pixels,
-            max_pixels=limits.max_pixels or width * height,
-            max_views=self.services.settings.images.max_crops,
-        )
+        most, ends = limits.max_pixels or width * height, {"factor": limits.factor, "min_pixels": limits.min_pixels}
+        views = native_views(width, height, **ends, max_pixels=most, max_views=self.services.settings.images.max_crops)
         seen = views[0][2] - views[0][0], views[0][3] - views[0][1]
         if len(views) > 1:
             self.warn(
@@ -253,9 +223,10 @@ class OpenImages:
         """By tool, the ends of what its map can return."""
         return {name: fitted.reachable for name, fitted in self.services.tools.maps.items()}
 
-    def _parts(self, box: Box | None) -> tuple[Image.Image, Image.Image | None]:
-        image, reference = self.image.pixels, self.reference and self.reference.pixels
-        return (image.crop(box), reference and reference.crop(box)) if box else (image, reference)
+    def _parts(self, box: Box | None) -> list[Image.Image]:
+        """The picture and its reference if there is one, or a region of them."""
+        loaded = [one.pixels for one in (self.image, self.reference) if one]
+        return [pixels.crop(box) for pixels in loaded] if box else loaded
 
     def score(self, tool: str, box: Box | None = None) -> ToolReading:
         """A tool's score of the image or a region, computed once. Raises ToolError."""

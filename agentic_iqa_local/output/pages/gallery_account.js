@@ -110,7 +110,7 @@ function cost(told) {
 function showAccount(row) {
   const told = item("accounts", row.place) ?? {};
   byId("heading").textContent = row.name;
-  const passes = (told.passes ?? []).map((pass) => [String(pass.number), pass.asked ?? "first look", pass.seen, pass.measured, pass.concluded, pass.kept ? "kept" : "given up"]);
+  const passes = (told.passes ?? []).map((pass) => [String(pass.number), pass.asked ?? "first look", pass.concluded, pass.kept ? "kept" : "given up"]);
   const facts = [
     make("div.rating", {}, rating(row, told)),
     section("Question", line(told.query), told.reference ? line(`Reference: ${told.reference}`, "p.soft") : null),
@@ -119,7 +119,7 @@ function showAccount(row) {
     section("Evidence", evidence(told)),
     section("Tools", tableOf(["Tool", "Raw", "1–5", "Part", "Time"], toolLines(told))),
     section("Worst parts", worstBoxes(told)),
-    section("Passes", tableOf(["", "Asked", "Seen", "Measured", "Concluded", ""], passes)),
+    section("Passes", tableOf(["", "Asked", "Concluded", ""], passes)),
     section("Warnings", list(told.warnings)),
     section("Corrections", list(told.plan_corrections ?? [])),
     section("Cost", line(cost(told)), line(told.model?.notice, "p.soft")),

@@ -105,7 +105,7 @@ function passes(row) {
   if (!row.passes.length) return null;
   const items = row.passes.map((pass) => el("li", {},
     el("strong", {}, `Pass ${pass.number}`), pass.asked ? ` to close: ${pass.asked}` : "",
-    el("ul", { class: "lines" }, [["Seen", pass.seen], ["Measured", pass.measured], ["Concluded", pass.concluded],
+    el("ul", { class: "lines" }, [["Concluded", pass.concluded],
       ["Still open", pass.gaps.join("; ")]]
       .filter(([, text]) => text).map(([name, text]) => el("li", {}, `${name}: ${text}`)))));
   return card("Passes of the agent", el("ol", { class: "passes" }, items),
