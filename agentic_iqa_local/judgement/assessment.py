@@ -16,7 +16,6 @@ from agentic_iqa_local.errors import PICTURE, one_line
 from agentic_iqa_local.files import path_text
 from agentic_iqa_local.graph import initial_state, run_graph
 from agentic_iqa_local.images.files import ImageError, read_file
-from agentic_iqa_local.images.frames import moved
 from agentic_iqa_local.images.pictures import Picture, PictureFile, as_file
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.judgement.fit import calibration_for
@@ -32,7 +31,7 @@ from agentic_iqa_local.nodes.tool_runs import run_tool
 from agentic_iqa_local.nodes.workbench import Observer, OpenImages
 from agentic_iqa_local.result import Assessment, Seen, SeenView, Tokens
 from agentic_iqa_local.services import Services, load_services
-from agentic_iqa_local.state import OVERALL, AgenticIQAState, DamagedBox, FusionResult, ToolExecutionLog, revised
+from agentic_iqa_local.state import OVERALL, AgenticIQAState, DamagedBox, FusionResult, ToolExecutionLog
 from agentic_iqa_local.vlm_client import VLMError
 
 UNLIKE_PHOTOGRAPH = (
@@ -190,23 +189,7 @@ def _answer(state: AgenticIQAState, images: OpenImages, pipeline: Pipeline, map:
             fusion = FusionResult.model_validate({name: changes[name] for name in FusionResult.model_fields})
             told = (evidence := changes.get("evidence")) is not None and evidence.worst_part is not None
             changes |= sureness.fields(fusion, changes.get("plan"), told_of_map=told)
-    return changes | _in_original_pixels(changes, images.image.offset) | _record(images)
-
-
-def _in_original_pixels(changes: dict[str, Any], offset: tuple[int, int]) -> dict[str, Any]:
-    """Evidence and map of a picture whose frame was left out, with their places in pixels of the original."""
-
-    def shifted(part: DamagedBox) -> DamagedBox:
-        return revised(part, box=moved(part.box, offset))
-
-    evidence, q_map, moved_parts = changes.get("evidence"), changes.get("map"), {}
-    if evidence is not None:
-        worst = evidence.worst_part and shifted(evidence.worst_part)
-        moved_parts["evidence"] = revised(evidence, worst_part=worst)
-    if q_map is not None:
-        xs, ys = ([edge + by for edge in edges] for edges, by in zip((q_map.xs, q_map.ys), offset, strict=True))
-        moved_parts["map"] = revised(q_map, xs=xs, ys=ys, worst=[shifted(part) for part in q_map.worst])
-    return moved_parts
+    return changes | _record(images)
 
 
 def _agent(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:

@@ -84,23 +84,10 @@ def read_fit(file: Path) -> Fit:
 
 
 def calibration_for(settings: Settings, model: Mapping[str, Any]) -> IntervalCalibration | str:
-    """The calibration that applies to a set-up's answers.
-
-    Args:
-        settings: Which fit is configured (the one that ships by default), temperature and η, and the folder of
-            the model that answers.
-        model: The model's name, dtype and quantization, as its client describes it.
-
-    Returns:
-        The calibration, or why there is none.
-
-    Raises:
-        FitError: The configured file is no fit.
-    """
-    configured = settings.decisions.calibration
-    file = Path(configured) if configured else SHIPPED
-    if not configured and not file.is_file():
-        return f"none was calibrated; {NO_FIT}"
+    """The calibration that applies to a set-up's answers, or why there is none: the configured fit's (by default that
+    which ships), for its temperature, its η and the model's folder; `model` has the name, dtype and quantization as
+    its client describes them. Raises FitError for a file that is no fit."""
+    file = Path(settings.decisions.calibration or SHIPPED)
     calibration = read_fit(file).intervals
     if calibration is None:
         return f"{file} calibrates none; fit it anew with study.py fit"

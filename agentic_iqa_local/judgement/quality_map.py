@@ -13,6 +13,7 @@ from pydantic.dataclasses import dataclass
 from agentic_iqa_local.errors import UserError, one_line
 from agentic_iqa_local.files import FileError, WriteError, place_for, write_whole
 from agentic_iqa_local.images.crops import Box
+from agentic_iqa_local.images.frames import moved
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.judgement.tiles import Tiling, damaged_boxes, smallest_side, tiling
 from agentic_iqa_local.nodes import prompts
@@ -92,22 +93,26 @@ def make_map(images: "OpenImages", request: MapRequest) -> tuple[QualityMap, np.
     tool = np.interp(severity, range(6), LEVEL_OF_SEVERITY)
     cells = (1 - TOOL_WEIGHT) * letters + TOOL_WEIGHT * tool
     ssim = images.services.tools.ssim_map(images.image.pixels, reference.pixels) if reference else None
-    q_map = QualityMap(
+    worst = [_named(images, box) for box in damaged_boxes(tiles, cells)]
+    left, top = images.image.offset  # places are in pixels of the original
+    return QualityMap(
         tile=tiles.tile,
         stride=tiles.stride,
-        xs=list(tiles.xs),
-        ys=list(tiles.ys),
+        xs=[x + left for x in tiles.xs],
+        ys=[y + top for y in tiles.ys],
         q=cells.tolist(),
         letters=letters.tolist(),
         tool=tool.tolist(),
         tool_weight=TOOL_WEIGHT,
         median=float(np.median(cells)),
-        worst=[_named(images, box) for box in damaged_boxes(tiles, cells)],
+        worst=[revised(part, box=moved(part.box, (left, top))) for part in worst],
         similarity={} if ssim is None else {"SSIM": tiles.resampled(ssim).tolist()},
-        cost=MapCost(tiles=len(reads), tokens=0, seconds=round(time.perf_counter() - began, 3)),
-    )
-    q_map.cost.tokens = images.usage.prefilled + images.usage.decoded - before.prefilled - before.decoded
-    return q_map, ssim
+        cost=MapCost(
+            tiles=len(reads),
+            tokens=images.usage.prefilled + images.usage.decoded - before.prefilled - before.decoded,
+            seconds=round(time.perf_counter() - began, 3),
+        ),
+    ), ssim
 
 
 def _tile_sides(limits: PixelLimits) -> list[int]:
