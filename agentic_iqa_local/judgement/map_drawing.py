@@ -51,7 +51,7 @@ def draw(q_map: QualityMap, picture: Image.Image, ssim: np.ndarray | None = None
     return buffer.getvalue()
 
 
-def _show(axis: Axes, picture: Image.Image, title: str, extent: tuple[int, ...], **options: Any) -> Any:
+def _show(axis: Axes, picture: Image.Image, title: str, extent: tuple[int, int, int, int], **options: Any) -> Any:
     """Draws a reduced picture over these places; one of one channel in colours."""
     shown = picture.copy()
     shown.thumbnail((LONGEST_SIDE, LONGEST_SIDE), Image.Resampling.BOX)
