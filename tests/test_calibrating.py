@@ -20,8 +20,7 @@ from agentic_iqa_local.studies.fitting import fit_runs
 from agentic_iqa_local.studies.interval_tables import cross_fitted, half_width, trial
 from agentic_iqa_local.studies.readings import Readings, scored_modes
 from agentic_iqa_local.studies.run import Plan
-from agentic_iqa_local.studies.store import read_run
-from agentic_iqa_local.studies.study import fusion_settings
+from agentic_iqa_local.studies.store import fusion_settings, read_run
 
 CONDITION = Condition(pipeline="agent", reference=False, look="one order")
 SETTINGS = fusion_settings(make_run())

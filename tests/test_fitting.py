@@ -12,7 +12,7 @@ from agentic_iqa_local.score_fusion import fused_distribution
 from agentic_iqa_local.studies.datasets import DatasetError
 from agentic_iqa_local.studies.fitting import fit_letters, fit_runs
 from agentic_iqa_local.studies.readings import LEVELS, Readings, fused
-from agentic_iqa_local.studies.study import fusion_settings
+from agentic_iqa_local.studies.store import fusion_settings
 
 SETTINGS = fusion_settings(make_run())  # temperature and η are 1
 

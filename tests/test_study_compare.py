@@ -10,8 +10,7 @@ from test_study_report import agent_score, command, make_rows, make_run, make_vi
 
 from agentic_iqa_local.studies.compare import compare
 from agentic_iqa_local.studies.statistics import Draws
-from agentic_iqa_local.studies.store import Store, read_run
-from agentic_iqa_local.studies.study import StudyError
+from agentic_iqa_local.studies.store import Store, StudyError, read_run
 
 
 def with_letters(rows, noise, seed):

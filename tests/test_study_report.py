@@ -18,7 +18,7 @@ from agentic_iqa_local.score_fusion import ScoreFusion
 from agentic_iqa_local.state import LETTERS, ExecutorOutput
 from agentic_iqa_local.studies.plots import draw
 from agentic_iqa_local.studies.report import Analysis, analyse, over_datasets, write_page, write_tables
-from agentic_iqa_local.studies.study import StudyError
+from agentic_iqa_local.studies.store import StudyError
 
 TYPES = ("jpeg", "gaussian_blur", "white_noise", "contrast_change")
 ROWS = 96

@@ -56,15 +56,13 @@ def run(args: argparse.Namespace) -> int:
     from agentic_iqa_local.devices import choose_device
     from agentic_iqa_local.iqa_tools import find_tool
     from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
-    from agentic_iqa_local.services import Services
     from agentic_iqa_local.studies.datasets import load_dataset
     from agentic_iqa_local.studies.inference import CONTEXTS
-    from agentic_iqa_local.studies.run import Plan, Studying, check_plan, chosen, run_study
-    from agentic_iqa_local.studies.store import check_folder, read_run
+    from agentic_iqa_local.studies.run import Plan, Studying, chosen, run_study
+    from agentic_iqa_local.studies.store import read_run
 
     shared.check_together(args)
     place = shared.place_of(args)
-    check_folder(args.out)
     dataset = load_dataset(args.dataset, args.key, part_of=args.part_of, mos_range=args.mos_range)  # nosec B615
     dataset = chosen(dataset, args.split, args.limit)
     if dataset.missing:
@@ -77,10 +75,8 @@ def run(args: argparse.Namespace) -> int:
     full_reference = dataset.info.kind == "FR" or any(item.reference for item in dataset.items)
     configured = settings.tools.full_reference if full_reference else settings.tools.no_reference
     tools = tuple(find_tool(tool).name for tool in args.tools or configured)
-    query = DEFAULT_QUERY if args.query is None else args.query
-    plan = Plan(query, tuple(args.contexts or CONTEXTS), tools)
+    plan = Plan((args.query or "").strip() or DEFAULT_QUERY, tuple(args.contexts or CONTEXTS), tools)
     device = place.device if place else choose_device(args.gpu, args.cpu)
-    check_plan(query, tools if args.tools else (), Services(settings, device), full_reference=full_reference)
     batch = shared.chosen_batch(Studying(settings, plan), device, place, jobs=args.jobs, timeout=args.timeout)
     total = len(dataset.items or dataset.questions)
     with closing(run_study(dataset, batch, args.out)) as counts:

@@ -14,7 +14,7 @@ from agentic_iqa_local.studies.datasets import listed, quoted
 from agentic_iqa_local.studies.readings import LOGITS
 from agentic_iqa_local.studies.scored_run import ScoredRun
 from agentic_iqa_local.studies.statistics import plcc, srcc
-from agentic_iqa_local.studies.study import StudyError, dataset_info
+from agentic_iqa_local.studies.store import StudyError, dataset_info
 from agentic_iqa_local.studies.tables import paired
 
 FEWEST = 10  # common images

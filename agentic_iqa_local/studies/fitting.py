@@ -27,8 +27,7 @@ from agentic_iqa_local.studies.calibrating import answers, cases, errors
 from agentic_iqa_local.studies.datasets import DatasetInfo, listed
 from agentic_iqa_local.studies.readings import LEVELS, Readings, Row
 from agentic_iqa_local.studies.statistics import ranked_probability_scores, srcc
-from agentic_iqa_local.studies.store import read_run
-from agentic_iqa_local.studies.study import dataset_info, fusion_settings
+from agentic_iqa_local.studies.store import dataset_info, fusion_settings, read_run
 
 READ = "all_evidence"  # the product's own
 FEWEST = 20

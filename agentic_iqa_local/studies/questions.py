@@ -7,7 +7,7 @@ import numpy as np
 from scipy.stats import binomtest
 
 from agentic_iqa_local.nodes.prompts import choice_letters
-from agentic_iqa_local.studies.study import StudyError
+from agentic_iqa_local.studies.store import StudyError
 
 Row = dict[str, Any]
 FIGURES = ("accuracy", "accuracy_low", "accuracy_high", "chance", "p_right")

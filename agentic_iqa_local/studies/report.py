@@ -24,7 +24,7 @@ from agentic_iqa_local.studies.interval_tables import interval_tables
 from agentic_iqa_local.studies.plots import FIGURES, draw
 from agentic_iqa_local.studies.questions import accuracy
 from agentic_iqa_local.studies.scored_run import SIGNIFICANCE, ScoredRun
-from agentic_iqa_local.studies.study import dataset_info
+from agentic_iqa_local.studies.store import dataset_info
 
 TOLD = ("accuracy", "modes", "differences")  # tables that a terminal shows
 UPPER = {"srcc", "plcc", "krcc", "rmse", "ece", "rps", "aurc", "mos"}

