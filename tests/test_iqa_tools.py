@@ -34,17 +34,11 @@ PAIRS = Path(importlib.util.find_spec("pyiqa").origin).parents[1] / "ResultsCali
 OFFICIAL = {
     "CW-SSIM": (0.2763, 0.9996, 1.0, 0.9068, 0.8658),
     "FSIM": (0.689, 0.9702, 0.9927, 0.9575, 0.822),
-    "GMSD": (
-        0.220347639470143,
-        0.000522058505050458,
-        0.00044828148100141,
-        0.134631933046914,
-        0.204996493556054,
-    ),
+    "GMSD": (0.220347639, 0.000522058505, 0.000448281481, 0.134631933, 0.204996494),
     "MAD": (195.2796, 80.8379, 30.3918, 84.3542, 202.2371),
     "MS-SSIM": (0.6733, 0.9996, 0.9998, 0.9566, 0.8462),
-    "NIQE": (15.7536293917814, 3.6549215235377, 3.23547743716998, 3.18403333858339, 8.63519663862637),
-    "NLPD": (0.561610096893874, 0.019534798560102, 0.015915631543598, 0.302802106557736, 0.432604962261603),
+    "NIQE": (15.75362939, 3.65492152, 3.23547744, 3.18403334, 8.63519664),
+    "NLPD": (0.561610097, 0.019534799, 0.015915632, 0.302802107, 0.432604962),
     "PSNR": (21.11, 20.99, 27.01, 23.3, 21.62),
     "SSIM": (0.6993, 0.9978, 0.9989, 0.9669, 0.6519),
     "VIF": (0.0172, 0.9891, 0.9924, 0.9103, 0.1745),
@@ -55,20 +49,7 @@ OFFICIAL = {
 RTOL = {"NIQE": 6e-2, "VSI": 2e-2}
 # MAD takes seconds an image: one pair stands for it.
 GOLDEN = [(tool, i) for tool in OFFICIAL for i in range(5) if tool != "MAD" or i == 2]
-WEIGHT_FREE_FR = {
-    "PSNR",
-    "PSNRY",
-    "SSIM",
-    "SSIMC",
-    "MS-SSIM",
-    "CW-SSIM",
-    "FSIM",
-    "VSI",
-    "VIF",
-    "GMSD",
-    "MAD",
-    "NLPD",
-}
+WEIGHT_FREE_FR = {"PSNR", "PSNRY", "SSIM", "SSIMC", "MS-SSIM", "CW-SSIM", "FSIM", "VSI", "VIF", "GMSD", "MAD", "NLPD"}
 WEIGHT_FREE_NR = {"PIQE", "NIQE", "LocalNR"}
 # Rows of Table 5 that turn inside their tool's range, found by hand before this code existed.
 REJECTED = {"CKDN", "UNIQUE", "TReS", "WaDIQaM_NR", "ARNIQA", "BRISQUE"}
@@ -113,19 +94,6 @@ def store(root: Path, files: dict[str, bytes | Path]) -> Path:
     return root
 
 
-def flip(place: Path) -> None:
-    """Changes one bit in the middle; the time of change moves on as it does for files that do not follow
-    within a clock tick."""
-    data = bytearray(place.read_bytes())
-    data[len(data) // 2] ^= 1
-    stamp = place.stat().st_mtime_ns
-    place.write_bytes(data)
-    os.utime(place, ns=(stamp, stamp + 10**9))
-
-
-# --- names
-
-
 def test_every_row_of_the_table_names_a_pyiqa_metric_of_its_kind():
     from pyiqa.default_model_configs import DEFAULT_CONFIGS
 
@@ -134,13 +102,8 @@ def test_every_row_of_the_table_names_a_pyiqa_metric_of_its_kind():
         if spec.own:
             continue
         config = DEFAULT_CONFIGS[spec.metric]
-        assert (spec.reference, spec.lower_better) == (
-            config["metric_mode"],
-            config.get("lower_better", False),
-        ), spec.name
-
-
-# --- the file of maps
+        kind = config["metric_mode"], config.get("lower_better", False)
+        assert (spec.reference, spec.lower_better) == kind, spec.name
 
 
 def test_maps_of_other_tools_or_directions_are_refused(tmp_path):
@@ -169,9 +132,6 @@ def test_shipped_maps_run_one_way_and_say_where_they_come_from():
     assert set(read_map_file(SHIPPED)[0]) >= WEIGHT_FREE_FR | WEIGHT_FREE_NR
 
 
-# --- the fit
-
-
 def test_fit_script_writes_a_map_that_the_runner_takes(tmp_path, monkeypatch, photo):
     rng = np.random.default_rng(0)
     photo.save(tmp_path / "clean.png")
@@ -197,9 +157,6 @@ def test_fit_script_writes_a_map_that_the_runner_takes(tmp_path, monkeypatch, ph
     assert ToolRunner(maps_path=out).score("PSNR", Image.open(tmp_path / "23.png"), photo).normalized < 2
 
 
-# --- the real metrics
-
-
 @pytest.mark.parametrize(("tool", "index"), GOLDEN)
 def test_raw_scores_agree_with_the_official_implementations(runner, tool, index):
     images = pair(index)
@@ -209,28 +166,20 @@ def test_raw_scores_agree_with_the_official_implementations(runner, tool, index)
     np.testing.assert_allclose(runner.measure(tool, *images), OFFICIAL[tool][index], rtol=RTOL.get(tool, 1e-2))
 
 
-# --- cost
-
-
 @pytest.mark.parametrize("tool", sorted(WEIGHT_FREE_FR | {"NIQE", "PIQE"}))
 def test_raw_scores_are_those_of_pyiqa_itself(runner, photo, tool):
     import pyiqa
 
     spec, picture = TOOLS[tool], pair(4)[0].crop((100, 80, 292, 272))
     options = {"pretrained_model_path": str(DATA / spec.bundled)} if spec.bundled else {}
-    tensors = [
-        torch.from_numpy(np.array(p)).permute(2, 0, 1)[None].contiguous().float() / 255 for p in (picture, photo)
-    ]
+    arrays = [np.array(p) for p in (picture, photo)][: 2 if spec.reference == "FR" else 1]
+    tensors = [torch.from_numpy(p).permute(2, 0, 1)[None].contiguous().float() / 255 for p in arrays]
     with torch.inference_mode():
-        theirs = float(
-            pyiqa.create_metric(spec.metric, device="cpu", **options)(*tensors[: 2 if spec.reference == "FR" else 1])
-        )
+        theirs = float(pyiqa.create_metric(spec.metric, device="cpu", **options)(*tensors))
     assert runner.measure(tool, picture, photo) == pytest.approx(theirs, rel=1e-6)
 
 
-def test_a_picture_too_large_for_a_tool_is_measured_on_five_native_crops_of_it_and_of_its_reference(
-    tmp_path, monkeypatch
-):
+def test_a_large_picture_is_measured_on_five_native_crops_of_it_and_of_its_reference(tmp_path, monkeypatch):
     seen = []
     stand_in(monkeypatch, lambda *a, **k: lambda *pictures: seen.append(pictures) or torch.tensor(100.0))
     runner = ToolRunner(models=tmp_path)
@@ -248,21 +197,13 @@ def test_a_picture_too_large_for_a_tool_is_measured_on_five_native_crops_of_it_a
         side_by_side = np.concatenate([np.asarray(picture)[y : y + 288, x : x + 288] for x, y in corners], axis=1)
         assert np.array_equal((tensor[0].permute(1, 2, 0) * 255).round().numpy(), side_by_side)
     # half a megapixel, no limit, narrower than a crop, crops (of 96 rows) below the tool's least
-    for tool, size in (
-        ("MAD", (800, 625)),
-        ("VSI", (20_000, 5_000)),
-        ("MAD", (95, 10**6)),
-        ("MS-SSIM", (170_000, 170)),
-    ):
-        assert crops_of(TOOLS[tool], *size) == ()
+    whole = ("MAD", (800, 625)), ("VSI", (20_000, 5_000)), ("MAD", (95, 10**6)), ("MS-SSIM", (170_000, 170))
+    assert [crops_of(TOOLS[tool], *size) for tool, size in whole] == [()] * 4
 
 
 def test_a_picture_without_texture_is_refused_in_words(tmp_path):
     with pytest.raises(ToolError, match="NIQE finds too little texture in an image of 200×300; use another tool"):
         ToolRunner(models=tmp_path).score("NIQE", Image.new("RGB", (200, 300), "grey"))
-
-
-# --- refusals
 
 
 def test_images_that_a_tool_cannot_take(runner, photo):
@@ -285,12 +226,8 @@ def test_tools_that_cannot_score_say_why(tmp_path, photo, monkeypatch):
         bare.score("lpips", photo, photo)
     with pytest.raises(ToolError, match="Entropy is unavailable: not a measure of quality"):
         bare.score("Entropy", photo)
-    weights = [
-        *TOOLS["LPIPS"].weights,
-        *TOOLS["UNIQUE"].weights,
-        *TOOLS["CNNIQA"].weights,
-        TOOLS["TOPIQ_FR"].weights[0],
-    ]
+    weights = [weight for tool in ("LPIPS", "UNIQUE", "CNNIQA") for weight in TOOLS[tool].weights]
+    weights.append(TOOLS["TOPIQ_FR"].weights[0])
     some = ToolRunner(models=store(tmp_path / "some", {f"hub/{weight}": b"" for weight in weights}))
     known = {info.name: info for info in some.info()}
     assert (known["LPIPS"].available, known["LPIPS"].reason) == (True, None)
@@ -305,38 +242,22 @@ def find_info(runner: ToolRunner, name: str):
     return next(info for info in runner.info() if info.name == name)
 
 
-# --- with a stand-in for pyiqa's metric
-
-
 def stand_in(monkeypatch, build):
     import pyiqa
 
     monkeypatch.setattr(pyiqa, "create_metric", build)
 
 
-def test_metrics_see_rgb_in_unit_range_on_the_device_without_gradients(tmp_path, monkeypatch):
-    import torch
-
+def test_metrics_see_rgb_in_unit_range_without_gradients(tmp_path, monkeypatch):
     seen = []
-    built = []
-
-    def build(metric, device, **options):
-        built.append((metric, device, options))
-        return lambda *images: seen.append((images, torch.is_inference_mode_enabled())) or torch.tensor(30.0)
-
-    stand_in(monkeypatch, build)
-    runner = ToolRunner(device="cpu", models=tmp_path)
+    stand_in(monkeypatch, lambda *a, **k: lambda *images: seen.append(images) or torch.tensor(30.0))
     image = Image.new("RGB", (20, 16), (255, 51, 0))
-    runner.score("PSNR", image, image)
-    runner.score("PIQE", image, image)  # a reference at hand is not an NR tool's business
-    assert built == [("psnr", "cpu", {}), ("piqe", "cpu", {})]
-    (both, inference), (alone, _) = seen
-    assert (inference, len(both), len(alone)) == (True, 2, 1)
-    assert (both[0].shape, both[0].dtype) == ((1, 3, 16, 20), torch.float32)
-    assert both[0][0, :, 3, 4].tolist() == pytest.approx([1.0, 0.2, 0.0])
+    for tool in ("PSNR", "PIQE"):  # a reference at hand is not an NR tool's business
+        ToolRunner(models=tmp_path).score(tool, image, image)
+    assert list(map(len, seen)) == [2, 1]
+    assert (seen[0][0].shape, seen[0][0].dtype, seen[0][0].is_inference()) == ((1, 3, 16, 20), torch.float32, True)
+    assert seen[0][0][0, :, 3, 4].tolist() == pytest.approx([1.0, 0.2, 0.0])
 
-
-# --- weights of a models folder
 
 TIMM = "huggingface/models--timm--resnet50.a1_in1k"
 
@@ -344,7 +265,6 @@ TIMM = "huggingface/models--timm--resnet50.a1_in1k"
 @pytest.fixture(scope="module")
 def cnniqa(tmp_path_factory) -> Path:
     """Weights of CNNIQA as pyiqa reads them, at random: they prove the way that weights take, not a score."""
-    import torch
     from pyiqa.archs.cnniqa_arch import CNNIQA
 
     torch.manual_seed(0)
@@ -361,7 +281,10 @@ def test_a_tool_with_weights_scores_from_the_models_folder_and_not_after_one_bit
     raw = runner.score("CNNIQA", photo).raw
     assert raw == runner.measure("CNNIQA", photo)
     place = models / "tools" / "hub" / weight
-    flip(place)
+    data = bytearray(place.read_bytes())
+    data[len(data) // 2] ^= 1
+    place.write_bytes(data)
+    os.utime(place, ns=(0, 0))  # the hash of a file is computed again where its times have changed
     with pytest.raises(ToolError, match=f"CNNIQA is unavailable: {place} is damaged or was changed"):
         ToolRunner(models=models, maps_path=maps).score("CNNIQA", photo)
     place.write_bytes(b"short")
@@ -379,8 +302,6 @@ class Touch:
 
 
 def test_a_pickle_that_holds_more_than_weights_is_refused_though_the_manifest_names_it(tmp_path, photo):
-    import torch
-
     (weight,) = TOOLS["CNNIQA"].weights
     torch.save({"params": Touch(tmp_path / "ran")}, tmp_path / "evil.pth")
     models = store(tmp_path / "models", {f"hub/{weight}": tmp_path / "evil.pth"})
@@ -398,54 +319,34 @@ def test_a_models_folder_whose_manifest_is_damaged_is_refused(tmp_path):
             ToolRunner(models=tmp_path)
 
 
-# --- names and imports
-
-
 def test_find_tool_forgives_spelling_and_suggests():
-    spellings = {
-        "topiq_fr": "TOPIQ_FR",
-        "TOPIQ-FR": "TOPIQ_FR",
-        "ms ssim": "MS-SSIM",
-        "afine_all_scale": "A-FINE",
-    }
+    spellings = {"topiq_fr": "TOPIQ_FR", "TOPIQ-FR": "TOPIQ_FR", "ms ssim": "MS-SSIM", "afine_all_scale": "A-FINE"}
     assert {spelling: find_tool(spelling).name for spelling in spellings} == spellings
     with pytest.raises(ToolError, match="Unknown tool 'LPISP'; did you mean LPIPS"):
         find_tool("LPISP")
 
 
-def in_a_fresh_process(code: str) -> None:
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
-def test_importing_the_tools_is_light():
-    in_a_fresh_process("import sys, agentic_iqa_local.iqa_tools; assert not {'torch', 'pyiqa'} & set(sys.modules)")
-
-
-def test_a_fresh_process_prints_nothing_and_leaves_transformers_llama_as_it_was(tmp_path):
+def test_a_fresh_process_imports_little_prints_nothing_and_leaves_transformers_llama_as_it_was(tmp_path):
     """pyiqa replaces parts of it for Q-Align, while LLaVA's language model is a Llama in the same process. A grey
     picture has no texture: NIQE makes 0 / 0 of it, and torch a warning."""
-    in_a_fresh_process(f"""
+    code = f"""
+import sys
+from agentic_iqa_local.iqa_tools import ToolError, ToolRunner
+assert not {{"torch", "pyiqa"}} & set(sys.modules)
 from transformers.models.llama import configuration_llama, modeling_llama
 parts = lambda: (configuration_llama.LlamaConfig, modeling_llama.LlamaAttention, modeling_llama.LlamaDecoderLayer,
                  modeling_llama.LlamaModel.forward, modeling_llama.LlamaForCausalLM.forward, sorted(vars(modeling_llama)))
 before = parts()
 from PIL import Image
-from agentic_iqa_local.iqa_tools import ToolError, ToolRunner
 runner, grey = ToolRunner(models={str(tmp_path)!r}), Image.new("RGB", (192, 192), "grey")
 runner.measure("MS-SSIM", grey, grey)
 try: runner.score("NIQE", grey)
 except ToolError: pass
-import sys
 assert "pyiqa.archs.q_align.modeling_llama2" in sys.modules
 assert parts() == before
-""")
-
-
-# --- kernels
-
-
-# --- what tools say
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_weight_free_tools_rank_a_clean_photo_above_a_noisy_blur_within_their_reach(runner, photo):
@@ -478,9 +379,6 @@ def test_failures_name_tool_and_image_and_random_crops_repeat(tmp_path, photo, m
     assert np.random.rand() == np.random.RandomState(7).rand()  # the global state is as it was
 
 
-# --- offline
-
-
 @pytest.mark.parametrize("loader", ["pyiqa", "torch.hub", "urllib"])
 def test_downloads_are_refused_while_a_metric_is_built(tmp_path, photo, monkeypatch, loader):
     from pyiqa.utils.download_util import load_file_from_url
@@ -493,9 +391,7 @@ def test_downloads_are_refused_while_a_metric_is_built(tmp_path, photo, monkeypa
         loaders.get(loader, urllib.request.urlopen)("https://example.invalid/weights.pth")
 
     stand_in(monkeypatch, build)
-    with pytest.raises(
-        ToolError, match=r"PSNR could not be built on cpu: Refused to download https://example\.invalid/"
-    ):
+    with pytest.raises(ToolError, match=r"PSNR could not be built on cpu: Refused to download https://example\.inv"):
         ToolRunner(models=tmp_path).score("PSNR", photo, photo)
     assert urllib.request.urlopen is original
 
