@@ -15,30 +15,16 @@ RECORDS = {record.tool: record for record in load_reliability().tools}
 def known(**srcc):
     """Reliability of tools with these SRCC by data set; a set named "seen_..." is one that the tool was
     trained on."""
+
+    def published(name, value):
+        return {"data_set": name.removeprefix("seen_"), "srcc": value, "source": "s", "seen": name.startswith("seen_")}
+
     tools = [
-        {
-            "tool": tool.replace("_", "-"),
-            "sigma": 0.5,
-            "published": [
-                {
-                    "data_set": name.removeprefix("seen_"),
-                    "srcc": value,
-                    "source": "s",
-                    "seen": name.startswith("seen_"),
-                }
-                for name, value in sets.items()
-            ],
-        }
+        {"tool": tool.replace("_", "-"), "sigma": 0.5, "published": [published(*one) for one in sets.items()]}
         for tool, sets in srcc.items()
     ]
-    return Reliability(
-        sources={"s": "made up"},
-        spread=1.0,
-        sigma_unknown=1.0,
-        error_correlation=0.5,
-        near_copies=[["PSNR", "SSIM"]],
-        tools=tools,
-    )
+    about = {"sources": {"s": "made up"}, "spread": 1.0, "sigma_unknown": 1.0, "error_correlation": 0.5}
+    return Reliability(**about, near_copies=[["PSNR", "SSIM"]], tools=tools)
 
 
 def test_figures_of_pyiqa_and_piq_are_theirs():
@@ -46,20 +32,14 @@ def test_figures_of_pyiqa_and_piq_are_theirs():
     srcc = {tool: {entry.data_set: entry.srcc for entry in record.published} for tool, record in RECORDS.items()}
     assert (srcc["FSIM"]["tid2013"], srcc["FSIM"]["kadid10k"]) == (0.8509, 0.8537)
     assert (srcc["VSI"]["tid2013"], srcc["VSI"]["kadid10k"]) == (0.8949, 0.8780)
-    assert (srcc["SSIM"]["tid2013"], srcc["NIQE"]["tid2013"], srcc["TOPIQ_FR"]["tid2013"]) == (
-        0.6269,
-        0.3121,
-        0.9165,
-    )
+    assert [srcc[tool]["tid2013"] for tool in ("SSIM", "NIQE", "TOPIQ_FR")] == [0.6269, 0.3121, 0.9165]
 
 
 def test_what_a_tool_was_trained_on_is_marked_as_in_the_studies():
     for tool, record in RECORDS.items():
         trained = TRAINED_ON[tool]
         seen = {*trained, *(other for name in trained for other in SHARING_IMAGES.get(name, ()))}
-        assert {entry.data_set for entry in record.published if entry.seen} == {
-            entry.data_set for entry in record.published
-        } & seen, tool
+        assert all(entry.seen == (entry.data_set in seen) for entry in record.published), tool
 
 
 def test_sigma_follows_from_the_published_correlation():
@@ -68,9 +48,8 @@ def test_sigma_follows_from_the_published_correlation():
     for tool, record in RECORDS.items():
         of_people = [entry for entry in record.published if not entry.seen and entry.data_set != "synthetic"]
         r = [entry.srcc if entry.plcc is None else entry.plcc for entry in of_people or record.published]
-        assert record.sigma == pytest.approx(
-            load_reliability().spread * math.sqrt(1 - np.mean(np.square(r))), abs=0.005
-        ), tool
+        expected = load_reliability().spread * math.sqrt(1 - np.mean(np.square(r)))
+        assert record.sigma == pytest.approx(expected, abs=0.005), tool
 
 
 def test_weight_free_tools_that_are_not_clearly_worse():
@@ -107,9 +86,8 @@ def test_the_end_of_a_map_says_little_about_what_lies_beyond():
     reach = {"NIQE": (1.0, 3.43)}
     assert reliability.sigma_of_mean([("NIQE", 3.0)], reach) == pytest.approx(0.5)
     assert reliability.sigma_of_mean([("NIQE", 3.43)], reach) == pytest.approx(math.sqrt(0.25 + 1.57**2 / 3))
-    assert reliability.sigma_of_mean([("NIQE", 1.0)], {"NIQE": (1.6, 5.0)}) == pytest.approx(
-        math.sqrt(0.25 + 0.6**2 / 3)
-    )
+    low = reliability.sigma_of_mean([("NIQE", 1.0)], {"NIQE": (1.6, 5.0)})
+    assert low == pytest.approx(math.sqrt(0.25 + 0.6**2 / 3))
     # the scale's own end
     assert reliability.sigma_of_mean([("NIQE", 5.0)], {"NIQE": (1.0, 5.0)}) == pytest.approx(0.5)
 
