@@ -9,33 +9,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted import ScriptedClient, ScriptedTools, plan_reply, scripted_answers, scripted_services
 
+from agentic_iqa_local import state
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.iqa_tools.detector import FamilyError, load_detector, logit
 from agentic_iqa_local.nodes.executor import executor_node
 from agentic_iqa_local.nodes.measured_answers import measure_choices, says_present
 from agentic_iqa_local.nodes.query import distortions_in
 from agentic_iqa_local.nodes.summarizer import summarizer_node
-from agentic_iqa_local.state import (
-    DISTORTION_TYPES,
-    Detection,
-    ExecutorOutput,
-    FamilyDetection,
-    PlannerOutput,
-    SummarizerOutput,
-)
+from agentic_iqa_local.state import DISTORTION_TYPES, ExecutorOutput, PlannerOutput, SummarizerOutput
+
+PLAN = PlannerOutput.model_validate(plan_reply())
 
 
 def reading(graphic: float = 0.0, severity: float = 3.0, **presence: float) -> SimpleNamespace:
     """An examination by LocalNR: of each family named its presence, of the others none."""
     named = {kind.replace("_", " "): p for kind, p in presence.items()}
-    return SimpleNamespace(
-        quality=3.0,
-        presence={kind: named.get(kind, 1e-6) for kind in DISTORTION_TYPES},
-        presence_in_part={kind: named.get(kind, 1e-6) for kind in DISTORTION_TYPES},
-        severities=dict.fromkeys(DISTORTION_TYPES, severity),
-        exposure={"too dark": 0.5, "too bright": 0.5},
-        graphic=graphic,
-    )
+    read = {kind: named.get(kind, 1e-6) for kind in DISTORTION_TYPES}
+    about = {"severities": dict.fromkeys(read, severity), "exposure": {"too dark": 0.5, "too bright": 0.5}}
+    return SimpleNamespace(quality=3.0, presence=read, presence_in_part=read, graphic=graphic, **about)
 
 
 def gather(
@@ -51,8 +42,8 @@ def gather(
     client = ScriptedClient(answer, yes=yes, reads_logits=reads_logits)
     tools = ScriptedTools({"NIQE": 3.0}, examination=examination)
     services = scripted_services(client, tools, Settings(fusion=settings))
-    state = {"query": "Rate it.", "image_path": picture, "plan": PlannerOutput.model_validate(plan_reply())}
-    return executor_node(state, {"configurable": {"services": services}})["executor_evidence"]
+    asked = {"query": "Rate it.", "image_path": picture, "plan": PLAN}
+    return executor_node(asked, {"configurable": {"services": services}})["executor_evidence"]
 
 
 def found(evidence: ExecutorOutput) -> set[str]:
@@ -130,23 +121,18 @@ def test_a_reading_says_no_more_than_its_record_allows(presence, part, hit, alar
     assert math.log((1 - mixed) / (1 - alarm)) - 1e-9 <= ratio <= math.log(9)
 
 
-# Questions with choices
-
-
 def evidence_of(exposure=(0.5, 0.5), **p: float) -> ExecutorOutput:
     """Evidence with these probabilities of families, each of severity 3."""
     named = {kind.replace("_", " "): value for kind, value in p.items()}
-    families = {kind: FamilyDetection(probability=named.get(kind, 0.05), severity=3.0) for kind in DISTORTION_TYPES}
+    p = {kind: named.get(kind, 0.05) for kind in DISTORTION_TYPES}
+    families = {kind: state.FamilyDetection(probability=p[kind], severity=3.0) for kind in p}
     sides = dict(zip(("too dark", "too bright"), exposure, strict=True))
     words = {"none": 0.0, "slight": 0.1, "moderate": 0.6, "severe": 0.2, "extreme": 0.1}
     return ExecutorOutput(
-        detection={"Global": Detection(families=families, exposure=sides)},
+        detection={"Global": state.Detection(families=families, exposure=sides)},
         severity_probabilities={"Global": dict.fromkeys(named, words)},
         quality_scores={"Global": {"Overall quality": ("LocalNR", 4.2)}},
     )
-
-
-PLAN = PlannerOutput.model_validate(plan_reply())
 
 
 @pytest.mark.parametrize(
@@ -208,9 +194,9 @@ def answered(picture, query, logprobs, **fusion) -> SummarizerOutput:
     """The answer to a question with Yes and No about a noisy picture."""
     client = ScriptedClient(scripted_answers(), {letter: math.log(p) for letter, p in logprobs.items()})
     services = scripted_services(client, ScriptedTools({"NIQE": 3.0}), Settings(fusion=fusion))
-    state = {"query": query, "image_path": picture, "plan": PLAN, "choices": YES_NO}
-    state["executor_evidence"] = evidence_of(Noise=0.9)
-    return summarizer_node(state, {"configurable": {"services": services}})["summarizer_result"]
+    asked = {"query": query, "image_path": picture, "plan": PLAN, "choices": YES_NO}
+    asked["executor_evidence"] = evidence_of(Noise=0.9)
+    return summarizer_node(asked, {"configurable": {"services": services}})["summarizer_result"]
 
 
 def test_a_row_has_the_letters_the_measurement_and_their_product(picture):

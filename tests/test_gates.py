@@ -36,9 +36,8 @@ def calibration(tools=(("NIQE",),), **changes) -> IntervalCalibration:
         "difficulties": (1.0,) * 201,
         "tools": tools,
     }
-    conditions = [
-        Condition(pipeline=pipeline, reference=False, look=look) for pipeline in ("agent", "letters") for look in LOOKS
-    ]
+    asked = [(pipeline, look) for pipeline in ("agent", "letters") for look in LOOKS]
+    conditions = [Condition(pipeline=pipeline, reference=False, look=look) for pipeline, look in asked]
     fields = {
         "source": "a test", "images": 201, "date": "2026-11-24", "model": "M", "dtype": "float32",
         "quantization": "none", "query": DEFAULT_QUERY, "mode": "logits", "temperature": 1.0, "eta": "auto",
@@ -48,9 +47,8 @@ def calibration(tools=(("NIQE",),), **changes) -> IntervalCalibration:
 
 
 def sureness(of=None, *, query=DEFAULT_QUERY, unlike_photograph=False, **decisions) -> Sureness:
-    return Sureness(
-        DecisionSettings(**decisions), of or calibration(), "letters", query=query, unlike_photograph=unlike_photograph
-    )
+    how = {"query": query, "unlike_photograph": unlike_photograph}
+    return Sureness(DecisionSettings(**decisions), of or calibration(), "letters", **how)
 
 
 def fused(q=3.0, **changes) -> FusionResult:
@@ -67,11 +65,6 @@ def large(tmp_path):
     return str(tmp_path / "picture.png")
 
 
-def scripted(tools, settings):
-    client = ScriptedClient(scripted_answers(), {letter: math.log(p) for letter, p in LIKE_HALF.items()})
-    return client, scripted_services(client, ScriptedTools(tools), settings)
-
-
 @pytest.mark.parametrize(
     ("decisions", "reads", "both_orders", "crops"),
     [
@@ -84,8 +77,8 @@ def scripted(tools, settings):
 )
 def test_letters_are_looked_at_more_closely_while_the_interval_is_too_wide(large, decisions, reads, both_orders, crops):
     """The interval is 1.82 levels wide at every look."""
-    client, services = scripted({}, Settings())
-    images = OpenImages(services, large)
+    client = ScriptedClient(scripted_answers(), {letter: math.log(p) for letter, p in LIKE_HALF.items()})
+    images = OpenImages(scripted_services(client, ScriptedTools({}), Settings()), large)
     images.sureness = sureness(**decisions)
     fusion = read_and_fuse(DEFAULT_QUERY, None, [("NIQE", 3.0)], images)
     read = [name for name, _ in client.calls].count("read_letters")

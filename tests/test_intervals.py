@@ -5,14 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentic_iqa_local.judgement.intervals import (
-    FEATURES,
-    LEAST_DIFFICULTY,
-    Answers,
-    Errors,
-    IntervalCalibration,
-    features,
-)
+from agentic_iqa_local.judgement import intervals
+from agentic_iqa_local.judgement.intervals import FEATURES, Answers, Errors, IntervalCalibration
 from agentic_iqa_local.result import Condition
 from agentic_iqa_local.state import revised
 
@@ -23,14 +17,8 @@ THOUSANDTHS = ((np.arange(999) * 2 - 999) / 1000).tolist()
 
 
 def errors(values, difficulties=None, line=(0.0, 1.0), weights=CONSTANT) -> Errors:
-    difficulties = tuple(difficulties or [1.0] * len(values))
-    fields = {
-        "weights": weights,
-        "errors": tuple(values),
-        "difficulties": difficulties,
-        "tools": (("NIQE",),),
-    }
-    return Errors(condition=CONDITION, line=line, **fields)
+    fields = {"weights": weights, "errors": tuple(values), "difficulties": tuple(difficulties or [1.0] * len(values))}
+    return Errors(condition=CONDITION, line=line, tools=(("NIQE",),), **fields)
 
 
 def calibration(*ratings: Errors, questions: tuple[Answers, ...] = ()) -> IntervalCalibration:
@@ -69,13 +57,8 @@ def test_difficulty_scales_an_interval_the_line_moves_it_and_the_scale_ends_it(q
 
 def test_each_range_of_q_has_its_own_errors():
     below, above = errors(THOUSANDTHS), errors([x / 2 for x in THOUSANDTHS])
-    both = revised(
-        below,
-        errors=below.errors + above.errors,
-        difficulties=(1.0,) * 1998,
-        edges=(3.0,),
-        ranges=(0,) * 999 + (1,) * 999,
-    )
+    ranges = {"edges": (3.0,), "ranges": (0,) * 999 + (1,) * 999}
+    both = revised(below, errors=below.errors + above.errors, difficulties=(1.0,) * 1998, **ranges)
     q, difficulty = np.array([2.9, 3.0, 3.6]), np.full(3, 0.7)
     for i, part in enumerate((below, above, above)):
         at = q[i : i + 1], difficulty[i : i + 1]
@@ -112,7 +95,7 @@ def test_features_by_hand():
     nan = np.full(2, np.nan)
     p = np.array([[0, 0, 1.0, 0, 0], [0, 0.5, 0, 0.5, 0]])
     known = {"sigma": np.array([0.7, np.nan]), "disagreement": np.array([0.3, 0.0]), "order_gap": nan}
-    table = features(p, known | {"q_bar": np.array([3.0, 3.5]), "eta": np.zeros(2), "crop_spread": nan})
+    table = intervals.features(p, known | {"q_bar": np.array([3.0, 3.5]), "eta": np.zeros(2), "crop_spread": nan})
     expected = {
         "constant": [1, 1], "above_bad": [2, 2], "below_excellent": [2, 2], "spread": [0, 1], "sigma": [0.7, 0],
         "disagreement": [0.3, 0], "gap": [0, 0.5], "order_gap": [0, 0], "crop_spread": [0, 0],
@@ -120,7 +103,7 @@ def test_features_by_hand():
     for name, column in zip(FEATURES, table.T, strict=True):
         assert column == pytest.approx(expected[name]), name
     part = errors([0.0] * 3, weights=(0.0,) * len(FEATURES))
-    assert part.difficulty(table).tolist() == [LEAST_DIFFICULTY] * 2
+    assert part.difficulty(table).tolist() == [intervals.LEAST_DIFFICULTY] * 2
 
 
 def answers(choices: int, scores) -> Answers:
