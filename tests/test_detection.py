@@ -135,20 +135,11 @@ def evidence_of(exposure=(0.5, 0.5), **p: float) -> ExecutorOutput:
     )
 
 
-@pytest.mark.parametrize(
-    ("query", "present"),
-    [
-        ("Is it noisy?", True),
-        ("Is it out of focus?", True),
-        ("Is this photo free of noise?", False),
-        ("Is it sharp?", False),
-        ("Are the colours natural?", False),
-        ("Does this photo show any distortion?", True),
-        ("Is it a dog?", None),
-    ],
-)
-def test_what_yes_says_of_a_question(query, present):
-    assert says_present(query, distortions_in(query)) is present
+def test_what_yes_says_of_a_question():
+    present = {"Is it noisy?": True, "Is it out of focus?": True, "Is this photo free of noise?": False,
+               "Is it sharp?": False, "Are the colours natural?": False, "Does this photo show any distortion?": True,
+               "Is it a dog?": None}  # fmt: skip
+    assert {query: says_present(query, distortions_in(query)) for query in present} == present
 
 
 NOISY, DARK = evidence_of(Noise=0.9), evidence_of(exposure=(0.9, 0.1), Brightness_change=0.8)

@@ -78,9 +78,9 @@ def test_what_the_original_shows_too_is_no_damage(network, sample):
     assert found.presence["Noise"] < 0.5 < found.presence["Compression"]
 
 
-@pytest.mark.parametrize(("kind", "side"), [("darken", "too dark"), ("brighten", "too bright")])
-def test_exposure_has_a_direction(network, sample, kind, side):
-    assert likeliest(network.examine(damaged(sample, kind, 5)).exposure) == side
+def test_exposure_has_a_direction(network, sample):
+    for kind, side in (("darken", "too dark"), ("brighten", "too bright")):
+        assert likeliest(network.examine(damaged(sample, kind, 5)).exposure) == side
 
 
 @pytest.mark.parametrize("kind", ["jpeg", "white_noise"])
@@ -116,13 +116,13 @@ def test_damage_of_one_quarter_is_told_from_damage_everywhere(severity, part):
     assert examined(0.9).damaged_part() == (None if part == "everywhere" else part)
 
 
-@pytest.mark.parametrize("fill", [0.0, 1.0, None])
-def test_signals_are_finite_on_any_picture(fill):
+def test_signals_are_finite_on_any_picture():
     shape = (2, 3, SMALLEST_SIDE, SMALLEST_SIDE + 5)
-    pixels = torch.rand(shape, generator=torch.Generator().manual_seed(0)) if fill is None else torch.full(shape, fill)
-    found = signals(pixels)
-    assert found.shape == (2, SIGNALS)
-    assert torch.isfinite(found).all()
+    drawn = torch.rand(shape, generator=torch.Generator().manual_seed(0))
+    for pixels in (torch.zeros(shape), torch.ones(shape), drawn):
+        found = signals(pixels)
+        assert found.shape == (2, SIGNALS)
+        assert torch.isfinite(found).all()
 
 
 def test_the_runner_measures_it_without_pyiqa(network, photo):
@@ -133,13 +133,10 @@ def test_the_runner_measures_it_without_pyiqa(network, photo):
     assert runner.examine(picture).quality == reading.raw
     with pytest.raises(ToolError, match="at least 64 pixels a side"):
         runner.score("LocalNR", picture.crop((0, 0, 63, 200)))
-    script = (
-        "import sys; from PIL import Image; from agentic_iqa_local.iqa_tools import ToolRunner\n"
-        "ToolRunner().score('LocalNR', Image.new('RGB', (96, 96), (90, 90, 90)))\n"
-        "assert 'pyiqa' not in sys.modules"
-    )
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    script = """import sys; from PIL import Image; from agentic_iqa_local.iqa_tools import ToolRunner
+ToolRunner().score('LocalNR', Image.new('RGB', (96, 96), (90, 90, 90)))
+assert 'pyiqa' not in sys.modules"""
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
 
 
 def test_a_large_picture_is_measured_on_crops_that_say_the_same(photo):
