@@ -8,14 +8,6 @@ from agentic_iqa_local.output.report import account, headline
 from agentic_iqa_local.output.words import bullets, safe_lines, wrapped
 from agentic_iqa_local.result import Assessment, Result
 
-CLOSE = 0.65  # a probability up to which one picture is hardly better
-BASES = {
-    "same scene, fitted": "the differences between both, as fitted on pairs of one scene",
-    "intervals": "the intervals of q, as if of different scenes",
-    "fused distributions": "the fused distributions of the levels, as if of different scenes",
-    "same pixels": "both being the same",
-}
-
 
 def headline_of(result: Result) -> str:
     """A result in short."""
@@ -38,8 +30,9 @@ def explain(result: Result) -> str:
         lines += ["", *_pair_lines(result.pair)] if result.pair else []
         return safe_lines(lines + bullets("Warnings", result.warnings))
     if isinstance(result, Ranking):
-        headline = ["", _group_headline(result)] if result.kind == "group" else []
-        return safe_lines(headline + _order_lines(result) + _failed_lines(result.failed))
+        head = ["", _group_headline(result)] if result.kind == "group" else []
+        count = ["", f"{len(result.pairs)} pairs compared."] if result.pairs else []
+        return safe_lines([*head, *map(_place, result.order), *count, *_failed_lines(result.failed)])
     assert isinstance(result, Assessment)
     return account(result)
 
@@ -53,15 +46,14 @@ def comparison_headline(found: Comparison) -> str:
         return one_line(f"{names}: neither is better")
     p = max(found.pair.probability, 1 - found.pair.probability)
     other = found.second if found.better is found.first else found.first
-    sure = "hardly better than" if p <= CLOSE else "better than"
-    return one_line(f"{found.better.image}: {sure} {other.image} (probability {p:.2f})")
+    return one_line(f"{found.better.image}: better than {other.image} (probability {p:.2f})")
 
 
 def _pair_lines(pair: Pair) -> list[str]:
     text = (
         f"{'The same scene' if pair.same_scene else 'Different scenes'}: {pair.scene_distance:.0%} of the bits"
         f" of their fingerprints (perceptual hashes) differ. The probability {pair.probability:.3f} that the first is"
-        f" better rests on {BASES[pair.basis]}{f' ({pair.fitted_on})' if pair.fitted_on else ''}."
+        f" better rests on the {pair.basis}{f' ({pair.fitted_on})' if pair.fitted_on else ''}."
     )
     return wrapped(text, indent="")
 
@@ -76,19 +68,9 @@ def _group_headline(found: Ranking) -> str:
     return one_line(f"Group {found.number}: {best} is the best of {len(found.order)}{ahead}")
 
 
-def _order_lines(found: Ranking) -> list[str]:
-    lines = [_place(ranked) for ranked in found.order]
-    if found.pairs:
-        lines += ["", f"{len(found.pairs)} pairs compared."]
-    return lines
-
-
 def _place(ranked: Ranked) -> str:
-    row, sure, ahead = ranked.assessment, ranked.better_than_next, ""
-    if sure is not None and sure < 0.5:  # the order follows from all pairs, and this one alone says otherwise
-        ahead = f"; hardly told from the next (probability {sure:.2f})"
-    elif sure is not None:
-        ahead = f"; better than the next with probability {sure:.2f}"
+    row, sure = ranked.assessment, ranked.better_than_next
+    ahead = "" if sure is None else f"; better than the next with probability {sure:.2f}"
     return one_line(f"{ranked.place}. {row.image}: {row.answer}{ahead}")
 
 

@@ -11,11 +11,11 @@ from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.iqa_tools import TOOLS
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY, chosen_answer, worst_part_in_words
 from agentic_iqa_local.output.words import bullets, level_word, named, safe_lines, wrapped
-from agentic_iqa_local.result import Assessment, Gate
+from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.score_fusion import expected_level
 from agentic_iqa_local.state import UNCLEAR, ToolExecutionLog
 
-AGREE, DISAGREE = 0.5, 1.0  # levels between the tools' mean and the model's expectation
+AGREE = 0.5  # levels between the tools' mean and the model's expectation
 
 
 def headline(row: Assessment) -> str:
@@ -34,18 +34,12 @@ def _answer(row: Assessment) -> str | None:
     """The answer with its level and score, or its choice and probability."""
     if row.level:
         between = f" ({row.interval.low:.1f} to {row.interval.high:.1f})" if row.interval else ""
-        verdict = f"{_gate_word(row.gate)}: " if row.gate else ""
+        verdict = f"{row.gate.verdict.upper()}: " if row.gate else ""
         held_back = "not sure: " if row.not_sure else ""
         return f"{verdict}{held_back}{row.letter} {row.level}, q {row.q:.2f} of 5{between}"
     if row.letter and row.choices and row.p:
         return f"{row.letter}. {chosen_answer(row.choices, row.letter)} (p {row.p[row.letter]:.2f})"
     return row.final_answer
-
-
-def _gate_word(gate: Gate) -> str:
-    """A gate's verdict; of one that is open how probable it is that the picture is good enough."""
-    why = f" ({gate.probability:.0%} probable to be good enough)" if gate.verdict == "unsure" else ""
-    return f"{gate.verdict.upper()}{why}"
 
 
 def _stand_ins(row: Assessment) -> list[str]:
@@ -99,18 +93,14 @@ def _verdict(row: Assessment) -> str:
     asked = "" if row.query == DEFAULT_QUERY else f"You asked: “{row.query.rstrip('.')}”. "
     if row.level:
         scale = f"{row.q:.1f} on the scale from 1 (bad) to 5 (excellent)"
-        said = f"The quality of {_about(row)} is {row.level.lower()}: {scale}"
+        what = "the picture" if row.plan is None or row.plan.query_scope == "Global" else ", ".join(row.plan.objects)
+        said = f"The quality of {what} is {row.level.lower()}: {scale}"
         against = f", compared with its original {row.reference}" if row.reference else ""
         return f"{asked}{said}{against}.{_gate(row)}"
     if row.letter and row.choices and row.p:
         said = f"“{chosen_answer(row.choices, row.letter)}”, with a probability of {row.p[row.letter]:.0%}"
         return f"{asked}The answer is {said}."
     return f"{asked}The model answers: {row.final_answer}"
-
-
-def _about(row: Assessment) -> str:
-    """What was rated."""
-    return "the picture" if row.plan is None or row.plan.query_scope == "Global" else ", ".join(row.plan.objects)
 
 
 def _gate(row: Assessment) -> str:
@@ -133,8 +123,7 @@ def _damage(row: Assessment) -> str:
     unclear = [f"{item.type.lower()}{_of(name)}" for name, item in items if item.severity == UNCLEAR]
     lines += [f"How severe the {' and the '.join(unclear)} would be cannot be told."] if unclear else []
     if analysis and not seen and not unclear:
-        looked = " or ".join(item.type.lower() for _, item in items)
-        lines.append(f"No damage was found{f' (it looked for {looked})' if looked else ''}.")
+        lines.append("No damage was found.")
     if row.evidence and row.evidence.worst_part:
         lines.append(f"The worst part is at the {worst_part_in_words(row.evidence.worst_part)}.")
     elif row.evidence and row.evidence.damaged_part:
@@ -165,14 +154,12 @@ def _sureness(row: Assessment) -> str:
     """The interval or the set of answers, what it rests on, and what follows from it."""
     lines = []
     if interval := row.interval:
-        lines.append(f"With {interval.coverage:.0%} probability the true quality lies between {interval.low:.1f} and"
-                     f" {interval.high:.1f} (learnt from {interval.calibrated_on}).")  # fmt: skip
+        between = f"the true quality lies between {interval.low:.1f} and {interval.high:.1f}"
+        lines.append(f"With {interval.coverage:.0%} probability {between} (learnt from {interval.calibrated_on}).")
         lines += [f"The range is wider because {reason}." for reason in interval.widened]
     if (found := row.answer_set) and row.choices:
         answers = " or ".join(chosen_answer(row.choices, letter) for letter in found.letters)
         said = f"With {found.coverage:.0%} probability the right answer is {answers}"
-        if len(found.letters) == len(row.choices):
-            said = f"At {found.coverage:.0%} certainty no answer can be ruled out"
         lines.append(f"{said} (learnt from {found.calibrated_on}).")
         lines += [f"There are more of them because {reason}." for reason in found.widened]
     lines += [f"{row.no_interval[0].upper()}{row.no_interval[1:]}."] if row.no_interval else []
@@ -193,9 +180,8 @@ def _decision(row: Assessment) -> str:
         return "No tool gave a score, so the score is the model's alone."
     expected = expected_level(row.p_c)
     apart = abs(row.q_bar - expected)
-    agree = "they agree" if apart < AGREE else "they differ somewhat" if apart < DISAGREE else "they disagree"
     decided = "the tools" if abs(row.q - row.q_bar) <= abs(row.q - expected) else "the model"
-    ends = agree if apart < AGREE else f"{agree}, and {decided} decided"
+    ends = "they agree" if apart < AGREE else f"they differ, and {decided} decided"
     model = "has no preference" if row.vlm_letter is None else f"alone says {expected:.1f}"
     voters = {run.tool_name for run in row.tools if run.normalized_score is not None and not _no_vote(run)}
     tools = f"The tool {voters.pop()} says" if len(voters) == 1 else "The tools say on average"
@@ -203,22 +189,20 @@ def _decision(row: Assessment) -> str:
 
 
 def _way(row: Assessment) -> list[str]:
-    """What happened on the way to the answer that a reader should know."""
-    lines = [
+    """What each pass concluded, where there were several."""
+    return [
         f"Pass {one.number}{f', to close the gap “{asked}”' if (asked := (one.asked or '').rstrip('.')) else ''}:"
         f" {one.concluded}.{' Its answer counts.' if one.kept else ''}"
         for one in (row.passes if len(row.passes) > 1 else ())
     ]
-    if row.failed_tries:
-        lines.append(f"{len(row.failed_tries)} tries of the model failed on the way.")
-    return lines
 
 
 def _numbers(row: Assessment) -> list[str]:
     """A table: each tool, the model and what came of both, with the score from 1 to 5 and what it is made of."""
     cells = [(run.tool_name, run.normalized_score, _measured(run)) for run in row.tools]
     if row.q is not None and row.p_c:
-        cells.append(("model alone", expected_level(row.p_c), _shares(row.p_c)))
+        shares = ", ".join(f"{level_word(letter)} {p:.0%}" for letter, p in row.p_c.items())
+        cells.append(("model alone", expected_level(row.p_c), shares))
         weight = "" if row.sigma is None else f"; tools' error σ {row.sigma:.2f}, their weight η {row.eta:.2f}"
         cells.append(("together", row.q, f"q{weight}"))
     elif row.choices and row.p:
@@ -247,7 +231,3 @@ def _no_vote(run: ToolExecutionLog) -> str:
     if run.outvoted:
         return "not counted: it stands apart from every other tool"
     return "not counted: only a check on a clearly better tool" if run.trailing else ""
-
-
-def _shares(p_c: dict[str, float]) -> str:
-    return ", ".join(f"{level_word(letter)} {p:.0%}" for letter, p in p_c.items())

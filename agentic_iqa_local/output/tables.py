@@ -25,9 +25,8 @@ def safe_cell(value: Any) -> Any:
     """`value` as a cell of CSV: on one line, and with an apostrophe before text that a spreadsheet may take
     for a formula.
 
-    That is text whose first visible character, quotes aside, is one of = + - @ or a wide form of these,
-    unless it is a plain number. The same holds for what follows a semicolon, which separates cells where
-    decimals have a comma.
+    That is text whose first visible character, quotes aside, is one of = + - @ or a wide form of these, unless it is a
+    plain number. The same holds for what follows a semicolon, which separates cells where decimals have a comma.
     """
     if not isinstance(value, str):
         return value

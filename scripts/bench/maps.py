@@ -10,8 +10,7 @@ from bench.setup import environment, pictures, progress
 
 
 def maps(args: argparse.Namespace) -> dict:
-    """Seconds of the pipeline letters with and without a map, picture by picture in turns, and their
-    ratio."""
+    """Seconds of the pipeline letters with and without a map, picture by picture in turns, and their ratio."""
     from agentic_iqa_local.config import load_settings
     from agentic_iqa_local.devices import choose_device
     from agentic_iqa_local.judgement.assessment import assess

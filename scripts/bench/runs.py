@@ -110,16 +110,14 @@ def _measured(program: str, arms: dict, args: argparse.Namespace, scratch: Path,
 
 
 def _gap(one: dict, other: dict) -> float:
-    """Largest difference of the letters' log-probabilities (the agent: of the probabilities) of the same
-    picture."""
+    """Largest difference of the letters' log-probabilities (the agent: of the probabilities) of the same picture."""
     return max(
         abs(a[letter] - b[letter]) for a, b in zip(one["letters"], other["letters"], strict=True) for letter in a
     )
 
 
 def bare_forward(arms: dict, pairs: list, args: argparse.Namespace) -> dict | None:
-    """A letter read on a fresh session against the bare pass of processor's inputs through the model, taking
-    turns."""
+    """A letter read on a fresh session against the bare pass of processor's inputs through the model, taking turns."""
     import torch
 
     from agentic_iqa_local.images.reading import load_image

@@ -78,9 +78,8 @@ def build(shape: str, folder: Path) -> Path:
 
 
 def pictures(count: int, side: int, scratch: Path, name: str) -> list[tuple[Path, Path]]:
-    """(test, reference) files in the new folder scratch/name: crops of the shipped photographs enlarged to
-    `side`, the test images with noise. Another name gives other pictures, so that no engine finds one in its
-    cache."""
+    """(test, reference) files in the new folder scratch/name: crops of the shipped photographs enlarged to `side`, the
+    test images with noise. Another name gives other pictures, so that no engine finds one in its cache."""
     import numpy as np
     from PIL import Image
 

@@ -71,13 +71,12 @@ def _mistake(line: bytes, row: Row) -> str | None:
         return "expected a row of assess, got one of compare or best, which have no gallery"
     if row.get("schema_version") != SCHEMA_VERSION:
         return f"expected schema_version {SCHEMA_VERSION}, got {row.get('schema_version')}; assess it anew"
-    if missing := sorted(Assessment.model_fields.keys() - row.keys()):
-        return f"expected rows as this program writes them, got one without {', '.join(missing)}"
+    missing = sorted(Assessment.model_fields.keys() - row.keys())
     try:
         Assessment.model_validate_json(line, strict=True)
     except ValidationError as error:
         return f"expected rows as this program writes them, got {first_mistake(error)}"
-    return None
+    return f"expected rows as this program writes them, got one without {', '.join(missing)}" if missing else None
 
 
 def identities(rows: Sequence[Row]) -> list[str]:

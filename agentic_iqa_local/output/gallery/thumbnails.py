@@ -14,8 +14,7 @@ from agentic_iqa_local.images.reading import ImageError, load_image
 
 @dataclass(frozen=True)
 class Sizes:
-    """Longest sides in pixels, chosen so that a page of many pictures stays a reasonable size: about 10 MB of
-    the thumbnails of 1,000 pictures, 25 MB of those of 5,000."""
+    """Longest sides in pixels; the fewer pictures the larger. The thumbnails of 1,000 pictures take about 10 MB."""
 
     thumbnail: int
     view: int | None  # of the larger copy; None: there is none
@@ -23,13 +22,9 @@ class Sizes:
     @classmethod
     def of(cls, count: int) -> "Sizes":
         """For `count` pictures."""
-        if count <= 100:
-            return cls(320, 1024)
         if count <= 400:
             return cls(320, 720)
-        if count <= 1500:
-            return cls(240, 480)
-        return cls(240, None) if count <= 3000 else cls(192, None)
+        return cls(240, 480 if count <= 1500 else None)
 
 
 @dataclass(frozen=True)
