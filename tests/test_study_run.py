@@ -27,10 +27,10 @@ from agentic_iqa_local.nodes.workbench import OpenImages
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.state import LETTER_TO_LEVEL, LETTERS
 from agentic_iqa_local.studies.datasets import DatasetError, load_dataset
-from agentic_iqa_local.studies.questions import accuracy
 from agentic_iqa_local.studies.readings import Readings, scored_modes
 from agentic_iqa_local.studies.run import Plan, Studying, chosen, run_study
 from agentic_iqa_local.studies.store import Store, StoreError, dataset_info, read_run
+from agentic_iqa_local.studies.tables import accuracy
 from agentic_iqa_local.vlm_client import VLMError
 
 TOOLS = ("NIQE", "PIQE")
@@ -337,7 +337,7 @@ def test_accuracy_by_hand():
         {"answered": letter, "answer": 0, "choices": ["a", "b", "c"], "probabilities": [p, 1 - p, 0]}
         for letter, p in (("A", 0.9), ("A", 0.6), ("B", 0.3), ("A", 0.8))
     ]
-    (line,) = accuracy([*rows, {"answered": None, "answer": 0, "choices": ["a", "b", "c"], "probabilities": None}])
+    line = accuracy([*rows, {"answered": None, "answer": 0, "choices": ["a", "b", "c"], "probabilities": None}]).iloc[0]
     z, n, p = 1.959964, 4, 0.75
     centre = (p + z * z / 2 / n) / (1 + z * z / n)
     half = z / (1 + z * z / n) * (p * (1 - p) / n + z * z / 4 / n / n) ** 0.5

@@ -78,9 +78,7 @@ def report_options(parser: Parser) -> None:
 def report(args: argparse.Namespace) -> int:
     from agentic_iqa_local.judgement.fit import read_fit
     from agentic_iqa_local.studies.report import report_runs
-    from agentic_iqa_local.studies.store import make_folder
 
-    make_folder(args.out)
     options = {"draws": args.draws, "baseline": args.baseline, "fit": read_fit(args.fit) if args.fit else None}
     kinds = ("svg", "png") if args.png else ("svg",)
     print(report_runs(_read(args.runs), args.out, kinds=kinds, **options))
@@ -101,10 +99,7 @@ def compare_options(parser: Parser) -> None:
 def compare(args: argparse.Namespace) -> int:
     from agentic_iqa_local.studies.compare import compare as compare_runs
     from agentic_iqa_local.studies.report import as_text, write_tables
-    from agentic_iqa_local.studies.store import make_folder
 
-    if args.out:
-        make_folder(args.out)
     tables, notes = compare_runs(_read(args.runs), modes=args.mode, draws=args.draws)
     print(*(as_text(name, table) for name, table in tables.items()), *notes, sep="\n")
     if args.out:

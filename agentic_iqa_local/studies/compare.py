@@ -11,7 +11,6 @@ import pandas as pd
 
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.studies.datasets import listed, quoted
-from agentic_iqa_local.studies.readings import LOGITS
 from agentic_iqa_local.studies.scored_run import ScoredRun
 from agentic_iqa_local.studies.statistics import plcc, srcc
 from agentic_iqa_local.studies.store import StudyError, dataset_info
@@ -25,7 +24,7 @@ Rows = Sequence[dict[str, Any]]
 def compare(
     stored: Mapping[str, tuple[dict[str, Any], Rows]],
     *,
-    modes: Sequence[str] = (LOGITS.name,),
+    modes: Sequence[str] = ("logits",),
     draws: int = 1000,
     seed: int = 0,
 ) -> tuple[dict[str, pd.DataFrame], list[str]]:

@@ -6,7 +6,7 @@ stored by meaning). Beside the image alone its crops are read too (`CROPS`), as 
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -26,6 +26,7 @@ from agentic_iqa_local.vlm_client import VLMError
 
 CROPS = "image_alone/crops"  # the name of that read
 CONTEXTS = ("image_alone", "without_scores", "all_evidence")
+USUAL = dict(zip(LETTERS, LETTERS, strict=True))
 MEANING = dict(zip(LETTERS, reversed(LETTERS), strict=True))  # of a letter in the reversed order
 
 View = dict[str, Any]  # log-probabilities of the letters, "forward" and "reversed", and the letter "generated"
@@ -87,7 +88,7 @@ def answer(
     row = {
         "probabilities": result.p and list(result.p.values()),
         "alone": alone.p_c and list(alone.p_c.values()),
-        "answered": result.final_answer if result.error is None else None,
+        "answered": None if result.error else result.final_answer,
         "plan": result.plan and result.plan.model_dump(mode="json"),
         "cost": {"agent": {"seconds": result.seconds} | tokens},
         "sha256": result.sha256,
@@ -113,10 +114,10 @@ def _gather(query: str, images: OpenImages, row: dict[str, Any]) -> ExecutorOutp
     """The whole agent: plan, evidence and its own result go into `row`."""
     paths = images.image.path, images.reference and images.reference.path
     state = run_graph(initial_state(query, *paths, images.services.settings.max_replan_iterations), images)
-    evidence, result = state.get("executor_evidence"), state.get("summarizer_result")
+    plan, evidence, result = (state.get(name) for name in ("plan", "executor_evidence", "summarizer_result"))
     own = {"final_answer", "quality_reasoning", "fusion"}
     row |= {
-        "plan": state["plan"].model_dump(mode="json") if "plan" in state else None,
+        "plan": plan and plan.model_dump(mode="json"),
         "plan_corrections": state.get("plan_corrections", []),
         "replan_history": state.get("replan_history", []),
         "passes": [told.model_dump(mode="json") for told in result.passes] if result else [],
@@ -132,12 +133,12 @@ def _views(images: OpenImages, prompts: Sequence[Prompt], row: dict[str, Any], n
     for view in range(len(images.views(ROLE))):
         session = images.session(ROLE, view)
         with _cost(images, row, name):
-            read = _forward(session, prompts)
+            read = _letters(session, prompts[0])
         with _cost(images, row, f"{name}, generated"):
             reply = ask(session, prompts[0], letter_reply(LETTERS), images.services.section(ROLE))
         with _cost(images, row, f"{name}, reversed"):
-            opposite = _reversed(session, prompts)
-        yield read | {"generated": reply.final_answer, "reversed": opposite}
+            opposite = _letters(session, prompts[1], MEANING)
+        yield {"forward": read, "generated": reply.final_answer, "reversed": opposite}
         if view > 0:
             images.close_session(ROLE, view)
 
@@ -146,19 +147,14 @@ def _crops(images: OpenImages, prompts: Sequence[Prompt], row: dict[str, Any]) -
     """Letters of each crop by itself in both orders."""
     for crop in images.crops(ROLE):
         with _cost(images, row, CROPS), images.session_on(ROLE, crop) as session:
-            read = _forward(session, prompts) | {"reversed": _reversed(session, prompts)}
+            read = {"forward": _letters(session, prompts[0]), "reversed": _letters(session, prompts[1], MEANING)}
         yield read
 
 
-def _forward(session: RoleSession, prompts: Sequence[Prompt]) -> View:
-    read = session.read_letters(prompts[0], ANSWER_PREFIX, LETTERS)
-    return {"forward": read.logprobs, "off_letters": read.off_letter_mass}
-
-
-def _reversed(session: RoleSession, prompts: Sequence[Prompt]) -> dict[str, float]:
-    """What was read of the reversed letters, by meaning: under the letters of the usual order."""
-    read = session.read_letters(prompts[1], ANSWER_PREFIX, LETTERS)
-    return {MEANING[letter]: value for letter, value in read.logprobs.items()}
+def _letters(session: RoleSession, prompt: Prompt, meaning: Mapping[str, str] = USUAL) -> dict[str, float]:
+    """Log-probabilities of the letters, by what they mean in the usual order."""
+    read = session.read_letters(prompt, ANSWER_PREFIX, LETTERS)
+    return {meaning[letter]: value for letter, value in read.logprobs.items()}
 
 
 def _tool(tool: str, images: OpenImages) -> dict[str, Any]:

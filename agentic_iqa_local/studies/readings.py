@@ -5,7 +5,7 @@ an array are images, in the order of the rows. Levels are 1..5, with 5 best.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -22,28 +22,33 @@ BOTH = ("forward", "reversed")  # orders of the letters
 BY_LEVEL = sorted(LETTERS, key=lambda letter: LETTER_TO_LEVEL[letter])
 
 Row = Mapping[str, Any]
-Kind = Literal["fused", "letters", "tool mean", "mean of tools", "tool"]
-Source = Literal["forward", "both orders", "generated", "one-hot", "uniform"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Mode:
-    """What a number for an image is made of, and what that is called in tables and commands.
+    """What a number for an image is made of, what that is called in tables and commands, and of a run the numbers.
 
     `kind`: p_c times α_c ("fused"), the letters alone, the mean of the tools that the agent ran, the mean of `tools`
-    on 1..5, or one tool's own number. `read` is what the model was shown, as the rows name it. `source` says where
-    p_c comes from: the letters in the usual order or in both, the letter that the model wrote with the configured
-    confidence or with all of it, or no letters at all. `fitted` takes a fit's temperature and η in place of the
-    configuration's; without `normalized`, q is the sum without its denominator.
+    on 1..5, or one tool's own number. `read` is what the model was shown, as the rows name it. `source` says where p_c
+    comes from: the letters in the usual order or in both, the letter that the model wrote with the configured
+    confidence, or no letters at all. `fitted` takes a fit's temperature and η in place of the configuration's; without
+    `normalized`, q is the sum without its denominator. `scores` are (rows,), `p`, where it has them, the probabilities
+    of the levels, (rows, 5).
     """
 
     name: str
-    kind: Kind
+    kind: Literal["fused", "letters", "tool mean", "mean of tools", "tool"]
     read: str = ""
-    source: Source = "forward"
+    source: Literal["forward", "both orders", "generated", "uniform"] = "forward"
     fitted: bool = False
     normalized: bool = True
     tools: tuple[str, ...] = ()
+    scores: np.ndarray = field(default_factory=lambda: np.empty(0))
+    p: np.ndarray | None = None
+
+    @property
+    def answered(self) -> np.ndarray:
+        return np.isfinite(self.scores)
 
     @property
     def asks_model(self) -> bool:
@@ -55,23 +60,19 @@ class Mode:
         if not self.asks_model:
             return ()
         agent = () if self.kind == "letters" and self.read.startswith("image_alone") else ("agent",)
-        if self.source in ("generated", "one-hot"):
+        if self.source == "generated":
             return (*agent, f"{self.read}, generated")
         second = (f"{self.read}, reversed",) if self.source == "both orders" else ()
         return (*agent, *((self.read,) if self.read else ()), *second)
 
 
-LOGITS = Mode("logits", "fused", "all_evidence")
-CLASSIFICATION = Mode("classification", "fused", "all_evidence", "generated")
-UNIFORM = Mode("uniform (Gaussian weights alone)", "fused", source="uniform")
-PRODUCT = {"logits": LOGITS.name, "classification": CLASSIFICATION.name, "uniform": UNIFORM.name}
+PRODUCT = {"logits": "logits", "classification": "classification", "uniform": "uniform (Gaussian weights alone)"}
 MODES = (
-    LOGITS,
+    Mode("logits", "fused", "all_evidence"),
     Mode("logits, fitted", "fused", "all_evidence", fitted=True),
     Mode("logits, both orders", "fused", "all_evidence", "both orders"),
     Mode("unnormalised sum", "fused", "all_evidence", normalized=False),
-    CLASSIFICATION,
-    Mode("classification, one-hot", "fused", "all_evidence", "one-hot"),
+    Mode("classification", "fused", "all_evidence", "generated"),
     Mode("letters, all evidence", "letters", "all_evidence"),
     Mode("logits, no scores in the prompt", "fused", "without_scores"),
     Mode("classification, no scores in the prompt", "fused", "without_scores", "generated"),
@@ -80,21 +81,8 @@ MODES = (
     Mode("classification, image alone", "fused", "image_alone", "generated"),
     Mode("letters, image alone", "letters", "image_alone"),
     Mode("letters, image alone, both orders", "letters", "image_alone", "both orders"),
-    Mode("generated letter, image alone", "letters", "image_alone", "one-hot"),
+    Mode("letters, image alone, crops", "letters", "image_alone/crops"),
 )
-
-
-@dataclass(frozen=True, eq=False)
-class Scored:
-    """A mode's scores (rows,), and its probabilities of the levels (rows, 5) where it has them."""
-
-    mode: Mode
-    scores: np.ndarray
-    p: np.ndarray | None = None
-
-    @property
-    def answered(self) -> np.ndarray:
-        return np.isfinite(self.scores)
 
 
 class Readings:
@@ -166,54 +154,46 @@ def _agent(row: Row, vote: str) -> dict[str, Any]:
 
 def scored_modes(
     readings: Readings, settings: FusionSettings, fitted: FusionSettings | None, configured: Sequence[str]
-) -> dict[str, Scored]:
+) -> dict[str, Mode]:
     """All modes that the rows allow, by name, the product's own first. `settings` is the fusion that the run was made
     with, `fitted` the same with a fit's temperature and η, which adds a mode, and `configured` are the tools of the
     configuration, whose mean is a mode of its own."""
     modes = [mode for mode in MODES if mode.read in readings.reads and (fitted or not mode.fitted)]
-    for read in sorted(read for read in readings.reads if "/" in read):
-        modes.append(Mode(f"letters, {read.replace('_', ' ').replace('/', ', ')}", "letters", read))
     if readings.agent["q_bar"].notna().to_numpy().any():
-        modes += [UNIFORM, Mode("tool mean", "tool mean")]
+        modes += [Mode(PRODUCT["uniform"], "fused", source="uniform"), Mode("tool mean", "tool mean")]
     logs = [log for row in readings.rows for log in (row.get("evidence") or {}).get("tool_logs", [])]
     ran = tuple(sorted({find_tool(log["tool_name"]).name for log in logs}))
     modes = [
         replace(mode, tools=ran) if mode.kind != "letters" or mode.read == "all_evidence" else mode for mode in modes
     ]
-    tools = tuple(readings.tools.columns.get_level_values(0).unique()) if len(readings.tools.columns) else ()
+    tools = list(dict.fromkeys(tool for tool, _ in readings.tools.columns))
     of_configuration = tuple(tool for tool in tools if tool in {find_tool(name).name for name in configured})
     if len(of_configuration) > 1:
         modes.append(Mode("mean of the configured tools", "mean of tools", tools=of_configuration))
-    if len(tools) > 1 and tools != of_configuration:
-        modes.append(Mode("mean of all tools", "mean of tools", tools=tools))
     modes += [Mode(tool, "tool", tools=(tool,)) for tool in tools]
     return {mode.name: _scored(readings, mode, fitted if mode.fitted and fitted else settings) for mode in modes}
 
 
-def _scored(readings: Readings, mode: Mode, settings: FusionSettings) -> Scored:
+def _scored(readings: Readings, mode: Mode, settings: FusionSettings) -> Mode:
+    """The mode with its scores and probabilities."""
     q_bar = readings.agent["q_bar"].to_numpy()
     if mode.kind == "tool":
-        return Scored(mode, readings.tools[mode.name, "raw"].to_numpy())
+        return replace(mode, scores=readings.tools[mode.name, "raw"].to_numpy())
     if mode.kind == "mean of tools":
         columns = [(tool, "normalized") for tool in mode.tools]
-        return Scored(mode, readings.tools[columns].mean(axis=1, skipna=False).to_numpy())
+        return replace(mode, scores=readings.tools[columns].mean(axis=1, skipna=False).to_numpy())
     if mode.kind == "tool mean":
-        return Scored(mode, q_bar)
-    p = _level_probabilities(readings, mode, settings)
-    if mode.kind == "letters":
-        return Scored(mode, p @ LEVELS, p)
-    return Scored(mode, fused(p, q_bar, readings.eta(settings.eta), normalized=mode.normalized), p)
-
-
-def _level_probabilities(readings: Readings, mode: Mode, settings: FusionSettings) -> np.ndarray:
-    """p_c of a mode that has one, (rows, 5)."""
+        return replace(mode, scores=q_bar)
     if mode.source == "uniform":
-        return np.where(readings.agent["q_bar"].notna().to_numpy()[:, None], np.full(5, 1 / 5), np.nan)
-    if mode.source in ("generated", "one-hot"):  # the letters not written share what is left of the confidence
-        confidence = 1.0 if mode.source == "one-hot" else settings.classification_confidence
-        rest = (1 - confidence) / 4
-        return rest + (confidence - rest) * readings.p(mode.read, ["generated"])
-    return readings.p(mode.read, BOTH if mode.source == "both orders" else BOTH[:1], settings.temperature)
+        p = np.where(np.isfinite(q_bar)[:, None], np.full(5, 1 / 5), np.nan)
+    elif mode.source == "generated":  # the letters not written share what is left of the confidence
+        rest = (1 - settings.classification_confidence) / 4
+        p = rest + (settings.classification_confidence - rest) * readings.p(mode.read, ["generated"])
+    else:
+        p = readings.p(mode.read, BOTH if mode.source == "both orders" else BOTH[:1], settings.temperature)
+    if mode.kind == "letters":
+        return replace(mode, scores=p @ LEVELS, p=p)
+    return replace(mode, scores=fused(p, q_bar, readings.eta(settings.eta), normalized=mode.normalized), p=p)
 
 
 def fused(p: np.ndarray, q_bar: np.ndarray, eta: np.ndarray | float, *, normalized: bool = True) -> np.ndarray:

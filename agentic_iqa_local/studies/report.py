@@ -22,9 +22,8 @@ from agentic_iqa_local.output.tables import safe_cell
 from agentic_iqa_local.studies import tables
 from agentic_iqa_local.studies.interval_tables import interval_tables
 from agentic_iqa_local.studies.plots import FIGURES, draw
-from agentic_iqa_local.studies.questions import accuracy
 from agentic_iqa_local.studies.scored_run import SIGNIFICANCE, ScoredRun
-from agentic_iqa_local.studies.store import dataset_info
+from agentic_iqa_local.studies.store import dataset_info, make_folder
 
 TOLD = ("accuracy", "modes", "differences")  # tables that a terminal shows
 UPPER = {"srcc", "plcc", "krcc", "rmse", "ece", "rps", "aurc", "mos"}
@@ -102,7 +101,7 @@ def report_runs(
     studies: dict[str, Analysis] = {}
     for name, (run, rows) in runs.items():
         if dataset_info(run).kind == "MCQ":
-            made[name] = {"accuracy": pd.DataFrame(accuracy(rows))}
+            made[name] = {"accuracy": tables.accuracy(rows)}
             continue
         if fit and fit.model != run["identity"]["model"]:
             raise FitError(f"--fit: expected a fit of the model of {name}, it was made with another", "fit it anew")
@@ -181,7 +180,7 @@ def as_text(name: str, table: pd.DataFrame) -> str:
 
 def write_tables(folder: Path, by_name: Mapping[str, pd.DataFrame]) -> None:
     """Every table that has rows, with each bound in its own column, as CSV with six digits and as Parquet."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     for name, table in by_name.items():
         if len(table):
             cells = table.map(safe_cell).set_axis([safe_cell(column) for column in table.columns], axis=1)

@@ -56,7 +56,7 @@ class ScoredRun:
         configured = run["tools"]["full_reference" if self.info.kind == "FR" else "no_reference"]
         with_fit = self.settings.model_copy(update=fitted) if fitted else None
         self.modes = scored_modes(self.readings, self.settings, with_fit, configured)
-        written = (mode for mode, scored in self.modes.items() if scored.mode.source == "generated")
+        written = (mode for mode, scored in self.modes.items() if scored.source == "generated")
         self.baseline = baseline or next(written, next(iter(self.modes), ""))
         if self.baseline not in self.modes:
             known = listed(self.modes) or "no mode: every row failed"
@@ -100,9 +100,9 @@ class ScoredRun:
         """Each p_c (rows, 5) that tells levels apart, by the names of the modes that rest on it."""
         found: dict[Any, tuple[list[str], np.ndarray]] = {}
         for name, scored in self.modes.items():
-            mode, p = scored.mode, scored.p
+            p = scored.p
             if p is not None and scored.answered.any() and np.nanmax(np.ptp(p, axis=1)) > 0:
-                found.setdefault((mode.read, mode.source, mode.fitted), ([], p))[0].append(name)
+                found.setdefault((scored.read, scored.source, scored.fitted), ([], p))[0].append(name)
         return {tuple(names): p for names, p in found.values()}
 
     @cached_property
@@ -133,16 +133,16 @@ class ScoredRun:
         """How the parts of each mode have met the data set."""
         found = {}
         for name, scored in self.modes.items():
-            tools = [tool for tool in scored.mode.tools if tool in TOOLS]
-            maps = {} if scored.mode.kind in ("letters", "tool") else self.run["maps"]
-            model = self.run["model"] if scored.mode.asks_model else {}
+            tools = [tool for tool in scored.tools if tool in TOOLS]
+            maps = {} if scored.kind in ("letters", "tool") else self.run["maps"]
+            model = self.run["model"] if scored.asks_model else {}
             found[name] = exposures(self.info.key, tools, maps, model.get("name"), model.get("notice"))
         return found
 
     def mark(self, mode: str) -> str:
         """What stands beside a mode's figures: "seen" by a part of it, "?" where that is unknown, or nothing where its
         rank correlation may enter a mean over data sets."""
-        if is_clean(self.exposures[mode], ranks_of_one=self.modes[mode].mode.kind == "tool"):
+        if is_clean(self.exposures[mode], ranks_of_one=self.modes[mode].kind == "tool"):
             return ""
         unknown = all(exposure.how == "training data unknown" for exposure in self.exposures[mode])
         return "?" if unknown else "seen"

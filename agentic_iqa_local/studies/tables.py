@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from scipy.special import entr
-from scipy.stats import rankdata
+from scipy.stats import binomtest, rankdata
 
+from agentic_iqa_local.nodes.prompts import choice_letters
 from agentic_iqa_local.studies import statistics
 from agentic_iqa_local.studies.readings import LEVELS
 from agentic_iqa_local.studies.scored_run import SIGNIFICANCE, ScoredRun
@@ -134,8 +135,8 @@ def cost(run: ScoredRun) -> Table:
     spent = pd.json_normalize([row.get("cost", {}) for row in run.rows])
     table = []
     for name, scored in run.modes.items():
-        own = [] if scored.mode.asks_model else [(tool, "seconds") for tool in scored.mode.tools]
-        of = {kind: spent.reindex(columns=[f"{part}.{kind}" for part in scored.mode.cost]) for kind in SPENT}
+        own = [] if scored.asks_model else [(tool, "seconds") for tool in scored.tools]
+        of = {kind: spent.reindex(columns=[f"{part}.{kind}" for part in scored.cost]) for kind in SPENT}
         seconds = of.pop("seconds").sum(axis=1, skipna=False) + run.readings.tools[own].sum(axis=1, skipna=False)
         known = seconds.notna()
         line = {"mode": name, "n": known.sum(), "mean_seconds": seconds.mean(), "median_seconds": seconds.median()}
@@ -166,3 +167,21 @@ def worst(run: ScoredRun) -> Table:
     table = pd.DataFrame([run.rows[i] for i in at], columns=["key", "distortion", "level", "mos"])
     table = table.assign(score=scores[at], rank_error=rank_errors(scores[at], run.quality[at]))
     return table.sort_values("rank_error", key=abs, ascending=False, kind="stable").head(WORST)
+
+
+def accuracy(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
+    """Accuracy on multiple-choice questions: a line for all rows, one for each task and one for each question type."""
+    parts = {(by, row[by]) for by in ("task", "question_type") for row in rows if row.get(by) is not None}
+    table = []
+    for by, value in [("all", ""), *sorted(parts, key=lambda part: (part[0] == "question_type", part[1]))]:
+        chosen = [row for row in rows if by == "all" or row.get(by) == value]
+        answered = [row for row in chosen if row.get("answered") is not None]
+        line = {"part": by.replace("_", " "), "value": value, "n": len(answered), "failed": len(chosen) - len(answered)}
+        if answered:
+            right = sum(row["answered"] == choice_letters(row["choices"])[row["answer"]] for row in answered)
+            ends = binomtest(right, len(answered)).proportion_ci(method="wilson")
+            line |= {"accuracy": right / len(answered), "accuracy_low": ends.low, "accuracy_high": ends.high}
+            line["chance"] = np.mean([1 / len(row["choices"]) for row in answered])
+            line["p_right"] = np.mean([row["probabilities"][row["answer"]] for row in answered])
+        table.append(line)
+    return pd.DataFrame(table)
