@@ -62,7 +62,7 @@ class IQA:
         config: A set-up of configs/ by name, or a YAML file; the embedded set-up where it is left out.
         options: The other options of the command line by name (`config.Options`): model, models, engine, gpu,
             cpu, mode, pipeline, max_replan_iterations, fit, background, at_least, error_rate,
-            abstain_wider_than, target_width, most_reads, most_seconds.
+            abstain_wider_than, target_width, most_reads.
 
     Raises:
         ConfigError: A ValueError; what can be checked without loading is checked here.

@@ -115,7 +115,7 @@ Limit = Annotated[int, Field(ge=0)]
 Tiles = Annotated[int, Field(ge=9, le=4096)]
 Choices = Annotated[list[str], BeforeValidator(check_choices)]
 # option → what it limits
-_LIMITS = {"error_rate": "at_least", "most_reads": "target_width", "most_seconds": "target_width"}
+_LIMITS = {"error_rate": "at_least", "most_reads": "target_width"}
 
 
 def server_key() -> str | None:
@@ -262,7 +262,7 @@ class ToolSettings(Section):
         return [tool.name for tool in tools]
 
 
-def _option(description: str, default: Any = None) -> Any:
+def option(description: str, default: Any = None) -> Any:
     """An option; the description is what --help and the HTTP interface say of it."""
     return Field(default=default, description=description)
 
@@ -270,14 +270,13 @@ def _option(description: str, default: Any = None) -> Any:
 class Decisions(Section):
     """What a caller may say of how sure an answer has to be."""
 
-    abstain_wider_than: Width | None = _option("answers whose interval is wider than W levels are held back: not sure")
-    at_least: Level | None = _option("pass, fail or unsure: is the quality LEVEL (A to D, Good, 1 to 5) or better?")
-    error_rate: Rate | None = _option("how often pass or fail of at_least may be wrong (default: 0.1)")
-    target_width: Width | None = _option(
+    abstain_wider_than: Width | None = option("answers whose interval is wider than W levels are held back: not sure")
+    at_least: Level | None = option("pass, fail or unsure: is the quality LEVEL (A to D, Good, 1 to 5) or better?")
+    error_rate: Rate | None = option("how often pass or fail of at_least may be wrong (default: 0.1)")
+    target_width: Width | None = option(
         "while the interval is wider than W levels: read the letters in the other order, then those of crops"
     )
-    most_reads: Count | None = _option("letter reads that target_width may take in all")
-    most_seconds: Seconds | None = _option("seconds after which target_width asks for nothing more")
+    most_reads: Count | None = option("letter reads that target_width may take in all")
 
 
 class DecisionSettings(Decisions):
@@ -377,23 +376,23 @@ def load_settings(name: str | Path | None = None) -> Settings:
 class Options(Decisions):
     """What a caller may choose of a set-up; None leaves it to the configuration."""
 
-    background: Colour | None = _option("the colour behind transparent pictures, such as white (default: refuse them)")
-    gpu: int | str | None = _option(
+    background: Colour | None = option("the colour behind transparent pictures, such as white (default: refuse them)")
+    gpu: int | str | None = option(
         "GPU by index, UUID or MIG name, among those CUDA_VISIBLE_DEVICES allows (default: GPU 0 if there is one);"
         " without --config and --model with the largest complete vision-language model below the models folder"
     )
-    cpu: bool = _option("run on the CPU", default=False)
-    config: PathText | None = _option("a set-up of configs/ by name, or a YAML file (default: embedded)")
-    engine: Engine | None = _option("what serves the model (default: the configuration's)")
-    model: PathText | None = _option("a model below the models folder, or a folder; overrides the configuration's")
-    models: PathText | None = _option("the models folder (default: $AGENTIC_IQA_MODELS, else models/)")
-    pipeline: Pipeline | None = _option(
+    cpu: bool = option("run on the CPU", default=False)
+    config: PathText | None = option("a set-up of configs/ by name, or a YAML file (default: embedded)")
+    engine: Engine | None = option("what serves the model (default: the configuration's)")
+    model: PathText | None = option("a model below the models folder, or a folder; overrides the configuration's")
+    models: PathText | None = option("the models folder (default: $AGENTIC_IQA_MODELS, else models/)")
+    pipeline: Pipeline | None = option(
         "agent: plan, evidence, reasoning, replanning; letters: one read and the configured tools, for volume"
         " (default: agent, but letters to compare)"
     )
-    mode: Mode | None = _option("where the letters' probabilities come from (default: the configuration's, logits)")
-    fit: PathText | None = _option("temperature, η and intervals of q from a fit of study.py, for the model of the fit")
-    max_replan_iterations: Limit | None = _option("N allows N - 1 replans: 0 and 1 none, the default 2 one")
+    mode: Mode | None = option("where the letters' probabilities come from (default: the configuration's, logits)")
+    fit: PathText | None = option("temperature, η and intervals of q from a fit of study.py, for the model of the fit")
+    max_replan_iterations: Limit | None = option("N allows N - 1 replans: 0 and 1 none, the default 2 one")
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Self:
@@ -445,10 +444,10 @@ class Options(Decisions):
 class Request(Options):
     """What a caller may ask of pictures, with a set-up's options."""
 
-    query: Annotated[str, BeforeValidator(check_query)] | None = _option(
+    query: Annotated[str, BeforeValidator(check_query)] | None = option(
         "a question or instruction (default: rate the perceptual quality); a tool that it names runs, and"
         ' answers that it lists ("... A. too dark B. too bright", "yes or no") are the choices'
     )
-    choices: Choices | None = _option("2 to 10 answers: a multiple-choice question")
-    map: bool = _option("true: the quality from place to place too", default=False)
-    map_tiles: Tiles | None = _option("tiles that a map may read, 9 to 4096 (default: 256)")
+    choices: Choices | None = option("2 to 10 answers: a multiple-choice question")
+    map: bool = option("true: the quality from place to place too", default=False)
+    map_tiles: Tiles | None = option("tiles that a map may read, 9 to 4096 (default: 256)")

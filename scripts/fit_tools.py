@@ -15,7 +15,6 @@ from rich.progress import track
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from agentic_iqa_local.cli.command import Parser, exit_status
-from agentic_iqa_local.cli.console import safe_streams
 from agentic_iqa_local.files import ROOT, FileError, place_for, read_yaml, write_whole
 from agentic_iqa_local.images.reading import load_image
 from agentic_iqa_local.iqa_tools import ToolRunner, find_tool
@@ -122,7 +121,6 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-@safe_streams()
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     return exit_status(lambda: fit(args))

@@ -1,7 +1,6 @@
 """Batches of the command assess: what kills, Ctrl-C, a full disk and a stdout that nobody reads leave of the
 rows, and what is told."""
 
-import importlib
 import io
 import json
 import os
@@ -22,7 +21,9 @@ from test_assess import blocked  # noqa: F401 - a fixture
 from agentic_iqa_local.batch.rows import RowFile
 from agentic_iqa_local.cli import assess as script
 from agentic_iqa_local.cli.assess_run import AssessRun
+from agentic_iqa_local.cli.command import parse
 from agentic_iqa_local.cli.console import Console
+from agentic_iqa_local.cli.main import main
 from agentic_iqa_local.judgement.assessment import file_sha256
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
 from agentic_iqa_local.state import LETTERS
@@ -55,7 +56,7 @@ def command(services, monkeypatch):
     in_this_process(monkeypatch)
 
     def run(*words):
-        parsed = script.main.parse(["--cpu", "--pipeline", "letters", *map(str, words)])
+        parsed = parse("assess", ["--cpu", "--pipeline", "letters", *map(str, words)])
         console = Console(io.StringIO())
         items = script.wanted(parsed)
         status = AssessRun(parsed, services.settings, items, "cpu", console).finish()
@@ -132,15 +133,13 @@ def in_gallery(file):
     return [row["image"] for row in json.loads(index)["rows"]]
 
 
-@pytest.mark.parametrize(("name", "started"), [("assess", "wanted"), ("doctor", "chosen_settings")])
+@pytest.mark.parametrize(("name", "started"), [("assess", "assess.wanted"), ("doctor", "look.chosen_settings")])
 def test_ctrl_c_at_any_time_is_status_130(name, started, monkeypatch, capsys):
-    module = importlib.import_module(f"agentic_iqa_local.cli.{name}")
-
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module, started, interrupted)
-    assert module.main([]) == 130
+    monkeypatch.setattr(f"agentic_iqa_local.cli.{started}", interrupted)
+    assert main([name]) == 130
     assert capsys.readouterr().err.startswith("interrupted")
 
 

@@ -32,8 +32,10 @@ def test_piped_questions_are_json_lines_and_rows_of_a_file(photo_path, tmp_path)
     said = b"And the plant?\n\n \t\n\xff?\n" + b"x" * 5000 + b"\nIs it noisy? yes or no\nQUIT\nRate it\n"
     done = run(photo_path, "--query", "Rate it", "--out", out, said=said)
     rows = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [row["query"] for row in rows] == ["Rate it", "And the plant?", "Is it noisy? yes or no"]
-    assert [(row["turn"], row["error"]) for row in rows] == [(1, None), (2, None), (3, None)]
+    queries = ["Rate it", "And the plant?", "Is it noisy? yes or no"]
+    assert [(row["query"], row["turn"], row["error"]) for row in rows] == [
+        (q, i, None) for i, q in enumerate(queries, 1)
+    ]
     assert [len((row["prior_context"] or {"turns": []})["turns"]) for row in rows] == [0, 1, 2]
     assert [json.loads(line) for line in out.read_text().splitlines()] == rows
     not_text, too_long = [line for line in done.stderr.splitlines() if line.startswith("error: ")]

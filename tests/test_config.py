@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentic_iqa_local import IQA
-from agentic_iqa_local.cli.assess import main
+from agentic_iqa_local.cli.command import parse
 from agentic_iqa_local.config import (
     CONFIGS,
     ConfigError,
@@ -158,7 +158,7 @@ def test_each_door_refuses_what_makes_no_sense_in_the_same_words(name, value, sa
     flag = f"--{name.replace('_', '-')}"
     if name != "error_rate":
         with pytest.raises(SystemExit):
-            main.parse(["a.png", flag, *([value] if isinstance(value, str) else value)])
+            parse("assess", ["a.png", flag, *([value] if isinstance(value, str) else value)])
         assert f"error: {flag}: " in (told := capsys.readouterr().err)
         assert said in told
 

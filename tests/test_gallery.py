@@ -8,7 +8,7 @@ import pytest
 from browser import axe_findings, browser_page, needs_chromium
 from PIL import Image
 
-from agentic_iqa_local.cli.gallery import main
+from agentic_iqa_local.cli.main import main
 from agentic_iqa_local.output.gallery.rows import GalleryError, identities, read_rows
 from agentic_iqa_local.output.gallery.thumbnails import Sizes, thumbnail
 from agentic_iqa_local.result import Assessment, Gate, Interval
@@ -99,7 +99,7 @@ def test_a_row_keeps_its_decision_when_rows_are_added_and_pictures_are_moved():
 
 def made(folder, count, name="gallery.html"):
     """A gallery's address, made by its command."""
-    assert main([str(lines(folder, count)), "--out", str(folder / name)]) == 1
+    assert main(["gallery", str(lines(folder, count)), "--out", str(folder / name)]) == 1
     return (folder / name).as_uri()
 
 

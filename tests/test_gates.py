@@ -72,7 +72,6 @@ def large(tmp_path):
         ({"target_width": 2.0}, 1, False, 0),  # it is narrow enough
         ({"target_width": 1.0}, 12, True, 5),  # the other order, then five crops in both
         ({"target_width": 1.0, "most_reads": 11}, 2, True, 0),  # crops would be ten more
-        ({"target_width": 1.0, "most_seconds": 1e-9}, 1, False, 0),
     ],
 )
 def test_letters_are_looked_at_more_closely_while_the_interval_is_too_wide(large, decisions, reads, both_orders, crops):

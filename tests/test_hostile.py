@@ -15,9 +15,7 @@ from conftest import MODELS
 from scripted import in_this_process
 
 from agentic_iqa_local import assess
-from agentic_iqa_local.cli import assess as assess_command
-from agentic_iqa_local.cli import bundle as store_command
-from agentic_iqa_local.cli import doctor, gallery, study
+from agentic_iqa_local.cli.main import main
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.files import path_from_text
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, planner_prompt, summarizer_prompt
@@ -31,7 +29,7 @@ def is_harmless(text: str) -> bool:
     return is_sentence(text.replace("\n", " "))
 
 
-def run(main, line: list[str], capfd) -> tuple[int, str, str]:
+def run(line: list[str], capfd) -> tuple[int, str, str]:
     try:
         status = main(line)
     except SystemExit as stopped:
@@ -41,22 +39,22 @@ def run(main, line: list[str], capfd) -> tuple[int, str, str]:
 
 
 COMMANDS = {
-    "config": (assess_command.main, ["PHOTO", "--config", "HOSTILE"]),
-    "model": (assess_command.main, ["PHOTO", "--model", "./HOSTILE"]),
-    "background": (assess_command.main, ["PHOTO", "--background", "HOSTILE"]),
-    "manifest": (assess_command.main, ["--manifest", "HOSTILE.csv"]),
-    "study": (study.main, ["run", "HOSTILE"]),
-    "gallery": (gallery.main, ["HOSTILE"]),
-    "doctor": (doctor.main, ["--config", "HOSTILE"]),
-    "verify": (store_command.verify, ["HOSTILE"]),
+    "config": ["assess", "PHOTO", "--config", "HOSTILE"],
+    "model": ["assess", "PHOTO", "--model", "./HOSTILE"],
+    "background": ["assess", "PHOTO", "--background", "HOSTILE"],
+    "manifest": ["assess", "--manifest", "HOSTILE.csv"],
+    "study": ["study", "run", "HOSTILE", "--out", "run"],
+    "gallery": ["gallery", "HOSTILE"],
+    "doctor": ["doctor", "--config", "HOSTILE"],
+    "verify": ["verify", "HOSTILE"],
 }
 
 
-@pytest.mark.parametrize(("main", "line"), COMMANDS.values(), ids=COMMANDS)
-def test_a_hostile_name_on_the_command_line_is_harmless(main, line, photo_path, tmp_path, monkeypatch, capfd):
+@pytest.mark.parametrize("line", COMMANDS.values(), ids=COMMANDS)
+def test_a_hostile_name_on_the_command_line_is_harmless(line, photo_path, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     line = [part.replace("HOSTILE", NAME).replace("PHOTO", photo_path) for part in line]
-    status, out, err = run(main, line, capfd)
+    status, out, err = run(line, capfd)
     assert status not in (0, None)
     assert (out, os.listdir()) == ("", [])
     assert is_harmless(err)
@@ -71,7 +69,7 @@ def test_a_batch_of_hostile_names_has_its_rows_table_and_gallery(photo_path, tmp
     Path("broken.png").write_text("no picture")
     query = f"=cmd|'/c calc'!A1 <script>{TEXT}"
     line = [name, "broken.png", "--cpu", "--pipeline", "letters", "--out", "rows.jsonl", "--csv", "rows.csv"]
-    status, _, err = run(assess_command.main, [*line, "--gallery", "g.html", "--query", one_line(query)], capfd)
+    status, _, err = run(["assess", *line, "--gallery", "g.html", "--query", one_line(query)], capfd)
     assert status == 1  # a picture could not be assessed
     assert is_harmless(err)
     rows = [json.loads(line) for line in Path("rows.jsonl").read_text().splitlines()]

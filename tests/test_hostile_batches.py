@@ -18,7 +18,7 @@ from agentic_iqa_local.batch.results import Results
 from agentic_iqa_local.batch.rows import RowsError
 from agentic_iqa_local.batch.work import Assessing, as_line
 from agentic_iqa_local.cli import assess as assess_command
-from agentic_iqa_local.cli.console import SafeStream
+from agentic_iqa_local.cli.main import main
 from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.files import WriteError, path_text
 from agentic_iqa_local.judgement.assessment import assess
@@ -177,14 +177,14 @@ def command(monkeypatch, capsys, scripted):
 
     class Done:
         def __init__(self, words):
-            results = SafeStream(io.StringIO())
+            results = io.StringIO()
             console = assess_command.Console
             monkeypatch.setattr(assess_command, "Console", lambda: console(results))
             words = [os.fsdecode(word) for word in words]
             monkeypatch.setattr("sys.argv", ["assess.py", *words])
             monkeypatch.setattr("sys.orig_argv", ["python", "assess.py", *words])
             try:
-                self.status = assess_command.main(["--cpu", "--pipeline", "letters", *words])
+                self.status = main(["assess", "--cpu", "--pipeline", "letters", *words])
             except SystemExit as error:
                 self.status = error.code
             finally:

@@ -9,7 +9,8 @@ import pytest
 from pyarrow import parquet
 
 from agentic_iqa_local.batch.inputs import Item, ManifestError, expand_inputs, read_manifest, references_in
-from agentic_iqa_local.cli.assess import main, wanted
+from agentic_iqa_local.cli.assess import wanted
+from agentic_iqa_local.cli.command import parse
 from agentic_iqa_local.images.reading import ImageError
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
 
@@ -24,7 +25,7 @@ def files(folder: Path, *names: str) -> list[Path]:
 def test_a_folder_of_references_is_paired_by_name(tmp_path):
     images = files(tmp_path / "x", "a.jpg", "b.png", "c.10.png") + files(tmp_path / "y", "a.png")
     files(tmp_path / "r", "a.png", "b.bmp", "b.png", "c.10.tif", "other.png")
-    args = main.parse([*map(str, images), "--reference", str(tmp_path / "r")])
+    args = parse("assess", [*map(str, images), "--reference", str(tmp_path / "r")])
     references = [item.reference.name for item in wanted(args)]
     assert references == ["a.png", "b.png", "c.10.tif", "a.png"]
 

@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 
 from agentic_iqa_local.cli import assess as assess_command
 from agentic_iqa_local.cli.console import Console
+from agentic_iqa_local.cli.main import main
 from agentic_iqa_local.cli.options import chosen_settings
 from agentic_iqa_local.vlm_client.model_choice import choose
 
@@ -114,7 +115,7 @@ def test_without_a_picture_and_a_model_the_sample_is_assessed_with_what_is_there
     for name in ("mine", "embedded"):
         results = io.StringIO()
         monkeypatch.setattr(assess_command, "Console", lambda results=results: Console(results))
-        status = assess_command.main(["--pipeline", "letters", "--gpu", "0", "--models", str(tmp_path)])
+        status = main(["assess", "--pipeline", "letters", "--gpu", "0", "--models", str(tmp_path)])
         row, said = json.loads(results.getvalue()), capsys.readouterr().err.splitlines()
         assert (status, row["error"], row["model"]["name"]) == (0, None, name)
         assert row["image"].endswith("sumac.png")

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 from conftest import MODELS, ROOT
 
-from agentic_iqa_local.cli import bundle as store_command
+from agentic_iqa_local.cli.main import main
 from agentic_iqa_local.iqa_tools import TOOLS
 from agentic_iqa_local.iqa_tools.weights import HUB
+from agentic_iqa_local.offline.bundle import write_bundle
 from agentic_iqa_local.offline.fetch import copied_source
 
 # Python's own account of what a process and its children ask of a network, one event a line in $SOCKETS, each
@@ -178,15 +179,12 @@ def test_a_bundled_tool_scores_without_a_network_and_is_refused_after_one_byte_h
     from pyiqa.archs.cnniqa_arch import CNNIQA
 
     (weight,) = TOOLS["CNNIQA"].weights
-    hub, bundle, store = tmp_path / "cache" / "torch" / "hub", tmp_path / "tools.tar", tmp_path / "store"
-    (hub / weight).parent.mkdir(parents=True)
+    file, bundle, store = tmp_path / "weights.pth", tmp_path / "tools.tar", tmp_path / "store"
     torch.manual_seed(0)
     metric = CNNIQA(pretrained=None).eval()
-    torch.save({"params": metric.state_dict()}, hub / weight)
-    line = ["--tools", "CNNIQA", "--weights", hub, "--accept-licences", "--out", bundle]
-    done, events = offline(ROOT / "scripts" / "fetch_models.py", *line)
-    assert (done.returncode, events) == (0, []), done.stderr
-    assert store_command.unpack([str(bundle), "--models", str(store)]) == 0
+    torch.save({"params": metric.state_dict()}, file)
+    write_bundle(bundle, {f"tools/hub/{weight}": (file, "a test", "mit")}, ("a tool",))
+    assert main(["unpack", str(bundle), "--models", str(store)]) == 0
 
     code = """
 import sys

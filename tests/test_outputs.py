@@ -6,31 +6,31 @@ from pathlib import Path
 import pytest
 from conftest import DATA
 
-from agentic_iqa_local.cli import assess, bundle, chat, compare, gallery
+from agentic_iqa_local.cli.main import main
 from agentic_iqa_local.studies.store import Store, StoreError
 
 PRECIOUS = b"what somebody would miss"  # without a line end, as pictures are
 
 
 @pytest.mark.parametrize(
-    ("command", "words"),
+    "words",
     [
-        (assess, ["a.png", "--csv", "x.png"]),
-        (assess, ["a.png", "--gallery", "x.png"]),
-        (assess, ["a.png", "--map", "x.jpg"]),
-        (assess, ["a.png", "--out", "x.png"]),
-        (chat, ["a.png", "--out", "x.png"]),
-        (compare, ["a.png", "x.png", "--out", "x.png"]),
-        (gallery, ["rows.jsonl", "--out", "x.png"]),
-        (bundle, ["--out", "x.png"]),
+        ["assess", "a.png", "--csv", "x.png"],
+        ["assess", "a.png", "--gallery", "x.png"],
+        ["assess", "a.png", "--map", "x.jpg"],
+        ["assess", "a.png", "--out", "x.png"],
+        ["chat", "a.png", "--out", "x.png"],
+        ["compare", "a.png", "x.png", "--out", "x.png"],
+        ["gallery", "rows.jsonl", "--out", "x.png"],
+        ["bundle", "--out", "x.png"],
     ],
 )
-def test_a_file_of_another_kind_is_not_replaced(command, words, tmp_path, monkeypatch, capfd):
+def test_a_file_of_another_kind_is_not_replaced(words, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     shutil.copy(DATA / "sumac.png", "a.png")
     for name in ("x.png", "x.jpg"):
         Path(name).write_bytes(PRECIOUS)
-    assert command.main(words) == 2
+    assert main(words) == 2
     told, said = capfd.readouterr()
     assert told == ""
     assert said.startswith(f"error: {words[-2]} ")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from skimage.metrics import structural_similarity
 
-from agentic_iqa_local.cli import assess as command
+from agentic_iqa_local.cli.main import main
 from agentic_iqa_local.iqa_tools import ToolRunner
 from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.judgement.quality_map import _tile_sides
@@ -188,11 +188,11 @@ def test_the_command_draws_a_map_for_each_picture_that_allows_one(damaged, photo
     (tmp_path / "maps").mkdir()
     out, folder = tmp_path / "rows.jsonl", tmp_path / "maps"
     words = [damaged, str(tmp_path / "small.png"), "--pipeline", "letters", "--out", str(out), "--cpu"]
-    assert command.main([*words, "--map", str(folder)]) == 1
+    assert main(["assess", *words, "--map", str(folder)]) == 1
     rows = {Path(row["image"]).name: row for row in map(json.loads, out.open())}
     assert rows["damaged.png"]["map"]["png"] == str(folder / "damaged.map.png")
     assert (rows["small.png"]["error"], rows["small.png"]["map"]) == (None, None)
     assert [file.name for file in folder.iterdir()] == ["damaged.map.png"]
     assert "at least 384 pixels" in capfd.readouterr().err
-    assert command.main([*words, "--resume"]) == 2
+    assert main(["assess", *words, "--resume"]) == 2
     assert "map" in capfd.readouterr().err  # rows without a map do not go on in a file of rows with one

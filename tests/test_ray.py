@@ -16,7 +16,7 @@ from test_runner import by_name, untimed
 from agentic_iqa_local.batch import ray as module
 from agentic_iqa_local.batch.ray import ClusterError, Place, RayRunner, check_address
 from agentic_iqa_local.batch.runner import BatchError
-from agentic_iqa_local.cli.assess import main
+from agentic_iqa_local.cli.command import parse
 from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.vlm_client import ModelLost
@@ -182,5 +182,5 @@ def test_an_address_at_which_nothing_answers_is_refused_soon(monkeypatch):
 )
 def test_options_that_do_not_go_together_are_told(options, says, photo_path, capsys):
     with pytest.raises(SystemExit):
-        main.parse([str(photo_path), *options.split()])
+        parse("assess", [str(photo_path), *options.split()])
     assert says in capsys.readouterr().err

@@ -17,7 +17,7 @@ from scripted import BACKEND, in_this_process, study_here
 
 from agentic_iqa_local.api import choose_settings
 from agentic_iqa_local.batch.runner import Runner
-from agentic_iqa_local.cli import study as cli
+from agentic_iqa_local.cli.main import main
 from agentic_iqa_local.config import ConfigError, FusionSettings
 from agentic_iqa_local.files import folder_hash
 from agentic_iqa_local.judgement.assessment import assess, file_sha256
@@ -233,7 +233,7 @@ def test_what_can_be_checked_is_checked_before_a_model_is_loaded(manifest, tmp_p
         ([manifest, "--split", "val"], "expected images of the split val"),
     ):
         out = [] if "--out" in arguments else ["--out", tmp_path / "new"]
-        assert cli.main(["run", *map(str, [*arguments, *out, "--cpu"])]) == 2
+        assert main(["study", "run", *map(str, [*arguments, *out, "--cpu"])]) == 2
         told = capsys.readouterr()
         assert message in told.err
         assert told.err.startswith("error: ")
@@ -242,11 +242,12 @@ def test_what_can_be_checked_is_checked_before_a_model_is_loaded(manifest, tmp_p
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--limit", "0"], ["--jobs", "0"], ["--timeout", "nan"], ["--mos-range", "1"], ["--nonsense"]]
+    "arguments",
+    [["--limit", "0"], ["--jobs", "0"], ["--timeout", "nan"], ["--mos-range", "1"], ["--nonsense"], ["--query", " "]],
 )
 def test_wrong_usage_is_one_line_that_names_the_help(manifest, tmp_path, capsys, arguments):
     with pytest.raises(SystemExit) as stopped:
-        cli.main(["run", str(manifest), "--out", str(tmp_path / "new"), *arguments])
+        main(["study", "run", str(manifest), "--out", str(tmp_path / "new"), *arguments])
     told = capsys.readouterr().err
     assert stopped.value.code == 2
     assert re.fullmatch(r"error: .*[.?] All options: python scripts/study\.py (run )?--help\n", told)
@@ -255,7 +256,7 @@ def test_wrong_usage_is_one_line_that_names_the_help(manifest, tmp_path, capsys,
 @pytest.mark.parametrize("command", ["run", "fit", "report", "compare"])
 def test_each_commands_help_ends_with_an_example_of_it(capsys, command):
     with pytest.raises(SystemExit) as stopped:
-        cli.main([command, "--help"])
+        main(["study", command, "--help"])
     assert stopped.value.code == 0
     assert f"\n  python scripts/study.py {command} " in capsys.readouterr().out.partition("examples:")[2]
 
@@ -273,10 +274,10 @@ def test_failures_are_counted_at_the_end_and_an_interrupted_run_says_how_to_go_o
     in_this_process(monkeypatch)
     command = ["run", str(manifest), "--out", str(tmp_path / "run"), "--cpu"]
     with monkeypatch.context() as patch:
-        patch.setattr("agentic_iqa_local.cli.study_run.stopped_by_ctrl_c", stopped)
-        assert cli.main(command) == 130
+        patch.setattr("agentic_iqa_local.cli.study.stopped_by_ctrl_c", stopped)
+        assert main(["study", *command]) == 130
     assert "interrupted: 0 of 6 images have their rows; the same command goes on\n" in capsys.readouterr().err
-    assert cli.main(command) == 0
+    assert main(["study", *command]) == 0
     assert capsys.readouterr().out.startswith(
         f"6 rows in {tmp_path / 'run'}, 2 of them failures (the first: cannot be decoded); next: "
     )

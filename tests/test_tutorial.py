@@ -37,26 +37,19 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return printed
 
 
-def one(said: dict[str, str], words: str) -> str:
-    """The output of the one command that holds these words."""
-    (output,) = (text for command, text in said.items() if words in command)
-    return output
+def test_what_the_tutorial_says_comes_true(said: dict[str, str]) -> None:
+    """The damaged copy is worse, the question has one of its choices, and batch, gallery and report are written."""
 
+    def one(words: str) -> dict:
+        (output,) = (text for command, text in said.items() if words in command)
+        return json.loads(output)
 
-def test_the_damaged_copy_is_worse_than_its_original(said: dict[str, str]) -> None:
-    damaged = json.loads(one(said, "--reference"))
     clean = json.loads(next(text for command, text in said.items() if command.endswith("assess tests/data/sumac.png")))
-    assert damaged["q"] < clean["q"]
-    assert json.loads(one(said, "agentic-iqa compare"))["pair"]["probability"] > 0.5
-
-
-def test_the_question_is_answered_with_one_of_its_choices(said: dict[str, str]) -> None:
-    assert json.loads(one(said, "--choices"))["final_answer"] in ("Yes", "No", "A", "B")
-
-
-def test_batch_gallery_and_report_are_written(said: dict[str, str]) -> None:
+    assert one("--reference")["q"] < clean["q"]
+    assert one("agentic-iqa compare")["pair"]["probability"] > 0.5
+    assert one("--choices")["final_answer"] in ("Yes", "No", "A", "B")
     folder = Path(said["folder"]) / "tutorial"
-    rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text(encoding="utf-8").splitlines()]
+    rows = (folder / "rows.jsonl").read_text(encoding="utf-8").splitlines()
     assert len(rows) == len(list((folder / "scans").iterdir()))
     assert "<html" in (folder / "gallery.html").read_text(encoding="utf-8")[:2000]
     assert "SRCC" in (folder / "report" / "report.html").read_text(encoding="utf-8")

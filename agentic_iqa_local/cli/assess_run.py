@@ -5,18 +5,20 @@ import os
 import shlex
 import shutil
 import time
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentic_iqa_local.batch.inputs import Item
+from agentic_iqa_local.batch.ray import RayRunner
 from agentic_iqa_local.batch.results import Results
 from agentic_iqa_local.batch.runner import BatchError, Runner, resumed
 from agentic_iqa_local.batch.work import Assessing, as_line
-from agentic_iqa_local.cli.command import UsageError, stopped_by_ctrl_c
+from agentic_iqa_local.cli.command import stopped_by_ctrl_c
 from agentic_iqa_local.cli.console import Console, Progress, tell
-from agentic_iqa_local.cli.gallery import written
-from agentic_iqa_local.cli.options import chosen_batch, output_file
+from agentic_iqa_local.cli.look import written
+from agentic_iqa_local.cli.options import UsageError, batch_of, output_file
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.files import WriteError, write_whole
@@ -29,28 +31,15 @@ from agentic_iqa_local.output.tracking import tracked
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.vlm_client import VLMError
 
-if TYPE_CHECKING:
-    from agentic_iqa_local.batch.ray import Place, RayRunner
-
 UNSURE, FAILS = 3, 4  # exit statuses of --strict
 
 
 class AssessRun:
-    """The items that a command line names, and what became of them so far.
+    """The items that a command line names, and what became of them so far. Raises RowsError for an --out that cannot
+    be gone on with, UsageError for a --map that cannot be drawn."""
 
-    Raises RowsError for an --out that cannot be gone on with, UsageError for a --map that cannot be drawn.
-    """
-
-    def __init__(
-        self,
-        args: argparse.Namespace,
-        settings: Settings,
-        items: list[Item],
-        device: str,
-        console: Console,
-        place: "Place | None" = None,
-    ):
-        self.args, self.items, self.device, self.console, self.place = args, items, device, console, place
+    def __init__(self, args: argparse.Namespace, settings: Settings, items: list[Item], device: str, console: Console):
+        self.args, self.items, self.device, self.console = args, items, device, console
         maps = map_requests(args, items) if args.map else {}
         self.work = Assessing(settings, args.pipeline or "agent", args.max_replan_iterations, maps)
         self.results = self._open_results() if args.out else None
@@ -82,17 +71,17 @@ class AssessRun:
     def finish(self) -> int:
         """Assesses what is left, and says what there is; the exit status. Raises VLMError for a model that
         cannot be loaded, TrackingError for --track."""
+        more: dict[str, Any] = {}
         if self.results and not self.left:
             self.results.close()
             tell("nothing is left to do: every picture has its row already")
             return self._summary()
-        with tracked(self.args.track, str(self.args.out or "pictures"), vars(self.args)) as self.log:
-            window: dict[str, Any] = {"jobs": self.args.jobs, "timeout": self.args.timeout}
-            if len(self.left) == 1 and self.place is None:  # several in a process of its own, which may hang or crash
-                from agentic_iqa_local.services import Services
+        if len(self.left) == 1 and not self.args.cluster:  # several in a process of its own, which may hang or crash
+            from agentic_iqa_local.services import Services
 
-                window["services"] = Services(self.work.settings, self.device)
-            batch = chosen_batch(self.work, self.device, self.place, **window)
+            more["services"] = Services(self.work.settings, self.device)
+        with tracked(self.args.track, str(self.args.out or "pictures"), vars(self.args)) as self.log:
+            batch = batch_of(self.args, self.work, self.device, **more)
             batch.load()
             try:
                 self._assess(batch)
@@ -100,19 +89,18 @@ class AssessRun:
             except (BatchError, VLMError, WriteError) as error:
                 tell(f"error: {error}; {self.go_on}")
                 return 1
-            self.log(self.figures)
-        if batch.stopping and self.written < len(self.left):
-            there = len(self.items) - len(self.left) + self.written
-            tell(f"interrupted: {there} of {len(self.items)} pictures have their rows; {self.go_on}")
-            return 130
-        return status
+        lacking = len(self.left) - self.written
+        if not (batch.stopping and lacking):
+            return status
+        tell(f"interrupted: {len(self.items) - lacking} of {len(self.items)} pictures have their rows; {self.go_on}")
+        return 130
 
-    def _assess(self, batch: "Runner | RayRunner") -> None:
+    def _assess(self, batch: Runner | RayRunner) -> None:
         """Assesses what is left until it is done or stopped."""
         done, began = len(self.items) - len(self.left), time.monotonic()
         try:
             if self.lines and self.lines.folder:
-                self.console.show(one_line(f"{self.lines.folder}{os.sep}"))
+                tell(one_line(f"{self.lines.folder}{os.sep}"), self.console.results)
             with Progress(len(self.items), done) as progress, stopped_by_ctrl_c(batch, self.go_on):
                 for row in batch.rows(resumed(self.left, batch.jobs) if done else self.left):
                     self._take(row)
@@ -132,34 +120,32 @@ class AssessRun:
         self.written += 1
         self.log({"q": row.q, "seconds": row.seconds, "failed": failed}, self.written)
         if self.lines:
-            self.console.show(self.lines.line(row))
+            tell(self.lines.line(row), self.console.results)
         else:
             self.console.show_answer(self.args, line, lambda: account(row), summary(row), failed)
         if self.args.map and not failed and not (row.map and row.map.png):
             self.without_map += 1
             tell(f"error: {row.image}: {row.no_map or (row.map and row.map.not_drawn) or 'map: none was made'}")
 
-    def _all_rows(self) -> Iterable[dict[str, Any]]:
-        return self.results.rows() if self.results else self.rows
-
     def _summary(self) -> int:
         """The summary and the files of a run; its exit status. Raises WriteError."""
-        args, tally = self.args, self.tally
-        for row in self.results.rows() if self.results else ():
+        args, tally, results = self.args, self.tally, self.results
+        for row in results.rows() if results else ():
             tally.add(row)
-        self.figures = {"mean q": tally.mean, "pictures": tally.total, "failures": len(tally.failed)}
+        if self.written:
+            self.log({"mean q": tally.mean, "pictures": tally.total, "failures": len(tally.failed)})
         if tally.total > 1:
             tell("\n" + tally.text(self.written, self.seconds, ranked=self.lines is None))
-        if self.results:
+        if results:
             again = "; add --resume --retry-failed to assess those again"
             failed = f", {len(tally.failed)} of them failures{again}" if tally.failed else ""
-            gone = len(self.results.gone)
+            gone = len(results.gone)
             lost = f"; {gone} rows are not counted, because their pictures are no longer there" if gone else ""
             tell(one_line(f"{tally.total} rows in {args.out}{failed}{lost}"))
         if args.csv:
-            write_whole(args.csv, csv_text(self._all_rows), encoding="utf-8-sig")
+            write_whole(args.csv, csv_text(results.rows if results else lambda: self.rows), encoding="utf-8-sig")
             tell(one_line(f"{tally.total} rows as a table in {args.csv}"))
-        if args.gallery and (rows := list(self._all_rows())):
+        if args.gallery and (rows := [*results.rows()] if results else self.rows):
             tell(written(rows, args.gallery, args.out.name if args.out else "pictures")[0])
         if tally.failed or self.without_map:
             return 1
@@ -170,21 +156,17 @@ class AssessRun:
 def map_requests(args: argparse.Namespace, items: Sequence[Item]) -> dict[str, MapRequest]:
     """What is asked of each item's map, by the item's key; in a folder pictures of one name are told apart by a
     number. Raises UsageError."""
-    place, files = args.map, [args.map]
-    if place.is_dir():
-        files, names = [], set[str]()
-        for item in items:
-            name = item.image.stem
-            while name.lower() in names:
-                name += "-2"
-            names.add(name.lower())
-            files.append(place / f"{name}.map.png")
+    place, files = args.map, [] if args.map.is_dir() else [args.map]
+    if not files:
+        times = Counter(item.image.stem.lower() for item in items)
+        for n, stem in enumerate((item.image.stem for item in items), 1):
+            files.append(place / (f"{stem}.{n}.map.png" if times[stem.lower()] > 1 else f"{stem}.map.png"))
     elif len(items) != 1:
         expected = f"expected a folder {place} for the maps of {len(items)} pictures, there is none"
         raise UsageError(f"--map {place}: {expected}", f"make it first: mkdir -p {shlex.quote(str(place))}")
-    limit: dict[str, int] = {"max_tiles": args.map_tiles} if args.map_tiles else {}
     pngs: list[Path] = [output_file("--map", file, ".png") for file in files]
     used = {os.path.realpath(path) for item in items for path in (item.image, item.reference) if path}
     if used & {os.path.realpath(png) for png in pngs}:
         raise UsageError(f"--map {place}: expected another file than the pictures", "name a new one")
-    return {item.key: MapRequest(png=png, **limit) for item, png in zip(items, pngs, strict=True)}
+    tiles = {"max_tiles": args.map_tiles} if args.map_tiles else {}
+    return {item.key: MapRequest(png=png, **tiles) for item, png in zip(items, pngs, strict=True)}

@@ -1,28 +1,23 @@
-"""How a command begins and ends: its options, its exit status, one sentence for a mistake, and what Ctrl-C does."""
+"""How a command begins and ends: its parser, its exit status, one sentence for a mistake, and what Ctrl-C does."""
 
 import argparse
 import os
+import pkgutil
 import signal
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from pathlib import Path
+from typing import Any, NoReturn
 
 from rich_argparse import RawDescriptionRichHelpFormatter
 
-from agentic_iqa_local.cli.console import safe_streams, start_logging, tell
+from agentic_iqa_local.cli.console import start_logging, tell
+from agentic_iqa_local.cli.options import GROUPS, UsageError, add, read
 from agentic_iqa_local.config import ConfigError
 from agentic_iqa_local.errors import UserError, did_you_mean, one_line
-from agentic_iqa_local.files import command
+from agentic_iqa_local.files import command, read_yaml
 
-if TYPE_CHECKING:
-    from agentic_iqa_local.batch.ray import RayRunner
-    from agentic_iqa_local.batch.runner import Runner
-
-
-class UsageError(UserError):
-    """A command line that cannot be carried out."""
+COMMANDS: dict[str, dict[str, Any]] = read_yaml(Path(__file__).with_name("commands.yaml"))
 
 
 class Help(RawDescriptionRichHelpFormatter):
@@ -33,93 +28,69 @@ class Help(RawDescriptionRichHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one sentence. With `basic`, --help shows these options, and --help-all every one."""
-
-    basic: Sequence[str] = ()
-    completes = False
-
-    def print_help(self, file: Any = None) -> None:
-        if self.basic and "--help-all" not in sys.argv:
-            for action in self._actions:
-                action.help = action.help if action.dest in self.basic else argparse.SUPPRESS
-        super().print_help(file or getattr(sys.stdout, "terminal", None))
-
-    def parse_known_args(self, args=None, namespace=None):  # pyright: ignore[reportIncompatibleMethodOverride]
-        if "_ARGCOMPLETE" in os.environ and not self.completes:  # a shell asks what may stand here
-            import argcomplete
-
-            self.completes = True  # it parses what stands there with this parser
-            argcomplete.autocomplete(self)
-        return super().parse_known_args(args, namespace)
+    """A parser whose errors are one sentence."""
 
     def error(self, message: str) -> NoReturn:
         message = message.removeprefix("argument ")
         if message.startswith("unrecognized arguments: "):
             given = message.removeprefix("unrecognized arguments: ").split()[0]
-            near = f"; did you mean {os.path.join('.', given)}?" if os.path.lexists(given) else ""
-            message = f"unknown option {given}{near or did_you_mean(given, self._option_string_actions)}"
+            message = f"unknown option {given}{did_you_mean(given, self._option_string_actions)}"
         end = "" if message[-1] in ".?" else "."
         self.exit(2, f"error: {one_line(message)}{end} All options: {self.prog} --help\n")
 
 
-@dataclass
-class Command:
-    """A subcommand; called with its arguments (default: the command line's) it does its work and returns the exit
-    status.
+def parse(name: str, argv: list[str]) -> argparse.Namespace:
+    """The options that a subcommand is given, or one sentence and an exit."""
+    entry, (first, *second) = COMMANDS[name], name.split()
+    typed = " ".join([command(first), *second])
+    takes, several = entry.get("takes", "").rstrip("+*?"), entry.get("takes", "")[-1:]
+    usage = f"%(prog)s {f'[{takes}]' if several in ('*', '?') else takes}{' ...' * (several in ('+', '*'))} [options]"
+    parser = Parser(typed, usage, entry["about"].replace("{}", typed), formatter_class=Help)
+    if takes:
+        dest, kind = takes.lower() + "s" * (several in ("+", "*")), str if takes == "PICTURE" and several else Path
+        about = "pictures, folders or globs" if kind is str else None
+        nargs = several if several in ("+", "*", "?") else None
+        parser.add_argument(dest, nargs=nargs, metavar=takes, type=kind, help=about)
+    names = [one for word in entry["options"].split() for one in GROUPS.get(word, (word,))]
+    helps = entry.get("helps", {})
+    add(parser, *(one for one in names if one not in helps), **helps)
+    for action in parser._actions:
+        action.required |= action.dest == entry.get("required")
+    if basic := entry.get("basic", "").split():
+        parser.add_argument("--help-all", action="help", help="show every option")
+        for action in parser._actions if "--help-all" not in argv else ():
+            action.help = action.help if action.dest in ("help", "help_all", *basic) else argparse.SUPPRESS
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks what may stand here
+        import argcomplete
 
-    Args:
-        name: After which it is called.
-        about: Its module's docstring, the help, in which "{NAME}" stands for how a user of this installation runs the
-            subcommand NAME.
-        add: Adds its options to a parser.
-        action: Its work with the options, which returns the exit status and raises UserError.
-        read: Parses the words that a parser with those options is given, where that takes more than its `parse_args`.
-        usage: Its first line of help, where argparse's own is too long.
-        failed: The exit status of an error that a user can mend.
-        interrupted: What is said after Ctrl-C.
-    """
-
-    name: str
-    about: str | None
-    add: Callable[[Parser], None]
-    action: Callable[[argparse.Namespace], int]
-    read: Callable[[Parser, list[str] | None], argparse.Namespace] = Parser.parse_args
-    usage: str | None = None
-    failed: int = 2
-    interrupted: str = "interrupted"
-
-    def parse(self, argv: list[str] | None = None) -> argparse.Namespace:
-        """The options in `argv`, or one sentence and an exit."""
-        about = self.about or ""
-        for name in ("verify", "unpack", "compare", "best", self.name):
-            about = about.replace(f"{{{name}}}", command(name))
-        parser = Parser(command(self.name), self.usage, about, formatter_class=Help)
-        self.add(parser)
-        return self.read(parser, argv)
-
-    @safe_streams()
-    def __call__(self, argv: list[str] | None = None) -> int:
-        args = self.parse(argv)
-        start_logging(getattr(args, "verbose", 0))
-        return exit_status(lambda: self.action(args), failed=self.failed, interrupted=self.interrupted)
+        argcomplete.autocomplete(parser)
+    return read(parser, argv, names)
 
 
-def exit_status(action: Callable[[], int], *, failed: int = 2, interrupted: str = "interrupted") -> int:
-    """The exit status of a command whose work is `action`.
+def run(name: str, argv: list[str]) -> int:
+    """Does a subcommand's work; its exit status."""
+    args = parse(name, argv)
+    start_logging(getattr(args, "verbose", 0))
+    work = f"agentic_iqa_local.cli.{COMMANDS[name]['work']}"
+    return exit_status(lambda: pkgutil.resolve_name(work)(args), failed=COMMANDS[name].get("failed", 2))
 
-    It is what `action` returns; `failed` after an error that a user can mend, but 2 where the command line or the
-    configuration is wrong; 130 after Ctrl-C or a polite kill; 0 where nobody reads stdout any more, as with `| head`.
-    The error, or the sentence `interrupted`, goes to stderr in one line.
-    """
+
+def exit_status(action: Callable[[], int | None], *, failed: int = 2) -> int:
+    """The exit status of a command whose work is `action`: what that returns; `failed` after an error that a user can
+    mend, but 2 where the command line or the configuration is wrong; 130 after Ctrl-C or a polite kill; 0 where nobody
+    reads stdout any more, as with `| head`. What was wrong goes to stderr in one line."""
     try:
         with like_ctrl_c(signal.default_int_handler):
-            return action()
+            return action() or 0
     except KeyboardInterrupt:
-        tell(interrupted)
+        tell("interrupted")
         return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
+    except ModuleNotFoundError as error:
+        tell(f"error: expected the package {error.name}; pip install 'agentic_iqa_local[serve]' or install it itself")
+        return 2
     except UserError as error:
         tell(f"error: {error}")
         return 2 if isinstance(error, (UsageError, ConfigError)) else failed
@@ -142,9 +113,9 @@ def like_ctrl_c(handler: Callable[..., object]) -> Iterator[None]:
 
 
 @contextmanager
-def stopped_by_ctrl_c(batch: "Runner | RayRunner", go_on: str) -> Iterator[None]:
-    """Meanwhile the first Ctrl-C lets `batch` finish what is in hand, and the second ends this process; `go_on` says
-    how to go on."""
+def stopped_by_ctrl_c(batch: Any, go_on: str) -> Iterator[None]:
+    """Meanwhile the first Ctrl-C lets a Runner or RayRunner finish what is in hand, and the second ends this process;
+    `go_on` says how to go on."""
 
     def interrupted(*_: object) -> None:
         if batch.stopping:

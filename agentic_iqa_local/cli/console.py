@@ -1,7 +1,6 @@
 """What a command prints where: results on stdout; on stderr one live line of progress, logs and all else."""
 
 import argparse
-import functools
 import logging
 import os
 import sys
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TextIO
 from agentic_iqa_local.errors import name_picture, one_line, printable
 
 if TYPE_CHECKING:
-    from rich.console import Console as Terminal
     from rich.progress import Progress as Bar
     from rich.text import Text
 
@@ -22,65 +20,35 @@ CLEAR = "\r\x1b[2K"  # clears the line that the cursor is in: that of progress, 
 _live: "list[Bar]" = []  # the line of progress, while there is one
 
 
-class SafeStream:
-    """A text stream that nothing steers a terminal through, whoever writes to it."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self.terminal = stream  # for what may steer it: colours and the line of progress
-
-    def write(self, text: str) -> int:
-        self.terminal.write(printable(text))
-        return len(text)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.terminal, name)
-
-
-@contextmanager
-def safe_streams() -> Iterator[None]:
-    """stdout and stderr as `SafeStream`. Every command runs in it, from before its arguments are read."""
-    before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = (one if isinstance(one, SafeStream) else SafeStream(one) for one in before)
-    try:
-        yield
-    finally:
-        sys.stdout, sys.stderr = before
-
-
-@functools.lru_cache(maxsize=4)
-def _terminal(file: TextIO) -> "Terminal":
-    """rich's console of a stream."""
-    from rich.console import Console as Terminal
-
-    return Terminal(file=file)
-
-
 def tell(text: "str | Text", file: Any = None) -> None:
-    """Prints to a file (default: stderr), above the live line where one is shown on that terminal."""
-    file = file or sys.stderr
-    stream = getattr(file, "terminal", file)
+    """Prints to a file (default: stderr), above the live line where one is shown on that terminal. Whatever a text
+    quotes, it steers no terminal."""
+    file = sys.stderr if file is None else file
     if isinstance(text, str):
         said = f"{printable(text)}\n"
     else:
-        terminal = _terminal(stream)
+        from rich.console import Console as Terminal
+
+        terminal = Terminal(file=file)
         with terminal.capture() as captured:
             terminal.print(text, soft_wrap=True)
         said = captured.get()
-    stream.write(CLEAR + said if _live and file.isatty() else said)
-    stream.flush()
+    file.write(CLEAR + said if _live and file.isatty() else said)
+    file.flush()
+
+
+def say(text: str) -> None:
+    """Prints to stdout."""
+    tell(text, sys.stdout)
 
 
 def _live_line(*columns: Any, shown: bool = True) -> "Bar":
     """rich's progress on a terminal's stderr, which is taken away at its end."""
+    from rich.console import Console as Terminal
     from rich.progress import Progress as Bar
 
-    terminal = _terminal(getattr(sys.stderr, "terminal", sys.stderr))
-    hidden: dict[str, Any] = {
-        "redirect_stdout": False,
-        "redirect_stderr": False,
-        "disable": not (shown and sys.stderr.isatty()),
-    }
-    return Bar(*columns, console=terminal, transient=True, **hidden)
+    how: dict[str, Any] = {"redirect_stdout": False, "redirect_stderr": False, "transient": True}
+    return Bar(*columns, console=Terminal(stderr=True), disable=not (shown and sys.stderr.isatty()), **how)
 
 
 @contextmanager
@@ -88,8 +56,7 @@ def meter() -> Iterator[Callable[[str, int], None]]:
     """What is to be told of a file and how many more of its bytes are done; a terminal shows it."""
     from rich.progress import DownloadColumn, TextColumn, TransferSpeedColumn
 
-    columns = DownloadColumn(), TransferSpeedColumn(), TextColumn("{task.description}", markup=False)
-    with _live_line(*columns) as shown:
+    with _live_line(DownloadColumn(), TransferSpeedColumn(), TextColumn("{task.description}", markup=False)) as shown:
         task = shown.add_task("", total=None)
         yield lambda path, size: shown.update(task, advance=size, description=one_line(path[-100:]))
 
@@ -126,14 +93,14 @@ class Progress(AbstractContextManager):
             tell(self._text())
 
     def _text(self) -> str:
-        parts = [f"{self._done}/{self._total} pictures"]
+        text = f"{self._done}/{self._total} pictures"
         if done := self._done - self._earlier:
             from agentic_iqa_local.output.tally import pace
 
             seconds = time.monotonic() - self._began
             left = round((self._total - self._done) * seconds / done)
-            parts += [pace(done, seconds), f"{left // 3600}:{left // 60 % 60:02}:{left % 60:02} left"]
-        return ", ".join([*parts, f"{self._failed} failed"] if self._failed else parts)
+            text += f", {pace(done, seconds)}, {left // 3600}:{left // 60 % 60:02}:{left % 60:02} left"
+        return text + (f", {self._failed} failed" if self._failed else "")
 
 
 class Console(AbstractContextManager):
@@ -148,10 +115,6 @@ class Console(AbstractContextManager):
             os.dup2(2, 1)
         self.results = results
 
-    def show(self, text: "str | Text") -> None:
-        """Prints a result."""
-        tell(text, self.results)
-
     def show_answer(
         self, args: argparse.Namespace, line: str, account: Callable[[], str], headline: str, failed: bool
     ) -> None:
@@ -160,11 +123,11 @@ class Console(AbstractContextManager):
         terminal = self.results.isatty()
         json_on_stdout = args.json or not (args.out or terminal or args.explain)
         if json_on_stdout:
-            self.show(line)
+            tell(line, self.results)
         if args.explain:
             tell(account(), None if json_on_stdout else self.results)
         elif terminal and not json_on_stdout and not args.out:
-            self.show(headline)
+            tell(headline, self.results)
         elif failed:
             tell(headline)
 
@@ -184,7 +147,6 @@ class LogLines(logging.Handler):
 
 def start_logging(verbosity: int) -> None:
     """Warnings on stderr; with verbosity 1 what happens, with 2 prompts and model output too."""
-
     handler = LogLines()
     handler.addFilter(name_picture)
     logging.basicConfig(level=logging.WARNING, handlers=[handler], format="%(levelname)s %(picture)s%(message)s")

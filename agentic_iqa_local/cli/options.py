@@ -1,184 +1,182 @@
-"""Options of the command line: tables of lines, the fields of `config.Request`, and the settings that they choose."""
+"""Options of the command line: the fields of one model, which an adapter gives to argparse, and the settings that they
+choose."""
 
 import argparse
-import math
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import NoneType
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from agentic_iqa_local.cli.command import UsageError
+from pydantic import BeforeValidator, StringConstraints
+
 from agentic_iqa_local.cli.console import tell
-from agentic_iqa_local.config import ConfigError, Decisions, Options, Request
+from agentic_iqa_local.config import ConfigError, Count, Options, Request, Seconds, option
+from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.files import FileError, about_missing_model, models_root, place_for
 
 if TYPE_CHECKING:
-    from agentic_iqa_local.batch.ray import Place, RayRunner
-    from agentic_iqa_local.batch.runner import Runner
     from agentic_iqa_local.batch.work import Work
     from agentic_iqa_local.config import Settings
 
-SET_UP = ("gpu", "cpu", "config", "engine", "model", "models")
-HOW = ("pipeline", "mode", "fit", "max_replan_iterations")
-HOW_SURE = tuple(Decisions.model_fields)
-METAVARS = {
-    "abstain_wider_than": "W", "at_least": "LEVEL", "background": "COLOUR", "choices": "ANSWER", "config": "NAME",
-    "error_rate": "X", "fit": "FILE", "gpu": "N", "map_tiles": "N", "max_replan_iterations": "N",
-    "model": "NAME", "models": "DIR", "most_reads": "N", "most_seconds": "S", "query": "TEXT", "target_width": "W",
-}  # fmt: skip
-WORK = """
---jobs N      pictures assessed at once, with --engine vllm or server in one batch (default: 1)
---timeout S   seconds for one picture, after which its row is a failure (default: 600)
-"""
-VERBOSE = "-v --verbose  log what happens (-vv: prompts and model output too)"
-ANSWER = f"""
---json        JSON lines on stdout, on a terminal too
---explain     in plain sentences: the verdict, what is wrong and where, how sure, what decided
-{VERBOSE}
-"""
-CLUSTER = """
---cluster ADDRESS     local: workers on this machine; HOST:PORT or auto: of a cluster that `ray start` made
---workers N           workers in all, each with a model
---gpus-per-worker G   GPUs of each worker, such as 1, 2 or 0.5 (default: 0, workers compute on CPUs)
-"""
-TRACK = "--track mlflow|trackio  note options and figures with this experiment tracker, in files on this disk"
+GROUPS = {  # options that several commands share
+    "SET_UP": ("gpu", "cpu", "config", "engine", "model", "models"),
+    "HOW": ("pipeline", "mode", "fit", "max_replan_iterations"),
+    "HOW_SURE": ("abstain_wider_than", "at_least", "error_rate", "target_width"),
+    "WORK": ("jobs", "timeout"),
+    "CLUSTER": ("cluster", "workers", "gpus_per_worker"),
+    "SHOWN": ("json", "explain", "verbose"),
+}
 SUFFIXES = {"out": (".jsonl", ".json"), "csv": (".csv",), "gallery": (".html", ".htm")}  # of files of answers
-# An option → the one that it needs; and options of which one stands alone.
-NEEDS = {
-    "resume": "out", "retry_failed": "resume", "map_tiles": "map", "workers": "cluster",
-    "cluster": "workers", "gpus_per_worker": "cluster",
+METAVARS = {
+    "abstain_wider_than": "W", "at_least": "LEVEL", "background": "COLOUR", "batches": "DIR", "choices": "ANSWER",
+    "cluster": "ADDRESS", "contexts": "CONTEXT", "expect": "HASH", "fit": "FILE", "host": "ADDRESS", "images": "DIR",
+    "models": "DIR", "modes": "MODE", "mos_range": "X", "query": "TEXT", "repo": "FOLDER=ORG/NAME@REVISION",
+    "root": "DIR", "target_width": "W", "tools": "TOOL",
 }  # fmt: skip
-APART = (("pictures", "manifest"), ("reference", "manifest"), ("gpu", "cluster"), ("map", "cluster"))
+KINDS = {"integer": "N", "number": "X", "path": "FILE"}  # JSON schema's → metavar
+# An option → those of which it needs one; and options of which one stands alone.
+NEEDS = {
+    "resume": ["out"], "retry_failed": ["resume"], "map_tiles": ["map"], "cluster": ["workers"], "workers": ["cluster"],
+    "gpus_per_worker": ["cluster"], "strict": ["at_least", "abstain_wider_than"],
+}  # fmt: skip
+APART = (("pictures", "manifest"), ("reference", "manifest"), ("gpu", "cluster"), ("map", "cluster"), ("quick", "deep"))
+STATE = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+
+Context = Literal["image_alone", "without_scores", "all_evidence"]  # of a study's prompt
+CONTEXTS = get_args(Context)
+File = Annotated[Path, BeforeValidator(lambda path: Path(path))]  # also of a name that is no UTF-8
 
 
-def count(text: str) -> int:
-    """The type of an option that counts from 1 on."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number from 1 on, got {text!r}")
-    return int(text)
+class UsageError(UserError):
+    """A command line that cannot be carried out."""
 
 
-def positive(text: str) -> float:
-    """The type of an option that is a number above 0."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"expected more than 0, got {text!r}")
-    return number
+class Words(Request):
+    """What can be said on the command line: what a request may ask, and what commands read, write and need."""
+
+    manifest: File | None = option("instead: .csv, .jsonl or .parquet with image; reference, query, choices of a row")
+    reference: File | None = option("pristine original of the same size; for several a folder with the same names")
+    out: File | None = option("JSON lines to FILE, one durable row for each picture")
+    resume: bool = option("go on with FILE: assess what it lacks, and what changed", False)
+    retry_failed: bool = option("with --resume: assess its failed pictures again", False)
+    csv: File | None = option("a table for spreadsheets too, when the run ends")
+    gallery: File | None = option("a page to look through, sort and triage too, when the run ends")
+    map: File | None = option("draw the quality from place to place to a PNG, of several into a folder")  # pyright: ignore
+    strict: bool = option("exit status 4 where a picture fails --at-least, 3 where an answer is not sure", False)
+    jobs: Count = option("pictures at once, with --engine vllm or server in one batch (default: 1)", 1)
+    timeout: Seconds = option("seconds for one picture, after which its row is a failure (default: 600)", 600.0)
+    cluster: str | None = option("local: workers on this machine; HOST:PORT or auto: of a cluster of `ray start`")
+    workers: Count | None = option("workers in all, each with a model")
+    gpus_per_worker: Seconds | None = option("GPUs of each worker, such as 1 or 0.5 (default: 0, they compute on CPUs)")
+    track: Literal["mlflow", "trackio"] | None = option("note options and figures with this tracker, in files here")
+    explain: bool = option("plain sentences: the verdict, what is wrong and where, how sure, what decided", False)
+    # study
+    key: str | None = option("which data set it is, where the layout does not tell")
+    part_of: str | None = option("a manifest: the data set whose scale its scores have")
+    split: str | None = option("only images of this official split, such as train, val or test")
+    limit: Count | None = option("only N images, drawn evenly with a fixed seed")
+    mos_range: tuple[float, float] | None = option("a manifest: the lowest and the highest score of its scale")
+    contexts: list[Context] = option(f"what stands in the prompt: {', '.join(CONTEXTS)} (default: all)", [*CONTEXTS])
+    tools: list[str] | None = option("tools to run or to take (default: those of the configuration)")
+    objective: Literal["rps", "srcc", "keep"] = option("what is minimised (default: rps)", "rps")
+    called: str | None = option("what rows call the set that intervals are calibrated on")
+    share: float = option("without --split: this share of the scenes, seed 0 (default: 0.3)", 0.3)
+    baseline: str | None = option("the mode compared with every other (default: classification)")
+    modes: list[str] = option("scoring modes, or all (default: logits)", ["logits"])
+    draws: Count = option("bootstrap draws; 1000 decide up to 25 comparisons (default: 1000)", 1000)
+    # gallery, serve, mcp, doctor, bundle
+    images: File | None = option("where the pictures are now, if they are no longer at the paths in the rows")
+    host: str = option("where to listen (default: 127.0.0.1)", "127.0.0.1")
+    port: int = option("0 takes a free one (default: 8765)", 8765)
+    batches: File = option("where batches lie (default: below $XDG_STATE_HOME)", STATE / "agentic-iqa" / "batches")
+    root: File = option("the folder whose pictures may be read (default: the working folder)", Path())
+    quick: bool = option("load no model and no tool: for a health check", False)
+    deep: bool = option("also compare letters and tools, in minutes", False)
+    repo: list[str] = option("the repository of a model folder, which is then downloaded", [])
+    accept_licences: bool = option("accept the licences that are shown", False)
+    wheels: Literal["transformers", "vllm"] | None = option("also wheels of an engine's environment, for this platform")
+    expect: Annotated[str, StringConstraints(to_lower=True)] | None = option("refuse every other bundle")
 
 
-KINDS: dict[str, Any] = {"N": count, "S": positive, "G": positive, "FILE": Path, "DIR": Path, "PATH": Path, "X": float}
+FIELDS: dict[str, Any] = Words.model_json_schema()["properties"]
 
 
-def add(options: argparse._ActionsContainer, table: str) -> None:
-    """Adds options, one a line: name, metavar, two blanks, help.
-
-    By its metavar an option is a count (N), more than 0 (S, G), a number (X), a path (FILE, DIR, PATH), one of several
-    words (A|B), a list (TOOL...), or required (DIR!); without one it is a switch, and with a short name beside its own
-    a switch that counts. A name without dashes is an argument. A number that the help calls the default is that.
-    """
-    for line in filter(None, map(str.strip, table.splitlines())):
-        names, about = re.split(r"\s{2,}", line, maxsplit=1)
-        name, _, metavar = names.partition(" ")
-        shape: dict[str, Any] = {"help": about}
-        if default := re.search(r"\(default: ([\d.]+)\)", about):
-            shape["default"] = default[1]
-        if not metavar:
-            options.add_argument(name, action="store_true", help=about)
-        elif metavar.startswith("--"):
-            options.add_argument(name, metavar, action="count", default=0, help=about)
+def add(options: argparse._ActionsContainer, *names: str, **other: str) -> None:
+    """Adds json, verbose and fields of `Words` as options, max_replan_iterations as --max-replan-iterations; `other`
+    are fields with a help of their own. Their values stay texts until `read` validates them."""
+    for name in (*names, *other):
+        flag, field = "--mode" if name == "modes" else f"--{name.replace('_', '-')}", FIELDS.get(name, {})
+        kind = field.get("anyOf", [field])[0]
+        shape: dict[str, Any] = {"help": as_flags(other.get(name) or field.get("description", ""))}
+        if name == "json":
+            options.add_argument(flag, action="store_true", help="JSON on stdout, on a terminal too")
+        elif name == "verbose":
+            about = "log what happens (-vv: prompts and model output too)"
+            options.add_argument("-v", flag, action="count", default=0, help=about)
+        elif kind.get("type") == "boolean":
+            options.add_argument(flag, action="store_true", **shape)
         else:
-            word = metavar.rstrip(".!")
-            shape |= {"choices": word.split("|")} if "|" in word else {"type": KINDS.get(word), "metavar": word}
-            shape |= {"required": True} if metavar.endswith("!") else {}
-            options.add_argument(name, nargs="+" if metavar.endswith("...") else None, **shape)
-
-
-def add_options(options: argparse._ActionsContainer, *names: str) -> None:
-    """Adds fields of `config.Request` as options: max_replan_iterations as --max-replan-iterations. Their values
-    stay texts until `checked` or `chosen_settings` validates them."""
-    for name in names:
-        field = Request.model_fields[name]
-        kind = next((kind for kind in get_args(field.annotation) if kind is not NoneType), field.annotation)
-        words = get_args(kind) if get_origin(kind) is Literal else ()
-        shape: dict[str, Any] = {"metavar": "|".join(words) or METAVARS.get(name)}
-        if kind is bool:
-            shape = {"action": "store_true"}
-        elif "list" in str(kind):
-            shape["nargs"] = "+"
-        options.add_argument(f"--{name.replace('_', '-')}", help=as_flags(field.description or ""), **shape)
-
-
-def read(parser: argparse.ArgumentParser, argv: list[str] | None) -> argparse.Namespace:
-    """The options in `argv` (default: the command line), with the values that they stand for, or one sentence and an
-    exit. Pictures may stand before, between and behind options."""
-    args = parser.parse_intermixed_args(argv)
-    try:
-        check_together(args)
-        request = Request.of(_given(args, Request))
-    except (ConfigError, UsageError) as error:
-        parser.error(as_flags(error.message))
-    vars(args).update({name: getattr(request, name) for name in _given(args, Request)})
-    return args
-
-
-def check_together(args: argparse.Namespace) -> None:
-    """Raises UsageError for an option without the one that it needs, and for two that do not go together."""
-    given = {name for name, value in vars(args).items() if value not in (None, False, [])}
-    for option, needed in NEEDS.items():
-        if option in given and needed not in given and hasattr(args, needed):
-            raise UsageError(f"--{option.replace('_', '-')}: expected with --{needed}")
-    for option, other in APART:
-        if {option, other} <= given:
-            named = args.pictures[0] if option == "pictures" else f"--{option}"
-            raise UsageError(f"{named}: expected without --{other}")
-
-
-def _given(args: argparse.Namespace, model: type[Options]) -> dict[str, Any]:
-    """The options of a model that were typed; a command may give --map a value of its own."""
-    values = {name: getattr(args, name, None) for name in model.model_fields.keys() - {"map"}}
-    return {name: value for name, value in values.items() if value is not None and value is not False}
+            shape["nargs"] = kind.get("maxItems", "+") if kind.get("type") == "array" else None
+            metavar = METAVARS.get(name) or "|".join(kind.get("enum", ()))
+            metavar = metavar or KINDS.get(kind.get("format") or kind.get("type"), "NAME")
+            options.add_argument(flag, dest=name, metavar=metavar, **shape)
 
 
 def as_flags(message: str) -> str:
-    """`message` with options of several words, and the one that it begins with, as they are typed: "error_rate:
-    expected with at_least" → "--error-rate: expected with --at-least"."""
+    """A message with the option that it begins with, and those of several words, as they are typed."""
 
     def flag(word: re.Match[str]) -> str:
-        return f"--{word[0].replace('_', '-')}" if word[0] in Request.model_fields else word[0]
+        return f"--{word[0].replace('_', '-')}" if word[0] in Words.model_fields else word[0]
 
     return re.sub(r"^\w+(?=:)|(?<!-)\b[a-z]+_[a-z_]+\b", flag, message)
+
+
+def read(parser: argparse.ArgumentParser, argv: list[str], names: Iterable[str]) -> argparse.Namespace:
+    """The options in `argv`, of those with these names, as what they stand for, or one sentence and an exit. Pictures
+    may stand before, between and behind options."""
+    args = parser.parse_intermixed_args(argv)
+    given = {name for name, value in vars(args).items() if value not in (None, False, [])}
+    for name, needed in NEEDS.items():
+        if name in given and not given.intersection(needed):
+            parser.error(f"--{name}: expected with --{' or --'.join(needed)}".replace("_", "-"))
+    for name, other in APART:
+        if {name, other} <= given:
+            named = args.pictures[0] if name == "pictures" else f"--{name}"
+            parser.error(f"{named}: expected without --{other}")
+    fields = Words.model_fields.keys() & set(names)
+    try:
+        words = Words.of({name: getattr(args, name) for name in fields & given})
+    except ConfigError as error:
+        parser.error(as_flags(error.message))
+    return argparse.Namespace(**vars(args) | {name: getattr(words, name) for name in fields})
 
 
 def output_file(option: str, file: Path, *suffixes: str) -> Path:
     """The file that `option` writes, where `file` is a link the one that it leads to. Raises UsageError for a name
     with another suffix, so that nothing of another kind is replaced, and for a place where nothing can be written."""
-    folder, ends = file.absolute().parent, " or ".join(suffixes)
+    folder, wrong, remedy = file.absolute().parent, "", "choose a new file in a folder of yours"
     try:
         place = place_for(file)
     except FileError as error:
-        raise UsageError(f"{option} {file}: {error}", "choose a new file in a folder of yours") from error
+        raise UsageError(f"{option} {file}: {error}", remedy) from error
     if place.suffix.lower() not in suffixes:
-        raise UsageError(f"{option} {file}: expected a name with {ends}", f"name it {file.stem}{suffixes[0]}")
-    if not folder.is_dir():
-        remedy = f"make it first: mkdir -p {shlex.quote(str(folder))}"
-        raise UsageError(f"{option} {file}: there is no folder {folder}", remedy)
-    if not os.access(place if place.exists() else folder, os.W_OK):
-        raise UsageError(f"{option} {file}: it cannot be written", "choose a file in a folder of yours")
+        wrong, remedy = f"expected a name with {' or '.join(suffixes)}", f"name it {file.stem}{suffixes[0]}"
+    elif not folder.is_dir():
+        wrong, remedy = f"there is no folder {folder}", f"make it first: mkdir -p {shlex.quote(str(folder))}"
+    elif not os.access(place if place.exists() else folder, os.W_OK):
+        wrong = "it cannot be written"
+    if wrong:
+        raise UsageError(f"{option} {file}: {wrong}", remedy)
     return place
 
 
 def check_outputs(args: argparse.Namespace) -> None:
     """Gives the options for files of answers the places that they lead to. Raises UsageError, see `output_file`."""
-    for option, suffixes in SUFFIXES.items():
-        if file := getattr(args, option, None):
-            setattr(args, option, output_file(f"--{option}", file, *suffixes))
+    for name, suffixes in SUFFIXES.items():
+        if file := getattr(args, name, None):
+            setattr(args, name, output_file(f"--{name}", file, *suffixes))
 
 
 def chosen_settings(args: argparse.Namespace, say: Callable[[str], None] = tell) -> "Settings":
@@ -186,14 +184,15 @@ def chosen_settings(args: argparse.Namespace, say: Callable[[str], None] = tell)
     neither of those two the largest model that is there is taken, and `say` is told which. Raises ConfigError."""
     from agentic_iqa_local.api import choose_settings
 
-    options = _given(args, Options)
+    given = {name: getattr(args, name, None) for name in Options.model_fields}
+    options = {name: value for name, value in given.items() if value is not None and value is not False}
     if "gpu" in options and not options.keys() & {"config", "model"} and options.get("engine") != "server":
         from agentic_iqa_local.vlm_client.model_choice import choose
 
         choice = choose(models_root(options.get("models")))
         say(choice.said)
-        if choice.folder:
-            options |= {"model": choice.folder} | ({"config": choice.config} if choice.config else {})
+        chosen = {"model": choice.folder, "config": choice.config}
+        options |= {name: value for name, value in chosen.items() if choice.folder and value}
     try:
         settings = choose_settings(**options)
     except ConfigError as error:
@@ -212,32 +211,25 @@ def check_models(settings: "Settings", pipeline: str) -> None:
             raise UsageError(*about_missing_model(folder))
 
 
-def place_of(args: argparse.Namespace) -> "Place | None":
-    """Where the workers of a command line are; None without --cluster. Raises ClusterError where the address is none
-    or does not answer."""
-    if args.cluster is None:
-        return None
-    from agentic_iqa_local.batch.ray import Place, check_address
+def device_of(args: argparse.Namespace) -> str:
+    """Where models compute, with --cluster at each worker. Raises DeviceError, ClusterError."""
+    if getattr(args, "cluster", None):
+        from agentic_iqa_local.batch.ray import check_address
 
-    check_address(args.cluster)
-    return Place(args.cluster, args.workers, args.gpus_per_worker or 0.0)
+        check_address(args.cluster)
+        return "cuda:0" if args.gpus_per_worker else "cpu"
+    from agentic_iqa_local.devices import choose_device
 
-
-@contextmanager
-def extra(name: str) -> Iterator[None]:
-    """What is imported here comes with the extra `serve`. Raises UsageError where the command `name` lacks it."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        remedy = "pip install 'agentic_iqa_local[serve]'"
-        raise UsageError(f"{name}: expected the package {error.name}", remedy) from error
+    return choose_device(args.gpu, args.cpu)
 
 
-def chosen_batch(
-    work: "Work[Any, Any]", device: str, place: "Place | None", **window: Any
-) -> "Runner[Any, Any] | RayRunner[Any, Any]":
-    """What does the work: a process on this machine, or a cluster's workers."""
-    from agentic_iqa_local.batch.ray import RayRunner
+def batch_of(args: argparse.Namespace, work: "Work", device: str, **more: Any) -> Any:
+    """The Runner or RayRunner that does the work: a process on this machine, or with --cluster the workers."""
+    more |= {"jobs": args.jobs, "timeout": args.timeout}
+    if getattr(args, "cluster", None):
+        from agentic_iqa_local.batch.ray import Place, RayRunner
+
+        return RayRunner(work, Place(args.cluster, args.workers, args.gpus_per_worker or 0.0), **more)
     from agentic_iqa_local.batch.runner import Runner
 
-    return Runner(work, device, **window) if place is None else RayRunner(work, place, **window)
+    return Runner(work, device, **more)

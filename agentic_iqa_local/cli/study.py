@@ -1,68 +1,46 @@
-"""Studies the agent on images with human scores. Nothing leaves this machine.
-
-examples:
-  {study} run /data/tid2013 --out runs/tid2013
-  {study} run my40.csv --mos-range 1 5 --out runs/my40
-  {study} run /data/koniq10k --split test --gpu 0 --out runs/koniq10k
-  {study} report runs/tid2013 runs/koniq10k --out reports/both
-  {study} compare runs/koniq10k runs/koniq10k_qwen
-  {study} COMMAND --help
-
-Results go to stdout, all else to stderr. Exit status: 0 done, 2 wrong usage or a run that cannot be used, 130
-interrupted: the rows so far are kept, and the same run goes on.
-"""
+"""The commands study run, fit, report and compare: the agent on images with human scores."""
 
 import argparse
 import csv
 import json
-from collections.abc import Iterator
+import shlex
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
-from agentic_iqa_local.cli import study_report, study_run
-from agentic_iqa_local.cli.command import Command, Help, Parser
-from agentic_iqa_local.cli.options import TRACK, add
-from agentic_iqa_local.files import command
+from agentic_iqa_local.cli.command import stopped_by_ctrl_c
+from agentic_iqa_local.cli.console import Progress, say, tell
+from agentic_iqa_local.cli.options import batch_of, chosen_settings, device_of, output_file
+from agentic_iqa_local.errors import one_line
+from agentic_iqa_local.files import command, write_whole
+from agentic_iqa_local.iqa_tools import find_tool
+from agentic_iqa_local.judgement.fit import read_fit
+from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
 from agentic_iqa_local.output.tracking import tracked
+from agentic_iqa_local.studies.compare import compare as compare_runs
+from agentic_iqa_local.studies.datasets import load_dataset
+from agentic_iqa_local.studies.fitting import fit_runs
+from agentic_iqa_local.studies.report import as_text, report_runs, write_tables
+from agentic_iqa_local.studies.run import Plan, Studying, chosen, run_study
+from agentic_iqa_local.studies.store import read_run
 
-# name → (what it does, its help, which adds its options, its work)
-COMMANDS = {
-    "run": (
-        "each image's inference, once, into a folder that survives a kill",
-        study_run.ABOUT, study_run.options, study_run.run,
-    ),
-    "fit": (
-        "p_c's temperature and η, and intervals of q, from a part of a run, for assess.py and report --fit",
-        study_report.FIT, study_report.fit_options, study_report.fit,
-    ),
-    "report": (
-        "every scoring mode of cached runs against the human scores, without touching a model",
-        study_report.REPORT, study_report.report_options, study_report.report,
-    ),
-    "compare": (
-        "run against run on the same images: two models, or two versions of the program",
-        study_report.COMPARE, study_report.compare_options, study_report.compare,
-    ),
-}  # fmt: skip
+GO_ON = "the same command goes on"
+Work = Callable[[argparse.Namespace], int | None]
 
 
-def options(parser: Parser) -> None:
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, (about, text, add_options, work) in COMMANDS.items():
-        text = text.replace("{study}", command("study"))
-        one = commands.add_parser(name, help=about, description=text, formatter_class=Help)
-        add_options(one)
-        if name in ("run", "report"):
-            add(one, TRACK)
-        one.set_defaults(work=work)
+def noted(work: Work) -> Work:
+    """With --track the figures of --out are noted when the work is done. Raises TrackingError."""
 
+    def noting(args: argparse.Namespace) -> int | None:
+        with tracked(args.track, str(args.out), vars(args)) as log:
+            status = work(args)
+            for found in figures(args.out) if args.track else ():
+                log(found)
+        return status
 
-def study(args: argparse.Namespace) -> int:
-    """The command's work; with --track its figures are noted when it is done. Raises UserError."""
-    with tracked(getattr(args, "track", None), str(getattr(args, "out", "")), vars(args)) as log:
-        status = args.work(args)
-        for found in figures(args.out) if getattr(args, "track", None) else ():
-            log(found)
-    return status
+    return noting
 
 
 def figures(folder: Path) -> Iterator[dict[str, float]]:
@@ -77,4 +55,65 @@ def figures(folder: Path) -> Iterator[dict[str, float]]:
             yield {f"{name} {kind}": float(mode[kind]) for kind in ("srcc", "plcc") if mode[kind]}
 
 
-main = Command("study", __doc__, options, study, interrupted="interrupted: the same run goes on")
+@noted
+def run(args: argparse.Namespace) -> int:
+    """Makes a study's rows; the exit status. Raises UserError."""
+    dataset = load_dataset(args.dataset, args.key, part_of=args.part_of, mos_range=args.mos_range)  # nosec B615
+    dataset = chosen(dataset, args.split, args.limit)
+    if missing := dataset.missing:
+        tell(one_line(f"{len(missing)} files that the scores name are missing, the first: {missing[0]}"))
+    for reason, number in dataset.left_out.items():
+        tell(f"{number} rows are left out: {one_line(reason)}")
+    settings = chosen_settings(args)
+    full_reference = dataset.info.kind == "FR" or any(item.reference for item in dataset.items)
+    configured = settings.tools.full_reference if full_reference else settings.tools.no_reference
+    tools = tuple(find_tool(tool).name for tool in args.tools or configured)
+    plan = Plan(args.query or DEFAULT_QUERY, tuple(args.contexts), tools)
+    batch = batch_of(args, Studying(settings, plan), device_of(args))
+    total = len(dataset.items or dataset.questions)
+    with closing(run_study(dataset, batch, args.out)) as counts:
+        done = next(counts)
+        with Progress(total, done) as shown, stopped_by_ctrl_c(batch, GO_ON):
+            for done in counts:  # noqa: B007
+                shown.count()
+    if batch.stopping and done < total:
+        tell(f"interrupted: {done} of {total} images have their rows; {GO_ON}")
+        return 130
+    errors = [row["error"] for row in read_run(args.out)[1] if row.get("error")]
+    failed = f", {len(errors)} of them failures (the first: {one_line(str(errors[0]))})" if errors else ""
+    report_on = shlex.join([*command("study").split(), "report", str(args.out), "--out", "DIR"])
+    say(one_line(f"{total} rows in {args.out}{failed}; next: {report_on}"))
+    return 0
+
+
+def fit(args: argparse.Namespace) -> None:
+    place = output_file("--out", args.out, ".json")
+    found = fit_runs(args.runs, args.objective, split=args.split, share=args.share, called=args.called)
+    write_whole(place, found.model_dump_json())
+    calibrated = "intervals of q are not calibrated, they need an absolute category scale"
+    if found.intervals:
+        answers = " and sets of answers" if found.intervals.questions else ""
+        calibrated = f"calibrates intervals of q for {len(found.intervals.ratings)} ways to assess{answers}"
+    say(one_line(f"{found.account}; {calibrated}; written to {args.out}"))
+
+
+@noted
+def report(args: argparse.Namespace) -> None:
+    fitted = read_fit(Path(args.fit)) if args.fit else None
+    say(report_runs(read_runs(args.runs), args.out, fit=fitted, draws=args.draws, baseline=args.baseline))
+
+
+def compare(args: argparse.Namespace) -> None:
+    tables, notes = compare_runs(read_runs(args.runs), modes=args.modes, draws=args.draws)
+    say("\n".join([*(as_text(name, table) for name, table in tables.items()), *notes]))
+    if args.out:
+        write_tables(args.out, tables)
+        say(f"\nWritten to {one_line(str(args.out))}")
+
+
+def read_runs(folders: list[Path]) -> dict[str, Any]:
+    """The runs by the names of their folders, which are numbered where two are the same."""
+    names = [folder.resolve().name for folder in folders]
+    times = Counter(names)
+    called = [f"{name}-{i}" if times[name] > 1 else name for i, name in enumerate(names, 1)]
+    return {name: read_run(folder) for name, folder in zip(called, folders, strict=True)}

@@ -1,8 +1,7 @@
 """How sure one assessment is and what follows: a closer look at the letters, another pass, an answer that is held
 back, a gate."""
 
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,19 +25,15 @@ class Sureness:
     query: str = ""
     unlike_photograph: bool = False
     reads: int = 0
-    began: float = field(default_factory=time.monotonic)
 
     def wants_more(self, fusion: FusionResult, plan: PlannerOutput | None, reads: int) -> bool:
         """Whether `reads` more letter reads are to make the interval narrower: it is wider than asked for, and
-        the budget of reads and seconds allows them."""
+        the budget of reads allows them."""
         wanted, most_reads = self.decisions.target_width, self.decisions.most_reads
         interval = None if wanted is None or fusion.q is None else self.interval(fusion, plan)
         if wanted is None or not isinstance(interval, Interval) or interval.width <= wanted:
             return False
-        if most_reads is not None and self.reads + reads > most_reads:
-            return False
-        most_seconds = self.decisions.most_seconds
-        return most_seconds is None or time.monotonic() - self.began < most_seconds
+        return most_reads is None or self.reads + reads <= most_reads
 
     def fields(self, fusion: FusionResult, plan: PlannerOutput | None, *, told_of_map: bool = False) -> dict[str, Any]:
         """What a row says of how sure an answer is: of a rating `interval`, `not_sure` and `gate`, of a question

@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from shutil import copytree, ignore_patterns, rmtree
 from typing import NamedTuple
 
+from agentic_iqa_local.config import ConfigError
 from agentic_iqa_local.errors import UserError, one_line
 from agentic_iqa_local.files import ROOT, file_hash
 from agentic_iqa_local.iqa_tools.weights import HUB, HUGGINGFACE
@@ -139,9 +140,9 @@ def _network_errors(what: str) -> Iterator[None]:
         raise FetchError(f"{what}: cannot be downloaded ({reason})", remedy) from error
 
 
-def tool_weight(weight: str, local: Path | None, downloads: Path) -> list[Found]:
-    """The files of one weight of the tools' table: a file of torch's hub folder, taken from that folder `local` if it
-    lies there, or "hf:ORG/NAME", a repository. Raises FetchError, also for a file that is not its publisher's."""
+def tool_weight(weight: str, downloads: Path) -> list[Found]:
+    """The files of one weight of the tools' table: a file of torch's hub folder, or "hf:ORG/NAME", a repository. Raises
+    FetchError, also for a file that is not its publisher's."""
     if weight.startswith("hf:"):
         return _snapshot_files(weight.removeprefix("hf:"))
     path, name, begins, url, licence = f"{HUB}/{weight}", PurePosixPath(weight).name, "", "", PYIQA_WEIGHTS.licence
@@ -150,11 +151,6 @@ def tool_weight(weight: str, local: Path | None, downloads: Path) -> list[Found]
         url = f"{CLIP}{begins}/{name}"
     elif not weight.startswith("pyiqa/") and weight not in PYIQA_CHECKPOINTS:
         begins, url, licence = PurePosixPath(name).stem.rpartition("-")[2], TORCHVISION + name, "bsd-3-clause"
-    if local and (file := local / weight).is_file():
-        if not (digest := file_hash(file)).startswith(begins):
-            expected = f"expected a file whose SHA-256 begins with {begins}, got {digest}"
-            raise FetchError(f"{file}: {expected}", "it is another: remove it")
-        return [Found(path, file, f"local file {weight}", licence)]
     file = downloads / "weights" / name
     with _network_errors(url or PYIQA_WEIGHTS.name):
         if not url:
@@ -224,8 +220,8 @@ def restrictions(licences: Iterable[tuple[str, str]]) -> list[Notice]:
 
 
 def repo_option(text: str) -> tuple[str, Repo]:
-    """A model folder and its repository, as --repo names them. Raises ValueError."""
+    """A model folder and its repository, as --repo names them. Raises ConfigError."""
     parts = re.fullmatch(r"([\w.-]+)=([\w.-]+/[\w.-]+?)(?:@([\w./-]+))?", text)
     if parts is None:
-        raise ValueError(f"expected FOLDER=ORG/NAME@REVISION, got {text!r}")
+        raise ConfigError(f"--repo: expected FOLDER=ORG/NAME@REVISION, got {text!r}")
     return parts[1], Repo(parts[2], parts[3] or "main")

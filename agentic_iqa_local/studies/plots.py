@@ -30,15 +30,14 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def draw(run: ScoredRun, tables: Tables, kinds: Sequence[str] = ("svg",)) -> dict[str, bytes]:
-    """Every figure that a run and its tables have data for, in each of these formats, by the file's name."""
+def draw(run: ScoredRun, tables: Tables) -> dict[str, bytes]:
+    """Every figure that a run and its tables have data for, as SVG, by the file's name."""
     files = {}
     with matplotlib.rc_context(STYLE):
         for name, (_, plot) in FIGURES.items():
             if figure := plot(run, tables):
-                for kind in kinds:
-                    figure.savefig(file := BytesIO(), format=kind, metadata={"Date": None} if kind == "svg" else None)
-                    files[f"{name}.{kind}"] = file.getvalue()
+                figure.savefig(file := BytesIO(), format="svg", metadata={"Date": None})
+                files[f"{name}.svg"] = file.getvalue()
     return files
 
 

@@ -88,14 +88,13 @@ def report_runs(
     out: Path,
     *,
     fit: Fit | None = None,
-    kinds: Sequence[str] = ("svg",),
     **options: Any,
 ) -> str:
     """Reports on runs (by name what `store.read_run` gives) into the folder `out`, each into one of its own where they
     are several, and returns what a terminal shows.
 
-    Runs on questions have a table of their accuracy alone. `kinds` are those of the figures ("svg", "png"); the other
-    options are those of `analyse`. Raises FitError for a fit of another model, and StudyError.
+    Runs on questions have a table of their accuracy alone. The options are those of
+    `analyse`. Raises FitError for a fit of another model, and StudyError.
     """
     made: dict[str, dict[str, pd.DataFrame]] = {}
     studies: dict[str, Analysis] = {}
@@ -107,7 +106,7 @@ def report_runs(
             raise FitError(f"--fit: expected a fit of the model of {name}, it was made with another", "fit it anew")
         studies[name] = analyse(run, rows, fit=fit, name=name, **options)
         made[name] = studies[name].tables
-    figures, said = {name: draw(study.run, study.tables, kinds) for name, study in studies.items()}, []
+    figures, said = {name: draw(study.run, study.tables) for name, study in studies.items()}, []
     for name, by_name in made.items():
         folder = out / name if len(runs) > 1 else out
         write_tables(folder, by_name)

@@ -21,7 +21,6 @@ import sys
 from pathlib import Path
 
 from agentic_iqa_local.cli.command import Parser, exit_status
-from agentic_iqa_local.cli.console import safe_streams
 from agentic_iqa_local.files import ROOT
 from bench.bars import bars
 from bench.maps import maps
@@ -57,7 +56,6 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-@safe_streams()
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     return exit_status(lambda: write_measurements(args))

@@ -1,0 +1,59 @@
+"""The commands that look at what is there: doctor at this machine, tools at the IQA tools, gallery at rows."""
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from agentic_iqa_local.cli.console import Console, say, tell
+from agentic_iqa_local.cli.options import SUFFIXES, chosen_settings, device_of, output_file
+from agentic_iqa_local.errors import one_line
+
+# The rest is imported where it is needed: each of the three takes other parts.
+
+
+def doctor(args: argparse.Namespace) -> int:
+    """Prints the checks; 1 where one failed. Raises UserError for a configuration that cannot be used."""
+    from agentic_iqa_local.offline.doctor import Setup, examine
+
+    checks = []
+    for check in examine(Setup(chosen_settings(args), args.gpu, args.cpu, args.quick), deep=args.deep):
+        checks.append(check)
+        if not args.json:
+            remedy = f"\n                remedy: {check.remedy}" if check.remedy else ""
+            say(f"{check.status}  {check.seconds:6.1f} s  {check.name}: {check.found}{remedy}")
+    count = Counter(check.status for check in checks)
+    if args.json:
+        say(json.dumps({"ok": not count["fail"], "checks": [asdict(check) for check in checks]}))
+    else:
+        say(f"\n{count['pass']} passed, {count['warn']} warned, {count['fail']} failed")
+    return 1 if count["fail"] else 0
+
+
+def tools(args: argparse.Namespace) -> None:
+    from agentic_iqa_local.output.tool_table import tool_table
+    from agentic_iqa_local.services import Services
+
+    with Console() as console:
+        tell(tool_table(Services(chosen_settings(args), device_of(args)).tools.info()), console.results)
+
+
+def gallery(args: argparse.Namespace) -> int:
+    from agentic_iqa_local.output.gallery.rows import read_rows
+
+    out = output_file("--out", args.out or args.rows.with_suffix(".html"), *SUFFIXES["gallery"])
+    message, missing = written(read_rows(args.rows), out, args.rows.name, args.images)
+    say(message)
+    return 1 if missing else 0
+
+
+def written(rows: Sequence[dict[str, Any]], out: Path, name: str, images: Path | None = None) -> tuple[str, int]:
+    """Writes the gallery; one sentence on it, and how many pictures it lacks. Raises WriteError."""
+    from agentic_iqa_local.output.gallery.page import write_gallery
+
+    missing = write_gallery(rows, out, name=name, images=images)
+    lacking = f", {missing} without a picture (the page says why)" if missing else ""
+    return one_line(f"gallery {out}: {len(rows)} rows{lacking}; open it in a browser"), missing
