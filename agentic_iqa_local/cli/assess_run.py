@@ -35,8 +35,7 @@ UNSURE, FAILS = 3, 4  # exit statuses of --strict
 
 
 class AssessRun:
-    """The items that a command line names, and what became of them so far. Raises RowsError for an --out that cannot
-    be gone on with, UsageError for a --map that cannot be drawn."""
+    """The items that a command line names, and what became of them so far. Raises RowsError, UsageError."""
 
     def __init__(self, args: argparse.Namespace, settings: Settings, items: list[Item], device: str, console: Console):
         self.args, self.items, self.device, self.console = args, items, device, console
@@ -69,8 +68,7 @@ class AssessRun:
         return results
 
     def finish(self) -> int:
-        """Assesses what is left, and says what there is; the exit status. Raises VLMError for a model that
-        cannot be loaded, TrackingError for --track."""
+        """Assesses what is left, and says what there is; the exit status. Raises VLMError, TrackingError."""
         more: dict[str, Any] = {}
         if self.results and not self.left:
             self.results.close()
@@ -154,8 +152,7 @@ class AssessRun:
 
 
 def map_requests(args: argparse.Namespace, items: Sequence[Item]) -> dict[str, MapRequest]:
-    """What is asked of each item's map, by the item's key; in a folder pictures of one name are told apart by a
-    number. Raises UsageError."""
+    """What is asked of each item's map, by the item's key. Raises UsageError."""
     place, files = args.map, [] if args.map.is_dir() else [args.map]
     if not files:
         times = Counter(item.image.stem.lower() for item in items)

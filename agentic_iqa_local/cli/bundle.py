@@ -76,8 +76,7 @@ def notices_of(
 
 
 def model_places(settings: Settings) -> dict[str, Path]:
-    """Each model folder's name, and where it would lie on this machine. Raises ConfigError for a model that does not
-    lie in the models folder itself."""
+    """Each model folder's name, and where it would lie. Raises ConfigError for one outside the models folder."""
     places: dict[str, Path] = {}
     for backend in settings.backends:
         name = backend.partition(".")[2]
@@ -116,7 +115,7 @@ def describe(bundle: Path, expect: str | None) -> None:
     """Prints what a bundle holds and which licences bind."""
     with bundles.opened(bundle, expect) as opened:
         manifest = opened.manifest
-    files = f"{len(manifest.files)} files, {decimal(manifest.size)}"
-    say(f"{one_line(str(bundle))}: {files}, manifest SHA-256 {opened.sha256}")
+    size = decimal(manifest.size)
+    say(f"{one_line(str(bundle))}: {len(manifest.files)} files, {size}, manifest SHA-256 {opened.sha256}")
     for line in (*manifest.contents, *(f"Licence: {notice}" for notice in manifest.notices)):
         say(f"  {line}")

@@ -62,8 +62,7 @@ def _answer_all(args: argparse.Namespace, conversation: Conversation, rows: RowF
 
 
 def _questions(first: str | None, typed: bool) -> Iterator[str]:
-    """The questions: `first`, if there is one, then a line each of stdin until its end, "exit" or "quit"; blank
-    lines apart."""
+    """`first`, if there is one, then a line each of stdin until its end, "exit" or "quit"; blank lines apart."""
     if first is not None:
         yield first
     if isinstance(sys.stdin, TextIOWrapper):  # a question that is not UTF-8 is named as such

@@ -114,8 +114,7 @@ def like_ctrl_c(handler: Callable[..., object]) -> Iterator[None]:
 
 @contextmanager
 def stopped_by_ctrl_c(batch: Any, go_on: str) -> Iterator[None]:
-    """Meanwhile the first Ctrl-C lets a Runner or RayRunner finish what is in hand, and the second ends this process;
-    `go_on` says how to go on."""
+    """Meanwhile the first Ctrl-C lets a runner finish what is in hand, and the second ends this process."""
 
     def interrupted(*_: object) -> None:
         if batch.stopping:

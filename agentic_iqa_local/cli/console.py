@@ -21,8 +21,7 @@ _live: "list[Bar]" = []  # the line of progress, while there is one
 
 
 def tell(text: "str | Text", file: Any = None) -> None:
-    """Prints to a file (default: stderr), above the live line where one is shown on that terminal. Whatever a text
-    quotes, it steers no terminal."""
+    """Prints to a file (default: stderr), above the live line on that terminal, which nothing in a text steers."""
     file = sys.stderr if file is None else file
     if isinstance(text, str):
         said = f"{printable(text)}\n"

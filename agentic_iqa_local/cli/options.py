@@ -134,9 +134,8 @@ def as_flags(message: str) -> str:
 
 
 def read(parser: argparse.ArgumentParser, argv: list[str], names: Iterable[str]) -> argparse.Namespace:
-    """The options in `argv`, of those with these names, as what they stand for, or one sentence and an exit. Pictures
-    may stand before, between and behind options."""
-    args = parser.parse_intermixed_args(argv)
+    """The options in `argv`, of those with these names, as what they stand for, or one sentence and an exit."""
+    args = parser.parse_intermixed_args(argv)  # pictures may stand between options
     given = {name for name, value in vars(args).items() if value not in (None, False, [])}
     for name, needed in NEEDS.items():
         if name in given and not given.intersection(needed):

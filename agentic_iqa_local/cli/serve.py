@@ -23,8 +23,7 @@ def token_for(host: str) -> str | None:
         loopback = ipaddress.ip_address(host).is_loopback
     remedy = "type: export AGENTIC_IQA_TOKEN=$(openssl rand -hex 24)"
     if token is None and not loopback:
-        reachable = f"--host {host}: others can reach it, so a token is expected in $AGENTIC_IQA_TOKEN"
-        raise UsageError(reachable, remedy)
+        raise UsageError(f"--host {host}: others can reach it: expected a token in $AGENTIC_IQA_TOKEN", remedy)
     if token is not None and (len(token) < SHORTEST_TOKEN or not token.isascii() or not token.isprintable()):
         raise UsageError(f"AGENTIC_IQA_TOKEN: expected {SHORTEST_TOKEN} plain characters or more", remedy)
     return token
