@@ -130,9 +130,9 @@ def _rows(reader: DatasetReader, layout: Layout) -> Iterator[tuple[str, Row]]:
     for split, where, row in _authors_rows(reader, layout):
         if layout.name:
             row |= _parts(reader, layout.name, str(row["image"]))
-        for name, known in layout.values.items():
-            value = str(row.get(name)).strip().lower()
-            row[name] = known.get(value, value)
+        for name in layout.values.keys() & {name for name, value in row.items() if value is not None}:
+            value = str(row[name]).strip().lower()
+            row[name] = layout.values[name].get(value, value)
         if layout.info.kind != "MCQ":
             row |= {"image": layout.image.format_map(row), "reference": layout.reference.format_map(row)}
         yield where, {"split": split} | row
@@ -148,15 +148,18 @@ def _authors_rows(reader: DatasetReader, layout: Layout) -> Iterator[tuple[str |
             for line in filter(None, map(str.strip, lines_of(file))):
                 yield split, file.name, _parts(reader, layout.line, line)
             continue
+        columns = layout.columns.items()
         for where, row in reader.rows(file, np.hstack([*layout.columns.values()]).tolist()):
-            yield split, where, {ours: _cell(row, column) for ours, column in layout.columns.items()}
+            yield (
+                split,
+                where,
+                {ours: row.get(one) if isinstance(one, str) else _mean(row, one) for ours, one in columns},
+            )
 
 
-def _cell(row: Row, column: str | list[str]) -> Any:
-    """What a row has in a column, or the mean category by the shares of those who chose each."""
-    if isinstance(column, str):
-        return row.get(column)
-    return sum(category * number(row[share]) for category, share in enumerate(column, 1))
+def _mean(row: Row, shares: list[str]) -> float:
+    """The mean category of observers, by the columns of the shares who chose 1, 2, ..."""
+    return sum(category * number(row[share]) for category, share in enumerate(shares, 1))
 
 
 def _parts(reader: DatasetReader, pattern: str, text: str) -> dict[str, str]:
