@@ -39,11 +39,6 @@ def test_without_the_package_it_is_said_what_to_install(monkeypatch):
         pass
 
 
-def test_without_a_tracker_nothing_is_noted():
-    with tracked(None, "x", {}) as log:
-        log({"q": 1.0}, 1)
-
-
 def test_of_a_study_its_images_and_failures_and_each_mode_are_noted(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"error": null}\n{"error": "no"}\n{}\n')
     (tmp_path / "set").mkdir()
