@@ -239,7 +239,7 @@ class Conversation:
         VLMError for a model that cannot be loaded and RuntimeError when the conversation, or its IQA, was closed.
         """
         from agentic_iqa_local.judgement.assessment import answered, question
-        from agentic_iqa_local.nodes.conversation import prior_context, turn
+        from agentic_iqa_local.nodes.prompts import prior_context, turn
 
         if self._open is None:
             raise RuntimeError("Conversation: expected to be open, but it was closed; open the picture again")

@@ -11,7 +11,7 @@ from scripted import ScriptedClient, ScriptedTools, prompts, scripted_answers, s
 
 from agentic_iqa_local import IQA, Assessment, Conversation, assess
 from agentic_iqa_local.batch.work import as_line
-from agentic_iqa_local.nodes.conversation import earlier_lines, prior_context, turn
+from agentic_iqa_local.nodes.prompts import earlier_lines, prior_context, turn
 
 # What a turn is told
 

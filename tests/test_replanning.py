@@ -84,15 +84,6 @@ def test_the_planner_is_given_the_last_plan_and_what_it_found(picture):
         assert told in second
 
 
-@pytest.mark.parametrize(("asked", "kept"), [("BRISQUE", "BRISQUE"), ("VMAF", None)])
-def test_a_tool_of_the_table_that_a_replan_adds_measures_beside_those_that_did(picture, asked, kept):
-    plans = [plan_reply(), plan_reply(required_tool=asked)]
-    scores = {"NIQE": 4.6, "LocalNR": 4.5, "PIQE": 4.4, "BRISQUE": 4.3}
-    row, _, _ = rated(picture, {"PlannerReply": plans, "AnalysisReply": SEVERE}, scores)
-    assert row.plan.required_tool == kept
-    assert kept is None or [log.tool_name for log in row.tools] == ["LocalNR", "NIQE", kept]
-
-
 def test_a_missed_distortion_is_looked_for_again_and_what_was_found_stays(picture):
     """Nothing was found, but the tool reads 1.5: detection is told why it is asked again."""
     replies = {

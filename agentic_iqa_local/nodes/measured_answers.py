@@ -16,8 +16,7 @@ from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.nodes.detection import strongest
 from agentic_iqa_local.nodes.evidence import by_object, votes
 from agentic_iqa_local.nodes.prompts import choice_letters
-from agentic_iqa_local.nodes.query import distortions_in
-from agentic_iqa_local.nodes.words import WORDS, pattern, patterns
+from agentic_iqa_local.nodes.query import WORDS, distortions_in, pattern
 from agentic_iqa_local.state import Detection, ExecutorOutput, PlannerOutput
 
 EXPOSURE = "Brightness change"
@@ -27,7 +26,9 @@ LEAST = 0.01  # no choice is ruled out by a measurement
 Weights = tuple[list[float], str]  # of the choices, and what they rest on
 
 _YES_NO = {"yes": re.compile(r"^\W*yes\b", re.I), "no": re.compile(r"^\W*no\b(?! \w)", re.I)}
-_SIDES, _SEVERITIES, _LEVELS = patterns("exposures"), patterns("severities"), patterns("levels")
+_SIDES, _SEVERITIES, _LEVELS = (
+    {key: pattern(words) for key, words in WORDS[table].items()} for table in ("exposures", "severities", "levels")
+)
 _NONE, _QUALITY, _GOOD, _BAD = (pattern(WORDS[name]) for name in ("no_distortion", "quality", "good", "bad"))
 _ANY, _VIRTUE, _VICE, _ABSENCE = (pattern(WORDS[name]) for name in ("any_distortion", "virtue", "vice", "absence"))
 

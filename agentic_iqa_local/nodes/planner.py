@@ -3,7 +3,7 @@
 The model fills every field from the query. Some things are not its to decide: whether a reference was given is a fact,
 the names of the tools are a closed list, regions and distortions must stand in the query, and the flags follow from the
 other fields by the paper's rules. Where its answer differs, code corrects it and says so. On a replan it may refine the
-plan: what the user said stays, and distortions and a tool may be added.
+plan: what the user said stays, and distortions may be added.
 """
 
 import logging
@@ -15,11 +15,9 @@ from langgraph.runtime import Runtime
 from pydantic import ValidationError
 
 from agentic_iqa_local.errors import one_line
-from agentic_iqa_local.iqa_tools.specs import TOOLS
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
-from agentic_iqa_local.nodes.conversation import earlier_lines
 from agentic_iqa_local.nodes.measured_answers import families_named
-from agentic_iqa_local.nodes.prompts import planner_prompt
+from agentic_iqa_local.nodes.prompts import earlier_lines, planner_prompt
 from agentic_iqa_local.nodes.query import asks_about_damage, choices_in, distortions_in, named_metrics, region_in
 from agentic_iqa_local.nodes.replanning import gaps_to_close
 from agentic_iqa_local.nodes.replies import PlannerReply
@@ -69,8 +67,8 @@ def correct_plan(
     """The plan that the model made, with its derivable fields set by rule.
 
     `before` is on a replan the last pass's plan, whose type and regions stay. The model may then switch on more parts
-    than the rules ask for, add distortions to look at and, where the query names no tool, one. `choices` that name
-    distortions make the question one about quality.
+    than the rules ask for and add distortions to look at. `choices` that name distortions make the question one about
+    quality.
     """
     plans = [before, made] if before else [made]
     named_regions = (region_in(query, name) for plan in plans for name in plan.objects)
@@ -82,8 +80,6 @@ def correct_plan(
     if not (tools or planned or asks_about_damage(query) or families_named(choices)):
         nothing = {"distortion_source": "Inferred", "distortions": None, "required_tool": None}
         return revised(made, query_type="Other", plan=PlanControlFlags(), **fixed, **nothing)
-    if before and not tools:
-        tools = [name for name in named_metrics(made.required_tool or "", has_reference) if name in TOOLS]
     named = distortions_in(query, regions)
     asked = {"distortion_source": "Explicit" if named else "Inferred", "required_tool": next(iter(tools), None)}
     flags = revised(derive_flags("IQA", scope, **asked), **{name: True for name, on in made.plan if on and before})

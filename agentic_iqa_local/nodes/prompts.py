@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from agentic_iqa_local.nodes.replies import whole_sentences
 from agentic_iqa_local.state import LETTERS, LEVEL_WORDS, DamagedBox, ExecutorOutput, PlannerOutput
 from agentic_iqa_local.vlm_client.chat import ChatPrompt as Prompt
 
@@ -35,6 +36,26 @@ _OPTIONS, _REVERSED = (
 )
 REVERSED_SCORING_PROMPT_TEMPLATE = SCORING_PROMPT_TEMPLATE.replace(_OPTIONS, _REVERSED)
 """The scoring prompt from A. Bad to E. Excellent: a check of how much the letters' order counts."""
+
+
+MOST_TURNS = 4
+LONGEST_QUERY, LONGEST_ANSWER = 300, 200  # characters of an earlier turn
+
+
+def turn(query: str, answer: str) -> dict[str, str]:
+    """What later turns of a conversation learn of a turn."""
+    return {"query": whole_sentences(query, LONGEST_QUERY), "answer": whole_sentences(answer, LONGEST_ANSWER)}
+
+
+def prior_context(turns: Sequence[dict[str, str]]) -> dict[str, Any] | None:
+    """`PlannerInput.prior_context` of a conversation's latest turns; None where there are none."""
+    return {"turns": list(turns[-MOST_TURNS:])} if turns else None
+
+
+def earlier_lines(context: dict[str, Any] | None) -> list[str]:
+    """The lines of a prompt that tell of earlier turns."""
+    told = [f"{_json(one['query'])} was answered {_json(one['answer'])}" for one in (context or {}).get("turns", [])]
+    return ["Earlier in this conversation:", *told] if told else []
 
 
 def choice_letters(choices: Sequence[str]) -> list[str]:
@@ -108,11 +129,8 @@ def selection_prompt(query: str, distortions: dict[str, list[str]], tools: Seque
 
 
 def evidence_parts(evidence: ExecutorOutput | None) -> dict[str, str]:
-    """The evidence as JSON, by title; a part without content is left out.
-
-    The analysis is {object: [{type, severity, explanation}]}, the scores are {object: {distortion: [tool, score]}}
-    with two decimals.
-    """
+    """The evidence as JSON, by title: {object: [{type, severity, explanation}]} and {object: {distortion: [tool,
+    score]}}; a part without content is left out."""
     evidence = evidence or ExecutorOutput()
     scores = {
         name: {distortion: [tool, round(score, 2)] for distortion, (tool, score) in of_object.items()}
@@ -152,9 +170,7 @@ def summarizer_prompt(
         lines.append(f"Damaged part of the picture: {evidence.damaged_part}")
     if evidence and evidence.worst_part and not scoring:  # a rating, and its interval, are the same without a map
         lines.append(f"Worst part of the picture: {worst_part_in_words(evidence.worst_part)}")
-    case = "\n".join(lines)
     if not scoring:
-        return Prompt(EXPLANATION_PROMPT_TEMPLATE, case)
-    if reversed_letters:
-        return Prompt(REVERSED_SCORING_PROMPT_TEMPLATE, case, words=LEVELS[::-1])
-    return Prompt(SCORING_PROMPT_TEMPLATE, case, words=LEVELS)
+        return Prompt(EXPLANATION_PROMPT_TEMPLATE, "\n".join(lines))
+    template = REVERSED_SCORING_PROMPT_TEMPLATE if reversed_letters else SCORING_PROMPT_TEMPLATE
+    return Prompt(template, "\n".join(lines), words=LEVELS[::-1] if reversed_letters else LEVELS)

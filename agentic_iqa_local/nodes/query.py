@@ -5,9 +5,25 @@ import itertools
 import re
 import unicodedata
 from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
 
 from agentic_iqa_local.iqa_tools.specs import TOOLS, tool_key
-from agentic_iqa_local.nodes.words import WORDS, alternatives, pattern
+
+WORDS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("words.yaml").read_text(encoding="utf-8"))
+
+
+def alternatives(words: str | list[str]) -> str:
+    """A row of the tables as one expression."""
+    return words if isinstance(words, str) else "|".join(words)
+
+
+def pattern(words: str | list[str]) -> re.Pattern[str]:
+    """Any of the words, whole and in any case."""
+    return re.compile(rf"\b(?:{alternatives(words)})\b", re.IGNORECASE)
+
 
 # Tools
 

@@ -15,12 +15,11 @@ from langgraph.runtime import Runtime
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.nodes import replanning
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
-from agentic_iqa_local.nodes.conversation import earlier_lines
 from agentic_iqa_local.nodes.detection import model_trust
 from agentic_iqa_local.nodes.evidence import by_object, find_gaps, should_replan, votes
 from agentic_iqa_local.nodes.letter_reading import ROLE, answer_letter, read_and_fuse, read_choices
 from agentic_iqa_local.nodes.measured_answers import SCORES, measure_choices
-from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, choice_letters, is_scoring, summarizer_prompt
+from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, choice_letters, earlier_lines, is_scoring, summarizer_prompt
 from agentic_iqa_local.nodes.reasoning import reasoned
 from agentic_iqa_local.nodes.replies import summary_reply
 from agentic_iqa_local.nodes.workbench import OpenImages, opened

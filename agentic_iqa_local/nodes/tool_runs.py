@@ -41,12 +41,9 @@ class Task:
         return any(gap.kind in kinds for gap in self.gaps)
 
     def named_tools(self) -> list[str]:
-        """The tool that the plan requires and others that the query names; none where the query names none, so that
-        the Planner added the tool to close a gap."""
+        """The tool that the plan requires, and others that the query names."""
         planned, named = self.plan.required_tool, named_metrics(self.query, self.images.reference is not None)
-        if planned is None or (self.gaps and not named):
-            return []
-        return [planned, *(tool for tool in named if tool in TOOLS and tool != planned)]
+        return [planned, *(tool for tool in named if tool in TOOLS and tool != planned)] if planned else []
 
 
 def choose_tools(task: Task, distortions: ByObject) -> Chosen:
@@ -77,12 +74,9 @@ def _whole(tools: Iterable[str]) -> dict[str, str]:
 
 
 def _another(task: Task, name: str, ranked: Sequence[str]) -> list[str]:
-    """The tool that a replan adds for an object: of those that were not tried the Planner's, else the best one where
-    another opinion may close the gap."""
+    """The tool that a replan adds for an object: the best untried one, where another opinion may close the gap."""
     tried = {log.tool_name for log in task.before.tool_logs if log.object_name == name}
-    untried = [tool for tool in ranked if tool not in tried]
-    planned = [tool for tool in untried if tool == task.plan.required_tool]
-    return planned or untried[: task.closes("scores", "contradiction", "tools")]
+    return [tool for tool in ranked if tool not in tried][: task.closes("scores", "contradiction", "tools")]
 
 
 def select_tools(query: str, distortions: ByObject, images: OpenImages) -> Chosen:
