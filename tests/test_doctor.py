@@ -122,7 +122,7 @@ def test_deep_tells_letters_apart_from_others():
     turned = dict(zip(read, [*read.values()][::-1], strict=True))
     assert deep.compared("x", (read,), (read,), "float32")[0] == "pass"
     assert deep.compared("x", (read,), (turned,), "float32")[0] == "fail"
-    assert deep.compared("x", (read,), (turned,), "4bit")[0] == "warn"  # told, not judged
+    assert deep.compared("x", (read,), (turned,), "float32", "4bit")[0] == "warn"  # told, not judged
     nearly = {x: value + 0.02 for x, value in read.items()}
     verdicts = [deep.compared("x", (read,), (nearly,), kind)[0] for kind in ("float32", "TF32", "float16", "bfloat16")]
     assert verdicts == ["fail", "fail", "pass", "pass"]  # bounds of 10⁻⁴, 0.01, 0.05 and 0.25 nats

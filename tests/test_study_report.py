@@ -310,13 +310,13 @@ def command(capsys, *args) -> tuple[int, str, str]:
 def test_command_reports_on_several_runs(few_modes, tmp_path, capsys):
     runs = [store(tmp_path / key, make_run(key), few_modes[:60]) for key in ("tid2013", "kadid10k")]
     out = tmp_path / "out"
-    status, said, errors = command(capsys, "report", *runs, "--out", out, "--draws", 10)
+    status, said, errors = command(capsys, "report", *runs, "--out", out, "--draws", 10, "--png")
     assert status == 0, errors
     assert str(out / "report.html") in said
     names = {"report.html", "datasets.csv", "datasets.parquet", "tid2013", "kadid10k"}
     assert {path.name for path in out.iterdir()} == names
     for name in ("scatter", "differences", "reliability", "by_distortion", "risk_coverage"):
-        assert (out / "kadid10k" / f"{name}.svg").is_file()
+        assert all((out / "kadid10k" / f"{name}.{kind}").is_file() for kind in ("svg", "png"))
     assert "<summary>Over the data sets<" in (out / "report.html").read_text(encoding="utf-8")
 
 

@@ -85,6 +85,7 @@ class Words(Request):
     share: float = option("without --split: this share of the scenes, seed 0 (default: 0.3)", 0.3)
     baseline: str | None = option("the mode compared with every other (default: classification)")
     modes: list[str] = option("scoring modes, or all (default: logits)", ["logits"])
+    png: bool = option("figures as PNG too", False)
     draws: Count = option("bootstrap draws; 1000 decide up to 25 comparisons (default: 1000)", 1000)
     # gallery, serve, mcp, doctor, bundle
     images: File | None = option("where the pictures are now, if they are no longer at the paths in the rows")

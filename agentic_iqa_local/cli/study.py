@@ -100,7 +100,8 @@ def fit(args: argparse.Namespace) -> None:
 @noted
 def report(args: argparse.Namespace) -> None:
     fitted = read_fit(Path(args.fit)) if args.fit else None
-    say(report_runs(read_runs(args.runs), args.out, fit=fitted, draws=args.draws, baseline=args.baseline))
+    options = {"fit": fitted, "png": args.png, "draws": args.draws, "baseline": args.baseline}
+    say(report_runs(read_runs(args.runs), args.out, **options))
 
 
 def compare(args: argparse.Namespace) -> None:

@@ -1,11 +1,12 @@
-"""`doctor --deep`: are the letters those of a plain forward pass, alone as in a batch? Do the tools measure on the GPU
-what they measure on the CPU?
+"""`doctor --deep`: are the letters those of a plain forward pass, alone as in a batch, by both engines? Do the tools
+measure on the GPU what they measure on the CPU?
 
 The plain pass uses of this package the words of the prompt alone, so that a fault anywhere between a picture and its
 letters shows. Bounds are of the coarser number format: rounding in float32, two or three steps of a half-precision
 format at the size of a logit. Quantised models are told, not judged.
 """
 
+import importlib.util
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -49,16 +50,17 @@ def _format(client: Any) -> str:
     return "TF32" if about["dtype"] == "float32" and on_gpu else str(about["dtype"])
 
 
-def compared(what: str, ours: tuple[Letters, ...], theirs: tuple[Letters, ...], kind: str) -> Finding:
-    """Two readings of the same pictures, by the bound of the number format `kind`; quantised ones are only told."""
+def compared(what: str, ours: tuple[Letters, ...], theirs: tuple[Letters, ...], *kinds: str) -> Finding:
+    """Two readings of the same pictures, by the bound of the coarsest of their number formats; quantised ones are only
+    told."""
     logprob = max(abs(a[x] - b[x]) for a, b in zip(ours, theirs, strict=True) for x in LETTERS)
     levels = ([expected_level(letter_probabilities(read)) for read in one] for one in (ours, theirs))
     q = max(abs(a - b) for a, b in zip(*levels, strict=True))
-    nats, most = BOUNDS.get(kind, BOUNDS["bfloat16"])
+    nats, most = max(BOUNDS.get(kind, BOUNDS["bfloat16"]) for kind in kinds)
     found = f"{what}: |Δ log-probability| ≤ {logprob:.2g} (bound {nats:g}), |Δq| ≤ {q:.2g} levels (bound {most:g})"
     if logprob <= nats and q <= most:
         return "pass", found, ""
-    return "warn" if kind in ("8bit", "4bit") else "fail", found, REMEDY
+    return "warn" if {"8bit", "4bit"} & {*kinds} else "fail", found, REMEDY
 
 
 def plain_forward(setup: Setup) -> Finding | None:
@@ -124,4 +126,22 @@ def tools_on_gpu(setup: Setup) -> Finding | None:
     return "fail", f"{found}, {names[gaps.argmax()]} most of all", REMEDY
 
 
-CHECKS = (plain_forward, batches, tools_on_gpu)
+def engines(setup: Setup) -> Finding | None:
+    """The other engine in this environment, transformers or vLLM, on the same pictures."""
+    from agentic_iqa_local.vlm_client import create_vlm_client
+
+    backend = setup.settings.summarizer.backend
+    own, _, name = backend.partition(".")
+    if own == "server" or importlib.util.find_spec("vllm") is None:
+        return None
+    client = setup.services.client("summarizer")
+    ours, kind = _read_alone(client), _format(client)
+    setup.services.close()  # both need the card
+    other = "transformers" if own == "vllm" else "vllm"
+    client = create_vlm_client(f"{other}.{name}", setup.settings.model(backend), setup.device)
+    theirs, kinds = _read_alone(client), (kind, _format(client))
+    client.close()
+    return compared(f"letters of {other} against {own}", theirs, ours, *kinds)
+
+
+CHECKS = (plain_forward, batches, tools_on_gpu, engines)

@@ -30,14 +30,16 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def draw(run: ScoredRun, tables: Tables) -> dict[str, bytes]:
-    """Every figure that a run and its tables have data for, as SVG, by the file's name."""
+def draw(run: ScoredRun, tables: Tables, png: bool = False) -> dict[str, bytes]:
+    """Every figure that a run and its tables have data for, as SVG and with `png` as PNG too, by the file's name."""
     files = {}
     with matplotlib.rc_context(STYLE):
         for name, (_, plot) in FIGURES.items():
             if figure := plot(run, tables):
-                figure.savefig(file := BytesIO(), format="svg", metadata={"Date": None})
-                files[f"{name}.svg"] = file.getvalue()
+                for kind in ("svg", "png") if png else ("svg",):
+                    dated = {"Date": None} if kind == "svg" else {}
+                    figure.savefig(file := BytesIO(), format=kind, metadata=dated, dpi=200)
+                    files[f"{name}.{kind}"] = file.getvalue()
     return files
 
 

@@ -88,6 +88,7 @@ def report_runs(
     out: Path,
     *,
     fit: Fit | None = None,
+    png: bool = False,
     **options: Any,
 ) -> str:
     """Reports on runs (by name what `store.read_run` gives) into the folder `out`, each into one of its own where they
@@ -106,7 +107,7 @@ def report_runs(
             raise FitError(f"--fit: expected a fit of the model of {name}, it was made with another", "fit it anew")
         studies[name] = analyse(run, rows, fit=fit, name=name, **options)
         made[name] = studies[name].tables
-    figures, said = {name: draw(study.run, study.tables) for name, study in studies.items()}, []
+    figures, said = {name: draw(study.run, study.tables, png) for name, study in studies.items()}, []
     for name, by_name in made.items():
         folder = out / name if len(runs) > 1 else out
         write_tables(folder, by_name)
