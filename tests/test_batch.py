@@ -5,11 +5,9 @@ import io
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import psutil
 import pytest
@@ -24,7 +22,6 @@ from agentic_iqa_local.cli.assess_run import AssessRun
 from agentic_iqa_local.cli.command import parse
 from agentic_iqa_local.cli.console import Console
 from agentic_iqa_local.cli.main import main
-from agentic_iqa_local.judgement.assessment import file_sha256
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
 from agentic_iqa_local.state import LETTERS
 from agentic_iqa_local.vlm_client import ModelLost
@@ -182,7 +179,8 @@ def test_a_full_disk_ends_the_run_and_it_goes_on_later(command, folder, tmp_path
 def test_an_image_that_loses_its_model_ends_the_run_and_comes_last_when_it_goes_on(
     command, folder, tmp_path, monkeypatch, capfd
 ):
-    images, path = sorted(folder.iterdir())[:3], tmp_path / "rows.jsonl"
+    """Of what there is it makes the summary and the table."""
+    images, path, table = sorted(folder.iterdir())[:3], tmp_path / "rows.jsonl", tmp_path / "rows.csv"
     real, calls = TransformersSession.read_letters, []
 
     def lost(session, *args):
@@ -193,37 +191,14 @@ def test_an_image_that_loses_its_model_ends_the_run_and_comes_last_when_it_goes_
 
     with monkeypatch.context() as patch:
         patch.setattr(TransformersSession, "read_letters", lost)
-        assert command(*images, "--out", path) == (1, "")
-    assert "error: the engine is gone; the same command with --resume" in capfd.readouterr().err
+        assert command(*images, "--out", path, "--csv", table) == (1, "")
+    said = capfd.readouterr().err
+    assert "1 rows as a table in" in said
+    assert said.splitlines()[-1].startswith("error: the engine is gone; the same command with --resume")
+    assert str(images[0]) in table.read_text("utf-8-sig")
     assert [row["image"] for row in lines(path)] == [str(images[0])]
     assert command(*images, "--out", path, "--resume") == (0, "")
     assert [row["image"] for row in lines(path)] == [str(images[i]) for i in (0, 2, 1)]
-
-
-def test_pictures_that_changed_are_assessed_again_and_those_that_are_gone_count_nowhere(
-    command, folder, tmp_path, capfd
-):
-    pictures, path, table = tmp_path / "pictures", tmp_path / "rows.jsonl", tmp_path / "rows.csv"
-    pictures.mkdir()
-    for i in range(4):
-        shutil.copy(folder / f"{i:02d}.png", pictures)
-    words = (pictures, "--out", path, "--csv", table)
-    command(*words)
-    before = {Path(row["image"]).name: row for row in lines(path)}
-    shutil.copy(folder / "19.png", pictures / "00.png")
-    (pictures / "01.png").rename(pictures / "renamed.png")
-    (pictures / "02.png").unlink()
-    assert command(*words, "--resume")[0] == 0
-    rows = {Path(row["image"]).name: row for row in lines(path)}
-    assert rows["00.png"]["sha256"] == file_sha256(folder / "19.png") != before["00.png"]["sha256"]
-    assert rows["03.png"] == before["03.png"]
-    assert rows["02.png"] == before["02.png"]  # it stays in the file: the disk may only be away
-    said = capfd.readouterr().err
-    assert "1 pictures changed since and are assessed again" in said
-    assert "3 pictures: " in said
-    assert "2 rows are not counted, because their pictures are no longer there" in said
-    listed = table.read_text(encoding="utf-8-sig")
-    assert {name for name in rows if f"/{name}," in listed} == {"00.png", "03.png", "renamed.png"}
 
 
 def test_a_stdout_that_takes_nothing_ends_the_run_in_a_sentence(blocked, photo_path):  # noqa: F811

@@ -22,19 +22,14 @@ def files(folder: Path, *names: str) -> list[Path]:
     return [folder / name for name in names]
 
 
-def test_a_folder_of_references_is_paired_by_name(tmp_path):
+def test_a_folder_of_references_is_paired_by_name_and_pictures_without_one_are_named(tmp_path):
     images = files(tmp_path / "x", "a.jpg", "b.png", "c.10.png") + files(tmp_path / "y", "a.png")
     files(tmp_path / "r", "a.png", "b.bmp", "b.png", "c.10.tif", "other.png")
     args = parse("assess", [*map(str, images), "--reference", str(tmp_path / "r")])
-    references = [item.reference.name for item in wanted(args)]
-    assert references == ["a.png", "b.png", "c.10.tif", "a.png"]
-
-
-def test_pictures_without_a_reference_are_named(tmp_path):
-    images = files(tmp_path / "x", "a.jpg", "b.png", "c.png")
-    files(tmp_path / "r", "a.bmp", "a.png", "c.png")
+    assert [item.reference.name for item in wanted(args)] == ["a.png", "b.png", "c.10.tif", "a.png"]
+    files(tmp_path / "s", "a.bmp", "a.png", "c.10.png")
     with pytest.raises(ImageError, match=r"but not for \S*a\.jpg \(a\.bmp or a\.png\), \S*b\.png \(none\);"):
-        references_in(tmp_path / "r", images)
+        references_in(tmp_path / "s", images[:3])
 
 
 # Manifests
@@ -73,11 +68,11 @@ def test_csv_json_lines_and_parquet_say_the_same(tmp_path):
         ("m.jsonl", b'{"image": "a.png", "query": "  "}\n', "line 1: query: expected"),
         ("m.csv", b"image,choices\na.png,Yes\n", "line 2: choices: expected 2 to 10"),
         ("m.csv", b"image\n", "found none"),
-        ("m.csv", b"image\n\xff\xfe.png\n", "UTF-8"),
+        ("m.csv", b"image\n\xff\xfe.png\n", "cannot be read as csv: 'utf-8'"),
         ("m.jsonl", b'{"image": "a.png"}\n{"image": 3}\n', "line 2: image:"),
         ("m.jsonl", b'["a.png"]\n', "line 1: expected a mapping"),
-        ("m.jsonl", b'{"image": "a.png", "query": "\\ud800"}\n', "cannot be read as jsonl in UTF-8: line 1: "),
-        ("m.jsonl", b'{"image": "1.png"}\n' * 8, "line 5: .*; and 3 more; correct"),
+        ("m.jsonl", b'{"image": "a.png", "query": "\\ud800"}\n', "cannot be read as jsonl: line 1: "),
+        ("m.jsonl", b'{"image": "1.png"}\n' * 8, "line 5: [^;]*; correct"),
         ("m.txt", b"a.png\n", "named .csv, .jsonl or .parquet"),
         ("m.parquet", b"PAR1", "cannot be read as parquet"),
     ],
@@ -124,20 +119,12 @@ def test_inputs_are_expanded(folder, items, expected):
     assert expand_inputs([address]) == [folder / "a[1].png"]
 
 
-@pytest.mark.parametrize("item", ["empty", "*.tiff", "no/such/*.png", "notes.*"])
+@pytest.mark.parametrize("item", ["empty", "*.tiff", "notes.*"])
 def test_nothing_found_is_an_error(folder, item):
-    with pytest.raises(
-        ImageError, match=r"expected a folder or a pattern with image files .* found none; check the path"
-    ):
+    with pytest.raises(ImageError, match=r"a folder or a pattern with image files .* found none; check the path"):
         expand_inputs(["img2.JPG", item])
 
 
 def test_an_address_on_a_network_is_refused():
     with pytest.raises(ImageError, match="address on a network"):
         expand_inputs(["https://example.org/a.png"])
-
-
-def test_what_a_folder_holds_besides_images_is_told(folder):
-    told = []
-    expand_inputs([".", "img*"], told.append)
-    assert told == [".: 5 images; skipped 1 other file; subfolders are not searched (3): use '**/*'"]

@@ -1,4 +1,4 @@
-"""Files of rows: what a kill, a full disk, a power cut, another program or another run leaves of them."""
+"""Files of rows: what a kill, a full disk, a power cut, odd files or another run leaves of them."""
 
 import errno
 import json
@@ -9,16 +9,19 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from attacks import ODD_FILES, in_time, is_sentence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from agentic_iqa_local.batch import rows as module
-from agentic_iqa_local.batch.inputs import Item
+from agentic_iqa_local.batch.inputs import Item, ManifestError, read_manifest
 from agentic_iqa_local.batch.results import Results
-from agentic_iqa_local.batch.rows import OtherRun, RowFile, RowsError, check_run, rows_in, write_run
+from agentic_iqa_local.batch.rows import RowFile, RowsError, check_run, rows_in, write_run
 from agentic_iqa_local.batch.work import Assessing, as_line
+from agentic_iqa_local.cli.assess import main
 from agentic_iqa_local.config import load_settings
+from agentic_iqa_local.files import WriteError
 from agentic_iqa_local.judgement.assessment import file_sha256
 
 ONE, TWO, THREE = '{"n": 1}\n', '{"n": 2}\n', '{"n": 3}\n'
@@ -69,24 +72,6 @@ def test_one_process_writes_and_closing_lets_the_next(file, path):
     opened(path).close()
 
 
-def test_a_folder_and_a_missing_folder_are_no_files_of_rows(path, tmp_path):
-    for place, said in ((tmp_path, "got a folder"), (tmp_path / "none/a", "No such file")):
-        with pytest.raises(RowsError, match=said):
-            opened(place)
-
-
-def test_a_row_that_could_not_be_read_again_is_not_written(file, path):
-    file.append(ONE.strip())
-    for line, reason in (
-        ('{"n": "1"}', "n: expected a whole number"),
-        ("[1]", "a mapping"),
-        ('{"n": 1', "Invalid JSON"),
-    ):
-        with pytest.raises(RowsError, match=reason):
-            file.append(line)
-    assert path.read_text() == ONE
-
-
 def test_a_full_disk_leaves_whole_rows(file, path):
     """It takes some bytes of a row, and then no more."""
     file.append(ONE.strip())
@@ -98,16 +83,6 @@ def test_a_full_disk_leaves_whole_rows(file, path):
     assert path.read_text() == ONE
     file.append(THREE.strip())
     assert path.read_text() == ONE + THREE
-
-
-def test_a_file_that_was_moved_or_deleted_is_not_written_in_vain(file, path, tmp_path):
-    path.rename(tmp_path / "elsewhere")
-    for _ in range(2):  # gone, then another
-        with pytest.raises(RowsError, match="was moved, deleted or replaced"):
-            file.append(ONE.strip())
-        with pytest.raises(RowsError, match="was moved, deleted or replaced"):
-            list(file)
-        path.write_text("")
 
 
 # A power cut
@@ -224,21 +199,16 @@ def test_the_last_line_of_a_run_that_goes_on_may_be_torn(path):
 
 def test_a_run_goes_on_with_the_same_identity_alone(tmp_path):
     file = tmp_path / "run.json"
-    same = {"model": "m", "fusion": {"eta": 1.0, "letters": {}}, "later": None}
-    write_run(file, {"command": "assess"}, same)
-    assert json.loads(file.read_text()) == {"command": "assess", "identity": same}
-    check_run(file, same)
-    check_run(file, same | {"later": "set"}, ["later"])
-    with pytest.raises(OtherRun) as caught:
-        check_run(file, {"model": "x" * 70, "fusion": {"eta": 2.0, "letters": {}}, "new": "ü"}, ["model"])
+    same = {"model": "m", "fusion": {"eta": 1.0, "letters": {}}}
+    write_run(file, {"date": "1970-01-02T00:00:00+0000"}, same)
+    assert check_run(file, same) == 86400
+    with pytest.raises(RowsError) as caught:
+        check_run(file, {"model": "x" * 70, "fusion": {"eta": 2.0, "letters": {}}, "new": "ü"})
     said = str(caught.value)
-    assert "fusion.eta is 2.0, expected 1.0; " in said
+    assert "other settings: fusion.eta is 2.0, expected 1.0; " in said
     assert f'model is "{"x" * 58}…, expected "m"; ' in said  # 60 characters with its quotation mark
     assert 'new is "ü", expected not set' in said
     assert "letters" not in said
-    write_run(file, {}, {f"s{i}": 0 for i in range(8)})
-    with pytest.raises(OtherRun, match="s4 is 1, expected 0; and 3 more"):
-        check_run(file, {f"s{i}": 1 for i in range(8)})
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", '{"identity": 3}'])
@@ -253,8 +223,8 @@ def test_what_describes_no_run_is_refused(tmp_path, text):
 WORK = Assessing(load_settings(), "letters")
 
 
-def ask(work: Assessing = WORK, **changes):
-    return work.identity("cpu", **changes)
+def ask(work: Assessing = WORK, **asked):
+    return work.identity("cpu", asked)
 
 
 def with_rows(path, identity, *rows, **options) -> Results:
@@ -282,26 +252,12 @@ def test_results_go_on_only_with_resume_and_what_they_depend_on(path, tmp_path, 
         "tool maps": ask(Assessing(maps, "letters")),
         "query": ask(query="Is it sharp?"),
         "pipeline": ask(Assessing(settings, "agent")),
-        "working folder": ask(relative=True),
         "versions.torch": ask() | {"versions": ask()["versions"] | {"torch": "1.0"}},
     }
     for name, other in others.items():
-        with pytest.raises(OtherRun, match=f"other settings: .*{name} is .*, expected"):
+        with pytest.raises(RowsError, match=f"other settings: .*{name} is .*, expected"):
             Results(path, other, resume=True)
     assert with_rows(path, ask(), resume=True).done == {item.key}
-    white = ask(Assessing(settings.with_options(background="white"), "letters"))
-    assert with_rows(path, white, resume=True).done == {item.key}  # without it transparent pictures failed
-    with pytest.raises(OtherRun, match=r'images.background is not set, expected "white"'):
-        Results(path, ask(), resume=True)
-
-
-def test_mending_a_configuration_whose_rows_all_failed_goes_on_in_the_same_file(path, tmp_path):
-    item, mended = Item(tmp_path / "a.png"), ask(query="Is it sharp?")
-    with_rows(path, ask(), failed(item))
-    with pytest.raises(OtherRun):
-        Results(path, mended, resume=True)
-    assert with_rows(path, mended, resume=True, retry=True, asked={item.key}).done == set()
-    assert path.read_text() == ""
 
 
 def test_failed_rows_of_this_run_are_taken_out_with_retry_and_others_stay(path, tmp_path):
@@ -312,8 +268,8 @@ def test_failed_rows_of_this_run_are_taken_out_with_retry_and_others_stay(path, 
     assert [json.loads(line)["image"] for line in path.read_text().splitlines()] == [str(items[1].image)]
 
 
-def test_pictures_that_changed_are_taken_out_and_those_that_are_gone_count_nowhere(path, tmp_path):
-    items = [Item(tmp_path / f"{n}.png", tmp_path / f"{n}.ref") for n in range(5)]
+def test_pictures_and_references_that_changed_are_taken_out_and_those_that_are_gone_stay(path, tmp_path):
+    items = [Item(tmp_path / f"{n}.png", tmp_path / f"{n}.ref") for n in range(4)]
     for item in items:
         item.image.write_bytes(b"a picture")
         item.reference.write_bytes(b"its original")
@@ -322,24 +278,110 @@ def test_pictures_that_changed_are_taken_out_and_those_that_are_gone_count_nowhe
     with_rows(path, ask(), *rows)
     items[0].image.write_bytes(b"another picture")
     os.utime(items[1].reference)
-    items[2].image.unlink()
-    asked = {item.key for item in items[:2]}
+    items[2].image.unlink()  # the disk may only be away
     description = path.with_name("rows.jsonl.run.json")
     run = json.loads(description.read_text())
     description.write_text(json.dumps(run | {"date": "1999-01-01T00:00:00+0000"}))
-    results = Results(path, ask(), resume=True, asked=asked)
-    assert results.changed == [str(item.image) for item in items[:2]]
-    assert list(results.gone.values()) == [str(items[2].image)]
-    assert [row["image"] for row in results.rows()] == [str(item.image) for item in items[3:]]
-    assert results.done == {item.key for item in items[2:]}  # it stays in the file: the disk may only be away
-    results.close()
+    results = with_rows(path, ask(), resume=True, asked={item.key for item in items})
+    assert results.changed == 2
+    assert [row["image"] for row in results] == [str(item.image) for item in items[2:]]
 
 
-@pytest.mark.parametrize("described", [False, True])
-def test_a_file_of_something_else_keeps_every_byte(described, path):
-    path.write_bytes(content := b"notes without an end of line")
-    if described:
-        write_run(path.with_name("rows.jsonl.run.json"), {}, ask())
-    with pytest.raises(RowsError):
-        Results(path, ask(), resume=True)
-    assert path.read_bytes() == content
+# Odd files and places
+
+CONTENTS = {
+    "deep": b"[" * 100_000 + b"]" * 100_000 + b"\n",
+    "no text": b"\xff\xfe\x00\n",
+    "no end of line": b"notes",
+    "NaN": b'{"identity": NaN}\n',
+    "long line": b'{"identity": "' + b"x" * (80 * 2**20) + b'"}\n',
+}
+
+
+def refused(kind, call, *args, **options) -> str:
+    """What an error of that kind says, in time: one sentence, which does not quote a whole file."""
+    with in_time(), pytest.raises(kind) as caught:
+        call(*args, **options)
+    said = str(caught.value)
+    assert is_sentence(said)
+    assert len(said) < 2500
+    return said
+
+
+def put(place: Path, kind: str) -> Path:
+    """Something odd in the place of a file."""
+    place.unlink(missing_ok=True)
+    if kind in CONTENTS:
+        place.write_bytes(CONTENTS[kind])
+    else:
+        ODD_FILES[kind](place)
+    return place
+
+
+@pytest.mark.parametrize("kind", [*CONTENTS, "pipe", "folder", "endless device", "loop of links", "dangling link"])
+def test_odd_files_as_rows_description_and_manifest_are_refused_and_stay(kind, path, tmp_path):
+    with_rows(path, ask(), failed(Item(tmp_path / "a.png")))
+    before, description = path.read_bytes(), path.with_name("rows.jsonl.run.json")
+    described = description.read_bytes()
+    put(description, kind)
+    refused(RowsError, Results, path, ask(), resume=True)
+    assert path.read_bytes() == before
+    for suffix in ("csv", "jsonl", "parquet"):
+        refused(ManifestError, read_manifest, put(tmp_path / f"m.{suffix}", kind))
+    if kind != "folder":
+        description.unlink()
+        description.write_bytes(described)
+    size = put(path, kind).lstat().st_size
+    refused(RowsError, Results, path, ask(), resume=True)
+    assert path.lstat().st_size == size
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"image": ["a.png"]}, {"query": ...}, {"choices": "Yes|No"}, {"q": "4.5"}, {"q": float("nan")}, {"tools": {}}],
+    ids=str,
+)
+def test_a_row_of_another_form_is_named_by_its_line_and_stays(changes, path, tmp_path):
+    with_rows(path, ask(), failed(Item(tmp_path / "a.png")))
+    row = json.loads(path.read_text()) | changes
+    with path.open("a") as file:
+        file.write(json.dumps({name: value for name, value in row.items() if value is not ...}) + "\n")
+    before = path.read_bytes()
+    assert f"{path}, line 2: " in refused(RowsError, Results, path, ask(), resume=True)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+def test_what_lies_where_rows_are_written_anew_is_not_written_through(kind, path, tmp_path):
+    item, elsewhere, partial = Item(tmp_path / "a.png"), tmp_path / "own.txt", tmp_path / "rows.jsonl.partial"
+    with_rows(path, ask(), failed(item))
+    before = path.read_bytes()
+    elsewhere.write_text("mine")
+    if kind == "link":
+        partial.symlink_to(elsewhere)
+    else:
+        put(partial, kind)
+    again = {"resume": True, "retry": True, "asked": {item.key}}
+    if kind == "folder":
+        refused(WriteError, Results, path, ask(), **again)
+        assert path.read_bytes() == before
+    else:
+        with_rows(path, ask(), **again)
+        assert path.read_bytes() == b""
+    assert elsewhere.read_text() == "mine"
+
+
+@pytest.mark.parametrize("option", ["--out", "--csv"])
+@pytest.mark.parametrize("place", ["pipe", "folder", "loop of links", "dangling link", "m.csv", "to m.csv", "a.png"])
+def test_places_that_answers_may_not_take_are_told_first(option, place, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    used = {"a.png": b"a picture", "m.csv": b"image\na.png\n"}
+    for name, content in used.items():
+        Path(name).write_bytes(content)
+    if place in ODD_FILES:
+        put(Path(place), place)
+    elif place not in used:
+        Path(place).symlink_to("m.csv")
+    assert main(["--manifest", "m.csv", option, place]) == 2
+    assert capfd.readouterr().err.startswith(f"error: {option} ")
+    assert {name: Path(name).read_bytes() for name in used} == used

@@ -1,5 +1,4 @@
-"""Which pictures to assess: files, folders, globs and manifests become items. Loads neither a model nor what runs
-one."""
+"""Which pictures to assess: files, folders, globs and manifests become items."""
 
 import csv
 import functools
@@ -10,7 +9,7 @@ import logging
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from pydantic_core import from_json
 
 from agentic_iqa_local.config import check_choices, check_query
 from agentic_iqa_local.errors import UserError, one_line
-from agentic_iqa_local.files import FileError, first_mistake, path_text, read_bytes
+from agentic_iqa_local.files import first_mistake, path_text, read_bytes
 from agentic_iqa_local.images.files import ImageError, local_path
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
 from agentic_iqa_local.nodes.query import choices_in
@@ -47,8 +46,8 @@ class Item:
     choices: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.choices is None and (listed := _choices_in(self.query)):
-            object.__setattr__(self, "choices", listed)
+        if self.choices is None:
+            object.__setattr__(self, "choices", _choices_in(self.query))
 
     @property
     def key(self) -> str:
@@ -58,8 +57,8 @@ class Item:
 
 
 @functools.lru_cache(maxsize=1024)  # a million pictures have the same query
-def _choices_in(query: str) -> tuple[str, ...]:
-    return tuple(choices_in(query) or ())
+def _choices_in(query: str) -> tuple[str, ...] | None:
+    return tuple(choices_in(query) or ()) or None
 
 
 def row_key(row: Mapping[str, Any]) -> str:
@@ -98,22 +97,16 @@ class _Record(BaseModel):
 
 
 def read_manifest(path: Path, query: str | None = None, choices: Sequence[str] | None = None) -> list[Item]:
-    """The items of a manifest, each once. Its columns are `image`, and where wanted `reference`, `query` and `choices`.
+    """The items of a manifest, each once: CSV with a header (choices separated by |), JSON lines, or Parquet.
 
-    Args:
-        path: A CSV file with a header (choices separated by |), JSON lines, or Parquet. Relative paths in it are
-            relative to it.
-        query, choices: What is asked where a row says nothing else.
-
-    Raises:
-        ManifestError: Names the lines that are malformed or name a file that is not there.
+    Its columns are `image` and, where wanted, `reference`, `query` and `choices`; `query` and `choices` stand in for
+    empty ones. Paths are relative to the manifest. Raises ManifestError, which names lines that are malformed or name
+    a file that is not there.
     """
     reader = {".csv": _csv, ".jsonl": _json_lines, ".parquet": _parquet}.get(path.suffix.lower())
     if reader is None:
         raise ManifestError(f"{path}: expected a manifest named .csv, .jsonl or .parquet", "rename or convert it")
-    items: dict[Item, None] = {}
-    bad: list[str] = []
-    ignored: set[str] = set()
+    items, bad, ignored = dict[Item, None](), list[str](), set[str]()
     try:
         for number, record in reader(read_bytes(path, LARGEST)):
             try:
@@ -123,13 +116,12 @@ def read_manifest(path: Path, query: str | None = None, choices: Sequence[str] |
                 why = first_mistake(error) if isinstance(error, ValidationError) else error
                 bad.append(f"line {number}: {why}")
     except (ValueError, csv.Error, OSError) as error:  # the last: of pyarrow
-        said = str(error) if isinstance(error, FileError) else f"cannot be read as {path.suffix[1:]} in UTF-8: {error}"
-        raise ManifestError(f"{path}: {said}", "correct the manifest") from error
+        raise ManifestError(f"{path}: cannot be read as {path.suffix[1:]}: {error}", "correct the manifest") from error
     if bad or not items:
-        said = _first("; ", bad) or "expected a row for each image, found none"
+        said = "; ".join(bad[:NAMED]) or "expected a row for each image, found none"
         raise ManifestError(f"{path}: {said}", "correct the manifest")
     if ignored:
-        names = one_line(_first(", ", sorted(ignored)))
+        names = one_line(", ".join(sorted(ignored)[:NAMED]))
         logger.warning("%s: not used: %s (known are %s)", path, names, ", ".join(_Record.model_fields))
     return list(items)
 
@@ -160,53 +152,35 @@ def _parquet(content: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
         yield number, {name: cell for name, cell in record.items() if cell is not None}
 
 
-def _first(between: str, parts: Sequence[str]) -> str:
-    """The first of them, and how many more there are."""
-    more = len(parts) - NAMED
-    return between.join([*parts[:NAMED], *([f"and {more} more"] if more > 0 else [])])
-
-
 # Files, folders and globs
 
 
-def expand_inputs(items: Sequence[str], tell: Callable[[str], None] = logger.info) -> list[Path]:
+def expand_inputs(items: Sequence[str]) -> list[Path]:
     """Files, folders and globs as a list of files in the order given, without duplicates.
 
-    Args:
-        items: Paths; file:// addresses are paths too. A folder stands for the image files directly in it, a glob
-            (`**` for any depth) for those it matches, both by suffix, sorted as people count (2 before 10) and
-            without hidden files. A plain path is kept even if nothing is there: that row will be a failure.
-        tell: Gets a line for each folder or glob that held other files or folders.
-
-    Raises:
-        ImageError: A folder or glob without images, or an address on a network.
+    A folder stands for the image files directly in it, a glob (`**` for any depth) for those it matches, both by
+    suffix, sorted as people count (2 before 10) and without hidden files. A plain path is kept even if nothing is
+    there: that row will be a failure. Raises ImageError for a folder or glob without images, and for an address on a
+    network.
     """
     files: dict[str, Path] = {}
     for item in map(local_path, items):
         several = os.path.isdir(item) or (glob.has_magic(item) and not os.path.exists(item))
-        for file in _image_files(item, tell) if several else [Path(item)]:
+        for file in _image_files(item) if several else [Path(item)]:
             files.setdefault(os.path.abspath(file), file)
     return list(files.values())
 
 
-def _image_files(item: str, tell: Callable[[str], None] = logger.info) -> list[Path]:
-    """The image files of a folder or a glob, sorted; see `expand_inputs`."""
-    is_folder = os.path.isdir(item)
-    every = Path(item).glob("*") if is_folder else map(Path, glob.iglob(item, recursive=True))
+def _image_files(item: str) -> list[Path]:
+    """The image files of a folder or a glob, sorted; see `expand_inputs`. A link that leads nowhere fails its row."""
+    every = Path(item).glob("*") if os.path.isdir(item) else map(Path, glob.iglob(item, recursive=True))
     visible = [path for path in every if not path.name.startswith(".")]
-    files = [path for path in visible if not path.is_dir()]  # a link that leads nowhere fails its row
-    images = [file for file in files if file.suffix.lower() in IMAGE_SUFFIXES]
-    also = []
-    if others := len(files) - len(images):
-        also.append(f"skipped {others} other file{'s' * (others > 1)}")
-    if is_folder and (folders := len(visible) - len(files)):
-        also.append(f"subfolders are not searched ({folders}): use '{Path(glob.escape(item), '**', '*')}'")
-    if not images:
-        said = f"{item}: expected a folder or a pattern with image files ({' '.join(sorted(IMAGE_SUFFIXES))})"
-        raise ImageError(f"{said}, but found none", f"check the path ({'; '.join(also)})" if also else "check the path")
-    if also:
-        tell(one_line(f"{item}: {len(images)} image{'s' * (len(images) > 1)}; {'; '.join(also)}"))
-    return sorted(images, key=_natural_order)
+    images = [path for path in visible if path.suffix.lower() in IMAGE_SUFFIXES and not path.is_dir()]
+    if images:
+        return sorted(images, key=_natural_order)
+    said = f"expected a folder or a pattern with image files ({' '.join(sorted(IMAGE_SUFFIXES))}), but found none"
+    remedy = f"; subfolders are searched by '{Path(glob.escape(item), '**', '*')}'" if os.path.isdir(item) else ""
+    raise ImageError(f"{item}: {said}", f"check the path{remedy}")
 
 
 def references_in(folder: Path, images: Iterable[Path]) -> list[Path]:
@@ -223,7 +197,7 @@ def references_in(folder: Path, images: Iterable[Path]) -> list[Path]:
             lacking.append(f"{image} ({' or '.join(file.name for file in exact) or 'none'})")
     if lacking:
         said = f"{folder}: expected one reference for each picture, under its name with any suffix, but not for"
-        raise ImageError(f"{said} {_first(', ', lacking)}", "add or rename them, or pair them in a --manifest.")
+        raise ImageError(f"{said} {', '.join(lacking[:NAMED])}", "add or rename them, or pair them in a --manifest.")
     return found
 
 

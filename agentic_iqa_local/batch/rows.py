@@ -5,7 +5,7 @@ import errno
 import json
 import os
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -27,10 +27,6 @@ class RowsError(WriteError):
     """A file of rows that cannot be used or written; one sentence for the user. The rows in it are kept."""
 
 
-class OtherRun(RowsError):
-    """Rows that depend on other settings."""
-
-
 class AnyRow(BaseModel):
     """Any JSON object."""
 
@@ -40,7 +36,7 @@ class RowFile:
 
     Args:
         path: The file. Where it is a link, the file that it leads to.
-        schema: Validates every row.
+        schema: Validates every row that is read.
 
     Raises:
         RowsError: Another process writes the file, or it cannot be written.
@@ -68,7 +64,6 @@ class RowFile:
     def _open(self, flags: int = 0) -> None:
         descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | flags, 0o666)
         self._file = os.fdopen(descriptor, "ab", buffering=0)
-        self._state = os.fstat(descriptor)
         self._synced, self._when = self._size, 0.0  # bytes that are on the disk, and since when
 
     @property
@@ -84,9 +79,8 @@ class RowFile:
         key: Callable[[dict[str, Any]], str] = lambda row: "",
         drop: Callable[[dict[str, Any]], bool] = lambda row: False,
     ) -> None:
-        """Makes the file ready to go on with: cuts off the incomplete last line that a kill leaves, and takes out rows.
-
-        Call it only for a file that is known to hold rows.
+        """Makes a file of rows ready to go on with: cuts off the incomplete last line that a kill leaves, and takes
+        out rows.
 
         Args:
             key: Tells rows apart, for `done`.
@@ -97,55 +91,35 @@ class RowFile:
             WriteError: The disk does not take the new file.
         """
         end, dropped = 0, set[int]()
-        with self._opened() as file:
+        with open(self.path, "rb") as file:
             for number, (line, row) in enumerate(rows_in(file, self.path, self._schema, going_on=True)):
                 end += len(line)
                 if drop(row):
                     dropped.add(number)
                 else:
                     self.done.add(key(row))
-        self._cut(end)
+        os.ftruncate(self._file.fileno(), end)
         if dropped:
-            with self._opened() as old:
+            with open(self.path, "rb") as old:
                 kept = (line for number, line in enumerate(old) if number not in dropped)
                 write_whole(self.path, kept, sync=True)
             self._file.close()
             self._open()
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        with self._opened() as file:
+        with open(self.path, "rb") as file:
             for _, row in rows_in(file, self.path, self._schema):
                 yield row
 
-    def _opened(self) -> BinaryIO:
-        self._check_place()
-        return open(self.path, "rb")
-
-    def _check_place(self) -> None:
-        """Raises RowsError where the file was moved or deleted: nobody would find its rows."""
-        with suppress(OSError):
-            if os.path.samestat(os.lstat(self.path), self._state):
-                return
-        said = "expected that the file of rows stays in its place while it is written, but it was moved, deleted or"
-        raise RowsError(f"{self.path}: {said} replaced", "put it back with its rows")
-
     def append(self, line: str) -> None:
         """Writes one row, given as JSON text; it is on the disk unless another row was synced less than 50 ms ago
-        (see `sync`). Raises RowsError for a row that could not be read again, and where the disk does not take it:
-        the rows before it are whole."""
-        content = line.encode() + b"\n"
+        (see `sync`). Raises RowsError where the disk does not take it: the rows before it are whole."""
+        content, end = line.encode() + b"\n", self._size
         try:
-            self._schema.model_validate_json(content, strict=True)
-        except ValidationError as error:
-            raise RowsError(f"{self.path}: a row could not be written ({first_mistake(error)})") from error
-        self._check_place()
-        try:
-            written = self._file.write(content) or 0
+            if self._file.write(content) != len(content):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
-            raise self._not_written(error) from error
-        if written < len(content):
-            self._cut(self._size - written)
-            raise self._not_written(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+            raise self._not_written(error, end) from error
         if time.monotonic() - self._when >= SYNC_AFTER:
             self.sync()
 
@@ -155,16 +129,13 @@ class RowFile:
         try:
             os.fsync(self._file.fileno())
         except OSError as error:
-            self._cut(self._synced)
-            raise self._not_written(error) from error
+            raise self._not_written(error, self._synced) from error
         self._synced, self._when = self._size, time.monotonic()
 
-    def _cut(self, end: int) -> None:
-        """Leaves the first `end` bytes."""
+    def _not_written(self, error: OSError, end: int) -> RowsError:
+        """What to raise, once the first `end` bytes are left."""
         with suppress(OSError):
             os.ftruncate(self._file.fileno(), end)
-
-    def _not_written(self, error: OSError) -> RowsError:
         return RowsError(f"{self.path}: a row could not be written ({error.strerror}); the rows before it are kept")
 
     def close(self) -> None:
@@ -180,17 +151,8 @@ class RowFile:
 def rows_in(
     file: BinaryIO, path: Path, schema: type[BaseModel], *, going_on: bool = False
 ) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """(line, row) of an open file of rows.
-
-    Args:
-        file: The open file.
-        path: Its name in messages.
-        schema: Validates every row.
-        going_on: Whether a run may still be writing it: then an incomplete last line is left out.
-
-    Raises:
-        RowsError: A line that is no row, which is named.
-    """
+    """(line, row) of an open file of rows, which messages call `path`. Where a run may be `going_on` with it, an
+    incomplete last line is left out. Raises RowsError, which names a line that `schema` does not take."""
     for number, line in enumerate(file, 1):
         if going_on and line.startswith(b"{") and not line.endswith(b"\n"):
             return
@@ -211,43 +173,26 @@ def write_run(path: Path, run: dict[str, Any], identity: dict[str, Any]) -> None
     write_whole(path, json.dumps(run | {"identity": identity}, indent=1), sync=True)
 
 
-def check_run(path: Path, identity: dict[str, Any], may_be_set: Collection[str] = ()) -> float:
-    """Compares `identity` with that of the run which `path` describes, see `differences`.
-
-    Returns:
-        When that run was begun or last gone on with, in seconds since 1970; 0 where that is not known.
-
-    Raises:
-        OtherRun: They differ.
-        RowsError: The file describes no run.
-    """
+def check_run(path: Path, identity: dict[str, Any]) -> float:
+    """Raises RowsError unless the run that `path` describes has this `identity`; otherwise tells when that run was
+    begun or last gone on with, in seconds since 1970."""
     try:
         run = read_json(path, LARGEST_NOTE)
-        if not isinstance(expected := run.get("identity"), dict):
-            raise FileError("expected an object `identity`, found none")
-    except FileError as error:
+        changed, began = differences(identity, run["identity"]), datetime.fromisoformat(run["date"])
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise RowsError(f"{path}: this is no description of the run: {error}", ELSEWHERE) from error
-    if changed := differences(identity, expected, may_be_set):
+    if changed:
         said = f"{path}: the rows are of a run with other settings: {changed}"
-        raise OtherRun(said, f"go on with the same or {ELSEWHERE}")
-    try:
-        return datetime.fromisoformat(run["date"]).timestamp()
-    except (KeyError, TypeError, ValueError):
-        return 0.0
+        raise RowsError(said, f"go on with the same or {ELSEWHERE}")
+    return began.timestamp()
 
 
-def differences(now: dict[str, Any], expected: dict[str, Any], may_be_set: Collection[str] = ()) -> str:
-    """What is otherwise than expected, in words with both values; empty where all is alike. A value of `may_be_set`
-    may be set where none is expected."""
+def differences(now: dict[str, Any], expected: dict[str, Any]) -> str:
+    """The first settings that are otherwise than expected, with both values; empty where all are alike."""
     had, has = dict(_flat(expected)), dict(_flat(json.loads(json.dumps(now))))
-    told = [
-        f"{key:.{LONGEST_VALUE}} is {_short(has.get(key))}, expected {_short(had.get(key))}"
-        for key in sorted(had.keys() | has.keys())
-        if had.get(key) != has.get(key) and not (key in may_be_set and had.get(key) is None)
-    ]
-    if more := len(told[NAMED_CHANGES:]):
-        told[NAMED_CHANGES:] = [f"and {more} more"]
-    return "; ".join(told)
+    changed = [key for key in sorted(had.keys() | has.keys()) if had.get(key) != has.get(key)]
+    named = changed[:NAMED_CHANGES]
+    return "; ".join(f"{k:.{LONGEST_VALUE}} is {_short(has.get(k))}, expected {_short(had.get(k))}" for k in named)
 
 
 def _flat(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,11 +1,10 @@
 """What is done with each item of a batch, and the one row that becomes of it: an answer, or a failure with its
-reason. A study has a work of its own (`studies.run`), and so has the service."""
+reason. Studies and the service have works of their own."""
 
 import hashlib
 import json
-import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
@@ -16,7 +15,7 @@ from agentic_iqa_local.batch.inputs import Item
 from agentic_iqa_local.config import Pipeline, Settings
 from agentic_iqa_local.devices import versions
 from agentic_iqa_local.errors import one_line
-from agentic_iqa_local.files import file_hash, folder_hash, models_root, path_text
+from agentic_iqa_local.files import file_hash, folder_hash, models_root
 from agentic_iqa_local.iqa_tools.calibration import map_file_hash
 from agentic_iqa_local.iqa_tools.reliability import SHIPPED as RELIABILITY
 from agentic_iqa_local.iqa_tools.runner import SHIPPED_MAPS
@@ -24,27 +23,23 @@ from agentic_iqa_local.judgement.assessment import assess, unassessed
 from agentic_iqa_local.judgement.intervals import SHIPPED as SHIPPED_INTERVALS
 from agentic_iqa_local.judgement.quality_map import MapRequest
 from agentic_iqa_local.nodes.letter_reading import ROLE
-from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
 from agentic_iqa_local.nodes.workbench import Observer
 from agentic_iqa_local.offline.manifest import store_manifest
 from agentic_iqa_local.result import SCHEMA_VERSION, Assessment
 from agentic_iqa_local.services import Services
 
-# of a pipeline: the roles whose models it needs
-ROLES = {"agent": ("planner", "executor", ROLE), "letters": (ROLE,)}
-
+ROLES = {"agent": ("planner", "executor", ROLE), "letters": (ROLE,)}  # whose models a pipeline needs
 
 AnyItem = TypeVar("AnyItem", bound=Any)
 Row = TypeVar("Row")
 
 
 class Work(ABC, Generic[AnyItem, Row]):
-    """What is done with each item, which has an `image` (a path) and a `key`. Works, items and rows go from one
-    process to another, so they can be pickled."""
+    """What is done with each item, which has an `image` (a path) and a `key`, with the models of `roles`. Works, items
+    and rows go from one process to another, so they can be pickled."""
 
     settings: Settings
     roles: tuple[str, ...]
-    """The roles whose models it needs."""
 
     def load(self, services: Services) -> None:
         """Loads models and tools, before the time of any item counts. Raises VLMError."""
@@ -89,40 +84,12 @@ class Assessing(Work[Item, Assessment]):
         row.error, row.sha256 = one_line(error), sha256
         return row
 
-    def identity(
-        self,
-        device: str,
-        *,
-        query: str | None = None,
-        choices: Sequence[str] | None = None,
-        reference: Path | None = None,
-        relative: bool = False,
-        maps: Any = None,
-    ) -> dict[str, Any]:
-        """What the rows of a run depend on, by the names that a user is told.
-
-        Args:
-            device: Where models compute, such as "cuda:0".
-            query, choices, reference: What is asked about every picture.
-            relative: Whether some paths are, so that the working folder counts.
-            maps: The limits of the maps that the rows have, where they have any.
-
-        Raises:
-            BundleError: A models folder whose manifest is damaged.
-            CalibrationError: Tool maps that cannot be read.
-        """
-        apart = {"tools": {"cache"}, "decisions": {"calibration"}, "models": {"__all__": {"path"}}}
+    def identity(self, device: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """What the rows of a run depend on, by the names that a user is told: `asked` and what `of_settings` gives."""
+        apart = {"decisions": {"calibration"}, "models": {"__all__": {"path"}}}
         own, limit = self.max_replan_iterations, self.settings.max_replan_iterations
-        about: dict[str, Any] = {
-            "schema version": SCHEMA_VERSION,
-            "pipeline": self.pipeline,
-            "max_replan_iterations": limit if own is None else own,
-            "query": query or DEFAULT_QUERY,
-            "choices": choices,
-            "reference": reference and path_text(reference.absolute()),
-            "working folder": os.getcwd() if relative else None,
-        }
-        about |= {"map": maps} if maps else {}
+        about = {"schema version": SCHEMA_VERSION, "pipeline": self.pipeline, **asked}
+        about["max_replan_iterations"] = limit if own is None else own
         configuration = self.settings.model_dump(mode="json", exclude=apart)  # pyright: ignore[reportArgumentType]
         return configuration | of_settings(self.settings, device) | of_models(self) | about
 
@@ -132,16 +99,13 @@ def of_models(work: Work[Any, Any]) -> dict[str, Any]:
     settings = work.settings
     intervals = Path(settings.decisions.calibration or SHIPPED_INTERVALS)
     folders = {settings.folder(settings.role(role).backend) for role in work.roles}
-    return {
-        "interval calibration": file_hash(intervals) if intervals.is_file() else None,
-        "model": {folder.name: folder_hash(folder) for folder in folders if folder.is_dir()},
-    }
+    models = {folder.name: folder_hash(folder) for folder in folders if folder.is_dir()}
+    return {"interval calibration": file_hash(intervals) if intervals.is_file() else None, "model": models}
 
 
 def of_settings(settings: Settings, device: str) -> dict[str, Any]:
-    """What the rows of every run depend on beside its models and its questions, under the names that messages use.
-    Raises BundleError for a models folder whose manifest is damaged, CalibrationError for tool maps that cannot be
-    read."""
+    """What the rows of every run depend on beside its models and its questions. Raises BundleError for a models folder
+    whose manifest is damaged, CalibrationError for tool maps that cannot be read."""
     stored = store_manifest(models_root(settings.models_dir))
     files = stored.files if stored else ()
     weights = sorted((file.path, file.sha256) for file in files if file.path.startswith("tools/"))

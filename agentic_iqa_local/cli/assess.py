@@ -40,7 +40,7 @@ def wanted(args: argparse.Namespace) -> list[Item]:
     if args.manifest:
         return read_manifest(args.manifest, args.query, args.choices)
     sample = os.path.relpath(SAMPLE) if SAMPLE.is_relative_to(Path.cwd()) else str(SAMPLE)
-    files = expand_inputs(args.pictures or [sample], tell)
+    files = expand_inputs(args.pictures or [sample])
     for file in files:
         if not os.path.lexists(file):
             check_file(file)

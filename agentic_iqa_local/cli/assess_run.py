@@ -21,7 +21,7 @@ from agentic_iqa_local.cli.look import written
 from agentic_iqa_local.cli.options import UsageError, batch_of, output_file
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.errors import one_line
-from agentic_iqa_local.files import WriteError, write_whole
+from agentic_iqa_local.files import WriteError, path_text, write_whole
 from agentic_iqa_local.judgement.quality_map import MapRequest
 from agentic_iqa_local.output.picture_lines import PictureLines
 from agentic_iqa_local.output.report import account, summary
@@ -56,15 +56,16 @@ class AssessRun:
     def _open_results(self) -> Results:
         """The file of rows, before anything is loaded."""
         args = self.args
-        asks = {"query": args.query, "choices": args.choices, "reference": args.reference}
+        asks: dict[str, Any] = {"query": args.query, "choices": args.choices}
+        asks["reference"] = args.reference and path_text(args.reference.absolute())
         paths = [path for item in self.items for path in (item.image, item.reference) if path]
-        relative = not all(path.is_absolute() for path in paths)
-        maps = [args.map_tiles] if args.map else None
-        depends_on = self.work.identity(self.device, **asks, relative=relative, maps=maps)
+        asks["working folder"] = None if all(path.is_absolute() for path in paths) else os.getcwd()
+        asks["map"] = [args.map_tiles] if args.map else None
+        depends_on = self.work.identity(self.device, asks)
         asked = {item.key for item in self.items} if args.resume else ()
         results = Results(args.out, depends_on, resume=args.resume, retry=args.retry_failed, asked=asked)
         if results.changed:
-            tell(f"{len(results.changed)} pictures changed since and are assessed again")
+            tell(f"{results.changed} pictures changed since and are assessed again")
         return results
 
     def finish(self) -> int:
@@ -82,8 +83,10 @@ class AssessRun:
             batch = batch_of(self.args, self.work, self.device, **more)
             batch.load()
             try:
-                self._assess(batch)
-                status = self._summary()
+                try:
+                    self._assess(batch)
+                finally:  # also of what there is when it ends early
+                    status = self._summary()
             except (BatchError, VLMError, WriteError) as error:
                 tell(f"error: {error}; {self.go_on}")
                 return 1
@@ -128,7 +131,7 @@ class AssessRun:
     def _summary(self) -> int:
         """The summary and the files of a run; its exit status. Raises WriteError."""
         args, tally, results = self.args, self.tally, self.results
-        for row in results.rows() if results else ():
+        for row in results or ():
             tally.add(row)
         if self.written:
             self.log({"mean q": tally.mean, "pictures": tally.total, "failures": len(tally.failed)})
@@ -137,13 +140,11 @@ class AssessRun:
         if results:
             again = "; add --resume --retry-failed to assess those again"
             failed = f", {len(tally.failed)} of them failures{again}" if tally.failed else ""
-            gone = len(results.gone)
-            lost = f"; {gone} rows are not counted, because their pictures are no longer there" if gone else ""
-            tell(one_line(f"{tally.total} rows in {args.out}{failed}{lost}"))
+            tell(one_line(f"{tally.total} rows in {args.out}{failed}"))
         if args.csv:
-            write_whole(args.csv, csv_text(results.rows if results else lambda: self.rows), encoding="utf-8-sig")
+            write_whole(args.csv, csv_text(lambda: results or self.rows), encoding="utf-8-sig")
             tell(one_line(f"{tally.total} rows as a table in {args.csv}"))
-        if args.gallery and (rows := [*results.rows()] if results else self.rows):
+        if args.gallery and (rows := [*(results or self.rows)]):
             tell(written(rows, args.gallery, args.out.name if args.out else "pictures")[0])
         if tally.failed or self.without_map:
             return 1

@@ -24,7 +24,7 @@ def compare(args: argparse.Namespace, best: bool = False) -> int:
     """Compares two pictures, orders several, or finds the best of each group. Raises UserError."""
     options.check_outputs(args)
     settings, pipeline = options.chosen_settings(args), args.pipeline or "letters"
-    items = [Item(file, args.reference) for file in expand_inputs(args.pictures, tell)]
+    items = [Item(file, args.reference) for file in expand_inputs(args.pictures)]
     for file in filter(None, (args.reference, *(item.image for item in items))):
         check_file(file)
     if not best and not 2 <= len(items) <= MOST_PICTURES:
