@@ -45,6 +45,10 @@ class Acting(Assessing):
                     ctypes.PyDLL(None).sleep(10_000)
             case "raise":
                 raise KeyError("no such thing")
+            case "card":  # is gone the first time
+                if not item.image.exists():
+                    item.image.touch()
+                    raise ModelLost("the card is gone")
             case "lost":
                 with observer.calling(MODEL):
                     raise ModelLost("the engine is gone")

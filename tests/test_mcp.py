@@ -147,8 +147,7 @@ def test_an_error_is_the_command_lines_sentence(answers, name, words):
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["outside", "outside absolute", "link", "linked folder", "reference outside", "compare outside", "nul"],
+    "name", ["outside", "outside absolute", "link", "linked folder", "reference outside", "compare outside", "nul"]
 )
 def test_nothing_outside_of_the_root_is_read(answers, name):
     assert answers[name].is_error
@@ -174,11 +173,7 @@ def begun(folder) -> subprocess.Popen:
         text=True,
         env=os.environ | ENVIRONMENT,
     )
-    about = {
-        "protocolVersion": "2025-06-18",
-        "capabilities": {},
-        "clientInfo": {"name": "test", "version": "1"},
-    }
+    about = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
     send(process, {"id": 1, "method": "initialize", "params": about})
     assert json.loads(process.stdout.readline())["result"]["serverInfo"]["name"] == "agentic-iqa"
     send(process, {"method": "notifications/initialized"})

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from acting import Acting, items
 from conftest import MODELS, ROOT
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError
 from test_runner import by_name, untimed
 
 from agentic_iqa_local.batch import ray as module
@@ -19,7 +19,6 @@ from agentic_iqa_local.batch.runner import BatchError
 from agentic_iqa_local.cli.command import parse
 from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.judgement.assessment import assess
-from agentic_iqa_local.vlm_client import ModelLost
 
 NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
 ENVIRONMENT = {
@@ -48,16 +47,14 @@ def test_rows_of_two_workers_are_those_of_one_assessment_but_for_times(photo, se
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
-    """A Ray cluster whose head computes nothing. A token that lies in somebody's home is not its own."""
+def cluster():
+    """A Ray cluster whose head computes nothing."""
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
     from ray.cluster_utils import Cluster
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
-        made = Cluster(initialize_head=True, head_node_args=NODE | {"num_cpus": 0, "env_vars": ENVIRONMENT})
-        yield made
-        made.shutdown()
+    made = Cluster(initialize_head=True, head_node_args=NODE | {"num_cpus": 0, "env_vars": ENVIRONMENT})
+    yield made
+    made.shutdown()
 
 
 @pytest.fixture
@@ -92,9 +89,10 @@ def test_a_node_that_is_unlike_is_refused_by_name_before_its_first_row(cluster, 
 
 
 def test_a_picture_that_kills_costs_no_worker_and_a_lost_node_no_picture(cluster, add_node, tmp_path):
-    """A node is gone with what it had in hand, after its first row, and its worker has room nowhere else."""
+    """A node is gone with what it had in hand, after its first row, and its worker has room nowhere else; a lost model
+    ends its worker, which comes back."""
     nodes = [add_node("first"), add_node("second")]
-    names = ["segfault", *map(str, range(40))]
+    names = ["segfault", "card", *map(str, range(40))]
     made = []
     for row in acting(cluster, 2).rows(items(tmp_path, *names)):
         made.append(row)
@@ -102,8 +100,8 @@ def test_a_picture_that_kills_costs_no_worker_and_a_lost_node_no_picture(cluster
             cluster.remove_node(nodes[0], allow_graceful=False)
     found = by_name(made)
     assert found.keys() == set(names)
-    assert found["segfault"].startswith("2 processes died while they assessed this image alone")
-    assert all(error.startswith("made by ") for name, error in found.items() if name != "segfault")
+    assert found.pop("segfault").startswith("2 processes died while they assessed this image alone")
+    assert all(error.startswith("made by ") for error in found.values())
 
 
 class Worker:
@@ -113,39 +111,33 @@ class Worker:
 
 
 def pool(tmp_path, monkeypatch, *names):
-    """A runner of two workers without Ray, and its rows. A `lost` picture loses its worker's node, a `card` the
-    worker's model."""
-    runner = RayRunner(Acting(load_settings(), "letters"), Place("local", 2))
-    started = []
+    """A runner of two workers without Ray, and its rows. A `lost` picture loses its worker's node."""
+    runner, loads = RayRunner(Acting(load_settings(), "letters"), Place("local", 2)), []
 
-    def start_worker():
-        started.append(Worker())
-        model = {"dtype": "float32", "hardware": len(started)}
-        runner._take_on(started[-1], f"node {len(started)}", {"model": model})
+    def load(worker):
+        loads.append(worker)
+        model = {"dtype": "float32", "hardware": len(loads)}
+        runner._take_on(worker, f"node {len(loads)}", {"model": model})
 
     def get(name):
         if name.startswith("lost"):
             raise RayActorError
-        if name.startswith("card"):
-            raise RayTaskError("row", "", ModelLost("gone"))
         return name
 
     monkeypatch.setattr("ray.get", get)
     monkeypatch.setattr("ray.wait", lambda refs, timeout: (refs[:1], refs[1:]))
-    monkeypatch.setattr("ray.kill", lambda worker: None)
     monkeypatch.setattr(runner, "load", lambda: None)
-    monkeypatch.setattr(runner, "_start_worker", start_worker)
-    start_worker()
-    start_worker()
+    monkeypatch.setattr(runner, "_load", load)
+    for worker in (Worker(), Worker()):
+        load(worker)
     return runner, runner.rows(items(tmp_path, *names))
 
 
 def test_what_loses_three_workers_is_a_failure_and_the_others_go_on(tmp_path, monkeypatch):
-    _, rows = pool(tmp_path, monkeypatch, "lost", "card", *map(str, range(20)))
-    *made, one, other = rows
+    _, rows = pool(tmp_path, monkeypatch, "lost", *map(str, range(20)))
+    *made, failure = rows
     assert set(made) == set(map(str, range(20)))
-    for row in (one, other):
-        assert row.error.startswith("3 workers were lost that had this image, the last: ")
+    assert failure.error.startswith("3 workers were lost that had this image, the last: ")
 
 
 def test_workers_that_are_lost_without_a_row_end_the_batch(tmp_path, monkeypatch):
@@ -161,11 +153,9 @@ def test_one_that_loads_in_another_dtype_is_refused_by_name(tmp_path, monkeypatc
 
 
 def test_an_address_at_which_nothing_answers_is_refused_soon(monkeypatch):
-    for address in ("ray://127.0.0.1:10001", "somewhere", "127.0.0.1:"):
-        with pytest.raises(ClusterError, match="expected local, auto or HOST:PORT"):
+    for address in ("somewhere", "127.0.0.1:", "127.0.0.1:1"):
+        with pytest.raises(ClusterError, match="expected local, auto or the HOST:PORT of a cluster"):
             check_address(address)
-    with pytest.raises(ClusterError, match="nothing answers there"):
-        check_address("127.0.0.1:1")
     monkeypatch.setattr(module, "find_spec", lambda name: None)
     with pytest.raises(ClusterError, match=r"agentic_iqa_local\[ray\]"):
         check_address("local")

@@ -80,14 +80,6 @@ def test_what_hangs_or_crashes_costs_one_picture_and_a_new_process(tmp_path, cap
     assert not [line for line in running if "spawn_main" in " ".join(line)]
 
 
-def test_when_everything_hangs_the_batch_ends_and_says_so(tmp_path):
-    rows = acting().rows(items(tmp_path, *(f"hang-{number}" for number in range(5))))
-    made = [next(rows) for _ in range(3)]
-    with pytest.raises(BatchError, match=r"3 in a row do not return, the last: .*hang-2\.png: timed out"):
-        next(rows)
-    assert len(by_name(made)) == 3
-
-
 def test_processes_that_die_while_they_load_end_the_batch(tmp_path, monkeypatch):
     monkeypatch.setattr(Acting, "__reduce__", lambda self: (os._exit, (7,)))  # unpickled, it ends the process
     with pytest.raises(BatchError, match=r"3 processes in a row died while they loaded: .* status 7"):

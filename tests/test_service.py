@@ -154,10 +154,7 @@ def test_scripts_in_names_and_questions_stay_text(service):
 
 HOSTILE = [
     ("multipart/form-data; boundary=x", b"--x\r\nContent-Disposition: form-data\r\n\r\n--x--"),
-    (
-        "multipart/form-data; boundary=x",
-        b'--x\r\nContent-Disposition: form-data; name="image"; filename="a\0b"\r\n',
-    ),
+    ("multipart/form-data; boundary=x", b'--x\r\nContent-Disposition: form-data; name="image"; filename="a\0b"\r\n'),
     ("multipart/form-data", b"--x"),
     ("application/json", b"[" * 100_000),
     ("application/json", b'{"image": "AAA"}'),
@@ -223,22 +220,10 @@ def loopback():
 
 
 def test_the_token_is_asked_for(tmp_path):
-    wrong = (
-        "",
-        "Bearer x",
-        f"Basic {TOKEN}",
-        f"Bearer {TOKEN}x",
-        f"Bearer {TOKEN[:-1]}",
-        TOKEN,
-        b"Bearer \xff\xfe",
-    )
+    wrong = ("", "Bearer x", f"Basic {TOKEN}", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", TOKEN, b"Bearer \xff\xfe")
     with served(tmp_path, "--pipeline", "letters", "--host", loopback(), token=TOKEN) as client:
         for header in wrong:
-            for method, path in (
-                ("GET", f"/v1/batches?token={TOKEN}"),
-                ("POST", "/v1/assess"),
-                ("GET", "/v1/models"),
-            ):
+            for method, path in (("GET", f"/v1/batches?token={TOKEN}"), ("POST", "/v1/assess"), ("GET", "/v1/models")):
                 refused = client.request(method, path, headers={"Authorization": header})
                 assert refused.status_code == 401
                 assert TOKEN not in refused.text

@@ -7,15 +7,13 @@ workers. The command alone takes the rows, each once.
 import json
 import logging
 import os
-import re
 import secrets
 import signal
 import socket
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import chdir, contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -62,31 +60,26 @@ def check_address(address: str) -> None:
     if find_spec("ray") is None:
         remedy = 'pip install "agentic_iqa_local[ray]" (in a checkout: pip install -c constraints.txt ".[ray]")'
         raise ClusterError("--cluster: expected the extra ray, it is not installed", remedy)
-    if address in ("local", "auto"):
-        return
-    if not re.fullmatch(r"[^/]+:\d+", address):
-        remedy = "`ray start --head` prints the address of a cluster"
-        raise ClusterError(f"--cluster {address}: expected local, auto or HOST:PORT", remedy)
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), timeout=5).close()
-    except (OSError, OverflowError) as error:
-        remedy = "start a cluster with `ray start --head --port PORT` on that host (docs/batches.md)"
-        raise ClusterError(f"--cluster {address}: nothing answers there ({error.args[-1]})", remedy) from error
+    if address not in ("local", "auto"):
+        host, _, port = address.rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), timeout=5).close()
+        except (OSError, OverflowError, ValueError) as error:
+            said = f"--cluster {address}: expected local, auto or the HOST:PORT of a cluster that answers, got {error}"
+            raise ClusterError(said, "start one with `ray start --head` on that host (docs/batches.md)") from error
 
 
 class RayRunner(Generic[AnyItem, Row]):
     """As `Runner`, but with as many workers as `place` says, wherever they are; `jobs` items at once at each.
 
-    A worker that is lost is replaced, and its items are tried again after the others; one that lost three workers is a
-    failure.
+    A worker that is lost, also with its model, is started again where there is room, and its items are tried again
+    after the others; one that lost three workers is a failure.
     """
 
     def __init__(self, work: Work[AnyItem, Row], place: Place, *, jobs: int = 1, timeout: float = TIMEOUT):
         self.work, self.place, self.device, self.jobs, self.timeout = work, place, place.device, jobs, timeout
         self.stopping = False
         self.description: dict[str, Any] = {}
-        self._new_worker: Callable[[], Any] | None = None
         self._scratch: TemporaryDirectory[str] | None = None
         self._nodes: dict[Any, str] = {}  # of each worker that has the model
         self._free: deque[Any] = deque()  # workers, once for each item that they may have now
@@ -98,20 +91,19 @@ class RayRunner(Generic[AnyItem, Row]):
     def load(self) -> None:
         """Joins the cluster and waits until one worker has the model; `description` then has what the work says of
         it. Raises ClusterError, which names a node that is unlike, and VLMError."""
-        if self._new_worker:
+        if self._calls or self._nodes:
             return
-        self._scratch = _join(self.place)
         try:
+            self._scratch = _join(self.place)
             import ray
 
             threads, expected = _threads(self.place), _of_node(self.work, self.device)
             options = {"num_cpus": threads, "num_gpus": self.place.gpus or None, "scheduling_strategy": "SPREAD"}
-            options |= {"max_concurrency": self.jobs * IN_HAND + 1}
+            options |= {"max_concurrency": self.jobs * IN_HAND + 1, "max_restarts": -1}
             told = threads, os.getcwd(), os.environ.get(MODELS), expected, self.work, self.device
-            window = {"jobs": self.jobs, "timeout": self.timeout}
-            self._new_worker = partial(ray.remote(_Worker).options(**options).remote, *told, **window)
+            actor = ray.remote(_Worker).options(**options)
             for _ in range(self.place.workers):
-                self._start_worker()
+                self._load(actor.remote(*told, jobs=self.jobs, timeout=self.timeout))
             while not self._nodes and not self.stopping:
                 self._heed_answer()
         except BaseException:
@@ -145,37 +137,38 @@ class RayRunner(Generic[AnyItem, Row]):
         ray.shutdown()
         if self._scratch:
             self._scratch.cleanup()
-        self._new_worker = self._scratch = None
         for each in (self._nodes, self._free, self._calls):
             each.clear()
 
-    def _start_worker(self) -> None:
-        assert self._new_worker
-        worker = self._new_worker()
-        self._calls[worker.load.remote()] = worker, None
+    def _load(self, worker: Any) -> None:
+        """Lets a worker load, once there is room for it; a call that its end interrupts is made again."""
+        self._calls[worker.load.options(max_task_retries=-1).remote()] = worker, None
 
     def _heed_answer(self) -> list[Row]:
         """Waits for an answer, a moment at most; the rows that it brings. Raises what a worker raised."""
         import ray
         from ray.exceptions import RayError, RayTaskError
 
-        for ref in ray.wait(list(self._calls), timeout=GLANCE)[0]:  # one at most
-            worker, item = self._calls.pop(ref)
-            try:
-                answer = ray.get(ref)
-            except RayError as error:
-                raised = error.cause if isinstance(error, RayTaskError) else None
-                if raised is None or isinstance(raised, ModelLost):
-                    return self._replace(worker, item, one_line(" ".join(str(raised or error).split())[-300:]))
-                known = isinstance(raised, UserError)
-                raise raised if known else BatchError(f"a worker failed: {raised!r:.300}") from error
+        answered = ray.wait(list(self._calls), timeout=GLANCE)[0]  # one at most
+        if not answered:
+            return []
+        worker, item = self._calls.pop(answered[0])
+        try:
+            answer = ray.get(answered[0])
+        except RayTaskError as error:
+            known = isinstance(error.cause, UserError)
+            raise error.cause if known else BatchError(f"a worker failed: {error.cause!r:.300}") from error
+        except RayError as error:
+            why = one_line(" ".join(str(error).split())[-300:])
             if item is None:
-                self._take_on(worker, *answer)
-                continue
-            self._free.append(worker)
-            self._lost = 0
-            return [answer]
-        return []
+                raise BatchError(f"a worker cannot start: {why}") from error
+            return self._try_again(worker, item, why)
+        if item is None:
+            self._take_on(worker, *answer)
+            return []
+        self._free.append(worker)
+        self._lost = 0
+        return [answer]
 
     def _take_on(self, worker: Any, node: str, description: dict[str, Any]) -> None:
         self.description = self.description or description
@@ -184,26 +177,20 @@ class RayRunner(Generic[AnyItem, Row]):
         self._nodes[worker] = node
         self._free.extend([worker] * self.jobs * IN_HAND)
 
-    def _replace(self, worker: Any, item: AnyItem | None, why: str) -> list[Row]:
-        """Starts another worker in the place of one that is lost; the failures of items that lost too many."""
-        import ray
-
-        node = self._nodes.pop(worker, "")
-        logger.warning("a worker%s is lost (%s); going on", f" at {node}" if node else "", why)
-        with suppress(Exception):
-            ray.kill(worker)
-        lost = [item, *(other for owner, other in self._calls.values() if owner is worker)]
-        self._calls = {ref: call for ref, call in self._calls.items() if call[0] is not worker}
-        self._free = deque(free for free in self._free if free is not worker)
-        self._lost += 1
-        if self._lost >= MOST_LOST * self.place.workers:
-            raise BatchError(f"{self._lost} workers were lost without a row between them, the last: {why}")
-        self._start_worker()
-        lost = [item for item in lost if item]
-        self._losses.update(item.key for item in lost)
-        self._waiting.extend(item for item in lost if self._losses[item.key] < MOST_LOST)
-        said = f"{MOST_LOST} workers were lost that had this image, the last: {why}"
-        return [self.work.failure(item, said) for item in lost if self._losses[item.key] >= MOST_LOST]
+    def _try_again(self, worker: Any, item: AnyItem, why: str) -> list[Row]:
+        """Puts back an item whose worker is lost, or gives its failure; Ray starts the worker again."""
+        if node := self._nodes.pop(worker, ""):  # with the first of its items
+            logger.warning("a worker at %s is lost (%s); going on", node, why)
+            self._free = deque(free for free in self._free if free is not worker)
+            self._lost += 1
+            if self._lost >= MOST_LOST * self.place.workers:
+                raise BatchError(f"{self._lost} workers were lost without a row between them, the last: {why}")
+            self._load(worker)
+        self._losses[item.key] += 1
+        if self._losses[item.key] < MOST_LOST:
+            self._waiting.append(item)
+            return []
+        return [self.work.failure(item, f"{MOST_LOST} workers were lost that had this image, the last: {why}")]
 
 
 # The cluster
@@ -223,8 +210,6 @@ def _join(place: Place) -> "TemporaryDirectory[str] | None":
         scratch = TemporaryDirectory(prefix="iqa-ray-", dir="/tmp", ignore_cleanup_errors=True)  # nosec B108
         started = {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": OBJECT_STORE}
         started["_temp_dir"] = scratch.name  # a short name: sockets lie below it
-    elif os.environ.get("RAY_AUTH_TOKEN") or (Path.home() / ".ray" / "auth_token").is_file():
-        os.environ.setdefault("RAY_AUTH_MODE", "token")
     import ray
     from ray.exceptions import RayError
 
@@ -265,11 +250,10 @@ def _threads(place: Place) -> int:
     Raises ClusterError where no node has room for a worker."""
     import ray
 
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    has = [(int(node["CPU"]), node.get("GPU", 0)) for node in nodes if "CPU" in node]
-    each = -(-place.workers // max(1, len(has)))  # workers of a node
-    threads = _asked_threads() or max(1, min((cpus // each for cpus, _ in has), default=1))
-    if not any(cpus >= threads and gpus >= place.gpus for cpus, gpus in has):
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and "CPU" in node["Resources"]]
+    each = -(-place.workers // max(1, len(nodes)))  # workers of a node
+    threads = _asked_threads() or max(1, min((int(node["CPU"]) // each for node in nodes), default=1))
+    if not any(node["CPU"] >= threads and node.get("GPU", 0) >= place.gpus for node in nodes):
         said = f"no node has room for a worker of {threads} threads and {place.gpus:g} GPUs"
         remedy = "set OMP_NUM_THREADS or --gpus-per-worker lower, or start nodes where Ray sees their GPUs"
         raise ClusterError(f"--cluster {place.address}: {said}", remedy)
@@ -319,5 +303,9 @@ class _Worker:
         return name, runner.description
 
     def row(self, item: Any) -> Any:
-        """The row of an item. Raises what a runner's future raises."""
-        return self._runner.submit(item).result()
+        """The row of an item. Raises what a runner's future raises, but a lost model ends this worker: Ray starts it
+        again where there is room."""
+        try:
+            return self._runner.submit(item).result()
+        except ModelLost:
+            os._exit(1)

@@ -178,7 +178,7 @@ def check_run(path: Path, identity: dict[str, Any]) -> float:
     begun or last gone on with, in seconds since 1970."""
     try:
         run = read_json(path, LARGEST_NOTE)
-        changed, began = differences(identity, run["identity"]), datetime.fromisoformat(run["date"])
+        changed, began = differences(identity, run["identity"]), datetime.fromisoformat(run.get("date", "1970-01-02"))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise RowsError(f"{path}: this is no description of the run: {error}", ELSEWHERE) from error
     if changed:

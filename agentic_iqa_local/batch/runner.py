@@ -34,7 +34,6 @@ logger = logging.getLogger(__name__)
 
 TIMEOUT = 600.0  # seconds for one item
 MOST_DEATHS = 2  # of processes that had the item alone
-MOST_HUNG = 3  # items in a row: then something else is wrong
 STARTS = 3  # of processes that die before they are ready, one after the other
 AHEAD = 64  # items and rows that wait in this process
 PATIENCE = 10.0  # seconds in which an idle process may free its models
@@ -55,10 +54,9 @@ def resumed(items: Sequence[AnyItem], jobs: int) -> list[AnyItem]:
 class Runner(Generic[AnyItem, Row]):
     """Does a `Work` on items, `jobs` at once, each within `timeout` seconds.
 
-    `submit` takes one item and gives a future, `rows` takes many. An item that was under way alone when the process
-    died is tried once more alone, and then is a failure; those that were under way together are tried alone. An item
-    whose time is over ends the process, and is a failure if it was alone. Where memory runs out fewer items are worked
-    on at once from then on, and the item is tried again alone.
+    `submit` takes one item and gives a future, `rows` takes many. Items that were under way when the process died or
+    was ended for one whose time was over are tried again alone; what is late alone, or dies alone twice, is a failure.
+    Where memory runs out fewer items are worked on at once from then on, and the item is tried again alone.
 
     With `services` the work is done in threads of this process, which cannot be ended: for one picture.
     """
@@ -79,7 +77,6 @@ class Runner(Generic[AnyItem, Row]):
         self._process: _Process | None = None
         self._threads, self._loading, self._turn = ThreadPoolExecutor(jobs), threading.Lock(), threading.Condition()
         self._running = self._alone = 0  # items that are worked on; those that are to be alone
-        self._hung, self._said = 0, ""  # items in a row, and what was said of the last
         self._closing = False
 
     def load(self) -> None:
@@ -88,16 +85,9 @@ class Runner(Generic[AnyItem, Row]):
         self._threads.submit(self._loaded).result()
 
     def submit(self, item: AnyItem, told: Told | None = None) -> "Future[Row]":
-        """The row of an item, in time.
-
-        Args:
-            item: What becomes a row.
-            told: Gets each step of its work, in a thread of the runner.
-
-        Returns:
-            A future. It raises CancelledError after a stop, and ModelLost, VLMError or BatchError where no row can
-            come; the next item starts a new process.
-        """
+        """The row of an item, in time; `told` gets each step of its work, in a thread of the runner. The future raises
+        CancelledError after a stop, and ModelLost, VLMError or BatchError where no row can come; the next item starts
+        a new process."""
         return self._threads.submit(self._row, item, told)
 
     def rows(self, items: Iterable[AnyItem]) -> Iterator[Row]:
@@ -140,12 +130,9 @@ class Runner(Generic[AnyItem, Row]):
             with self._room(alone):
                 if self._closing or (self.stopping and not alone):
                     raise CancelledError
-                if self._hung >= MOST_HUNG:
-                    self._hung = 0
-                    raise BatchError(self._said, "find out what hangs there")
-                kind, about, crowd = self._ask(self._loaded(), item, alone, told)
+                last = alone or self.jobs == 1
+                kind, about = self._ask(self._loaded(), item, alone, told)
             if kind == "row":
-                self._hung = 0
                 return about
             if kind == "lost":
                 raise about
@@ -156,9 +143,11 @@ class Runner(Generic[AnyItem, Row]):
             else:
                 why = f"timed out after {self.timeout:g} s" if kind == "late" else f"the process ended {about}"
                 logger.warning("%s: %s; going on with a new one", one_line(str(item.image)), why)
-                deaths += crowd == 1
-                if kind == "late" and deaths:
-                    return self._overdue(item, why, about)
+                deaths += last
+                if kind == "late" and last:
+                    sha256 = file_sha256(item.image) if about else None  # else reading the file may be what hangs
+                    seen = f", last seen in {about}" if about else ""
+                    return self.work.failure(item, f"{why}{seen}; raise --timeout if it was at work", sha256)
                 if deaths >= MOST_DEATHS:
                     error = f"{deaths} processes died while they assessed this image alone, the last {about}"
                     return self.work.failure(item, error)
@@ -199,9 +188,9 @@ class Runner(Generic[AnyItem, Row]):
                 process.end(died=True)
             raise BatchError(f"{STARTS} processes in a row died while they loaded: the last ended {process.ended}")
 
-    def _ask(self, process: "_Process", item: AnyItem, alone: bool, told: Told | None) -> tuple[str, Any, int]:
+    def _ask(self, process: "_Process", item: AnyItem, alone: bool, told: Told | None) -> tuple[str, Any]:
         """What became of an item: "row", "again" or "lost" with what the process says, "died" with how it ended, or
-        "late" with the model or the tool that it was last seen in; and how many items were under way then."""
+        "late" with the model or the tool that it was last seen in."""
         began, place = time.monotonic(), ""
         with suppress(EOFError, OSError), process.pipe() as pipe:  # it died
             pipe.send((item, alone))
@@ -209,28 +198,16 @@ class Runner(Generic[AnyItem, Row]):
                 kind, about = pipe.recv()
                 if kind == "in":
                     place = about
-                elif kind == "step":
-                    if told:
-                        told(about)
-                else:
+                elif kind != "step":
                     if kind == "lost":
                         process.end()
-                    return kind, about, self._running
-            process.crowd = process.crowd or self._running
+                    return kind, about
+                elif told:
+                    told(about)
             process.end()
-            return "late", place, process.crowd
-        process.crowd = process.crowd or self._running
+            return "late", place
         process.end(died=True)
-        return "died", process.ended, process.crowd
-
-    def _overdue(self, item: AnyItem, why: str, place: str) -> Row:
-        """The row of an item whose time is over."""
-        sha256 = file_sha256(item.image) if place else None  # else reading the file may be what hangs
-        seen = f", last seen in {place}" if place else ""
-        error = f"{why}{seen}; raise --timeout if it was at work"
-        self._hung += MOST_HUNG if self._services else 1  # a thread would go on beside the next item
-        self._said = one_line(f"{self._hung} in a row do not return, the last: {item.image}: {error}")
-        return self.work.failure(item, error, sha256)
+        return "died", process.ended
 
 
 class _Process:
@@ -238,7 +215,7 @@ class _Process:
 
     def __init__(self, work: Work, device: str, jobs: int, services: Services | None):
         self._apart, self._turn, self._jobs = services is None, threading.Lock(), jobs
-        self.ended, self.crowd = "", 0  # how, and how many items were under way then
+        self.ended = ""  # how
         ends = [SPAWN.Pipe() for _ in range(jobs + 1)]
         log, *self._free = [ours for ours, _ in ends]
         level = logging.getLogger("agentic_iqa_local").getEffectiveLevel()
