@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import chdir, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Generic
 
