@@ -19,7 +19,7 @@ from agentic_iqa_local.batch.inputs import Item, ManifestError, read_manifest
 from agentic_iqa_local.batch.results import Results
 from agentic_iqa_local.batch.rows import RowFile, RowsError, check_run, rows_in, write_run
 from agentic_iqa_local.batch.work import Assessing, as_line
-from agentic_iqa_local.cli.assess import main
+from agentic_iqa_local.cli.main import main
 from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.files import WriteError
 from agentic_iqa_local.judgement.assessment import file_sha256
@@ -382,6 +382,6 @@ def test_places_that_answers_may_not_take_are_told_first(option, place, tmp_path
         put(Path(place), place)
     elif place not in used:
         Path(place).symlink_to("m.csv")
-    assert main(["--manifest", "m.csv", option, place]) == 2
+    assert main(["assess", "--manifest", "m.csv", option, place]) == 2
     assert capfd.readouterr().err.startswith(f"error: {option} ")
     assert {name: Path(name).read_bytes() for name in used} == used
