@@ -101,7 +101,7 @@ def test_strict_tells_by_its_exit_status_and_the_sample_is_taken(blocked, tmp_pa
     words = ("--cpu", "--pipeline", "letters", "--strict", "--abstain-wider-than", "0.1", *options)
     done = run(blocked, *words, cwd=tmp_path)
     assert done.returncode == status, done.stderr
-    assert done.stderr.startswith("no picture named: assessing the sample photograph that ships")
+    assert done.stderr.startswith("no picture named: assessing the sample that ships")
     row = json.loads(done.stdout)
     assert row["error"] is None
     assert (row["gate"] or {}).get("verdict") == verdict

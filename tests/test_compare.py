@@ -73,7 +73,7 @@ def test_several_pictures_are_ordered_and_a_bad_one_told(burst):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["compare", "b.png", "b.png"], "compare: expected 2 to"),
+        (["compare", "b.png", "b.png"], "expected 2 to"),
         (["compare", "b.png", "gone.png"], "gone.png: expected an image file, but there is no such file"),
         (["best", "b.png", "--query", "Sharp?"], "unknown option --query"),
         (["asess", "b.png"], "unknown command asess; did you mean python -m agentic_iqa_local assess b.png?"),

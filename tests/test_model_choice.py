@@ -122,5 +122,5 @@ def test_without_a_picture_and_a_model_the_sample_is_assessed_with_what_is_there
         assert said[0].startswith(
             "no model chosen: mine, the largest of 1" if mine.exists() else "warning: no model chosen and no complete"
         )
-        assert any(line.startswith("no picture named: assessing the sample photograph that ships") for line in said)
+        assert any(line.startswith("no picture named: assessing the sample that ships") for line in said)
         shutil.rmtree(mine, ignore_errors=True)

@@ -23,8 +23,7 @@ def assess(args: argparse.Namespace) -> int:
             raise UsageError(f"--csv {args.csv}: expected another file than the manifest", "name a new one")
         settings = chosen_settings(args, notes.append)
         if not (args.manifest or args.pictures):
-            yours = f"{command('assess')} photo.jpg"
-            notes.append(f"no picture named: assessing the sample photograph that ships; yours: {yours}")
+            notes.append(f"no picture named: assessing the sample that ships; yours: {command('assess')} photo.jpg")
         items = wanted(args)
         check_models(settings, args.pipeline or "agent")
         device = device_of(args)

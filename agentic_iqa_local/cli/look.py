@@ -12,8 +12,6 @@ from agentic_iqa_local.cli.console import Console, say, tell
 from agentic_iqa_local.cli.options import SUFFIXES, chosen_settings, device_of, output_file
 from agentic_iqa_local.errors import one_line
 
-# The rest is imported where it is needed: each of the three takes other parts.
-
 
 def doctor(args: argparse.Namespace) -> int:
     """Prints the checks; 1 where one failed. Raises UserError for a configuration that cannot be used."""

@@ -13,8 +13,6 @@ from agentic_iqa_local.serve.asks import Serving, SetUp
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.state import revised
 
-SHORTEST_TOKEN = 16  # characters
-
 
 def token_for(host: str) -> str | None:
     """$AGENTIC_IQA_TOKEN. Raises UsageError where one is needed, or is too short."""
@@ -24,8 +22,8 @@ def token_for(host: str) -> str | None:
     remedy = "type: export AGENTIC_IQA_TOKEN=$(openssl rand -hex 24)"
     if token is None and not loopback:
         raise UsageError(f"--host {host}: others can reach it: expected a token in $AGENTIC_IQA_TOKEN", remedy)
-    if token is not None and (len(token) < SHORTEST_TOKEN or not token.isascii() or not token.isprintable()):
-        raise UsageError(f"AGENTIC_IQA_TOKEN: expected {SHORTEST_TOKEN} plain characters or more", remedy)
+    if token is not None and (len(token) < 16 or not token.isascii() or not token.isprintable()):
+        raise UsageError("AGENTIC_IQA_TOKEN: expected 16 plain characters or more", remedy)
     return token
 
 

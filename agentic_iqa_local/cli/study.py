@@ -100,8 +100,8 @@ def fit(args: argparse.Namespace) -> None:
 @noted
 def report(args: argparse.Namespace) -> None:
     fitted = read_fit(Path(args.fit)) if args.fit else None
-    options = {"fit": fitted, "png": args.png, "draws": args.draws, "baseline": args.baseline}
-    say(report_runs(read_runs(args.runs), args.out, **options))
+    runs, how = read_runs(args.runs), {"png": args.png, "draws": args.draws, "baseline": args.baseline}
+    say(report_runs(runs, args.out, fit=fitted, **how))
 
 
 def compare(args: argparse.Namespace) -> None:
