@@ -31,14 +31,14 @@ Read = TypeVar("Read")
 
 
 def model_trust(images: OpenImages, role: str = ROLE) -> float:
-    """How far the model's own probabilities about distortions count, 0..1: by the configuration, else by its folder."""
+    """How far the model's own word of distortions counts, 0..1: by the configuration, else by its folder."""
     configured = images.services.settings.fusion.model_trust
     return images.services.client(role).trust if configured is None else configured
 
 
 def read_if_possible(images: OpenImages, read: Callable[[RoleSession], Read]) -> Read | None:
-    """What `read` makes of the model's session; None in modes without logits, and where what it reads cannot be told
-    apart by one token. Raises OutOfMemory, ModelLost."""
+    """What `read` makes of the model's session; None in modes without logits, and where one token cannot tell the words
+    apart. Raises OutOfMemory, ModelLost."""
     if images.services.settings.fusion.mode != "logits" or not images.services.client(ROLE).reads_logits:
         return None
     try:
@@ -51,8 +51,8 @@ def read_if_possible(images: OpenImages, read: Callable[[RoleSession], Read]) ->
 
 
 def detect(task: Task) -> dict[str, Detection]:
-    """Of each object of a task, how probable each family of distortions is. Where nothing is to be looked for, the
-    model is asked about the families alone that the query names. Raises InvalidAnswer, VLMError."""
+    """Of each object of a task, how probable each family of distortions is. Where nothing is to be looked for, only the
+    families that the query names are read. Without logits the model writes a list. Raises InvalidAnswer, VLMError."""
     images, objects, look = task.images, task.plan.objects, task.plan.plan.distortion_detection
     named = {} if look else task.plan.distortions or {}
     prompt = presence_prompt(task.query, objects, task.reason)
@@ -65,27 +65,20 @@ def detect(task: Task) -> dict[str, Detection]:
         asked = {name: named.get(name) or DISTORTION_TYPES for name in objects}
         return {name: {kind: yes(session, name, kind) for kind in kinds} for name, kinds in asked.items()}
 
-    models = read_if_possible(images, read_all) or (_listed(task) if look else {})
+    models = read_if_possible(images, read_all) or {}
+    if look and not models:
+        sure = images.services.settings.fusion.classification_confidence
+        listing, section = detection_prompt(task.query, objects, task.reason), images.services.section(ROLE)
+        lists = ask(images.session(ROLE), listing, detection_reply(objects), section).model_dump(by_alias=True)
+        for name, listed in lists.items():
+            kinds = dict.fromkeys([*listed, *DISTORTION_TYPES])
+            models[name] = {kind: sure if kind in listed else 1 - sure for kind in kinds}
     return {name: detection_of(images, None, models.get(name, {})) for name in objects}
 
 
-def _listed(task: Task) -> dict[str, dict[str, float]]:
-    """{object: {family: probability}} by the lists that the model writes, which say of all families whether they are
-    there."""
-    images, objects = task.images, task.plan.objects
-    prompt, section = detection_prompt(task.query, objects, task.reason), images.services.section(ROLE)
-    lists = ask(images.session(ROLE), prompt, detection_reply(objects), section).model_dump(by_alias=True)
-    sure = images.services.settings.fusion.classification_confidence
-    return {
-        name: {kind: sure if kind in listed else 1 - sure for kind in dict.fromkeys([*listed, *DISTORTION_TYPES])}
-        for name, listed in lists.items()
-    }
-
-
 def detection_of(images: OpenImages, box: Box | None, model: Mapping[str, float]) -> Detection:
-    """How probable each family is in the picture or in a region `box` (pixels): odds times odds, in the order of
-    `model`, which has the model's own probabilities of the families that it was asked about. The configuration's
-    `fusion.model_trust` draws its odds towards the prior."""
+    """How probable each family is in the picture or in a region `box` (pixels): odds times odds. `model` has the
+    model's own probabilities, whose odds `fusion.model_trust` draws towards the prior."""
     detection = _read(images, box)
     trust = detection.model_trust = model_trust(images)
     prior = logit(load_detector().of(images.reference is not None).prior)
@@ -108,14 +101,10 @@ def _read(images: OpenImages, box: Box | None) -> Detection:
     graphic = None if reference else examined.graphic
     if images.unlike_photograph is not None:
         return Detection(graphic=graphic, error="it knows photographs alone, and this is unlike one")
-    families = {
-        kind: FamilyDetection(
-            read=max(examined.presence[kind], examined.presence_in_part[kind]),
-            measured=expit(ratio),
-            severity=examined.severities[kind],
-        )
-        for kind, ratio in load_detector().log_ratios(examined, reference).items()
-    }
+    families = {}
+    for kind, ratio in load_detector().log_ratios(examined, reference).items():
+        read, severity = max(examined.presence[kind], examined.presence_in_part[kind]), examined.severities[kind]
+        families[kind] = FamilyDetection(read=read, measured=expit(ratio), severity=severity)
     return Detection(graphic=graphic, families=families, exposure=examined.exposure)
 
 
@@ -138,9 +127,8 @@ def strongest(detection: Detection) -> dict[str, float]:
 def severity_probabilities(
     detection: Detection | None, item: Mapping[str, str], words: Mapping[str, float] | None, images: OpenImages
 ) -> dict[str, float] | None:
-    """How probable each severity of one family is that the model judged: the model's `words`, or the severity that it
-    wrote in `item`, times LocalNR's Gaussian. A family that is there is not "none". Sums to 1; None where nothing is
-    known beyond what was written."""
+    """How probable each severity of a family is: the model's `words`, or what it wrote in `item`, times LocalNR's
+    Gaussian. Sums to 1; a family that is there is not "none". None where nothing is known beyond what was written."""
     family = detection.families.get(item["type"]) if detection else None
     if family is None or family.severity is None:
         return dict(words) if words else None

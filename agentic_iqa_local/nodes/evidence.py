@@ -10,15 +10,10 @@ from typing import Any
 
 from agentic_iqa_local.iqa_tools.detector import load_detector
 from agentic_iqa_local.iqa_tools.reliability import Reachable, Score, load_reliability
-from agentic_iqa_local.state import (
-    OVERALL,
-    UNCLEAR,
-    DistortionAnalysis,
-    ExecutorOutput,
-    FusionResult,
-    Gap,
-    PlannerOutput,
-)
+from agentic_iqa_local.state import OVERALL, UNCLEAR, ExecutorOutput, FusionResult, Gap, PlannerOutput
+from agentic_iqa_local.state import DistortionAnalysis as Analysis
+
+Evidence = ExecutorOutput | None  # None: nothing was gathered
 
 SEVERE = ("severe", "extreme")
 HIGH_SCORE = 4.0
@@ -32,12 +27,12 @@ def of_object(name: str) -> str:
     return "" if name == "Global" else f" of {name}"
 
 
-def by_object(evidence: ExecutorOutput | None, part: str) -> dict[str, Any]:
+def by_object(evidence: Evidence, part: str) -> dict[str, Any]:
     """A part of the evidence, {object: ...}; empty where there is none."""
     return (evidence and getattr(evidence, part)) or {}
 
 
-def found_damage(evidence: ExecutorOutput | None) -> list[tuple[str, DistortionAnalysis]]:
+def found_damage(evidence: Evidence) -> list[tuple[str, Analysis]]:
     """(object, judgement) of each distortion that was judged to be there."""
     analysis = by_object(evidence, "distortion_analysis")
     return [(name, item) for name, items in analysis.items() for item in items if item.severity != "none"]
@@ -46,7 +41,7 @@ def found_damage(evidence: ExecutorOutput | None) -> list[tuple[str, DistortionA
 # Votes
 
 
-def _counting(evidence: ExecutorOutput | None, *, checking: bool = False) -> dict[str, dict[str, Score]]:
+def _counting(evidence: Evidence, *, checking: bool = False) -> dict[str, dict[str, Score]]:
     """{object: {distortion: score}} of the scores that have a vote; `checking`: also of those that only check them."""
     logs = evidence.tool_logs if evidence else []
     silent = {(log.object_name, log.tool_name) for log in logs if log.outvoted or (log.trailing and not checking)}
@@ -56,7 +51,7 @@ def _counting(evidence: ExecutorOutput | None, *, checking: bool = False) -> dic
     }
 
 
-def votes(evidence: ExecutorOutput | None, vote: str = "runs", *, checking: bool = False) -> list[Score]:
+def votes(evidence: Evidence, vote: str = "runs", *, checking: bool = False) -> list[Score]:
     """The scores that q̄ is the mean of, the lowest first: one for each distinct run, or one for each listed entry
     ("entries"); none of a tool that was outvoted, nor, unless `checking`, of one that only checks a better one."""
     scores = [pair for of_kinds in _counting(evidence, checking=checking).values() for pair in of_kinds.values()]
@@ -72,18 +67,16 @@ def _apart(one: Score, other: Score, reachable: Reachable) -> bool:
 def outvoted(scores: Sequence[Score], reachable: Reachable) -> str | None:
     """The tool, of three or more, whose score stands apart from every other one; of several, the furthest from the
     median. Two against one is a vote, one against one and two against two are none."""
+    if len(scores) < 3:
+        return None
     middle = statistics.median(score for _, score in scores)
-    alone = {
-        tool: abs(score - middle)
-        for tool, score in scores
-        if len(scores) > 2 and all(_apart((tool, score), other, reachable) for other in scores if other[0] != tool)
-    }
-    return max(alone, key=alone.__getitem__, default=None)
+    alone = [one for one in scores if all(_apart(one, other, reachable) for other in scores if other[0] != one[0])]
+    return max(alone, key=lambda one: abs(one[1] - middle))[0] if alone else None
 
 
 def mark_votes(evidence: ExecutorOutput, reachable: Reachable, *, trailing_only_check: bool) -> None:
-    """Takes votes away in place, and notes which of the other tools disagree: of a tool whose score of an object stands
-    apart from all others', and, if `trailing_only_check`, of one that is clearly less reliable than another."""
+    """Takes votes away in place: of a tool whose score stands apart from all others', and, if `trailing_only_check`, of
+    one that is clearly less reliable than another. Notes which of the other tools disagree."""
     lines = []
     for name, scores in by_object(evidence, "quality_scores").items():
         measured = list(dict.fromkeys(scores.values()))
@@ -106,9 +99,9 @@ def _in_words(scores: Iterable[Score]) -> str:
 
 
 def contradictions(evidence: ExecutorOutput, fusion: FusionResult | None = None) -> list[str]:
-    """A line for each distortion that is severe or extreme though its tool's score, or else all of its object's, is
-    above 4.0; and for each object whose scores are all below 2.2, or the fused one below 2.9, though no more than
-    slight damage was found. What is no photograph contradicts nothing: the tools know photographs alone."""
+    """A line for each severe distortion whose tool's score, or else all of its object's, is above 4.0; and for each
+    object whose scores are all below 2.2, or the fused one below 2.9, though no more than slight damage was found.
+    What is no photograph contradicts nothing: the tools know photographs alone."""
     lines = []
     for name, items in by_object(evidence, "distortion_analysis").items():
         detection, scores = by_object(evidence, "detection").get(name), _counting(evidence).get(name, {})
@@ -130,9 +123,9 @@ def contradictions(evidence: ExecutorOutput, fusion: FusionResult | None = None)
 
 def doubts(evidence: ExecutorOutput) -> str | None:
     """What the evidence leaves open by its own account, for `ExecutorOutput.uncertainty`; None where nothing is."""
-    unclear = [f"{item.type} of {name}" for name, item in found_damage(evidence) if item.severity == UNCLEAR]
-    lines = [f"cannot tell how severe {what} is" for what in unclear]
-    return "; ".join([*lines, *filter(None, [evidence.disagreement])]) or None
+    unclear = [(name, item.type) for name, item in found_damage(evidence) if item.severity == UNCLEAR]
+    lines = [f"cannot tell how severe {kind} of {name} is" for name, kind in unclear]
+    return "; ".join(filter(None, [*lines, evidence.disagreement])) or None
 
 
 def evidence_warnings(evidence: ExecutorOutput) -> list[str]:
@@ -147,7 +140,7 @@ def evidence_warnings(evidence: ExecutorOutput) -> list[str]:
 
 
 def should_replan(
-    executor_output: ExecutorOutput | None,
+    executor_output: Evidence,
     query_scope: list[str] | str,
     plan: PlannerOutput | None = None,
     fusion: FusionResult | None = None,
@@ -164,7 +157,7 @@ def should_replan(
     return (False, "") if by_object(executor_output, "quality_scores") else (True, "No tool scores available")
 
 
-def find_gaps(evidence: ExecutorOutput | None, plan: PlannerOutput, fusion: FusionResult | None = None) -> list[Gap]:
+def find_gaps(evidence: Evidence, plan: PlannerOutput, fusion: FusionResult | None = None) -> list[Gap]:
     """What another pass should gather anew, the most serious first. A missing part counts only where the plan asked
     for it; a tool that was tried and could not run is a warning elsewhere, not a gap."""
     evidence = evidence or ExecutorOutput()

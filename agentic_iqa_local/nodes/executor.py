@@ -50,9 +50,8 @@ def executor_node(
 
 
 def gather(task: Task) -> None:
-    """Fills the task's evidence in place, subtask by subtask. On a replan only what is missing or in doubt is asked for
-    again, with the reason, and one more tool measures if scores disagree with each other or with the analysis. Raises
-    InvalidAnswer, ToolError, VLMError."""
+    """Fills the task's evidence in place, subtask by subtask; on a replan what is missing or in doubt, and one more
+    tool if scores disagree. Raises InvalidAnswer, ToolError, VLMError."""
     evidence, images, flags = task.evidence, task.images, task.plan.plan
     distortions = find_distortions(task)
     with ThreadPoolExecutor(1) as background:  # the tools measure while the model writes its analysis
@@ -81,8 +80,8 @@ def gather(task: Task) -> None:
 
 
 def find_distortions(task: Task) -> ByObject:
-    """By object, the distortions that the query names, those of the pass before, and those that are now detected. Of
-    those that the query names it is read whether they are there. Raises InvalidAnswer, VLMError."""
+    """By object, the distortions that the query names, those of the pass before, and those that are now detected.
+    Raises InvalidAnswer, VLMError."""
     evidence, objects, look = task.evidence, task.plan.objects, task.plan.plan.distortion_detection
     named, earlier = task.plan.distortions or {}, by_object(task.before, "distortion_set")
     detected = {} if task.closes("contradiction", "executor") else by_object(task.before, "detection")
@@ -97,16 +96,11 @@ def find_distortions(task: Task) -> ByObject:
 
 
 def analyse(task: Task, distortions: ByObject) -> None:
-    """Puts a judgement of each distortion into the evidence, and how probable each severity is: those of the pass
-    before, and the model's where there is none, the severity is open, or the evidence contradicts itself. Raises
-    InvalidAnswer, VLMError."""
-    evidence, images, again = task.evidence, task.images, task.closes("contradiction")
-    judged = {
-        (name, item.type): item
-        for name, items in by_object(task.before, "distortion_analysis").items()
-        for item in items
-        if not (again or item.severity == UNCLEAR)
-    }
+    """Puts a judgement of each distortion, and how probable each severity is, into the evidence. The model is not asked
+    again for those of the pass before that are not in doubt. Raises InvalidAnswer, VLMError."""
+    evidence, images = task.evidence, task.images
+    before = [] if task.closes("contradiction") else by_object(task.before, "distortion_analysis").items()
+    judged = {(name, one.type): one for name, items in before for one in items if one.severity != UNCLEAR}
     earlier = by_object(task.before, "severity_probabilities")
     probable = {(name, kind): earlier.get(name, {}).get(kind) for name, kind in judged}
     asked = {name: [kind for kind in kinds if (name, kind) not in judged] for name, kinds in distortions.items()}
@@ -139,8 +133,7 @@ def _judgement(item: dict[str, str], p: dict[str, float] | None, detection: Dete
 
 
 def read_severities(prompt: Prompt, written: dict[str, Any], images: OpenImages) -> list[dict[str, float]] | None:
-    """How probable the model finds each severity, at each place where it wrote one; None in modes without logits, and
-    where severities begin with the same token."""
+    """How probable the model finds each severity, at each place where it wrote one; None where that cannot be read."""
     text = json.dumps(written, ensure_ascii=False)
     begun = [text[: match.end()] for match in re.finditer(r'"severity": "', text)]
 

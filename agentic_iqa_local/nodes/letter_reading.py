@@ -24,11 +24,8 @@ def _mean(readings: Sequence[Probabilities]) -> Probabilities:
 
 
 class _Letters:
-    """The letters of one picture: the mean over its views in each order that was read, and each crop.
-
-    `prompt(turned, crop)` is what they are read after: `turned` where A stands for Bad, of a `crop` without the
-    evidence of the whole picture.
-    """
+    """The letters of one picture, read after `prompt(turned, crop)`: `turned` where A stands for Bad, of a `crop`
+    without the evidence of the whole picture."""
 
     def __init__(self, prompt: Callable[[bool, bool], Prompt], letters: Sequence[str], mode: Mode, images: OpenImages):
         self.prompt, self.letters, self.images = prompt, letters, images
@@ -74,8 +71,7 @@ class _Letters:
         return dict(zip(self.letters, reversed(p.values()), strict=True)) if turned else p
 
     def result(self) -> FusionResult:
-        """p_c is the mean over the orders; where crops were read, of that and the mean over the crops. Warns where
-        the model hardly takes the format."""
+        """p_c is the mean over the orders; where crops were read, of that and the mean over the crops."""
         p_c = _mean([*self.whole.values()])
         p_c = _mean([p_c, _mean(self.crops)]) if self.crops else p_c
         off_mass = statistics.fmean(self.off_masses) if self.off_masses else None
@@ -106,11 +102,9 @@ def read_and_fuse(
     earlier: Sequence[str] = (),
     plan: PlannerOutput | None = None,
 ) -> FusionResult:
-    """p_c from the model's letters, averaged over what was read of the picture, fused with the `tools`' scores, 1..5.
-
-    The prompt tells of the `evidence` and of a conversation's `earlier` turns. As long as the `sureness` of the images
-    wants more of the answer to `plan`, the picture is looked at more closely. Raises InvalidAnswer, VLMError.
-    """
+    """p_c from the model's letters, after a prompt with the `evidence` and the `earlier` turns, fused with the `tools`'
+    scores, 1..5. The picture is looked at more closely as long as the `sureness` of the images wants more of the answer
+    to `plan`. Raises InvalidAnswer, VLMError."""
     mode, sureness = _usable_mode(images), images.sureness
     measured = [score for _, score in (*tools, *votes(evidence, checking=True))]
     apart = max(measured) - min(measured) if measured else None
@@ -136,8 +130,8 @@ def read_and_fuse(
 
 
 def _fused(letters: FusionResult, tools: Sequence[Score], images: OpenImages) -> FusionResult:
-    """The letters' part of a fusion with the tools' part. α is a Gaussian likelihood of q̄ with variance σ², so that
-    `eta: auto` is 1/(2σ²); without tools it is uniform whatever η is."""
+    """A fusion of letters and tools. α is a Gaussian likelihood of q̄ with variance σ², so that `eta: auto` is 1/(2σ²);
+    without tools it is uniform whatever η is."""
     eta, scores, sigma = images.services.settings.fusion.eta, [score for _, score in tools], None
     if eta == "auto" and tools:
         # that nothing was lost is known exactly: quality is not beyond the ends of the tools' scales
@@ -164,7 +158,7 @@ def answer_letter(fusion: FusionResult) -> str:
 
 def read_choices(prompt: Prompt, letters: Sequence[str], images: OpenImages) -> FusionResult:
     """Probabilities of the user's own choices, averaged over the picture's views. Raises InvalidAnswer, and VLMError
-    in uniform mode, where no letter is preferred, so that none can be answered."""
+    in uniform mode, which prefers no letter."""
     if (mode := _usable_mode(images)) == "uniform":
         said = "mode uniform reads no letters, so it cannot answer a question with choices"
         raise VLMError(said, "use logits or classification")
@@ -174,8 +168,7 @@ def read_choices(prompt: Prompt, letters: Sequence[str], images: OpenImages) -> 
 
 
 def _usable_mode(images: OpenImages) -> Mode:
-    """The configured mode, or what the configuration allows for a model that gives no logits. Raises VLMError where
-    it allows nothing."""
+    """The configured mode, or what it allows for a model without logits. Raises VLMError where it allows nothing."""
     settings, client = images.services.settings.fusion, images.services.client(ROLE)
     if settings.mode != "logits" or client.reads_logits:
         return settings.mode

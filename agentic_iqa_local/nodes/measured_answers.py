@@ -1,9 +1,5 @@
-"""What the evidence says of a question with choices, as a probability of each choice, where the question is about
-distortions, their severity, exposure or the level of quality.
-
-Words decide, the same for every model: the answers or the question must name what was measured. Everywhere else the
-model's letters stand alone.
-"""
+"""What the evidence says of a question with choices, as a probability of each choice, where the answers or the question
+name what was measured: distortions, their severity, exposure or the level of quality. Else the letters stand alone."""
 
 import math
 import re
@@ -14,7 +10,7 @@ from typing import Any
 from agentic_iqa_local.iqa_tools.detector import WORD_SEVERITIES
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.nodes.detection import strongest
-from agentic_iqa_local.nodes.evidence import by_object, votes
+from agentic_iqa_local.nodes.evidence import Evidence, by_object, votes
 from agentic_iqa_local.nodes.prompts import choice_letters
 from agentic_iqa_local.nodes.query import WORDS, distortions_in, pattern
 from agentic_iqa_local.state import Detection, ExecutorOutput, PlannerOutput
@@ -34,7 +30,7 @@ _ANY, _VIRTUE, _VICE, _ABSENCE = (pattern(WORDS[name]) for name in ("any_distort
 
 
 def measure_choices(
-    query: str, choices: Sequence[str], plan: PlannerOutput, evidence: ExecutorOutput | None
+    query: str, choices: Sequence[str], plan: PlannerOutput, evidence: Evidence
 ) -> tuple[dict[str, float] | None, str]:
     """The probability of each choice's letter by the evidence, and what it rests on (SCORES, or words for what was
     detected); None where the evidence says nothing, and why."""
@@ -55,16 +51,13 @@ def measure_choices(
 
 
 def _matched(choices: Sequence[str], table: Mapping[Any, re.Pattern[str]]) -> list[Any] | None:
-    """For each choice the key of the pattern that it holds, the last where several do; None where a choice holds
-    none, or two choices the same."""
+    """For each choice the key of the last pattern that it holds; None where one holds none, or two the same."""
     found = [[key for key, words in table.items() if words.search(choice)] for choice in choices]
     keys = [hit[-1] for hit in found if hit]
     return keys if len(keys) == len(choices) == len(set(keys)) else None
 
 
-def _severities(
-    choices: Sequence[str], kinds: Sequence[str], read: Mapping[str, Mapping[str, float]]
-) -> Weights | None:
+def _severities(choices: Sequence[str], kinds: Sequence[str], read: dict[str, dict[str, float]]) -> Weights | None:
     """Choices that are severities of the one family that the question names; a word that is no choice counts for
     the nearest that is."""
     words = _matched(choices, _SEVERITIES)
@@ -83,8 +76,7 @@ def _exposures(choices: Sequence[str], detection: Detection) -> Weights | None:
 
 
 def _sides(detection: Detection) -> dict[str, float]:
-    """The probability of either side: a change of brightness, divided as LocalNR reads too dark and too bright; empty
-    where it could not."""
+    """How probable either side is: a change of brightness, divided as LocalNR reads it; empty where it could not."""
     changed, sides = detection.families[EXPOSURE].probability, detection.exposure or {}
     p = {side: changed * share / (sum(sides.values()) or 1.0) for side, share in sides.items()}
     return p and p | {"neither": 1 - changed}

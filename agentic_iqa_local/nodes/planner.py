@@ -1,9 +1,7 @@
 """The Planner: query, pictures and feedback in, a plan out.
 
-The model fills every field from the query. Some things are not its to decide: whether a reference was given is a fact,
-the names of the tools are a closed list, regions and distortions must stand in the query, and the flags follow from the
-other fields by the paper's rules. Where its answer differs, code corrects it and says so. On a replan it may refine the
-plan: what the user said stays, and distortions may be added.
+The model fills every field from the query. Where its answer differs from what is given, what the query says in so many
+words, or the paper's rules for the flags, code corrects it and says so. A replan may add distortions.
 """
 
 import logging
@@ -22,7 +20,8 @@ from agentic_iqa_local.nodes.query import asks_about_damage, choices_in, distort
 from agentic_iqa_local.nodes.replanning import gaps_to_close
 from agentic_iqa_local.nodes.replies import PlannerReply
 from agentic_iqa_local.nodes.workbench import opened
-from agentic_iqa_local.state import AgenticIQAState, Gap, PlanControlFlags, PlannerInput, PlannerOutput, revised
+from agentic_iqa_local.state import AgenticIQAState, Gap, PlanControlFlags, PlannerInput, revised
+from agentic_iqa_local.state import PlannerOutput as Plan
 from agentic_iqa_local.vlm_client import VLMError
 
 logger = logging.getLogger(__name__)
@@ -31,11 +30,9 @@ logger = logging.getLogger(__name__)
 def derive_flags(
     query_type: str, query_scope: list[str] | str, distortion_source: str, required_tool: str | None
 ) -> PlanControlFlags:
-    """The Executor's switches by the paper's rules.
-
-    Other: everything off. IQA: analysis on, detection when the distortions are to be inferred; tools are
-    selected when the query names neither a region nor a tool, and executed when it names a tool or no region.
-    """
+    """The Executor's switches by the paper's rules. Other: everything off. IQA: analysis on, detection when the
+    distortions are to be inferred; tools are selected when the query names neither a region nor a tool, and executed
+    when it names a tool or no region."""
     quality, whole, tool = query_type == "IQA", query_scope == "Global", required_tool is not None
     return PlanControlFlags(
         distortion_detection=quality and distortion_source == "Inferred",
@@ -48,27 +45,22 @@ def derive_flags(
 def flags_against(gaps: Sequence[Gap], flags: PlanControlFlags, scores: bool) -> PlanControlFlags:
     """The flags, with the parts on that can close the gaps of the last pass. `scores`: whether tools had measured,
     so that another one may decide."""
-    kinds = {gap.kind for gap in gaps}
-    on = {
-        "distortion_detection": "contradiction" in kinds,
-        "distortion_analysis": bool(kinds & {"analysis", "contradiction", "severity"}),
-        "tool_execution": "scores" in kinds or (scores and bool(kinds & {"contradiction", "tools"})),
+    closing = {
+        "distortion_detection": ("contradiction",),
+        "distortion_analysis": ("analysis", "contradiction", "severity"),
+        "tool_execution": ("scores", "contradiction", "tools") if scores else ("scores",),
     }
-    return revised(flags, **{name: True for name, wanted in on.items() if wanted})
+    kinds = {gap.kind for gap in gaps}
+    return revised(flags, **{name: True for name, closed in closing.items() if kinds & {*closed}})
 
 
 def correct_plan(
-    made: PlannerOutput,
-    query: str,
-    has_reference: bool,
-    before: PlannerOutput | None = None,
-    choices: Sequence[str] = (),
-) -> PlannerOutput:
+    made: Plan, query: str, has_reference: bool, before: Plan | None = None, choices: Sequence[str] = ()
+) -> Plan:
     """The plan that the model made, with its derivable fields set by rule.
 
-    `before` is on a replan the last pass's plan, whose type and regions stay. The model may then switch on more parts
-    than the rules ask for and add distortions to look at. `choices` that name distortions make the question one about
-    quality.
+    `choices` that name distortions make the question one about quality. `before` is on a replan the last pass's plan,
+    whose type and regions stay; the model may then add parts and distortions.
     """
     plans = [before, made] if before else [made]
     named_regions = (region_in(query, name) for plan in plans for name in plan.objects)
@@ -89,7 +81,7 @@ def correct_plan(
     return revised(made, query_type="IQA", plan=flags, distortions=distortions, **fixed, **asked)
 
 
-def corrections(made: PlannerOutput, corrected: PlannerOutput) -> list[str]:
+def corrections(made: Plan, corrected: Plan) -> list[str]:
     """A line for each field in which the corrected plan differs from what the model made."""
     before, after = made.model_dump(), corrected.model_dump()
     told = [(name, _told(value), _told(after[name])) for name, value in before.items()]
@@ -105,8 +97,8 @@ def _told(value: Any) -> str:
 
 def taken_choices(query: str, choices: list[str] | None) -> list[str]:
     """A line that tells that the query itself lists the answers to choose from; none where it does not."""
-    listed = choices and choices == choices_in(query)
-    return [f"choices: {' | '.join(choices)} (the query lists them)"] if choices and listed else []
+    listed = choices_in(query) or []
+    return [f"choices: {' | '.join(listed)} (the query lists them)"] if listed and choices == listed else []
 
 
 def planner_node(
@@ -128,7 +120,7 @@ def planner_node(
         reason = one_line(error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error))
         logger.error("Planner failed: %s", reason)
         return {"error": f"Planner: {reason}"}
-    made = PlannerOutput.model_validate(reply.model_dump(by_alias=True))
+    made = Plan.model_validate(reply.model_dump(by_alias=True))
     plan = correct_plan(made, query, has_reference, before, choices or ())
     lines = taken_choices(query, choices) + corrections(made, plan)
     if plan.query_type == "IQA":

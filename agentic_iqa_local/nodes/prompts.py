@@ -30,10 +30,7 @@ ANALYSIS_TEMPLATE, SELECTION_TEMPLATE = _template("analysis"), _template("select
 EXPLANATION_PROMPT_TEMPLATE, SCORING_PROMPT_TEMPLATE = _template("explanation") + "\n", _template("scoring") + "\n"
 
 LEVELS = tuple(LEVEL_WORDS.values())  # from Excellent to Bad
-_OPTIONS, _REVERSED = (
-    "".join(f"{letter}. {word}\n" for letter, word in zip(LETTERS, words, strict=True))
-    for words in (LEVELS, LEVELS[::-1])
-)
+_OPTIONS, _REVERSED = ("".join(map("{}. {}\n".format, LETTERS, words)) for words in (LEVELS, LEVELS[::-1]))
 REVERSED_SCORING_PROMPT_TEMPLATE = SCORING_PROMPT_TEMPLATE.replace(_OPTIONS, _REVERSED)
 """The scoring prompt from A. Bad to E. Excellent: a check of how much the letters' order counts."""
 
@@ -88,8 +85,8 @@ def planner_prompt(
     evidence: ExecutorOutput | None = None,
     earlier: Sequence[str] = (),
 ) -> Prompt:
-    """The Planner's prompt. On a replan `replan_history` says what the Summarizer found missing, `plan` and
-    `evidence` what the last round did and found. `earlier` are the lines of a conversation's earlier turns."""
+    """The Planner's prompt, with the `earlier` turns of a conversation. On a replan `replan_history` says what the
+    Summarizer found missing, `plan` and `evidence` what the last round did and found."""
     lines = [*earlier, *_query(query, choices), f"Reference image: {'given' if has_reference else 'none'}"]
     if replan_history:
         lines += [f"The last plan: {plan.model_dump_json()}"] if plan else []

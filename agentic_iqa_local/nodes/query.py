@@ -52,8 +52,8 @@ def _plain(text: str) -> str:
 
 
 def named_metrics(query: str, has_reference: bool) -> list[str]:
-    """The tools that the query names, in its order and the table's spelling, and behind them well-known metrics
-    that are no tools here. A name in a negated phrase ("not NIQE") does not count."""
+    """The tools that the query names, in its order, and behind them well-known metrics that are no tools here. A name
+    in a negated phrase ("not NIQE") does not count."""
     found = map(_metric, _METRIC.finditer(_REFUSED.sub(" ; ", _plain(query))))
     named = dict.fromkeys(_BY_REFERENCE.get(name, (name, name))[has_reference] for name in found if name)
     return sorted(named, key=lambda name: name not in TOOLS)
@@ -75,8 +75,8 @@ _NO_REGION, _WHERE = re.compile(alternatives(WORDS["no_region"])), pattern(WORDS
 
 
 def region_in(query: str, name: str) -> str | None:
-    """The region that a plan calls `name`, without words for the picture or its quality at either end ("photo
-    of my dog": dog); None where nothing is left, or the query does not hold it, a plural's s apart."""
+    """The region that a plan calls `name`, without words for the picture at either end ("photo of my dog": dog); None
+    where nothing is left, or the query does not hold it, a plural's s apart."""
     words = re.findall(r"[^\W_]+(?:['’-][^\W_]+)*", _plain(name))
     kept = [i for i, word in enumerate(words) if not _NO_REGION.fullmatch(word.casefold())]
     if not kept:
@@ -105,8 +105,8 @@ _OPEN, _LEFT_OUT = pattern(WORDS["open_question"]), pattern(WORDS["left_out"])
 
 
 def distortions_in(query: str, regions: Iterable[str] = ()) -> list[str]:
-    """The distortions that a question about quality names, in the query's order; none where it lists more
-    than three, or asks for others too. Names of its `regions` are no distortions."""
+    """The distortions that a question about quality names outside the names of its `regions`, in its order; none where
+    it lists more than three, or asks for others too."""
     text = _asked_about(query)
     for region in regions:
         text = re.sub(rf"\b{re.escape(region)}\b", ".", text, flags=re.IGNORECASE)

@@ -4,11 +4,13 @@ were found, and behind either what a reader must know."""
 import re
 from collections.abc import Sequence
 
-from agentic_iqa_local.nodes.evidence import by_object, contradictions, found_damage, of_object
+from agentic_iqa_local.nodes.evidence import Evidence, by_object, contradictions, found_damage, of_object
 from agentic_iqa_local.nodes.letter_reading import answer_letter
 from agentic_iqa_local.nodes.prompts import chosen_answer
 from agentic_iqa_local.nodes.query import distortions_in
-from agentic_iqa_local.state import EVERYWHERE, LETTER_TO_LEVEL, LEVEL_WORDS, UNCLEAR, ExecutorOutput, FusionResult
+from agentic_iqa_local.state import EVERYWHERE, LETTER_TO_LEVEL, LEVEL_WORDS, UNCLEAR, FusionResult
+
+Choices = Sequence[str] | None
 
 _CLAIM = re.compile(r"\b(slight|moderate|severe|extreme)(?:ly)? (\w+(?: \w+)?)", re.IGNORECASE)
 _NOTHING = re.compile(r"\bno (visible )?(distortion|degradation|damage|defect)", re.IGNORECASE)
@@ -16,9 +18,7 @@ _CLEAN = re.compile(r"\b(picture|image|photo(graph)?) is (clean|undamaged|pristi
 _LEVEL = re.compile(rf"\bquality is ({'|'.join(LEVEL_WORDS.values())})\b", re.IGNORECASE)
 
 
-def reasoned(
-    text: str | None, evidence: ExecutorOutput | None, fusion: FusionResult | None, choices: Sequence[str] | None
-) -> str:
+def reasoned(text: str | None, evidence: Evidence, fusion: FusionResult | None, choices: Choices) -> str:
     """Where the damage is, the model's `text` and the notes. Sentences made of the evidence and of the answer stand in
     for a `text` of None, and for one that says something else than was found."""
     told = text is not None and not contradicts(text, evidence, fusion, choices)
@@ -26,9 +26,7 @@ def reasoned(
     return " ".join([*_place(evidence), *filter(None, said), *_notes(evidence, fusion)])
 
 
-def contradicts(
-    text: str, evidence: ExecutorOutput | None, fusion: FusionResult | None, choices: Sequence[str] | None
-) -> bool:
+def contradicts(text: str, evidence: Evidence, fusion: FusionResult | None, choices: Choices) -> bool:
     """Whether a text gives a distortion another severity than was found, sees none where there is damage, or names
     another level than the answer. A small model writes so of clean pictures too."""
     found: dict[str, set[str]] = {}
@@ -45,9 +43,7 @@ def contradicts(
     return level is not None and any(word.capitalize() != level for word in _LEVEL.findall(text))
 
 
-def from_evidence(
-    evidence: ExecutorOutput | None, fusion: FusionResult | None, choices: Sequence[str] | None
-) -> list[str]:
+def from_evidence(evidence: Evidence, fusion: FusionResult | None, choices: Choices) -> list[str]:
     """Sentences that say what was found, and the level or the answer that was chosen."""
     letter, analysis = fusion and answer_letter(fusion), by_object(evidence, "distortion_analysis")
     said = []
@@ -55,11 +51,9 @@ def from_evidence(
         said.append(f"The most probable answer is {chosen_answer(choices, letter)} ({fusion.p[letter]:.2f}).")
     found = found_damage(evidence)
     for name, item in found:
-        what = f"{item.type.lower()}{of_object(name)}"
-        if item.severity == UNCLEAR:
-            said.append(f"The severity of {what} cannot be told.")
-        else:
-            said.append(f"{item.severity.capitalize()} {what}: {item.explanation.rstrip('.')}.")
+        what, seen = f"{item.type.lower()}{of_object(name)}", item.explanation.rstrip(".")
+        unclear = f"The severity of {what} cannot be told."
+        said.append(unclear if item.severity == UNCLEAR else f"{item.severity.capitalize()} {what}: {seen}.")
     if analysis and not found:
         unread = any(detection.error for detection in by_object(evidence, "detection").values())
         partly = unread or _place(evidence)
@@ -69,7 +63,7 @@ def from_evidence(
     return said
 
 
-def _place(evidence: ExecutorOutput | None) -> list[str]:
+def _place(evidence: Evidence) -> list[str]:
     """A sentence that says where the damage is; none where that was not measured."""
     if evidence and (worst := evidence.worst_part):
         return [f"The worst part of the picture is at its {worst.place}{f' ({worst.seen})' if worst.seen else ''}."]
@@ -78,7 +72,7 @@ def _place(evidence: ExecutorOutput | None) -> list[str]:
     return [f"LocalNR's map has the damage {where}."] if part else []
 
 
-def _notes(evidence: ExecutorOutput | None, fusion: FusionResult | None) -> list[str]:
+def _notes(evidence: Evidence, fusion: FusionResult | None) -> list[str]:
     """What must stand in the reasoning whatever the model wrote: missing evidence, contradictions, the fused score."""
     if evidence is None or evidence.is_empty:
         notes = ["No distortion analysis or tool scores were available; judged from the image directly."]
@@ -92,6 +86,6 @@ def _notes(evidence: ExecutorOutput | None, fusion: FusionResult | None) -> list
     if fusion and fusion.q is not None:
         whose = fusion.voters[0] if len(fusion.voters) == 1 else "tools' mean"
         tools = "no tool scores" if fusion.q_bar is None else f"{whose} {fusion.q_bar:.2f}"
-        letter = fusion.vlm_letter or "not read"
-        notes.append(f"Fused score {fusion.q:.2f} of 5 ({tools}, model's own letter {letter}).")
+        letter = f"model's own letter {fusion.vlm_letter or 'not read'}"
+        notes.append(f"Fused score {fusion.q:.2f} of 5 ({tools}, {letter}).")
     return notes

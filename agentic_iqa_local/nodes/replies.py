@@ -10,18 +10,21 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, create_model
 
-from agentic_iqa_local.state import DistortionType, PlanControlFlags, Severity
+from agentic_iqa_local.state import DISTORTION_TYPES, DistortionType, PlanControlFlags, Severity
 
 STRICT = ConfigDict(extra="forbid", populate_by_name=True)
 Name = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=40)]
-# A JSON key without escapes: the grammar bounds keys by pattern alone.
+# a JSON key without escapes: the grammar bounds keys by pattern alone
 Key = Annotated[str, StringConstraints(pattern=r'^[^"\\\x00-\x1f]{1,40}$')]
 _once = AfterValidator(lambda names: list(dict.fromkeys(names)))  # objects named twice count once
 
 
+Kinds = Annotated[list[DistortionType], Field(min_length=1, max_length=3)]
+_Closed = Field(max_length=4, json_schema_extra={"additionalProperties": False})
+
+
 def _text(limit: int) -> Any:
-    """A text of at most `limit` characters. One that reached the limit was cut there by a grammar, or was never
-    bounded: it ends with its last whole sentence."""
+    """A text of at most `limit` characters; one that a grammar cut at the limit ends with its last whole sentence."""
     bounds = StringConstraints(strip_whitespace=True, min_length=1)
     cut = AfterValidator(lambda text: whole_sentences(text, limit))
     return Annotated[str, bounds, cut, Field(json_schema_extra={"maxLength": limit})]
@@ -40,13 +43,7 @@ class PlannerReply(BaseModel):
     query_type: Literal["IQA", "Other"]
     query_scope: Annotated[list[Name], Field(min_length=1, max_length=4), _once] | Literal["Global"]
     distortion_source: Literal["Explicit", "Inferred"]
-    distortions: (
-        Annotated[
-            dict[Key, Annotated[list[DistortionType], Field(min_length=1, max_length=3)]],
-            Field(max_length=4, json_schema_extra={"additionalProperties": False}),
-        ]
-        | None
-    )
+    distortions: Annotated[dict[Key, Kinds], _Closed] | None
     reference_mode: Literal["Full-Reference", "No-Reference"]
     required_tool: Name | None
     plan: _keyed("FlagsReply", dict.fromkeys(PlanControlFlags.model_fields, bool))  # pyright: ignore[reportInvalidTypeForm]
@@ -73,11 +70,8 @@ def detection_reply(objects: Sequence[str]) -> type[BaseModel]:
 def analysis_reply(distortions: Mapping[str, Sequence[str]]) -> type[BaseModel]:
     """{object: [{type, severity, explanation}]} with one item for each distortion asked about."""
     judged = {"severity": Severity | Literal["unclear"], "explanation": _text(160)}
-    asked = {
-        name: tuple[tuple(_keyed("Analysis", {"type": Literal[kind], **judged}) for kind in kinds)]
-        for name, kinds in distortions.items()
-        if kinds
-    }
+    items = {kind: _keyed("Analysis", {"type": Literal[kind], **judged}) for kind in DISTORTION_TYPES}
+    asked = {name: tuple[tuple(map(items.__getitem__, kinds))] for name, kinds in distortions.items() if kinds}
     return _keyed("AnalysisReply", asked)
 
 
@@ -104,8 +98,7 @@ _END_OF_SENTENCE = re.compile(r"(?<!\b\w)(?<!\d)[.!?…]+[\"')\]”’»]*(?=\s+
 
 
 def whole_sentences(text: str, limit: int) -> str:
-    """`text` unchanged where it is shorter than `limit` characters. A longer text, which may have been cut at
-    the limit, is shortened to its last whole sentence, else to its last whole word with "…"."""
+    """`text`; one of `limit` characters or more up to its last whole sentence, else its last whole word and "…"."""
     if len(text) < limit:
         return text.strip()
     text = text[:limit].strip()

@@ -1,8 +1,7 @@
 """The Summarizer: evidence and image in, an answer with its probabilities out, and whether to plan again.
 
-Scoring: the letters A–E are read at the JSON value position of the answer, fused with the tools' scores, and the
-fused level's letter is written there; the reasoning follows in the same sequence. The user's own choices are read in
-the same way, without fusion. A question without choices gets free text.
+The letters are read at the JSON value position of the answer, fused with the tools' scores, and the fused letter is
+written there; the reasoning follows. The user's own choices are read so too; other questions get free text.
 """
 
 import logging
@@ -16,22 +15,14 @@ from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.nodes import replanning
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.detection import model_trust
-from agentic_iqa_local.nodes.evidence import by_object, find_gaps, should_replan, votes
+from agentic_iqa_local.nodes.evidence import Evidence, by_object, find_gaps, should_replan, votes
 from agentic_iqa_local.nodes.letter_reading import ROLE, answer_letter, read_and_fuse, read_choices
 from agentic_iqa_local.nodes.measured_answers import SCORES, measure_choices
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, choice_letters, earlier_lines, is_scoring, summarizer_prompt
 from agentic_iqa_local.nodes.reasoning import reasoned
 from agentic_iqa_local.nodes.replies import summary_reply
 from agentic_iqa_local.nodes.workbench import OpenImages, opened
-from agentic_iqa_local.state import (
-    LETTERS,
-    AgenticIQAState,
-    Basis,
-    ExecutorOutput,
-    FusionResult,
-    SummarizerOutput,
-    revised,
-)
+from agentic_iqa_local.state import LETTERS, AgenticIQAState, Basis, FusionResult, SummarizerOutput, revised
 from agentic_iqa_local.vlm_client import VLMError
 
 __all__ = ["ROLE", "should_replan", "summarizer_node", "without_words"]
@@ -50,15 +41,13 @@ def summarizer_node(
     if plan is None or "executor_evidence" not in state:
         missing = "plan" if plan is None else "executor_evidence"
         return {"error": f"Summarizer: the state has no {missing}; run the earlier nodes first"}
-    logger.info(
-        "Summarizer: query_type=%s, mode=%s, %d distortions, %d tool scores, image=%s, reference=%s",
-        plan.query_type,
-        "scoring" if is_scoring(plan, state.get("choices")) else "explanation/QA",
-        sum(map(len, by_object(evidence, "distortion_analysis").values())),
-        sum(map(len, by_object(evidence, "quality_scores").values())),
-        one_line(state["image_path"]),
-        one_line(state.get("reference_path") or "none"),
+    mode = "scoring" if is_scoring(plan, state.get("choices")) else "explanation/QA"
+    kinds, scores = (
+        sum(map(len, by_object(evidence, part).values())) for part in ("distortion_analysis", "quality_scores")
     )
+    pictures = one_line(f"image={state['image_path']}, reference={state.get('reference_path') or 'none'}")
+    said = "Summarizer: query_type=%s, mode=%s, %d distortions, %d tool scores, %s"
+    logger.info(said, plan.query_type, mode, kinds, scores, pictures)
     basis = Basis(plan=plan, plan_corrections=state.get("plan_corrections", []), evidence=evidence)
     try:
         with opened(state, config, runtime) as images:
@@ -73,8 +62,8 @@ def summarizer_node(
 
 
 def summarize(state: AgenticIQAState, basis: Basis, images: OpenImages) -> SummarizerOutput:
-    """The answer, without the replan decision: letters, their fusion or the measured answers, then the words. Where the
-    words fail three times, the fusion that was read stays in it. Raises VLMError."""
+    """The answer, without the replan decision; where the words fail three times, it has the fusion that was read.
+    Raises VLMError."""
     query, choices, evidence = state["query"], state.get("choices"), basis.evidence
     scoring, earlier = is_scoring(basis.plan, choices), earlier_lines(state.get("prior_context"))
     prompt = summarizer_prompt(query, evidence, scoring=scoring, choices=choices, earlier=earlier)
@@ -102,8 +91,7 @@ def summarize(state: AgenticIQAState, basis: Basis, images: OpenImages) -> Summa
 
 
 def _with_measurement(letters: FusionResult, state: AgenticIQAState, basis: Basis, images: OpenImages) -> FusionResult:
-    """The letters of a question times what was measured of its answers; about distortions, as far as the model's own
-    word of them is trusted."""
+    """The letters of a question, about distortions as far as the model is trusted, times what was measured."""
     measured, rests_on = measure_choices(state["query"], state.get("choices", []), basis.plan, basis.evidence)
     if measured is None:
         return revised(letters, measurement=rests_on)
@@ -114,9 +102,7 @@ def _with_measurement(letters: FusionResult, state: AgenticIQAState, basis: Basi
     return revised(letters, measured=measured, product=product, measurement=rests_on)
 
 
-def without_words(
-    fusion: FusionResult, evidence: ExecutorOutput | None, choices: Sequence[str] | None
-) -> SummarizerOutput:
+def without_words(fusion: FusionResult, evidence: Evidence, choices: Sequence[str] | None) -> SummarizerOutput:
     """The answer of a fusion whose reasoning failed: its letter, and sentences made of the evidence."""
     reasoning = reasoned(None, evidence, fusion, choices)
     return SummarizerOutput(final_answer=answer_letter(fusion), quality_reasoning=reasoning, fusion=fusion)
@@ -148,8 +134,8 @@ def close_pass(state: AgenticIQAState, basis: Basis, result: SummarizerOutput) -
 
 
 def _best(state: AgenticIQAState, answer: SummarizerOutput, basis: Basis) -> tuple[SummarizerOutput, Basis]:
-    """The better supported answer of this pass and the earlier ones, with its basis and the account of all passes. An
-    earlier one that stays has this pass's error in its evidence."""
+    """The better supported answer of this pass and the earlier ones, with its basis and the account of all passes.
+    An earlier one that stays gets this pass's error."""
     earlier, limit = state.get("summarizer_result"), replanning.REPLAN_HISTORY_LIMIT
     if earlier is None or not earlier.need_replan or earlier.basis is None:  # the latter: of another run
         return revised(answer, basis=basis, passes=[replanning.record(answer)]), basis

@@ -55,13 +55,14 @@ def choose_tools(task: Task, distortions: ByObject) -> Chosen:
     if named := task.named_tools():
         first, beside = named[0], _whole(named[1:])
         return {name: dict.fromkeys(kinds or [OVERALL], first) | beside for name, kinds in distortions.items()}
-    if not (ranked := ranked_tools(images)):
+    good, worse = offered(images)
+    if not (ranked := good + worse):
         raise ToolError("no IQA tool can run on these images: see the tools listed as unavailable and their reasons")
     new = {name: kinds or [OVERALL] for name, kinds in distortions.items() if name not in earlier}
     chosen = {name: dict(earlier.get(name, {})) for name in distortions}
     if new and flags.tool_selection:
-        chosen |= select_tools(task.query, new, images)
-    voting = [name for name in _configured(images) if name in _available(images)] or ranked[:1]
+        chosen |= select_tools(task.query, new, good, images)
+    voting = [tool for tool in _configured(images) if tool in _available(images)] or ranked[:1]
     for name, own in chosen.items() if flags.tool_execution else ():
         more = voting if name in new else _another(task, name, ranked)
         own |= _whole(tool for tool in more if tool not in own.values())
@@ -79,10 +80,8 @@ def _another(task: Task, name: str, ranked: Sequence[str]) -> list[str]:
     return [tool for tool in ranked if tool not in tried][: task.closes("scores", "contradiction", "tools")]
 
 
-def select_tools(query: str, distortions: ByObject, images: OpenImages) -> Chosen:
-    """The model's choice of a tool for each distortion, among those that are not clearly worse than another; one
-    alone is no choice."""
-    names = load_reliability().trusted(_offered(images))
+def select_tools(query: str, distortions: ByObject, names: Sequence[str], images: OpenImages) -> Chosen:
+    """The model's choice of a tool for each distortion among `names`; one alone is no choice."""
     if len(names) == 1:
         return {name: dict.fromkeys(kinds, names[0]) for name, kinds in distortions.items()}
     told = []
@@ -107,21 +106,16 @@ def _configured(images: OpenImages) -> list[str]:
     return settings.full_reference if images.reference else settings.no_reference
 
 
-def _offered(images: OpenImages) -> list[str]:
-    """The tools that can run on these images, the configuration's first; with a reference those that compare, since
-    they beat one that has to guess what was there."""
-    available, left_out = _available(images), images.services.settings.tools.not_offered
-    names = dict.fromkeys([*_configured(images), *available])
-    names = [name for name in names if name in available and name not in left_out]
-    return [name for name in names if images.reference and find_tool(name).reference == "FR"] or names
-
-
-def ranked_tools(images: OpenImages) -> list[str]:
-    """The tools that can run on these images, the best first; between equals the configuration's come first."""
-    names, reliability = _offered(images), load_reliability()
-    trusted = reliability.trusted(names)
-    others = [name for name in names if name not in trusted]
-    return trusted + (reliability.trailing(others, trusted[0]) if others else [])
+def offered(images: OpenImages) -> tuple[list[str], list[str]]:
+    """The tools that can run on these images, and behind them those that are clearly worse; in either the best first,
+    between equals the configuration's. With a reference those that compare: they beat one that has to guess."""
+    available, reliability = _available(images), load_reliability()
+    names = dict.fromkeys(tool for tool in (*_configured(images), *available) if tool in available)
+    names = [tool for tool in names if tool not in images.services.settings.tools.not_offered]
+    names = [tool for tool in names if images.reference and find_tool(tool).reference == "FR"] or names
+    good = reliability.trusted(names)
+    others = [tool for tool in names if tool not in good]
+    return good, reliability.trailing(others, good[0]) if others else []
 
 
 def run_tools(evidence: ExecutorOutput, images: OpenImages) -> None:
@@ -140,7 +134,7 @@ def run_tool(name: str, distortion: str, tool: str, images: OpenImages) -> list[
     logs = [first := _attempt(name, distortion, tool, images)]
     if first.error is None:
         return logs
-    for stand_in in (other for other in ranked_tools(images) if other != first.tool_name):
+    for stand_in in (tool for tools in offered(images) for tool in tools if tool != first.tool_name):
         logs.append(revised(_attempt(name, distortion, stand_in, images), fallback=True))
         if logs[-1].error is None:
             break

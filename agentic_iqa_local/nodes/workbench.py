@@ -85,13 +85,9 @@ class RoleSession:
 
 
 class OpenImages:
-    """One assessment's images with the sessions opened on them.
-
-    Each model is opened once on each view, whichever roles use it, so that the images are prefilled once; each tool
-    runs once on each region. `warnings` collects what a user must know, `failed_tries` what the model said in vain.
-    The caller may set `sureness`, and `find_worst_part`, which tells the worst part where a map was asked for.
-    Raises ImageError.
-    """
+    """One assessment's images. Each model is opened once on each view, whichever roles use it, so that the images are
+    prefilled once; each tool runs once on each region. `warnings` collects what a user must know, `failed_tries` what
+    the model said in vain. The caller may set `sureness` and `find_worst_part`. Raises ImageError."""
 
     def __init__(
         self, services: Services, image_path: str, reference_path: str | None = None, observer: Observer | None = None
@@ -107,13 +103,13 @@ class OpenImages:
         self._opened: list[tuple[tuple[int, int] | None, VLMSession]] = []  # those that are closed too
         self._other_usage = TokenUsage()  # of batches, less that of earlier turns
         self._readings: dict[tuple[str, Box | None], ToolReading] = {}
-        for line in self.image.warnings:
-            self.warn(line)
+        lines = [*self.image.warnings]
         if reference := self.reference:
-            same = ["the picture has the same pixels as its reference: nothing was lost against it"] * self.identical
-            of_reference = (f"the reference {reference.path}: {line}" for line in reference.warnings)
-            for line in (*of_reference, *same, *doubts(self.image.pixels, reference.pixels)):
-                self.warn(line)
+            lines += [f"the reference {reference.path}: {line}" for line in reference.warnings]
+            lines += ["the picture has the same pixels as its reference: nothing was lost against it"] * self.identical
+            lines += doubts(self.image.pixels, reference.pixels)
+        for line in lines:
+            self.warn(line)
         self._of_pictures = [*self.warnings]  # every turn of a conversation has them
 
     def begin_turn(self) -> None:
@@ -129,8 +125,6 @@ class OpenImages:
             if log:
                 logger.warning("%s", line)
 
-    # The model
-
     def views(self, role: str) -> list[Box]:
         """The whole image, or native-resolution crops of one beyond the range of the role's model."""
         limits, (width, height) = self.services.client(role).limits, self.image.pixels.size
@@ -138,17 +132,15 @@ class OpenImages:
         views = native_views(width, height, **ends, max_pixels=most, max_views=self.services.settings.images.max_crops)
         seen = views[0][2] - views[0][0], views[0][3] - views[0][1]
         if len(views) > 1:
-            self.warn(
-                f"{width}×{height} pixels are beyond what the model sees at once ({seen[0]}×{seen[1]}); scored on"
-                f" {len(views)} native-resolution crops and averaged, described from the central one"
-            )
+            how = f"scored on {len(views)} native-resolution crops and averaged, described from the central one"
+            self.warn(f"{width}×{height} pixels are beyond what the model sees at once ({seen[0]}×{seen[1]}); {how}")
         elif seen[0] * seen[1] < limits.min_pixels or any(side % limits.factor for side in seen):
             self.warn(f"{width}×{height} pixels are below the model's range; the processor enlarged it")
         return views
 
     def crops(self, role: str) -> list[Box]:
-        """Up to five crops of a quarter of the picture's pixels each, for a closer look; none where the picture
-        is read in several views anyhow, or a crop would be below the model's range."""
+        """Up to five crops of a quarter of the pixels each, for a closer look; none where the picture is read in
+        several views anyhow, or a crop would be below the model's range."""
         limits, (width, height) = self.services.client(role).limits, self.image.pixels.size
         quarter, least = width * height // 4, limits.min_pixels
         if len(self.views(role)) > 1 or quarter < max(least, limits.factor**2):
@@ -183,15 +175,14 @@ class OpenImages:
 
     @contextmanager
     def session_on(self, role: str, box: Box) -> Iterator[RoleSession]:
-        """The role's model opened on a part of the picture, and of its reference, for this block alone."""
+        """The role's model opened on a part of the images for this block alone."""
         with closing(self._open_on(role, box)) as session:
             yield RoleSession(session, role, self)
 
     def read_parts(
         self, role: str, boxes: Sequence[Box], prompt: ChatPrompt, answer_prefix: str, letters: Sequence[str]
     ) -> list[LetterRead]:
-        """The letters of parts of the picture, each by itself and without the reference, in one batch. Raises
-        VLMError."""
+        """The letters of parts of the picture, each alone and without the reference, in one batch. Raises VLMError."""
         with self.calling_model(role) as client:
             batch = client.read_many([[self.image.pixels.crop(box)] for box in boxes], prompt, answer_prefix, letters)
         self._other_usage += batch.usage
@@ -217,8 +208,6 @@ class OpenImages:
         """Tokens of all sessions since the turn began."""
         return sum((session.usage for _, session in self._opened), self._other_usage)
 
-    # The tools
-
     def reachable(self) -> dict[str, tuple[float, float]]:
         """By tool, the ends of what its map can return."""
         return {name: fitted.reachable for name, fitted in self.services.tools.maps.items()}
@@ -235,12 +224,10 @@ class OpenImages:
             with waiting, self.observer.measuring(tool, self.services) as tools:
                 self._readings[tool, box] = tools.score(tool, *self._parts(box))
         reading = self._readings[tool, box]
-        if reading.crops:
-            left, top, right, bottom = reading.crops[0]
-            self.warn(
-                f"{reading.tool} would take long on all {self.image.width}×{self.image.height} pixels; it measured"
-                f" {len(reading.crops)} native-resolution crops of {right - left}×{bottom - top}"
-            )
+        if crops := reading.crops:
+            (left, top, right, bottom), all_pixels = crops[0], f"{self.image.width}×{self.image.height} pixels"
+            measured = f"it measured {len(crops)} native-resolution crops of {right - left}×{bottom - top}"
+            self.warn(f"{reading.tool} would take long on all {all_pixels}; {measured}")
         return reading
 
     def examine(self, box: Box | None = None) -> Examination:
@@ -250,8 +237,8 @@ class OpenImages:
 
     @functools.cached_property
     def unlike_photograph(self) -> float | None:
-        """The probability, by LocalNR, that the picture is a screenshot, a drawing, a chart or a code, of which
-        it and NIQE know nothing; None where it counts as a photograph, has a reference, or cannot be read."""
+        """LocalNR's probability that the picture is a screenshot, a drawing, a chart or a code, of which it and NIQE
+        know nothing; None where it counts as a photograph, has a reference, or cannot be read."""
         try:
             graphic = 0.0 if self.reference else self.examine().graphic
         except ToolError:
@@ -261,8 +248,8 @@ class OpenImages:
 
 @contextmanager
 def opened(state: AgenticIQAState, config: RunnableConfig | None, runtime: Runtime[Any] | None) -> Iterator[OpenImages]:
-    """The images that the graph runs on, else those of the state, opened here and closed again, with the
-    services in `config["configurable"]` or the default ones."""
+    """The images that the graph runs on, else those of the state, opened for this block with the services in
+    `config["configurable"]` or the default ones."""
     if runtime is not None and runtime.context is not None:
         yield runtime.context
         return
