@@ -35,6 +35,13 @@ def is_sentence(text: str) -> bool:
     return bool(text.strip()) and safe and "Traceback" not in text
 
 
+class Touch:
+    """A pickle of it makes whoever loads it create a file."""
+
+    def __reduce__(self) -> tuple:
+        return Path.touch, (Path("touched"),)
+
+
 def _socket(place: Path) -> None:
     with socket.socket(socket.AF_UNIX) as opened:  # the path of one has 108 bytes at most, so by a relative name
         before = os.getcwd()

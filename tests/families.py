@@ -96,14 +96,11 @@ def qwen(name, tokenizer):
     tower = dict(hidden_size=64, intermediate_size=128, out_hidden_size=128, patch_size=16 if third else 14, **QWEN_TOWER)  # fmt: skip
     if name == "qwen2_vl":
         tower = dict(embed_dim=64, hidden_size=128, mlp_ratio=2, patch_size=14, **QWEN_TOWER)
-        config, kind = tf.Qwen2VLConfig(text_config=text, vision_config=tower, **places), tf.Qwen2VLForConditionalGeneration  # fmt: skip
     elif name == "qwen2_5_vl":
         tower |= {"window_size": 56, "fullatt_block_indexes": [1]}
-        config, kind = tf.Qwen2_5_VLConfig(text_config=text, vision_config=tower, **places), tf.Qwen2_5_VLForConditionalGeneration  # fmt: skip
     elif name == "qwen3_vl":
         tower |= {"num_position_embeddings": 256, "deepstack_visual_indexes": [0]}
-        text |= {"head_dim": 64, "rope_parameters": rope | {"mrope_section": [12, 10, 10], "mrope_interleaved": True}}  # fmt: skip
-        config, kind = tf.Qwen3VLConfig(text_config=text, vision_config=tower, **places), tf.Qwen3VLForConditionalGeneration  # fmt: skip
+        text |= {"head_dim": 64, "rope_parameters": rope | {"mrope_section": [12, 10, 10], "mrope_interleaved": True}}
     else:
         tower |= {"num_position_embeddings": 256}
         partial = rope | {"mrope_section": [3, 3, 2], "mrope_interleaved": True, "partial_rotary_factor": 0.25}
@@ -111,13 +108,16 @@ def qwen(name, tokenizer):
             "head_dim": 64, "rope_parameters": partial, "layer_types": ["linear_attention", "full_attention"],
             "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 32, "linear_value_head_dim": 32,
         }  # fmt: skip
-        config, kind = tf.Qwen3_5Config(text_config=text, vision_config=tower, **places), tf.Qwen3_5ForConditionalGeneration  # fmt: skip
+    family = {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL", "qwen3_5": "Qwen3_5"}[name]
+    config = getattr(tf, f"{family}Config")(text_config=text, vision_config=tower, **places)
     size = {"shortest_edge": 64 * 64, "longest_edge": 256 * 256}
-    images = tf.Qwen2VLImageProcessor(patch_size=tower["patch_size"], size=size)
-    video = tf.Qwen3VLVideoProcessor if third else tf.Qwen2VLVideoProcessor
-    kinds = {"qwen2_vl": tf.Qwen2VLProcessor, "qwen2_5_vl": tf.Qwen2_5_VLProcessor}
-    processor = kinds.get(name, tf.Qwen3VLProcessor)(image_processor=images, tokenizer=tokenizer, video_processor=video(), chat_template=CHAT_TEMPLATE)  # fmt: skip
-    return kind(config), processor
+    parts = {
+        "image_processor": tf.Qwen2VLImageProcessor(patch_size=tower["patch_size"], size=size),
+        "tokenizer": tokenizer,
+    }
+    parts["video_processor"] = tf.Qwen3VLVideoProcessor() if third else tf.Qwen2VLVideoProcessor()
+    processor = getattr(tf, f"{'Qwen3VL' if third else family}Processor")(**parts, chat_template=CHAT_TEMPLATE)
+    return getattr(tf, f"{family}ForConditionalGeneration")(config), processor
 
 
 def llava(name, tokenizer):

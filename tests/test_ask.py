@@ -11,12 +11,7 @@ from agentic_iqa_local.batch.work import as_line
 from agentic_iqa_local.config import RoleSettings
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, Prompt
-from agentic_iqa_local.nodes.replies import (
-    PlannerReply,
-    detection_reply,
-    selection_reply,
-    summary_reply,
-)
+from agentic_iqa_local.nodes.replies import PlannerReply, detection_reply, selection_reply, summary_reply
 from agentic_iqa_local.state import LETTERS
 
 SUMMARY = {"final_answer": "C", "quality_reasoning": "Edges are soft."}

@@ -123,7 +123,6 @@ MISTAKES = [
     (["empty"], "empty: expected a folder or a pattern with image files"),
     (["https://example.org/photo.jpg"], "download it first"),
     (["photo.jpg", "--query", "  "], "--query: expected a question"),
-    (["photo.jpg", "--choices", "Yes"], "--choices: expected 2 to 10 answers"),
     (["photo.jpg", "--timeout", "0"], "--timeout: expected more than 0"),
     (["photo.jpg", "--gpu", "0"], "use --cpu"),
     (["photo.jpg", "--config", "qwen2_5_vl"], "did you mean qwen2_5_vl_7b"),
@@ -137,7 +136,6 @@ MISTAKES = [
     (["photo.jpg", "--strict"], "--strict: expected with --at-least or --abstain-wider-than"),
     (["photo.jpg", "--track", "mlflow"], "pip install 'agentic_iqa_local[track]'"),
     (["--manifest", "images.csv", "photo.jpg"], "photo.jpg: expected without --manifest"),
-    (["photo.jpg", "--mode", "logit"], "did you mean logits?"),
     (["photo.jpg", "--config", "mine.yaml"], "tools.no_reference: Unknown tool 'NIQUE'; did you mean UNIQUE or NIQE"),
 ]
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import EMBEDDED
-from filelock import FileLock
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -207,13 +206,6 @@ def test_a_model_is_refused_once_a_file_of_it_has_changed_or_another_has_joined(
     check_model(EMBEDDED, store)  # no bundle brought this one
 
 
-def test_two_processes_do_not_unpack_into_one_folder(bundle, tmp_path):
-    store = tmp_path / "store"
-    store.mkdir()
-    with FileLock(store / LOCK), pytest.raises(BundleError, match="another process"):
-        unpack(bundle, store)
-
-
 def test_a_full_disk_is_told_before_anything_is_written(bundle, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(10, 0, 10))
     with pytest.raises(BundleError, match=r"5\.0 kB of free space, got 10 bytes"):  # 30 + 3000 + 2000 bytes
@@ -236,6 +228,9 @@ def test_a_bundle_is_refused_in_one_sentence(tmp_path, capsys, monkeypatch):
     told = refused(capsys, "--tools", "LPIPS", *out)
     for said in ("no commercial use", "PolyForm-Noncommercial", "--accept-licences"):
         assert said in told
+    with monkeypatch.context() as installed:
+        installed.setattr(command, "ROOT", tmp_path)
+        assert "--wheels: expected a checkout" in refused(capsys, "--wheels", "vllm", *out)
     assert "expected a folder of configuration embedded" in refused(capsys, "--repo", "other=org/name")
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: (_ for _ in ()).throw(OSError("no route")))
     told = refused(capsys, "--config", "qwen3_vl_2b", "--models", tmp_path, *out)
@@ -268,9 +263,3 @@ def test_remote_code_and_pickles_of_a_model_stay_behind(tmp_path):
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(fetch.FetchError, match="weights as"):
         fetch.model_files("m", tmp_path, None, tmp_path)
-
-
-def test_wheels_from_an_installed_package_are_refused_before_anything_is_done(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(command, "ROOT", tmp_path)
-    assert main(["bundle", "--wheels", "vllm", "--out", str(tmp_path / "b.tar")]) == 2
-    assert "--wheels: expected a checkout" in capsys.readouterr().err

@@ -1,7 +1,6 @@
 """Maps from a tool's raw score to 1..5: the logistic, its file and its fit. Expected numbers come from scipy or
 from the derivations in the comments."""
 
-import hashlib
 import math
 from pathlib import Path
 
@@ -12,8 +11,8 @@ from pydantic import ValidationError
 from scipy import stats
 from scipy.special import expit
 
-from agentic_iqa_local.iqa_tools.calibration import CalibrationError, LogisticMap, map_file_hash, read_map_file
-from scripts.training.map_fit import FitQuality, evaluate, fit_logistic
+from agentic_iqa_local.iqa_tools.calibration import CalibrationError, LogisticMap, read_map_file
+from scripts.training.map_fit import evaluate, fit_logistic
 
 
 def plain(**changes) -> LogisticMap:
@@ -103,14 +102,9 @@ def test_maps_that_cannot_be_used_are_refused_by_name_unless_they_are_marked(tmp
     assert read_map_file(path) == ({"VSI": plain(tool="VSI"), "B": plain(tool="B")}, {"VSI": "it turns"})
 
 
-def test_the_hash_of_a_file_is_that_of_its_bytes(tmp_path):
-    file = map_file(tmp_path / "maps.yaml", plain())
-    assert map_file_hash(file) == hashlib.sha256(file.read_bytes()).hexdigest()
-    with pytest.raises(CalibrationError, match="tool maps"):
-        map_file_hash(tmp_path / "none.yaml")
-
-
 # The fit
+
+COMMON = {"tool": "T", "lower_better": False, "source": "a paper", "fitted_on": "KonIQ-10k"}
 
 
 @pytest.mark.parametrize("lower_better", [False, True])
@@ -119,9 +113,7 @@ def test_fit_finds_a_known_curve(lower_better):
     truth = plain(b1=sign * 3, b2=0.2, b3=40, b4=sign * 0.005, b5=3, domain=(0, 100), lower_better=lower_better)
     x = np.random.default_rng(0).uniform(0, 100, 200)
     y = np.array([truth.unclipped(v) for v in x])
-    found, quality = fit_logistic(
-        x, y, tool="T", domain=(0, 100), lower_better=lower_better, source="test", fitted_on="none"
-    )
+    found, quality = fit_logistic(x, y, domain=(0, 100), **COMMON | {"lower_better": lower_better})
     assert (quality.srcc, quality.n) == (pytest.approx(1), 200)
     assert quality.rmse < 1e-3
     assert max(abs(found.unclipped(v) - truth.unclipped(v)) for v in np.linspace(0, 100, 50)) < 5e-3
@@ -130,7 +122,7 @@ def test_fit_finds_a_known_curve(lower_better):
 def test_fit_of_noisy_scores_stays_monotone_and_of_contrary_scores_is_refused():
     rng = np.random.default_rng(1)
     y = rng.uniform(1, 5, 300)
-    common = {"tool": "T", "domain": (-20, 20), "lower_better": False, "source": "test", "fitted_on": "none"}
+    common = COMMON | {"domain": (-20, 20)}
     weak, quality = fit_logistic(y + rng.normal(0, 4, 300), y, **common)
     assert weak.monotone
     assert quality.rmse <= y.std() + 1e-6  # no worse than always answering the mean
@@ -140,15 +132,11 @@ def test_fit_of_noisy_scores_stays_monotone_and_of_contrary_scores_is_refused():
         fit_logistic([math.nan] * 50, [3.0] * 50, **common)
 
 
-COMMON = {"tool": "T", "lower_better": False, "source": "a paper", "fitted_on": "KonIQ-10k"}
-
-
 def test_a_fit_says_what_it_was_made_of_and_sees_no_score_beyond_the_domain():
     x = np.linspace(0, 4, 40)
     beyond = np.concatenate([x, np.full(40, 1e4)])
-    found, quality = fit_logistic(
-        beyond, 1 + np.minimum(beyond, 4), domain=(0, 4), license="CC0", notes="a line", **COMMON
-    )
+    options = COMMON | {"domain": (0, 4), "license": "CC0", "notes": "a line"}
+    found, quality = fit_logistic(beyond, 1 + np.minimum(beyond, 4), **options)
     assert (found.domain, found.license, found.notes) == ((0, 4), "CC0", "a line")
     assert (found.tool, found.source, found.fitted_on) == ("T", "a paper", "KonIQ-10k")
     assert [found(v) for v in (0, 2, 4, 1e4)] == pytest.approx([1, 3, 5, 5], abs=0.05)
@@ -166,6 +154,4 @@ def test_the_quality_of_a_map_is_scipys(lower_better):
     assert found.rmse == pytest.approx(math.sqrt(np.mean((mapped - y) ** 2)))
     assert found.srcc == pytest.approx(stats.spearmanr(sign * x, y).statistic)
     assert found.plcc == pytest.approx(stats.pearsonr(mapped, y).statistic)
-    assert found.srcc > 0.5
     assert found.n == 60
-    assert str(FitQuality(0.5, 0.25, 0.125, 7)) == "RMSE 0.500, SRCC 0.250, PLCC 0.125, n 7"

@@ -4,7 +4,6 @@ import argparse
 import io
 import json
 import os
-import signal
 import subprocess
 import sys
 
@@ -95,19 +94,3 @@ def test_at_a_terminal_ctrl_c_stops_a_question_and_the_next_is_answered(monkeypa
     assert asked == ["And the plant?", "And now?"]
     assert "this question was stopped" in sys.stderr.getvalue()
     assert "The plant is sharp." in shown.getvalue()
-
-
-def test_a_polite_kill_ends_piped_questions_with_what_was_answered_kept(photo_path, tmp_path):
-    out = tmp_path / "rows.jsonl"
-    process = subprocess.Popen(
-        [*COMMAND, photo_path, "--cpu", "--out", str(out)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT,
-    )  # fmt: skip
-    process.stdin.write("Rate it\n")
-    process.stdin.flush()
-    shown = process.stdout.readline()
-    process.send_signal(signal.SIGTERM)
-    _, told = process.communicate()
-    assert process.returncode == 130
-    assert told.endswith("interrupted\n")
-    assert json.loads(shown) == json.loads(out.read_text())

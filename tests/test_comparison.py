@@ -132,22 +132,6 @@ def test_comparisons_of_an_order_are_linear():
         judge.rank(candidates([rated(3)] * (MOST_PICTURES + 1)))
 
 
-def test_groups_have_their_best():
-    rows = [rated(3.0, "a.png"), rated(2.0, "b.png"), rated(3.4, "=c.png")]
-    first, second = judge_with(q=4.0).groups(candidates(rows, [SCENE, ~SCENE, SCENE]))
-    assert [(group.number, group.to_dict()["best"]) for group in (first, second)] == [(1, "=c.png"), (2, "b.png")]
-    assert [ranked.index for ranked in first.order] == [2, 0]
-    assert {(pair.first, pair.second) for pair in first.pairs} == {(2, 0)}
-    assert "=c.png is the best of 2" in first.explain()
-    assert "has no near-duplicate" in second.explain()
-    table = comparison_csv([first, second]).splitlines()
-    assert [line.split(",")[:4] for line in table[1:]] == [
-        ["group", "1", "1", "'=c.png"],  # no spreadsheet takes it for a formula
-        ["group", "1", "2", "a.png"],
-        ["group", "2", "1", "b.png"],
-    ]
-
-
 def test_both_orders_say_the_same(services, photo_path, noisy_path):
     there = compare(photo_path, noisy_path, services=services)
     back = compare(noisy_path, photo_path, services=services)

@@ -47,14 +47,11 @@ def test_hadolint_finds_nothing():
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_the_base_is_one_exact_cuda_runtime_and_of_the_locks_cuda():
+def test_the_base_is_one_exact_cuda_runtime_of_the_locks_cuda_and_its_user_has_a_number_that_is_not_root():
     (base,) = of("FROM")
     tag = re.fullmatch(r"nvidia/cuda:(\d+\.\d+)\.\d+-runtime-ubuntu\d\d\.04", base)
     assert tag, base
     assert locked(LOCK)["cuda-toolkit"].startswith(f"{tag[1]}.")
-
-
-def test_it_runs_as_a_user_with_a_number_that_is_not_root():
     assert re.fullmatch(r"[1-9]\d{3,}:[1-9]\d{3,}", of("USER")[-1])  # Kubernetes' runAsNonRoot cannot check a name
 
 

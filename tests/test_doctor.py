@@ -59,13 +59,6 @@ def test_what_is_missing_or_cut_is_told_with_its_remedy(option, failed, found, r
     assert ("memory" in checks) == (failed == "models folder")
 
 
-def test_wrong_usage_is_one_sentence(capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["doctor", "--quick", "--deep"])
-    assert ended.value.code == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
-
-
 def dies(setup):
     os._exit(7)
 

@@ -119,11 +119,6 @@ def test_exif_orientation_is_applied_once(saved, tmp_path, suffix, orientation):
     assert loaded.pixels.getexif().get(274, 1) == 1  # a processor that transposes too must find nothing to do
 
 
-@pytest.mark.parametrize("exif", [b"Exif\0\0nonsense", b"Exif\0\0II*\0\xff\xff\xff\xff"])
-def test_damaged_exif_leaves_the_picture_as_it_is(saved, exif):
-    assert load_image(saved("a.png", noise(), exif=exif)).pixels.tobytes() == noise().tobytes()
-
-
 @pytest.mark.parametrize("kind", ["png", "tif", "white is zero", "big-endian tif", "pgm"])
 def test_16_bit_grey_is_scaled_not_clipped(saved, kind):
     # v / 257: 128 and 129 lie on either side of one half, 25700 = 100·257, 65535 = 255·257
@@ -141,10 +136,7 @@ def test_16_bit_grey_is_scaled_not_clipped(saved, kind):
     assert [loaded.pixels.getpixel((x, 7)) for x in range(5)] == [(v, v, v) for v in expected]
 
 
-def test_other_depths_span_the_whole_range(saved):
-    strip = bytes([0xFF, 0xF0, 0x00]) * 20 * 40  # 0xFFF, 0x000: white and black of 12 bits
-    loaded = load_image(saved("a.tif", tiff(40, 40, 12, 1, strip)))
-    assert [loaded.pixels.getpixel((x, 0))[0] for x in range(2)] == [255, 0]
+def test_16_bit_colour_is_scaled_not_clipped(saved):
     rows = struct.pack(">3H", 0x0000, 0x8080, 0xFFFF) * 40 * 40  # 0, 128·257, 255·257
     assert load_image(saved("a.png", png(40, 40, 16, 2, rows))).pixels.getpixel((39, 39)) == (0, 128, 255)
 
@@ -419,7 +411,6 @@ def test_views_reach_the_model_as_they_are(width, height, limits, count):
         # 32 rows and 100:1 at most make 3200x32; the centres less 1600, the last at most 10016 − 3200
         ((10016, 32), 1, 1_000_000, [(3408, 0, 6608, 32), (904, 0, 4104, 32), (5912, 0, 9112, 32)]),
         ((20, 30), 1, 1_000_000, [(0, 0, 20, 30)]),  # rounded up
-        ((60, 60), 4097, 1_000_000, [(0, 0, 60, 60)]),  # 60 → 64
         ((80, 50), 4097, 1_000_000, [(8, 0, 72, 50)]),  # 80 would go down to 64
     ],
 )  # fmt: skip

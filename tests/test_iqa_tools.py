@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from attacks import Touch
 from PIL import Image, ImageFilter
 from scipy.special import expit
 from test_calibration import map_file, plain
@@ -248,68 +249,19 @@ def stand_in(monkeypatch, build):
     monkeypatch.setattr(pyiqa, "create_metric", build)
 
 
-def test_metrics_see_rgb_in_unit_range_without_gradients(tmp_path, monkeypatch):
-    seen = []
-    stand_in(monkeypatch, lambda *a, **k: lambda *images: seen.append(images) or torch.tensor(30.0))
-    image = Image.new("RGB", (20, 16), (255, 51, 0))
-    for tool in ("PSNR", "PIQE"):  # a reference at hand is not an NR tool's business
-        ToolRunner(models=tmp_path).score(tool, image, image)
-    assert list(map(len, seen)) == [2, 1]
-    assert (seen[0][0].shape, seen[0][0].dtype, seen[0][0].is_inference()) == ((1, 3, 16, 20), torch.float32, True)
-    assert seen[0][0][0, :, 3, 4].tolist() == pytest.approx([1.0, 0.2, 0.0])
-
-
 TIMM = "huggingface/models--timm--resnet50.a1_in1k"
 
 
-@pytest.fixture(scope="module")
-def cnniqa(tmp_path_factory) -> Path:
-    """Weights of CNNIQA as pyiqa reads them, at random: they prove the way that weights take, not a score."""
-    from pyiqa.archs.cnniqa_arch import CNNIQA
-
-    torch.manual_seed(0)
-    file = tmp_path_factory.mktemp("weights") / "cnniqa.pth"
-    torch.save({"params": CNNIQA(pretrained=None).state_dict()}, file)
-    return file
-
-
-def test_a_tool_with_weights_scores_from_the_models_folder_and_not_after_one_bit_has_changed(tmp_path, photo, cnniqa):
+def test_a_pickle_that_holds_more_than_weights_is_refused_though_the_manifest_names_it(tmp_path, photo, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (weight,) = TOOLS["CNNIQA"].weights
-    models = store(tmp_path / "models", {f"hub/{weight}": cnniqa})
-    maps = map_file(tmp_path / "maps.yaml", plain(tool="CNNIQA", domain=(-10, 10)))
-    runner = ToolRunner(models=models, maps_path=maps)
-    raw = runner.score("CNNIQA", photo).raw
-    assert raw == runner.measure("CNNIQA", photo)
-    place = models / "tools" / "hub" / weight
-    data = bytearray(place.read_bytes())
-    data[len(data) // 2] ^= 1
-    place.write_bytes(data)
-    os.utime(place, ns=(0, 0))  # the hash of a file is computed again where its times have changed
-    with pytest.raises(ToolError, match=f"CNNIQA is unavailable: {place} is damaged or was changed"):
-        ToolRunner(models=models, maps_path=maps).score("CNNIQA", photo)
-    place.write_bytes(b"short")
-    assert str(place) in find_info(ToolRunner(models=models, maps_path=maps), "CNNIQA").reason
-
-
-class Touch:
-    """What a pickle can do when it is loaded."""
-
-    def __init__(self, place: Path):
-        self.place = place
-
-    def __reduce__(self):
-        return Path.touch, (self.place,)
-
-
-def test_a_pickle_that_holds_more_than_weights_is_refused_though_the_manifest_names_it(tmp_path, photo):
-    (weight,) = TOOLS["CNNIQA"].weights
-    torch.save({"params": Touch(tmp_path / "ran")}, tmp_path / "evil.pth")
+    torch.save({"params": Touch()}, tmp_path / "evil.pth")
     models = store(tmp_path / "models", {f"hub/{weight}": tmp_path / "evil.pth"})
     with pytest.raises(ToolError, match=r"CNNIQA could not be built on cpu: .*expected weights alone"):
         ToolRunner(models=models).measure("CNNIQA", photo)
-    assert not (tmp_path / "ran").exists()
+    assert not Path("touched").exists()
     torch.load(tmp_path / "evil.pth", weights_only=False)  # and it would have run
-    assert (tmp_path / "ran").exists()
+    assert Path("touched").exists()
 
 
 def test_a_models_folder_whose_manifest_is_damaged_is_refused(tmp_path):
@@ -394,26 +346,3 @@ def test_downloads_are_refused_while_a_metric_is_built(tmp_path, photo, monkeypa
     with pytest.raises(ToolError, match=r"PSNR could not be built on cpu: Refused to download https://example\.inv"):
         ToolRunner(models=tmp_path).score("PSNR", photo, photo)
     assert urllib.request.urlopen is original
-
-
-def test_weights_and_snapshots_are_those_of_the_given_folder(tmp_path, photo, monkeypatch):
-    import huggingface_hub
-    from pyiqa.utils.download_util import load_file_from_url
-
-    commit = "c0ffee" * 6 + "beef"
-    files = {
-        f"hub/{TOOLS['HyperIQA'].weights[0]}": b"weights",
-        f"{TIMM}/snapshots/{commit}/model.safetensors": b"tensors",
-        f"{TIMM}/refs/main": commit.encode(),
-    }
-    models = store(tmp_path / "models", files)
-    paths = []
-
-    def build(*args, **options):  # as pyiqa and timm ask
-        paths.append(load_file_from_url(f"https://example.invalid/{Path(TOOLS['HyperIQA'].weights[0]).name}"))
-        paths.append(huggingface_hub.hf_hub_download("timm/resnet50.a1_in1k", "model.safetensors"))
-        return lambda *images: 0.5
-
-    stand_in(monkeypatch, build)
-    ToolRunner(models=models).score("HyperIQA", photo)
-    assert paths == [str(models / "tools" / path) for path in list(files)[:2]]

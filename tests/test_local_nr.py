@@ -6,7 +6,6 @@ import sys
 
 import numpy as np
 import pytest
-import torch
 from conftest import DATA, ROOT
 from distortions import DISTORTIONS, Part
 from local_nr_pool import distorted
@@ -17,7 +16,6 @@ from scipy.stats import spearmanr
 from agentic_iqa_local.files import file_hash
 from agentic_iqa_local.iqa_tools import ToolError, ToolRunner
 from agentic_iqa_local.iqa_tools.local_nr import WEIGHTS, Examination, LocalNR
-from agentic_iqa_local.iqa_tools.signals import SIGNALS, SMALLEST_SIDE, signals
 from agentic_iqa_local.state import DISTORTION_TYPES, PLACES
 
 PHOTOS = ("sumac.png", "prudential.png")
@@ -114,15 +112,6 @@ def test_damage_of_one_quarter_is_told_from_damage_everywhere(severity, part):
     assert examined(0.1).damaged_part() == part
     # What is seen in one quarter may be too little for the whole picture.
     assert examined(0.9).damaged_part() == (None if part == "everywhere" else part)
-
-
-def test_signals_are_finite_on_any_picture():
-    shape = (2, 3, SMALLEST_SIDE, SMALLEST_SIDE + 5)
-    drawn = torch.rand(shape, generator=torch.Generator().manual_seed(0))
-    for pixels in (torch.zeros(shape), torch.ones(shape), drawn):
-        found = signals(pixels)
-        assert found.shape == (2, SIGNALS)
-        assert torch.isfinite(found).all()
 
 
 def test_the_runner_measures_it_without_pyiqa(network, photo):

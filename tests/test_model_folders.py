@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from attacks import Touch
 from conftest import EMBEDDED
 from families import SCORING, apart, load, plain_logprobs
 from safetensors.torch import load_file, save_file
@@ -17,17 +18,9 @@ from agentic_iqa_local.config import ModelSettings
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX
 from agentic_iqa_local.state import LETTERS
 from agentic_iqa_local.vlm_client import VLMError
-from agentic_iqa_local.vlm_client.model_folder import read_weights
 from agentic_iqa_local.vlm_client.rendering import Renderer
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-
-
-class Touch:
-    """A pickle of it makes whoever loads it create a file."""
-
-    def __reduce__(self):
-        return Path.touch, (Path("touched"),)
 
 
 PICKLE = pickle.dumps(Touch())
@@ -157,15 +150,6 @@ def test_shards_with_the_names_that_qwen_published_and_pickles_beside_them_answe
     read = load(folder).open(crop).read_letters(SCORING, ANSWER_PREFIX, LETTERS)
     assert apart(read, plain_logprobs(load(EMBEDDED), crop)) < 1e-4
     assert not Path("touched").exists()
-
-
-def test_the_headers_say_what_is_in_the_weights(tmp_path):
-    """3·2·4 + 2·5 numbers."""
-    tensors = {f"model.layers.{i}.weight": torch.zeros(2, 4, dtype=torch.bfloat16) for i in range(3)}
-    save_file(tensors | {f"visual.{i}": torch.zeros(5) for i in range(2)}, tmp_path / WEIGHTS)
-    weights = read_weights(tmp_path)
-    assert (weights.files, weights.numbers) == ((tmp_path / WEIGHTS,), 34)
-    assert weights.shapes["model.layers.0.weight"] == (2, 4)
 
 
 def test_a_processor_without_weights_serves_the_server_engine(folder):

@@ -116,15 +116,6 @@ def installed(tmp_path_factory) -> Path:
     return folder / "site-packages"
 
 
-def test_the_wheel_holds_the_package_its_configurations_and_the_embedded_model(installed):
-    for folder, inside in (("agentic_iqa_local", ""), ("configs", "configs"), ("models/embedded", "models/embedded")):
-        source, package = installed.parent / "source" / folder, installed / "agentic_iqa_local" / inside
-        places = [place for place in source.rglob("*") if place.is_file()]
-        assert places
-        for place in places:
-            assert (package / place.relative_to(source)).read_bytes() == place.read_bytes(), place
-
-
 def agentic_iqa(installed: Path) -> tuple[str, str]:
     """Python's arguments for the installed command."""
     (names,) = installed.glob("*.dist-info/entry_points.txt")

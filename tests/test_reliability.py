@@ -2,11 +2,13 @@ import math
 
 import numpy as np
 import pytest
+from PIL import Image
 from scripted import ScriptedClient, ScriptedTools, scripted_answers, scripted_services
 
 from agentic_iqa_local.config import FusionSettings, Settings
 from agentic_iqa_local.iqa_tools.reliability import CLEARLY_WORSE, Reliability, load_reliability
 from agentic_iqa_local.iqa_tools.specs import TOOLS
+from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.studies.leakage import SHARING_IMAGES, TRAINED_ON
 
 RECORDS = {record.tool: record for record in load_reliability().tools}
@@ -103,10 +105,6 @@ def test_what_is_known_of_a_tool_is_told():
 @pytest.mark.parametrize(("eta", "told", "sigma"), [("auto", 1 / (2 * 0.86**2), 0.86), (2.0, 2.0, None)])
 def test_eta_auto_comes_from_the_tools_that_ran(tmp_path, eta, told, sigma):
     """0.86: NIQE's sigma in configs/tool_reliability.yaml."""
-    from PIL import Image
-
-    from agentic_iqa_local.judgement.assessment import assess
-
     Image.effect_noise((64, 64), 40).convert("RGB").save(tmp_path / "a.png")
     settings = Settings(fusion=FusionSettings(eta=eta))
     services = scripted_services(ScriptedClient(scripted_answers()), ScriptedTools({"NIQE": 3.0}), settings)

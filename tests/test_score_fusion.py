@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentic_iqa_local.score_fusion import ScoreFusion, letter_probabilities
+from agentic_iqa_local.score_fusion import ScoreFusion
 
 LEVELS = (1, 2, 3, 4, 5)
 UNIFORM = dict.fromkeys(LEVELS, 0.2)
@@ -32,13 +32,6 @@ def test_without_tools_the_score_is_the_models_expectation_and_a_warning_says_so
     with caplog.at_level(logging.WARNING):
         assert fusion.compute_perceptual_weights([]) == UNIFORM
     assert [(r.levelname, r.name) for r in caplog.records] == [("WARNING", "agentic_iqa_local.score_fusion")]
-
-
-def test_temperature_flattens_the_logits():
-    # ln 4 / 2 = ln 2, so odds 1 : 1 : 4 : 1 : 1 become 1 : 1 : 2 : 1 : 1
-    logits = {"A": 0.0, "B": 0.0, "C": math.log(4), "D": 0.0, "E": 0.0}
-    assert letter_probabilities(logits, temperature=2.0)["C"] == pytest.approx(1 / 3)
-    assert letter_probabilities(logits)["C"] == pytest.approx(4 / 8)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from distortions import DISTORTIONS, KINDS_BY_FAMILY, Part, distort, draw_parts
+from distortions import DISTORTIONS, KINDS_BY_FAMILY, Part, distort
 from PIL import Image
 from synthetic import PseudoMos, load_tiles, split_photos
 
@@ -31,17 +31,6 @@ def test_a_higher_severity_departs_further_from_the_clean_picture(kind, pixels):
         errors.append(np.sqrt(np.mean((distorted.astype(float) - pixels) ** 2)))
     assert errors == sorted(errors)
     assert errors[0] > 1
-
-
-def test_shares_of_clean_pictures_and_pairs():
-    rng = np.random.default_rng(0)
-    drawn = [draw_parts(rng) for _ in range(4000)]
-    # Binomial standard errors: √(.12·.88/4000) = .0051 for clean, √(.308·.692/4000) = .0073 for .88·.35 = .308 pairs.
-    assert np.mean([not parts for parts in drawn]) == pytest.approx(0.12, abs=4 * 0.0051)
-    assert np.mean([len(parts) == 2 for parts in drawn]) == pytest.approx(0.308, abs=4 * 0.0073)
-    for parts in drawn:
-        assert len({p.family for p in parts}) == len(parts)
-        assert [p.severity for p in parts] == sorted((p.severity for p in parts), reverse=True)
 
 
 def test_pairs_are_applied_in_the_order_of_a_camera(pixels):

@@ -3,13 +3,11 @@
 import local_nr as recipe
 import local_nr_pool as pool
 import numpy as np
-import pytest
 import torch
 from distortions import Part
-from graphics import KINDS, draw
 from PIL import Image
 
-from agentic_iqa_local.iqa_tools.local_nr import GRAPHIC, OUTPUTS, PRESENCE, SEVERITIES, STRONGEST, TOO_DARK, _Head
+from agentic_iqa_local.iqa_tools.local_nr import GRAPHIC, OUTPUTS, PRESENCE, SEVERITIES, STRONGEST, TOO_DARK
 from agentic_iqa_local.state import DISTORTION_TYPES
 
 
@@ -51,21 +49,6 @@ def test_targets_say_what_was_done():
     assert recipe.target([], 4.27)[STRONGEST][-1] == 1
 
 
-def test_joined_networks_give_the_shares_of_their_outputs():
-    torch.manual_seed(0)
-    networks = [
-        torch.nn.Sequential(torch.nn.Identity(), torch.nn.Linear(6, 4), torch.nn.GELU(), torch.nn.Identity(),
-                            torch.nn.Linear(4, 3)).eval()
-        for _ in range(2)
-    ]  # fmt: skip
-    shares = torch.tensor([[1.0, 0.0, 0.5], [0.0, 1.0, 0.5]])
-    head, inputs = _Head(6, 8, 3), torch.randn(5, 6)
-    head.load_state_dict(recipe.joined(networks, shares, torch.zeros(6), torch.ones(6)))
-    with torch.inference_mode():
-        expected = sum(network(inputs) * share for network, share in zip(networks, shares, strict=True))
-        assert torch.allclose(head(inputs), expected, atol=1e-5)
-
-
 def test_what_is_unknown_does_not_count_in_the_loss():
     known = recipe.target([Part("jpeg", 3)], 2.0)[None]
     graphic = torch.full((1, OUTPUTS), float("nan"))
@@ -74,11 +57,3 @@ def test_what_is_unknown_does_not_count_in_the_loss():
     recipe.loss_of(outputs, torch.cat([known, graphic])).backward()
     assert torch.isfinite(outputs.grad).all()
     assert outputs.grad[1].nonzero().flatten().tolist() == [GRAPHIC]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_graphics_are_drawn(kind):
-    first, second = (draw(kind, np.random.default_rng(1), 128) for _ in range(2))
-    assert (first.shape, first.dtype) == ((128, 128, 3), np.uint8)
-    assert np.array_equal(first, second)
-    assert first.std() > 0
