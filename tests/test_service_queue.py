@@ -25,7 +25,7 @@ from agentic_iqa_local.serve import batches as batches_module
 from agentic_iqa_local.serve.app import Service, listening, make_app
 from agentic_iqa_local.serve.asks import Refused, Serving, SetUp
 from agentic_iqa_local.serve.batches import Batches
-from agentic_iqa_local.serve.bodies import OnePicture, SeveralPictures, Upload
+from agentic_iqa_local.serve.bodies import Body, OnePicture, Upload
 from agentic_iqa_local.serve.queue import Queue
 
 SET_UP = SetUp(load_settings(), "letters")
@@ -125,7 +125,7 @@ def test_lost_models_are_told_and_asked_again(tmp_path):
 
 
 def body(*names):
-    return SeveralPictures(images=[Upload(name=name, data=name.encode()) for name in names])
+    return Body(images=[Upload(name=name, data=name.encode()) for name in names])
 
 
 async def worked_off(batches, name):
@@ -216,7 +216,7 @@ def test_a_senders_name_is_that_of_a_file_in_one_folder(name):
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_an_ask_that_fails_is_told_without_the_places_of_pictures(tmp_path, count):
-    pictures = SeveralPictures(images=[Upload(name=f"{i}.png", data=b"x") for i in range(count)])
+    pictures = Body(images=[Upload(name=f"{i}.png", data=b"x") for i in range(count)])
     with pictures.stored(pictures.ask(SET_UP), tmp_path) as ask:
         answer = Serving(SET_UP).failure(ask, f"{ask.image}: broken", "00")
     rows = answer.failed if isinstance(answer, Ranking) else [answer]

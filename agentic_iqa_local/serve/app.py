@@ -28,12 +28,12 @@ from agentic_iqa_local.errors import UserError, one_line
 from agentic_iqa_local.serve import bodies
 from agentic_iqa_local.serve.asks import Ask, Refused, SetUp, failure_of, line_of
 from agentic_iqa_local.serve.batches import Batches
-from agentic_iqa_local.serve.bodies import OnePicture, SeveralPictures, body_of, described
+from agentic_iqa_local.serve.bodies import Body, Compared, OnePicture, body_of, described
 from agentic_iqa_local.serve.queue import REQUESTS, Queue
 
 PAGE = Path(__file__).parent.parent / "output" / "pages" / "serve"
 STOPS_WITHIN = 5  # seconds
-KEEP_ALIVE = 10  # seconds between two comments of an event stream
+MOST_BYTES = 2**27  # of the body of a request
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self';"
     " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -44,13 +44,12 @@ HEADERS = {"Content-Security-Policy": CSP, "X-Content-Type-Options": "nosniff", 
 
 class Service:
     """What the routes share: what a request leaves out, a runner for which at most `places` requests wait, the folders
-    of `batches` and of `uploads`, the most bytes of a request's body, and the token that every question needs."""
+    of `batches` and of `uploads`, and the token that every question needs."""
 
     def __init__(self, set_up: SetUp, runner: Runner, batches: Path, uploads: Path, *, places: int = 64,
-                 most_bytes: int = 2**27, token: str | None = None):  # fmt: skip
-        self.set_up, self.queue, self.uploads = set_up, Queue(runner, places), uploads
+                 token: str | None = None):  # fmt: skip
+        self.set_up, self.queue, self.uploads, self.token = set_up, Queue(runner, places), uploads, token
         self.batches = Batches(batches, self.queue, set_up)
-        self.most_bytes, self.token = most_bytes, token
 
 
 def _service(request: Request) -> Service:
@@ -83,17 +82,11 @@ private = APIRouter(prefix="/v1", dependencies=[Depends(_with_token)])
 @public.get("/v1/info")
 def info(service: Here) -> dict[str, Any]:
     """What answers here, and within which limits."""
-    settings, runner = service.set_up.settings, service.queue.runner
-    limits = {"bytes": service.most_bytes, "pixels": settings.images.max_pixels, "seconds": runner.timeout}
-    return {
-        "version": __version__,
-        "model": service.set_up.model,
-        "small_model": service.set_up.model == "embedded",
-        "engine": settings.role("summarizer").backend.partition(".")[0],
-        "device": runner.device,
-        "limits": limits | {"pictures": bodies.MOST},
-        "token_required": service.token is not None,
-    }
+    model, engine = service.set_up.model, service.set_up.settings.role("summarizer").backend.partition(".")[0]
+    about = {"version": __version__, "model": model, "small_model": model == "embedded", "engine": engine}
+    limits = {"bytes": MOST_BYTES, "pictures": bodies.MOST}
+    about |= {"device": service.queue.runner.device, "limits": limits}
+    return about | {"token_required": service.token is not None}
 
 
 @public.get("/healthz")
@@ -115,18 +108,18 @@ async def assess(request: Request, service: Here) -> Response:
     return await _answered(request, service, await body_of(request, OnePicture))
 
 
-@private.post("/compare", openapi_extra=described(bodies.Compared))
+@private.post("/compare", openapi_extra=described(Compared))
 async def compare(request: Request, service: Here) -> Response:
     """Compares two pictures, or orders several; the pipeline is letters unless another is named."""
-    return await _answered(request, service, await body_of(request, bodies.Compared))
+    return await _answered(request, service, await body_of(request, Compared))
 
 
-async def _answered(request: Request, service: Service, body: bodies.Body) -> Response:
+async def _answered(request: Request, service: Service, body: Body) -> Response:
     """The answer as JSON, or as a stream of events."""
     asked = body.ask(service.set_up)
     service.queue.check_room()
     if "text/event-stream" in request.headers.get("accept", ""):
-        return EventSourceResponse(_events(service, body, asked), ping=KEEP_ALIVE, sep="\n")
+        return EventSourceResponse(_events(service, body, asked), sep="\n")
     with body.stored(asked, service.uploads) as ask:
         answer = await service.queue.answer(ask)
     if error := failure_of(answer):
@@ -134,7 +127,7 @@ async def _answered(request: Request, service: Service, body: bodies.Body) -> Re
     return Response(line_of(answer), media_type="application/json")
 
 
-async def _events(service: Service, body: bodies.Body, asked: Ask) -> AsyncIterator[dict[str, str]]:
+async def _events(service: Service, body: Body, asked: Ask) -> AsyncIterator[dict[str, str]]:
     """First "queued", "progress" for each step, and at last the answer or an "error"."""
     steps, loop = asyncio.Queue[Any](), asyncio.get_running_loop()
 
@@ -160,8 +153,7 @@ async def _events(service: Service, body: bodies.Body, asked: Ask) -> AsyncItera
 @private.get("/models")
 def models(service: Here) -> dict[str, Any]:
     """The model that answers, as clients of OpenAI list them."""
-    about = {"id": service.set_up.model, "object": "model", "created": 0, "owned_by": "agentic-iqa"}
-    return {"object": "list", "data": [about]}
+    return {"object": "list", "data": [{"id": service.set_up.model, "object": "model", "created": 0, "owned_by": ""}]}
 
 
 @private.post("/chat/completions")
@@ -175,10 +167,10 @@ async def complete(sent: bodies.Completion, service: Here) -> Response:
     return sent.reply(row, service.set_up.model)
 
 
-@private.post("/batches", status_code=202, openapi_extra=described(SeveralPictures))
+@private.post("/batches", status_code=202, openapi_extra=described(Body))
 async def submit(request: Request, service: Here) -> dict[str, Any]:
     """Takes pictures to assess when nobody waits. The batch outlasts a restart, and stays until it is deleted."""
-    return await service.batches.submit(await body_of(request, SeveralPictures))
+    return await service.batches.submit(await body_of(request, Body))
 
 
 @private.get("/batches")
@@ -228,7 +220,7 @@ def make_app(service: Service, hosts: list[str]) -> FastAPI:
     app.include_router(public)
     app.include_router(private)
     app.mount("/", StaticFiles(directory=PAGE, html=True))
-    app.add_middleware(RequestBodyLimitMiddleware, max_body_size=service.most_bytes)
+    app.add_middleware(RequestBodyLimitMiddleware, max_body_size=MOST_BYTES)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)
 
     @app.middleware("http")

@@ -87,13 +87,8 @@ def answered(ask: Ask, services: Services, observer: Observer | None = None) -> 
     told there. Raises VLMError for a model that cannot run."""
     services, request = copy.copy(services), ask.request
     services.settings = ask.settings
-    how: dict[str, Any] = {
-        "reference": ask.reference,
-        "pipeline": ask.pipeline,
-        "max_replan_iterations": request.max_replan_iterations,
-        "services": services,
-        "observer": observer,
-    }
+    how: dict[str, Any] = {"reference": ask.reference, "pipeline": ask.pipeline, "services": services}
+    how |= {"max_replan_iterations": request.max_replan_iterations, "observer": observer}
     if len(ask.pictures) == 1:
         return assess(ask.pictures[0], query=request.query, choices=request.choices, map=request.map, **how)
     if len(ask.pictures) == 2:
@@ -124,8 +119,8 @@ class Serving(Work[Ask, Answer]):
 
     def failure(self, item: Ask, error: str, sha256: str | None = None) -> Answer:
         request, original, rows = item.request, item.reference and item.reference.name, []
+        query = request.query or DEFAULT_QUERY
         for picture in item.pictures:
-            query = request.query or DEFAULT_QUERY
             row = unassessed(picture.name, original, query, request.choices, item.pipeline, item.settings)
             row.error = one_line(picture.hide(error))
             rows.append(row)

@@ -17,7 +17,7 @@ from agentic_iqa_local.images.pictures import PictureFile
 from agentic_iqa_local.output.gallery.page import write_gallery
 from agentic_iqa_local.output.gallery.rows import read_rows
 from agentic_iqa_local.serve.asks import Answer, Ask, Refused, SetUp, line_of
-from agentic_iqa_local.serve.bodies import SeveralPictures
+from agentic_iqa_local.serve.bodies import Body
 from agentic_iqa_local.serve.queue import Queue
 
 logger = logging.getLogger(__name__)
@@ -56,15 +56,10 @@ class Batches:
         errors, stopped = [json.loads(line)["error"] for line in self.lines(name)], self._stopped.get(name)
         done, failed = len(errors), len(errors) - errors.count(None)
         total, address = len(os.listdir(self._folder(name) / "pictures")), f"/v1/batches/{name}"
-        going = "stopped" if stopped else "running" if done else "queued"
-        return {
-            "id": name,
-            "state": "finished" if done == total else going,
-            "total": total,
-            "done": done,
-            "failed": failed,
-            "links": {"self": address, "rows": f"{address}/rows", "gallery": f"{address}/gallery"},
-        } | ({"error": {"code": "stopped", "message": stopped, "remedy": None}} if stopped else {})
+        state = "finished" if done == total else "stopped" if stopped else "running" if done else "queued"
+        links = {"self": address, "rows": f"{address}/rows", "gallery": f"{address}/gallery"}
+        about = {"id": name, "state": state, "total": total, "done": done, "failed": failed, "links": links}
+        return about | ({"error": {"code": "stopped", "message": stopped, "remedy": None}} if stopped else {})
 
     def gallery(self, name: str) -> bytes:
         """The page of a batch's rows so far. Raises Refused where there are none."""
@@ -76,7 +71,7 @@ class Batches:
             raise Refused(404, "no_gallery", "the batch has no rows yet", "ask again later") from error
         return (folder / "gallery.html").read_bytes()
 
-    async def submit(self, body: SeveralPictures) -> dict[str, Any]:
+    async def submit(self, body: Body) -> dict[str, Any]:
         """Stores a batch on the disk; its status. Raises Refused for options that make no sense, or a full disk."""
         self.set_up.ask(body.options)
         folder = self.root / f"{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(8)}"
@@ -89,7 +84,7 @@ class Batches:
         self._more.set()
         return self.status(folder.name)
 
-    def _store(self, body: SeveralPictures, folder: Path) -> None:
+    def _store(self, body: Body, folder: Path) -> None:
         reference = [body.reference] if body.reference else []
         for place, uploads in (("pictures", body.images), ("reference", reference)):
             (folder / place).mkdir(parents=True, mode=0o700)

@@ -48,24 +48,18 @@ class Upload(BaseModel):
     data: Annotated[bytes, BeforeValidator(_decoded), Field(min_length=1)]
 
 
-Picture = Annotated[
-    Upload,
-    BeforeValidator(lambda value: {"data": value} if isinstance(value, str) else value),
-    WithJsonSchema({"type": "string", "format": "binary", "description": "a file; in JSON it is in base64"}),
-]
+FILE = WithJsonSchema({"type": "string", "format": "binary", "description": "a file; in JSON it is in base64"})
+Picture = Annotated[Upload, BeforeValidator(lambda value: {"data": value} if isinstance(value, str) else value), FILE]
 
 
 class Body(BaseModel, extra="allow"):
-    """A request about pictures. What else is sent are options, of which `known` may be there."""
+    """Pictures to assess, each by itself. What else is sent are options, of which `known` may be there."""
 
     known: ClassVar = TO_ASSESS
     usual: ClassVar[dict[str, Any]] = {}
     event: ClassVar = "row"
+    images: list[Picture] = Field(min_length=1, max_length=MOST)
     reference: Picture | None = Field(default=None, description="the pristine original")
-
-    def sent(self) -> list[Picture]:
-        """The pictures that are judged."""
-        raise NotImplementedError
 
     @property
     def options(self) -> dict[str, Any]:
@@ -78,34 +72,22 @@ class Body(BaseModel, extra="allow"):
     @contextmanager
     def stored(self, ask: Ask, below: Path) -> Iterator[Ask]:
         """The ask about these pictures, which lie in a private folder meanwhile."""
-        sent, files = self.sent(), []
+        files, count = [], len(self.images)
         with tempfile.TemporaryDirectory(dir=below) as folder:
-            for number, upload in enumerate([*sent, self.reference] if self.reference else sent):
+            for number, upload in enumerate([*self.images, self.reference] if self.reference else self.images):
                 path = Path(folder) / str(number)
                 path.write_bytes(upload.data)
                 files.append(PictureFile(str(path), upload.name))
-            yield ask.about(files[: len(sent)], *files[len(sent) :])
+            yield ask.about(files[:count], *files[count:])
 
 
 class OnePicture(Body):
-    """A picture to assess."""
+    """A picture to assess, in the field `image`."""
 
-    image: Picture
-
-    def sent(self) -> list[Picture]:
-        return [self.image]
+    images: Annotated[list[Picture], BeforeValidator(lambda value: [value]), FILE] = Field(alias="image")
 
 
-class SeveralPictures(Body):
-    """Pictures of a batch."""
-
-    images: list[Picture] = Field(min_length=1, max_length=MOST)
-
-    def sent(self) -> list[Picture]:
-        return self.images
-
-
-class Compared(SeveralPictures):
+class Compared(Body):
     """Pictures to compare, by the pipeline letters unless another is named."""
 
     known: ClassVar = TO_COMPARE

@@ -16,14 +16,12 @@ from agentic_iqa_local.config import Request
 from agentic_iqa_local.errors import UserError, one_line
 from agentic_iqa_local.images.files import check_file
 from agentic_iqa_local.images.pictures import PictureFile
-from agentic_iqa_local.judgement.comparison import Comparison, Ranking
 from agentic_iqa_local.output.comparison_report import headline_of
 from agentic_iqa_local.serve.asks import TO_ASSESS, TO_COMPARE, Answer, SetUp, answered, failure_of
 from agentic_iqa_local.services import Services
 
 MOST_COMPARED = 20  # pictures in one call
-FIELDS = ("image", "sha256", "reference", "query", "choices", "final_answer", "q", "q_bar", "p_c", "interval",
-          "answer_set", "not_sure", "gate", "quality_reasoning", "warnings", "seconds", "no_map")  # fmt: skip
+LONG = ("plan", "evidence", "passes", "failed_tries", "fusion", "tokens", "seen", "model", "prior_context")
 PATH = {"type": "string", "description": "a picture file below the server's folder"}
 PATHS = {"type": "array", "items": PATH, "minItems": 2, "maxItems": MOST_COMPARED}
 TOOLS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
@@ -67,24 +65,18 @@ class Pictures:
         files, reference = [self.file(path) for path in paths], original and self.file(original)
         with self.turn:
             answer = answered(self.set_up.ask(given, known).about(files, reference), self.services)
-        if failure_of(answer):
-            raise UserError(failure_of(answer) or "")
+        if failure := failure_of(answer):
+            raise UserError(failure)
         return answer
 
 
-def short(answer: Answer) -> dict[str, Any]:
-    """An answer without plan, evidence, passes and costs: of a row the `FIELDS` that are set, its level and tools."""
-    match answer:
-        case Comparison(first=first, second=second):
-            both = [short(first), short(second)]
-            return {"probability_first_is_better": answer.probability, "pictures": both}
-        case Ranking(order=order, failed=failed):
-            rows = [one.model_dump(exclude={"assessment"}) | short(one.assessment) for one in order]
-            return {"order": rows, "failed": [{"image": row.image, "error": row.error} for row in failed]}
-    runs = [run for run in answer.tools if run.error is None]
-    tools = {run.tool_name: {"raw": run.raw_score, "score": run.normalized_score} for run in runs}
-    fields = {name: value for name, value in answer.to_dict().items() if name in FIELDS and value is not None}
-    return fields | {"tools": tools} | ({"level": answer.level} if answer.level else {})
+def short(value: Any) -> Any:
+    """A row, or an answer with rows, without its `LONG` fields and those that are not set."""
+    if isinstance(value, list):
+        return [short(one) for one in value]
+    if isinstance(value, dict):
+        return {name: short(one) for name, one in value.items() if name not in LONG and one is not None}
+    return value
 
 
 def run(pictures: Pictures) -> None:
@@ -106,7 +98,7 @@ def run(pictures: Pictures) -> None:
         except (UserError, ValueError) as error:
             text = TextContent(text=f"error: {one_line(str(error))}")
             return CallToolResult(content=[text], is_error=True)
-        found = {"summary": headline_of(answer)} | short(answer)
+        found = {"summary": headline_of(answer)} | short(answer.to_dict())
         return CallToolResult(content=[TextContent(text=answer.explain())], structured_content=found)
 
     server = Server("agentic-iqa", version=__version__, on_list_tools=list_tools, on_call_tool=call_tool)

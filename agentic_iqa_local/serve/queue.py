@@ -9,12 +9,11 @@ from prometheus_client import Counter, Gauge, Histogram, disable_created_metrics
 
 from agentic_iqa_local.batch.runner import Runner
 from agentic_iqa_local.errors import UserError
-from agentic_iqa_local.serve.asks import Answer, Ask, Refused, failure_of
+from agentic_iqa_local.serve.asks import Answer, Ask, Refused
 
 BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)  # seconds
 disable_created_metrics()
 REQUESTS = Counter("agentic_iqa_requests", "Requests by route and status.", ["route", "status"])
-FAILURES = Counter("agentic_iqa_failures", "Asks without an answer.", ["code"])
 SECONDS = Histogram("agentic_iqa_answer_seconds", "Seconds of an answer, from its turn on.", buckets=BUCKETS)
 WAITING = Gauge("agentic_iqa_queue_length", "Requests that wait.")
 UP = Gauge("agentic_iqa_up", "Whether the models answer.")
@@ -67,15 +66,12 @@ class Queue:
             answer = await asyncio.shield(future)
         except UserError as error:
             self.failure = str(error)
-            FAILURES.labels("failing").inc()
             remedy = "the models are loaded anew: ask again"
             raise Refused(503, "failing", self.failure, remedy, retry_after=10) from error
         self.failure = ""
         seconds = asyncio.get_running_loop().time() - began
         self.each += (seconds - self.each) / 8
         SECONDS.observe(seconds)
-        if failure_of(answer):
-            FAILURES.labels("not_assessed").inc()
         return answer
 
     def _give_turn(self, done: "asyncio.Future[Answer]") -> None:
