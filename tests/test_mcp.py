@@ -17,6 +17,7 @@ from mcp import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 
 from agentic_iqa_local.serve.asks import TO_ASSESS
+from agentic_iqa_local.serve.mcp_server import LONG
 
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -121,58 +122,42 @@ def test_a_question_and_a_reference(answers):
 
 
 def test_two_pictures_and_several(answers):
-    two = answers["compare"].structured_content
-    assert two["probability_first_is_better"] + answers["turned"].structured_content["probability_first_is_better"] == (
-        pytest.approx(1)
-    )
+    two, turned = (answers[name].structured_content["pair"]["probability"] for name in ("compare", "turned"))
+    assert two + turned == pytest.approx(1)
     order = answers["rank"].structured_content
     assert [ranked["place"] for ranked in order["order"]] == [1, 2, 3]
     assert [os.path.basename(row["image"]) for row in order["failed"]] == ["broken.png"]
+    assert not set(LONG) & order["order"][0]["assessment"].keys()
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("missing", "there is no such file"),
-        ("broken", "expected a PNG, JPEG"),
-        ("one choice", "expected 2 to 10 answers"),
-        ("one path", "expected 2 to 20 pictures"),
-    ],
-)
-def test_an_error_is_the_command_lines_sentence(answers, name, words):
+BELOW = "below the folder that this server may read"
+ERRORS = {
+    "missing": "there is no such file", "broken": "expected a PNG, JPEG", "one choice": "expected 2 to 10 answers",
+    "one path": "expected 2 to 20 pictures", "outside": BELOW, "outside absolute": BELOW, "link": BELOW,
+    "linked folder": BELOW, "reference outside": BELOW, "compare outside": BELOW, "nul": BELOW, "address": "",
+    "too long": "", "wrong type": "", "pipeline": "",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "words"), ERRORS.items())
+def test_an_error_is_the_command_lines_sentence_and_nothing_outside_of_the_root_is_read(answers, name, words):
     assert answers[name].is_error
     assert said(answers[name]).startswith("error: ")
     assert words in said(answers[name])
     assert "\n" not in said(answers[name])
 
 
-@pytest.mark.parametrize(
-    "name", ["outside", "outside absolute", "link", "linked folder", "reference outside", "compare outside", "nul"]
-)
-def test_nothing_outside_of_the_root_is_read(answers, name):
-    assert answers[name].is_error
-    assert "below the folder that this server may read" in said(answers[name])
-
-
-def test_hostile_names_and_arguments(answers):
+def test_names_cannot_steer_a_terminal(answers):
     assert "\x1b" not in said(answers["hostile"])
     assert answers["hostile"].structured_content["q"] == answers["absolute"].structured_content["q"]
-    for name in ("address", "too long", "wrong type", "pipeline"):
-        assert answers[name].is_error
-        assert said(answers[name]).startswith("error: ")
-        assert "\n" not in said(answers[name])
 
 
-def begun(folder) -> subprocess.Popen:
+@pytest.fixture
+def server(folder):
     """A server that has answered its first message."""
-    process = subprocess.Popen(
-        [sys.executable, *COMMAND, str(folder)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | ENVIRONMENT,
-    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    words, environment = [sys.executable, *COMMAND, str(folder)], os.environ | ENVIRONMENT
+    process = subprocess.Popen(words, **pipes, text=True, env=environment)
     about = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
     send(process, {"id": 1, "method": "initialize", "params": about})
     assert json.loads(process.stdout.readline())["result"]["serverInfo"]["name"] == "agentic-iqa"
@@ -185,20 +170,16 @@ def send(process: subprocess.Popen, message: dict) -> None:
     process.stdin.flush()
 
 
-def test_stdout_carries_the_protocol_alone_and_a_closed_stdin_ends_it(folder):
-    process = begun(folder)
+def test_stdout_carries_the_protocol_alone_and_a_closed_stdin_ends_it(server):
     call = {"name": "assess", "arguments": {"path": "0.png", "pipeline": "letters"}}
-    send(process, {"id": 2, "method": "tools/call", "params": call})
-    answer = json.loads(process.stdout.readline())
-    assert answer["id"] == 2
-    rest, errors = process.communicate(timeout=600)
-    assert rest == ""
+    send(server, {"id": 2, "method": "tools/call", "params": call})
+    assert json.loads(server.stdout.readline())["id"] == 2
+    rest, errors = server.communicate(timeout=600)
+    assert (server.returncode, rest) == (0, "")
     assert "Traceback" not in errors
-    assert process.returncode == 0
 
 
-def test_ctrl_c_ends_it(folder):
-    process = begun(folder)
-    process.send_signal(signal.SIGINT)
-    rest, errors = process.communicate(timeout=600)
-    assert (process.returncode, rest, errors.strip()) == (130, "", "stopped")
+def test_ctrl_c_ends_it(server):
+    server.send_signal(signal.SIGINT)
+    rest, errors = server.communicate(timeout=600)
+    assert (server.returncode, rest, errors.strip()) == (130, "", "stopped")

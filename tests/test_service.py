@@ -60,13 +60,6 @@ def png(seed, size=(200, 192)):
     return file.getvalue()
 
 
-def finished(client, name):
-    """The status of a batch once it is finished."""
-    while (status := client.get(f"/v1/batches/{name}").json())["state"] != "finished":
-        time.sleep(0.1)
-    return status
-
-
 @pytest.fixture(scope="module")
 def service(tmp_path_factory):
     with served(tmp_path_factory.mktemp("service"), "--pipeline", "letters") as client:
@@ -152,15 +145,16 @@ def test_scripts_in_names_and_questions_stay_text(service):
         assert said.headers["content-security-policy"].startswith("default-src 'none'")
 
 
+FORM, JSON = "multipart/form-data; boundary=x", "application/json"
 HOSTILE = [
-    ("multipart/form-data; boundary=x", b"--x\r\nContent-Disposition: form-data\r\n\r\n--x--"),
-    ("multipart/form-data; boundary=x", b'--x\r\nContent-Disposition: form-data; name="image"; filename="a\0b"\r\n'),
+    (FORM, b"--x\r\nContent-Disposition: form-data\r\n\r\n--x--"),
+    (FORM, b'--x\r\nContent-Disposition: form-data; name="image"; filename="a\0b"\r\n'),
     ("multipart/form-data", b"--x"),
-    ("application/json", b"[" * 100_000),
-    ("application/json", b'{"image": "AAA"}'),
-    ("application/json", b'{"image": 5, "query": "\\u0000"}'),
-    ("application/json", b'{"images": [{"name": ["x"], "data": {}}]}'),
-    ("application/json", b"\xff\xfe"),
+    (JSON, b"[" * 100_000),
+    (JSON, b'{"image": "AAA"}'),
+    (JSON, b'{"image": 5, "query": "\\u0000"}'),
+    (JSON, b'{"images": [{"name": ["x"], "data": {}}]}'),
+    (JSON, b"\xff\xfe"),
     ("text/plain", b"PK\x03\x04" * 10),
 ]
 
@@ -196,7 +190,8 @@ def test_a_batch_goes_on_after_a_kill_and_has_a_gallery(tmp_path):
             time.sleep(0.05)
     assert len((tmp_path / "spool" / name / "rows.jsonl").read_bytes().splitlines()) >= 3
     with served(tmp_path, "--pipeline", "letters") as client:
-        status = finished(client, name)
+        while (status := client.get(f"/v1/batches/{name}").json())["state"] != "finished":
+            time.sleep(0.1)
         assert (status["done"], status["failed"]) == (12, 0)
         rows = [json.loads(line) for line in client.get(status["links"]["rows"]).text.splitlines()]
         assert sorted(row["sha256"] for row in rows) == sorted(hashlib.sha256(data).hexdigest() for data in pictures)
@@ -210,20 +205,13 @@ def test_a_batch_goes_on_after_a_kill_and_has_a_gallery(tmp_path):
         assert not (tmp_path / "spool" / name).exists()
 
 
-def loopback():
-    """The loopback's address, of version 6 where there is one."""
-    try:
-        with socket.create_server(("::1", 0), family=socket.AF_INET6):
-            return "::1"
-    except OSError:
-        return "127.0.0.1"
-
-
 def test_the_token_is_asked_for(tmp_path):
-    wrong = ("", "Bearer x", f"Basic {TOKEN}", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", TOKEN, b"Bearer \xff\xfe")
-    with served(tmp_path, "--pipeline", "letters", "--host", loopback(), token=TOKEN) as client:
-        for header in wrong:
-            for method, path in (("GET", f"/v1/batches?token={TOKEN}"), ("POST", "/v1/assess"), ("GET", "/v1/models")):
+    bearers = (f"Bearer {wrong}" for wrong in ("x", f"{TOKEN}x", TOKEN[:-1]))
+    asked = [("GET", f"/v1/batches?token={TOKEN}"), ("POST", "/v1/assess"), ("GET", "/v1/models")]
+    host = "::1" if socket.has_dualstack_ipv6() else "127.0.0.1"
+    with served(tmp_path, "--pipeline", "letters", "--host", host, token=TOKEN) as client:
+        for header in ("", *bearers, f"Basic {TOKEN}", TOKEN, b"Bearer \xff\xfe"):
+            for method, path in asked:
                 refused = client.request(method, path, headers={"Authorization": header})
                 assert refused.status_code == 401
                 assert TOKEN not in refused.text

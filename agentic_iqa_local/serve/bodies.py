@@ -48,8 +48,11 @@ class Upload(BaseModel):
     data: Annotated[bytes, BeforeValidator(_decoded), Field(min_length=1)]
 
 
-FILE = WithJsonSchema({"type": "string", "format": "binary", "description": "a file; in JSON it is in base64"})
-Picture = Annotated[Upload, BeforeValidator(lambda value: {"data": value} if isinstance(value, str) else value), FILE]
+Picture = Annotated[
+    Upload,
+    BeforeValidator(lambda value: {"data": value} if isinstance(value, str) else value),
+    WithJsonSchema({"type": "string", "format": "binary", "description": "a file; in JSON it is in base64"}),
+]
 
 
 class Body(BaseModel, extra="allow"):
@@ -84,7 +87,7 @@ class Body(BaseModel, extra="allow"):
 class OnePicture(Body):
     """A picture to assess, in the field `image`."""
 
-    images: Annotated[list[Picture], BeforeValidator(lambda value: [value]), FILE] = Field(alias="image")
+    images: Annotated[Picture, AfterValidator(lambda one: [one])] = Field(alias="image")  # pyright: ignore
 
 
 class Compared(Body):

@@ -2,7 +2,6 @@
 
 import os
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from agentic_iqa_local.serve.asks import TO_ASSESS, TO_COMPARE, Answer, SetUp, a
 from agentic_iqa_local.services import Services
 
 MOST_COMPARED = 20  # pictures in one call
-LONG = ("plan", "evidence", "passes", "failed_tries", "fusion", "tokens", "seen", "model", "prior_context")
+LONG = ("plan", "evidence", "passes", "failed_tries", "map", "fusion", "tokens", "seen", "model", "prior_context")
 PATH = {"type": "string", "description": "a picture file below the server's folder"}
 PATHS = {"type": "array", "items": PATH, "minItems": 2, "maxItems": MOST_COMPARED}
 TOOLS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
@@ -81,15 +80,14 @@ def short(value: Any) -> Any:
 
 def run(pictures: Pictures) -> None:
     """Serves the tools on stdin and stdout until stdin is closed."""
-    known = Request.model_json_schema()["properties"]
-
-    def tool(name: str, about: str, paths: dict[str, Any], options: Sequence[str]) -> Tool:
+    known, tools = Request.model_json_schema()["properties"], []
+    for name, (about, paths, options) in TOOLS.items():
         properties = paths | {"reference": PATH} | {option: known[option] for option in options}
         schema = {"type": "object", "properties": properties, "required": list(paths)}
-        return Tool(name=name, description=about, input_schema=schema)
+        tools.append(Tool(name=name, description=about, input_schema=schema))
 
     async def list_tools(*_: Any) -> ListToolsResult:
-        return ListToolsResult(tools=[tool(name, *about) for name, about in TOOLS.items()])
+        return ListToolsResult(tools=tools)
 
     async def call_tool(_: Any, asked: Any) -> CallToolResult:
         work = pictures.call, asked.name, dict(asked.arguments or {})

@@ -48,11 +48,8 @@ class Queue:
             raise Refused(429, "queue_full", "the queue is full", remedy, retry_after=seconds)
 
     async def answer(self, ask: Ask, told: Callable[[Mapping[str, Any]], None] | None = None) -> Answer:
-        """The answer to an ask. `told` gets each step of the work, in a thread of the runner.
-
-        Raises:
-            Refused: No place is left (429), or the models are lost (503).
-        """
+        """The answer to an ask. `told` gets each step of the work, in a thread of the runner. Raises Refused where no
+        place is left (429), or the models are lost (503)."""
         self.check_room()
         self.waiting += 1
         try:
