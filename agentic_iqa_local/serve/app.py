@@ -32,7 +32,6 @@ from agentic_iqa_local.serve.bodies import Body, Compared, OnePicture, body_of, 
 from agentic_iqa_local.serve.queue import REQUESTS, Queue
 
 PAGE = Path(__file__).parent.parent / "output" / "pages" / "serve"
-STOPS_WITHIN = 5  # seconds
 MOST_BYTES = 2**27  # of the body of a request
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self';"
@@ -262,7 +261,7 @@ def serve(service: Service, address: socket.socket, hosts: list[str], *, log_req
         runner.load()
         config = uvicorn.Config(make_app(service, hosts), log_config=None, access_log=log_requests, ws="none",
                                 server_header=False, proxy_headers=False, timeout_keep_alive=15,
-                                timeout_graceful_shutdown=STOPS_WITHIN)  # fmt: skip
+                                timeout_graceful_shutdown=5)  # fmt: skip
         host, port = address.getsockname()[:2]
         host = f"[{host}]" if ":" in host else host
         sys.stderr.write(one_line(f"http://{host}:{port}: {service.set_up.model} on {runner.device}") + "\n")

@@ -22,12 +22,11 @@ from agentic_iqa_local.images.pictures import PictureFile
 from agentic_iqa_local.serve.asks import TO_ASSESS, TO_COMPARE, Ask, Refused, SetUp
 
 MOST = 1000  # in a request
-LONGEST_NAME = 200  # bytes of a picture's name
 
 
 def _fit_for_a_file(name: str) -> str:
     last = one_line(name.replace("\\", "/").rstrip("/").rpartition("/")[2])
-    short = last.encode("utf-8", "replace")[:LONGEST_NAME].decode("utf-8", "ignore")
+    short = last.encode("utf-8", "replace")[:200].decode("utf-8", "ignore")  # a file system takes 255
     return "picture" if short in ("", ".", "..") else short
 
 
