@@ -140,7 +140,7 @@ def test_the_installed_command_assesses_a_photograph_as_the_checkout_does(instal
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["assess", "--help"], "agentic-iqa assess photo.jpg --explain"),
+        (["assess", "--help"], "agentic-iqa assess photo.jpg --reference original.png --explain"),
         (["assess", "--config", "qwen2_5_vl_7b"], "model Qwen2.5-VL-7B-Instruct: there is none; fetch it on a"),
         (["unpack", "a.tar"], "expected a models folder outside the package; pass --models"),
     ],
