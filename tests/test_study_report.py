@@ -60,17 +60,13 @@ def make_row(i: int, rng: np.random.Generator, tools: tuple[str, ...]) -> dict:
         for read, off in READS.items()
     }
     scores = {tool: float(np.clip(quality + rng.normal(0, 0.4), 1, 5)) for tool in tools}
-    tokens = {"prefilled": 900, "reused": 400, "decoded": 60}
-    cost = {part: {"seconds": float(rng.gamma(4, 0.1))} | tokens for part in reads}
-    cost |= {f"{part}, {read}": cost[part] for part in reads for read in ("generated", "reversed")}
     fusion = {"q": agent_score(reads["all_evidence"]["views"], [scores[tools[0]]])}
     row |= {
-        "cost": cost | {"agent": {"seconds": 1.0, "prefilled": 2000, "reused": 1000, "decoded": 200}},
         "evidence": make_evidence(tools[0], scores[tools[0]]).model_dump(mode="json"),
         "agent": {"final_answer": "C", "fusion": fusion},
         "agent_error": None,
         "reads": reads,
-        "tools": {tool: {"raw": score / 5, "normalized": score, "seconds": 0.1} for tool, score in scores.items()},
+        "tools": {tool: {"raw": score / 5, "normalized": score} for tool, score in scores.items()},
         "sha256": f"{i:064x}",
     }
     if i % 29 == 3:
@@ -228,18 +224,13 @@ def test_calibration_is_on_the_scale_or_through_a_map_fitted_elsewhere(few_modes
     assert judged.n == sum(row["split"] == "test" and bool(row.get("reads")) for row in split)
 
 
-def test_risk_cost_and_worst_images(rows, study):
+def test_risk_and_worst_images(rows, study):
     read = [row for row in rows if row.get("reads")]
     scores, mos = np.transpose(expected_scores(rows)["logits"])
     errors = (stats.rankdata(scores) - stats.rankdata(mos)) / len(mos)
     for signal in ("entropy", "VLM–tool disagreement"):
         found = one(study.tables["risk_coverage"], mode="logits", signal=signal)
         assert found["risk_100"] == pytest.approx(np.abs(errors).mean())
-    cost = one(study.tables["cost"], mode="logits")
-    seconds = [1 + row["cost"]["all_evidence"]["seconds"] for row in read]
-    assert cost["median_seconds"] == pytest.approx(np.median(seconds), rel=0.05)
-    assert cost["decoded_tokens"] == pytest.approx(260)
-    assert one(study.tables["cost"], mode="VSI")["mean_seconds"] == pytest.approx(0.1)
     worst = read[int(np.argmax(np.abs(errors)))]
     assert study.tables["worst"].iloc[0]["key"] == worst["key"]
     assert study.tables["worst"].iloc[0].rank_error == pytest.approx(errors[np.argmax(np.abs(errors))])

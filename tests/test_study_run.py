@@ -77,7 +77,7 @@ def test_a_row_holds_every_read_and_the_agents_own_score(stored, services):
                 assert set(view["forward"]) == set(view["reversed"]) == set(LETTERS)
                 assert name == "image_alone/crops" or view["generated"] in LETTERS
         assert {tool: set(read) for tool, read in row["tools"].items()} == {
-            tool: {"raw", "normalized", "seconds"} for tool in TOOLS
+            tool: {"raw", "normalized"} for tool in TOOLS
         }
     modes = scored_modes(Readings(rows), FusionSettings(eta="auto"), None, ())
     assert modes["logits"].scores == pytest.approx([row["agent"]["fusion"]["q"] for row in rows], abs=1e-6)

@@ -5,10 +5,7 @@ and with all evidence, each right after {"final_answer": " with the letters forw
 stored by meaning). Beside the image alone its crops are read too (`CROPS`), as an assessment does that is to be surer.
 """
 
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from agentic_iqa_local.graph import initial_state, run_graph
@@ -26,7 +23,6 @@ from agentic_iqa_local.vlm_client import VLMError
 
 CROPS = "image_alone/crops"  # the name of that read
 CONTEXTS = ("image_alone", "without_scores", "all_evidence")
-USUAL = dict(zip(LETTERS, LETTERS, strict=True))
 MEANING = dict(zip(LETTERS, reversed(LETTERS), strict=True))  # of a letter in the reversed order
 
 View = dict[str, Any]  # log-probabilities of the letters, "forward" and "reversed", and the letter "generated"
@@ -47,10 +43,9 @@ def infer(
         images = OpenImages(services, image, reference, observer)
     except ImageError as error:
         return {"error": str(error)}
-    row: dict[str, Any] = {"cost": {}}
+    row: dict[str, Any] = {}
     try:
-        with _cost(images, row, "agent"):  # before the tools, so that it pays for those that it runs
-            evidence = _gather(query, images, row)
+        evidence = _gather(query, images, row)
         row["tools"] = {tool: _tool(tool, images) for tool in tools}
         row["reads"] = {}
         without_scores = evidence and evidence.model_copy(update={"quality_scores": None, "tool_logs": []})
@@ -59,9 +54,9 @@ def infer(
             usual = summarizer_prompt(query, shown[context], scoring=True)
             prompts = usual, summarizer_prompt(query, shown[context], scoring=True, reversed_letters=True)
             if context == "image_alone" or evidence is not None:
-                row["reads"][context] = {"views": list(_views(images, prompts, row, context))}
+                row["reads"][context] = {"views": list(_views(images, prompts))}
             if context == "image_alone" and images.crops(ROLE):
-                row["reads"][CROPS] = {"views": list(_crops(images, prompts, row))}
+                row["reads"][CROPS] = {"views": list(_crops(images, prompts))}
     except (VLMError, InvalidAnswer) as error:
         row |= {"error": str(error), "model_failed": isinstance(error, VLMError)}
     finally:
@@ -84,30 +79,15 @@ def answer(
     told = {"services": services, "observer": observer}
     result = assess(image, reference, question, choices, **told)
     alone = assess(image, reference, question, choices, pipeline="letters", **told)
-    tokens = result.tokens.model_dump() if result.tokens else {}
     row = {
         "probabilities": result.p and list(result.p.values()),
         "alone": alone.p_c and list(alone.p_c.values()),
         "answered": None if result.error else result.final_answer,
         "plan": result.plan and result.plan.model_dump(mode="json"),
-        "cost": {"agent": {"seconds": result.seconds} | tokens},
         "sha256": result.sha256,
         "warnings": result.warnings,
     }
     return row | ({"error": result.error} if result.error else {})
-
-
-@contextmanager
-def _cost(images: OpenImages, row: dict[str, Any], name: str) -> Iterator[None]:
-    """Adds seconds and tokens of a block to row["cost"]."""
-    began, before = time.perf_counter(), asdict(images.usage)
-    try:
-        yield
-    finally:
-        spent = {key: value - before[key] for key, value in asdict(images.usage).items()}
-        spent["seconds"] = time.perf_counter() - began
-        known = row["cost"].get(name, {})
-        row["cost"][name] = {key: value + known.get(key, 0) for key, value in spent.items()}
 
 
 def _gather(query: str, images: OpenImages, row: dict[str, Any]) -> ExecutorOutput | None:
@@ -128,33 +108,28 @@ def _gather(query: str, images: OpenImages, row: dict[str, Any]) -> ExecutorOutp
     return evidence
 
 
-def _views(images: OpenImages, prompts: Sequence[Prompt], row: dict[str, Any], name: str) -> Iterator[View]:
-    """Letters of every view in both orders, and the letter that the model writes; each has its cost in `row`."""
+def _views(images: OpenImages, prompts: Sequence[Prompt]) -> Iterator[View]:
+    """Letters of every view in both orders, and the letter that the model writes."""
     for view in range(len(images.views(ROLE))):
         session = images.session(ROLE, view)
-        with _cost(images, row, name):
-            read = _letters(session, prompts[0])
-        with _cost(images, row, f"{name}, generated"):
-            reply = ask(session, prompts[0], letter_reply(LETTERS), images.services.section(ROLE))
-        with _cost(images, row, f"{name}, reversed"):
-            opposite = _letters(session, prompts[1], MEANING)
-        yield {"forward": read, "generated": reply.final_answer, "reversed": opposite}
+        letters = _letters(session, prompts)
+        reply = ask(session, prompts[0], letter_reply(LETTERS), images.services.section(ROLE))
+        yield letters | {"generated": reply.final_answer}
         if view > 0:
             images.close_session(ROLE, view)
 
 
-def _crops(images: OpenImages, prompts: Sequence[Prompt], row: dict[str, Any]) -> Iterator[View]:
+def _crops(images: OpenImages, prompts: Sequence[Prompt]) -> Iterator[View]:
     """Letters of each crop by itself in both orders."""
     for crop in images.crops(ROLE):
-        with _cost(images, row, CROPS), images.session_on(ROLE, crop) as session:
-            read = {"forward": _letters(session, prompts[0]), "reversed": _letters(session, prompts[1], MEANING)}
-        yield read
+        with images.session_on(ROLE, crop) as session:
+            yield _letters(session, prompts)
 
 
-def _letters(session: RoleSession, prompt: Prompt, meaning: Mapping[str, str] = USUAL) -> dict[str, float]:
-    """Log-probabilities of the letters, by what they mean in the usual order."""
-    read = session.read_letters(prompt, ANSWER_PREFIX, LETTERS)
-    return {meaning[letter]: value for letter, value in read.logprobs.items()}
+def _letters(session: RoleSession, prompts: Sequence[Prompt]) -> View:
+    """Log-probabilities of the letters in both orders, by what they mean in the usual order."""
+    usual, opposite = (session.read_letters(prompt, ANSWER_PREFIX, LETTERS).logprobs for prompt in prompts)
+    return {"forward": usual, "reversed": {MEANING[letter]: value for letter, value in opposite.items()}}
 
 
 def _tool(tool: str, images: OpenImages) -> dict[str, Any]:
@@ -162,5 +137,5 @@ def _tool(tool: str, images: OpenImages) -> dict[str, Any]:
         reading = images.score(tool)
     except ToolError as error:
         return {"error": str(error)}
-    scored = {"raw": reading.raw, "normalized": reading.normalized, "seconds": reading.seconds}
+    scored = {"raw": reading.raw, "normalized": reading.normalized}
     return scored | ({"crops": len(reading.crops)} if reading.crops else {})

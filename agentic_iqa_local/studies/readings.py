@@ -54,17 +54,6 @@ class Mode:
     def asks_model(self) -> bool:
         return self.kind not in ("mean of tools", "tool")
 
-    @property
-    def cost(self) -> tuple[str, ...]:
-        """The parts of a row's cost that it needs, beside its own tools."""
-        if not self.asks_model:
-            return ()
-        agent = () if self.kind == "letters" and self.read.startswith("image_alone") else ("agent",)
-        if self.source == "generated":
-            return (*agent, f"{self.read}, generated")
-        second = (f"{self.read}, reversed",) if self.source == "both orders" else ()
-        return (*agent, *((self.read,) if self.read else ()), *second)
-
 
 PRODUCT = {"logits": "logits", "classification": "classification", "uniform": "uniform (Gaussian weights alone)"}
 MODES = (
@@ -90,7 +79,7 @@ class Readings:
 
     `letters` are log-probabilities: a line for each read, order ("forward", "reversed", and "generated" for the one
     letter that the model wrote), image and view, a column for each level. `tools` are each tool's raw score, turned so
-    that higher is better, its score on 1..5, and its seconds. `agent` is, of the tools that the agent ran, the mean q̄
+    that higher is better, and its score on 1..5. `agent` is, of the tools that the agent ran, the mean q̄
     of those that vote, how far scores lie apart, which voted, and the η and σ of its fusion; nan where not known.
     """
 
@@ -103,7 +92,7 @@ class Readings:
         facts = {
             (tool, fact): [row.get("tools", {}).get(tool, {}).get(fact) for row in rows]
             for tool in sorted({tool for row in rows for tool in row.get("tools", {})})
-            for fact in ("raw", "normalized", "seconds")
+            for fact in ("raw", "normalized")
         }
         self.tools = pd.DataFrame(facts, index=range(len(rows)), dtype=float)
         lower_better = [key for key in self.tools.columns if key[1] == "raw" and find_tool(key[0]).lower_better]

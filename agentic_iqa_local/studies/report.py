@@ -53,7 +53,6 @@ def analyse(run: dict[str, Any], rows: Sequence[dict[str, Any]], fit: Fit | None
         "calibration": tables.calibration(scored),
         "risk_coverage": tables.risk_coverage(scored),
         **intervals,
-        "cost": tables.cost(scored),
         "exposures": tables.exposures(scored),
         "failures": tables.failures(rows),
         "worst": tables.worst(scored),

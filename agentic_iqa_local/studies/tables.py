@@ -1,5 +1,5 @@
 """The tables of a report, but those of intervals: how the modes agree with the human scores, how good the letters'
-probabilities are, what an image costs, what was seen before, and what failed. Each is made of a run."""
+probabilities are, what was seen before, and what failed. Each is made of a run."""
 
 import math
 from collections import Counter
@@ -19,7 +19,6 @@ from agentic_iqa_local.studies.statistics import difference, interval, mean, plc
 
 KRCC_DRAWS = 200
 COVERAGES = (100, 90, 75, 50, 25)  # percent
-SPENT = ("seconds", "prefilled", "reused", "decoded")
 WORST = 10  # images
 Table = pd.DataFrame
 RunMode = tuple[ScoredRun, str]  # a run and its mode
@@ -127,20 +126,6 @@ def risk_coverage(run: ScoredRun) -> Table:
                 risk = statistics.risk_curve(values[usable], error[usable])
                 line = {"mode": name, "signal": signal, "n": n, "aurc": risk.mean()}
                 table.append(line | {f"risk_{share}": risk[math.ceil(share * n / 100) - 1] for share in COVERAGES})
-    return pd.DataFrame(table)
-
-
-def cost(run: ScoredRun) -> Table:
-    """Seconds and tokens that each image's inference took for a mode alone."""
-    spent = pd.json_normalize([row.get("cost", {}) for row in run.rows])
-    table = []
-    for name, scored in run.modes.items():
-        own = [] if scored.asks_model else [(tool, "seconds") for tool in scored.tools]
-        of = {kind: spent.reindex(columns=[f"{part}.{kind}" for part in scored.cost]) for kind in SPENT}
-        seconds = of.pop("seconds").sum(axis=1, skipna=False) + run.readings.tools[own].sum(axis=1, skipna=False)
-        known = seconds.notna()
-        line = {"mode": name, "n": known.sum(), "mean_seconds": seconds.mean(), "median_seconds": seconds.median()}
-        table.append(line | {f"{kind}_tokens": each[known].sum(axis=1).mean() for kind, each in of.items()})
     return pd.DataFrame(table)
 
 
