@@ -46,7 +46,7 @@ def test_the_rps_fit_finds_the_temperature_that_letters_were_sharpened_by():
 
 def test_the_srcc_fit_finds_the_parameters_that_the_scores_were_made_with():
     """Scores that are the fused q at temperature 2.5 and η 0.4: SRCC is 1 there, and less elsewhere."""
-    rows = sharpened(make_rows(300), 1)
+    rows = sharpened(make_rows(400), 1)
     readings, q_bar, p = parts(rows)
     targets = fused(readings.p("all_evidence", temperature=2.5), q_bar, 0.4)
     best, before, after = fit_letters(rows, "srcc", targets, SETTINGS)

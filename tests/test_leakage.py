@@ -8,17 +8,9 @@ import yaml
 from agentic_iqa_local.config import ROOT
 from agentic_iqa_local.iqa_tools.calibration import read_map_file
 from agentic_iqa_local.iqa_tools.specs import TOOLS, ToolError
+from agentic_iqa_local.studies import leakage
 from agentic_iqa_local.studies.datasets import DATASETS
-from agentic_iqa_local.studies.leakage import (
-    SCALED_ON,
-    SHARING_IMAGES,
-    TRAINED_ON,
-    UNKNOWN,
-    Exposure,
-    datasets_in,
-    exposures,
-    is_clean,
-)
+from agentic_iqa_local.studies.leakage import SCALED_ON, TRAINED_ON, UNKNOWN, Exposure, datasets_in, exposures, is_clean
 
 
 @pytest.fixture(scope="module")
@@ -31,10 +23,9 @@ def test_every_tool_has_an_entry_and_its_sets_are_known():
     assert set(TRAINED_ON) == set(TOOLS)
     assert set(SCALED_ON) <= {*TOOLS, "embedded"}
     used = {key for sets in (*TRAINED_ON.values(), *SCALED_ON.values()) for key in sets}
-    sharing = {key for dataset, others in SHARING_IMAGES.items() for key in (dataset, *others)}
-    other_sets = set(
-        yaml.safe_load((ROOT / "agentic_iqa_local" / "studies" / "leakage.yaml").read_text())["other_sets"]
-    )
+    sharing = {key for dataset, others in leakage.SHARING_IMAGES.items() for key in (dataset, *others)}
+    file = ROOT / "agentic_iqa_local" / "studies" / "leakage.yaml"
+    other_sets = set(yaml.safe_load(file.read_text())["other_sets"])
     assert used - {UNKNOWN} | sharing <= {*DATASETS, *other_sets}
     assert used >= other_sets, "a set that no tool names"
     assert not other_sets & set(DATASETS)

@@ -1,9 +1,8 @@
 """Calibrates the intervals of q, and the sets of answers, on the stored rows of runs whose truth is known.
 
-What q lets expect of the truth is a line, and a picture's difficulty a sum of `intervals.FEATURES` with weights that
-are not negative. Both are learned on a part of the scenes; the errors and difficulties that are kept are those of the
-others (split conformal prediction). With fewer than ENOUGH pictures, or a single scene, nothing is learned: the line
-is q itself, all pictures are alike difficult, and every one is kept.
+The truth that q predicts is a line of q, a picture's difficulty a sum of `intervals.FEATURES` with weights that are not
+negative. Both are learned on a part of the scenes; errors and difficulties are those of the others (split conformal
+prediction). Of fewer than ENOUGH pictures, or a single scene, nothing is learned: q is the line, all are as difficult.
 """
 
 import itertools
@@ -130,8 +129,7 @@ def _edges(q: np.ndarray) -> tuple[float, ...]:
 def _learned(known: pd.DataFrame) -> tuple[tuple[float, float], np.ndarray]:
     """Offset and slope of the truth by q, and weights of FEATURES for its distance from that line.
 
-    The weights are least squares that are drawn towards equal difficulty by RIDGE, in units of the features'
-    variances: few pictures say little of what makes one difficult.
+    The weights are least squares that RIDGE draws towards equal difficulty, in units of the features' variances.
     """
     table = known[[*FEATURES]].to_numpy()
     slope, offset = np.polyfit(known.q, known.truth, 1)

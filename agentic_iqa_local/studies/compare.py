@@ -10,23 +10,18 @@ import numpy as np
 import pandas as pd
 
 from agentic_iqa_local.errors import one_line
-from agentic_iqa_local.studies.datasets import listed, quoted
+from agentic_iqa_local.studies.datasets import listed
 from agentic_iqa_local.studies.scored_run import ScoredRun
 from agentic_iqa_local.studies.statistics import plcc, srcc
-from agentic_iqa_local.studies.store import StudyError, dataset_info
+from agentic_iqa_local.studies.store import Run, StudyError, dataset_info
 from agentic_iqa_local.studies.tables import paired
 
 FEWEST = 10  # common images
 ALL = "all"
-Rows = Sequence[dict[str, Any]]
 
 
 def compare(
-    stored: Mapping[str, tuple[dict[str, Any], Rows]],
-    *,
-    modes: Sequence[str] = ("logits",),
-    draws: int = 1000,
-    seed: int = 0,
+    stored: Mapping[str, Run], *, modes: Sequence[str] = ("logits",), draws: int = 1000, seed: int = 0
 ) -> tuple[dict[str, pd.DataFrame], list[str]]:
     """Each run after the first against the first: the tables "runs" and "run_differences", and notes.
 
@@ -53,13 +48,13 @@ def compare(
         lines += [{"mode": mode, "first": run.name, "second": runs[0].name} for run in runs[1:]]
         pairs += [((run, mode), (runs[0], mode), kept) for run in runs[1:]]
     tables = {"runs": pd.DataFrame(figures), "run_differences": paired(lines, pairs)}
-    left = ", ".join(f"{len(stored[run.name][1]) - len(run.rows)} of {quoted(run.name)}" for run in runs)
+    left = ", ".join(f"{len(stored[run.name][1]) - len(run.rows)} of {listed([run.name])}" for run in runs)
     notes = [f"{len(runs[0].rows)} images are in every run; left out: {left}."]
     notes += [_settings_that_differ(runs[0], run) for run in runs[1:]]
     return tables, [one_line(note) for note in notes]
 
 
-def _matched(stored: Mapping[str, tuple[dict[str, Any], Rows]]) -> dict[str, list[dict[str, Any]]]:
+def _matched(stored: Mapping[str, Run]) -> dict[str, list[dict[str, Any]]]:
     """The rows of the images that all runs have, in one order. Raises StudyError."""
     if len(stored) < 2:
         raise StudyError(f"compare: expected two runs or more, got {len(stored)}", "name another folder")
@@ -88,4 +83,4 @@ def _settings_that_differ(ours: ScoredRun, theirs: ScoredRun) -> str:
     before, after = (pd.json_normalize(part).iloc[0].dropna().to_dict() for part in parts)
     differ = [name for name in sorted({*before, *after} - {"identity.dataset"}) if before.get(name) != after.get(name)]
     told = ", ".join(name.removeprefix("identity.") for name in differ) or "nothing that is known"
-    return f"{quoted(theirs.name)} differs from {quoted(ours.name)} in: {told}."
+    return f"{listed([theirs.name])} differs from {listed([ours.name])} in: {told}."

@@ -1,11 +1,7 @@
 """Fits p_c's temperature and α_c's η, and a calibration of the intervals, on rows that are then not scored.
 
-rps       minimises the ranked probability score of the fused distribution w ∝ α·p against the human levels: for
-          scales of absolute categories
-srcc      maximises SRCC of q with the human scores: for any scale
-keep      fits neither: for the calibration of intervals alone
-
-A fit that runs to a bound is refused, since a larger range would give another.
+The objective "rps" minimises the ranked probability score of the fused distribution against the human levels (absolute
+categories), "srcc" maximises SRCC of q (any scale), "keep" fits neither: for the calibration of intervals alone.
 """
 
 import itertools
@@ -13,7 +9,7 @@ import time
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -24,27 +20,14 @@ from agentic_iqa_local.judgement.fit import HIGHEST, LOWEST, SCALES, Fit, FitErr
 from agentic_iqa_local.judgement.intervals import IntervalCalibration
 from agentic_iqa_local.score_fusion import fused_distribution
 from agentic_iqa_local.studies.calibrating import answers, cases, errors
-from agentic_iqa_local.studies.datasets import DatasetInfo, listed
+from agentic_iqa_local.studies.datasets import listed
 from agentic_iqa_local.studies.readings import LEVELS, Readings, Row
 from agentic_iqa_local.studies.statistics import ranked_probability_scores, srcc
-from agentic_iqa_local.studies.store import dataset_info, fusion_settings, read_run
+from agentic_iqa_local.studies.store import Run, dataset_info, fusion_settings, read_run
 
 READ = "all_evidence"  # the product's own
 FEWEST = 20
 Pair = tuple[float, float]  # temperature and η
-
-
-class Part(NamedTuple):
-    """The rows of a run that a fit uses."""
-
-    run: dict[str, Any]
-    rows: list[Row]
-    info: DatasetInfo
-
-    @property
-    def levels(self) -> np.ndarray:
-        """The human scores in 1..5, (rows,); those of some sets go a little beyond the ends of their scale."""
-        return np.clip([self.info.to_levels(row["mos"]) for row in self.rows], LEVELS[0], LEVELS[-1])
 
 
 def fit_runs(
@@ -66,19 +49,18 @@ def fit_runs(
     if not 0 < share <= 1:
         raise FitError(f"--share {share:g}: expected a share of the scenes from 0 to 1, such as 0.3")
     parts = [_part(folder, objective, split, share) for folder in folders]
-    first = next((part for part in parts if part.info.kind != "MCQ"), parts[0])
-    for folder, part in zip(folders, parts, strict=True):
-        same = part.info.kind == "MCQ" or (part.info.key, part.run["fusion"]) == (first.info.key, first.run["fusion"])
-        if part.run["identity"]["model"] != first.run["identity"]["model"] or not same:
-            expected = f"the data set, model and fusion of {folders[parts.index(first)]}"
-            raise FitError(f"{folder}: expected {expected}, got others", "fit them apart")
-    settings, rows = fusion_settings(first.run), [row for part in parts for row in part.rows]
+    first, _ = next(((run, rows) for run, rows in parts if not _asks(run)), parts[0])
+    info, model = dataset_info(first), first["identity"]["model"]
+    for folder, (run, _) in zip(folders, parts, strict=True):
+        same = _asks(run) or (run["dataset"]["key"], run["fusion"]) == (info.key, first["fusion"])
+        if run["identity"]["model"] != model or not same:
+            raise FitError(f"{folder}: expected the data set, model and fusion of the other runs", "fit them apart")
+    settings, rows = fusion_settings(first), [row for _, used in parts for row in used]
     before = after = 0.0
     if objective != "keep":
-        mos = np.array([row["mos"] for row in rows], float)
-        targets = mos if first.info.higher_is_better else -mos
+        targets = np.array([row["mos"] if info.higher_is_better else -row["mos"] for row in rows], float)
         if objective == "rps":
-            targets = np.concatenate([part.levels for part in parts])
+            targets = np.concatenate([_levels(run, used) for run, used in parts])
         (temperature, eta), before, after = fit_letters(rows, objective, targets, settings)
         settings = settings.model_copy(update={"temperature": temperature, "eta": eta})
     return Fit(
@@ -87,19 +69,28 @@ def fit_runs(
         objective=objective,
         before=before,
         after=after,
-        dataset=first.info.key,
-        model=first.run["identity"]["model"],
+        dataset=info.key,
+        model=model,
         keys=tuple(dict.fromkeys(row["key"] for row in rows)),
         groups=tuple(sorted({row["group"] for row in rows if row.get("group") is not None})),
-        intervals=_calibration(parts, first.run, settings, called or first.info.title),
+        intervals=_calibration(parts, first, settings, called or info.title),
     )
 
 
-def _part(folder: Path, objective: Objective, split: str | None, share: float) -> Part:
-    """The rows of a run that are fitted on. Raises FitError where there are none, or with an objective no others."""
+def _asks(run: dict[str, Any]) -> bool:
+    """Whether a run is of questions."""
+    return dataset_info(run).kind == "MCQ"
+
+
+def _levels(run: dict[str, Any], rows: Sequence[Row]) -> np.ndarray:
+    """The human scores in 1..5, (rows,); those of some sets go a little beyond the ends of their scale."""
+    return np.clip([*map(dataset_info(run).to_levels, (row["mos"] for row in rows))], LEVELS[0], LEVELS[-1])
+
+
+def _part(folder: Path, objective: Objective, split: str | None, share: float) -> Run:
+    """A run and the rows that are fitted on. Raises FitError where there are none, or with an objective no others."""
     run, rows = read_run(folder)
-    info = dataset_info(run)
-    if info.kind == "MCQ" and objective != "keep":
+    if _asks(run) and objective != "keep":
         remedy = "fit on a scored run; --objective keep calibrates the sets of answers alone"
         raise FitError(f"{folder}: expected a run on images with human scores, got one on questions", remedy)
     units = [row.get("group") or row["key"] for row in rows]
@@ -112,27 +103,26 @@ def _part(folder: Path, objective: Objective, split: str | None, share: float) -
     if not used or (len(used) == len(rows) and objective != "keep"):
         expected = "expected some rows to fit on and others to judge the fit by"
         raise FitError(f"{folder}: {expected}, it would use {len(used)} of {len(rows)}", remedy)
-    return Part(run, used, info)
+    return run, used
 
 
 def _calibration(
-    parts: Sequence[Part], run: dict[str, Any], settings: FusionSettings, source: str
+    parts: Sequence[Run], run: dict[str, Any], settings: FusionSettings, source: str
 ) -> IntervalCalibration | None:
     """What calibrates the intervals of answers that are fused by `settings`; None where no row has a place on the
     scale 1..5, or the run does not tell in which numbers its model computed."""
     rng, model = np.random.default_rng(0), run["model"]
     known: dict[Any, list[pd.DataFrame]] = {}
-    for part in parts:
-        if part.info.scale == "absolute categories" and part.info.low is not None:
-            readings = Readings(part.rows, settings.vote)
-            for condition, table in cases(readings, part.levels, part.run, settings).items():
+    for told, rows in parts:
+        if dataset_info(told).on_levels:
+            for condition, table in cases(Readings(rows, settings.vote), _levels(told, rows), told, settings).items():
                 known.setdefault(condition, []).append(table)
-    questions = tuple(answers([row for part in parts if part.info.kind == "MCQ" for row in part.rows]))
+    questions = tuple(answers([row for told, rows in parts if _asks(told) for row in rows]))
     if not (known or questions) or not {"dtype", "quantization"} <= model.keys():
         return None
     return IntervalCalibration(
         source=source,
-        images=len({row["sha256"] for part in parts for row in part.rows if row.get("sha256")}),
+        images=len({row["sha256"] for _, rows in parts for row in rows if row.get("sha256")}),
         date=time.strftime("%Y-%m-%d"),
         model=run["identity"]["model"],
         query=run["identity"]["reads"]["query"],
@@ -150,15 +140,14 @@ def fit_letters(
     """The temperature and η that an objective is best at, and the objective before and after: the best of a coarse
     grid, refined, for no objective is convex.
 
-    `targets` (rows,) are human levels in 1..5 for rps, human scores with higher better for srcc. Rows that failed or
-    that no tool scored are left out. Raises FitError for fewer than twenty rows, scores that are all alike, or a fit
-    that runs to a bound.
+    `targets` (rows,) are human levels in 1..5 for rps, human scores with higher better for srcc. Raises FitError for
+    fewer than twenty rows with letters and tools, scores that are all alike, or a fit that runs to a bound.
     """
     readings = Readings(rows, settings.vote)
     usable = readings.agent["q_bar"].notna().to_numpy() & np.isfinite(readings.p(READ)[:, 0])
     if usable.sum() < FEWEST:
-        expected = f"expected at least {FEWEST} images with letters and tool scores"
-        raise FitError(f"fit: {expected}, got {usable.sum()}", "use more images")
+        expected = f"expected at least {FEWEST} images with letters and tool scores, got {usable.sum()}"
+        raise FitError(f"fit: {expected}", "use more images")
     columns = targets, readings.agent["q_bar"].to_numpy(), readings.eta(settings.eta)
     target, q_bar, own = (column[usable] for column in columns)
     letters = lru_cache(maxsize=32)(lambda temperature: readings.p(READ, temperature=temperature)[usable])

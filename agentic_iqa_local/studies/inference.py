@@ -6,6 +6,7 @@ stored by meaning). Beside the image alone its crops are read too (`CROPS`), as 
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from agentic_iqa_local.graph import initial_state, run_graph
@@ -14,11 +15,12 @@ from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.letter_reading import ROLE
-from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, Prompt, summarizer_prompt
+from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, Prompt, summarizer_prompt
 from agentic_iqa_local.nodes.replies import letter_reply
 from agentic_iqa_local.nodes.workbench import Observer, OpenImages, RoleSession
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.state import LETTERS, ExecutorOutput
+from agentic_iqa_local.studies.datasets import Question, RatedImage
 from agentic_iqa_local.vlm_client import VLMError
 
 CROPS = "image_alone/crops"  # the name of that read
@@ -28,31 +30,31 @@ MEANING = dict(zip(LETTERS, reversed(LETTERS), strict=True))  # of a letter in t
 View = dict[str, Any]  # log-probabilities of the letters, "forward" and "reversed", and the letter "generated"
 
 
-def infer(
-    image: str,
-    reference: str | None,
-    query: str,
-    services: Services,
-    *,
-    contexts: Sequence[str] = CONTEXTS,
-    tools: Sequence[str] = (),
-    observer: Observer | None = None,
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Plan:
+    """What is read of each image."""
+
+    query: str = DEFAULT_QUERY
+    contexts: tuple[str, ...] = CONTEXTS
+    tools: tuple[str, ...] = ()
+
+
+def infer(sample: RatedImage, plan: Plan, services: Services, observer: Observer | None = None) -> dict[str, Any]:
     """A row's part that comes from models and tools. What fails is an `error` where it failed; nothing is filled in."""
     try:
-        images = OpenImages(services, image, reference, observer)
+        images = OpenImages(services, *_paths(sample), observer)
     except ImageError as error:
         return {"error": str(error)}
     row: dict[str, Any] = {}
     try:
-        evidence = _gather(query, images, row)
-        row["tools"] = {tool: _tool(tool, images) for tool in tools}
+        evidence = _gather(plan.query, images, row)
+        row["tools"] = {tool: _tool(tool, images) for tool in plan.tools}
         row["reads"] = {}
         without_scores = evidence and evidence.model_copy(update={"quality_scores": None, "tool_logs": []})
         shown = {"image_alone": None, "without_scores": without_scores, "all_evidence": evidence}
-        for context in contexts:
-            usual = summarizer_prompt(query, shown[context], scoring=True)
-            prompts = usual, summarizer_prompt(query, shown[context], scoring=True, reversed_letters=True)
+        for context in plan.contexts:
+            usual = summarizer_prompt(plan.query, shown[context], scoring=True)
+            prompts = usual, summarizer_prompt(plan.query, shown[context], scoring=True, reversed_letters=True)
             if context == "image_alone" or evidence is not None:
                 row["reads"][context] = {"views": list(_views(images, prompts))}
             if context == "image_alone" and images.crops(ROLE):
@@ -66,19 +68,12 @@ def infer(
     return row
 
 
-def answer(
-    image: str,
-    reference: str | None,
-    question: str,
-    choices: Sequence[str],
-    services: Services,
-    observer: Observer | None = None,
-) -> dict[str, Any]:
+def answer(sample: Question, services: Services, observer: Observer | None = None) -> dict[str, Any]:
     """A row of a multiple-choice question: the probability of each choice and the letter that the agent answered, and
     `alone` the probabilities by the pipeline letters, which reads the picture alone."""
     told = {"services": services, "observer": observer}
-    result = assess(image, reference, question, choices, **told)
-    alone = assess(image, reference, question, choices, pipeline="letters", **told)
+    result = assess(*_paths(sample), sample.question, sample.choices, **told)
+    alone = assess(*_paths(sample), sample.question, sample.choices, pipeline="letters", **told)
     row = {
         "probabilities": result.p and list(result.p.values()),
         "alone": alone.p_c and list(alone.p_c.values()),
@@ -88,6 +83,10 @@ def answer(
         "warnings": result.warnings,
     }
     return row | ({"error": result.error} if result.error else {})
+
+
+def _paths(sample: RatedImage | Question) -> tuple[str, str | None]:
+    return str(sample.image), sample.reference and str(sample.reference)
 
 
 def _gather(query: str, images: OpenImages, row: dict[str, Any]) -> ExecutorOutput | None:

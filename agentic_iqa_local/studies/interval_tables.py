@@ -51,7 +51,7 @@ def interval_tables(run: ScoredRun, fit: Fit | None) -> tuple[dict[str, pd.DataF
     """The tables by name, and what could not be made. `fit` calibrates in the place of the calibration that ships."""
     notes: list[str] = []
     found: list[Judged] = []
-    if run.settings.mode != "logits" or not run.on_levels:
+    if run.settings.mode != "logits" or not run.info.on_levels:
         notes.append("No figures of intervals: they are of the mode logits and of human scores on known categories.")
     else:
         truth = np.clip(run.levels[0], LOWEST, HIGHEST)
@@ -106,27 +106,17 @@ def trial(part: Errors, known: pd.DataFrame) -> pd.DataFrame:
     """One calibration's word on pictures, a table of `calibrating.cases`: a line for each, in levels.
 
     Columns are q, the truth and what q lets expect of it, the interval's `low`, `high` and `width`, whether it holds
-    the truth (`covered`) and is `widened`, the width of an interval that is as wide for all pictures (`constant`), and
-    under each letter of GATES the probability that the truth is that or better.
+    the truth (`covered`) and is `widened`, and under each letter of GATES the probability of that truth or a better.
     """
     q, truth = known.q.to_numpy(), known.truth.to_numpy()
     expected, difficulty = part.expected(q), part.difficulty(known[[*FEATURES]].to_numpy())
     widened = np.array([voters not in part.tools for voters in known.voters])
     usual, wide = (part.ends(q, difficulty, coverage) for coverage in (COVERAGE, WIDENED))
     low, high = np.where(widened[:, None], wide, usual).T
-    half = half_width(np.array(part.errors))
-    constant = np.clip(expected + half, LOWEST, HIGHEST) - np.clip(expected - half, LOWEST, HIGHEST)
     columns = {"q": q, "truth": truth, "expected": expected, "low": low, "high": high, "width": high - low}
-    columns |= {"covered": ((low <= truth) & (truth <= high)).astype(float), "constant": constant}
+    columns |= {"covered": ((low <= truth) & (truth <= high)).astype(float), "widened": widened.astype(float)}
     columns |= {letter: part.probability_at_least(q, difficulty, quality) for letter, quality in GATES.items()}
-    return pd.DataFrame(columns | {"widened": widened.astype(float)}, known.index)
-
-
-def half_width(distances: np.ndarray) -> float:
-    """Of the interval that is as wide for all pictures: the ⌈(n + 1) · 0.9⌉-th smallest of n absolute distances,
-    infinite where there are too few (split conformal: Lei et al., JASA 2018, algorithm 2)."""
-    rank = math.ceil(round((len(distances) + 1) * COVERAGE, 9))
-    return float(np.sort(np.abs(distances))[rank - 1]) if rank <= len(distances) else math.inf
+    return pd.DataFrame(columns, known.index)
 
 
 def cross_fitted(condition: Condition, known: pd.DataFrame) -> tuple[list[pd.DataFrame], pd.DataFrame]:
@@ -148,9 +138,8 @@ def _intervals(run: ScoredRun, judged: Judged) -> Iterator[Line]:
     alike = sum((row.get("reference") is not None) == with_reference for row in run.rows)
     line = {"n": len(known), "share": len(known) / alike}
     line |= run.draws.mean("coverage", judged.mean("covered", run)) | run.draws.mean("width", judged.mean("width", run))
-    line["constant_width"] = mean(judged.mean("constant", run)[known.index])
-    line["widened"] = mean(judged.mean("widened", run)[known.index])
-    yield line | {"srcc": srcc(known.q.to_numpy(), known.truth.to_numpy())}
+    widened = mean(judged.mean("widened", run)[known.index])
+    yield line | {"widened": widened, "srcc": srcc(known.q.to_numpy(), known.truth.to_numpy())}
 
 
 def _within(run: ScoredRun, judged: Judged) -> Iterator[Line]:

@@ -40,18 +40,11 @@ class Exposure(NamedTuple):
 def exposures(
     dataset: str, tools: Sequence[str], maps: Mapping[str, str], model: str | None = None, notice: str | None = None
 ) -> list[Exposure]:
-    """How tools, their maps and the model have met a data set; empty when none has.
+    """How tools, their maps and the model have met the data set of a key; empty when none has.
 
-    Args:
-        dataset: Its key. A manifest counts as a set of its own: give the key of the set that it is a part of.
-        tools: Their names.
-        maps: What the map of each tool was fitted on; none where raw scores are used.
-        model: The name of the model that takes part, if one does. Those of the Q-Align family are known by it, of
-            others the training is unknown.
-        notice: What the model says of itself; only the project's own embedded model does.
-
-    Raises:
-        ToolError: A tool is unknown.
+    `maps` says what the map of each tool was fitted on; raw scores have none. `model` is the name of the model that
+    takes part, if one does: the Q-Align family is known by it, of others the training is unknown. `notice` is what it
+    says of itself; only the embedded model does. Raises ToolError for an unknown tool.
     """
     seen = {dataset, *SHARING_IMAGES.get(dataset, ())}
     names = [find_tool(tool).name for tool in tools]
@@ -75,8 +68,8 @@ def exposures(
 
 
 def is_clean(found: Iterable[Exposure], *, ranks_of_one: bool = False) -> bool:
-    """Whether a figure with these exposures may enter an average. With `ranks_of_one` it is the rank correlation of a
-    single score, for which exposures that touch its scale alone do not count."""
+    """Whether a figure with these exposures may enter an average; `ranks_of_one`, the rank correlation of a single
+    score, is not touched by those of its scale alone."""
     return not any(exposure.touches == "ranks" or not ranks_of_one for exposure in found)
 
 

@@ -20,14 +20,8 @@ from agentic_iqa_local.studies.tables import COVERAGES, claims
 BLUE, ORANGE, GREY = "#0072b2", "#d55e00", "#777777"
 Tables = Mapping[str, pd.DataFrame]
 Plot = Callable[[ScoredRun, Tables], Figure | None]
-STYLE: dict[Any, Any] = {
-    "text.parse_math": False,
-    "svg.hashsalt": "study",  # the same file for the same study
-    "font.size": 8,
-    "axes.titlesize": 8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-}
+STYLE: dict[Any, Any] = dict.fromkeys(("text.parse_math", "axes.spines.top", "axes.spines.right"), False)
+STYLE |= {"svg.hashsalt": "study", "font.size": 8, "axes.titlesize": 8}  # the salt: one file for one study
 
 
 def draw(run: ScoredRun, tables: Tables, png: bool = False) -> dict[str, bytes]:

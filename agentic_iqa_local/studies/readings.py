@@ -79,8 +79,8 @@ class Readings:
 
     `letters` are log-probabilities: a line for each read, order ("forward", "reversed", and "generated" for the one
     letter that the model wrote), image and view, a column for each level. `tools` are each tool's raw score, turned so
-    that higher is better, and its score on 1..5. `agent` is, of the tools that the agent ran, the mean q̄
-    of those that vote, how far scores lie apart, which voted, and the η and σ of its fusion; nan where not known.
+    that higher is better, and its score on 1..5. `agent` is, of the tools that the agent ran, the mean q̄ of those that
+    vote, how far scores lie apart, which voted, and the η and σ of its fusion; nan where not known.
     """
 
     def __init__(self, rows: Sequence[Row], vote: str = "runs"):

@@ -23,7 +23,7 @@ from agentic_iqa_local.studies import tables
 from agentic_iqa_local.studies.interval_tables import interval_tables
 from agentic_iqa_local.studies.plots import FIGURES, draw
 from agentic_iqa_local.studies.scored_run import SIGNIFICANCE, ScoredRun
-from agentic_iqa_local.studies.store import dataset_info, make_folder
+from agentic_iqa_local.studies.store import Run, dataset_info, make_folder
 
 TOLD = ("accuracy", "modes", "differences")  # tables that a terminal shows
 UPPER = {"srcc", "plcc", "krcc", "rmse", "ece", "rps", "aurc", "mos"}
@@ -83,18 +83,10 @@ def _notes(run: ScoredRun, made: dict[str, pd.DataFrame], fit: Fit | None) -> It
 
 
 def report_runs(
-    runs: Mapping[str, tuple[dict[str, Any], list[dict[str, Any]]]],
-    out: Path,
-    *,
-    fit: Fit | None = None,
-    png: bool = False,
-    **options: Any,
+    runs: Mapping[str, Run], out: Path, *, fit: Fit | None = None, png: bool = False, **options: Any
 ) -> str:
-    """Reports on runs (by name what `store.read_run` gives) into the folder `out`, each into one of its own where they
-    are several, and returns what a terminal shows.
-
-    Runs on questions have a table of their accuracy alone. The options are those of
-    `analyse`. Raises FitError for a fit of another model, and StudyError.
+    """Reports on runs, by name, into the folder `out`, each into one of its own where they are several, and returns
+    what a terminal shows. The options are those of `analyse`. Raises FitError for a fit of another model, StudyError.
     """
     made: dict[str, dict[str, pd.DataFrame]] = {}
     studies: dict[str, Analysis] = {}
@@ -193,13 +185,8 @@ def write_page(parts: Sequence[tuple[Analysis, Mapping[str, bytes]]], file: Path
     environment = pages.environment(Path(__file__).parent)
     environment.filters["base64"] = lambda content: base64.b64encode(content).decode()
     style, script = pages.source("report.css"), pages.source("report.js")
-    page = environment.get_template("report.html.jinja").render(
-        parts=parts,
-        style=Markup(style),
-        script=Markup(script),
-        policy=pages.policy(style, script),
-        shown=shown,
-        titles=FIGURES,
-        datasets=over_datasets([study for study, _ in parts]) if parts[1:] else None,
-    )
+    told = {"style": Markup(style), "script": Markup(script), "policy": pages.policy(style, script)}
+    told |= {"parts": parts, "shown": shown, "titles": FIGURES}
+    datasets = over_datasets([study for study, _ in parts]) if parts[1:] else None
+    page = environment.get_template("report.html.jinja").render(told, datasets=datasets)
     write_whole(file, printable(page))

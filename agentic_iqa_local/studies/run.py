@@ -20,25 +20,15 @@ from agentic_iqa_local.devices import commit, describe_device, versions
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.files import folder_hash, path_text, write_whole
 from agentic_iqa_local.nodes.letter_reading import ROLE
-from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
 from agentic_iqa_local.nodes.workbench import Observer
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.studies.datasets import Dataset, DatasetError, Question, RatedImage, listed
-from agentic_iqa_local.studies.inference import CONTEXTS, answer, infer
+from agentic_iqa_local.studies.inference import Plan, answer, infer
 from agentic_iqa_local.studies.store import Store, make_folder, read_run
 from agentic_iqa_local.vlm_client import VLMError
 from agentic_iqa_local.vlm_client.model_folder import examine
 
 FAILURES_IN_A_ROW = 5
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is read of each image."""
-
-    query: str = DEFAULT_QUERY
-    contexts: tuple[str, ...] = CONTEXTS
-    tools: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -68,12 +58,9 @@ class Studying(Work[Task, dict[str, Any]]):
     roles = ROLES["agent"]
 
     def row(self, item: Task, services: Services, observer: Observer) -> dict[str, Any]:
-        sample, plan = item.sample, self.plan
-        paths = str(sample.image), sample.reference and str(sample.reference)
-        if isinstance(sample, Question):
-            return item.facts | answer(*paths, sample.question, sample.choices, services, observer)
-        told = {"contexts": plan.contexts, "tools": plan.tools, "observer": observer}
-        return item.facts | infer(*paths, plan.query, services, **told)
+        if isinstance(item.sample, Question):
+            return item.facts | answer(item.sample, services, observer)
+        return item.facts | infer(item.sample, self.plan, services, observer)
 
     def failure(self, item: Task, error: str, sha256: str | None = None) -> dict[str, Any]:
         return item.facts | {"error": one_line(error), "sha256": sha256}
@@ -92,8 +79,8 @@ def chosen(dataset: Dataset, split: str | None = None, limit: int | None = None)
     places = [i for i, sample in enumerate(every) if split in (None, sample.split)]
     if not places:
         known = listed(sorted({sample.split for sample in every if sample.split})) or "unknown"
-        said = f"{dataset.root}: expected images of the split {split}, found none"
-        raise DatasetError(said, f"the splits are {known}")
+        expected = f"expected images of the split {split}, found none"
+        raise DatasetError(f"{dataset.root}: {expected}", f"the splits are {known}")
     if limit is not None and limit < len(places):
         places = [places[i] for i in sorted(np.random.default_rng(0).choice(len(places), limit, replace=False))]
     kept = tuple(every[i] for i in places)
@@ -110,23 +97,19 @@ def tasks_of(dataset: Dataset) -> list[Task]:
         tasks.append(Task(path_text(image) + question, sample))
     key, count = Counter(task.key for task in tasks).most_common(1)[0]
     if count > 1:
-        said = f"{dataset.root}: expected each image once, {key} is listed again"
-        raise DatasetError(said, "remove one of the lines")
+        raise DatasetError(f"{dataset.root}: expected each image once, {key} is listed again", "remove one line")
     return tasks
 
 
 def run_study(dataset: Dataset, batch: Any, folder: Path) -> Generator[int]:
     """Fills `folder` with the rows that it lacks, yielding how many there are as each is on disk. `batch` is a `Runner`
-    or a `RayRunner` of a `Studying`.
-
-    What can be checked without a model is checked before one is loaded, which is done before the first yield.
+    or a `RayRunner` of a `Studying`; its model is loaded before the first yield, after everything else was checked.
 
     Raises:
         DatasetError: An image is listed twice.
         StoreError: The folder is another's, or it cannot be written.
-        BatchError: The batch cannot go on.
-        VLMError: The model cannot be loaded, is lost, or fails on FAILURES_IN_A_ROW images one after the other. The
-            same command tries again what the model failed on.
+        BatchError, VLMError: The batch cannot go on, or the model fails on FAILURES_IN_A_ROW images one after the
+            other. The same command tries again what the model failed on.
     """
     tasks, work = tasks_of(dataset), batch.work
     known, run = identity(tasks, work, batch.device), {}
@@ -153,8 +136,8 @@ def run_study(dataset: Dataset, batch: Any, folder: Path) -> Generator[int]:
 
 
 def identity(tasks: Sequence[Task], work: Studying, device: str) -> dict[str, Any]:
-    """What rows depend on; a run goes on only with the same. Raises VLMError where a model's folder is not there or not
-    to be opened, CalibrationError for tool maps that cannot be read."""
+    """What rows depend on; a run goes on only with the same. Raises VLMError for a model's folder that cannot be
+    opened, CalibrationError for such tool maps."""
     facts = [(task.key, getattr(task.sample, "mos", None)) for task in tasks]
     folders = {}
     for role in work.roles:

@@ -12,7 +12,7 @@ from agentic_iqa_local.studies.datasets import listed
 from agentic_iqa_local.studies.leakage import Exposure, exposures, is_clean
 from agentic_iqa_local.studies.readings import LEVELS, PRODUCT, Readings, scored_modes
 from agentic_iqa_local.studies.statistics import Draws, Statistic, interval, vqeg_logistic
-from agentic_iqa_local.studies.store import StudyError, check_scores, dataset_info, fusion_settings
+from agentic_iqa_local.studies.store import StudyError, dataset_info, fusion_settings
 
 SIGNIFICANCE = 0.05
 
@@ -21,8 +21,7 @@ class ScoredRun:
     """A run and what its rows say. Arrays have an entry for each row.
 
     `quality` is the human score with higher for better and `mos` as the authors give it, `product` the mode of the
-    run's configuration, `baseline` the one that the others are compared with, and `on_levels` whether the human scores
-    are of absolute categories with known ends.
+    run's configuration, `baseline` the one that the others are compared with.
     """
 
     def __init__(
@@ -36,22 +35,19 @@ class ScoredRun:
         baseline: str | None = None,
         fitted: dict[str, Any] | None = None,
     ):
-        """Reads the modes and makes the bootstrap draws.
+        """Reads the modes and makes the bootstrap's `draws`, of `run` and `rows` as `store.read_run` gives them.
 
-        Args:
-            run, rows: What `store.read_run` gives.
-            name: For messages and tables.
-            draws, seed: Of the bootstrap.
-            baseline: The mode that every other is compared with; by default the first that takes the letters that the
-                model wrote, else the first.
-            fitted: A fit's temperature and η, which add the mode "logits, fitted".
-
-        Raises:
-            StudyError: There are no scored rows, no known direction of the scores, or no such baseline.
+        `name` is for messages and tables; `baseline` by default the first mode of the letters that the model wrote, or
+        else the first. `fitted` is a fit's temperature and η, which add the mode "logits, fitted". Raises StudyError
+        for no scored rows, no known direction of the scores, or no such baseline.
         """
         self.name, self.run, self.rows = name, run, rows
         self.info, self.settings = dataset_info(run), fusion_settings(run)
-        check_scores(name, rows, self.info)
+        if not rows or any("mos" not in row for row in rows):
+            found = "questions" if rows else "none"
+            raise StudyError(f"{name}: expected rows with a human score, got {found}", "use a scored run")
+        if self.info.higher_is_better is None:
+            raise StudyError(f"{name}: expected run.json to say whether higher scores are better (higher_is_better)")
         self.readings = Readings(rows, self.settings.vote)
         configured = run["tools"]["full_reference" if self.info.kind == "FR" else "no_reference"]
         with_fit = self.settings.model_copy(update=fitted) if fitted else None
@@ -65,7 +61,6 @@ class ScoredRun:
         self.product = product if product in self.modes else next(iter(self.modes))
         self.mos = np.array([row["mos"] for row in rows], float)
         self.quality = self.mos if self.info.higher_is_better else -self.mos
-        self.on_levels = self.info.scale == "absolute categories" and None not in (self.info.low, self.info.high)
         rng = np.random.default_rng(seed)
         self.draws = Draws.make(rows, rng, draws)
         self._units = rng.permutation(self.draws.counts.shape[1])
@@ -112,7 +107,7 @@ class ScoredRun:
         Linearly on an absolute category scale, else through a rising map to what the letters expect, fitted on other
         rows: the training split, or half of what is drawn.
         """
-        if self.on_levels:
+        if self.info.on_levels:
             levels = np.array([self.info.to_levels(mos) for mos in self.mos])
             return levels, np.full(len(levels), True), "the scale, linearly"
         half, half_is = np.array([row.get("split") == "train" for row in self.rows]), "the training split"

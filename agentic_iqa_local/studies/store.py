@@ -3,7 +3,6 @@ each image; and what run.json says, checked for what a report needs."""
 
 import json
 import os
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
@@ -18,10 +17,12 @@ from agentic_iqa_local.config import FusionSettings
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.files import FileError, WriteError, first_mistake, open_regular, read_json
 from agentic_iqa_local.state import LETTERS, ExecutorOutput
-from agentic_iqa_local.studies.datasets import DATASETS, MOST, DatasetInfo
+from agentic_iqa_local.studies.datasets import DATASETS, MOST
+from agentic_iqa_local.studies.datasets.types import DatasetInfo
 
 Letter = Literal["A", "B", "C", "D", "E"]
 Letters = Annotated[dict[Letter, float], Field(min_length=len(LETTERS))]
+Run = tuple[dict[str, Any], list[dict[str, Any]]]  # run.json and the whole rows
 PARTS = {"dataset", "model", "fusion", "tools", "maps", "identity"}  # of run.json
 
 
@@ -58,13 +59,8 @@ class Store(RowFile, AbstractContextManager):
     """The rows of a run by their `key`. Those of pictures that changed since, and those that the model failed on, are
     taken out, so that they are made again.
 
-    Args:
-        folder: The run's; it is made where it is not there.
-        run: The description of a new run, for run.json.
-        identity: The part of it that rows depend on; a run goes on only with the same.
-
-    Raises:
-        StoreError: The folder is of another run or in use by another process, or it cannot be written.
+    `run` is what run.json says of a new run, `identity` what rows depend on: a run goes on only with the same. Raises
+    StoreError where the folder is of another run, in use by another process, or cannot be written.
     """
 
     def __init__(self, folder: Path, run: dict[str, Any], identity: dict[str, Any]):
@@ -78,7 +74,10 @@ class Store(RowFile, AbstractContextManager):
                 write_run(description, run, identity)
             else:
                 raise StoreError(f"{folder}: holds rows.jsonl without run.json", "choose another --out")
-            self.recover(lambda row: row["key"], lambda row: _made_again(row, since))
+            self.recover(
+                lambda row: row["key"],
+                lambda row: row.get("model_failed") or (row.get("sha256") and picture_changed(row, since)),
+            )
         except WriteError:
             self.close()
             raise
@@ -92,10 +91,6 @@ class Store(RowFile, AbstractContextManager):
         self.close()
 
 
-def _made_again(row: dict[str, Any], since: float) -> bool:
-    return bool(row.get("model_failed")) or (row.get("sha256") is not None and picture_changed(row, since))
-
-
 def make_folder(folder: Path) -> None:
     """Raises StoreError where that cannot be."""
     try:
@@ -105,8 +100,8 @@ def make_folder(folder: Path) -> None:
         raise StoreError(said, "choose another --out") from error
 
 
-def read_run(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """(run.json, whole rows) of a run that may still be going on. Raises StoreError where there is none."""
+def read_run(folder: Path) -> Run:
+    """A run that may still be going on. Raises StoreError where there is none."""
     file = folder / "run.json"
     try:
         run = read_json(file, LARGEST_NOTE)
@@ -114,31 +109,21 @@ def read_run(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         with os.fdopen(open_regular(file), "rb") as rows:
             return run, [row for _, row in rows_in(rows, file, _Row, going_on=True)]
     except FileError as error:
-        said = f"{folder}: expected a folder that study.py run wrote"
-        raise StoreError(said, f"{file.name}: {error}") from error
+        raise StoreError(f"{folder}: expected a folder that study.py run wrote", f"{file.name}: {error}") from error
 
 
 def dataset_info(run: dict[str, Any]) -> DatasetInfo:
     """What run.json says of the data set, over what is known of a set of that key. Raises StudyError for an unknown
     key, and where a part that a report needs is not there or no such part."""
     if lacking := sorted(PARTS - run.keys()):
-        expected = f"run.json: expected what a study writes, got no {', '.join(lacking)}"
-        raise StudyError(expected, "report on a run of this version")
+        expected = f"expected what a study writes, got no {', '.join(lacking)}"
+        raise StudyError(f"run.json: {expected}", "report on a run of this version")
     told = run["dataset"]
     if told.get("key") not in DATASETS:
         expected = f"run.json: expected a data set of {', '.join(DATASETS)}, got {told.get('key')!r}"
         raise StudyError(expected, "correct its key")
     known = asdict(DATASETS[told["key"]])
     return _checked(DatasetInfo, {name: told.get(name, value) for name, value in known.items()})
-
-
-def check_scores(name: str, rows: Sequence[dict[str, Any]], info: DatasetInfo) -> None:
-    """Raises StudyError where a run has nothing to agree with."""
-    if not rows or any("mos" not in row for row in rows):
-        found = "questions" if rows else "none"
-        raise StudyError(f"{name}: expected rows with a human score, got {found}", "use a scored run")
-    if info.higher_is_better is None:
-        raise StudyError(f"{name}: expected run.json to say whether higher scores are better (higher_is_better)")
 
 
 def fusion_settings(run: dict[str, Any]) -> FusionSettings:

@@ -2,18 +2,6 @@
 Nothing here downloads."""
 
 from agentic_iqa_local.studies.datasets.loading import DATASETS, load_dataset
-from agentic_iqa_local.studies.datasets.types import (
-    MOST,
-    Dataset,
-    DatasetError,
-    DatasetInfo,
-    Question,
-    RatedImage,
-    listed,
-    quoted,
-)
+from agentic_iqa_local.studies.datasets.types import MOST, Dataset, DatasetError, Question, RatedImage, listed
 
-__all__ = [
-    "DATASETS", "MOST", "Dataset", "DatasetError", "DatasetInfo", "Question", "RatedImage", "listed", "load_dataset",
-    "quoted",
-]  # fmt: skip
+__all__ = ["DATASETS", "MOST", "Dataset", "DatasetError", "Question", "RatedImage", "listed", "load_dataset"]

@@ -31,11 +31,7 @@ READ = [key for key, layout in LAYOUTS.items() if layout.scores]  # from their a
 
 
 def load_dataset(
-    folder: str | Path,
-    key: str | None = None,
-    *,
-    part_of: str | None = None,
-    mos_range: Sequence[float] | None = None,
+    folder: str | Path, key: str | None = None, *, part_of: str | None = None, mos_range: Sequence[float] | None = None
 ) -> Dataset:
     """The data set in a folder as its authors ship it, or a manifest or questions of the user's own.
 
@@ -50,8 +46,7 @@ def load_dataset(
         mos_range: The lowest and the highest score of a manifest, whose scale is of absolute categories.
 
     Raises:
-        DatasetError: It is not laid out as expected, a score is not a number or not within `mos_range`, or no image
-            is there.
+        DatasetError: It is not laid out as expected, a score is no number within `mos_range`, or no image is there.
     """
     path = Path(folder)
     try:
@@ -148,18 +143,15 @@ def _authors_rows(reader: DatasetReader, layout: Layout) -> Iterator[tuple[str |
             for line in filter(None, map(str.strip, lines_of(file))):
                 yield split, file.name, _parts(reader, layout.line, line)
             continue
-        columns = layout.columns.items()
         for where, row in reader.rows(file, np.hstack([*layout.columns.values()]).tolist()):
-            yield (
-                split,
-                where,
-                {ours: row.get(one) if isinstance(one, str) else _mean(row, one) for ours, one in columns},
-            )
+            yield split, where, {ours: _cell(row, theirs) for ours, theirs in layout.columns.items()}
 
 
-def _mean(row: Row, shares: list[str]) -> float:
-    """The mean category of observers, by the columns of the shares who chose 1, 2, ..."""
-    return sum(category * number(row[share]) for category, share in enumerate(shares, 1))
+def _cell(row: Row, column: str | list[str]) -> Any:
+    """A row's field, or the mean category of observers by the columns of the shares who chose 1, 2, ..."""
+    if isinstance(column, str):
+        return row.get(column)
+    return sum(category * number(row[share]) for category, share in enumerate(column, 1))
 
 
 def _parts(reader: DatasetReader, pattern: str, text: str) -> dict[str, str]:

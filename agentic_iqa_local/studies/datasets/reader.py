@@ -19,7 +19,6 @@ from agentic_iqa_local.files import read_bytes
 from agentic_iqa_local.studies.datasets.types import MOST, Dataset, DatasetError, DatasetInfo, Question, RatedImage
 
 LARGEST = 2**28  # bytes of a file of scores: millions of rows
-LONGEST_QUOTE = 300  # characters of a row in a message
 Row = dict[str, Any]
 
 
@@ -41,15 +40,14 @@ class DatasetReader:
         """What was read. Raises DatasetError when there is neither an image nor a question."""
         if not (self.items or self.questions):
             first = f" (the first is {next(iter(self.missing))})" if self.missing else ""
-            found = f"{len(self.missing)} that are absent{first} and {self.left_out.total()} left out"
-            found += "".join(f" ({reason})" for reason in +self.left_out)
+            found = f"{len(self.missing)} that are absent{first}"
+            found += "".join(f", {count} left out ({reason})" for reason, count in (+self.left_out).items())
             raise self.error("images", found, f"paths are relative to {self.root}: put the images there")
         parts = tuple(self.items), tuple(self.questions), tuple(self.missing), dict(+self.left_out)
         return Dataset(self.info, self.root, *parts)
 
     def error(self, expected: str, found: str, remedy: str) -> DatasetError:
-        wanted = f"{self.path}: expected {expected:.{LONGEST_QUOTE}} ({self.info.title})"
-        return DatasetError(f"{wanted}, found {found:.{LONGEST_QUOTE}}", remedy)
+        return DatasetError(f"{self.path}: expected {expected:.300} ({self.info.title}), found {found:.300}", remedy)
 
     def find(self, name: str) -> Path | None:
         """The file or folder `name`, or None."""
@@ -68,8 +66,8 @@ class DatasetReader:
         """Where each row stands ("line 3 of manifest.csv") and its cells by column name.
 
         A .json file is a list of objects, a .jsonl file has one a line. In a .csv file the header is the first row with
-        all `columns`, in lower case, without them the first; rows that are blank in all of them are skipped. Raises
-        DatasetError for a file that cannot be read, or has no rows.
+        all `columns`, in lower case; rows that are blank in all of them are skipped. Raises DatasetError for a file
+        that cannot be read, or has no rows.
         """
         lines = lines_of(path)
         try:
@@ -85,19 +83,15 @@ class DatasetReader:
             raise self.error(f"rows in {path.name}", str(error), "correct it") from error
         if not found:
             wanted = f"rows in {path.name}" + f" under columns {', '.join(columns)}" * bool(columns)
-            raise self.error(wanted, "no such rows", "name the columns so in its first line")
+            raise self.error(wanted, "none", "name the columns so in its first line")
         return [(f"line {number} of {path.name}", row) for number, row in found]
 
     def add(self, row: Row, where: str) -> None:
         """Adds an image with its score, or notes what is missing.
 
-        Args:
-            row: The fields of RatedImage; image and reference are names of files. Without a group the images of one
-                reference form one.
-            where: Where the row stands, for a message.
-
-        Raises:
-            DatasetError: No image is named, or score or level is no number of at most `MOST`.
+        `row` has the fields of RatedImage, image and reference as names of files; without a group the images of one
+        reference form one. `where` is for a message. Raises DatasetError where no image is named, or score or level is
+        no number of at most `MOST`.
         """
         known = {name: value for name, value in row.items() if value not in (None, "")}
         image, reference, mos = known.get("image"), known.get("reference"), known.get("mos")
@@ -105,8 +99,8 @@ class DatasetReader:
             raise self.error("paths as image and reference in every row", repr(row), f"correct {where}")
         for name, value in (("score", mos), ("level", known.get("level", 0))):
             if not abs(number(value)) <= MOST:
-                wanted = f"a number of at most {MOST:g}" if math.isfinite(number(value)) else "a number"
-                raise self.error(f"{wanted} as the {name} of {image}", repr(value), f"correct {where}")
+                wanted = f"a number as the {name} of {image} (at most {MOST:g})"
+                raise self.error(wanted, repr(value), f"correct {where}")
         low, high = (self.info.low, self.info.high) if self.info.key == "manifest" else (None, None)
         if low is not None and high is not None and not low <= number(mos) <= high:
             expected = f"a score from {low:g} to {high:g} (--mos-range) for {image}"
@@ -126,8 +120,8 @@ class DatasetReader:
         known = {name: value for name, value in row.items() if value not in (None, "")}
         image, question, choices, answer = (known.get(name) for name in ("image", "question", "choices", "answer"))
         if not (isinstance(image, str) and isinstance(question, str) and isinstance(choices, str | list)):
-            expected = "image, question and choices in every row"
-            raise self.error(expected, ", ".join(map(str, known)) or "an empty row", f"complete {where}")
+            expected, found = "image, question and choices in every row", ", ".join(map(str, known)) or "none"
+            raise self.error(expected, found, f"complete {where}")
         if answer is None:
             self.left_out["no answer is published"] += 1
             return

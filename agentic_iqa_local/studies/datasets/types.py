@@ -34,10 +34,14 @@ class DatasetInfo:
     licence: str = "none established; see the authors' page"
     seen_as: tuple[str, ...] = ()
 
+    @property
+    def on_levels(self) -> bool:
+        """Whether the scale is of absolute categories with known ends."""
+        return self.scale == "absolute categories" and None not in (self.low, self.high)
+
     def to_levels(self, mos: float) -> float:
-        """`mos` on the 1..5 scale, linearly and with 5 best. Raises DatasetError unless the scale is of absolute
-        categories with known ends."""
-        if self.scale != "absolute categories" or self.low is None or self.high is None:
+        """`mos` on the 1..5 scale, linearly and with 5 best. Raises DatasetError unless the scale is `on_levels`."""
+        if not self.on_levels or self.low is None or self.high is None:
             if self.key == "manifest":
                 remedy = "repeat the run's command with --mos-range LOW HIGH, such as 1 5: stored rows are kept"
                 raise DatasetError(f"{self.title}: expected to be told the ends of its scale", remedy)
@@ -121,11 +125,6 @@ class Dataset:
     left_out: dict[str, int]
 
 
-def quoted(name: str) -> str:
-    """The name as it stands in a sentence: in quotes where it holds a comma or a blank."""
-    return f'"{one_line(name)}"' if re.search(r"[\s,]", name) else one_line(name)
-
-
 def listed(names: Iterable[str]) -> str:
-    """The names, quoted, with commas between them."""
-    return ", ".join(map(quoted, names))
+    """The names with commas between them, in quotes where one holds a comma or a blank."""
+    return ", ".join(f'"{one_line(name)}"' if re.search(r"[\s,]", name) else one_line(name) for name in names)
