@@ -265,6 +265,7 @@ _SAID = {
     "greater_than": "expected more than {gt:g}", "greater_than_equal": "expected {ge:g} or more",
     "less_than": "expected less than {lt:g}", "less_than_equal": "expected {le:g} or less",
     "extra_forbidden": "unknown key", "missing": "expected a value, got none",
+    "too_short": "expected {min_length} or more", "too_long": "expected {max_length} or fewer",
 }  # fmt: skip
 
 
