@@ -6,7 +6,7 @@ picture by the mean and the deviation of its features at five depths, at the pic
 half of it. One hidden layer makes of their pooled statistics the quality, the family and the severity;
 another makes of a single place how strong each family is there. Both learned from synthetic distortions of
 clean photographs whose quality four full-reference metrics gave (scripts/training/local_nr.py,
-docs/local_nr.md); no human score was used. Knows nothing of pyiqa, of maps to 1..5 or of models that answer.
+docs/tools.md); no human score was used. Knows nothing of pyiqa, of maps to 1..5 or of models that answer.
 """
 
 from __future__ import annotations
