@@ -45,7 +45,7 @@ def parse(name: str, argv: list[str]) -> argparse.Namespace:
     typed = " ".join([command(first), *second])
     takes, several = entry.get("takes", "").rstrip("+*?"), entry.get("takes", "")[-1:]
     usage = f"%(prog)s {f'[{takes}]' if several in ('*', '?') else takes}{' ...' * (several in ('+', '*'))} [options]"
-    parser = Parser(typed, usage, entry["about"].replace("{}", typed), formatter_class=Help)
+    parser = Parser(typed, usage.replace("  ", " "), entry["about"].replace("{}", typed), formatter_class=Help)
     if takes:
         dest, kind = takes.lower() + "s" * (several in ("+", "*")), str if takes == "PICTURE" and several else Path
         about = "pictures, folders or globs" if kind is str else None
