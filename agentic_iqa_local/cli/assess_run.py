@@ -112,12 +112,12 @@ class AssessRun:
                 self.results.close()
 
     def _take(self, row: Assessment) -> None:
-        line, failed = as_line(row), row.error is not None
+        line, failed = "" if self.lines else as_line(row), row.error is not None
         if self.results:
             self.results.append(line)
         else:
-            self.tally.add(told := row.to_dict())
-            self.rows += [told] if self.args.csv or self.args.gallery else []
+            self.tally.add(row.model_dump(include=Tally.FIELDS))
+            self.rows += [row.to_dict()] if self.args.csv or self.args.gallery else []
         self.written += 1
         self.log({"q": row.q, "seconds": row.seconds, "failed": failed}, self.written)
         if self.lines:

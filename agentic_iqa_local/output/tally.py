@@ -2,7 +2,7 @@
 
 import heapq
 from collections import Counter, defaultdict
-from typing import Any
+from typing import Any, ClassVar
 
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.nodes.prompts import chosen_answer
@@ -15,6 +15,8 @@ NAMED = 5  # pictures in each list
 class Tally:
     """What a batch came to: counts by level or answer, the mean score, the best and worst pictures, what was
     held back, what passed a gate, failures. Answers that were held back are counted apart and in no mean."""
+
+    FIELDS: ClassVar = {"image", "error", "gate", "not_sure", "q", "final_answer", "choices"}  # of a row, that count
 
     def __init__(self) -> None:
         self.answers: Counter[str] = Counter()
