@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, StringConstraints
 
@@ -15,6 +15,7 @@ from agentic_iqa_local.cli.console import tell
 from agentic_iqa_local.config import ConfigError, Count, Options, Request, Seconds, option
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.files import FileError, about_missing_model, models_root, place_for
+from agentic_iqa_local.state import CONTEXTS, Context
 
 if TYPE_CHECKING:
     from agentic_iqa_local.batch.work import Work
@@ -44,8 +45,6 @@ NEEDS = {
 APART = (("pictures", "manifest"), ("reference", "manifest"), ("gpu", "cluster"), ("map", "cluster"), ("quick", "deep"))
 STATE = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
 
-Context = Literal["image_alone", "without_scores", "all_evidence"]  # of a study's prompt
-CONTEXTS = get_args(Context)
 File = Annotated[Path, BeforeValidator(lambda path: Path(path))]  # also of a name that is no UTF-8
 
 

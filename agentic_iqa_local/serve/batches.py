@@ -22,7 +22,6 @@ from agentic_iqa_local.serve.queue import Queue
 
 logger = logging.getLogger(__name__)
 
-GLANCE = 0.05  # seconds between two looks whether requests wait
 AGAIN = 10.0  # seconds before a picture is tried again whose model was lost
 
 
@@ -31,9 +30,9 @@ class Batches:
     rows.jsonl, where each row names its picture. Unfinished ones go on when the service is started again."""
 
     def __init__(self, root: Path, queue: Queue, set_up: SetUp):
-        self.root, self.queue, self.set_up = root, queue, set_up
-        self._more = asyncio.Event()
+        self.root, self.queue, self.set_up, self._more = root, queue, set_up, asyncio.Event()
         self._stopped: dict[str, str] = {}  # batches that do not go on, and why
+        self._errors: dict[str, list[str | None]] = {}  # of the rows of each batch, each read once
 
     def names(self) -> list[str]:
         """Of all batches, the oldest first."""
@@ -53,11 +52,12 @@ class Batches:
 
     def status(self, name: str) -> dict[str, Any]:
         """How far a batch is. Raises Refused."""
-        errors, stopped = [json.loads(line)["error"] for line in self.lines(name)], self._stopped.get(name)
+        known, stopped = self._errors.get(name, []), self._stopped.get(name)
+        errors = self._errors[name] = known + [json.loads(line)["error"] for line in self.lines(name, len(known))]
         done, failed = len(errors), len(errors) - errors.count(None)
-        total, address = len(os.listdir(self._folder(name) / "pictures")), f"/v1/batches/{name}"
+        total = len(os.listdir(self.root / name / "pictures"))
         state = "finished" if done == total else "stopped" if stopped else "running" if done else "queued"
-        links = {"self": address, "rows": f"{address}/rows", "gallery": f"{address}/gallery"}
+        links = {"self": f"/v1/batches/{name}"} | {part: f"/v1/batches/{name}/{part}" for part in ("rows", "gallery")}
         about = {"id": name, "state": state, "total": total, "done": done, "failed": failed, "links": links}
         return about | ({"error": {"code": "stopped", "message": stopped, "remedy": None}} if stopped else {})
 
@@ -99,9 +99,9 @@ class Batches:
 
     def delete(self, name: str) -> None:
         """Deletes a batch with its pictures and rows. Raises Refused."""
-        folder = self._folder(name)
-        (folder / "options.json").unlink()
-        shutil.rmtree(folder, ignore_errors=True)
+        (self._folder(name) / "options.json").unlink()
+        self._errors.pop(name, None)
+        shutil.rmtree(self.root / name, ignore_errors=True)
 
     async def work(self) -> None:
         """Works on all batches, the oldest first, until it is cancelled."""
@@ -142,7 +142,7 @@ class Batches:
         """The answer to a picture of a batch, which lets every request go first, and comes again for lost models."""
         while True:
             while self.queue.busy:
-                await asyncio.sleep(GLANCE)
+                await asyncio.sleep(0.05)
             try:
                 return await self.queue.answer(ask)
             except Refused:

@@ -19,12 +19,11 @@ from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, Prompt
 from agentic_iqa_local.nodes.replies import letter_reply
 from agentic_iqa_local.nodes.workbench import Observer, OpenImages, RoleSession
 from agentic_iqa_local.services import Services
-from agentic_iqa_local.state import LETTERS, ExecutorOutput
+from agentic_iqa_local.state import CONTEXTS, LETTERS, ExecutorOutput
 from agentic_iqa_local.studies.datasets import Question, RatedImage
 from agentic_iqa_local.vlm_client import VLMError
 
 CROPS = "image_alone/crops"  # the name of that read
-CONTEXTS = ("image_alone", "without_scores", "all_evidence")
 MEANING = dict(zip(LETTERS, reversed(LETTERS), strict=True))  # of a letter in the reversed order
 
 View = dict[str, Any]  # log-probabilities of the letters, "forward" and "reversed", and the letter "generated"
