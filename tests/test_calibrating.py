@@ -57,11 +57,20 @@ def test_learnt_difficulties_make_narrower_intervals_than_a_constant_width():
     assert part.line == pytest.approx((0.3, 0.9), abs=0.15)
     assert FEATURES[np.argmax(part.weights)] == "spread"
     found = trial(part, fresh)
-    assert found.width.mean() < 0.95 * 1.25
+    assert found.constant_width.mean() == pytest.approx(1.25, rel=0.12)
+    assert found.width.mean() < 0.95 * found.constant_width.mean()
     wide, narrow = found[fresh.spread > 0.5], found[fresh.spread < 0.1]
     assert wide.width.mean() > 2 * narrow.width.mean()
     assert min(wide.covered.mean(), narrow.covered.mean()) > 0.75
     assert trial(part, fresh.assign(voters=[("PIQE",)] * 4000)).width.mean() > 1.1 * found.width.mean()  # other tools
+
+
+def test_constant_widths_by_hand():
+    """Of 9 distances from q the ⌈10 · 0.9⌉ = 9th is the half, of 19 the 18th; of 8 there is none but the scale's."""
+    known = drawn(20, 0).assign(q=3.0)
+    for count, width in ((9, 1.8), (19, 3.6), (8, 4.0)):
+        part = calibrated(known[:count].assign(truth=3 - np.arange(1, count + 1) / 10))
+        assert trial(part, known).constant_width.to_numpy() == pytest.approx(width)
 
 
 def test_cases_have_the_modes_scores_and_leave_failures_out():
@@ -106,7 +115,10 @@ def test_the_tables_agree_with_a_count_by_hand(study):
     found = cases(study.run.readings, truth, study.run.run, SETTINGS)
     known = next(known for c, known in found.items() if (c.pipeline, c.look) == ("agent", "one order"))
     known = known.assign(scene=study.run.draws.unit[known.index].astype(str))
-    parts = pd.concat(cross_fitted(CONDITION, known)[0])
+    trials = cross_fitted(CONDITION, known)[0]
+    assert line.coverage_sd == pytest.approx(np.std([each.covered.mean() for each in trials]))
+    parts = pd.concat(trials)
+    assert line.constant_width == pytest.approx(parts.constant_width.groupby(level=0).mean().mean())
     inside = (parts.low <= truth[parts.index]) & (truth[parts.index] <= parts.high)
     assert line.coverage == pytest.approx(inside.groupby(level=0).mean().mean())
     assert line.coverage_low <= line.coverage <= line.coverage_high

@@ -204,8 +204,8 @@ def test_questions_in_csv_have_their_choices_separated_by_bars(root):
     draw(root, "x.png", "my x.png")
     rows = 'p,x.png, "Is it sharp, or not?", Yes | No, No \np,my x.png,Which?,noise|blur|neither,B\n'
     data = load_dataset(write(root / "my.csv", "Task,Image,Question,Choices,Answer\n" + rows))
-    assert (data.info.kind, {q.task for q in data.questions}) == ("MCQ", {"p"})
-    assert [(q.image.name, q.question, q.choices, q.answer) for q in data.questions] == [
+    assert (data.info.kind, {q.task for q in data.items}) == ("MCQ", {"p"})
+    assert [(q.image.name, q.question, q.choices, q.answer) for q in data.items] == [
         ("x.png", "Is it sharp, or not?", ("Yes", "No"), 1), ("my x.png", "Which?", ("noise", "blur", "neither"), 1),
     ]  # fmt: skip
     scored = write(root / "scores.csv", "image,question,choices,answer,mos\nx.png,Is it?,Yes|No,No,3\n")
@@ -235,7 +235,7 @@ def test_qbench_names_types_and_concerns_and_counts_withheld_answers(root):
     answered = [row | {"correct_ans": "Yes"}, row | {"correct_ans": "Maybe"}, row | {"type": None}]
     write(root / "llvisionqa_dev.json", json.dumps(answered))
     data = load_dataset(root)
-    (question,) = data.questions
+    (question,) = data.items
     assert (question.answer, question.choices, question.split) == (1, ("No", "Yes"), "dev")
     assert (question.question_type, question.task) == ("yes-or-no", "in-context distortion")
     assert data.left_out == {"the answer is none of the choices": 1, "no answer is published": 1}
@@ -252,9 +252,9 @@ def test_questions_in_json_take_letters_indices_and_texts(root):
     ]
     write(root / "questions.jsonl", "\n".join(map(json.dumps, rows)))
     data = load_dataset(root / "questions.jsonl")
-    assert [q.answer for q in data.questions] == [2, 0, 1]
-    assert [q.reference is not None for q in data.questions] == [False, False, True]
-    assert ({q.task for q in data.questions}, data.missing) == ({"executor_tool"}, ("y.png",))
+    assert [q.answer for q in data.items] == [2, 0, 1]
+    assert [q.reference is not None for q in data.items] == [False, False, True]
+    assert ({q.task for q in data.items}, data.missing) == ({"executor_tool"}, ("y.png",))
     for broken in ("{", "3"):
         write(root / "questions.jsonl", f'{{"question": 1}}\n{broken}\n')
         with pytest.raises(DatasetError, match=r"expected rows in questions\.jsonl"):

@@ -11,7 +11,7 @@ from agentic_iqa_local.judgement.fit import FitError, read_fit
 from agentic_iqa_local.score_fusion import fused_distribution
 from agentic_iqa_local.studies.datasets import DatasetError
 from agentic_iqa_local.studies.fitting import fit_letters, fit_runs
-from agentic_iqa_local.studies.readings import LEVELS, Readings, fused
+from agentic_iqa_local.studies.readings import LEVELS, Readings
 from agentic_iqa_local.studies.store import fusion_settings
 
 SETTINGS = fusion_settings(make_run())  # temperature and η are 1
@@ -48,10 +48,10 @@ def test_the_srcc_fit_finds_the_parameters_that_the_scores_were_made_with():
     """Scores that are the fused q at temperature 2.5 and η 0.4: SRCC is 1 there, and less elsewhere."""
     rows = sharpened(make_rows(400), 1)
     readings, q_bar, p = parts(rows)
-    targets = fused(readings.p("all_evidence", temperature=2.5), q_bar, 0.4)
+    targets = fused_distribution(readings.p("all_evidence", temperature=2.5), q_bar, 0.4) @ LEVELS
     best, before, after = fit_letters(rows, "srcc", targets, SETTINGS)
     assert best == pytest.approx((2.5, 0.4), rel=0.05)
-    assert before == pytest.approx(stats.spearmanr(fused(p, q_bar, 1.0), targets).statistic)
+    assert before == pytest.approx(stats.spearmanr(fused_distribution(p, q_bar, 1.0) @ LEVELS, targets).statistic)
     assert after == pytest.approx(1, abs=1e-6)
 
 

@@ -7,7 +7,7 @@ import pytest
 from conftest import DATA
 
 from agentic_iqa_local.cli.main import main
-from agentic_iqa_local.studies.store import Store, StoreError
+from agentic_iqa_local.studies.store import StoreError, open_store
 
 PRECIOUS = b"what somebody would miss"  # without a line end, as pictures are
 
@@ -41,6 +41,6 @@ def test_a_file_of_another_kind_is_not_replaced(words, tmp_path, monkeypatch, ca
 def test_files_of_rows_that_are_another_s_are_not_cut(tmp_path):
     """They have no line end, so that cutting off an incomplete last line would empty them."""
     (tmp_path / "rows.jsonl").write_bytes(PRECIOUS)
-    with pytest.raises(StoreError, match=r"without run\.json"):
-        Store(tmp_path, {}, {})
+    with pytest.raises(StoreError, match=r"without run\.json"), open_store(tmp_path, {}, {}):
+        pass
     assert (tmp_path / "rows.jsonl").read_bytes() == PRECIOUS

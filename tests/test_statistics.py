@@ -41,7 +41,7 @@ def tied_scores(rows: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 def draws_of(rows: int, count: int = 50, seed: int = 1, groups=None, kinds=None) -> Draws:
     labels = {"group": groups, "distortion": kinds}
     facts = [{name: None if of is None else of[i] for name, of in labels.items()} for i in range(rows)]
-    return Draws.make(facts, np.random.default_rng(seed), count)
+    return Draws(facts, np.random.default_rng(seed), count)
 
 
 # The logistic

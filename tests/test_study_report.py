@@ -24,6 +24,8 @@ TYPES = ("jpeg", "gaussian_blur", "white_noise", "contrast_change")
 ROWS = 96
 MARKUP = "<script>alert(1)</script><img src=https://example.com/x.png>"
 READS = {"all_evidence": 0.5, "without_scores": 0.8, "image_alone": 1.1}  # and how far letters are off
+SOURCES = ("forward", "both orders", "generated")
+TOKENS = {"prefilled": 900, "reused": 400, "decoded": 60}  # of a read
 
 
 def make_run(key: str = "tid2013", **model) -> dict:
@@ -61,7 +63,10 @@ def make_row(i: int, rng: np.random.Generator, tools: tuple[str, ...]) -> dict:
     }
     scores = {tool: float(np.clip(quality + rng.normal(0, 0.4), 1, 5)) for tool in tools}
     fusion = {"q": agent_score(reads["all_evidence"]["views"], [scores[tools[0]]])}
+    cost = {f"{read}, {source}": {"seconds": rng.gamma(4, 0.1), **TOKENS} for read in reads for source in SOURCES}
+    cost |= {tool: {"seconds": 0.1} for tool in tools}
     row |= {
+        "cost": cost | {"agent": {"seconds": 1.0, "prefilled": 2000, "reused": 1000, "decoded": 200}},
         "evidence": make_evidence(tools[0], scores[tools[0]]).model_dump(mode="json"),
         "agent": {"final_answer": "C", "fusion": fusion},
         "agent_error": None,
@@ -72,7 +77,12 @@ def make_row(i: int, rng: np.random.Generator, tools: tuple[str, ...]) -> dict:
     if i % 29 == 3:
         row["tools"]["PSNR"] = {"error": "PSNR: images differ in size"}
     if i % 23 == 7:
-        row |= {"reads": {}, "error": "the model ran out of memory", "agent": None}
+        row |= {
+            "reads": {},
+            "error": "the model ran out of memory",
+            "agent": None,
+            "cost": {"agent": row["cost"]["agent"]},
+        }
         del row["tools"]
     return row
 
@@ -161,6 +171,7 @@ def test_modes_csv_holds_scipys_figures_and_counts_failures(rows, study, tmp_pat
         found, (scores, mos) = one(modes, mode=name), np.transpose(pairs)
         assert int(found["n"]) == len(pairs)
         assert int(found["failed"]) == ROWS - len(pairs) > 0
+        assert float(found["coverage"]) == pytest.approx(len(pairs) / ROWS, abs=1e-6)
         assert float(found["srcc"]) == pytest.approx(stats.spearmanr(scores, mos).statistic, abs=2e-6)
         assert float(found["plcc"]) == pytest.approx(stats.pearsonr(scores, mos).statistic, abs=2e-6)
         assert float(found["krcc"]) == pytest.approx(stats.kendalltau(scores, mos).statistic, abs=2e-6)
@@ -207,6 +218,25 @@ def test_figures_within_types_and_levels(rows, study, name, value):
     scores, mos = [row["tools"]["VSI"]["raw"] for row in read], [row["mos"] for row in read]
     assert found["srcc"] == pytest.approx(stats.spearmanr(scores, mos).statistic)
     assert (found["n"], found["failed"]) == (len(read), len(inside) - len(read))
+    assert (found["mean_score"], found["mean_mos"]) == pytest.approx((np.mean(scores), np.mean(mos)))
+
+
+def test_srcc_within_types_is_averaged_by_images_on_the_same_draws(study):
+    for mode in ("logits", "VSI"):
+        parts = study.tables["by_distortion"].query("mode == @mode")
+        found = one(study.tables["within"], mode=mode, within="distortion")
+        assert found["srcc"] == pytest.approx(np.average(parts.srcc, weights=parts.n))
+        assert (found["n"], found["parts"]) == (parts.n.sum(), len(TYPES))
+    logits, draws = study.run.modes["logits"], []
+    for weights in study.run.draws.weights:
+        of = []
+        for kind in TYPES:
+            inside = logits.answered & (study.run.labels.distortion == kind).to_numpy()
+            rows = np.repeat(np.flatnonzero(inside), weights[inside])
+            of.append((inside.sum(), stats.spearmanr(logits.scores[rows], study.run.mos[rows]).statistic))
+        draws.append(np.average([value for _, value in of], weights=[count for count, _ in of]))
+    line = one(study.tables["within"], mode="logits", within="distortion")
+    assert [line["srcc_low"], line["srcc_high"]] == pytest.approx(np.percentile(draws, [2.5, 97.5]))
 
 
 def test_calibration_is_on_the_scale_or_through_a_map_fitted_elsewhere(few_modes, study):
@@ -222,6 +252,42 @@ def test_calibration_is_on_the_scale_or_through_a_map_fitted_elsewhere(few_modes
     split = [row | {"split": "train" if i % 3 else "test"} for i, row in enumerate(few_modes)]
     judged = analysed(split, draws=10).tables["calibration"].iloc[0]
     assert judged.n == sum(row["split"] == "test" and bool(row.get("reads")) for row in split)
+
+
+def test_probabilities_are_compared_with_the_baselines_on_the_same_draws(few_modes):
+    run = analysed(few_modes, make_run("kadid10k"), draws=40)
+    table, levels = run.tables["calibration"], run.run.levels[0]
+    loss = {}
+    for names, p in run.run.letters.items():
+        below = np.cumsum(p, axis=1)[:, :-1]
+        passed = np.clip(levels[:, None] - np.arange(1, 5), 0, 1)
+        loss["; ".join(names)] = np.mean(passed * below**2 + (1 - passed) * (1 - below) ** 2, axis=1)
+    base = one(table, letters="classification")
+    assert (base["rps_difference"], base["rps_difference_low"], base["rps_difference_high"]) == (0, 0, 0)
+    line = table[table.letters.str.startswith("logits;")].iloc[0]
+    apart = loss[line.letters] - loss["classification"]
+    known = np.isfinite(apart)
+    draws = [np.average(apart[known], weights=weights[known]) for weights in run.run.draws.weights]
+    assert line.rps_difference == pytest.approx(apart[known].mean())
+    assert [line.rps_difference_low, line.rps_difference_high] == pytest.approx(np.percentile(draws, [2.5, 97.5]))
+
+
+def test_a_mode_costs_the_agent_its_own_reads_and_its_tools(rows, study):
+    read = [row["cost"] for row in rows if row.get("reads")]
+    for mode, parts in (
+        ("logits", ("agent", "all_evidence, forward")),
+        ("logits, both orders", ("agent", "all_evidence, both orders")),
+        ("classification", ("agent", "all_evidence, generated")),
+        ("letters, image alone", ("image_alone, forward",)),
+        ("VSI", ("VSI",)),
+    ):
+        seconds = [sum(cost[part]["seconds"] for part in parts) for cost in read]
+        found = one(study.tables["cost"], mode=mode)
+        assert found["median_seconds"] == pytest.approx(np.median(seconds))
+        assert found["p95_seconds"] == pytest.approx(np.quantile(seconds, 0.95))
+        assert found["decoded_tokens"] == sum(read[0][part].get("decoded", 0) for part in parts)
+        assert found["n"] == len(read)
+    assert one(study.tables["cost"], mode="tool mean")["n"] == len([row for row in rows if row.get("cost")])
 
 
 def test_risk_and_worst_images(rows, study):
@@ -256,9 +322,9 @@ def test_what_has_seen_the_set_is_marked_and_left_out_of_means():
 # Files
 
 
-def test_the_same_seed_gives_the_same_files_and_parquet_holds_the_same(few_modes, tmp_path):
+def test_the_same_rows_give_the_same_files_and_parquet_holds_the_same(few_modes, tmp_path):
     marked = [row | {"distortion": f"=1+1 {MARKUP}"} for row in few_modes]
-    studies = [analysed(marked, draws=20, seed=3) for _ in range(2)]
+    studies = [analysed(marked, draws=20) for _ in range(2)]
     for name, study in zip("ab", studies, strict=True):
         write_tables(tmp_path / name, study.tables)
     for file in (tmp_path / "a").glob("*.csv"):

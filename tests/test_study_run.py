@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import json
 import math
 import re
 import shutil
@@ -29,7 +30,7 @@ from agentic_iqa_local.state import LETTER_TO_LEVEL, LETTERS
 from agentic_iqa_local.studies.datasets import DatasetError, load_dataset
 from agentic_iqa_local.studies.readings import Readings, scored_modes
 from agentic_iqa_local.studies.run import Plan, Studying, chosen, run_study
-from agentic_iqa_local.studies.store import Store, StoreError, dataset_info, read_run
+from agentic_iqa_local.studies.store import StoreError, dataset_info, open_store, read_run
 from agentic_iqa_local.studies.tables import accuracy
 from agentic_iqa_local.vlm_client import VLMError
 
@@ -79,6 +80,15 @@ def test_a_row_holds_every_read_and_the_agents_own_score(stored, services):
         assert {tool: set(read) for tool, read in row["tools"].items()} == {
             tool: {"raw", "normalized"} for tool in TOOLS
         }
+        reads = [f"{read}, {source}" for read in row["reads"] for source in ("forward", "both orders", "generated")]
+        assert {"agent", *reads, *TOOLS} - row["cost"].keys() == {"image_alone/crops, generated"}
+        one, both, written = (
+            row["cost"][f"all_evidence, {source}"] for source in ("forward", "both orders", "generated")
+        )
+        assert (one["decoded"], both["decoded"]) == (0, 0)  # letters are read, not written
+        assert min(written["decoded"], one["prefilled"], row["cost"]["agent"]["decoded"]) > 0
+        assert both["prefilled"] > one["prefilled"]
+        assert both["seconds"] > one["seconds"]
     modes = scored_modes(Readings(rows), FusionSettings(eta="auto"), None, ())
     assert modes["logits"].scores == pytest.approx([row["agent"]["fusion"]["q"] for row in rows], abs=1e-6)
     assert rows[3]["agent"]["fusion"]["q"] == pytest.approx(assess(rows[3]["image"], services=services).q, abs=1e-6)
@@ -137,14 +147,14 @@ def test_a_model_that_fails_on_everything_stops_the_run_and_its_images_are_tried
 def test_a_picture_that_changed_is_read_again(tmp_path):
     picture = tmp_path / "a.png"
     picture.write_bytes(b"before")
-    with Store(tmp_path / "run", {}, {}) as store:
-        store.add({"key": "a", "image": str(picture), "sha256": file_sha256(picture)})
-    with Store(tmp_path / "run", {}, {}) as store:
+    with open_store(tmp_path / "run", {}, {}) as store:
+        store.append(json.dumps({"key": "a", "image": str(picture), "sha256": file_sha256(picture)}))
+    with open_store(tmp_path / "run", {}, {}) as store:
         assert store.done == {"a"}
-        with pytest.raises(StoreError, match="another process"):
-            Store(tmp_path / "run", {}, {})
+        with pytest.raises(StoreError, match="another process"), open_store(tmp_path / "run", {}, {}):
+            pass
     picture.write_bytes(b"after")
-    with Store(tmp_path / "run", {}, {}) as store:
+    with open_store(tmp_path / "run", {}, {}) as store:
         assert store.done == set()
 
 

@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     tools = tuple(find_tool(tool).name for tool in args.tools or configured)
     plan = Plan(args.query or DEFAULT_QUERY, tuple(args.contexts), tools)
     batch = batch_of(args, Studying(settings, plan), device_of(args))
-    total = len(dataset.items or dataset.questions)
+    total = len(dataset.items)
     with closing(run_study(dataset, batch, args.out)) as counts:
         done = next(counts)
         with Progress(total, done) as shown, stopped_by_ctrl_c(batch, GO_ON):

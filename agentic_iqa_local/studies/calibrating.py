@@ -19,9 +19,10 @@ from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.iqa_tools.runner import SHIPPED_MAPS
 from agentic_iqa_local.judgement.intervals import FEATURES, LEAST_DIFFICULTY, Answers, Errors, features, reached
 from agentic_iqa_local.result import Condition
+from agentic_iqa_local.score_fusion import fused_distribution
 from agentic_iqa_local.state import Look
 from agentic_iqa_local.studies.inference import CROPS
-from agentic_iqa_local.studies.readings import BOTH, LEVELS, Readings, Row, fused
+from agentic_iqa_local.studies.readings import BOTH, LEVELS, Readings, Row
 
 LEARNED_ON = 0.3  # of the scenes
 RIDGE = 1.0  # like the share above chosen on synthetic distortions, 150 pictures at a time
@@ -58,7 +59,7 @@ def cases(
                 continue
             measured = {name: tools[name].to_numpy()[at] for name in SAID} | {k: v[at] for k, v in apart.items()}
             table = pd.DataFrame(features(p[at], measured), at, FEATURES)
-            table["q"] = fused(p[at], measured["q_bar"], measured["eta"])
+            table["q"] = fused_distribution(p[at], measured["q_bar"], measured["eta"]) @ LEVELS
             table["truth"], table["scene"] = truth[at], scenes[at]
             table["voters"] = tools.voters.to_numpy()[at]
             found[Condition(pipeline=pipeline, reference=reference, look=look)] = table

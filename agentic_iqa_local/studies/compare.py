@@ -12,7 +12,7 @@ import pandas as pd
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.studies.datasets import listed
 from agentic_iqa_local.studies.scored_run import ScoredRun
-from agentic_iqa_local.studies.statistics import plcc, srcc
+from agentic_iqa_local.studies.statistics import mean, plcc, srcc
 from agentic_iqa_local.studies.store import Run, StudyError, dataset_info
 from agentic_iqa_local.studies.tables import paired
 
@@ -21,7 +21,7 @@ ALL = "all"
 
 
 def compare(
-    stored: Mapping[str, Run], *, modes: Sequence[str] = ("logits",), draws: int = 1000, seed: int = 0
+    stored: Mapping[str, Run], *, modes: Sequence[str] = ("logits",), draws: int = 1000
 ) -> tuple[dict[str, pd.DataFrame], list[str]]:
     """Each run after the first against the first: the tables "runs" and "run_differences", and notes.
 
@@ -30,7 +30,7 @@ def compare(
     human scores that differ, and a mode that is not in all of them.
     """
     rows = _matched(stored)
-    runs = [ScoredRun(stored[name][0], rows[name], name=name, draws=draws, seed=seed) for name in stored]
+    runs = [ScoredRun(stored[name][0], rows[name], name=name, draws=draws) for name in stored]
     for run in runs:
         run.draws = runs[0].draws
     shared = [mode for mode in runs[0].modes if all(mode in run.modes for run in runs)]
@@ -38,16 +38,21 @@ def compare(
     if not set(wanted) <= set(shared):
         expected = f"expected modes that every run has ({listed(shared)}), got {listed(modes)}"
         raise StudyError(f"compare: {expected}", "choose with --mode")
-    figures, lines, pairs = [], [], []
+    figures, lines, pairs, alike = [], [], [], []
     for mode in wanted:
         kept = np.all([run.modes[mode].answered for run in runs], axis=0)
         for run in runs:
             line = {"mode": mode, "run": run.name, "model": run.run["model"]["name"], "n": kept.sum()}
             line |= run.figure("srcc", srcc, mode, kept=kept)
             figures.append(line | run.figure("plcc", plcc, mode, kept=kept))
-        lines += [{"mode": mode, "first": run.name, "second": runs[0].name} for run in runs[1:]]
-        pairs += [((run, mode), (runs[0], mode), kept) for run in runs[1:]]
-    tables = {"runs": pd.DataFrame(figures), "run_differences": paired(lines, pairs)}
+        for run in runs[1:]:
+            lines.append({"mode": mode, "first": run.name, "second": runs[0].name})
+            pairs.append(((run, mode), (runs[0], mode), kept))
+            scores = run.modes[mode].scores[kept], runs[0].modes[mode].scores[kept]
+            gap, line = np.abs(scores[0] - scores[1]), {"rank_correlation": srcc(*scores)}
+            alike.append(line | {"mean_absolute_difference": mean(gap), "largest_difference": gap.max(initial=0)})
+    differences = pd.concat([paired(lines, pairs), pd.DataFrame(alike)], axis=1)
+    tables = {"runs": pd.DataFrame(figures), "run_differences": differences}
     left = ", ".join(f"{len(stored[run.name][1]) - len(run.rows)} of {listed([run.name])}" for run in runs)
     notes = [f"{len(runs[0].rows)} images are in every run; left out: {left}."]
     notes += [_settings_that_differ(runs[0], run) for run in runs[1:]]

@@ -83,8 +83,8 @@ def _asks(run: dict[str, Any]) -> bool:
 
 
 def _levels(run: dict[str, Any], rows: Sequence[Row]) -> np.ndarray:
-    """The human scores in 1..5, (rows,); those of some sets go a little beyond the ends of their scale."""
-    return np.clip([*map(dataset_info(run).to_levels, (row["mos"] for row in rows))], LEVELS[0], LEVELS[-1])
+    """The human scores in 1..5, (rows,)."""
+    return dataset_info(run).to_levels(np.array([row["mos"] for row in rows]))
 
 
 def _part(folder: Path, objective: Objective, split: str | None, share: float) -> Run:

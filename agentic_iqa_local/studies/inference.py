@@ -5,8 +5,12 @@ and with all evidence, each right after {"final_answer": " with the letters forw
 stored by meaning). Beside the image alone its crops are read too (`CROPS`), as an assessment does that is to be surer.
 """
 
-from collections.abc import Iterator, Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from agentic_iqa_local.graph import initial_state, run_graph
@@ -26,6 +30,7 @@ from agentic_iqa_local.vlm_client import VLMError
 CROPS = "image_alone/crops"  # the name of that read
 MEANING = dict(zip(LETTERS, reversed(LETTERS), strict=True))  # of a letter in the reversed order
 
+Spending = Callable[[str], AbstractContextManager[None]]  # a block whose seconds and tokens count to a part of the cost
 View = dict[str, Any]  # log-probabilities of the letters, "forward" and "reversed", and the letter "generated"
 
 
@@ -44,10 +49,12 @@ def infer(sample: RatedImage, plan: Plan, services: Services, observer: Observer
         images = OpenImages(services, *_paths(sample), observer)
     except ImageError as error:
         return {"error": str(error)}
-    row: dict[str, Any] = {}
+    row: dict[str, Any] = {"cost": {}}
+    spending = partial(_spending, images, row["cost"])
     try:
-        evidence = _gather(plan.query, images, row)
-        row["tools"] = {tool: _tool(tool, images) for tool in plan.tools}
+        with spending("agent"):  # before the tools, so that it pays for those that it runs
+            evidence = _gather(plan.query, images, row)
+        row["tools"] = {tool: _tool(tool, images, row["cost"]) for tool in plan.tools}
         row["reads"] = {}
         without_scores = evidence and evidence.model_copy(update={"quality_scores": None, "tool_logs": []})
         shown = {"image_alone": None, "without_scores": without_scores, "all_evidence": evidence}
@@ -55,9 +62,9 @@ def infer(sample: RatedImage, plan: Plan, services: Services, observer: Observer
             usual = summarizer_prompt(plan.query, shown[context], scoring=True)
             prompts = usual, summarizer_prompt(plan.query, shown[context], scoring=True, reversed_letters=True)
             if context == "image_alone" or evidence is not None:
-                row["reads"][context] = {"views": list(_views(images, prompts))}
+                row["reads"][context] = {"views": list(_views(images, prompts, context, spending))}
             if context == "image_alone" and images.crops(ROLE):
-                row["reads"][CROPS] = {"views": list(_crops(images, prompts))}
+                row["reads"][CROPS] = {"views": list(_crops(images, prompts, spending))}
     except (VLMError, InvalidAnswer) as error:
         row |= {"error": str(error), "model_failed": isinstance(error, VLMError)}
     finally:
@@ -106,34 +113,49 @@ def _gather(query: str, images: OpenImages, row: dict[str, Any]) -> ExecutorOutp
     return evidence
 
 
-def _views(images: OpenImages, prompts: Sequence[Prompt]) -> Iterator[View]:
+@contextmanager
+def _spending(images: OpenImages, costs: dict[str, Any], part: str) -> Iterator[None]:
+    """Adds what a block takes to a part of the costs."""
+    began, before = time.perf_counter(), images.usage
+    yield
+    used, seconds = images.usage - before, time.perf_counter() - began
+    spent = {"seconds": seconds, "prefilled": used.prefilled, "reused": used.reused, "decoded": used.decoded}
+    costs.setdefault(part, Counter()).update(spent)
+
+
+def _views(images: OpenImages, prompts: Sequence[Prompt], read: str, spending: Spending) -> Iterator[View]:
     """Letters of every view in both orders, and the letter that the model writes."""
     for view in range(len(images.views(ROLE))):
         session = images.session(ROLE, view)
-        letters = _letters(session, prompts)
-        reply = ask(session, prompts[0], letter_reply(LETTERS), images.services.section(ROLE))
+        letters = _letters(session, prompts, read, spending)
+        with spending(f"{read}, generated"):
+            reply = ask(session, prompts[0], letter_reply(LETTERS), images.services.section(ROLE))
         yield letters | {"generated": reply.final_answer}
         if view > 0:
             images.close_session(ROLE, view)
 
 
-def _crops(images: OpenImages, prompts: Sequence[Prompt]) -> Iterator[View]:
+def _crops(images: OpenImages, prompts: Sequence[Prompt], spending: Spending) -> Iterator[View]:
     """Letters of each crop by itself in both orders."""
     for crop in images.crops(ROLE):
         with images.session_on(ROLE, crop) as session:
-            yield _letters(session, prompts)
+            yield _letters(session, prompts, CROPS, spending)
 
 
-def _letters(session: RoleSession, prompts: Sequence[Prompt]) -> View:
+def _letters(session: RoleSession, prompts: Sequence[Prompt], read: str, spending: Spending) -> View:
     """Log-probabilities of the letters in both orders, by what they mean in the usual order."""
-    usual, opposite = (session.read_letters(prompt, ANSWER_PREFIX, LETTERS).logprobs for prompt in prompts)
+    with spending(f"{read}, both orders"):
+        with spending(f"{read}, forward"):
+            usual = session.read_letters(prompts[0], ANSWER_PREFIX, LETTERS).logprobs
+        opposite = session.read_letters(prompts[1], ANSWER_PREFIX, LETTERS).logprobs
     return {"forward": usual, "reversed": {MEANING[letter]: value for letter, value in opposite.items()}}
 
 
-def _tool(tool: str, images: OpenImages) -> dict[str, Any]:
+def _tool(tool: str, images: OpenImages, costs: dict[str, Any]) -> dict[str, Any]:
     try:
         reading = images.score(tool)
     except ToolError as error:
         return {"error": str(error)}
+    costs[tool] = {"seconds": reading.seconds}
     scored = {"raw": reading.raw, "normalized": reading.normalized}
     return scored | ({"crops": len(reading.crops)} if reading.crops else {})

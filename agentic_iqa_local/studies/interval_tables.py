@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from scipy.stats import binomtest
 
 from agentic_iqa_local.judgement.fit import Fit, read_fit
 from agentic_iqa_local.judgement.intervals import COVERAGE, FEATURES, HIGHEST, LOWEST, SHIPPED, WIDENED, Errors
@@ -21,7 +20,7 @@ from agentic_iqa_local.result import Condition
 from agentic_iqa_local.state import lower_edge
 from agentic_iqa_local.studies.calibrating import cases, errors
 from agentic_iqa_local.studies.scored_run import ScoredRun
-from agentic_iqa_local.studies.statistics import mean, srcc
+from agentic_iqa_local.studies.statistics import interval, mean, share, srcc
 
 SPLITS = 20
 GATES = {letter: lower_edge(letter) for letter in ("B", "C", "D")}  # the quality that --at-least asks for
@@ -54,8 +53,7 @@ def interval_tables(run: ScoredRun, fit: Fit | None) -> tuple[dict[str, pd.DataF
     if run.settings.mode != "logits" or not run.info.on_levels:
         notes.append("No figures of intervals: they are of the mode logits and of human scores on known categories.")
     else:
-        truth = np.clip(run.levels[0], LOWEST, HIGHEST)
-        found = [*_under_given(run, truth, fit, notes), *_under_own(run, truth, notes)]
+        found = [*_under_given(run, run.levels[0], fit, notes), *_under_own(run, run.levels[0], notes)]
     lines = {name: [of.line | line for of in found for line in make(run, of)] for name, make in TABLES.items()}
     return {name: pd.DataFrame(table) for name, table in lines.items()}, notes
 
@@ -106,15 +104,19 @@ def trial(part: Errors, known: pd.DataFrame) -> pd.DataFrame:
     """One calibration's word on pictures, a table of `calibrating.cases`: a line for each, in levels.
 
     Columns are q, the truth and what q lets expect of it, the interval's `low`, `high` and `width`, whether it holds
-    the truth (`covered`) and is `widened`, and under each letter of GATES the probability of that truth or a better.
+    the truth (`covered`) and is `widened`, the width of one that is as wide for all pictures (`constant_width`: split
+    conformal, Lei et al., JASA 2018), and under each letter of GATES the probability of that truth or a better.
     """
     q, truth = known.q.to_numpy(), known.truth.to_numpy()
     expected, difficulty = part.expected(q), part.difficulty(known[[*FEATURES]].to_numpy())
     widened = np.array([voters not in part.tools for voters in known.voters])
     usual, wide = (part.ends(q, difficulty, coverage) for coverage in (COVERAGE, WIDENED))
     low, high = np.where(widened[:, None], wide, usual).T
+    rank = math.ceil(round((len(part.errors) + 1) * COVERAGE, 9))  # of the distance that is half of the constant width
+    half = np.append(np.sort(np.abs(part.errors)), math.inf)[rank - 1]
     columns = {"q": q, "truth": truth, "expected": expected, "low": low, "high": high, "width": high - low}
     columns |= {"covered": ((low <= truth) & (truth <= high)).astype(float), "widened": widened.astype(float)}
+    columns["constant_width"] = np.ptp(np.clip([expected - half, expected + half], LOWEST, HIGHEST), axis=0)
     columns |= {letter: part.probability_at_least(q, difficulty, quality) for letter, quality in GATES.items()}
     return pd.DataFrame(columns, known.index)
 
@@ -137,17 +139,18 @@ def _intervals(run: ScoredRun, judged: Judged) -> Iterator[Line]:
     known, with_reference = judged.known, judged.line["reference"] == "with"
     alike = sum((row.get("reference") is not None) == with_reference for row in run.rows)
     line = {"n": len(known), "share": len(known) / alike}
-    line |= run.draws.mean("coverage", judged.mean("covered", run)) | run.draws.mean("width", judged.mean("width", run))
-    widened = mean(judged.mean("widened", run)[known.index])
-    yield line | {"widened": widened, "srcc": srcc(known.q.to_numpy(), known.truth.to_numpy())}
+    line |= run.draws.mean("coverage", judged.mean("covered", run))
+    line["coverage_sd"] = np.std([each.covered.mean() for each in judged.trials]) if judged.trials[1:] else math.nan
+    line |= run.draws.mean("width", judged.mean("width", run))
+    line |= {name: mean(judged.mean(name, run)[known.index]) for name in ("constant_width", "widened")}
+    yield line | {"srcc": srcc(known.q.to_numpy(), known.truth.to_numpy())}
 
 
 def _within(run: ScoredRun, judged: Judged) -> Iterator[Line]:
-    """Coverage and width within distortion types, levels and fifths of q."""
+    """Coverage and width within distortion types, levels, subsets and fifths of q."""
     covered, width, q = judged.mean("covered", run), judged.mean("width", run), judged.known.q
-    parts = pd.DataFrame({by: [row.get(by) for row in run.rows] for by in ("distortion", "level")}, dtype=object)
-    parts = parts.loc[:, parts.nunique() > 1]
-    parts["fifth of q"] = pd.Series(np.argsort(np.argsort(q, kind="stable")) * 5 // len(q) + 1, q.index)
+    fifth = pd.Series(np.argsort(np.argsort(q, kind="stable")) * 5 // len(q) + 1, q.index)
+    parts = run.labels.loc[:, run.labels.nunique() > 1].assign(**{"fifth of q": fifth})
     for by, of in parts.items():
         for value in sorted(of.dropna().unique()):
             chosen = (of == value).to_numpy() & np.isfinite(covered)
@@ -161,10 +164,10 @@ def _abstaining(run: ScoredRun, judged: Judged) -> Iterator[Line]:
     """Error and SRCC of the pictures that are kept when those with the widest intervals are left out."""
     whole = judged.whole.sort_values("width", kind="stable")
     error = (whole.truth - whole.expected.clip(LOWEST, HIGHEST)).abs()
-    for share in KEPT:
-        kept = whole[: math.ceil(share * len(whole) / 100)]
+    for percent in KEPT:
+        kept = whole[: math.ceil(percent * len(whole) / 100)]
         of = error[kept.index].reindex(range(len(run.rows))).to_numpy()
-        line = {"kept": f"{share} %", "n": len(kept), "widest": kept.width.iloc[-1]}
+        line = {"kept": f"{percent} %", "n": len(kept), "widest": kept.width.iloc[-1]}
         yield line | run.draws.mean("mean_error", of) | {"srcc": srcc(kept.q.to_numpy(), kept.truth.to_numpy())}
 
 
@@ -177,23 +180,16 @@ def _gates(_: ScoredRun, judged: Judged) -> Iterator[Line]:
         counts = len(of), (passed | failed).sum(), ((passed & ~good) | (failed & good)).sum()
         asked, decided, wrong = np.divide(counts, len(judged.trials))
         line = {"at_least": letter, "n": round(asked), "decided": decided / asked}
-        line |= dict.fromkeys(("error", "error_low", "error_high"), math.nan)
-        if round(decided):
-            ends = binomtest(round(wrong), round(decided)).proportion_ci(method="wilson")
-            line |= {"error": wrong / decided, "error_low": ends.low, "error_high": ends.high}
-        yield line
+        yield line | (share("error", wrong, decided) if round(decided) else {"error": math.nan})
 
 
 def _pairwise(run: ScoredRun, judged: Judged) -> Iterator[Line]:
     """How often q ranks the better of two pictures higher, by how far the human scores lie apart; equal q count half.
     The interval is over the draws: a pair counts as often as a draw holds both pictures, and once a copy where they
     share a unit."""
-    at = np.arange(len(judged.known))
-    if len(at) > MOST:
-        at = np.sort(np.random.default_rng(0).choice(at, MOST, replace=False))
-    known = judged.known.iloc[at]
+    known = judged.known.sample(min(len(judged.known), MOST), random_state=0).sort_index()
     truth, q, unit = known.truth.to_numpy(), known.q.to_numpy(), run.draws.unit[known.index]
-    weights = run.draws.counts[:MOST_DRAWS, unit].astype(np.float32)
+    weights = run.draws.weights[:MOST_DRAWS, known.index].astype(np.float32)
     apart = np.triu(truth[:, None] - truth[None, :], 1)
     ranked = np.sign(q[:, None] - q[None, :]) * np.sign(apart)
     right, alike = np.where(ranked == 0, 0.5, ranked > 0), unit[:, None] == unit[None, :]
@@ -206,11 +202,9 @@ def _pairwise(run: ScoredRun, judged: Judged) -> Iterator[Line]:
         chosen = ((np.abs(apart) > low) & (np.abs(apart) <= high)).astype(np.float32)
         if count := int(chosen.sum()):
             sums, counts = on_draws(chosen * right.astype(np.float32)), on_draws(chosen)
-            shares = sums[counts > 0] / counts[counts > 0]
-            ends = np.quantile(shares, [0.025, 0.975]) if len(shares) else (math.nan, math.nan)
+            shares = np.divide(sums, counts, out=np.full_like(sums, math.nan), where=counts > 0)
             label = f"{low:g} to {high:g}" if high < math.inf else f"beyond {low:g}"
-            line = {"levels_apart": label, "n": count, "right": mean(right[chosen > 0])}
-            yield line | dict(zip(("right_low", "right_high"), map(float, ends), strict=True))
+            yield {"levels_apart": label, "n": count} | interval("right", mean(right[chosen > 0]), shares)
 
 
 TABLES: dict[str, Callable[[ScoredRun, Judged], Iterator[Line]]] = {

@@ -4,7 +4,7 @@ A data set counts as seen as a whole, also where its test split was kept out of 
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -25,16 +25,15 @@ _NAME = re.compile(rf"(?<![\w-])(?:{'|'.join(_LOOSE)})(?![\w-])")
 
 
 class Exposure(NamedTuple):
-    """How a part of the pipeline ("tool NAME", "map of NAME" or "model") met a data set."""
+    """How a part of the pipeline ("tool NAME", "map of NAME" or "model") met a data set.
+
+    What touches ranks spoils every figure. What touches the scale alone spoils levels, errors and all figures of fused
+    or averaged scores, but not the rank correlation of one raw score: a monotone map does not reorder it.
+    """
 
     what: str
     how: Literal["trained on it", "map fitted on it", "training data unknown"]
-
-    @property
-    def touches(self) -> Literal["ranks", "scale"]:
-        """What touches ranks spoils every figure. What touches the scale alone spoils levels, errors and all figures of
-        fused or averaged scores, but not the rank correlation of one raw score: a monotone map does not reorder it."""
-        return "scale" if self.how == "map fitted on it" else "ranks"
+    touches: Literal["ranks", "scale"] = "ranks"
 
 
 def exposures(
@@ -63,14 +62,8 @@ def exposures(
         elif UNKNOWN in trained:
             found.append(Exposure(what, "training data unknown"))
         if seen.intersection(scaled):
-            found.append(Exposure(what, "map fitted on it"))
+            found.append(Exposure(what, "map fitted on it", "scale"))
     return found
-
-
-def is_clean(found: Iterable[Exposure], *, ranks_of_one: bool = False) -> bool:
-    """Whether a figure with these exposures may enter an average; `ranks_of_one`, the rank correlation of a single
-    score, is not touched by those of its scale alone."""
-    return not any(exposure.touches == "ranks" or not ranks_of_one for exposure in found)
 
 
 def datasets_in(text: str) -> list[str]:

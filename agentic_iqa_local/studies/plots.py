@@ -1,7 +1,7 @@
 """The figures of a report, of the product's mode and the baseline. Labels are untrusted text: each is a short line, and
 none is taken for mathematics."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from io import BytesIO
 from typing import Any
 
@@ -42,52 +42,51 @@ def _label(text: str, longest: int) -> str:
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
-def _panels(titles: Sequence[str], plot: Callable[[Axes, int], None], xlabel: str, ylabel: str) -> Figure | None:
-    """Panels side by side: `plot` draws the one of a title's place."""
-    if not titles:
+def _panels(parts: Mapping[str, Any], plot: Callable[[Axes, Any], None], xlabel: str, ylabel: str) -> Figure | None:
+    """Panels side by side: `plot` draws each part, under its title."""
+    if not parts:
         return None
-    figure = Figure(figsize=(3 * len(titles), 2.8), layout="constrained")
-    for i, axes in enumerate(figure.subplots(1, len(titles), squeeze=False)[0]):
-        plot(axes, i)
-        axes.set(title=_label(titles[i], 40), xlabel=xlabel, ylabel=ylabel)
+    figure = Figure(figsize=(3 * len(parts), 2.8), layout="constrained")
+    for axes, (title, part) in zip(figure.subplots(1, len(parts), squeeze=False)[0], parts.items(), strict=True):
+        plot(axes, part)
+        axes.set(title=_label(title, 40), xlabel=xlabel, ylabel=ylabel)
     return figure
 
 
 def _scatter(run: ScoredRun, _: Tables) -> Figure | None:
-    names = [name for name in dict.fromkeys((run.product, run.baseline)) if run.modes[name].answered.any()]
+    shown = {name: name for name in (run.product, run.baseline) if run.modes[name].answered.any()}
     upwards = 1 if run.info.higher_is_better else -1
 
-    def plot(axes: Axes, i: int) -> None:
-        scores, order = run.modes[names[i]].scores, np.argsort(run.modes[names[i]].scores)
+    def plot(axes: Axes, name: str) -> None:
+        scores, order = run.modes[name].scores, np.argsort(run.modes[name].scores)
         axes.scatter(scores, run.mos, s=4, color=BLUE, alpha=0.4, linewidths=0, rasterized=True)
-        axes.plot(scores[order], upwards * run.mapped[names[i]][order], color=ORANGE, linewidth=1.2)
+        axes.plot(scores[order], upwards * run.mapped[name][order], color=ORANGE, linewidth=1.2)
 
-    return _panels(names, plot, "score", "MOS" if run.info.higher_is_better else "MOS, lower is better")
+    return _panels(shown, plot, "score", "MOS" if run.info.higher_is_better else "MOS, lower is better")
 
 
 def _reliability(run: ScoredRun, _: Tables) -> Figure | None:
     shown = {names[0]: claim for names, claim in claims(run).items() if {run.product, run.baseline} & {*names}}
 
-    def plot(axes: Axes, i: int) -> None:
-        claim = [*shown.values()][i]
+    def plot(axes: Axes, claim: pd.DataFrame) -> None:
         bins = reliability_bins(claim.confidence, claim.correct)
         axes.plot([0, 1], [0, 1], color=GREY, linewidth=0.8)
         axes.scatter(bins.confidence, bins.accuracy, 6 + 120 * bins.n / bins.n.sum(), BLUE, clip_on=False)
         axes.set(xlim=(0, 1), ylim=(0, 1))
 
-    return _panels([*shown], plot, "confidence", "accuracy")
+    return _panels(shown, plot, "confidence", "accuracy")
 
 
 def _risk_coverage(run: ScoredRun, tables: Tables) -> Figure | None:
     lines = [line for line in tables["risk_coverage"].to_dict("records") if line["mode"] == run.product]
 
-    def plot(axes: Axes, i: int) -> None:
-        risks = [lines[i][f"risk_{share}"] for share in COVERAGES]
+    def plot(axes: Axes, line: dict[str, Any]) -> None:
+        risks = [line[f"risk_{share}"] for share in COVERAGES]
         axes.plot(np.divide(COVERAGES, 100), risks, "o-", color=BLUE, markersize=3)
         axes.axhline(risks[0], color=GREY, linewidth=0.6, linestyle="--")
         axes.set(xlim=(0, 1), ylim=(0, None))
 
-    return _panels([f"kept by {line['signal']}" for line in lines], plot, "coverage", "mean rank error")
+    return _panels({f"kept by {line['signal']}": line for line in lines}, plot, "coverage", "mean rank error")
 
 
 def _forest(name: str, value: str, *columns: str) -> Plot:

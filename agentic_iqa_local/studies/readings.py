@@ -54,6 +54,14 @@ class Mode:
     def asks_model(self) -> bool:
         return self.kind not in ("mean of tools", "tool")
 
+    @property
+    def cost(self) -> list[str]:
+        """The parts of a row's cost that it needs."""
+        if not self.asks_model:
+            return [*self.tools]
+        own = [f"{self.read}, {self.source}"] if self.read else []
+        return own if self.kind == "letters" and self.read.startswith("image_alone") else ["agent", *own]
+
 
 PRODUCT = {"logits": "logits", "classification": "classification", "uniform": "uniform (Gaussian weights alone)"}
 MODES = (
@@ -182,9 +190,6 @@ def _scored(readings: Readings, mode: Mode, settings: FusionSettings) -> Mode:
         p = readings.p(mode.read, BOTH if mode.source == "both orders" else BOTH[:1], settings.temperature)
     if mode.kind == "letters":
         return replace(mode, scores=p @ LEVELS, p=p)
-    return replace(mode, scores=fused(p, q_bar, readings.eta(settings.eta), normalized=mode.normalized), p=p)
-
-
-def fused(p: np.ndarray, q_bar: np.ndarray, eta: np.ndarray | float, *, normalized: bool = True) -> np.ndarray:
-    """q of `score_fusion` (4) for many rows; without `normalized` the literal sum, without its denominator."""
-    return (fused_distribution(p, q_bar, eta) if normalized else perceptual_weights(q_bar, eta) * p) @ LEVELS
+    eta = readings.eta(settings.eta)
+    w = fused_distribution(p, q_bar, eta) if mode.normalized else perceptual_weights(q_bar, eta) * p
+    return replace(mode, scores=w @ LEVELS, p=p)

@@ -49,11 +49,12 @@ def analyse(run: dict[str, Any], rows: Sequence[dict[str, Any]], fit: Fit | None
     made = {
         "modes": tables.modes(scored),
         "differences": tables.differences(scored),
-        **{f"by_{label}": tables.within(scored, label) for label in ("distortion", "level", "subset")},
+        **tables.within(scored),
         "calibration": tables.calibration(scored),
         "risk_coverage": tables.risk_coverage(scored),
         **intervals,
-        "exposures": tables.exposures(scored),
+        "cost": tables.cost(scored),
+        "exposures": scored.exposures,
         "failures": tables.failures(rows),
         "worst": tables.worst(scored),
     }
@@ -107,12 +108,12 @@ def report_runs(
             write_whole(folder / file, content)
         said += [one_line(name), *(as_text(each, by_name[each]) for each in TOLD if each in by_name)]
         said += [f"- {note}" for note in (studies[name].notes if name in studies else ())]
-    if len(studies) > 1:
-        datasets = over_datasets([*studies.values()])
+    datasets = over_datasets([*studies.values()]) if len(studies) > 1 else None
+    if datasets is not None:
         write_tables(out, {"datasets": datasets})
         said += ["", as_text("datasets", datasets)]
     if studies:
-        write_page([(study, figures[name]) for name, study in studies.items()], out / "report.html")
+        write_page([(study, figures[name]) for name, study in studies.items()], out / "report.html", datasets)
         said += ["", one_line(f"Written to {out}: open {out / 'report.html'}")]
     return "\n".join(said)
 
@@ -180,13 +181,13 @@ def write_tables(folder: Path, by_name: Mapping[str, pd.DataFrame]) -> None:
             write_whole(folder / f"{name}.parquet", table.astype(mixed).to_parquet(index=False))
 
 
-def write_page(parts: Sequence[tuple[Analysis, Mapping[str, bytes]]], file: Path) -> None:
+def write_page(
+    parts: Sequence[tuple[Analysis, Mapping[str, bytes]]], file: Path, datasets: pd.DataFrame | None = None
+) -> None:
     """One page with a section for each study and its figures, by their files' names."""
     environment = pages.environment(Path(__file__).parent)
     environment.filters["base64"] = lambda content: base64.b64encode(content).decode()
     style, script = pages.source("report.css"), pages.source("report.js")
     told = {"style": Markup(style), "script": Markup(script), "policy": pages.policy(style, script)}
-    told |= {"parts": parts, "shown": shown, "titles": FIGURES}
-    datasets = over_datasets([study for study, _ in parts]) if parts[1:] else None
-    page = environment.get_template("report.html.jinja").render(told, datasets=datasets)
-    write_whole(file, printable(page))
+    told |= {"parts": parts, "shown": shown, "titles": FIGURES, "datasets": datasets}
+    write_whole(file, printable(environment.get_template("report.html.jinja").render(told)))

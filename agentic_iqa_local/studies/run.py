@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,9 @@ from agentic_iqa_local.files import folder_hash, path_text, write_whole
 from agentic_iqa_local.nodes.letter_reading import ROLE
 from agentic_iqa_local.nodes.workbench import Observer
 from agentic_iqa_local.services import Services
-from agentic_iqa_local.studies.datasets import Dataset, DatasetError, Question, RatedImage, listed
+from agentic_iqa_local.studies.datasets import Dataset, DatasetError, Question, Sample, listed
 from agentic_iqa_local.studies.inference import Plan, answer, infer
-from agentic_iqa_local.studies.store import Store, make_folder, read_run
+from agentic_iqa_local.studies.store import make_folder, open_store, read_run
 from agentic_iqa_local.vlm_client import VLMError
 from agentic_iqa_local.vlm_client.model_folder import examine
 
@@ -32,38 +32,20 @@ FAILURES_IN_A_ROW = 5
 
 
 @dataclass(frozen=True)
-class Task:
-    """An image or a question of a data set, under its key."""
-
-    key: str
-    sample: RatedImage | Question
-
-    @property
-    def image(self) -> Path:
-        return self.sample.image
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What the data set says of it, as a row holds it."""
-        reference = self.sample.reference and path_text(self.sample.reference)
-        return {"key": self.key} | asdict(self.sample) | {"image": path_text(self.image), "reference": reference}
-
-
-@dataclass(frozen=True)
-class Studying(Work[Task, dict[str, Any]]):
+class Studying(Work[Sample, dict[str, Any]]):
     """The inference that a plan asks for, on each image."""
 
     settings: Settings
     plan: Plan
     roles = ROLES["agent"]
 
-    def row(self, item: Task, services: Services, observer: Observer) -> dict[str, Any]:
-        if isinstance(item.sample, Question):
-            return item.facts | answer(item.sample, services, observer)
-        return item.facts | infer(item.sample, self.plan, services, observer)
+    def row(self, item: Sample, services: Services, observer: Observer) -> dict[str, Any]:
+        if isinstance(item, Question):
+            return facts(item) | answer(item, services, observer)
+        return facts(item) | infer(item, self.plan, services, observer)
 
-    def failure(self, item: Task, error: str, sha256: str | None = None) -> dict[str, Any]:
-        return item.facts | {"error": one_line(error), "sha256": sha256}
+    def failure(self, item: Sample, error: str, sha256: str | None = None) -> dict[str, Any]:
+        return facts(item) | {"error": one_line(error), "sha256": sha256}
 
     def describe(self, services: Services) -> dict[str, Any]:
         return {
@@ -73,32 +55,21 @@ class Studying(Work[Task, dict[str, Any]]):
         }
 
 
+def facts(item: Sample) -> dict[str, Any]:
+    """What the data set says of an image or a question, as a row holds it."""
+    return asdict(item) | {"image": path_text(item.image), "reference": item.reference and path_text(item.reference)}
+
+
 def chosen(dataset: Dataset, split: str | None = None, limit: int | None = None) -> Dataset:
     """The data set's images of `split`, at most `limit`, drawn evenly with a fixed seed. Raises DatasetError."""
-    every = dataset.items or dataset.questions
-    places = [i for i, sample in enumerate(every) if split in (None, sample.split)]
-    if not places:
-        known = listed(sorted({sample.split for sample in every if sample.split})) or "unknown"
+    kept = [item for item in dataset.items if split in (None, item.split)]
+    if not kept:
+        known = listed(sorted({item.split for item in dataset.items if item.split})) or "unknown"
         expected = f"expected images of the split {split}, found none"
         raise DatasetError(f"{dataset.root}: {expected}", f"the splits are {known}")
-    if limit is not None and limit < len(places):
-        places = [places[i] for i in sorted(np.random.default_rng(0).choice(len(places), limit, replace=False))]
-    kept = tuple(every[i] for i in places)
-    return replace(dataset, items=kept) if dataset.items else replace(dataset, questions=kept)
-
-
-def tasks_of(dataset: Dataset) -> list[Task]:
-    """The images of a data set under their keys: the path from its folder, or the whole path of one that lies
-    elsewhere, the same from whatever folder the command is run. Raises DatasetError for one that is listed twice."""
-    tasks = []
-    for sample in dataset.items or dataset.questions:
-        image = sample.image.relative_to(dataset.root) if sample.image.is_relative_to(dataset.root) else sample.image
-        question = f": {sample.question} ({' / '.join(sample.choices)})" if isinstance(sample, Question) else ""
-        tasks.append(Task(path_text(image) + question, sample))
-    key, count = Counter(task.key for task in tasks).most_common(1)[0]
-    if count > 1:
-        raise DatasetError(f"{dataset.root}: expected each image once, {key} is listed again", "remove one line")
-    return tasks
+    if limit is not None and limit < len(kept):
+        kept = [kept[i] for i in sorted(np.random.default_rng(0).choice(len(kept), limit, replace=False))]
+    return replace(dataset, items=tuple(kept))
 
 
 def run_study(dataset: Dataset, batch: Any, folder: Path) -> Generator[int]:
@@ -111,41 +82,44 @@ def run_study(dataset: Dataset, batch: Any, folder: Path) -> Generator[int]:
         BatchError, VLMError: The batch cannot go on, or the model fails on FAILURES_IN_A_ROW images one after the
             other. The same command tries again what the model failed on.
     """
-    tasks, work = tasks_of(dataset), batch.work
-    known, run = identity(tasks, work, batch.device), {}
+    key, count = Counter(item.key for item in dataset.items).most_common(1)[0]
+    if count > 1:
+        raise DatasetError(f"{dataset.root}: expected each image once, {key} is listed again", "remove one line")
+    work, run = batch.work, {}
+    known = identity(dataset, work, batch.device)
     make_folder(folder)
     if not (folder / "run.json").exists():
         batch.load()
         run = describe(dataset, work.settings, batch.description)
-    with Store(folder, run, known) as store:
+    with open_store(folder, run, known) as store:
         if dataset.info.key == "manifest" and dataset.info.scale:  # it can be told later: no row depends on it
             told = read_run(folder)[0]
             told["dataset"] |= {name: getattr(dataset.info, name) for name in ("low", "high", "scale")}
             write_whole(folder / "run.json", json.dumps(told, indent=1), sync=True)
-        left = [task for task in tasks if task.key not in store.done]
+        left = [item for item in dataset.items if item.key not in store.done]
         if left and not run:
             batch.load()
         yield len(store.done)
         failed = 0  # one after the other
-        for row in batch.rows(resumed(left, batch.jobs) if store.done else left):
-            store.add(row)
-            yield len(store.done)
+        rows = batch.rows(resumed(left, batch.jobs) if store.done else left)
+        for count, row in enumerate(rows, len(store.done) + 1):
+            store.append(json.dumps(row))
+            yield count
             failed = failed + 1 if row.get("model_failed") else 0
             if failed == FAILURES_IN_A_ROW:
                 raise VLMError(f"the model failed on {failed} images one after the other: {row['error']}")
 
 
-def identity(tasks: Sequence[Task], work: Studying, device: str) -> dict[str, Any]:
+def identity(dataset: Dataset, work: Studying, device: str) -> dict[str, Any]:
     """What rows depend on; a run goes on only with the same. Raises VLMError for a model's folder that cannot be
     opened, CalibrationError for such tool maps."""
-    facts = [(task.key, getattr(task.sample, "mos", None)) for task in tasks]
-    folders = {}
+    scores, folders = [(item.key, getattr(item, "mos", None)) for item in dataset.items], {}
     for role in work.roles:
         backend = work.settings.role(role).backend
         folders[role] = work.settings.folder(backend)
         examine(folders[role], weights=not backend.startswith("server."))
     return {
-        "dataset": hashlib.sha256(json.dumps(facts).encode()).hexdigest(),
+        "dataset": hashlib.sha256(json.dumps(scores).encode()).hexdigest(),
         "model": folder_hash(folders[ROLE]),
         "other_models": [folder_hash(folder) for role, folder in folders.items() if role != ROLE],
         **of_settings(work.settings, device),
@@ -166,5 +140,5 @@ def describe(dataset: Dataset, settings: Settings, loaded: dict[str, Any]) -> di
         **loaded,
         "fusion": settings.fusion.model_dump(mode="json"),
         "tools": settings.tools.model_dump(mode="json"),
-        "dataset": asdict(dataset.info) | told | {"images": len(dataset.items or dataset.questions)},
+        "dataset": asdict(dataset.info) | told | {"images": len(dataset.items)},
     }

@@ -5,23 +5,25 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from sklearn.isotonic import IsotonicRegression
 
 from agentic_iqa_local.iqa_tools import TOOLS
 from agentic_iqa_local.studies.datasets import listed
-from agentic_iqa_local.studies.leakage import Exposure, exposures, is_clean
+from agentic_iqa_local.studies.leakage import exposures
 from agentic_iqa_local.studies.readings import LEVELS, PRODUCT, Readings, scored_modes
 from agentic_iqa_local.studies.statistics import Draws, Statistic, interval, vqeg_logistic
 from agentic_iqa_local.studies.store import StudyError, dataset_info, fusion_settings
 
 SIGNIFICANCE = 0.05
+LABELS = ("distortion", "level", "subset")  # of rows, within which figures are given too
 
 
 class ScoredRun:
     """A run and what its rows say. Arrays have an entry for each row.
 
-    `quality` is the human score with higher for better and `mos` as the authors give it, `product` the mode of the
-    run's configuration, `baseline` the one that the others are compared with.
+    `quality` is the human score with higher for better and `mos` as the authors give it, `labels` (rows, LABELS) name
+    the parts of the set, `product` is the mode of the run's configuration, `baseline` the one to compare with.
     """
 
     def __init__(
@@ -31,7 +33,6 @@ class ScoredRun:
         *,
         name: str = "run",
         draws: int = 1000,
-        seed: int = 0,
         baseline: str | None = None,
         fitted: dict[str, Any] | None = None,
     ):
@@ -60,9 +61,10 @@ class ScoredRun:
         product = PRODUCT[self.settings.mode]
         self.product = product if product in self.modes else next(iter(self.modes))
         self.mos = np.array([row["mos"] for row in rows], float)
+        self.labels = pd.DataFrame({by: [row.get(by) for row in rows] for by in LABELS}, dtype=object)
         self.quality = self.mos if self.info.higher_is_better else -self.mos
-        rng = np.random.default_rng(seed)
-        self.draws = Draws.make(rows, rng, draws)
+        rng = np.random.default_rng(0)
+        self.draws = Draws(rows, rng, draws)
         self._units = rng.permutation(self.draws.counts.shape[1])
         self._sampled: dict[Any, tuple[float, np.ndarray]] = {}
 
@@ -108,8 +110,7 @@ class ScoredRun:
         rows: the training split, or half of what is drawn.
         """
         if self.info.on_levels:
-            levels = np.array([self.info.to_levels(mos) for mos in self.mos])
-            return levels, np.full(len(levels), True), "the scale, linearly"
+            return self.info.to_levels(self.mos), np.full(len(self.mos), True), "the scale, linearly"
         half, half_is = np.array([row.get("split") == "train" for row in self.rows]), "the training split"
         if not half.any() or half.all():
             half = np.isin(self.draws.unit, self._units[: len(self._units) // 2])
@@ -124,20 +125,21 @@ class ScoredRun:
         return rising.predict(self.quality), ~half, source
 
     @cached_property
-    def exposures(self) -> dict[str, list[Exposure]]:
+    def exposures(self) -> pd.DataFrame:
         """How the parts of each mode have met the data set."""
-        found = {}
+        found = []
         for name, scored in self.modes.items():
             tools = [tool for tool in scored.tools if tool in TOOLS]
             maps = {} if scored.kind in ("letters", "tool") else self.run["maps"]
             model = self.run["model"] if scored.asks_model else {}
-            found[name] = exposures(self.info.key, tools, maps, model.get("name"), model.get("notice"))
-        return found
+            parts = exposures(self.info.key, tools, maps, model.get("name"), model.get("notice"))
+            found += [(name, *part) for part in parts]
+        return pd.DataFrame(found, columns=["mode", "what", "how", "touches"])
 
     def mark(self, mode: str) -> str:
         """What stands beside a mode's figures: "seen" by a part of it, "?" where that is unknown, or nothing where its
-        rank correlation may enter a mean over data sets."""
-        if is_clean(self.exposures[mode], ranks_of_one=self.modes[mode].kind == "tool"):
+        rank correlation may enter a mean over data sets, which the scale alone of a single score does not touch."""
+        found = self.exposures[self.exposures["mode"] == mode]
+        if not (found.touches.eq("ranks") | (self.modes[mode].kind != "tool")).any():
             return ""
-        unknown = all(exposure.how == "training data unknown" for exposure in self.exposures[mode])
-        return "?" if unknown else "seen"
+        return "?" if found.how.eq("training data unknown").all() else "seen"

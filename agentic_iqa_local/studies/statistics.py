@@ -6,7 +6,6 @@ rows and are left out by a mask. All modes are resampled on the same `Draws`, so
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,19 +22,14 @@ CONSTANT = np.finfo(float).eps ** 0.75
 Statistic = Callable[[np.ndarray, np.ndarray], float]
 
 
-def srcc(x: np.ndarray, y: np.ndarray) -> float:
-    """Spearman's rank correlation of two columns (n,), ties at their average rank; nan where one is constant."""
-    return np.nan if _is_constant(x) or _is_constant(y) else float(stats.spearmanr(x, y).statistic)
+def _correlation(of: Callable[..., Any]) -> Statistic:
+    """`of` two columns (n,); nan where one is constant."""
+    return lambda x, y: np.nan if _is_constant(x) or _is_constant(y) else float(of(x, y).statistic)
 
 
-def plcc(x: np.ndarray, y: np.ndarray) -> float:
-    """Pearson's linear correlation of two columns (n,); nan where one is constant."""
-    return np.nan if _is_constant(x) or _is_constant(y) else float(stats.pearsonr(x, y).statistic)
-
-
-def krcc(x: np.ndarray, y: np.ndarray) -> float:
-    """Kendall's tau-b of two columns (n,); nan where one is constant."""
-    return np.nan if _is_constant(x) or _is_constant(y) else float(stats.kendalltau(x, y).statistic)
+srcc = _correlation(stats.spearmanr)  # of ranks, ties at their average
+plcc = _correlation(stats.pearsonr)
+krcc = _correlation(stats.kendalltau)  # tau-b
 
 
 def rmse(x: np.ndarray, y: np.ndarray) -> float:
@@ -71,50 +65,40 @@ def vqeg_logistic(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return y.mean() + y.std() * (best + target)
 
 
-@dataclass(frozen=True, eq=False)
 class Draws:
     """Bootstrap draws of a run, made once and shared by all modes: how often each draw holds each unit (`counts`,
-    (draws, units)), the unit of each row (`unit`, (rows,)), and what the units are, for the reader (`over`)."""
+    (draws, units)) and each row (`weights`, (draws, rows)), the unit of each row (`unit`, (rows,)), and what the units
+    are, for the reader (`over`)."""
 
-    counts: np.ndarray
-    unit: np.ndarray
-    over: str
-
-    @classmethod
-    def make(cls, rows: Sequence[Mapping[str, Any]], rng: np.random.Generator, count: int = 1000) -> "Draws":
+    def __init__(self, rows: Sequence[Mapping[str, Any]], rng: np.random.Generator, count: int = 1000):
         """`count` draws with replacement of whole scenes (the rows' "group"), where ten or more are known; of fewer
         scenes by distortion type, or by row, which speaks of these scenes alone; without scenes by row."""
         groups = [f"row {i}" if row.get("group") is None else str(row["group"]) for i, row in enumerate(rows)]
         kinds = ["none" if row.get("distortion") is None else str(row["distortion"]) for row in rows]
-        over, labels = "rows", np.arange(len(rows))
+        self.over, labels = "rows", np.arange(len(rows))
         if any(row.get("group") is not None for row in rows):
-            over = "rows, within these scenes"
+            self.over = "rows, within these scenes"
             if len(set(groups)) >= FEWEST_GROUPS:
-                over, labels = "groups", groups
+                self.over, labels = "groups", groups
             elif len(set(kinds)) > 1:
-                over, labels = "distortion types, within these scenes", kinds
-        units, unit = np.unique(labels, return_inverse=True)
+                self.over, labels = "distortion types, within these scenes", kinds
+        units, self.unit = np.unique(labels, return_inverse=True)
         drawn = (rng.integers(len(units), size=len(units)) for _ in range(count))
-        return cls(np.array([np.bincount(each, minlength=len(units)) for each in drawn], np.int32), unit, over)
-
-    @property
-    def weights(self) -> np.ndarray:
-        """How often each draw holds each row, (draws, rows)."""
-        return self.counts[:, self.unit]
+        self.counts = np.array([np.bincount(each, minlength=len(units)) for each in drawn], np.int32)
+        self.weights = self.counts[:, self.unit]
 
     def of(
         self, statistic: Statistic, x: np.ndarray, y: np.ndarray, kept: np.ndarray, first: int | None = None
     ) -> tuple[float, np.ndarray]:
         """A statistic of the `kept` rows of two columns, all (rows,), and of each draw of them, or of the `first` so
         many: the value and (draws,); nan where undefined, as the draws of a single unit are."""
-        x, y, unit, counts = x[kept], y[kept], self.unit[kept], self.counts[:first]
-        if len(np.unique(unit)) < 2:
-            return statistic(x, y) if len(x) else np.nan, np.full(len(counts), np.nan)
+        x, y, weights = x[kept], y[kept], self.weights[:first, kept]
+        if len(np.unique(self.unit[kept])) < 2:
+            return statistic(x, y) if len(x) else np.nan, np.full(len(weights), np.nan)
         if statistic in _ON_WEIGHTS:  # without a sort of every draw, and in parts that fit the memory
-            parts = np.array_split(counts, 20)
-            on_draws = np.concatenate([_ON_WEIGHTS[statistic](x, y, part[:, unit]) for part in parts])
+            on_draws = np.concatenate([_ON_WEIGHTS[statistic](x, y, part) for part in np.array_split(weights, 20)])
         else:
-            places = (np.repeat(np.arange(len(x)), count[unit]) for count in counts)
+            places = (np.repeat(np.arange(len(x)), each) for each in weights)
             on_draws = np.array([statistic(x[place], y[place]) for place in places])
         return statistic(x, y), on_draws
 
@@ -181,6 +165,12 @@ def holm(p_values: Sequence[float]) -> np.ndarray:
     adjusted = np.empty(len(p))
     adjusted[order] = np.minimum(1, np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1)))
     return adjusted
+
+
+def share(name: str, count: float, of: float) -> dict[str, float]:
+    """The columns of `interval` for `count` of `of` cases, with Wilson's interval at 95 %."""
+    ends = stats.binomtest(round(count), round(of)).proportion_ci(method="wilson")
+    return {name: count / of, f"{name}_low": ends.low, f"{name}_high": ends.high}
 
 
 def mean(values: np.ndarray) -> float:

@@ -1,9 +1,9 @@
 """A study's folder: run.json (what was asked, of which files, with which model) and rows.jsonl, one durable line for
 each image; and what run.json says, checked for what a report needs."""
 
-import json
 import os
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,7 +15,7 @@ from agentic_iqa_local.batch.rows import LARGEST_NOTE, RowFile, check_run, rows_
 from agentic_iqa_local.batch.rows import RowsError as StoreError
 from agentic_iqa_local.config import FusionSettings
 from agentic_iqa_local.errors import UserError
-from agentic_iqa_local.files import FileError, WriteError, first_mistake, open_regular, read_json
+from agentic_iqa_local.files import FileError, first_mistake, open_regular, read_json
 from agentic_iqa_local.state import LETTERS, ExecutorOutput
 from agentic_iqa_local.studies.datasets import DATASETS, MOST
 from agentic_iqa_local.studies.datasets.types import DatasetInfo
@@ -36,8 +36,7 @@ class _View(BaseModel):
     generated: Letter | None = None
 
 
-class _Read(BaseModel):
-    views: list[_View]
+_Read = Annotated[dict[Literal["views"], list[_View]], Field(min_length=1)]
 
 
 class _Row(BaseModel):
@@ -51,44 +50,33 @@ class _Row(BaseModel):
     evidence: ExecutorOutput | None = None
     reads: dict[str, _Read] = {}
     tools: dict[str, dict[str, float | str | None]] = {}
+    cost: dict[str, dict[str, float]] = {}
     choices: list[str] | None = None
     answer: Annotated[int, Field(ge=0)] | None = None
 
 
-class Store(RowFile, AbstractContextManager):
+@contextmanager
+def open_store(folder: Path, run: dict[str, Any], identity: dict[str, Any]) -> Iterator[RowFile]:
     """The rows of a run by their `key`. Those of pictures that changed since, and those that the model failed on, are
     taken out, so that they are made again.
 
     `run` is what run.json says of a new run, `identity` what rows depend on: a run goes on only with the same. Raises
     StoreError where the folder is of another run, in use by another process, or cannot be written.
     """
-
-    def __init__(self, folder: Path, run: dict[str, Any], identity: dict[str, Any]):
-        make_folder(folder)
-        super().__init__(folder / "rows.jsonl", _Row)
-        description, since = folder / "run.json", 0.0
-        try:
-            if description.exists():
-                since = check_run(description, identity)
-            elif self.empty:
-                write_run(description, run, identity)
-            else:
-                raise StoreError(f"{folder}: holds rows.jsonl without run.json", "choose another --out")
-            self.recover(
-                lambda row: row["key"],
-                lambda row: row.get("model_failed") or (row.get("sha256") and picture_changed(row, since)),
-            )
-        except WriteError:
-            self.close()
-            raise
-
-    def add(self, row: dict[str, Any]) -> None:
-        """Writes one row, see `RowFile.append`."""
-        self.append(json.dumps(row))
-        self.done.add(row["key"])
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    make_folder(folder)
+    description, since = folder / "run.json", 0.0
+    with closing(RowFile(folder / "rows.jsonl", _Row)) as rows:
+        if description.exists():
+            since = check_run(description, identity)
+        elif rows.empty:
+            write_run(description, run, identity)
+        else:
+            raise StoreError(f"{folder}: holds rows.jsonl without run.json", "choose another --out")
+        rows.recover(
+            lambda row: row["key"],
+            lambda row: row.get("model_failed") or (row.get("sha256") and picture_changed(row, since)),
+        )
+        yield rows
 
 
 def make_folder(folder: Path) -> None:

@@ -1,15 +1,15 @@
 """The tables of a report, but those of intervals: how the modes agree with the human scores, how good the letters'
 probabilities are, what was seen before, and what failed. Each is made of a run."""
 
+import itertools
 import math
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from scipy.special import entr
-from scipy.stats import binomtest, rankdata
+from scipy.stats import rankdata
 
 from agentic_iqa_local.nodes.prompts import choice_letters
 from agentic_iqa_local.studies import statistics
@@ -19,6 +19,7 @@ from agentic_iqa_local.studies.statistics import difference, interval, mean, plc
 
 KRCC_DRAWS = 200
 COVERAGES = (100, 90, 75, 50, 25)  # percent
+SPENT = ["seconds", "prefilled", "reused", "decoded"]  # of a row's cost
 WORST = 10  # images
 Table = pd.DataFrame
 RunMode = tuple[ScoredRun, str]  # a run and its mode
@@ -30,7 +31,7 @@ def modes(run: ScoredRun) -> Table:
     for name, scored in run.modes.items():
         kept, mapped = scored.answered, run.mapped[name]
         line = {"mode": name, "seen": run.mark(name), "n": kept.sum(), "failed": (~kept).sum()}
-        line |= run.figure("srcc", srcc, name) | run.figure("plcc", plcc, name)
+        line |= {"coverage": kept.mean()} | run.figure("srcc", srcc, name) | run.figure("plcc", plcc, name)
         line |= run.figure("krcc", statistics.krcc, name, first=KRCC_DRAWS)
         for key, statistic in (("plcc_mapped", plcc), ("rmse_mapped", statistics.rmse)):
             line |= interval(key, *run.draws.of(statistic, mapped, run.quality, np.isfinite(mapped)))
@@ -58,27 +59,32 @@ def paired(lines: list[dict[str, Any]], pairs: Sequence[tuple[RunMode, RunMode, 
     return pd.DataFrame(lines)
 
 
-def within(run: ScoredRun, by: str) -> Table:
-    """SRCC and PLCC within each label that the rows have under the name `by`; intervals are given for the product's
-    mode and the baseline."""
-    labels = pd.Series([row.get(by) for row in run.rows], dtype=object)
-    table = []
-    for mode, scored in run.modes.items():
-        first = None if mode in (run.product, run.baseline) else 0
+def within(run: ScoredRun) -> dict[str, Table]:
+    """SRCC, PLCC and means within each distortion type, level and subset ("by_distortion" ...), and SRCC averaged over
+    these by their images ("within"). Intervals are given for the product's mode and the baseline."""
+    tables: dict[str, list[dict[str, Any]]] = {"within": [], **{f"by_{by}": [] for by in run.labels}}
+    for (by, labels), (mode, scored) in itertools.product(run.labels.items(), run.modes.items()):
+        first, parts = None if mode in (run.product, run.baseline) else 0, []
         for value in sorted(labels.dropna().unique()):
             inside = (labels == value).to_numpy()
             kept = inside & scored.answered
-            line = {"mode": mode, by: value, "n": kept.sum(), "failed": (inside & ~kept).sum()}
-            line |= interval("srcc", *run.sampled(srcc, mode, kept, first))
-            table.append(line | {"plcc": run.sampled(plcc, mode, kept, 0)[0]})
-    return pd.DataFrame(table)
+            n, ranks = kept.sum(), run.sampled(srcc, mode, kept, first)
+            line = {"mode": mode, by: value, "n": n, "failed": (inside & ~kept).sum(), **interval("srcc", *ranks)}
+            line |= {"plcc": run.sampled(plcc, mode, kept, 0)[0], "mean_score": mean(scored.scores[kept])}
+            tables[f"by_{by}"].append(line | {"mean_mos": mean(run.mos[kept])})
+            parts += [(n, *ranks)] if np.isfinite(ranks[0]) else []
+        if len(parts) > 1:
+            counts, values, on_draws = (np.array(column) for column in zip(*parts, strict=True))
+            shares = counts / counts.sum()
+            line = {"mode": mode, "within": by, "parts": len(parts), "n": counts.sum()}
+            tables["within"].append(line | interval("srcc", shares @ values, shares @ on_draws))
+    return {name: pd.DataFrame(lines) for name, lines in tables.items()}
 
 
 def claims(run: ScoredRun) -> dict[tuple[str, ...], Table]:
     """Of each p_c, by the modes that rest on it, a line for each image that it is judged on: the probability of the
     likeliest level (`confidence`), whether that is the true one (`correct`), and the true `level`."""
-    human, usable, _ = run.levels
-    level, found = np.clip(human, 1, 5), {}
+    (level, usable, _), found = run.levels, {}
     for names, p in run.letters.items():
         kept = np.flatnonzero(np.isfinite(p).all(axis=1) & usable)
         if len(kept):
@@ -90,15 +96,19 @@ def claims(run: ScoredRun) -> dict[tuple[str, ...], Table]:
 
 def calibration(run: ScoredRun) -> Table:
     """Expected calibration error and ranked probability score of each p_c against the human scores as levels."""
-    table = []
+    table, losses = [], {}
     for names, claim in claims(run).items():
-        p, level, loss = run.letters[names], claim.level.to_numpy(), np.full(len(run.rows), np.nan)
+        p, level = run.letters[names], claim.level.to_numpy()
+        losses[names] = loss = np.full(len(run.rows), np.nan)
         loss[claim.index] = statistics.ranked_probability_scores(p[claim.index], level)
         uniform = statistics.ranked_probability_scores(np.full((len(claim), 5), 0.2), level)
         bins = statistics.reliability_bins(claim.confidence.to_numpy(), claim.correct.to_numpy())
         line = {"letters": "; ".join(names), "n": len(claim), "ece": statistics.expected_calibration_error(bins)}
         line |= {"accuracy": claim.correct.mean(), "mean_confidence": claim.confidence.mean()}
         table.append(line | run.draws.mean("rps", loss) | {"rps_uniform": mean(uniform), "levels_from": run.levels[2]})
+    for baseline in (loss for names, loss in losses.items() if run.baseline in names):
+        for line, loss in zip(table, losses.values(), strict=True):
+            line |= run.draws.mean("rps_difference", loss - baseline)
     return pd.DataFrame(table)
 
 
@@ -110,10 +120,9 @@ def rank_errors(scores: np.ndarray, quality: np.ndarray) -> np.ndarray:
 def risk_coverage(run: ScoredRun) -> Table:
     """What is gained by setting aside the images that a signal is unsure of, by mode and signal."""
     table = []
-    for name, scored in run.modes.items():
-        answered, p = scored.answered, scored.p
-        if p is None or not answered.any() or np.ptp(p[answered], axis=1).max() == 0:
-            continue
+    p_of = {name: p for names, p in run.letters.items() for name in names}
+    for name, scored in ((name, scored) for name, scored in run.modes.items() if name in p_of):
+        answered, p = scored.answered, p_of[name]
         error = np.full(len(run.rows), np.nan)
         error[answered] = np.abs(rank_errors(scored.scores[answered], run.quality[answered]))
         signals = {
@@ -129,21 +138,29 @@ def risk_coverage(run: ScoredRun) -> Table:
     return pd.DataFrame(table)
 
 
-def exposures(run: ScoredRun) -> Table:
-    """What each mode rests on that has met the data set."""
-    found = [(mode, each.what, each.how, each.touches) for mode, known in run.exposures.items() for each in known]
-    return pd.DataFrame(found, columns=["mode", "what", "how", "touches"])
+def cost(run: ScoredRun) -> Table:
+    """Seconds and tokens that a mode takes for an image: of the agent where it takes part, and of its own reads and
+    tools."""
+    stored, table = pd.DataFrame([row.get("cost", {}) for row in run.rows]).stack().dropna(), []  # by image and part
+    parts = pd.DataFrame(stored.tolist(), stored.index, columns=SPENT)
+    for name, scored in run.modes.items():
+        own = parts[parts.index.isin(scored.cost, level=1)].groupby(level=0)
+        spent = own[SPENT].sum()[own.size() == len(scored.cost)]
+        if len(spent):
+            seconds = spent.pop("seconds")
+            line = {"mode": name, "n": len(spent), "mean_seconds": seconds.mean(), "median_seconds": seconds.median()}
+            table.append(line | {"p95_seconds": seconds.quantile(0.95), **spent.mean().add_suffix("_tokens")})
+    return pd.DataFrame(table)
 
 
 def failures(rows: Sequence[dict[str, Any]]) -> Table:
     """How many images failed in each part, by reason."""
-    reasons: Counter[tuple[str, str]] = Counter()
+    found = []
     for row in rows:
         parts = {"image": row.get("error"), "agent": row.get("agent_error")}
         parts |= {tool: read.get("error") for tool, read in row.get("tools", {}).items()}
-        reasons.update((part, str(error)) for part, error in parts.items() if error)
-    table = [(*reason, count) for reason, count in reasons.most_common()]
-    return pd.DataFrame(table, columns=["part", "error", "n"])
+        found += [(part, str(error)) for part, error in parts.items() if error]
+    return pd.DataFrame(found, columns=["part", "error"]).value_counts().reset_index(name="n")
 
 
 def worst(run: ScoredRun) -> Table:
@@ -164,8 +181,7 @@ def accuracy(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
         line = {"part": by.replace("_", " "), "value": value, "n": len(answered), "failed": len(chosen) - len(answered)}
         if answered:
             right = sum(row["answered"] == choice_letters(row["choices"])[row["answer"]] for row in answered)
-            ends = binomtest(right, len(answered)).proportion_ci(method="wilson")
-            line |= {"accuracy": right / len(answered), "accuracy_low": ends.low, "accuracy_high": ends.high}
+            line |= statistics.share("accuracy", right, len(answered))
             line["chance"] = np.mean([1 / len(row["choices"]) for row in answered])
             line["p_right"] = np.mean([row["probabilities"][row["answer"]] for row in answered])
         table.append(line)

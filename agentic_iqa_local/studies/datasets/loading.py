@@ -21,8 +21,9 @@ def _declared() -> Iterator[Layout]:
     """The data sets of sets.yaml."""
     declared: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("sets.yaml").read_text(encoding="utf-8"))
     for key, told in declared.items():
-        info = told.pop("info")
-        yield Layout(DatasetInfo(key, **info | {"seen_as": tuple(info.get("seen_as", ()))}), **told)
+        info, scores = told.pop("info"), told.pop("scores", {})
+        scores = {None: scores} if isinstance(scores, str) else scores
+        yield Layout(DatasetInfo(key, **info | {"seen_as": tuple(info.get("seen_as", ()))}), scores, **told)
 
 
 LAYOUTS = {layout.info.key: layout for layout in _declared()}
@@ -58,7 +59,8 @@ def load_dataset(
             reader, rows = _own(path)
         if part_of or mos_range:
             reader.info = _told(reader, part_of, mos_range)
-        for where, row in _rows(reader, layout) if rows is None else rows:
+        for where, cells in _rows(reader, layout) if rows is None else rows:
+            row = {name: value for name, value in cells.items() if value not in (None, "")}
             (reader.add_question if reader.info.kind == "MCQ" else reader.add)(row, where)
     except FileError as error:
         raise DatasetError(f"{path!s:.300}: {error}", "name a data set's folder or a manifest") from error
@@ -79,7 +81,7 @@ def _key(path: Path, key: str | None) -> str:
     reader = DatasetReader(DATASETS["manifest"], path)
     for name in READ:
         layout = LAYOUTS[name]
-        scores = reader.find(next(iter(layout.files.values())))
+        scores = reader.find(next(iter(layout.scores.values())))
         complete = scores and all(map(reader.find, layout.beside))
         if complete and any(re.search(layout.told_by, line) for line in lines_of(scores)):
             return name
@@ -135,7 +137,7 @@ def _rows(reader: DatasetReader, layout: Layout) -> Iterator[tuple[str, Row]]:
 
 def _authors_rows(reader: DatasetReader, layout: Layout) -> Iterator[tuple[str | None, str, Row]]:
     """Split, place and fields of each row of the authors' files, as they are."""
-    for split, name in layout.files.items():
+    for split, name in layout.scores.items():
         if (file := reader.find(name)) is None:
             there = listed(sorted(p.name for p in reader.root.iterdir())[:8]) or "an empty folder"
             raise reader.error(name, there, "name the folder into which the authors' archives were unpacked")

@@ -15,8 +15,16 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from agentic_iqa_local.config import check_choices
-from agentic_iqa_local.files import read_bytes
-from agentic_iqa_local.studies.datasets.types import MOST, Dataset, DatasetError, DatasetInfo, Question, RatedImage
+from agentic_iqa_local.files import path_text, read_bytes
+from agentic_iqa_local.studies.datasets.types import (
+    MOST,
+    Dataset,
+    DatasetError,
+    DatasetInfo,
+    Question,
+    RatedImage,
+    Sample,
+)
 
 LARGEST = 2**28  # bytes of a file of scores: millions of rows
 Row = dict[str, Any]
@@ -30,21 +38,19 @@ class DatasetReader:
         self.info, self.path = info, path
         self.by_user = path.is_file()  # who can correct it
         self.root = (path.parent if self.by_user else path).resolve()  # the same wherever the command is run from
-        self.items: list[RatedImage] = []
-        self.questions: list[Question] = []
+        self.items: list[Sample] = []
         self.missing: dict[str, None] = {}  # in the order of the scores, each name once
         self.left_out: Counter[str] = Counter()
         self._listings: dict[Path, dict[str, Path]] = {}
 
     def dataset(self) -> Dataset:
         """What was read. Raises DatasetError when there is neither an image nor a question."""
-        if not (self.items or self.questions):
+        if not self.items:
             first = f" (the first is {next(iter(self.missing))})" if self.missing else ""
             found = f"{len(self.missing)} that are absent{first}"
             found += "".join(f", {count} left out ({reason})" for reason, count in (+self.left_out).items())
             raise self.error("images", found, f"paths are relative to {self.root}: put the images there")
-        parts = tuple(self.items), tuple(self.questions), tuple(self.missing), dict(+self.left_out)
-        return Dataset(self.info, self.root, *parts)
+        return Dataset(self.info, self.root, tuple(self.items), tuple(self.missing), dict(+self.left_out))
 
     def error(self, expected: str, found: str, remedy: str) -> DatasetError:
         return DatasetError(f"{self.path}: expected {expected:.300} ({self.info.title}), found {found:.300}", remedy)
@@ -89,15 +95,14 @@ class DatasetReader:
     def add(self, row: Row, where: str) -> None:
         """Adds an image with its score, or notes what is missing.
 
-        `row` has the fields of RatedImage, image and reference as names of files; without a group the images of one
-        reference form one. `where` is for a message. Raises DatasetError where no image is named, or score or level is
-        no number of at most `MOST`.
+        `row` has those fields of RatedImage that are known, image and reference as names of files; without a group the
+        images of one reference form one. `where` is for a message. Raises DatasetError where no image is named, or
+        score or level is no number of at most `MOST`.
         """
-        known = {name: value for name, value in row.items() if value not in (None, "")}
-        image, reference, mos = known.get("image"), known.get("reference"), known.get("mos")
+        image, reference, mos = row.get("image"), row.get("reference"), row.get("mos")
         if not isinstance(image, str) or not isinstance(reference, str | None):
             raise self.error("paths as image and reference in every row", repr(row), f"correct {where}")
-        for name, value in (("score", mos), ("level", known.get("level", 0))):
+        for name, value in (("score", mos), ("level", row.get("level", 0))):
             if not abs(number(value)) <= MOST:
                 wanted = f"a number as the {name} of {image} (at most {MOST:g})"
                 raise self.error(wanted, repr(value), f"correct {where}")
@@ -106,10 +111,10 @@ class DatasetReader:
             expected = f"a score from {low:g} to {high:g} (--mos-range) for {image}"
             raise self.error(expected, f"{number(mos):g}", f"correct {where}, or the range")
         if paths := self._locate(image, reference):
-            facts = {name: text(known.get(name)) for name in ("group", "distortion", "split", "subset")}
-            facts["group"] = facts["group"] or (reference if self.by_user else paths[1] and paths[1].stem)
-            level = number(known["level"]) if "level" in known else None
-            self.items.append(RatedImage(paths[0], number(mos), paths[1], level=level, **facts))
+            facts: dict[str, Any] = {"group": reference if self.by_user else paths[1] and paths[1].stem}
+            facts |= {name: str(row[name]) for name in ("group", "distortion", "split", "subset") if name in row}
+            facts["level"] = number(row["level"]) if "level" in row else None
+            self.items.append(RatedImage(self._key(paths[0]), paths[0], number(mos), paths[1], **facts))
 
     def add_question(self, row: Row, where: str) -> None:
         """Adds a question, or notes why not: a file of authors may withhold answers.
@@ -117,10 +122,9 @@ class DatasetReader:
         Choices are a list, or a text that separates them by |; the answer is an index, a letter or the text of a
         choice. Raises DatasetError for what is no question.
         """
-        known = {name: value for name, value in row.items() if value not in (None, "")}
-        image, question, choices, answer = (known.get(name) for name in ("image", "question", "choices", "answer"))
+        image, question, choices, answer = (row.get(name) for name in ("image", "question", "choices", "answer"))
         if not (isinstance(image, str) and isinstance(question, str) and isinstance(choices, str | list)):
-            expected, found = "image, question and choices in every row", ", ".join(map(str, known)) or "none"
+            expected, found = "image, question and choices in every row", ", ".join(map(str, row)) or "none"
             raise self.error(expected, found, f"complete {where}")
         if answer is None:
             self.left_out["no answer is published"] += 1
@@ -139,9 +143,15 @@ class DatasetReader:
                 raise self.error("as answer one of the choices or its letter", repr(answer), f"correct {where}")
         if index is None:
             self.left_out["the answer is none of the choices"] += 1
-        elif paths := self._locate(image, text(known.get("reference"))):
-            facts = [text(known.get(name)) for name in ("task", "question_type", "split")]
-            self.questions.append(Question(paths[0], question, tuple(texts), index, paths[1], *facts))
+        elif paths := self._locate(image, str(row["reference"]) if "reference" in row else None):
+            facts = {name: str(row[name]) for name in ("task", "question_type", "split") if name in row}
+            key = f"{self._key(paths[0])}: {question} ({' / '.join(texts)})"
+            self.items.append(Question(key, paths[0], question, tuple(texts), index, paths[1], **facts))
+
+    def _key(self, image: Path) -> str:
+        """The path from the set's folder, or the whole path of an image that lies elsewhere: the same from whatever
+        folder the command is run."""
+        return path_text(image.relative_to(self.root) if image.is_relative_to(self.root) else image)
 
     def _locate(self, image: str, reference: str | None) -> tuple[Path, Path | None] | None:
         """The files of both; None, and a note of it, when one is absent. An image of an authors' list is sought in all
@@ -177,11 +187,6 @@ def number(value: Any) -> float:
         return math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):
         return math.nan
-
-
-def text(value: Any) -> str | None:
-    """A fact as text, None where there is none: JSON holds numbers too."""
-    return None if value is None else str(value)
 
 
 def lines_of(path: Path) -> list[str]:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from agentic_iqa_local.errors import UserError, one_line
 
 MOST = 1e9  # the largest score or level, either side of 0; beyond it figures lose their digits
@@ -39,8 +41,9 @@ class DatasetInfo:
         """Whether the scale is of absolute categories with known ends."""
         return self.scale == "absolute categories" and None not in (self.low, self.high)
 
-    def to_levels(self, mos: float) -> float:
-        """`mos` on the 1..5 scale, linearly and with 5 best. Raises DatasetError unless the scale is `on_levels`."""
+    def to_levels(self, mos: np.ndarray) -> np.ndarray:
+        """Scores (n,) on 1..5, linearly and with 5 best; those of some sets go a little beyond the ends of their scale
+        and are cut there. Raises DatasetError unless the scale is `on_levels`."""
         if not self.on_levels or self.low is None or self.high is None:
             if self.key == "manifest":
                 remedy = "repeat the run's command with --mos-range LOW HIGH, such as 1 5: stored rows are kept"
@@ -48,14 +51,14 @@ class DatasetInfo:
             expected = f"an absolute category scale with both ends known, got {self.scale or 'an unknown scale'}"
             raise DatasetError(f"{self.key}: expected {expected}", "use what needs ranks only: fit --objective srcc")
         worst, best = (self.low, self.high) if self.higher_is_better else (self.high, self.low)
-        return 1 + 4 * (mos - worst) / (best - worst)
+        return np.clip(1 + 4 * (mos - worst) / (best - worst), 1, 5)
 
 
 @dataclass(frozen=True)
 class Layout:
     """How the scores of a data set lie in its folder.
 
-    `scores` names the file, or the file of each split; it must have a line that matches `told_by`, and the folders
+    `scores` names the file of each split, or of None; the first has a line that matches `told_by`, and the folders
     `beside` it tell the layout too. `columns` are the table's by our names, where a list holds the shares of observers
     who chose the categories 1, 2, ...; `line` is the pattern of a line of what is no table, `name` that of an image's
     name: their groups are further fields. `values` are the authors' by ours of a field. `image` and `reference` are the
@@ -63,7 +66,7 @@ class Layout:
     """
 
     info: DatasetInfo
-    scores: str | Mapping[str, str] = ""
+    scores: Mapping[str | None, str] = field(default_factory=dict)
     told_by: str = ""
     beside: Iterable[str] = ()
     columns: Mapping[str, str | list[str]] = field(default_factory=dict)
@@ -73,18 +76,15 @@ class Layout:
     image: str = "{image}"
     reference: str = ""
 
-    @property
-    def files(self) -> Mapping[Any, str]:
-        """The files of scores by their split, which may be None."""
-        return {None: self.scores} if isinstance(self.scores, str) else self.scores
-
 
 @dataclass(frozen=True)
 class RatedImage:
-    """One image with its human score. `mos` is as the authors give it; `group` is the reference scene or the prompt;
-    `level` counts the authors' strengths of a distortion from 1; `split` is the official train, val or test; `subset`
-    is set where the part of the data set predicts the score, so that figures are to be given within it."""
+    """One image with its human score. `key` names it in rows; `mos` is as the authors give it; `group` is the reference
+    scene or the prompt; `level` counts the authors' strengths of a distortion from 1; `split` is the official train,
+    val or test; `subset` is set where the part of the data set predicts the score: figures are to be given within it.
+    """
 
+    key: str
     image: Path
     mos: float
     reference: Path | None = None
@@ -97,8 +97,9 @@ class RatedImage:
 
 @dataclass(frozen=True)
 class Question:
-    """One multiple-choice question. `answer` is the index of the right one of `choices`."""
+    """One multiple-choice question. `key` names it in rows; `answer` is the index of the right one of `choices`."""
 
+    key: str
     image: Path
     question: str
     choices: tuple[str, ...]
@@ -109,9 +110,12 @@ class Question:
     split: str | None = None
 
 
+Sample = RatedImage | Question
+
+
 @dataclass(frozen=True)
 class Dataset:
-    """A data set as it is on disk: `items`, or `questions` for multiple choice.
+    """A data set as it is on disk: `items` are of RatedImage, or of Question for multiple choice.
 
     `missing` names the files that the scores list and that are absent, `left_out` counts by reason the rows that are
     not used: a set never shrinks silently.
@@ -119,8 +123,7 @@ class Dataset:
 
     info: DatasetInfo
     root: Path
-    items: tuple[RatedImage, ...]
-    questions: tuple[Question, ...]
+    items: tuple[Any, ...]
     missing: tuple[str, ...]
     left_out: dict[str, int]
 
