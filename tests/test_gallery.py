@@ -8,9 +8,10 @@ import pytest
 from browser import axe_findings, browser_page, needs_chromium
 from PIL import Image
 
+from agentic_iqa_local.batch.rows import RowsError
 from agentic_iqa_local.cli.main import main
-from agentic_iqa_local.output.gallery.rows import GalleryError, identities, read_rows
-from agentic_iqa_local.output.gallery.thumbnails import Sizes, thumbnail
+from agentic_iqa_local.output.gallery.rows import identities, read_rows
+from agentic_iqa_local.output.gallery.thumbnails import thumbnail
 from agentic_iqa_local.result import Assessment, Gate, Interval
 
 HOSTILE = "</script><script>document.title='ran'</script>"
@@ -68,11 +69,12 @@ def lines(folder, count=3):
 
 
 @pytest.mark.parametrize(
-    ("line", "said"), [("", "found none"), ("{}", "line 1"), ('{"kind": "comparison"}', "of compare"), ("no", "line 1")]
+    ("line", "said"),
+    [("", "found none"), ("{}", "line 1"), ('{"kind": "comparison"}', "give .* that assess --out"), ("no", "line 1")],
 )
 def test_other_files_are_refused_in_one_sentence(tmp_path, line, said):
     (tmp_path / "rows.jsonl").write_text(line and f"{line}\n")
-    with pytest.raises(GalleryError, match=said):
+    with pytest.raises(RowsError, match=said):
         read_rows(tmp_path / "rows.jsonl")
 
 
@@ -80,21 +82,21 @@ def test_thumbnails_stand_upright(tmp_path):
     exif = Image.Exif()
     exif[274] = 6  # turned by a quarter
     Image.new("RGB", (80, 40)).save(tmp_path / "a.jpg", exif=exif)
-    found = thumbnail(tmp_path / "a.jpg", Sizes(20, None))
-    assert found.size == (40, 80)
+    found = thumbnail(tmp_path / "a.jpg", 20, None)
+    assert found.about["size"] == (40, 80)
     assert Image.open(io.BytesIO(base64.b64decode(found.small))).size == (10, 20)
 
 
 def test_a_row_keeps_its_decision_when_rows_are_added_and_pictures_are_moved():
     rows = [
-        {"image": f"/old/{name}", "reference": None, "sha256": "0" * 64, "query": "Rate", "choices": None}
+        Assessment(image=f"/old/{name}", sha256="0" * 64, query="Rate", mode="logits")
         for name in ("a.png", "b.png", "a.png")
     ]
     first, second, again = identities(rows)
     assert len({first, second, again}) == 3
-    moved = [{**row, "image": row["image"].replace("old", "new"), "q": 1.5} for row in rows]
-    assert identities([{**rows[1], "sha256": "1" * 64}, *moved])[1:] == [first, second, again]
-    assert identities([{**rows[0], "query": "Is it sharp?"}]) != [first]
+    moved = [row.model_copy(update={"image": row.image.replace("old", "new"), "q": 1.5}) for row in rows]
+    assert identities([rows[1].model_copy(update={"sha256": "1" * 64}), *moved])[1:] == [first, second, again]
+    assert identities([rows[0].model_copy(update={"query": "Is it sharp?"})]) != [first]
 
 
 def made(folder, count, name="gallery.html"):

@@ -13,17 +13,17 @@ from agentic_iqa_local.output.tables import csv_text, safe_cell
 
 def rows(picture, *queries, **options):
     services = scripted_services(ScriptedClient(scripted_answers()), ScriptedTools({"NIQE": 3.0, "PIQE": 2.0}))
-    return [assess(picture, query=query, services=services, **options).to_dict() for query in queries]
+    return [assess(picture, query=query, services=services, **options) for query in queries]
 
 
 def read(found):
-    return list(csv.DictReader(io.StringIO(csv_text(lambda: found))))
+    return list(csv.DictReader(io.StringIO(csv_text(found))))
 
 
 def test_a_table_has_a_line_for_each_row_and_a_column_for_each_tool(picture):
     found = rows(picture, "What is the NIQE?", "Compare NIQE and PIQE.")
     first, second = read(found)
-    assert float(first["q"]) == found[0]["q"]
+    assert float(first["q"]) == found[0].q
     assert (first["NIQE 1-5"], first["PIQE raw"]) == ("3.0", "")
     assert (second["NIQE raw"], second["PIQE 1-5"]) == ("3.0", "2.0")
     assert first["distortions"] == "moderate Blurs"
@@ -34,7 +34,7 @@ def test_a_table_has_a_line_for_each_row_and_a_column_for_each_tool(picture):
 def test_what_was_not_found_or_cannot_be_told_is_no_distortion_of_the_table(picture, severity):
     client = ScriptedClient(scripted_answers(AnalysisReply=moderate_blur(severity=severity)))
     services = scripted_services(client, ScriptedTools({"NIQE": 3.0}))
-    (row,) = read([assess(picture, services=services).to_dict()])
+    (row,) = read([assess(picture, services=services)])
     assert row["distortions"] == ""
 
 

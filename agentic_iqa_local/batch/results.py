@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agentic_iqa_local.batch.inputs import row_key
-from agentic_iqa_local.batch.rows import RowFile, RowsError, check_run, write_run
-from agentic_iqa_local.batch.work import StoredRow
+from agentic_iqa_local.batch.rows import RowFile, RowsError, StoredRow, check_run, write_run
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.files import WriteError, path_from_text
 from agentic_iqa_local.judgement.assessment import file_sha256

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Self
 
 from filelock import FileLock, Timeout
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ValidationError, model_validator
 from pydantic_core import from_json
 
 from agentic_iqa_local.files import FileError, WriteError, first_mistake, place_for, read_json, sync_folder, write_whole
+from agentic_iqa_local.result import SCHEMA_VERSION, Assessment
 
 NAMED_CHANGES, LONGEST_VALUE = 5, 60  # changed settings that a message names, and characters of each value
 LARGEST_NOTE = 2**26  # bytes of a run's description, which holds its command line
@@ -29,6 +30,18 @@ class RowsError(WriteError):
 
 class AnyRow(BaseModel):
     """Any JSON object."""
+
+
+class StoredRow(Assessment):
+    """A row of assess as it was written, with all fields."""
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if missing := sorted(type(self).model_fields.keys() - self.model_fields_set):
+            raise ValueError(f"no {', '.join(missing)}")
+        if self.schema_version != SCHEMA_VERSION:
+            raise ValueError(f"schema_version: expected {SCHEMA_VERSION}, got {self.schema_version}")
+        return self
 
 
 class RowFile:

@@ -7,9 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, Self, TypeVar
-
-from pydantic import model_validator
+from typing import Any, Generic, TypeVar
 
 from agentic_iqa_local.batch.inputs import Item
 from agentic_iqa_local.config import Pipeline, Settings
@@ -121,13 +119,3 @@ def of_settings(settings: Settings, device: str) -> dict[str, Any]:
 def as_line(row: Assessment) -> str:
     """An assessment as one line of JSON; the tools' runs are told once, in `tools`."""
     return one_line(row.model_dump_json(exclude={"evidence": {"tool_logs"}}))
-
-
-class StoredRow(Assessment):
-    """A row as it was written, with all fields."""
-
-    @model_validator(mode="after")
-    def _is_whole(self) -> Self:
-        if missing := sorted(type(self).model_fields.keys() - self.model_fields_set):
-            raise ValueError(f"no {', '.join(missing)}")
-        return self

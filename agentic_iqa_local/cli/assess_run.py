@@ -45,7 +45,7 @@ class AssessRun:
         done = self.results.done if self.results else ()
         self.left = [item for item in items if item.key not in done]
         self.go_on = "the same command with --resume goes on" if args.out else "with --out FILE a run can go on"
-        self.tally, self.rows = Tally(), list[dict[str, Any]]()  # rows that a table needs and no file has
+        self.tally, self.rows = Tally(), list[Assessment]()  # rows that a table needs and no file has
         self.written, self.without_map, self.seconds = 0, 0, 0.0
         self.lines = None
         if console.results.isatty() and len(items) > 1 and not (args.json or args.explain or args.out):
@@ -117,7 +117,7 @@ class AssessRun:
             self.results.append(line)
         else:
             self.tally.add(row.model_dump(include=Tally.FIELDS))
-            self.rows += [row.to_dict()] if self.args.csv or self.args.gallery else []
+            self.rows += [row] if self.args.csv or self.args.gallery else []
         self.written += 1
         self.log({"q": row.q, "seconds": row.seconds, "failed": failed}, self.written)
         if self.lines:
@@ -141,10 +141,13 @@ class AssessRun:
             again = "; add --resume --retry-failed to assess those again"
             failed = f", {len(tally.failed)} of them failures{again}" if tally.failed else ""
             tell(one_line(f"{tally.total} rows in {args.out}{failed}"))
+        rows: Any = map(Assessment.model_validate, results) if results else self.rows
+        if args.gallery:
+            rows = [*rows]
         if args.csv:
-            write_whole(args.csv, csv_text(lambda: results or self.rows), encoding="utf-8-sig")
+            write_whole(args.csv, csv_text(rows), encoding="utf-8-sig")
             tell(one_line(f"{tally.total} rows as a table in {args.csv}"))
-        if args.gallery and (rows := [*(results or self.rows)]):
+        if args.gallery and tally.total:
             tell(written(rows, args.gallery, args.out.name if args.out else "pictures")[0])
         if tally.failed or self.without_map:
             return 1

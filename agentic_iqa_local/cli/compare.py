@@ -16,7 +16,7 @@ from agentic_iqa_local.judgement.comparison import Judge
 from agentic_iqa_local.judgement.ordering import MOST_PICTURES
 from agentic_iqa_local.judgement.preference import fit_for
 from agentic_iqa_local.output.comparison_report import explain, headline_of
-from agentic_iqa_local.output.comparison_table import comparison_csv
+from agentic_iqa_local.output.tables import comparison_csv
 from agentic_iqa_local.result import Assessment, Result
 
 

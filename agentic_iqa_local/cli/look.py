@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from agentic_iqa_local.cli.console import Console, say, tell
 from agentic_iqa_local.cli.options import SUFFIXES, chosen_settings, device_of, output_file
 from agentic_iqa_local.errors import one_line
+from agentic_iqa_local.result import Assessment
 
 
 def doctor(args: argparse.Namespace) -> int:
@@ -48,7 +48,7 @@ def gallery(args: argparse.Namespace) -> int:
     return 1 if missing else 0
 
 
-def written(rows: Sequence[dict[str, Any]], out: Path, name: str, images: Path | None = None) -> tuple[str, int]:
+def written(rows: Sequence[Assessment], out: Path, name: str, images: Path | None = None) -> tuple[str, int]:
     """Writes the gallery; one sentence on it, and how many pictures it lacks. Raises WriteError."""
     from agentic_iqa_local.output.gallery.page import write_gallery
 

@@ -1,17 +1,18 @@
-"""Tables for other programs: CSV in which no spreadsheet finds a formula, and rows of assessments as CSV."""
+"""Tables for other programs: CSV in which no spreadsheet finds a formula, of assessments and of comparisons."""
 
 import csv
 import io
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, TextIO
 
 from agentic_iqa_local.errors import one_line
+from agentic_iqa_local.judgement.comparison import Comparison, Ranking
 from agentic_iqa_local.nodes.prompts import chosen_answer
 from agentic_iqa_local.output.words import damage
-from agentic_iqa_local.result import Assessment
+from agentic_iqa_local.result import Assessment, Result
 from agentic_iqa_local.state import LETTER_TO_LEVEL
 
 Row = dict[str, Any]
@@ -48,31 +49,68 @@ def write_csv(file: TextIO, columns: Sequence[str], rows: Iterable[Row], lineter
     table.writerows({name: safe_cell(value) for name, value in row.items()} for row in chain([header], rows))
 
 
-def csv_text(rows: Callable[[], Iterable[Row]]) -> str:
-    """The rows of assessments (JSON objects; `rows` is called twice) as CSV with a header, one line each.
+def csv_text(rows: Iterable[Assessment]) -> str:
+    """Rows as CSV with a header, one line each.
 
     Every tool has two columns, its raw score and its score in 1..5; every letter has one. A failed row has
     its error and no score.
     """
-    letters, tools = set(LETTER_TO_LEVEL), set()
-    for row in rows():
-        letters |= set(row["p_c"] or ())
-        tools |= {run["tool_name"] for run in row["tools"]}
+    cells, letters, tools = [], set(LETTER_TO_LEVEL), set[str]()
+    for row in rows:
+        cells.append(_cells(row))
+        letters |= set(row.p_c or ())
+        tools |= {run.tool_name for run in row.tools}
     columns = [
         *("image", "reference", "query", "choices", "answer", "level", "q", "q_low", "q_high", "not_sure", "gate"),
         *("tools_mean", "model_letter", *(f"p_{letter}" for letter in sorted(letters)), "distortions"),
         *(f"{tool}{kind}" for tool in sorted(tools) for kind in (" raw", " 1-5")),
         *("reasoning", "warnings", "error", "seconds", "model", "sha256"),
     ]
+    return _text(columns, cells)
+
+
+def comparison_csv(results: Iterable[Result]) -> str:
+    """The pictures of each result from the best on, then those that failed, as CSV with a header.
+
+    `place` is 1 for the best and empty for a picture that was not compared; `better_than_next` the probability
+    that it is better than the one of the next place.
+    """
+    columns = ["kind", "group", "place", "image", "answer", "level", "q", "q_low", "q_high", "better_than_next"]
+    rows = (
+        {"kind": getattr(result, "kind", "failed")} | _verdict(row) | place
+        for result in results
+        for row, place in _places(result)
+    )
+    return _text([*columns, "error", "sha256"], rows)
+
+
+def _places(result: Result) -> Iterator[tuple[Assessment, Row]]:
+    """Each picture of a result with the cells of its place."""
+    if isinstance(result, Ranking):
+        for one in result.order:
+            yield one.assessment, {"group": result.number} | one.model_dump(include={"place", "better_than_next"})
+        yield from ((row, {}) for row in result.failed)
+    elif isinstance(result, Comparison) and (p := result.probability) is not None:
+        better, other = (result.first, result.second) if p >= 0.5 else (result.second, result.first)
+        yield better, {"place": 1, "better_than_next": max(p, 1 - p)}
+        yield other, {"place": 1 if result.better is None else 2}
+    elif isinstance(result, Comparison):
+        yield from ((row, {}) for row in (result.first, result.second))
+    elif isinstance(result, Assessment):
+        yield result, {}
+
+
+def _text(columns: Sequence[str], rows: Iterable[Row]) -> str:
     text = io.StringIO()
-    write_csv(text, columns, (_cells(Assessment.model_validate(row)) for row in rows()))
+    write_csv(text, columns, rows)
     return text.getvalue()
 
 
-def verdict_cells(row: Assessment) -> Row:
-    """What tables of pictures and of comparisons have alike."""
+def _verdict(row: Assessment) -> Row:
+    """What both tables have of a picture."""
     return {
         "image": row.image,
+        "answer": None if row.error else row.final_answer,
         "level": row.level,
         "q": row.q,
         "q_low": row.interval and row.interval.low,
@@ -83,8 +121,9 @@ def verdict_cells(row: Assessment) -> Row:
 
 
 def _cells(row: Assessment) -> Row:
-    answer = None if row.error else row.final_answer
-    cells = verdict_cells(row) | {
+    verdict = _verdict(row)
+    answer = verdict["answer"]
+    cells = verdict | {
         "reference": row.reference,
         "query": row.query,
         "choices": "|".join(row.choices or ()),

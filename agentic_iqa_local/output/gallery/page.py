@@ -14,69 +14,57 @@ from typing import Any
 from markupsafe import Markup
 
 from agentic_iqa_local.errors import one_line
-from agentic_iqa_local.files import write_whole
+from agentic_iqa_local.files import path_from_text, write_whole
 from agentic_iqa_local.output import pages
-from agentic_iqa_local.output.gallery.rows import Row, account, entry, identities
-from agentic_iqa_local.output.gallery.thumbnails import Sizes, Thumbnail, thumbnail
-from agentic_iqa_local.state import LETTER_TO_LEVEL, LETTERS, LEVEL_WORDS
+from agentic_iqa_local.output.gallery.rows import account, entry, identities
+from agentic_iqa_local.output.gallery.thumbnails import thumbnail
+from agentic_iqa_local.output.words import level_word
+from agentic_iqa_local.result import Assessment
+from agentic_iqa_local.state import LETTERS
 
 STYLE = ("gallery.css",)
 SCRIPT = ("gallery_parts.js", "gallery_csv.js", "gallery_filters.js", "gallery_account.js", "gallery.js")
 BLOCK = {"accounts": 50, "small": 50, "large": 5}  # of how many items each block of data is
 
 
-def write_gallery(rows: Sequence[Row], file: Path, *, name: str, images: Path | None = None) -> int:
-    """Writes the page of the rows (JSON objects of assess; at least one) and returns how many pictures it
-    could not show.
+def write_gallery(rows: Sequence[Assessment], file: Path, *, name: str, images: Path | None = None) -> int:
+    """Writes the page of at least one row and returns how many pictures it could not show.
 
     `name` is the batch's. `images`: a folder in which pictures are looked for that are no longer at their
     path, by as much of its end as matches. Raises WriteError.
     """
-    paths = list(dict.fromkeys(row["image"] for row in rows))
-    sizes = Sizes.of(len(paths))
-    pictures = [thumbnail(_found(path, images), sizes) for path in paths]
-    places = {path: place for place, path in enumerate(paths)}
-    write_whole(file, _page(rows, pictures, [places[row["image"]] for row in rows], name))
-    return sum(picture.missing is not None for picture in pictures)
-
-
-def _found(path: str, images: Path | None) -> Path:
-    """Where the picture is: at the longest end of its path that is a file below `images`, else at its path."""
-    original = Path(path)
-    if images is None:
-        return original
-    parts = original.parts
-    ends = (images.joinpath(*parts[start:]) for start in range(original.is_absolute(), len(parts)))
-    return next((end for end in ends if ".." not in end.parts and os.path.isfile(end)), original)
-
-
-def _page(rows: Sequence[Row], pictures: Sequence[Thumbnail], places: Sequence[int], name: str) -> str:
-    environment = pages.environment()
-    style, script = pages.source(*STYLE), pages.source(*SCRIPT)
+    places = {path: place for place, path in enumerate(dict.fromkeys(row.image for row in rows))}
+    # the longest sides of thumbnails and of larger copies, of 1,000 pictures about 10 MB; of very many there are none
+    sides = (320, 720) if len(places) <= 400 else (240, 480 if len(places) <= 1500 else None)
+    pictures = [thumbnail(_found(path, images), *sides) for path in places]
+    index = {
+        "name": one_line(name),
+        "block": BLOCK,
+        "levels": [[letter, level_word(letter)] for letter in LETTERS],
+        "rows": [entry(row, key, places[row.image]) for row, key in zip(rows, identities(rows), strict=True)],
+        "pictures": [picture.about for picture in pictures],
+    }
     blocks = {
         "accounts": list(map(account, rows)),
         "small": [picture.small for picture in pictures],
         "large": [picture.large for picture in pictures],
     }
-    return environment.get_template("gallery.html.jinja").render(
-        name=one_line(name),
-        style=Markup(style),
-        script=Markup(script),
-        policy=pages.policy(style, script),
-        index=_json(_index(rows, pictures, places, name)),
-        blocks=[block for kind, items in blocks.items() for block in _blocks(kind, items)],
-    )
+    style, script = pages.source(*STYLE), pages.source(*SCRIPT)
+    page = pages.environment().get_template("gallery.html.jinja")
+    told = {"name": one_line(name), "style": Markup(style), "script": Markup(script)}
+    told |= {"policy": pages.policy(style, script), "index": _json(index)}
+    write_whole(file, page.render(told, blocks=[block for kind in blocks for block in _blocks(kind, blocks[kind])]))
+    return sum("missing" in picture.about for picture in pictures)
 
 
-def _index(rows: Sequence[Row], pictures: Sequence[Thumbnail], places: Sequence[int], name: str) -> dict[str, Any]:
-    """What the page reads when it opens."""
-    return {
-        "name": one_line(name),
-        "block": BLOCK,
-        "levels": [[letter, LEVEL_WORDS[LETTER_TO_LEVEL[letter]]] for letter in LETTERS],
-        "rows": [entry(*one) for one in zip(rows, identities(rows), places, strict=True)],
-        "pictures": [picture.told() for picture in pictures],
-    }
+def _found(path: str, images: Path | None) -> Path:
+    """Where the picture is: at the longest end of its path that is a file below `images`, else at its path."""
+    original = Path(path_from_text(path))
+    if images is None:
+        return original
+    parts = original.parts
+    ends = (images.joinpath(*parts[start:]) for start in range(original.is_absolute(), len(parts)))
+    return next((end for end in ends if ".." not in end.parts and os.path.isfile(end)), original)
 
 
 def _blocks(kind: str, items: Sequence[Any]) -> Iterator[tuple[str, Markup]]:

@@ -1,10 +1,9 @@
 """Small copies of the pictures of a batch, made once from the originals."""
 
 import base64
-from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from PIL import Image
 
@@ -12,55 +11,25 @@ from agentic_iqa_local.errors import printable
 from agentic_iqa_local.images.reading import ImageError, load_image
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """Longest sides in pixels; the fewer pictures the larger. The thumbnails of 1,000 pictures take about 10 MB."""
+class Thumbnail(NamedTuple):
+    """What the page knows of a picture before it shows it, and two copies as WebP in base64. Of one that cannot be
+    read `about` has the reason, as `missing`."""
 
-    thumbnail: int
-    view: int | None  # of the larger copy; None: there is none
-
-    @classmethod
-    def of(cls, count: int) -> "Sizes":
-        """For `count` pictures."""
-        if count <= 400:
-            return cls(320, 720)
-        return cls(240, 480 if count <= 1500 else None)
-
-
-@dataclass(frozen=True)
-class Thumbnail:
-    """Copies of one picture as WebP in base64, the upright original's size in pixels and its address
-    (file://...); or why there are none."""
-
+    about: dict[str, Any]
     small: str | None = None
     large: str | None = None
-    size: tuple[int, int] | None = None
-    sha256: str | None = None
-    address: str | None = None
-    missing: str | None = None
-
-    def told(self) -> dict[str, Any]:
-        """What the page knows of the picture before it shows it."""
-        told = {"missing": self.missing, "size": self.size, "address": self.address, "sha256": self.sha256}
-        return {name: value for name, value in told.items() if value}
 
 
-def thumbnail(path: Path, sizes: Sizes) -> Thumbnail:
-    """Of the picture in a file, turned upright as its EXIF data say; transparent pixels become white."""
+def thumbnail(path: Path, side: int, view: int | None) -> Thumbnail:
+    """Of the picture in a file, turned upright as its EXIF data say; transparent pixels become white. `side` and `view`
+    are the longest sides of the copies in pixels; the larger one is only made of a picture beyond `side`."""
     try:
         loaded = load_image(path, min_side=1, background="white")
     except ImageError as error:
-        return Thumbnail(missing=printable(str(error)))
-    large = None
-    if sizes.view and max(loaded.pixels.size) > sizes.thumbnail:
-        large = _webp(loaded.pixels, sizes.view, 80)
-    return Thumbnail(
-        _webp(loaded.pixels, sizes.thumbnail, 68),
-        large,
-        (loaded.width, loaded.height),
-        loaded.sha256,
-        path.absolute().as_uri(),
-    )
+        return Thumbnail({"missing": printable(str(error))})
+    about = {"size": (loaded.width, loaded.height), "sha256": loaded.sha256, "address": path.absolute().as_uri()}
+    large = _webp(loaded.pixels, view, 80) if view and max(loaded.pixels.size) > side else None
+    return Thumbnail(about, _webp(loaded.pixels, side, 68), large)
 
 
 def _webp(pixels: Image.Image, side: int, quality: int) -> str:
