@@ -14,7 +14,7 @@ from ray.exceptions import RayActorError
 from test_runner import by_name, untimed
 
 from agentic_iqa_local.batch import ray as module
-from agentic_iqa_local.batch.ray import ClusterError, Place, RayRunner, check_address
+from agentic_iqa_local.batch.ray import ClusterError, RayRunner, check_address
 from agentic_iqa_local.batch.runner import BatchError
 from agentic_iqa_local.cli.command import parse
 from agentic_iqa_local.config import load_settings
@@ -73,8 +73,8 @@ def add_node(cluster):
 
 
 def acting(cluster, workers: int, **options) -> RayRunner:
-    place = Place(f"127.0.0.1:{cluster.gcs_address.rpartition(':')[2]}", workers)
-    return RayRunner(Acting(load_settings(), "letters"), place, **options)
+    address = f"127.0.0.1:{cluster.gcs_address.rpartition(':')[2]}"
+    return RayRunner(Acting(load_settings(), "letters"), address, workers, **options)
 
 
 def test_a_node_that_is_unlike_is_refused_by_name_before_its_first_row(cluster, add_node, tmp_path):
@@ -88,7 +88,7 @@ def test_a_node_that_is_unlike_is_refused_by_name_before_its_first_row(cluster, 
     assert said in str(refused.value)
 
 
-def test_a_picture_that_kills_costs_no_worker_and_a_lost_node_no_picture(cluster, add_node, tmp_path):
+def test_a_picture_that_kills_costs_no_worker_and_a_lost_node_no_picture(cluster, add_node, tmp_path, capfd):
     """A node is gone with what it had in hand, after its first row, and its worker has room nowhere else; a lost model
     ends its worker, which comes back."""
     nodes = [add_node("first"), add_node("second")]
@@ -102,25 +102,33 @@ def test_a_picture_that_kills_costs_no_worker_and_a_lost_node_no_picture(cluster
     assert found.keys() == set(names)
     assert found.pop("segfault").startswith("2 processes died while they assessed this image alone")
     assert all(error.startswith("made by ") for error in found.values())
+    assert "raylet" not in "".join(capfd.readouterr())  # Ray's own words
 
 
-class Worker:
-    """Calls of it give the item's name."""
+class Worker(int):
+    """Calls of it are its number and the item's name."""
 
-    row = SimpleNamespace(remote=lambda item: item.image.stem)
+    @property
+    def row(self):
+        return SimpleNamespace(remote=lambda item: (int(self), item.image.stem))
 
 
-def pool(tmp_path, monkeypatch, *names):
-    """A runner of two workers without Ray, and its rows. A `lost` picture loses its worker's node."""
-    runner, loads = RayRunner(Acting(load_settings(), "letters"), Place("local", 2)), []
+def pool(tmp_path, monkeypatch, *names, workers=2):
+    """A runner of workers without Ray, and its rows. A `lost` picture loses its worker, with what that has in hand."""
+    runner, loads, gone = RayRunner(Acting(load_settings(), "letters"), "local", workers), [], set()
 
     def load(worker):
-        loads.append(worker)
-        model = {"dtype": "float32", "hardware": len(loads)}
-        runner._take_on(worker, f"node {len(loads)}", {"model": model})
+        runner._calls[worker, "load"] = worker, None
 
-    def get(name):
+    def get(call):
+        worker, name = call
+        if name == "load":
+            loads.append(worker)
+            return f"node {len(loads)}", {"model": {"dtype": "float32", "hardware": len(loads)}}
         if name.startswith("lost"):
+            gone.update(other for other in runner._calls if other[0] == worker)
+        if name.startswith("lost") or call in gone:
+            gone.discard(call)
             raise RayActorError
         return name
 
@@ -128,8 +136,9 @@ def pool(tmp_path, monkeypatch, *names):
     monkeypatch.setattr("ray.wait", lambda refs, timeout: (refs[:1], refs[1:]))
     monkeypatch.setattr(runner, "load", lambda: None)
     monkeypatch.setattr(runner, "_load", load)
-    for worker in (Worker(), Worker()):
-        load(worker)
+    for number in range(workers):
+        load(Worker(number))
+        runner._heed_answer()
     return runner, runner.rows(items(tmp_path, *names))
 
 
@@ -138,6 +147,13 @@ def test_what_loses_three_workers_is_a_failure_and_the_others_go_on(tmp_path, mo
     *made, failure = rows
     assert set(made) == set(map(str, range(20)))
     assert failure.error.startswith("3 workers were lost that had this image, the last: ")
+
+
+def test_what_is_in_hand_beside_a_picture_that_loses_its_worker_has_a_row(tmp_path, monkeypatch):
+    _, rows = pool(tmp_path, monkeypatch, "lost", "beside", workers=1)
+    first, failure = rows
+    assert first == "beside"
+    assert failure.error.startswith("3 workers were lost")
 
 
 def test_workers_that_are_lost_without_a_row_end_the_batch(tmp_path, monkeypatch):

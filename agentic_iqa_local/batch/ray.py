@@ -13,7 +13,6 @@ import socket
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from contextlib import chdir, contextmanager, suppress
-from dataclasses import dataclass
 from importlib.util import find_spec
 from tempfile import TemporaryDirectory
 from typing import Any, Generic
@@ -21,7 +20,7 @@ from typing import Any, Generic
 from agentic_iqa_local import __version__
 from agentic_iqa_local.batch.rows import differences
 from agentic_iqa_local.batch.runner import TIMEOUT, BatchError, Runner
-from agentic_iqa_local.batch.work import AnyItem, Row, Work, of_models, of_settings
+from agentic_iqa_local.batch.work import AnyItem, Row, Work, of_work
 from agentic_iqa_local.errors import UserError, one_line
 from agentic_iqa_local.files import PACKAGE, ROOT
 from agentic_iqa_local.vlm_client import ModelLost
@@ -40,19 +39,6 @@ class ClusterError(BatchError):
     """A cluster that cannot be used; one sentence for the user."""
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where the workers are: the cluster's address ("local": this machine), how many, and how many GPUs each has."""
-
-    address: str
-    workers: int
-    gpus: float = 0.0
-
-    @property
-    def device(self) -> str:
-        return "cuda:0" if self.gpus else "cpu"  # Ray shows a worker no other GPUs than its own
-
-
 def check_address(address: str) -> None:
     """Raises ClusterError unless it is local or auto, or something answers at HOST:PORT (Ray itself would try for
     more than a minute), and where Ray, an extra, is not installed."""
@@ -69,19 +55,23 @@ def check_address(address: str) -> None:
 
 
 class RayRunner(Generic[AnyItem, Row]):
-    """As `Runner`, but with as many workers as `place` says, wherever they are; `jobs` items at once at each.
+    """As `Runner`, but with several workers in the cluster at an address ("local": on this machine), each with so many
+    GPUs and `jobs` items at once.
 
     A worker that is lost, also with its model, is started again where there is room, and its items are tried again
-    after the others; one that lost three workers is a failure.
+    after the others, each alone; one that lost three workers is a failure.
     """
 
-    def __init__(self, work: Work[AnyItem, Row], place: Place, *, jobs: int = 1, timeout: float = TIMEOUT):
-        self.work, self.place, self.device, self.jobs, self.timeout = work, place, place.device, jobs, timeout
+    def __init__(self, work: Work[AnyItem, Row], address: str, workers: int, gpus: float = 0.0, *, jobs: int = 1,
+                 timeout: float = TIMEOUT):  # fmt: skip
+        self.work, self.address, self.workers, self.gpus = work, address, workers, gpus
+        self.jobs, self.timeout = jobs, timeout
+        self.device = "cuda:0" if gpus else "cpu"  # Ray shows a worker no other GPUs than its own
         self.stopping = False
         self.description: dict[str, Any] = {}
         self._scratch: TemporaryDirectory[str] | None = None
         self._nodes: dict[Any, str] = {}  # of each worker that has the model
-        self._free: deque[Any] = deque()  # workers, once for each item that they may have now
+        self._room: dict[Any, int] = {}  # how many items each of these may have now
         self._calls: dict[Any, tuple[Any, AnyItem | None]] = {}  # worker and item; None: it loads
         self._waiting: deque[AnyItem] = deque()
         self._losses = Counter[str]()  # of workers that had an item, by its key
@@ -93,15 +83,15 @@ class RayRunner(Generic[AnyItem, Row]):
         if self._calls or self._nodes:
             return
         try:
-            self._scratch = _join(self.place)
+            self._scratch = _join(self.address, self.workers)
             import ray
 
-            threads, expected = _threads(self.place), _of_node(self.work, self.device)
-            options = {"num_cpus": threads, "num_gpus": self.place.gpus or None, "scheduling_strategy": "SPREAD"}
+            threads, expected = _threads(self.workers, self.gpus), _of_node(self.work, self.device)
+            options = {"num_cpus": threads, "num_gpus": self.gpus or None, "scheduling_strategy": "SPREAD"}
             options |= {"max_concurrency": self.jobs * IN_HAND + 1, "max_restarts": -1}
             told = threads, os.getcwd(), os.environ.get(MODELS), expected, self.work, self.device
             actor = ray.remote(_Worker).options(**options)
-            for _ in range(self.place.workers):
+            for _ in range(self.workers):
                 self._load(actor.remote(*told, jobs=self.jobs, timeout=self.timeout))
             while not self._nodes and not self.stopping:
                 self._heed_answer()
@@ -120,9 +110,12 @@ class RayRunner(Generic[AnyItem, Row]):
         self._waiting.extend(items)
         try:
             while True:
-                while self._waiting and self._free and not self.stopping:
-                    worker, item = self._free.popleft(), self._waiting.popleft()
-                    self._calls[worker.row.remote(item)] = worker, item
+                while self._waiting and not self.stopping:
+                    item, worker = self._waiting[0], max(self._room, key=self._room.__getitem__, default=None)
+                    if worker is None or self._room[worker] < self._takes(item):
+                        break
+                    self._room[worker] -= self._takes(item)
+                    self._calls[worker.row.remote(self._waiting.popleft())] = worker, item
                 if not any(item for _, item in self._calls.values()) and (self.stopping or not self._waiting):
                     return
                 yield from self._heed_answer()
@@ -136,8 +129,12 @@ class RayRunner(Generic[AnyItem, Row]):
         ray.shutdown()
         if self._scratch:
             self._scratch.cleanup()
-        for each in (self._nodes, self._free, self._calls):
+        for each in (self._nodes, self._room, self._calls):
             each.clear()
+
+    def _takes(self, item: AnyItem) -> int:
+        """How much of a worker's room: all of it where the item lost one, so that it loses none with another again."""
+        return self.jobs * IN_HAND if item.key in self._losses else 1
 
     def _load(self, worker: Any) -> None:
         """Lets a worker load, once there is room for it; a call that its end interrupts is made again."""
@@ -165,7 +162,8 @@ class RayRunner(Generic[AnyItem, Row]):
         if item is None:
             self._take_on(worker, *answer)
             return []
-        self._free.append(worker)
+        if worker in self._room:
+            self._room[worker] += self._takes(item)
         self._lost = 0
         return [answer]
 
@@ -174,15 +172,15 @@ class RayRunner(Generic[AnyItem, Row]):
         if unlike := differences(_without_hardware(description), _without_hardware(self.description)):
             raise ClusterError(f"{node} has loaded otherwise than the first worker: {unlike}", REMEDY)
         self._nodes[worker] = node
-        self._free.extend([worker] * self.jobs * IN_HAND)
+        self._room[worker] = self.jobs * IN_HAND
 
     def _try_again(self, worker: Any, item: AnyItem, why: str) -> list[Row]:
         """Puts back an item whose worker is lost, or gives its failure; Ray starts the worker again."""
         if node := self._nodes.pop(worker, ""):  # with the first of its items
             logger.warning("a worker at %s is lost (%s); going on", node, why)
-            self._free = deque(free for free in self._free if free is not worker)
+            del self._room[worker]
             self._lost += 1
-            if self._lost >= MOST_LOST * self.place.workers:
+            if self._lost >= MOST_LOST * self.workers:
                 raise BatchError(f"{self._lost} workers were lost without a row between them, the last: {why}")
             self._load(worker)
         self._losses[item.key] += 1
@@ -195,32 +193,34 @@ class RayRunner(Generic[AnyItem, Row]):
 # The cluster
 
 
-def _join(place: Place) -> "TemporaryDirectory[str] | None":
+def _join(address: str, workers: int) -> "TemporaryDirectory[str] | None":
     """Joins or starts a cluster; the folder of one that was started, which gets a token that nobody else knows. Ray
     reads these variables when it is imported. Raises ClusterError."""
     started, scratch = {}, None
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"}  # nothing is reported
     os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's is 15: all else on a machine would go first
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else Ray warns of a change to come
-    if place.address == "local":
+    if address == "local":
         os.environ.setdefault("RAY_AUTH_MODE", "token")
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-        cpus = (_asked_threads() or max(1, (os.cpu_count() or 1) // place.workers)) * place.workers
+        cpus = (_asked_threads() or max(1, (os.cpu_count() or 1) // workers)) * workers
         scratch = TemporaryDirectory(prefix="iqa-ray-", dir="/tmp", ignore_cleanup_errors=True)  # nosec B108
         started = {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": OBJECT_STORE}
         started["_temp_dir"] = scratch.name  # a short name: sockets lie below it
     import ray
+    import ray._private.worker as driver
     from ray.exceptions import RayError
 
+    driver.listen_error_messages = lambda *_: None  # it tells of lost nodes, as `_try_again` does
     quiet = {"log_to_driver": False, "configure_logging": False, "logging_level": logging.ERROR}
     try:
         # Ray puts the working folder before all that workers import.
         with _undisturbed(), chdir(ROOT if ROOT != PACKAGE else "/"):
-            ray.init(address=place.address, **started, **quiet)
+            ray.init(address=address, **started, **quiet)
     except (ConnectionError, RuntimeError, ValueError, RayError) as error:
         why = " ".join(str(error).split())
         remedy = "all nodes need the same Python and Ray; this command runs on one of them (docs/batches.md)"
-        raise ClusterError(f"--cluster {place.address}: it cannot be joined: {why:.400}", remedy) from error
+        raise ClusterError(f"--cluster {address}: it cannot be joined: {why:.400}", remedy) from error
     return scratch
 
 
@@ -244,18 +244,18 @@ def _asked_threads() -> int:
     return int(asked) if asked.isdecimal() else 0
 
 
-def _threads(place: Place) -> int:
+def _threads(workers: int, gpus: float) -> int:
     """The threads of each worker: those that OMP_NUM_THREADS says, else as many as each has of the smallest node.
     Raises ClusterError where no node has room for a worker."""
     import ray
 
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and "CPU" in node["Resources"]]
-    each = -(-place.workers // max(1, len(nodes)))  # workers of a node
+    each = -(-workers // max(1, len(nodes)))  # workers of a node
     threads = _asked_threads() or max(1, min((int(node["CPU"]) // each for node in nodes), default=1))
-    if not any(node["CPU"] >= threads and node.get("GPU", 0) >= place.gpus for node in nodes):
-        said = f"no node has room for a worker of {threads} threads and {place.gpus:g} GPUs"
+    if not any(node["CPU"] >= threads and node.get("GPU", 0) >= gpus for node in nodes):
+        said = f"--cluster: no node has room for a worker of {threads} threads and {gpus:g} GPUs"
         remedy = "set OMP_NUM_THREADS or --gpus-per-worker lower, or start nodes where Ray sees their GPUs"
-        raise ClusterError(f"--cluster {place.address}: {said}", remedy)
+        raise ClusterError(said, remedy)
     return threads
 
 
@@ -267,7 +267,7 @@ def _without_hardware(description: dict[str, Any]) -> Any:
 
 def _of_node(work: Work[Any, Any], device: str) -> dict[str, Any]:
     """What scores depend on at a node before a model is loaded, by the names that messages use."""
-    return of_settings(work.settings, device) | of_models(work) | {"agentic_iqa_local": __version__}
+    return of_work(work, device) | {"agentic_iqa_local": __version__}
 
 
 # What follows runs at workers.

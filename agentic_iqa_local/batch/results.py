@@ -30,8 +30,7 @@ class Results(RowFile):
     """The rows that assess writes to `path`, one for each item. Beside it PATH.run.json says what they depend on.
 
     Args:
-        path: The file. Where it is a link, the file that it leads to.
-        identity: What the rows depend on; a file with rows is taken only with the same.
+        path, identity: The file, and what its rows depend on; one with rows is taken only with the same.
         resume: Whether a file with rows is taken. Items whose picture or reference changed since lose their row.
         retry: Whether failed items lose theirs too.
         asked: The keys of the items that are asked for; rows of others stay.
@@ -40,18 +39,10 @@ class Results(RowFile):
         RowsError: The file cannot be used so.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        identity: dict[str, Any],
-        *,
-        resume: bool = False,
-        retry: bool = False,
-        asked: Container[str] = (),
-    ):
+    def __init__(self, path: Path, identity: dict[str, Any], *, resume: bool = False, retry: bool = False,
+                 asked: Container[str] = ()):  # fmt: skip
         super().__init__(path, StoredRow)
-        self.changed = 0
-        """How many pictures changed since."""
+        self.changed = 0  # pictures that did since
         description = self.path.with_name(f"{self.path.name}.run.json")
         try:
             if not self.empty:

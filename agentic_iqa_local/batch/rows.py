@@ -28,10 +28,6 @@ class RowsError(WriteError):
     """A file of rows that cannot be used or written; one sentence for the user. The rows in it are kept."""
 
 
-class AnyRow(BaseModel):
-    """Any JSON object."""
-
-
 class StoredRow(Assessment):
     """A row of assess as it was written, with all fields."""
 
@@ -55,7 +51,7 @@ class RowFile:
         RowsError: Another process writes the file, or it cannot be written.
     """
 
-    def __init__(self, path: Path, schema: type[BaseModel] = AnyRow):
+    def __init__(self, path: Path, schema: type[BaseModel]):
         self._schema = schema
         self.done: set[str] = set()
         """The keys of the rows that `recover` found."""

@@ -83,22 +83,24 @@ class Assessing(Work[Item, Assessment]):
         return row
 
     def identity(self, device: str, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """What the rows of a run depend on, by the names that a user is told: `asked` and what `of_settings` gives."""
+        """What the rows of a run depend on, by the names that a user is told: `asked` and what `of_work` gives."""
         apart = {"decisions": {"calibration"}, "models": {"__all__": {"path"}}}
         own, limit = self.max_replan_iterations, self.settings.max_replan_iterations
         about = {"schema version": SCHEMA_VERSION, "pipeline": self.pipeline, **asked}
         about["max_replan_iterations"] = limit if own is None else own
         configuration = self.settings.model_dump(mode="json", exclude=apart)  # pyright: ignore[reportArgumentType]
-        return configuration | of_settings(self.settings, device) | of_models(self) | about
+        return configuration | of_work(self, device) | about
 
 
-def of_models(work: Work[Any, Any]) -> dict[str, Any]:
-    """Hashes of the models' folders, by name, and of the calibration of intervals."""
+def of_work(work: Work[Any, Any], device: str) -> dict[str, Any]:
+    """What the rows of a work depend on beside its questions: what `of_settings` gives, the models' folders by name,
+    and the calibration of intervals."""
     settings = work.settings
     intervals = Path(settings.decisions.calibration or SHIPPED_INTERVALS)
     folders = {settings.folder(settings.role(role).backend) for role in work.roles}
     models = {folder.name: folder_hash(folder) for folder in folders if folder.is_dir()}
-    return {"interval calibration": file_hash(intervals) if intervals.is_file() else None, "model": models}
+    calibration = file_hash(intervals) if intervals.is_file() else None
+    return of_settings(settings, device) | {"interval calibration": calibration, "model": models}
 
 
 def of_settings(settings: Settings, device: str) -> dict[str, Any]:

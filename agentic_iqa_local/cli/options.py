@@ -226,9 +226,9 @@ def batch_of(args: argparse.Namespace, work: "Work", device: str, **more: Any) -
     """The Runner or RayRunner that does the work: a process on this machine, or with --cluster the workers."""
     more |= {"jobs": args.jobs, "timeout": args.timeout}
     if getattr(args, "cluster", None):
-        from agentic_iqa_local.batch.ray import Place, RayRunner
+        from agentic_iqa_local.batch.ray import RayRunner
 
-        return RayRunner(work, Place(args.cluster, args.workers, args.gpus_per_worker or 0.0), **more)
+        return RayRunner(work, args.cluster, args.workers, args.gpus_per_worker or 0.0, **more)
     from agentic_iqa_local.batch.runner import Runner
 
     return Runner(work, device, **more)

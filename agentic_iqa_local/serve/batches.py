@@ -16,6 +16,7 @@ from agentic_iqa_local.files import sync_folder, write_whole
 from agentic_iqa_local.images.pictures import PictureFile
 from agentic_iqa_local.output.gallery.page import write_gallery
 from agentic_iqa_local.output.gallery.rows import read_rows
+from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.serve.asks import Answer, Ask, Refused, SetUp, line_of
 from agentic_iqa_local.serve.bodies import Body
 from agentic_iqa_local.serve.queue import Queue
@@ -122,7 +123,7 @@ class Batches:
         """Writes the rows that a batch lacks. Raises UserError, ValueError or OSError where that cannot be done."""
         asked = self.set_up.ask(json.loads((folder / "options.json").read_text()))
         pictures, reference = _files(folder / "pictures"), _files(folder / "reference")
-        rows = RowFile(folder / "rows.jsonl")
+        rows = RowFile(folder / "rows.jsonl", Assessment)
 
         async def write() -> None:
             for picture in left:
