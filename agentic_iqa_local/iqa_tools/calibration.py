@@ -9,13 +9,11 @@ AgenticIQA (arXiv 2509.26006) prints it without the `1 +`; with that misprint mo
 every image to the same value.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
@@ -38,15 +36,19 @@ def logistic_curve(b: Sequence[float] | np.ndarray, x: Any) -> Any:
     return b[0] * np.tanh(b[1] * (x - b[2]) / 2) / 2 + b[3] * x + b[4]
 
 
-class LogisticMap(BaseModel):
+class Record(BaseModel):
+    """A part of a file of figures."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class LogisticMap(Record):
     """One tool's map from its raw score to 1..5.
 
     `domain` is the raw range in which the map is checked and used; `lower_better` says which way the raw
     score runs; `source` says where the parameters come from and `fitted_on` names the data set (scores there
     are in-sample).
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     tool: str
     b1: float
@@ -62,7 +64,7 @@ class LogisticMap(BaseModel):
     notes: str | None = None
 
     @model_validator(mode="after")
-    def _domain_is_a_range(self) -> LogisticMap:
+    def _domain_is_a_range(self) -> Self:
         if not self.domain[0] < self.domain[1]:
             raise ValueError(f"expected domain [low, high] with low < high, got {list(self.domain)}")
         if not all(math.isfinite(self.unclipped(x)) for x in self.domain):

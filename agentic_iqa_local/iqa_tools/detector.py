@@ -6,8 +6,6 @@ than its own record of hits and false alarms allows, so a model that is sure of 
 reading that is wrong.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from pathlib import Path
@@ -16,7 +14,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from agentic_iqa_local.files import ROOT, read_yaml
-from agentic_iqa_local.iqa_tools.reliability import Record
+from agentic_iqa_local.iqa_tools.calibration import Record
 
 if TYPE_CHECKING:
     from agentic_iqa_local.iqa_tools.local_nr import Examination
@@ -76,7 +74,7 @@ class DetectorRecord(Record):
         """The errors of readings with a reference, or without one."""
         return self.full_reference if reference else self.no_reference
 
-    def log_ratios(self, examined: Examination, reference: bool) -> dict[str, float]:
+    def log_ratios(self, examined: "Examination", reference: bool) -> dict[str, float]:
         """By family, ln of the likelihood ratio of what LocalNR read of it."""
         errors = self.of(reference).families
         return {

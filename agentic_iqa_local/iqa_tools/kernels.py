@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 # Of output at a time: they stay in the cache, and torch shares out among threads only what has 32768 elements
@@ -26,15 +27,7 @@ class CPUKernels(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _conv2d(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: Any = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> torch.Tensor:
+def _conv2d(x: Tensor, weight: Tensor, bias=None, stride=1, padding=0, dilation=1, groups=1) -> Tensor:
     channels, depth, tall, wide = weight.shape
     if (bias, stride, padding, dilation, depth, channels) != (None, 1, 0, 1, 1, groups) or x.ndim != 4:
         return torch.conv2d(x, weight, bias, stride, padding, dilation, groups)

@@ -9,10 +9,9 @@ clean photographs whose quality four full-reference metrics gave (scripts/traini
 docs/tools.md); no human score was used. Knows nothing of pyiqa, of maps to 1..5 or of models that answer.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import timm
@@ -73,7 +72,8 @@ class Examination:
         """Where the damage lies: one of PLACES, by the family whose strength differs most between them, or
         EVERYWHERE; None where none is seen."""
         if min(next(iter(self.places.values())).shape) > 1:
-            quarters = np.array([quarter_means(severity) for severity in self.places.values()])
+            grid = torch.from_numpy(np.stack([*self.places.values()]))
+            quarters = torch.stack([quarter_of(grid, place).mean((1, 2)) for place in PLACES], 1).numpy()
             second, first = np.sort(quarters)[:, -2:].T
             family = (first - second).argmax()
             most, lead = first[family], first[family] - second[family]
@@ -91,12 +91,6 @@ def quarter_of(grid: torch.Tensor, place: str) -> torch.Tensor:
     return grid[:, rows, columns]
 
 
-def quarter_means(severity: np.ndarray) -> list[float]:
-    """The means of a rows×columns map, two or more of each, over the quarters in the order of PLACES."""
-    grid = torch.from_numpy(severity)[None]
-    return [float(quarter_of(grid, place).mean()) for place in PLACES]
-
-
 class LocalNR(nn.Module):
     """The network. The widths are the hidden layers' sizes. It is built without weights: `load` reads them."""
 
@@ -108,7 +102,7 @@ class LocalNR(nn.Module):
         self.place = _Head(STATISTICS, place_width, len(DISTORTION_TYPES))
 
     @classmethod
-    def load(cls, path: Path = WEIGHTS, device: str = "cpu") -> LocalNR:
+    def load(cls, path: Path = WEIGHTS, device: str = "cpu") -> Self:
         """The network with the weights of a safetensors file, in float32, ready to measure."""
         weights = load_file(path)
         with torch.device("meta"):  # nothing is drawn from torch's generator, which is the whole process's

@@ -4,10 +4,7 @@ torch, pyiqa and huggingface_hub are imported inside functions: they take second
 them.
 """
 
-from __future__ import annotations
-
 import contextlib
-import os
 import pickle
 import sys
 import threading
@@ -33,7 +30,6 @@ def create_metric(spec: ToolSpec, weights: Weights, device: str) -> Any:
 def import_pyiqa() -> Any:
     """pyiqa with all its metrics' modules. For a moment this changes the Llama that models run on, see
     `llama_kept`."""
-    keep_offline()
     # NIQE warns so of a picture with less than two blocks that have texture; its score is refused later
     warnings.filterwarnings("ignore", message=r"cov\(\): degrees of freedom is <= 0")
     with contextlib.redirect_stdout(sys.stderr), llama_kept():
@@ -42,14 +38,6 @@ def import_pyiqa() -> Any:
 
         archs._lazy_import_arch("all of them")  # now rather than with some metric: Q-Align is among them
     return pyiqa
-
-
-def keep_offline() -> None:
-    """Keeps huggingface_hub off the network, in the whole process: a missing file would cost half a minute of
-    retries."""
-    os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
-    if "huggingface_hub" in sys.modules:  # too late for the environment: the flag was read at its import
-        sys.modules["huggingface_hub"].constants.HF_HUB_OFFLINE = True
 
 
 @contextlib.contextmanager
@@ -101,6 +89,7 @@ def _offline(weights: Weights) -> Iterator[None]:
         "urllib.request.urlopen": refuse,  # CLIP's
         "pyiqa.utils.download_util.DEFAULT_CACHE_DIR": str(weights.hub / "pyiqa"),
         "torch.hub._hub_dir": str(weights.hub),
+        "huggingface_hub.constants.HF_HUB_OFFLINE": True,  # a missing file would cost half a minute of retries
         "huggingface_hub.constants.HF_HUB_CACHE": str(weights.huggingface),  # read at import
     }
     with contextlib.ExitStack() as stack:

@@ -5,30 +5,22 @@ The figures are published ones (configs/tool_reliability.yaml names each source)
 tool's weights were trained on do not count.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from agentic_iqa_local.files import ROOT, read_yaml
-from agentic_iqa_local.iqa_tools.calibration import FLAT, HIGHEST, LOWEST
+from agentic_iqa_local.iqa_tools.calibration import FLAT, HIGHEST, LOWEST, Record
 
 SHIPPED = ROOT / "configs" / "tool_reliability.yaml"
 CLEARLY_WORSE = 0.05  # of SRCC, on average over the data sets that two tools share
 
 Score = tuple[str, float]  # a tool and its score, 1..5
 Reachable = Mapping[str, tuple[float, float]]  # by tool, the lowest and highest score that its map can return
-
-
-class Record(BaseModel):
-    """A part of a file of figures."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Published(Record):

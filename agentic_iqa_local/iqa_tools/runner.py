@@ -3,8 +3,6 @@
 What a metric needs is looked for in the models folder before it is built; nothing is ever fetched.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import math
 import threading
@@ -21,7 +19,7 @@ from PIL import Image
 from agentic_iqa_local.files import ROOT, models_root
 from agentic_iqa_local.iqa_tools.calibration import CalibrationError, read_map_file
 from agentic_iqa_local.iqa_tools.crops import Box, crops_of, mounted
-from agentic_iqa_local.iqa_tools.pyiqa_metrics import create_metric, import_pyiqa, keep_offline, llama_kept
+from agentic_iqa_local.iqa_tools.pyiqa_metrics import create_metric, import_pyiqa, llama_kept
 from agentic_iqa_local.iqa_tools.specs import DATA, TOOLS, ToolError, ToolSpec, find_tool
 from agentic_iqa_local.iqa_tools.weights import Weights
 
@@ -82,12 +80,7 @@ class ToolRunner:
     is lacking, a picture that is too small, a result that is not finite, and a metric that fails.
     """
 
-    def __init__(
-        self,
-        device: str = "cpu",
-        maps_path: str | Path | None = None,
-        models: str | Path | None = None,
-    ) -> None:
+    def __init__(self, device: str = "cpu", maps_path: str | Path | None = None, models: str | Path | None = None):
         self.device = device
         self.maps, self._rejected = read_map_file(maps_path or SHIPPED_MAPS)
         for name, logistic in self.maps.items():
@@ -128,13 +121,13 @@ class ToolRunner:
         """The metric's own number, for which no map is needed."""
         return self._measured(_usable(find_tool(name), self._missing), image, reference)[0]
 
-    def examine(self, image: Image.Image, reference: Image.Image | None = None) -> Examination:
+    def examine(self, image: Image.Image, reference: Image.Image | None = None) -> "Examination":
         """All that LocalNR reads of an RGB picture, against its `reference` where there is one; of
         native-resolution crops where it is too large for the tool. The latest pictures are not read twice."""
         crops = crops_of(TOOLS["LocalNR"], *image.size)
         return self._examined(*(mounted(one, crops) for one in (image, reference) if one))
 
-    def places(self, image: Image.Image, reference: Image.Image | None = None) -> Examination:
+    def places(self, image: Image.Image, reference: Image.Image | None = None) -> "Examination":
         """As `examine`, but where the picture is too large it is reduced, so that `places` covers all of it."""
         most = (TOOLS["LocalNR"].most_megapixels or math.inf) * 1e6
         pictures = [one for one in (image, reference) if one]
@@ -202,7 +195,7 @@ class ToolRunner:
             raise ToolError(f"{spec.name} returned {raw}, which is no score, for {size}", "use another tool.")
         return raw, seconds, crops
 
-    def _examined(self, *pictures: Image.Image) -> Examination:
+    def _examined(self, *pictures: Image.Image) -> "Examination":
         spec = _usable(TOOLS["LocalNR"], self._missing)
         _require_size(spec, pictures[0])
         key = tuple((one.size, hash(one.tobytes())) for one in pictures)
@@ -227,7 +220,6 @@ class ToolRunner:
 
     @staticmethod
     def _local_nr(spec: ToolSpec, _: Weights, device: str) -> Any:
-        keep_offline()  # timm imports huggingface_hub
         from agentic_iqa_local.iqa_tools.local_nr import LocalNR
 
         return LocalNR.load(DATA / spec.bundled, device)

@@ -7,8 +7,6 @@ files were read off pyiqa 0.1.16's sources, backbones that a constructor pulls i
     hf:ORG/REPO                                 a snapshot below tools/huggingface of the models folder
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ of the models folder names, and not what torch or Hugging Face keep in caches of
 `scripts/fetch_models.py` makes a bundle of files in such caches.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any
