@@ -63,7 +63,6 @@ def test_each_range_of_q_has_its_own_errors():
     for i, part in enumerate((below, above, above)):
         at = q[i : i + 1], difficulty[i : i + 1]
         assert both.ends(q, difficulty, 0.9)[i] == pytest.approx(part.ends(*at, 0.9)[0])
-        assert both.quantiles(q, difficulty, 5)[i] == pytest.approx(part.quantiles(*at, 5)[0])
         probable = both.probability_at_least(q, difficulty, 3.2)[i]
         assert probable == pytest.approx(part.probability_at_least(*at, 3.2)[0])
 
@@ -87,7 +86,6 @@ def test_the_predictive_distribution_and_its_probabilities():
     q, difficulty = np.array([3.0, 5.0]), np.array([0.5, 0.5])
     assert part.probability_at_least(q, difficulty, 3.1) == pytest.approx([2 / 5, 1])
     assert part.probability_at_least(q, difficulty, 3.0)[0] == pytest.approx(3 / 5)  # 3.0 itself is enough
-    assert part.quantiles(q, difficulty, 1) == pytest.approx(np.array([[3.0], [5.0]]))  # the median
 
 
 def test_features_by_hand():

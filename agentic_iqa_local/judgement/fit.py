@@ -6,11 +6,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.errors import UserError, one_line
 from agentic_iqa_local.files import FileError, first_mistake, folder_hash, read_bytes
+from agentic_iqa_local.iqa_tools.calibration import Record
 from agentic_iqa_local.judgement.intervals import SHIPPED, IntervalCalibration
 
 NO_FIT = "calibrate this set-up with study.py fit, and give the fit with --fit"
@@ -29,15 +30,13 @@ class FitError(UserError, ValueError):
     """Rows that nothing can be fitted on, or a file that is no fit; one sentence for the user."""
 
 
-class Fit(BaseModel):
+class Fit(Record):
     """A fitted temperature and η with where they come from.
 
     `before` and `after` are the objective, on its scale of SCALES, with the configuration's parameters and with these;
     "keep" fits neither. `intervals` calibrates the intervals of q with these parameters; None where there is too
     little to do so. A report leaves out the rows of `keys`, and of the scenes `groups`, of the same `dataset`.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     temperature: Within
     eta: Within | Literal["auto"]

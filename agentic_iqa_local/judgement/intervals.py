@@ -10,24 +10,21 @@ Papadopoulos et al., AIA 2008 (difficulty); Romano et al., NeurIPS 2020 (sets of
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from agentic_iqa_local.config import Pipeline
 from agentic_iqa_local.files import ROOT
+from agentic_iqa_local.iqa_tools.calibration import HIGHEST, LOWEST, Record
 from agentic_iqa_local.result import AnswerSet, Condition, Interval
 from agentic_iqa_local.score_fusion import LEVELS, fused_distribution
-
-if TYPE_CHECKING:
-    from crepes import ConformalPredictiveSystem
 
 SHIPPED = ROOT / "configs" / "intervals.json"  # a fit that calibrates the embedded model's answers
 COVERAGE = 0.9
 WIDENED = 0.95  # taken, for a promise of 90 % still, where a picture is not quite like those of the calibration
 BELOW = 0.65  # of what an interval may miss; misses above it gather on clean pictures
-LOWEST, HIGHEST = min(LEVELS), max(LEVELS)
 LEAST_DIFFICULTY = 0.05  # levels
 FEWEST_QUESTIONS = round(1 / (1 - COVERAGE)) - 1  # with fewer no choice is ruled out
 
@@ -60,11 +57,7 @@ def features(p: np.ndarray, measured: Mapping[str, np.ndarray]) -> np.ndarray:
     return np.nan_to_num(np.stack([columns[name] for name in FEATURES], axis=1), nan=0.0)
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class Errors(_Record):
+class Errors(Record):
     """The errors of pictures assessed under one condition, in levels, with the pictures' difficulties and the
     weights by which FEATURES give a difficulty."""
 
@@ -90,7 +83,7 @@ class Errors(_Record):
         return self.line[0] + self.line[1] * q
 
     @cached_property
-    def _system(self) -> "ConformalPredictiveSystem":
+    def _system(self) -> Any:
         from crepes import ConformalPredictiveSystem
 
         ranges = np.array(self.ranges or [0] * len(self.errors))
@@ -113,12 +106,6 @@ class Errors(_Record):
             )
         return np.clip(ends, LOWEST, HIGHEST)
 
-    def quantiles(self, q: np.ndarray, difficulty: np.ndarray, count: int) -> np.ndarray:
-        """`count` equally probable values of each picture's truth, rising, (pictures, count)."""
-        shares = (np.arange(count) + 0.5) / count
-        spaced = np.stack([np.quantile(scaled, shares) for scaled in self.scaled])
-        return self.expected(q)[:, None] + difficulty[:, None] * spaced[self.range_of(q)]
-
     def probability_at_least(self, q: np.ndarray, difficulty: np.ndarray, quality: float) -> np.ndarray:
         """The probability that each picture's truth is `quality` or better, (pictures,)."""
         asked = (quality - self.expected(q)) / difficulty
@@ -132,7 +119,7 @@ def reached(probabilities: np.ndarray) -> np.ndarray:
     return np.minimum([probabilities[probabilities >= p].sum().round(6) for p in probabilities], 1.0)
 
 
-class Answers(_Record):
+class Answers(Record):
     """Questions with known answers: of each the number of choices, and what is `reached` with the right one."""
 
     pipeline: Pipeline
@@ -148,7 +135,7 @@ class Answers(_Record):
         return alike if len(alike) >= FEWEST_QUESTIONS else np.array(self.right)
 
 
-class IntervalCalibration(_Record):
+class IntervalCalibration(Record):
     """Pictures and questions of known truth as one model answered them. `model` is the hash of its folder
     (`files.folder_hash`); `dtype` and `quantization` are as its client describes them."""
 

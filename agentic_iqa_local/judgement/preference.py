@@ -6,16 +6,17 @@ regression on the differences of what was measured answers, fitted on synthetic 
 """
 
 import math
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field, TypeAdapter
 from scipy import special
-from scipy.stats import norm
+from scipy.stats import mannwhitneyu, norm
 
 from agentic_iqa_local.config import Pipeline, Settings
 from agentic_iqa_local.files import ROOT, folder_hash
-from agentic_iqa_local.judgement.intervals import HIGHEST, LOWEST, IntervalCalibration
+from agentic_iqa_local.iqa_tools.calibration import HIGHEST, LOWEST, Record
+from agentic_iqa_local.judgement.intervals import IntervalCalibration
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.score_fusion import LEVELS, expected_level, fused_distribution
 from agentic_iqa_local.state import LETTERS
@@ -26,11 +27,9 @@ UNKNOWN_SIGMA = 1.0  # levels: the error of the letters, where no tool tells its
 MOST_LOGIT = 7.0  # a probability of 0.9991: no fit was tested beyond it
 
 
-class PairFit(BaseModel):
+class PairFit(Record):
     """How differences between two pictures of one scene give the probability that the first is better:
     sigmoid(Σ weight · difference), without an offset, so that neither place is preferred."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     model: str  # hash of the model's folder (`files.folder_hash`)
     pipeline: Pipeline
@@ -54,17 +53,14 @@ class PairFit(BaseModel):
         return sum(weight * values[name] for name, weight in self.weights.items())
 
 
-class PairFits(BaseModel):
-    """The file of fits."""
-
-    fits: tuple[PairFit, ...]
+FITS_FILE = TypeAdapter(dict[Literal["fits"], tuple[PairFit, ...]])
 
 
 def fit_for(settings: Settings, pipeline: Pipeline, *, reference: bool) -> PairFit | None:
     """The shipped fit of a set-up's model for pictures that were assessed so; None where there is none."""
     folder = settings.folder(settings.summarizer.backend)
     wanted = folder.is_dir() and folder_hash(folder), pipeline, reference
-    fits = PairFits.model_validate_json(SHIPPED.read_bytes()).fits
+    fits = FITS_FILE.validate_json(SHIPPED.read_bytes())["fits"]
     return next((fit for fit in fits if (fit.model, fit.pipeline, fit.reference) == wanted), None)
 
 
@@ -99,8 +95,7 @@ def draws_of(row: Assessment, calibration: IntervalCalibration | None) -> np.nda
 def probability_above(one: np.ndarray, other: np.ndarray) -> float:
     """P(X > Y) + ½·P(X = Y) of independent draws, X of `one` and Y of `other`, both rising: exact, over all pairs
     of their values (the statistic of Mann and Whitney, 1947)."""
-    below, up_to = (np.searchsorted(other, one, side) for side in ("left", "right"))
-    return float(np.mean(below + up_to) / 2 / len(other))
+    return float(mannwhitneyu(one, other, method="asymptotic").statistic / (len(one) * len(other)))
 
 
 def sigmoid(log_odds: float) -> float:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import Annotated, Any, get_args
 
 import numpy as np
 from pydantic import Field
@@ -19,13 +19,11 @@ from agentic_iqa_local.judgement.tiles import Tiling, damaged_boxes, smallest_si
 from agentic_iqa_local.nodes import prompts
 from agentic_iqa_local.nodes.detection import detection_of, model_trust, severity_probabilities, strongest
 from agentic_iqa_local.nodes.letter_reading import ROLE
+from agentic_iqa_local.nodes.workbench import OpenImages
 from agentic_iqa_local.result import MapCost, QualityMap
 from agentic_iqa_local.score_fusion import expected_level, letter_probabilities
 from agentic_iqa_local.state import DISTORTION_TYPES, LETTERS, DamagedBox, Severity, revised
 from agentic_iqa_local.vlm_client import PixelLimits, VLMError
-
-if TYPE_CHECKING:
-    from agentic_iqa_local.nodes.workbench import OpenImages
 
 TILE = 192  # pixels a side, at least
 LARGER = (1, 4 / 3, 2, 8 / 3)  # times the smallest tile, for pictures that would need too many
@@ -57,7 +55,7 @@ def map_request(wanted: bool | str | Path | MapRequest) -> MapRequest | None:
     return MapRequest() if wanted is True else MapRequest(Path(wanted))
 
 
-def mapped(images: "OpenImages", request: MapRequest) -> dict[str, Any]:
+def mapped(images: OpenImages, request: MapRequest) -> dict[str, Any]:
     """What a row holds of the map that its assessment was asked for: `map`, or in `no_map` why there is none."""
     images.observer.step("map", "started")
     try:
@@ -78,7 +76,7 @@ def mapped(images: "OpenImages", request: MapRequest) -> dict[str, Any]:
     return {"map": q_map}
 
 
-def make_map(images: "OpenImages", request: MapRequest) -> tuple[QualityMap, np.ndarray | None]:
+def make_map(images: OpenImages, request: MapRequest) -> tuple[QualityMap, np.ndarray | None]:
     """The map of an opened picture by the Summarizer's model, and SSIM's map against its reference. Raises MapError for
     a picture, a model or a mode that allows none, VLMError and ToolError for a model or a tool that fails."""
     began, before, reference = time.perf_counter(), images.usage, images.reference
@@ -122,7 +120,7 @@ def _tile_sides(limits: PixelLimits) -> list[int]:
     return sorted({side for side in sides if side**2 <= (limits.max_pixels or side**2)})
 
 
-def _tiling(images: "OpenImages", request: MapRequest) -> Tiling:
+def _tiling(images: OpenImages, request: MapRequest) -> Tiling:
     """The tiles to read. Raises MapError."""
     client, width, height = images.services.client(ROLE), images.image.width, images.image.height
     if images.services.settings.fusion.mode != "logits" or not client.reads_logits:
@@ -140,7 +138,7 @@ def _tiling(images: "OpenImages", request: MapRequest) -> Tiling:
 
 
 def _read_boxes(
-    images: "OpenImages", boxes: Sequence[Box], prompt: prompts.Prompt, answer_prefix: str, answers: Sequence[str]
+    images: OpenImages, boxes: Sequence[Box], prompt: prompts.Prompt, answer_prefix: str, answers: Sequence[str]
 ) -> list[dict[str, float]]:
     """Of each part of the picture, alone, how probable each answer is after `answer_prefix`. Raises VLMError."""
     reads = images.read_parts(ROLE, boxes, prompt, answer_prefix, answers)
@@ -148,7 +146,7 @@ def _read_boxes(
     return [letter_probabilities(read.logprobs, temperature) for read in reads]
 
 
-def _named(images: "OpenImages", damaged: DamagedBox) -> DamagedBox:
+def _named(images: OpenImages, damaged: DamagedBox) -> DamagedBox:
     """A damaged box with the scores of the configured tools that can measure it, its distortion and how severe that
     is: what the model reads of the box alone times what LocalNR reads of it, as the Executor would judge it."""
 

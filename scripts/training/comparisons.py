@@ -32,7 +32,7 @@ from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.devices import choose_device
 from agentic_iqa_local.files import folder_hash
 from agentic_iqa_local.judgement.assessment import assess
-from agentic_iqa_local.judgement.preference import SHIPPED, PairFit, PairFits, measurements
+from agentic_iqa_local.judgement.preference import FITS_FILE, SHIPPED, PairFit, measurements
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.services import Services
 
@@ -168,9 +168,9 @@ def fit(args: argparse.Namespace) -> None:
         date=datetime.date.today().isoformat(),
     )
     key = (new.model, new.pipeline, new.reference)
-    known = PairFits.model_validate_json(args.out.read_bytes()).fits if args.out.is_file() else ()
+    known = FITS_FILE.validate_json(args.out.read_bytes())["fits"] if args.out.is_file() else ()
     others = [one for one in known if (one.model, one.pipeline, one.reference) != key]
-    args.out.write_text(PairFits(fits=(*others, new)).model_dump_json(indent=1) + "\n", encoding="utf-8")
+    args.out.write_bytes(FITS_FILE.dump_json({"fits": (*others, new)}, indent=1) + b"\n")
     print(json.dumps({" + ".join(names): round(loss, 4) for names, loss in losses.items()}, indent=1))
 
 
