@@ -20,7 +20,7 @@ from agentic_iqa_local.nodes.prompts import (
 )
 from agentic_iqa_local.nodes.replies import PlannerReply, analysis_reply, detection_reply, summary_reply
 from agentic_iqa_local.state import LETTERS
-from agentic_iqa_local.vlm_client import OutOfMemory, VLMError, transformers_client
+from agentic_iqa_local.vlm_client import OutOfMemory, VLMClient, VLMError, transformers_client
 
 # float32 rounds at 2^-24 = 6e-8 of a value; sums over a few hundred terms in another order differ by some 1e-6, and
 # logits reach about 20.
@@ -174,7 +174,7 @@ def test_a_batch_gives_the_letters_that_each_picture_gives_alone(client, photo, 
     assert apart(alone[0], alone[6]) > 0.01  # they are told apart
     assert (many.usage.calls, many.usage.prefilled) == (7, 7 * session.usage.prefilled)
     assert many.usage.forward_passes == 1  # 7 tiles of 16 image tokens fit into one
-    assert (many.seen.width, many.seen.height, many.seen.tokens) == (128, 128, 16)
+    assert (session.seen[0].width, session.seen[0].height, session.seen[0].tokens) == (128, 128, 16)
     monkeypatch.setattr(transformers_client, "MOST_TOKENS", 3 * session.usage.prefilled + 1)
     fewer = read_many(client, pictures)
     assert fewer.usage.forward_passes == 3  # of three, three and one
@@ -184,12 +184,13 @@ def test_a_batch_gives_the_letters_that_each_picture_gives_alone(client, photo, 
     assert session.usage.reused > 0
 
 
-def test_pairs_and_pictures_of_different_sizes_are_read_too(client, photo):
+def test_pairs_and_pictures_of_different_sizes_are_read_too(client, photo, monkeypatch):
     pairs = [[photo.crop((0, 0, 128, 128)), *images] for images in tiles(photo, 3)]
     sizes = [[photo.crop((0, 0, 128, 128))], [photo.crop((0, 0, 160, 128))]]
     for pictures, passes in ((pairs, 1), (sizes, 2)):
         many = read_many(client, pictures)
         assert many.usage.forward_passes == passes
         assert max(apart(r, read(client.open(p))) for r, p in zip(many.reads, pictures, strict=True)) < BOUND
-    threads = client.read_each(sizes, SCORING, ANSWER_PREFIX, LETTERS, at_once=2)
+    monkeypatch.setattr(client, "at_once", 2)
+    threads = VLMClient.read_many(client, sizes, SCORING, ANSWER_PREFIX, LETTERS)
     assert max(map(apart, threads.reads, many.reads)) < BOUND

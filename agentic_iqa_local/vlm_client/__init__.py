@@ -11,6 +11,7 @@ import operator
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import astuple, dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
@@ -175,11 +176,10 @@ class VLMSession:
 
 @dataclass(frozen=True)
 class ManyReads:
-    """The letters of many pictures, in their order, what was computed for them, and what the model saw of the first."""
+    """The letters of many pictures, in their order, and what was computed for them."""
 
     reads: list[LetterRead]
     usage: TokenUsage
-    seen: SeenImage
 
 
 class VLMClient:
@@ -193,7 +193,7 @@ class VLMClient:
 
     def __init__(self, name: str, settings: "ModelSettings", renderer: "Renderer"):
         self.name = self.label = name
-        self.settings, self.renderer = settings, renderer
+        self.settings, self.renderer, self.at_once = settings, renderer, settings.max_in_flight
         self.limits, self.trust = renderer.limits, renderer.trust
 
     def open(self, images: "Sequence[Image.Image]") -> VLMSession:
@@ -208,30 +208,16 @@ class VLMClient:
         letters: Sequence[str],
     ) -> ManyReads:
         """What a session's `read_letters` would give of each of `pictures` (one or more, each the images of a
-        session), to rounding, at the cost of one batch. Raises VLMError."""
-        return self.read_each(pictures, prompt, answer_prefix, letters, self.settings.max_in_flight)
+        session), to rounding, at the cost of one batch: by a session for each, `at_once` of them at a time, for an
+        engine that batches what several threads ask of it. Raises VLMError."""
 
-    def read_each(
-        self,
-        pictures: "Sequence[Sequence[Image.Image]]",
-        prompt: "ChatPrompt",
-        answer_prefix: str,
-        letters: Sequence[str],
-        at_once: int,
-    ) -> ManyReads:
-        """`read_many` by a session for each picture, `at_once` of them at a time: for an engine that batches what
-        several threads ask of it, and for pictures that cannot be stacked."""
+        def read(images: "Sequence[Image.Image]") -> tuple[LetterRead, TokenUsage]:
+            with closing(self.open(images)) as session:
+                return session.read_letters(prompt, answer_prefix, letters), session.usage
 
-        def read(images: "Sequence[Image.Image]") -> tuple[LetterRead, TokenUsage, SeenImage]:
-            session = self.open(images)
-            try:
-                return session.read_letters(prompt, answer_prefix, letters), session.usage, session.seen[-1]
-            finally:
-                session.close()
-
-        with ThreadPoolExecutor(at_once) as threads:
-            reads, usages, seen = zip(*threads.map(read, pictures), strict=True)
-        return ManyReads(list(reads), sum(usages, TokenUsage()), seen[0])
+        with ThreadPoolExecutor(self.at_once) as threads:
+            reads, usages = zip(*threads.map(read, pictures), strict=True)
+        return ManyReads(list(reads), sum(usages, TokenUsage()))
 
     def describe(self) -> dict[str, Any]:
         """What a result records of the model: its name, dtype, device, versions and more."""

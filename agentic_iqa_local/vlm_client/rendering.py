@@ -3,7 +3,6 @@
 An answer is encoded after the prompt, not by itself: many tokenizers begin a text differently from its middle.
 """
 
-import functools
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -63,25 +62,16 @@ def loading(folder: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Rendered:
-    """A prompt with one placeholder for each image and the answer so far, as text and as the ids of each."""
+    """A prompt with one placeholder for each image and the answer so far, as text and as the ids of each; `head` and
+    `tail` are the prompt's ids before the first image and after the last."""
 
     prompt: ChatPrompt
     answer_prefix: str
     text: str
     prompt_ids: list[int]
     answer_ids: list[int]
-    first_image: int
-    last_image: int
-
-    @property
-    def head(self) -> list[int]:
-        """The ids before the first image."""
-        return self.prompt_ids[: self.first_image]
-
-    @property
-    def tail(self) -> list[int]:
-        """The ids after the last image."""
-        return self.prompt_ids[self.last_image + 1 :]
+    head: list[int]
+    tail: list[int]
 
     def prompt_with(self, images: "Expanded") -> list[int]:
         """The prompt's ids with those of the images in their places."""
@@ -114,6 +104,9 @@ class Renderer:
                 raise VLMError(f"model folder {self.folder}: {expected}", "copy chat_template.jinja too")
             self.tokenizer = self.processor.tokenizer
             self.placeholder = self.tokenizer.convert_tokens_to_ids(self.processor.image_token)
+            added = [token.content for token in self.tokenizer.added_tokens_decoder.values()]
+            special = {token for token in (*added, *self.tokenizer.all_special_tokens) if len(token) > 1}
+            self.special_tokens = sorted(special, key=len, reverse=True)
             self.limits = self._set_limits()
         self.notice = getattr(self.config, "agentic_iqa_notice", None)
         self.trust = float(getattr(self.config, "agentic_iqa_trust", 1.0))
@@ -125,6 +118,7 @@ class Renderer:
         """The processor's pixel range, narrowed by the configuration. Processors that force a size get no
         range of their own."""
         settings, images = self.settings, self.processor.image_processor
+        self.size: dict[str, int] | None = None  # the range, as the image processor takes it
         size = {key: value for key, value in dict(getattr(images, "size", {})).items() if value is not None}
         patch = getattr(images, "patch_size", None)
         by_pixels = size.keys() >= {"shortest_edge", "longest_edge"} and hasattr(images, "merge_size")
@@ -136,15 +130,8 @@ class Renderer:
             least = f"at least {factor * factor} max_pixels (one token of {factor}×{factor})"
             said = f"model {self.name}: expected min_pixels ≤ max_pixels and {least}, got {low} and {high}"
             raise VLMError(said, "correct the configuration")
-        images.size = {"shortest_edge": low, "longest_edge": high}
+        self.size = images.size = {"shortest_edge": low, "longest_edge": high}
         return PixelLimits(factor=factor, min_pixels=low, max_pixels=high)
-
-    @property
-    def size(self) -> dict[str, int] | None:
-        """The pixel range as the image processor's `size`; None where it sets no range."""
-        if self.limits.factor == 1 or self.limits.max_pixels is None:
-            return None
-        return {"shortest_edge": self.limits.min_pixels, "longest_edge": self.limits.max_pixels}
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`, without special tokens around it."""
@@ -154,15 +141,10 @@ class Renderer:
     def defuse(self, text: str) -> str:
         """`text` with this tokenizer's special tokens broken up, so that a query cannot end its turn or pose
         as an image."""
-        for token in self._special_tokens():
+        for token in self.special_tokens:
             if token in text:
                 text = text.replace(token, f"{token[0]} {token[1:]}")
         return text
-
-    @functools.lru_cache(maxsize=1)  # noqa: B019
-    def _special_tokens(self) -> list[str]:
-        added = [t.content for t in self.tokenizer.added_tokens_decoder.values()]
-        return sorted({t for t in [*added, *self.tokenizer.all_special_tokens] if len(t) > 1}, key=len, reverse=True)
 
     def letters(
         self, prompt: ChatPrompt, images: int, answer_prefix: str, letters: Sequence[str]
@@ -190,8 +172,8 @@ class Renderer:
         places = [i for i, token in enumerate(short) if token == self.placeholder]
         if len(places) != images:
             raise VLMError(f"chat template of {self.name}: expected {images} image places, got {len(places)}")
-        answer = whole[len(short) :]
-        return Rendered(prompt, answer_prefix, text + answer_prefix, short, answer, places[0], places[-1])
+        answer, head, tail = whole[len(short) :], short[: places[0]], short[places[-1] + 1 :]
+        return Rendered(prompt, answer_prefix, text + answer_prefix, short, answer, head, tail)
 
     def expand(self, rendered: Rendered, images: Sequence[Image.Image]) -> Expanded:
         """Runs the image processor. The images of one assessment are expanded once, with whichever prompt
@@ -236,17 +218,9 @@ def resolve_letters(
 ) -> dict[str, int]:
     """Letter, or word → token id after `tail`. `A`, ` A` and `"A` are different tokens with different distributions, so
     an id is what the tokenizer makes of a letter right after the prompt's own end: encode(tail + letter) must be
-    encode(tail) plus exactly one id. A word stands for its first token there, which no other word may begin with.
-
-    Args:
-        encode: Token ids of a text.
-        tail: The end of the prompt, with the answer so far.
-        letters: What is read; an entry of several characters is a word.
-        words: Read in place of the letters that they stand for.
-
-    Raises:
-        VLMError: One merges with the tail, a letter splits, or two share an id.
-    """
+    encode(tail) plus exactly one id. A word (an entry of several characters, or what `words` has in place of a letter)
+    stands for its first token there, which no other word may begin with. Raises VLMError where one merges with the
+    tail, a letter splits, or two share an id."""
     base = encode(tail)
     ids: dict[str, int] = {}
     for letter in letters:

@@ -115,7 +115,13 @@ class ServerSession(VLMSession):
     @functools.cached_property
     def _parts(self) -> list[dict[str, Any]]:
         """The images as parts of a chat message."""
-        return [_png(image) for image in self.images]
+        parts = []
+        for image in self.images:
+            buffer = io.BytesIO()
+            image.save(buffer, "PNG", compress_level=1)
+            url = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+            parts.append({"type": "image_url", "image_url": {"url": url}})
+        return parts
 
     def _write(self, rendered: Rendered, schema: type[BaseModel], temperature: float, max_tokens: int) -> str:
         text, tokens = self._ask(
@@ -178,11 +184,3 @@ class ServerSession(VLMSession):
             raise VLMError(f"{said} {renderer.folder} makes, it saw others", advice)
         self._count(whole, reused)
         return found
-
-
-def _png(image: Image.Image) -> dict[str, Any]:
-    """The part of a chat message that holds an image."""
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG", compress_level=1)
-    url = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
-    return {"type": "image_url", "image_url": {"url": url}}

@@ -14,7 +14,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -73,7 +73,7 @@ class TransformersClient(VLMClient):
         named = inspect.signature(self.model.forward).parameters  # transformers renames it
         self.cache_name = "cache" if "cache" in named else "past_key_values"
         # Qwen's models keep positions of the image that ran last: one pass at a time
-        self.lock = threading.Lock()
+        self.lock, self.at_once = threading.Lock(), 1
         self.vocabulary = self.model.get_output_embeddings().weight.shape[0]
         self.grammar_tokenizer = llguidance.hf.from_tokenizer(self.tokenizer, n_vocab=self.vocabulary)
         eos = self.model.generation_config.eos_token_id
@@ -149,8 +149,10 @@ class TransformersClient(VLMClient):
         as many as MOST_TOKENS and the model's range of pixels allow; others one by one."""
         rendered, token_ids = self.renderer.letters(prompt, len(pictures[0]), answer_prefix, letters)
         expanded = [self.renderer.expand(rendered, images) for images in pictures]
-        if any(_shape(one) != _shape(expanded[0]) for one in expanded):
-            return self.read_each(pictures, prompt, answer_prefix, letters, at_once=1)
+        # only pictures that became the same tokens and equally large inputs can be stacked
+        forms = [(one.ids, one.types, {name: x.shape for name, x in one.inputs.items()}) for one in expanded]
+        if any(form != forms[0] for form in forms):
+            return super().read_many(pictures, prompt, answer_prefix, letters)
         length = len(rendered.prompt_with(expanded[0])) + len(rendered.answer_ids)
         pixels = sum(image.width * image.height for image in pictures[0])
         at_once = max(1, min(MOST_TOKENS // length, (self.limits.max_pixels or MOST_PIXELS) // pixels))
@@ -162,7 +164,7 @@ class TransformersClient(VLMClient):
             for row in passed.logits.double().log_softmax(-1):
                 logprobs = {token: row[token].item() for token in token_ids.values()}
                 reads.append(LetterRead.of(self.label, logprobs, token_ids))
-        return ManyReads(reads, usage, expanded[0].seen[-1])
+        return ManyReads(reads, usage)
 
     def prompt_inputs(self, rendered: Rendered, pictures: Sequence[Expanded]) -> dict[str, torch.Tensor]:
         """The model's inputs for one prompt with its answer so far about each of `pictures`, which became
@@ -171,7 +173,7 @@ class TransformersClient(VLMClient):
         ids = rendered.prompt_with(first) + rendered.answer_ids
         inputs = {"input_ids": torch.tensor([ids] * rows)}
         if first.types is not None:
-            types = [0] * rendered.first_image + first.types
+            types = [0] * len(rendered.head) + first.types
             inputs["mm_token_type_ids"] = torch.tensor([types + [0] * (len(ids) - len(types))] * rows)
         return inputs | {name: torch.cat([one.inputs[name] for one in pictures]) for name in first.inputs}
 
@@ -278,7 +280,7 @@ class TransformersSession(VLMSession):
         through the model."""
         expanded = self._expand(rendered)
         ids = rendered.prompt_with(expanded) + answer
-        kept = self._cut_cache(ids, rendered.first_image + len(expanded.ids), new_call)
+        kept = self._cut_cache(ids, len(rendered.head) + len(expanded.ids), new_call)
         new = ids[kept:]
         if kept:
             inputs = self._model_inputs(new, kept)
@@ -315,13 +317,11 @@ class TransformersSession(VLMSession):
         kept = next((i for i in range(limit) if ids[i] != self._cached[i]), limit)
         if kept == len(self._cached):
             return kept
-        try:
+        with suppress(RuntimeError, NotImplementedError, ValueError, AttributeError):
             if kept >= image_end:
                 self._cache.crop(kept - len(self._cached))
                 if self._cache.get_seq_length() == kept:
                     return kept
-        except (RuntimeError, NotImplementedError, ValueError, AttributeError):
-            pass
         self._drop_cache()
         return 0
 
@@ -335,8 +335,3 @@ class TransformersSession(VLMSession):
         if self._delta is not None:
             positions = (positions + self._delta.cpu())[None].expand(3, -1, -1)
         return {"input_ids": torch.tensor([new]), "position_ids": positions}
-
-
-def _shape(expanded: Expanded) -> Any:
-    """What two pictures must have alike to be stacked: their tokens, and the shapes of their pixels."""
-    return expanded.ids, expanded.types, {name: value.shape for name, value in expanded.inputs.items()}
