@@ -153,6 +153,24 @@ def test_a_report_leaves_out_the_rows_of_a_fit(tmp_path):
     assert lines(found.tables["intervals"], calibration="the fit").n.item() < 0.6 * len(rows)
 
 
+def test_on_a_scale_without_levels_intervals_are_judged_by_ranks(tmp_path):
+    """TID2013's scores are of paired comparisons: the one with rank r is given the r-th of the expected levels."""
+    folder = store(tmp_path / "run", *on_levels()[::-1])
+    fit = fit_runs([folder], "keep", split=None, share=1, called="drawn")
+    study = analysed(make_rows(), draws=20, fit=fit)
+    line = lines(study.tables["intervals"]).iloc[0]
+    known = cases(study.run.readings, study.run.mos, study.run.run, SETTINGS)
+    condition = Condition(pipeline="agent", reference=True, look="one order")
+    part, known = fit.intervals.of(condition), known[condition]
+    expected = np.sort(np.clip(part.line[0] + part.line[1] * known.q, 1, 5))
+    truth = np.interp(stats.rankdata(known.truth), np.arange(1, len(known) + 1), expected)
+    low, high = part.ends(known.q.to_numpy(), part.difficulty(known[[*FEATURES]].to_numpy()), 0.9).T
+    assert line.coverage == pytest.approx(((low <= truth) & (truth <= high)).mean())
+    assert (line.scale, line.n, line.width) == ("ranks", len(known), pytest.approx((high - low).mean()))
+    assert study.tables["gates"].empty
+    assert any("not of categories with known ends" in note for note in study.notes)
+
+
 # Runs of the real model
 
 

@@ -59,9 +59,8 @@ def cases(
                 continue
             measured = {name: tools[name].to_numpy()[at] for name in SAID} | {k: v[at] for k, v in apart.items()}
             table = pd.DataFrame(features(p[at], measured), at, FEATURES)
-            table["q"] = fused_distribution(p[at], measured["q_bar"], measured["eta"]) @ LEVELS
-            table["truth"], table["scene"] = truth[at], scenes[at]
-            table["voters"] = tools.voters.to_numpy()[at]
+            q = fused_distribution(p[at], measured["q_bar"], measured["eta"]) @ LEVELS
+            table = table.assign(q=q, truth=truth[at], scene=scenes[at], voters=tools.voters.to_numpy()[at])
             found[Condition(pipeline=pipeline, reference=reference, look=look)] = table
     return found
 

@@ -84,8 +84,8 @@ def _matched(stored: Mapping[str, Run]) -> dict[str, list[dict[str, Any]]]:
 
 def _settings_that_differ(ours: ScoredRun, theirs: ScoredRun) -> str:
     """A note on what the runs' rows depend on, and the versions that they were made with."""
-    parts = ({name: each.run.get(name) for name in ("identity", "git", "versions")} for each in (ours, theirs))
-    before, after = (pd.json_normalize(part).iloc[0].dropna().to_dict() for part in parts)
-    differ = [name for name in sorted({*before, *after} - {"identity.dataset"}) if before.get(name) != after.get(name)]
-    told = ", ".join(name.removeprefix("identity.") for name in differ) or "nothing that is known"
-    return f"{listed([theirs.name])} differs from {listed([ours.name])} in: {told}."
+    parts = [{name: each.run.get(name) for name in ("identity", "git", "versions")} for each in (ours, theirs)]
+    told = pd.json_normalize(parts).drop(columns="identity.dataset", errors="ignore").map(str)
+    differ = sorted({name.removeprefix("identity.") for name in told.columns[told.nunique() > 1]})
+    said = ", ".join(differ) or "nothing that is known"
+    return f"{listed([theirs.name])} differs from {listed([ours.name])} in: {said}."

@@ -27,7 +27,6 @@ from agentic_iqa_local.studies.store import Run, dataset_info, fusion_settings, 
 
 READ = "all_evidence"  # the product's own
 FEWEST = 20
-Pair = tuple[float, float]  # temperature and η
 
 
 def fit_runs(
@@ -136,7 +135,7 @@ def _calibration(
 
 def fit_letters(
     rows: Sequence[Row], objective: Objective, targets: np.ndarray, settings: FusionSettings
-) -> tuple[Pair, float, float]:
+) -> tuple[tuple[float, float], float, float]:
     """The temperature and η that an objective is best at, and the objective before and after: the best of a coarse
     grid, refined, for no objective is convex.
 

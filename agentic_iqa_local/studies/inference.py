@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from agentic_iqa_local.graph import initial_state, run_graph
@@ -50,7 +49,15 @@ def infer(sample: RatedImage, plan: Plan, services: Services, observer: Observer
     except ImageError as error:
         return {"error": str(error)}
     row: dict[str, Any] = {"cost": {}}
-    spending = partial(_spending, images, row["cost"])
+
+    @contextmanager
+    def spending(part: str) -> Iterator[None]:
+        began, before = time.perf_counter(), images.usage
+        yield
+        used, seconds = images.usage - before, time.perf_counter() - began
+        spent = {"seconds": seconds, "prefilled": used.prefilled, "reused": used.reused, "decoded": used.decoded}
+        row["cost"].setdefault(part, Counter()).update(spent)
+
     try:
         with spending("agent"):  # before the tools, so that it pays for those that it runs
             evidence = _gather(plan.query, images, row)
@@ -111,16 +118,6 @@ def _gather(query: str, images: OpenImages, row: dict[str, Any]) -> ExecutorOutp
         "agent_error": state.get("error") or (evidence and evidence.error) or (result and result.error),
     }
     return evidence
-
-
-@contextmanager
-def _spending(images: OpenImages, costs: dict[str, Any], part: str) -> Iterator[None]:
-    """Adds what a block takes to a part of the costs."""
-    began, before = time.perf_counter(), images.usage
-    yield
-    used, seconds = images.usage - before, time.perf_counter() - began
-    spent = {"seconds": seconds, "prefilled": used.prefilled, "reused": used.reused, "decoded": used.decoded}
-    costs.setdefault(part, Counter()).update(spent)
 
 
 def _views(images: OpenImages, prompts: Sequence[Prompt], read: str, spending: Spending) -> Iterator[View]:

@@ -48,18 +48,17 @@ class Judged(NamedTuple):
 
 def interval_tables(run: ScoredRun, fit: Fit | None) -> tuple[dict[str, pd.DataFrame], list[str]]:
     """The tables by name, and what could not be made. `fit` calibrates in the place of the calibration that ships."""
+    if run.settings.mode != "logits":
+        return {name: pd.DataFrame() for name in TABLES}, ["No figures of intervals: they are of the mode logits."]
     notes: list[str] = []
-    found: list[Judged] = []
-    if run.settings.mode != "logits" or not run.info.on_levels:
-        notes.append("No figures of intervals: they are of the mode logits and of human scores on known categories.")
-    else:
-        found = [*_under_given(run, run.levels[0], fit, notes), *_under_own(run, run.levels[0], notes)]
+    found = [*_under_given(run, fit, notes), *_under_own(run, notes)]
     lines = {name: [of.line | line for of in found for line in make(run, of)] for name, make in TABLES.items()}
     return {name: pd.DataFrame(table) for name, table in lines.items()}, notes
 
 
-def _under_given(run: ScoredRun, truth: np.ndarray, fit: Fit | None, notes: list[str]) -> Iterator[Judged]:
-    """Under the calibration of `fit`, or else the shipped one where that is of the run's model, query and fusion."""
+def _under_given(run: ScoredRun, fit: Fit | None, notes: list[str]) -> Iterator[Judged]:
+    """Under the calibration of `fit`, or else the shipped one where that is of the run's model, query and fusion. On
+    a scale that has no levels the human scores have those that are expected, in the order of the scores."""
     name, given = ("the fit", fit) if fit else ("shipped", read_fit(SHIPPED))
     calibration = given.intervals
     if calibration is None:
@@ -73,18 +72,25 @@ def _under_given(run: ScoredRun, truth: np.ndarray, fit: Fit | None, notes: list
         return
     seen = np.array([given.dataset == run.info.key and given.used(row) for row in run.rows])
     settings = run.settings.model_copy(update={"temperature": calibration.temperature, "eta": calibration.eta})
-    for condition, known in cases(run.readings, np.where(seen, np.nan, truth), run.run, settings).items():
+    truth = np.where(seen, np.nan, run.levels[0] if run.info.on_levels else run.quality)
+    for condition, known in cases(run.readings, truth, run.run, settings).items():
         if part := calibration.of(condition):
+            if not run.info.on_levels:
+                expected = np.sort(part.expected(known.q.to_numpy()).clip(LOWEST, HIGHEST))
+                known["truth"] = np.interp(known.truth.rank(), np.arange(1, len(known) + 1), expected)
             whole = trial(part, known)
-            yield Judged(_line(condition, name), known, [whole], whole)
+            yield Judged(_line(run, condition, name), known, [whole], whole)
         else:
             notes.append(f"No figures of intervals with {name} for {condition.look}: it holds no such picture.")
 
 
-def _under_own(run: ScoredRun, truth: np.ndarray, notes: list[str]) -> Iterator[Judged]:
-    for condition, known in cases(run.readings, truth, run.run, run.settings).items():
+def _under_own(run: ScoredRun, notes: list[str]) -> Iterator[Judged]:
+    if not run.info.on_levels:
+        notes.append("No calibration of the run's own: the human scores are not of categories with known ends.")
+        return
+    for condition, known in cases(run.readings, run.levels[0], run.run, run.settings).items():
         known = known.assign(scene=run.draws.unit[known.index].astype(str))
-        line = _line(condition, f"own, {SPLITS} random halves")
+        line = _line(run, condition, f"own, {SPLITS} random halves")
         if len(known) >= FEWEST and known.scene.nunique() > 1:
             yield Judged(line, known, *cross_fitted(condition, known))
         else:
@@ -92,9 +98,10 @@ def _under_own(run: ScoredRun, truth: np.ndarray, notes: list[str]) -> Iterator[
             notes.append(f"No calibration of the run's own for {', '.join([*line.values()][:3])}: {few}.")
 
 
-def _line(condition: Condition, calibration: str) -> Line:
-    reference = "with" if condition.reference else "without"
-    return {"pipeline": condition.pipeline, "reference": reference, "look": condition.look, "calibration": calibration}
+def _line(run: ScoredRun, condition: Condition, calibration: str) -> Line:
+    reference, scale = "with" if condition.reference else "without", "levels" if run.info.on_levels else "ranks"
+    line = {"pipeline": condition.pipeline, "reference": reference, "look": condition.look}
+    return line | {"calibration": calibration, "scale": scale}
 
 
 # One calibration on pictures
@@ -175,7 +182,7 @@ def _gates(_: ScoredRun, judged: Judged) -> Iterator[Line]:
     """How many pictures a gate decides, as `gates.Sureness` does, and how many of them wrongly; the mean of trials."""
     of = pd.concat(judged.trials)
     sure = 1 - np.where(of.widened, ERROR_RATE_WIDENED, ERROR_RATE)
-    for letter, quality in GATES.items():
+    for letter, quality in GATES.items() if judged.line["scale"] == "levels" else ():
         good, passed, failed = of.truth >= quality, of[letter] >= sure, 1 - of[letter] >= sure
         counts = len(of), (passed | failed).sum(), ((passed & ~good) | (failed & good)).sum()
         asked, decided, wrong = np.divide(counts, len(judged.trials))

@@ -85,12 +85,11 @@ def run_study(dataset: Dataset, batch: Any, folder: Path) -> Generator[int]:
     key, count = Counter(item.key for item in dataset.items).most_common(1)[0]
     if count > 1:
         raise DatasetError(f"{dataset.root}: expected each image once, {key} is listed again", "remove one line")
-    work, run = batch.work, {}
-    known = identity(dataset, work, batch.device)
+    known, run = identity(dataset, batch.work, batch.device), {}
     make_folder(folder)
     if not (folder / "run.json").exists():
         batch.load()
-        run = describe(dataset, work.settings, batch.description)
+        run = describe(dataset, batch.work.settings, batch.description)
     with open_store(folder, run, known) as store:
         if dataset.info.key == "manifest" and dataset.info.scale:  # it can be told later: no row depends on it
             told = read_run(folder)[0]
@@ -130,8 +129,7 @@ def identity(dataset: Dataset, work: Studying, device: str) -> dict[str, Any]:
 
 def describe(dataset: Dataset, settings: Settings, loaded: dict[str, Any]) -> dict[str, Any]:
     """Command, versions, what is `loaded` where (`Studying.describe`), configuration and data set, for run.json."""
-    missing = [path_text(name) for name in dataset.missing]
-    told = {"root": path_text(dataset.root), "missing": missing, "left_out": dataset.left_out}
+    told = {"missing": [path_text(name) for name in dataset.missing], "left_out": dataset.left_out}
     return {
         "command": [one_line(word) for word in (Path(sys.argv[0]).name, *sys.argv[1:])],
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -140,5 +138,5 @@ def describe(dataset: Dataset, settings: Settings, loaded: dict[str, Any]) -> di
         **loaded,
         "fusion": settings.fusion.model_dump(mode="json"),
         "tools": settings.tools.model_dump(mode="json"),
-        "dataset": asdict(dataset.info) | told | {"images": len(dataset.items)},
+        "dataset": asdict(dataset.info) | {"root": path_text(dataset.root), "images": len(dataset.items)} | told,
     }

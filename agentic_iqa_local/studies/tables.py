@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from scipy.special import entr
-from scipy.stats import rankdata
 
 from agentic_iqa_local.nodes.prompts import choice_letters
 from agentic_iqa_local.studies import statistics
@@ -112,9 +111,11 @@ def calibration(run: ScoredRun) -> Table:
     return pd.DataFrame(table)
 
 
-def rank_errors(scores: np.ndarray, quality: np.ndarray) -> np.ndarray:
-    """How much higher a score ranks than the human score, as a share of all rows, (rows,)."""
-    return (rankdata(scores) - rankdata(quality)) / len(scores)
+def rank_errors(run: ScoredRun, mode: str) -> pd.Series:
+    """How much higher a mode ranks the images than people do, as a share of those that it answered; nan elsewhere."""
+    both = pd.DataFrame({"score": run.modes[mode].scores, "quality": run.quality})
+    ranks = both[run.modes[mode].answered].rank()
+    return ((ranks.score - ranks.quality) / len(ranks)).reindex(both.index)
 
 
 def risk_coverage(run: ScoredRun) -> Table:
@@ -122,9 +123,7 @@ def risk_coverage(run: ScoredRun) -> Table:
     table = []
     p_of = {name: p for names, p in run.letters.items() for name in names}
     for name, scored in ((name, scored) for name, scored in run.modes.items() if name in p_of):
-        answered, p = scored.answered, p_of[name]
-        error = np.full(len(run.rows), np.nan)
-        error[answered] = np.abs(rank_errors(scored.scores[answered], run.quality[answered]))
+        answered, p, error = scored.answered, p_of[name], rank_errors(run, name).abs().to_numpy()
         signals = {
             "entropy": entr(p).sum(axis=1).round(12),  # alike where only rounding differs
             "VLM–tool disagreement": np.abs(p @ LEVELS - run.readings.agent["q_bar"].to_numpy()),
@@ -165,10 +164,9 @@ def failures(rows: Sequence[dict[str, Any]]) -> Table:
 
 def worst(run: ScoredRun) -> Table:
     """The images that the product's mode ranks the furthest from the human scores."""
-    at, scores = np.flatnonzero(run.modes[run.product].answered), run.modes[run.product].scores
-    table = pd.DataFrame([run.rows[i] for i in at], columns=["key", "distortion", "level", "mos"])
-    table = table.assign(score=scores[at], rank_error=rank_errors(scores[at], run.quality[at]))
-    return table.sort_values("rank_error", key=abs, ascending=False, kind="stable").head(WORST)
+    table = pd.DataFrame(run.rows, columns=["key", "distortion", "level", "mos"])
+    table = table.assign(score=run.modes[run.product].scores, rank_error=rank_errors(run, run.product))
+    return table.dropna(subset="rank_error").sort_values("rank_error", key=abs, ascending=False, kind="stable")[:WORST]
 
 
 def accuracy(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:

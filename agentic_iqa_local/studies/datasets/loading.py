@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -53,18 +53,19 @@ def load_dataset(
     try:
         if os.path.isdir(path):  # Path.is_dir raises for a name that is too long
             layout = LAYOUTS[_key(path, key)]
-            reader, rows = DatasetReader(layout.info, path), None
+            reader = DatasetReader(layout.info, path)
+            rows: Iterable[tuple[str, Row]] = _rows(reader, layout)
         else:
             os.close(open_regular(path))
             reader, rows = _own(path)
         if part_of or mos_range:
             reader.info = _told(reader, part_of, mos_range)
-        for where, cells in _rows(reader, layout) if rows is None else rows:
+        for where, cells in rows:
             row = {name: value for name, value in cells.items() if value not in (None, "")}
             (reader.add_question if reader.info.kind == "MCQ" else reader.add)(row, where)
     except FileError as error:
         raise DatasetError(f"{path!s:.300}: {error}", "name a data set's folder or a manifest") from error
-    if rows is not None and reader.info.kind != "MCQ":
+    if reader.by_user and reader.info.kind != "MCQ":
         title = f"part of {reader.info.title}" if part_of else path.name
         kind = "FR" if any(item.reference for item in reader.items) else "NR"
         better = reader.info.higher_is_better is not False
