@@ -87,5 +87,4 @@ def _settings_that_differ(ours: ScoredRun, theirs: ScoredRun) -> str:
     parts = [{name: each.run.get(name) for name in ("identity", "git", "versions")} for each in (ours, theirs)]
     told = pd.json_normalize(parts).drop(columns="identity.dataset", errors="ignore").map(str)
     differ = sorted({name.removeprefix("identity.") for name in told.columns[told.nunique() > 1]})
-    said = ", ".join(differ) or "nothing that is known"
-    return f"{listed([theirs.name])} differs from {listed([ours.name])} in: {said}."
+    return f"{listed([theirs.name])} differs from {listed([ours.name])} in: {', '.join(differ) or 'nothing known'}."

@@ -166,7 +166,8 @@ def worst(run: ScoredRun) -> Table:
     """The images that the product's mode ranks the furthest from the human scores."""
     table = pd.DataFrame(run.rows, columns=["key", "distortion", "level", "mos"])
     table = table.assign(score=run.modes[run.product].scores, rank_error=rank_errors(run, run.product))
-    return table.dropna(subset="rank_error").sort_values("rank_error", key=abs, ascending=False, kind="stable")[:WORST]
+    table = table.sort_values("rank_error", key=abs, ascending=False, kind="stable").head(WORST)
+    return table.dropna(subset="rank_error")
 
 
 def accuracy(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
