@@ -261,5 +261,5 @@ def test_remote_code_and_pickles_of_a_model_stay_behind(tmp_path):
     found = fetch.model_files("m", tmp_path, None, tmp_path)
     assert [one.path for one in found] == ["m/config.json", "m/model.safetensors"]
     (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(fetch.FetchError, match="weights as"):
+    with pytest.raises(BundleError, match="weights as"):
         fetch.model_files("m", tmp_path, None, tmp_path)

@@ -10,8 +10,8 @@ from PIL import Image
 
 from agentic_iqa_local.batch.rows import RowsError
 from agentic_iqa_local.cli.main import main
+from agentic_iqa_local.output.gallery.page import thumbnail
 from agentic_iqa_local.output.gallery.rows import identities, read_rows
-from agentic_iqa_local.output.gallery.thumbnails import thumbnail
 from agentic_iqa_local.result import Assessment, Gate, Interval
 
 HOSTILE = "</script><script>document.title='ran'</script>"

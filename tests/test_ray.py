@@ -14,7 +14,7 @@ from ray.exceptions import RayActorError
 from test_runner import by_name, untimed
 
 from agentic_iqa_local.batch import ray as module
-from agentic_iqa_local.batch.ray import ClusterError, RayRunner, check_address
+from agentic_iqa_local.batch.ray import RayRunner, check_address
 from agentic_iqa_local.batch.runner import BatchError
 from agentic_iqa_local.cli.command import parse
 from agentic_iqa_local.config import load_settings
@@ -83,7 +83,7 @@ def test_a_node_that_is_unlike_is_refused_by_name_before_its_first_row(cluster, 
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: transformers\nVersion: 9.9.9\n")
     add_node("unlike", PYTHONPATH=os.pathsep.join([str(other.parent), ENVIRONMENT["PYTHONPATH"]]))
     said = f'unlike: it has not what this command has: versions.transformers is "9.9.9", expected "{version("transformers")}"; scores'
-    with pytest.raises(ClusterError) as refused:
+    with pytest.raises(BatchError) as refused:
         list(acting(cluster, 1).rows(items(tmp_path, "a")))
     assert said in str(refused.value)
 
@@ -164,16 +164,16 @@ def test_workers_that_are_lost_without_a_row_end_the_batch(tmp_path, monkeypatch
 
 def test_one_that_loads_in_another_dtype_is_refused_by_name(tmp_path, monkeypatch):
     runner, _ = pool(tmp_path, monkeypatch)
-    with pytest.raises(ClusterError, match=r'third has loaded .*model\.dtype is "bfloat16", expected "float32"'):
+    with pytest.raises(BatchError, match=r'third has loaded .*model\.dtype is "bfloat16", expected "float32"'):
         runner._take_on("worker", "third", {"model": {"dtype": "bfloat16"}})
 
 
 def test_an_address_at_which_nothing_answers_is_refused_soon(monkeypatch):
     for address in ("somewhere", "127.0.0.1:", "127.0.0.1:1"):
-        with pytest.raises(ClusterError, match="expected local, auto or the HOST:PORT of a cluster"):
+        with pytest.raises(BatchError, match="expected local, auto or the HOST:PORT of a cluster"):
             check_address(address)
     monkeypatch.setattr(module, "find_spec", lambda name: None)
-    with pytest.raises(ClusterError, match=r"agentic_iqa_local\[ray\]"):
+    with pytest.raises(BatchError, match=r"agentic_iqa_local\[ray\]"):
         check_address("local")
 
 

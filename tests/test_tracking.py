@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from agentic_iqa_local.cli.study import figures
-from agentic_iqa_local.output.tracking import TrackingError, tracked
+from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.output.tracking import tracked
 
 
 @pytest.mark.parametrize(
@@ -35,7 +36,7 @@ def test_options_and_numbers_reach_the_tracker_and_the_run_ends_after_an_error(k
 
 def test_without_the_package_it_is_said_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow", None)
-    with pytest.raises(TrackingError, match=r"pip install 'agentic_iqa_local\[track\]'"), tracked("mlflow", "x", {}):
+    with pytest.raises(UserError, match=r"pip install 'agentic_iqa_local\[track\]'"), tracked("mlflow", "x", {}):
         pass
 
 

@@ -12,12 +12,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 from pydantic_core import from_json
 
-from agentic_iqa_local.config import check_choices, check_query
+from agentic_iqa_local.config import Choices, check_query
 from agentic_iqa_local.errors import UserError, one_line
 from agentic_iqa_local.files import first_mistake, path_text, read_bytes
 from agentic_iqa_local.images.files import ImageError, local_path
@@ -72,19 +72,8 @@ def row_key(row: Mapping[str, Any]) -> str:
 class _Record(BaseModel):
     image: str = Field(min_length=1)
     reference: str | None = None
-    query: str | None = None
-    choices: list[str] | None = None
-
-    @field_validator("choices", mode="before")
-    @classmethod
-    def _split(cls, value: Any) -> Any:
-        return value.split("|") if isinstance(value, str) else value
-
-    @field_validator("query", "choices")
-    @classmethod
-    def _makes_sense(cls, value: Any) -> Any:
-        check_query(value) if isinstance(value, str) else check_choices(value)
-        return value
+    query: Annotated[str, BeforeValidator(check_query)] | None = None
+    choices: Annotated[Choices, BeforeValidator(lambda x: x.split("|") if isinstance(x, str) else x)] | None = None
 
     def item(self, folder: Path, query: str | None, choices: Sequence[str] | None) -> Item:
         """The item of a record. Raises ValueError for files that are not there."""

@@ -35,23 +35,19 @@ GLANCE = 0.5  # seconds between two looks at whether to stop
 REMEDY = "scores of unlike nodes do not go into one file: install and configure all of them alike"
 
 
-class ClusterError(BatchError):
-    """A cluster that cannot be used; one sentence for the user."""
-
-
 def check_address(address: str) -> None:
-    """Raises ClusterError unless it is local or auto, or something answers at HOST:PORT (Ray itself would try for
+    """Raises BatchError unless it is local or auto, or something answers at HOST:PORT (Ray itself would try for
     more than a minute), and where Ray, an extra, is not installed."""
     if find_spec("ray") is None:
         remedy = 'pip install "agentic_iqa_local[ray]" (in a checkout: pip install -c constraints.txt ".[ray]")'
-        raise ClusterError("--cluster: expected the extra ray, it is not installed", remedy)
+        raise BatchError("--cluster: expected the extra ray, it is not installed", remedy)
     if address not in ("local", "auto"):
         host, _, port = address.rpartition(":")
         try:
             socket.create_connection((host, int(port)), timeout=5).close()
         except (OSError, OverflowError, ValueError) as error:
             said = f"--cluster {address}: expected local, auto or the HOST:PORT of a cluster that answers, got {error}"
-            raise ClusterError(said, "start one with `ray start --head` on that host (docs/batches.md)") from error
+            raise BatchError(said, "start one with `ray start --head` on that host (docs/batches.md)") from error
 
 
 class RayRunner(Generic[AnyItem, Row]):
@@ -79,7 +75,7 @@ class RayRunner(Generic[AnyItem, Row]):
 
     def load(self) -> None:
         """Joins the cluster and waits until one worker has the model; `description` then has what the work says of
-        it. Raises ClusterError, which names a node that is unlike, and VLMError."""
+        it. Raises BatchError, which names a node that is unlike, and VLMError."""
         if self._calls or self._nodes:
             return
         try:
@@ -170,7 +166,7 @@ class RayRunner(Generic[AnyItem, Row]):
     def _take_on(self, worker: Any, node: str, description: dict[str, Any]) -> None:
         self.description = self.description or description
         if unlike := differences(_without_hardware(description), _without_hardware(self.description)):
-            raise ClusterError(f"{node} has loaded otherwise than the first worker: {unlike}", REMEDY)
+            raise BatchError(f"{node} has loaded otherwise than the first worker: {unlike}", REMEDY)
         self._nodes[worker] = node
         self._room[worker] = self.jobs * IN_HAND
 
@@ -195,7 +191,7 @@ class RayRunner(Generic[AnyItem, Row]):
 
 def _join(address: str, workers: int) -> "TemporaryDirectory[str] | None":
     """Joins or starts a cluster; the folder of one that was started, which gets a token that nobody else knows. Ray
-    reads these variables when it is imported. Raises ClusterError."""
+    reads these variables when it is imported. Raises BatchError."""
     started, scratch = {}, None
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"}  # nothing is reported
     os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's is 15: all else on a machine would go first
@@ -220,7 +216,7 @@ def _join(address: str, workers: int) -> "TemporaryDirectory[str] | None":
     except (ConnectionError, RuntimeError, ValueError, RayError) as error:
         why = " ".join(str(error).split())
         remedy = "all nodes need the same Python and Ray; this command runs on one of them (docs/batches.md)"
-        raise ClusterError(f"--cluster {address}: it cannot be joined: {why:.400}", remedy) from error
+        raise BatchError(f"--cluster {address}: it cannot be joined: {why:.400}", remedy) from error
     return scratch
 
 
@@ -246,7 +242,7 @@ def _asked_threads() -> int:
 
 def _threads(workers: int, gpus: float) -> int:
     """The threads of each worker: those that OMP_NUM_THREADS says, else as many as each has of the smallest node.
-    Raises ClusterError where no node has room for a worker."""
+    Raises BatchError where no node has room for a worker."""
     import ray
 
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and "CPU" in node["Resources"]]
@@ -255,7 +251,7 @@ def _threads(workers: int, gpus: float) -> int:
     if not any(node["CPU"] >= threads and node.get("GPU", 0) >= gpus for node in nodes):
         said = f"--cluster: no node has room for a worker of {threads} threads and {gpus:g} GPUs"
         remedy = "set OMP_NUM_THREADS or --gpus-per-worker lower, or start nodes where Ray sees their GPUs"
-        raise ClusterError(said, remedy)
+        raise BatchError(said, remedy)
     return threads
 
 
@@ -295,7 +291,7 @@ class _Worker:
         name = one_line(name if name not in ("", None, address) else f"{node['NodeManagerHostname']} ({address})")
         try:
             if unlike := differences(_of_node(runner.work, runner.device), self._expected):
-                raise ClusterError(f"it has not what this command has: {unlike}", REMEDY)
+                raise BatchError(f"it has not what this command has: {unlike}", REMEDY)
             runner.load()
         except UserError as error:
             raise type(error)(f"{name}: {error.message}", error.remedy) from error

@@ -69,7 +69,7 @@ class AssessRun:
         return results
 
     def finish(self) -> int:
-        """Assesses what is left, and says what there is; the exit status. Raises VLMError, TrackingError."""
+        """Assesses what is left, and says what there is; the exit status. Raises VLMError, UserError."""
         more: dict[str, Any] = {}
         if self.results and not self.left:
             self.results.close()

@@ -4,7 +4,6 @@ import argparse
 import shlex
 import shutil
 import sysconfig
-from collections.abc import Iterable
 from pathlib import Path
 
 from rich.filesize import decimal
@@ -17,7 +16,7 @@ from agentic_iqa_local.files import PACKAGE, PROGRAM, ROOT, command, models_root
 from agentic_iqa_local.iqa_tools import find_tool
 from agentic_iqa_local.offline import bundle as bundles
 from agentic_iqa_local.offline import fetch
-from agentic_iqa_local.offline.manifest import WHEELS, Notice
+from agentic_iqa_local.offline.manifest import WHEELS, BundleError
 
 
 def collect(args: argparse.Namespace) -> None:
@@ -35,11 +34,11 @@ def collect(args: argparse.Namespace) -> None:
     names = args.tools or (*settings.tools.full_reference, *settings.tools.no_reference)
     tools = [tool for tool in map(find_tool, names) if tool.weights]
     weights = dict.fromkeys(weight for tool in tools for weight in tool.weights)
-    notices = notices_of(sources, weights, bool(tools), args.wheels)
+    notices = fetch.notices_of(sources, weights, bool(tools), args.wheels)
     for notice in notices:
         tell(one_line(f"This licence restricts what you may do: {notice}"))
     if notices and not args.accept_licences:
-        raise fetch.FetchError("licences: expected to be accepted, nothing was downloaded", "add --accept-licences")
+        raise BundleError("licences: expected to be accepted, nothing was downloaded", "add --accept-licences")
     contents = [f"configuration {name}: {', '.join(places)}"]
     contents += [f"weights of the tools {', '.join(tool.name for tool in tools)}"] if tools else []
     found = [f for name, place in places.items() for f in fetch.model_files(name, place, sources[name], downloads)]
@@ -50,7 +49,7 @@ def collect(args: argparse.Namespace) -> None:
         contents.append(f"wheels of the engine {args.wheels} for {platform}")
     with meter() as progress:
         files = {one.path: (one.file, one.source, one.licence) for one in found}
-        manifest, sha256 = bundles.write_bundle(out, files, tuple(contents), tuple(notices), progress)
+        manifest, sha256 = bundles.write_bundle(out, files, tuple(contents), notices, progress)
     shutil.rmtree(downloads, ignore_errors=True)
     config = f" --config {shlex.quote(args.config)}" if args.config else ""
     for line in (
@@ -62,17 +61,6 @@ def collect(args: argparse.Namespace) -> None:
         f"  {command('assess')} PHOTO{config} --explain",
     ):
         say(one_line(line))
-
-
-def notices_of(
-    sources: dict[str, fetch.Repo | None], weights: Iterable[str], tools: bool, wheels: str | None
-) -> list[Notice]:
-    """Of which licences the user is to be told."""
-    licences = [(repo.licence, folder) for folder, repo in sources.items() if repo]
-    licences += [(fetch.REPOS[f].licence, f) for f in sources if not sources[f] and f in fetch.REPOS]
-    licences += [("unknown" if w.startswith("hf:") else fetch.PYIQA_WEIGHTS.licence, w) for w in weights]
-    licences += [fetch.PYIQA] * (tools or bool(wheels)) + [fetch.NVIDIA] * bool(wheels)
-    return fetch.restrictions(licences)
 
 
 def model_places(settings: Settings) -> dict[str, Path]:

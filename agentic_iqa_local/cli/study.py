@@ -31,7 +31,7 @@ Work = Callable[[argparse.Namespace], int | None]
 
 
 def noted(work: Work) -> Work:
-    """With --track the figures of --out are noted when the work is done. Raises TrackingError."""
+    """With --track the figures of --out are noted when the work is done. Raises UserError."""
 
     def noting(args: argparse.Namespace) -> int | None:
         with tracked(args.track, str(args.out), vars(args)) as log:

@@ -13,14 +13,10 @@ from shutil import copytree, ignore_patterns, rmtree
 from typing import NamedTuple
 
 from agentic_iqa_local.config import ConfigError
-from agentic_iqa_local.errors import UserError, one_line
+from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.files import ROOT, file_hash
 from agentic_iqa_local.iqa_tools.weights import HUB, HUGGINGFACE
-from agentic_iqa_local.offline.manifest import SEGMENT, WHEELS, Notice
-
-
-class FetchError(UserError, RuntimeError):
-    """A file that cannot be downloaded or used for a bundle."""
+from agentic_iqa_local.offline.manifest import SEGMENT, WHEELS, BundleError, Notice
 
 
 class Repo(NamedTuple):
@@ -90,18 +86,18 @@ NVIDIA = ("LicenseRef-NVIDIA-Proprietary", "CUDA libraries that torch's wheels f
 
 
 def model_repo(folder: str, local: Path, repos: dict[str, Repo]) -> Repo | None:
-    """The repository that a model folder is downloaded from; None where it lies in `local`. Raises FetchError."""
+    """The repository that a model folder is downloaded from; None where it lies in `local`. Raises BundleError."""
     if folder not in repos and local.is_dir():
         return None
     if repo := repos.get(folder) or REPOS.get(folder):
         return repo
     wrong = f"expected the folder {local} or a known repository, found neither"
-    raise FetchError(f"model {folder}: {wrong}", f"pass --models DIR, or --repo {folder}=ORG/NAME@REVISION")
+    raise BundleError(f"model {folder}: {wrong}", f"pass --models DIR, or --repo {folder}=ORG/NAME@REVISION")
 
 
 def model_files(folder: str, local: Path, repo: Repo | None, downloads: Path) -> list[Found]:
     """A vision-language model's files, from the folder `local` or downloaded from `repo`. Remote code, other
-    frameworks' weights and subfolders stay behind. Raises FetchError."""
+    frameworks' weights and subfolders stay behind. Raises BundleError."""
     if repo:
         from huggingface_hub import HfApi, snapshot_download
 
@@ -116,7 +112,7 @@ def model_files(folder: str, local: Path, repo: Repo | None, downloads: Path) ->
     names = [name for name in sorted(os.listdir(place)) if (place / name).is_file() and _is_carried(name)]
     if "config.json" not in names or not any(name.endswith(".safetensors") for name in names):
         wrong = f"expected config.json and weights as *.safetensors, found {', '.join(names) or 'neither'}"
-        raise FetchError(f"{place}: {wrong}", "choose the safetensors edition")
+        raise BundleError(f"{place}: {wrong}", "choose the safetensors edition")
     return [Found(f"{folder}/{name}", place / name, source, licence) for name in names]
 
 
@@ -126,7 +122,7 @@ def _is_carried(name: str) -> bool:
 
 @contextmanager
 def _network_errors(what: str) -> Iterator[None]:
-    """What a download raises becomes FetchError."""
+    """What a download raises becomes BundleError."""
     # HTTPError is the base of its HTTP client's errors, whichever client huggingface_hub has
     from huggingface_hub.errors import HTTPError  # pyright: ignore[reportPrivateImportUsage]
     from huggingface_hub.utils.logging import set_verbosity_error
@@ -137,12 +133,12 @@ def _network_errors(what: str) -> Iterator[None]:
     except (OSError, HTTPError, ValueError, RuntimeError) as error:
         reason = one_line(" ".join(str(error).split())[:200]) or type(error).__name__
         remedy = "what is there is kept: run the same command again"
-        raise FetchError(f"{what}: cannot be downloaded ({reason})", remedy) from error
+        raise BundleError(f"{what}: cannot be downloaded ({reason})", remedy) from error
 
 
 def tool_weight(weight: str, downloads: Path) -> list[Found]:
     """The files of one weight of the tools' table: a file of torch's hub folder, or "hf:ORG/NAME", a repository. Raises
-    FetchError, also for a file that is not its publisher's."""
+    BundleError, also for a file that is not its publisher's."""
     if weight.startswith("hf:"):
         return _snapshot_files(weight.removeprefix("hf:"))
     path, name, begins, url, licence = f"{HUB}/{weight}", PurePosixPath(weight).name, "", "", PYIQA_WEIGHTS.licence
@@ -183,14 +179,14 @@ def _snapshot_files(name: str) -> list[Found]:
 
 def wheels(engine: str, folder: Path) -> Iterator[Found]:
     """Builds or downloads a wheel of every package of an engine's lock and of this project, and a list of them with
-    their hashes. Raises FetchError."""
+    their hashes. Raises BundleError."""
     rmtree(folder, ignore_errors=True)
     with tempfile.TemporaryDirectory() as place:  # pip leaves files in a source that it builds from
         source = copied_source(Path(place) / "source")
         command = [sys.executable, "-m", "pip", "wheel", "--disable-pip-version-check", "--no-deps"]
         command += ["--wheel-dir", str(folder), "--requirement", str(ROOT / LOCKS[engine]), str(source)]
         if status := subprocess.run(command, stdout=sys.stderr, check=False).returncode:
-            raise FetchError(f"wheels: pip ended with status {status}", "its own message stands above")
+            raise BundleError(f"wheels: pip ended with status {status}", "its own message stands above")
     lines = []
     for wheel in sorted(folder.glob("*.whl")):
         name, version, *_ = wheel.name.split("-")
@@ -208,15 +204,21 @@ def copied_source(folder: Path) -> Path:
     return folder
 
 
-def restrictions(licences: Iterable[tuple[str, str]]) -> list[Notice]:
-    """A notice for each licence that restricts the use of files, of (licence, what is under it)."""
+def notices_of(
+    sources: dict[str, Repo | None], weights: Iterable[str], tools: bool, wheels: str | None
+) -> tuple[Notice, ...]:
+    """A notice for each licence that restricts the use of what goes into a bundle."""
+    licences = [(repo.licence, folder) for folder, repo in sources.items() if repo]
+    licences += [(REPOS[folder].licence, folder) for folder in sources if not sources[folder] and folder in REPOS]
+    licences += [("unknown" if w.startswith("hf:") else PYIQA_WEIGHTS.licence, w) for w in weights]
+    licences += [PYIQA] * (tools or bool(wheels)) + [NVIDIA] * bool(wheels)
     under: dict[str, dict[str, None]] = {}
     for licence, of in licences:
         if licence not in FREE:
             under.setdefault(licence, {})[of] = None
     unknown = "it may restrict what you do: read the model card", "no link known"
     told = ((licence, one_line(", ".join(of))[:500], *TERMS.get(licence, unknown)) for licence, of in under.items())
-    return [Notice(licence=licence, of=of, says=says, url=url) for licence, of, says, url in told]
+    return tuple(Notice(licence=licence, of=of, says=says, url=url) for licence, of, says, url in told)
 
 
 def repo_option(text: str) -> tuple[str, Repo]:

@@ -48,12 +48,8 @@ def _stand_ins(row: Assessment) -> list[str]:
     for i, run in enumerate(row.tools):
         if run.error and run.tool_name in named(row):
             place = run.object_name, run.distortion
-            others = [
-                one.tool_name
-                for one in row.tools[i + 1 :]
-                if not one.error and (one.object_name, one.distortion) == place
-            ]
-            instead = f"{others[0]} ran instead" if others else "no other tool could run"
+            later = (one for one in row.tools[i + 1 :] if not one.error and (one.object_name, one.distortion) == place)
+            instead = next((f"{one.tool_name} ran instead" for one in later), "no other tool could run")
             lines.setdefault(run.tool_name, f"{run.tool_name} could not run ({_why_not(run)}), {instead}")
     return list(lines.values())
 

@@ -22,10 +22,6 @@ _PLAIN = re.compile(r"[^\w. /-]")  # what MLflow takes in no name
 Log = Callable[..., None]
 
 
-class TrackingError(UserError):
-    """A tracker that is not installed."""
-
-
 @contextmanager
 def tracked(kind: str | None, name: str, params: Mapping[str, Any]) -> Iterator[Log]:
     """A run of the tracker `kind` ("mlflow" or "trackio"; None: of none), called `name`, that ends with the block.
@@ -33,7 +29,7 @@ def tracked(kind: str | None, name: str, params: Mapping[str, Any]) -> Iterator[
     It yields `log(metrics, step=None)`, which notes numbers by name; those that are None are left out.
 
     Raises:
-        TrackingError: The tracker's package is not installed.
+        UserError: The tracker's package is not installed.
     """
     if kind is None:
         yield lambda metrics, step=None: None
@@ -43,7 +39,7 @@ def tracked(kind: str | None, name: str, params: Mapping[str, Any]) -> Iterator[
         tracker: Any = importlib.import_module(kind)
     except ModuleNotFoundError as error:
         remedy = "it is not installed; type: pip install 'agentic_iqa_local[track]'"
-        raise TrackingError(f"--track {kind}: expected the package {error.name}", remedy) from error
+        raise UserError(f"--track {kind}: expected the package {error.name}", remedy) from error
     given = {key: str(value) for key, value in params.items() if value not in (None, False) and not callable(value)}
     if kind == "mlflow":
         if "MLFLOW_TRACKING_URI" not in os.environ:

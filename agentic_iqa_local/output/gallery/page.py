@@ -5,19 +5,22 @@ Names, queries and a model's words are untrusted: they are data in JSON blocks, 
 only, and the page's policy runs no other script.
 """
 
+import base64
 import json
 import os
 from collections.abc import Iterator, Sequence
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from markupsafe import Markup
+from PIL import Image
 
-from agentic_iqa_local.errors import one_line
+from agentic_iqa_local.errors import one_line, printable
 from agentic_iqa_local.files import path_from_text, write_whole
+from agentic_iqa_local.images.reading import ImageError, load_image
 from agentic_iqa_local.output import pages
 from agentic_iqa_local.output.gallery.rows import account, entry, identities
-from agentic_iqa_local.output.gallery.thumbnails import thumbnail
 from agentic_iqa_local.output.words import level_word
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.state import LETTERS
@@ -25,6 +28,15 @@ from agentic_iqa_local.state import LETTERS
 STYLE = ("gallery.css",)
 SCRIPT = ("gallery_parts.js", "gallery_csv.js", "gallery_filters.js", "gallery_account.js", "gallery.js")
 BLOCK = {"accounts": 50, "small": 50, "large": 5}  # of how many items each block of data is
+
+
+class Thumbnail(NamedTuple):
+    """What the page knows of a picture before it shows it, and two copies as WebP in base64. Of one that cannot be
+    read `about` has the reason, as `missing`."""
+
+    about: dict[str, Any]
+    small: str | None = None
+    large: str | None = None
 
 
 def write_gallery(rows: Sequence[Assessment], file: Path, *, name: str, images: Path | None = None) -> int:
@@ -65,6 +77,26 @@ def _found(path: str, images: Path | None) -> Path:
     parts = original.parts
     ends = (images.joinpath(*parts[start:]) for start in range(original.is_absolute(), len(parts)))
     return next((end for end in ends if ".." not in end.parts and os.path.isfile(end)), original)
+
+
+def thumbnail(path: Path, side: int, view: int | None) -> Thumbnail:
+    """Of the picture in a file, turned upright as its EXIF data say; transparent pixels become white. `side` and `view`
+    are the longest sides of the copies in pixels; the larger one is only made of a picture beyond `side`."""
+    try:
+        loaded = load_image(path, min_side=1, background="white")
+    except ImageError as error:
+        return Thumbnail({"missing": printable(str(error))})
+    about = {"size": (loaded.width, loaded.height), "sha256": loaded.sha256, "address": path.absolute().as_uri()}
+    large = _webp(loaded.pixels, view, 80) if view and max(loaded.pixels.size) > side else None
+    return Thumbnail(about, _webp(loaded.pixels, side, 68), large)
+
+
+def _webp(pixels: Image.Image, side: int, quality: int) -> str:
+    copy = pixels.copy()
+    copy.thumbnail((side, side), reducing_gap=3.0)
+    content = BytesIO()
+    copy.save(content, "WEBP", quality=quality, method=2)
+    return base64.b64encode(content.getvalue()).decode()
 
 
 def _blocks(kind: str, items: Sequence[Any]) -> Iterator[tuple[str, Markup]]:

@@ -19,16 +19,8 @@ Row = dict[str, Any]
 
 # Parts of a row that the account leaves out: they repeat others, or no reader asks for them.
 _LEFT_OUT = {
-    "schema_version": True,
-    "alpha": True,
-    "fusion": True,
-    "eta": True,
-    "sigma": True,
-    "dq_dqbar": True,
-    "off_letter_mass": True,
-    "replan_history": True,
-    "prior_context": True,
-    "failed_tries": True,
+    **dict.fromkeys(("schema_version", "alpha", "fusion", "eta", "sigma", "dq_dqbar", "off_letter_mass"), True),
+    **dict.fromkeys(("replan_history", "prior_context", "failed_tries"), True),
     "plan": {"plan"},
     "model": {"hardware"},
     "seen": {"views"},
