@@ -35,8 +35,7 @@ class Results(RowFile):
         retry: Whether failed items lose theirs too.
         asked: The keys of the items that are asked for; rows of others stay.
 
-    Raises:
-        RowsError: The file cannot be used so.
+    Raises RowsError where the file cannot be used so.
     """
 
     def __init__(self, path: Path, identity: dict[str, Any], *, resume: bool = False, retry: bool = False,

@@ -135,9 +135,7 @@ def unpack(bundle: str | Path, root: str | Path, expect: str | None = None, prog
 
     A file gets its name only when its bytes are those of the manifest; what lies there with the right bytes is kept, so
     that the same call completes an interrupted unpacking. What an earlier bundle brought of the same model is removed.
-
-    Raises:
-        BundleError: something is damaged or unexpected, there is too little space, or another process unpacks there.
+    Raises BundleError, also where there is too little space or another process unpacks there.
     """
     root = models_root(root)
     with opened(bundle, expect) as source, _write_errors(root):

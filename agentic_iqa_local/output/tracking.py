@@ -26,10 +26,8 @@ Log = Callable[..., None]
 def tracked(kind: str | None, name: str, params: Mapping[str, Any]) -> Iterator[Log]:
     """A run of the tracker `kind` ("mlflow" or "trackio"; None: of none), called `name`, that ends with the block.
 
-    It yields `log(metrics, step=None)`, which notes numbers by name; those that are None are left out.
-
-    Raises:
-        UserError: The tracker's package is not installed.
+    It yields `log(metrics, step=None)`, which notes numbers by name; those that are None are left out. Raises UserError
+    where the tracker's package is not installed.
     """
     if kind is None:
         yield lambda metrics, step=None: None

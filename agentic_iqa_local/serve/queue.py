@@ -44,8 +44,7 @@ class Queue:
         """Raises Refused (429) where one more would have to wait and no place is left."""
         if self.busy and self.waiting >= self.places:
             seconds = min(600, math.ceil(self.each * (self.waiting + 1) / self.runner.jobs))
-            remedy = f"ask again in {seconds} s"
-            raise Refused(429, "queue_full", "the queue is full", remedy, retry_after=seconds)
+            raise Refused(429, "queue_full", "the queue is full", f"ask again in {seconds} s", retry_after=seconds)
 
     async def answer(self, ask: Ask, told: Callable[[Mapping[str, Any]], None] | None = None) -> Answer:
         """The answer to an ask. `told` gets each step of the work, in a thread of the runner. Raises Refused where no
@@ -63,8 +62,9 @@ class Queue:
             answer = await asyncio.shield(future)
         except UserError as error:
             self.failure = str(error)
-            remedy = "the models are loaded anew: ask again"
-            raise Refused(503, "failing", self.failure, remedy, retry_after=10) from error
+            raise Refused(
+                503, "failing", self.failure, "the models are loaded anew: ask again", retry_after=10
+            ) from error
         self.failure = ""
         seconds = asyncio.get_running_loop().time() - began
         self.each += (seconds - self.each) / 8
