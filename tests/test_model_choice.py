@@ -83,24 +83,25 @@ def test_models_of_other_kinds_and_the_small_ones_that_ship_are_no_candidates(tm
         assert "left out" not in choice.said
 
 
-def test_a_model_that_a_set_up_is_made_for_gets_it(tmp_path, capsys):
-    folder = model(tmp_path / "Qwen2.5-VL-7B-Instruct", 10)
-    settings = chosen_settings(options(models=tmp_path))
+def test_a_model_that_a_set_up_is_made_for_gets_it(tmp_path):
+    folder, said = model(tmp_path / "Qwen2.5-VL-7B-Instruct", 10), []
+    settings = chosen_settings(options(models=tmp_path), said.append)
     assert choose(tmp_path).config == "qwen2_5_vl_7b"  # and not its 4-bit edition
     (backend,) = settings.backends
     assert settings.folder(backend) == folder
     # 4096 tokens of 28×28 pixels, as configs/qwen2_5_vl_7b.yaml says
     assert settings.model(backend).max_pixels == 4096 * 28 * 28
-    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert len(said) == 1
 
 
 @pytest.mark.parametrize(
     "given", [{"model": "embedded"}, {"config": "embedded"}, {"gpu": None}, {"engine": "server"}], ids=str
 )
-def test_what_was_chosen_wins(tmp_path, given, capsys):
+def test_what_was_chosen_wins(tmp_path, given):
     model(tmp_path / "large", 1000)
-    (backend,) = chosen_settings(options(**{"models": tmp_path} | given)).backends
-    assert capsys.readouterr().err == ""
+    said = []
+    (backend,) = chosen_settings(options(**{"models": tmp_path} | given), said.append).backends
+    assert said == []
     assert "large" not in backend
 
 

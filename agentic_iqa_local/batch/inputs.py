@@ -137,8 +137,7 @@ def _parquet(content: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
     from pyarrow import BufferReader
     from pyarrow.parquet import read_table
 
-    for number, record in enumerate(read_table(BufferReader(content)).to_pylist(), 1):
-        yield number, {name: cell for name, cell in record.items() if cell is not None}
+    return enumerate(read_table(BufferReader(content)).to_pylist(), 1)
 
 
 # Files, folders and globs

@@ -17,17 +17,20 @@ SAMPLE = ROOT / "tests" / "data" / "sumac.png"  # a wheel has it inside
 def assess(args: argparse.Namespace) -> int:
     """Assesses what the command line names; the exit status. Raises UserError."""
     with Console() as console:
+        notes: list[str] = []  # said once it is clear that the device is there: a mistake is one line
         check_outputs(args)
         if args.manifest and args.csv and args.csv.resolve() == args.manifest.resolve():
             raise UsageError(f"--csv {args.csv}: expected another file than the manifest", "name a new one")
-        settings = chosen_settings(args)
+        settings = chosen_settings(args, notes.append)
         if not (args.manifest or args.pictures):
-            tell(f"no picture named: assessing the sample that ships; yours: {command('assess')} photo.jpg")
+            notes.append(f"no picture named: assessing the sample that ships; yours: {command('assess')} photo.jpg")
         items = wanted(args)
         check_models(settings, args.pipeline or "agent")
         device = device_of(args)
         from agentic_iqa_local.cli.assess_run import AssessRun  # which takes seconds
 
+        for note in notes:
+            tell(note)
         return AssessRun(args, settings, items, device, console).finish()
 
 

@@ -5,7 +5,7 @@ import argparse
 import os
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -178,9 +178,9 @@ def check_outputs(args: argparse.Namespace) -> None:
             setattr(args, name, output_file(f"--{name}", file, *suffixes))
 
 
-def chosen_settings(args: argparse.Namespace) -> "Settings":
+def chosen_settings(args: argparse.Namespace, say: Callable[[str], None] = tell) -> "Settings":
     """The settings that --config, --model and the like name, as far as a command has them. With --gpu and
-    neither of those two the largest model that is there is taken, and told. Raises ConfigError."""
+    neither of those two the largest model that is there is taken, and `say` is told which. Raises ConfigError."""
     from agentic_iqa_local.api import choose_settings
 
     given = {name: getattr(args, name, None) for name in Options.model_fields}
@@ -189,7 +189,7 @@ def chosen_settings(args: argparse.Namespace) -> "Settings":
         from agentic_iqa_local.vlm_client.model_choice import choose
 
         choice = choose(models_root(options.get("models")))
-        tell(choice.said)
+        say(choice.said)
         chosen = {"model": choice.folder, "config": choice.config}
         options |= {name: value for name, value in chosen.items() if choice.folder and value}
     try:

@@ -122,7 +122,10 @@ class Batches:
     async def _work_on(self, folder: Path) -> None:
         """Writes the rows that a batch lacks. Raises UserError, ValueError or OSError where that cannot be done."""
         asked = self.set_up.ask(json.loads((folder / "options.json").read_text()))
-        pictures, reference = _files(folder / "pictures"), _files(folder / "reference")
+        pictures, reference = (
+            [PictureFile(str(file), file.name) for file in sorted((folder / part).iterdir())]
+            for part in ("pictures", "reference")
+        )
         rows = RowFile(folder / "rows.jsonl", Assessment)
 
         async def write() -> None:
@@ -148,7 +151,3 @@ class Batches:
                 return await self.queue.answer(ask)
             except Refused:
                 await asyncio.sleep(AGAIN)
-
-
-def _files(folder: Path) -> list[PictureFile]:
-    return [PictureFile(str(file), file.name) for file in sorted(folder.iterdir())]

@@ -62,9 +62,8 @@ class Queue:
             answer = await asyncio.shield(future)
         except UserError as error:
             self.failure = str(error)
-            raise Refused(
-                503, "failing", self.failure, "the models are loaded anew: ask again", retry_after=10
-            ) from error
+            remedy = "the models are loaded anew: ask again"
+            raise Refused(503, "failing", self.failure, remedy, retry_after=10) from error
         self.failure = ""
         seconds = asyncio.get_running_loop().time() - began
         self.each += (seconds - self.each) / 8
