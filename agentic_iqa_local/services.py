@@ -9,8 +9,8 @@ from contextlib import ExitStack, contextmanager
 from agentic_iqa_local.config import RoleSettings, Settings, load_settings
 from agentic_iqa_local.devices import choose_device
 from agentic_iqa_local.files import models_root
-from agentic_iqa_local.iqa_tools import ToolRunner
-from agentic_iqa_local.offline.manifest import BundleError, check_model, environment
+from agentic_iqa_local.iqa_tools import ToolError, ToolRunner
+from agentic_iqa_local.iqa_tools.weights import BundleError, Weights, environment
 from agentic_iqa_local.vlm_client import ClientPool, VLMClient, VLMError
 
 ALONE = ("QAlign",)  # changes parts of transformers while it runs: no model may run beside it
@@ -49,8 +49,8 @@ class Services:
         backend = self.section(role).backend
         if backend not in self.pool.clients:
             try:
-                check_model(self.settings.folder(backend), self.settings.models_dir)
-            except BundleError as error:
+                Weights(models_root(self.settings.models_dir)).check_model(self.settings.folder(backend))
+            except (BundleError, ToolError) as error:
                 raise VLMError(error.message, error.remedy) from error
         return self.pool.get(backend, self.settings.model(backend))
 

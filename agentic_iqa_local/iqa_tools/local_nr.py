@@ -54,9 +54,7 @@ class Examination:
     the quarter in which it is likeliest. `severities`: how strong it is if it is there, 1..5, read where it is
     likeliest. `exposure`: the probability that it is "too dark", and that it is "too bright". `graphic`: the
     probability that this is no photograph but a screenshot, a drawing, a chart or a code. `places`: by family a
-    rows×columns float32 array of its severity there, 0..5: cell (r, c) covers the pixels from r·height/rows to (r +
-    1)·height/rows and
-    from c·width/columns to (c + 1)·width/columns.
+    rows×columns float32 array of its severity there, 0..5, in cells of equal size that cover the picture.
     """
 
     quality: float

@@ -95,11 +95,8 @@ class ToolRunner:
     def info(self, full_reference: bool | None = None) -> list[ToolInfo]:
         """Every tool, or those that can run with a reference (True: all) or without one (False: NR)."""
         specs = [spec for spec in TOOLS.values() if full_reference is not False or spec.reference == "NR"]
-        maps = [(spec, self.maps.get(spec.name)) for spec in specs]
-        return [
-            ToolInfo(spec, self._unavailable(spec), found and found.reachable, found and found.source)
-            for spec, found in maps
-        ]
+        found = [(spec, self._unavailable(spec), self.maps.get(spec.name)) for spec in specs]
+        return [ToolInfo(spec, reason, of and of.reachable, of and of.source) for spec, reason, of in found]
 
     def available(self, full_reference: bool) -> list[ToolInfo]:
         """The tools of `info` that can score now."""

@@ -1,4 +1,4 @@
-"""The files that tools load: whether the models folder has them, with the bytes that its manifest names.
+"""The files that models and tools load: whether the models folder has them, with the bytes that its manifest names.
 
 Weights of pyiqa's metrics are pickles, and another file gives other numbers. So a tool loads what the manifest
 of the models folder names, and not what torch or Hugging Face keep in caches of their own.
@@ -6,9 +6,11 @@ of the models folder names, and not what torch or Hugging Face keep in caches of
 """
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.files import FileError, command, file_hash, read_json
 from agentic_iqa_local.iqa_tools.specs import ToolError, ToolSpec
 
@@ -17,8 +19,37 @@ HUB = "tools/hub"  # what pyiqa's metrics load, laid out as torch's hub folder
 HUGGINGFACE = "tools/huggingface"  # snapshots, laid out as huggingface_hub's cache
 
 
+class BundleError(UserError, RuntimeError):
+    """A bundle or models folder that cannot be trusted, read or written; the message names the file."""
+
+
+def environment(root: Path) -> dict[str, str]:
+    """The variables with which torch, timm and transformers find the models folder's files and look nowhere else; where
+    `root` is a folder without a manifest, only those that keep them from the network."""
+    offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    if not (root / MANIFEST).is_file():
+        return offline
+    places = {"TORCH_HOME": (root / HUB).parent, "HF_HUB_CACHE": root / HUGGINGFACE}
+    return offline | {name: str(place.absolute()) for name, place in places.items()}
+
+
+def unchanged(place: Path, size: int, sha256: str) -> bool:
+    """Whether a regular file of this size and SHA-256 lies at `place`."""
+    return place.is_file() and place.stat().st_size == size and file_hash(place) == sha256
+
+
+def unlisted(root: Path, known: Collection[str], folders: Collection[str]) -> list[BundleError]:
+    """An error for each file in `folders` of `root` that is not among the `known`: a loader might prefer it."""
+    places = [place for folder in sorted(folders) for place in sorted((root / folder).rglob("*"))]
+    return [
+        BundleError(f"{place}: expected files of {root / MANIFEST} only, got this one", "remove it")
+        for place in places
+        if not place.is_dir() and str(place.relative_to(root)) not in known
+    ]
+
+
 class Weights:
-    """The tools' weights in the models folder `root`. Raises ToolError for a damaged manifest."""
+    """The files that the manifest of the models folder `root` names. Raises ToolError for a damaged manifest."""
 
     def __init__(self, root: Path):
         self.root, self.hub, self.huggingface = root, root / HUB, root / HUGGINGFACE
@@ -52,6 +83,21 @@ class Weights:
                     f" SHA-256 of {MANIFEST}, {file['sha256']}",
                     "unpack its bundle again.",
                 )
+
+    def check_model(self, folder: Path) -> None:
+        """Raises BundleError unless a model's folder is as the manifest says; silent for one that no bundle brought."""
+        root, folder = self.root.resolve(), folder.resolve()
+        if root not in folder.parents:
+            return
+        top = folder.relative_to(root).parts[0]
+        brought = [path for path in self._files if path.startswith(f"{top}/")]
+        for path in brought:
+            size, sha256 = self._files[path]["size"], self._files[path]["sha256"]
+            if (root / path).is_relative_to(folder) and not unchanged(root / path, size, sha256):
+                why = f"{root / path} is damaged or was changed: expected the SHA-256 of {MANIFEST}"
+                raise BundleError(why, "unpack its bundle again")
+        for error in unlisted(root, self._files, {top} if brought else ()):
+            raise error
 
     def _of(self, weight: str) -> dict[str, dict[str, Any]]:
         repository = weight.removeprefix("hf:").replace("/", "--")

@@ -15,6 +15,7 @@ import imagehash
 import numpy as np
 from PIL import Image
 from scipy.sparse.csgraph import connected_components
+from scipy.spatial.distance import pdist, squareform
 
 HASH_SIDE = 16  # frequencies a side: 256 bits
 MOST_DIFFERENT = 80 / HASH_SIDE**2
@@ -44,8 +45,7 @@ def scene_groups(fingerprints: Sequence[np.ndarray]) -> list[list[int]]:
     together. Groups and their members keep the pictures' order."""
     if not fingerprints:
         return []
-    bits = np.array(fingerprints)
-    near = np.array([(bits != own).mean(axis=1) <= MOST_DIFFERENT for own in bits])
+    near = squareform(pdist(np.array(fingerprints), "hamming")) <= MOST_DIFFERENT
     groups: dict[int, list[int]] = {}
     for picture, label in enumerate(connected_components(near, directed=False)[1].tolist()):
         groups.setdefault(label, []).append(picture)

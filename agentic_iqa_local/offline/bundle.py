@@ -27,10 +27,9 @@ from pydantic import ValidationError
 from rich.filesize import decimal
 
 from agentic_iqa_local.files import FileError, file_hash, first_mistake, models_root, open_regular, write_whole
-from agentic_iqa_local.iqa_tools.weights import LARGEST_MANIFEST, MANIFEST
+from agentic_iqa_local.iqa_tools.weights import LARGEST_MANIFEST, MANIFEST, BundleError, unchanged, unlisted
 from agentic_iqa_local.offline.manifest import (
     MANIFEST_HASH,
-    BundleError,
     Manifest,
     Notice,
     StoredFile,
@@ -38,8 +37,6 @@ from agentic_iqa_local.offline.manifest import (
     read_folder_manifest,
     store_manifest,
     trusted_manifest,
-    unchanged,
-    unlisted,
 )
 
 OWN = (MANIFEST, MANIFEST_HASH)
@@ -126,7 +123,8 @@ def verify(bundle: str | Path, expect: str | None = None, progress: Progress = s
             except BundleError as error:
                 problems.append(error)
         if os.path.isdir(bundle):
-            problems += unlisted(Path(bundle), source.manifest, source.manifest.models)
+            known = {entry.path for entry in source.manifest.files}
+            problems += unlisted(Path(bundle), known, source.manifest.models)
     return problems
 
 
@@ -143,7 +141,7 @@ def unpack(bundle: str | Path, root: str | Path, expect: str | None = None, prog
         with FileLock(root / LOCK, timeout=0):
             before, new = store_manifest(root), source.manifest.without_wheels()
             joined = before.joined_with(new) if before else new
-            missing = [entry for entry in new.files if not unchanged(root / entry.path, entry)]
+            missing = [entry for entry in new.files if not unchanged(root / entry.path, entry.size, entry.sha256)]
             require_space(root, sum(entry.size for entry in missing))
             for entry in missing:
                 with _complete(root / entry.path) as partial, partial.open("wb") as file:

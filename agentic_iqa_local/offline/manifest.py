@@ -1,5 +1,4 @@
-"""What a bundle or the models folder holds, every file with its size, SHA-256, source and licence; and whether the
-models folder is still so.
+"""What a bundle or the models folder holds, every file with its size, SHA-256, source and licence.
 
 Nothing here imports torch or huggingface_hub, or reaches a network.
 """
@@ -12,17 +11,13 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from agentic_iqa_local.errors import UserError, one_line
-from agentic_iqa_local.files import FileError, file_hash, first_mistake, models_root, read_bytes
-from agentic_iqa_local.iqa_tools.weights import HUGGINGFACE, LARGEST_MANIFEST, MANIFEST
+from agentic_iqa_local.errors import one_line
+from agentic_iqa_local.files import FileError, first_mistake, read_bytes
+from agentic_iqa_local.iqa_tools.weights import LARGEST_MANIFEST, MANIFEST, BundleError
 
 MANIFEST_HASH = f"{MANIFEST}.sha256"  # "HASH  manifest.json", as sha256sum writes it
 TOOLS, WHEELS = "tools", "wheels"  # the folders that are no models: tools' weights, an offline installation
 SEGMENT = re.compile(r"(?=[^. ])[A-Za-z0-9_+=@,!~() .-]+(?<![. ])")  # a name that begins with no dot
-
-
-class BundleError(UserError, RuntimeError):
-    """A bundle or models folder that cannot be trusted, read or written; the message names the file."""
 
 
 def _plain(path: str) -> str:
@@ -139,47 +134,7 @@ def read_folder_manifest(folder: Path, expect: str | None = None) -> tuple[Manif
     return trusted_manifest(raw, line, folder, expect)
 
 
-def unlisted(root: Path, manifest: Manifest, folders: set[str]) -> list[BundleError]:
-    """An error for each file in `folders` of `root` that the manifest does not name: a loader might prefer it."""
-    known = {root / file.path for file in manifest.files}
-    places = (place for folder in sorted(folders) for place in sorted((root / folder).rglob("*")))
-    return [
-        BundleError(f"{place}: expected files of {root / MANIFEST} only, got this one", "remove it")
-        for place in places
-        if not place.is_dir() and place not in known
-    ]
-
-
-def environment(root: str | Path) -> dict[str, str]:
-    """The variables with which torch, timm and transformers find the models folder's files and look nowhere else; where
-    `root` is a folder without a manifest, only those that keep them from the network."""
-    offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-    if not os.path.isfile(Path(root, MANIFEST)):
-        return offline
-    places = {"TORCH_HOME": Path(root, TOOLS), "HF_HUB_CACHE": Path(root, HUGGINGFACE)}
-    return offline | {name: str(place.absolute()) for name, place in places.items()}
-
-
 def store_manifest(root: str | Path) -> Manifest | None:
     """What was unpacked into the models folder `root`; None where nothing was. Raises BundleError for a damaged
     manifest."""
     return read_folder_manifest(Path(root))[0] if os.path.lexists(Path(root, MANIFEST)) else None
-
-
-def check_model(folder: str | Path, root: str | Path | None = None) -> None:
-    """Raises BundleError unless a model's folder in the models folder `root` is as the manifest says; silent for one
-    that no bundle brought."""
-    root, folder = models_root(root).resolve(), Path(folder).resolve()
-    manifest = store_manifest(root) if root in folder.parents else None
-    for entry in manifest.files if manifest else ():
-        if (root / entry.path).is_relative_to(folder) and not unchanged(root / entry.path, entry):
-            why = f"{root / entry.path} is damaged or was changed: expected the SHA-256 of {MANIFEST}"
-            raise BundleError(why, "unpack its bundle again")
-    top = folder.relative_to(root).parts[0] if manifest else ""
-    for error in unlisted(root, manifest, {top} & manifest.models) if manifest else ():
-        raise error
-
-
-def unchanged(place: Path, entry: StoredFile) -> bool:
-    """Whether a regular file of the entry's size and SHA-256 lies at `place`."""
-    return place.is_file() and place.stat().st_size == entry.size and file_hash(place) == entry.sha256

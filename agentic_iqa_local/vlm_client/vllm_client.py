@@ -198,7 +198,14 @@ class Engine:
             said = f"vLLM's engine failed ({first_line(error)})"
             self._ended = ModelLost(said, "where its memory ran out, lower max_in_flight or max_pixels")
         finally:
-            self._fail()
+            with self._closing:
+                self._closed = True
+            for future in self._pending.values():
+                future.set_exception(self._ended)
+            self._pending.clear()
+            while not self._requests.empty():
+                if (request := self._requests.get()) is not None:
+                    request[2].set_exception(self._ended)
             self._free()
 
     def _free(self) -> None:
@@ -229,16 +236,6 @@ class Engine:
                 continue
             self._pending[key] = future
         return True
-
-    def _fail(self) -> None:
-        with self._closing:
-            self._closed = True
-        for future in self._pending.values():
-            future.set_exception(self._ended)
-        self._pending.clear()
-        while not self._requests.empty():
-            if (request := self._requests.get()) is not None:
-                request[2].set_exception(self._ended)
 
 
 class VllmSession(VLMSession):
