@@ -251,9 +251,6 @@ class ExecutorOutput(BaseModel):
     # where LocalNR's map has the damage: a quarter ("top left") or "everywhere". None where the query does
     # not ask for a place, the tool sees no damage, or it could not run.
     damaged_part: str | None = None
-    # the worst part of the picture by its map, with its distortion and the tools' scores on it, which have
-    # no vote. None where no map was asked for, or no part is clearly worse than the rest.
-    worst_part: DamagedBox | None = None
     disagreement: str | None = None  # which tools lie further apart than their errors explain
     # what a subtask could not tell, or the model's own probabilities left open
     uncertainty: str | None = None

@@ -13,7 +13,7 @@ from scipy.stats import spearmanr
 from agentic_iqa_local.config import RoleSettings
 from agentic_iqa_local.files import file_hash, folder_hash
 from agentic_iqa_local.nodes.ask import ask
-from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, detection_prompt, summarizer_prompt
+from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, distortion_prompt, summarizer_prompt
 from agentic_iqa_local.nodes.replies import detection_reply
 from agentic_iqa_local.score_fusion import expected_level, letter_probabilities
 from agentic_iqa_local.state import LETTERS
@@ -58,7 +58,7 @@ def test_its_note_names_the_command_that_fetches_the_next(client):
 def seen(client):
     """Two photographs that training never saw, clean and with eleven kinds of distortion at three severities, made
     here: (family, severity, level, level with A for Bad, the types that the model names)."""
-    rows, prompt, reply = [], detection_prompt(DEFAULT_QUERY, ["Global"]), detection_reply(["Global"])
+    rows, prompt, reply = [], distortion_prompt("detection", DEFAULT_QUERY, ["Global"]), detection_reply(["Global"])
     for name in ("sumac", "prudential"):
         clean = np.asarray(Image.open(DATA / f"{name}.png").convert("RGB"))[96:416, 96:416]
         for part in [None, *(Part(kind, severity) for kind in KINDS for severity in (1, 3, 5))]:

@@ -11,7 +11,7 @@ from PIL import Image
 
 from agentic_iqa_local.config import Settings, load_settings
 from agentic_iqa_local.judgement.assessment import assess
-from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, detection_prompt
+from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, distortion_prompt
 from agentic_iqa_local.nodes.replies import detection_reply, summary_reply
 from agentic_iqa_local.offline.fetch import REPOS
 from agentic_iqa_local.services import Services
@@ -37,7 +37,7 @@ def read(client, images):
 def test_letters_behind_another_role_equal_a_plain_pass_and_depend_on_the_picture(client, photo, count):
     images: list[Image.Image] = [photo.crop((0, 0, 192, 160)), photo.crop((200, 100, 392, 260))][:count]
     session, reply = client.open(images), detection_reply(["Global"])
-    reply.model_validate_json(session.generate(detection_prompt(DEFAULT_QUERY, ["Global"]), reply))
+    reply.model_validate_json(session.generate(distortion_prompt("detection", DEFAULT_QUERY, ["Global"]), reply))
     found = session.read_letters(SCORING, ANSWER_PREFIX, LETTERS)
     assert apart(found, plain_logprobs(client, images)) < 1e-4
     reused = session.usage.reused

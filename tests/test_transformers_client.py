@@ -14,8 +14,7 @@ from transformers import DynamicCache
 from agentic_iqa_local.nodes.prompts import (
     ANSWER_PREFIX,
     DEFAULT_QUERY,
-    analysis_prompt,
-    detection_prompt,
+    distortion_prompt,
     planner_prompt,
 )
 from agentic_iqa_local.nodes.replies import PlannerReply, analysis_reply, detection_reply, summary_reply
@@ -98,8 +97,8 @@ def test_answers_are_valid_even_from_a_hot_model_and_greedy_ones_repeat(client, 
     session = client.open([pictures[0]])
     for prompt, schema in (
         (PLAN, PlannerReply),
-        (detection_prompt(DEFAULT_QUERY, list(found)), detection_reply(list(found))),
-        (analysis_prompt(DEFAULT_QUERY, found), analysis_reply(found)),
+        (distortion_prompt("detection", DEFAULT_QUERY, list(found)), detection_reply(list(found))),
+        (distortion_prompt("analysis", DEFAULT_QUERY, found), analysis_reply(found)),
         (SCORING, summary_reply(None)),
     ):
         schema.model_validate_json(session.generate(prompt, schema, temperature=2.0, max_tokens=1024))

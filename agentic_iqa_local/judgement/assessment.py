@@ -1,7 +1,6 @@
 """One picture's assessment: what the pipeline answers, how sure that is and where the damage lies, as a typed
 result (`result.Assessment`)."""
 
-import functools
 import hashlib
 import os
 import time
@@ -31,7 +30,7 @@ from agentic_iqa_local.nodes.tool_runs import run_tool
 from agentic_iqa_local.nodes.workbench import Observer, OpenImages
 from agentic_iqa_local.result import Assessment, Seen, SeenView, Tokens
 from agentic_iqa_local.services import Services, load_services
-from agentic_iqa_local.state import OVERALL, AgenticIQAState, DamagedBox, FusionResult, ToolExecutionLog
+from agentic_iqa_local.state import OVERALL, AgenticIQAState, FusionResult, ToolExecutionLog
 from agentic_iqa_local.vlm_client import VLMError
 
 UNLIKE_PHOTOGRAPH = (
@@ -158,14 +157,9 @@ def answered(
 
 def _answer(state: AgenticIQAState, images: OpenImages, pipeline: Pipeline, map: MapRequest | None) -> dict[str, Any]:
     """What the row of an answer holds."""
-    services, make_map = images.services, functools.cache(lambda: mapped(images, map) if map else {})
+    services = images.services
     _ = services.tools  # a bad maps file is an error of the set-up, not of an image
 
-    def worst_part() -> DamagedBox | None:
-        q_map = make_map().get("map")
-        return q_map.worst[0] if q_map and q_map.worst else None
-
-    images.find_worst_part = worst_part
     images.sureness = sureness = Sureness(
         services.settings.decisions,
         calibration_for(services.settings, services.client(ROLE).describe()),
@@ -184,11 +178,10 @@ def _answer(state: AgenticIQAState, images: OpenImages, pipeline: Pipeline, map:
     except (ImageError, VLMError) as error:
         changes = {"error": str(error)}
     if not changes.get("error"):
-        changes |= make_map()
+        changes |= mapped(images, map) if map else {}
         if changes.get("p_c"):
             fusion = FusionResult.model_validate({name: changes[name] for name in FusionResult.model_fields})
-            told = (evidence := changes.get("evidence")) is not None and evidence.worst_part is not None
-            changes |= sureness.fields(fusion, changes.get("plan"), told_of_map=told)
+            changes |= sureness.fields(fusion, changes.get("plan"))
     return changes | _record(images)
 
 

@@ -35,12 +35,11 @@ class Sureness:
             return False
         return most_reads is None or self.reads + reads <= most_reads
 
-    def fields(self, fusion: FusionResult, plan: PlannerOutput | None, *, told_of_map: bool = False) -> dict[str, Any]:
+    def fields(self, fusion: FusionResult, plan: PlannerOutput | None) -> dict[str, Any]:
         """What a row says of how sure an answer is: of a rating `interval`, `not_sure` and `gate`, of a question
-        `answer_set`; in `no_interval` why there is none. `told_of_map`: the model was told of the worst part of a map
-        before it answered."""
+        `answer_set`; in `no_interval` why there is none."""
         if fusion.q is None:
-            answers = self.answer_set(fusion, plan, told_of_map)
+            answers = self.answer_set(fusion, plan)
             without = f"no set of answers: {answers}"
             return {"answer_set": answers} if isinstance(answers, AnswerSet) else {"no_interval": without}
         interval = self.interval(fusion, plan)
@@ -82,7 +81,7 @@ class Sureness:
             interval.low, interval.high = LOWEST, HIGHEST
         return interval
 
-    def answer_set(self, fusion: FusionResult, plan: PlannerOutput | None, told_of_map: bool) -> AnswerSet | str:
+    def answer_set(self, fusion: FusionResult, plan: PlannerOutput | None) -> AnswerSet | str:
         """The choices that may be right, or why there is no such set."""
         calibration, asked = self.calibration, (self.pipeline, self.reference)
         if isinstance(calibration, str):
@@ -92,11 +91,8 @@ class Sureness:
             return f"no such question is in the calibration; {NO_FIT}"
         if fusion.mode != calibration.mode:
             return f"calibrated in mode {calibration.mode}, this is mode {fusion.mode}"
-        widened = []
-        if plan and plan.query_type == "Other":
-            widened.append("the question is not about technical quality, as those of the calibration are")
-        if told_of_map:
-            widened.append("the model was told of a map, which there was none of in the calibration")
+        other = plan is not None and plan.query_type == "Other"
+        widened = ["the question is not about technical quality, as those of the calibration are"] * other
         return calibration.answer_set(part, fusion.p, widened)
 
     def not_sure(self, interval: Interval | None) -> str | None:

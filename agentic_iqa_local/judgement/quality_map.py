@@ -162,7 +162,9 @@ def _named(images: OpenImages, damaged: DamagedBox) -> DamagedBox:
             scores[tool] = images.score(tool, damaged.box).normalized
     damaged = revised(damaged, tools=scores)
     reading = detection_of(images, damaged.box, {})
-    kinds = said(prompts.detection_prompt(prompts.DEFAULT_QUERY, ["Global"]), TYPE_PREFIX, DISTORTION_TYPES)
+    kinds = said(
+        prompts.distortion_prompt("detection", prompts.DEFAULT_QUERY, ["Global"]), TYPE_PREFIX, DISTORTION_TYPES
+    )
     if reading.error and kinds is None:
         return damaged
     p = {kind: 1.0 if reading.error else p for kind, p in strongest(reading).items() if kind != "none"}
@@ -171,7 +173,7 @@ def _named(images: OpenImages, damaged: DamagedBox) -> DamagedBox:
     p = {kind: weight / sum(p.values()) for kind, weight in p.items()}
     likeliest = max(p, key=p.__getitem__)
     reading.families[likeliest].probability = 1.0  # the map shows that there is damage
-    analysis = prompts.analysis_prompt(prompts.DEFAULT_QUERY, {"Global": [likeliest]})
+    analysis = prompts.distortion_prompt("analysis", prompts.DEFAULT_QUERY, {"Global": [likeliest]})
     own = said(analysis, SEVERITY_PREFIX.replace("TYPE", likeliest), get_args(Severity))
     severities = severity_probabilities(reading, {"type": likeliest, "severity": "unclear"}, own, images) or {}
     severity = max(severities, key=severities.__getitem__, default=None)

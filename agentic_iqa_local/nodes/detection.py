@@ -7,17 +7,16 @@ reads. So a model that is sure wins against a wrong reading, and an unsure one l
 
 import json
 import logging
-from collections.abc import Callable, Mapping
-from typing import TypeVar
+from collections.abc import Mapping
 
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.iqa_tools.detector import WORD_SEVERITIES, expit, load_detector, logit
 from agentic_iqa_local.nodes.ask import ask
-from agentic_iqa_local.nodes.prompts import detection_prompt, presence_prompt
+from agentic_iqa_local.nodes.prompts import distortion_prompt
 from agentic_iqa_local.nodes.replies import detection_reply
 from agentic_iqa_local.nodes.tool_runs import ROLE, Task
-from agentic_iqa_local.nodes.workbench import Box, OpenImages, RoleSession
+from agentic_iqa_local.nodes.workbench import Box, OpenImages
 from agentic_iqa_local.score_fusion import letter_probabilities, written_probabilities
 from agentic_iqa_local.state import DISTORTION_TYPES, Detection, FamilyDetection
 from agentic_iqa_local.vlm_client import ModelLost, OutOfMemory, VLMError
@@ -27,8 +26,6 @@ logger = logging.getLogger(__name__)
 YES_NO = ("Yes", "No")
 PRESENT = 0.5  # from which probability on a family is evidence
 
-Read = TypeVar("Read")
-
 
 def model_trust(images: OpenImages, role: str = ROLE) -> float:
     """How far the model's own word of distortions counts, 0..1: by the configuration, else by its folder."""
@@ -36,40 +33,38 @@ def model_trust(images: OpenImages, role: str = ROLE) -> float:
     return images.services.client(role).trust if configured is None else configured
 
 
-def read_if_possible(images: OpenImages, read: Callable[[RoleSession], Read]) -> Read | None:
-    """What `read` makes of the model's session; None in modes without logits, and where one token cannot tell the words
-    apart. Raises OutOfMemory, ModelLost."""
+def read_presence(task: Task) -> dict[str, dict[str, float]]:
+    """{object: {family: the model's probability of Yes}}; empty in modes without logits, and where one token cannot
+    tell Yes from No. Where nothing is to be looked for, only the families that the query names are read."""
+    images, plan, found = task.images, task.plan, {}
     if images.services.settings.fusion.mode != "logits" or not images.services.client(ROLE).reads_logits:
-        return None
+        return {}
+    prompt, session = distortion_prompt("presence", task.query, plan.objects, task.reason), images.session(ROLE)
+    named = {} if plan.plan.distortion_detection else plan.distortions or {}
     try:
-        return read(images.session(ROLE))
+        for name in plan.objects:
+            kinds, begun = named.get(name) or DISTORTION_TYPES, f'{{{json.dumps(name, ensure_ascii=False)}: {{"'
+            reads = {kind: session.read_letters(prompt, f'{begun}{kind}": "', YES_NO) for kind in kinds}
+            found[name] = {kind: letter_probabilities(read.logprobs)["Yes"] for kind, read in reads.items()}
     except (OutOfMemory, ModelLost):
         raise
     except VLMError as error:
-        logger.info("Words were not read: %s", one_line(str(error)))
-        return None
+        logger.info("Yes and No were not read: %s", one_line(str(error)))
+        return {}
+    return found
 
 
 def detect(task: Task) -> dict[str, Detection]:
-    """Of each object of a task, how probable each family of distortions is. Where nothing is to be looked for, only the
-    families that the query names are read. Without logits the model writes a list. Raises InvalidAnswer, VLMError."""
-    images, objects, look = task.images, task.plan.objects, task.plan.plan.distortion_detection
-    named = {} if look else task.plan.distortions or {}
-    prompt = presence_prompt(task.query, objects, task.reason)
-
-    def yes(session: RoleSession, name: str, kind: str) -> float:
-        begun = f'{{{json.dumps(name, ensure_ascii=False)}: {{"{kind}": "'
-        return letter_probabilities(session.read_letters(prompt, begun, YES_NO).logprobs)["Yes"]
-
-    def read_all(session: RoleSession) -> dict[str, dict[str, float]]:
-        asked = {name: named.get(name) or DISTORTION_TYPES for name in objects}
-        return {name: {kind: yes(session, name, kind) for kind in kinds} for name, kinds in asked.items()}
-
-    models = read_if_possible(images, read_all) or {}
-    if look and not models:
+    """Of each object of a task, how probable each family of distortions is. Without logits the model writes a list.
+    Raises InvalidAnswer, VLMError."""
+    images, objects, models = task.images, task.plan.objects, read_presence(task)
+    if task.plan.plan.distortion_detection and not models:
         sure = images.services.settings.fusion.classification_confidence
-        listing, section = detection_prompt(task.query, objects, task.reason), images.services.section(ROLE)
-        lists = ask(images.session(ROLE), listing, detection_reply(objects), section).model_dump(by_alias=True)
+        prompt, section = (
+            distortion_prompt("detection", task.query, objects, task.reason),
+            images.services.section(ROLE),
+        )
+        lists = ask(images.session(ROLE), prompt, detection_reply(objects), section).model_dump(by_alias=True)
         for name, listed in lists.items():
             kinds = dict.fromkeys([*listed, *DISTORTION_TYPES])
             models[name] = {kind: sure if kind in listed else 1 - sure for kind in kinds}

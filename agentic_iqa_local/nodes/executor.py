@@ -1,12 +1,10 @@
 """The Executor: the plan's subtasks in order, as evidence: detection, analysis, tool selection, tool execution. Each
 runs only if its flag is on; what was found stays in the evidence even when a later subtask fails."""
 
-import json
 import logging
-import re
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from typing import Any, get_args
+from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.runtime import Runtime
@@ -14,16 +12,15 @@ from langgraph.runtime import Runtime
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
-from agentic_iqa_local.nodes.detection import detect, found_families, read_if_possible, severity_probabilities
+from agentic_iqa_local.nodes.detection import detect, found_families, severity_probabilities
 from agentic_iqa_local.nodes.evidence import by_object, doubts, mark_votes
-from agentic_iqa_local.nodes.prompts import Prompt, analysis_prompt
+from agentic_iqa_local.nodes.prompts import distortion_prompt
 from agentic_iqa_local.nodes.query import asks_where
 from agentic_iqa_local.nodes.replanning import gaps_to_close
 from agentic_iqa_local.nodes.replies import analysis_reply
 from agentic_iqa_local.nodes.tool_runs import ROLE, ByObject, Task, choose_tools, run_tools
-from agentic_iqa_local.nodes.workbench import OpenImages, RoleSession, opened
-from agentic_iqa_local.score_fusion import letter_probabilities
-from agentic_iqa_local.state import UNCLEAR, AgenticIQAState, Detection, DistortionAnalysis, ExecutorOutput, Severity
+from agentic_iqa_local.nodes.workbench import opened
+from agentic_iqa_local.state import UNCLEAR, AgenticIQAState, Detection, DistortionAnalysis, ExecutorOutput
 from agentic_iqa_local.vlm_client import VLMError
 
 logger = logging.getLogger(__name__)
@@ -75,7 +72,6 @@ def gather(task: Task) -> None:
             evidence.damaged_part = places.damaged_part()
         except ToolError as error:
             images.warn(f"where the damage lies was not measured: {error}")
-    evidence.worst_part = images.find_worst_part()
     evidence.uncertainty = doubts(evidence)
 
 
@@ -105,14 +101,11 @@ def analyse(task: Task, distortions: ByObject) -> None:
     probable = {(name, kind): earlier.get(name, {}).get(kind) for name, kind in judged}
     asked = {name: [kind for kind in kinds if (name, kind) not in judged] for name, kinds in distortions.items()}
     if asked := {name: kinds for name, kinds in asked.items() if kinds}:
-        prompt = analysis_prompt(task.query, asked, task.reason)
+        prompt = distortion_prompt("analysis", task.query, asked, task.reason)
         reply = ask(images.session(ROLE), prompt, analysis_reply(asked), images.services.section(ROLE))
-        written = reply.model_dump(by_alias=True)
-        items = [(name, item) for name, items in written.items() for item in items]
-        read = read_severities(prompt, written, images) or [None] * len(items)
-        for (name, item), words in zip(items, read, strict=True):
+        for name, item in ((name, item) for name, items in reply.model_dump(by_alias=True).items() for item in items):
             detection, place = by_object(evidence, "detection").get(name), (name, item["type"])
-            probable[place] = severity_probabilities(detection, item, words, images)
+            probable[place] = severity_probabilities(detection, item, None, images)
             judged[place] = _judgement(item, probable[place], detection)
     told = {name: {kind: p for kind in kinds if (p := probable[name, kind])} for name, kinds in distortions.items()}
     evidence.severity_probabilities = {name: of_kinds for name, of_kinds in told.items() if of_kinds} or None
@@ -130,16 +123,3 @@ def _judgement(item: dict[str, str], p: dict[str, float] | None, detection: Dete
         reading = f"{detection.tool} reads severity {family.severity:.1f} of 5"
     wrote = f"; the model wrote {item['severity']}" if detection.model_trust else ""
     return DistortionAnalysis.model_validate(item | {"severity": likeliest, "explanation": f"{reading}{wrote}."})
-
-
-def read_severities(prompt: Prompt, written: dict[str, Any], images: OpenImages) -> list[dict[str, float]] | None:
-    """How probable the model finds each severity, at each place where it wrote one; None where that cannot be read."""
-    text = json.dumps(written, ensure_ascii=False)
-    begun = [text[: match.end()] for match in re.finditer(r'"severity": "', text)]
-
-    def read(session: RoleSession) -> list[dict[str, float]]:
-        # the last first: a read cuts the cache behind its place
-        reads = [session.read_letters(prompt, prefix, get_args(Severity)) for prefix in reversed(begun)]
-        return [letter_probabilities(read.logprobs) for read in reversed(reads)]
-
-    return read_if_possible(images, read) if images.services.client(ROLE).reads_words else None

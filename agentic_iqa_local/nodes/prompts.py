@@ -3,13 +3,14 @@
 One assessment is one conversation prefix (images, then a fixed preamble) that every role continues with its own text.
 """
 
+import functools
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from agentic_iqa_local.nodes.replies import whole_sentences
-from agentic_iqa_local.state import LETTERS, LEVEL_WORDS, DamagedBox, ExecutorOutput, PlannerOutput
+from agentic_iqa_local.state import LETTERS, LEVEL_WORDS, ExecutorOutput, PlannerOutput
 from agentic_iqa_local.vlm_client.chat import ChatPrompt as Prompt
 
 DEFAULT_QUERY = "Rate the perceptual quality of this image."
@@ -18,14 +19,12 @@ ANSWER_PREFIX = '{"final_answer": "'
 """The Summarizer's own answer up to the letter: the JSON value position at which the letters are read."""
 
 
+@functools.cache
 def _template(name: str) -> str:
     """The text of templates/NAME.txt, without the file's last line break."""
     return (Path(__file__).parent / "templates" / f"{name}.txt").read_text(encoding="utf-8").removesuffix("\n")
 
 
-PLANNER_TEMPLATE = _template("planner")
-DETECTION_TEMPLATE, PRESENCE_TEMPLATE = _template("detection"), _template("presence")
-ANALYSIS_TEMPLATE, SELECTION_TEMPLATE = _template("analysis"), _template("selection")
 # AgenticIQA's (arXiv 2509.26006), word for word
 EXPLANATION_PROMPT_TEMPLATE, SCORING_PROMPT_TEMPLATE = _template("explanation") + "\n", _template("scoring") + "\n"
 
@@ -33,7 +32,6 @@ LEVELS = tuple(LEVEL_WORDS.values())  # from Excellent to Bad
 _OPTIONS, _REVERSED = ("".join(map("{}. {}\n".format, LETTERS, words)) for words in (LEVELS, LEVELS[::-1]))
 REVERSED_SCORING_PROMPT_TEMPLATE = SCORING_PROMPT_TEMPLATE.replace(_OPTIONS, _REVERSED)
 """The scoring prompt from A. Bad to E. Excellent: a check of how much the letters' order counts."""
-
 
 MOST_TURNS = 4
 LONGEST_QUERY, LONGEST_ANSWER = 300, 200  # characters of an earlier turn
@@ -93,36 +91,23 @@ def planner_prompt(
         lines += [f"Its evidence: {part}" for part in evidence_parts(evidence).values()]
         lines.append("The last plans left gaps. Plan again to close them:")
         lines += [" ".join(line.split()) for line in replan_history]
-    return Prompt(PLANNER_TEMPLATE, "\n".join(lines))
+    return Prompt(_template("planner"), "\n".join(lines))
 
 
-def _about(template: str, what: str, named: Any, gap: str | None, *query: str) -> Prompt:
-    """Asks `template` about what is named; `gap` says why it is asked again."""
-    lines = [*query, f"{what}: {_json(named)}"]
+def distortion_prompt(
+    template: Literal["presence", "detection", "analysis", "selection"],
+    query: str,
+    about: Sequence[str] | dict[str, list[str]],
+    gap: str | None = None,
+    tools: Sequence[tuple[str, str]] = (),
+) -> Prompt:
+    """Asks, by its `template`, `about` objects which types of distortions they have, Yes or No of each ("presence") or
+    as a list ("detection"); or about {object: [distortion]} how severe each is ("analysis") or for a tool of `tools`,
+    (name, description), for each ("selection"). `gap` says why it is asked again."""
+    lines = [*_query(query), f"{'Distortions' if isinstance(about, dict) else 'Objects'}: {_json(about)}"]
     lines += [f"The last pass left a gap. Look again: {' '.join(gap.split())}"] if gap else []
-    return Prompt(template, "\n".join(lines))
-
-
-def detection_prompt(query: str, objects: Sequence[str], gap: str | None = None) -> Prompt:
-    """Asks for a list of the distortions that each object has."""
-    return _about(DETECTION_TEMPLATE, "Objects", list(objects), gap, *_query(query))
-
-
-def presence_prompt(query: str, objects: Sequence[str], gap: str | None = None) -> Prompt:
-    """Asks of each distortion type, Yes or No, whether each object has it."""
-    return _about(PRESENCE_TEMPLATE, "Objects", list(objects), gap, *_query(query))
-
-
-def analysis_prompt(query: str, distortions: dict[str, list[str]], gap: str | None = None) -> Prompt:
-    """Asks for the severity and impact of each distortion."""
-    return _about(ANALYSIS_TEMPLATE, "Distortions", distortions, gap, *_query(query))
-
-
-def selection_prompt(query: str, distortions: dict[str, list[str]], tools: Sequence[tuple[str, str]]) -> Prompt:
-    """Asks for one tool a distortion; `tools` are (name, description) of those that can run here."""
-    listed = [f"- {name}: {description}" for name, description in tools]
-    lines = [*_query(query), f"Distortions: {_json(distortions)}", "Tools:", *listed]
-    return Prompt(SELECTION_TEMPLATE, "\n".join(lines))
+    lines += ["Tools:", *(f"- {name}: {description}" for name, description in tools)] if tools else []
+    return Prompt(_template(template), "\n".join(lines))
 
 
 def evidence_parts(evidence: ExecutorOutput | None) -> dict[str, str]:
@@ -135,14 +120,6 @@ def evidence_parts(evidence: ExecutorOutput | None) -> dict[str, str]:
     }
     analysis = evidence.model_dump(include={"distortion_analysis"})["distortion_analysis"]
     return {title: _json(part) for title, part in (("Distortion analysis", analysis), ("Tool scores", scores)) if part}
-
-
-def worst_part_in_words(worst: DamagedBox) -> str:
-    """Where the worst part of a map is, what damages it, and what the tools say of it alone."""
-    left, top, right, bottom = worst.box
-    scores = [f"{tool} {score:.2f} there" for tool, score in worst.tools.items()]
-    where = f"{worst.place}, pixels ({left}, {top}) to ({right}, {bottom})"
-    return "; ".join(filter(None, [where, worst.seen, *scores]))
 
 
 def is_scoring(plan: PlannerOutput, choices: Sequence[str] | None) -> bool:
@@ -165,8 +142,6 @@ def summarizer_prompt(
     lines += [f"{title}: {part}" for title, part in evidence_parts(evidence).items()]
     if evidence and evidence.damaged_part:
         lines.append(f"Damaged part of the picture: {evidence.damaged_part}")
-    if evidence and evidence.worst_part and not scoring:  # a rating, and its interval, are the same without a map
-        lines.append(f"Worst part of the picture: {worst_part_in_words(evidence.worst_part)}")
     if not scoring:
         return Prompt(EXPLANATION_PROMPT_TEMPLATE, "\n".join(lines))
     template = REVERSED_SCORING_PROMPT_TEMPLATE if reversed_letters else SCORING_PROMPT_TEMPLATE

@@ -65,8 +65,6 @@ def from_evidence(evidence: Evidence, fusion: FusionResult | None, choices: Choi
 
 def _place(evidence: Evidence) -> list[str]:
     """A sentence that says where the damage is; none where that was not measured."""
-    if evidence and (worst := evidence.worst_part):
-        return [f"The worst part of the picture is at its {worst.place}{f' ({worst.seen})' if worst.seen else ''}."]
     part = evidence and evidence.damaged_part
     where = "everywhere in the picture" if part == EVERYWHERE else f"in the {part} quarter"
     return [f"LocalNR's map has the damage {where}."] if part else []

@@ -7,7 +7,7 @@ from agentic_iqa_local.iqa_tools import TOOLS, ToolError, find_tool
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.evidence import by_object, of_object
-from agentic_iqa_local.nodes.prompts import selection_prompt
+from agentic_iqa_local.nodes.prompts import distortion_prompt
 from agentic_iqa_local.nodes.query import named_metrics
 from agentic_iqa_local.nodes.replies import selection_reply
 from agentic_iqa_local.nodes.workbench import OpenImages
@@ -89,9 +89,10 @@ def select_tools(query: str, distortions: ByObject, names: Sequence[str], images
         kind = "full-reference" if tool.reference == "FR" else "no-reference"
         good_for, srcc = ", ".join(tool.good_for) or "any distortion", load_reliability().summary(tool.name)
         told.append((tool.name, "; ".join(filter(None, (kind, good_for, srcc)))))
-    prompt, schema = selection_prompt(query, distortions, told), selection_reply(distortions, names)
+    prompt = distortion_prompt("selection", query, distortions, tools=told)
     try:
-        return ask(images.session(ROLE), prompt, schema, images.services.section(ROLE)).model_dump(by_alias=True)
+        reply = selection_reply(distortions, names)
+        return ask(images.session(ROLE), prompt, reply, images.services.section(ROLE)).model_dump(by_alias=True)
     except InvalidAnswer as error:
         images.warn(f"the model chose no tool ({error}); those of the configuration measured")
         return {}

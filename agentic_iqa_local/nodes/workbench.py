@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +25,7 @@ from agentic_iqa_local.images.references import doubts
 from agentic_iqa_local.iqa_tools import ToolError, ToolReading, ToolRunner
 from agentic_iqa_local.iqa_tools.detector import load_detector
 from agentic_iqa_local.services import ALONE, Services, load_services
-from agentic_iqa_local.state import AgenticIQAState, DamagedBox, PlannerError
+from agentic_iqa_local.state import AgenticIQAState, PlannerError
 from agentic_iqa_local.vlm_client import LetterRead, SeenImage, TokenUsage, VLMClient, VLMError, VLMSession
 from agentic_iqa_local.vlm_client.chat import ChatPrompt
 
@@ -87,14 +87,13 @@ class RoleSession:
 class OpenImages:
     """One assessment's images. Each model is opened once on each view, whichever roles use it, so that the images are
     prefilled once; each tool runs once on each region. `warnings` collects what a user must know, `failed_tries` what
-    the model said in vain. The caller may set `sureness` and `find_worst_part`. Raises ImageError."""
+    the model said in vain. The caller may set `sureness`. Raises ImageError."""
 
     def __init__(
         self, services: Services, image_path: str, reference_path: str | None = None, observer: Observer | None = None
     ):
         self.services, self.observer = services, observer or Observer()
         self.sureness: Sureness | None = None
-        self.find_worst_part: Callable[[], DamagedBox | None] = lambda: None
         self.image, self.reference = load_pictures(services.settings.images, image_path, reference_path)
         self.identical = self.reference is not None and self.image.pixels == self.reference.pixels
         self.warnings: list[str] = []

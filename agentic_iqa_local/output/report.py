@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.iqa_tools import TOOLS
-from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY, chosen_answer, worst_part_in_words
+from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY, chosen_answer
 from agentic_iqa_local.output.words import bullets, level_word, named, safe_lines, wrapped
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.score_fusion import expected_level
@@ -120,9 +120,7 @@ def _damage(row: Assessment) -> str:
     lines += [f"How severe the {' and the '.join(unclear)} would be cannot be told."] if unclear else []
     if analysis and not seen and not unclear:
         lines.append("No damage was found.")
-    if row.evidence and row.evidence.worst_part:
-        lines.append(f"The worst part is at the {worst_part_in_words(row.evidence.worst_part)}.")
-    elif row.evidence and row.evidence.damaged_part:
+    if row.map is None and row.evidence and row.evidence.damaged_part:
         where = row.evidence.damaged_part
         lines.append(f"The damage is {where if where == 'everywhere' else f'at the {where}'}.")
     return " ".join([*lines, *_map(row)])
@@ -138,7 +136,8 @@ def _map(row: Assessment) -> Iterator[str]:
         yield from [f"There is no map: {row.no_map.removeprefix('map: ')}."] if row.no_map else []
         return
     for box in row.map.worst:
-        how = f"{box.below:.1f} worse than the rest{f', {box.seen}' if box.seen else ''}"
+        there = [box.seen, *(f"{tool} {score:.2f} there" for tool, score in box.tools.items())]
+        how = ", ".join([f"{box.below:.1f} worse than the rest", *filter(None, there)])
         yield f"By the map the {box.place} (pixels {box.box[:2]} to {box.box[2:]}) is {how}."
     if not row.map.worst:
         yield "By the map no part is clearly worse than the rest."

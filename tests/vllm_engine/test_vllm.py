@@ -21,8 +21,7 @@ from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.nodes.prompts import (
     ANSWER_PREFIX,
     DEFAULT_QUERY,
-    analysis_prompt,
-    detection_prompt,
+    distortion_prompt,
     planner_prompt,
     summarizer_prompt,
 )
@@ -33,7 +32,7 @@ from agentic_iqa_local.vlm_client import ModelLost, VLMError
 from agentic_iqa_local.vlm_client.server_client import ServerClient
 from agentic_iqa_local.vlm_client.vllm_client import VllmClient, gpu_share
 
-PLAN, DETECTION = planner_prompt(DEFAULT_QUERY, False), detection_prompt(DEFAULT_QUERY, ["Global"])
+PLAN, DETECTION = planner_prompt(DEFAULT_QUERY, False), distortion_prompt("detection", DEFAULT_QUERY, ["Global"])
 # Both engines compute in float32 with sums in another order: differences of 1e-6 in logits that reach about 20.
 BOUND = 1e-4
 
@@ -144,7 +143,7 @@ def test_greedy_and_begun_answers_equal_those_of_transformers(ours, client, pict
     for prompt, schema, begun in (
         (PLAN, PlannerReply, ""),
         (DETECTION, detection_reply(["Global"]), ""),
-        (analysis_prompt(DEFAULT_QUERY, noise), analysis_reply(noise), ""),
+        (distortion_prompt("analysis", DEFAULT_QUERY, noise), analysis_reply(noise), ""),
         *((SCORING, reply, ANSWER_PREFIX + letter) for letter in LETTERS),
     ):
         for picture in pictures[:3]:
