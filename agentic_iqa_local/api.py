@@ -239,13 +239,14 @@ class Conversation:
         VLMError for a model that cannot be loaded and RuntimeError when the conversation, or its IQA, was closed.
         """
         from agentic_iqa_local.judgement.assessment import answered, question
-        from agentic_iqa_local.nodes.prompts import prior_context, turn
+        from agentic_iqa_local.nodes.prompts import MOST_TURNS
 
         if self._open is None:
             raise RuntimeError("Conversation: expected to be open, but it was closed; open the picture again")
         settings = self._services.settings
         state = question(self._picture, self._original, query, choices, self._limit, settings)
-        if context := prior_context(self._turns):
+        context = {"turns": self._turns[-MOST_TURNS:]} if self._turns else None
+        if context:
             state["prior_context"] = context
         self._images.begin_turn()
         opened = functools.partial(nullcontext, self._images)
@@ -257,7 +258,7 @@ class Conversation:
         self._asked += 1
         row.turn, row.prior_context = self._asked, context
         if row.error is None and row.plan is not None:
-            self._turns.append(turn(row.query, row.answer))
+            self._turns.append({"query": row.query, "answer": row.answer})
         return row
 
     def close(self) -> None:

@@ -246,6 +246,10 @@ class ToolSettings(Section):
     not_offered: list[str] = ["MAD", "CW-SSIM"]
     maps: str | None = None  # the file of tool maps; default: configs/tool_maps.yaml
 
+    def configured(self, has_reference: bool) -> list[str]:
+        """The tools that the letters pipeline runs, with a reference or without one."""
+        return self.full_reference if has_reference else self.no_reference
+
     @field_validator("full_reference", "no_reference", "not_offered")
     @classmethod
     def _are_tools(cls, names: list[str], info: ValidationInfo) -> list[str]:

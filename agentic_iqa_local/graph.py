@@ -20,8 +20,8 @@ from agentic_iqa_local.nodes.planner import planner_node
 from agentic_iqa_local.nodes.query import choices_in
 from agentic_iqa_local.nodes.replanning import DEFAULT_MAX_REPLAN_ITERATIONS, replan_limit
 from agentic_iqa_local.nodes.summarizer import summarizer_node
-from agentic_iqa_local.nodes.workbench import Observer, OpenImages
-from agentic_iqa_local.services import Services, load_services
+from agentic_iqa_local.nodes.workbench import OpenImages
+from agentic_iqa_local.services import Observer, Services, load_services
 from agentic_iqa_local.state import AgenticIQAState
 
 logger = logging.getLogger(__name__)

@@ -1,5 +1,5 @@
-"""What is loaded once and then kept: settings, models and tools. What one assessment does with them is in
-`workbench`."""
+"""What is loaded once and then kept: settings, models and tools; and who may watch their calls. What one
+assessment does with them is in `nodes/workbench.py`."""
 
 import functools
 import os
@@ -14,6 +14,7 @@ from agentic_iqa_local.iqa_tools.weights import BundleError, Weights, environmen
 from agentic_iqa_local.vlm_client import ClientPool, VLMClient, VLMError
 
 ALONE = ("QAlign",)  # changes parts of transformers while it runs: no model may run beside it
+MODEL = "the model"
 
 
 class Services:
@@ -44,6 +45,11 @@ class Services:
     def section(self, role: str) -> RoleSettings:
         return self.settings.role(role)
 
+    def model_trust(self, role: str) -> float:
+        """How far the role's model's own word of distortions counts, 0..1: by the configuration, else by its folder."""
+        configured = self.settings.fusion.model_trust
+        return self.client(role).trust if configured is None else configured
+
     def client(self, role: str) -> VLMClient:
         """The role's model. Raises VLMError when it cannot be loaded."""
         backend = self.section(role).backend
@@ -70,6 +76,26 @@ class Services:
             for _, lock in sorted(locks.items()):
                 held.enter_context(lock)
             yield
+
+
+class Observer:
+    """Sees every call of the model and of a tool that an assessment makes, and lets all of them pass."""
+
+    def step(self, role: str, state: str, round: int = 1, what: str | None = None) -> None:
+        """A role, or what it does, has "started" or "finished", in the agent's first pass or a later one."""
+
+    @contextmanager
+    def calling(self, what: str) -> Iterator[None]:
+        """A call of MODEL, or of a tool by its name."""
+        yield
+
+    @contextmanager
+    def measuring(self, tool: str, services: Services) -> Iterator[ToolRunner]:
+        """A measurement, with the tools that are to make it."""
+        self.step("tool", "started", what=tool)
+        with self.calling(tool):
+            yield services.tools
+        self.step("tool", "finished", what=tool)
 
 
 @functools.lru_cache(maxsize=4)

@@ -318,20 +318,6 @@ class PassRecord(BaseModel):
     concluded: str  # the answer
     q: float | None = None
     gaps: list[str] = []  # what the evidence still lacked
-    kept: bool = True  # whether the answer is this pass's; the best supported one counts
-
-
-class Basis(BaseModel):
-    """What an answer rests on: a replan that turns out worse supported gives way to it."""
-
-    plan: PlannerOutput
-    plan_corrections: list[str] = []
-    evidence: ExecutorOutput | None
-
-    def state(self) -> dict[str, Any]:
-        """As the state holds it."""
-        plan = {"plan": self.plan, "plan_corrections": self.plan_corrections}
-        return plan | {"executor_evidence": self.evidence}
 
 
 _ANSWERS: list[JsonValue] = [
@@ -362,7 +348,6 @@ class SummarizerOutput(BaseModel):
     fusion: FusionResult | None = None  # the letter read and its fusion; None for free-text answers
     gaps: list[Gap] = []  # what the evidence lacks; another pass closes it if need_replan is true
     passes: list[PassRecord] = []  # the latest ten, this one included
-    basis: Basis | None = Field(default=None, repr=False)  # plan and evidence of this answer
     error: str | None = None  # set when no answer could be had; final_answer is then no score
 
     @model_validator(mode="after")
@@ -389,9 +374,9 @@ class AgenticIQAState(TypedDict):
     It starts with the query and the image; the Planner adds `plan`, the Executor `executor_evidence`, the Summarizer
     `summarizer_result` and, when it asks for another round, a higher `iteration_count` and one more `replan_history`
     entry ("[Iteration 1] reason", at most ten, oldest dropped). A replan starts from the plan and evidence before it
-    and overwrites them; where the new round turns out worse supported, the Summarizer puts the earlier one back. Its
-    result holds what the next round should close (`gaps`) and an account of the latest ten rounds (`passes`); nothing
-    else grows with their number. A state without evidence or result is valid: the graph may end earlier.
+    and overwrites them. The Summarizer's result holds what the next round should close (`gaps`) and an account of the
+    latest ten rounds (`passes`); nothing else grows with their number. A state without evidence or result is valid: the
+    graph may end earlier.
     """
 
     query: str

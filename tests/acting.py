@@ -12,7 +12,7 @@ from pathlib import Path
 from agentic_iqa_local.batch.inputs import Item
 from agentic_iqa_local.batch.runner import Runner
 from agentic_iqa_local.batch.work import Assessing
-from agentic_iqa_local.nodes.workbench import MODEL
+from agentic_iqa_local.services import MODEL
 from agentic_iqa_local.vlm_client import ModelLost, OutOfMemory, VLMError
 
 CROWD = threading.BoundedSemaphore(1)

@@ -11,7 +11,7 @@ from agentic_iqa_local.batch.work import as_line
 from agentic_iqa_local.config import RoleSettings
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, Prompt
-from agentic_iqa_local.nodes.replies import PlannerReply, detection_reply, selection_reply, summary_reply
+from agentic_iqa_local.nodes.replies import PlannerReply, answer_reply, detection_reply, selection_reply
 from agentic_iqa_local.state import LETTERS
 
 SUMMARY = {"final_answer": "C", "quality_reasoning": "Edges are soft."}
@@ -22,7 +22,7 @@ PLAN = plan_reply(query_scope=["sky"], distortions={"sky": ["Noise"]})
 def asked(text, schema=None, prefix=""):
     """The answer of a model that always writes `text`."""
     session = SimpleNamespace(role="summarizer", failed_tries=[], generate=lambda *_, **__: text)
-    return ask(session, Prompt("", ""), schema or summary_reply(LETTERS), RoleSettings(), answer_prefix=prefix)
+    return ask(session, Prompt("", ""), schema or answer_reply(LETTERS), RoleSettings(), answer_prefix=prefix)
 
 
 def refused(text, schema=None, prefix="") -> str:

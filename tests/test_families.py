@@ -12,7 +12,7 @@ from PIL import Image
 from agentic_iqa_local.config import Settings, load_settings
 from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, distortion_prompt
-from agentic_iqa_local.nodes.replies import detection_reply, summary_reply
+from agentic_iqa_local.nodes.replies import answer_reply, detection_reply
 from agentic_iqa_local.offline.fetch import REPOS
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.state import LETTERS, LEVEL_WORDS
@@ -41,8 +41,8 @@ def test_letters_behind_another_role_equal_a_plain_pass_and_depend_on_the_pictur
     found = session.read_letters(SCORING, ANSWER_PREFIX, LETTERS)
     assert apart(found, plain_logprobs(client, images)) < 1e-4
     reused = session.usage.reused
-    text = session.generate(SCORING, summary_reply(LETTERS), answer_prefix=ANSWER_PREFIX + "B")
-    assert summary_reply(LETTERS).model_validate_json(text).final_answer == "B"
+    text = session.generate(SCORING, answer_reply(LETTERS), answer_prefix=ANSWER_PREFIX + "B")
+    assert answer_reply(LETTERS).model_validate_json(text).final_answer == "B"
     batch = client.renderer.processor(text=[client.renderer.render(SCORING, count).text], images=images, return_tensors="pt")  # fmt: skip
     tokens = int((batch["input_ids"] == client.renderer.placeholder).sum())
     assert tokens == sum(seen.tokens for seen in session.seen)

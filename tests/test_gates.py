@@ -150,8 +150,8 @@ def test_a_set_holds_the_choices_that_are_not_ruled_out_or_why_there_is_none():
     ):
         answers = of.fields(asked := fused(None, p_c=p), None)["answer_set"]
         assert (answers.letters, answers.widened) == (letters, [])
-    told = of.fields(asked, PlannerOutput(**PLAN | {"query_type": "Other"}), told_of_map=True)["answer_set"]
-    assert len(told.widened) == 2
+    told = of.fields(asked, PlannerOutput(**PLAN | {"query_type": "Other"}))["answer_set"]
+    assert len(told.widened) == 1
     assert "calibrated in mode logits" in of.fields(fused(None, mode="uniform"), None)["no_interval"]
     assert "no such question" in sureness().fields(asked, None)["no_interval"]
     assert sureness("why").fields(asked, None) == {"no_interval": "no set of answers: why"}

@@ -15,8 +15,7 @@ from agentic_iqa_local.iqa_tools import ToolRunner
 from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.judgement.quality_map import _tile_sides
 from agentic_iqa_local.judgement.tiles import Tiling, damaged_boxes, place_in, smallest_side, tiling
-from agentic_iqa_local.nodes.workbench import MODEL, Observer
-from agentic_iqa_local.services import Services
+from agentic_iqa_local.services import MODEL, Observer, Services
 from agentic_iqa_local.state import DISTORTION_TYPES
 from agentic_iqa_local.vlm_client import PixelLimits
 
@@ -132,17 +131,16 @@ def test_a_question_where_the_damage_is_names_the_quarter(damaged, services):
     assert "LocalNR's map has the damage in the bottom right quarter." in row.quality_reasoning
 
 
-def test_the_agent_takes_the_worst_part_as_evidence_and_rates_as_without(damaged, services):
+def test_the_agent_rates_with_a_map_as_without(damaged, services):
     watching = Watching()
     row = assess(damaged, map=True, services=services, max_replan_iterations=4, observer=watching)
     plain = assess(damaged, services=services, max_replan_iterations=4)
-    worst = row.evidence.worst_part
-    assert (worst, worst.place) == (row.map.worst[0], "bottom right")
+    worst = row.map.worst[0]
+    assert worst.place == "bottom right"
     assert worst.severity == max(worst.severities, key=worst.severities.get)
     assert sum(worst.severities.values()) == pytest.approx(1)
     assert watching.steps.count("map started") == 1  # however many passes
     assert (row.q, row.p_c, row.q_bar) == (plain.q, plain.p_c, plain.q_bar)
-    assert plain.evidence.worst_part is None
 
 
 def test_with_a_reference_ssims_map_stands_beside_it(damaged, photo, services, tmp_path):

@@ -26,8 +26,7 @@ from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.iqa_tools.runner import ToolRunner
 from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.nodes.detection import YES_NO
-from agentic_iqa_local.nodes.workbench import Observer
-from agentic_iqa_local.services import Services
+from agentic_iqa_local.services import Observer, Services
 from agentic_iqa_local.vlm_client import ModelLost, OutOfMemory, VLMError
 from agentic_iqa_local.vlm_client.transformers_client import TransformersSession
 

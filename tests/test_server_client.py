@@ -16,7 +16,7 @@ from PIL import Image
 
 from agentic_iqa_local.config import ModelSettings
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX
-from agentic_iqa_local.nodes.replies import summary_reply
+from agentic_iqa_local.nodes.replies import answer_reply
 from agentic_iqa_local.state import LETTERS
 from agentic_iqa_local.vlm_client import ModelLost, VLMError
 from agentic_iqa_local.vlm_client.rendering import Renderer, resolve_letters
@@ -95,7 +95,7 @@ def read(at):
 
 
 def write(at):
-    return session(at).generate(SCORING, summary_reply(LETTERS), answer_prefix=ANSWER_PREFIX + "B")
+    return session(at).generate(SCORING, answer_reply(LETTERS), answer_prefix=ANSWER_PREFIX + "B")
 
 
 def refused(said, ask, *args, kind=VLMError, **options) -> VLMError:
@@ -128,7 +128,7 @@ def test_what_is_asked_and_answered(server, prompt, monkeypatch):
     usage = {"completion_tokens": 9, "prompt_tokens_details": {"cached_tokens": 32}}
     letter = client.renderer.encode(ANSWER_PREFIX + "B")[len(client.renderer.encode(ANSWER_PREFIX)) :]
     server.answers[CHAT] = completion(prompt[0] + letter, {"message": {"content": rest}}, usage=usage)
-    answer = opened.generate(SCORING, summary_reply(LETTERS), answer_prefix=ANSWER_PREFIX + "B")
+    answer = opened.generate(SCORING, answer_reply(LETTERS), answer_prefix=ANSWER_PREFIX + "B")
     assert answer == ANSWER_PREFIX + "B" + rest
     assert (opened.usage.reused, opened.usage.decoded) == (32, 9)
     assert "grammar" in json.loads(server.asked[-1].content)["structured_outputs"]

@@ -17,7 +17,7 @@ from agentic_iqa_local.nodes.prompts import (
     distortion_prompt,
     planner_prompt,
 )
-from agentic_iqa_local.nodes.replies import PlannerReply, analysis_reply, detection_reply, summary_reply
+from agentic_iqa_local.nodes.replies import PlannerReply, analysis_reply, answer_reply, detection_reply
 from agentic_iqa_local.state import LETTERS
 from agentic_iqa_local.vlm_client import OutOfMemory, VLMClient, VLMError, transformers_client
 
@@ -57,8 +57,8 @@ def test_a_reasoning_continues_the_sequence_of_the_letter_read(client, pictures)
     session = client.open([pictures[0]])
     read(session)
     before = session.usage.prefilled
-    text = session.generate(SCORING, summary_reply(LETTERS), answer_prefix=ANSWER_PREFIX + "D")
-    assert summary_reply(LETTERS).model_validate_json(text).final_answer == "D"
+    text = session.generate(SCORING, answer_reply(LETTERS), answer_prefix=ANSWER_PREFIX + "D")
+    assert answer_reply(LETTERS).model_validate_json(text).final_answer == "D"
     # new as input: the letter, and the forced text up to the reasoning's first word
     assert session.usage.prefilled - before <= 2 * len(client.renderer.encode('D", "quality_reasoning": "'))
 
@@ -99,13 +99,13 @@ def test_answers_are_valid_even_from_a_hot_model_and_greedy_ones_repeat(client, 
         (PLAN, PlannerReply),
         (distortion_prompt("detection", DEFAULT_QUERY, list(found)), detection_reply(list(found))),
         (distortion_prompt("analysis", DEFAULT_QUERY, found), analysis_reply(found)),
-        (SCORING, summary_reply(None)),
+        (SCORING, answer_reply(None)),
     ):
         schema.model_validate_json(session.generate(prompt, schema, temperature=2.0, max_tokens=1024))
     greedy = [client.open([pictures[0]]).generate(PLAN, PlannerReply) for _ in range(2)]
     assert greedy[0] == greedy[1]
     with pytest.raises(VLMError, match="does not allow"):
-        session.generate(SCORING, summary_reply(LETTERS), answer_prefix=ANSWER_PREFIX + "X")
+        session.generate(SCORING, answer_reply(LETTERS), answer_prefix=ANSWER_PREFIX + "X")
 
 
 def test_a_forward_pass_without_memory_is_a_sentence_and_leaves_a_clean_session(pictures, monkeypatch):

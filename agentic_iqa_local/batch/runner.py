@@ -26,8 +26,7 @@ from agentic_iqa_local.batch.work import AnyItem, Row, Work
 from agentic_iqa_local.devices import memory_ran_out
 from agentic_iqa_local.errors import UserError, name_picture, one_line
 from agentic_iqa_local.judgement.assessment import file_sha256
-from agentic_iqa_local.nodes.workbench import MODEL, Observer
-from agentic_iqa_local.services import Services
+from agentic_iqa_local.services import MODEL, Observer, Services
 from agentic_iqa_local.vlm_client import ModelLost, OutOfMemory
 
 logger = logging.getLogger(__name__)

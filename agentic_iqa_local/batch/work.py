@@ -21,10 +21,9 @@ from agentic_iqa_local.judgement.assessment import assess, unassessed
 from agentic_iqa_local.judgement.intervals import SHIPPED as SHIPPED_INTERVALS
 from agentic_iqa_local.judgement.quality_map import MapRequest
 from agentic_iqa_local.nodes.letter_reading import ROLE
-from agentic_iqa_local.nodes.workbench import Observer
 from agentic_iqa_local.offline.manifest import store_manifest
 from agentic_iqa_local.result import SCHEMA_VERSION, Assessment
-from agentic_iqa_local.services import Services
+from agentic_iqa_local.services import Observer, Services
 
 ROLES = {"agent": ("planner", "executor", ROLE), "letters": (ROLE,)}  # whose models a pipeline needs
 

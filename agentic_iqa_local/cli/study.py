@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         tell(f"{number} rows are left out: {one_line(reason)}")
     settings = chosen_settings(args)
     full_reference = dataset.info.kind == "FR" or any(item.reference for item in dataset.items)
-    configured = settings.tools.full_reference if full_reference else settings.tools.no_reference
+    configured = settings.tools.configured(full_reference)
     tools = tuple(find_tool(tool).name for tool in args.tools or configured)
     plan = Plan(args.query or DEFAULT_QUERY, tuple(args.contexts), tools)
     batch = batch_of(args, Studying(settings, plan), device_of(args))

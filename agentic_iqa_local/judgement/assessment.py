@@ -20,16 +20,15 @@ from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.judgement.fit import calibration_for
 from agentic_iqa_local.judgement.gates import Sureness
 from agentic_iqa_local.judgement.quality_map import MapRequest, map_request, mapped
-from agentic_iqa_local.nodes.evidence import evidence_warnings
+from agentic_iqa_local.nodes.evidence import of_object
 from agentic_iqa_local.nodes.letter_reading import ROLE, answer_letter, read_and_fuse, read_choices
-from agentic_iqa_local.nodes.planner import taken_choices
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY, choice_letters, summarizer_prompt
 from agentic_iqa_local.nodes.query import named_metrics
 from agentic_iqa_local.nodes.summarizer import without_words
 from agentic_iqa_local.nodes.tool_runs import run_tool
-from agentic_iqa_local.nodes.workbench import Observer, OpenImages
+from agentic_iqa_local.nodes.workbench import OpenImages
 from agentic_iqa_local.result import Assessment, Seen, SeenView, Tokens
-from agentic_iqa_local.services import Services, load_services
+from agentic_iqa_local.services import Observer, Services, load_services
 from agentic_iqa_local.state import OVERALL, AgenticIQAState, FusionResult, ToolExecutionLog
 from agentic_iqa_local.vlm_client import VLMError
 
@@ -189,17 +188,20 @@ def _agent(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
     """What the graph answers; where another pass broke off, the answer of the pass before stays."""
     final: dict[str, Any] = {**run_graph(state, images)}
     result, error = final.get("summarizer_result"), final.get("error") or None
-    if error and result and not result.error and result.basis:
+    if error and result and not result.error:
         images.warn(f"another pass was asked for and failed ({error}); the answer is that of the pass before")
-        final, error = final | result.basis.state(), None
+        error = None
     evidence = final.get("executor_evidence")
     names = ("plan", "plan_corrections", "replan_history", "iteration_count")
     changes: dict[str, Any] = {name: final[name] for name in names if final.get(name) is not None}
     changes |= {"passes": result.passes if result else [], "error": error}
     if evidence is not None:
         changes |= {"evidence": evidence, "tools": evidence.tool_logs}
-        for line in evidence_warnings(evidence):
-            images.warn(line)
+        if evidence.error:
+            images.warn(f"the Executor failed, its evidence is incomplete: {evidence.error}")
+        for log in (log for log in evidence.tool_logs if log.outvoted):
+            apart = f"its score{of_object(log.object_name)} stands apart from every other tool's"
+            images.warn(f"{log.tool_name} has no vote: {apart}")
     if result is None or error:
         return changes
     if result.error and result.fusion:
@@ -219,18 +221,18 @@ def _letters(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
     if choices:
         prompt = summarizer_prompt(query, None, scoring=False, choices=choices)
         fusion = read_choices(prompt, choice_letters(choices), images)
-        answer, corrections = fusion.vlm_letter, taken_choices(query, choices)
+        answer = fusion.vlm_letter
     else:
         named = named_metrics(query, images.reference is not None)
-        tools = named or (settings.full_reference if images.reference else settings.no_reference)
+        tools = named or settings.configured(images.reference is not None)
         logs = [log for tool in tools for log in run_tool("Global", OVERALL, tool, images)]
         if not named and (failed := next((log.error for log in logs if log.error), None)):
             raise ToolError(failed)
         scores = {log.tool_name: log.normalized_score for log in logs if log.normalized_score is not None}
         fusion = read_and_fuse(query, None, list(scores.items()), images)
-        answer, corrections = answer_letter(fusion), []
+        answer = answer_letter(fusion)
     images.observer.step("summarizer", "finished")
-    return fusion.model_dump() | {"final_answer": answer, "plan_corrections": corrections, "tools": logs}
+    return fusion.model_dump() | {"final_answer": answer, "tools": logs}
 
 
 def _record(images: OpenImages) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from agentic_iqa_local.images.frames import moved
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.judgement.tiles import Tiling, damaged_boxes, smallest_side, tiling
 from agentic_iqa_local.nodes import prompts
-from agentic_iqa_local.nodes.detection import detection_of, model_trust, severity_probabilities, strongest
+from agentic_iqa_local.nodes.detection import detection_of, severity_probabilities, strongest
 from agentic_iqa_local.nodes.letter_reading import ROLE
 from agentic_iqa_local.nodes.workbench import OpenImages
 from agentic_iqa_local.result import MapCost, QualityMap
@@ -157,7 +157,7 @@ def _named(images: OpenImages, damaged: DamagedBox) -> DamagedBox:
             return None
 
     settings, scores = images.services.settings.tools, {}
-    for tool in settings.full_reference if images.reference else settings.no_reference:
+    for tool in settings.configured(images.reference is not None):
         with suppress(ToolError):
             scores[tool] = images.score(tool, damaged.box).normalized
     damaged = revised(damaged, tools=scores)
@@ -169,7 +169,7 @@ def _named(images: OpenImages, damaged: DamagedBox) -> DamagedBox:
         return damaged
     p = {kind: 1.0 if reading.error else p for kind, p in strongest(reading).items() if kind != "none"}
     if kinds:
-        p = {kind: kinds[kind] ** model_trust(images) * weight for kind, weight in p.items()}
+        p = {kind: kinds[kind] ** images.services.model_trust("executor") * weight for kind, weight in p.items()}
     p = {kind: weight / sum(p.values()) for kind, weight in p.items()}
     likeliest = max(p, key=p.__getitem__)
     reading.families[likeliest].probability = 1.0  # the map shows that there is damage

@@ -27,12 +27,6 @@ YES_NO = ("Yes", "No")
 PRESENT = 0.5  # from which probability on a family is evidence
 
 
-def model_trust(images: OpenImages, role: str = ROLE) -> float:
-    """How far the model's own word of distortions counts, 0..1: by the configuration, else by its folder."""
-    configured = images.services.settings.fusion.model_trust
-    return images.services.client(role).trust if configured is None else configured
-
-
 def read_presence(task: Task) -> dict[str, dict[str, float]]:
     """{object: {family: the model's probability of Yes}}; empty in modes without logits, and where one token cannot
     tell Yes from No. Where nothing is to be looked for, only the families that the query names are read."""
@@ -59,11 +53,8 @@ def detect(task: Task) -> dict[str, Detection]:
     Raises InvalidAnswer, VLMError."""
     images, objects, models = task.images, task.plan.objects, read_presence(task)
     if task.plan.plan.distortion_detection and not models:
-        sure = images.services.settings.fusion.classification_confidence
-        prompt, section = (
-            distortion_prompt("detection", task.query, objects, task.reason),
-            images.services.section(ROLE),
-        )
+        sure, section = images.services.settings.fusion.classification_confidence, images.services.section(ROLE)
+        prompt = distortion_prompt("detection", task.query, objects, task.reason)
         lists = ask(images.session(ROLE), prompt, detection_reply(objects), section).model_dump(by_alias=True)
         for name, listed in lists.items():
             kinds = dict.fromkeys([*listed, *DISTORTION_TYPES])
@@ -75,7 +66,7 @@ def detection_of(images: OpenImages, box: Box | None, model: Mapping[str, float]
     """How probable each family is in the picture or in a region `box` (pixels): odds times odds. `model` has the
     model's own probabilities, whose odds `fusion.model_trust` draws towards the prior."""
     detection = _read(images, box)
-    trust = detection.model_trust = model_trust(images)
+    trust = detection.model_trust = images.services.model_trust(ROLE)
     prior = logit(load_detector().of(images.reference is not None).prior)
     kinds = dict.fromkeys([*model, *DISTORTION_TYPES])
     detection.families = {kind: detection.families.get(kind, FamilyDetection()) for kind in kinds}
@@ -127,7 +118,7 @@ def severity_probabilities(
     family = detection.families.get(item["type"]) if detection else None
     if family is None or family.severity is None:
         return dict(words) if words else None
-    trust, sure = model_trust(images), images.services.settings.fusion.classification_confidence
+    trust, sure = images.services.model_trust(ROLE), images.services.settings.fusion.classification_confidence
     if words is None and item["severity"] in WORD_SEVERITIES:
         words = written_probabilities(item["severity"], list(WORD_SEVERITIES), sure)
     likelihood = load_detector().severity_likelihood(family.severity, images.reference is not None)

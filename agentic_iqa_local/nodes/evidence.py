@@ -128,14 +128,6 @@ def doubts(evidence: ExecutorOutput) -> str | None:
     return "; ".join(filter(None, [*lines, evidence.disagreement])) or None
 
 
-def evidence_warnings(evidence: ExecutorOutput) -> list[str]:
-    """What a reader of the scores must know: a failed Executor, tools without a vote."""
-    lines = [f"the Executor failed, its evidence is incomplete: {evidence.error}"] if evidence.error else []
-    for tool, name in dict.fromkeys((log.tool_name, log.object_name) for log in evidence.tool_logs if log.outvoted):
-        lines.append(f"{tool} has no vote: its score{of_object(name)} stands apart from every other tool's")
-    return lines
-
-
 # Another pass
 
 

@@ -2,8 +2,6 @@
 runs only if its flag is on; what was found stays in the evidence even when a later subtask fails."""
 
 import logging
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
@@ -20,7 +18,7 @@ from agentic_iqa_local.nodes.replanning import gaps_to_close
 from agentic_iqa_local.nodes.replies import analysis_reply
 from agentic_iqa_local.nodes.tool_runs import ROLE, ByObject, Task, choose_tools, run_tools
 from agentic_iqa_local.nodes.workbench import opened
-from agentic_iqa_local.state import UNCLEAR, AgenticIQAState, Detection, DistortionAnalysis, ExecutorOutput
+from agentic_iqa_local.state import UNCLEAR, AgenticIQAState, Detection, DistortionAnalysis, ExecutorOutput, revised
 from agentic_iqa_local.vlm_client import VLMError
 
 logger = logging.getLogger(__name__)
@@ -29,8 +27,8 @@ logger = logging.getLogger(__name__)
 def executor_node(
     state: AgenticIQAState, config: RunnableConfig | None = None, runtime: Runtime[Any] | None = None
 ) -> dict[str, Any]:
-    """Returns `executor_evidence`; nothing when an earlier node failed, and an `error` inside the evidence when
-    this one does."""
+    """Returns `executor_evidence`; nothing when an earlier node failed. When this one does, the evidence has an `error`
+    beside what the pass before found, or what was found so far."""
     if state.get("error"):
         return {}
     if (plan := state.get("plan")) is None:
@@ -41,7 +39,7 @@ def executor_node(
         with opened(state, config, runtime) as images:
             gather(Task(evidence, state["query"], plan, images, before, gaps))
     except (InvalidAnswer, ToolError, VLMError, OSError, ValueError) as error:
-        evidence.error = one_line(str(error))
+        evidence = revised(evidence, **{name: part for name, part in before if part} | {"error": one_line(str(error))})
         logger.error("Executor failed: %s", evidence.error)
     return {"executor_evidence": ExecutorOutput.model_validate(evidence.model_dump())}
 
@@ -51,18 +49,13 @@ def gather(task: Task) -> None:
     tool if scores disagree. Raises InvalidAnswer, ToolError, VLMError."""
     evidence, images, flags = task.evidence, task.images, task.plan.plan
     distortions = find_distortions(task)
-    with ThreadPoolExecutor(1) as background:  # the tools measure while the model writes its analysis
-        measuring = None
-        try:
-            evidence.selected_tools = choose_tools(task, distortions) or None
-            if flags.tool_execution:
-                images.services.tools.prepare()
-                measuring = background.submit(copy_context().run, run_tools, evidence, images)
-        finally:  # the analysis is evidence even if no tool could be chosen
-            if flags.distortion_analysis:
-                analyse(task, distortions)
-        if measuring is not None:
-            measuring.result()
+    try:
+        evidence.selected_tools = choose_tools(task, distortions) or None
+        if flags.tool_execution:
+            run_tools(evidence, images)
+    finally:  # the analysis is evidence even if no tool could be chosen
+        if flags.distortion_analysis:
+            analyse(task, distortions)
     if not task.named_tools():  # those that a query names all have a vote
         only_check = images.services.settings.fusion.trailing_tools == "check"
         mark_votes(evidence, images.reachable(), trailing_only_check=only_check)

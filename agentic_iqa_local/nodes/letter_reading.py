@@ -8,7 +8,7 @@ from agentic_iqa_local.iqa_tools.reliability import Score, load_reliability
 from agentic_iqa_local.nodes.ask import ask
 from agentic_iqa_local.nodes.evidence import votes
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, Prompt, summarizer_prompt
-from agentic_iqa_local.nodes.replies import letter_reply
+from agentic_iqa_local.nodes.replies import answer_reply
 from agentic_iqa_local.nodes.workbench import OpenImages, RoleSession
 from agentic_iqa_local.score_fusion import ScoreFusion, expected_level, letter_probabilities, written_probabilities
 from agentic_iqa_local.state import LETTER_TO_LEVEL, LETTERS, ExecutorOutput, FusionResult, Mode, PlannerOutput, revised
@@ -36,12 +36,7 @@ class _Letters:
 
     def read_whole(self, turned: bool) -> None:
         """Every view of the picture in one order."""
-        views = []
-        for view in range(len(self.images.views(ROLE))):
-            views.append(self._read(self.images.session(ROLE, view), turned))
-            if view > 0:  # the first one's cache is gone on with
-                self.images.close_session(ROLE, view)
-        self.whole[turned] = _mean(views)
+        self.whole[turned] = _mean([self._read(session, turned) for session in self.images.sessions(ROLE)])
 
     def read_crops(self) -> None:
         """Every crop in both orders."""
@@ -66,7 +61,7 @@ class _Letters:
             self.off_masses.append(read.off_letter_mass)
             p = letter_probabilities(read.logprobs, settings.temperature)
         else:
-            reply = ask(session, prompt, letter_reply(self.letters), self.images.services.section(ROLE))
+            reply = ask(session, prompt, answer_reply(self.letters, reasoned=False), self.images.services.section(ROLE))
             p = written_probabilities(reply.final_answer, self.letters, settings.classification_confidence)
         return dict(zip(self.letters, reversed(p.values()), strict=True)) if turned else p
 

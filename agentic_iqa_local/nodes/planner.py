@@ -4,6 +4,7 @@ The model fills every field from the query. Where its answer differs from what i
 words, or the paper's rules for the flags, code corrects it and says so. A replan may add distortions.
 """
 
+import json
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -16,12 +17,11 @@ from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.measured_answers import families_named
 from agentic_iqa_local.nodes.prompts import earlier_lines, planner_prompt
-from agentic_iqa_local.nodes.query import asks_about_damage, choices_in, distortions_in, named_metrics, region_in
+from agentic_iqa_local.nodes.query import asks_about_damage, distortions_in, named_metrics, region_in
 from agentic_iqa_local.nodes.replanning import gaps_to_close
 from agentic_iqa_local.nodes.replies import PlannerReply
 from agentic_iqa_local.nodes.workbench import opened
-from agentic_iqa_local.state import AgenticIQAState, Gap, PlanControlFlags, PlannerInput, revised
-from agentic_iqa_local.state import PlannerOutput as Plan
+from agentic_iqa_local.state import AgenticIQAState, Gap, PlanControlFlags, PlannerInput, PlannerOutput, revised
 from agentic_iqa_local.vlm_client import VLMError
 
 logger = logging.getLogger(__name__)
@@ -55,8 +55,12 @@ def flags_against(gaps: Sequence[Gap], flags: PlanControlFlags, scores: bool) ->
 
 
 def correct_plan(
-    made: Plan, query: str, has_reference: bool, before: Plan | None = None, choices: Sequence[str] = ()
-) -> Plan:
+    made: PlannerOutput,
+    query: str,
+    has_reference: bool,
+    before: PlannerOutput | None = None,
+    choices: Sequence[str] = (),
+) -> PlannerOutput:
     """The plan that the model made, with its derivable fields set by rule.
 
     `choices` that name distortions make the question one about quality. `before` is on a replan the last pass's plan,
@@ -81,24 +85,13 @@ def correct_plan(
     return revised(made, query_type="IQA", plan=flags, distortions=distortions, **fixed, **asked)
 
 
-def corrections(made: Plan, corrected: Plan) -> list[str]:
+def corrections(made: PlannerOutput, corrected: PlannerOutput) -> list[str]:
     """A line for each field in which the corrected plan differs from what the model made."""
-    before, after = made.model_dump(), corrected.model_dump()
-    told = [(name, _told(value), _told(after[name])) for name, value in before.items()]
-    return [f"{name}: {old} → {new}" for name, old, new in told if old != new]
-
-
-def _told(value: Any) -> str:
-    if isinstance(value, dict):  # distortions of objects, or flags
-        of_objects = (f"{name}: {', '.join(kinds)}" for name, kinds in value.items() if isinstance(kinds, list))
-        return "; ".join(of_objects) or ", ".join(name for name, on in value.items() if on) or "no part"
-    return ", ".join(value) if isinstance(value, list) else str(value)
-
-
-def taken_choices(query: str, choices: list[str] | None) -> list[str]:
-    """A line that tells that the query itself lists the answers to choose from; none where it does not."""
-    listed = choices_in(query) or []
-    return [f"choices: {' | '.join(listed)} (the query lists them)"] if listed and choices == listed else []
+    before, after = (
+        {name: json.dumps(value, ensure_ascii=False) for name, value in plan.model_dump().items()}
+        for plan in (made, corrected)
+    )
+    return [f"{name}: {old} → {after[name]}" for name, old in before.items() if old != after[name]]
 
 
 def planner_node(
@@ -120,9 +113,9 @@ def planner_node(
         reason = one_line(error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error))
         logger.error("Planner failed: %s", reason)
         return {"error": f"Planner: {reason}"}
-    made = Plan.model_validate(reply.model_dump(by_alias=True))
+    made = PlannerOutput.model_validate(reply.model_dump(by_alias=True))
     plan = correct_plan(made, query, has_reference, before, choices or ())
-    lines = taken_choices(query, choices) + corrections(made, plan)
+    lines = corrections(made, plan)
     if plan.query_type == "IQA":
         plan = revised(plan, plan=flags_against(gaps, plan.plan, bool(evidence and evidence.quality_scores)))
     for line in lines:

@@ -33,23 +33,17 @@ _OPTIONS, _REVERSED = ("".join(map("{}. {}\n".format, LETTERS, words)) for words
 REVERSED_SCORING_PROMPT_TEMPLATE = SCORING_PROMPT_TEMPLATE.replace(_OPTIONS, _REVERSED)
 """The scoring prompt from A. Bad to E. Excellent: a check of how much the letters' order counts."""
 
-MOST_TURNS = 4
-LONGEST_QUERY, LONGEST_ANSWER = 300, 200  # characters of an earlier turn
-
-
-def turn(query: str, answer: str) -> dict[str, str]:
-    """What later turns of a conversation learn of a turn."""
-    return {"query": whole_sentences(query, LONGEST_QUERY), "answer": whole_sentences(answer, LONGEST_ANSWER)}
-
-
-def prior_context(turns: Sequence[dict[str, str]]) -> dict[str, Any] | None:
-    """`PlannerInput.prior_context` of a conversation's latest turns; None where there are none."""
-    return {"turns": list(turns[-MOST_TURNS:])} if turns else None
+MOST_TURNS = 4  # of a conversation, that a prompt tells of
+LONGEST_QUERY, LONGEST_ANSWER = 300, 200  # characters of each
 
 
 def earlier_lines(context: dict[str, Any] | None) -> list[str]:
-    """The lines of a prompt that tell of earlier turns."""
-    told = [f"{_json(one['query'])} was answered {_json(one['answer'])}" for one in (context or {}).get("turns", [])]
+    """The lines of a prompt that tell of the latest turns of `PlannerInput.prior_context`."""
+    told = [
+        f"{_json(whole_sentences(one['query'], LONGEST_QUERY))} was answered"
+        f" {_json(whole_sentences(one['answer'], LONGEST_ANSWER))}"
+        for one in (context or {}).get("turns", [])[-MOST_TURNS:]
+    ]
     return ["Earlier in this conversation:", *told] if told else []
 
 
@@ -120,11 +114,6 @@ def evidence_parts(evidence: ExecutorOutput | None) -> dict[str, str]:
     }
     analysis = evidence.model_dump(include={"distortion_analysis"})["distortion_analysis"]
     return {title: _json(part) for title, part in (("Distortion analysis", analysis), ("Tool scores", scores)) if part}
-
-
-def is_scoring(plan: PlannerOutput, choices: Sequence[str] | None) -> bool:
-    """Scoring mode for an IQA query; the user's own choices always take the explanation/QA mode."""
-    return plan.query_type == "IQA" and not choices
 
 
 def summarizer_prompt(

@@ -1,5 +1,4 @@
-"""The replan loop: its limit, what the next pass should close, the history of reasons, and which pass is the better
-supported."""
+"""The replan loop: its limit, what the next pass should close, the history of reasons, the account of a pass."""
 
 import logging
 
@@ -28,13 +27,6 @@ def append_replan_reason(history: list[str], iteration: int, reason: str) -> lis
     if len(longer) > REPLAN_HISTORY_LIMIT:
         logger.warning("Excessive replanning: replan_history keeps its latest %d entries", REPLAN_HISTORY_LIMIT)
     return longer[-REPLAN_HISTORY_LIMIT:]
-
-
-def support(result: SummarizerOutput) -> tuple[int, ...]:
-    """How well a pass is supported, to compare by: an answer before none, then the fewest missing parts, then
-    the fewest contradictions and doubts."""
-    missing = sum(gap.kind in ("executor", "analysis", "scores") for gap in result.gaps)
-    return (result.error is None, -missing, -len(result.gaps))
 
 
 def record(result: SummarizerOutput, earlier: SummarizerOutput | None = None) -> PassRecord:

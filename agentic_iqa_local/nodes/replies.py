@@ -49,19 +49,6 @@ class PlannerReply(BaseModel):
     plan: _keyed("FlagsReply", dict.fromkeys(PlanControlFlags.model_fields, bool))  # pyright: ignore[reportInvalidTypeForm]
 
 
-class LetterReply(BaseModel):
-    """A letter, or the answer in its place."""
-
-    model_config = STRICT
-    final_answer: str
-
-
-class SummaryReply(LetterReply):
-    """The answer, a letter or free text, and why."""
-
-    quality_reasoning: _text(300)  # pyright: ignore[reportInvalidTypeForm]
-
-
 def detection_reply(objects: Sequence[str]) -> type[BaseModel]:
     """{object: [distortion types]}, up to three each, none for a clean object."""
     return _keyed("DetectionReply", dict.fromkeys(objects, Annotated[list[DistortionType], Field(max_length=3)]))
@@ -81,16 +68,11 @@ def selection_reply(distortions: Mapping[str, Sequence[str]], tools: Sequence[st
     return _keyed("SelectionReply", {name: _keyed("Selection", chosen) for name, chosen in asked.items()})
 
 
-def summary_reply(letters: Sequence[str] | None) -> type[SummaryReply]:
-    """{final_answer, quality_reasoning}; the answer is one of `letters`, or free text when there are none."""
-    answer: Any = Literal[tuple(letters)] if letters else _text(120)
-    return create_model("SummaryReply", __base__=SummaryReply, final_answer=(answer, ...))
-
-
-def letter_reply(letters: Sequence[str]) -> type[LetterReply]:
-    """{final_answer} alone: one of `letters`."""
-    answer: Any = Literal[tuple(letters)]
-    return create_model("LetterReply", __base__=LetterReply, final_answer=(answer, ...))
+def answer_reply(letters: Sequence[str] | None, *, reasoned: bool = True) -> type[Any]:
+    """{final_answer, quality_reasoning}, or the answer alone; it is one of `letters`, or free text without them."""
+    fields: Any = {"final_answer": (Literal[tuple(letters)] if letters else _text(120), ...)}
+    fields |= {"quality_reasoning": (_text(300), ...)} if reasoned else {}
+    return create_model("SummaryReply" if reasoned else "LetterReply", __config__=STRICT, **fields)
 
 
 # Not the dots of "e.g.", nor one behind a digit, where a number may have been cut

@@ -62,7 +62,9 @@ def choose_tools(task: Task, distortions: ByObject) -> Chosen:
     chosen = {name: dict(earlier.get(name, {})) for name in distortions}
     if new and flags.tool_selection:
         chosen |= select_tools(task.query, new, good, images)
-    voting = [tool for tool in _configured(images) if tool in _available(images)] or ranked[:1]
+    compared = images.reference is not None
+    able = {tool.name for tool in images.services.tools.available(compared)}
+    voting = [tool for tool in images.services.settings.tools.configured(compared) if tool in able] or ranked[:1]
     for name, own in chosen.items() if flags.tool_execution else ():
         more = voting if name in new else _another(task, name, ranked)
         own |= _whole(tool for tool in more if tool not in own.values())
@@ -98,22 +100,14 @@ def select_tools(query: str, distortions: ByObject, names: Sequence[str], images
         return {}
 
 
-def _available(images: OpenImages) -> list[str]:
-    return [tool.name for tool in images.services.tools.available(images.reference is not None)]
-
-
-def _configured(images: OpenImages) -> list[str]:
-    settings = images.services.settings.tools
-    return settings.full_reference if images.reference else settings.no_reference
-
-
 def offered(images: OpenImages) -> tuple[list[str], list[str]]:
     """The tools that can run on these images, and behind them those that are clearly worse; in either the best first,
     between equals the configuration's. With a reference those that compare: they beat one that has to guess."""
-    available, reliability = _available(images), load_reliability()
-    names = dict.fromkeys(tool for tool in (*_configured(images), *available) if tool in available)
-    names = [tool for tool in names if tool not in images.services.settings.tools.not_offered]
-    names = [tool for tool in names if images.reference and find_tool(tool).reference == "FR"] or names
+    settings, compared, reliability = images.services.settings.tools, images.reference is not None, load_reliability()
+    available = [tool.name for tool in images.services.tools.available(compared)]
+    names = dict.fromkeys(tool for tool in (*settings.configured(compared), *available) if tool in available)
+    names = [tool for tool in names if tool not in settings.not_offered]
+    names = [tool for tool in names if compared and find_tool(tool).reference == "FR"] or names
     good = reliability.trusted(names)
     others = [tool for tool in names if tool not in good]
     return good, reliability.trailing(others, good[0]) if others else []

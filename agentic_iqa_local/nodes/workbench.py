@@ -22,9 +22,9 @@ from agentic_iqa_local.images.crops import Box, native_views
 from agentic_iqa_local.images.frames import moved, without_frames
 from agentic_iqa_local.images.reading import LoadedImage, load_image, load_pair
 from agentic_iqa_local.images.references import doubts
-from agentic_iqa_local.iqa_tools import ToolError, ToolReading, ToolRunner
+from agentic_iqa_local.iqa_tools import ToolError, ToolReading
 from agentic_iqa_local.iqa_tools.detector import load_detector
-from agentic_iqa_local.services import ALONE, Services, load_services
+from agentic_iqa_local.services import ALONE, MODEL, Observer, Services, load_services
 from agentic_iqa_local.state import AgenticIQAState, PlannerError
 from agentic_iqa_local.vlm_client import LetterRead, SeenImage, TokenUsage, VLMClient, VLMError, VLMSession
 from agentic_iqa_local.vlm_client.chat import ChatPrompt
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MODEL = "the model"
-
 
 def load_pictures(
     limits: ImageSettings, image_path: str | Path, reference_path: str | Path | None = None
@@ -46,26 +44,6 @@ def load_pictures(
     if reference_path is None:
         return without_frames(load_image(image_path, **options))
     return without_frames(*load_pair(image_path, reference_path, **options))
-
-
-class Observer:
-    """Sees every call of the model and of a tool that an assessment makes, and lets all of them pass."""
-
-    def step(self, role: str, state: str, round: int = 1, what: str | None = None) -> None:
-        """A role, or what it does, has "started" or "finished", in the agent's first pass or a later one."""
-
-    @contextmanager
-    def calling(self, what: str) -> Iterator[None]:
-        """A call of MODEL, or of a tool by its name."""
-        yield
-
-    @contextmanager
-    def measuring(self, tool: str, services: Services) -> Iterator[ToolRunner]:
-        """A measurement, with the tools that are to make it."""
-        self.step("tool", "started", what=tool)
-        with self.calling(tool):
-            yield services.tools
-        self.step("tool", "finished", what=tool)
 
 
 class RoleSession:
@@ -98,8 +76,8 @@ class OpenImages:
         self.identical = self.reference is not None and self.image.pixels == self.reference.pixels
         self.warnings: list[str] = []
         self.failed_tries: list[PlannerError] = []
-        self._open: dict[tuple[int, int], VLMSession] = {}  # by client and view
-        self._opened: list[tuple[tuple[int, int] | None, VLMSession]] = []  # those that are closed too
+        self._open: dict[int, VLMSession] = {}  # by client, on its first view
+        self._opened: list[tuple[int, Box, VLMSession]] = []  # by client and box, those that are closed too
         self._other_usage = TokenUsage()  # of batches, less that of earlier turns
         self._readings: dict[tuple[str, Box | None], ToolReading] = {}
         lines = [*self.image.warnings]
@@ -159,17 +137,17 @@ class OpenImages:
         except Exception as error:
             raise VLMError(one_line(f"{client.name}: {type(error).__name__}: {error}")) from error
 
-    def _open_on(self, role: str, box: Box, key: tuple[int, int] | None = None) -> VLMSession:
+    def _open_on(self, role: str, box: Box) -> VLMSession:
         with self.calling_model(role) as client:
             session = client.open([loaded.pixels.crop(box) for loaded in (self.reference, self.image) if loaded])
-        self._opened.append((key, session))
+        self._opened.append((id(client), box, session))
         return session
 
-    def session(self, role: str, view: int = 0) -> RoleSession:
-        """The role's model opened on one view; opened on first use."""
-        key = id(self.services.client(role)), view
+    def session(self, role: str) -> RoleSession:
+        """The role's model opened on the first view; opened on first use."""
+        key = id(self.services.client(role))
         if key not in self._open:
-            self._open[key] = self._open_on(role, self.views(role)[view], key)
+            self._open[key] = self._open_on(role, self.views(role)[0])
         return RoleSession(self._open[key], role, self)
 
     @contextmanager
@@ -177,6 +155,13 @@ class OpenImages:
         """The role's model opened on a part of the images for this block alone."""
         with closing(self._open_on(role, box)) as session:
             yield RoleSession(session, role, self)
+
+    def sessions(self, role: str) -> Iterator[RoleSession]:
+        """The role's model opened on each view in turn; the first stays open, for its cache is gone on with."""
+        yield self.session(role)
+        for box in self.views(role)[1:]:
+            with self.session_on(role, box) as session:
+                yield session
 
     def read_parts(
         self, role: str, boxes: Sequence[Box], prompt: ChatPrompt, answer_prefix: str, letters: Sequence[str]
@@ -187,10 +172,6 @@ class OpenImages:
         self._other_usage += batch.usage
         return batch.reads
 
-    def close_session(self, role: str, view: int) -> None:
-        """Frees one view's cache, keeping its counts."""
-        self._open.pop((id(self.services.client(role)), view)).close()
-
     def close(self) -> None:
         """Frees every cache; the next question opens the sessions anew."""
         while self._open:
@@ -199,13 +180,13 @@ class OpenImages:
     def seen_views(self, role: str) -> list[tuple[Box, SeenImage]]:
         """What the role's model saw of the picture: each view's box in the original, and what it became."""
         model, views = id(self.services.client(role)), self.views(role)
-        seen = {key[1]: session.seen[-1] for key, session in self._opened if key and key[0] == model and session.seen}
-        return [(moved(views[view], self.image.offset), image) for view, image in sorted(seen.items())]
+        seen = {box: session.seen[-1] for of, box, session in self._opened if of == model and session.seen}
+        return [(moved(box, self.image.offset), seen[box]) for box in views if box in seen]
 
     @property
     def usage(self) -> TokenUsage:
         """Tokens of all sessions since the turn began."""
-        return sum((session.usage for _, session in self._opened), self._other_usage)
+        return sum((session.usage for _, _, session in self._opened), self._other_usage)
 
     def reachable(self) -> dict[str, tuple[float, float]]:
         """By tool, the ends of what its map can return."""

@@ -31,7 +31,7 @@ from agentic_iqa_local.files import EMBEDDED, ROOT, command, models_root
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.iqa_tools.weights import MANIFEST
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
-from agentic_iqa_local.nodes.replies import letter_reply
+from agentic_iqa_local.nodes.replies import answer_reply
 from agentic_iqa_local.offline.bundle import verify
 from agentic_iqa_local.offline.manifest import read_folder_manifest
 from agentic_iqa_local.offline.memory import GIB, WIDTH, cache_bytes, free_memory, weight_bytes
@@ -230,7 +230,7 @@ def model(setup: Setup, backend: str) -> Finding | None:
     if setup.quick:
         return None
     client = setup.services.pool.get(backend, setup.settings.model(backend))
-    session, reply = client.open([pictures()[2]]), letter_reply(LETTERS)
+    session, reply = client.open([pictures()[2]]), answer_reply(LETTERS, reasoned=False)
     prompt = summarizer_prompt(DEFAULT_QUERY, None, scoring=True)
     answer = session.generate(prompt, reply, max_tokens=64)
     read = session.read_letters(prompt, ANSWER_PREFIX, LETTERS)

@@ -187,7 +187,7 @@ def _way(row: Assessment) -> list[str]:
     """What each pass concluded, where there were several."""
     return [
         f"Pass {one.number}{f', to close the gap “{asked}”' if (asked := (one.asked or '').rstrip('.')) else ''}:"
-        f" {one.concluded}.{' Its answer counts.' if one.kept else ''}"
+        f" {one.concluded}."
         for one in (row.passes if len(row.passes) > 1 else ())
     ]
 

@@ -14,9 +14,8 @@ from agentic_iqa_local.images.pictures import PictureFile
 from agentic_iqa_local.judgement.assessment import assess, unassessed
 from agentic_iqa_local.judgement.comparison import Comparison, Ranking, compare, rank
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
-from agentic_iqa_local.nodes.workbench import Observer
 from agentic_iqa_local.result import Assessment
-from agentic_iqa_local.services import Services
+from agentic_iqa_local.services import Observer, Services
 
 TO_ASSESS = ("query", "choices", "pipeline", "mode", "max_replan_iterations", "map", "at_least", "error_rate",
              "target_width", "background")  # fmt: skip

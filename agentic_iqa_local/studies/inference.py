@@ -19,9 +19,9 @@ from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.letter_reading import ROLE
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, Prompt, summarizer_prompt
-from agentic_iqa_local.nodes.replies import letter_reply
-from agentic_iqa_local.nodes.workbench import Observer, OpenImages, RoleSession
-from agentic_iqa_local.services import Services
+from agentic_iqa_local.nodes.replies import answer_reply
+from agentic_iqa_local.nodes.workbench import OpenImages, RoleSession
+from agentic_iqa_local.services import Observer, Services
 from agentic_iqa_local.state import CONTEXTS, LETTERS, ExecutorOutput
 from agentic_iqa_local.studies.datasets import Question, RatedImage
 from agentic_iqa_local.vlm_client import VLMError
@@ -122,14 +122,11 @@ def _gather(query: str, images: OpenImages, row: dict[str, Any]) -> ExecutorOutp
 
 def _views(images: OpenImages, prompts: Sequence[Prompt], read: str, spending: Spending) -> Iterator[View]:
     """Letters of every view in both orders, and the letter that the model writes."""
-    for view in range(len(images.views(ROLE))):
-        session = images.session(ROLE, view)
+    for session in images.sessions(ROLE):
         letters = _letters(session, prompts, read, spending)
         with spending(f"{read}, generated"):
-            reply = ask(session, prompts[0], letter_reply(LETTERS), images.services.section(ROLE))
+            reply = ask(session, prompts[0], answer_reply(LETTERS, reasoned=False), images.services.section(ROLE))
         yield letters | {"generated": reply.final_answer}
-        if view > 0:
-            images.close_session(ROLE, view)
 
 
 def _crops(images: OpenImages, prompts: Sequence[Prompt], spending: Spending) -> Iterator[View]:

@@ -20,8 +20,7 @@ from agentic_iqa_local.devices import commit, describe_device, versions
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.files import folder_hash, path_text, write_whole
 from agentic_iqa_local.nodes.letter_reading import ROLE
-from agentic_iqa_local.nodes.workbench import Observer
-from agentic_iqa_local.services import Services
+from agentic_iqa_local.services import Observer, Services
 from agentic_iqa_local.studies.datasets import Dataset, DatasetError, Question, Sample, listed
 from agentic_iqa_local.studies.inference import Plan, answer, infer
 from agentic_iqa_local.studies.store import make_folder, open_store, read_run

@@ -25,7 +25,7 @@ from agentic_iqa_local.nodes.prompts import (
     planner_prompt,
     summarizer_prompt,
 )
-from agentic_iqa_local.nodes.replies import PlannerReply, analysis_reply, detection_reply, summary_reply
+from agentic_iqa_local.nodes.replies import PlannerReply, analysis_reply, answer_reply, detection_reply
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.state import LETTERS
 from agentic_iqa_local.vlm_client import ModelLost, VLMError
@@ -139,7 +139,7 @@ def test_both_engines_agree_on_every_family(family, photo, tmp_path):
 
 
 def test_greedy_and_begun_answers_equal_those_of_transformers(ours, client, pictures):
-    noise, reply = {"Global": ["Noise"]}, summary_reply(LETTERS)
+    noise, reply = {"Global": ["Noise"]}, answer_reply(LETTERS)
     for prompt, schema, begun in (
         (PLAN, PlannerReply, ""),
         (DETECTION, detection_reply(["Global"]), ""),

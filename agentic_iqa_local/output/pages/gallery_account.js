@@ -110,7 +110,7 @@ function cost(told) {
 function showAccount(row) {
   const told = item("accounts", row.place) ?? {};
   byId("heading").textContent = row.name;
-  const passes = (told.passes ?? []).map((pass) => [String(pass.number), pass.asked ?? "first look", pass.concluded, pass.kept ? "kept" : "given up"]);
+  const passes = (told.passes ?? []).map((pass) => [String(pass.number), pass.asked ?? "first look", pass.concluded]);
   const facts = [
     make("div.rating", {}, rating(row, told)),
     section("Question", line(told.query), told.reference ? line(`Reference: ${told.reference}`, "p.soft") : null),
