@@ -88,7 +88,7 @@ def correct_plan(
 def corrections(made: PlannerOutput, corrected: PlannerOutput) -> list[str]:
     """A line for each field in which the corrected plan differs from what the model made."""
     before, after = (
-        {name: json.dumps(value, ensure_ascii=False) for name, value in plan.model_dump().items()}
+        {k: v if isinstance(v, str) else json.dumps(v, ensure_ascii=False) for k, v in plan.model_dump().items()}
         for plan in (made, corrected)
     )
     return [f"{name}: {old} → {after[name]}" for name, old in before.items() if old != after[name]]
