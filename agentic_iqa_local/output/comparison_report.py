@@ -46,31 +46,32 @@ def comparison_headline(found: Comparison) -> str:
         return one_line(f"{names}: neither is better")
     p = max(found.pair.probability, 1 - found.pair.probability)
     other = found.second if found.better is found.first else found.first
-    return one_line(f"{found.better.image}: better than {other.image} (probability {p:.2f})")
+    return one_line(f"{found.better.image}: better than {other.image} (probability {_rounded(p)})")
+
+
+def _rounded(p: float) -> str:
+    return f"{p:.2f}" if p < 0.995 else "above 0.99"
 
 
 def _pair_lines(pair: Pair) -> list[str]:
-    text = (
-        f"{'The same scene' if pair.same_scene else 'Different scenes'}: {pair.scene_distance:.0%} of the bits"
-        f" of their fingerprints (perceptual hashes) differ. The probability {pair.probability:.3f} that the first is"
-        f" better rests on the {pair.basis}{f' ({pair.fitted_on})' if pair.fitted_on else ''}."
-    )
+    scene = "The same scene" if pair.same_scene else "Different scenes"
+    basis = f"{pair.basis} ({pair.fitted_on})" if pair.fitted_on else pair.basis
+    text = f"{scene}, judged by perceptual hashes. P(first is better) = {pair.probability:.3f}, computed from: {basis}."
     return wrapped(text, indent="")
 
 
 def _group_headline(found: Ranking) -> str:
     """One line: the best of a group, and how sure that is."""
-    best = found.order[0].assessment.image
+    best, sure = found.order[0].assessment.image, found.order[0].better_than_next
     if len(found.order) == 1:
         return one_line(f"Group {found.number}: {best} has no near-duplicate")
-    sure = found.order[0].better_than_next
-    ahead = "" if sure is None else f" (better than the second best with probability {sure:.2f})"
+    ahead = "" if sure is None else f" (better than the second best with probability {_rounded(sure)})"
     return one_line(f"Group {found.number}: {best} is the best of {len(found.order)}{ahead}")
 
 
 def _place(ranked: Ranked) -> str:
     row, sure = ranked.assessment, ranked.better_than_next
-    ahead = "" if sure is None else f"; better than the next with probability {sure:.2f}"
+    ahead = "" if sure is None else f"; better than the next with probability {_rounded(sure)}"
     return one_line(f"{ranked.place}. {row.image}: {row.answer}{ahead}")
 
 

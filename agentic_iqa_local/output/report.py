@@ -225,4 +225,4 @@ def _no_vote(run: ToolExecutionLog) -> str:
     """Why a tool that measured does not count; empty where it does."""
     if run.outvoted:
         return "not counted: it stands apart from every other tool"
-    return "not counted: only a check on a clearly better tool" if run.trailing else ""
+    return "not counted: it only checks a more reliable tool" if run.trailing else ""

@@ -9,7 +9,7 @@ from agentic_iqa_local.output.words import safe_lines, wrapped
 
 def tool_table(tools: Sequence[ToolInfo]) -> str:
     """Every tool with its availability, what it costs, how reliable it is and the range that its map can reach."""
-    lines, reliability = [], load_reliability()
+    lines, reliability = ["FR needs a reference, NR none; then the scores of 1 to 5 it can give"], load_reliability()
     for tool in tools:
         reach = f"{tool.reachable[0]:.2f}..{tool.reachable[1]:.2f}" if tool.reachable else "no map"
         state, why = ("available", "") if tool.available else ("unavailable", f" Unavailable: {tool.reason}.")
