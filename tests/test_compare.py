@@ -121,5 +121,5 @@ def test_a_reader_that_goes_away_ends_a_list_without_a_word():
     line = f"{shlex.quote(sys.executable)} -m agentic_iqa_local tools --cpu | head -n 1"
     env = ENVIRONMENT | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(line, shell=True, capture_output=True, text=True, check=False, env=env)
-    assert done.stdout.startswith("PSNR ")
+    assert done.stdout.startswith("FR needs a reference")
     assert done.stderr == ""

@@ -118,7 +118,7 @@ def _damage(row: Assessment) -> str:
     lines = [f"It shows {' and '.join(shown)}."] if shown else []
     unclear = [f"{item.type.lower()}{_of(name)}" for name, item in items if item.severity == UNCLEAR]
     lines += [f"How severe the {' and the '.join(unclear)} would be cannot be told."] if unclear else []
-    if analysis and not seen and not unclear:
+    if analysis and not seen and not unclear and not row.choices:
         lines.append("No damage was found.")
     if row.map is None and row.evidence and row.evidence.damaged_part:
         where = row.evidence.damaged_part
@@ -136,7 +136,7 @@ def _map(row: Assessment) -> Iterator[str]:
         yield from [f"There is no map: {row.no_map.removeprefix('map: ')}."] if row.no_map else []
         return
     for box in row.map.worst:
-        there = [box.seen, *(f"{tool} {score:.2f} there" for tool, score in box.tools.items())]
+        there = [box.seen and box.seen.lower(), *(f"{tool} {score:.2f} there" for tool, score in box.tools.items())]
         how = ", ".join([f"{box.below:.1f} worse than the rest", *filter(None, there)])
         yield f"By the map the {box.place} (pixels {box.box[:2]} to {box.box[2:]}) is {how}."
     if not row.map.worst:
@@ -155,7 +155,9 @@ def _sureness(row: Assessment) -> str:
     if (found := row.answer_set) and row.choices:
         answers = " or ".join(chosen_answer(row.choices, letter) for letter in found.letters)
         said = f"With {found.coverage:.0%} probability the right answer is {answers}"
-        lines.append(f"{said} (learnt from {found.calibrated_on}).")
+        none = f"At {found.coverage:.0%} probability none of the answers can be ruled out"
+        every = len(found.letters) == len(row.choices)
+        lines.append(f"{none if every else said} (learnt from {found.calibrated_on}).")
         lines += [f"There are more of them because {reason}." for reason in found.widened]
     lines += [f"{row.no_interval[0].upper()}{row.no_interval[1:]}."] if row.no_interval else []
     lines += [f"The answer is held back: {row.not_sure}."] if row.not_sure else []
