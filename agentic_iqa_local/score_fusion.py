@@ -95,7 +95,7 @@ class ScoreFusion:
                 alike, with a warning unless it is "uniform".
 
         Raises:
-            ValueError: an output that cannot be read; a probability is never made up.
+            ValueError: an output that cannot be read; it is never guessed.
         """
         if mode == "logits" and isinstance(vlm_output, Mapping):
             by_level = {self._level(key): float(value) for key, value in vlm_output.items()}

@@ -42,8 +42,6 @@ def _answer_all(args: argparse.Namespace, conversation: Conversation, rows: RowF
     if typed:
         tell(one_line(f"Ask about {conversation.picture}, one question a line; exit or Ctrl-D ends."))
     for query in _questions(args.query, typed):
-        if not typed:
-            tell(one_line(f"> {query}"))
         try:
             row = conversation.ask(query)
         except ValueError as error:

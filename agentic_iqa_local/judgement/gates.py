@@ -1,5 +1,5 @@
-"""How sure one assessment is and what follows: a closer look at the letters, another pass, an answer that is held
-back, a gate."""
+"""How sure one assessment is and what follows: a closer look at the letters, an answer that is held back, a
+gate."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -2,7 +2,7 @@
 
 The odds that a family is there are the model's odds of Yes times the likelihood ratio of LocalNR's reading, which its
 own record of errors bounds. A severity's probability is the model's of its word times a Gaussian around what LocalNR
-reads. So a model that is sure wins against a wrong reading, and an unsure one loses.
+reads. How far the model counts is its `trust`: at 0 LocalNR decides alone.
 """
 
 import json

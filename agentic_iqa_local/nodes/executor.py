@@ -1,5 +1,5 @@
-"""The Executor: the plan's subtasks in order, as evidence: detection, analysis, tool selection, tool execution. Each
-runs only if its flag is on; what was found stays in the evidence even when a later subtask fails."""
+"""The Executor: the plan's subtasks as evidence: detection, tool selection, tool execution, analysis. The plan's flags
+say which run; what was found stays in the evidence even when a later subtask fails."""
 
 import logging
 from typing import Any

@@ -52,7 +52,7 @@ class _Letters:
         return (2 * len(crops), self.read_crops) if crops else None
 
     def _read(self, session: RoleSession, turned: bool, crop: bool = False) -> Probabilities:
-        """The probability of each letter, whose meaning is that of the usual order."""
+        """The probability of each letter, turned back to A for the best."""
         settings, prompt = self.images.services.settings.fusion, self.prompt(turned, crop)
         if self.images.sureness is not None:
             self.images.sureness.reads += 1

@@ -63,8 +63,8 @@ class RoleSession:
 
 
 class OpenImages:
-    """One assessment's images. Each model is opened once on each view, whichever roles use it, so that the images are
-    prefilled once; each tool runs once on each region. `warnings` collects what a user must know, `failed_tries` what
+    """One assessment's images. Each model stays open on its first view, whichever roles use it, and is opened on other
+    views for each read; each tool runs once on each region. `warnings` collects what a user must know, `failed_tries` what
     the model said in vain. The caller may set `sureness`. Raises ImageError."""
 
     def __init__(
@@ -157,7 +157,7 @@ class OpenImages:
             yield RoleSession(session, role, self)
 
     def sessions(self, role: str) -> Iterator[RoleSession]:
-        """The role's model opened on each view in turn; the first stays open, for its cache is gone on with."""
+        """The role's model opened on each view in turn; the first stays open, as its cache is reused."""
         yield self.session(role)
         for box in self.views(role)[1:]:
             with self.session_on(role, box) as session:
