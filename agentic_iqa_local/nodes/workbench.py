@@ -64,8 +64,8 @@ class RoleSession:
 
 class OpenImages:
     """One assessment's images. Each model stays open on its first view, whichever roles use it, and is opened on other
-    views for each read; each tool runs once on each region. `warnings` collects what a user must know, `failed_tries` what
-    the model said in vain. The caller may set `sureness`. Raises ImageError."""
+    views for each read; each tool runs once on each region. `warnings` collects what a user must know, `failed_tries`
+    what the model said in vain. The caller may set `sureness`. Raises ImageError."""
 
     def __init__(
         self, services: Services, image_path: str, reference_path: str | None = None, observer: Observer | None = None
