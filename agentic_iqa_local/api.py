@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from agentic_iqa_local.result import Assessment
     from agentic_iqa_local.services import Services
 
+MOST_TURNS = 4  # of a conversation, that the model is told of
+
 
 def choose_settings(options: Options | None = None, **values: Any) -> Settings:
     """The settings of the configuration that options name, with what the others change in it. The options are
@@ -239,7 +241,6 @@ class Conversation:
         VLMError for a model that cannot be loaded and RuntimeError when the conversation, or its IQA, was closed.
         """
         from agentic_iqa_local.judgement.assessment import answered, question
-        from agentic_iqa_local.nodes.prompts import MOST_TURNS
 
         if self._open is None:
             raise RuntimeError("Conversation: expected to be open, but it was closed; open the picture again")

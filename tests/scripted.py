@@ -25,7 +25,7 @@ class ScriptedClient:
     call is kept in `calls`."""
 
     name = "scripted"
-    trust, reads_words = 1.0, False
+    trust = 1.0
     limits = PixelLimits(factor=32, min_pixels=32 * 32, max_pixels=1024 * 1024)
 
     def __init__(self, answer: Callable[..., str], logprobs=None, reads_logits: bool = True, yes=None):

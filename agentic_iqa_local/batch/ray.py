@@ -58,8 +58,16 @@ class RayRunner(Generic[AnyItem, Row]):
     after the others, each alone; one that lost three workers is a failure.
     """
 
-    def __init__(self, work: Work[AnyItem, Row], address: str, workers: int, gpus: float = 0.0, *, jobs: int = 1,
-                 timeout: float = TIMEOUT):  # fmt: skip
+    def __init__(
+        self,
+        work: Work[AnyItem, Row],
+        address: str,
+        workers: int,
+        gpus: float = 0.0,
+        *,
+        jobs: int = 1,
+        timeout: float = TIMEOUT,
+    ):
         self.work, self.address, self.workers, self.gpus = work, address, workers, gpus
         self.jobs, self.timeout = jobs, timeout
         self.device = "cuda:0" if gpus else "cpu"  # Ray shows a worker no other GPUs than its own

@@ -38,8 +38,15 @@ class Results(RowFile):
     Raises RowsError where the file cannot be used so.
     """
 
-    def __init__(self, path: Path, identity: dict[str, Any], *, resume: bool = False, retry: bool = False,
-                 asked: Container[str] = ()):  # fmt: skip
+    def __init__(
+        self,
+        path: Path,
+        identity: dict[str, Any],
+        *,
+        resume: bool = False,
+        retry: bool = False,
+        asked: Container[str] = (),
+    ):
         super().__init__(path, StoredRow)
         self.changed = 0  # pictures that did since
         description = self.path.with_name(f"{self.path.name}.run.json")

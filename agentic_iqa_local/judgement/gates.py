@@ -91,8 +91,9 @@ class Sureness:
             return f"no such question is in the calibration; {NO_FIT}"
         if fusion.mode != calibration.mode:
             return f"calibrated in mode {calibration.mode}, this is mode {fusion.mode}"
-        other = plan is not None and plan.query_type == "Other"
-        widened = ["the question is not about technical quality, as those of the calibration are"] * other
+        widened = []
+        if plan and plan.query_type == "Other":
+            widened.append("the question is not about technical quality, as those of the calibration are")
         return calibration.answer_set(part, fusion.p, widened)
 
     def not_sure(self, interval: Interval | None) -> str | None:

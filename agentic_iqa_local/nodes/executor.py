@@ -96,10 +96,12 @@ def analyse(task: Task, distortions: ByObject) -> None:
     if asked := {name: kinds for name, kinds in asked.items() if kinds}:
         prompt = distortion_prompt("analysis", task.query, asked, task.reason)
         reply = ask(images.session(ROLE), prompt, analysis_reply(asked), images.services.section(ROLE))
-        for name, item in ((name, item) for name, items in reply.model_dump(by_alias=True).items() for item in items):
-            detection, place = by_object(evidence, "detection").get(name), (name, item["type"])
-            probable[place] = severity_probabilities(detection, item, None, images)
-            judged[place] = _judgement(item, probable[place], detection)
+        for name, items in reply.model_dump(by_alias=True).items():
+            detection = by_object(evidence, "detection").get(name)
+            for item in items:
+                place = name, item["type"]
+                probable[place] = severity_probabilities(detection, item, None, images)
+                judged[place] = _judgement(item, probable[place], detection)
     told = {name: {kind: p for kind in kinds if (p := probable[name, kind])} for name, kinds in distortions.items()}
     evidence.severity_probabilities = {name: of_kinds for name, of_kinds in told.items() if of_kinds} or None
     evidence.distortion_analysis = {name: [judged[name, kind] for kind in kinds] for name, kinds in distortions.items()}

@@ -33,16 +33,15 @@ _OPTIONS, _REVERSED = ("".join(map("{}. {}\n".format, LETTERS, words)) for words
 REVERSED_SCORING_PROMPT_TEMPLATE = SCORING_PROMPT_TEMPLATE.replace(_OPTIONS, _REVERSED)
 """The scoring prompt from A. Bad to E. Excellent: a check of how much the letters' order counts."""
 
-MOST_TURNS = 4  # of a conversation, that a prompt tells of
-LONGEST_QUERY, LONGEST_ANSWER = 300, 200  # characters of each
+LONGEST_QUERY, LONGEST_ANSWER = 300, 200  # characters of an earlier turn
 
 
 def earlier_lines(context: dict[str, Any] | None) -> list[str]:
-    """The lines of a prompt that tell of the latest turns of `PlannerInput.prior_context`."""
+    """The lines of a prompt that tell of the turns of `PlannerInput.prior_context`."""
     told = [
         f"{_json(whole_sentences(one['query'], LONGEST_QUERY))} was answered"
         f" {_json(whole_sentences(one['answer'], LONGEST_ANSWER))}"
-        for one in (context or {}).get("turns", [])[-MOST_TURNS:]
+        for one in (context or {}).get("turns", [])
     ]
     return ["Earlier in this conversation:", *told] if told else []
 

@@ -40,16 +40,16 @@ def summarizer_node(
     if plan is None or "executor_evidence" not in state:
         missing = "plan" if plan is None else "executor_evidence"
         return {"error": f"Summarizer: the state has no {missing}; run the earlier nodes first"}
-    mode = "scoring" if plan.query_type == "IQA" and not state.get("choices") else "explanation/QA"
+    scoring = plan.query_type == "IQA" and not state.get("choices")
     kinds, scores = (
         sum(map(len, by_object(evidence, part).values())) for part in ("distortion_analysis", "quality_scores")
     )
     pictures = one_line(f"image={state['image_path']}, reference={state.get('reference_path') or 'none'}")
     said = "Summarizer: query_type=%s, mode=%s, %d distortions, %d tool scores, %s"
-    logger.info(said, plan.query_type, mode, kinds, scores, pictures)
+    logger.info(said, plan.query_type, "scoring" if scoring else "explanation/QA", kinds, scores, pictures)
     try:
         with opened(state, config, runtime) as images:
-            return close_pass(state, plan, summarize(state, plan, images))
+            return close_pass(state, plan, summarize(state, plan, scoring, images))
     except (VLMError, OSError, ValueError) as error:
         reason = one_line(str(error))
         logger.error("Summarizer failed: %s", reason)
@@ -59,11 +59,11 @@ def summarizer_node(
 # The answer
 
 
-def summarize(state: AgenticIQAState, plan: PlannerOutput, images: OpenImages) -> SummarizerOutput:
+def summarize(state: AgenticIQAState, plan: PlannerOutput, scoring: bool, images: OpenImages) -> SummarizerOutput:
     """The answer, without the replan decision; where the words fail three times, it has the fusion that was read.
     Raises VLMError."""
     query, choices, evidence = state["query"], state.get("choices"), state.get("executor_evidence")
-    scoring, earlier = plan.query_type == "IQA" and not choices, earlier_lines(state.get("prior_context"))
+    earlier = earlier_lines(state.get("prior_context"))
     prompt = summarizer_prompt(query, evidence, scoring=scoring, choices=choices, earlier=earlier)
     letters = LETTERS if scoring else choice_letters(choices) if choices else None
     fusion = None
@@ -121,16 +121,16 @@ def close_pass(state: AgenticIQAState, plan: PlannerOutput, answer: SummarizerOu
     passes = [*(before.passes if before else []), record(revised(answer, gaps=gaps), before)][-REPLAN_HISTORY_LIMIT:]
     if answer.error and before:
         answer = revised(before, need_replan=False, replan_reason=None)
-    changes = {"summarizer_result": revised(answer, gaps=gaps, passes=passes), "iteration_count": iteration}
+    answer = revised(answer, gaps=gaps, passes=passes)
     if not gaps:
-        return changes
+        return {"summarizer_result": answer, "iteration_count": iteration}
     reason = gaps[0].reason
     if iteration >= limit:
         logger.warning("Max replanning iterations reached")
-        return changes | {"summarizer_result": revised(changes["summarizer_result"], replan_reason=reason)}
+        return {"summarizer_result": revised(answer, replan_reason=reason), "iteration_count": iteration}
     logger.info("need_replan=true, replan_reason=%s, iteration_count=%d", one_line(reason), iteration)
     return {
-        "summarizer_result": revised(changes["summarizer_result"], need_replan=True, replan_reason=reason),
+        "summarizer_result": revised(answer, need_replan=True, replan_reason=reason),
         "iteration_count": iteration + 1,
         "replan_history": append_replan_reason(state.get("replan_history", []), iteration + 1, reason),
     }

@@ -9,11 +9,12 @@ from collections.abc import Iterator
 
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.iqa_tools import TOOLS
+from agentic_iqa_local.nodes.evidence import of_object
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY, chosen_answer
 from agentic_iqa_local.output.words import bullets, level_word, named, safe_lines, wrapped
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.score_fusion import expected_level
-from agentic_iqa_local.state import UNCLEAR, ToolExecutionLog
+from agentic_iqa_local.state import UNCLEAR, DistortionAnalysis, ToolExecutionLog
 
 AGREE = 0.5  # levels between the tools' mean and the model's expectation
 
@@ -114,9 +115,11 @@ def _damage(row: Assessment) -> str:
     analysis = (row.evidence and row.evidence.distortion_analysis) or {}
     items = [(name, item) for name, items in analysis.items() for item in items]
     seen = [(name, item) for name, item in items if item.severity not in ("none", UNCLEAR)]
-    shown = [f"{item.severity} {item.type.lower()}{_of(name)} ({item.explanation.rstrip('.')})" for name, item in seen]
+    shown = [
+        f"{item.severity} {item.type.lower()}{of_object(name)} ({item.explanation.rstrip('.')})" for name, item in seen
+    ]
     lines = [f"It shows {' and '.join(shown)}."] if shown else []
-    unclear = [f"{item.type.lower()}{_of(name)}" for name, item in items if item.severity == UNCLEAR]
+    unclear = [_what(name, item) for name, item in items if item.severity == UNCLEAR]
     lines += [f"How severe the {' and the '.join(unclear)} would be cannot be told."] if unclear else []
     if analysis and not seen and not unclear and not row.choices:
         lines.append("No damage was found.")
@@ -126,8 +129,8 @@ def _damage(row: Assessment) -> str:
     return " ".join([*lines, *_map(row)])
 
 
-def _of(name: str) -> str:
-    return "" if name == "Global" else f" of {name}"
+def _what(name: str, item: DistortionAnalysis) -> str:
+    return f"{item.type.lower()}{of_object(name)}"
 
 
 def _map(row: Assessment) -> Iterator[str]:
@@ -155,9 +158,9 @@ def _sureness(row: Assessment) -> str:
     if (found := row.answer_set) and row.choices:
         answers = " or ".join(chosen_answer(row.choices, letter) for letter in found.letters)
         said = f"With {found.coverage:.0%} probability the right answer is {answers}"
-        none = f"At {found.coverage:.0%} probability none of the answers can be ruled out"
-        every = len(found.letters) == len(row.choices)
-        lines.append(f"{none if every else said} (learnt from {found.calibrated_on}).")
+        if len(found.letters) == len(row.choices):
+            said = f"At {found.coverage:.0%} probability none of the answers can be ruled out"
+        lines.append(f"{said} (learnt from {found.calibrated_on}).")
         lines += [f"There are more of them because {reason}." for reason in found.widened]
     lines += [f"{row.no_interval[0].upper()}{row.no_interval[1:]}."] if row.no_interval else []
     lines += [f"The answer is held back: {row.not_sure}."] if row.not_sure else []

@@ -147,7 +147,7 @@ class VLMSession:
 
     def read_letters(self, prompt: "ChatPrompt", answer_prefix: str, letters: Sequence[str]) -> LetterRead:
         """Log-probabilities of `letters` as the token right after `answer_prefix`. Raises VLMError if one is
-        not a single token. A client with `reads_words` takes words too, and reads the first token of each."""
+        not a single token. Of words the first token is read."""
         rendered, token_ids = self.client.renderer.letters(prompt, len(self.images), answer_prefix, letters)
         return LetterRead.of(self.client.label, self._logprobs(rendered, list(token_ids.values())), token_ids)
 
@@ -189,7 +189,7 @@ class VLMClient:
     about distortions and its severities count, 0..1, as its folder says; 1 unmeasured.
     """
 
-    reads_logits = reads_words = True
+    reads_logits = True
 
     def __init__(self, name: str, settings: "ModelSettings", renderer: "Renderer"):
         self.name = self.label = name
