@@ -8,6 +8,7 @@ import json
 import os
 import re
 import stat
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -43,6 +44,9 @@ class FileError(UserError, ValueError):
 def command(name: str, *, made: bool = False) -> str:
     """How a user of this installation runs the subcommand `name`, to be quoted in messages; with `made` in the
     environment that a checkout makes itself."""
+    typed = Path(sys.argv[0]).name == "agentic-iqa"
+    if typed and not made:
+        return f"agentic-iqa {name}"
     if ROOT == PACKAGE or name not in SCRIPTS:
         return f"{PROGRAM} {name}"
     return f"{'bash scripts/with_env.sh ' if made else ''}python scripts/{SCRIPTS[name]}.py"

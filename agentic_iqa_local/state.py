@@ -35,6 +35,7 @@ DistortionType = Literal[
     "Blurs", "Color distortions", "Compression", "Noise", "Brightness change", "Sharpness", "Contrast"
 ]
 DISTORTION_TYPES: tuple[str, ...] = get_args(DistortionType)
+_SAID = {"Blurs": "blur", "Color distortions": "colour distortion", "Sharpness": "oversharpening"}
 
 Severity = Literal["none", "slight", "moderate", "severe", "extreme"]
 
@@ -260,6 +261,16 @@ class ExecutorOutput(BaseModel):
     def is_empty(self) -> bool:
         """True when there is nothing that a summary could rest on."""
         return not (self.distortion_set or self.distortion_analysis or self.quality_scores)
+
+
+def in_words(evidence: ExecutorOutput | None, name: str, kind: str) -> str:
+    """A distortion of an object as a person says it: a change of brightness is under- or overexposure, where LocalNR
+    clearly reads the object as too dark or too bright."""
+    detection = evidence and (evidence.detection or {}).get(name)
+    dark, bright = ((detection and detection.exposure) or {"too dark": 1.0, "too bright": 1.0}).values()
+    exposures = {"underexposure": dark > 2 * bright, "overexposure": bright > 2 * dark}
+    exposure = next((word for word, clear in exposures.items() if clear), "brightness change")
+    return {"Brightness change": exposure, **_SAID}.get(kind, kind.lower())
 
 
 class FusionResult(BaseModel):

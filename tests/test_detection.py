@@ -151,6 +151,8 @@ FAMILIES, YES_NO = ["Blur", "Noise", "JPEG artifacts", "None"], ["Yes", "No"]
     [
         ("Is it noisy?", YES_NO, NOISY, [0.9, 0.1]),
         ("Is it free of noise?", YES_NO, NOISY, [0.1, 0.9]),
+        ("Is it noisy? Yes or no", YES_NO, NOISY, [0.9, 0.1]),  # "no" among the answers denies nothing
+        ("Is it too dark? A. Yes B. No", YES_NO, DARK, [0.72, 0.28]),
         ("Too dark or too bright?", ["Too dark", "Too bright", "Neither"], DARK, [0.72, 0.08, 0.2]),
         # moderate, which is no choice, lies as near to slight as to strong and counts for the first; none has the
         # floor of 0.01

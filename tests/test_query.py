@@ -1,6 +1,7 @@
 """What a query says in so many words: the committed table of everyday queries, by rule and end to end."""
 
 import json
+import re
 
 import pytest
 from conftest import DATA
@@ -9,6 +10,7 @@ from scripted import ScriptedClient, ScriptedTools, moderate_blur, plan_reply, s
 from agentic_iqa_local import assess
 from agentic_iqa_local.iqa_tools import TOOLS
 from agentic_iqa_local.nodes.planner import correct_plan
+from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
 from agentic_iqa_local.nodes.query import (
     asks_about_damage,
     asks_where,
@@ -117,6 +119,7 @@ def test_words_for_distortions_and_words_that_only_look_like_them(query, kinds):
     ("query", "about_quality"),
     [
         ("Is this photo too noisy to print?", True), ("Which part of the picture is damaged?", True),
+        ("What should I fix first?", True), ("What's wrong with it?", True),
         ("Where was this taken?", False), ("How many colours has the flag?", False), ("Is it dark outside?", False),
     ],
 )  # fmt: skip
@@ -161,6 +164,14 @@ def test_answers_in_the_query_are_offered_to_the_model(picture, pipeline):
     services = scripted_services(ScriptedClient(scripted_answers()), ScriptedTools({"NIQE": 4.0}))
     row = assess(picture, query="Is it noisy? yes or no", pipeline=pipeline, services=services)
     assert (row.choices, set(row.p_c)) == (["yes", "no"], {"A", "B"})
+
+
+def test_a_rating_that_answers_a_question_is_preceded_by_what_was_found_of_it(noisy_path, services):
+    row = assess(noisy_path, query="Is it noisy?", services=services)
+    assert re.match(r"(severe|extreme) noise; [A-E] ", headline(row).removeprefix(f"{noisy_path}: "))
+    about_blur = row.model_copy(update={"query": "Is it sharp?"})
+    assert headline(about_blur).startswith(f"{noisy_path}: no blur found; ")
+    assert headline(row.model_copy(update={"query": DEFAULT_QUERY})).startswith(f"{noisy_path}: {row.letter} ")
 
 
 def test_a_region_is_not_measured_by_tools_that_see_whole_pictures(picture):

@@ -7,6 +7,7 @@ from scripted import ScriptedClient, ScriptedTools, plan_reply, scripted_answers
 from agentic_iqa_local import assess
 from agentic_iqa_local.nodes.reasoning import reasoned
 from agentic_iqa_local.output.report import account
+from agentic_iqa_local.output.words import level_word
 from agentic_iqa_local.state import LETTER_TO_LEVEL, LEVEL_WORDS, DistortionAnalysis, ExecutorOutput
 
 SUMMARY = {"final_answer": "C", "quality_reasoning": "Moderate blur."}
@@ -39,7 +40,7 @@ def test_the_models_words_stand_as_they_are_and_the_notes_follow(picture):
     client = ScriptedClient(scripted_answers(SummaryReply=SUMMARY))
     row = assess(picture, services=scripted_services(client, ScriptedTools({"NIQE": 3.0})))
     assert row.quality_reasoning.startswith("Moderate blur. ")
-    assert row.quality_reasoning.endswith(f"model's own letter {row.vlm_letter}).")
+    assert row.quality_reasoning.endswith(f"the model alone {level_word(row.vlm_letter)}.")
     assert "In short: Moderate blur." in " ".join(account(row).split())
 
 

@@ -72,8 +72,8 @@ class _Letters:
         off_mass = statistics.fmean(self.off_masses) if self.off_masses else None
         if off_mass is not None and off_mass > self.images.services.settings.fusion.off_letter_warning:
             self.images.warn(
-                f"{off_mass:.0%} of the probability lies off the letters {self.letters[0]}–{self.letters[-1]}: "
-                "this model hardly takes the answer format, trust its letters less"
+                f"the model gave {off_mass:.0%} of the probability to something else than the letters "
+                f"{self.letters[0]}–{self.letters[-1]} of the answers: trust its own answer less"
             )
         levels = [expected_level(p) for p in self.whole.values()] if len(self.whole) > 1 else []
         return FusionResult(

@@ -12,7 +12,7 @@ from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.nodes.detection import strongest
 from agentic_iqa_local.nodes.evidence import Evidence, by_object, votes
 from agentic_iqa_local.nodes.prompts import choice_letters
-from agentic_iqa_local.nodes.query import WORDS, distortions_in, pattern
+from agentic_iqa_local.nodes.query import WORDS, asked_about, distortions_in, pattern
 from agentic_iqa_local.state import Detection, ExecutorOutput, PlannerOutput
 
 EXPOSURE = "Brightness change"
@@ -36,7 +36,7 @@ def measure_choices(
     detected); None where the evidence says nothing, and why."""
     if plan.query_type != "IQA" or evidence is None or len(plan.objects) != 1:
         return None, "the question is not about the technical quality of one object: the letters stand alone"
-    (name,) = plan.objects
+    (name,), query = plan.objects, asked_about(query)
     kinds, detection = distortions_in(query, plan.objects), by_object(evidence, "detection").get(name)
     found = (
         _severities(choices, kinds, by_object(evidence, "severity_probabilities").get(name, {}))
@@ -66,13 +66,15 @@ def _severities(choices: Sequence[str], kinds: Sequence[str], read: dict[str, di
     weights = dict.fromkeys(words, 0.0)
     for word, p in read[kinds[0]].items():
         weights[min(words, key=lambda other: abs(WORD_SEVERITIES[other] - WORD_SEVERITIES[word]))] += p
-    return list(weights.values()), f"how severe {kinds[0]} is"
+    return list(weights.values()), f"how severe the {kinds[0].lower()} is"
 
 
 def _exposures(choices: Sequence[str], detection: Detection) -> Weights | None:
     """Choices between too dark, too bright and neither."""
     sides, p = _matched(choices, _SIDES), _sides(detection)
-    return ([p[side] for side in sides], "exposure") if p and sides and {"too dark", "too bright"} <= {*sides} else None
+    if not p or sides is None or not {"too dark", "too bright"} <= {*sides}:
+        return None
+    return [p[side] for side in sides], "whether it is too dark or too bright"
 
 
 def _sides(detection: Detection) -> dict[str, float]:
@@ -117,9 +119,9 @@ def _presence(query: str, choices: Sequence[str], kinds: Sequence[str], detectio
         return None
     there, p = max(detection.families[kind].probability for kind in kinds or detection.families), _sides(detection)
     sides = [side for side in p if side != "neither" and _SIDES[side].search(query)]
+    basis = f"whether there is {' or '.join(kinds).lower() or 'any distortion'}"
     if affirmed and list(kinds) == [EXPOSURE] and len(sides) == 1:
-        there = p[sides[0]]
-    basis = f"whether there is {' or '.join(kinds) or 'any distortion'}"
+        there, basis = p[sides[0]], f"whether it is {sides[0]}"
     return _yes_or_no(choices, there if affirmed else 1 - there, basis)
 
 

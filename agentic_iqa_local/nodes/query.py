@@ -107,7 +107,7 @@ _OPEN, _LEFT_OUT = pattern(WORDS["open_question"]), pattern(WORDS["left_out"])
 def distortions_in(query: str, regions: Iterable[str] = ()) -> list[str]:
     """The distortions that a question about quality names outside the names of its `regions`, in its order; none where
     it lists more than three, or asks for others too."""
-    text = _asked_about(query)
+    text = asked_about(query)
     for region in regions:
         text = re.sub(rf"\b{re.escape(region)}\b", ".", text, flags=re.IGNORECASE)
     kinds = dict.fromkeys((found.lastgroup or "").replace("_", " ") for found in _NAMED.finditer(text))
@@ -116,14 +116,15 @@ def distortions_in(query: str, regions: Iterable[str] = ()) -> list[str]:
 
 def asks_about_damage(query: str) -> bool:
     """Whether a query names damage by a word that means nothing else, or asks where damage is."""
-    text = _asked_about(query)
+    text = asked_about(query)
     return bool(_DAMAGE.search(text) or (asks_where(query) and _DAMAGE_SOMEWHERE.search(text)))
 
 
-def _asked_about(query: str) -> str:
-    """The question without a lettered list of answers, names of metrics, and what is not to be looked at."""
+def asked_about(query: str) -> str:
+    """The question without the answers that it offers, names of metrics, and what is not to be looked at."""
     text = _plain(query)
-    return _LEFT_OUT.sub(".", " ".join(_without_metrics(text[: _lettered(text)[0]]).split()))
+    question = _YES_NO.sub(" ", text[: _lettered(text)[0]])
+    return _LEFT_OUT.sub(".", " ".join(_without_metrics(question).split()))
 
 
 # Answers to choose from

@@ -8,7 +8,7 @@ from agentic_iqa_local.nodes.evidence import Evidence, by_object, contradictions
 from agentic_iqa_local.nodes.letter_reading import answer_letter
 from agentic_iqa_local.nodes.prompts import chosen_answer
 from agentic_iqa_local.nodes.query import distortions_in
-from agentic_iqa_local.state import EVERYWHERE, LETTER_TO_LEVEL, LEVEL_WORDS, UNCLEAR, FusionResult
+from agentic_iqa_local.state import EVERYWHERE, LETTER_TO_LEVEL, LEVEL_WORDS, UNCLEAR, FusionResult, in_words
 
 Choices = Sequence[str] | None
 
@@ -51,7 +51,7 @@ def from_evidence(evidence: Evidence, fusion: FusionResult | None, choices: Choi
         said.append(f"The most probable answer is {chosen_answer(choices, letter)} ({fusion.p[letter]:.2f}).")
     found = found_damage(evidence)
     for name, item in found:
-        what, seen = f"{item.type.lower()}{of_object(name)}", item.explanation.rstrip(".")
+        what, seen = f"{in_words(evidence, name, item.type)}{of_object(name)}", item.explanation.rstrip(".")
         unclear = f"The severity of {what} cannot be told."
         said.append(unclear if item.severity == UNCLEAR else f"{item.severity.capitalize()} {what}: {seen}.")
     if analysis and not found:
@@ -82,8 +82,8 @@ def _notes(evidence: Evidence, fusion: FusionResult | None) -> list[str]:
     if fusion and fusion.measured and answer_letter(fusion) != max(fusion.measured, key=fusion.measured.__getitem__):
         notes.append("The model's letters decided against what was measured.")
     if fusion and fusion.q is not None:
-        whose = fusion.voters[0] if len(fusion.voters) == 1 else "tools' mean"
-        tools = "no tool scores" if fusion.q_bar is None else f"{whose} {fusion.q_bar:.2f}"
-        letter = f"model's own letter {fusion.vlm_letter or 'not read'}"
-        notes.append(f"Fused score {fusion.q:.2f} of 5 ({tools}, {letter}).")
+        whose = f"{fusion.voters[0]} says" if len(fusion.voters) == 1 else "the tools say on average"
+        tools = "no tool gave a score" if fusion.q_bar is None else f"{whose} {fusion.q_bar:.2f}"
+        level = fusion.vlm_letter and LEVEL_WORDS[LETTER_TO_LEVEL[fusion.vlm_letter]]
+        notes.append(f"Fused score {fusion.q:.2f} of 5: {tools}, the model alone {level or 'was not asked'}.")
     return notes

@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.iqa_tools import TOOLS
 from agentic_iqa_local.nodes.evidence import of_object
+from agentic_iqa_local.nodes.measured_answers import SCORES
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY, chosen_answer
-from agentic_iqa_local.output.words import bullets, level_word, named, safe_lines, wrapped
+from agentic_iqa_local.nodes.query import distortions_in
+from agentic_iqa_local.output.words import bullets, level_word, named, safe_lines, with_severity, wrapped
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.score_fusion import expected_level
-from agentic_iqa_local.state import UNCLEAR, DistortionAnalysis, ToolExecutionLog
+from agentic_iqa_local.state import UNCLEAR, ToolExecutionLog, in_words
 
 AGREE = 0.5  # levels between the tools' mean and the model's expectation
 
@@ -28,19 +30,41 @@ def headline(row: Assessment) -> str:
     asked = {run.tool_name: run for run in row.tools if run.tool_name in named(row) and not run.error}
     scores = [f"{name} {run.raw_score:.4g} ({run.normalized_score:.2f} of 5)" for name, run in asked.items()]
     unlike = ["unlike a photograph"] if row.unlike_photograph else []
-    return one_line("; ".join([f"{row.image}: {_answer(row)}{notice}", *unlike, *scores, *_stand_ins(row)]))
+    answer = "; ".join([*found_of_question(row), f"{_answer(row)}{notice}"])
+    return one_line("; ".join([f"{row.image}: {answer}", *unlike, *scores, *_stand_ins(row)]))
+
+
+def found_of_question(row: Assessment) -> list[str]:
+    """What was found of the distortions that a question names, or of all where it names none, since a rating is not
+    yet an answer to it; nothing for the default query and for an answer in words."""
+    evidence = row.evidence
+    analysis = evidence and evidence.distortion_analysis
+    if row.query == DEFAULT_QUERY or not row.level or not row.plan or not analysis or named(row):
+        return []
+    kinds = distortions_in(row.query, row.plan.objects)
+    items = [(name, item) for name, items in analysis.items() for item in items if not kinds or item.type in kinds]
+    if found := [
+        f"{with_severity(row, name, item)}{of_object(name)}" for name, item in items if item.severity != "none"
+    ]:
+        return [" and ".join(found)]
+    sought = " or ".join(dict.fromkeys(in_words(evidence, name, kind) for name in analysis for kind in kinds))
+    return [f"no {sought or 'damage'} found"]
 
 
 def _answer(row: Assessment) -> str | None:
     """The answer with its level and score, or its choice and probability."""
     if row.level:
-        between = f" ({row.interval.low:.1f} to {row.interval.high:.1f})" if row.interval else ""
+        interval = row.interval
+        between = f" (90 % interval {interval.low:.1f} to {interval.high:.1f})" if interval else ""
         verdict = f"{row.gate.verdict.upper()}: " if row.gate else ""
         held_back = "not sure: " if row.not_sure else ""
         return f"{verdict}{held_back}{row.letter} {row.level}, q {row.q:.2f} of 5{between}"
     if row.letter and row.choices and row.p:
-        return f"{row.letter}. {chosen_answer(row.choices, row.letter)} (p {row.p[row.letter]:.2f})"
-    return row.final_answer
+        open_ = row.answer_set and len(row.answer_set.letters) == len(row.choices)
+        unsure = "; no answer can be ruled out" if open_ else ""
+        return f"{row.letter}. {chosen_answer(row.choices, row.letter)} (p {row.p[row.letter]:.2f}{unsure})"
+    said = row.final_answer or ""
+    return said if len(said) > 1 else f"the model wrote “{said}” alone"
 
 
 def _stand_ins(row: Assessment) -> list[str]:
@@ -116,10 +140,10 @@ def _damage(row: Assessment) -> str:
     items = [(name, item) for name, items in analysis.items() for item in items]
     seen = [(name, item) for name, item in items if item.severity not in ("none", UNCLEAR)]
     shown = [
-        f"{item.severity} {item.type.lower()}{of_object(name)} ({item.explanation.rstrip('.')})" for name, item in seen
+        f"{with_severity(row, name, item)}{of_object(name)} ({item.explanation.rstrip('.')})" for name, item in seen
     ]
     lines = [f"It shows {' and '.join(shown)}."] if shown else []
-    unclear = [_what(name, item) for name, item in items if item.severity == UNCLEAR]
+    unclear = [f"{with_severity(row, name, item)}{of_object(name)}" for name, item in items if item.severity == UNCLEAR]
     lines += [f"How severe the {' and the '.join(unclear)} would be cannot be told."] if unclear else []
     if analysis and not seen and not unclear and not row.choices:
         lines.append("No damage was found.")
@@ -127,10 +151,6 @@ def _damage(row: Assessment) -> str:
         where = row.evidence.damaged_part
         lines.append(f"The damage is {where if where == 'everywhere' else f'at the {where}'}.")
     return " ".join([*lines, *_map(row)])
-
-
-def _what(name: str, item: DistortionAnalysis) -> str:
-    return f"{item.type.lower()}{of_object(name)}"
 
 
 def _map(row: Assessment) -> Iterator[str]:
@@ -172,8 +192,10 @@ def _decision(row: Assessment) -> str:
     if row.plan and row.plan.query_type == "Other":
         return "The question is not about technical quality, so no tool measured anything."
     if row.measurement:
-        what = "The answer also rests on a measurement" if row.measured else "No measurement counts"
-        return f"{what}: {row.measurement}."
+        if row.measured is None:
+            return f"No measurement counts: {row.measurement}."
+        read = "the tools' scores" if row.measurement == SCORES else f"what LocalNR reads of {row.measurement}"
+        return f"The answer also rests on {read}."
     if row.q is None or not row.p_c:
         return ""
     if row.q_bar is None:
@@ -203,7 +225,7 @@ def _numbers(row: Assessment) -> list[str]:
     if row.q is not None and row.p_c:
         shares = ", ".join(f"{level_word(letter)} {p:.0%}" for letter, p in row.p_c.items())
         cells.append(("model alone", expected_level(row.p_c), shares))
-        weight = "" if row.sigma is None else f"; tools' error σ {row.sigma:.2f}, their weight η {row.eta:.2f}"
+        weight = "" if row.sigma is None else f"; standard error of the tools {row.sigma:.2f} (η {row.eta:.2f})"
         cells.append(("together", row.q, f"q{weight}"))
     elif row.choices and row.p:
         words = {f"{letter}. {chosen_answer(row.choices, letter)}": p for letter, p in row.p.items()}

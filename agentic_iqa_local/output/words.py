@@ -9,7 +9,7 @@ from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.nodes.evidence import found_damage
 from agentic_iqa_local.nodes.query import named_metrics
 from agentic_iqa_local.result import Assessment
-from agentic_iqa_local.state import LETTER_TO_LEVEL, LEVEL_WORDS, UNCLEAR, DistortionAnalysis, Severity
+from agentic_iqa_local.state import LETTER_TO_LEVEL, LEVEL_WORDS, UNCLEAR, DistortionAnalysis, Severity, in_words
 
 WIDEST, NARROWEST = 100, 40  # columns of text
 
@@ -29,7 +29,13 @@ def damage(row: Assessment) -> list[str]:
     place."""
     severities = get_args(Severity)  # from the mildest on
     found = sorted(_seen(row), key=lambda one: -severities.index(one[1].severity))
-    return [f"{item.severity} {item.type}" + f" ({name})" * (name != "Global") for name, item in found]
+    return [with_severity(row, name, item) + f" ({name})" * (name != "Global") for name, item in found]
+
+
+def with_severity(row: Assessment, name: str, item: DistortionAnalysis) -> str:
+    """A distortion of an object with its severity: "severe blur"."""
+    kind = in_words(row.evidence, name, item.type)
+    return kind if item.severity == UNCLEAR else f"{item.severity} {kind}"
 
 
 def types_seen(row: Assessment) -> list[str]:
