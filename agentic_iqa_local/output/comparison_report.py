@@ -8,6 +8,13 @@ from agentic_iqa_local.output.report import account, headline
 from agentic_iqa_local.output.words import bullets, safe_lines, wrapped
 from agentic_iqa_local.result import Assessment, Result
 
+_BASES = {
+    "same scene, fitted": "the difference of the scores, as fitted to pairs of one scene",
+    "intervals": "the intervals of both",
+    "fused distributions": "the probabilities of both pictures' levels",
+    "same pixels": "their pixels, which are the same",
+}
+
 
 def headline_of(result: Result) -> str:
     """A result in short."""
@@ -27,7 +34,7 @@ def explain(result: Result) -> str:
         for row in (result.first, result.second):
             interval = row.interval and f", 90 % interval {row.interval.low:.2f} to {row.interval.high:.2f}"
             lines += wrapped(f"{one_line(row.image)}: {row.answer}{interval or ''}")
-        lines += ["", *_pair_lines(result.pair)] if result.pair else []
+        lines += ["", *_pair_lines(result.pair), *_how_rated(result)] if result.pair else []
         return safe_lines(lines + bullets("Warnings", result.warnings))
     if isinstance(result, Ranking):
         head = ["", _group_headline(result)] if result.kind == "group" else []
@@ -55,9 +62,17 @@ def _rounded(p: float) -> str:
 
 def _pair_lines(pair: Pair) -> list[str]:
     scene = "The same scene" if pair.same_scene else "Different scenes"
-    basis = f"{pair.basis} ({pair.fitted_on})" if pair.fitted_on else pair.basis
-    text = f"{scene}, judged by perceptual hashes. P(first is better) = {pair.probability:.3f}, computed from: {basis}."
+    basis = _BASES[pair.basis] + (f" ({pair.fitted_on})" if pair.fitted_on else "")
+    text = f"{scene}, judged by perceptual hashes. P(first is better) = {pair.probability:.3f}, computed from {basis}."
     return wrapped(text, indent="")
+
+
+def _how_rated(found: Comparison) -> list[str]:
+    """That the scores are of another pipeline than a newcomer knows from assess."""
+    said = (
+        "Both scores come from the model's letters and the tools; assess, which runs the agent, may give others."
+    )
+    return ["", *wrapped(said, indent="")] if found.first.pipeline == "letters" else []
 
 
 def _group_headline(found: Ranking) -> str:

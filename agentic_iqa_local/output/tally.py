@@ -21,6 +21,7 @@ class Tally:
     def __init__(self) -> None:
         self.answers: Counter[str] = Counter()
         self.gate: Counter[str] = Counter()
+        self._asked: dict[str, Any] = {}  # of the gate
         self.failed: list[tuple[str, str]] = []  # pictures and reasons
         self.not_sure = 0
         self._scored: list[tuple[float, str]] = []
@@ -32,6 +33,7 @@ class Tally:
             return
         if row.get("gate"):
             self.gate[row["gate"]["verdict"]] += 1
+            self._asked = row["gate"]
         if row.get("not_sure"):
             self.not_sure += 1
         elif row["q"] is not None:
@@ -61,7 +63,9 @@ class Tally:
             said += f"; {number} {what}" if number else ""
         lines = wrapped(f"{self.total} pictures: {said}", indent="")
         if self.gate:
-            lines.append("gate: " + ", ".join(f"{self.gate[end]} {end}" for end in ("pass", "fail", "unsure")))
+            verdicts = ", ".join(f"{self.gate[end]} {end}" for end in ("pass", "fail", "unsure"))
+            wrong = f"at most {self._asked['error_rate']:.0%} of the verdicts are wrong"
+            lines += wrapped(f"{self._asked['at_least']:g} or better: {verdicts} ({wrong})", indent="")
         lines += [*(self._ranking() if ranked and self._scored else []), *self._failures()]
         if assessed and seconds:
             lines.append(f"{pace(assessed, seconds)} ({assessed} in {seconds:.0f} s)")
