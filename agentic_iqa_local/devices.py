@@ -38,11 +38,13 @@ def choose_device(gpu: str | int | None = None, cpu: bool = False) -> str:
     A MIG device can be picked only through CUDA_VISIBLE_DEVICES, which is set here and read by CUDA once. So
     call this before anything else in the process asks CUDA for its devices.
     """
-    import torch
-
     if cpu and gpu is not None:
         raise DeviceError(f"--gpu {gpu} and --cpu: expected one of them, got both", "drop one.")
-    if cpu or (gpu is None and not torch.cuda.is_available()):
+    if cpu:
+        return "cpu"
+    import torch
+
+    if gpu is None and not torch.cuda.is_available():
         return "cpu"
     name, count = "0" if gpu is None else str(gpu).strip(), torch.cuda.device_count()
     if re.fullmatch(r"MIG-[\w/-]+", name):

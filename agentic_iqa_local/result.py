@@ -20,23 +20,11 @@ from agentic_iqa_local.state import (
     PlannerOutput,
     ToolExecutionLog,
 )
+from agentic_iqa_local.vlm_client import TokenUsage
 
 # 5: intervals and what follows from them. 4: passes, failed tries, turns of conversations. 3: eta and sigma.
 # 2: answers that a query lists are choices, and part of a row's key
 SCHEMA_VERSION = 5
-
-
-class Tokens(BaseModel):
-    """Counted over every model call of the assessment."""
-
-    calls: int  # letter reads and generations
-    prefilled: int  # tokens that went through the model as input
-    reused: int  # tokens that were found in the cache instead
-    forced: int  # template tokens of the answers that were put in without being decoded, counted in prefilled
-    decoded: int  # tokens that the model chose one by one
-    forward_passes: int  # passes of the model
-    prefill_seconds: float  # seconds of the passes over prompts (0 where the engine does not tell)
-    decode_seconds: float  # seconds of the passes over one chosen token each
 
 
 class SeenView(BaseModel):
@@ -206,7 +194,7 @@ class Assessment(Result):
     crop_spread: float | None = None
     voters: list[str] = []
     disagreement: float | None = None
-    tokens: Tokens | None = None
+    tokens: TokenUsage | None = None  # of every model call of the assessment
     seen: Seen | None = None
     model: dict[str, Any] | None = None
     seconds: float = 0.0

@@ -27,7 +27,7 @@ from agentic_iqa_local.judgement.ordering import (
     strengths,
 )
 from agentic_iqa_local.judgement.preference import PairFit, draws_of, fit_for, probability_above, sigmoid
-from agentic_iqa_local.output.tables import comparison_csv
+from agentic_iqa_local.output.comparison_report import comparison_csv
 from agentic_iqa_local.state import ToolExecutionLog
 
 

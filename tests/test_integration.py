@@ -97,7 +97,7 @@ def test_choices_are_answered_with_probabilities(photo_path, services):
     assert (row.error, row.q, set(row.p_c)) == (None, None, {"A", "B", "C"})
     assert sum(row.p_c.values()) == pytest.approx(1)
     assert row.final_answer == max(row.product, key=row.product.get)
-    assert row.measurement == "which distortion is the strongest"
+    assert row.measurement == "LocalNR's reading of which distortion is the strongest"
 
 
 def test_a_large_photograph_is_scored_on_native_crops(tmp_path, photo, services):

@@ -26,7 +26,7 @@ def test_a_table_has_a_line_for_each_row_and_a_column_for_each_tool(picture):
     assert float(first["q"]) == found[0].q
     assert (first["NIQE 1-5"], first["PIQE raw"]) == ("3.0", "")
     assert (second["NIQE raw"], second["PIQE 1-5"]) == ("3.0", "2.0")
-    assert first["distortions"] == "moderate Blurs"
+    assert first["distortions"] == "moderate blur"
     assert sum(float(first[f"p_{letter}"]) for letter in "ABCDE") == pytest.approx(1)
 
 

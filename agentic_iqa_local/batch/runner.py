@@ -25,7 +25,7 @@ from typing import Any, Generic
 from agentic_iqa_local.batch.work import AnyItem, Row, Work
 from agentic_iqa_local.devices import memory_ran_out
 from agentic_iqa_local.errors import UserError, name_picture, one_line
-from agentic_iqa_local.judgement.assessment import file_sha256
+from agentic_iqa_local.judgement.picture_hash import file_sha256
 from agentic_iqa_local.services import MODEL, Observer, Services
 from agentic_iqa_local.vlm_client import ModelLost, OutOfMemory
 

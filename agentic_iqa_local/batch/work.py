@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from agentic_iqa_local.batch.inputs import Item
 from agentic_iqa_local.config import Pipeline, Settings
@@ -17,15 +17,15 @@ from agentic_iqa_local.files import file_hash, folder_hash, models_root
 from agentic_iqa_local.iqa_tools.calibration import map_file_hash
 from agentic_iqa_local.iqa_tools.reliability import SHIPPED as RELIABILITY
 from agentic_iqa_local.iqa_tools.runner import SHIPPED_MAPS
-from agentic_iqa_local.judgement.assessment import assess, unassessed
 from agentic_iqa_local.judgement.intervals import SHIPPED as SHIPPED_INTERVALS
-from agentic_iqa_local.judgement.quality_map import MapRequest
-from agentic_iqa_local.nodes.letter_reading import ROLE
 from agentic_iqa_local.offline.manifest import store_manifest
 from agentic_iqa_local.result import SCHEMA_VERSION, Assessment
 from agentic_iqa_local.services import Observer, Services
 
-ROLES = {"agent": ("planner", "executor", ROLE), "letters": (ROLE,)}  # whose models a pipeline needs
+if TYPE_CHECKING:
+    from agentic_iqa_local.judgement.quality_map import MapRequest
+
+ROLES = {"agent": ("planner", "executor", "summarizer"), "letters": ("summarizer",)}  # whose models a pipeline needs
 
 AnyItem = TypeVar("AnyItem", bound=Any)
 Row = TypeVar("Row")
@@ -65,18 +65,22 @@ class Assessing(Work[Item, Assessment]):
     settings: Settings
     pipeline: Pipeline = "agent"
     max_replan_iterations: int | None = None
-    maps: Mapping[str, MapRequest] = field(default_factory=dict)
+    maps: "Mapping[str, MapRequest]" = field(default_factory=dict)
 
     @property
     def roles(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return ROLES[self.pipeline]
 
     def row(self, item: Item, services: Services, observer: Observer) -> Assessment:
+        from agentic_iqa_local.judgement.assessment import assess
+
         how: dict[str, Any] = {"pipeline": self.pipeline, "max_replan_iterations": self.max_replan_iterations}
         how |= {"map": self.maps.get(item.key, False), "services": services, "observer": observer}
         return assess(item.image, item.reference, item.query, item.choices, **how)
 
     def failure(self, item: Item, error: str, sha256: str | None = None) -> Assessment:
+        from agentic_iqa_local.judgement.assessment import unassessed
+
         row = unassessed(item.image, item.reference, item.query, item.choices, self.pipeline, self.settings)
         row.error, row.sha256 = one_line(error), sha256
         return row

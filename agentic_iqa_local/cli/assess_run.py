@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentic_iqa_local.batch.inputs import Item
 from agentic_iqa_local.batch.ray import RayRunner
@@ -22,7 +22,6 @@ from agentic_iqa_local.cli.options import UsageError, batch_of, output_file
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.files import WriteError, path_text, write_whole
-from agentic_iqa_local.judgement.quality_map import MapRequest
 from agentic_iqa_local.output.picture_lines import PictureLines
 from agentic_iqa_local.output.report import account, summary
 from agentic_iqa_local.output.tables import csv_text
@@ -30,6 +29,9 @@ from agentic_iqa_local.output.tally import Tally
 from agentic_iqa_local.output.tracking import tracked
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.vlm_client import VLMError
+
+if TYPE_CHECKING:
+    from agentic_iqa_local.judgement.quality_map import MapRequest
 
 UNSURE, FAILS = 3, 4  # exit statuses of --strict
 
@@ -155,8 +157,10 @@ class AssessRun:
         return 0 if not args.strict else FAILS if tally.gate["fail"] else UNSURE if unsure else 0
 
 
-def map_requests(args: argparse.Namespace, items: Sequence[Item]) -> dict[str, MapRequest]:
+def map_requests(args: argparse.Namespace, items: Sequence[Item]) -> "dict[str, MapRequest]":
     """What is asked of each item's map, by the item's key. Raises UsageError."""
+    from agentic_iqa_local.judgement.quality_map import MapRequest
+
     place, files = args.map, [] if args.map.is_dir() else [args.map]
     if not files:
         times = Counter(item.image.stem.lower() for item in items)

@@ -15,8 +15,7 @@ from agentic_iqa_local.images.files import check_file
 from agentic_iqa_local.judgement.comparison import Judge
 from agentic_iqa_local.judgement.ordering import MOST_PICTURES
 from agentic_iqa_local.judgement.preference import fit_for
-from agentic_iqa_local.output.comparison_report import explain, headline_of
-from agentic_iqa_local.output.tables import comparison_csv
+from agentic_iqa_local.output.comparison_report import comparison_csv, explain, headline_of
 from agentic_iqa_local.result import Assessment, Result
 
 

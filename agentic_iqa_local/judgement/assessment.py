@@ -1,12 +1,10 @@
 """One picture's assessment: what the pipeline answers, how sure that is and where the damage lies, as a typed
 result (`result.Assessment`)."""
 
-import hashlib
 import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +12,12 @@ from agentic_iqa_local.config import Pipeline, Settings, check_query
 from agentic_iqa_local.errors import PICTURE, one_line
 from agentic_iqa_local.files import path_text
 from agentic_iqa_local.graph import initial_state, run_graph
-from agentic_iqa_local.images.files import ImageError, read_file
+from agentic_iqa_local.images.files import ImageError
 from agentic_iqa_local.images.pictures import Picture, PictureFile, as_file
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.judgement.fit import calibration_for
 from agentic_iqa_local.judgement.gates import Sureness
+from agentic_iqa_local.judgement.picture_hash import file_sha256
 from agentic_iqa_local.judgement.quality_map import MapRequest, map_request, mapped
 from agentic_iqa_local.nodes.evidence import of_object
 from agentic_iqa_local.nodes.letter_reading import ROLE, answer_letter, read_and_fuse, read_choices
@@ -27,7 +26,7 @@ from agentic_iqa_local.nodes.query import named_metrics
 from agentic_iqa_local.nodes.summarizer import without_words
 from agentic_iqa_local.nodes.tool_runs import run_tool
 from agentic_iqa_local.nodes.workbench import OpenImages
-from agentic_iqa_local.result import Assessment, Seen, SeenView, Tokens
+from agentic_iqa_local.result import Assessment, Seen, SeenView
 from agentic_iqa_local.services import Observer, Services, load_services
 from agentic_iqa_local.state import OVERALL, AgenticIQAState, FusionResult, ToolExecutionLog
 from agentic_iqa_local.vlm_client import VLMError
@@ -113,15 +112,6 @@ def unassessed(
         fusion=settings.fusion,
         pipeline=pipeline,
     )
-
-
-def file_sha256(path: str | Path) -> str | None:
-    """SHA-256 (hex) of a file's bytes, None where there is none that could be a picture: missing, no regular
-    file, or beyond 1 GiB."""
-    try:
-        return hashlib.sha256(read_file(path)).hexdigest()
-    except ImageError:
-        return None
 
 
 def answered(
@@ -250,7 +240,7 @@ def _record(images: OpenImages) -> dict[str, Any]:
             images.warn(f"{client.name}'s processor resized {resized}: distortions may look milder")
         pixels = None if size is None or pixels is None else pixels + size[0] * size[1]
     return {
-        "tokens": Tokens(**asdict(images.usage)),
+        "tokens": images.usage,
         "seen": Seen(pixels=pixels, tokens=sum(view.tokens for view in views), views=views) if views else None,
         "sha256": images.image.sha256,
         "unlike_photograph": images.unlike_photograph,

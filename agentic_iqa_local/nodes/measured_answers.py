@@ -17,6 +17,7 @@ from agentic_iqa_local.state import Detection, ExecutorOutput, PlannerOutput
 
 EXPOSURE = "Brightness change"
 SCORES = "the tools' scores"
+READING = "LocalNR's reading of"
 LEAST = 0.01  # no choice is ruled out by a measurement
 
 Weights = tuple[list[float], str]  # of the choices, and what they rest on
@@ -66,7 +67,7 @@ def _severities(choices: Sequence[str], kinds: Sequence[str], read: dict[str, di
     weights = dict.fromkeys(words, 0.0)
     for word, p in read[kinds[0]].items():
         weights[min(words, key=lambda other: abs(WORD_SEVERITIES[other] - WORD_SEVERITIES[word]))] += p
-    return list(weights.values()), f"how severe the {kinds[0].lower()} is"
+    return list(weights.values()), f"{READING} how severe the {kinds[0].lower()} is"
 
 
 def _exposures(choices: Sequence[str], detection: Detection) -> Weights | None:
@@ -74,7 +75,7 @@ def _exposures(choices: Sequence[str], detection: Detection) -> Weights | None:
     sides, p = _matched(choices, _SIDES), _sides(detection)
     if not p or sides is None or not {"too dark", "too bright"} <= {*sides}:
         return None
-    return [p[side] for side in sides], "whether it is too dark or too bright"
+    return [p[side] for side in sides], f"{READING} whether it is too dark or too bright"
 
 
 def _sides(detection: Detection) -> dict[str, float]:
@@ -96,7 +97,7 @@ def _families(choices: Sequence[str], detection: Detection) -> Weights | None:
     named, p = families_named(choices), strongest(detection)
     if named is None or len({tuple(kinds) for kinds in named}) < len(named):
         return None
-    return [max(p[kind] for kind in kinds) for kinds in named], "which distortion is the strongest"
+    return [max(p[kind] for kind in kinds) for kinds in named], f"{READING} which distortion is the strongest"
 
 
 def _levels(query: str, choices: Sequence[str], evidence: ExecutorOutput) -> Weights | None:
@@ -119,9 +120,9 @@ def _presence(query: str, choices: Sequence[str], kinds: Sequence[str], detectio
         return None
     there, p = max(detection.families[kind].probability for kind in kinds or detection.families), _sides(detection)
     sides = [side for side in p if side != "neither" and _SIDES[side].search(query)]
-    basis = f"whether there is {' or '.join(kinds).lower() or 'any distortion'}"
+    basis = f"{READING} whether there is {' or '.join(kinds).lower() or 'any distortion'}"
     if affirmed and list(kinds) == [EXPOSURE] and len(sides) == 1:
-        there, basis = p[sides[0]], f"whether it is {sides[0]}"
+        there, basis = p[sides[0]], f"{READING} whether it is {sides[0]}"
     return _yes_or_no(choices, there if affirmed else 1 - there, basis)
 
 

@@ -122,9 +122,8 @@ def asks_about_damage(query: str) -> bool:
 
 def asked_about(query: str) -> str:
     """The question without the answers that it offers, names of metrics, and what is not to be looked at."""
-    text = _plain(query)
-    question = _YES_NO.sub(" ", text[: _lettered(text)[0]])
-    return _LEFT_OUT.sub(".", " ".join(_without_metrics(question).split()))
+    text = _YES_NO.sub(" ", _plain(query))
+    return _LEFT_OUT.sub(".", " ".join(_without_metrics(text[: _lettered(text)[0]]).split()))
 
 
 # Answers to choose from

@@ -75,7 +75,7 @@ def _notes(evidence: Evidence, fusion: FusionResult | None) -> list[str]:
     if evidence is None or evidence.is_empty:
         notes = ["No distortion analysis or tool scores were available; judged from the image directly."]
     else:
-        notes = [] if evidence.quality_scores else ["No tool scores were available."]
+        notes = [] if evidence.quality_scores or (fusion and fusion.measured) else ["No tool scores were available."]
         notes += [f"{line}." for line in contradictions(evidence)]
     if evidence and evidence.error:
         notes.append(f"Part of the evidence is missing: {evidence.error}.")

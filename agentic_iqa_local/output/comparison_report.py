@@ -1,10 +1,11 @@
-"""Comparisons, orders and groups of pictures as text for a terminal. Pure: results in, lines out."""
+"""Comparisons, orders and groups of pictures as text for a terminal and as a table. Pure: results in, lines out."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.judgement.comparison import Comparison, Pair, Ranked, Ranking
 from agentic_iqa_local.output.report import account, headline
+from agentic_iqa_local.output.tables import Row, as_csv, verdict_cells
 from agentic_iqa_local.output.words import bullets, safe_lines, wrapped
 from agentic_iqa_local.result import Assessment, Result
 
@@ -69,9 +70,7 @@ def _pair_lines(pair: Pair) -> list[str]:
 
 def _how_rated(found: Comparison) -> list[str]:
     """That the scores are of another pipeline than a newcomer knows from assess."""
-    said = (
-        "Both scores come from the model's letters and the tools; assess, which runs the agent, may give others."
-    )
+    said = "Both scores come from the model's letters and the tools; assess, which runs the agent, may give others."
     return ["", *wrapped(said, indent="")] if found.first.pipeline == "letters" else []
 
 
@@ -92,3 +91,34 @@ def _place(ranked: Ranked) -> str:
 
 def _failed_lines(failed: Iterable[Assessment]) -> list[str]:
     return [one_line(f"FAILED: {row.error}") for row in failed]
+
+
+def comparison_csv(results: Iterable[Result]) -> str:
+    """The pictures of each result from the best on, then those that failed, as CSV with a header.
+
+    `place` is 1 for the best and empty for a picture that was not compared; `better_than_next` the probability
+    that it is better than the one of the next place.
+    """
+    columns = ["kind", "group", "place", "image", "answer", "level", "q", "q_low", "q_high", "better_than_next"]
+    rows = (
+        {"kind": getattr(result, "kind", "failed")} | verdict_cells(row) | place
+        for result in results
+        for row, place in _places(result)
+    )
+    return as_csv([*columns, "error", "sha256"], rows)
+
+
+def _places(result: Result) -> Iterator[tuple[Assessment, Row]]:
+    """Each picture of a result with the cells of its place."""
+    if isinstance(result, Ranking):
+        for one in result.order:
+            yield one.assessment, {"group": result.number} | one.model_dump(include={"place", "better_than_next"})
+        yield from ((row, {}) for row in result.failed)
+    elif isinstance(result, Comparison) and (p := result.probability) is not None:
+        better, other = (result.first, result.second) if p >= 0.5 else (result.second, result.first)
+        yield better, {"place": 1, "better_than_next": max(p, 1 - p)}
+        yield other, {"place": 1 if result.better is None else 2}
+    elif isinstance(result, Comparison):
+        yield from ((row, {}) for row in (result.first, result.second))
+    elif isinstance(result, Assessment):
+        yield result, {}

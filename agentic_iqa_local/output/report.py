@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.iqa_tools import TOOLS
 from agentic_iqa_local.nodes.evidence import of_object
-from agentic_iqa_local.nodes.measured_answers import SCORES
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY, chosen_answer
 from agentic_iqa_local.nodes.query import distortions_in
 from agentic_iqa_local.output.words import bullets, level_word, named, safe_lines, with_severity, wrapped
@@ -192,10 +191,8 @@ def _decision(row: Assessment) -> str:
     if row.plan and row.plan.query_type == "Other":
         return "The question is not about technical quality, so no tool measured anything."
     if row.measurement:
-        if row.measured is None:
-            return f"No measurement counts: {row.measurement}."
-        read = "the tools' scores" if row.measurement == SCORES else f"what LocalNR reads of {row.measurement}"
-        return f"The answer also rests on {read}."
+        what = "The answer also rests on" if row.measured else "No measurement counts:"
+        return f"{what} {row.measurement}."
     if row.q is None or not row.p_c:
         return ""
     if row.q_bar is None:

@@ -4,15 +4,14 @@ import csv
 import io
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any, TextIO
 
 from agentic_iqa_local.errors import one_line
-from agentic_iqa_local.judgement.comparison import Comparison, Ranking
 from agentic_iqa_local.nodes.prompts import chosen_answer
 from agentic_iqa_local.output.words import damage
-from agentic_iqa_local.result import Assessment, Result
+from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.state import LETTER_TO_LEVEL
 
 Row = dict[str, Any]
@@ -66,47 +65,16 @@ def csv_text(rows: Iterable[Assessment]) -> str:
         *(f"{tool}{kind}" for tool in sorted(tools) for kind in (" raw", " 1-5")),
         *("reasoning", "warnings", "error", "seconds", "model", "sha256"),
     ]
-    return _text(columns, cells)
+    return as_csv(columns, cells)
 
 
-def comparison_csv(results: Iterable[Result]) -> str:
-    """The pictures of each result from the best on, then those that failed, as CSV with a header.
-
-    `place` is 1 for the best and empty for a picture that was not compared; `better_than_next` the probability
-    that it is better than the one of the next place.
-    """
-    columns = ["kind", "group", "place", "image", "answer", "level", "q", "q_low", "q_high", "better_than_next"]
-    rows = (
-        {"kind": getattr(result, "kind", "failed")} | _verdict(row) | place
-        for result in results
-        for row, place in _places(result)
-    )
-    return _text([*columns, "error", "sha256"], rows)
-
-
-def _places(result: Result) -> Iterator[tuple[Assessment, Row]]:
-    """Each picture of a result with the cells of its place."""
-    if isinstance(result, Ranking):
-        for one in result.order:
-            yield one.assessment, {"group": result.number} | one.model_dump(include={"place", "better_than_next"})
-        yield from ((row, {}) for row in result.failed)
-    elif isinstance(result, Comparison) and (p := result.probability) is not None:
-        better, other = (result.first, result.second) if p >= 0.5 else (result.second, result.first)
-        yield better, {"place": 1, "better_than_next": max(p, 1 - p)}
-        yield other, {"place": 1 if result.better is None else 2}
-    elif isinstance(result, Comparison):
-        yield from ((row, {}) for row in (result.first, result.second))
-    elif isinstance(result, Assessment):
-        yield result, {}
-
-
-def _text(columns: Sequence[str], rows: Iterable[Row]) -> str:
+def as_csv(columns: Sequence[str], rows: Iterable[Row]) -> str:
     text = io.StringIO()
     write_csv(text, columns, rows)
     return text.getvalue()
 
 
-def _verdict(row: Assessment) -> Row:
+def verdict_cells(row: Assessment) -> Row:
     """What both tables have of a picture."""
     return {
         "image": row.image,
@@ -121,7 +89,7 @@ def _verdict(row: Assessment) -> Row:
 
 
 def _cells(row: Assessment) -> Row:
-    verdict = _verdict(row)
+    verdict = verdict_cells(row)
     answer = verdict["answer"]
     cells = verdict | {
         "reference": row.reference,

@@ -51,7 +51,8 @@ class ModelLost(VLMError):
 class TokenUsage:
     """Work of `calls` reads and generations. `prefilled` tokens went through the model as input, among them the
     `forced` ones: a schema's template text, where the engine need not decode it. `reused` tokens were found in the
-    cache, `decoded` ones were chosen one by one. The seconds are those of the model's `forward_passes` alone."""
+    cache, `decoded` ones were chosen one by one. The seconds are those of the model's `forward_passes` alone, 0 where
+    the engine does not tell them."""
 
     calls: int = 0
     prefilled: int = 0

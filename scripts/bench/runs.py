@@ -38,7 +38,7 @@ def run_program(program: str, pair: tuple[Path, Path], services) -> dict:
         if row.error:
             raise RuntimeError(row.error)
         tools = sum(t.execution_time for t in row.tools)
-        reads, usage = [row.p_c], row.tokens.model_dump() if row.tokens else {}
+        reads, usage = [row.p_c], asdict(row.tokens) if row.tokens else {}
     else:
         images = OpenImages(services, str(pair[0]))
         session, tools, reads = images.session("summarizer"), 0.0, []
