@@ -1,4 +1,5 @@
-"""A work without a model, for what happens around it: a picture's name says what its work does."""
+"""A work without a model, for what happens around it: a picture's name says what its work does. And the command in
+the test's own process."""
 
 import ctypes
 import logging
@@ -12,6 +13,7 @@ from pathlib import Path
 from agentic_iqa_local.batch.inputs import Item
 from agentic_iqa_local.batch.runner import Runner
 from agentic_iqa_local.batch.work import Assessing
+from agentic_iqa_local.cli.main import main
 from agentic_iqa_local.services import MODEL
 from agentic_iqa_local.vlm_client import ModelLost, OutOfMemory, VLMError
 
@@ -79,6 +81,16 @@ class Impatient(Runner):
 
     def seconds_left(self, began, place):
         return 0.0 if place == "NIQE" else super().seconds_left(began, place)
+
+
+def as_a_command(*words: object) -> int:
+    """The exit status of `agentic-iqa` in this process, whose stdout is then what it was."""
+    stdout = os.dup(1)
+    try:
+        return main([*map(str, words)])
+    finally:
+        os.dup2(stdout, 1)
+        os.close(stdout)
 
 
 def items(folder: Path, *names: str) -> list[Item]:
