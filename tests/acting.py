@@ -83,14 +83,15 @@ class Impatient(Runner):
         return 0.0 if place == "NIQE" else super().seconds_left(began, place)
 
 
-def as_a_command(*words: object) -> int:
-    """The exit status of `agentic-iqa` in this process, whose stdout is then what it was."""
-    stdout = os.dup(1)
+def as_a_command(*words: object, stdout: int = 1) -> int:
+    """The exit status of `agentic-iqa` in this process, whose file descriptor 1 is then what it was."""
+    before = os.dup(1)
+    os.dup2(stdout, 1)
     try:
         return main([*map(str, words)])
     finally:
-        os.dup2(stdout, 1)
-        os.close(stdout)
+        os.dup2(before, 1)
+        os.close(before)
 
 
 def items(folder: Path, *names: str) -> list[Item]:

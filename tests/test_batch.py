@@ -3,15 +3,15 @@ rows, and what is told."""
 
 import io
 import json
-import os
 import re
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 
-import psutil
 import pytest
 import torch
+from acting import as_a_command
 from conftest import ROOT
 from scripted import in_this_process
 from test_assess import blocked  # noqa: F401 - a fixture
@@ -75,35 +75,24 @@ def begin(env, path, *words):
 def wait_for_more(process, path, size):
     """Until the file of rows has more bytes, which the process says by writing them."""
     while path.stat().st_size <= size if path.exists() else True:
-        assert process.poll() is None, process.stderr.read()
-        os.sched_yield()
+        with suppress(subprocess.TimeoutExpired):
+            assert process.wait(0.02) is None, process.stderr.read()
 
 
-def workers(process) -> list[psutil.Process]:
-    """The processes that have the models."""
-    children = psutil.Process(process.pid).children()
-    return [child for child in children if "spawn_main" in " ".join(child.cmdline())]
-
-
-def test_kills_and_ctrl_c_lose_no_row_and_repeat_none(blocked, folder, tmp_path):  # noqa: F811
-    path, kept = tmp_path / "rows.jsonl", b""
+def test_kills_and_ctrl_c_lose_no_row_and_repeat_none(blocked, command, folder, tmp_path, capfd):  # noqa: F811
+    path, gallery = tmp_path / "rows.jsonl", tmp_path / "gallery.html"
     words = [folder / "*.png", "--resume"]
-    process = begin(blocked, path, *words)  # its worker is killed, then itself
+    process = begin(blocked, path, *words)
     wait_for_more(process, path, 0)
-    for worker in workers(process):
-        worker.kill()
-    wait_for_more(process, path, path.stat().st_size)
     process.send_signal(signal.SIGSTOP)  # so that it does not end meanwhile
-    second = begin(blocked, path, *words)
-    _, said = second.communicate()
-    assert second.returncode == 2
-    assert "another process is writing it" in said
+    assert as_a_command("assess", *words, "--cpu", "--pipeline", "letters", "--out", path) == 2
+    assert "another process is writing it" in capfd.readouterr().err
     process.send_signal(signal.SIGKILL)
     process.communicate()
     kept = path.read_bytes()
     kept = kept[: kept.rfind(b"\n") + 1]
-    gallery = tmp_path / "gallery.html"
-    process = begin(blocked, path, *words, "--gallery", gallery)
+    words += ["--gallery", gallery]
+    process = begin(blocked, path, *words)
     wait_for_more(process, path, len(kept))
     process.send_signal(signal.SIGINT)
     _, said = process.communicate()
@@ -114,14 +103,31 @@ def test_kills_and_ctrl_c_lose_no_row_and_repeat_none(blocked, folder, tmp_path)
     assert f"interrupted: {len(before)} of 20 pictures" in said
     assert in_gallery(gallery) == [row["image"] for row in before]
     assert "the same command with --resume goes on" in said
-    done = begin(blocked, path, *words, "--gallery", gallery)
-    _, said = done.communicate()
-    assert done.returncode == 0, said
+    assert command(*words, "--out", path) == (0, "")
     rows = lines(path)
     assert rows[: len(before)] == before
     assert sorted(row["image"] for row in rows) == sorted(map(str, folder.iterdir()))  # each once
     assert all(1 <= row["q"] <= 5 for row in rows)
     assert in_gallery(gallery) == [row["image"] for row in rows]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_polite_kill_ends_like_ctrl_c(number, command, folder, tmp_path, monkeypatch):
+    """What is in hand is finished and written, the exit status is that of an interruption, and --resume takes
+    the rest."""
+    images, path, real = sorted(folder.iterdir())[:4], tmp_path / "rows.jsonl", RowFile.append
+
+    def killed(rows, line):
+        real(rows, line)
+        if len(lines(path)) == 1:
+            signal.raise_signal(number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RowFile, "append", killed)
+        assert command(*images, "--out", path) == (130, "")
+    assert 1 <= len(lines(path)) < 4
+    assert command(*images, "--out", path, "--resume") == (0, "")
+    assert sorted(row["image"] for row in lines(path)) == list(map(str, images))
 
 
 def in_gallery(file):
@@ -201,11 +207,10 @@ def test_an_image_that_loses_its_model_ends_the_run_and_comes_last_when_it_goes_
     assert [row["image"] for row in lines(path)] == [str(images[i]) for i in (0, 2, 1)]
 
 
-def test_a_stdout_that_takes_nothing_ends_the_run_in_a_sentence(blocked, photo_path):  # noqa: F811
-    line = [sys.executable, ROOT / "scripts" / "assess.py", photo_path, "--cpu", "--pipeline", "letters"]
+def test_a_stdout_that_takes_nothing_ends_the_run_in_a_sentence(photo_path, capfd):
     with open("/dev/full", "w") as full:
-        done = subprocess.run(line, env=blocked, text=True, stdout=full, stderr=subprocess.PIPE, check=False)
-    assert (done.returncode, done.stderr) == (2, "error: [Errno 28] No space left on device\n")
+        status = as_a_command("assess", photo_path, "--cpu", "--pipeline", "letters", stdout=full.fileno())
+    assert (status, capfd.readouterr().err) == (2, "error: [Errno 28] No space left on device\n")
 
 
 # Models that are lost

@@ -4,14 +4,13 @@ import os
 import pty
 import re
 import select
-import signal
 import subprocess
 import sys
 import termios
-import time
 
 import pyte
 import pytest
+from acting import as_a_command
 from conftest import DATA, ROOT
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,10 +23,6 @@ from agentic_iqa_local.output.picture_lines import PictureLines
 from agentic_iqa_local.result import Assessment
 
 SCRIPT = str(ROOT / "scripts" / "assess.py")
-
-
-def environment(**variables: str) -> dict[str, str]:
-    return os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TERM": "xterm"} | variables
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +42,7 @@ def on_a_terminal(*arguments, columns: int = 80) -> tuple[list[str], list[str], 
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (200, columns))
     line = [sys.executable, SCRIPT, *map(str, arguments)]
-    process = subprocess.Popen(line, stdout=theirs, stderr=theirs, stdin=theirs, env=environment())
+    process = subprocess.Popen(line, stdout=theirs, stderr=theirs, stdin=theirs, env=os.environ | {"TERM": "xterm"})
     os.close(theirs)
     screen = pyte.Screen(columns, 200)
     stream, states, sent = pyte.ByteStream(screen), [], b""
@@ -79,33 +74,13 @@ def test_a_batch_on_a_terminal_of_80_columns(folder):
     assert sent.rindex("\x1b[?25h") > sent.rindex("\x1b[?25l")  # the cursor is shown again
 
 
-def test_text_fits_the_terminal(folder):
-    """A line that is longer than the screen would go on in the first column of the next: no line but a path
-    begins there."""
-    lines, _, status, _ = on_a_terminal(folder / "0.png", "--cpu", "--explain")
-    assert status == 0
-    headings = {"Warnings", ""}
-    starts = [line for line in lines if not line.startswith(" ") and line not in headings]
-    assert all(line.startswith(str(folder)[:20]) for line in starts), starts
-
-
-def test_a_polite_kill_ends_like_ctrl_c(folder, tmp_path):
-    """What is in hand is finished and written, the exit status is that of an interruption, and --resume takes
-    the rest."""
-    out = tmp_path / "rows.jsonl"
-    line = [sys.executable, SCRIPT, *map(str, [folder, "--cpu", "--out", out])]
-    process = subprocess.Popen(line, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=environment())
-    deadline = time.monotonic() + 600
-    while not (out.is_file() and out.read_bytes().count(b"\n")):  # the first row is there: the second is in hand
-        assert time.monotonic() < deadline
-        os.sched_yield()
-    process.send_signal(signal.SIGTERM)
-    said = process.communicate(timeout=600)[1]
-    rows = out.read_bytes().count(b"\n")
-    assert process.returncode == (130 if rows < 4 else 1), said
-    done = subprocess.run([*line, "--resume"], capture_output=True, check=False, env=environment())
-    assert done.returncode == 1  # =1+1.png
-    assert out.read_bytes().count(b"\n") == 4
+def test_text_fits_the_terminal(folder, monkeypatch, capfd):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert as_a_command("assess", folder / "0.png", "--cpu", "--explain") == 0
+    path, *lines = capfd.readouterr().out.splitlines()
+    assert path.startswith(str(folder))
+    assert max(map(cell_len, lines)) in range(60, 81)
+    assert all(line.startswith(" ") or line in ("Warnings", "") for line in lines), lines
 
 
 def test_progress_is_told_in_lines_where_there_is_no_terminal(monkeypatch, capsys):
