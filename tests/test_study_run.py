@@ -6,13 +6,11 @@ import json
 import math
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import EMBEDDED, ROOT
+from conftest import EMBEDDED
 from PIL import Image
 from scripted import BACKEND, in_this_process, study_here
 
@@ -52,9 +50,14 @@ def manifest(photo, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def stored(manifest, services, tmp_path_factory):
+def few(manifest):
+    return chosen(load_dataset(manifest), None, 4)
+
+
+@pytest.fixture(scope="module")
+def stored(few, services, tmp_path_factory):
     folder = tmp_path_factory.mktemp("run") / "run"
-    assert list(study_here(load_dataset(manifest), services, Plan(tools=TOOLS), folder)) == list(range(7))
+    assert list(study_here(few, services, Plan(tools=TOOLS), folder)) == list(range(5))
     return folder
 
 
@@ -66,9 +69,9 @@ def no_inference(monkeypatch):
 # What is stored
 
 
-def test_a_row_holds_every_read_and_the_agents_own_score(stored, services):
+def test_a_row_holds_every_read_and_the_agents_own_score(stored, few, services):
     run, rows = read_run(stored)
-    assert [row["key"] for row in rows] == [f"{i}.png" for i in range(6)]
+    assert [row["key"] for row in rows] == [item.image.name for item in few.items]
     for row in rows:
         assert "error" not in row
         assert list(row["reads"]) == ["image_alone", "image_alone/crops", "without_scores", "all_evidence"]
@@ -110,12 +113,12 @@ def test_reversed_letters_are_stored_by_meaning(stored, services):
 # Stops and repeats
 
 
-def test_a_second_run_adds_nothing_and_another_plan_is_refused(stored, manifest, services):
+def test_a_second_run_adds_nothing_and_another_plan_is_refused(stored, few, services):
     before = (stored / "rows.jsonl").read_bytes()
-    assert list(study_here(load_dataset(manifest), services, Plan(tools=TOOLS), stored)) == [6]
+    assert list(study_here(few, services, Plan(tools=TOOLS), stored)) == [4]
     assert (stored / "rows.jsonl").read_bytes() == before
     with pytest.raises(StoreError, match="other settings: reads"):
-        list(study_here(load_dataset(manifest), services, Plan(tools=("NIQE",)), stored))
+        list(study_here(few, services, Plan(tools=("NIQE",)), stored))
 
 
 @pytest.mark.usefixtures("no_inference")
@@ -308,14 +311,14 @@ def test_a_fit_changes_what_an_assessment_gives_and_fits_of_other_models_are_ref
 # Questions
 
 
-def test_questions_are_answered_and_counted_by_task(tmp_path, photo):
+def test_questions_are_answered_and_counted_by_task(tmp_path, photo, monkeypatch, capsys):
+    """By a worker in a process of its own."""
     photo.crop((0, 0, 224, 224)).save(tmp_path / "a.png")
     lines = ["a.png,Is it sharp?,Yes|No,No,planner", 'a.png,"Which is it, mostly?",noisy|blurred|fine,C,summarizer']
     (tmp_path / "my questions.csv").write_text("image,question,choices,answer,task\n" + "\n".join(lines))
-    command = [sys.executable, ROOT / "scripts" / "study.py"]
-    told = {"capture_output": True, "text": True, "check": False, "cwd": tmp_path}
-    done = subprocess.run([*command, "run", "my questions.csv", "--out", "run", "--cpu"], **told)
-    assert (done.returncode, done.stdout.partition(" in ")[0]) == (0, "2 rows"), done.stderr
+    monkeypatch.chdir(tmp_path)
+    assert main(["study", "run", "my questions.csv", "--out", "run", "--cpu"]) == 0
+    assert capsys.readouterr().out.partition(" in ")[0] == "2 rows"
     run, rows = read_run(tmp_path / "run")
     assert run["dataset"]["kind"] == "MCQ"
     assert {row["question"]: (row["choices"], row["answer"]) for row in rows} == {
@@ -323,8 +326,7 @@ def test_questions_are_answered_and_counted_by_task(tmp_path, photo):
         "Which is it, mostly?": (["noisy", "blurred", "fine"], 2),
     }
     assert [sum(row["probabilities"]) for row in rows] == pytest.approx([1, 1])
-    reported = subprocess.run([*command, "report", "run", "--out", "report"], **told)
-    assert reported.returncode == 0, reported.stderr
+    assert main(["study", "report", "run", "--out", "report"]) == 0
     with (tmp_path / "report" / "accuracy.csv").open() as file:
         table = list(csv.DictReader(file))
     right = sum(row["answered"] == "ABC"[row["answer"]] for row in rows)
