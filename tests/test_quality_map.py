@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from scripted import in_this_process
 
 from agentic_iqa_local.cli.main import main
 from agentic_iqa_local.iqa_tools import ToolRunner
@@ -174,7 +175,8 @@ def test_ssims_map_pools_to_pyiqa_s_score(photo):
     assert tools.ssim_map(*pair).mean() == pytest.approx(tools.measure("SSIM", *pair), abs=1e-6)
 
 
-def test_the_command_draws_a_map_for_each_picture_that_allows_one(damaged, photo, tmp_path, capfd):
+def test_the_command_draws_a_map_for_each_picture_that_allows_one(damaged, photo, tmp_path, monkeypatch, capfd):
+    in_this_process(monkeypatch)
     photo.crop((0, 0, 200, 200)).save(tmp_path / "small.png")
     (tmp_path / "maps").mkdir()
     out, folder = tmp_path / "rows.jsonl", tmp_path / "maps"
