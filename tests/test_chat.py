@@ -12,24 +12,20 @@ from conftest import ROOT
 
 from agentic_iqa_local.cli import chat
 from agentic_iqa_local.cli.console import Console
+from agentic_iqa_local.cli.main import main
 from agentic_iqa_local.result import Assessment
 
 COMMAND = [sys.executable, "-m", "agentic_iqa_local", "chat"]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
 
 
-def run(*args, said: bytes = b"") -> subprocess.CompletedProcess:
-    line = [*COMMAND, *map(str, args), "--cpu"]
-    done = subprocess.run(line, input=said, capture_output=True, check=False, env=ENVIRONMENT)
-    done.stdout, done.stderr = done.stdout.decode(), done.stderr.decode()
-    assert "Traceback" not in done.stderr
-    return done
-
-
-def test_piped_questions_are_json_lines_and_rows_of_a_file(photo_path, tmp_path):
+def test_piped_questions_are_json_lines_and_rows_of_a_file(photo, tmp_path, monkeypatch, capfd):
+    photo.crop((0, 0, 224, 224)).save(photo_path := str(tmp_path / "photo.png"))
     out = tmp_path / "rows.jsonl"
     said = b"And the plant?\n\n \t\n\xff?\n" + b"x" * 5000 + b"\nIs it noisy? yes or no\nQUIT\nRate it\n"
-    done = run(photo_path, "--query", "Rate it", "--out", out, said=said)
+    line = [*COMMAND, photo_path, "--query", "Rate it", "--out", out, "--cpu"]
+    done = subprocess.run(line, input=said, capture_output=True, check=False, env=ENVIRONMENT)
+    errors = done.stderr.decode()
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     queries = ["Rate it", "And the plant?", "Is it noisy? yes or no"]
     assert [(row["query"], row["turn"], row["error"]) for row in rows] == [
@@ -37,15 +33,17 @@ def test_piped_questions_are_json_lines_and_rows_of_a_file(photo_path, tmp_path)
     ]
     assert [len((row["prior_context"] or {"turns": []})["turns"]) for row in rows] == [0, 1, 2]
     assert [json.loads(line) for line in out.read_text().splitlines()] == rows
-    not_text, too_long = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    not_text, too_long = [line for line in errors.splitlines() if line.startswith("error: ")]
     assert "UTF-8" in not_text
     assert "at most 4000 characters, got 5000" in too_long
-    assert "> " not in done.stdout + done.stderr  # a prompt is for a terminal
+    assert "Traceback" not in errors
+    assert "> " not in done.stdout.decode() + errors  # a prompt is for a terminal
     assert done.returncode == 1  # two lines were no questions
-    again = run(photo_path, "--out", out, "--explain", said=b"Rate it\n")  # another conversation is appended
+    monkeypatch.setattr("sys.stdin", io.StringIO("Rate it\n"))
+    again = [photo_path, "--out", str(out), "--explain", "--cpu"]
+    assert main(["chat", *again]) == 0  # another conversation is appended
     assert [json.loads(line)["turn"] for line in out.read_text().splitlines()] == [1, 2, 3, 1]
-    assert "Numbers  " in again.stdout
-    assert again.returncode == 0
+    assert "Numbers  " in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -57,14 +55,19 @@ def test_piped_questions_are_json_lines_and_rows_of_a_file(photo_path, tmp_path)
         (["PHOTO", "--pipeline", "letters"], "unknown option --pipeline"),
     ],
 )
-def test_what_cannot_be_answered_is_one_sentence_and_status_2(photo_path, tmp_path, monkeypatch, args, said):
+def test_what_cannot_be_answered_is_one_sentence_and_status_2(photo_path, tmp_path, monkeypatch, capfd, args, said):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stdin", io.StringIO("Rate it\n"))
     (tmp_path / "bad.png").write_text("no picture")
     (tmp_path / "rows.jsonl").write_text('{"schema_version": 5, "turn": null}\n')  # of a batch
-    done = run(*[photo_path if word == "PHOTO" else word for word in args], said=b"Rate it\n")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert said in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    try:
+        status = main(["chat", *[photo_path if word == "PHOTO" else word for word in args], "--cpu"])
+    except SystemExit as ended:
+        status = ended.code
+    told = capfd.readouterr()
+    assert (status, told.out) == (2, "")
+    assert said in told.err
+    assert len(told.err.splitlines()) == 1
 
 
 class Typed(io.StringIO):
