@@ -1,4 +1,4 @@
-"""The commands compare and best, run as a user runs them, and the door to all commands."""
+"""The commands compare and best, and the door to all commands."""
 
 import csv
 import io
@@ -14,18 +14,11 @@ import pytest
 from conftest import ROOT
 from distortions import DISTORTIONS
 from PIL import Image
+from scripted import in_this_process
 
 from agentic_iqa_local.cli.main import COMMANDS, main
 
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "100"}
-
-
-def run(*args, **variables) -> subprocess.CompletedProcess:
-    line = [sys.executable, "-m", "agentic_iqa_local", *map(str, args)]
-    env = ENVIRONMENT | {"PYTHONPATH": str(ROOT)} | variables
-    done = subprocess.run(line, capture_output=True, text=True, check=False, env=env)
-    assert "Traceback" not in done.stderr
-    return done
 
 
 @pytest.fixture(scope="module")
@@ -41,10 +34,13 @@ def burst(photo, photo_path, tmp_path_factory):
     return folder
 
 
-def test_a_folder_becomes_groups_with_the_best_of_each(burst, tmp_path):
+def test_a_folder_becomes_groups_with_the_best_of_each(burst, tmp_path, monkeypatch, capfd):
+    in_this_process(monkeypatch)
     out, table = tmp_path / "rows.jsonl", tmp_path / "best.csv"
-    done = run("best", burst, "--json", "--out", out, "--csv", table, "--explain", "--cpu")
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    words = [burst, "--json", "--out", out, "--csv", table, "--explain", "--cpu"]
+    assert main(["best", *map(str, words)]) == 1  # one picture failed
+    told = capfd.readouterr()
+    rows = [json.loads(line) for line in told.out.splitlines()]
     assert [json.loads(line) for line in out.read_text().splitlines()] == rows
     failed = next(row for row in rows if "kind" not in row)
     assert failed["image"] == str(burst / "e.png")
@@ -54,20 +50,19 @@ def test_a_folder_becomes_groups_with_the_best_of_each(burst, tmp_path):
     names = [ranked["assessment"]["image"] for ranked in versions["order"]]
     assert sorted(names) == [str(burst / name) for name in ("a.png", "b.png", "c.png")]
     assert (alone["best"], len(alone["order"])) == (str(burst / "=d.png"), 1)
-    assert "is the best of 3" in done.stderr
-    assert "has no near-duplicate" in done.stderr
-    assert done.returncode == 1  # one picture failed
+    assert "is the best of 3" in told.err
+    assert "has no near-duplicate" in told.err
     places = [row for row in csv.DictReader(io.StringIO(table.read_text("utf-8-sig"))) if row["place"]]
     assert {row["image"] for row in places} == {*names, alone["best"]}
 
 
-def test_several_pictures_are_ordered_and_a_bad_one_told(burst):
-    done = run("compare", burst / "a.png", burst / "b.png", burst / "e.png", "--explain", "--cpu")
-    lines = done.stdout.splitlines()
+def test_several_pictures_are_ordered_and_a_bad_one_told(burst, monkeypatch, capfd):
+    in_this_process(monkeypatch)
+    assert main(["compare", *(str(burst / f"{name}.png") for name in "abe"), "--explain", "--cpu"]) == 1
+    lines = capfd.readouterr().out.splitlines()
     assert lines[0].startswith(f"1. {burst / 'b.png'}")
     assert lines[1].startswith(f"2. {burst / 'a.png'}")
     assert any(line.startswith("FAILED: ") and "e.png" in line for line in lines)
-    assert done.returncode == 1
 
 
 @pytest.mark.parametrize(
