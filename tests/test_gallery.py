@@ -118,8 +118,7 @@ def clean(watched, uri):
 
 
 @needs_chromium
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("size", ["wide", "phone"])
+@pytest.mark.parametrize(("size", "dark"), [("wide", False), ("phone", True)])
 def test_the_page_in_each_of_its_states(gallery, size, dark):
     with browser_page(size=size, dark=dark) as watched:
         page = watched.page
