@@ -32,7 +32,7 @@ def through_jpeg(pixels, quality):
 
 def test_the_pristine_original_raises_no_doubt_whatever_was_done_to_the_picture(photos):
     cases = [(kind, severity) for kind in DISTORTIONS for severity in (1, 3, 5)]
-    photo = [photos[number % 2] for number in range(len(cases))]
+    photo = [photos[number % 2][96:352, 96:352] for number in range(len(cases))]
     alarms = [case for case, one in zip(cases, photo, strict=True) if of(distorted(one, *case), one)]
     assert len(alarms) <= 1, alarms  # of 75
 
