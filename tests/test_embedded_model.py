@@ -56,12 +56,13 @@ def test_its_note_names_the_command_that_fetches_the_next(client):
 
 @pytest.fixture(scope="module")
 def seen(client):
-    """Two photographs that training never saw, clean and with eleven kinds of distortion at three severities, made
-    here: (family, severity, level, level with A for Bad, the types that the model names)."""
+    """Two photographs that training never saw, clean and with eleven kinds of distortion at three severities by turns,
+    made here: (family, severity, level, level with A for Bad, the types that the model names)."""
     rows, prompt, reply = [], distortion_prompt("detection", DEFAULT_QUERY, ["Global"]), detection_reply(["Global"])
-    for name in ("sumac", "prudential"):
+    parts = [Part(kind, severity) for kind in KINDS for severity in (1, 3, 5)]
+    for turn, name in enumerate(("sumac", "prudential")):
         clean = np.asarray(Image.open(DATA / f"{name}.png").convert("RGB"))[96:416, 96:416]
-        for part in [None, *(Part(kind, severity) for kind in KINDS for severity in (1, 3, 5))]:
+        for part in [None, *parts[turn::2]]:
             picture = distort(clean, (part,), np.random.default_rng(part.severity)).image if part else clean
             session = client.open([Image.fromarray(picture)])
             types = ask(session, prompt, reply, RoleSettings()).model_dump(by_alias=True)["Global"]
