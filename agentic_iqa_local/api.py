@@ -211,7 +211,7 @@ class Conversation:
     ):
         from agentic_iqa_local.images.pictures import as_file
         from agentic_iqa_local.images.reading import ImageError
-        from agentic_iqa_local.judgement.assessment import question
+        from agentic_iqa_local.judgement.assessment import start_state
         from agentic_iqa_local.nodes.workbench import OpenImages
 
         self._services, self._limit = services, max_replan_iterations
@@ -220,7 +220,7 @@ class Conversation:
         with ExitStack() as files:
             self._picture = files.enter_context(as_file(image))
             self._original = None if reference is None else files.enter_context(as_file(reference))
-            state = question(self._picture, self._original, None, None, self._limit, services.settings)
+            state = start_state(self._picture, self._original, None, None, self._limit, services.settings)
             try:
                 self._images = OpenImages(services, state["image_path"], state.get("reference_path"))
             except ImageError as error:
@@ -240,19 +240,19 @@ class Conversation:
         What went wrong is in the result's `error`. Raises ValueError for a query or choices that make no sense,
         VLMError for a model that cannot be loaded and RuntimeError when the conversation, or its IQA, was closed.
         """
-        from agentic_iqa_local.judgement.assessment import answered, question
+        from agentic_iqa_local.judgement.assessment import answered_row, start_state
 
         if self._open is None:
             raise RuntimeError("Conversation: expected to be open, but it was closed; open the picture again")
         settings = self._services.settings
-        state = question(self._picture, self._original, query, choices, self._limit, settings)
+        state = start_state(self._picture, self._original, query, choices, self._limit, settings)
         context = {"turns": self._turns[-MOST_TURNS:]} if self._turns else None
         if context:
             state["prior_context"] = context
         self._images.begin_turn()
         opened = functools.partial(nullcontext, self._images)
         try:
-            row = answered(state, self._picture, self._original, "agent", settings, opened)
+            row = answered_row(state, self._picture, self._original, "agent", settings, opened)
         except BaseException:  # also Ctrl-C: a cache may hold half a pass
             self._images.close()
             raise

@@ -14,7 +14,7 @@ from PIL import Image
 
 from agentic_iqa_local import compare, rank
 from agentic_iqa_local.config import Settings
-from agentic_iqa_local.judgement.assessment import unassessed
+from agentic_iqa_local.judgement.assessment import new_row
 from agentic_iqa_local.judgement.comparison import Candidate, Judge
 from agentic_iqa_local.judgement.ordering import (
     MOST_DIFFERENT,
@@ -33,7 +33,7 @@ from agentic_iqa_local.state import ToolExecutionLog
 
 def rated(q: float, name: str = "a.png", local_nr: float | None = None, sha256: str | None = None):
     """A row with a q, and what a fit may weigh."""
-    row = unassessed(name, None, "Rate it", None, "letters", Settings())
+    row = new_row(name, None, "Rate it", None, "letters", Settings())
     row.q, row.p_c, row.q_bar, row.eta, row.sigma = q, dict.fromkeys("ABCDE", 0.2), q, 1.0, 0.7
     row.final_answer, row.sha256 = "C", sha256 or name
     if local_nr is not None:

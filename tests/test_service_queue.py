@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from agentic_iqa_local.batch.runner import BatchError
 from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.errors import UserError, one_line
-from agentic_iqa_local.judgement.assessment import unassessed
+from agentic_iqa_local.judgement.assessment import new_row
 from agentic_iqa_local.judgement.comparison import Ranking
 from agentic_iqa_local.serve import batches as batches_module
 from agentic_iqa_local.serve.app import Service, listening, make_app
@@ -50,7 +50,7 @@ class Hashing:
         if self.lost:
             raise self.lost.pop()
         self.order.append(ask.pictures[0].name)
-        row = unassessed(ask.pictures[0].name, None, "Rate it", None, "letters", ask.settings)
+        row = new_row(ask.pictures[0].name, None, "Rate it", None, "letters", ask.settings)
         row.sha256 = hashlib.sha256(ask.image.read_bytes()).hexdigest()
         return row
 

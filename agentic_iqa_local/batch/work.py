@@ -79,9 +79,9 @@ class Assessing(Work[Item, Assessment]):
         return assess(item.image, item.reference, item.query, item.choices, **how)
 
     def failure(self, item: Item, error: str, sha256: str | None = None) -> Assessment:
-        from agentic_iqa_local.judgement.assessment import unassessed
+        from agentic_iqa_local.judgement.assessment import new_row
 
-        row = unassessed(item.image, item.reference, item.query, item.choices, self.pipeline, self.settings)
+        row = new_row(item.image, item.reference, item.query, item.choices, self.pipeline, self.settings)
         row.error, row.sha256 = one_line(error), sha256
         return row
 

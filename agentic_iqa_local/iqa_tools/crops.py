@@ -29,7 +29,7 @@ def crops_of(spec: ToolSpec, width: int, height: int) -> tuple[Box, ...]:
     return boxes if min(right - left, bottom - top) >= spec.min_side else ()
 
 
-def mounted(picture: Image.Image, boxes: tuple[Box, ...]) -> Image.Image:
+def side_by_side(picture: Image.Image, boxes: tuple[Box, ...]) -> Image.Image:
     """The crops side by side: a metric pools over all of them, as it would over the whole picture. Without
     boxes, the picture itself."""
     if not boxes:

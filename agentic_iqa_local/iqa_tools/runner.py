@@ -18,7 +18,7 @@ from PIL import Image
 
 from agentic_iqa_local.files import ROOT, models_root
 from agentic_iqa_local.iqa_tools.calibration import CalibrationError, read_map_file
-from agentic_iqa_local.iqa_tools.crops import Box, crops_of, mounted
+from agentic_iqa_local.iqa_tools.crops import Box, crops_of, side_by_side
 from agentic_iqa_local.iqa_tools.pyiqa_metrics import create_metric, import_pyiqa, llama_kept
 from agentic_iqa_local.iqa_tools.specs import DATA, TOOLS, ToolError, ToolSpec, find_tool
 from agentic_iqa_local.iqa_tools.weights import Weights
@@ -122,7 +122,7 @@ class ToolRunner:
         """All that LocalNR reads of an RGB picture, against its `reference` where there is one; of
         native-resolution crops where it is too large for the tool. The latest pictures are not read twice."""
         crops = crops_of(TOOLS["LocalNR"], *image.size)
-        return self._examined(*(mounted(one, crops) for one in (image, reference) if one))
+        return self._examined(*(side_by_side(one, crops) for one in (image, reference) if one))
 
     def places(self, image: Image.Image, reference: Image.Image | None = None) -> "Examination":
         """As `examine`, but where the picture is too large it is reduced, so that `places` covers all of it."""
@@ -176,7 +176,7 @@ class ToolRunner:
         _require_size(spec, image)
         crops = crops_of(spec, *image.size)
         used = (image, reference) if spec.reference == "FR" and reference else (image,)
-        pictures = [mounted(picture, crops) for picture in used]
+        pictures = [side_by_side(picture, crops) for picture in used]
         if spec.own:
             start = time.perf_counter()
             return self._examined(*pictures).quality, time.perf_counter() - start, crops

@@ -72,15 +72,15 @@ def assess(
     request = map_request(map)
     with as_file(image) as picture, nullcontext() if reference is None else as_file(reference) as original:
         services = services or load_services()
-        state = question(picture, original, query, choices, max_replan_iterations, services.settings)
+        state = start_state(picture, original, query, choices, max_replan_iterations, services.settings)
 
         def opened() -> AbstractContextManager[OpenImages]:
             return closing(OpenImages(services, state["image_path"], state.get("reference_path"), observer))
 
-        return answered(state, picture, original, pipeline, services.settings, opened, request)
+        return answered_row(state, picture, original, pipeline, services.settings, opened, request)
 
 
-def question(
+def start_state(
     picture: PictureFile,
     original: PictureFile | None,
     query: str | None,
@@ -94,7 +94,7 @@ def question(
     return initial_state(query, str(picture.path), original and str(original.path), limit, choices)
 
 
-def unassessed(
+def new_row(
     image: str | os.PathLike[str],
     reference: str | os.PathLike[str] | None,
     query: str,
@@ -114,7 +114,7 @@ def unassessed(
     )
 
 
-def answered(
+def answered_row(
     state: AgenticIQAState,
     picture: PictureFile,
     original: PictureFile | None,
@@ -126,7 +126,7 @@ def answered(
     """The answer to a state's question about the pictures that `opened` gives for its time, with the names that
     the caller has for them; whatever goes wrong with them is its `error`. Raises VLMError for a model that cannot
     be loaded."""
-    row = unassessed(picture.name, original and original.name, state["query"], state.get("choices"), pipeline, settings)
+    row = new_row(picture.name, original and original.name, state["query"], state.get("choices"), pipeline, settings)
     began = time.perf_counter()
     logged = PICTURE.set(PICTURE.get() or row.image)
     try:

@@ -11,7 +11,7 @@ from agentic_iqa_local.batch.work import ROLES, Work
 from agentic_iqa_local.config import ConfigError, Pipeline, Request, Settings
 from agentic_iqa_local.errors import UserError, did_you_mean, one_line
 from agentic_iqa_local.images.pictures import PictureFile
-from agentic_iqa_local.judgement.assessment import assess, unassessed
+from agentic_iqa_local.judgement.assessment import assess, new_row
 from agentic_iqa_local.judgement.comparison import Comparison, Ranking, compare, rank
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
 from agentic_iqa_local.result import Assessment
@@ -120,7 +120,7 @@ class Serving(Work[Ask, Answer]):
         request, original, rows = item.request, item.reference and item.reference.name, []
         query = request.query or DEFAULT_QUERY
         for picture in item.pictures:
-            row = unassessed(picture.name, original, query, request.choices, item.pipeline, item.settings)
+            row = new_row(picture.name, original, query, request.choices, item.pipeline, item.settings)
             row.error = one_line(picture.hide(error))
             rows.append(row)
         rows[0].sha256 = sha256

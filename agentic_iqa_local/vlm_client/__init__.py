@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from agentic_iqa_local.vlm_client.chat import ChatPrompt
     from agentic_iqa_local.vlm_client.rendering import Expanded, Rendered, Renderer
 
-BACKENDS = {
+ENGINES = {
     "transformers": "agentic_iqa_local.vlm_client.transformers_client:TransformersClient",
     "vllm": "agentic_iqa_local.vlm_client.vllm_client:VllmClient",
     "server": "agentic_iqa_local.vlm_client.server_client:ServerClient",
@@ -259,8 +259,8 @@ def create_vlm_client(backend: str, settings: "ModelSettings", device: str = "cp
     """Loads the model that `backend` ("transformers.<folder>") names. Raises VLMError for an unknown backend
     or bad folder."""
     engine, _, name = backend.partition(".")
-    if engine not in BACKENDS or not name:
-        hint = did_you_mean(engine, BACKENDS)
-        raise VLMError(f"backend '{backend}': expected ENGINE.FOLDER with ENGINE one of {', '.join(BACKENDS)}{hint}")
-    module, _, cls = BACKENDS[engine].partition(":")
+    if engine not in ENGINES or not name:
+        hint = did_you_mean(engine, ENGINES)
+        raise VLMError(f"backend '{backend}': expected ENGINE.FOLDER with ENGINE one of {', '.join(ENGINES)}{hint}")
+    module, _, cls = ENGINES[engine].partition(":")
     return getattr(importlib.import_module(module), cls)(name, settings, device)
