@@ -175,6 +175,7 @@ def test_choices_that_name_what_was_measured_have_its_probabilities(query, choic
         ("Is the quality good?", YES_NO, NOISY, "Yes"),  # LocalNR's score is 4.2
         ("How is the quality?", ["Poor", "Fair", "Good"], NOISY, "Good"),
         ("Is it too bright?", YES_NO, DARK, "No"),
+        ("What is wrong with it?", ["too bright", "too dark", "blurry", "nothing"], DARK, "too dark"),
     ],
 )
 def test_the_likeliest_choice_is_what_was_measured(query, choices, known, answer):

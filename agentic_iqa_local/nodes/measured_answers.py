@@ -15,9 +15,8 @@ from agentic_iqa_local.nodes.prompts import choice_letters
 from agentic_iqa_local.nodes.query import WORDS, asked_about, distortions_in, pattern
 from agentic_iqa_local.state import Detection, ExecutorOutput, PlannerOutput
 
-EXPOSURE = "Brightness change"
+EXPOSURE, SIDES = "Brightness change", ("too dark", "too bright")
 SCORES = "the tools' scores"
-READING = "LocalNR's reading of"
 LEAST = 0.01  # no choice is ruled out by a measurement
 
 Weights = tuple[list[float], str]  # of the choices, and what they rest on
@@ -67,15 +66,15 @@ def _severities(choices: Sequence[str], kinds: Sequence[str], read: dict[str, di
     weights = dict.fromkeys(words, 0.0)
     for word, p in read[kinds[0]].items():
         weights[min(words, key=lambda other: abs(WORD_SEVERITIES[other] - WORD_SEVERITIES[word]))] += p
-    return list(weights.values()), f"{READING} how severe the {kinds[0].lower()} is"
+    return list(weights.values()), f"LocalNR's reading of how severe the {kinds[0].lower()} is"
 
 
 def _exposures(choices: Sequence[str], detection: Detection) -> Weights | None:
     """Choices between too dark, too bright and neither."""
     sides, p = _matched(choices, _SIDES), _sides(detection)
-    if not p or sides is None or not {"too dark", "too bright"} <= {*sides}:
+    if not p or sides is None or not {*SIDES} <= {*sides}:
         return None
-    return [p[side] for side in sides], f"{READING} whether it is too dark or too bright"
+    return [p[side] for side in sides], "LocalNR's reading of whether it is too dark or too bright"
 
 
 def _sides(detection: Detection) -> dict[str, float]:
@@ -86,18 +85,22 @@ def _sides(detection: Detection) -> dict[str, float]:
 
 
 def families_named(choices: Sequence[str]) -> list[list[str]] | None:
-    """For each choice the families that it names, ["none"] where it says that there is no distortion; None where one
-    names neither, or none names a family."""
+    """For each choice the families that it names, or the side of a right exposure; ["none"] where it says that there
+    is no distortion. None where one names neither, or none names a family."""
     named = [distortions_in(choice) or (["none"] if _NONE.search(choice) else []) for choice in choices]
+    for choice, kinds in zip(choices, named, strict=True):
+        if kinds == [EXPOSURE] and (side := [name for name in SIDES if _SIDES[name].search(choice)]):
+            kinds[:] = side
     return named if all(named) and any(kinds != ["none"] for kinds in named) else None
 
 
 def _families(choices: Sequence[str], detection: Detection) -> Weights | None:
     """Choices that name families of distortions, or that there is none."""
-    named, p = families_named(choices), strongest(detection)
+    named, p, shares = families_named(choices), strongest(detection), detection.exposure or dict.fromkeys(SIDES, 0.5)
     if named is None or len({tuple(kinds) for kinds in named}) < len(named):
         return None
-    return [max(p[kind] for kind in kinds) for kinds in named], f"{READING} which distortion is the strongest"
+    p |= {side: p[EXPOSURE] * share / (sum(shares.values()) or 1.0) for side, share in shares.items()}
+    return [max(p[kind] for kind in kinds) for kinds in named], "LocalNR's reading of which distortion is the strongest"
 
 
 def _levels(query: str, choices: Sequence[str], evidence: ExecutorOutput) -> Weights | None:
@@ -119,10 +122,10 @@ def _presence(query: str, choices: Sequence[str], kinds: Sequence[str], detectio
     if (affirmed := says_present(query, kinds)) is None:
         return None
     there, p = max(detection.families[kind].probability for kind in kinds or detection.families), _sides(detection)
-    sides = [side for side in p if side != "neither" and _SIDES[side].search(query)]
-    basis = f"{READING} whether there is {' or '.join(kinds).lower() or 'any distortion'}"
+    sides = [side for side in SIDES if side in p and _SIDES[side].search(query)]
+    basis = f"LocalNR's reading of whether there is {' or '.join(kinds).lower() or 'any distortion'}"
     if affirmed and list(kinds) == [EXPOSURE] and len(sides) == 1:
-        there, basis = p[sides[0]], f"{READING} whether it is {sides[0]}"
+        there, basis = p[sides[0]], f"LocalNR's reading of whether it is {sides[0]}"
     return _yes_or_no(choices, there if affirmed else 1 - there, basis)
 
 

@@ -17,8 +17,6 @@ Name = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max
 # a JSON key without escapes: the grammar bounds keys by pattern alone
 Key = Annotated[str, StringConstraints(pattern=r'^[^"\\\x00-\x1f]{1,40}$')]
 _once = AfterValidator(lambda names: list(dict.fromkeys(names)))  # objects named twice count once
-
-
 Kinds = Annotated[list[DistortionType], Field(min_length=1, max_length=3)]
 _Closed = Field(max_length=4, json_schema_extra={"additionalProperties": False})
 

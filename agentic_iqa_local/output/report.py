@@ -54,7 +54,8 @@ def _answer(row: Assessment) -> str | None:
     """The answer with its level and score, or its choice and probability."""
     if row.level:
         interval = row.interval
-        between = f" (90 % interval {interval.low:.1f} to {interval.high:.1f})" if interval else ""
+        wide = "; --explain says why it is wide" if interval and interval.widened else ""
+        between = f" (90 % interval {interval.low:.1f} to {interval.high:.1f}{wide})" if interval else ""
         verdict = f"{row.gate.verdict.upper()}: " if row.gate else ""
         held_back = "not sure: " if row.not_sure else ""
         return f"{verdict}{held_back}{row.letter} {row.level}, q {row.q:.2f} of 5{between}"
