@@ -312,11 +312,11 @@ def test_a_fit_changes_what_an_assessment_gives_and_fits_of_other_models_are_ref
 
 
 def test_questions_are_answered_and_counted_by_task(tmp_path, photo, monkeypatch, capsys):
-    """By a worker in a process of its own."""
     photo.crop((0, 0, 224, 224)).save(tmp_path / "a.png")
     lines = ["a.png,Is it sharp?,Yes|No,No,planner", 'a.png,"Which is it, mostly?",noisy|blurred|fine,C,summarizer']
     (tmp_path / "my questions.csv").write_text("image,question,choices,answer,task\n" + "\n".join(lines))
     monkeypatch.chdir(tmp_path)
+    in_this_process(monkeypatch)
     assert main(["study", "run", "my questions.csv", "--out", "run", "--cpu"]) == 0
     assert capsys.readouterr().out.partition(" in ")[0] == "2 rows"
     run, rows = read_run(tmp_path / "run")
