@@ -34,7 +34,8 @@ def pixels(picture):
     return np.asarray(Image.open(picture))
 
 
-def test_every_kind_of_picture_gives_the_same_score(photo_path, services):
+def test_every_kind_of_picture_gives_the_same_score(photo, services, tmp_path):
+    photo.crop((0, 0, 224, 224)).save(photo_path := str(tmp_path / "photo.png"))
     path, image = Path(photo_path), Image.open(photo_path)
     content = path.read_bytes()
     kinds = [photo_path, path, image, np.asarray(image.convert("RGB")), content, path.as_uri()]
@@ -42,7 +43,7 @@ def test_every_kind_of_picture_gives_the_same_score(photo_path, services):
     assert len({result.q for result in results}) == 1
     assert results[0].error is None
     assert [r.image for r in results] == [
-        photo_path, photo_path, "<Pillow image 512×512>", "<array 512×512>", f"<{len(content)} bytes>", photo_path,
+        photo_path, photo_path, "<Pillow image 224×224>", "<array 224×224>", f"<{len(content)} bytes>", photo_path,
     ]  # fmt: skip
 
 
@@ -68,7 +69,7 @@ def test_bytes_and_temporary_folders_land_in_no_message(scripted):
 
 
 def test_a_picture_with_its_references_pixels_is_said_to_be_a_copy_and_not_below_a_damaged_one(photo, services):
-    jpeg = BytesIO()
+    photo, jpeg = photo.crop((96, 96, 352, 352)), BytesIO()
     photo.save(jpeg, "JPEG", quality=90)
     damaged = (photo, jpeg.getvalue(), photo.filter(ImageFilter.GaussianBlur(0.5)))
     rows = [assess(one, photo, pipeline="letters", services=services) for one in damaged]
@@ -118,7 +119,7 @@ def test_a_fused_score_stays_when_the_reasoning_fails_three_times(picture):
     assert result.quality_reasoning == "VLM output parsing failed"
     assert (row.error, row.level, row.vlm_letter) == (None, "Poor", "D")  # tools and letters both say 2
     assert (row.q, row.q_bar, row.p_c) == (result.fusion.q, 2.0, result.fusion.p_c)
-    assert row.quality_reasoning.startswith("Moderate blurs: Edges appear soft. The quality is poor.")
+    assert row.quality_reasoning.startswith("Moderate blur: Edges appear soft. The quality is poor.")
     assert "the model gave no valid reasoning in three tries" in " ".join(row.warnings)
     assert [t.details["role"] for t in row.failed_tries] == ["summarizer"] * 3
 
