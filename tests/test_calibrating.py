@@ -94,13 +94,14 @@ def on_levels(count: int = 240) -> tuple[list[dict], dict]:
     """A run on an absolute category scale 1..5."""
     rows = make_rows(count)
     for row in rows:
+        row["reads"] = {name: read for name, read in row.get("reads", {}).items() if name == "all_evidence"}
         row["mos"] = float(np.clip(row["mos"] / 9 * 4 + 1, 1, 5))
     return rows, make_run("koniq10k", quantization="none")
 
 
 @pytest.fixture(scope="module")
 def study():
-    return analysed(*on_levels(), draws=100)
+    return analysed(*on_levels(), draws=40)
 
 
 def lines(table: pd.DataFrame, **wanted) -> pd.DataFrame:
