@@ -1,5 +1,7 @@
 """The report's page in a browser, and the notes that warn of a run."""
 
+import re
+
 import pytest
 from browser import axe_findings, browser_page, needs_chromium
 from test_study_report import MARKUP, analysed, make_rows, make_run
@@ -9,13 +11,13 @@ from agentic_iqa_local.studies.report import Analysis, write_page
 
 
 def test_notes_warn_of_what_a_run_lacks():
-    rows, run = make_rows(60), make_run("manifest")
-    run["dataset"] |= {"images": 70, "missing": ["a.png", "b.png"], "higher_is_better": True}
+    rows, run = make_rows(72), make_run("manifest")
+    run["dataset"] |= {"images": 82, "missing": ["a.png", "b.png"], "higher_is_better": True}
     run["dataset"]["left_out"] = {"no score": 3}
     turned = analysed([row | {"mos": -row["mos"]} for row in rows], run, draws=20).notes
-    plain = analysed(rows, make_run() | {"dataset": run["dataset"] | {"images": 60, "missing": [], "left_out": {}}})
+    plain = analysed(rows, make_run() | {"dataset": run["dataset"] | {"images": 72, "missing": [], "left_out": {}}})
     for said in (
-        "10 of 70 images take no part",
+        "10 of 82 images take no part",
         "2 files that the authors' list names are absent, the first is a.png",
         "3 images are left out: no score",
         "Lower scores seem to be better here, as in DMOS",
@@ -33,7 +35,7 @@ def study() -> Analysis:
         row["distortion"] += MARKUP
     run = make_run("koniq10k")
     run["dataset"] |= {"title": f"Set {MARKUP}", "higher_is_better": True}
-    return analysed(rows, run, draws=200, name=f"run {MARKUP}")
+    return analysed(rows, run, draws=60, name=f"run {MARKUP}")
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +43,16 @@ def page(study, tmp_path_factory):
     file = tmp_path_factory.mktemp("page") / "report.html"
     write_page([(study, draw(study.run, study.tables))], file)
     return file
+
+
+def test_untrusted_text_is_escaped_and_nothing_outside_is_referred_to(page):
+    text = page.read_text(encoding="utf-8")
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text  # of the run's name and the query
+    assert text.count("<script") == 1  # the page's own
+    sources = re.findall(r"<[^>]*\s(?:src|href|srcset|data|action|poster)=[\"']?([^\"'\s>]*)", text)
+    assert {source.partition(":")[0] for source in sources} == {"data"}
+    assert not re.search(r"url\(|@import|<[^>]*\son\w+=|unsafe", text)
+    assert "default-src &#39;none&#39;" in text
 
 
 @needs_chromium
