@@ -14,6 +14,7 @@ from agentic_iqa_local.batch.inputs import Item
 from agentic_iqa_local.batch.runner import Runner
 from agentic_iqa_local.batch.work import Assessing
 from agentic_iqa_local.cli.main import main
+from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.services import MODEL
 from agentic_iqa_local.vlm_client import ModelLost, OutOfMemory, VLMError
 
@@ -28,6 +29,9 @@ class Acting(Assessing):
 
     def load(self, services):
         pass
+
+    def failure(self, item, error, sha256=None):
+        return Assessment(image=str(item.image), query=item.query, mode="logits", error=error)
 
     def row(self, item, services, observer):
         match item.image.stem.partition("-")[0]:

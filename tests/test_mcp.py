@@ -8,6 +8,7 @@ import sys
 
 import anyio
 import pytest
+from acting import as_a_command
 from conftest import DATA, MODELS, ROOT
 from PIL import Image
 
@@ -95,10 +96,9 @@ def test_both_tools_say_what_they_take(answers):
     assert tools["compare"].input_schema["required"] == ["paths"]
 
 
-def test_an_answer_is_that_of_the_command(answers, folder):
-    line = [sys.executable, ROOT / "scripts" / "assess.py", folder / "1.png", "--cpu", "--pipeline", "letters"]
-    done = subprocess.run(line, capture_output=True, text=True, check=True, env=os.environ | ENVIRONMENT)
-    row, found = json.loads(done.stdout), answers["letters"]
+def test_an_answer_is_that_of_the_command(answers, folder, capfd):
+    assert as_a_command("assess", folder / "1.png", "--cpu", "--pipeline", "letters") == 0
+    row, found = json.loads(capfd.readouterr().out), answers["letters"]
     assert not found.is_error
     for field in ("q", "final_answer", "sha256", "p_c"):
         assert found.structured_content[field] == row[field]

@@ -14,7 +14,7 @@ import pytest
 from conftest import MODELS, ROOT
 
 from agentic_iqa_local.cli.main import main
-from agentic_iqa_local.iqa_tools import TOOLS
+from agentic_iqa_local.iqa_tools import TOOLS, ToolError, ToolRunner
 from agentic_iqa_local.iqa_tools.weights import HUB
 from agentic_iqa_local.offline.bundle import write_bundle
 from agentic_iqa_local.offline.fetch import copied_source
@@ -75,16 +75,6 @@ def offline(tmp_path):
     return run
 
 
-def test_the_main_job_runs_without_a_network_and_asks_for_none(offline, photo_path):
-    done, events = offline(ROOT / "scripts" / "assess.py", photo_path, "--cpu", "--json")
-    assert done.returncode == 0, done.stderr[-2000:]
-    row = json.loads(done.stdout)
-    assert row["error"] is None
-    assert 1 <= row["q"] <= 5
-    assert row["tools"]
-    assert events == []
-
-
 def test_the_audit_sees_what_would_leave_and_lets_nothing_through(offline):
     code = """
 import socket, urllib.request
@@ -125,7 +115,9 @@ def agentic_iqa(installed: Path) -> tuple[str, str]:
     return "-c", f"import sys, {module} as m; sys.argv[0] = 'agentic-iqa'; sys.exit(m.{function}())"
 
 
-def test_the_installed_command_assesses_a_photograph_as_the_checkout_does(installed, offline, photo_path, services):
+def test_the_main_job_of_an_installation_is_the_checkouts_and_asks_for_no_network(
+    installed, offline, photo_path, services
+):
     from agentic_iqa_local import assess
 
     line = (*agentic_iqa(installed), "assess", photo_path, "--cpu", "--json")
@@ -134,6 +126,8 @@ def test_the_installed_command_assesses_a_photograph_as_the_checkout_does(instal
     row, expected = json.loads(done.stdout), assess(photo_path, services=services)
     assert row["final_answer"] == expected.final_answer
     assert row["q"] == pytest.approx(expected.q, abs=1e-5)
+    assert row["error"] is None
+    assert row["tools"]
     assert events == []
 
 
@@ -161,12 +155,11 @@ def test_the_installed_command_names_what_an_installation_has(installed, offline
 
 
 def test_a_bundled_tool_scores_without_a_network_and_is_refused_after_one_byte_has_changed(
-    offline, tmp_path, photo_path
+    offline, tmp_path, photo_path, photo, monkeypatch
 ):
     """CNNIQA's architecture with random weights: that proves the way from a cache to a score, not the score."""
     import numpy as np
     import torch
-    from PIL import Image
     from pyiqa.archs.cnniqa_arch import CNNIQA
 
     (weight,) = TOOLS["CNNIQA"].weights
@@ -180,26 +173,25 @@ def test_a_bundled_tool_scores_without_a_network_and_is_refused_after_one_byte_h
     code = """
 import sys
 from PIL import Image
-from agentic_iqa_local.iqa_tools import ToolError, ToolRunner
-try:
-    print(ToolRunner().measure("CNNIQA", Image.open(sys.argv[1]).convert("RGB")))
-except ToolError as error:
-    print(error)
+from agentic_iqa_local.iqa_tools import ToolRunner
+print(ToolRunner().measure("CNNIQA", Image.open(sys.argv[1]).convert("RGB")))
 """
     run = ("-c", code, photo_path)
     done, events = offline(*run, AGENTIC_IQA_MODELS=str(store), XDG_CACHE_HOME=str(tmp_path / "empty"))
     assert done.returncode == 0, done.stderr
-    pixels = torch.from_numpy(np.array(Image.open(photo_path).convert("RGB"))).permute(2, 0, 1)[None].float() / 255
+    pixels = torch.from_numpy(np.array(photo)).permute(2, 0, 1)[None].float() / 255
     with torch.inference_mode():
         assert float(done.stdout) == pytest.approx(float(metric(pixels)), abs=1e-5)  # without pyiqa around it
     assert events == []
-    # From the cache that the bundle was made of, nothing is loaded.
-    done, _ = offline(*run, XDG_CACHE_HOME=str(tmp_path / "cache"))
-    assert f"missing weights {weight}" in done.stdout
-    assert "fetch_models.py --tools CNNIQA makes a bundle of them" in done.stdout
+    with pytest.raises(ToolError) as missing:
+        ToolRunner().measure("CNNIQA", photo)
+    assert f"missing weights {weight}" in str(missing.value)
+    assert "fetch_models.py --tools CNNIQA makes a bundle of them" in str(missing.value)
     stored = store / HUB / weight
     data = bytearray(stored.read_bytes())
     data[len(data) // 2] ^= 1
     stored.write_bytes(data)
-    done, _ = offline(*run, AGENTIC_IQA_MODELS=str(store))
-    assert f"CNNIQA is unavailable: {stored} is damaged or was changed" in done.stdout
+    monkeypatch.setenv("AGENTIC_IQA_MODELS", str(store))
+    with pytest.raises(ToolError) as damaged:
+        ToolRunner().measure("CNNIQA", photo)
+    assert f"CNNIQA is unavailable: {stored} is damaged or was changed" in str(damaged.value)

@@ -21,6 +21,8 @@ import pytest
 from conftest import ROOT
 from PIL import Image
 
+from agentic_iqa_local.cli.main import main
+
 TOKEN = "a-token-of-many-letters"
 
 
@@ -179,7 +181,7 @@ def test_a_killed_model_process_costs_no_answer(service):
     assert service.post("/v1/assess", files={"image": ("a.png", png(5))}).status_code == 200
 
 
-def test_a_batch_goes_on_after_a_kill_and_has_a_gallery(tmp_path):
+def test_a_batch_goes_on_after_a_kill_and_has_a_gallery_and_a_token_is_asked_for(tmp_path):
     pictures = [png(seed) for seed in range(12)]
     files = [("images", ("same.png", data)) for data in pictures]
     with served(tmp_path, "--pipeline", "letters", ends_with=signal.SIGKILL) as client:
@@ -189,7 +191,8 @@ def test_a_batch_goes_on_after_a_kill_and_has_a_gallery(tmp_path):
         while client.get(f"/v1/batches/{name}").json()["done"] < 3:
             time.sleep(0.05)
     assert len((tmp_path / "spool" / name / "rows.jsonl").read_bytes().splitlines()) >= 3
-    with served(tmp_path, "--pipeline", "letters") as client:
+    host = "::1" if socket.has_dualstack_ipv6() else "127.0.0.1"
+    with served(tmp_path, "--pipeline", "letters", "--host", host, token=TOKEN) as client:
         while (status := client.get(f"/v1/batches/{name}").json())["state"] != "finished":
             time.sleep(0.1)
         assert (status["done"], status["failed"]) == (12, 0)
@@ -203,26 +206,23 @@ def test_a_batch_goes_on_after_a_kill_and_has_a_gallery(tmp_path):
         assert client.delete(f"/v1/batches/{name}").status_code == 204
         assert client.get(f"/v1/batches/{name}").status_code == 404
         assert not (tmp_path / "spool" / name).exists()
+        assert_token_asked_for(client)
 
 
-def test_the_token_is_asked_for(tmp_path):
+def assert_token_asked_for(client):
     bearers = (f"Bearer {wrong}" for wrong in ("x", f"{TOKEN}x", TOKEN[:-1]))
     asked = [("GET", f"/v1/batches?token={TOKEN}"), ("POST", "/v1/assess"), ("GET", "/v1/models")]
-    host = "::1" if socket.has_dualstack_ipv6() else "127.0.0.1"
-    with served(tmp_path, "--pipeline", "letters", "--host", host, token=TOKEN) as client:
-        for header in ("", *bearers, f"Basic {TOKEN}", TOKEN, b"Bearer \xff\xfe"):
-            for method, path in asked:
-                refused = client.request(method, path, headers={"Authorization": header})
-                assert refused.status_code == 401
-                assert TOKEN not in refused.text
-        assert client.get("/v1/batches").json() == []
-        assert client.get("/v1/info", headers={"Authorization": ""}).json()["token_required"] is True
+    for header in ("", *bearers, f"Basic {TOKEN}", TOKEN, b"Bearer \xff\xfe"):
+        for method, path in asked:
+            refused = client.request(method, path, headers={"Authorization": header})
+            assert refused.status_code == 401
+            assert TOKEN not in refused.text
+    assert client.get("/v1/batches").json() == []
+    assert client.get("/v1/info", headers={"Authorization": ""}).json()["token_required"] is True
 
 
-@pytest.mark.parametrize("token", [None, "short"])
-def test_beyond_the_loopback_a_token_is_needed(token):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "AGENTIC_IQA_TOKEN": token or ""}
-    words = [sys.executable, "scripts/serve.py", "--cpu", "--host", "0.0.0.0"]
-    run = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert run.returncode == 2
-    assert "TOKEN" in run.stderr
+@pytest.mark.parametrize("token", ["", "short"])
+def test_beyond_the_loopback_a_token_is_needed(token, monkeypatch, capsys):
+    monkeypatch.setenv("AGENTIC_IQA_TOKEN", token)
+    assert main(["serve", "--cpu", "--host", "0.0.0.0"]) == 2
+    assert "TOKEN" in capsys.readouterr().err

@@ -43,7 +43,7 @@ def clean(watched, service):
     assert axe_findings(watched.page) == []
 
 
-@pytest.mark.parametrize(("size", "dark"), [("wide", False), ("wide", True), ("phone", False), ("phone", True)])
+@pytest.mark.parametrize(("size", "dark"), [("wide", False), ("phone", True)])
 def test_the_page_in_each_of_its_states(service, size, dark):
     with browser_page(size=size, dark=dark) as watched:
         page = opened(watched, service)
