@@ -77,7 +77,7 @@ def post(place, content):
 
 
 def test_thirty_two_clients_get_their_own_answers(tmp_path):
-    contents = [f"picture {i}".encode() for i in range(200)]
+    contents = [f"picture {i}".encode() for i in range(64)]
     with serving(tmp_path, Hashing()) as place, ThreadPoolExecutor(32) as pool:
         for content, answer in zip(contents, pool.map(partial(post, place), contents), strict=True):
             assert answer.json()["sha256"] == hashlib.sha256(content).hexdigest()
