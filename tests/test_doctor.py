@@ -35,28 +35,30 @@ def test_the_checkout_is_sound_and_deeply_so(capsys):
     assert "LocalNR" in checks["tools"]["found"]
 
 
-@pytest.mark.parametrize(
-    ("option", "failed", "found", "remedy"),
-    [
-        ("--model", "folder", "absent", ""),
-        ("--model", "folder", "model.safetensors", ""),
-        ("--models", "models folder", "absent: no such folder", "unpack"),
-    ],
-    ids=["no model", "cut weights", "no models folder"],
-)
-def test_what_is_missing_or_cut_is_told_with_its_remedy(option, failed, found, remedy, tmp_path, capsys):
+def test_models_that_are_missing_or_cut_are_told_with_their_remedy(tmp_path, capsys):
     """Nothing is loaded, and what rests on a failed check is left out."""
-    if found == "model.safetensors":
-        shutil.copytree(EMBEDDED, tmp_path / "absent")
-        os.truncate(tmp_path / "absent" / found, (EMBEDDED / found).stat().st_size // 2)
-    status, checks = run(capsys, "--quick", option, str(tmp_path / "absent"))
-    first, *_ = [check for check in checks.values() if check["status"] == "fail"]
-    assert status == 1
-    assert first["name"].startswith(failed)
-    assert found in first["found"]
-    assert first["remedy"]
-    assert remedy in first["remedy"]
-    assert ("memory" in checks) == (failed == "models folder")
+    weights = shutil.copytree(EMBEDDED, tmp_path / "cut") / "model.safetensors"
+    os.truncate(weights, weights.stat().st_size // 2)
+    models = {name: {"path": str(tmp_path / name)} for name in ("absent", "cut")}
+    roles = {"planner": {"backend": "transformers.absent"}, "executor": {"backend": "transformers.cut"}}
+    (tmp_path / "broken.yaml").write_text(json.dumps({"models": models, **roles}))
+    status, checks = run(capsys, "--quick", "--config", str(tmp_path / "broken.yaml"))
+    absent, cut = (checks[f"folder transformers.{name}"] for name in ("absent", "cut"))
+    assert (status, absent["status"], cut["status"]) == (1, "fail", "fail")
+    assert "absent" in absent["found"]
+    assert "model.safetensors" in cut["found"]
+    assert absent["remedy"]
+    assert cut["remedy"]
+    assert "memory" not in checks
+
+
+def test_a_models_folder_that_is_missing_is_told_with_its_remedy(tmp_path, capsys):
+    status, checks = run(capsys, "--quick", "--models", str(tmp_path / "absent"))
+    (failed,) = [check for check in checks.values() if check["status"] == "fail"]
+    assert (status, failed["name"]) == (1, "models folder")
+    assert "absent: no such folder" in failed["found"]
+    assert "unpack" in failed["remedy"]
+    assert "memory" in checks
 
 
 def dies(setup):
