@@ -6,11 +6,13 @@ import json
 import math
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import EMBEDDED
+from conftest import EMBEDDED, ROOT
 from PIL import Image
 from scripted import BACKEND, in_this_process, study_here
 
@@ -311,14 +313,14 @@ def test_a_fit_changes_what_an_assessment_gives_and_fits_of_other_models_are_ref
 # Questions
 
 
-def test_questions_are_answered_and_counted_by_task(tmp_path, photo, monkeypatch, capsys):
+def test_questions_are_answered_and_counted_by_task(tmp_path, photo, monkeypatch):
     photo.crop((0, 0, 224, 224)).save(tmp_path / "a.png")
     lines = ["a.png,Is it sharp?,Yes|No,No,planner", 'a.png,"Which is it, mostly?",noisy|blurred|fine,C,summarizer']
     (tmp_path / "my questions.csv").write_text("image,question,choices,answer,task\n" + "\n".join(lines))
     monkeypatch.chdir(tmp_path)
-    in_this_process(monkeypatch)
-    assert main(["study", "run", "my questions.csv", "--out", "run", "--cpu"]) == 0
-    assert capsys.readouterr().out.partition(" in ")[0] == "2 rows"
+    command = [sys.executable, ROOT / "scripts" / "study.py", "run", "my questions.csv", "--out", "run", "--cpu"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.partition(" in ")[0]) == (0, "2 rows"), done.stderr
     run, rows = read_run(tmp_path / "run")
     assert run["dataset"]["kind"] == "MCQ"
     assert {row["question"]: (row["choices"], row["answer"]) for row in rows} == {
