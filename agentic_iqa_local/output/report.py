@@ -61,7 +61,7 @@ def _answer(row: Assessment) -> str | None:
         return f"{verdict}{held_back}{row.letter} {row.level}, q {row.q:.2f} of 5{between}"
     if row.letter and row.choices and row.p:
         open_ = row.answer_set and len(row.answer_set.letters) == len(row.choices)
-        unsure = "; no answer can be ruled out" if open_ else ""
+        unsure = ", though no other answer can be ruled out" if open_ else ""
         return f"{row.letter}. {chosen_answer(row.choices, row.letter)} (p {row.p[row.letter]:.2f}{unsure})"
     said = row.final_answer or ""
     return said if len(said) > 1 else f"the model wrote “{said}” alone"
@@ -179,7 +179,7 @@ def _sureness(row: Assessment) -> str:
         answers = " or ".join(chosen_answer(row.choices, letter) for letter in found.letters)
         said = f"With {found.coverage:.0%} probability the right answer is {answers}"
         if len(found.letters) == len(row.choices):
-            said = f"At {found.coverage:.0%} probability none of the answers can be ruled out"
+            said = f"Such answers were wrong too often to rule any other out at {found.coverage:.0%} probability"
         lines.append(f"{said} (learnt from {found.calibrated_on}).")
         lines += [f"There are more of them because {reason}." for reason in found.widened]
     lines += [f"{row.no_interval[0].upper()}{row.no_interval[1:]}."] if row.no_interval else []
