@@ -1,6 +1,8 @@
 """The result of an assessment: what assess prints, field by field."""
 
+import hashlib
 import html
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -8,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 import agentic_iqa_local
 from agentic_iqa_local.config import FusionSettings, Pipeline
 from agentic_iqa_local.errors import one_line
+from agentic_iqa_local.images.files import ImageError, read_file
 from agentic_iqa_local.nodes.prompts import chosen_answer
 from agentic_iqa_local.state import (
     LETTER_TO_LEVEL,
@@ -25,6 +28,15 @@ from agentic_iqa_local.vlm_client import TokenUsage
 # 5: intervals and what follows from them. 4: passes, failed tries, turns of conversations. 3: eta and sigma.
 # 2: answers that a query lists are choices, and part of a row's key
 SCHEMA_VERSION = 5
+
+
+def file_sha256(path: str | Path) -> str | None:
+    """What a row has as the `sha256` (hex) of its picture's file; None where there is none that could be a picture:
+    missing, no regular file, or beyond 1 GiB."""
+    try:
+        return hashlib.sha256(read_file(path)).hexdigest()
+    except ImageError:
+        return None
 
 
 class SeenView(BaseModel):

@@ -13,8 +13,8 @@ from agentic_iqa_local import state
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.iqa_tools.detector import FamilyError, load_detector, logit
 from agentic_iqa_local.nodes.executor import executor_node
-from agentic_iqa_local.nodes.measured_answers import measure_choices, says_present
-from agentic_iqa_local.nodes.query import distortions_in
+from agentic_iqa_local.nodes.measured_answers import measure_choices
+from agentic_iqa_local.nodes.query import distortions_in, says_present
 from agentic_iqa_local.nodes.summarizer import summarizer_node
 from agentic_iqa_local.state import DISTORTION_TYPES, ExecutorOutput, PlannerOutput, SummarizerOutput
 

@@ -12,7 +12,7 @@ from agentic_iqa_local.batch.inputs import row_key
 from agentic_iqa_local.batch.rows import RowFile, RowsError, StoredRow, check_run, write_run
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.files import WriteError, path_from_text
-from agentic_iqa_local.judgement.picture_hash import file_sha256
+from agentic_iqa_local.result import file_sha256
 
 
 def picture_changed(row: dict[str, Any], since: float) -> bool:

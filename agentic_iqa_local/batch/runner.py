@@ -25,7 +25,7 @@ from typing import Any, Generic
 from agentic_iqa_local.batch.work import AnyItem, Row, Work
 from agentic_iqa_local.devices import memory_ran_out
 from agentic_iqa_local.errors import UserError, name_picture, one_line
-from agentic_iqa_local.judgement.picture_hash import file_sha256
+from agentic_iqa_local.result import file_sha256
 from agentic_iqa_local.services import MODEL, Observer, Services
 from agentic_iqa_local.vlm_client import ModelLost, OutOfMemory
 
@@ -139,6 +139,8 @@ class Runner(Generic[AnyItem, Row]):
                 if self.jobs == self._most > 1:
                     self.jobs //= 2
                     logger.warning("memory ran out with %d images at once; going on with %d", self._most, self.jobs)
+            elif self._closing:
+                raise CancelledError
             else:
                 why = f"timed out after {self.timeout:g} s" if kind == "late" else f"the process ended {about}"
                 logger.warning("%s: %s; going on with a new one", one_line(str(item.image)), why)

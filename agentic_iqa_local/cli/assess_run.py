@@ -27,6 +27,7 @@ from agentic_iqa_local.output.report import account, summary
 from agentic_iqa_local.output.tables import csv_text
 from agentic_iqa_local.output.tally import Tally
 from agentic_iqa_local.output.tracking import tracked
+from agentic_iqa_local.output.words import wrapped
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.vlm_client import VLMError
 
@@ -48,7 +49,7 @@ class AssessRun:
         self.left = [item for item in items if item.key not in done]
         self.go_on = "the same command with --resume goes on" if args.out else "with --out FILE a run can go on"
         self.tally, self.rows = Tally(), list[Assessment]()  # rows that a table needs and no file has
-        self.written, self.without_map, self.seconds = 0, 0, 0.0
+        self.written, self.without_map, self.seconds, self.notice = 0, 0, 0.0, ""
         self.lines = None
         if console.results.isatty() and len(items) > 1 and not (args.json or args.explain or args.out):
             verdict = args.at_least is not None or args.abstain_wider_than is not None
@@ -121,6 +122,7 @@ class AssessRun:
             self.tally.add(row.model_dump(include=Tally.FIELDS))
             self.rows += [row] if self.args.csv or self.args.gallery else []
         self.written += 1
+        self.notice = (row.model or {}).get("notice") or self.notice
         self.log({"q": row.q, "seconds": row.seconds, "failed": failed}, self.written)
         if self.lines:
             tell(self.lines.line(row), self.console.results)
@@ -139,6 +141,8 @@ class AssessRun:
             self.log({"mean q": tally.mean, "pictures": tally.total, "failures": len(tally.failed)})
         if tally.total > 1:
             tell("\n" + tally.text(self.written, self.seconds, ranked=self.lines is None))
+            if self.notice:
+                tell("\n".join(wrapped(f"Note: {self.notice}.", indent="")))
         if results:
             again = "; add --resume --retry-failed to assess those again"
             failed = f", {len(tally.failed)} of them failures{again}" if tally.failed else ""

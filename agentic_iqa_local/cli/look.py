@@ -32,7 +32,7 @@ def doctor(args: argparse.Namespace) -> int:
 
 
 def tools(args: argparse.Namespace) -> None:
-    from agentic_iqa_local.output.tool_table import tool_table
+    from agentic_iqa_local.output.tables import tool_table
     from agentic_iqa_local.services import Services
 
     with Console() as console:

@@ -17,7 +17,6 @@ from agentic_iqa_local.images.pictures import Picture, PictureFile, as_file
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.judgement.fit import calibration_for
 from agentic_iqa_local.judgement.gates import Sureness
-from agentic_iqa_local.judgement.picture_hash import file_sha256
 from agentic_iqa_local.judgement.quality_map import MapRequest, map_request, mapped
 from agentic_iqa_local.nodes.evidence import of_object
 from agentic_iqa_local.nodes.letter_reading import ROLE, answer_letter, read_and_fuse, read_choices
@@ -26,7 +25,7 @@ from agentic_iqa_local.nodes.query import named_metrics
 from agentic_iqa_local.nodes.summarizer import without_words
 from agentic_iqa_local.nodes.tool_runs import run_tool
 from agentic_iqa_local.nodes.workbench import OpenImages
-from agentic_iqa_local.result import Assessment, Seen, SeenView
+from agentic_iqa_local.result import Assessment, Seen, SeenView, file_sha256
 from agentic_iqa_local.services import Observer, Services, load_services
 from agentic_iqa_local.state import OVERALL, AgenticIQAState, FusionResult, ToolExecutionLog
 from agentic_iqa_local.vlm_client import VLMError

@@ -12,7 +12,7 @@ from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.nodes.detection import strongest
 from agentic_iqa_local.nodes.evidence import Evidence, by_object, votes
 from agentic_iqa_local.nodes.prompts import choice_letters
-from agentic_iqa_local.nodes.query import WORDS, asked_about, distortions_in, pattern
+from agentic_iqa_local.nodes.query import WORDS, asked_about, distortions_in, pattern, says_present
 from agentic_iqa_local.state import Detection, ExecutorOutput, PlannerOutput
 
 EXPOSURE, SIDES = "Brightness change", ("too dark", "too bright")
@@ -26,7 +26,6 @@ _SIDES, _SEVERITIES, _LEVELS = (
     {key: pattern(words) for key, words in WORDS[table].items()} for table in ("exposures", "severities", "levels")
 )
 _NONE, _QUALITY, _GOOD, _BAD = (pattern(WORDS[name]) for name in ("no_distortion", "quality", "good", "bad"))
-_ANY, _VIRTUE, _VICE, _ABSENCE = (pattern(WORDS[name]) for name in ("any_distortion", "virtue", "vice", "absence"))
 
 
 def measure_choices(
@@ -132,12 +131,3 @@ def _presence(query: str, choices: Sequence[str], kinds: Sequence[str], detectio
 def _yes_or_no(choices: Sequence[str], yes: float, basis: str) -> Weights | None:
     answers = _matched(choices, _YES_NO)
     return ([yes if one == "yes" else 1 - yes for one in answers], basis) if answers else None
-
-
-def says_present(query: str, kinds: Sequence[str]) -> bool | None:
-    """Whether Yes says that the distortions named are there (True) or that they are not (False); None where the
-    question names none, or both a virtue and a damage."""
-    damaged = bool((_VICE if kinds else _ANY).search(query))
-    if damaged == bool(kinds and _VIRTUE.search(query)):
-        return None
-    return damaged != bool(_ABSENCE.search(query))

@@ -4,7 +4,7 @@ same for every model; the words stand in words.yaml."""
 import itertools
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +101,7 @@ def asks_where(query: str) -> bool:
 
 _NAMED = pattern([f"(?P<{kind.replace(' ', '_')}>{alternatives(ws)})" for kind, ws in WORDS["distortions"].items()])
 _DAMAGE, _DAMAGE_SOMEWHERE = pattern(WORDS["damage"]), pattern(WORDS["damage_somewhere"])
+_ANY, _VIRTUE, _VICE, _ABSENCE = (pattern(WORDS[name]) for name in ("any_distortion", "virtue", "vice", "absence"))
 _OPEN, _LEFT_OUT = pattern(WORDS["open_question"]), pattern(WORDS["left_out"])
 
 
@@ -118,6 +119,15 @@ def asks_about_damage(query: str) -> bool:
     """Whether a query names damage by a word that means nothing else, or asks where damage is."""
     text = asked_about(query)
     return bool(_DAMAGE.search(text) or (asks_where(query) and _DAMAGE_SOMEWHERE.search(text)))
+
+
+def says_present(query: str, kinds: Sequence[str]) -> bool | None:
+    """Whether Yes says that the distortions named are there (True) or that they are not (False); None where the
+    question names none, or both a virtue and a damage."""
+    damaged = bool((_VICE if kinds else _ANY).search(query))
+    if damaged == bool(kinds and _VIRTUE.search(query)):
+        return None
+    return damaged != bool(_ABSENCE.search(query))
 
 
 def asked_about(query: str) -> str:

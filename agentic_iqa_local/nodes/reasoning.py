@@ -22,7 +22,7 @@ def reasoned(text: str | None, evidence: Evidence, fusion: FusionResult | None, 
     """Where the damage is, the model's `text` and the notes. Sentences made of the evidence and of the answer stand in
     for a `text` of None, and for one that says something else than was found."""
     told = text is not None and not contradicts(text, evidence, fusion, choices)
-    said = [text] if told else from_evidence(evidence, fusion, choices)
+    said = [text.removeprefix("None: ")] if text and told else from_evidence(evidence, fusion, choices)
     return " ".join([*_place(evidence), *filter(None, said), *_notes(evidence, fusion)])
 
 

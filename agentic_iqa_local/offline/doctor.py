@@ -241,7 +241,7 @@ def model(setup: Setup, backend: str) -> Finding | None:
     if read.off_letter_mass > setup.settings.fusion.off_letter_warning:
         found += f"; {read.off_letter_mass:.0%} of the probability lies off them"
         return "warn", found, "this model hardly takes the answer format: use one that follows instructions"
-    return "pass", found, ""
+    return ("warn", found, about["notice"]) if about["notice"] else ("pass", found, "")
 
 
 def tools(setup: Setup) -> Finding:

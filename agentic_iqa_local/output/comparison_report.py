@@ -6,7 +6,7 @@ from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.judgement.comparison import Comparison, Pair, Ranked, Ranking
 from agentic_iqa_local.output.report import account, headline
 from agentic_iqa_local.output.tables import Row, as_csv, verdict_cells
-from agentic_iqa_local.output.words import bullets, safe_lines, wrapped
+from agentic_iqa_local.output.words import bullets, safe_lines, trial, wrapped
 from agentic_iqa_local.result import Assessment, Result
 
 _BASES = {
@@ -35,7 +35,7 @@ def explain(result: Result) -> str:
         for row in (result.first, result.second):
             interval = row.interval and f", 90 % interval {row.interval.low:.2f} to {row.interval.high:.2f}"
             lines += wrapped(f"{one_line(row.image)}: {row.answer}{interval or ''}")
-        lines += ["", *_pair_lines(result.pair), *_how_rated(result)] if result.pair else []
+        lines += ["", *_pair_lines(result, result.pair)] if result.pair else []
         return safe_lines(lines + bullets("Warnings", result.warnings))
     if isinstance(result, Ranking):
         head = ["", _group_headline(result)] if result.kind == "group" else []
@@ -54,24 +54,19 @@ def comparison_headline(found: Comparison) -> str:
         return one_line(f"{names}: neither is better")
     p = max(found.pair.probability, 1 - found.pair.probability)
     other = found.second if found.better is found.first else found.first
-    return one_line(f"{found.better.image}: better than {other.image} (probability {_rounded(p)})")
+    return one_line(f"{found.better.image}: better than {other.image} (probability {_rounded(p)}){trial(other)}")
 
 
 def _rounded(p: float) -> str:
     return f"{p:.2f}" if p < 0.995 else "above 0.99"
 
 
-def _pair_lines(pair: Pair) -> list[str]:
+def _pair_lines(found: Comparison, pair: Pair) -> list[str]:
     scene = "The same scene" if pair.same_scene else "Different scenes"
     basis = _BASES[pair.basis] + (f" ({pair.fitted_on})" if pair.fitted_on else "")
     text = f"{scene}, judged by perceptual hashes. P(first is better) = {pair.probability:.3f}, computed from {basis}."
-    return wrapped(text, indent="")
-
-
-def _how_rated(found: Comparison) -> list[str]:
-    """That the scores are of another pipeline than a newcomer knows from assess."""
-    said = "Both scores come from the model's letters and the tools; assess, which runs the agent, may give others."
-    return ["", *wrapped(said, indent="")] if found.first.pipeline == "letters" else []
+    how = " Both scores come from the model's letters and the tools; assess, which runs the agent, may give others."
+    return wrapped(text + how * (found.first.pipeline == "letters"), indent="")
 
 
 def _group_headline(found: Ranking) -> str:

@@ -11,12 +11,13 @@ from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.iqa_tools import TOOLS
 from agentic_iqa_local.nodes.evidence import of_object
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY, chosen_answer
-from agentic_iqa_local.nodes.query import distortions_in
-from agentic_iqa_local.output.words import bullets, level_word, named, safe_lines, with_severity, wrapped
+from agentic_iqa_local.nodes.query import WORDS, distortions_in, pattern, says_present
+from agentic_iqa_local.output.words import bullets, level_word, named, safe_lines, trial, with_severity, wrapped
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.score_fusion import expected_level
 from agentic_iqa_local.state import UNCLEAR, ToolExecutionLog, in_words
 
+_YES_OR_NO, _ABOUT_QUALITY = pattern(WORDS["yes_or_no"]), pattern(WORDS["about_quality"])
 AGREE = 0.5  # levels between the tools' mean and the model's expectation
 
 
@@ -25,12 +26,12 @@ def headline(row: Assessment) -> str:
     image = one_line(row.image)
     if row.error:
         return one_line(f"FAILED: {row.error if row.error.startswith(image) else f'{image}: {row.error}'}")
-    notice = " [small embedded model]" if (row.model or {}).get("notice") else ""
     asked = {run.tool_name: run for run in row.tools if run.tool_name in named(row) and not run.error}
     scores = [f"{name} {run.raw_score:.4g} ({run.normalized_score:.2f} of 5)" for name, run in asked.items()]
     unlike = ["unlike a photograph"] if row.unlike_photograph else []
-    answer = "; ".join([*found_of_question(row), f"{_answer(row)}{notice}"])
-    return one_line("; ".join([f"{row.image}: {answer}", *unlike, *scores, *_stand_ins(row)]))
+    answer = "; ".join([*found_of_question(row), f"{_answer(row)}{trial(row)}"])
+    against = f" against {row.reference}" if row.reference else ""
+    return one_line("; ".join([f"{row.image}{against}: {answer}", *unlike, *scores, *_stand_ins(row)]))
 
 
 def found_of_question(row: Assessment) -> list[str]:
@@ -42,26 +43,27 @@ def found_of_question(row: Assessment) -> list[str]:
         return []
     kinds = distortions_in(row.query, row.plan.objects)
     items = [(name, item) for name, items in analysis.items() for item in items if not kinds or item.type in kinds]
-    if found := [
-        f"{with_severity(row, name, item)}{of_object(name)}" for name, item in items if item.severity != "none"
-    ]:
-        return [" and ".join(found)]
+    found = [f"{with_severity(row, name, item)}{of_object(name)}" for name, item in items if item.severity != "none"]
     sought = " or ".join(dict.fromkeys(in_words(evidence, name, kind) for name in analysis for kind in kinds))
-    return [f"no {sought or 'damage'} found"]
+    nothing = f"no {sought or 'damage'} found"
+    present = says_present(row.query, kinds) if kinds and _YES_OR_NO.match(row.query) else None
+    yes = "" if present is None else "yes, " if present == bool(found) else "no, "
+    taken = "" if _ABOUT_QUALITY.search(row.query) else "taken as a question about quality: "
+    return [f"{taken}{yes}{' and '.join(found) or nothing}"]
 
 
 def _answer(row: Assessment) -> str | None:
     """The answer with its level and score, or its choice and probability."""
     if row.level:
         interval = row.interval
-        wide = "; --explain says why it is wide" if interval and interval.widened else ""
+        wide = f", wide since {interval.widened[0]}" if interval and interval.widened else ""
         between = f" (90 % interval {interval.low:.1f} to {interval.high:.1f}{wide})" if interval else ""
         verdict = f"{row.gate.verdict.upper()}: " if row.gate else ""
         held_back = "not sure: " if row.not_sure else ""
         return f"{verdict}{held_back}{row.letter} {row.level}, q {row.q:.2f} of 5{between}"
     if row.letter and row.choices and row.p:
         open_ = row.answer_set and len(row.answer_set.letters) == len(row.choices)
-        unsure = ", though no other answer can be ruled out" if open_ else ""
+        unsure = ", but such answers were often wrong" if open_ else ""
         return f"{row.letter}. {chosen_answer(row.choices, row.letter)} (p {row.p[row.letter]:.2f}{unsure})"
     said = row.final_answer or ""
     return said if len(said) > 1 else f"the model wrote “{said}” alone"
@@ -100,7 +102,7 @@ def account(row: Assessment) -> str:
         if said := " ".join(filter(None, text)):
             lines += ["", *wrapped(said)]
     if row.quality_reasoning and row.final_answer != row.quality_reasoning:
-        lines += ["", *wrapped(f"In short: {row.quality_reasoning}")]
+        lines += ["", *wrapped(f"Reasoning: {row.quality_reasoning}")]
     lines += _numbers(row) + bullets("Warnings", row.warnings)
     if row.model:
         cost = f"{row.model['name']} on {row.model['device']} ({row.model['dtype']}), {row.seconds:.1f} s"
@@ -159,9 +161,9 @@ def _map(row: Assessment) -> Iterator[str]:
         yield from [f"There is no map: {row.no_map.removeprefix('map: ')}."] if row.no_map else []
         return
     for box in row.map.worst:
-        there = [box.seen and box.seen.lower(), *(f"{tool} {score:.2f} there" for tool, score in box.tools.items())]
-        how = ", ".join([f"{box.below:.1f} worse than the rest", *filter(None, there)])
-        yield f"By the map the {box.place} (pixels {box.box[:2]} to {box.box[2:]}) is {how}."
+        how = f"{box.q:.1f} of 5, {box.below:.1f} below the rest"
+        seen = f" ({box.seen.lower()})" if box.seen else ""
+        yield f"By the map the {box.place}, pixels {box.box[:2]} to {box.box[2:]}, has {how}{seen}."
     if not row.map.worst:
         yield "By the map no part is clearly worse than the rest."
     if row.map.not_drawn or row.map.png:

@@ -47,6 +47,11 @@ def _seen(row: Assessment) -> list[tuple[str, DistortionAnalysis]]:
     return [(name, item) for name, item in found_damage(row.evidence) if item.severity != UNCLEAR]
 
 
+def trial(row: Assessment) -> str:
+    """What follows an answer of a small model that only proves an installation; nothing behind others."""
+    return " [trial model, not for real judgements]" if (row.model or {}).get("notice") else ""
+
+
 def wrapped(text: str, indent: str = "  ", hang: str = "  ") -> list[str]:
     """The lines of a text that fits the terminal; `indent` begins the first one, `hang` the others."""
     width = min(WIDEST, max(NARROWEST, shutil.get_terminal_size((WIDEST, 24)).columns))
