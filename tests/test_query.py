@@ -168,9 +168,11 @@ def test_answers_in_the_query_are_offered_to_the_model(picture, pipeline):
 
 def test_a_rating_that_answers_a_question_is_preceded_by_what_was_found_of_it(noisy_path, services):
     row = assess(noisy_path, query="Is it noisy?", services=services)
-    assert re.match(r"(severe|extreme) noise; [A-E] ", headline(row).removeprefix(f"{noisy_path}: "))
+    assert re.match(r"yes, (severe|extreme) noise; [A-E] ", headline(row).removeprefix(f"{noisy_path}: "))
     about_blur = row.model_copy(update={"query": "Is it sharp?"})
-    assert headline(about_blur).startswith(f"{noisy_path}: no blur found; ")
+    assert headline(about_blur).startswith(f"{noisy_path}: yes, no blur found; ")
+    counted = row.model_copy(update={"query": "How many people are in it?"})
+    assert headline(counted).startswith(f"{noisy_path}: taken as a question about quality: ")
     assert headline(row.model_copy(update={"query": DEFAULT_QUERY})).startswith(f"{noisy_path}: {row.letter} ")
 
 

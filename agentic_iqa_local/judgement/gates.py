@@ -68,7 +68,7 @@ class Sureness:
         others = f"no picture of the calibration was measured by just {', '.join(fusion.voters)}"
         differences = {
             unlike: self.unlike_photograph,
-            f"the query is another than the calibration's ({calibration.query})": self.query != calibration.query,
+            "it was learnt for another query": self.query != calibration.query,
             "the query asks for particular distortions": plan and plan.distortions,
             others: tuple(fusion.voters) not in part.tools,
         }
