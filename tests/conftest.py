@@ -31,6 +31,24 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 collect_ignore = [] if importlib.util.find_spec("vllm") else ["vllm_engine"]
 
 
+def pytest_collection_modifyitems(items):
+    """The files that take longest begin first, or the last of them would run beside nothing (scripts/test.sh)."""
+    first = (
+        "ray",
+        "batch",
+        "service",
+        "service_page",
+        "runner",
+        "tutorial",
+        "iqa_tools",
+        "offline",
+        "doctor",
+        "study_run",
+    )
+    names = [f"test_{name}" for name in first]
+    items.sort(key=lambda item: names.index(item.path.stem) if item.path.stem in names else len(names))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     """The tests of the vLLM engine exist to show that the real one runs: one that is skipped has failed."""

@@ -24,7 +24,7 @@ from agentic_iqa_local.iqa_tools.calibration import CalibrationError, read_map_f
 from agentic_iqa_local.iqa_tools.crops import crops_of
 from agentic_iqa_local.iqa_tools.specs import DATA
 from agentic_iqa_local.offline.bundle import unpack, write_bundle
-from agentic_iqa_local.output.tool_table import tool_table
+from agentic_iqa_local.output.tables import tool_table
 
 ROOT = Path(__file__).resolve().parents[1]
 SHIPPED = ROOT / "configs" / "tool_maps.yaml"
