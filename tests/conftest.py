@@ -83,13 +83,17 @@ def _no_network():
 
 @pytest.fixture(autouse=True)
 def _logging_as_before():
-    """A command that runs in this process sets the levels and handlers of its logs; the next test has its own."""
-    loggers = logging.getLogger(), logging.getLogger("agentic_iqa_local")
-    before = [(logger, logger.level, logger.handlers[:]) for logger in loggers]
+    """A command that runs in this process, maybe in a fixture of a whole file, sets the levels and handlers of its logs;
+    each test has those of a new process."""
+    root, package = logging.getLogger(), logging.getLogger("agentic_iqa_local")
+    before = root.level, root.handlers[:]
+    package.setLevel(logging.NOTSET)
+    package.handlers.clear()
     yield
-    for logger, level, handlers in before:
-        logger.setLevel(level)
-        logger.handlers[:] = handlers
+    root.setLevel(before[0])
+    root.handlers[:] = before[1]
+    package.setLevel(logging.NOTSET)
+    package.handlers.clear()
 
 
 @pytest.fixture(scope="session")

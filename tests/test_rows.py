@@ -22,7 +22,7 @@ from agentic_iqa_local.batch.work import Assessing, as_line
 from agentic_iqa_local.cli.main import main
 from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.files import WriteError
-from agentic_iqa_local.judgement.assessment import file_sha256
+from agentic_iqa_local.result import file_sha256
 
 ONE, TWO, THREE = '{"n": 1}\n', '{"n": 2}\n', '{"n": 3}\n'
 

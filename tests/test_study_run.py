@@ -21,10 +21,11 @@ from agentic_iqa_local.batch.runner import Runner
 from agentic_iqa_local.cli.main import main
 from agentic_iqa_local.config import ConfigError, FusionSettings
 from agentic_iqa_local.files import folder_hash
-from agentic_iqa_local.judgement.assessment import assess, file_sha256
+from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.judgement.fit import Fit
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
 from agentic_iqa_local.nodes.workbench import OpenImages
+from agentic_iqa_local.result import file_sha256
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.state import LETTER_TO_LEVEL, LETTERS
 from agentic_iqa_local.studies.datasets import DatasetError, load_dataset
