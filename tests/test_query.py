@@ -171,6 +171,8 @@ def test_a_rating_that_answers_a_question_is_preceded_by_what_was_found_of_it(no
     assert re.match(r"yes, (severe|extreme) noise; [A-E] ", headline(row).removeprefix(f"{noisy_path}: "))
     about_blur = row.model_copy(update={"query": "Is it sharp?"})
     assert headline(about_blur).startswith(f"{noisy_path}: yes, no blur found; ")
+    but_noise = row.model_copy(update={"query": "Is it sharp, apart from the noise?"})
+    assert headline(but_noise).startswith(f"{noisy_path}: yes, no blur found; ")
     counted = row.model_copy(update={"query": "How many people are in it?"})
     assert headline(counted).startswith(f"{noisy_path}: taken as a question about quality: ")
     assert headline(row.model_copy(update={"query": DEFAULT_QUERY})).startswith(f"{noisy_path}: {row.letter} ")

@@ -11,7 +11,7 @@ from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.iqa_tools import TOOLS
 from agentic_iqa_local.nodes.evidence import of_object
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY, chosen_answer
-from agentic_iqa_local.nodes.query import WORDS, distortions_in, pattern, says_present
+from agentic_iqa_local.nodes.query import WORDS, asked_about, distortions_in, pattern, says_present
 from agentic_iqa_local.output.words import bullets, level_word, named, safe_lines, trial, with_severity, wrapped
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.score_fusion import expected_level
@@ -46,7 +46,7 @@ def found_of_question(row: Assessment) -> list[str]:
     found = [f"{with_severity(row, name, item)}{of_object(name)}" for name, item in items if item.severity != "none"]
     sought = " or ".join(dict.fromkeys(in_words(evidence, name, kind) for name in analysis for kind in kinds))
     nothing = f"no {sought or 'damage'} found"
-    present = says_present(row.query, kinds) if kinds and _YES_OR_NO.match(row.query) else None
+    present = says_present(asked_about(row.query), kinds) if kinds and _YES_OR_NO.match(row.query) else None
     yes = "" if present is None else "yes, " if present == bool(found) else "no, "
     taken = "" if _ABOUT_QUALITY.search(row.query) else "taken as a question about quality: "
     return [f"{taken}{yes}{' and '.join(found) or nothing}"]
