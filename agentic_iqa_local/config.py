@@ -424,11 +424,8 @@ class Options(Decisions):
         return revised(settings, **parts)
 
     def _with_models(self, settings: Settings) -> Settings:
-        """Every section on `model`, served by `engine`.
-
-        A folder takes over the loading options of the configuration's own model: it is the same model in another place.
-        A name below the models folder has its own options in the configuration, or the defaults.
-        """
+        """Every section on `model`, served by `engine`. A folder takes over the loading options of the configuration's
+        own model, since it is that model in another place; a name has its own in the configuration, or the defaults."""
         backends = {role: settings.role(role).backend.partition(".")[::2] for role in ROLES}
         models = settings.models
         if name := self.model:

@@ -55,7 +55,7 @@ def _byte(char: str) -> str | None:
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
     """The one of `names` that a name which there is none of is near to."""
-    return next(iter(difflib.get_close_matches(name, list(names), n=1)), None)
+    return next(iter(difflib.get_close_matches(name, list(names), n=1, cutoff=0.75)), None)
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:

@@ -49,7 +49,7 @@ def lower_edge(level: str) -> float:
     with suppress(ValueError):
         if 1 <= (quality := edges.get(name) or float(name)) <= 5:
             return quality
-    raise ValueError(f"expected a level from D (Poor) to A (Excellent) or a number from 1 to 5, got {level!r}")
+    raise ValueError(f"expected Excellent, Good, Fair or Poor (or A to D) or a number from 1 to 5, got {level!r}")
 
 
 UNCLEAR = "unclear"  # said in place of a severity that cannot be told
@@ -226,15 +226,6 @@ class DamagedBox(BaseModel):
     severity: Severity | None = None  # the likeliest severity of that distortion; None where it was not read
     severities: dict[str, float] = {}  # probability of each severity; sums to 1
     tools: dict[str, float] = {}  # scores of the configured tools on this box alone, 1..5; not part of q
-
-    @property
-    def seen(self) -> str | None:
-        """Its distortion and how severe that is, in words; None where the model cannot be asked."""
-        if self.distortion is None or self.severity is None:
-            return self.distortion
-        if self.severity == "none":
-            return f"{self.distortion}, barely visible to the model"
-        return f"{self.severity} {self.distortion}"
 
 
 class ExecutorOutput(BaseModel):

@@ -51,7 +51,7 @@ def test_a_folder_becomes_groups_with_the_best_of_each(burst, tmp_path, monkeypa
     assert sorted(names) == [str(burst / name) for name in ("a.png", "b.png", "c.png")]
     assert (alone["best"], len(alone["order"])) == (str(burst / "=d.png"), 1)
     assert "is the best of 3" in told.err
-    assert "has no near-duplicate" in told.err
+    assert "is alone, no other picture shows its scene" in told.err
     places = [row for row in csv.DictReader(io.StringIO(table.read_text("utf-8-sig"))) if row["place"]]
     assert {row["image"] for row in places} == {*names, alone["best"]}
 

@@ -49,6 +49,6 @@ def wanted(args: argparse.Namespace) -> list[Item]:
     elif args.reference:
         check_file(args.reference)
     if args.choices and not args.query:
-        raise UsageError("--choices: expected with --query, the question that they answer", "add the question")
+        raise UsageError("--choices needs --query, the question that they answer", 'add --query "QUESTION"')
     query, choices = args.query or DEFAULT_QUERY, args.choices and tuple(args.choices)
     return [Item(file, original, query, choices) for file, original in zip(files, references, strict=True)]

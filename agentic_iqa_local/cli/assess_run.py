@@ -103,8 +103,8 @@ class AssessRun:
         """Assesses what is left until it is done or stopped."""
         done, began = len(self.items) - len(self.left), time.monotonic()
         try:
-            if self.lines and self.lines.folder:
-                tell(one_line(f"{self.lines.folder}{os.sep}"), self.console.results)
+            if self.lines:
+                tell(self.lines.head(), self.console.results)
             with Progress(len(self.items), done) as progress, stopped_by_ctrl_c(batch, self.go_on):
                 for row in batch.rows(resumed(self.left, batch.jobs) if done else self.left):
                     self._take(row)
@@ -147,9 +147,7 @@ class AssessRun:
             again = "; add --resume --retry-failed to assess those again"
             failed = f", {len(tally.failed)} of them failures{again}" if tally.failed else ""
             tell(one_line(f"{tally.total} rows in {args.out}{failed}"))
-        rows: Any = map(Assessment.model_validate, results) if results else self.rows
-        if args.gallery:
-            rows = [*rows]
+        rows = [*map(Assessment.model_validate, results)] if results and (args.csv or args.gallery) else self.rows
         if args.csv:
             write_whole(args.csv, csv_text(rows), encoding="utf-8-sig")
             tell(one_line(f"{tally.total} rows as a table in {args.csv}"))

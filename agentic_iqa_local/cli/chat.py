@@ -42,6 +42,8 @@ def _answer_all(args: argparse.Namespace, conversation: Conversation, rows: RowF
     if typed:
         tell(one_line(f"Ask about {conversation.picture}, one question a line; exit or Ctrl-D ends."))
     for query in _questions(args.query, typed):
+        if not typed and console.results.isatty():
+            tell(one_line(f"> {query}"), console.results)
         try:
             row = conversation.ask(query)
         except ValueError as error:

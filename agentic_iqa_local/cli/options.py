@@ -113,8 +113,8 @@ def add(options: argparse._ActionsContainer, *names: str, **other: str) -> None:
         if name == "json":
             options.add_argument(flag, action="store_true", help="JSON on stdout, on a terminal too")
         elif name == "verbose":
-            about = "log what happens (-vv: prompts and model output too)"
-            options.add_argument("-v", flag, action="count", default=0, help=about)
+            shape["help"] = "log what happens (-vv: prompts and model output too)"
+            options.add_argument("-v", flag, action="count", default=0, **shape)
         elif kind.get("type") == "boolean":
             options.add_argument(flag, action="store_true", **shape)
         else:

@@ -12,7 +12,7 @@ from typing import Any
 
 from agentic_iqa_local.cli.command import stopped_by_ctrl_c
 from agentic_iqa_local.cli.console import Progress, say, tell
-from agentic_iqa_local.cli.options import batch_of, chosen_settings, device_of, output_file
+from agentic_iqa_local.cli.options import UsageError, batch_of, chosen_settings, device_of, output_file
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.files import command, write_whole
 from agentic_iqa_local.iqa_tools import find_tool
@@ -51,8 +51,8 @@ def figures(folder: Path) -> Iterator[dict[str, float]]:
         yield {"images": len(errors), "failures": sum(error is not None for error in errors)}
     for file in sorted(folder.rglob("modes.csv")):
         for mode in csv.DictReader(file.read_text(encoding="utf-8").splitlines()):
-            name = f"{file.parent.name}/{mode['mode']}"
-            yield {f"{name} {kind}": float(mode[kind]) for kind in ("srcc", "plcc") if mode[kind]}
+            of_mode = {kind: float(mode[kind]) for kind in ("srcc", "plcc") if mode[kind]}
+            yield {f"{file.parent.name}/{mode['mode']} {kind}": value for kind, value in of_mode.items()}
 
 
 @noted
@@ -66,8 +66,7 @@ def run(args: argparse.Namespace) -> int:
         tell(f"{number} rows are left out: {one_line(reason)}")
     settings = chosen_settings(args)
     full_reference = dataset.info.kind == "FR" or any(item.reference for item in dataset.items)
-    configured = settings.tools.configured(full_reference)
-    tools = tuple(find_tool(tool).name for tool in args.tools or configured)
+    tools = tuple(find_tool(tool).name for tool in args.tools or settings.tools.configured(full_reference))
     plan = Plan(args.query or DEFAULT_QUERY, tuple(args.contexts), tools)
     batch = batch_of(args, Studying(settings, plan), device_of(args))
     total = len(dataset.items)
@@ -92,8 +91,7 @@ def fit(args: argparse.Namespace) -> None:
     write_whole(place, found.model_dump_json())
     calibrated = "intervals of q are not calibrated, they need an absolute category scale"
     if found.intervals:
-        answers = " and sets of answers" if found.intervals.questions else ""
-        calibrated = f"calibrates intervals of q for {len(found.intervals.ratings)} ways to assess{answers}"
+        calibrated = f"calibrates intervals of q for {len(found.intervals.ratings)} ways to assess"
     say(one_line(f"{found.account}; {calibrated}; written to {args.out}"))
 
 
@@ -105,6 +103,8 @@ def report(args: argparse.Namespace) -> None:
 
 
 def compare(args: argparse.Namespace) -> None:
+    if len({folder.resolve() for folder in args.runs}) < len(args.runs):
+        raise UsageError("compare: one run is named twice", "name two different runs")
     tables, notes = compare_runs(read_runs(args.runs), modes=args.modes, draws=args.draws)
     say("\n".join([*(as_text(name, table) for name, table in tables.items()), *notes]))
     if args.out:

@@ -68,10 +68,9 @@ def _by_tiles(values: np.ndarray) -> np.ndarray:
 
 
 def _correlation(picture: np.ndarray, original: np.ndarray, finest: float, power: int = 1) -> np.ndarray:
-    """How alike the two are (at most 1) at each shift, from 0.02 to `finest` cycles a pixel. Amplitudes count
-    by their square root: between plain correlation, which large shapes decide, and phase correlation, which
-    noise decides. With `power` 2 phases are doubled, against blurs that turn phases by half a circle: a shift
-    of n shows at 2n."""
+    """How alike the two are (at most 1) at each shift, from 0.02 to `finest` cycles a pixel. Amplitudes count by their
+    square root: between plain correlation, which large shapes decide, and phase correlation, which noise decides. With
+    `power` 2 phases are doubled, against blurs that turn phases by half a circle: a shift of n shows at 2n."""
     height, width = picture.shape
     window = np.outer(*(np.hanning(side).astype(np.float32) for side in picture.shape))
     one, other = (np.asarray(fft.rfft2((luma - luma.mean()) * window)) for luma in (picture, original))

@@ -15,14 +15,13 @@ BANDS = ((1, 2), (3, 4), (5, 6), (7, 9), (10, 14))  # of u + v in a block's DCT
 TONES = (0.005, 0.05, 0.25, 0.5, 0.75, 0.95, 0.995)
 SPREADS = (0.1, 0.5, 0.9)
 SIGNALS = 84
-SMALLEST_SIDE = 32
 
 # ITU-R BT.601, luma and the two colour differences, all in 0..255 or ±128
 _YCC = torch.tensor([[0.299, 0.587, 0.114], [-0.168736, -0.331264, 0.5], [0.5, -0.418688, -0.081312]])
 
 
 def signals(pixels: Tensor) -> Tensor:
-    """B×3×H×W RGB in 0..1, at least SMALLEST_SIDE a side → B×SIGNALS numbers, most of them logarithms."""
+    """B×3×H×W RGB in 0..1, at least 32 pixels a side → B×SIGNALS numbers, most of them logarithms."""
     return torch.stack([_of_one(picture) for picture in pixels])
 
 

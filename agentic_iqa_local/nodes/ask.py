@@ -66,8 +66,7 @@ def ask(
 
 def _read(text: str, schema: type[Reply], answer_prefix: str) -> Reply:
     """A written answer, fenced or not, as a `schema`. Raises ValueError, which pydantic's errors are."""
-    fenced = _FENCED.fullmatch(text)
-    written = fenced[1] if fenced else text
+    written = fenced[1] if (fenced := _FENCED.fullmatch(text)) else text
     reply = schema.model_validate_json(written, strict=True, extra="ignore", by_alias=True, by_name=False)
     said = json.dumps(reply.model_dump(mode="json", by_alias=True))
     if not said.startswith(answer_prefix):

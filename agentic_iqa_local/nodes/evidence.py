@@ -123,8 +123,8 @@ def contradictions(evidence: ExecutorOutput, fusion: FusionResult | None = None)
 
 def doubts(evidence: ExecutorOutput) -> str | None:
     """What the evidence leaves open by its own account, for `ExecutorOutput.uncertainty`; None where nothing is."""
-    unclear = [(name, item.type) for name, item in found_damage(evidence) if item.severity == UNCLEAR]
-    lines = [f"cannot tell how severe {kind} of {name} is" for name, kind in unclear]
+    unclear = [(name, item) for name, item in found_damage(evidence) if item.severity == UNCLEAR]
+    lines = [f"cannot tell how severe {item.type} of {name} is" for name, item in unclear]
     return "; ".join(filter(None, [*lines, evidence.disagreement])) or None
 
 

@@ -73,7 +73,7 @@ def _exposures(choices: Sequence[str], detection: Detection) -> Weights | None:
     sides, p = _matched(choices, _SIDES), _sides(detection)
     if not p or sides is None or not {*SIDES} <= {*sides}:
         return None
-    return [p[side] for side in sides], "LocalNR's reading of whether it is too dark or too bright"
+    return [p[side] for side in sides], "LocalNR's reading of whether the picture is too dark or too bright"
 
 
 def _sides(detection: Detection) -> dict[str, float]:
@@ -124,7 +124,7 @@ def _presence(query: str, choices: Sequence[str], kinds: Sequence[str], detectio
     sides = [side for side in SIDES if side in p and _SIDES[side].search(query)]
     basis = f"LocalNR's reading of whether there is {' or '.join(kinds).lower() or 'any distortion'}"
     if affirmed and list(kinds) == [EXPOSURE] and len(sides) == 1:
-        there, basis = p[sides[0]], f"LocalNR's reading of whether it is {sides[0]}"
+        there, basis = p[sides[0]], f"LocalNR's reading of whether the picture is {sides[0]}"
     return _yes_or_no(choices, there if affirmed else 1 - there, basis)
 
 

@@ -1,5 +1,4 @@
-"""The reasoning of an answer: the model's words, or sentences made of the evidence where it wrote none or others than
-were found, and behind either what a reader must know."""
+"""The reasoning of an answer: the model's words or sentences made of the evidence, and what a reader must know."""
 
 import re
 from collections.abc import Sequence
@@ -21,8 +20,11 @@ _LEVEL = re.compile(rf"\bquality is ({'|'.join(LEVEL_WORDS.values())})\b", re.IG
 def reasoned(text: str | None, evidence: Evidence, fusion: FusionResult | None, choices: Choices) -> str:
     """Where the damage is, the model's `text` and the notes. Sentences made of the evidence and of the answer stand in
     for a `text` of None, and for one that says something else than was found."""
-    told = text is not None and not contradicts(text, evidence, fusion, choices)
-    said = [text.removeprefix("None: ")] if text and told else from_evidence(evidence, fusion, choices)
+    written = "" if text is None or contradicts(text, evidence, fusion, choices) else text.removeprefix("None: ")
+    for name, item in found_damage(evidence):  # a model repeats the names of our lists
+        words = in_words(evidence, name, item.type)
+        written = written.replace(item.type, words.capitalize()).replace(item.type.lower(), words)
+    said = [written] if written else from_evidence(evidence, fusion, choices)
     return " ".join([*_place(evidence), *filter(None, said), *_notes(evidence, fusion)])
 
 
@@ -55,8 +57,7 @@ def from_evidence(evidence: Evidence, fusion: FusionResult | None, choices: Choi
         unclear = f"The severity of {what} cannot be told."
         said.append(unclear if item.severity == UNCLEAR else f"{item.severity.capitalize()} {what}: {seen}.")
     if analysis and not found:
-        unread = any(detection.error for detection in by_object(evidence, "detection").values())
-        partly = unread or _place(evidence)
+        partly = _place(evidence) or any(one.error for one in by_object(evidence, "detection").values())
         said.append("The model saw no distortion as a whole." if partly else "No visible distortion was found.")
     if evidence and letter and not choices:
         said.append(f"The quality is {LEVEL_WORDS[LETTER_TO_LEVEL[letter]].lower()}.")

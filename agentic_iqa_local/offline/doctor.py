@@ -159,7 +159,7 @@ def models_folder(setup: Setup) -> Finding:
     if not root.is_dir():
         return "fail", f"{root}: no such folder", f"say where it is with --models or $AGENTIC_IQA_MODELS, or {UNPACK}"
     if not os.path.lexists(root / MANIFEST) and root == ROOT / "models":
-        return "pass", f"{root}: no manifest; the embedded model is there", ""
+        return "pass", f"{root}: the embedded model is there; no bundle was unpacked here", ""
     if not os.path.lexists(root / MANIFEST):
         return "warn", f"{root}: no manifest, so nobody can tell whether its files are whole", UNPACK
     manifest, sha256 = read_folder_manifest(root)
@@ -214,8 +214,8 @@ def memory(setup: Setup) -> Finding:
         spread |= settings.device_map == "auto"
     needed, (free, total) = models + tools * GIB, free_memory(setup.device, spread)
     found = (
-        f"{'; '.join(words) or 'the weights are the server’s'}; {needed / GIB:.2f} GiB in all with {tools:g} GiB for"
-        f" tools, {free / GIB:.2f} of {total / GIB:.2f} GiB are free on {setup.device}"
+        f"{'; '.join(words) or 'the weights are the server’s'}; {needed / GIB:.2f} GiB needed in all with {tools:g} GiB"
+        f" for tools; {free / GIB:.2f} of {total / GIB:.2f} GiB are free on {setup.device}"
     )
     room = total if setup.quick else free  # a health check looks while the models are loaded
     if needed <= room:
@@ -237,7 +237,7 @@ def model(setup: Setup, backend: str) -> Finding | None:
     session.close()
     letter, about = reply.model_validate_json(answer).model_dump()["final_answer"], client.describe()
     logprobs = ", ".join(f"{name} {value:.2f}" for name, value in read.logprobs.items())
-    found = f"{about['engine']} answers {letter} on {about['device']} in {about['dtype']}; letters {logprobs}"
+    found = f"{about['engine']} answers {letter} on {about['device']} in {about['dtype']}; log-probabilities {logprobs}"
     if read.off_letter_mass > setup.settings.fusion.off_letter_warning:
         found += f"; {read.off_letter_mass:.0%} of the probability lies off them"
         return "warn", found, "this model hardly takes the answer format: use one that follows instructions"
@@ -258,7 +258,8 @@ def tools(setup: Setup) -> Finding:
                 problems.append(f"{info.name} is named by the configuration: {info.reason}")
         except ToolError as error:
             problems.append(error.message)
-    found = f"{len(measured)} are available{'' if setup.quick else ' and measure'}: {', '.join(measured)}"
+    of_what = "" if setup.quick else " and score a noisy test picture"
+    found = f"{len(measured)} are available{of_what}: {', '.join(measured)}"
     if problems:
         remedy = f"bring the weights in a bundle ({command('bundle')} --tools NAME), or name other tools"
         return "fail", f"{'; '.join(problems)}; {found}", remedy

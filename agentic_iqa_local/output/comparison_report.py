@@ -39,8 +39,7 @@ def explain(result: Result) -> str:
         return safe_lines(lines + bullets("Warnings", result.warnings))
     if isinstance(result, Ranking):
         head = ["", _group_headline(result)] if result.kind == "group" else []
-        count = ["", f"{len(result.pairs)} pairs compared."] if result.pairs else []
-        return safe_lines([*head, *map(_place, result.order), *count, *_failed_lines(result.failed)])
+        return safe_lines([*head, *map(_place, result.order), *_failed_lines(result.failed)])
     assert isinstance(result, Assessment)
     return account(result)
 
@@ -64,8 +63,9 @@ def _rounded(p: float) -> str:
 def _pair_lines(found: Comparison, pair: Pair) -> list[str]:
     scene = "The same scene" if pair.same_scene else "Different scenes"
     basis = _BASES[pair.basis] + (f" ({pair.fitted_on})" if pair.fitted_on else "")
-    text = f"{scene}, judged by perceptual hashes. P(first is better) = {pair.probability:.3f}, computed from {basis}."
-    how = " Both scores come from the model's letters and the tools; assess, which runs the agent, may give others."
+    better = f"P({one_line(found.first.image)} is better) = {pair.probability:.3f}, computed from {basis}"
+    text = f"{scene}, by perceptual hashes. {better}; so two intervals that overlap can still be told apart."
+    how = " Both scores are made without the agent's plan (pipeline letters), so assess may give slightly others."
     return wrapped(text + how * (found.first.pipeline == "letters"), indent="")
 
 
@@ -73,9 +73,10 @@ def _group_headline(found: Ranking) -> str:
     """One line: the best of a group, and how sure that is."""
     best, sure = found.order[0].assessment.image, found.order[0].better_than_next
     if len(found.order) == 1:
-        return one_line(f"Group {found.number}: {best} has no near-duplicate")
+        return one_line(f"Group {found.number}: {best} is alone, no other picture shows its scene")
     ahead = "" if sure is None else f" (better than the second best with probability {_rounded(sure)})"
-    return one_line(f"Group {found.number}: {best} is the best of {len(found.order)}{ahead}")
+    others = ", ".join(ranked.assessment.image for ranked in found.order[1:])
+    return one_line(f"Group {found.number}: {best} is the best of {len(found.order)}{ahead}; then {others}")
 
 
 def _place(ranked: Ranked) -> str:

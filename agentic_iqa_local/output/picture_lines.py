@@ -41,6 +41,15 @@ class PictureLines:
     def _short(self, path: str) -> str:
         return one_line(os.path.relpath(path, self.folder) if self.folder else path)
 
+    def head(self) -> Text:
+        """The names of the columns; the folder is that of the pictures."""
+        line = _cell(one_line(f"{self.folder}{os.sep}") if self.folder else "picture", self.name)
+        names = (("5 is best", self.bar + 5), ("level", self.level), ("90 %", 7))
+        for text, width in (*names, ("damage", self.damage), ("verdict", self.verdict)):
+            line.append_text(_cell(text, width))
+        line.rstrip()
+        return line
+
     def line(self, row: Assessment) -> Text:
         """The line of a picture: of a rating its figures, of a question its answer, of a failure the reason."""
         name = self._short(row.image)
@@ -50,7 +59,8 @@ class PictureLines:
             name = f"…{name}"
         line = _cell(name, self.name)
         if row.error:
-            line.append("FAILED", "bold red").append(one_line(row.answer).removeprefix("failed"))
+            expected, _, found = row.error.partition(", but ")
+            line.append("FAILED", "bold red").append(f": {one_line(found or expected)}")
         elif row.q is not None and row.final_answer:
             self._rate(line, row, row.q, row.final_answer)
         else:
@@ -95,6 +105,6 @@ def _named_scores(row: Assessment) -> str:
 
 
 def worst_distortion(row: Assessment) -> str:
-    """The most severe distortion; "none seen" where the evidence holds none, and nothing without evidence."""
+    """The most severe distortion; "no damage seen" where the evidence holds none, and nothing without evidence."""
     looked = row.evidence and row.evidence.distortion_analysis
-    return [*damage(row), "none seen"][0] if looked else ""
+    return [*damage(row), "no damage seen"][0] if looked else ""

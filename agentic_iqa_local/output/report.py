@@ -1,15 +1,10 @@
-"""One assessment in words: a headline, and the account of --explain. Pure: a result in, text out.
-
-The account says in a few sentences what the verdict is, what is wrong and where, how sure that is and what decided
-it; one table of numbers stands at its end.
-"""
+"""One assessment in words: a headline, and the account of --explain with its numbers at the end. Pure: text out."""
 
 import re
 from collections.abc import Iterator
 
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.iqa_tools import TOOLS
-from agentic_iqa_local.nodes.evidence import of_object
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY, chosen_answer
 from agentic_iqa_local.nodes.query import WORDS, asked_about, distortions_in, pattern, says_present
 from agentic_iqa_local.output.words import bullets, level_word, named, safe_lines, trial, with_severity, wrapped
@@ -29,7 +24,10 @@ def headline(row: Assessment) -> str:
     asked = {run.tool_name: run for run in row.tools if run.tool_name in named(row) and not run.error}
     scores = [f"{name} {run.raw_score:.4g} ({run.normalized_score:.2f} of 5)" for name, run in asked.items()]
     unlike = ["unlike a photograph"] if row.unlike_photograph else []
-    answer = "; ".join([*found_of_question(row), f"{_answer(row)}{trial(row)}"])
+    worst = (
+        [f"worst at the {' and the '.join(box.place for box in row.map.worst)}"] if row.map and row.map.worst else []
+    )
+    answer = "; ".join([*found_of_question(row), *worst, f"{_answer(row)}{trial(row)}"])
     against = f" against {row.reference}" if row.reference else ""
     return one_line("; ".join([f"{row.image}{against}: {answer}", *unlike, *scores, *_stand_ins(row)]))
 
@@ -43,28 +41,32 @@ def found_of_question(row: Assessment) -> list[str]:
         return []
     kinds = distortions_in(row.query, row.plan.objects)
     items = [(name, item) for name, items in analysis.items() for item in items if not kinds or item.type in kinds]
-    found = [f"{with_severity(row, name, item)}{of_object(name)}" for name, item in items if item.severity != "none"]
+    found = [with_severity(row, name, item) for name, item in items if item.severity != "none"]
     sought = " or ".join(dict.fromkeys(in_words(evidence, name, kind) for name in analysis for kind in kinds))
     nothing = f"no {sought or 'damage'} found"
     present = says_present(asked_about(row.query), kinds) if kinds and _YES_OR_NO.match(row.query) else None
     yes = "" if present is None else "yes, " if present == bool(found) else "no, "
-    taken = "" if _ABOUT_QUALITY.search(row.query) else "taken as a question about quality: "
-    return [f"{taken}{yes}{' and '.join(found) or nothing}"]
+    if not _ABOUT_QUALITY.search(row.query):
+        yes = "not answered, since only picture quality is judged; what was found: "
+    elif found and not kinds:
+        yes = f"the {'only fault' if len(found) == 1 else 'faults'} found: "
+    return [f"{yes}{' and '.join(found) or nothing}"]
 
 
 def _answer(row: Assessment) -> str | None:
     """The answer with its level and score, or its choice and probability."""
     if row.level:
         interval = row.interval
-        wide = f", wide since {interval.widened[0]}" if interval and interval.widened else ""
-        between = f" (90 % interval {interval.low:.1f} to {interval.high:.1f}{wide})" if interval else ""
+        between = f"; 90 % interval {interval.low:.1f} to {interval.high:.1f}" if interval else ""
+        if interval and interval.widened:
+            between = f"; no narrow interval, since {interval.widened[0]}"
         verdict = f"{row.gate.verdict.upper()}: " if row.gate else ""
         held_back = "not sure: " if row.not_sure else ""
-        return f"{verdict}{held_back}{row.letter} {row.level}, q {row.q:.2f} of 5{between}"
+        return f"{verdict}{held_back}{row.letter} {row.level}, q {row.q:.2f} of 5 (5 is best{between})"
     if row.letter and row.choices and row.p:
         open_ = row.answer_set and len(row.answer_set.letters) == len(row.choices)
         unsure = ", but such answers were often wrong" if open_ else ""
-        return f"{row.letter}. {chosen_answer(row.choices, row.letter)} (p {row.p[row.letter]:.2f}{unsure})"
+        return f"“{chosen_answer(row.choices, row.letter)}” (probability {row.p[row.letter]:.0%}{unsure})"
     said = row.final_answer or ""
     return said if len(said) > 1 else f"the model wrote “{said}” alone"
 
@@ -115,7 +117,7 @@ def account(row: Assessment) -> str:
 def _verdict(row: Assessment) -> str:
     asked = "" if row.query == DEFAULT_QUERY else f"You asked: “{row.query.rstrip('.')}”. "
     if row.level:
-        scale = f"{row.q:.1f} on the scale from 1 (bad) to 5 (excellent)"
+        scale = f"{row.q:.2f} on the scale from 1 (bad) to 5 (excellent)"
         what = "the picture" if row.plan is None or row.plan.query_scope == "Global" else ", ".join(row.plan.objects)
         said = f"The quality of {what} is {row.level.lower()}: {scale}"
         against = f", compared with its original {row.reference}" if row.reference else ""
@@ -141,11 +143,9 @@ def _damage(row: Assessment) -> str:
     analysis = (row.evidence and row.evidence.distortion_analysis) or {}
     items = [(name, item) for name, items in analysis.items() for item in items]
     seen = [(name, item) for name, item in items if item.severity not in ("none", UNCLEAR)]
-    shown = [
-        f"{with_severity(row, name, item)}{of_object(name)} ({item.explanation.rstrip('.')})" for name, item in seen
-    ]
+    shown = [f"{with_severity(row, name, item)} ({item.explanation.rstrip('.')})" for name, item in seen]
     lines = [f"It shows {' and '.join(shown)}."] if shown else []
-    unclear = [f"{with_severity(row, name, item)}{of_object(name)}" for name, item in items if item.severity == UNCLEAR]
+    unclear = [with_severity(row, name, item) for name, item in items if item.severity == UNCLEAR]
     lines += [f"How severe the {' and the '.join(unclear)} would be cannot be told."] if unclear else []
     if analysis and not seen and not unclear and not row.choices:
         lines.append("No damage was found.")
@@ -161,8 +161,9 @@ def _map(row: Assessment) -> Iterator[str]:
         yield from [f"There is no map: {row.no_map.removeprefix('map: ')}."] if row.no_map else []
         return
     for box in row.map.worst:
-        how = f"{box.q:.1f} of 5, {box.below:.1f} below the rest"
-        seen = f" ({box.seen.lower()})" if box.seen else ""
+        how = f"{box.q:.2f} of 5, {box.below:.2f} below the rest"
+        severity = f"{'barely visible' if box.severity == 'none' else box.severity} " * bool(box.severity)
+        seen = f" ({severity}{in_words(row.evidence, 'Global', box.distortion)})" if box.distortion else ""
         yield f"By the map the {box.place}, pixels {box.box[:2]} to {box.box[2:]}, has {how}{seen}."
     if not row.map.worst:
         yield "By the map no part is clearly worse than the rest."
@@ -181,7 +182,7 @@ def _sureness(row: Assessment) -> str:
         answers = " or ".join(chosen_answer(row.choices, letter) for letter in found.letters)
         said = f"With {found.coverage:.0%} probability the right answer is {answers}"
         if len(found.letters) == len(row.choices):
-            said = f"Such answers were wrong too often to rule any other out at {found.coverage:.0%} probability"
+            said = f"Answers to such questions were often wrong, so at {found.coverage:.0%} any other may be right too"
         lines.append(f"{said} (learnt from {found.calibrated_on}).")
         lines += [f"There are more of them because {reason}." for reason in found.widened]
     lines += [f"{row.no_interval[0].upper()}{row.no_interval[1:]}."] if row.no_interval else []
@@ -204,10 +205,10 @@ def _decision(row: Assessment) -> str:
     apart = abs(row.q_bar - expected)
     decided = "the tools" if abs(row.q - row.q_bar) <= abs(row.q - expected) else "the model"
     ends = "they agree" if apart < AGREE else f"they differ, and {decided} decided"
-    model = "has no preference" if row.vlm_letter is None else f"alone says {expected:.1f}"
+    model = "has no preference" if row.vlm_letter is None else f"alone says {expected:.2f}"
     voters = {run.tool_name for run in row.tools if run.normalized_score is not None and not _no_vote(run)}
     tools = f"The tool {voters.pop()} says" if len(voters) == 1 else "The tools say on average"
-    return f"{tools} {row.q_bar:.1f}, the model {model}: {ends}."
+    return f"{tools} {row.q_bar:.2f}, the model {model}: {ends}."
 
 
 def _way(row: Assessment) -> list[str]:

@@ -126,6 +126,8 @@ def tool_table(tools: Sequence[ToolInfo]) -> str:
             f" Cost: {_cost(tool.spec)}. Reliability: {reliability.account(tool.name)}."
         )
         lines += [f"{tool.name:<14}{tool.spec.reference:<4}{reach:<12}{state}", *wrapped(about)]
+    can = sum(tool.available for tool in tools)
+    lines += ["", f"{can} of {len(tools)} tools can run here; the agent uses the most reliable of them by itself."]
     return safe_lines(lines)
 
 

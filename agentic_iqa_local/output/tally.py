@@ -41,7 +41,8 @@ class Tally:
             self._scored.append((row["q"], row["image"]))
         else:
             choices = row["choices"]
-            self.answers[chosen_answer(choices, row["final_answer"]) if choices else "answered in words"] += 1
+            said = f"“{chosen_answer(choices, row['final_answer'])}”" if choices else "answered in words"
+            self.answers[said] += 1
 
     @property
     def total(self) -> int:
@@ -63,9 +64,11 @@ class Tally:
             said += f"; {number} {what}" if number else ""
         lines = wrapped(f"{self.total} pictures: {said}", indent="")
         if self.gate:
-            verdicts = ", ".join(f"{self.gate[end]} {end}" for end in ("pass", "fail", "unsure"))
-            wrong = f"at most {self._asked['error_rate']:.0%} of the verdicts are wrong"
-            lines += wrapped(f"{self._asked['at_least']:g} or better: {verdicts} ({wrong})", indent="")
+            sure = f"{self.gate['pass']} pass, {self.gate['fail']} fail"
+            wrong = f"{sure} (at most {self._asked['error_rate']:.0%} of such verdicts are wrong)"
+            unsure = f"{self.gate['unsure']} unsure (too close to call)"
+            unsure += "; with --strict the exit status tells"
+            lines += wrapped(f"{self._asked['at_least']:g} or better: {wrong}, {unsure}", indent="")
         lines += [*(self._ranking() if ranked and self._scored else []), *self._failures()]
         if assessed and seconds:
             lines.append(f"{pace(assessed, seconds)} ({assessed} in {seconds:.0f} s)")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import get_args
 
 from agentic_iqa_local.errors import one_line
-from agentic_iqa_local.nodes.evidence import found_damage
+from agentic_iqa_local.nodes.evidence import found_damage, of_object
 from agentic_iqa_local.nodes.query import named_metrics
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.state import LETTER_TO_LEVEL, LEVEL_WORDS, UNCLEAR, DistortionAnalysis, Severity, in_words
@@ -25,16 +25,15 @@ def named(row: Assessment) -> list[str]:
 
 
 def damage(row: Assessment) -> list[str]:
-    """Each distortion that was seen, the most severe first: "severe blur (sky)", of the whole picture without a
-    place."""
+    """Each distortion that was seen, the most severe first."""
     severities = get_args(Severity)  # from the mildest on
     found = sorted(_seen(row), key=lambda one: -severities.index(one[1].severity))
-    return [with_severity(row, name, item) + f" ({name})" * (name != "Global") for name, item in found]
+    return [with_severity(row, name, item) for name, item in found]
 
 
 def with_severity(row: Assessment, name: str, item: DistortionAnalysis) -> str:
-    """A distortion of an object with its severity: "severe blur"."""
-    kind = in_words(row.evidence, name, item.type)
+    """A distortion with its severity: "severe blur of sky", of the whole picture without an object."""
+    kind = f"{in_words(row.evidence, name, item.type)}{of_object(name)}"
     return kind if item.severity == UNCLEAR else f"{item.severity} {kind}"
 
 

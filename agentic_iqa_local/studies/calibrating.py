@@ -127,10 +127,8 @@ def _edges(q: np.ndarray) -> tuple[float, ...]:
 
 
 def _learned(known: pd.DataFrame) -> tuple[tuple[float, float], np.ndarray]:
-    """Offset and slope of the truth by q, and weights of FEATURES for its distance from that line.
-
-    The weights are least squares that RIDGE draws towards equal difficulty, in units of the features' variances.
-    """
+    """Offset and slope of the truth by q, and weights of FEATURES for its distance from that line: least squares that
+    RIDGE draws towards equal difficulty, in units of the features' variances."""
     table = known[[*FEATURES]].to_numpy()
     slope, offset = np.polyfit(known.q, known.truth, 1)
     distance = np.abs(known.truth - offset - slope * known.q).to_numpy()

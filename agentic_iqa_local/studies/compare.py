@@ -72,7 +72,7 @@ def _matched(stored: Mapping[str, Run]) -> dict[str, list[dict[str, Any]]]:
     common = [key for key in ours if all(key in rows for _, rows in others)]
     if len(common) < FEWEST:
         expected = f"expected at least {FEWEST} common images, found {len(common)}"
-        raise StudyError(f"compare: {expected}", "run each on the same images, at least that many")
+        raise StudyError(f"compare: {expected}", "run both on that many images or more")
     for name, theirs in others:
         for what, fact in (("scores", "mos"), ("files", "sha256")):
             differ = [key for key in common if len({ours[key].get(fact), theirs[key].get(fact)} - {None}) > 1]

@@ -192,8 +192,7 @@ def _gates(_: ScoredRun, judged: Judged) -> Iterator[Line]:
 
 def _pairwise(run: ScoredRun, judged: Judged) -> Iterator[Line]:
     """How often q ranks the better of two pictures higher, by how far the human scores lie apart; equal q count half.
-    The interval is over the draws: a pair counts as often as a draw holds both pictures, and once a copy where they
-    share a unit."""
+    In a draw a pair counts as often as that holds both pictures, and once a copy where they share a unit."""
     known = judged.known.sample(min(len(judged.known), MOST), random_state=0).sort_index()
     truth, q, unit = known.truth.to_numpy(), known.q.to_numpy(), run.draws.unit[known.index]
     weights = run.draws.weights[:MOST_DRAWS, known.index].astype(np.float32)

@@ -326,11 +326,8 @@ class TransformersSession(VLMSession):
         return 0
 
     def _model_inputs(self, new: list[int], kept: int) -> dict[str, torch.Tensor]:
-        """Inputs for `new` tokens after `kept` cached ones.
-
-        Positions are always given: Qwen's models otherwise take them from the image that ran last in the
-        process, and the logits are silently wrong.
-        """
+        """Inputs for `new` tokens after `kept` cached ones. Positions are always given: Qwen's models otherwise take
+        them from the image that ran last in the process, and the logits are silently wrong."""
         positions = torch.arange(kept, kept + len(new))[None]
         if self._delta is not None:
             positions = (positions + self._delta.cpu())[None].expand(3, -1, -1)
