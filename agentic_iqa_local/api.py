@@ -2,7 +2,6 @@
 questions about one."""
 
 import functools
-import logging
 import os
 import weakref
 from collections.abc import Sequence
@@ -134,9 +133,6 @@ class IQA:
         results = [
             assess(one, original, query, choices, **how) for one, original in zip(images, references, strict=True)
         ]
-        for row in results:
-            if row.error:
-                logging.getLogger(__name__).warning("%s: not assessed: %s", row.image, row.error)
         return results if several else results[0]
 
     __call__ = assess

@@ -210,7 +210,7 @@ def test_files_that_are_none(saved, tmp_path):
     saved("photo.jpeg", noise())
     assert refusal(str(tmp_path / "photo.jpg")).endswith("did you mean photo.jpeg?")
     assert "the file is empty" in refusal(saved("a.png", b""))
-    assert "the content is none of these" in refusal(saved("a.jpg", b"%!PS-Adobe-3.0 EPSF-3.0\n" * 100))
+    assert "the content is no such picture" in refusal(saved("a.jpg", b"%!PS-Adobe-3.0 EPSF-3.0\n" * 100))
     os.truncate(saved("large.png", b""), 2**30 + 1)  # sparse: it takes no space
     assert "at most 1073741824 bytes, but it has 1073741825" in refusal(str(tmp_path / "large.png"))
     check_file(saved("a.png", b"no image"))  # which does not read it

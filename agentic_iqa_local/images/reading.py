@@ -106,9 +106,9 @@ def _open(path: str, data: bytes) -> Image.Image:
     try:
         return Image.open(BytesIO(data), formats=FORMATS)
     except UnidentifiedImageError:
-        content = "the content is none of these, or damaged" if data else "the file is empty"
+        content = "the content is no such picture, or damaged" if data else "the file is empty"
         expected = f"{path}: expected a {', '.join(FORMATS)} or HEIC image, but {content}"
-        raise ImageError(expected, "get an intact copy" + " or convert it to PNG." * bool(data)) from None
+        raise ImageError(expected, f"get an intact copy{' or convert it to PNG' * bool(data)}.") from None
 
 
 def _check_header(path: str, image: Image.Image, max_pixels: int, min_side: int) -> None:

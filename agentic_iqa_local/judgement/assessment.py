@@ -1,6 +1,7 @@
 """One picture's assessment: what the pipeline answers, how sure that is and where the damage lies, as a typed
 result (`result.Assessment`)."""
 
+import logging
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -62,7 +63,7 @@ def assess(
         observer: Sees each call of them.
 
     Returns:
-        The result; whatever goes wrong with this picture is in its `error`.
+        The result; whatever goes wrong with this picture is in its `error`, and logged as a warning.
 
     Raises:
         VLMError: A model that cannot be loaded at all.
@@ -76,7 +77,10 @@ def assess(
         def opened() -> AbstractContextManager[OpenImages]:
             return closing(OpenImages(services, state["image_path"], state.get("reference_path"), observer))
 
-        return answered_row(state, picture, original, pipeline, services.settings, opened, request)
+        row = answered_row(state, picture, original, pipeline, services.settings, opened, request)
+    if row.error and observer is None:  # a batch shows its failures itself
+        logging.getLogger(__name__).warning("%s", row.error)
+    return row
 
 
 def start_state(

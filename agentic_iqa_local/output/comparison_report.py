@@ -20,7 +20,7 @@ _BASES = {
 def headline_of(result: Result) -> str:
     """A result in short."""
     if isinstance(result, Comparison):
-        return comparison_headline(result)
+        return safe_lines(wrapped(comparison_headline(result), indent=""))
     if isinstance(result, Ranking):
         lines = [*map(_place, result.order), *_failed_lines(result.failed)]
         return _group_headline(result) if result.kind == "group" else safe_lines(lines)

@@ -67,7 +67,7 @@ class Tally:
             sure = f"{self.gate['pass']} pass, {self.gate['fail']} fail"
             wrong = f"{sure} (at most {self._asked['error_rate']:.0%} of such verdicts are wrong)"
             unsure = f"{self.gate['unsure']} unsure (too close to call)"
-            unsure += "; with --strict the exit status tells"
+            unsure += "; with --strict the exit status says so too"
             lines += wrapped(f"{self._asked['at_least']:g} or better: {wrong}, {unsure}", indent="")
         lines += [*(self._ranking() if ranked and self._scored else []), *self._failures()]
         if assessed and seconds:
