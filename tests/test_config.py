@@ -107,7 +107,7 @@ WRONG = [
     ("pipeline", "letter", "expected agent or letters, got 'letter'; did you mean letters?"),
     ("max_replan_iterations", "-1", "expected 0 or more, got '-1'"),
     ("max_replan_iterations", "two", "expected a whole number, got 'two'"),
-    ("at_least", "super", "expected a level from D (Poor) to A (Excellent) or a number from 1 to 5, got 'super'"),
+    ("at_least", "super", "expected Excellent, Good, Fair or Poor (or A to D) or a number from 1 to 5, got 'super'"),
     ("target_width", "9", "expected 4 or less, got '9'"),
     ("error_rate", "0.2", "expected with at_least, which it limits"),
     ("background", "#ffffff80", "which is transparent itself"),

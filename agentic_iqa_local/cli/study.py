@@ -89,10 +89,12 @@ def fit(args: argparse.Namespace) -> None:
     place = output_file("--out", args.out, ".json")
     found = fit_runs(args.runs, args.objective, split=args.split, share=args.share, called=args.called)
     write_whole(place, found.model_dump_json())
-    calibrated = "intervals of q are not calibrated, they need an absolute category scale"
-    if found.intervals:
-        calibrated = f"calibrates intervals of q for {len(found.intervals.ratings)} ways to assess"
-    say(one_line(f"{found.account}; {calibrated}; written to {args.out}"))
+    said = "intervals of q are not calibrated, they need an absolute category scale"
+    if own := found.intervals:
+        said = (
+            f"calibrates intervals of {len(own.ratings)} ways to assess{' and sets of answers' * bool(own.questions)}"
+        )
+    say(one_line(f"{found.account}; {said}; written to {args.out}"))
 
 
 @noted
