@@ -58,8 +58,8 @@ def figures(folder: Path) -> Iterator[dict[str, float]]:
 @noted
 def run(args: argparse.Namespace) -> int:
     """Makes a study's rows; the exit status. Raises UserError."""
-    dataset = load_dataset(args.dataset, args.key, part_of=args.part_of, mos_range=args.mos_range)  # nosec B615
-    dataset = chosen(dataset, args.split, args.limit)
+    found = load_dataset(args.dataset, args.key, part_of=args.part_of, mos_range=args.mos_range)  # nosec B615
+    dataset = chosen(found, args.split, args.limit)
     if missing := dataset.missing:
         tell(one_line(f"{len(missing)} files that the scores name are missing, the first: {missing[0]}"))
     for reason, number in dataset.left_out.items():
@@ -67,9 +67,8 @@ def run(args: argparse.Namespace) -> int:
     settings = chosen_settings(args)
     full_reference = dataset.info.kind == "FR" or any(item.reference for item in dataset.items)
     tools = tuple(find_tool(tool).name for tool in args.tools or settings.tools.configured(full_reference))
-    plan = Plan(args.query or DEFAULT_QUERY, tuple(args.contexts), tools)
+    plan, total = Plan(args.query or DEFAULT_QUERY, tuple(args.contexts), tools), len(dataset.items)
     batch = batch_of(args, Studying(settings, plan), device_of(args))
-    total = len(dataset.items)
     with closing(run_study(dataset, batch, args.out)) as counts:
         done = next(counts)
         with Progress(total, done) as shown, stopped_by_ctrl_c(batch, GO_ON):
@@ -80,8 +79,8 @@ def run(args: argparse.Namespace) -> int:
         return 130
     errors = [row["error"] for row in read_run(args.out)[1] if row.get("error")]
     failed = f", {len(errors)} of them failures (the first: {one_line(str(errors[0]))})" if errors else ""
-    report_on = shlex.join([*command("study").split(), "report", str(args.out), "--out", "DIR"])
-    say(one_line(f"{total} rows in {args.out}{failed}; next: {report_on}"))
+    report_on = f"{command('study')} report {shlex.quote(str(args.out))}"
+    say(one_line(f"{total} rows in {args.out}{failed}; next: {report_on} --out DIR"))
     return 0
 
 
@@ -91,9 +90,8 @@ def fit(args: argparse.Namespace) -> None:
     write_whole(place, found.model_dump_json())
     said = "intervals of q are not calibrated, they need an absolute category scale"
     if own := found.intervals:
-        said = (
-            f"calibrates intervals of {len(own.ratings)} ways to assess{' and sets of answers' * bool(own.questions)}"
-        )
+        questions = " and sets of answers" * bool(own.questions)
+        said = f"calibrates intervals of q for {len(own.ratings)} ways to assess{questions}"
     say(one_line(f"{found.account}; {said}; written to {args.out}"))
 
 
@@ -119,4 +117,4 @@ def read_runs(folders: list[Path]) -> dict[str, Any]:
     names = [folder.resolve().name for folder in folders]
     times = Counter(names)
     called = [f"{name}-{i}" if times[name] > 1 else name for i, name in enumerate(names, 1)]
-    return {name: read_run(folder) for name, folder in zip(called, folders, strict=True)}
+    return dict(zip(called, map(read_run, folders), strict=True))
