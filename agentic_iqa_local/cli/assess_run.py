@@ -140,7 +140,7 @@ class AssessRun:
         if self.written:
             self.log({"mean q": tally.mean, "pictures": tally.total, "failures": len(tally.failed)})
         if tally.total > 1:
-            tell("\n" + tally.text(self.written, self.seconds, ranked=self.lines is None))
+            tell("\n" + tally.text(self.written, self.seconds, ranked=self.lines is None, of=len(self.items)))
             if self.notice:
                 tell("\n".join(wrapped(f"Note: {self.notice}.", indent="")))
         if results:

@@ -79,7 +79,7 @@ def assess(
 
         row = answered_row(state, picture, original, pipeline, services.settings, opened, request)
     if row.error and observer is None:  # a batch shows its failures itself
-        logging.getLogger(__name__).warning("%s", row.error)
+        logging.getLogger(__name__).warning("not assessed: %s", row.error)
     return row
 
 

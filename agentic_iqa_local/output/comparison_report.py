@@ -65,7 +65,7 @@ def _pair_lines(found: Comparison, pair: Pair) -> list[str]:
     basis = _BASES[pair.basis] + (f" ({pair.fitted_on})" if pair.fitted_on else "")
     better = f"P({one_line(found.first.image)} is better) = {pair.probability:.3f}, computed from {basis}"
     text = f"{scene}, by perceptual hashes. {better}; so two intervals that overlap can still be told apart."
-    how = " Both scores are made without the agent's plan (pipeline letters), so assess may give slightly others."
+    how = " Both scores are made without the agent's plan, so assess may give slightly others."
     return wrapped(text + how * (found.first.pipeline == "letters"), indent="")
 
 
@@ -75,7 +75,7 @@ def _group_headline(found: Ranking) -> str:
     if len(found.order) == 1:
         return one_line(f"Group {found.number}: {best} is alone, no other picture shows its scene")
     ahead = "" if sure is None else f" (better than the second best with probability {_rounded(sure)})"
-    others = ", ".join(ranked.assessment.image for ranked in found.order[1:])
+    others = ", ".join(ranked.assessment.image for ranked in found.order[1:]) + trial(found.order[0].assessment)
     return one_line(f"Group {found.number}: {best} is the best of {len(found.order)}{ahead}; then {others}")
 
 

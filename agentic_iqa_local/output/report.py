@@ -182,7 +182,7 @@ def _sureness(row: Assessment) -> str:
         answers = " or ".join(chosen_answer(row.choices, letter) for letter in found.letters)
         said = f"With {found.coverage:.0%} probability the right answer is {answers}"
         if len(found.letters) == len(row.choices):
-            said = f"Answers to such questions were often wrong, so at {found.coverage:.0%} any other may be right too"
+            said = f"Such answers were often wrong, so do not rely on it: at {found.coverage:.0%} no other is ruled out"
         lines.append(f"{said} (learnt from {found.calibrated_on}).")
         lines += [f"There are more of them because {reason}." for reason in found.widened]
     lines += [f"{row.no_interval[0].upper()}{row.no_interval[1:]}."] if row.no_interval else []

@@ -54,15 +54,15 @@ class Tally:
         """Of q; None where nothing was rated."""
         return sum(q for q, _ in self._scored) / len(self._scored) if self._scored else None
 
-    def text(self, assessed: int, seconds: float, *, ranked: bool = True) -> str:
+    def text(self, assessed: int, seconds: float, *, ranked: bool = True, of: int = 0) -> str:
         """The summary; `assessed` of the rows were made in the last `seconds`. `ranked` is False where each
-        picture has its line already."""
+        picture has its line already, `of` how many rows a whole batch would have."""
         levels = [f"{letter} {level_word(letter)}" for letter in LETTER_TO_LEVEL] if self._scored else []
         counts = {level: self.answers[level] for level in levels} | self.answers  # all levels, in their order
         said = ", ".join(f"{answer} {count}" for answer, count in counts.items()) or "none assessed"
         for number, what in ((self.not_sure, "not sure"), (len(self.failed), "failed")):
             said += f"; {number} {what}" if number else ""
-        lines = wrapped(f"{self.total} pictures: {said}", indent="")
+        lines = wrapped(f"{self.total}{f' of {of}' * (self.total < of)} pictures: {said}", indent="")
         if self.gate:
             sure = f"{self.gate['pass']} pass, {self.gate['fail']} fail"
             wrong = f"{sure} (at most {self._asked['error_rate']:.0%} of such verdicts are wrong)"
