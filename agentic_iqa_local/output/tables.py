@@ -119,7 +119,7 @@ def tool_table(tools: Sequence[ToolInfo]) -> str:
     """Every tool with its availability, what it costs, how reliable it is and the range that its map can reach."""
     lines, reliability = ["FR needs a reference, NR none; then the scores of 1 to 5 it can give"], load_reliability()
     for tool in tools:
-        reach = f"{tool.reachable[0]:.2f}..{tool.reachable[1]:.2f}" if tool.reachable else "no map"
+        reach = f"{tool.reachable[0]:.2f}..{tool.reachable[1]:.2f}" if tool.reachable else "no scale"
         state, why = ("available", "") if tool.available else ("unavailable", f" Unavailable: {tool.reason}.")
         about = (
             f"{tool.spec.description}.{why} Raw score: {'lower' if tool.spec.lower_better else 'higher'} is better."
@@ -127,7 +127,7 @@ def tool_table(tools: Sequence[ToolInfo]) -> str:
         )
         lines += [f"{tool.name:<14}{tool.spec.reference:<4}{reach:<12}{state}", *wrapped(about)]
     can = sum(tool.available for tool in tools)
-    lines += ["", f"{can} of {len(tools)} tools can run here; the agent uses the most reliable of them by itself."]
+    lines += ["", f"{can} of {len(tools)} tools can run here. SRCC is agreement with people on a data set, at most 1."]
     return safe_lines(lines)
 
 
