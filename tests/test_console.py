@@ -120,7 +120,11 @@ def test_lines_fit_and_stand_below_each_other(columns):
     rows = [[screen.buffer[y][x].data for x in range(columns)] for y in range(6)]
     assert len({"".join(cell or "\0" for cell in row).index("3.00") for row in rows[:4]}) == 1
     assert "".join(rows[5]).strip() == ""
-    assert all(cell_len(line) < columns for line in shown)
+    head = lines.head(rated=True).plain
+    assert all(cell_len(line) < columns for line in [head, *shown])
+    begins = {cell_len(text.partition(cell)[0]) for text, cell in ((head, "90 %"), (shown[0], "2.0–4.5"))}
+    assert len(begins) == 1  # the head of a column stands over it
+    assert lines.head(rated=False).plain.split() == ["picture", "answer"]
 
 
 @given(st.text(min_size=1, max_size=30), st.floats(1, 5))
@@ -135,6 +139,6 @@ def test_a_line_holds_one_bar_and_nothing_that_steers_a_terminal(name, q):
 def test_names_are_shown_without_the_folder_that_they_share():
     lines = PictureLines(["x/y/1.png", "x/y/z/2.png"], 80, damage=False, verdict=False)
     assert lines.folder == "x/y"
-    assert lines.line(failed("x/y/z/2.png")).plain.startswith("z/2.png")
+    assert lines.line(failed("x/y/z/2.png")).plain.startswith("z/2.png FAILED: expected ")
     for apart in (["1.png", "/x/2.png"], ["/a/1.png", "/b/2.png"]):
         assert PictureLines(apart, 80, damage=False, verdict=False).folder == ""

@@ -104,7 +104,7 @@ class AssessRun:
         done, began = len(self.items) - len(self.left), time.monotonic()
         try:
             if self.lines:
-                tell(self.lines.head(), self.console.results)
+                tell(self.lines.head(rated=not self.args.query), self.console.results)
             with Progress(len(self.items), done) as progress, stopped_by_ctrl_c(batch, self.go_on):
                 for row in batch.rows(resumed(self.left, batch.jobs) if done else self.left):
                     self._take(row)

@@ -41,11 +41,12 @@ class PictureLines:
     def _short(self, path: str) -> str:
         return one_line(os.path.relpath(path, self.folder) if self.folder else path)
 
-    def head(self) -> Text:
-        """The names of the columns; the folder is that of the pictures."""
+    def head(self, *, rated: bool) -> Text:
+        """The names of the columns of ratings, or of answers to a question; the folder is that of the pictures."""
         line = _cell(one_line(f"{self.folder}{os.sep}") if self.folder else "picture", self.name)
-        names = (("5 is best", self.bar + 5), ("level", self.level), ("90 %", 7))
-        for text, width in (*names, ("damage", self.damage), ("verdict", self.verdict)):
+        names = [("5 is best", self.bar + 5), ("level", self.level), ("90 %", 7)]
+        names += [("damage", self.damage), ("verdict", self.verdict)]
+        for text, width in names if rated else [("answer", len("answer"))]:
             line.append_text(_cell(text, width))
         line.rstrip()
         return line
@@ -59,7 +60,7 @@ class PictureLines:
             name = f"…{name}"
         line = _cell(name, self.name)
         if row.error:
-            expected, _, found = row.error.partition(", but ")
+            expected, _, found = row.answer.removeprefix("failed: ").partition(", but ")
             line.append("FAILED", "bold red").append(f": {one_line(found or expected)}")
         elif row.q is not None and row.final_answer:
             self._rate(line, row, row.q, row.final_answer)
