@@ -60,10 +60,11 @@ def test_what_is_no_picture_or_no_choice_is_refused_before_anything_is_opened(sc
     assert client.opened == []
 
 
-def test_bytes_and_temporary_folders_land_in_no_message(scripted):
+def test_bytes_and_temporary_folders_land_in_no_message(scripted, caplog):
     row = scripted[0](b"SECRET" * 20)
     assert row.error.startswith("<120 bytes>: expected a PNG")
-    told = row.model_dump_json() + repr(row) + row._repr_html_() + row.explain()
+    assert f"not assessed: {row.error}" in caplog.messages  # a script that looks at no error is warned
+    told = row.model_dump_json() + repr(row) + row._repr_html_() + row.explain() + caplog.text
     assert "SECRET" not in told
     assert "agentic_iqa_" not in row.model_dump_json() + repr(row)
 

@@ -147,7 +147,8 @@ class AssessRun:
             again = "; add --resume --retry-failed to assess those again"
             failed = f", {len(tally.failed)} of them failures{again}" if tally.failed else ""
             tell(one_line(f"{tally.total} rows in {args.out}{failed}"))
-        rows = [*map(Assessment.model_validate, results)] if results and (args.csv or args.gallery) else self.rows
+        read = map(Assessment.model_validate, results) if results else self.rows
+        rows: Any = [*read] if args.gallery else read  # a gallery goes over them more than once
         if args.csv:
             write_whole(args.csv, csv_text(rows), encoding="utf-8-sig")
             tell(one_line(f"{tally.total} rows as a table in {args.csv}"))

@@ -103,7 +103,7 @@ def describe(bundle: Path, expect: str | None) -> None:
     """Prints what a bundle holds and which licences bind."""
     with bundles.opened(bundle, expect) as opened:
         manifest = opened.manifest
-    about = f"{len(manifest.files)} files, {decimal(manifest.size)}, manifest SHA-256 {opened.sha256}"
-    say(f"{one_line(str(bundle))}: {about}")
+    size = decimal(manifest.size)
+    say(f"{one_line(str(bundle))}: {len(manifest.files)} files, {size}, manifest SHA-256 {opened.sha256}")
     for line in (*manifest.contents, *(f"Licence: {notice}" for notice in manifest.notices)):
         say(f"  {line}")

@@ -35,7 +35,8 @@ class Parser(argparse.ArgumentParser):
         if message.startswith("unrecognized arguments: "):
             given = message.removeprefix("unrecognized arguments: ").split()[0]
             message = f"unknown option {given}{did_you_mean(given, self._option_string_actions)}"
-        self.exit(2, f"error: {one_line(message).rstrip('.')}. All options: {self.prog} --help\n".replace("?.", "?"))
+        end = "" if message[-1] in ".?" else "."
+        self.exit(2, f"error: {one_line(message)}{end} All options: {self.prog} --help\n")
 
 
 def parse(name: str, argv: list[str]) -> argparse.Namespace:

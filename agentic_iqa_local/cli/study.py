@@ -51,8 +51,8 @@ def figures(folder: Path) -> Iterator[dict[str, float]]:
         yield {"images": len(errors), "failures": sum(error is not None for error in errors)}
     for file in sorted(folder.rglob("modes.csv")):
         for mode in csv.DictReader(file.read_text(encoding="utf-8").splitlines()):
-            of_mode = {kind: float(mode[kind]) for kind in ("srcc", "plcc") if mode[kind]}
-            yield {f"{file.parent.name}/{mode['mode']} {kind}": value for kind, value in of_mode.items()}
+            name = f"{file.parent.name}/{mode['mode']}"
+            yield {f"{name} {kind}": float(mode[kind]) for kind in ("srcc", "plcc") if mode[kind]}
 
 
 @noted

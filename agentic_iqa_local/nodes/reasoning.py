@@ -21,9 +21,9 @@ def reasoned(text: str | None, evidence: Evidence, fusion: FusionResult | None, 
     """Where the damage is, the model's `text` and the notes. Sentences made of the evidence and of the answer stand in
     for a `text` of None, and for one that says something else than was found."""
     written = "" if text is None or contradicts(text, evidence, fusion, choices) else text.removeprefix("None: ")
-    for name, item in found_damage(evidence):  # a model repeats the names of our lists
-        words = in_words(evidence, name, item.type)
-        written = written.replace(item.type, words.capitalize()).replace(item.type.lower(), words)
+    for name, item in found_damage(evidence):  # a small model begins a sentence with a name of our list
+        label, words = f"{item.type}:", f"{in_words(evidence, name, item.type)}:"
+        written = written.replace(label, words.capitalize()).replace(label.lower(), words)
     said = [written] if written else from_evidence(evidence, fusion, choices)
     return " ".join([*_place(evidence), *filter(None, said), *_notes(evidence, fusion)])
 

@@ -45,12 +45,12 @@ def found_of_question(row: Assessment) -> list[str]:
     sought = " or ".join(dict.fromkeys(in_words(evidence, name, kind) for name in analysis for kind in kinds))
     nothing = f"no {sought or 'damage'} found"
     present = says_present(asked_about(row.query), kinds) if kinds and _YES_OR_NO.match(row.query) else None
-    yes = "" if present is None else "yes, " if present == bool(found) else "no, "
+    lead = "" if present is None else "yes, " if present == bool(found) else "no, "
     if not _ABOUT_QUALITY.search(row.query):
-        yes = "not answered, since only picture quality is judged; what was found: "
+        lead = "not answered, since only picture quality is judged; what was found: "
     elif found and not kinds:
-        yes = f"the {'only fault' if len(found) == 1 else 'faults'} found: "
-    return [f"{yes}{' and '.join(found) or nothing}"]
+        lead = f"the {'only fault' if len(found) == 1 else 'faults'} found: "
+    return [f"{lead}{' and '.join(found) or nothing}"]
 
 
 def _answer(row: Assessment) -> str | None:
