@@ -115,7 +115,7 @@ def test_kills_and_ctrl_c_lose_no_row_and_repeat_none(blocked, command, folder, 
 def test_a_polite_kill_ends_like_ctrl_c(number, command, folder, tmp_path, monkeypatch):
     """What is in hand is finished and written, the exit status is that of an interruption, and --resume takes
     the rest."""
-    images, path, real = sorted(folder.iterdir())[:4], tmp_path / "rows.jsonl", RowFile.append
+    images, path, real = sorted(folder.iterdir()), tmp_path / "rows.jsonl", RowFile.append
 
     def killed(rows, line):
         real(rows, line)
@@ -125,7 +125,7 @@ def test_a_polite_kill_ends_like_ctrl_c(number, command, folder, tmp_path, monke
     with monkeypatch.context() as patch:
         patch.setattr(RowFile, "append", killed)
         assert command(*images, "--out", path) == (130, "")
-    assert 1 <= len(lines(path)) < 4
+    assert 1 <= len(lines(path)) < 20
     assert command(*images, "--out", path, "--resume") == (0, "")
     assert sorted(row["image"] for row in lines(path)) == list(map(str, images))
 

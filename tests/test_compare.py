@@ -73,6 +73,7 @@ def test_several_pictures_are_ordered_and_a_bad_one_told(burst, monkeypatch, cap
         (["best", "b.png", "--query", "Sharp?"], "unknown option --query"),
         (["asess", "b.png"], "unknown command asess; did you mean python -m agentic_iqa_local assess b.png?"),
         (["verify", "b.png", "a.png"], "unknown option a.png"),
+        (["tools", ""], "unknown option ''"),
         (["doctor", "--quick", "--deep"], "--deep"),
         (["b.png"], "did you mean python -m agentic_iqa_local assess b.png?"),
     ],

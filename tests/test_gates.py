@@ -122,6 +122,8 @@ def test_a_gate_decides_only_where_it_is_sure_enough(q, options, verdict, probab
 
 
 def test_an_answer_that_is_too_unsure_or_unlike_the_calibrations_is_held_back():
+    ungated = sureness(at_least=3.5).fields(fused(mode="classification"), None)  # no verdict is no pass
+    assert ungated["not_sure"] == "not sure: there is no interval to tell"
     held_back = sureness(abstain_wider_than=1.5).fields(fused(3.0), None)["not_sure"]
     assert held_back == "not sure: the interval is 1.82 levels wide, more than 1.5"
     of = sureness(at_least=3.0, abstain_wider_than=2.0)

@@ -175,6 +175,8 @@ def test_a_rating_that_answers_a_question_is_preceded_by_what_was_found_of_it(no
     assert headline(but_noise).startswith(f"{noisy_path}: yes, no blur found; ")
     counted = row.model_copy(update={"query": "How many people are in it?"})
     assert headline(counted).startswith(f"{noisy_path}: not answered, since only picture quality is judged; ")
+    in_other_words = row.model_copy(update={"query": "Are there halos?"})  # a distortion, by a word of its own
+    assert headline(in_other_words).startswith(f"{noisy_path}: no, no oversharpening found; ")
     to_mend = row.model_copy(update={"query": "What should I fix first?"})
     assert re.match(r"(the only fault|the faults) found: .*noise", headline(to_mend).removeprefix(f"{noisy_path}: "))
     assert headline(row.model_copy(update={"query": DEFAULT_QUERY})).startswith(f"{noisy_path}: {row.letter} ")

@@ -103,8 +103,6 @@ class AssessRun:
         """Assesses what is left until it is done or stopped."""
         done, began = len(self.items) - len(self.left), time.monotonic()
         try:
-            if self.lines:
-                tell(self.lines.head(rated=not self.args.query), self.console.results)
             with Progress(len(self.items), done) as progress, stopped_by_ctrl_c(batch, self.go_on):
                 for row in batch.rows(resumed(self.left, batch.jobs) if done else self.left):
                     self._take(row)
@@ -124,6 +122,8 @@ class AssessRun:
         self.written += 1
         self.notice = (row.model or {}).get("notice") or self.notice
         self.log({"q": row.q, "seconds": row.seconds, "failed": failed}, self.written)
+        if self.lines and self.written == 1:
+            tell(self.lines.head(rated=failed or row.level is not None), self.console.results)
         if self.lines:
             tell(self.lines.line(row), self.console.results)
         else:

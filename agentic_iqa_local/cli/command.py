@@ -33,7 +33,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         message = message.removeprefix("argument ").replace("the following arguments are required:", "expected also")
         if message.startswith("unrecognized arguments: "):
-            given = message.removeprefix("unrecognized arguments: ").split()[0]
+            given = (message.removeprefix("unrecognized arguments: ").split() or ["''"])[0]
             message = f"unknown option {given}{did_you_mean(given, self._option_string_actions)}"
         end = "" if message[-1] in ".?" else "."
         self.exit(2, f"error: {one_line(message)}{end} All options: {self.prog} --help\n")

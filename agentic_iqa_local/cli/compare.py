@@ -27,7 +27,7 @@ def compare(args: argparse.Namespace, best: bool = False) -> int:
     for file in filter(None, (args.reference, *(item.image for item in items))):
         check_file(file)
     if not best and not 2 <= len(items) <= MOST_PICTURES:
-        raise options.UsageError(f"expected 2 to {MOST_PICTURES} different pictures, got {len(items)}", "name more")
+        raise options.UsageError(f"expected 2 to {MOST_PICTURES} different pictures, got {len(items)}", "name as many")
     options.check_models(settings, pipeline)
     made, work = dict[str, Assessment](), Assessing(settings, pipeline)
     batch = options.batch_of(args, work, options.device_of(args))

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from pydantic import BaseModel, Field
 
-from agentic_iqa_local.config import Pipeline, Settings
+from agentic_iqa_local.config import ConfigError, Pipeline, Settings
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.images.pictures import Picture, as_file
 from agentic_iqa_local.judgement import ordering, preference
@@ -123,7 +123,7 @@ class Judge:
     def compared(self, rows: Sequence[Assessment], files: Sequence[Path]) -> Comparison:
         """The comparison of two assessed pictures in these files."""
         candidates = self.candidates(rows, files)
-        error = next((row.error for row in rows if row.error is not None), None)
+        error = "; ".join(f"{row.image}: {row.answer.removeprefix('failed: ')}" for row in rows if row.error) or None
         pair = self.compare(*candidates) if error is None else None
         return Comparison(first=rows[0], second=rows[1], pair=pair, error=error)
 
@@ -172,7 +172,7 @@ class Judge:
     def rank(self, candidates: Sequence[Candidate]) -> Ranking:
         """The order of rated pictures. Raises ValueError beyond MOST_PICTURES."""
         if len(candidates) > (most := ordering.MOST_PICTURES):
-            raise ValueError(f"rank: expected at most {most} pictures, got {len(candidates)}; divide them")
+            raise ConfigError(f"expected at most {most} pictures, got {len(candidates)}", "divide them")
         own = [self.fit and self.fit.strength(candidate.row) for candidate in candidates]
         prior = [c.row.q or 0.0 if s is None else s for c, s in zip(candidates, own, strict=True)]
         chosen = ordering.pairs_to_compare(prior)

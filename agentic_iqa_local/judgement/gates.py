@@ -98,11 +98,11 @@ class Sureness:
 
     def not_sure(self, interval: Interval | None) -> str | None:
         """Why the answer is held back; None where it is not."""
-        most = self.decisions.abstain_wider_than
-        if most is None or (interval and interval.width <= most):
-            return None
-        if interval is None:
+        most, gated = self.decisions.abstain_wider_than, self.decisions.at_least is not None
+        if interval is None and (gated or most is not None):
             return "not sure: there is no interval to tell"
+        if interval is None or most is None or interval.width <= most:
+            return None
         return f"not sure: the interval is {interval.width:.2f} levels wide, more than {most:g}"
 
     def gate(self, interval: Interval, q: float) -> Gate | None:

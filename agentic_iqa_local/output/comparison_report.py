@@ -86,7 +86,7 @@ def _place(ranked: Ranked) -> str:
 
 
 def _failed_lines(failed: Iterable[Assessment]) -> list[str]:
-    return [one_line(f"FAILED: {row.error}") for row in failed]
+    return [headline(row) for row in failed]
 
 
 def comparison_csv(results: Iterable[Result]) -> str:

@@ -46,7 +46,7 @@ def found_of_question(row: Assessment) -> list[str]:
     nothing = f"no {sought or 'damage'} found"
     present = says_present(asked_about(row.query), kinds) if kinds and _YES_OR_NO.match(row.query) else None
     lead = "" if present is None else "yes, " if present == bool(found) else "no, "
-    if not _ABOUT_QUALITY.search(row.query):
+    if not kinds and not _ABOUT_QUALITY.search(row.query):
         lead = "not answered, since only picture quality is judged; what was found: "
     elif found and not kinds:
         lead = f"the {'only fault' if len(found) == 1 else 'faults'} found: "

@@ -59,10 +59,10 @@ class Tally:
         picture has its line already, `of` how many rows a whole batch would have."""
         levels = [f"{letter} {level_word(letter)}" for letter in LETTER_TO_LEVEL] if self._scored else []
         counts = {level: self.answers[level] for level in levels} | self.answers  # all levels, in their order
-        said = ", ".join(f"{answer} {count}" for answer, count in counts.items()) or "none assessed"
-        for number, what in ((self.not_sure, "not sure"), (len(self.failed), "failed")):
-            said += f"; {number} {what}" if number else ""
-        lines = wrapped(f"{self.total}{f' of {of}' * (self.total < of)} pictures: {said}", indent="")
+        answers = ", ".join(f"{answer} {count}" for answer, count in counts.items())
+        others = ((self.not_sure, "not sure"), (len(self.failed), "failed"))
+        said = "; ".join([answers] * bool(answers) + [f"{number} {what}" for number, what in others if number])
+        lines = wrapped(f"{self.total}{f' of {of}' * (self.total < of)} pictures: {said or 'none assessed'}", indent="")
         if self.gate:
             sure = f"{self.gate['pass']} pass, {self.gate['fail']} fail"
             wrong = f"{sure} (at most {self._asked['error_rate']:.0%} of such verdicts are wrong)"
