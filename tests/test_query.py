@@ -119,6 +119,7 @@ def test_words_for_distortions_and_words_that_only_look_like_them(query, kinds):
     ("query", "about_quality"),
     [
         ("Is this photo too noisy to print?", True), ("Which part of the picture is damaged?", True),
+        ("Which corner is worst?", True), ("Which is the worst photograph?", False),
         ("What should I fix first?", True), ("What's wrong with it?", True),
         ("Where was this taken?", False), ("How many colours has the flag?", False), ("Is it dark outside?", False),
     ],
