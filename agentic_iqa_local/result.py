@@ -239,10 +239,15 @@ class Assessment(Result):
         return self.model_dump(mode="json", exclude={"evidence": {"tool_logs"}})
 
     @property
+    def reason(self) -> str:
+        """Why the picture failed, without its name; empty where it did not."""
+        return (self.error or "").removeprefix(f"{one_line(self.image)}: ")
+
+    @property
     def answer(self) -> str:
         """The answer in short: "C Fair, q 3.12", "B. No, p 0.62" or free text; why there is none where it failed."""
         if self.error:
-            return f"failed: {self.error.removeprefix(f'{one_line(self.image)}: ')}"
+            return f"failed: {self.reason}"
         if self.level:
             rated = f"{self.letter} {self.level}, q {self.q:.2f}"
             return f"not sure: {rated}" if self.not_sure else rated

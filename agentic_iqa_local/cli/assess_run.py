@@ -122,9 +122,9 @@ class AssessRun:
         self.written += 1
         self.notice = (row.model or {}).get("notice") or self.notice
         self.log({"q": row.q, "seconds": row.seconds, "failed": failed}, self.written)
-        if self.lines and self.written == 1:
-            tell(self.lines.head(rated=failed or row.level is not None), self.console.results)
         if self.lines:
+            if self.written == 1:
+                tell(self.lines.head(rated=failed or row.level is not None), self.console.results)
             tell(self.lines.line(row), self.console.results)
         else:
             self.console.show_answer(self.args, line, lambda: account(row), summary(row), failed)

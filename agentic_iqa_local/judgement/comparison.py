@@ -123,7 +123,7 @@ class Judge:
     def compared(self, rows: Sequence[Assessment], files: Sequence[Path]) -> Comparison:
         """The comparison of two assessed pictures in these files."""
         candidates = self.candidates(rows, files)
-        error = "; ".join(f"{row.image}: {row.answer.removeprefix('failed: ')}" for row in rows if row.error) or None
+        error = "; ".join(f"{row.image}: {row.reason}" for row in rows if row.error) or None
         pair = self.compare(*candidates) if error is None else None
         return Comparison(first=rows[0], second=rows[1], pair=pair, error=error)
 
@@ -170,7 +170,7 @@ class Judge:
         return pair
 
     def rank(self, candidates: Sequence[Candidate]) -> Ranking:
-        """The order of rated pictures. Raises ValueError beyond MOST_PICTURES."""
+        """The order of rated pictures. Raises ConfigError beyond MOST_PICTURES."""
         if len(candidates) > (most := ordering.MOST_PICTURES):
             raise ConfigError(f"expected at most {most} pictures, got {len(candidates)}", "divide them")
         own = [self.fit and self.fit.strength(candidate.row) for candidate in candidates]

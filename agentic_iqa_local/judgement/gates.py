@@ -98,10 +98,10 @@ class Sureness:
 
     def not_sure(self, interval: Interval | None) -> str | None:
         """Why the answer is held back; None where it is not."""
-        most, gated = self.decisions.abstain_wider_than, self.decisions.at_least is not None
-        if interval is None and (gated or most is not None):
-            return "not sure: there is no interval to tell"
-        if interval is None or most is None or interval.width <= most:
+        most, at_least = self.decisions.abstain_wider_than, self.decisions.at_least
+        if interval is None:
+            return None if most is None and at_least is None else "not sure: there is no interval to tell"
+        if most is None or interval.width <= most:
             return None
         return f"not sure: the interval is {interval.width:.2f} levels wide, more than {most:g}"
 

@@ -22,7 +22,7 @@ def headline_of(result: Result) -> str:
     if isinstance(result, Comparison):
         return safe_lines(wrapped(comparison_headline(result), indent=""))
     if isinstance(result, Ranking):
-        lines = [*map(_place, result.order), *_failed_lines(result.failed)]
+        lines = [*map(_place, result.order), *map(headline, result.failed)]
         return _group_headline(result) if result.kind == "group" else safe_lines(lines)
     assert isinstance(result, Assessment)
     return headline(result)
@@ -39,7 +39,7 @@ def explain(result: Result) -> str:
         return safe_lines(lines + bullets("Warnings", result.warnings))
     if isinstance(result, Ranking):
         head = ["", _group_headline(result)] if result.kind == "group" else []
-        return safe_lines([*head, *map(_place, result.order), *_failed_lines(result.failed)])
+        return safe_lines([*head, *map(_place, result.order), *map(headline, result.failed)])
     assert isinstance(result, Assessment)
     return account(result)
 
@@ -83,10 +83,6 @@ def _place(ranked: Ranked) -> str:
     row, sure = ranked.assessment, ranked.better_than_next
     ahead = "" if sure is None else f"; better than the next with probability {_rounded(sure)}"
     return one_line(f"{ranked.place}. {row.image}: {row.answer}{ahead}")
-
-
-def _failed_lines(failed: Iterable[Assessment]) -> list[str]:
-    return [headline(row) for row in failed]
 
 
 def comparison_csv(results: Iterable[Result]) -> str:

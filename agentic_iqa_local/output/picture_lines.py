@@ -60,7 +60,7 @@ class PictureLines:
             name = f"…{name}"
         line = _cell(name, self.name)
         if row.error:
-            expected, _, found = row.answer.removeprefix("failed: ").partition(", but ")
+            expected, _, found = row.reason.partition(", but ")
             line.append("FAILED", "bold red").append(f": {one_line(found or expected)}")
         elif row.q is not None and row.final_answer:
             self._rate(line, row, row.q, row.final_answer)

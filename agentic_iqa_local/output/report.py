@@ -18,9 +18,8 @@ AGREE = 0.5  # levels between the tools' mean and the model's expectation
 
 def headline(row: Assessment) -> str:
     """One line: the picture and its answer, or why there is none; then what came of the tools that the query names."""
-    image = one_line(row.image)
     if row.error:
-        return one_line(f"FAILED: {row.error if row.error.startswith(image) else f'{image}: {row.error}'}")
+        return one_line(f"FAILED: {row.image}: {row.reason}")
     asked = {run.tool_name: run for run in row.tools if run.tool_name in named(row) and not run.error}
     scores = [f"{name} {run.raw_score:.4g} ({run.normalized_score:.2f} of 5)" for name, run in asked.items()]
     unlike = ["unlike a photograph"] if row.unlike_photograph else []

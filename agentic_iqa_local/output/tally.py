@@ -60,9 +60,9 @@ class Tally:
         levels = [f"{letter} {level_word(letter)}" for letter in LETTER_TO_LEVEL] if self._scored else []
         counts = {level: self.answers[level] for level in levels} | self.answers  # all levels, in their order
         answers = ", ".join(f"{answer} {count}" for answer, count in counts.items())
-        others = ((self.not_sure, "not sure"), (len(self.failed), "failed"))
-        said = "; ".join([answers] * bool(answers) + [f"{number} {what}" for number, what in others if number])
-        lines = wrapped(f"{self.total}{f' of {of}' * (self.total < of)} pictures: {said or 'none assessed'}", indent="")
+        others = [f"{n} {what}" for n, what in ((self.not_sure, "not sure"), (len(self.failed), "failed")) if n]
+        said = "; ".join(filter(None, [answers, *others])) or "none assessed"
+        lines = wrapped(f"{self.total}{f' of {of}' * (self.total < of)} pictures: {said}", indent="")
         if self.gate:
             sure = f"{self.gate['pass']} pass, {self.gate['fail']} fail"
             wrong = f"{sure} (at most {self._asked['error_rate']:.0%} of such verdicts are wrong)"
