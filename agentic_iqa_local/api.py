@@ -126,12 +126,15 @@ class IQA:
             expected = f"expected one, or a list of as many as there are pictures, {len(images)}"
             raise ValueError(f"reference: {expected}, got {len(references)}")
         if several and (request := map_request(map)) and request.png:
-            raise ValueError(f"map: expected True for several pictures, got one file, {request.png}; ask one by one")
+            raise ValueError(
+                f"map: expected True for several pictures, got one file, {request.png}; ask one by one"
+            )
         for picture in (*images, *(original for original in references if original is not None)):
             check_picture(picture)
         how: dict[str, Any] = self._how(self.pipeline) | {"map": map}
         results = [
-            assess(one, original, query, choices, **how) for one, original in zip(images, references, strict=True)
+            assess(one, original, query, choices, **how)
+            for one, original in zip(images, references, strict=True)
         ]
         return results if several else results[0]
 
@@ -160,7 +163,9 @@ class IQA:
         if self.pipeline != "agent":
             expected = f"open: expected the pipeline agent, got {self.pipeline}"
             raise ValueError(f"{expected}; make another IQA, or assess one by one")
-        conversation = Conversation(self._opened(), image, reference, max_replan_iterations=self.max_replan_iterations)
+        conversation = Conversation(
+            self._opened(), image, reference, max_replan_iterations=self.max_replan_iterations
+        )
         self._conversations.add(conversation)
         return conversation
 
@@ -186,7 +191,9 @@ class IQA:
     def __repr__(self) -> str:
         if self._services is None:
             return "IQA(closed)"
-        return one_line(f"IQA({self._services.settings.summarizer.backend} on {self._services.device})")
+        return one_line(
+            f"IQA({self._services.settings.summarizer.backend} on {self._services.device})"
+        )
 
 
 class Conversation:
@@ -220,12 +227,18 @@ class Conversation:
         with ExitStack() as files:
             self._picture = files.enter_context(as_file(image))
             self._original = None if reference is None else files.enter_context(as_file(reference))
-            state = start_state(self._picture, self._original, None, None, self._limit, services.settings)
+            state = start_state(
+                self._picture, self._original, None, None, self._limit, services.settings
+            )
             try:
-                self._images = OpenImages(services, state["image_path"], state.get("reference_path"))
+                self._images = OpenImages(
+                    services, state["image_path"], state.get("reference_path")
+                )
             except ImageError as error:
                 reason = self._picture.hide(str(error))
-                raise ImageError(self._original.hide(reason) if self._original else reason) from None
+                raise ImageError(
+                    self._original.hide(reason) if self._original else reason
+                ) from None
             files.callback(self._images.close)
             self._open: ExitStack | None = files.pop_all()
 
@@ -243,7 +256,9 @@ class Conversation:
         from agentic_iqa_local.judgement.assessment import answered_row, start_state
 
         if self._open is None:
-            raise RuntimeError("Conversation: expected to be open, but it was closed; open the picture again")
+            raise RuntimeError(
+                "Conversation: expected to be open, but it was closed; open the picture again"
+            )
         settings = self._services.settings
         state = start_state(self._picture, self._original, query, choices, self._limit, settings)
         context = {"turns": self._turns[-MOST_TURNS:]} if self._turns else None

@@ -29,8 +29,22 @@ from pydantic import (
 )
 
 from agentic_iqa_local.errors import UserError, did_you_mean
-from agentic_iqa_local.files import CONFIGS, EMBEDDED, ROOT, FileError, first_mistake, models_root, read_yaml
-from agentic_iqa_local.state import DEFAULT_MAX_REPLAN_ITERATIONS, Mode, PromptLayout, lower_edge, revised
+from agentic_iqa_local.files import (
+    CONFIGS,
+    EMBEDDED,
+    ROOT,
+    FileError,
+    first_mistake,
+    models_root,
+    read_yaml,
+)
+from agentic_iqa_local.state import (
+    DEFAULT_MAX_REPLAN_ITERATIONS,
+    Mode,
+    PromptLayout,
+    lower_edge,
+    revised,
+)
 
 DEFAULT_CONFIG = CONFIGS / "model_backends.yaml"
 ROLES = ("planner", "executor", "summarizer")
@@ -48,7 +62,9 @@ def check_query(query: str) -> str:
     """`query` as it is. Raises ValueError unless it is a text of 1 to 4000 characters that UTF-8 can hold."""
     if not isinstance(query, str) or not query.strip():
         got = "an empty text" if isinstance(query, str) else type(query).__name__
-        raise ValueError(f"query: expected a question or an instruction, got {got}; leave it out for a plain rating")
+        raise ValueError(
+            f"query: expected a question or an instruction, got {got}; leave it out for a plain rating"
+        )
     _check_text("query", query)
     return query
 
@@ -58,23 +74,33 @@ def check_choices(choices: Sequence[str] | None) -> list[str] | None:
     none at all."""
     if choices is None:
         return None
-    if not isinstance(choices, (list, tuple)) or not all(isinstance(choice, str) for choice in choices):
-        raise ValueError(f"choices: expected a list of texts such as ['Yes', 'No'], got {repr(choices)[:80]}")
+    if not isinstance(choices, (list, tuple)) or not all(
+        isinstance(choice, str) for choice in choices
+    ):
+        raise ValueError(
+            f"choices: expected a list of texts such as ['Yes', 'No'], got {repr(choices)[:80]}"
+        )
     if not 2 <= len(choices) <= 10:
         raise ValueError(f"choices: expected 2 to 10 answers, got {len(choices)}")
     if len({choice.strip().casefold() for choice in choices} - {""}) < len(choices):
-        raise ValueError(f"choices: expected answers that differ and are not blank, got {list(choices)}")
+        raise ValueError(
+            f"choices: expected answers that differ and are not blank, got {list(choices)}"
+        )
     _check_text("choices", "".join(choices))
     return list(choices)
 
 
 def _check_text(name: str, text: str) -> None:
     if len(text) > LONGEST_TEXT:
-        raise ValueError(f"{name}: expected at most {LONGEST_TEXT} characters, got {len(text)}; shorten it")
+        raise ValueError(
+            f"{name}: expected at most {LONGEST_TEXT} characters, got {len(text)}; shorten it"
+        )
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"{name}: expected text in UTF-8, got another byte at {error.start + 1}; retype it") from None
+        raise ValueError(
+            f"{name}: expected text in UTF-8, got another byte at {error.start + 1}; retype it"
+        ) from None
 
 
 def check_limit(limit: int) -> int:
@@ -107,7 +133,9 @@ def _path(value: Any) -> str:
 PathText = Annotated[str, PlainValidator(_path)]
 Colour = Annotated[str, AfterValidator(_opaque)]
 Width = Annotated[float, Field(gt=0, le=4)]  # of an interval, in levels
-Level = Annotated[float, Field(ge=1, le=5), BeforeValidator(lambda x: lower_edge(x) if isinstance(x, str) else x)]
+Level = Annotated[
+    float, Field(ge=1, le=5), BeforeValidator(lambda x: lower_edge(x) if isinstance(x, str) else x)
+]
 Rate = Annotated[float, Field(ge=0.01, lt=0.5)]
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
@@ -122,7 +150,9 @@ def server_key() -> str | None:
     """$AGENTIC_IQA_SERVER_KEY, for a model server that asks for a key. Raises ConfigError, which does not quote it."""
     key = os.environ.get("AGENTIC_IQA_SERVER_KEY") or None
     if key and not re.fullmatch("[!-~]+", key):
-        raise ConfigError("$AGENTIC_IQA_SERVER_KEY: expected printable ASCII without blanks", "set it anew")
+        raise ConfigError(
+            "$AGENTIC_IQA_SERVER_KEY: expected printable ASCII without blanks", "set it anew"
+        )
     return key
 
 
@@ -143,13 +173,17 @@ def split_server(address: str) -> tuple[str, tuple[str, str] | None]:
 
 class Section(BaseModel):
     # pydantic's own errors would show a password in an address
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, hide_input_in_errors=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, hide_input_in_errors=True
+    )
 
 
 class RoleSettings(Section):
     """One agent's section: which model answers and how it generates."""
 
-    backend: str = "transformers.embedded"  # ENGINE.FOLDER; sections with the same backend share one copy
+    backend: str = (
+        "transformers.embedded"  # ENGINE.FOLDER; sections with the same backend share one copy
+    )
     # of the generation, 0 is greedy; not the letters' temperature
     temperature: float = Field(default=0.0, ge=0, le=2)
     max_tokens: int = Field(default=512, ge=16, le=4096)  # the longest answer of one call
@@ -158,7 +192,9 @@ class RoleSettings(Section):
 class ModelSettings(Section):
     """How one model folder is loaded."""
 
-    path: str | None = None  # a folder, in the models folder unless absolute; default: the backend's name
+    path: str | None = (
+        None  # a folder, in the models folder unless absolute; default: the backend's name
+    )
     # auto: bfloat16 on a GPU that has it, float16 on older ones; float32 on a CPU, or bfloat16 where it has AMX
     # and the model is known to hold in it
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -171,7 +207,9 @@ class ModelSettings(Section):
     answers: Literal["letters", "words"] = "letters"
     # system_first is the paper's order; its roles share no image cache
     prompt_layout: PromptLayout = "images_first"
-    share_prefix: bool = True  # false computes the images again in every call, to measure what sharing saves
+    share_prefix: bool = (
+        True  # false computes the images again in every call, to measure what sharing saves
+    )
     # transformers: text that a schema leaves no choice about is put in instead of decoded; false to measure that
     skip_template: bool = True
     # the same bits run after run, whatever else is asked meanwhile: deterministic kernels; vLLM answers one request
@@ -194,7 +232,9 @@ class ModelSettings(Section):
     @classmethod
     def _is_an_address(cls, address: object) -> object:
         if not isinstance(address, str):
-            raise ValueError("expected one address, as text; several servers go behind a proxy of yours")
+            raise ValueError(
+                "expected one address, as text; several servers go behind a proxy of yours"
+            )
         split_server(address)
         return address
 
@@ -210,7 +250,9 @@ class ImageSettings(Section):
     max_pixels: int = Field(default=100_000_000, ge=1)  # refused above this: a decompression bomb
     # native-resolution crops of a photograph beyond the model's range
     max_crops: int = Field(default=5, ge=1, le=5)
-    background: Colour | None = None  # the colour behind transparent pictures; default: they are refused
+    background: Colour | None = (
+        None  # the colour behind transparent pictures; default: they are refused
+    )
 
 
 class FusionSettings(Section):
@@ -274,9 +316,15 @@ def option(description: str, default: Any = None) -> Any:
 class Decisions(Section):
     """What a caller may say of how sure an answer has to be."""
 
-    abstain_wider_than: Width | None = option("answers whose interval is wider than W levels are held back: not sure")
-    at_least: Level | None = option("pass, fail or unsure: is the quality LEVEL (A to D, Good, 1 to 5) or better?")
-    error_rate: Rate | None = option("how often pass or fail of at_least may be wrong (default: 0.1)")
+    abstain_wider_than: Width | None = option(
+        "answers whose interval is wider than W levels are held back: not sure"
+    )
+    at_least: Level | None = option(
+        "pass, fail or unsure: is the quality LEVEL (A to D, Good, 1 to 5) or better?"
+    )
+    error_rate: Rate | None = option(
+        "how often pass or fail of at_least may be wrong (default: 0.1)"
+    )
     target_width: Width | None = option(
         "while the interval is wider than W levels: read the letters in the other order, then those of crops"
     )
@@ -354,7 +402,11 @@ def find_config(name: str | Path | None) -> Path:
     for path in (Path(name), CONFIGS / f"{name}.yaml"):
         if os.path.isfile(path):  # unlike Path.is_file it says no to a name that is too long
             return path
-    others = {path.stem for path in CONFIGS.glob("*.yaml") if not path.stem.startswith(("tool_", "detector"))}
+    others = {
+        path.stem
+        for path in CONFIGS.glob("*.yaml")
+        if not path.stem.startswith(("tool_", "detector"))
+    }
     shipped = [EMBEDDED.name, *sorted(others - {DEFAULT_CONFIG.stem})]
     raise ConfigError(
         f"config '{name}': no such file or set-up",
@@ -380,29 +432,45 @@ def load_settings(name: str | Path | None = None) -> Settings:
 class Options(Decisions):
     """What a caller may choose of a set-up; None leaves it to the configuration."""
 
-    background: Colour | None = option("the colour behind transparent pictures, such as white (default: refuse them)")
+    background: Colour | None = option(
+        "the colour behind transparent pictures, such as white (default: refuse them)"
+    )
     gpu: int | str | None = option(
         "GPU by index, UUID or MIG name, among those CUDA_VISIBLE_DEVICES allows (default: GPU 0 if there is one);"
         " without --config and --model with the largest complete vision-language model below the models folder"
     )
     cpu: bool = option("run on the CPU", default=False)
-    config: PathText | None = option("a set-up of configs/ by name, or a YAML file (default: embedded)")
+    config: PathText | None = option(
+        "a set-up of configs/ by name, or a YAML file (default: embedded)"
+    )
     engine: Engine | None = option("what serves the model (default: the configuration's)")
-    model: PathText | None = option("a model below the models folder, or a folder; overrides the configuration's")
-    models: PathText | None = option("the models folder (default: $AGENTIC_IQA_MODELS, else models/)")
+    model: PathText | None = option(
+        "a model below the models folder, or a folder; overrides the configuration's"
+    )
+    models: PathText | None = option(
+        "the models folder (default: $AGENTIC_IQA_MODELS, else models/)"
+    )
     pipeline: Pipeline | None = option(
         "agent: plan, evidence, reasoning, replanning; letters: one read and the configured tools, for volume"
         " (default: agent, but letters to compare)"
     )
-    mode: Mode | None = option("where the letters' probabilities come from (default: the configuration's, logits)")
-    fit: PathText | None = option("temperature, η and intervals of q from a fit of study.py, for the model of the fit")
-    max_replan_iterations: Limit | None = option("N allows N - 1 replans: 0 and 1 none, the default 2 one")
+    mode: Mode | None = option(
+        "where the letters' probabilities come from (default: the configuration's, logits)"
+    )
+    fit: PathText | None = option(
+        "temperature, η and intervals of q from a fit of study.py, for the model of the fit"
+    )
+    max_replan_iterations: Limit | None = option(
+        "N allows N - 1 replans: 0 and 1 none, the default 2 one"
+    )
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Self:
         """The options with these values. Raises ConfigError, in one sentence that begins with the option's name."""
         if unknown := sorted(options.keys() - cls.model_fields.keys()):
-            raise ConfigError(f"{unknown[0]}: there is no such option{did_you_mean(unknown[0], cls.model_fields)}")
+            raise ConfigError(
+                f"{unknown[0]}: there is no such option{did_you_mean(unknown[0], cls.model_fields)}"
+            )
         try:
             return cls.model_validate(dict(options))
         except ValidationError as error:
@@ -415,9 +483,15 @@ class Options(Decisions):
             settings = revised(settings, models_dir=os.path.abspath(self.models))
         settings = self._with_models(settings)
         given = {name: value for name, value in self if value is not None}
-        parts = {"decisions": settings.decisions, "images": settings.images, "fusion": settings.fusion}
+        parts = {
+            "decisions": settings.decisions,
+            "images": settings.images,
+            "fusion": settings.fusion,
+        }
         for section, part in parts.items():
-            parts[section] = revised(part, **{name: given[name] for name in given if name in type(part).model_fields})
+            parts[section] = revised(
+                part, **{name: given[name] for name in given if name in type(part).model_fields}
+            )
         for limit, limited in _LIMITS.items():
             if limit in given and getattr(parts["decisions"], limited) is None:
                 raise ConfigError(f"{limit}: expected with {limited}, which it limits")
@@ -434,7 +508,10 @@ class Options(Decisions):
                 folder = Path(name).resolve()
                 own = models.get(backends["summarizer"][1], ModelSettings())
                 name, loading = folder.name, revised(own, path=str(folder))
-            backends, models = dict.fromkeys(ROLES, (backends["summarizer"][0], name)), {name: loading}
+            backends, models = (
+                dict.fromkeys(ROLES, (backends["summarizer"][0], name)),
+                {name: loading},
+            )
         roles = {
             role: revised(settings.role(role), backend=f"{self.engine or engine}.{folder}")
             for role, (engine, folder) in backends.items()

@@ -53,7 +53,9 @@ def choose_device(gpu: str | int | None = None, cpu: bool = False) -> str:
     if re.fullmatch(r"[0-9]{1,9}", name):
         matches, expected = [int(name)] if int(name) < count else [], "the index of a visible GPU"
     elif uuid := re.fullmatch(r"(?:GPU-)?([0-9a-f][0-9a-f-]*)", name, re.IGNORECASE):
-        uuids = [str(torch.cuda.get_device_properties(index).uuid).lower() for index in range(count)]
+        uuids = [
+            str(torch.cuda.get_device_properties(index).uuid).lower() for index in range(count)
+        ]
         matches = [index for index in range(count) if uuids[index].startswith(uuid[1].lower())]
         expected = f"a UUID, or its beginning, that one visible GPU has (found on {len(matches)})"
     else:
@@ -75,7 +77,9 @@ def _make_visible(mig: str) -> None:
         expected = f"expected a device that {_VISIBLE} lists, but that is {visible!r}"
         raise DeviceError(f"--gpu {mig}: {expected}", f"{again} if it is yours to use.")
     if visible != mig and torch.cuda.is_initialized():
-        raise DeviceError(f"--gpu {mig}: expected CUDA not to be in use yet, but it is", f"{again}.")
+        raise DeviceError(
+            f"--gpu {mig}: expected CUDA not to be in use yet, but it is", f"{again}."
+        )
     os.environ[_VISIBLE] = mig
     if torch.cuda.device_count() != 1:  # torch keeps this number only once CUDA is in use
         raise _not_there(mig, "exactly one MIG device of that name")
@@ -90,13 +94,19 @@ def _not_there(name: str, expected: str) -> DeviceError:
     if torch.version.cuda and not count:
         try:
             torch.cuda.init()
-        except RuntimeError as error:  # torch says here whether a driver is missing, too old, or shows no GPU
+        except (
+            RuntimeError
+        ) as error:  # torch says here whether a driver is missing, too old, or shows no GPU
             build += f"; torch says: {str(error).strip().split('. ')[0]}"
     gpus = [torch.cuda.get_device_properties(index) for index in range(count)]
-    listed = ", ".join(f"{index}: {gpu.name} GPU-{gpu.uuid}" for index, gpu in enumerate(gpus)) or "none"
+    listed = (
+        ", ".join(f"{index}: {gpu.name} GPU-{gpu.uuid}" for index, gpu in enumerate(gpus)) or "none"
+    )
     setting = f"{_VISIBLE} is not set" if visible is None else f"{_VISIBLE}={visible}"
     choices = ("", "--gpu 0 or ")[count] if count < 2 else f"--gpu 0 to --gpu {count - 1}, or "
-    there = f"but the visible GPUs are: {listed} ({setting}; torch {torch.__version__} built {build})"
+    there = (
+        f"but the visible GPUs are: {listed} ({setting}; torch {torch.__version__} built {build})"
+    )
     return DeviceError(f"--gpu {name}: expected {expected}, {there}", f"use {choices}--cpu.")
 
 

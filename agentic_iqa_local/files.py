@@ -63,10 +63,15 @@ def about_missing_model(folder: str | Path) -> tuple[str, str]:
     if Path(folder) == EMBEDDED:
         missing = "model embedded: its folder is missing, though it ships with the project"
         return missing, "get the checkout or the installation again"
-    inside = ROOT == PACKAGE and Path(folder).is_relative_to(PACKAGE)  # nobody is to look in site-packages
+    inside = ROOT == PACKAGE and Path(folder).is_relative_to(
+        PACKAGE
+    )  # nobody is to look in site-packages
     fetch = f"fetch it on a connected machine ({command('bundle')} --config NAME)"
     say = "say where it lies: --model FOLDER, or --models DIR (or $AGENTIC_IQA_MODELS) for the folder above it"
-    return f"model {Path(folder).name if inside else f'folder {folder}'}: there is none", f"{fetch}, or {say}"
+    return (
+        f"model {Path(folder).name if inside else f'folder {folder}'}: there is none",
+        f"{fetch}, or {say}",
+    )
 
 
 def file_hash(place: Path) -> str:
@@ -208,7 +213,11 @@ class WriteError(UserError, ValueError):
 
 
 def write_whole(
-    path: Path, content: str | bytes | Iterable[bytes], *, sync: bool = False, encoding: str = "utf-8"
+    path: Path,
+    content: str | bytes | Iterable[bytes],
+    *,
+    sync: bool = False,
+    encoding: str = "utf-8",
 ) -> None:
     """Replaces a file, so that a killed process leaves either the old or the new content; with `sync` a power failure
     does too. A text ends with exactly one line end. A link at `path` is replaced, never followed. Raises WriteError."""
@@ -245,7 +254,9 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
         if twice := [name for name in names if names.count(name) > 1]:
-            raise yaml.MarkedYAMLError(problem=f"expected each key once, got {twice[0]}", problem_mark=node.start_mark)
+            raise yaml.MarkedYAMLError(
+                problem=f"expected each key once, got {twice[0]}", problem_mark=node.start_mark
+            )
         return super().construct_mapping(node, deep)
 
 
@@ -255,7 +266,9 @@ def read_yaml(path: str | Path) -> Any:
     content = read_bytes(path, LARGEST_YAML)
     try:
         return yaml.load(content.decode("utf-8"), _Loader)  # nosec B506 # a SafeLoader
-    except Exception as error:  # PyYAML raises nearly any type: RecursionError, KeyError, AttributeError ...
+    except (
+        Exception
+    ) as error:  # PyYAML raises nearly any type: RecursionError, KeyError, AttributeError ...
         # it quotes the line, in which an address may hold a password
         quoted = re.sub("://[^/\\s]*@", "://", " ".join(str(error).split()))
         raise FileError(f"not valid YAML ({quoted})") from None
@@ -294,7 +307,11 @@ def first_mistake(error: "ValidationError", quoted: bool = False) -> str:
     elif kind == "literal_error":
         text = f"expected {about['expected']}".replace("'", "")
     if quoted and ", got " not in text:
-        text += f", got {given!r:.80}" if isinstance(given, (str, int, float)) else f", got {type(given).__name__}"
+        text += (
+            f", got {given!r:.80}"
+            if isinstance(given, (str, int, float))
+            else f", got {type(given).__name__}"
+        )
         if kind == "literal_error":
             text += did_you_mean(str(given)[:80], re.findall("'(.*?)'", about["expected"]))
     return (f"{place}: {text}" if place else text)[:LONGEST_MISTAKE]

@@ -44,7 +44,10 @@ def decide_next_node(state: AgenticIQAState) -> Literal["planner", "__end__"]:
         logger.warning("Max replanning iterations (%d) reached", limit)
         logger.warning("Continuing with current evidence despite need_replan=true")
         if iteration > 1:
-            logger.warning("All %d passes asked for a replan: a potential logic issue in the Summarizer", iteration)
+            logger.warning(
+                "All %d passes asked for a replan: a potential logic issue in the Summarizer",
+                iteration,
+            )
     return decision
 
 
@@ -52,7 +55,11 @@ def _observed(role: str, node: Callable[..., dict[str, Any]]) -> Callable[..., d
     """The node, whose beginning and end the assessment's observer is told. What it raises becomes an error of
     the state, but for a lack of memory, with which a batch knows what to do."""
 
-    def run(state: AgenticIQAState, config: RunnableConfig | None = None, runtime: Runtime[Any] | None = None):
+    def run(
+        state: AgenticIQAState,
+        config: RunnableConfig | None = None,
+        runtime: Runtime[Any] | None = None,
+    ):
         observer = runtime.context.observer if runtime and runtime.context else Observer()
         count = state.get("iteration_count", 0) + 1
         observer.step(role, "started", count)
@@ -78,16 +85,24 @@ def build_graph(with_summarizer: bool = True) -> Graph:
     graph.add_sequence([(role, _observed(role, node)) for role, node in nodes.items()])
     graph.add_edge(START, "planner")
     if with_summarizer:
-        graph.add_conditional_edges("summarizer", decide_next_node, {"planner": "planner", "__end__": END})
+        graph.add_conditional_edges(
+            "summarizer", decide_next_node, {"planner": "planner", "__end__": END}
+        )
     else:
         graph.add_edge("executor", END)
     return graph.compile()
 
 
-def run_graph(state: AgenticIQAState, images: OpenImages, graph: Graph | None = None) -> AgenticIQAState:
+def run_graph(
+    state: AgenticIQAState, images: OpenImages, graph: Graph | None = None
+) -> AgenticIQAState:
     """Runs the graph on opened images and returns the final state."""
-    config: RunnableConfig = {"recursion_limit": 3 * (replan_limit(state) + 2)}  # three nodes a round, and two rounds
-    with tracing_context(enabled=False):  # LangChain would follow environment variables to a tracing server
+    config: RunnableConfig = {
+        "recursion_limit": 3 * (replan_limit(state) + 2)
+    }  # three nodes a round, and two rounds
+    with tracing_context(
+        enabled=False
+    ):  # LangChain would follow environment variables to a tracing server
         final: Any = (graph or build_graph()).invoke(state, config, context=images)
     return final | {"failed_tries": list(images.failed_tries)}
 
@@ -101,10 +116,14 @@ def initial_state(
 ) -> AgenticIQAState:
     """The state that a run starts from. A limit of None means the default; 0 stays 0. Without `choices` those
     that the query itself lists are taken."""
-    limit = DEFAULT_MAX_REPLAN_ITERATIONS if max_replan_iterations is None else max_replan_iterations
+    limit = (
+        DEFAULT_MAX_REPLAN_ITERATIONS if max_replan_iterations is None else max_replan_iterations
+    )
     check_limit(limit)
     check_choices(choices)
-    state = AgenticIQAState(query=query, image_path=str(image_path), iteration_count=0, replan_history=[])
+    state = AgenticIQAState(
+        query=query, image_path=str(image_path), iteration_count=0, replan_history=[]
+    )
     state["max_replan_iterations"] = limit
     if reference_path is not None:
         state["reference_path"] = str(reference_path)
@@ -129,7 +148,11 @@ def run_pipeline(
     1 never replan and 2 replans at most once. None is the configuration's limit, which is 2 unless it says otherwise.
     """
     services = services or load_services()
-    limit = services.settings.max_replan_iterations if max_replan_iterations is None else max_replan_iterations
+    limit = (
+        services.settings.max_replan_iterations
+        if max_replan_iterations is None
+        else max_replan_iterations
+    )
     state = initial_state(query, image_path, reference_path, limit, choices)
     try:
         images = OpenImages(services, state["image_path"], state.get("reference_path"))

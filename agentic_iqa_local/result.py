@@ -93,7 +93,9 @@ class Interval(BaseModel):
     low: float = Field(ge=1, le=5)
     high: float = Field(ge=1, le=5)
     coverage: float  # how often such an interval holds the truth of pictures like these
-    difficulty: float = Field(gt=0)  # of this picture, in levels: by this the calibration's errors are scaled
+    difficulty: float = Field(
+        gt=0
+    )  # of this picture, in levels: by this the calibration's errors are scaled
     condition: Condition
     calibrated_on: str  # the set, its size and the date of the calibration
     widened: list[str] = []  # why it is wider than the calibration's pictures would make it
@@ -182,7 +184,9 @@ class Assessment(Result):
     sigma: float | None = None
     fusion: FusionSettings | None = None  # the settings that made q; their eta may be auto
     interval: Interval | None = None  # where the true quality lies with 90 % probability, 1..5
-    answer_set: AnswerSet | None = None  # of a question: the choices among which the right one is, with 90 %
+    answer_set: AnswerSet | None = (
+        None  # of a question: the choices among which the right one is, with 90 %
+    )
     no_interval: str | None = None  # why a rating has no interval, or a question no set of answers
     # why the answer is held back: its interval is wider than abstain_wider_than allows
     not_sure: str | None = None
@@ -213,7 +217,9 @@ class Assessment(Result):
     warnings: list[str] = []
     # the tries at an answer that failed, with the role and the model's whole output, also where a later one succeeded
     failed_tries: list[PlannerError] = []
-    turn: int | None = None  # which question of a conversation it answers, from 1 on; None outside of one
+    turn: int | None = (
+        None  # which question of a conversation it answers, from 1 on; None outside of one
+    )
     # the earlier turns that the model was told of: the answer and its numbers depend on them
     prior_context: dict[str, Any] | None = None
     error: str | None = None
@@ -232,7 +238,11 @@ class Assessment(Result):
     @property
     def level(self) -> str | None:
         """The level in a word, Excellent to Bad; None where nothing was rated."""
-        return LEVEL_WORDS[LETTER_TO_LEVEL[self.letter]] if self.q is not None and self.letter else None
+        return (
+            LEVEL_WORDS[LETTER_TO_LEVEL[self.letter]]
+            if self.q is not None and self.letter
+            else None
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The fields of a JSON line, as plain Python values."""

@@ -60,7 +60,9 @@ class ScoreFusion:
                 f"quality_levels: expected 2 to {len(letters)} different levels, got {list(quality_levels)}"
             )
         if not 1 / count <= classification_confidence <= 1:
-            raise ValueError(f"classification_confidence: expected {1 / count} to 1, got {classification_confidence}")
+            raise ValueError(
+                f"classification_confidence: expected {1 / count} to 1, got {classification_confidence}"
+            )
         self.eta, self.quality_levels, self.normalize = eta, list(quality_levels), normalize
         self.temperature, self.classification_confidence = temperature, classification_confidence
         self._letters = dict(zip(letters, sorted(quality_levels, reverse=True), strict=False))
@@ -102,7 +104,9 @@ class ScoreFusion:
             if set(by_level) != set(self.quality_levels) or len(by_level) != len(vlm_output):
                 expected = f"one value for each of the levels {self.quality_levels}"
                 raise ValueError(f"logits mode: expected {expected}, got {vlm_output}")
-            return letter_probabilities({c: by_level[c] for c in self.quality_levels}, self.temperature)
+            return letter_probabilities(
+                {c: by_level[c] for c in self.quality_levels}, self.temperature
+            )
         if mode in ("logits", "classification"):
             if not isinstance(vlm_output, str | int):
                 expected = "log-probabilities for each letter, or an answer"
@@ -110,10 +114,14 @@ class ScoreFusion:
             confidence = self.classification_confidence
             return written_probabilities(self._level(vlm_output), self.quality_levels, confidence)
         if mode != "uniform":
-            logger.warning("mode: expected logits, classification or uniform, got %r: uniform is used", mode)
+            logger.warning(
+                "mode: expected logits, classification or uniform, got %r: uniform is used", mode
+            )
         return dict.fromkeys(self.quality_levels, 1 / len(self.quality_levels))
 
-    def fuse_scores(self, tool_scores: Sequence[float], vlm_probabilities: Mapping[int, float]) -> float:
+    def fuse_scores(
+        self, tool_scores: Sequence[float], vlm_probabilities: Mapping[int, float]
+    ) -> float:
         """q of (4), in log space so that sharp weights cannot underflow to 0/0."""
         levels = np.array(self.quality_levels, float)
         if not self.normalize:
@@ -121,7 +129,9 @@ class ScoreFusion:
             return float(sum(alpha[c] * vlm_probabilities[c] * c for c in self.quality_levels))
         return float(self._weights(tool_scores, vlm_probabilities) @ levels)
 
-    def sensitivity(self, tool_scores: Sequence[float], vlm_probabilities: Mapping[int, float]) -> float:
+    def sensitivity(
+        self, tool_scores: Sequence[float], vlm_probabilities: Mapping[int, float]
+    ) -> float:
         """dq/dq̄ = 2η·Var_w(c) with w ∝ α·p: how many levels q moves when the tools' mean moves by one; 0
         without tools.
 
@@ -148,15 +158,23 @@ class ScoreFusion:
         if thresholds is None:
             thresholds = [(a + b) / 2 for a, b in itertools.pairwise(ordered)]
         if len(thresholds) != len(ordered) - 1 or list(thresholds) != sorted(thresholds):
-            raise ValueError(f"thresholds: expected {len(ordered) - 1} rising numbers, got {list(thresholds)}")
+            raise ValueError(
+                f"thresholds: expected {len(ordered) - 1} rising numbers, got {list(thresholds)}"
+            )
         return list(self._letters)[len(ordered) - 1 - sum(score >= t for t in thresholds)]
 
-    def _weights(self, tool_scores: Sequence[float], vlm_probabilities: Mapping[int, float]) -> np.ndarray:
+    def _weights(
+        self, tool_scores: Sequence[float], vlm_probabilities: Mapping[int, float]
+    ) -> np.ndarray:
         p = np.array([vlm_probabilities[c] for c in self.quality_levels], float)
         if (p < 0).any() or not np.isclose(p.sum(), 1, atol=1e-6):
-            raise ValueError(f"vlm_probabilities: expected probabilities that sum to 1, got {dict(vlm_probabilities)}")
+            raise ValueError(
+                f"vlm_probabilities: expected probabilities that sum to 1, got {dict(vlm_probabilities)}"
+            )
         mean = self.mean_score(tool_scores)
-        return fused_distribution(p, np.nan if mean is None else mean, self.eta, self.quality_levels)
+        return fused_distribution(
+            p, np.nan if mean is None else mean, self.eta, self.quality_levels
+        )
 
     def _level(self, key: str | int) -> int:
         """A level, or a text of nothing but its letter and its word, as a level. Raises ValueError for
@@ -164,12 +182,16 @@ class ScoreFusion:
         named = {key}
         if isinstance(key, str):
             words = re.findall(r"\w+", key)
-            named = {self._letters.get(word.upper(), WORD_TO_LEVEL.get(word.lower())) for word in words}
+            named = {
+                self._letters.get(word.upper(), WORD_TO_LEVEL.get(word.lower())) for word in words
+            }
         for level in self.quality_levels:
             if named == {level}:
                 return level
         *_, last = self._letters
-        raise ValueError(f"answer: expected a letter A–{last}, a level word or a level, got {key!r}")
+        raise ValueError(
+            f"answer: expected a letter A–{last}, a level word or a level, got {key!r}"
+        )
 
 
 def expected_level(p_c: Mapping[str, float]) -> float:
@@ -203,7 +225,10 @@ def perceptual_weights(
 
 
 def fused_distribution(
-    p: np.ndarray, q_bar: float | np.ndarray, eta: float | np.ndarray, levels: Sequence[float] = LEVELS
+    p: np.ndarray,
+    q_bar: float | np.ndarray,
+    eta: float | np.ndarray,
+    levels: Sequence[float] = LEVELS,
 ) -> np.ndarray:
     """w ∝ α·p of (4), (..., levels), in log space so that sharp weights cannot underflow to 0/0. `p` is
     (..., levels), q̄ and η one or one for each of its rows; where q̄ is nan, α is uniform."""
@@ -217,6 +242,10 @@ def softmax(values: np.ndarray) -> np.ndarray:
     return weight / weight.sum(-1, keepdims=True)
 
 
-def _log_likelihood(q_bar: float | np.ndarray, eta: float | np.ndarray, levels: Sequence[float]) -> np.ndarray:
-    mean, sharpness = np.broadcast_arrays(np.asarray(q_bar, float)[..., None], np.asarray(eta, float)[..., None])
+def _log_likelihood(
+    q_bar: float | np.ndarray, eta: float | np.ndarray, levels: Sequence[float]
+) -> np.ndarray:
+    mean, sharpness = np.broadcast_arrays(
+        np.asarray(q_bar, float)[..., None], np.asarray(eta, float)[..., None]
+    )
     return np.where(np.isnan(mean), 0.0, -sharpness * (mean - np.asarray(levels, float)) ** 2)

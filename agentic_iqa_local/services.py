@@ -55,7 +55,9 @@ class Services:
         backend = self.section(role).backend
         if backend not in self.pool.clients:
             try:
-                Weights(models_root(self.settings.models_dir)).check_model(self.settings.folder(backend))
+                Weights(models_root(self.settings.models_dir)).check_model(
+                    self.settings.folder(backend)
+                )
             except (BundleError, ToolError) as error:
                 raise VLMError(error.message, error.remedy) from error
         return self.pool.get(backend, self.settings.model(backend))
@@ -71,7 +73,11 @@ class Services:
     @contextmanager
     def models_waiting(self) -> Iterator[None]:
         """Meanwhile no loaded model computes that shares its classes with the tools: those of transformers."""
-        locks = {id(lock): lock for client in self.pool.clients.values() if (lock := getattr(client, "lock", None))}
+        locks = {
+            id(lock): lock
+            for client in self.pool.clients.values()
+            if (lock := getattr(client, "lock", None))
+        }
         with ExitStack() as held:
             for _, lock in sorted(locks.items()):
                 held.enter_context(lock)

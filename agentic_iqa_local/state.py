@@ -8,7 +8,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, Self, TypedDict, TypeVar, get_args
 
-from pydantic import BaseModel, Field, JsonValue, StringConstraints, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    JsonValue,
+    StringConstraints,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -28,11 +36,19 @@ PromptLayout = Literal["images_first", "system_first"]
 """Where a role's instructions stand in the chat: behind the images, whose cache then serves every role, or
 before them, which is the paper's order."""
 
-Context = Literal["image_alone", "without_scores", "all_evidence"]  # what stands in the prompt of a study
+Context = Literal[
+    "image_alone", "without_scores", "all_evidence"
+]  # what stands in the prompt of a study
 CONTEXTS: tuple[Context, ...] = get_args(Context)
 
 DistortionType = Literal[
-    "Blurs", "Color distortions", "Compression", "Noise", "Brightness change", "Sharpness", "Contrast"
+    "Blurs",
+    "Color distortions",
+    "Compression",
+    "Noise",
+    "Brightness change",
+    "Sharpness",
+    "Contrast",
 ]
 DISTORTION_TYPES: tuple[str, ...] = get_args(DistortionType)
 _SAID = {"Blurs": "blur", "Color distortions": "colour distortion", "Sharpness": "oversharpening"}
@@ -43,13 +59,17 @@ Severity = Literal["none", "slight", "moderate", "severe", "extreme"]
 def lower_edge(level: str) -> float:
     """The quality, 1..5, from which on a picture has this level: a letter A to D, a word Excellent to Poor,
     or a number from 1 to 5. Raises ValueError."""
-    names = {LEVEL_TO_LETTER[value]: value for value in LEVEL_WORDS} | {w: v for v, w in LEVEL_WORDS.items()}
+    names = {LEVEL_TO_LETTER[value]: value for value in LEVEL_WORDS} | {
+        w: v for v, w in LEVEL_WORDS.items()
+    }
     edges = {name.lower(): value - 0.5 for name, value in names.items()}
     name = level.strip().lower()
     with suppress(ValueError):
         if 1 <= (quality := edges.get(name) or float(name)) <= 5:
             return quality
-    raise ValueError(f"expected Excellent, Good, Fair or Poor (or A to D) or a number from 1 to 5, got {level!r}")
+    raise ValueError(
+        f"expected Excellent, Good, Fair or Poor (or A to D) or a number from 1 to 5, got {level!r}"
+    )
 
 
 UNCLEAR = "unclear"  # said in place of a severity that cannot be told
@@ -82,9 +102,15 @@ class PlanControlFlags(BaseModel):
 
     model_config = {"frozen": True}  # plans with equal values hash alike
 
-    distortion_detection: bool = Field(default=False, description="Look for distortions; on when the query names none.")
-    distortion_analysis: bool = Field(default=False, description="Judge severity and visual impact of each distortion.")
-    tool_selection: bool = Field(default=False, description="Let the model choose an IQA tool for each distortion.")
+    distortion_detection: bool = Field(
+        default=False, description="Look for distortions; on when the query names none."
+    )
+    distortion_analysis: bool = Field(
+        default=False, description="Judge severity and visual impact of each distortion."
+    )
+    tool_selection: bool = Field(
+        default=False, description="Let the model choose an IQA tool for each distortion."
+    )
     tool_execution: bool = Field(default=False, description="Run the chosen IQA tools.")
 
 
@@ -102,13 +128,26 @@ _EXPLICIT: dict[str, JsonValue] = {
 class PlannerOutput(BaseModel):
     """The Planner's plan for one query."""
 
-    model_config = {"frozen": True, "json_schema_extra": {"examples": [_EXAMPLE | _EXPLICIT, _EXAMPLE]}}
+    model_config = {
+        "frozen": True,
+        "json_schema_extra": {"examples": [_EXAMPLE | _EXPLICIT, _EXAMPLE]},
+    }
 
-    query_type: Literal["IQA", "Other"] = Field(description="IQA: quality; Other: content, aesthetics, emotion.")
-    query_scope: Objects | Literal["Global"] = Field(description="What the query is about, else Global.")
-    distortion_source: Literal["Explicit", "Inferred"] = Field(description="Explicit: the query names distortions.")
-    distortions: dict[str, list[str]] | None = Field(default=None, description="By object, those that the query names.")
-    reference_mode: Literal["Full-Reference", "No-Reference"] = Field(description="Whether a reference is given.")
+    query_type: Literal["IQA", "Other"] = Field(
+        description="IQA: quality; Other: content, aesthetics, emotion."
+    )
+    query_scope: Objects | Literal["Global"] = Field(
+        description="What the query is about, else Global."
+    )
+    distortion_source: Literal["Explicit", "Inferred"] = Field(
+        description="Explicit: the query names distortions."
+    )
+    distortions: dict[str, list[str]] | None = Field(
+        default=None, description="By object, those that the query names."
+    )
+    reference_mode: Literal["Full-Reference", "No-Reference"] = Field(
+        description="Whether a reference is given."
+    )
     required_tool: str | None = Field(default=None, description="The tool that the query names.")
     plan: PlanControlFlags = Field(description="Which executor subtasks run.")
 
@@ -123,8 +162,12 @@ class PlannerInput(BaseModel):
 
     query: NonBlank = Field(description="The user's question.")
     image_path: str = Field(description="The image to assess.")
-    reference_path: str | None = Field(default=None, description="A pristine reference of the same size.")
-    prior_context: dict[str, Any] | None = Field(default=None, description="turns, of a conversation; replan_history")
+    reference_path: str | None = Field(
+        default=None, description="A pristine reference of the same size."
+    )
+    prior_context: dict[str, Any] | None = Field(
+        default=None, description="turns, of a conversation; replan_history"
+    )
 
     @field_validator("image_path", "reference_path")
     @classmethod
@@ -133,8 +176,13 @@ class PlannerInput(BaseModel):
         says that one has."""
         if path is None:
             return None
-        if not (info.context or {}).get("decoded") and Path(path).suffix.lower() not in IMAGE_SUFFIXES:
-            raise ValueError(f"Invalid image format: {path} (expected one of {', '.join(IMAGE_SUFFIXES)})")
+        if (
+            not (info.context or {}).get("decoded")
+            and Path(path).suffix.lower() not in IMAGE_SUFFIXES
+        ):
+            raise ValueError(
+                f"Invalid image format: {path} (expected one of {', '.join(IMAGE_SUFFIXES)})"
+            )
         if not Path(path).is_file():
             raise ValueError(f"Image file not found: {path}")
         return path
@@ -145,17 +193,26 @@ class PlannerError(BaseModel):
 
     error_type: str = Field(description="validation_error or api_error.")
     message: str = Field(description="What went wrong, for a human.")
-    details: dict[str, Any] | None = Field(default=None, description="Exception, attempt from 1 on, role, backend.")
+    details: dict[str, Any] | None = Field(
+        default=None, description="Exception, attempt from 1 on, role, backend."
+    )
     retry_count: int = Field(default=0, ge=0, description="Retries made before this failure.")
     timestamp: datetime = Field(default_factory=lambda: datetime.now(UTC))
 
     @classmethod
-    def from_exception(cls, exc: Exception, *, attempt: int = 1, backend: str | None = None, **details: Any) -> Self:
+    def from_exception(
+        cls, exc: Exception, *, attempt: int = 1, backend: str | None = None, **details: Any
+    ) -> Self:
         """Keeps the exception's type and message; ValueErrors (pydantic's and JSON's too) are validation errors."""
         return cls(
             error_type="validation_error" if isinstance(exc, ValueError) else "api_error",
             message=str(exc) or type(exc).__name__,
-            details={"exception": type(exc).__name__, "attempt": attempt, "backend": backend, **details},
+            details={
+                "exception": type(exc).__name__,
+                "attempt": attempt,
+                "backend": backend,
+                **details,
+            },
             retry_count=attempt - 1,
         )
 
@@ -206,8 +263,12 @@ class Detection(BaseModel):
 
     tool: str = "LocalNR"
     families: dict[str, FamilyDetection] = {}
-    model_trust: float = 1.0  # the exponent with which the model's own odds count beside the prior's
-    exposure: dict[str, float] | None = None  # LocalNR's probabilities of "too dark" and of "too bright"
+    model_trust: float = (
+        1.0  # the exponent with which the model's own odds count beside the prior's
+    )
+    exposure: dict[str, float] | None = (
+        None  # LocalNR's probabilities of "too dark" and of "too bright"
+    )
     # the probability that the content is unlike a photograph; None with a reference
     graphic: float | None = None
     error: str | None = None  # why LocalNR could not read it
@@ -223,9 +284,13 @@ class DamagedBox(BaseModel):
     distortion: str | None = None  # its likeliest distortion; None where it cannot be told
     probability: float | None = None  # of that distortion among the seven types, 0..1
     distortions: dict[str, float] = {}  # probability of each type of distortion; sums to 1
-    severity: Severity | None = None  # the likeliest severity of that distortion; None where it was not read
+    severity: Severity | None = (
+        None  # the likeliest severity of that distortion; None where it was not read
+    )
     severities: dict[str, float] = {}  # probability of each severity; sums to 1
-    tools: dict[str, float] = {}  # scores of the configured tools on this box alone, 1..5; not part of q
+    tools: dict[
+        str, float
+    ] = {}  # scores of the configured tools on this box alone, 1..5; not part of q
 
 
 class ExecutorOutput(BaseModel):
@@ -258,7 +323,9 @@ def in_words(evidence: ExecutorOutput | None, name: str, kind: str) -> str:
     """A distortion of an object as a person says it: a change of brightness is under- or overexposure, where LocalNR
     clearly reads the object as too dark or too bright."""
     detection = evidence and (evidence.detection or {}).get(name)
-    dark, bright = ((detection and detection.exposure) or {"too dark": 1.0, "too bright": 1.0}).values()
+    dark, bright = (
+        (detection and detection.exposure) or {"too dark": 1.0, "too bright": 1.0}
+    ).values()
     exposures = {"underexposure": dark > 2 * bright, "overexposure": bright > 2 * dark}
     exposure = next((word for word, clear in exposures.items() if clear), "brightness change")
     return {"Brightness change": exposure, **_SAID}.get(kind, kind.lower())
@@ -280,13 +347,19 @@ class FusionResult(BaseModel):
     # p_c, to the power of the model's trust where distortions are asked about, times `measured`, summing to
     # 1: the answer is its likeliest letter
     product: dict[str, float] | None = None
-    measurement: str | None = None  # what `measured` rests on, or why the letters of a question stand alone
-    alpha: dict[int, float] | None = None  # weight of each level 1..5 from the tools' mean; sums to 1
+    measurement: str | None = (
+        None  # what `measured` rests on, or why the letters of a question stand alone
+    )
+    alpha: dict[int, float] | None = (
+        None  # weight of each level 1..5 from the tools' mean; sums to 1
+    )
     q_bar: float | None = None  # mean of the tools' normalised scores, 1..5; None without tools
     q: float | None = None  # the fused quality score, 1..5
     dq_dqbar: float | None = None  # how far q moves with q_bar: 2·η·Var_w(c), w ∝ α·p
     eta: float | None = None  # the η that made alpha
-    sigma: float | None = None  # the error of q_bar in levels, from which η = 1/(2σ²); None: η was set
+    sigma: float | None = (
+        None  # the error of q_bar in levels, from which η = 1/(2σ²); None: η was set
+    )
     both_orders: bool = False  # whether p_c is the mean of this reading and one with A for Bad
     order_gap: float | None = None  # levels between the means of both orders
     crops: int = 0  # crops whose letters make up half of p_c
@@ -346,7 +419,9 @@ class SummarizerOutput(BaseModel):
     quality_reasoning: NonBlank = Field(description="Evidence-based explanation.")
     need_replan: bool = Field(default=False, description="Whether replanning is needed.")
     replan_reason: str | None = Field(default=None, description="Why another pass is needed.")
-    used_evidence: dict[str, Any] | None = Field(default=None, description="The evidence that the answer rests on.")
+    used_evidence: dict[str, Any] | None = Field(
+        default=None, description="The evidence that the answer rests on."
+    )
     fusion: FusionResult | None = None  # the letter read and its fusion; None for free-text answers
     gaps: list[Gap] = []  # what the evidence lacks; another pass closes it if need_replan is true
     passes: list[PassRecord] = []  # the latest ten, this one included

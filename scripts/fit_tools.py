@@ -47,7 +47,9 @@ def samples(args: argparse.Namespace, dataset: Dataset) -> Iterator[Sample]:
     the scale's ends are unknown and --mos-range does not give them."""
     items = [item for item in dataset.items if args.split is None or item.split == args.split]
     if not items:
-        raise DatasetError(f"{dataset.root}: expected scored images of the split {args.split}, found none")
+        raise DatasetError(
+            f"{dataset.root}: expected scored images of the split {args.split}, found none"
+        )
     worst, best = args.mos_range or scale_of(dataset)
     if not (abs(worst) <= MOST and abs(best) <= MOST and worst != best):
         wanted = f"expected two numbers of at most {MOST:g} that differ"
@@ -56,14 +58,21 @@ def samples(args: argparse.Namespace, dataset: Dataset) -> Iterator[Sample]:
         image = load_image(item.image).pixels
         reference = load_image(item.reference).pixels if item.reference else None
         # Split by what is pictured: all distortions of one reference fall on one side.
-        yield item.group or item.image.name, reference, image, 1 + 4 * (item.mos - worst) / (best - worst)
+        yield (
+            item.group or item.image.name,
+            reference,
+            image,
+            1 + 4 * (item.mos - worst) / (best - worst),
+        )
 
 
 def scale_of(dataset: Dataset) -> tuple[float, float]:
     """The worst and the best score of a data set's scale. Raises DatasetError where they are unknown."""
     info = dataset.info
     if info.low is None or info.high is None or info.higher_is_better is None:
-        raise DatasetError(f"{dataset.root}: the scale's ends are unknown", "give them with --mos-range WORST BEST")
+        raise DatasetError(
+            f"{dataset.root}: the scale's ends are unknown", "give them with --mos-range WORST BEST"
+        )
     return (info.low, info.high) if info.higher_is_better else (info.high, info.low)
 
 
@@ -93,31 +102,54 @@ def write_maps(path: Path, fitted: list[LogisticMap]) -> None:
     entries, comment = [], ""
     if place.exists():
         entries = read_yaml(place)["maps"]
-        comment = "".join(takewhile(lambda line: line.startswith("#"), place.open(encoding="utf-8")))
+        comment = "".join(
+            takewhile(lambda line: line.startswith("#"), place.open(encoding="utf-8"))
+        )
     for logistic in fitted:
         entry = logistic.model_dump(mode="json", exclude_none=True)
-        places = [i for i, e in enumerate(entries) if e["tool"] == logistic.tool and "status" not in e]
+        places = [
+            i for i, e in enumerate(entries) if e["tool"] == logistic.tool and "status" not in e
+        ]
         if places:
             entries[places[0]] = entry
         else:
             entries.append(entry)
-    body = yaml.safe_dump({"maps": entries}, sort_keys=False, default_flow_style=None, width=118, allow_unicode=True)
+    body = yaml.safe_dump(
+        {"maps": entries}, sort_keys=False, default_flow_style=None, width=118, allow_unicode=True
+    )
     write_whole(place, comment + body)
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(description=__doc__, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="a data set, or a manifest (.csv, .jsonl)")
-    parser.add_argument("--tools", nargs="+", required=True, metavar="TOOL", help="tools to fit, by any spelling")
+    parser = Parser(
+        description=__doc__, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "folder", type=Path, metavar="FOLDER", help="a data set, or a manifest (.csv, .jsonl)"
+    )
+    parser.add_argument(
+        "--tools", nargs="+", required=True, metavar="TOOL", help="tools to fit, by any spelling"
+    )
     shipped = ROOT / "configs" / "tool_maps.yaml"
-    parser.add_argument("--out", type=Path, default=shipped, help="file of maps to write into (default: %(default)s)")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=shipped,
+        help="file of maps to write into (default: %(default)s)",
+    )
     parser.add_argument("--seed", type=int, default=0, help="draws what is held out (default: 0)")
     parser.add_argument("--device", default="cpu", help="where the tools run (default: cpu)")
-    parser.add_argument("--key", metavar="NAME", help="which data set it is, where the layout does not tell")
-    parser.add_argument("--split", metavar="NAME", help="only images of this official split, such as train")
+    parser.add_argument(
+        "--key", metavar="NAME", help="which data set it is, where the layout does not tell"
+    )
+    parser.add_argument(
+        "--split", metavar="NAME", help="only images of this official split, such as train"
+    )
     scale = "mapped to 1 and 5 (default: the data set's scale)"
     parser.add_argument("--mos-range", type=float, nargs=2, metavar=("WORST", "BEST"), help=scale)
-    parser.add_argument("--name", help="name of the data set; studies on it are then in-sample (default: its title)")
+    parser.add_argument(
+        "--name", help="name of the data set; studies on it are then in-sample (default: its title)"
+    )
     return parser
 
 
@@ -138,7 +170,9 @@ def fit(args: argparse.Namespace) -> int:
         groups.append(group)
         qualities.append(quality)
         raws.append([runner.measure(spec.name, image, reference) for spec in specs])
-    source = f"scripts/fit_tools.py: {len(groups)} images of {name}{of_split}, linear from its scale"
+    source = (
+        f"scripts/fit_tools.py: {len(groups)} images of {name}{of_split}, linear from its scale"
+    )
     raw, quality, held_out = np.array(raws), np.array(qualities), held_out_groups(groups, rng)
     fitted = []
     for spec, scores in zip(specs, raw.T, strict=True):
@@ -146,7 +180,9 @@ def fit(args: argparse.Namespace) -> int:
         told |= {"source": source, "fitted_on": name}
         logistic, _ = fit_logistic(scores[~held_out], quality[~held_out], **told)
         check = evaluate(logistic, scores[held_out], quality[held_out])
-        fitted.append(LogisticMap.model_validate(logistic.model_dump() | {"notes": f"held out: {check}"}))
+        fitted.append(
+            LogisticMap.model_validate(logistic.model_dump() | {"notes": f"held out: {check}"})
+        )
         low, high = logistic.reachable
         print(f"{spec.name}: held out {check}; reaches {low:.2f} to {high:.2f}")
     write_maps(args.out, fitted)

@@ -43,7 +43,9 @@ class Touch:
 
 
 def _socket(place: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as opened:  # the path of one has 108 bytes at most, so by a relative name
+    with socket.socket(
+        socket.AF_UNIX
+    ) as opened:  # the path of one has 108 bytes at most, so by a relative name
         before = os.getcwd()
         os.chdir(place.parent)
         try:

@@ -19,7 +19,8 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "-
 SIZES = {"wide": (1280, 800), "phone": (390, 844)}  # CSS pixels
 
 needs_chromium = pytest.mark.skipif(
-    not CHROMIUM, reason="NOT RUN: Chromium is not installed (apt-get install chromium, or set CHROMIUM)"
+    not CHROMIUM,
+    reason="NOT RUN: Chromium is not installed (apt-get install chromium, or set CHROMIUM)",
 )
 
 
@@ -34,7 +35,9 @@ class Watched:
 
     def strangers(self, *own: str) -> list[str]:
         """The addresses asked for that begin with none of `own`, and are neither data nor made in the page."""
-        return [url for url in self.requests if not url.startswith((*own, "data:", "blob:", "about:"))]
+        return [
+            url for url in self.requests if not url.startswith((*own, "data:", "blob:", "about:"))
+        ]
 
 
 @contextmanager
@@ -46,12 +49,17 @@ def browser_page(*, size: str = "wide", dark: bool = False, **options) -> Iterat
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         context = browser.new_context(
-            viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light", **options
+            viewport={"width": width, "height": height},
+            color_scheme="dark" if dark else "light",
+            **options,
         )
         watched = Watched(page := context.new_page())
         page.on("request", lambda request: watched.requests.append(request.url))
         page.on("pageerror", lambda error: watched.complaints.append(str(error)))
-        page.on("console", lambda said: said.type in ("error", "warning") and watched.complaints.append(said.text))
+        page.on(
+            "console",
+            lambda said: said.type in ("error", "warning") and watched.complaints.append(said.text),
+        )
         try:
             yield watched
         finally:
@@ -62,8 +70,12 @@ def axe_findings(page) -> list[str]:
     """The serious and critical findings of axe-core on the page as it is now, one a line."""
     import axe_playwright_python
 
-    script = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
-    page.evaluate(script + "\n;0")  # evaluated by the debugger, which a Content-Security-Policy does not hold back
+    script = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text(
+        encoding="utf-8"
+    )
+    page.evaluate(
+        script + "\n;0"
+    )  # evaluated by the debugger, which a Content-Security-Policy does not hold back
     found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
     return [
         f"{rule['impact']} {rule['id']}: {node['html'][:200]}"

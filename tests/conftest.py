@@ -50,7 +50,9 @@ def pytest_collection_modifyitems(items):
         "study_run",
     )
     names = [f"test_{name}" for name in first]
-    items.sort(key=lambda item: names.index(item.path.stem) if item.path.stem in names else len(names))
+    items.sort(
+        key=lambda item: names.index(item.path.stem) if item.path.stem in names else len(names)
+    )
 
 
 @pytest.hookimpl(wrapper=True)
@@ -68,7 +70,10 @@ def _no_network():
     real = socket.socket.connect, socket.socket.connect_ex, socket.getaddrinfo
 
     def refuse(self, address, *rest):
-        if getattr(self, "family", None) == getattr(socket, "AF_UNIX", None) or address[0] in LOOPBACK:
+        if (
+            getattr(self, "family", None) == getattr(socket, "AF_UNIX", None)
+            or address[0] in LOOPBACK
+        ):
             return real[0](self, address)
         raise AssertionError(f"a test tried to reach the network: {address}")
 
@@ -114,7 +119,9 @@ def photo(photo_path) -> Image.Image:
 @pytest.fixture(scope="session")
 def noisy_path(photo, tmp_path_factory) -> str:
     """The same photograph under strong white noise (standard deviation 45 of 255)."""
-    pixels = np.asarray(photo, np.float32) + np.random.default_rng(0).normal(0, 45, (*photo.size[::-1], 3))
+    pixels = np.asarray(photo, np.float32) + np.random.default_rng(0).normal(
+        0, 45, (*photo.size[::-1], 3)
+    )
     path = tmp_path_factory.mktemp("photos") / "noisy.png"
     Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).save(path)
     return str(path)
@@ -124,7 +131,9 @@ def noisy_path(photo, tmp_path_factory) -> str:
 def picture(tmp_path_factory) -> str:
     """A small image (96×64) for tests whose model and tools are scripted: nothing looks at its content."""
     path = tmp_path_factory.mktemp("pictures") / "picture.png"
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 96, 3), dtype=np.uint8)).save(path)
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 96, 3), dtype=np.uint8)).save(
+        path
+    )
     return str(path)
 
 

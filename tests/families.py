@@ -46,7 +46,11 @@ def plain_logprobs(client, images, prompt=SCORING, prefix=ANSWER_PREFIX) -> torc
 
 def apart(read, other) -> float:
     """The largest difference of a letter's log-probability from another read, or from `plain_logprobs`."""
-    theirs = other.logprobs if hasattr(other, "logprobs") else {x: other[i] for x, i in read.token_ids.items()}
+    theirs = (
+        other.logprobs
+        if hasattr(other, "logprobs")
+        else {x: other[i] for x, i in read.token_ids.items()}
+    )
     return max(abs(read.logprobs[letter] - float(theirs[letter])) for letter in read.logprobs)
 
 
@@ -63,20 +67,26 @@ def build(name: str, folder: Path) -> Path:
     with torch.no_grad():
         for weight in model.parameters():
             if weight.ndim >= 2:
-                weight.copy_(torch.randn(weight.shape, generator=generator) * 1.4 / weight[0].numel() ** 0.5)
+                weight.copy_(
+                    torch.randn(weight.shape, generator=generator) * 1.4 / weight[0].numel() ** 0.5
+                )
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
     if name in ("llava_clip", "llava_siglip"):
         # transformers 5 saves LLaVA's tower without the level `vision_model` that published checkpoints have
         weights = load_file(folder / "model.safetensors")
         tower, named = "vision_tower.", "vision_tower.vision_model."
-        weights = {k if k.startswith(named) else k.replace(tower, named, 1): v for k, v in weights.items()}
+        weights = {
+            k if k.startswith(named) else k.replace(tower, named, 1): v for k, v in weights.items()
+        }
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
 
 def add(tokenizer, *tokens: str) -> None:
-    tokenizer.add_tokens([AddedToken(x, special=True, normalized=False) for x in tokens], special_tokens=True)
+    tokenizer.add_tokens(
+        [AddedToken(x, special=True, normalized=False) for x in tokens], special_tokens=True
+    )
 
 
 def ids(tokenizer) -> dict:
@@ -100,15 +110,27 @@ def qwen(name, tokenizer):
         tower |= {"window_size": 56, "fullatt_block_indexes": [1]}
     elif name == "qwen3_vl":
         tower |= {"num_position_embeddings": 256, "deepstack_visual_indexes": [0]}
-        text |= {"head_dim": 64, "rope_parameters": rope | {"mrope_section": [12, 10, 10], "mrope_interleaved": True}}
+        text |= {
+            "head_dim": 64,
+            "rope_parameters": rope | {"mrope_section": [12, 10, 10], "mrope_interleaved": True},
+        }
     else:
         tower |= {"num_position_embeddings": 256}
-        partial = rope | {"mrope_section": [3, 3, 2], "mrope_interleaved": True, "partial_rotary_factor": 0.25}
+        partial = rope | {
+            "mrope_section": [3, 3, 2],
+            "mrope_interleaved": True,
+            "partial_rotary_factor": 0.25,
+        }
         text |= {
             "head_dim": 64, "rope_parameters": partial, "layer_types": ["linear_attention", "full_attention"],
             "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 32, "linear_value_head_dim": 32,
         }  # fmt: skip
-    family = {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL", "qwen3_5": "Qwen3_5"}[name]
+    family = {
+        "qwen2_vl": "Qwen2VL",
+        "qwen2_5_vl": "Qwen2_5_VL",
+        "qwen3_vl": "Qwen3VL",
+        "qwen3_5": "Qwen3_5",
+    }[name]
     config = getattr(tf, f"{family}Config")(text_config=text, vision_config=tower, **places)
     size = {"shortest_edge": 64 * 64, "longest_edge": 256 * 256}
     parts = {
@@ -116,7 +138,9 @@ def qwen(name, tokenizer):
         "tokenizer": tokenizer,
     }
     parts["video_processor"] = tf.Qwen3VLVideoProcessor() if third else tf.Qwen2VLVideoProcessor()
-    processor = getattr(tf, f"{'Qwen3VL' if third else family}Processor")(**parts, chat_template=CHAT_TEMPLATE)
+    processor = getattr(tf, f"{'Qwen3VL' if third else family}Processor")(
+        **parts, chat_template=CHAT_TEMPLATE
+    )
     return getattr(tf, f"{family}ForConditionalGeneration")(config), processor
 
 
@@ -141,7 +165,11 @@ def onevision(name, tokenizer):
     as_published = name in PRESETS
     side, steps = (384, 6) if as_published else (112, 2)
     tile = {"height": side, "width": side}
-    pinpoints = [[side * rows, side * columns] for rows in range(1, steps + 1) for columns in range(1, steps + 1)]
+    pinpoints = [
+        [side * rows, side * columns]
+        for rows in range(1, steps + 1)
+        for columns in range(1, steps + 1)
+    ]
     reach = {"max_position_embeddings": 32768} if as_published else {}
     language = tf.Qwen2Config if as_published else tf.LlamaConfig
     tower = tf.SiglipVisionConfig(**TOWER | {"image_size": side}, vision_use_head=False)
@@ -167,7 +195,9 @@ def internvl(name, tokenizer):
         image_token_id=tokenizer.convert_tokens_to_ids("<|image_pad|>"), image_seq_length=16,
     )  # fmt: skip
     names = {"start_image": "<img>", "end_image": "</img>", "context_image": "<|image_pad|>", "video": "<|video_pad|>"}  # fmt: skip
-    tokenizer._set_model_specific_special_tokens({f"{name}_token": text for name, text in names.items()})
+    tokenizer._set_model_specific_special_tokens(
+        {f"{name}_token": text for name, text in names.items()}
+    )
     processor = tf.InternVLProcessor(
         image_processor=tf.GotOcr2ImageProcessor(size=square, crop_to_patches=True, max_patches=4), tokenizer=tokenizer,
         video_processor=tf.InternVLVideoProcessor(size=square), image_seq_length=16, chat_template=CHAT_TEMPLATE,
@@ -177,7 +207,14 @@ def internvl(name, tokenizer):
 
 def idefics(name, tokenizer):
     cells = [f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)]
-    add(tokenizer, "<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>", *cells)
+    add(
+        tokenizer,
+        "<image>",
+        "<fake_token_around_image>",
+        "<global-img>",
+        "<end_of_utterance>",
+        *cells,
+    )
     smol = name == "smolvlm"
     config = (tf.SmolVLMConfig if smol else tf.Idefics3Config)(
         vision_config=TOWER, text_config=dict(model_type="llama", **TEXT, **ids(tokenizer)), scale_factor=2,
@@ -188,6 +225,8 @@ def idefics(name, tokenizer):
     common = dict(tokenizer=tokenizer, image_seq_len=16, chat_template=CHAT_TEMPLATE.replace(QWEN_IMAGE, "<image>"))  # fmt: skip
     if smol:
         video = tf.SmolVLMVideoProcessor(max_image_size=tile, size=tile)
-        processor = tf.SmolVLMProcessor(tf.SmolVLMImageProcessor(**sizes), video_processor=video, **common)
+        processor = tf.SmolVLMProcessor(
+            tf.SmolVLMImageProcessor(**sizes), video_processor=video, **common
+        )
         return tf.SmolVLMForConditionalGeneration(config), processor
     return tf.Idefics3ForConditionalGeneration(config), tf.Idefics3Processor(tf.Idefics3ImageProcessor(**sizes), **common)  # fmt: skip

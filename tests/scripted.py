@@ -28,7 +28,9 @@ class ScriptedClient:
     trust = 1.0
     limits = PixelLimits(factor=32, min_pixels=32 * 32, max_pixels=1024 * 1024)
 
-    def __init__(self, answer: Callable[..., str], logprobs=None, reads_logits: bool = True, yes=None):
+    def __init__(
+        self, answer: Callable[..., str], logprobs=None, reads_logits: bool = True, yes=None
+    ):
         self.yes = yes  # by family, the probability of Yes; None: Yes and No are no single tokens
         self.answer, self.reads_logits = answer, reads_logits
         self.logprobs = logprobs or {letter: float(np.log(0.19)) for letter in "ABCDE"}
@@ -60,7 +62,9 @@ class ScriptedSession:
             p = self.client.yes.get(answer_prefix.split('"')[-3], 0.01)
             return LetterRead({"Yes": float(np.log(p)), "No": float(np.log(1 - p))}, 0.0, {})
         self.client.calls.append(("read_letters", prompt))
-        return self.read({letter: self.client.logprobs.get(letter, float(np.log(0.1))) for letter in letters})
+        return self.read(
+            {letter: self.client.logprobs.get(letter, float(np.log(0.1))) for letter in letters}
+        )
 
     @staticmethod
     def read(logprobs: dict[str, float]) -> LetterRead:
@@ -73,7 +77,13 @@ class ScriptedSession:
 class ScriptedTools:
     """Tools with fixed scores: name → normalised score; a missing one raises ToolError. `runs` has the calls."""
 
-    def __init__(self, scores: dict[str, float], names=None, damaged_part: str | None = None, examination=None):
+    def __init__(
+        self,
+        scores: dict[str, float],
+        names=None,
+        damaged_part: str | None = None,
+        examination=None,
+    ):
         self.scores, self.runs, self.part, self.examination = scores, [], damaged_part, examination
         self.names, self.maps = names or list(scores), {}
 
@@ -81,7 +91,10 @@ class ScriptedTools:
         pass
 
     def available(self, full_reference: bool) -> list[ToolInfo]:
-        specs = [ToolSpec(n, n, "NR", False, (1, 5), ("Blurs", "Noise"), "scripted", 16) for n in self.names]
+        specs = [
+            ToolSpec(n, n, "NR", False, (1, 5), ("Blurs", "Noise"), "scripted", 16)
+            for n in self.names
+        ]
         return [ToolInfo(spec, None, (1.0, 5.0), "test") for spec in specs]
 
     def score(self, name, image, reference=None) -> ToolReading:
@@ -101,7 +114,9 @@ class ScriptedTools:
         return SimpleNamespace(damaged_part=lambda: self.part)
 
 
-def scripted_services(client: ScriptedClient, tools: ScriptedTools, settings: Settings | None = None) -> Services:
+def scripted_services(
+    client: ScriptedClient, tools: ScriptedTools, settings: Settings | None = None
+) -> Services:
     return Services(settings or Settings(), "cpu", {BACKEND: client}, tools)
 
 
@@ -129,11 +144,15 @@ def scripted_answers(**replies) -> Callable[..., str]:
         "AnalysisReply": moderate_blur(),
         "SelectionReply": {"Global": {"Blurs": "NIQE"}},
     }
-    queues = {name: list(r) if isinstance(r, list) else [r] for name, r in (defaults | replies).items()}
+    queues = {
+        name: list(r) if isinstance(r, list) else [r] for name, r in (defaults | replies).items()
+    }
 
     def answer(prompt, schema, prefix):
         if schema.__name__ not in queues:
-            return (prefix or '{"final_answer": "a soft photograph') + '", "quality_reasoning": "Edges appear soft."}'
+            return (
+                prefix or '{"final_answer": "a soft photograph'
+            ) + '", "quality_reasoning": "Edges appear soft."}'
         queue = queues[schema.__name__]
         reply = queue.pop(0) if len(queue) > 1 else queue[0]
         if isinstance(reply, Exception):

@@ -63,28 +63,40 @@ def test_what_is_no_picture_or_no_choice_is_refused_before_anything_is_opened(sc
 def test_bytes_and_temporary_folders_land_in_no_message(scripted, caplog):
     row = scripted[0](b"SECRET" * 20)
     assert row.error.startswith("<120 bytes>: expected a PNG")
-    assert f"not assessed: {row.error}" in caplog.messages  # a script that looks at no error is warned
+    assert (
+        f"not assessed: {row.error}" in caplog.messages
+    )  # a script that looks at no error is warned
     told = row.model_dump_json() + repr(row) + row._repr_html_() + row.explain() + caplog.text
     assert "SECRET" not in told
     assert "agentic_iqa_" not in row.model_dump_json() + repr(row)
 
 
-def test_a_picture_with_its_references_pixels_is_said_to_be_a_copy_and_not_below_a_damaged_one(photo, services):
+def test_a_picture_with_its_references_pixels_is_said_to_be_a_copy_and_not_below_a_damaged_one(
+    photo, services
+):
     photo, jpeg = photo.crop((96, 96, 352, 352)), BytesIO()
     photo.save(jpeg, "JPEG", quality=90)
     damaged = (photo, jpeg.getvalue(), photo.filter(ImageFilter.GaussianBlur(0.5)))
     rows = [assess(one, photo, pipeline="letters", services=services) for one in damaged]
-    assert "the picture has the same pixels as its reference: nothing was lost against it" in rows[0].warnings
+    assert (
+        "the picture has the same pixels as its reference: nothing was lost against it"
+        in rows[0].warnings
+    )
     assert rows[0].q >= max(row.q for row in rows)
     assert {run.tool_name for run in rows[0].tools} == {"VSI", "FSIM"}
 
 
 def test_references_are_one_for_all_or_one_each(scripted, picture, pixels):
     other = np.roll(pixels, 5, 0)
-    assert [row.reference for row in scripted[0]([picture] * 2, [other, None])] == ["<array 96×64>", None]
+    assert [row.reference for row in scripted[0]([picture] * 2, [other, None])] == [
+        "<array 96×64>",
+        None,
+    ]
     assert [row.reference for row in scripted[0]([picture] * 2, other)] == ["<array 96×64>"] * 2
     for images, references in (([picture], [other, other]), (picture, [other])):
-        with pytest.raises(ValueError, match="reference: expected one, or a list of as many as there are pictures"):
+        with pytest.raises(
+            ValueError, match="reference: expected one, or a list of as many as there are pictures"
+        ):
             scripted[0](images, references)
 
 
@@ -102,7 +114,9 @@ def test_a_rating_in_short_and_at_length(scripted, picture):
 def test_a_choice_and_a_failure_show_as_what_they_are(scripted, picture):
     row = scripted[0](picture, query="Is it <b>sharp</b>?", choices=["<Yes>", "No"])
     assert (row.letter, row.level, row.q) == (row.final_answer, None, None)
-    assert repr(row).startswith(f"Assessment({picture}: {row.letter}. {row.choices[ord(row.letter) - 65]}, p ")
+    assert repr(row).startswith(
+        f"Assessment({picture}: {row.letter}. {row.choices[ord(row.letter) - 65]}, p "
+    )
     assert "<b>" not in row._repr_html_()
     failed = scripted[0]("<script>.png")
     assert (failed.letter, failed.level) == (None, None)
@@ -114,13 +128,22 @@ def test_a_fused_score_stays_when_the_reasoning_fails_three_times(picture):
     letters = dict(zip("ABCDE", map(math.log, (0.05, 0.05, 0.1, 0.7, 0.1)), strict=True))
     client = ScriptedClient(scripted_answers(SummaryReply="no JSON"), letters)
     services = scripted_services(client, ScriptedTools({"NIQE": 2.0}))
-    row, state = assess(picture, services=services), run_pipeline("Rate it.", picture, services=services)
+    row, state = (
+        assess(picture, services=services),
+        run_pipeline("Rate it.", picture, services=services),
+    )
     result = state["summarizer_result"]
     assert result.final_answer == "Unable to determine"
     assert result.quality_reasoning == "VLM output parsing failed"
-    assert (row.error, row.level, row.vlm_letter) == (None, "Poor", "D")  # tools and letters both say 2
+    assert (row.error, row.level, row.vlm_letter) == (
+        None,
+        "Poor",
+        "D",
+    )  # tools and letters both say 2
     assert (row.q, row.q_bar, row.p_c) == (result.fusion.q, 2.0, result.fusion.p_c)
-    assert row.quality_reasoning.startswith("Moderate blur: Edges appear soft. The quality is poor.")
+    assert row.quality_reasoning.startswith(
+        "Moderate blur: Edges appear soft. The quality is poor."
+    )
     assert "the model gave no valid reasoning in three tries" in " ".join(row.warnings)
     assert [t.details["role"] for t in row.failed_tries] == ["summarizer"] * 3
 

@@ -11,7 +11,12 @@ from agentic_iqa_local.batch.work import as_line
 from agentic_iqa_local.config import RoleSettings
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, Prompt
-from agentic_iqa_local.nodes.replies import PlannerReply, answer_reply, detection_reply, selection_reply
+from agentic_iqa_local.nodes.replies import (
+    PlannerReply,
+    answer_reply,
+    detection_reply,
+    selection_reply,
+)
 from agentic_iqa_local.state import LETTERS
 
 SUMMARY = {"final_answer": "C", "quality_reasoning": "Edges are soft."}
@@ -22,7 +27,13 @@ PLAN = plan_reply(query_scope=["sky"], distortions={"sky": ["Noise"]})
 def asked(text, schema=None, prefix=""):
     """The answer of a model that always writes `text`."""
     session = SimpleNamespace(role="summarizer", failed_tries=[], generate=lambda *_, **__: text)
-    return ask(session, Prompt("", ""), schema or answer_reply(LETTERS), RoleSettings(), answer_prefix=prefix)
+    return ask(
+        session,
+        Prompt("", ""),
+        schema or answer_reply(LETTERS),
+        RoleSettings(),
+        answer_prefix=prefix,
+    )
 
 
 def refused(text, schema=None, prefix="") -> str:
@@ -67,13 +78,19 @@ def test_what_is_no_answer_is_refused(text):
 
 def test_the_letter_that_was_begun_with_must_be_the_answer():
     said = refused(f"```json\n{COMPACT}\n```", prefix=ANSWER_PREFIX + "D")
-    assert said.startswith('expected an answer that begins with {"final_answer": "D, got {"final_answer": "C"')
+    assert said.startswith(
+        'expected an answer that begins with {"final_answer": "D, got {"final_answer": "C"'
+    )
 
 
 @pytest.mark.parametrize(
     ("schema", "said", "kept"),
     [
-        (PlannerReply, PLAN | {"why": "?", "plan": PLAN["plan"] | {"more": 1}, "query_scope": [" sky "]}, PLAN),
+        (
+            PlannerReply,
+            PLAN | {"why": "?", "plan": PLAN["plan"] | {"more": 1}, "query_scope": [" sky "]},
+            PLAN,
+        ),
         (detection_reply(["sky"]), {"sky": ["Blurs"], "sea": ["Noise"]}, {"sky": ["Blurs"]}),
         (
             selection_reply({"sky": ["Blurs"]}, ["NIQE"]),
@@ -99,15 +116,23 @@ def test_a_text_that_reached_its_limit_ends_with_a_sentence(length):
 
 def rated(picture, **replies):
     """The row of a picture whose model answers `replies`, and of each failed try (role, number, kind, output)."""
-    services = scripted_services(ScriptedClient(scripted_answers(**replies)), ScriptedTools({"NIQE": 2.6}))
+    services = scripted_services(
+        ScriptedClient(scripted_answers(**replies)), ScriptedTools({"NIQE": 2.6})
+    )
     row = assess(picture, services=services)
-    return row, [(t.details["role"], t.details["attempt"], t.error_type, t.details["output"]) for t in row.failed_tries]
+    return row, [
+        (t.details["role"], t.details["attempt"], t.error_type, t.details["output"])
+        for t in row.failed_tries
+    ]
 
 
 def test_failed_tries_of_every_role_stand_in_the_row_although_a_later_one_succeeded(picture):
     detection = ["?", {"Global": []}]
     row, tries = rated(
-        picture, PlannerReply=["no plan", plan_reply()], SummaryReply=["{}", "[]", COMPACT], DetectionReply=detection
+        picture,
+        PlannerReply=["no plan", plan_reply()],
+        SummaryReply=["{}", "[]", COMPACT],
+        DetectionReply=detection,
     )
     assert row.error is None
     assert tries == [
@@ -121,5 +146,8 @@ def test_failed_tries_of_every_role_stand_in_the_row_although_a_later_one_succee
 
 def test_an_output_is_kept_up_to_a_limit_and_as_text(picture):
     row, tries = rated(picture, PlannerReply=["b" * 23_456, '{"\ud800": "\x1b[2J', plan_reply()])
-    assert [output for *_, output in tries] == ["b" * 20_000 + "… (truncated)", '{"\\ud800": "\x1b[2J']
+    assert [output for *_, output in tries] == [
+        "b" * 20_000 + "… (truncated)",
+        '{"\\ud800": "\x1b[2J',
+    ]
     assert as_line(row).isprintable()

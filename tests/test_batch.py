@@ -132,11 +132,15 @@ def test_a_polite_kill_ends_like_ctrl_c(number, command, folder, tmp_path, monke
 
 def in_gallery(file):
     """The pictures of a gallery, in their order."""
-    index = re.search('<script type="application/json" id="index">(.*?)</script>', file.read_text())[1]
+    index = re.search(
+        '<script type="application/json" id="index">(.*?)</script>', file.read_text()
+    )[1]
     return [row["image"] for row in json.loads(index)["rows"]]
 
 
-@pytest.mark.parametrize(("name", "started"), [("assess", "assess.wanted"), ("doctor", "look.chosen_settings")])
+@pytest.mark.parametrize(
+    ("name", "started"), [("assess", "assess.wanted"), ("doctor", "look.chosen_settings")]
+)
 def test_ctrl_c_at_any_time_is_status_130(name, started, monkeypatch, capsys):
     def interrupted(*_):
         raise KeyboardInterrupt
@@ -149,7 +153,9 @@ def test_ctrl_c_at_any_time_is_status_130(name, started, monkeypatch, capsys):
 # What goes on
 
 
-def test_a_full_disk_ends_the_run_and_it_goes_on_later(command, folder, tmp_path, monkeypatch, capfd):
+def test_a_full_disk_ends_the_run_and_it_goes_on_later(
+    command, folder, tmp_path, monkeypatch, capfd
+):
     path, real, calls = tmp_path / "rows.jsonl", RowFile._open, []
 
     class Full:
@@ -186,7 +192,11 @@ def test_an_image_that_loses_its_model_ends_the_run_and_comes_last_when_it_goes_
     command, folder, tmp_path, monkeypatch, capfd
 ):
     """Of what there is it makes the summary and the table."""
-    images, path, table = sorted(folder.iterdir())[:3], tmp_path / "rows.jsonl", tmp_path / "rows.csv"
+    images, path, table = (
+        sorted(folder.iterdir())[:3],
+        tmp_path / "rows.jsonl",
+        tmp_path / "rows.csv",
+    )
     real, calls = TransformersSession.read_letters, []
 
     def lost(session, *args):
@@ -200,7 +210,9 @@ def test_an_image_that_loses_its_model_ends_the_run_and_comes_last_when_it_goes_
         assert command(*images, "--out", path, "--csv", table) == (1, "")
     said = capfd.readouterr().err
     assert "1 rows as a table in" in said
-    assert said.splitlines()[-1].startswith("error: the engine is gone; the same command with --resume")
+    assert said.splitlines()[-1].startswith(
+        "error: the engine is gone; the same command with --resume"
+    )
     assert str(images[0]) in table.read_text("utf-8-sig")
     assert [row["image"] for row in lines(path)] == [str(images[0])]
     assert command(*images, "--out", path, "--resume") == (0, "")
@@ -209,7 +221,9 @@ def test_an_image_that_loses_its_model_ends_the_run_and_comes_last_when_it_goes_
 
 def test_a_stdout_that_takes_nothing_ends_the_run_in_a_sentence(photo_path, capfd):
     with open("/dev/full", "w") as full:
-        status = as_a_command("assess", photo_path, "--cpu", "--pipeline", "letters", stdout=full.fileno())
+        status = as_a_command(
+            "assess", photo_path, "--cpu", "--pipeline", "letters", stdout=full.fileno()
+        )
     assert (status, capfd.readouterr().err) == (2, "error: [Errno 28] No space left on device\n")
 
 
@@ -223,5 +237,7 @@ def test_a_broken_card_is_a_lost_model(client, photo, monkeypatch):
     monkeypatch.setattr(client.model, "forward", broken)
     session = client.open([photo])
     with pytest.raises(ModelLost, match="illegal memory access"):
-        session.read_letters(summarizer_prompt(DEFAULT_QUERY, None, scoring=True), ANSWER_PREFIX, LETTERS)
+        session.read_letters(
+            summarizer_prompt(DEFAULT_QUERY, None, scoring=True), ANSWER_PREFIX, LETTERS
+        )
     session.close()

@@ -25,7 +25,9 @@ SIZES = {
     "tools/hub/pyiqa/a.pth": 2000,
     f"{WHEELS}/one.whl": 40,
 }
-FIXED = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FIXED = settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 @pytest.fixture
@@ -83,7 +85,9 @@ def signed_again(members) -> None:
 # what a user does
 
 
-def test_the_embedded_models_bundle_arrives_byte_for_byte_and_no_other_is_expected(tmp_path, capsys):
+def test_the_embedded_models_bundle_arrives_byte_for_byte_and_no_other_is_expected(
+    tmp_path, capsys
+):
     out, store = tmp_path / "embedded.iqabundle.tar", tmp_path / "store"
     assert main(["bundle", "--out", str(out)]) == 0
     with opened(out) as found:
@@ -109,7 +113,9 @@ def test_a_bundle_of_earlier_versions_is_read(bundle, tmp_path):
     assert verify(tmp_path / "store") == []
 
 
-def test_wheels_stay_in_the_bundle_and_a_newer_bundle_replaces_its_models_files(places, bundle, tmp_path):
+def test_wheels_stay_in_the_bundle_and_a_newer_bundle_replaces_its_models_files(
+    places, bundle, tmp_path
+):
     store = tmp_path / "store"
     unpack(bundle, store)
     assert not (store / WHEELS).exists()
@@ -161,7 +167,9 @@ def test_each_changed_byte_of_a_file_is_found(bundle, places, path, at, change):
         lambda members: members.append((link(), b"")),
         lambda members: members.append((tarfile.TarInfo("a-model/config.json"), b"x" * 30)),
         lambda members: setattr(members[2][0], "name", "../escaped"),
-        lambda members: members.__setitem__(1, (members[1][0], members[1][1].replace(b"a-model/c", b"../../e/c"))),
+        lambda members: members.__setitem__(
+            1, (members[1][0], members[1][1].replace(b"a-model/c", b"../../e/c"))
+        ),
         signed_again,
     ],
     ids=["parent", "link", "doubled", "renamed", "path in manifest", "path in signed manifest"],
@@ -175,7 +183,9 @@ def test_a_hostile_archive_writes_nothing(change, bundle, tmp_path):
     assert not (tmp_path / "deep").exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"no archive at all" * 100, tarfile.TarInfo(MANIFEST_HASH).tobuf()])
+@pytest.mark.parametrize(
+    "content", [b"", b"no archive at all" * 100, tarfile.TarInfo(MANIFEST_HASH).tobuf()]
+)
 def test_what_is_no_bundle_is_told_in_one_sentence(content, tmp_path, capsys):
     (tmp_path / "x.tar").write_bytes(content)
     assert main(["verify", str(tmp_path / "x.tar")]) == 1
@@ -200,7 +210,9 @@ def test_a_model_is_refused_once_a_file_of_it_has_changed_or_another_has_joined(
 
 def test_a_full_disk_is_told_before_anything_is_written(bundle, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(10, 0, 10))
-    with pytest.raises(BundleError, match=r"5\.0 kB of free space, got 10 bytes"):  # 30 + 3000 + 2000 bytes
+    with pytest.raises(
+        BundleError, match=r"5\.0 kB of free space, got 10 bytes"
+    ):  # 30 + 3000 + 2000 bytes
         unpack(bundle, tmp_path / "store")
     assert os.listdir(tmp_path / "store") == [LOCK]
 
@@ -223,8 +235,13 @@ def test_a_bundle_is_refused_in_one_sentence(tmp_path, capsys, monkeypatch):
     with monkeypatch.context() as installed:
         installed.setattr(command, "ROOT", tmp_path)
         assert "--wheels: expected a checkout" in refused(capsys, "--wheels", "vllm", *out)
-    assert "expected a folder of configuration embedded" in refused(capsys, "--repo", "other=org/name")
-    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: (_ for _ in ()).throw(OSError("no route")))
+    assert "expected a folder of configuration embedded" in refused(
+        capsys, "--repo", "other=org/name"
+    )
+    monkeypatch.setattr(
+        "huggingface_hub.HfApi.model_info",
+        lambda *_, **__: (_ for _ in ()).throw(OSError("no route")),
+    )
     told = refused(capsys, "--config", "qwen3_vl_2b", "--models", tmp_path, *out)
     assert "Qwen/Qwen3-VL-2B-Instruct" in told
     assert "cannot be downloaded (no route)" in told
@@ -238,7 +255,9 @@ def test_a_hugging_face_cache_is_taken_without_its_links(tmp_path, monkeypatch):
     (inner / "refs" / "main").write_text("abc")
     (inner / "snapshots" / "abc" / "model.safetensors").symlink_to("../../blobs/1")
     (inner / "snapshots" / "abc" / "run.py").write_text("print()")
-    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(inner / "snapshots" / "abc"))
+    monkeypatch.setattr(
+        "huggingface_hub.snapshot_download", lambda *_, **__: str(inner / "snapshots" / "abc")
+    )
     found = fetch.tool_weight("hf:org/net", tmp_path)
     names = {one.path.rpartition("models--org--net/")[2] for one in found}
     assert names == {"refs/main", "snapshots/abc/model.safetensors"}
@@ -248,7 +267,13 @@ def test_a_hugging_face_cache_is_taken_without_its_links(tmp_path, monkeypatch):
 
 
 def test_remote_code_and_pickles_of_a_model_stay_behind(tmp_path):
-    for name in ("model.safetensors", "config.json", "modeling_x.py", "pytorch_model.bin", ".hidden.json"):
+    for name in (
+        "model.safetensors",
+        "config.json",
+        "modeling_x.py",
+        "pytorch_model.bin",
+        ".hidden.json",
+    ):
         (tmp_path / name).write_bytes(b"{}")
     found = fetch.model_files("m", tmp_path, None, tmp_path)
     assert [one.path for one in found] == ["m/config.json", "m/model.safetensors"]

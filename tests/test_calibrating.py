@@ -34,7 +34,9 @@ def drawn(count: int, seed: int, *, uneven: bool = True, scenes: int = 200) -> p
     table["constant"], table["spread"] = 1.0, difficulty
     noise = rng.normal(0, 1, count) * (difficulty if uneven else 0.3)
     scene = np.arange(count) if scenes >= count else rng.integers(0, scenes, count)
-    return table.assign(q=q, truth=0.3 + 0.9 * q + noise, scene=scene.astype(str), voters=[("NIQE",)] * count)
+    return table.assign(
+        q=q, truth=0.3 + 0.9 * q + noise, scene=scene.astype(str), voters=[("NIQE",)] * count
+    )
 
 
 def calibrated(known: pd.DataFrame):
@@ -62,7 +64,9 @@ def test_learnt_difficulties_make_narrower_intervals_than_a_constant_width():
     wide, narrow = found[fresh.spread > 0.5], found[fresh.spread < 0.1]
     assert wide.width.mean() > 2 * narrow.width.mean()
     assert min(wide.covered.mean(), narrow.covered.mean()) > 0.75
-    assert trial(part, fresh.assign(voters=[("PIQE",)] * 4000)).width.mean() > 1.1 * found.width.mean()  # other tools
+    assert (
+        trial(part, fresh.assign(voters=[("PIQE",)] * 4000)).width.mean() > 1.1 * found.width.mean()
+    )  # other tools
 
 
 def test_constant_widths_by_hand():
@@ -76,7 +80,10 @@ def test_constant_widths_by_hand():
 def test_cases_have_the_modes_scores_and_leave_failures_out():
     rows = make_rows()
     readings, truth = Readings(rows), np.linspace(1, 5, len(rows))
-    found = {(c.pipeline, c.look): known for c, known in cases(readings, truth, make_run(), SETTINGS).items()}
+    found = {
+        (c.pipeline, c.look): known
+        for c, known in cases(readings, truth, make_run(), SETTINGS).items()
+    }
     modes = scored_modes(readings, SETTINGS, None, ())
     for look, mode in (("one order", "logits"), ("both orders", "logits, both orders")):
         known = found["agent", look]
@@ -94,7 +101,9 @@ def on_levels(count: int = 240) -> tuple[list[dict], dict]:
     """A run on an absolute category scale 1..5."""
     rows = make_rows(count)
     for row in rows:
-        row["reads"] = {name: read for name, read in row.get("reads", {}).items() if name == "all_evidence"}
+        row["reads"] = {
+            name: read for name, read in row.get("reads", {}).items() if name == "all_evidence"
+        }
         row["mos"] = float(np.clip(row["mos"] / 9 * 4 + 1, 1, 5))
     return rows, make_run("koniq10k", quantization="none")
 
@@ -114,7 +123,9 @@ def test_the_tables_agree_with_a_count_by_hand(study):
     line = lines(study.tables["intervals"]).iloc[0]
     truth = np.array([row["mos"] for row in study.run.rows])
     found = cases(study.run.readings, truth, study.run.run, SETTINGS)
-    known = next(known for c, known in found.items() if (c.pipeline, c.look) == ("agent", "one order"))
+    known = next(
+        known for c, known in found.items() if (c.pipeline, c.look) == ("agent", "one order")
+    )
     known = known.assign(scene=study.run.draws.unit[known.index].astype(str))
     trials = cross_fitted(CONDITION, known)[0]
     assert line.coverage_sd == pytest.approx(np.std([each.covered.mean() for each in trials]))
@@ -137,8 +148,12 @@ def test_abstaining_verdicts_and_pairs_are_consistent(study):
     assert table.widest.is_monotonic_decreasing
     gates = lines(study.tables["gates"])
     assert list(gates.at_least) == ["B", "C", "D"]
-    assert gates.decided.between(0.01, 1).all()  # verdicts are rarely wrong where q follows the truth
-    assert ((gates.error_low <= gates.error) & (gates.error <= gates.error_high) & (gates.error < 0.2)).all()
+    assert gates.decided.between(
+        0.01, 1
+    ).all()  # verdicts are rarely wrong where q follows the truth
+    assert (
+        (gates.error_low <= gates.error) & (gates.error <= gates.error_high) & (gates.error < 0.2)
+    ).all()
     assert lines(study.tables["pairwise"]).right.is_monotonic_increasing
 
 
@@ -167,7 +182,11 @@ def test_on_a_scale_without_levels_intervals_are_judged_by_ranks(tmp_path):
     truth = np.interp(stats.rankdata(known.truth), np.arange(1, len(known) + 1), expected)
     low, high = part.ends(known.q.to_numpy(), part.difficulty(known[[*FEATURES]].to_numpy()), 0.9).T
     assert line.coverage == pytest.approx(((low <= truth) & (truth <= high)).mean())
-    assert (line.scale, line.n, line.width) == ("ranks", len(known), pytest.approx((high - low).mean()))
+    assert (line.scale, line.n, line.width) == (
+        "ranks",
+        len(known),
+        pytest.approx((high - low).mean()),
+    )
     assert study.tables["gates"].empty
     assert any("not of categories with known ends" in note for note in study.notes)
 
@@ -201,16 +220,22 @@ KEEP = ("--objective", "keep")
 
 def test_a_fit_of_pictures_and_questions_calibrates_both(runs, tmp_path, capsys):
     out = tmp_path / "fit.json"
-    done = command(capsys, "fit", *runs, *KEEP, "--share", 1, "--called", "three crops", "--out", out)
+    done = command(
+        capsys, "fit", *runs, *KEEP, "--share", 1, "--called", "three crops", "--out", out
+    )
     assert (done[0], "sets of answers" in done[1]) == (0, True)
     fit, rows, questions = read_fit(out), read_run(runs[0])[1], read_run(runs[1])[1]
     assert set(fit.keys) == {row["key"] for row in (*rows, *questions)}
     assert (fit.intervals.source, fit.intervals.images) == ("three crops", 3)
     part = fit.intervals.of(CONDITION)
     # so few teach nothing: an error is what the agent's own q is away from the score
-    assert part.errors == pytest.approx([row["mos"] - row["agent"]["fusion"]["q"] for row in rows], abs=1e-4)
+    assert part.errors == pytest.approx(
+        [row["mos"] - row["agent"]["fusion"]["q"] for row in rows], abs=1e-4
+    )
     answers = next(part for part in fit.intervals.questions if part.pipeline == "agent")
-    given = [row["probabilities"] for row in questions]  # Yes is right: a set holds it with p, or with all
+    given = [
+        row["probabilities"] for row in questions
+    ]  # Yes is right: a set holds it with p, or with all
     assert answers.right == pytest.approx([yes if yes > no else 1.0 for yes, no in given], abs=1e-6)
 
 
@@ -219,11 +244,17 @@ def test_reports_with_the_shipped_calibration_and_with_a_fit(runs, tmp_path, cap
     for name, options in (("the fit", ["--fit", tmp_path / "fit.json"]), ("shipped", [])):
         out = tmp_path / name
         assert command(capsys, "report", runs[0], "--out", out, "--draws", 20, *options)[0] == 0
-        assert "No calibration of the run" in (out / "report.html").read_text()  # of so few pictures
+        assert (
+            "No calibration of the run" in (out / "report.html").read_text()
+        )  # of so few pictures
         found = table(out, "intervals")
         assert {line["calibration"] for line in found} == {name}
-        if name == "the fit":  # one picture's error: no interval but the whole scale, which holds everything
-            assert {(line["coverage"], line["width"], line["n"]) for line in found} == {("1", "4", "2")}
+        if (
+            name == "the fit"
+        ):  # one picture's error: no interval but the whole scale, which holds everything
+            assert {(line["coverage"], line["width"], line["n"]) for line in found} == {
+                ("1", "4", "2")
+            }
     assert command(capsys, "report", runs[1], "--out", tmp_path / "asked")[0] == 0
     assert one(table(tmp_path / "asked", "accuracy"), part="all")["n"] == "2"
 
@@ -237,7 +268,10 @@ def test_bad_input_is_one_sentence(runs, tmp_path, capsys):
     made, out = tmp_path / "fit.json", tmp_path / "x.json"
     assert command(capsys, "fit", runs[0], *KEEP, "--share", 1, "--out", made)[0] == 0
     for arguments, message in (
-        (["report", other, "--fit", made, "--out", tmp_path / "report"], "expected a fit of the model of"),
+        (
+            ["report", other, "--fit", made, "--out", tmp_path / "report"],
+            "expected a fit of the model of",
+        ),
         (["fit", runs[0], other, *KEEP, "--out", out], "data set, model and fusion of"),
         (["fit", runs[1], "--objective", "srcc", "--out", out], "got one on questions"),
         (["fit", runs[0], *KEEP, "--share", "0.01", "--out", out], "use 0 of 3"),

@@ -16,12 +16,25 @@ from scripts.training.map_fit import evaluate, fit_logistic
 
 
 def plain(**changes) -> LogisticMap:
-    fields = {"tool": "T", "b1": 2, "b2": 1, "b3": 0, "b4": 0, "b5": 3, "domain": (-10, 10), "lower_better": False}
+    fields = {
+        "tool": "T",
+        "b1": 2,
+        "b2": 1,
+        "b3": 0,
+        "b4": 0,
+        "b5": 3,
+        "domain": (-10, 10),
+        "lower_better": False,
+    }
     return LogisticMap(**(fields | {"source": "test", "fitted_on": "none"} | changes))
 
 
 def map_file(path: Path, *maps: LogisticMap, **extra) -> Path:
-    path.write_text(yaml.safe_dump({"maps": [m.model_dump(mode="json", exclude_none=True) | extra for m in maps]}))
+    path.write_text(
+        yaml.safe_dump(
+            {"maps": [m.model_dump(mode="json", exclude_none=True) | extra for m in maps]}
+        )
+    )
     return path
 
 
@@ -81,7 +94,11 @@ def test_a_raw_score_that_is_not_finite_is_refused():
 
 def test_malformed_files_are_refused(tmp_path):
     malformed = "an entry of maps is malformed"
-    for text, message in (("maps: 3", "list `maps`"), ("[]", "list `maps`"), ("maps: [{tool: VSI, b1: 1}]", malformed)):
+    for text, message in (
+        ("maps: 3", "list `maps`"),
+        ("[]", "list `maps`"),
+        ("maps: [{tool: VSI, b1: 1}]", malformed),
+    ):
         (path := tmp_path / "maps.yaml").write_text(text)
         with pytest.raises(CalibrationError, match=message):
             read_map_file(path)
@@ -98,8 +115,13 @@ def test_maps_that_cannot_be_used_are_refused_by_name_unless_they_are_marked(tmp
         with pytest.raises(CalibrationError, match=message):
             read_map_file(map_file(path, *maps, **extra))
     text = map_file(path, turning, status="rejected", reason="it turns").read_text()
-    path.write_text(text + map_file(path, plain(tool="VSI"), plain(tool="B")).read_text().partition("\n")[2])
-    assert read_map_file(path) == ({"VSI": plain(tool="VSI"), "B": plain(tool="B")}, {"VSI": "it turns"})
+    path.write_text(
+        text + map_file(path, plain(tool="VSI"), plain(tool="B")).read_text().partition("\n")[2]
+    )
+    assert read_map_file(path) == (
+        {"VSI": plain(tool="VSI"), "B": plain(tool="B")},
+        {"VSI": "it turns"},
+    )
 
 
 # The fit
@@ -110,7 +132,15 @@ COMMON = {"tool": "T", "lower_better": False, "source": "a paper", "fitted_on": 
 @pytest.mark.parametrize("lower_better", [False, True])
 def test_fit_finds_a_known_curve(lower_better):
     sign = -1 if lower_better else 1
-    truth = plain(b1=sign * 3, b2=0.2, b3=40, b4=sign * 0.005, b5=3, domain=(0, 100), lower_better=lower_better)
+    truth = plain(
+        b1=sign * 3,
+        b2=0.2,
+        b3=40,
+        b4=sign * 0.005,
+        b5=3,
+        domain=(0, 100),
+        lower_better=lower_better,
+    )
     x = np.random.default_rng(0).uniform(0, 100, 200)
     y = np.array([truth.unclipped(v) for v in x])
     found, quality = fit_logistic(x, y, domain=(0, 100), **COMMON | {"lower_better": lower_better})

@@ -16,13 +16,21 @@ from agentic_iqa_local.cli.main import main
 from agentic_iqa_local.result import Assessment
 
 COMMAND = [sys.executable, "-m", "agentic_iqa_local", "chat"]
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
+ENVIRONMENT = os.environ | {
+    "OMP_NUM_THREADS": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+    "PYTHONPATH": str(ROOT),
+}
 
 
 def test_piped_questions_are_json_lines_and_rows_of_a_file(photo, tmp_path, monkeypatch, capfd):
     photo.crop((0, 0, 224, 224)).save(photo_path := str(tmp_path / "photo.png"))
     out = tmp_path / "rows.jsonl"
-    said = b"And the plant?\n\n \t\n\xff?\n" + b"x" * 5000 + b"\nIs it noisy? yes or no\nQUIT\nRate it\n"
+    said = (
+        b"And the plant?\n\n \t\n\xff?\n"
+        + b"x" * 5000
+        + b"\nIs it noisy? yes or no\nQUIT\nRate it\n"
+    )
     line = [*COMMAND, photo_path, "--query", "Rate it", "--out", out, "--cpu"]
     done = subprocess.run(line, input=said, capture_output=True, check=False, env=ENVIRONMENT)
     errors = done.stderr.decode()
@@ -50,18 +58,25 @@ def test_piped_questions_are_json_lines_and_rows_of_a_file(photo, tmp_path, monk
     ("args", "said"),
     [
         (["bad.png"], "bad.png: expected a PNG"),
-        (["PHOTO", "--out", "rows.jsonl"], "rows.jsonl, line 1: expected rows as this program writes them"),
+        (
+            ["PHOTO", "--out", "rows.jsonl"],
+            "rows.jsonl, line 1: expected rows as this program writes them",
+        ),
         (["PHOTO", "PHOTO"], "unknown option"),
         (["PHOTO", "--pipeline", "letters"], "unknown option --pipeline"),
     ],
 )
-def test_what_cannot_be_answered_is_one_sentence_and_status_2(photo_path, tmp_path, monkeypatch, capfd, args, said):
+def test_what_cannot_be_answered_is_one_sentence_and_status_2(
+    photo_path, tmp_path, monkeypatch, capfd, args, said
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.stdin", io.StringIO("Rate it\n"))
     (tmp_path / "bad.png").write_text("no picture")
     (tmp_path / "rows.jsonl").write_text('{"schema_version": 5, "turn": null}\n')  # of a batch
     try:
-        status = main(["chat", *[photo_path if word == "PHOTO" else word for word in args], "--cpu"])
+        status = main(
+            ["chat", *[photo_path if word == "PHOTO" else word for word in args], "--cpu"]
+        )
     except SystemExit as ended:
         status = ended.code
     told = capfd.readouterr()
@@ -87,7 +102,9 @@ def test_at_a_terminal_ctrl_c_stops_a_question_and_the_next_is_answered(monkeypa
             asked.append(query)
             if len(asked) == 1:
                 raise KeyboardInterrupt
-            return Assessment(image="a.png", query=query, mode="logits", final_answer="The plant is sharp.")
+            return Assessment(
+                image="a.png", query=query, mode="logits", final_answer="The plant is sharp."
+            )
 
     shown = Typed()
     monkeypatch.setattr("sys.stdin", Typed("And the plant?\nAnd now?\nexit\nRate it\n"))

@@ -45,20 +45,27 @@ def test_a_folder_becomes_groups_with_the_best_of_each(burst, tmp_path, monkeypa
     failed = next(row for row in rows if "kind" not in row)
     assert failed["image"] == str(burst / "e.png")
     assert failed["error"]
-    versions, alone = sorted((row for row in rows if row.get("kind") == "group"), key=lambda row: -len(row["order"]))
+    versions, alone = sorted(
+        (row for row in rows if row.get("kind") == "group"), key=lambda row: -len(row["order"])
+    )
     assert versions["best"] == str(burst / "b.png")
     names = [ranked["assessment"]["image"] for ranked in versions["order"]]
     assert sorted(names) == [str(burst / name) for name in ("a.png", "b.png", "c.png")]
     assert (alone["best"], len(alone["order"])) == (str(burst / "=d.png"), 1)
     assert "is the best of 3" in told.err
     assert "is alone, no other picture shows its scene" in told.err
-    places = [row for row in csv.DictReader(io.StringIO(table.read_text("utf-8-sig"))) if row["place"]]
+    places = [
+        row for row in csv.DictReader(io.StringIO(table.read_text("utf-8-sig"))) if row["place"]
+    ]
     assert {row["image"] for row in places} == {*names, alone["best"]}
 
 
 def test_several_pictures_are_ordered_and_a_bad_one_told(burst, monkeypatch, capfd):
     in_this_process(monkeypatch)
-    assert main(["compare", *(str(burst / f"{name}.png") for name in "abe"), "--explain", "--cpu"]) == 1
+    assert (
+        main(["compare", *(str(burst / f"{name}.png") for name in "abe"), "--explain", "--cpu"])
+        == 1
+    )
     lines = capfd.readouterr().out.splitlines()
     assert lines[0].startswith(f"1. {burst / 'b.png'}")
     assert lines[1].startswith(f"2. {burst / 'a.png'}")
@@ -69,9 +76,15 @@ def test_several_pictures_are_ordered_and_a_bad_one_told(burst, monkeypatch, cap
     ("words", "said"),
     [
         (["compare", "b.png", "b.png"], "expected 2 to"),
-        (["compare", "b.png", "gone.png"], "gone.png: expected an image file, but there is no such file"),
+        (
+            ["compare", "b.png", "gone.png"],
+            "gone.png: expected an image file, but there is no such file",
+        ),
         (["best", "b.png", "--query", "Sharp?"], "unknown option --query"),
-        (["asess", "b.png"], "unknown command asess; did you mean python -m agentic_iqa_local assess b.png?"),
+        (
+            ["asess", "b.png"],
+            "unknown command asess; did you mean python -m agentic_iqa_local assess b.png?",
+        ),
         (["verify", "b.png", "a.png"], "unknown option a.png"),
         (["tools", ""], "unknown option ''"),
         (["doctor", "--quick", "--deep"], "--deep"),
@@ -99,7 +112,8 @@ def test_every_command_is_named_and_has_its_help(name, capsys):
 
 
 @pytest.mark.parametrize(
-    ("line", "offered"), [("agentic-iqa co", "compare"), ("agentic-iqa compare --pipe", "--pipeline")]
+    ("line", "offered"),
+    [("agentic-iqa co", "compare"), ("agentic-iqa compare --pipe", "--pipeline")],
 )
 def test_a_shell_completes_commands_and_options(line, offered, tmp_path):
     """As the function of argcomplete's `register-python-argcomplete` asks: the answer goes to file descriptor 8."""
@@ -107,7 +121,12 @@ def test_a_shell_completes_commands_and_options(line, offered, tmp_path):
         f"import os; os.dup2(os.open({str(tmp_path / 'offered')!r}, os.O_CREAT | os.O_WRONLY), 8);"
         " from agentic_iqa_local.cli.main import main; main([])"
     )
-    asked = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_IFS": "\n"}
+    asked = {
+        "_ARGCOMPLETE": "1",
+        "COMP_LINE": line,
+        "COMP_POINT": str(len(line)),
+        "_ARGCOMPLETE_IFS": "\n",
+    }
     env = ENVIRONMENT | {"PYTHONPATH": str(ROOT)} | asked
     subprocess.run([sys.executable, "-c", code], check=False, env=env)
     assert offered in (tmp_path / "offered").read_text()

@@ -26,7 +26,13 @@ from agentic_iqa_local.judgement.ordering import (
     scene_groups,
     strengths,
 )
-from agentic_iqa_local.judgement.preference import PairFit, draws_of, fit_for, probability_above, sigmoid
+from agentic_iqa_local.judgement.preference import (
+    PairFit,
+    draws_of,
+    fit_for,
+    probability_above,
+    sigmoid,
+)
 from agentic_iqa_local.output.comparison_report import comparison_csv
 from agentic_iqa_local.state import ToolExecutionLog
 
@@ -44,8 +50,16 @@ def rated(q: float, name: str = "a.png", local_nr: float | None = None, sha256: 
 
 def judge_with(**weights: float) -> Judge:
     """A judge whose set-up has a fit with these weights, or none."""
-    about = {"model": "m", "pipeline": "letters", "reference": False, "source": "a test", "date": "2026-01-01"}
-    return Judge(Settings(), PairFit(**about, weights=weights, pairs=10, photographs=2) if weights else None)
+    about = {
+        "model": "m",
+        "pipeline": "letters",
+        "reference": False,
+        "source": "a test",
+        "date": "2026-01-01",
+    }
+    return Judge(
+        Settings(), PairFit(**about, weights=weights, pairs=10, photographs=2) if weights else None
+    )
 
 
 SCENE = np.zeros(256, bool)
@@ -54,11 +68,14 @@ SCENE = np.zeros(256, bool)
 def candidates(rows, scenes=None) -> list[Candidate]:
     scenes = scenes or [SCENE] * len(rows)
     return [
-        Candidate(i, row, scene, draws_of(row, None)) for i, (row, scene) in enumerate(zip(rows, scenes, strict=True))
+        Candidate(i, row, scene, draws_of(row, None))
+        for i, (row, scene) in enumerate(zip(rows, scenes, strict=True))
     ]
 
 
-VALUES = st.lists(st.sampled_from([1.0, 1.5, 2.0, 2.5, 3.0, 5.0]), min_size=2, max_size=30).map(np.array)
+VALUES = st.lists(st.sampled_from([1.0, 1.5, 2.0, 2.5, 3.0, 5.0]), min_size=2, max_size=30).map(
+    np.array
+)
 
 
 @given(VALUES.map(np.sort), VALUES.map(np.sort))
@@ -71,7 +88,9 @@ def test_independent_draws_are_compared_pair_by_pair(one, other):
 def test_a_fit_weighs_differences_or_says_nothing_where_a_measurement_is_missing():
     judge = judge_with(q=2.0, LocalNR=3.0)
     pair = judge.compare(*candidates([rated(3.5, local_nr=3.0), rated(3.0, "b.png", local_nr=3.2)]))
-    assert pair.probability == pytest.approx(1 / (1 + math.exp(-(2 * 0.5 - 3 * 0.2))))  # sigmoid(0.4)
+    assert pair.probability == pytest.approx(
+        1 / (1 + math.exp(-(2 * 0.5 - 3 * 0.2)))
+    )  # sigmoid(0.4)
     lacking = judge.compare(*candidates([rated(3.5), rated(3.0, "b.png", local_nr=3.2)]))
     assert (lacking.basis, lacking.fitted_on) == ("fused distributions", None)
     assert 0.999 < sigmoid(1e6) < 1
@@ -79,7 +98,10 @@ def test_a_fit_weighs_differences_or_says_nothing_where_a_measurement_is_missing
 
 def test_versions_are_one_scene_another_subject_is_not_and_neighbours_link_groups(photo):
     blurred = DISTORTIONS["gaussian_blur"].apply(np.asarray(photo), 4, np.random.default_rng(0))
-    smaller, other = Image.fromarray(blurred).resize((200, 150)), Image.open("tests/data/prudential.png").convert("RGB")
+    smaller, other = (
+        Image.fromarray(blurred).resize((200, 150)),
+        Image.open("tests/data/prudential.png").convert("RGB"),
+    )
     assert scene_distance(fingerprint(photo), fingerprint(smaller)) <= MOST_DIFFERENT
     assert scene_distance(fingerprint(photo), fingerprint(other)) > 0.35
     # 0 and 3 differ in 120 bits, more than 80, but 1 is within 60 of either; 2 is far from all
@@ -113,7 +135,9 @@ def test_strengths_are_bradley_and_terry_s():
 
 def test_of_one_scene_the_fit_answers_and_of_others_independent_draws():
     rows = [rated(3.5), rated(3.0, "b.png")]
-    same, apart = (judge_with(q=4.0).compare(*candidates(rows, scenes)) for scenes in (None, [SCENE, ~SCENE]))
+    same, apart = (
+        judge_with(q=4.0).compare(*candidates(rows, scenes)) for scenes in (None, [SCENE, ~SCENE])
+    )
     assert (same.basis, same.probability) == ("same scene, fitted", pytest.approx(sigmoid(2.0)))
     assert (apart.basis, apart.probability < same.probability) == ("fused distributions", True)
     assert judge_with().compare(*candidates(rows)).probability == apart.probability
@@ -125,9 +149,13 @@ def test_comparisons_of_an_order_are_linear():
     judge = judge_with(q=4.0)
     ranking = judge.rank(candidates([rated(1 + 4 * i / 60, f"{i}.png") for i in range(60)]))
     assert len(ranking.pairs) <= PAIRS_PER_PICTURE * 60
-    assert [ranked.assessment.image for ranked in ranking.order] == [f"{i}.png" for i in range(59, -1, -1)]
+    assert [ranked.assessment.image for ranked in ranking.order] == [
+        f"{i}.png" for i in range(59, -1, -1)
+    ]
     assert [ranked.place for ranked in ranking.order] == list(range(1, 61))
-    with pytest.raises(ValueError, match=f"expected at most {MOST_PICTURES} pictures, got {MOST_PICTURES + 1}"):
+    with pytest.raises(
+        ValueError, match=f"expected at most {MOST_PICTURES} pictures, got {MOST_PICTURES + 1}"
+    ):
         judge.rank(candidates([rated(3)] * (MOST_PICTURES + 1)))
 
 
@@ -143,7 +171,9 @@ def test_both_orders_say_the_same(services, photo_path, noisy_path):
     assert fields["pair"]["basis"] == "same scene, fitted"  # the embedded model has a fit
     assert fit_for(services.settings, "agent", reference=False) is None
     assert "The same scene" in there.explain()
-    assert [line.split(",")[2] for line in comparison_csv([there, back]).splitlines()[1:]] == list("1212")
+    assert [line.split(",")[2] for line in comparison_csv([there, back]).splitlines()[1:]] == list(
+        "1212"
+    )
 
 
 def test_a_reference_of_another_size_is_one_sentence(services, photo, noisy_path):
@@ -155,7 +185,9 @@ def test_a_reference_of_another_size_is_one_sentence(services, photo, noisy_path
 
 def test_an_order_is_by_damage_and_failures_stand_beside_it(services, photo):
     rng = np.random.default_rng(0)
-    pictures = [DISTORTIONS["white_noise"].apply(np.asarray(photo), level, rng) for level in (3, 1, 5)]
+    pictures = [
+        DISTORTIONS["white_noise"].apply(np.asarray(photo), level, rng) for level in (3, 1, 5)
+    ]
     ranking = rank([*pictures, b"no picture"], services=services)
     assert [ranked.index for ranked in ranking.order] == [1, 0, 2]
     assert ranking.best is ranking.order[0].assessment

@@ -10,7 +10,15 @@ from conftest import EMBEDDED, ROOT
 
 from agentic_iqa_local import IQA
 from agentic_iqa_local.cli.command import parse
-from agentic_iqa_local.config import CONFIGS, ConfigError, Request, Settings, find_config, load_settings, model_folder
+from agentic_iqa_local.config import (
+    CONFIGS,
+    ConfigError,
+    Request,
+    Settings,
+    find_config,
+    load_settings,
+    model_folder,
+)
 from agentic_iqa_local.files import models_root
 from agentic_iqa_local.serve.asks import Refused, SetUp
 
@@ -27,7 +35,10 @@ def _in_time():
 def test_every_shipped_set_up_loads_its_sections_share_one_model_and_a_wrong_name_lists_it(path):
     assert len(load_settings(path).backends) == 1
     assert set(yaml.safe_load(path.read_text())) >= {"planner", "executor", "summarizer"}
-    with pytest.raises(ConfigError, match=f"one of the shipped: embedded, .*{path.stem.replace('model_backends', '')}"):
+    with pytest.raises(
+        ConfigError,
+        match=f"one of the shipped: embedded, .*{path.stem.replace('model_backends', '')}",
+    ):
         find_config("qwen")
 
 
@@ -103,11 +114,19 @@ def test_a_model_that_is_named_keeps_the_set_ups_own_loading_options_where_it_is
 
 
 WRONG = [
-    ("mode", "logit", "expected logits, classification or uniform, got 'logit'; did you mean logits?"),
+    (
+        "mode",
+        "logit",
+        "expected logits, classification or uniform, got 'logit'; did you mean logits?",
+    ),
     ("pipeline", "letter", "expected agent or letters, got 'letter'; did you mean letters?"),
     ("max_replan_iterations", "-1", "expected 0 or more, got '-1'"),
     ("max_replan_iterations", "two", "expected a whole number, got 'two'"),
-    ("at_least", "super", "expected Excellent, Good, Fair or Poor (or A to D) or a number from 1 to 5, got 'super'"),
+    (
+        "at_least",
+        "super",
+        "expected Excellent, Good, Fair or Poor (or A to D) or a number from 1 to 5, got 'super'",
+    ),
     ("target_width", "9", "expected 4 or less, got '9'"),
     ("error_rate", "0.2", "expected with at_least, which it limits"),
     ("background", "#ffffff80", "which is transparent itself"),
@@ -135,13 +154,21 @@ def test_each_door_refuses_what_makes_no_sense_in_the_same_words(name, value, sa
 
 
 def test_texts_from_a_command_line_or_a_form_become_values():
-    request = Request.of({"at_least": "Good", "error_rate": "0.05", "max_replan_iterations": "0", "map": "true"})
+    request = Request.of(
+        {"at_least": "Good", "error_rate": "0.05", "max_replan_iterations": "0", "map": "true"}
+    )
     assert (request.at_least, request.error_rate, request.max_replan_iterations) == (3.5, 0.05, 0)
     assert request.map is True
     assert request.applied_to(Settings()).decisions.at_least == 3.5
 
 
-ODD_PATHS = {"long": "x" * 5000, "NUL": "/a\0b", "bytes": b"abc", "no UTF-8": "/\udcff", "device": "/dev/zero"}
+ODD_PATHS = {
+    "long": "x" * 5000,
+    "NUL": "/a\0b",
+    "bytes": b"abc",
+    "no UTF-8": "/\udcff",
+    "device": "/dev/zero",
+}
 ODD_OPTIONS = {
     **{f"{option} {kind}": {option: value} for option in ("model", "config", "fit") for kind, value in ODD_PATHS.items()},
     "engine escapes": {"engine": "\x1b[2J"}, "mode a number": {"mode": 3}, "background long": {"background": "#" * 10**5},

@@ -42,7 +42,9 @@ def on_a_terminal(*arguments, columns: int = 80) -> tuple[list[str], list[str], 
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (200, columns))
     line = [sys.executable, SCRIPT, *map(str, arguments)]
-    process = subprocess.Popen(line, stdout=theirs, stderr=theirs, stdin=theirs, env=os.environ | {"TERM": "xterm"})
+    process = subprocess.Popen(
+        line, stdout=theirs, stderr=theirs, stdin=theirs, env=os.environ | {"TERM": "xterm"}
+    )
     os.close(theirs)
     screen = pyte.Screen(columns, 200)
     stream, states, sent = pyte.ByteStream(screen), [], b""
@@ -63,7 +65,9 @@ def test_a_batch_on_a_terminal_of_80_columns(folder):
     assert status == 1
     assert "0/4 pictures" in sent  # there was a live line
     assert not any("/4 pictures" in line for line in lines)  # and nothing is left of it
-    assert not any("/4 pictures" in line and ".png" in line for state in states for line in state.split("\n"))
+    assert not any(
+        "/4 pictures" in line and ".png" in line for state in states for line in state.split("\n")
+    )
     shown = [line for line in lines if re.match(r"[012]\.png ", line)]
     assert len(shown) == 3
     assert len({line.index("–") for line in shown}) == 1  # aligned
@@ -99,22 +103,38 @@ def rated(name: str, q: float, letter: str) -> Assessment:
         "low": 2.0, "high": 4.5, "width": 2.5, "coverage": 0.9, "calibrated_on": "x", "difficulty": 1.0,
         "condition": {"pipeline": "agent", "reference": False, "look": "one order"}, "widened": [],
     }  # fmt: skip
-    row = {"image": name, "query": "rate", "mode": "logits", "final_answer": letter, "q": q, "interval": interval}
+    row = {
+        "image": name,
+        "query": "rate",
+        "mode": "logits",
+        "final_answer": letter,
+        "q": q,
+        "interval": interval,
+    }
     return Assessment.model_validate(row | {"p_c": {letter: 1.0}})
 
 
 def failed(name: str) -> Assessment:
-    return Assessment(image=name, query="rate", mode="logits", error=f"{name}: expected \x1b[2J none " + "x" * 200)
+    return Assessment(
+        image=name, query="rate", mode="logits", error=f"{name}: expected \x1b[2J none " + "x" * 200
+    )
 
 
-NAMES = ["a.png", "very_long_name_of_a_picture_from_the_mountains_0003.jpg", "夕焼けの写真と海と山.png", "e\u0301.png"]
+NAMES = [
+    "a.png",
+    "very_long_name_of_a_picture_from_the_mountains_0003.jpg",
+    "夕焼けの写真と海と山.png",
+    "e\u0301.png",
+]
 
 
 @pytest.mark.parametrize("columns", [60, 79, 80, 99, 100, 200])
 def test_lines_fit_and_stand_below_each_other(columns):
     """A real terminal of that width shows each line in one row, its figures in the same column."""
     lines = PictureLines(NAMES, columns, damage=True, verdict=True)
-    shown = [lines.line(rated(name, 3.0, "C")).plain for name in NAMES] + [lines.line(failed("b.png")).plain]
+    shown = [lines.line(rated(name, 3.0, "C")).plain for name in NAMES] + [
+        lines.line(failed("b.png")).plain
+    ]
     screen = pyte.Screen(columns, 20)
     pyte.Stream(screen).feed("\r\n".join(shown))
     rows = [[screen.buffer[y][x].data for x in range(columns)] for y in range(6)]
@@ -122,7 +142,9 @@ def test_lines_fit_and_stand_below_each_other(columns):
     assert "".join(rows[5]).strip() == ""
     head = lines.head(rated=True).plain
     assert all(cell_len(line) < columns for line in [head, *shown])
-    begins = {cell_len(text.partition(cell)[0]) for text, cell in ((head, "90 %"), (shown[0], "2.0–4.5"))}
+    begins = {
+        cell_len(text.partition(cell)[0]) for text, cell in ((head, "90 %"), (shown[0], "2.0–4.5"))
+    }
     assert len(begins) == 1  # the head of a column stands over it
     assert lines.head(rated=False).plain.split() == ["picture", "answer"]
 

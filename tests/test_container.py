@@ -23,8 +23,16 @@ LOCK = ROOT / "constraints-gpu.txt"
 
 def of(name: str) -> list[str]:
     """The arguments of each instruction of this name, comments left out and continued lines joined."""
-    lines = [line for line in FILE.read_text(encoding="utf-8").splitlines() if not line.lstrip().startswith("#")]
-    words = (line.partition(" ") for line in "\n".join(lines).replace("\\\n", " ").splitlines() if line.strip())
+    lines = [
+        line
+        for line in FILE.read_text(encoding="utf-8").splitlines()
+        if not line.lstrip().startswith("#")
+    ]
+    words = (
+        line.partition(" ")
+        for line in "\n".join(lines).replace("\\\n", " ").splitlines()
+        if line.strip()
+    )
     return [rest.strip() for word, _, rest in words if word == name]
 
 
@@ -34,15 +42,21 @@ def environment() -> dict[str, str]:
 
 def locked(lock: Path) -> dict[str, str]:
     """Package → its version in a lock, which pins every one."""
-    lines = [line for line in lock.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+    lines = [
+        line for line in lock.read_text(encoding="utf-8").splitlines() if not line.startswith("#")
+    ]
     pins = dict(re.fullmatch(r"([\w.-]+)==(\S+)(?: ;.*)?", line).groups() for line in lines)
     return {canonicalize_name(name): version for name, version in pins.items()}
 
 
 def test_hadolint_finds_nothing():
-    hadolint = shutil.which("hadolint", path=sysconfig.get_path("scripts")) or shutil.which("hadolint")
+    hadolint = shutil.which("hadolint", path=sysconfig.get_path("scripts")) or shutil.which(
+        "hadolint"
+    )
     if hadolint is None:
-        pytest.skip("no hadolint here; the extra `test` brings it, and the other tests of this file judge without it")
+        pytest.skip(
+            "no hadolint here; the extra `test` brings it, and the other tests of this file judge without it"
+        )
     done = subprocess.run([hadolint, str(FILE)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "")
 
@@ -52,13 +66,21 @@ def test_the_base_is_one_exact_cuda_runtime_of_the_locks_cuda_and_its_user_has_a
     tag = re.fullmatch(r"nvidia/cuda:(\d+\.\d+)\.\d+-runtime-ubuntu\d\d\.04", base)
     assert tag, base
     assert locked(LOCK)["cuda-toolkit"].startswith(f"{tag[1]}.")
-    assert re.fullmatch(r"[1-9]\d{3,}:[1-9]\d{3,}", of("USER")[-1])  # Kubernetes' runAsNonRoot cannot check a name
+    assert re.fullmatch(
+        r"[1-9]\d{3,}:[1-9]\d{3,}", of("USER")[-1]
+    )  # Kubernetes' runAsNonRoot cannot check a name
 
 
 def test_only_the_build_context_and_the_lock_get_into_it():
     assert not of("ADD")
-    assert not [argument for argument in of("RUN") if re.search(r"\b(curl|wget|git)\b|https?://", argument)]
-    allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert not [
+        argument for argument in of("RUN") if re.search(r"\b(curl|wget|git)\b|https?://", argument)
+    ]
+    allowed = {
+        line[1:]
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if line.startswith("!")
+    }
     for argument in of("COPY"):
         *sources, _ = shlex.split(argument)
         assert all((ROOT / source).exists() and source in allowed for source in sources), argument
@@ -73,9 +95,16 @@ def test_the_lock_pins_what_the_project_and_its_extras_need_on_a_gpu():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     lock, extras = locked(LOCK), project["optional-dependencies"]
     assert {"vllm", "serve"} <= extras.keys()
-    wanted = [line for name, lines in extras.items() if name not in ("test", "heic", "track") for line in lines]
+    wanted = [
+        line
+        for name, lines in extras.items()
+        if name not in ("test", "heic", "track")
+        for line in lines
+    ]
     for requirement in map(Requirement, (*project["dependencies"], *wanted)):
-        assert requirement.specifier.contains(lock[canonicalize_name(requirement.name)]), requirement
+        assert requirement.specifier.contains(lock[canonicalize_name(requirement.name)]), (
+            requirement
+        )
 
 
 def test_the_lock_of_this_environment_pins_all_that_the_project_and_its_tests_need():
@@ -87,12 +116,19 @@ def test_the_lock_of_this_environment_pins_all_that_the_project_and_its_tests_ne
         for wanted in map(Requirement, importlib.metadata.requires(requirement.name) or ()):
             key = canonicalize_name(wanted.name), frozenset(wanted.extras)
             extras = requirement.extras or {""}
-            asked = wanted.marker is None or any(wanted.marker.evaluate({"extra": extra}) for extra in extras)
+            asked = wanted.marker is None or any(
+                wanted.marker.evaluate({"extra": extra}) for extra in extras
+            )
             if asked and key not in seen:
                 seen.add(key)
                 todo.append(wanted)
     needed = {name for name, _ in seen} - {"agentic-iqa-local"}
-    assert {"torch", "hypothesis", "setuptools", "nvidia-cublas"} <= needed  # the walk goes all the way
+    assert {
+        "torch",
+        "hypothesis",
+        "setuptools",
+        "nvidia-cublas",
+    } <= needed  # the walk goes all the way
     installed = {name: importlib.metadata.version(name).partition("+")[0] for name in needed}
     assert installed == {name: lock[name].partition("+")[0] for name in needed}
 
@@ -105,7 +141,12 @@ def test_it_writes_below_tmp_alone_takes_models_from_the_mount_and_asks_no_netwo
     assert all(value.startswith("/tmp/") for value in written.values()), written
     assert values["PYTHONDONTWRITEBYTECODE"] == "1"
     assert values["AGENTIC_IQA_MODELS"] == "/models"
-    assert values["HF_HUB_OFFLINE"] == values["TRANSFORMERS_OFFLINE"] == values["VLLM_NO_USAGE_STATS"] == "1"
+    assert (
+        values["HF_HUB_OFFLINE"]
+        == values["TRANSFORMERS_OFFLINE"]
+        == values["VLLM_NO_USAGE_STATS"]
+        == "1"
+    )
     # Docker mounts a tmpfs noexec unless told otherwise, and Triton loads from there what it compiled.
     for part in ("--network none", "--read-only", "--tmpfs /tmp:exec", ":/models:ro"):
         assert part in FILE.read_text(encoding="utf-8")

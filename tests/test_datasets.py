@@ -37,7 +37,11 @@ def write(path, text):
             ("5.5 I01_01_1.bmp", "3 i25_24_5.bmp"),
             ("additive_gaussian_noise", "sparse_sampling_reconstruction"),
         ),
-        ("tid2008", ("4.2 I01_17_4.bmp", "4 i25_01_1.bmp"), ("contrast_change", "additive_gaussian_noise")),
+        (
+            "tid2008",
+            ("4.2 I01_17_4.bmp", "4 i25_01_1.bmp"),
+            ("contrast_change", "additive_gaussian_noise"),
+        ),
     ],
 )
 def test_tid_is_told_by_its_types_and_matches_names_whatever_their_case(root, key, rows, kinds):
@@ -51,7 +55,12 @@ def test_tid_is_told_by_its_types_and_matches_names_whatever_their_case(root, ke
     ]
     assert data.items[1].reference == root / "reference_images" / "i25.bmp"
     info = data.info
-    assert (info.key, info.higher_is_better, info.scale, data.missing) == (key, True, "paired comparison", ())
+    assert (info.key, info.higher_is_better, info.scale, data.missing) == (
+        key,
+        True,
+        "paired comparison",
+        (),
+    )
 
 
 def kadid(root):
@@ -123,10 +132,15 @@ def test_photographs_have_the_authors_scores_splits_and_subsets(root, key, files
     for name, text in files.items():
         write(root / name, text)
     data = load_dataset(root)
-    assert (data.info.key, [str(i.image.relative_to(root)) for i in data.items]) == (key, list(expected))
+    assert (data.info.key, [str(i.image.relative_to(root)) for i in data.items]) == (
+        key,
+        list(expected),
+    )
     scores, facts = zip(*((mos, facts) for mos, *facts in expected.values()), strict=True)
     assert [i.mos for i in data.items] == pytest.approx(scores, abs=1e-6)
-    assert tuple([fact for fact in (i.split, i.subset, i.group) if fact] for i in data.items) == facts
+    assert (
+        tuple([fact for fact in (i.split, i.subset, i.group) if fact] for i in data.items) == facts
+    )
 
 
 # Manifests
@@ -148,7 +162,11 @@ def test_a_manifest_in_json_lines(root):
     rows = '{"image": "a/1.png", "mos": 12, "split": "test"}\n{"image": "a/2.png", "mos": 40}\n'
     data = load_dataset(write(root / "scores.jsonl", rows))
     assert (data.items[0].split, data.missing) == ("test", ("a/2.png",))
-    assert (data.info.kind, data.info.higher_is_better, data.info.title) == ("NR", True, "scores.jsonl")
+    assert (data.info.kind, data.info.higher_is_better, data.info.title) == (
+        "NR",
+        True,
+        "scores.jsonl",
+    )
 
 
 def test_the_range_of_a_manifest_makes_levels_of_its_scores(root):
@@ -156,7 +174,10 @@ def test_the_range_of_a_manifest_makes_levels_of_its_scores(root):
     write(root / "my40.csv", "image,mos\n1.png,25\n2.png,100\n")
     info = load_dataset(root / "my40.csv", mos_range=(0, 100)).info
     assert (info.low, info.high, info.higher_is_better) == (0, 100, True)
-    assert [info.to_levels(25), info.to_levels(100)] == [2, 5]  # a quarter of the way from 1 to 5, and its end
+    assert [info.to_levels(25), info.to_levels(100)] == [
+        2,
+        5,
+    ]  # a quarter of the way from 1 to 5, and its end
     told = r"my40\.csv: expected to be told the ends of its scale; .* --mos-range LOW HIGH"
     with pytest.raises(DatasetError, match=told):
         load_dataset(root / "my40.csv").info.to_levels(25)
@@ -165,7 +186,11 @@ def test_the_range_of_a_manifest_makes_levels_of_its_scores(root):
 @pytest.mark.parametrize(
     ("rows", "options", "message"),
     [
-        ("1.png,good", {}, "a number as the score of 1.png .* found 'good'; correct line 2 of manifest.csv"),
+        (
+            "1.png,good",
+            {},
+            "a number as the score of 1.png .* found 'good'; correct line 2 of manifest.csv",
+        ),
         ("1.png,3\n\n1.png,nan", {}, "expected a number as the score of 1.png .* correct line 4"),
         (",3", {}, "expected paths as image and reference .* correct line 2"),
         ("1.png,3,strong", {}, "expected a number as the level of 1.png .* found 'strong'"),
@@ -177,8 +202,16 @@ def test_the_range_of_a_manifest_makes_levels_of_its_scores(root):
         ),
         ("1.png,3", {"mos_range": (1, 1)}, "the lower end of the scale first"),
         ("1.png,3", {"mos_range": (float("nan"), 5)}, "expected two numbers"),
-        ("1.png,3\n1.png,9", {"mos_range": (1, 5)}, r"from 1 to 5 .* for 1\.png .* found 9; correct line 3"),
-        ("1.png,3", {"mos_range": (1, 5), "part_of": "koniq10k"}, "leave --mos-range out: koniq10k has"),
+        (
+            "1.png,3\n1.png,9",
+            {"mos_range": (1, 5)},
+            r"from 1 to 5 .* for 1\.png .* found 9; correct line 3",
+        ),
+        (
+            "1.png,3",
+            {"mos_range": (1, 5), "part_of": "koniq10k"},
+            "leave --mos-range out: koniq10k has",
+        ),
         ("1.png,3", {"part_of": "koniq"}, r"--part-of to name one of tid2013, .* found 'koniq'"),
     ],
 )
@@ -202,24 +235,37 @@ def test_a_range_or_a_whole_are_for_manifests_only(root):
 
 def test_questions_in_csv_have_their_choices_separated_by_bars(root):
     draw(root, "x.png", "my x.png")
-    rows = 'p,x.png, "Is it sharp, or not?", Yes | No, No \np,my x.png,Which?,noise|blur|neither,B\n'
+    rows = (
+        'p,x.png, "Is it sharp, or not?", Yes | No, No \np,my x.png,Which?,noise|blur|neither,B\n'
+    )
     data = load_dataset(write(root / "my.csv", "Task,Image,Question,Choices,Answer\n" + rows))
     assert (data.info.kind, {q.task for q in data.items}) == ("MCQ", {"p"})
     assert [(q.image.name, q.question, q.choices, q.answer) for q in data.items] == [
         ("x.png", "Is it sharp, or not?", ("Yes", "No"), 1), ("my x.png", "Which?", ("noise", "blur", "neither"), 1),
     ]  # fmt: skip
-    scored = write(root / "scores.csv", "image,question,choices,answer,mos\nx.png,Is it?,Yes|No,No,3\n")
+    scored = write(
+        root / "scores.csv", "image,question,choices,answer,mos\nx.png,Is it?,Yes|No,No,3\n"
+    )
     assert load_dataset(scored).info.key == "manifest"
 
 
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ('x.png,Is it sharp?,"Yes, No",No', r"separated by \| .* expected 2 to 10 answers, got 1; correct line 3"),
+        (
+            'x.png,Is it sharp?,"Yes, No",No',
+            r"separated by \| .* expected 2 to 10 answers, got 1; correct line 3",
+        ),
         ("x.png,Is it sharp?,Yes|Yes,Yes", "expected answers that differ"),
-        ("x.png,Is it sharp?,Yes|No,Maybe", "as answer one of the choices or its letter .* 'Maybe'; correct line 3"),
+        (
+            "x.png,Is it sharp?,Yes|No,Maybe",
+            "as answer one of the choices or its letter .* 'Maybe'; correct line 3",
+        ),
         ("x.png,Is it sharp?,Yes|No,1", "found '1'"),  # the first or the second?
-        ("x.png,Is it sharp?,,Yes", "expected image, question and choices in every row .* complete line 3 of q.csv"),
+        (
+            "x.png,Is it sharp?,,Yes",
+            "expected image, question and choices in every row .* complete line 3 of q.csv",
+        ),
     ],
 )
 def test_a_question_that_cannot_be_asked_is_refused_with_its_line(root, row, message):
@@ -231,7 +277,13 @@ def test_a_question_that_cannot_be_asked_is_refused_with_its_line(root, row, mes
 
 def test_qbench_names_types_and_concerns_and_counts_withheld_answers(root):
     draw(root, "images/1.jpg")
-    row = {"img_path": "1.jpg", "question": "Is it sharp?", "candidates": ["No", "Yes"], "type": 0, "concern": 2}
+    row = {
+        "img_path": "1.jpg",
+        "question": "Is it sharp?",
+        "candidates": ["No", "Yes"],
+        "type": 0,
+        "concern": 2,
+    }
     answered = [row | {"correct_ans": "Yes"}, row | {"correct_ans": "Maybe"}, row | {"type": None}]
     write(root / "llvisionqa_dev.json", json.dumps(answered))
     data = load_dataset(root)
@@ -267,11 +319,19 @@ def test_questions_in_json_take_letters_indices_and_texts(root):
 def test_a_folder_of_no_known_layout_is_refused(root):
     draw(root, "1.png")
     for path, key, message in (
-        (root, None, r"found none of them; for a manifest give the file itself \(here are my\.csv\)"),
+        (
+            root,
+            None,
+            r"found none of them; for a manifest give the file itself \(here are my\.csv\)",
+        ),
         (root, "kadid10k", r"expected dmos\.csv \(KADID-10k\), found 1\.png,"),
         (root, "kadid", "found 'kadid'"),
         (root / "nowhere", None, "nowhere: expected a file that can be read"),
-        (write(root / "my.csv", "picture,mos\n1.png,3\n"), None, "expected columns image, mos .* found picture, mos"),
+        (
+            write(root / "my.csv", "picture,mos\n1.png,3\n"),
+            None,
+            "expected columns image, mos .* found picture, mos",
+        ),
         (root / "1.png", None, r"expected a manifest named \.csv, \.jsonl or \.json"),
     ):
         with pytest.raises(DatasetError, match=message):
@@ -281,6 +341,11 @@ def test_a_folder_of_no_known_layout_is_refused(root):
 def test_only_absolute_scales_map_to_levels():
     absolute = {key: info for key, info in DATASETS.items() if info.scale == "absolute categories"}
     assert set(absolute) == {"kadid10k", "clive", "bid", "koniq10k", "spaq", "agiqa3k", "biq2021"}
-    assert all((info.to_levels(info.low), info.to_levels(info.high)) == (1, 5) for info in absolute.values())
-    with pytest.raises(DatasetError, match=r"tid2013: expected an absolute category scale .* got paired comparison"):
+    assert all(
+        (info.to_levels(info.low), info.to_levels(info.high)) == (1, 5)
+        for info in absolute.values()
+    )
+    with pytest.raises(
+        DatasetError, match=r"tid2013: expected an absolute category scale .* got paired comparison"
+    ):
         DATASETS["tid2013"].to_levels(4.5)

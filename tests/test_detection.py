@@ -16,7 +16,12 @@ from agentic_iqa_local.nodes.executor import executor_node
 from agentic_iqa_local.nodes.measured_answers import measure_choices
 from agentic_iqa_local.nodes.query import distortions_in, says_present
 from agentic_iqa_local.nodes.summarizer import summarizer_node
-from agentic_iqa_local.state import DISTORTION_TYPES, ExecutorOutput, PlannerOutput, SummarizerOutput
+from agentic_iqa_local.state import (
+    DISTORTION_TYPES,
+    ExecutorOutput,
+    PlannerOutput,
+    SummarizerOutput,
+)
 
 PLAN = PlannerOutput.model_validate(plan_reply())
 
@@ -25,8 +30,13 @@ def reading(graphic: float = 0.0, severity: float = 3.0, **presence: float) -> S
     """An examination by LocalNR: of each family named its presence, of the others none."""
     named = {kind.replace("_", " "): p for kind, p in presence.items()}
     read = {kind: named.get(kind, 1e-6) for kind in DISTORTION_TYPES}
-    about = {"severities": dict.fromkeys(read, severity), "exposure": {"too dark": 0.5, "too bright": 0.5}}
-    return SimpleNamespace(quality=3.0, presence=read, presence_in_part=read, graphic=graphic, **about)
+    about = {
+        "severities": dict.fromkeys(read, severity),
+        "exposure": {"too dark": 0.5, "too bright": 0.5},
+    }
+    return SimpleNamespace(
+        quality=3.0, presence=read, presence_in_part=read, graphic=graphic, **about
+    )
 
 
 def gather(
@@ -52,7 +62,9 @@ def found(evidence: ExecutorOutput) -> set[str]:
 
 
 @pytest.mark.parametrize("kind", DISTORTION_TYPES)
-def test_a_sure_model_wins_against_a_wrong_reading_and_an_unsure_one_loses_against_a_clear_one(picture, kind):
+def test_a_sure_model_wins_against_a_wrong_reading_and_an_unsure_one_loses_against_a_clear_one(
+    picture, kind
+):
     there, absent = reading(**{kind: 1 - 1e-6}), reading()
     assert kind in found(gather(picture, absent, yes={kind: 0.99}))
     assert kind not in found(gather(picture, there, yes={kind: 0.01}))
@@ -62,7 +74,11 @@ def test_a_sure_model_wins_against_a_wrong_reading_and_an_unsure_one_loses_again
 
 
 def test_the_product_is_odds_times_odds(picture):
-    family = gather(picture, reading(Noise=0.9), yes={"Noise": 0.3}).detection["Global"].families["Noise"]
+    family = (
+        gather(picture, reading(Noise=0.9), yes={"Noise": 0.3})
+        .detection["Global"]
+        .families["Noise"]
+    )
     assert family.model == pytest.approx(0.3)
     odds = (0.3 / 0.7) * family.measured / (1 - family.measured)
     assert family.probability == pytest.approx(odds / (1 + odds))
@@ -70,7 +86,10 @@ def test_the_product_is_odds_times_odds(picture):
 
 def test_a_model_without_trust_counts_as_the_prior(picture):
     evidence = gather(picture, reading(Noise=0.9), yes={"Noise": 0.999}, model_trust=0)
-    family, prior = evidence.detection["Global"].families["Noise"], load_detector().no_reference.prior
+    family, prior = (
+        evidence.detection["Global"].families["Noise"],
+        load_detector().no_reference.prior,
+    )
     assert logit(family.probability) == pytest.approx(logit(prior) + logit(family.measured))
 
 
@@ -93,25 +112,38 @@ def test_of_graphics_localnrs_reading_counts_for_nothing(picture):
     assert evidence.detection["Global"].families["Noise"].probability == pytest.approx(0.3)
 
 
-@pytest.mark.parametrize(("severity", "word"), [(1.0, "slight"), (2.5, "moderate"), (4.0, "severe"), (5.0, "extreme")])
+@pytest.mark.parametrize(
+    ("severity", "word"), [(1.0, "slight"), (2.5, "moderate"), (4.0, "severe"), (5.0, "extreme")]
+)
 def test_the_severity_is_the_models_words_times_a_gaussian(picture, severity, word):
     examination = reading(severity=severity, Noise=1 - 1e-6)
-    evidence = gather(picture, examination, yes={"Noise": 0.9}, severity=word, mode="classification")
+    evidence = gather(
+        picture, examination, yes={"Noise": 0.9}, severity=word, mode="classification"
+    )
     (item,) = evidence.distortion_analysis["Global"]
     p = evidence.severity_probabilities["Global"]["Noise"]
     sigma = load_detector().no_reference.severity_sigma
     centres = {"slight": 1.0, "moderate": 2.5, "severe": 4.0, "extreme": 5.0}
     weights = {
-        w: (0.8 if w == word else 0.05) * math.exp(-0.5 * ((severity - c) / sigma) ** 2) for w, c in centres.items()
+        w: (0.8 if w == word else 0.05) * math.exp(-0.5 * ((severity - c) / sigma) ** 2)
+        for w, c in centres.items()
     }
     assert item.severity == word
-    assert p == pytest.approx({"none": 0.0} | {w: weight / sum(weights.values()) for w, weight in weights.items()})
+    assert p == pytest.approx(
+        {"none": 0.0} | {w: weight / sum(weights.values()) for w, weight in weights.items()}
+    )
 
 
 ERRORS = st.floats(0.01, 0.99)
 
 
-@given(presence=st.floats(0, 1), part=st.floats(0, 1), hit=ERRORS, alarm=ERRORS, left_out=st.floats(0, 0.5))
+@given(
+    presence=st.floats(0, 1),
+    part=st.floats(0, 1),
+    hit=ERRORS,
+    alarm=ERRORS,
+    left_out=st.floats(0, 0.5),
+)
 def test_a_reading_says_no_more_than_its_record_allows(presence, part, hit, alarm, left_out):
     hit, alarm = max(hit, alarm), min(hit, alarm)
     errors = {"hit": hit, "hit_left_out": alarm, "false_alarm": alarm, "most": 9}
@@ -175,7 +207,12 @@ def test_choices_that_name_what_was_measured_have_its_probabilities(query, choic
         ("Is the quality good?", YES_NO, NOISY, "Yes"),  # LocalNR's score is 4.2
         ("How is the quality?", ["Poor", "Fair", "Good"], NOISY, "Good"),
         ("Is it too bright?", YES_NO, DARK, "No"),
-        ("What is wrong with it?", ["too bright", "too dark", "blurry", "nothing"], DARK, "too dark"),
+        (
+            "What is wrong with it?",
+            ["too bright", "too dark", "blurry", "nothing"],
+            DARK,
+            "too dark",
+        ),
     ],
 )
 def test_the_likeliest_choice_is_what_was_measured(query, choices, known, answer):
@@ -186,7 +223,9 @@ def test_the_likeliest_choice_is_what_was_measured(query, choices, known, answer
 
 def answered(picture, query, logprobs, **fusion) -> SummarizerOutput:
     """The answer to a question with Yes and No about a noisy picture."""
-    client = ScriptedClient(scripted_answers(), {letter: math.log(p) for letter, p in logprobs.items()})
+    client = ScriptedClient(
+        scripted_answers(), {letter: math.log(p) for letter, p in logprobs.items()}
+    )
     services = scripted_services(client, ScriptedTools({"NIQE": 3.0}), Settings(fusion=fusion))
     asked = {"query": query, "image_path": picture, "plan": PLAN, "choices": YES_NO}
     asked["executor_evidence"] = evidence_of(Noise=0.9)
@@ -212,4 +251,9 @@ def test_letters_about_distortions_count_as_far_as_the_model_is_trusted(picture)
     noisy = answered(picture, "Is it noisy?", {"A": 0.001, "B": 0.99}, model_trust=0.0)
     assert noisy.final_answer == "A"
     assert noisy.fusion.product == pytest.approx(noisy.fusion.measured)
-    assert answered(picture, "Is the quality good?", {"A": 0.001, "B": 0.99}, model_trust=0.0).final_answer == "B"
+    assert (
+        answered(
+            picture, "Is the quality good?", {"A": 0.001, "B": 0.99}, model_trust=0.0
+        ).final_answer
+        == "B"
+    )

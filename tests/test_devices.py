@@ -8,10 +8,18 @@ import pytest
 import torch
 
 from agentic_iqa_local import devices
-from agentic_iqa_local.devices import DeviceError, choose_device, choose_dtype, multiplies_bfloat16_in_tiles
+from agentic_iqa_local.devices import (
+    DeviceError,
+    choose_device,
+    choose_dtype,
+    multiplies_bfloat16_in_tiles,
+)
 
 UUIDS = [f"{start}-0000-1111-2222-333344445555" for start in ("5a1b2c3d", "5a99ffff", "0c0ffee0")]
-MIG, OTHER_MIG = "MIG-11111111-2222-3333-4444-555555555555", "MIG-99999999-2222-3333-4444-555555555555"
+MIG, OTHER_MIG = (
+    "MIG-11111111-2222-3333-4444-555555555555",
+    "MIG-99999999-2222-3333-4444-555555555555",
+)
 
 
 @pytest.fixture
@@ -24,7 +32,9 @@ def gpus(monkeypatch):
 
     def see(count, initialized=False):
         cards = [SimpleNamespace(name=f"Card {i}", uuid=UUIDS[i]) for i in range(count)]
-        no_driver = RuntimeError("Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU.")
+        no_driver = RuntimeError(
+            "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU."
+        )
         for name, answer in {
             "is_available": lambda: count > 0,
             "device_count": lambda: count,
@@ -81,25 +91,37 @@ def test_a_mig_device_is_made_visible_only_where_it_is_listed(gpus, monkeypatch,
     if listed := visible.startswith(OTHER_MIG + ","):
         assert choose_device(MIG) == "cuda:0"
     else:
-        with pytest.raises(DeviceError, match=f"'{visible}'; start again with CUDA_VISIBLE_DEVICES={MIG}"):
+        with pytest.raises(
+            DeviceError, match=f"'{visible}'; start again with CUDA_VISIBLE_DEVICES={MIG}"
+        ):
             choose_device(MIG)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == (MIG if listed else visible)
 
 
 def test_a_mig_device_comes_too_late_once_cuda_is_in_use(gpus):
     gpus(1, initialized=True)
-    with pytest.raises(DeviceError, match="in use yet, but it is; start again with CUDA_VISIBLE_DEVICES=MIG-"):
+    with pytest.raises(
+        DeviceError, match="in use yet, but it is; start again with CUDA_VISIBLE_DEVICES=MIG-"
+    ):
         choose_device(MIG)
 
 
-@pytest.mark.parametrize(("flags", "tiles"), [("amx_bf16 amx_tile", True), ("avx_vnni", False), (None, False)])
-def test_a_cpu_computes_in_float32_unless_it_has_tiles_and_the_model_holds(tmp_path, monkeypatch, flags, tiles):
+@pytest.mark.parametrize(
+    ("flags", "tiles"), [("amx_bf16 amx_tile", True), ("avx_vnni", False), (None, False)]
+)
+def test_a_cpu_computes_in_float32_unless_it_has_tiles_and_the_model_holds(
+    tmp_path, monkeypatch, flags, tiles
+):
     """AVX-512's bfloat16 alone was measured to be slower than float32."""
     if flags:
-        (tmp_path / "cpu").write_text(f"processor : 0\nmodel name : a CPU\nflags : fpu avx512_bf16 {flags}\n")
+        (tmp_path / "cpu").write_text(
+            f"processor : 0\nmodel name : a CPU\nflags : fpu avx512_bf16 {flags}\n"
+        )
     assert multiplies_bfloat16_in_tiles(tmp_path / "cpu") is tiles
     monkeypatch.setattr(devices, "multiplies_bfloat16_in_tiles", lambda: tiles)
-    assert choose_dtype("auto", "cpu", holds_in_bfloat16=True) == ("bfloat16" if tiles else "float32")
+    assert choose_dtype("auto", "cpu", holds_in_bfloat16=True) == (
+        "bfloat16" if tiles else "float32"
+    )
     assert choose_dtype("auto", "cpu") == "float32"
     assert choose_dtype("float16", "cpu", holds_in_bfloat16=True) == "float16"
 

@@ -40,7 +40,10 @@ def test_models_that_are_missing_or_cut_are_told_with_their_remedy(tmp_path, cap
     weights = shutil.copytree(EMBEDDED, tmp_path / "cut") / "model.safetensors"
     os.truncate(weights, weights.stat().st_size // 2)
     models = {name: {"path": str(tmp_path / name)} for name in ("absent", "cut")}
-    roles = {"planner": {"backend": "transformers.absent"}, "executor": {"backend": "transformers.cut"}}
+    roles = {
+        "planner": {"backend": "transformers.absent"},
+        "executor": {"backend": "transformers.cut"},
+    }
     (tmp_path / "broken.yaml").write_text(json.dumps({"models": models, **roles}))
     status, checks = run(capsys, "--quick", "--config", str(tmp_path / "broken.yaml"))
     absent, cut = (checks[f"folder transformers.{name}"] for name in ("absent", "cut"))
@@ -80,10 +83,16 @@ def sound(setup, backend=""):
 
 @pytest.mark.parametrize(
     ("broken", "timeout", "told"),
-    [(dies, 300, "died with status 7"), (hangs, 1, "no answer within 1 s"), (calls_out, 300, "example.org")],
+    [
+        (dies, 300, "died with status 7"),
+        (hangs, 1, "no answer within 1 s"),
+        (calls_out, 300, "example.org"),
+    ],
     ids=["dies", "hangs", "calls out"],
 )
-def test_a_check_that_goes_wrong_is_a_failed_check_and_the_next_goes_on(broken, timeout, told, monkeypatch):
+def test_a_check_that_goes_wrong_is_a_failed_check_and_the_next_goes_on(
+    broken, timeout, told, monkeypatch
+):
     for name in ("device", "models_folder", "disk", "folder", "memory", "model", "tools"):
         monkeypatch.setattr(doctor, name, sound)
     monkeypatch.setattr(doctor, "packages", broken)
@@ -103,7 +112,11 @@ def test_requirements_that_are_not_met_are_named():
 def test_memory_is_that_of_the_headers_and_of_keys_and_values():
     # 11,3 million numbers stand in the headers; each takes its dtype's width
     assert weight_bytes(EMBEDDED, "none", 4) == 2 * weight_bytes(EMBEDDED, "none", 2)
-    assert weight_bytes(EMBEDDED, "4bit", 2) < weight_bytes(EMBEDDED, "8bit", 2) < weight_bytes(EMBEDDED, "none", 2)
+    assert (
+        weight_bytes(EMBEDDED, "4bit", 2)
+        < weight_bytes(EMBEDDED, "8bit", 2)
+        < weight_bytes(EMBEDDED, "none", 2)
+    )
 
     class Config:
         hidden_size, num_attention_heads, num_key_value_heads, num_hidden_layers = 3584, 28, 4, 28
@@ -117,7 +130,12 @@ def test_deep_tells_letters_apart_from_others():
     turned = dict(zip(read, [*read.values()][::-1], strict=True))
     assert deep.compared("x", (read,), (read,), "float32")[0] == "pass"
     assert deep.compared("x", (read,), (turned,), "float32")[0] == "fail"
-    assert deep.compared("x", (read,), (turned,), "float32", "4bit")[0] == "warn"  # told, not judged
+    assert (
+        deep.compared("x", (read,), (turned,), "float32", "4bit")[0] == "warn"
+    )  # told, not judged
     nearly = {x: value + 0.02 for x, value in read.items()}
-    verdicts = [deep.compared("x", (read,), (nearly,), kind)[0] for kind in ("float32", "TF32", "float16", "bfloat16")]
+    verdicts = [
+        deep.compared("x", (read,), (nearly,), kind)[0]
+        for kind in ("float32", "TF32", "float16", "bfloat16")
+    ]
     assert verdicts == ["fail", "fail", "pass", "pass"]  # bounds of 10⁻⁴, 0.01, 0.05 and 0.25 nats

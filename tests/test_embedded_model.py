@@ -13,7 +13,12 @@ from scipy.stats import spearmanr
 from agentic_iqa_local.config import RoleSettings
 from agentic_iqa_local.files import file_hash, folder_hash
 from agentic_iqa_local.nodes.ask import ask
-from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, distortion_prompt, summarizer_prompt
+from agentic_iqa_local.nodes.prompts import (
+    ANSWER_PREFIX,
+    DEFAULT_QUERY,
+    distortion_prompt,
+    summarizer_prompt,
+)
 from agentic_iqa_local.nodes.replies import detection_reply
 from agentic_iqa_local.score_fusion import expected_level, letter_probabilities
 from agentic_iqa_local.state import LETTERS
@@ -35,7 +40,9 @@ def test_card_and_records_are_of_these_weights():
     assert digest == "8e8ce1099eb69185889a1831882b287058753f7a5a1679be7b1ff392df34cc7d"
     assert digest in (EMBEDDED / "README.md").read_text(encoding="utf-8")
     for record in ("training.json", "evaluation.json"):
-        assert json.loads((EMBEDDED / record).read_text(encoding="utf-8"))["weights_sha256"] == digest
+        assert (
+            json.loads((EMBEDDED / record).read_text(encoding="utf-8"))["weights_sha256"] == digest
+        )
 
 
 @pytest.mark.parametrize("file", ["intervals.json", "comparisons.json"])
@@ -46,7 +53,9 @@ def test_what_ships_for_it_is_of_this_folder(file):
 def test_the_folder_is_small_safetensors_without_code():
     assert sum(f.stat().st_size for f in EMBEDDED.iterdir()) <= 32e6
     assert not [f.name for f in EMBEDDED.iterdir() if f.suffix in {".py", ".bin", ".pt", ".pkl"}]
-    assert json.loads((EMBEDDED / "config.json").read_text())["architectures"] == ["Qwen2_5_VLForConditionalGeneration"]
+    assert json.loads((EMBEDDED / "config.json").read_text())["architectures"] == [
+        "Qwen2_5_VLForConditionalGeneration"
+    ]
     assert "auto_map" not in (EMBEDDED / "config.json").read_text()
 
 
@@ -58,12 +67,20 @@ def test_its_note_names_the_command_that_fetches_the_next(client):
 def seen(client):
     """Two photographs that training never saw, clean and with eleven kinds of distortion at three severities by turns,
     made here: (family, severity, level, level with A for Bad, the types that the model names)."""
-    rows, prompt, reply = [], distortion_prompt("detection", DEFAULT_QUERY, ["Global"]), detection_reply(["Global"])
+    rows, prompt, reply = (
+        [],
+        distortion_prompt("detection", DEFAULT_QUERY, ["Global"]),
+        detection_reply(["Global"]),
+    )
     parts = [Part(kind, severity) for kind in KINDS for severity in (1, 3, 5)]
     for turn, name in enumerate(("sumac", "prudential")):
         clean = np.asarray(Image.open(DATA / f"{name}.png").convert("RGB"))[96:416, 96:416]
         for part in [None, *parts[turn::2]]:
-            picture = distort(clean, (part,), np.random.default_rng(part.severity)).image if part else clean
+            picture = (
+                distort(clean, (part,), np.random.default_rng(part.severity)).image
+                if part
+                else clean
+            )
             session = client.open([Image.fromarray(picture)])
             types = ask(session, prompt, reply, RoleSettings()).model_dump(by_alias=True)["Global"]
             levels = level(session), level(session, reversed_letters=True)
@@ -77,7 +94,10 @@ def test_levels_fall_with_the_severity(seen):
 
 def test_strong_distortions_are_named(seen):
     """By chance one of eight would be right."""
-    assert np.mean([types[:1] == [family] for family, severity, _, _, types in seen if severity >= 3]) > 0.5
+    assert (
+        np.mean([types[:1] == [family] for family, severity, _, _, types in seen if severity >= 3])
+        > 0.5
+    )
 
 
 def test_levels_do_not_hang_on_the_letters_order(seen):

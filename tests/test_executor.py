@@ -22,7 +22,9 @@ from agentic_iqa_local.state import ExecutorOutput, PlannerOutput
 from agentic_iqa_local.vlm_client import VLMError
 
 QUERY = "Rate the perceptual quality of this image."
-ALL_OFF = dict.fromkeys(("distortion_detection", "distortion_analysis", "tool_selection", "tool_execution"), False)
+ALL_OFF = dict.fromkeys(
+    ("distortion_detection", "distortion_analysis", "tool_selection", "tool_execution"), False
+)
 
 
 def plan(**changes) -> PlannerOutput:
@@ -30,12 +32,17 @@ def plan(**changes) -> PlannerOutput:
     fields = plan_reply(**changes)
     if "plan" not in changes:
         fields["plan"] = derive_flags(
-            *(fields[name] for name in ("query_type", "query_scope", "distortion_source", "required_tool"))
+            *(
+                fields[name]
+                for name in ("query_type", "query_scope", "distortion_source", "required_tool")
+            )
         )
     return PlannerOutput.model_validate(fields)
 
 
-def execute(picture: str, tools: dict, client=None, settings: Settings | None = None, **changes) -> ExecutorOutput:
+def execute(
+    picture: str, tools: dict, client=None, settings: Settings | None = None, **changes
+) -> ExecutorOutput:
     services = scripted_services(client or scripted(), ScriptedTools(tools), settings)
     state = {"query": QUERY, "image_path": picture, "plan": plan(**changes)}
     update = executor_node(state, {"configurable": {"services": services}})
@@ -66,7 +73,9 @@ def test_each_part_runs_only_if_its_flag_is_on(picture, flag, parts):
     assert {name for name in names if getattr(found, name)} == parts
 
 
-@pytest.mark.parametrize(("failure", "tries"), [({"Global": ["Haze"]}, 3), (VLMError("out of memory"), 1)])
+@pytest.mark.parametrize(
+    ("failure", "tries"), [({"Global": ["Haze"]}, 3), (VLMError("out of memory"), 1)]
+)
 def test_a_failed_detection_leaves_its_error_in_the_evidence(picture, failure, tries):
     client = scripted(DetectionReply=failure)
     found = execute(picture, {"NIQE": 2.6}, client)
@@ -79,7 +88,9 @@ def test_what_was_found_stays_when_a_later_part_fails(picture):
     found = execute(picture, {"NIQE": 2.6}, scripted(AnalysisReply="no JSON"))
     assert found.distortion_set == {"Global": ["Blurs"]}
     assert found.distortion_analysis is None
-    assert found.quality_scores == {"Global": {"Blurs": ("NIQE", 2.6)}}  # the tools measured meanwhile
+    assert found.quality_scores == {
+        "Global": {"Blurs": ("NIQE", 2.6)}
+    }  # the tools measured meanwhile
     assert found.error
 
 
@@ -123,7 +134,9 @@ def test_slow_tools_are_not_offered_but_can_be_named(picture):
 
 def test_a_tool_that_is_named_for_a_region_sees_the_whole_picture(picture):
     answers = {"DetectionReply": {"car": ["Blurs"]}, "AnalysisReply": moderate_blur("car")}
-    found = execute(picture, {"NIQE": 2.6}, scripted(**answers), query_scope=["car"], required_tool="NIQE")
+    found = execute(
+        picture, {"NIQE": 2.6}, scripted(**answers), query_scope=["car"], required_tool="NIQE"
+    )
     assert found.quality_scores == {"car": {"Blurs": ("NIQE", 2.6)}}
 
 

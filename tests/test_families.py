@@ -34,10 +34,16 @@ def read(client, images):
 
 
 @pytest.mark.parametrize("count", [1, 2], ids=["one-image", "two-images"])
-def test_letters_behind_another_role_equal_a_plain_pass_and_depend_on_the_picture(client, photo, count):
-    images: list[Image.Image] = [photo.crop((0, 0, 192, 160)), photo.crop((200, 100, 392, 260))][:count]
+def test_letters_behind_another_role_equal_a_plain_pass_and_depend_on_the_picture(
+    client, photo, count
+):
+    images: list[Image.Image] = [photo.crop((0, 0, 192, 160)), photo.crop((200, 100, 392, 260))][
+        :count
+    ]
     session, reply = client.open(images), detection_reply(["Global"])
-    reply.model_validate_json(session.generate(distortion_prompt("detection", DEFAULT_QUERY, ["Global"]), reply))
+    reply.model_validate_json(
+        session.generate(distortion_prompt("detection", DEFAULT_QUERY, ["Global"]), reply)
+    )
     found = session.read_letters(SCORING, ANSWER_PREFIX, LETTERS)
     assert apart(found, plain_logprobs(client, images)) < 1e-4
     reused = session.usage.reused
@@ -54,14 +60,21 @@ def test_letters_behind_another_role_equal_a_plain_pass_and_depend_on_the_pictur
 def test_a_batch_gives_the_letters_that_each_picture_gives_alone(client, photo):
     pictures = [[photo.crop((32 * i, 16 * i, 32 * i + 128, 16 * i + 128))] for i in range(3)]
     many = client.read_many(pictures, SCORING, ANSWER_PREFIX, LETTERS)
-    assert max(apart(r, read(client, images)) for r, images in zip(many.reads, pictures, strict=True)) < 1e-3
+    assert (
+        max(apart(r, read(client, images)) for r, images in zip(many.reads, pictures, strict=True))
+        < 1e-3
+    )
 
 
-def test_a_row_says_what_was_seen_and_warns_where_pixels_were_changed(client, photo, services, tmp_path):
+def test_a_row_says_what_was_seen_and_warns_where_pixels_were_changed(
+    client, photo, services, tmp_path
+):
     photo.crop((0, 0, 256, 224)).save(tmp_path / "photo.png")
     backend = f"transformers.{client.name}"
     role = {"backend": backend}
-    settings = Settings(planner=role, executor=role, summarizer=role, models={client.name: client.settings})
+    settings = Settings(
+        planner=role, executor=role, summarizer=role, models={client.name: client.settings}
+    )
     own = Services(settings, "cpu", {backend: client}, services.tools)
     row = assess(tmp_path / "photo.png", pipeline="letters", services=own)
     assert row.error is None
@@ -72,14 +85,20 @@ def test_a_row_says_what_was_seen_and_warns_where_pixels_were_changed(client, ph
     elif client.name in RESIZING:
         assert row.seen.views[0].pixels == (112, 112)
     else:  # 256 = 9·28 + 4: with patches of 14 the crop is 252 wide; with patches of 16 nothing is lost
-        assert row.seen.views[0].pixels == ((256, 224) if client.name.startswith("qwen3") else (252, 224))
+        assert row.seen.views[0].pixels == (
+            (256, 224) if client.name.startswith("qwen3") else (252, 224)
+        )
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_a_preset_gives_the_letters_of_a_plain_pass_and_a_whole_assessment(preset, photo, photo_path, tmp_path):
+def test_a_preset_gives_the_letters_of_a_plain_pass_and_a_whole_assessment(
+    preset, photo, photo_path, tmp_path
+):
     (backend,) = load_settings(preset).backends
     repo = REPOS[load_settings(preset).folder(backend).name]
-    row = next(line for line in (ROOT / "README.md").read_text().splitlines() if f"| `{preset}` |" in line)
+    row = next(
+        line for line in (ROOT / "README.md").read_text().splitlines() if f"| `{preset}` |" in line
+    )
     assert repo.licence in row.lower()
     settings = load_settings(preset).with_options(model=str(build(preset, tmp_path / "model")))
     (backend,) = settings.backends
@@ -89,10 +108,14 @@ def test_a_preset_gives_the_letters_of_a_plain_pass_and_a_whole_assessment(prese
     plain = plain_logprobs(model, [picture], asked)
     found = read(model, [picture])
     assert apart(found, plain) < 1e-4
-    assert apart(model.read_many([[picture]], SCORING, ANSWER_PREFIX, LETTERS).reads[0], plain) < 1e-4
+    assert (
+        apart(model.read_many([[picture]], SCORING, ANSWER_PREFIX, LETTERS).reads[0], plain) < 1e-4
+    )
     text = model.renderer.render(asked, 1, ANSWER_PREFIX).text
     start = len(model.tokenizer.encode(text))
-    assert found.token_ids == {x: model.tokenizer.encode(text + words.get(x, x))[start] for x in LETTERS}
+    assert found.token_ids == {
+        x: model.tokenizer.encode(text + words.get(x, x))[start] for x in LETTERS
+    }
     row = assess(photo_path, services=Services(settings, "cpu", {backend: model}))
     assert row.error is None
     # 512×512: a whole view of 27×27 tokens, and 2×2 tiles of 27×27 with a token at the end of each line
@@ -100,7 +123,10 @@ def test_a_preset_gives_the_letters_of_a_plain_pass_and_a_whole_assessment(prese
 
 
 def test_words_are_asked_for_and_read_in_either_order():
-    for prompt, order in ((SCORING, [*LEVEL_WORDS.values()]), (REVERSED, [*LEVEL_WORDS.values()][::-1])):
+    for prompt, order in (
+        (SCORING, [*LEVEL_WORDS.values()]),
+        (REVERSED, [*LEVEL_WORDS.values()][::-1]),
+    ):
         asked, words = in_words(prompt)
         assert [*words.items()] == [*zip("ABCDE", order, strict=True)]
         assert "".join(f"{word}\n" for word in order) in asked.instructions

@@ -28,5 +28,7 @@ def test_what_is_no_regular_file_is_not_waited_for(tmp_path):
     for path, said in ((tmp_path / "pipe", "a pipe"), ("/dev/zero", "a device"), ("/", "a folder")):
         with pytest.raises(FileError, match=f"expected a regular file, got {said}"):
             open_regular(path)
-    with pytest.raises(FileError, match="expected at most 100 bytes, got more"):  # it says that it has none
+    with pytest.raises(
+        FileError, match="expected at most 100 bytes, got more"
+    ):  # it says that it has none
         read_bytes("/proc/self/maps", largest=100)

@@ -22,7 +22,10 @@ def sharpened(rows, by):
     rows = json.loads(json.dumps([row for row in rows if row.get("reads")]))
     for row in rows:
         for view in (view for read in row["reads"].values() for view in read["views"]):
-            view |= {order: {x: by * p for x, p in view[order].items()} for order in ("forward", "reversed")}
+            view |= {
+                order: {x: by * p for x, p in view[order].items()}
+                for order in ("forward", "reversed")
+            }
     return rows
 
 
@@ -51,7 +54,9 @@ def test_the_srcc_fit_finds_the_parameters_that_the_scores_were_made_with():
     targets = fused_distribution(readings.p("all_evidence", temperature=2.5), q_bar, 0.4) @ LEVELS
     best, before, after = fit_letters(rows, "srcc", targets, SETTINGS)
     assert best == pytest.approx((2.5, 0.4), rel=0.05)
-    assert before == pytest.approx(stats.spearmanr(fused_distribution(p, q_bar, 1.0) @ LEVELS, targets).statistic)
+    assert before == pytest.approx(
+        stats.spearmanr(fused_distribution(p, q_bar, 1.0) @ LEVELS, targets).statistic
+    )
     assert after == pytest.approx(1, abs=1e-6)
 
 
@@ -80,7 +85,9 @@ def test_a_fit_of_a_manifest_wants_its_range_names_its_rows_and_is_read_again(tm
     assert 0 < fit.after <= fit.before < 1
     used = {row["group"] for row in rows if row["key"] in fit.keys}
     assert len(used) == len({row["group"] for row in rows}) // 2  # whole scenes
-    assert all(fit.used(row) == (row["group"] in used) for row in rows)  # failed rows of these scenes too
+    assert all(
+        fit.used(row) == (row["group"] in used) for row in rows
+    )  # failed rows of these scenes too
     (tmp_path / "fit.json").write_text(fit.model_dump_json())
     assert read_fit(tmp_path / "fit.json") == fit
     for options, message in (

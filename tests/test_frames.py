@@ -29,12 +29,20 @@ def reopened(picture, form, quality):
 @pytest.mark.parametrize("coded", [None, ("JPEG", 85), ("WEBP", 75)], ids=str)
 @pytest.mark.parametrize(
     ("margins", "colour"),
-    [((0, 96, 0, 96), "black"), ((48, 0, 30, 0), "#101010"), ((20, 20, 20, 40), "white"), ((0, 0, 0, 14), "red")],
+    [
+        ((0, 96, 0, 96), "black"),
+        ((48, 0, 30, 0), "#101010"),
+        ((20, 20, 20, 40), "white"),
+        ((0, 0, 0, 14), "red"),
+    ],
 )
 def test_a_frame_is_found_to_a_few_pixels(small, margins, colour, coded):
     picture = framed(small, *margins, colour)
     box = content_box(reopened(picture, *coded) if coded else picture)
-    assert np.abs(np.subtract(box, (margins[0], margins[1], margins[0] + 256, margins[1] + 192))).max() <= 2
+    assert (
+        np.abs(np.subtract(box, (margins[0], margins[1], margins[0] + 256, margins[1] + 192))).max()
+        <= 2
+    )
 
 
 def test_frames_within_frames_are_found(small):
@@ -49,15 +57,27 @@ def test_a_photograph_is_not_trimmed(small):
     soft = np.asarray(framed(small, 0, 64, 0, 0, "white"), np.float32)
     soft[64:128] += (255 - soft[64:128]) * np.linspace(1, 0, 64)[:, None, None]
     too_little = framed(small.crop((0, 0, 60, 60)), 100, 100, 100, 100)
-    photographs = [Image.open(DATA / name).convert("RGB") for name in ("sumac.png", "prudential.png")]
-    for picture in (*photographs, Image.fromarray(night), Image.fromarray(soft.astype(np.uint8)), too_little):
+    photographs = [
+        Image.open(DATA / name).convert("RGB") for name in ("sumac.png", "prudential.png")
+    ]
+    for picture in (
+        *photographs,
+        Image.fromarray(night),
+        Image.fromarray(soft.astype(np.uint8)),
+        too_little,
+    ):
         assert content_box(picture) == (0, 0, *picture.size)
 
 
 def test_a_framed_picture_is_judged_as_the_photograph_in_it(photo, services):
-    alone, banded = (assess(picture, map=True, services=services) for picture in (photo, framed(photo, 0, 200, 0, 56)))
+    alone, banded = (
+        assess(picture, map=True, services=services)
+        for picture in (photo, framed(photo, 0, 200, 0, 56))
+    )
     assert banded.q == alone.q
-    assert "a frame of one colour was left out, and the 512×512 pixels in it judged" in banded.warnings
+    assert (
+        "a frame of one colour was left out, and the 512×512 pixels in it judged" in banded.warnings
+    )
     (view,) = banded.seen.views
     assert view.box == (0, 200, 512, 712)
     assert banded.map.q == alone.map.q

@@ -60,17 +60,31 @@ def lines(folder, count=3):
             p_c=p_c,
             final_answer=letter,
             interval=Interval(low=max(1, level - 0.5), high=min(5, level + 0.5), **CALIBRATED),
-            gate=Gate(at_least=3.5, probability=0.5, error_rate=0.1, verdict=("pass", "unsure", "fail")[i % 3]),
+            gate=Gate(
+                at_least=3.5,
+                probability=0.5,
+                error_rate=0.1,
+                verdict=("pass", "unsure", "fail")[i % 3],
+            ),
         )
         rows.append(row.to_dict())
-    rows.append(Assessment(image="gone.png", query="Rate", mode="logits", error="gone.png: none; look").to_dict())
+    rows.append(
+        Assessment(
+            image="gone.png", query="Rate", mode="logits", error="gone.png: none; look"
+        ).to_dict()
+    )
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder / "rows.jsonl"
 
 
 @pytest.mark.parametrize(
     ("line", "said"),
-    [("", "found none"), ("{}", "line 1"), ('{"kind": "comparison"}', "give .* that assess --out"), ("no", "line 1")],
+    [
+        ("", "found none"),
+        ("{}", "line 1"),
+        ('{"kind": "comparison"}', "give .* that assess --out"),
+        ("no", "line 1"),
+    ],
 )
 def test_other_files_are_refused_in_one_sentence(tmp_path, line, said):
     (tmp_path / "rows.jsonl").write_text(line and f"{line}\n")
@@ -94,8 +108,14 @@ def test_a_row_keeps_its_decision_when_rows_are_added_and_pictures_are_moved():
     ]
     first, second, again = identities(rows)
     assert len({first, second, again}) == 3
-    moved = [row.model_copy(update={"image": row.image.replace("old", "new"), "q": 1.5}) for row in rows]
-    assert identities([rows[1].model_copy(update={"sha256": "1" * 64}), *moved])[1:] == [first, second, again]
+    moved = [
+        row.model_copy(update={"image": row.image.replace("old", "new"), "q": 1.5}) for row in rows
+    ]
+    assert identities([rows[1].model_copy(update={"sha256": "1" * 64}), *moved])[1:] == [
+        first,
+        second,
+        again,
+    ]
     assert identities([rows[0].model_copy(update={"query": "Is it sharp?"})]) != [first]
 
 
@@ -107,7 +127,9 @@ def made(folder, count, name="gallery.html"):
 
 @pytest.fixture(scope="module")
 def gallery(tmp_path_factory):
-    return made(tmp_path_factory.mktemp("gallery"), 299)  # and a failure: lines of 2 or 4 cards are full
+    return made(
+        tmp_path_factory.mktemp("gallery"), 299
+    )  # and a failure: lines of 2 or 4 cards are full
 
 
 def clean(watched, uri):
@@ -168,7 +190,9 @@ def test_a_long_list_is_filled_wherever_it_is_scrolled_to(gallery, size):
     with browser_page(size=size) as watched:
         page = watched.page
         page.goto(gallery)
-        found = [page.evaluate(SHOWN, share) for share in [i / 12 for i in range(13)] + [0.5, 0.1, 1, 0]]
+        found = [
+            page.evaluate(SHOWN, share) for share in [i / 12 for i in range(13)] + [0.5, 0.1, 1, 0]
+        ]
         assert [missing for missing, _ in found] == [0] * len(found)
         # three windows of cards, a line more at each end, and the one that the keyboard is at
         lines, columns = page.evaluate("[innerHeight / (grid.height + GAP), grid.columns]")

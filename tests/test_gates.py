@@ -31,13 +31,17 @@ PLAN = {"query_type": "IQA", "query_scope": "Global", "distortion_source": "Infe
 def calibration(tools=(("NIQE",),), **changes) -> IntervalCalibration:
     part = {
         "line": (0.0, 1.0),
-        "weights": tuple(float(name == "constant") for name in FEATURES),  # every picture has difficulty 1
+        "weights": tuple(
+            float(name == "constant") for name in FEATURES
+        ),  # every picture has difficulty 1
         "errors": tuple(np.round(np.linspace(-1, 1, 201), 2).tolist()),
         "difficulties": (1.0,) * 201,
         "tools": tools,
     }
     asked = [(pipeline, look) for pipeline in ("agent", "letters") for look in LOOKS]
-    conditions = [Condition(pipeline=pipeline, reference=False, look=look) for pipeline, look in asked]
+    conditions = [
+        Condition(pipeline=pipeline, reference=False, look=look) for pipeline, look in asked
+    ]
     fields = {
         "source": "a test", "images": 201, "date": "2026-11-24", "model": "M", "dtype": "float32",
         "quantization": "none", "query": DEFAULT_QUERY, "mode": "logits", "temperature": 1.0, "eta": "auto",
@@ -74,9 +78,13 @@ def large(tmp_path):
         ({"target_width": 1.0, "most_reads": 11}, 2, True, 0),  # crops would be ten more
     ],
 )
-def test_letters_are_looked_at_more_closely_while_the_interval_is_too_wide(large, decisions, reads, both_orders, crops):
+def test_letters_are_looked_at_more_closely_while_the_interval_is_too_wide(
+    large, decisions, reads, both_orders, crops
+):
     """The interval is 1.82 levels wide at every look."""
-    client = ScriptedClient(scripted_answers(), {letter: math.log(p) for letter, p in LIKE_HALF.items()})
+    client = ScriptedClient(
+        scripted_answers(), {letter: math.log(p) for letter, p in LIKE_HALF.items()}
+    )
     images = OpenImages(scripted_services(client, ScriptedTools({}), Settings()), large)
     images.sureness = sureness(**decisions)
     fusion = read_and_fuse(DEFAULT_QUERY, None, [("NIQE", 3.0)], images)
@@ -108,7 +116,12 @@ def test_an_answer_that_is_a_little_unlike_them_has_a_wider_one(of, fusion, plan
         (4.6, {}, "pass", 1.0),  # the truth is 3.6 or better
         (4.3, {}, "pass", 181 / 201),  # 3.5 and more: errors from −0.8 on
         (4.3, {"error_rate": 0.05}, "unsure", 181 / 201),
-        (4.3, {"query": "How good is it?"}, "unsure", 181 / 201),  # a widened interval halves the error rate
+        (
+            4.3,
+            {"query": "How good is it?"},
+            "unsure",
+            181 / 201,
+        ),  # a widened interval halves the error rate
         (3.5, {}, "unsure", 101 / 201),
         (2.4, {}, "fail", 0.0),
         (4.6, {"unlike_photograph": True}, "unsure", 1.0),
@@ -122,7 +135,9 @@ def test_a_gate_decides_only_where_it_is_sure_enough(q, options, verdict, probab
 
 
 def test_an_answer_that_is_too_unsure_or_unlike_the_calibrations_is_held_back():
-    ungated = sureness(at_least=3.5).fields(fused(mode="classification"), None)  # no verdict is no pass
+    ungated = sureness(at_least=3.5).fields(
+        fused(mode="classification"), None
+    )  # no verdict is no pass
     assert ungated["not_sure"] == "not sure: there is no interval to tell"
     held_back = sureness(abstain_wider_than=1.5).fields(fused(3.0), None)["not_sure"]
     assert held_back == "not sure: the interval is 1.82 levels wide, more than 1.5"
@@ -130,7 +145,11 @@ def test_an_answer_that_is_too_unsure_or_unlike_the_calibrations_is_held_back():
     assert of.fields(fused(3.0), None)["not_sure"] is None
     about_a_part = PlannerOutput(**PLAN | {"query_scope": ["sky"]})
     for fusion, plan, reason in (
-        (fused(mode="classification"), None, "calibrated in mode logits, this is mode classification"),
+        (
+            fused(mode="classification"),
+            None,
+            "calibrated in mode logits, this is mode classification",
+        ),
         (fused(), about_a_part, "the query is about a part"),
         (fused(q_bar=None, voters=[]), None, "no tool scored this picture"),
     ):
@@ -144,7 +163,9 @@ def test_an_answer_that_is_too_unsure_or_unlike_the_calibrations_is_held_back():
 def test_a_set_holds_the_choices_that_are_not_ruled_out_or_why_there_is_none():
     """Of the known questions 91 reach their right answer at 0.95 and nine at 1. A choice that is reached beyond
     0.95 has nine of them at least as far off, and itself: 10 of 101, less than 10 %."""
-    known = Answers(pipeline="letters", reference=False, choices=(3,) * 100, right=(0.95,) * 91 + (1.0,) * 9)
+    known = Answers(
+        pipeline="letters", reference=False, choices=(3,) * 100, right=(0.95,) * 91 + (1.0,) * 9
+    )
     of = sureness(calibration(questions=(known,)))
     for p, letters in (
         ({"A": 0.9, "B": 0.06, "C": 0.04}, ["A"]),  # B is reached at 0.96
@@ -154,7 +175,9 @@ def test_a_set_holds_the_choices_that_are_not_ruled_out_or_why_there_is_none():
         assert (answers.letters, answers.widened) == (letters, [])
     told = of.fields(asked, PlannerOutput(**PLAN | {"query_type": "Other"}))["answer_set"]
     assert len(told.widened) == 1
-    assert "calibrated in mode logits" in of.fields(fused(None, mode="uniform"), None)["no_interval"]
+    assert (
+        "calibrated in mode logits" in of.fields(fused(None, mode="uniform"), None)["no_interval"]
+    )
     assert "no such question" in sureness().fields(asked, None)["no_interval"]
     assert sureness("why").fields(asked, None) == {"no_interval": "no set of answers: why"}
 
@@ -175,12 +198,17 @@ def test_a_calibration_of_another_set_up_is_refused(tmp_path):
     for change, reason in (
         ({"model": "another"}, "calibrated with another model than embedded"),
         ({"dtype": "bfloat16"}, "calibrated with dtype bfloat16, this model runs with float32"),
-        ({"temperature": 2.0}, "calibrated with temperature 2 and η auto, here they are 1 and auto"),
+        (
+            {"temperature": 2.0},
+            "calibrated with temperature 2 and η auto, here they are 1 and auto",
+        ),
         (None, "fit.json calibrates none; fit it anew with study.py fit"),
     ):
         of = None if change is None else calibration(**{"model": model} | change)
         fit = Fit(temperature=1.0, eta="auto", intervals=of, **about)
         (tmp_path / "fit.json").write_text(fit.model_dump_json())
-        why = calibration_for(settings, {"name": "embedded", "dtype": "float32", "quantization": "none"})
+        why = calibration_for(
+            settings, {"name": "embedded", "dtype": "float32", "quantization": "none"}
+        )
         assert reason in why
         assert "study.py fit" in why

@@ -42,7 +42,9 @@ def saved(tmp_path):
 
 
 def noise(mode="RGB", size=(64, 64)):
-    values = np.random.default_rng(0).integers(0, 256, (size[1], size[0], len(mode)), dtype=np.uint8)
+    values = np.random.default_rng(0).integers(
+        0, 256, (size[1], size[0], len(mode)), dtype=np.uint8
+    )
     return Image.fromarray(values[..., 0] if len(mode) == 1 else values, mode)
 
 
@@ -60,9 +62,15 @@ def png(width, height, depth, colour_type, rows=b"", extra=b""):
     """A PNG by its specification: `rows` as packed samples without the filter bytes, `extra` chunks before
     the pixels."""
     stride = len(rows) // height
-    scanlines = b"".join(b"\0" + rows[y * stride : (y + 1) * stride] for y in range(height)) if rows else b""
+    scanlines = (
+        b"".join(b"\0" + rows[y * stride : (y + 1) * stride] for y in range(height))
+        if rows
+        else b""
+    )
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour_type, 0, 0, 0))
-    data = chunk(b"IDAT", zlib.compress(scanlines, 0)) + chunk(b"IEND", b"")  # stored, not compressed
+    data = chunk(b"IDAT", zlib.compress(scanlines, 0)) + chunk(
+        b"IEND", b""
+    )  # stored, not compressed
     return b"\x89PNG\r\n\x1a\n" + header + extra + data
 
 
@@ -111,12 +119,16 @@ def test_exif_orientation_is_applied_once(saved, tmp_path, suffix, orientation):
     else:
         path = saved(f"a.{suffix}", stored, exif=exif)
     loaded = load_image(path)
-    width, height = (48, 64) if orientation >= 5 else (64, 48)  # from 5 on rows and columns change places
+    width, height = (
+        (48, 64) if orientation >= 5 else (64, 48)
+    )  # from 5 on rows and columns change places
     assert (loaded.width, loaded.height) == loaded.pixels.size == (width, height)
     rows, columns = {"top": 4, "bottom": height - 5}, {"left": 4, "right": width - 5}
     row, column = CORNERS[orientation - 1].split()
     assert loaded.pixels.getpixel((columns[column], rows[row]))[0] > 128
-    assert loaded.pixels.getexif().get(274, 1) == 1  # a processor that transposes too must find nothing to do
+    assert (
+        loaded.pixels.getexif().get(274, 1) == 1
+    )  # a processor that transposes too must find nothing to do
 
 
 @pytest.mark.parametrize("kind", ["png", "tif", "white is zero", "big-endian tif", "pgm"])
@@ -138,7 +150,11 @@ def test_16_bit_grey_is_scaled_not_clipped(saved, kind):
 
 def test_16_bit_colour_is_scaled_not_clipped(saved):
     rows = struct.pack(">3H", 0x0000, 0x8080, 0xFFFF) * 40 * 40  # 0, 128·257, 255·257
-    assert load_image(saved("a.png", png(40, 40, 16, 2, rows))).pixels.getpixel((39, 39)) == (0, 128, 255)
+    assert load_image(saved("a.png", png(40, 40, 16, 2, rows))).pixels.getpixel((39, 39)) == (
+        0,
+        128,
+        255,
+    )
 
 
 def test_cmyk_is_converted_plainly(saved):
@@ -210,7 +226,9 @@ def test_files_that_are_none(saved, tmp_path):
     saved("photo.jpeg", noise())
     assert refusal(str(tmp_path / "photo.jpg")).endswith("did you mean photo.jpeg?")
     assert "the file is empty" in refusal(saved("a.png", b""))
-    assert "the content is no such picture" in refusal(saved("a.jpg", b"%!PS-Adobe-3.0 EPSF-3.0\n" * 100))
+    assert "the content is no such picture" in refusal(
+        saved("a.jpg", b"%!PS-Adobe-3.0 EPSF-3.0\n" * 100)
+    )
     os.truncate(saved("large.png", b""), 2**30 + 1)  # sparse: it takes no space
     assert "at most 1073741824 bytes, but it has 1073741825" in refusal(str(tmp_path / "large.png"))
     check_file(saved("a.png", b"no image"))  # which does not read it
@@ -232,16 +250,22 @@ def test_an_odd_file_is_refused_without_waiting(kind, tmp_path):
 def test_addresses(tmp_path):
     for address in ("https://example.org/a.png", "HTTP://example.org/a.png", "s3://bucket/a.png"):
         for read in (load_image, local_path, lambda text: load_image(Path(text))):
-            with pytest.raises(ImageError, match=r"address on a network; .* download it first") as caught:
+            with pytest.raises(
+                ImageError, match=r"address on a network; .* download it first"
+            ) as caught:
                 read(address)
             assert str(caught.value).startswith(f"{address}: ")
     (tmp_path / "a b.png").touch()
-    assert local_path((tmp_path / "a b.png").as_uri()) == str(tmp_path / "a b.png")  # the space is %20 there
+    assert local_path((tmp_path / "a b.png").as_uri()) == str(
+        tmp_path / "a b.png"
+    )  # the space is %20 there
 
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_half_a_file(saved, monkeypatch, form):
-    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)  # as another library may have left it
+    monkeypatch.setattr(
+        ImageFile, "LOAD_TRUNCATED_IMAGES", True
+    )  # as another library may have left it
     whole = encoded(form)
     assert "intact copy" in refusal(saved("half", whole[: len(whole) // 2]))
     assert ImageFile.LOAD_TRUNCATED_IMAGES is True
@@ -249,23 +273,34 @@ def test_half_a_file(saved, monkeypatch, form):
 
 @pytest.mark.parametrize("form", ["GIF", "PNG", "WEBP", "TIFF"])
 def test_several_frames(saved, form):
-    content = encoded(form, noise(), save_all=True, append_images=[Image.new("RGB", (64, 64), "red")])
+    content = encoded(
+        form, noise(), save_all=True, append_images=[Image.new("RGB", (64, 64), "red")]
+    )
     assert "holds several frames or pages; extract one frame first" in refusal(saved("a", content))
 
 
 def test_limits_of_size(saved):
     path = saved("a.png", noise())  # 64·64 = 4096
     assert load_image(path, max_pixels=4096, min_side=64).width == 64
-    assert "at most 4095 pixels, but its header claims 64x64; crop it" in refusal(path, max_pixels=4095)
+    assert "at most 4095 pixels, but its header claims 64x64; crop it" in refusal(
+        path, max_pixels=4095
+    )
     assert "at least 65 pixels on each side, but it is 64x64" in refusal(path, min_side=65)
     assert "at least 32 pixels" in refusal(saved("b.png", Image.new("RGB", (200, 31))))
-    bomb = saved("bomb.png", png(60000, 60000, 8, 2))  # no pixels behind the header: decoding it would say so
+    bomb = saved(
+        "bomb.png", png(60000, 60000, 8, 2)
+    )  # no pixels behind the header: decoding it would say so
     assert "at most 100000000 pixels, but its header claims 60000x60000" in refusal(bomb)
 
 
 def test_samples_without_a_fixed_black_and_white(saved):
-    for content in (encoded("TIFF", Image.new("F", (40, 40), 7)), tiff(40, 40, 16, 1, bytes(3200), 2)):
-        assert "without a fixed black and white; save it as RGB first" in refusal(saved("a.tif", content))
+    for content in (
+        encoded("TIFF", Image.new("F", (40, 40), 7)),
+        tiff(40, 40, 16, 1, bytes(3200), 2),
+    ):
+        assert "without a fixed black and white; save it as RGB first" in refusal(
+            saved("a.tif", content)
+        )
 
 
 WHOLE = {form: encoded(form) for form in FORMATS}
@@ -346,10 +381,16 @@ def test_pictures_in_memory_are_files_of_the_same_pixels():
         (np.zeros((3, 64, 96), np.uint8), "channels last"),
         (np.zeros((2, 64, 96, 3), np.uint8), "got 2×64×96×3 of uint8"),
         (np.zeros((64, 0, 3), np.uint8), "got 64×0×3 of uint8"),
-        (Image.new("I", (64, 64)), "scale its values"),  # .convert("RGB") would clip 16-bit values to white
+        (
+            Image.new("I", (64, 64)),
+            "scale its values",
+        ),  # .convert("RGB") would clip 16-bit values to white
         (Image.new("HSV", (64, 64)), ".convert('RGB')"),
         (Image.open(io.BytesIO(encoded("JPEG")[:-500])), "get an intact copy"),
-        (Image.open(io.BytesIO(encoded("GIF", save_all=True, append_images=[noise("L")]))), "image.copy()"),
+        (
+            Image.open(io.BytesIO(encoded("GIF", save_all=True, append_images=[noise("L")]))),
+            "image.copy()",
+        ),
         ("data:image/png;base64," + "A" * 5000, "base64.b64decode"),
         (3, "got int"),
     ],
@@ -361,8 +402,12 @@ def test_what_is_no_picture_is_told_in_one_sentence(wrong, said):
     assert is_sentence(str(caught.value))
 
 
-SIDES = st.integers(32, 6400)  # from the smallest side that is assessed to an aspect that Qwen takes
-LIMITS = st.sampled_from([(28, 56 * 56, 1280 * 28 * 28), (32, 256**2, 1024**2), (16, 1, 224**2), (56, 112**2, 400_000)])
+SIDES = st.integers(
+    32, 6400
+)  # from the smallest side that is assessed to an aspect that Qwen takes
+LIMITS = st.sampled_from(
+    [(28, 56 * 56, 1280 * 28 * 28), (32, 256**2, 1024**2), (16, 1, 224**2), (56, 112**2, 400_000)]
+)
 
 
 @settings(max_examples=300, derandomize=True, database=None, deadline=None)
@@ -382,7 +427,11 @@ def test_views_reach_the_model_as_they_are(width, height, limits, count):
     assert 0 <= (width - right) - left <= 16
     assert 0 <= (height - bottom) - top <= 16
     factor, least, most = limits
-    tall, wide, cropped = bottom - top, right - left, (width // factor * factor, height // factor * factor)
+    tall, wide, cropped = (
+        bottom - top,
+        right - left,
+        (width // factor * factor, height // factor * factor),
+    )
     seen = smart_resize(tall, wide, *limits)
     assert seen[0] >= tall
     assert seen[1] >= wide
@@ -396,7 +445,9 @@ def test_views_reach_the_model_as_they_are(width, height, limits, count):
     if len(boxes) > 1 and max(width, height) < 20 * min(width, height):
         # shaped like the image, but for one step of the grid
         aspect = cropped[0] / cropped[1]
-        assert (wide - factor) / (tall + factor) <= aspect <= (wide + factor) / max(tall - factor, 1)
+        assert (
+            (wide - factor) / (tall + factor) <= aspect <= (wide + factor) / max(tall - factor, 1)
+        )
         assert (wide + factor) * (tall + factor) > most
 
 

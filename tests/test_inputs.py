@@ -8,7 +8,13 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from agentic_iqa_local.batch.inputs import Item, ManifestError, expand_inputs, read_manifest, references_in
+from agentic_iqa_local.batch.inputs import (
+    Item,
+    ManifestError,
+    expand_inputs,
+    read_manifest,
+    references_in,
+)
 from agentic_iqa_local.cli.assess import wanted
 from agentic_iqa_local.cli.command import parse
 from agentic_iqa_local.images.reading import ImageError
@@ -28,7 +34,9 @@ def test_a_folder_of_references_is_paired_by_name_and_pictures_without_one_are_n
     args = parse("assess", [*map(str, images), "--reference", str(tmp_path / "r")])
     assert [item.reference.name for item in wanted(args)] == ["a.png", "b.png", "c.10.tif", "a.png"]
     files(tmp_path / "s", "a.bmp", "a.png", "c.10.png")
-    with pytest.raises(ImageError, match=r"but not for \S*a\.jpg \(a\.bmp or a\.png\), \S*b\.png \(none\);"):
+    with pytest.raises(
+        ImageError, match=r"but not for \S*a\.jpg \(a\.bmp or a\.png\), \S*b\.png \(none\);"
+    ):
         references_in(tmp_path / "s", images[:3])
 
 
@@ -40,11 +48,17 @@ def test_csv_json_lines_and_parquet_say_the_same(tmp_path):
     is one item."""
     files(tmp_path, "a.png", "b.png")
     (tmp_path / "rows.csv").write_text(
-        'image, reference, query, choices\na.png\na.png,b.png,"Sharp, or not?",Yes|No\na.png\n', "utf-8-sig"
+        'image, reference, query, choices\na.png\na.png,b.png,"Sharp, or not?",Yes|No\na.png\n',
+        "utf-8-sig",
     )
     rows = [
         {"image": "a.png"},
-        {"image": "a.png", "reference": "b.png", "query": "Sharp, or not?", "choices": ["Yes", "No"]},
+        {
+            "image": "a.png",
+            "reference": "b.png",
+            "query": "Sharp, or not?",
+            "choices": ["Yes", "No"],
+        },
     ]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     table = pyarrow.table({name: [row.get(name) for row in rows] for name in rows[1]})
@@ -71,7 +85,11 @@ def test_csv_json_lines_and_parquet_say_the_same(tmp_path):
         ("m.csv", b"image\n\xff\xfe.png\n", "cannot be read as csv: 'utf-8'"),
         ("m.jsonl", b'{"image": "a.png"}\n{"image": 3}\n', "line 2: image:"),
         ("m.jsonl", b'["a.png"]\n', "line 1: expected a mapping"),
-        ("m.jsonl", b'{"image": "a.png", "query": "\\ud800"}\n', "cannot be read as jsonl: line 1: "),
+        (
+            "m.jsonl",
+            b'{"image": "a.png", "query": "\\ud800"}\n',
+            "cannot be read as jsonl: line 1: ",
+        ),
         ("m.jsonl", b'{"image": "1.png"}\n' * 8, "line 5: [^;]*; correct"),
         ("m.txt", b"a.png\n", "named .csv, .jsonl or .parquet"),
         ("m.parquet", b"PAR1", "cannot be read as parquet"),
@@ -96,7 +114,15 @@ def test_columns_that_are_not_used_are_told(tmp_path, caplog):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    names = ("img10.png", "img2.JPG", "img1.jpeg", "a[1].png", ".hidden.png", "notes.txt", "sub/deep.webp")
+    names = (
+        "img10.png",
+        "img2.JPG",
+        "img1.jpeg",
+        "a[1].png",
+        ".hidden.png",
+        "notes.txt",
+        "sub/deep.webp",
+    )
     files(tmp_path, *names, "empty/notes.txt", "folder.png/x")
     (tmp_path / "img3.png").symlink_to("nowhere")  # its row will be a failure
     monkeypatch.chdir(tmp_path)
@@ -109,8 +135,14 @@ def folder(tmp_path, monkeypatch):
         (["."], ["a[1].png", "img1.jpeg", "img2.JPG", "img3.png", "img10.png"]),
         (["img*"], ["img1.jpeg", "img2.JPG", "img3.png", "img10.png"]),
         (["**/*.webp"], ["sub/deep.webp"]),
-        (["a[1].png", "img10.png", "img*0*", "./img1.jpeg"], ["a[1].png", "img10.png", "img1.jpeg"]),
-        (["sub/../img2.JPG", "img2.JPG", "missing.png", "notes.txt"], ["sub/../img2.JPG", "missing.png", "notes.txt"]),
+        (
+            ["a[1].png", "img10.png", "img*0*", "./img1.jpeg"],
+            ["a[1].png", "img10.png", "img1.jpeg"],
+        ),
+        (
+            ["sub/../img2.JPG", "img2.JPG", "missing.png", "notes.txt"],
+            ["sub/../img2.JPG", "missing.png", "notes.txt"],
+        ),
     ],
 )
 def test_inputs_are_expanded(folder, items, expected):
@@ -121,7 +153,9 @@ def test_inputs_are_expanded(folder, items, expected):
 
 @pytest.mark.parametrize("item", ["empty", "*.tiff", "notes.*"])
 def test_nothing_found_is_an_error(folder, item):
-    with pytest.raises(ImageError, match=r"a folder or a pattern with image files .* found none; check the path"):
+    with pytest.raises(
+        ImageError, match=r"a folder or a pattern with image files .* found none; check the path"
+    ):
         expand_inputs(["img2.JPG", item])
 
 

@@ -30,7 +30,9 @@ def compared(noisy_path, photo_path, services):
 def test_a_rating_holds_its_own_arithmetic(which, request):
     """Every figure of the row follows from the others by the paper's formulas."""
     row = request.getfixturevalue(which)
-    scores = {t.tool_name: t.normalized_score for t in row.tools if t.normalized_score and not t.trailing}
+    scores = {
+        t.tool_name: t.normalized_score for t in row.tools if t.normalized_score and not t.trailing
+    }
     q_bar = sum(scores.values()) / len(scores)
     weights = [math.exp(-row.eta * (q_bar - c) ** 2) for c in range(1, 6)]
     alpha = [w / sum(weights) for w in weights]
@@ -50,7 +52,9 @@ def test_a_rating_holds_its_own_arithmetic(which, request):
 
 def test_the_image_is_prefilled_once_for_all_roles(rated, photo_path, services):
     """Had each role and read prefilled it, every further one would cost 256 tokens more."""
-    separate = Services(Settings(), "cpu", {BACKEND: load(EMBEDDED, share_prefix=False)}, services.tools)
+    separate = Services(
+        Settings(), "cpu", {BACKEND: load(EMBEDDED, share_prefix=False)}, services.tools
+    )
     naive = assess(photo_path, services=separate)
     assert naive.tokens.reused == 0
     assert naive.tokens.prefilled == rated.tokens.prefilled + rated.tokens.reused
@@ -62,17 +66,27 @@ def test_flat_logits_give_uniform_letters_and_the_fusion_of_them(photo_path, ser
     """A model whose final norm weight is zero: p_c is 0.2 each, off-letter mass 1 − 5/V, q the uniform fusion."""
     flat = load(EMBEDDED)
     torch.nn.init.zeros_(flat.model.model.language_model.norm.weight)
-    row = assess(photo_path, pipeline="letters", services=Services(Settings(), "cpu", {BACKEND: flat}, services.tools))
+    row = assess(
+        photo_path,
+        pipeline="letters",
+        services=Services(Settings(), "cpu", {BACKEND: flat}, services.tools),
+    )
     assert list(row.p_c.values()) == pytest.approx([0.2] * 5, abs=1e-6)
     assert row.off_letter_mass == pytest.approx(1 - 5 / flat.vocabulary, abs=1e-6)
     weights = {c: math.exp(-row.eta * (row.q_bar - c) ** 2) for c in range(1, 6)}
-    assert row.q == pytest.approx(sum(c * w for c, w in weights.items()) / sum(weights.values()), abs=1e-6)
+    assert row.q == pytest.approx(
+        sum(c * w for c, w in weights.items()) / sum(weights.values()), abs=1e-6
+    )
     assert any("something else than the letters" in line for line in row.warnings)
 
 
 def test_repeating_an_assessment_repeats_every_number(rated, photo_path, services):
     again = assess(photo_path, services=services)
-    assert (again.p_c, again.q, again.quality_reasoning) == (rated.p_c, rated.q, rated.quality_reasoning)
+    assert (again.p_c, again.q, again.quality_reasoning) == (
+        rated.p_c,
+        rated.q,
+        rated.quality_reasoning,
+    )
 
 
 @pytest.mark.parametrize("mode", ["classification", "uniform"])
@@ -101,7 +115,9 @@ def test_choices_are_answered_with_probabilities(photo_path, services):
 def test_a_large_photograph_is_scored_on_native_crops(photo_path, services):
     """512×512 pixels are large to a model that takes a quarter of them."""
     small = {BACKEND: load(EMBEDDED, max_pixels=256 * 256)}
-    row = assess(photo_path, pipeline="letters", services=Services(Settings(), "cpu", small, services.tools))
+    row = assess(
+        photo_path, pipeline="letters", services=Services(Settings(), "cpu", small, services.tools)
+    )
     assert (row.error, len(row.seen.views)) == (None, 5)
     for view in row.seen.views:
         left, top, right, bottom = view.box

@@ -17,7 +17,11 @@ THOUSANDTHS = ((np.arange(999) * 2 - 999) / 1000).tolist()
 
 
 def errors(values, difficulties=None, line=(0.0, 1.0), weights=CONSTANT) -> Errors:
-    fields = {"weights": weights, "errors": tuple(values), "difficulties": tuple(difficulties or [1.0] * len(values))}
+    fields = {
+        "weights": weights,
+        "errors": tuple(values),
+        "difficulties": tuple(difficulties or [1.0] * len(values)),
+    }
     return Errors(condition=CONDITION, line=line, tools=(("NIQE",),), **fields)
 
 
@@ -48,9 +52,14 @@ def test_ends_are_order_statistics_of_the_errors():
 @given(st.floats(1, 5), st.floats(0.05, 3), st.floats(0.05, 3))
 def test_difficulty_scales_an_interval_the_line_moves_it_and_the_scale_ends_it(q, unit, difficulty):
     """Errors of `unit` times the size with `unit` times the difficulty are the same errors."""
-    plain, scaled = errors(THOUSANDTHS), errors([unit * x for x in THOUSANDTHS], [unit] * 999, (-1.0, 1.5))
+    plain, scaled = (
+        errors(THOUSANDTHS),
+        errors([unit * x for x in THOUSANDTHS], [unit] * 999, (-1.0, 1.5)),
+    )
     around = -1 + 1.5 * q
-    expected = np.clip([around + difficulty * THOUSANDTHS[64], around + difficulty * THOUSANDTHS[964]], 1, 5)
+    expected = np.clip(
+        [around + difficulty * THOUSANDTHS[64], around + difficulty * THOUSANDTHS[964]], 1, 5
+    )
     assert ends(scaled, q, difficulty) == pytest.approx(tuple(expected))
     assert ends(plain, around, difficulty) == pytest.approx(tuple(expected))
 
@@ -82,18 +91,28 @@ def test_the_predictive_distribution_and_its_probabilities():
     known = calibration(part)
     interval = known.interval(part, 3.0, 0.5)
     assert known.predictive(interval, 3.0) == pytest.approx([2.5, 2.75, 3, 3.25, 3.5])
-    assert known.predictive(known.interval(part, 5.0, 0.5), 5.0) == pytest.approx([4.5, 4.75, 5, 5, 5])
+    assert known.predictive(known.interval(part, 5.0, 0.5), 5.0) == pytest.approx(
+        [4.5, 4.75, 5, 5, 5]
+    )
     q, difficulty = np.array([3.0, 5.0]), np.array([0.5, 0.5])
     assert part.probability_at_least(q, difficulty, 3.1) == pytest.approx([2 / 5, 1])
-    assert part.probability_at_least(q, difficulty, 3.0)[0] == pytest.approx(3 / 5)  # 3.0 itself is enough
+    assert part.probability_at_least(q, difficulty, 3.0)[0] == pytest.approx(
+        3 / 5
+    )  # 3.0 itself is enough
 
 
 def test_features_by_hand():
     """p and q̄ agree on level 3, against half and half on 2 and 4; the tools' weights are flat at η = 0."""
     nan = np.full(2, np.nan)
     p = np.array([[0, 0, 1.0, 0, 0], [0, 0.5, 0, 0.5, 0]])
-    known = {"sigma": np.array([0.7, np.nan]), "disagreement": np.array([0.3, 0.0]), "order_gap": nan}
-    table = intervals.features(p, known | {"q_bar": np.array([3.0, 3.5]), "eta": np.zeros(2), "crop_spread": nan})
+    known = {
+        "sigma": np.array([0.7, np.nan]),
+        "disagreement": np.array([0.3, 0.0]),
+        "order_gap": nan,
+    }
+    table = intervals.features(
+        p, known | {"q_bar": np.array([3.0, 3.5]), "eta": np.zeros(2), "crop_spread": nan}
+    )
     expected = {
         "constant": [1, 1], "above_bad": [2, 2], "below_excellent": [2, 2], "spread": [0, 1], "sigma": [0.7, 0],
         "disagreement": [0.3, 0], "gap": [0, 0.5], "order_gap": [0, 0], "crop_spread": [0, 0],
@@ -105,7 +124,9 @@ def test_features_by_hand():
 
 
 def answers(choices: int, scores) -> Answers:
-    return Answers(pipeline="agent", reference=False, choices=(choices,) * len(scores), right=tuple(scores))
+    return Answers(
+        pipeline="agent", reference=False, choices=(choices,) * len(scores), right=tuple(scores)
+    )
 
 
 def test_the_set_of_answers_holds_what_known_questions_do_not_rule_out():
@@ -113,17 +134,28 @@ def test_the_set_of_answers_holds_what_known_questions_do_not_rule_out():
     so that a choice stays while it is reached with 0.90 or less; with 95 % up to 0.95."""
     part = answers(4, np.arange(1, 100) / 100)
     known = calibration(questions=(part,))
-    found = known.answer_set(part, {"A": 0.11, "B": 0.3, "C": 0.04, "D": 0.55})  # 0.96, 0.85, 1, 0.55
+    found = known.answer_set(
+        part, {"A": 0.11, "B": 0.3, "C": 0.04, "D": 0.55}
+    )  # 0.96, 0.85, 1, 0.55
     assert (found.letters, found.widened) == (["B", "D"], [])
-    wider = known.answer_set(part, {"A": 0.09, "B": 0.3, "C": 0.06, "D": 0.55}, ["another query"])  # A 0.94
+    wider = known.answer_set(
+        part, {"A": 0.09, "B": 0.3, "C": 0.06, "D": 0.55}, ["another query"]
+    )  # A 0.94
     assert (wider.letters, wider.coverage) == (["A", "B", "D"], 0.9)
     sure = answers(2, [0.001 * i for i in range(1, 100)])  # all were answered surely and rightly
-    assert calibration().answer_set(sure, {"A": 0.6, "B": 0.4}).letters == ["A"]  # the likeliest stays
+    assert calibration().answer_set(sure, {"A": 0.6, "B": 0.4}).letters == [
+        "A"
+    ]  # the likeliest stays
 
 
 def test_questions_are_judged_by_those_of_their_size_and_by_enough_of_them():
     """Of n questions one answer in ten is outside only from n = 9 on."""
-    part = Answers(pipeline="agent", reference=False, choices=(2,) * 9 + (4,) * 3, right=(0.1,) * 9 + (0.7,) * 3)
+    part = Answers(
+        pipeline="agent",
+        reference=False,
+        choices=(2,) * 9 + (4,) * 3,
+        right=(0.1,) * 9 + (0.7,) * 3,
+    )
     assert part.like(2).tolist() == [0.1] * 9
     assert len(part.like(4)) == 12
     few = answers(2, [0.1] * 8)

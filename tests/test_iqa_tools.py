@@ -50,7 +50,20 @@ OFFICIAL = {
 RTOL = {"NIQE": 6e-2, "VSI": 2e-2}
 # MAD takes seconds an image: one pair stands for it.
 GOLDEN = [(tool, i) for tool in OFFICIAL for i in range(5) if tool != "MAD" or i == 2]
-WEIGHT_FREE_FR = {"PSNR", "PSNRY", "SSIM", "SSIMC", "MS-SSIM", "CW-SSIM", "FSIM", "VSI", "VIF", "GMSD", "MAD", "NLPD"}
+WEIGHT_FREE_FR = {
+    "PSNR",
+    "PSNRY",
+    "SSIM",
+    "SSIMC",
+    "MS-SSIM",
+    "CW-SSIM",
+    "FSIM",
+    "VSI",
+    "VIF",
+    "GMSD",
+    "MAD",
+    "NLPD",
+}
 WEIGHT_FREE_NR = {"PIQE", "NIQE", "LocalNR"}
 # Rows of Table 5 that turn inside their tool's range, found by hand before this code existed.
 REJECTED = {"CKDN", "UNIQUE", "TReS", "WaDIQaM_NR", "ARNIQA", "BRISQUE"}
@@ -58,7 +71,9 @@ REJECTED = {"CKDN", "UNIQUE", "TReS", "WaDIQaM_NR", "ARNIQA", "BRISQUE"}
 
 def pair(index: int) -> tuple[Image.Image, Image.Image]:
     name = ("I03", "I04", "I06", "I08", "I19")[index] + ".bmp"
-    return tuple(Image.open(PAIRS / folder / name).convert("RGB") for folder in ("dist_dir", "ref_dir"))
+    return tuple(
+        Image.open(PAIRS / folder / name).convert("RGB") for folder in ("dist_dir", "ref_dir")
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -110,7 +125,9 @@ def test_every_row_of_the_table_names_a_pyiqa_metric_of_its_kind():
 def test_maps_of_other_tools_or_directions_are_refused(tmp_path):
     with pytest.raises(ToolError, match="Unknown tool 'VSl'; did you mean VSI"):
         ToolRunner(maps_path=map_file(tmp_path / "maps.yaml", plain(tool="VSl")))
-    with pytest.raises(CalibrationError, match="map of GMSD must be named GMSD and have lower_better: true"):
+    with pytest.raises(
+        CalibrationError, match="map of GMSD must be named GMSD and have lower_better: true"
+    ):
         ToolRunner(maps_path=map_file(tmp_path / "maps.yaml", plain(tool="GMSD")))
 
 
@@ -124,7 +141,9 @@ def test_shipped_maps_run_one_way_and_say_where_they_come_from():
         assert entry["fitted_on"]
         b1, b2, b3, b4, b5 = (entry[f"b{i}"] for i in range(1, 6))
         x = np.linspace(*spec.domain, 100_001)
-        steps = np.diff(b1 * (0.5 - expit(-b2 * (x - b3))) + b4 * x + b5) * (-1 if spec.lower_better else 1)
+        steps = np.diff(b1 * (0.5 - expit(-b2 * (x - b3))) + b4 * x + b5) * (
+            -1 if spec.lower_better else 1
+        )
         if (steps < -1e-9).any():
             turning.add(spec.name)
             assert entry["status"] == "rejected"
@@ -144,7 +163,9 @@ def test_fit_script_writes_a_map_that_the_runner_takes(tmp_path, monkeypatch, ph
             Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).save(tmp_path / name)
         rows.append(f"{i}.png,ref{i}.png,{100 - 4 * i}")
     (tmp_path / "mos.csv").write_text("\n".join(rows))
-    out = map_file(tmp_path / "maps.yaml", plain(tool="PSNR", domain=(5, 60)), plain(tool="VSI", domain=(0, 1)))
+    out = map_file(
+        tmp_path / "maps.yaml", plain(tool="PSNR", domain=(5, 60)), plain(tool="VSI", domain=(0, 1))
+    )
     monkeypatch.setattr(sys, "argv", ["fit_tools.py", str(tmp_path / "mos.csv"), "--mos-range", "0", "100", "--name", "mine",
                                       "--tools", "psnr", "--out", str(out)])  # fmt: skip
     with pytest.raises(SystemExit) as done:
@@ -155,7 +176,10 @@ def test_fit_script_writes_a_map_that_the_runner_takes(tmp_path, monkeypatch, ph
     assert maps["PSNR"].fitted_on == "mine"
     # MOS 100 and 8 are levels 5 and 1.32.
     assert ToolRunner(maps_path=out).score("PSNR", photo, photo).normalized > 4
-    assert ToolRunner(maps_path=out).score("PSNR", Image.open(tmp_path / "23.png"), photo).normalized < 2
+    assert (
+        ToolRunner(maps_path=out).score("PSNR", Image.open(tmp_path / "23.png"), photo).normalized
+        < 2
+    )
 
 
 @pytest.mark.parametrize(("tool", "index"), GOLDEN)
@@ -164,28 +188,40 @@ def test_raw_scores_agree_with_the_official_implementations(runner, tool, index)
     if tool == "NLPD":
         # The official one saw MATLAB's rgb2gray, whole numbers: without them faint damage differs by 30 %.
         images = [Image.merge("RGB", [image.convert("L")] * 3) for image in images]
-    np.testing.assert_allclose(runner.measure(tool, *images), OFFICIAL[tool][index], rtol=RTOL.get(tool, 1e-2))
+    np.testing.assert_allclose(
+        runner.measure(tool, *images), OFFICIAL[tool][index], rtol=RTOL.get(tool, 1e-2)
+    )
 
 
-@pytest.mark.parametrize("tool", sorted(WEIGHT_FREE_FR - {"MAD"} | {"NIQE", "PIQE"}))  # MAD: see above
+@pytest.mark.parametrize(
+    "tool", sorted(WEIGHT_FREE_FR - {"MAD"} | {"NIQE", "PIQE"})
+)  # MAD: see above
 def test_raw_scores_are_those_of_pyiqa_itself(runner, photo, tool):
     import pyiqa
 
     spec, picture = TOOLS[tool], pair(4)[0].crop((100, 80, 292, 272))
     options = {"pretrained_model_path": str(DATA / spec.bundled)} if spec.bundled else {}
     arrays = [np.array(p) for p in (picture, photo)][: 2 if spec.reference == "FR" else 1]
-    tensors = [torch.from_numpy(p).permute(2, 0, 1)[None].contiguous().float() / 255 for p in arrays]
+    tensors = [
+        torch.from_numpy(p).permute(2, 0, 1)[None].contiguous().float() / 255 for p in arrays
+    ]
     with torch.inference_mode():
         theirs = float(pyiqa.create_metric(spec.metric, device="cpu", **options)(*tensors))
     assert runner.measure(tool, picture, photo) == pytest.approx(theirs, rel=1e-6)
 
 
-def test_a_large_picture_is_measured_on_five_native_crops_of_it_and_of_its_reference(tmp_path, monkeypatch):
+def test_a_large_picture_is_measured_on_five_native_crops_of_it_and_of_its_reference(
+    tmp_path, monkeypatch
+):
     seen = []
-    stand_in(monkeypatch, lambda *a, **k: lambda *pictures: seen.append(pictures) or torch.tensor(100.0))
+    stand_in(
+        monkeypatch, lambda *a, **k: lambda *pictures: seen.append(pictures) or torch.tensor(100.0)
+    )
     runner = ToolRunner(models=tmp_path)
     rng = np.random.default_rng(0)
-    image, reference = (Image.fromarray(rng.integers(0, 256, (800, 1000, 3), dtype=np.uint8)) for _ in range(2))
+    image, reference = (
+        Image.fromarray(rng.integers(0, 256, (800, 1000, 3), dtype=np.uint8)) for _ in range(2)
+    )
     assert TOOLS["MAD"].most_megapixels == 0.5
     reading = runner.score("MAD", image, reference)
     # Sides are multiples of 96 with at most 0.5 / 5 megapixels. 288×288 is nearest to the picture's 1.25:1
@@ -195,15 +231,24 @@ def test_a_large_picture_is_measured_on_five_native_crops_of_it_and_of_its_refer
     assert reading.crops == tuple((x, y, x + 288, y + 288) for x, y in corners)
     (measured,) = seen
     for picture, tensor in zip((image, reference), measured, strict=True):
-        side_by_side = np.concatenate([np.asarray(picture)[y : y + 288, x : x + 288] for x, y in corners], axis=1)
+        side_by_side = np.concatenate(
+            [np.asarray(picture)[y : y + 288, x : x + 288] for x, y in corners], axis=1
+        )
         assert np.array_equal((tensor[0].permute(1, 2, 0) * 255).round().numpy(), side_by_side)
     # half a megapixel, no limit, narrower than a crop, crops (of 96 rows) below the tool's least
-    whole = ("MAD", (800, 625)), ("VSI", (20_000, 5_000)), ("MAD", (95, 10**6)), ("MS-SSIM", (170_000, 170))
+    whole = (
+        ("MAD", (800, 625)),
+        ("VSI", (20_000, 5_000)),
+        ("MAD", (95, 10**6)),
+        ("MS-SSIM", (170_000, 170)),
+    )
     assert [crops_of(TOOLS[tool], *size) for tool, size in whole] == [()] * 4
 
 
 def test_a_picture_without_texture_is_refused_in_words(tmp_path):
-    with pytest.raises(ToolError, match="NIQE finds too little texture in an image of 200×300; use another tool"):
+    with pytest.raises(
+        ToolError, match="NIQE finds too little texture in an image of 200×300; use another tool"
+    ):
         ToolRunner(models=tmp_path).score("NIQE", Image.new("RGB", (200, 300), "grey"))
 
 
@@ -215,7 +260,11 @@ def test_images_that_a_tool_cannot_take(runner, photo):
     with pytest.raises(ToolError, match="NIQE needs at least 192 pixels a side, got 300×191"):
         runner.score("NIQE", photo.resize((300, 191)))
     text = tool_table([find_info(runner, "NIQE"), find_info(runner, "LPIPS")])
-    for said in ("Raw score: lower is better.", "crops. Reliability", "Unavailable: missing weights pyiqa/LPIPS"):
+    for said in (
+        "Raw score: lower is better.",
+        "crops. Reliability",
+        "Unavailable: missing weights pyiqa/LPIPS",
+    ):
         assert said in " ".join(text.split())
 
 
@@ -223,7 +272,10 @@ def test_tools_that_cannot_score_say_why(tmp_path, photo, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hf"))
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
     bare = ToolRunner(models=tmp_path)
-    with pytest.raises(ToolError, match=r"missing weights pyiqa/LPIPS_v0\.1_alex-df73285e\.pth, checkpoints/alexnet"):
+    with pytest.raises(
+        ToolError,
+        match=r"missing weights pyiqa/LPIPS_v0\.1_alex-df73285e\.pth, checkpoints/alexnet",
+    ):
         bare.score("lpips", photo, photo)
     with pytest.raises(ToolError, match="Entropy is unavailable: not a measure of quality"):
         bare.score("Entropy", photo)
@@ -252,12 +304,16 @@ def stand_in(monkeypatch, build):
 TIMM = "huggingface/models--timm--resnet50.a1_in1k"
 
 
-def test_a_pickle_that_holds_more_than_weights_is_refused_though_the_manifest_names_it(tmp_path, photo, monkeypatch):
+def test_a_pickle_that_holds_more_than_weights_is_refused_though_the_manifest_names_it(
+    tmp_path, photo, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     (weight,) = TOOLS["CNNIQA"].weights
     torch.save({"params": Touch()}, tmp_path / "evil.pth")
     models = store(tmp_path / "models", {f"hub/{weight}": tmp_path / "evil.pth"})
-    with pytest.raises(ToolError, match=r"CNNIQA could not be built on cpu: .*expected weights alone"):
+    with pytest.raises(
+        ToolError, match=r"CNNIQA could not be built on cpu: .*expected weights alone"
+    ):
         ToolRunner(models=models).measure("CNNIQA", photo)
     assert not Path("touched").exists()
     torch.load(tmp_path / "evil.pth", weights_only=False)  # and it would have run
@@ -272,13 +328,20 @@ def test_a_models_folder_whose_manifest_is_damaged_is_refused(tmp_path):
 
 
 def test_find_tool_forgives_spelling_and_suggests():
-    spellings = {"topiq_fr": "TOPIQ_FR", "TOPIQ-FR": "TOPIQ_FR", "ms ssim": "MS-SSIM", "afine_all_scale": "A-FINE"}
+    spellings = {
+        "topiq_fr": "TOPIQ_FR",
+        "TOPIQ-FR": "TOPIQ_FR",
+        "ms ssim": "MS-SSIM",
+        "afine_all_scale": "A-FINE",
+    }
     assert {spelling: find_tool(spelling).name for spelling in spellings} == spellings
     with pytest.raises(ToolError, match="Unknown tool 'LPISP'; did you mean LPIPS"):
         find_tool("LPISP")
 
 
-def test_a_fresh_process_imports_little_prints_nothing_and_leaves_transformers_llama_as_it_was(tmp_path):
+def test_a_fresh_process_imports_little_prints_nothing_and_leaves_transformers_llama_as_it_was(
+    tmp_path,
+):
     """pyiqa replaces parts of it for Q-Align, while LLaVA's language model is a Llama in the same process. A grey
     picture has no texture: NIQE makes 0 / 0 of it, and torch a warning."""
     code = f"""
@@ -337,7 +400,9 @@ def test_failures_name_tool_and_image_and_random_crops_repeat(tmp_path, photo, m
 def test_downloads_are_refused_while_a_metric_is_built(tmp_path, photo, monkeypatch, loader):
     from pyiqa.utils.download_util import load_file_from_url
 
-    monkeypatch.setattr(urllib.request, "urlopen", original := lambda url: pytest.fail("reached the network"))
+    monkeypatch.setattr(
+        urllib.request, "urlopen", original := lambda url: pytest.fail("reached the network")
+    )
 
     def build(*args, **options):
         # `urlopen` is looked up when called, as CLIP's downloader does
@@ -345,6 +410,8 @@ def test_downloads_are_refused_while_a_metric_is_built(tmp_path, photo, monkeypa
         loaders.get(loader, urllib.request.urlopen)("https://example.invalid/weights.pth")
 
     stand_in(monkeypatch, build)
-    with pytest.raises(ToolError, match=r"PSNR could not be built on cpu: Refused to download https://example\.inv"):
+    with pytest.raises(
+        ToolError, match=r"PSNR could not be built on cpu: Refused to download https://example\.inv"
+    ):
         ToolRunner(models=tmp_path).score("PSNR", photo, photo)
     assert urllib.request.urlopen is original

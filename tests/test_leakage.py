@@ -10,7 +10,14 @@ from agentic_iqa_local.iqa_tools.calibration import read_map_file
 from agentic_iqa_local.iqa_tools.specs import TOOLS, ToolError
 from agentic_iqa_local.studies import leakage
 from agentic_iqa_local.studies.datasets import DATASETS
-from agentic_iqa_local.studies.leakage import SCALED_ON, TRAINED_ON, UNKNOWN, Exposure, datasets_in, exposures
+from agentic_iqa_local.studies.leakage import (
+    SCALED_ON,
+    TRAINED_ON,
+    UNKNOWN,
+    Exposure,
+    datasets_in,
+    exposures,
+)
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +30,9 @@ def test_every_tool_has_an_entry_and_its_sets_are_known():
     assert set(TRAINED_ON) == set(TOOLS)
     assert set(SCALED_ON) <= {*TOOLS, "embedded"}
     used = {key for sets in (*TRAINED_ON.values(), *SCALED_ON.values()) for key in sets}
-    sharing = {key for dataset, others in leakage.SHARING_IMAGES.items() for key in (dataset, *others)}
+    sharing = {
+        key for dataset, others in leakage.SHARING_IMAGES.items() for key in (dataset, *others)
+    }
     file = ROOT / "agentic_iqa_local" / "studies" / "leakage.yaml"
     other_sets = set(yaml.safe_load(file.read_text())["other_sets"])
     assert used - {UNKNOWN} | sharing <= {*DATASETS, *other_sets}
@@ -34,7 +43,11 @@ def test_every_tool_has_an_entry_and_its_sets_are_known():
 def test_tools_without_weights_saw_nothing_and_files_named_after_a_set_did():
     assert all(TRAINED_ON[spec.name] == [] for spec in TOOLS.values() if not spec.weights)
     for part, key in (("koniq", "koniq10k"), ("kadid", "kadid10k"), ("_ava", "ava")):
-        named = [spec.name for spec in TOOLS.values() if any(part in weights.lower() for weights in spec.weights)]
+        named = [
+            spec.name
+            for spec in TOOLS.values()
+            if any(part in weights.lower() for weights in spec.weights)
+        ]
         assert named
         assert all(key in TRAINED_ON[tool] for tool in named)
 
@@ -56,11 +69,16 @@ def test_tools_without_weights_saw_nothing_and_files_named_after_a_set_did():
 )
 def test_a_tool_trained_on_a_set_is_marked_there(tool, dataset):
     (found,) = exposures(dataset, [tool], {})
-    assert (found.what.lower(), found.how, found.touches) == (f"tool {tool}".lower(), "trained on it", "ranks")
+    assert (found.what.lower(), found.how, found.touches) == (
+        f"tool {tool}".lower(),
+        "trained on it",
+        "ranks",
+    )
 
 
 @pytest.mark.parametrize(
-    ("tool", "dataset"), [("TOPIQ_FR", "tid2013"), ("LPIPS", "pipal"), ("VSI", "csiq"), ("BRISQUE", "tid2013")]
+    ("tool", "dataset"),
+    [("TOPIQ_FR", "tid2013"), ("LPIPS", "pipal"), ("VSI", "csiq"), ("BRISQUE", "tid2013")],
 )
 def test_a_tool_is_clean_elsewhere(tool, dataset):
     assert exposures(dataset, [tool], {}) == []
@@ -71,7 +89,10 @@ def test_a_map_touches_the_scale_where_it_was_fitted(maps):
     found = exposures("kadid10k", ["VSI"], maps)
     assert found == [Exposure("map of VSI", "map fitted on it", "scale")]
     assert exposures("tid2013", ["VSI"], maps) == []
-    assert [each.what for each in exposures("kadid10k", ["TOPIQ_FR"], maps)] == ["tool TOPIQ_FR", "map of TOPIQ_FR"]
+    assert [each.what for each in exposures("kadid10k", ["TOPIQ_FR"], maps)] == [
+        "tool TOPIQ_FR",
+        "map of TOPIQ_FR",
+    ]
 
 
 def test_unknown_training_data_are_not_clean_and_unknown_tools_are_refused():
@@ -83,7 +104,10 @@ def test_unknown_training_data_are_not_clean_and_unknown_tools_are_refused():
 
 def test_data_sets_are_found_in_the_text_of_a_map():
     for text, keys in (
-        ("distortions of the CID22 and gb82 photographs (anchored on KADID-10k maps)", ["kadid10k"]),
+        (
+            "distortions of the CID22 and gb82 photographs (anchored on KADID-10k maps)",
+            ["kadid10k"],
+        ),
         ("KonIQ-10k, the training split, and LIVE in the Wild", ["koniq10k", "clive"]),
         ("LIVE release 2; LIVE; LIVE-C", ["live", "clive"]),
         ("AGIQA-3K", ["agiqa3k"]),
@@ -101,14 +125,21 @@ def test_our_own_model_saw_no_human_score():
     assert exposures("kadid10k", [], {}, *told) == [Exposure("model", "map fitted on it", "scale")]
 
 
-@pytest.mark.parametrize("name", ["qwen2_5_vl", "llava-1.5-7b-hf", "InternVL3-8B", "SmolVLM-256M-Instruct"])
+@pytest.mark.parametrize(
+    "name", ["qwen2_5_vl", "llava-1.5-7b-hf", "InternVL3-8B", "SmolVLM-256M-Instruct"]
+)
 def test_models_with_unpublished_data_are_not_clean_anywhere(name):
     for dataset in DATASETS:
-        assert exposures(dataset, [], {}, name) == [Exposure("model", "training data unknown", "ranks")]
+        assert exposures(dataset, [], {}, name) == [
+            Exposure("model", "training data unknown", "ranks")
+        ]
 
 
 def test_the_q_align_family_is_known_by_name():
     trained, unknown = "trained on it", "training data unknown"
-    for name, in_spaq, in_tid in (("one-align", trained, None), ("Q-ReAlign-Pro-9B", trained, unknown)):
+    for name, in_spaq, in_tid in (
+        ("one-align", trained, None),
+        ("Q-ReAlign-Pro-9B", trained, unknown),
+    ):
         assert [each.how for each in exposures("spaq", [], {}, name)] == [in_spaq]
         assert [each.how for each in exposures("tid2013", [], {}, name)] == [in_tid] * bool(in_tid)

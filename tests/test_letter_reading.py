@@ -7,7 +7,13 @@ import langsmith.utils
 import numpy as np
 import pytest
 from PIL import Image
-from scripted import ScriptedClient, ScriptedSession, ScriptedTools, scripted_answers, scripted_services
+from scripted import (
+    ScriptedClient,
+    ScriptedSession,
+    ScriptedTools,
+    scripted_answers,
+    scripted_services,
+)
 
 from agentic_iqa_local import assess, run_pipeline
 from agentic_iqa_local.nodes.letter_reading import read_and_fuse
@@ -35,7 +41,9 @@ class View(ScriptedSession):
 
     def read_letters(self, prompt, answer_prefix, letters):
         share, chosen = 0.9 - self.number / 10, "A" if self.number == 0 else "E"
-        return self.read({letter: math.log(share if letter == chosen else 1e-12) for letter in letters})
+        return self.read(
+            {letter: math.log(share if letter == chosen else 1e-12) for letter in letters}
+        )
 
     def close(self):
         self.closed = True
@@ -45,7 +53,9 @@ class View(ScriptedSession):
 def large(tmp_path_factory):
     """A picture of five views: more than the scripted client's 1024×1024 pixels."""
     path = tmp_path_factory.mktemp("large") / "large.png"
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (2048, 2048, 3), dtype=np.uint8)).save(path)
+    Image.fromarray(
+        np.random.default_rng(0).integers(0, 256, (2048, 2048, 3), dtype=np.uint8)
+    ).save(path)
     return str(path)
 
 
@@ -80,7 +90,11 @@ def test_no_node_is_traced_whatever_the_environment_says(picture, monkeypatch):
         return answer(*args)
 
     assert langsmith.utils.tracing_is_enabled()  # outside of a run
-    run_pipeline("Rate it.", picture, services=scripted_services(ScriptedClient(told), ScriptedTools({"NIQE": 3.0})))
+    run_pipeline(
+        "Rate it.",
+        picture,
+        services=scripted_services(ScriptedClient(told), ScriptedTools({"NIQE": 3.0})),
+    )
     monkeypatch.undo()
     langsmith.utils.get_env_var.cache_clear()
     assert len(traced) >= 3

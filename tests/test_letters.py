@@ -24,7 +24,9 @@ from agentic_iqa_local.vlm_client.rendering import resolve_letters
 @pytest.fixture(scope="module")
 def tokenizer():
     extract = json.loads((DATA / "qwen_tokens.json").read_text(encoding="utf-8"))
-    return Qwen2Tokenizer(vocab=extract["vocabulary"], merges=[tuple(pair) for pair in extract["merges"]])
+    return Qwen2Tokenizer(
+        vocab=extract["vocabulary"], merges=[tuple(pair) for pair in extract["merges"]]
+    )
 
 
 def test_letters_and_words_of_levels_have_the_ids_of_the_whole_vocabulary(tokenizer):
@@ -38,20 +40,28 @@ def test_letters_and_words_of_levels_have_the_ids_of_the_whole_vocabulary(tokeni
 
 @pytest.mark.parametrize("kind", DISTORTION_TYPES)
 def test_severities_begin_with_tokens_of_their_own(tokenizer, kind):
-    found = resolve_letters(tokenizer.encode, SEVERITY_PREFIX.replace("TYPE", kind), get_args(Severity))
+    found = resolve_letters(
+        tokenizer.encode, SEVERITY_PREFIX.replace("TYPE", kind), get_args(Severity)
+    )
     assert found == {"none": 6697, "slight": 3226, "moderate": 2593, "severe": 325, "extreme": 427}
 
 
 def test_letters_that_are_no_single_token_are_refused():
     with pytest.raises(VLMError, match="one token"):
-        resolve_letters(lambda text: [ord(c) for c in text.replace('"A', "\x01")], '{"final_answer": "', "AB")
+        resolve_letters(
+            lambda text: [ord(c) for c in text.replace('"A', "\x01")], '{"final_answer": "', "AB"
+        )
     with pytest.raises(VLMError, match="of its own"):
         resolve_letters(lambda text: [min(ord(c), 60) for c in text], "x", "AB")
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, -9999.0, 0.01, True, "-1", None], ids=repr)
+@pytest.mark.parametrize(
+    "bad", [math.nan, math.inf, -math.inf, -9999.0, 0.01, True, "-1", None], ids=repr
+)
 def test_what_is_no_log_probability_is_no_read(bad):
-    with pytest.raises(VLMError, match="model: expected a finite log-probability of at most 0 for the letter B"):
+    with pytest.raises(
+        VLMError, match="model: expected a finite log-probability of at most 0 for the letter B"
+    ):
         LetterRead.of("model", {1: -2.0, 2: bad}, {"A": 1, "B": 2})
     with pytest.raises(VLMError, match="for the letter B, got None"):
         LetterRead.of("model", {1: -1.0}, {"A": 1, "B": 2})

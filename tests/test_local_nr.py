@@ -29,7 +29,9 @@ def sample(request) -> np.ndarray:
 
 
 def damaged(pixels: np.ndarray, kind: str, severity: int) -> Image.Image:
-    return Image.fromarray(DISTORTIONS[kind].apply(pixels, severity, np.random.default_rng(0)) if severity else pixels)
+    return Image.fromarray(
+        DISTORTIONS[kind].apply(pixels, severity, np.random.default_rng(0)) if severity else pixels
+    )
 
 
 def likeliest(presence: dict[str, float]) -> str:
@@ -48,13 +50,19 @@ def test_the_worse_the_damage_the_lower_the_score(network, sample, kind):
     assert scores[0] - scores[5] > 0.5
 
 
-@pytest.mark.parametrize("kind", ["gaussian_blur", "white_noise", "jpeg", "oversharpen", "darken", "colour_cast"])
-@pytest.mark.parametrize(("sample", "with_reference"), [*zip(PHOTOS, (False, True), strict=True)], indirect=["sample"])
+@pytest.mark.parametrize(
+    "kind", ["gaussian_blur", "white_noise", "jpeg", "oversharpen", "darken", "colour_cast"]
+)
+@pytest.mark.parametrize(
+    ("sample", "with_reference"), [*zip(PHOTOS, (False, True), strict=True)], indirect=["sample"]
+)
 def test_family_and_severity_of_plain_damage(network, sample, kind, with_reference):
     if kind == "colour_cast" and not with_reference:
         pytest.skip("a cast may be the light of the scene")
     reference = Image.fromarray(sample) if with_reference else None
-    mild, severe = (network.examine(damaged(sample, kind, severity), reference) for severity in (2, 5))
+    mild, severe = (
+        network.examine(damaged(sample, kind, severity), reference) for severity in (2, 5)
+    )
     family = DISTORTIONS[kind].family
     assert likeliest(severe.presence) == family
     assert severe.presence[family] > 0.5
@@ -83,7 +91,9 @@ def test_exposure_has_a_direction(network, sample):
 
 
 @pytest.mark.parametrize(
-    ("sample", "kind"), [("sumac.png", "jpeg"), ("prudential.png", "white_noise")], indirect=["sample"]
+    ("sample", "kind"),
+    [("sumac.png", "jpeg"), ("prudential.png", "white_noise")],
+    indirect=["sample"],
 )
 def test_damage_of_a_quarter_is_found_in_that_quarter(network, sample, kind):
     right = []
@@ -101,7 +111,10 @@ def test_damage_of_a_quarter_is_found_in_that_quarter(network, sample, kind):
         ([[3, 3], [3, 3]], "everywhere"),
         ([[0, 0], [3, 0]], "bottom left"),
         ([[0, 3], [3, 0]], "everywhere"),  # two corners are no one part
-        ([[3, 0, 0], [0, 0, 0], [0, 0, 0]], "top left"),  # the middle row and column belong to no quarter
+        (
+            [[3, 0, 0], [0, 0, 0], [0, 0, 0]],
+            "top left",
+        ),  # the middle row and column belong to no quarter
         ([[3]], "everywhere"),
     ],
 )

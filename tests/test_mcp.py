@@ -75,7 +75,9 @@ def answers(folder):
     found = {}
 
     async def talk():
-        line = StdioServerParameters(command=sys.executable, args=[*COMMAND, str(folder)], env=ENVIRONMENT)
+        line = StdioServerParameters(
+            command=sys.executable, args=[*COMMAND, str(folder)], env=ENVIRONMENT
+        )
         async with Client(stdio_client(line)) as client:
             found["tools"] = (await client.list_tools()).tools
             for name, (tool, arguments) in calls.items():
@@ -111,7 +113,9 @@ def test_a_question_and_a_reference(answers):
 
 
 def test_two_pictures_and_several(answers):
-    two, turned = (answers[name].structured_content["pair"]["probability"] for name in ("compare", "turned"))
+    two, turned = (
+        answers[name].structured_content["pair"]["probability"] for name in ("compare", "turned")
+    )
     assert two + turned == pytest.approx(1)
     order = answers["rank"].structured_content
     assert [ranked["place"] for ranked in order["order"]] == [1, 2, 3]
@@ -129,7 +133,9 @@ ERRORS = {
 
 
 @pytest.mark.parametrize(("name", "words"), ERRORS.items())
-def test_an_error_is_the_command_lines_sentence_and_nothing_outside_of_the_root_is_read(answers, name, words):
+def test_an_error_is_the_command_lines_sentence_and_nothing_outside_of_the_root_is_read(
+    answers, name, words
+):
     assert answers[name].is_error
     assert said(answers[name]).startswith("error: ")
     assert words in said(answers[name])
@@ -138,7 +144,10 @@ def test_an_error_is_the_command_lines_sentence_and_nothing_outside_of_the_root_
 
 def test_links_and_odd_names_within_the_root_are_read(answers):
     assert "\x1b" not in said(answers["hostile"])
-    assert len({answers[name].structured_content["q"] for name in ("hostile", "absolute", "inside")}) == 1
+    assert (
+        len({answers[name].structured_content["q"] for name in ("hostile", "absolute", "inside")})
+        == 1
+    )
 
 
 @pytest.fixture
@@ -147,7 +156,11 @@ def server(folder):
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     words, environment = [sys.executable, *COMMAND, str(folder)], os.environ | ENVIRONMENT
     process = subprocess.Popen(words, **pipes, text=True, env=environment)
-    about = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+    about = {
+        "protocolVersion": "2025-06-18",
+        "capabilities": {},
+        "clientInfo": {"name": "test", "version": "1"},
+    }
     send(process, {"id": 1, "method": "initialize", "params": about})
     assert json.loads(process.stdout.readline())["result"]["serverInfo"]["name"] == "agentic-iqa"
     send(process, {"method": "notifications/initialized"})

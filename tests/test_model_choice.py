@@ -23,9 +23,17 @@ from agentic_iqa_local.vlm_client.model_choice import choose
 def model(folder: Path, *numbers: int, **config) -> Path:
     """A folder that has all that a vision-language model needs, with so many numbers in each file of weights."""
     folder.mkdir(parents=True)
-    known = {"architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl", "vision_config": {}}
-    places = {f"layer.{i}": f"model-{i}-of-{len(numbers)}.safetensors" for i in range(1, len(numbers) + 1)}
-    files = {name: {} for name in ("preprocessor_config.json", "tokenizer.json", "tokenizer_config.json")}
+    known = {
+        "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+        "model_type": "qwen2_5_vl",
+        "vision_config": {},
+    }
+    places = {
+        f"layer.{i}": f"model-{i}-of-{len(numbers)}.safetensors" for i in range(1, len(numbers) + 1)
+    }
+    files = {
+        name: {} for name in ("preprocessor_config.json", "tokenizer.json", "tokenizer_config.json")
+    }
     files |= {"config.json": known | config, "model.safetensors.index.json": {"weight_map": places}}
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content))
@@ -72,14 +80,18 @@ def test_an_incomplete_one_is_left_out_and_said(tmp_path, what, said):
 
 def test_models_of_other_kinds_and_the_small_ones_that_ship_are_no_candidates(tmp_path):
     model(tmp_path / "language", architectures=["Qwen2ForCausalLM"], vision_config=None)
-    model(tmp_path / "speech", architectures=["WhisperForConditionalGeneration"], vision_config=None)
+    model(
+        tmp_path / "speech", architectures=["WhisperForConditionalGeneration"], vision_config=None
+    )
     model(tmp_path / "vision", architectures=["CLIPModel"])
     model(tmp_path / "embedded", agentic_iqa_notice="small")
     (tmp_path / "empty").mkdir()
     for root in (tmp_path, tmp_path / "none"):
         choice = choose(root)
         assert (choice.folder, choice.config) == (None, None)
-        assert choice.said.startswith(f"warning: no model chosen and no complete vision-language model below {root}")
+        assert choice.said.startswith(
+            f"warning: no model chosen and no complete vision-language model below {root}"
+        )
         assert "left out" not in choice.said
 
 
@@ -95,7 +107,9 @@ def test_a_model_that_a_set_up_is_made_for_gets_it(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "given", [{"model": "embedded"}, {"config": "embedded"}, {"gpu": None}, {"engine": "server"}], ids=str
+    "given",
+    [{"model": "embedded"}, {"config": "embedded"}, {"gpu": None}, {"engine": "server"}],
+    ids=str,
 )
 def test_what_was_chosen_wins(tmp_path, given):
     model(tmp_path / "large", 1000)
@@ -105,13 +119,17 @@ def test_what_was_chosen_wins(tmp_path, given):
     assert "large" not in backend
 
 
-def test_without_a_picture_and_a_model_the_sample_is_assessed_with_what_is_there(tmp_path, monkeypatch, capsys):
+def test_without_a_picture_and_a_model_the_sample_is_assessed_with_what_is_there(
+    tmp_path, monkeypatch, capsys
+):
     """The command on a machine where GPU 0 is (a CPU), with a model in the folder and without one."""
     mine = Path(shutil.copytree(EMBEDDED, tmp_path / "mine"))
     config = json.loads((mine / "config.json").read_text())
     del config["agentic_iqa_notice"]
     (mine / "config.json").write_text(json.dumps(config))
-    monkeypatch.setattr("agentic_iqa_local.devices.choose_device", lambda gpu=None, cpu=False: "cpu")
+    monkeypatch.setattr(
+        "agentic_iqa_local.devices.choose_device", lambda gpu=None, cpu=False: "cpu"
+    )
     for name in ("mine", "embedded"):
         results = io.StringIO()
         monkeypatch.setattr(assess_command, "Console", lambda results=results: Console(results))
@@ -120,7 +138,11 @@ def test_without_a_picture_and_a_model_the_sample_is_assessed_with_what_is_there
         assert (status, row["error"], row["model"]["name"]) == (0, None, name)
         assert row["image"].endswith("sumac.png")
         assert said[0].startswith(
-            "no model chosen: mine, the largest of 1" if mine.exists() else "warning: no model chosen and no complete"
+            "no model chosen: mine, the largest of 1"
+            if mine.exists()
+            else "warning: no model chosen and no complete"
         )
-        assert any(line.startswith("no picture named: assessing the sample that ships") for line in said)
+        assert any(
+            line.startswith("no picture named: assessing the sample that ships") for line in said
+        )
         shutil.rmtree(mine, ignore_errors=True)

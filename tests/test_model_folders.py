@@ -33,7 +33,9 @@ def folder(tmp_path, monkeypatch):
 
 
 def write(folder, name, content):
-    (folder / name).write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+    (folder / name).write_bytes(
+        content if isinstance(content, bytes) else json.dumps(content).encode()
+    )
 
 
 def put(folder, name, *path_and_value):
@@ -133,14 +135,18 @@ def test_a_chat_template_that_fails_or_loses_the_image_is_one_sentence(template,
     assert "\n" not in str(caught.value)
 
 
-def test_shards_with_the_names_that_qwen_published_and_pickles_beside_them_answer_as_the_plain_folder(folder, photo):
+def test_shards_with_the_names_that_qwen_published_and_pickles_beside_them_answer_as_the_plain_folder(
+    folder, photo
+):
     """Five shards with an index, tensors named as of old, the chat template in a JSON file, a pickle beside it all."""
     crop, weights = [photo.crop((0, 0, 192, 160))], load_file(folder / WEIGHTS)
     for new, published in ("model.visual.", "visual."), ("model.language_model.", "model."):
         weights = {name.replace(new, published): value for name, value in weights.items()}
     places = {name: f"model-{i % 5 + 1:05}-of-00005.safetensors" for i, name in enumerate(weights)}
     for shard in set(places.values()):
-        save_file({n: weights[n] for n in weights if places[n] == shard}, folder / shard, {"format": "pt"})
+        save_file(
+            {n: weights[n] for n in weights if places[n] == shard}, folder / shard, {"format": "pt"}
+        )
     write(folder, INDEX, {"metadata": {"total_size": 1}, "weight_map": places})
     (folder / WEIGHTS).unlink()
     write(folder, "pytorch_model.bin", PICKLE)

@@ -48,7 +48,8 @@ sys.addaudithook(hook)
 PROBE = "urllib3.util.connection._has_ipv6"
 NAMESPACE = ["unshare", "--map-root-user", "--net"]
 HAS_NAMESPACES = (
-    shutil.which("unshare") is not None and subprocess.run([*NAMESPACE, "true"], capture_output=True).returncode == 0
+    shutil.which("unshare") is not None
+    and subprocess.run([*NAMESPACE, "true"], capture_output=True).returncode == 0
 )
 
 
@@ -63,12 +64,20 @@ def offline(tmp_path):
         log = tmp_path / "sockets.log"
         log.unlink(missing_ok=True)
         ours = ("AGENTIC_IQA_", "HF_", "TORCH_", "TRANSFORMERS_")
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-        environment |= {"SOCKETS": str(log), "OMP_NUM_THREADS": "1", "AGENTIC_IQA_MODELS": str(MODELS)}
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith(ours)
+        }
+        environment |= {
+            "SOCKETS": str(log),
+            "OMP_NUM_THREADS": "1",
+            "AGENTIC_IQA_MODELS": str(MODELS),
+        }
         environment |= ({} if HAS_NAMESPACES else {"REFUSE": "1"}) | variables
         environment["PYTHONPATH"] = f"{tmp_path / 'audit'}:{variables.get('PYTHONPATH', ROOT)}"
         line = [*(NAMESPACE if HAS_NAMESPACES else []), sys.executable, *map(str, arguments)]
-        done = subprocess.run(line, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
+        done = subprocess.run(
+            line, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment
+        )
         assert log.is_file(), done.stderr  # the audit was there
         return done, [event for event in log.read_text().splitlines() if PROBE not in event]
 
@@ -97,7 +106,16 @@ socket.socket(socket.AF_UNIX).close()
 def installed(tmp_path_factory) -> Path:
     """The wheel's content in a folder outside the checkout, as pip would place it."""
     folder = tmp_path_factory.mktemp("wheel")
-    line = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    line = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+    ]
     line += ["--wheel-dir", folder, copied_source(folder / "source")]
     subprocess.run(line, check=True, capture_output=True)
     (wheel,) = folder.glob("*.whl")
@@ -109,7 +127,9 @@ def installed(tmp_path_factory) -> Path:
 def agentic_iqa(installed: Path) -> tuple[str, str]:
     """Python's arguments for the installed command."""
     (names,) = installed.glob("*.dist-info/entry_points.txt")
-    (entry,) = importlib.metadata.Distribution.at(names.parent).entry_points.select(group="console_scripts")
+    (entry,) = importlib.metadata.Distribution.at(names.parent).entry_points.select(
+        group="console_scripts"
+    )
     assert entry.name == "agentic-iqa"
     module, _, function = entry.value.partition(":")
     return "-c", f"import sys, {module} as m; sys.argv[0] = 'agentic-iqa'; sys.exit(m.{function}())"
@@ -135,14 +155,22 @@ def test_the_main_job_of_an_installation_is_the_checkouts_and_asks_for_no_networ
     ("arguments", "said"),
     [
         (["assess", "--help"], "agentic-iqa assess photo.jpg --reference original.png --explain"),
-        (["assess", "--config", "qwen2_5_vl_7b"], "model Qwen2.5-VL-7B-Instruct: there is none; fetch it on a"),
+        (
+            ["assess", "--config", "qwen2_5_vl_7b"],
+            "model Qwen2.5-VL-7B-Instruct: there is none; fetch it on a",
+        ),
         (["unpack", "a.tar"], "expected a models folder outside the package; pass --models"),
     ],
     ids=["help", "no model", "unpack"],
 )
 def test_the_installed_command_names_what_an_installation_has(installed, offline, arguments, said):
     """Commands of its own, and no place in it to copy models to."""
-    variables = {"PYTHONPATH": str(installed), "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200", "AGENTIC_IQA_MODELS": ""}
+    variables = {
+        "PYTHONPATH": str(installed),
+        "CUDA_VISIBLE_DEVICES": "",
+        "COLUMNS": "200",
+        "AGENTIC_IQA_MODELS": "",
+    }
     done, events = offline(*agentic_iqa(installed), *arguments, **variables)
     text = " ".join((done.stdout + done.stderr).split())
     assert said in text
@@ -177,11 +205,15 @@ from agentic_iqa_local.iqa_tools import ToolRunner
 print(ToolRunner().measure("CNNIQA", Image.open(sys.argv[1]).convert("RGB")))
 """
     run = ("-c", code, photo_path)
-    done, events = offline(*run, AGENTIC_IQA_MODELS=str(store), XDG_CACHE_HOME=str(tmp_path / "empty"))
+    done, events = offline(
+        *run, AGENTIC_IQA_MODELS=str(store), XDG_CACHE_HOME=str(tmp_path / "empty")
+    )
     assert done.returncode == 0, done.stderr
     pixels = torch.from_numpy(np.array(photo)).permute(2, 0, 1)[None].float() / 255
     with torch.inference_mode():
-        assert float(done.stdout) == pytest.approx(float(metric(pixels)), abs=1e-5)  # without pyiqa around it
+        assert float(done.stdout) == pytest.approx(
+            float(metric(pixels)), abs=1e-5
+        )  # without pyiqa around it
     assert events == []
     with pytest.raises(ToolError) as missing:
         ToolRunner().measure("CNNIQA", photo)

@@ -5,9 +5,22 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted import ScriptedClient, ScriptedTools, plan_reply, prompts, scripted_answers, scripted_services
+from scripted import (
+    ScriptedClient,
+    ScriptedTools,
+    plan_reply,
+    prompts,
+    scripted_answers,
+    scripted_services,
+)
 
-from agentic_iqa_local.nodes.planner import correct_plan, corrections, derive_flags, flags_against, planner_node
+from agentic_iqa_local.nodes.planner import (
+    correct_plan,
+    corrections,
+    derive_flags,
+    flags_against,
+    planner_node,
+)
 from agentic_iqa_local.nodes.prompts import planner_prompt
 from agentic_iqa_local.state import Gap, PlanControlFlags, PlannerOutput
 
@@ -34,7 +47,11 @@ TOOL_FLAGS = {
 def test_flags_follow_the_papers_rules(region, tool, source):
     asked = (["car"] if region else "Global", source, "LPIPS" if tool else None)
     detection = source == "Inferred"
-    assert tuple(derive_flags("IQA", *asked).model_dump().values()) == (detection, True, *TOOL_FLAGS[region, tool])
+    assert tuple(derive_flags("IQA", *asked).model_dump().values()) == (
+        detection,
+        True,
+        *TOOL_FLAGS[region, tool],
+    )
     assert derive_flags("Other", *asked).model_dump() == ALL_OFF
 
 
@@ -55,41 +72,66 @@ def test_a_gap_switches_on_the_parts_that_can_close_it(kind, scores, on):
 
 @pytest.mark.parametrize("given", [True, False])
 def test_the_reference_mode_is_a_fact(given):
-    made, right = plan(reference_mode="Full-Reference"), "Full-Reference" if given else "No-Reference"
+    made, right = (
+        plan(reference_mode="Full-Reference"),
+        "Full-Reference" if given else "No-Reference",
+    )
     corrected = correct_plan(made, QUERY, given)
     assert corrected.reference_mode == right
-    assert corrections(made, corrected) == ([] if given else [f"reference_mode: Full-Reference → {right}"])
+    assert corrections(made, corrected) == (
+        [] if given else [f"reference_mode: Full-Reference → {right}"]
+    )
 
 
 @pytest.mark.parametrize(
     ("made", "added"),
     [
-        ({"distortion_source": "Explicit", "distortions": {"Global": ["Noise"]}}, {"Global": ["Noise"]}),
         (
-            {"query_scope": ["car", "sky"], "distortions": {"photo of the car": ["Noise"], "sun": ["Blurs"]}},
+            {"distortion_source": "Explicit", "distortions": {"Global": ["Noise"]}},
+            {"Global": ["Noise"]},
+        ),
+        (
+            {
+                "query_scope": ["car", "sky"],
+                "distortions": {"photo of the car": ["Noise"], "sun": ["Blurs"]},
+            },
             {key: ["Noise", "Blurs"] for key in ["car", "sky"]},
         ),
     ],
 )
 @pytest.mark.parametrize("before", [None, plan()])
-def test_distortions_that_the_query_does_not_name_are_looked_at_on_a_replan_alone(made, added, before):
-    corrected = correct_plan(plan(**made), NAMING if "query_scope" in made else QUERY, False, before)
+def test_distortions_that_the_query_does_not_name_are_looked_at_on_a_replan_alone(
+    made, added, before
+):
+    corrected = correct_plan(
+        plan(**made), NAMING if "query_scope" in made else QUERY, False, before
+    )
     assert corrected.distortion_source == "Inferred"
     assert corrected.distortions == (added if before else None)
     assert corrected.plan.distortion_detection
 
 
 def test_a_question_that_is_not_about_quality_switches_everything_off():
-    corrected = correct_plan(plan(query_type="Other", distortions={"Global": ["Noise"]}), "Who is this?", False)
-    assert (corrected.query_type, corrected.distortions, corrected.plan) == ("Other", None, PlanControlFlags())
+    corrected = correct_plan(
+        plan(query_type="Other", distortions={"Global": ["Noise"]}), "Who is this?", False
+    )
+    assert (corrected.query_type, corrected.distortions, corrected.plan) == (
+        "Other",
+        None,
+        PlanControlFlags(),
+    )
 
 
 def test_what_the_query_names_is_analysed_of_every_object():
-    made = plan(query_scope=["dog", "sky"], distortions={"dog": ["Blurs"], "sky": ["Noise", "Contrast"]})
+    made = plan(
+        query_scope=["dog", "sky"], distortions={"dog": ["Blurs"], "sky": ["Noise", "Contrast"]}
+    )
     corrected = correct_plan(made, "Is the dog blurry and the sky noisy?", False)
     assert corrected.distortion_source == "Explicit"
     assert corrected.distortions == {key: ["Blurs", "Noise"] for key in ["dog", "sky"]}
-    told = 'distortions: {"dog": ["Blurs"], "sky": ["Noise", "Contrast"]} → {"dog": ["Blurs", "Noise"]'
+    told = (
+        'distortions: {"dog": ["Blurs"], "sky": ["Noise", "Contrast"]} → {"dog": ["Blurs", "Noise"]'
+    )
     assert told in corrections(made, corrected)[1]
 
 
@@ -105,9 +147,17 @@ def test_what_the_user_said_stays_on_a_replan():
     """The region, its noise and NIQE stand in the query; the sea does too, and no tree."""
     query = "How noisy is the sky by NIQE? And the sea?"
     before = plan(query_scope=["sky"], distortion_source="Explicit", distortions={"sky": ["Noise"]})
-    planned = {"query_scope": ["sea", "tree"], "distortions": {"sea": ["Blurs"]}, "required_tool": "PIQE"}
+    planned = {
+        "query_scope": ["sea", "tree"],
+        "distortions": {"sea": ["Blurs"]},
+        "required_tool": "PIQE",
+    }
     after = correct_plan(plan(query_type="Other", **planned), query, False, before)
-    assert (after.query_type, after.query_scope, after.required_tool) == ("IQA", ["sky", "sea"], "NIQE")
+    assert (after.query_type, after.query_scope, after.required_tool) == (
+        "IQA",
+        ["sky", "sea"],
+        "NIQE",
+    )
     assert after.distortions == {"sky": ["Noise", "Blurs"], "sea": ["Noise", "Blurs"]}
 
 
@@ -116,21 +166,30 @@ def test_what_the_user_said_stays_on_a_replan():
 
 def make_plan(client: ScriptedClient, picture: str, **state) -> dict:
     services = scripted_services(client, ScriptedTools({}))
-    return planner_node({"query": QUERY, "image_path": picture} | state, {"configurable": {"services": services}})
+    return planner_node(
+        {"query": QUERY, "image_path": picture} | state, {"configurable": {"services": services}}
+    )
 
 
 def test_the_planner_returns_the_corrected_plan_and_says_what_it_corrected(picture):
     reply = plan_reply(plan=ALL_OFF, reference_mode="Full-Reference")
     update = make_plan(ScriptedClient(scripted_answers(PlannerReply=reply)), picture)
     assert update["plan"] == plan()
-    assert [line.partition(":")[0] for line in update["plan_corrections"]] == ["reference_mode", "plan"]
+    assert [line.partition(":")[0] for line in update["plan_corrections"]] == [
+        "reference_mode",
+        "plan",
+    ]
 
 
-@pytest.mark.parametrize("reply", ["no JSON", plan_reply(query_type="INVALID"), {"query_type": "IQA"}])
+@pytest.mark.parametrize(
+    "reply", ["no JSON", plan_reply(query_type="INVALID"), {"query_type": "IQA"}]
+)
 def test_a_planner_without_a_valid_plan_in_three_tries_is_an_error(picture, reply):
     client = ScriptedClient(scripted_answers(PlannerReply=reply))
     assert set(make_plan(client, picture)) == {"error"}
-    stricter = ["Return ONLY valid JSON" in prompt.case for prompt in prompts(client, "PlannerReply")]
+    stricter = [
+        "Return ONLY valid JSON" in prompt.case for prompt in prompts(client, "PlannerReply")
+    ]
     assert stricter == [False, True, True]
 
 

@@ -54,8 +54,12 @@ def mapped(damaged, services, tmp_path_factory):
 def test_tiles_cover_the_picture_at_multiples_of_eight_within_the_limit(width, height, most):
     tiles = tiling(width, height, [192, 256, 384, 512], most)
     if tiles is None:  # not even the largest that fit can cover it
-        fitting = [side for side in (192, 256, 384, 512) if min(width, height) >= smallest_side(side)]
-        assert all(max(3, -(-width // side)) * max(3, -(-height // side)) > most for side in fitting)
+        fitting = [
+            side for side in (192, 256, 384, 512) if min(width, height) >= smallest_side(side)
+        ]
+        assert all(
+            max(3, -(-width // side)) * max(3, -(-height // side)) > most for side in fitting
+        )
         return
     assert 9 <= len(tiles.boxes) <= most
     for starts, edges, length in ((tiles.lefts, tiles.xs, width), (tiles.tops, tiles.ys, height)):
@@ -67,7 +71,13 @@ def test_tiles_cover_the_picture_at_multiples_of_eight_within_the_limit(width, h
 
 def test_tiles_are_half_overlapping_and_small():
     made = tiling(512, 512, [192], 160)
-    assert made.lefts == (0, 80, 160, 240, 320)  # ceil(320 / 96) + 1 = 5, evenly over 512 − 192 = 320
+    assert made.lefts == (
+        0,
+        80,
+        160,
+        240,
+        320,
+    )  # ceil(320 / 96) + 1 = 5, evenly over 512 − 192 = 320
     assert made.stride == 80
     # 4000/192 × 3000/192 is at least 21 × 16 = 336 tiles, 4000/256 × 3000/256 is 16 × 12 = 192,
     # 4000/384 × 3000/384 is 11 × 8 = 88
@@ -85,7 +95,9 @@ def test_a_cell_is_the_mean_of_its_tiles_weighted_by_what_they_cover():
     tiles = Tiling(4, (0, 2), (0,), (0, 3, 6), (0, 4))
     assert tiles.cells(np.array([1.0, 5.0])).tolist() == [[2.0, 4.0]]
     # two columns of two pixels: the cell 0..3 has 2 pixels of the first and 1 of the second
-    resampled = Tiling(2, (0, 2), (0, 2), (0, 3, 4), (0, 4)).resampled(np.array([[0.0, 3.0], [6.0, 9.0]]))
+    resampled = Tiling(2, (0, 2), (0, 2), (0, 3, 4), (0, 4)).resampled(
+        np.array([[0.0, 3.0], [6.0, 9.0]])
+    )
     assert resampled == pytest.approx(np.array([[(3 * 2 + 6 * 1) / 3, 6.0]]))
 
 
@@ -96,7 +108,10 @@ def test_damaged_boxes_do_not_overlap_and_come_worst_first():
     cells[:2, :2], cells[3:, 3:] = 3.0, 2.0
     boxes = damaged_boxes(tiles, cells)
     assert [box.box for box in boxes] == [(307, 307, 512, 512), (0, 0, 205, 205)]
-    assert [(box.q, box.below, box.place) for box in boxes] == [(2, 2, "bottom right"), (3, 1, "top left")]
+    assert [(box.q, box.below, box.place) for box in boxes] == [
+        (2, 2, "bottom right"),
+        (3, 1, "top left"),
+    ]
     assert place_in((250, 0, 350, 100), 600, 600) == "top"
     assert place_in((250, 250, 350, 350), 600, 600) == "middle"
 
@@ -158,10 +173,14 @@ def test_a_picture_without_a_map_keeps_its_rating_and_says_why(damaged, photo, s
     small = assess(photo.crop((0, 0, 300, 400)), pipeline="letters", map=True, services=services)
     assert (small.error, small.map) == (None, None)
     assert small.no_map.startswith("map: expected a picture of at least 384 pixels a side")
-    uniform = Services(services.settings.with_options(mode="uniform"), "cpu", services.pool.clients, services.tools)
+    uniform = Services(
+        services.settings.with_options(mode="uniform"), "cpu", services.pool.clients, services.tools
+    )
     row = assess(photo, pipeline="letters", map=True, services=uniform)
     assert row.no_map.startswith("map: expected mode logits")
-    undrawn = assess(damaged, pipeline="letters", map=tmp_path / "none" / "x.png", services=services)
+    undrawn = assess(
+        damaged, pipeline="letters", map=tmp_path / "none" / "x.png", services=services
+    )
     assert (undrawn.map.png, bool(undrawn.map.worst)) == (None, True)
     assert "could not be written" in undrawn.map.not_drawn
     assert None not in (small.q, row.q, undrawn.q)
@@ -170,17 +189,30 @@ def test_a_picture_without_a_map_keeps_its_rating_and_says_why(damaged, photo, s
 def test_ssims_map_pools_to_pyiqa_s_score(photo):
     reference = photo.resize((301, 403))
     noise = np.random.default_rng(0).normal(0, 12, (403, 301, 3))
-    pair = Image.fromarray(np.clip(np.asarray(reference) + noise, 0, 255).astype(np.uint8)), reference
+    pair = (
+        Image.fromarray(np.clip(np.asarray(reference) + noise, 0, 255).astype(np.uint8)),
+        reference,
+    )
     tools = ToolRunner()
     assert tools.ssim_map(*pair).mean() == pytest.approx(tools.measure("SSIM", *pair), abs=1e-6)
 
 
-def test_the_command_draws_a_map_for_each_picture_that_allows_one(damaged, photo, tmp_path, monkeypatch, capfd):
+def test_the_command_draws_a_map_for_each_picture_that_allows_one(
+    damaged, photo, tmp_path, monkeypatch, capfd
+):
     in_this_process(monkeypatch)
     photo.crop((0, 0, 200, 200)).save(tmp_path / "small.png")
     (tmp_path / "maps").mkdir()
     out, folder = tmp_path / "rows.jsonl", tmp_path / "maps"
-    words = [damaged, str(tmp_path / "small.png"), "--pipeline", "letters", "--out", str(out), "--cpu"]
+    words = [
+        damaged,
+        str(tmp_path / "small.png"),
+        "--pipeline",
+        "letters",
+        "--out",
+        str(out),
+        "--cpu",
+    ]
     assert main(["assess", *words, "--map", str(folder)]) == 1
     rows = {Path(row["image"]).name: row for row in map(json.loads, out.open())}
     assert rows["damaged.png"]["map"]["png"] == str(folder / "damaged.map.png")
@@ -188,4 +220,6 @@ def test_the_command_draws_a_map_for_each_picture_that_allows_one(damaged, photo
     assert [file.name for file in folder.iterdir()] == ["damaged.map.png"]
     assert "at least 384 pixels" in capfd.readouterr().err
     assert main(["assess", *words, "--resume"]) == 2
-    assert "map" in capfd.readouterr().err  # rows without a map do not go on in a file of rows with one
+    assert (
+        "map" in capfd.readouterr().err
+    )  # rows without a map do not go on in a file of rows with one

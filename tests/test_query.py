@@ -5,7 +5,14 @@ import re
 
 import pytest
 from conftest import DATA
-from scripted import ScriptedClient, ScriptedTools, moderate_blur, plan_reply, scripted_answers, scripted_services
+from scripted import (
+    ScriptedClient,
+    ScriptedTools,
+    moderate_blur,
+    plan_reply,
+    scripted_answers,
+    scripted_services,
+)
 
 from agentic_iqa_local import assess
 from agentic_iqa_local.iqa_tools import TOOLS
@@ -33,7 +40,9 @@ def test_everyday_queries_by_rule(row):
     tools = named_metrics(row["query"], row["reference"])
     assert tools == [*row["tools"], *row["unknown_tools"]]
     assert choices_in(row["query"]) == row["choices"]
-    proposed = PlannerOutput.model_validate(plan_reply(query_scope=row["proposed_scope"], required_tool="QAlign"))
+    proposed = PlannerOutput.model_validate(
+        plan_reply(query_scope=row["proposed_scope"], required_tool="QAlign")
+    )
     plan = correct_plan(proposed, row["query"], row["reference"])
     assert plan.required_tool == next(iter(tools), None)
     if row["scope_by"] == "rule" or row["scope"] != "Global":
@@ -43,7 +52,9 @@ def test_everyday_queries_by_rule(row):
 def test_tools_distortions_and_types_of_200_plans_that_a_person_wrote():
     for row in rows("planner_queries.jsonl"):
         query, plan = row["query"], row["plan"]
-        assert named_metrics(query, row["reference"])[:1] == [*filter(None, [plan["required_tool"]])], query
+        assert named_metrics(query, row["reference"])[:1] == [
+            *filter(None, [plan["required_tool"]])
+        ], query
         if plan["query_type"] == "IQA":
             written = {kind for kinds in (plan["distortions"] or {}).values() for kind in kinds}
             assert set(distortions_in(query)) == written, query
@@ -66,7 +77,11 @@ def test_names_of_tools_are_words_that_nobody_negates(query, tools):
 
 def test_every_tool_of_the_table_is_recognised_as_spelled():
     for name in TOOLS:
-        assert named_metrics(f"Use {name}.", True) == named_metrics(f"{name} score please", True) == [name]
+        assert (
+            named_metrics(f"Use {name}.", True)
+            == named_metrics(f"{name} score please", True)
+            == [name]
+        )
 
 
 @pytest.mark.parametrize(
@@ -95,7 +110,9 @@ def test_answers_that_a_query_lists(query, choices):
     assert choices_in(query) == choices
 
 
-@pytest.mark.parametrize(("query", "asks"), [("which corner is out of focus", True), ("How noisy is it?", False)])
+@pytest.mark.parametrize(
+    ("query", "asks"), [("which corner is out of focus", True), ("How noisy is it?", False)]
+)
 def test_whether_a_query_asks_for_a_place(query, asks):
     assert asks_where(query) is asks
 
@@ -138,7 +155,9 @@ def test_every_tool_that_the_query_names_runs_and_counts(picture, pipeline):
     row = assess(picture, query="Compare NIQE and PIQE.", pipeline=pipeline, services=services)
     assert {run.tool_name for run in row.tools} == {"NIQE", "PIQE"}
     assert row.q_bar == pytest.approx(3.0)  # (4 + 2) / 2
-    assert headline(row).endswith("; NIQE 4 (4.00 of 5); PIQE 2 (2.00 of 5)")  # what was asked for is told
+    assert headline(row).endswith(
+        "; NIQE 4 (4.00 of 5); PIQE 2 (2.00 of 5)"
+    )  # what was asked for is told
 
 
 @pytest.mark.parametrize("pipeline", ["agent", "letters"])
@@ -150,7 +169,9 @@ def test_every_tool_that_the_query_names_runs_and_counts(picture, pipeline):
         ("Use PSNR.", "PSNR", "compares with a reference image"),
     ],
 )
-def test_a_named_tool_that_cannot_run_is_said_in_the_first_line(picture, services, query, name, reason, pipeline):
+def test_a_named_tool_that_cannot_run_is_said_in_the_first_line(
+    picture, services, query, name, reason, pipeline
+):
     """With the real tools; the best of those that can run stands in, and is told."""
     given = scripted_services(ScriptedClient(scripted_answers()), services.tools)
     row = assess(picture, query=query, pipeline=pipeline, services=given)
@@ -169,18 +190,29 @@ def test_answers_in_the_query_are_offered_to_the_model(picture, pipeline):
 
 def test_a_rating_that_answers_a_question_is_preceded_by_what_was_found_of_it(noisy_path, services):
     row = assess(noisy_path, query="Is it noisy?", services=services)
-    assert re.match(r"yes, (severe|extreme) noise; [A-E] ", headline(row).removeprefix(f"{noisy_path}: "))
+    assert re.match(
+        r"yes, (severe|extreme) noise; [A-E] ", headline(row).removeprefix(f"{noisy_path}: ")
+    )
     about_blur = row.model_copy(update={"query": "Is it sharp?"})
     assert headline(about_blur).startswith(f"{noisy_path}: yes, no blur found; ")
     but_noise = row.model_copy(update={"query": "Is it sharp, apart from the noise?"})
     assert headline(but_noise).startswith(f"{noisy_path}: yes, no blur found; ")
     counted = row.model_copy(update={"query": "How many people are in it?"})
-    assert headline(counted).startswith(f"{noisy_path}: not answered, since only picture quality is judged; ")
-    in_other_words = row.model_copy(update={"query": "Are there halos?"})  # a distortion, by a word of its own
+    assert headline(counted).startswith(
+        f"{noisy_path}: not answered, since only picture quality is judged; "
+    )
+    in_other_words = row.model_copy(
+        update={"query": "Are there halos?"}
+    )  # a distortion, by a word of its own
     assert headline(in_other_words).startswith(f"{noisy_path}: no, no oversharpening found; ")
     to_mend = row.model_copy(update={"query": "What should I fix first?"})
-    assert re.match(r"(the only fault|the faults) found: .*noise", headline(to_mend).removeprefix(f"{noisy_path}: "))
-    assert headline(row.model_copy(update={"query": DEFAULT_QUERY})).startswith(f"{noisy_path}: {row.letter} ")
+    assert re.match(
+        r"(the only fault|the faults) found: .*noise",
+        headline(to_mend).removeprefix(f"{noisy_path}: "),
+    )
+    assert headline(row.model_copy(update={"query": DEFAULT_QUERY})).startswith(
+        f"{noisy_path}: {row.letter} "
+    )
 
 
 def test_a_region_is_not_measured_by_tools_that_see_whole_pictures(picture):

@@ -34,7 +34,15 @@ def test_rows_of_two_workers_are_those_of_one_assessment_but_for_times(photo, se
     (tmp_path / "2.png").write_bytes(b"no picture")
     out = tmp_path / "rows.jsonl"
     words = ["assess.py", tmp_path / "*.png", "--cpu", "--pipeline", "letters", "--out", out]
-    line = [sys.executable, ROOT / "scripts" / words[0], *words[1:], "--cluster", "local", "--workers", "2"]
+    line = [
+        sys.executable,
+        ROOT / "scripts" / words[0],
+        *words[1:],
+        "--cluster",
+        "local",
+        "--workers",
+        "2",
+    ]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     done = subprocess.run([*map(str, line), "--resume"], capture_output=True, text=True, env=clean)
     assert done.returncode == 1, done.stderr  # one is no picture
@@ -52,7 +60,9 @@ def cluster():
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
     from ray.cluster_utils import Cluster
 
-    made = Cluster(initialize_head=True, head_node_args=NODE | {"num_cpus": 0, "env_vars": ENVIRONMENT})
+    made = Cluster(
+        initialize_head=True, head_node_args=NODE | {"num_cpus": 0, "env_vars": ENVIRONMENT}
+    )
     yield made
     made.shutdown()
 
@@ -88,7 +98,9 @@ def test_a_node_that_is_unlike_is_refused_by_name_before_its_first_row(cluster, 
     assert said in str(refused.value)
 
 
-def test_a_picture_that_kills_costs_no_worker_and_a_lost_node_no_picture(cluster, add_node, tmp_path, capfd):
+def test_a_picture_that_kills_costs_no_worker_and_a_lost_node_no_picture(
+    cluster, add_node, tmp_path, capfd
+):
     """A node is gone with what it had in hand, after its first row, and its worker has room nowhere else; a lost model
     ends its worker, which comes back."""
     nodes = [add_node("first"), add_node("second")]
@@ -158,13 +170,17 @@ def test_what_is_in_hand_beside_a_picture_that_loses_its_worker_has_a_row(tmp_pa
 
 def test_workers_that_are_lost_without_a_row_end_the_batch(tmp_path, monkeypatch):
     _, rows = pool(tmp_path, monkeypatch, *(f"lost-{number}" for number in range(9)))
-    with pytest.raises(BatchError, match="6 workers were lost without a row between them, the last: "):
+    with pytest.raises(
+        BatchError, match="6 workers were lost without a row between them, the last: "
+    ):
         list(rows)
 
 
 def test_one_that_loads_in_another_dtype_is_refused_by_name(tmp_path, monkeypatch):
     runner, _ = pool(tmp_path, monkeypatch)
-    with pytest.raises(BatchError, match=r'third has loaded .*model\.dtype is "bfloat16", expected "float32"'):
+    with pytest.raises(
+        BatchError, match=r'third has loaded .*model\.dtype is "bfloat16", expected "float32"'
+    ):
         runner._take_on("worker", "third", {"model": {"dtype": "bfloat16"}})
 
 

@@ -14,7 +14,11 @@ SUMMARY = {"final_answer": "C", "quality_reasoning": "Moderate blur."}
 
 
 def evidence(severity: str | None, **fields) -> ExecutorOutput:
-    items = [DistortionAnalysis(type="Noise", severity=severity, explanation="It shows.")] if severity else []
+    items = (
+        [DistortionAnalysis(type="Noise", severity=severity, explanation="It shows.")]
+        if severity
+        else []
+    )
     scores = {"Global": {"Noise": ("NIQE", 3.0)}}
     return ExecutorOutput(distortion_analysis={"Global": items}, quality_scores=scores, **fields)
 
@@ -29,10 +33,15 @@ def evidence(severity: str | None, **fields) -> ExecutorOutput:
             evidence(None, damaged_part="upper left"),
             "LocalNR's map has the damage in the upper left quarter. The model saw no distortion as a whole.",
         ),
-        (None, "No distortion analysis or tool scores were available; judged from the image directly."),
+        (
+            None,
+            "No distortion analysis or tool scores were available; judged from the image directly.",
+        ),
     ],
 )
-def test_sentences_made_of_the_evidence_stand_in_for_words_that_the_model_did_not_write(known, said):
+def test_sentences_made_of_the_evidence_stand_in_for_words_that_the_model_did_not_write(
+    known, said
+):
     assert reasoned(None, known, None, None) == said
 
 
@@ -74,5 +83,7 @@ def test_what_the_shipped_model_says_of_a_damaged_picture_contradicts_nothing(se
     """Judged apart from the rules: a finding stands in the text with its severity, and the level is the fused one."""
     row = assess(noisy_path, services=services)
     text, items = row.quality_reasoning.lower(), row.evidence.distortion_analysis["Global"]
-    assert any(f"{item.severity} {item.type}".lower() in text for item in items if item.severity != "none")
+    assert any(
+        f"{item.severity} {item.type}".lower() in text for item in items if item.severity != "none"
+    )
     assert f"the quality is {LEVEL_WORDS[LETTER_TO_LEVEL[row.final_answer]].lower()}." in text

@@ -14,7 +14,10 @@ from agentic_iqa_local.images.references import doubts
 
 @pytest.fixture(scope="module")
 def photos():
-    return [np.asarray(Image.open(DATA / name).convert("RGB")) for name in ("sumac.png", "prudential.png")]
+    return [
+        np.asarray(Image.open(DATA / name).convert("RGB"))
+        for name in ("sumac.png", "prudential.png")
+    ]
 
 
 def of(picture, reference):
@@ -33,7 +36,9 @@ def through_jpeg(pixels, quality):
 def test_the_pristine_original_raises_no_doubt_whatever_was_done_to_the_picture(photos):
     cases = [(kind, severity) for kind in DISTORTIONS for severity in (1, 3, 5)]
     photo = [photos[number % 2][96:352, 96:352] for number in range(len(cases))]
-    alarms = [case for case, one in zip(cases, photo, strict=True) if of(distorted(one, *case), one)]
+    alarms = [
+        case for case, one in zip(cases, photo, strict=True) if of(distorted(one, *case), one)
+    ]
     assert len(alarms) <= 1, alarms  # of 75
 
 
@@ -48,10 +53,15 @@ def test_another_photograph_is_noticed(photos):
     ("down", "right", "words"),
     [(0, 1, "1 px to the right"), (1, 0, "1 px down"), (-8, 3, "3 px to the right and 8 px up")],
 )
-@pytest.mark.parametrize("kind", [None, "gaussian_blur", "motion_blur", "white_noise", "contrast_decrease"])
+@pytest.mark.parametrize(
+    "kind", [None, "gaussian_blur", "motion_blur", "white_noise", "contrast_decrease"]
+)
 def test_a_shifted_reference_is_noticed_and_measured(photos, down, right, words, kind):
     # What both show lies `down` and `right` further in the reference than in the picture.
-    picture, reference = photos[0][20:-20, 20:-20], photos[0][20 - down : -20 - down, 20 - right : -20 - right]
+    picture, reference = (
+        photos[0][20:-20, 20:-20],
+        photos[0][20 - down : -20 - down, 20 - right : -20 - right],
+    )
     (line,) = of(distorted(picture, kind, 2) if kind else picture, reference)
     assert f"shifted by {words} against the picture" in line
 
@@ -63,7 +73,9 @@ def test_a_compressed_reference_is_noticed_and_a_fine_jpeg_is_not(photos):
         assert of(through_jpeg(photo, 30), through_jpeg(photo, 95)) == []
 
 
-@pytest.mark.parametrize("kind", ["jpeg", "gaussian_blur", "upscale", "white_noise", "impulse_noise"])
+@pytest.mark.parametrize(
+    "kind", ["jpeg", "gaussian_blur", "upscale", "white_noise", "impulse_noise"]
+)
 def test_a_swapped_pair_is_noticed(photos, kind):
     for photo in photos:
         lines = of(photo, distorted(photo, kind, 3))
@@ -75,6 +87,8 @@ def test_where_nothing_can_be_told_no_doubt_is_raised(photos):
         assert of(*(photo[: size[1], : size[0]] for photo in photos)) == []
     flat = np.full_like(photos[0], 90)
     assert of(flat, photos[0]) == of(photos[0], flat) == of(flat, flat) == []
-    outside = (large := np.tile(photos[0], (3, 3, 1))).copy()  # 1536 pixels: the middle begins at 384
+    outside = (
+        large := np.tile(photos[0], (3, 3, 1))
+    ).copy()  # 1536 pixels: the middle begins at 384
     outside[:300] = outside[-300:] = outside[:, :300] = outside[:, -300:] = 0
     assert of(large, outside) == []

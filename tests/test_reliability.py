@@ -19,22 +19,43 @@ def known(**srcc):
     trained on."""
 
     def published(name, value):
-        return {"data_set": name.removeprefix("seen_"), "srcc": value, "source": "s", "seen": name.startswith("seen_")}
+        return {
+            "data_set": name.removeprefix("seen_"),
+            "srcc": value,
+            "source": "s",
+            "seen": name.startswith("seen_"),
+        }
 
     tools = [
-        {"tool": tool.replace("_", "-"), "sigma": 0.5, "published": [published(*one) for one in sets.items()]}
+        {
+            "tool": tool.replace("_", "-"),
+            "sigma": 0.5,
+            "published": [published(*one) for one in sets.items()],
+        }
         for tool, sets in srcc.items()
     ]
-    about = {"sources": {"s": "made up"}, "spread": 1.0, "sigma_unknown": 1.0, "error_correlation": 0.5}
+    about = {
+        "sources": {"s": "made up"},
+        "spread": 1.0,
+        "sigma_unknown": 1.0,
+        "error_correlation": 0.5,
+    }
     return Reliability(**about, near_copies=[["PSNR", "SSIM"]], tools=tools)
 
 
 def test_figures_of_pyiqa_and_piq_are_theirs():
     """Read off IQA-PyTorch's TID2013 table and PIQ's README."""
-    srcc = {tool: {entry.data_set: entry.srcc for entry in record.published} for tool, record in RECORDS.items()}
+    srcc = {
+        tool: {entry.data_set: entry.srcc for entry in record.published}
+        for tool, record in RECORDS.items()
+    }
     assert (srcc["FSIM"]["tid2013"], srcc["FSIM"]["kadid10k"]) == (0.8509, 0.8537)
     assert (srcc["VSI"]["tid2013"], srcc["VSI"]["kadid10k"]) == (0.8949, 0.8780)
-    assert [srcc[tool]["tid2013"] for tool in ("SSIM", "NIQE", "TOPIQ_FR")] == [0.6269, 0.3121, 0.9165]
+    assert [srcc[tool]["tid2013"] for tool in ("SSIM", "NIQE", "TOPIQ_FR")] == [
+        0.6269,
+        0.3121,
+        0.9165,
+    ]
 
 
 def test_what_a_tool_was_trained_on_is_marked_as_in_the_studies():
@@ -48,15 +69,23 @@ def test_sigma_follows_from_the_published_correlation():
     """spread·√(1 − mean r²), r the PLCC where there is one, over sets that people scored and the tool has not
     seen, if there are any."""
     for tool, record in RECORDS.items():
-        of_people = [entry for entry in record.published if not entry.seen and entry.data_set != "synthetic"]
-        r = [entry.srcc if entry.plcc is None else entry.plcc for entry in of_people or record.published]
+        of_people = [
+            entry for entry in record.published if not entry.seen and entry.data_set != "synthetic"
+        ]
+        r = [
+            entry.srcc if entry.plcc is None else entry.plcc
+            for entry in of_people or record.published
+        ]
         expected = load_reliability().spread * math.sqrt(1 - np.mean(np.square(r)))
         assert record.sigma == pytest.approx(expected, abs=0.005), tool
 
 
 def test_weight_free_tools_that_are_not_clearly_worse():
     reliability = load_reliability()
-    free = {kind: [t for t, s in TOOLS.items() if s.reference == kind and not s.weights] for kind in ("FR", "NR")}
+    free = {
+        kind: [t for t, s in TOOLS.items() if s.reference == kind and not s.weights]
+        for kind in ("FR", "NR")
+    }
     assert reliability.trusted(free["FR"]) == ["VSI", "FSIM"]
     assert reliability.trusted(free["NR"]) == ["LocalNR"]
 
@@ -65,7 +94,9 @@ def test_a_tool_is_left_out_where_another_leads_it_clearly_on_what_both_have_not
     close, clear = 0.9 - CLEARLY_WORSE + 0.01, 0.9 - CLEARLY_WORSE - 0.01
     assert known(VSI={"a": 0.9}, FSIM={"a": close}).trusted(["FSIM", "VSI"]) == ["VSI", "FSIM"]
     assert known(VSI={"a": 0.9}, FSIM={"a": clear}).trusted(["FSIM", "VSI"]) == ["VSI"]
-    assert known(VSI={"a": 0.9}, FSIM={"a": 0.99, "b": clear}).lead("VSI", "FSIM") == pytest.approx(-0.09)
+    assert known(VSI={"a": 0.9}, FSIM={"a": 0.99, "b": clear}).lead("VSI", "FSIM") == pytest.approx(
+        -0.09
+    )
     seen = known(VSI={"a": 0.8, "b": 0.7}, FSIM={"seen_a": 0.99, "b": 0.7})
     assert seen.lead("FSIM", "VSI") == 0  # of set b alone
     assert known(VSI={"a": 0.9}, FSIM={"b": 0.5}).lead("VSI", "FSIM") is None
@@ -76,7 +107,9 @@ def test_the_error_of_a_mean():
     √0.1875; near-copies give 0.5, as one does."""
     reliability = known(VSI={"a": 0.9}, FSIM={"a": 0.9}, PSNR={"a": 0.9}, SSIM={"a": 0.9})
     assert reliability.sigma_of_mean([("VSI", 3.0)], {}) == pytest.approx(0.5)
-    assert reliability.sigma_of_mean([("VSI", 3.0), ("FSIM", 2.0)], {}) == pytest.approx(math.sqrt(0.1875))
+    assert reliability.sigma_of_mean([("VSI", 3.0), ("FSIM", 2.0)], {}) == pytest.approx(
+        math.sqrt(0.1875)
+    )
     assert reliability.sigma_of_mean([("PSNR", 3.0), ("SSIM", 2.0)], {}) == pytest.approx(0.5)
     assert reliability.sigma_of_mean([("MAD", 3.0)], {}) == 1.0
 
@@ -87,7 +120,9 @@ def test_the_end_of_a_map_says_little_about_what_lies_beyond():
     reliability = known(NIQE={"a": 0.5})
     reach = {"NIQE": (1.0, 3.43)}
     assert reliability.sigma_of_mean([("NIQE", 3.0)], reach) == pytest.approx(0.5)
-    assert reliability.sigma_of_mean([("NIQE", 3.43)], reach) == pytest.approx(math.sqrt(0.25 + 1.57**2 / 3))
+    assert reliability.sigma_of_mean([("NIQE", 3.43)], reach) == pytest.approx(
+        math.sqrt(0.25 + 1.57**2 / 3)
+    )
     low = reliability.sigma_of_mean([("NIQE", 1.0)], {"NIQE": (1.6, 5.0)})
     assert low == pytest.approx(math.sqrt(0.25 + 0.6**2 / 3))
     # the scale's own end
@@ -96,18 +131,25 @@ def test_the_end_of_a_map_says_little_about_what_lies_beyond():
 
 def test_what_is_known_of_a_tool_is_told():
     reliability = load_reliability()
-    assert reliability.account("VSI") == "SRCC 0.89 on tid2013, 0.88 on kadid10k; off by about 0.44 levels"
+    assert (
+        reliability.account("VSI")
+        == "SRCC 0.89 on tid2013, 0.88 on kadid10k; off by about 0.44 levels"
+    )
     assert "0.92 on csiq" in reliability.account("WaDIQaM_FR")
     assert "on koniq10k (trained on it)" in reliability.account("MUSIQ")
     assert reliability.account("MAD") == "no published figure was found"
 
 
-@pytest.mark.parametrize(("eta", "told", "sigma"), [("auto", 1 / (2 * 0.86**2), 0.86), (2.0, 2.0, None)])
+@pytest.mark.parametrize(
+    ("eta", "told", "sigma"), [("auto", 1 / (2 * 0.86**2), 0.86), (2.0, 2.0, None)]
+)
 def test_eta_auto_comes_from_the_tools_that_ran(tmp_path, eta, told, sigma):
     """0.86: NIQE's sigma in configs/tool_reliability.yaml."""
     Image.effect_noise((64, 64), 40).convert("RGB").save(tmp_path / "a.png")
     settings = Settings(fusion=FusionSettings(eta=eta))
-    services = scripted_services(ScriptedClient(scripted_answers()), ScriptedTools({"NIQE": 3.0}), settings)
+    services = scripted_services(
+        ScriptedClient(scripted_answers()), ScriptedTools({"NIQE": 3.0}), settings
+    )
     row = assess(tmp_path / "a.png", services=services)
     assert row.eta == pytest.approx(told)
     assert row.sigma == (None if sigma is None else pytest.approx(sigma))
@@ -118,5 +160,7 @@ def test_eta_auto_comes_from_the_tools_that_ran(tmp_path, eta, told, sigma):
 def test_tools_that_trail_the_best_come_in_the_order_of_their_distance():
     """VSI leads GMSD by 0.05, PSNR by 0.3 on the sets that they share; of NIQE nothing is known that VSI has,
     too."""
-    found = known(VSI={"a": 0.9, "b": 0.9}, PSNR={"a": 0.6}, GMSD={"a": 0.8, "b": 0.9}, NIQE={"c": 0.99})
+    found = known(
+        VSI={"a": 0.9, "b": 0.9}, PSNR={"a": 0.6}, GMSD={"a": 0.8, "b": 0.9}, NIQE={"c": 0.99}
+    )
     assert found.trailing(["NIQE", "PSNR", "GMSD"], "VSI") == ["GMSD", "PSNR", "NIQE"]

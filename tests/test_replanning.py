@@ -32,15 +32,24 @@ def judged(severity: str, kind: str = "Blurs") -> dict:
 def evidence(severity: str | None, *scores: tuple[str, float], **fields) -> ExecutorOutput:
     """One blur of that severity (None: nothing was found), and whole-picture scores."""
     found = [DistortionAnalysis(**item) for item in judged(severity)["Global"]] if severity else []
-    quality_scores = {"Global": {f"Overall quality ({tool})": (tool, score) for tool, score in scores}}
-    return ExecutorOutput(distortion_analysis={"Global": found}, quality_scores=quality_scores, **fields)
+    quality_scores = {
+        "Global": {f"Overall quality ({tool})": (tool, score) for tool, score in scores}
+    }
+    return ExecutorOutput(
+        distortion_analysis={"Global": found}, quality_scores=quality_scores, **fields
+    )
 
 
 def rated(picture, replies, scores, settings=None, logprobs=SURE, **options):
     """(row, client, tools) of an assessment with a scripted model and tools, and one replan at most."""
     client, tools = ScriptedClient(scripted_answers(**replies), logprobs), ScriptedTools(scores)
     tools.part = options.pop("damaged_part", None)
-    row = assess(picture, services=scripted_services(client, tools, settings), max_replan_iterations=2, **options)
+    row = assess(
+        picture,
+        services=scripted_services(client, tools, settings),
+        max_replan_iterations=2,
+        **options,
+    )
     return row, client, tools
 
 
@@ -93,7 +102,9 @@ def test_a_missed_distortion_is_looked_for_again_and_what_was_found_stays(pictur
     }
     row, client, _ = rated(picture, replies, {"NIQE": 1.5})
     assert [item.type for item in row.evidence.distortion_analysis["Global"]] == ["Noise"]
-    asked = ["low scores (NIQE 1.50)" in prompt.case for prompt in prompts(client, "DetectionReply")]
+    asked = [
+        "low scores (NIQE 1.50)" in prompt.case for prompt in prompts(client, "DetectionReply")
+    ]
     assert asked == [False, True]
     assert len(row.passes) == 2
     assert row.passes[1].asked == row.replan_history[0].removeprefix("[Iteration 1] ")
@@ -123,7 +134,9 @@ def test_only_the_distortion_in_doubt_is_judged_again(picture):
     assert '{"Global": ["Blurs"]}' in prompts(client, "AnalysisReply")[1].case
     found = {item.type: item.severity for item in row.evidence.distortion_analysis["Global"]}
     assert found == {"Noise": "moderate", "Blurs": "slight"}
-    assert row.passes[0].gaps == ["Executor is uncertain: cannot tell how severe Blurs of Global is"]
+    assert row.passes[0].gaps == [
+        "Executor is uncertain: cannot tell how severe Blurs of Global is"
+    ]
 
 
 # Which pass wins
@@ -152,7 +165,9 @@ def test_a_second_pass_that_breaks_off_leaves_the_evidence_of_the_first_and_its_
     assert "Pass 2, to close the gap" in " ".join(account(row).split())
 
 
-@pytest.mark.parametrize(("rule", "expected", "checks"), [("check", 2.6, {"NIQE"}), ("vote", 2.5, set())])
+@pytest.mark.parametrize(
+    ("rule", "expected", "checks"), [("check", 2.6, {"NIQE"}), ("vote", 2.5, set())]
+)
 def test_a_tool_that_another_clearly_leads_only_checks_it(picture, rule, expected, checks):
     """The record has LocalNR lead NIQE by 0.11 of SRCC."""
     settings = Settings(fusion={"trailing_tools": rule})

@@ -15,7 +15,10 @@ def test_notes_warn_of_what_a_run_lacks():
     run["dataset"] |= {"images": 82, "missing": ["a.png", "b.png"], "higher_is_better": True}
     run["dataset"]["left_out"] = {"no score": 3}
     turned = analysed([row | {"mos": -row["mos"]} for row in rows], run, draws=20).notes
-    plain = analysed(rows, make_run() | {"dataset": run["dataset"] | {"images": 72, "missing": [], "left_out": {}}})
+    plain = analysed(
+        rows,
+        make_run() | {"dataset": run["dataset"] | {"images": 72, "missing": [], "left_out": {}}},
+    )
     for said in (
         "10 of 82 images take no part",
         "2 files that the authors' list names are absent, the first is a.png",
@@ -62,7 +65,12 @@ def test_the_page_is_clean_in_a_browser_and_hostile_names_are_text(page, size, d
         watched.page.goto(page.as_uri())
         assert watched.page.locator("figure img[src^='data:image/svg']").count() == 6
         assert MARKUP in watched.page.locator("h2").inner_text()
-        assert MARKUP in watched.page.locator("details.table", has_text="Within each distortion type").text_content()
+        assert (
+            MARKUP
+            in watched.page.locator(
+                "details.table", has_text="Within each distortion type"
+            ).text_content()
+        )
         assert watched.page.locator("script").count() == 1
         watched.page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
         assert watched.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
@@ -83,7 +91,9 @@ def test_tables_sort_by_keyboard_and_unfold_in_print(page, study):
         for order, expected in (("ascending", values), ("descending", values[::-1])):
             column.locator("button").press("Enter")
             assert column.get_attribute("aria-sort") == order
-            shown = first.locator(cells).evaluate_all("cells => cells.map(cell => Number(cell.dataset.n))")
+            shown = first.locator(cells).evaluate_all(
+                "cells => cells.map(cell => Number(cell.dataset.n))"
+            )
             assert shown == expected
         assert not tables.nth(1).locator("table").is_visible()
         watched.page.emulate_media(media="print")

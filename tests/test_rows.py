@@ -140,7 +140,10 @@ def test_every_row_that_was_synced_survives_also_after_rows_were_taken_out(path,
     assert numbers(disk.after_a_cut()[path.name]) == [0, 1, 2, 3]
     disk.cuts.clear()
     file.recover(number_of, lambda row: row["n"] % 2 == 0)
-    assert {tuple(numbers(cut[path.name])) for cut in disk.cuts} == {(0, 1, 2, 3), (1, 3)}  # nothing between
+    assert {tuple(numbers(cut[path.name])) for cut in disk.cuts} == {
+        (0, 1, 2, 3),
+        (1, 3),
+    }  # nothing between
     assert file.done == {"1", "3"}
     with pytest.raises(RowsError, match="another process"):
         opened(path)
@@ -149,7 +152,9 @@ def test_every_row_that_was_synced_survives_also_after_rows_were_taken_out(path,
     assert numbers(disk.after_a_cut()[path.name]) == [1, 3, 9]
 
 
-def test_rows_reach_the_disk_as_they_come_and_those_whose_sync_fails_are_taken_back(path, disk, monkeypatch):
+def test_rows_reach_the_disk_as_they_come_and_those_whose_sync_fails_are_taken_back(
+    path, disk, monkeypatch
+):
     file = opened(path)
     file.append('{"n": 0}')
     assert numbers(disk.after_a_cut()[path.name]) == [0]
@@ -180,7 +185,9 @@ def test_what_a_kill_left_of_a_line_is_cut_off(tmp_path_factory, values, cut):
 
 def test_a_line_that_is_no_row_is_named_and_stays(path):
     file = opened(path, ONE + '{"b": 2}\n' + THREE)
-    with pytest.raises(RowsError, match=r"rows\.jsonl, line 2: expected rows as this program writes them [(]n:"):
+    with pytest.raises(
+        RowsError, match=r"rows\.jsonl, line 2: expected rows as this program writes them [(]n:"
+    ):
         file.recover(drop=lambda row: True)
     assert path.read_text() == ONE + '{"b": 2}\n' + THREE
     file.close()
@@ -189,7 +196,10 @@ def test_a_line_that_is_no_row_is_named_and_stays(path):
 def test_the_last_line_of_a_run_that_goes_on_may_be_torn(path):
     path.write_text(ONE + TWO + '{"n')
     with path.open("rb") as file:
-        assert [row for _, row in rows_in(file, path, Numbered, going_on=True)] == [{"n": 1}, {"n": 2}]
+        assert [row for _, row in rows_in(file, path, Numbered, going_on=True)] == [
+            {"n": 1},
+            {"n": 2},
+        ]
     with path.open("rb") as file, pytest.raises(RowsError, match="line 3"):
         list(rows_in(file, path, Numbered))
 
@@ -245,8 +255,12 @@ def test_results_go_on_only_with_resume_and_what_they_depend_on(path, tmp_path, 
     with pytest.raises(RowsError, match="add --resume"):
         Results(path, ask())
     settings = WORK.settings
-    uniform = settings.model_copy(update={"fusion": settings.fusion.model_copy(update={"mode": "uniform"})})
-    maps = settings.model_copy(update={"tools": settings.tools.model_copy(update={"maps": str(path)})})
+    uniform = settings.model_copy(
+        update={"fusion": settings.fusion.model_copy(update={"mode": "uniform"})}
+    )
+    maps = settings.model_copy(
+        update={"tools": settings.tools.model_copy(update={"maps": str(path)})}
+    )
     others = {
         "fusion.mode": ask(Assessing(uniform, "letters")),
         "tool maps": ask(Assessing(maps, "letters")),
@@ -265,10 +279,14 @@ def test_failed_rows_of_this_run_are_taken_out_with_retry_and_others_stay(path, 
     with_rows(path, ask(), *map(failed, items))
     results = with_rows(path, ask(), resume=True, retry=True, asked={items[0].key})
     assert results.done == {items[1].key}
-    assert [json.loads(line)["image"] for line in path.read_text().splitlines()] == [str(items[1].image)]
+    assert [json.loads(line)["image"] for line in path.read_text().splitlines()] == [
+        str(items[1].image)
+    ]
 
 
-def test_pictures_and_references_that_changed_are_taken_out_and_those_that_are_gone_stay(path, tmp_path):
+def test_pictures_and_references_that_changed_are_taken_out_and_those_that_are_gone_stay(
+    path, tmp_path
+):
     items = [Item(tmp_path / f"{n}.png", tmp_path / f"{n}.ref") for n in range(4)]
     for item in items:
         item.image.write_bytes(b"a picture")
@@ -318,7 +336,9 @@ def put(place: Path, kind: str) -> Path:
     return place
 
 
-@pytest.mark.parametrize("kind", [*CONTENTS, "pipe", "folder", "endless device", "loop of links", "dangling link"])
+@pytest.mark.parametrize(
+    "kind", [*CONTENTS, "pipe", "folder", "endless device", "loop of links", "dangling link"]
+)
 def test_odd_files_as_rows_description_and_manifest_are_refused_and_stay(kind, path, tmp_path):
     with_rows(path, ask(), failed(Item(tmp_path / "a.png")))
     before, description = path.read_bytes(), path.with_name("rows.jsonl.run.json")
@@ -338,14 +358,23 @@ def test_odd_files_as_rows_description_and_manifest_are_refused_and_stay(kind, p
 
 @pytest.mark.parametrize(
     "changes",
-    [{"image": ["a.png"]}, {"query": ...}, {"choices": "Yes|No"}, {"q": "4.5"}, {"q": float("nan")}, {"tools": {}}],
+    [
+        {"image": ["a.png"]},
+        {"query": ...},
+        {"choices": "Yes|No"},
+        {"q": "4.5"},
+        {"q": float("nan")},
+        {"tools": {}},
+    ],
     ids=str,
 )
 def test_a_row_of_another_form_is_named_by_its_line_and_stays(changes, path, tmp_path):
     with_rows(path, ask(), failed(Item(tmp_path / "a.png")))
     row = json.loads(path.read_text()) | changes
     with path.open("a") as file:
-        file.write(json.dumps({name: value for name, value in row.items() if value is not ...}) + "\n")
+        file.write(
+            json.dumps({name: value for name, value in row.items() if value is not ...}) + "\n"
+        )
     before = path.read_bytes()
     assert f"{path}, line 2: " in refused(RowsError, Results, path, ask(), resume=True)
     assert path.read_bytes() == before
@@ -353,7 +382,11 @@ def test_a_row_of_another_form_is_named_by_its_line_and_stays(changes, path, tmp
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
 def test_what_lies_where_rows_are_written_anew_is_not_written_through(kind, path, tmp_path):
-    item, elsewhere, partial = Item(tmp_path / "a.png"), tmp_path / "own.txt", tmp_path / "rows.jsonl.partial"
+    item, elsewhere, partial = (
+        Item(tmp_path / "a.png"),
+        tmp_path / "own.txt",
+        tmp_path / "rows.jsonl.partial",
+    )
     with_rows(path, ask(), failed(item))
     before = path.read_bytes()
     elsewhere.write_text("mine")
@@ -372,8 +405,12 @@ def test_what_lies_where_rows_are_written_anew_is_not_written_through(kind, path
 
 
 @pytest.mark.parametrize("option", ["--out", "--csv"])
-@pytest.mark.parametrize("place", ["pipe", "folder", "loop of links", "dangling link", "m.csv", "to m.csv", "a.png"])
-def test_places_that_answers_may_not_take_are_told_first(option, place, tmp_path, monkeypatch, capfd):
+@pytest.mark.parametrize(
+    "place", ["pipe", "folder", "loop of links", "dangling link", "m.csv", "to m.csv", "a.png"]
+)
+def test_places_that_answers_may_not_take_are_told_first(
+    option, place, tmp_path, monkeypatch, capfd
+):
     monkeypatch.chdir(tmp_path)
     used = {"a.png": b"a picture", "m.csv": b"image\na.png\n"}
     for name, content in used.items():

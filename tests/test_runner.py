@@ -36,7 +36,11 @@ TIMED = {"execution_time", "timestamp"}
 def untimed(value):
     """A row without what tells when it was made and how long that took."""
     if isinstance(value, dict):
-        kept = {key: part for key, part in value.items() if not (key.endswith("seconds") or key in TIMED)}
+        kept = {
+            key: part
+            for key, part in value.items()
+            if not (key.endswith("seconds") or key in TIMED)
+        }
         return {key: untimed(part) for key, part in kept.items()}
     return [untimed(part) for part in value] if isinstance(value, list) else value
 
@@ -68,10 +72,16 @@ def test_what_hangs_or_crashes_costs_one_picture_and_a_new_process(tmp_path, cap
     names = ["a", "segfault", "b", "once", "hang", "c", "raise", "stuck", "d", "exit", "e"]
     found = by_name(acting(jobs=3).rows(items(tmp_path, *names)))
     assert found.keys() == set(names)
-    assert found["segfault"] == "2 processes died while they assessed this image alone, the last by SIGSEGV"
+    assert (
+        found["segfault"]
+        == "2 processes died while they assessed this image alone, the last by SIGSEGV"
+    )
     assert found["exit"].endswith("the last with status 7")
     for name in ("hang", "stuck"):
-        assert found[name] == "timed out after 600 s, last seen in NIQE; raise --timeout if it was at work"
+        assert (
+            found[name]
+            == "timed out after 600 s, last seen in NIQE; raise --timeout if it was at work"
+        )
     assert found["raise"] == "KeyError: 'no such thing'"
     assert all(found[name].startswith("made by ") for name in ("a", "b", "once", "c", "d", "e"))
     assert "SIGSEGV; going on with a new one" in caplog.text
@@ -80,8 +90,12 @@ def test_what_hangs_or_crashes_costs_one_picture_and_a_new_process(tmp_path, cap
 
 
 def test_processes_that_die_while_they_load_end_the_batch(tmp_path, monkeypatch):
-    monkeypatch.setattr(Acting, "__reduce__", lambda self: (os._exit, (7,)))  # unpickled, it ends the process
-    with pytest.raises(BatchError, match=r"3 processes in a row died while they loaded: .* status 7"):
+    monkeypatch.setattr(
+        Acting, "__reduce__", lambda self: (os._exit, (7,))
+    )  # unpickled, it ends the process
+    with pytest.raises(
+        BatchError, match=r"3 processes in a row died while they loaded: .* status 7"
+    ):
         list(acting().rows(items(tmp_path, "a")))
 
 
@@ -180,7 +194,9 @@ def test_an_agents_row_comes_from_another_process_as_it_was_there(crops, service
     row = Assessing(load_settings()).row(crops[0], services, Observer())
     assert row.evidence.tool_logs
     there = pickle.loads(pickle.dumps(row))
-    assert there.model_dump() == row.model_dump()  # with the logs that a line leaves out of the evidence
+    assert (
+        there.model_dump() == row.model_dump()
+    )  # with the logs that a line leaves out of the evidence
     assert as_line(there) == as_line(row)
     assert row_key(vars(there)) == crops[0].key
 
@@ -239,7 +255,9 @@ def test_an_agent_that_ran_out_of_memory_half_way_gives_no_score(crops, services
     assert row.q is None
 
 
-def test_a_tool_that_ran_out_of_memory_is_asked_again_before_another_stands_in(crops, services, monkeypatch):
+def test_a_tool_that_ran_out_of_memory_is_asked_again_before_another_stands_in(
+    crops, services, monkeypatch
+):
     real, failed = ToolRunner._run, []
 
     def exhausted_once(self, spec, *rest):

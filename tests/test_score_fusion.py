@@ -31,12 +31,23 @@ def test_without_tools_the_score_is_the_models_expectation_and_a_warning_says_so
     assert fusion.sensitivity([], p) == 0.0
     with caplog.at_level(logging.WARNING):
         assert fusion.compute_perceptual_weights([]) == UNIFORM
-    assert [(r.levelname, r.name) for r in caplog.records] == [("WARNING", "agentic_iqa_local.score_fusion")]
+    assert [(r.levelname, r.name) for r in caplog.records] == [
+        ("WARNING", "agentic_iqa_local.score_fusion")
+    ]
 
 
 @pytest.mark.parametrize(
     ("answer", "level"),
-    [("A", 5), ("b", 4), (" C ", 3), ("Poor", 2), ("bad", 1), (4, 4), ("B. Good", 4), ("(d) poor", 2)],
+    [
+        ("A", 5),
+        ("b", 4),
+        (" C ", 3),
+        ("Poor", 2),
+        ("bad", 1),
+        (4, 4),
+        ("B. Good", 4),
+        ("(d) poor", 2),
+    ],
 )
 def test_a_written_answer_gives_its_level_0_8_and_shares_the_rest(fusion, answer, level):
     expected = pytest.approx({c: 0.8 if c == level else 0.05 for c in LEVELS})
@@ -45,13 +56,17 @@ def test_a_written_answer_gives_its_level_0_8_and_shares_the_rest(fusion, answer
 
 
 @pytest.mark.parametrize("mode", ["logits", "classification"])
-@pytest.mark.parametrize("garbage", [None, "", "F", "A or B", "B. Poor", 6, [0.2] * 5, {}, {"A": 0.0, "good": 1.0}])
+@pytest.mark.parametrize(
+    "garbage", [None, "", "F", "A or B", "B. Poor", 6, [0.2] * 5, {}, {"A": 0.0, "good": 1.0}]
+)
 def test_no_probability_is_invented_from_garbage(fusion, mode, garbage):
     with pytest.raises(ValueError, match=r"expected"):
         fusion.extract_vlm_probabilities(garbage, mode=mode)
 
 
-@pytest.mark.parametrize("values", [(math.nan, 0, 0, 0, 0), (math.inf, 0, 0, 0, 0), (-math.inf,) * 5], ids=str)
+@pytest.mark.parametrize(
+    "values", [(math.nan, 0, 0, 0, 0), (math.inf, 0, 0, 0, 0), (-math.inf,) * 5], ids=str
+)
 def test_log_probabilities_that_are_not_finite_are_refused(fusion, values):
     with pytest.raises(ValueError, match="finite log-probabilities"):
         fusion.extract_vlm_probabilities(dict(zip("ABCDE", values, strict=True)))
@@ -62,13 +77,17 @@ def test_log_probabilities_that_are_not_finite_are_refused(fusion, values):
     weights=st.lists(st.floats(1e-6, 1), min_size=5, max_size=5),
     eta=st.floats(0.1, 10),
 )
-def test_scores_stay_on_the_scale_and_rise_with_the_tools_mean_as_the_sensitivity_says(means, weights, eta):
+def test_scores_stay_on_the_scale_and_rise_with_the_tools_mean_as_the_sensitivity_says(
+    means, weights, eta
+):
     fusion = ScoreFusion(eta=eta)
     p = {c: w / sum(weights) for c, w in zip(LEVELS, weights, strict=True)}
     low, high = (fusion.fuse_scores([mean], p) for mean in sorted(means))
     assert 1 - 1e-9 <= low <= high + 1e-9 <= 5 + 1e-9
     mean, step = min(max(means[0], 1 + 1e-5), 5 - 1e-5), 1e-5
-    slope = (fusion.fuse_scores([mean + step], p) - fusion.fuse_scores([mean - step], p)) / (2 * step)
+    slope = (fusion.fuse_scores([mean + step], p) - fusion.fuse_scores([mean - step], p)) / (
+        2 * step
+    )
     assert fusion.sensitivity([mean], p) == pytest.approx(slope, abs=1e-5)
 
 
@@ -101,7 +120,12 @@ def test_the_unnormalised_sum_cannot_reach_the_papers_score():
     [
         (1e6, 2.6, UNIFORM, 3),  # the nearest level takes all
         (1e6, 5.0, one_hot(1), 1),  # α_1 underflows to 0 where p is not 0: a plain quotient is 0/0
-        (1e6, 4.0, {1: 0.5, 2: 0.5, 3: 0.0, 4: 0.0, 5: 0.0}, 2),  # of the two levels left the nearer one
+        (
+            1e6,
+            4.0,
+            {1: 0.5, 2: 0.5, 3: 0.0, 4: 0.0, 5: 0.0},
+            2,
+        ),  # of the two levels left the nearer one
     ],
 )
 def test_huge_eta_does_not_divide_zero_by_zero(eta, tool_score, p, expected):
@@ -115,12 +139,15 @@ def test_huge_eta_does_not_divide_zero_by_zero(eta, tool_score, p, expected):
         *((score, [2.0, 3.0, 4.0, 4.8], letter) for score, letter in ((1.9, "E"), (2.0, "D"), (4.8, "A"))),
     ],
 )  # fmt: skip
-def test_map_to_level_takes_the_nearest_level_halves_up_or_custom_thresholds(fusion, score, thresholds, letter):
+def test_map_to_level_takes_the_nearest_level_halves_up_or_custom_thresholds(
+    fusion, score, thresholds, letter
+):
     assert fusion.map_to_level(score, thresholds) == letter
 
 
 @pytest.mark.parametrize(
-    ("levels", "scores"), [([1, 2, 3], {1.0: "C", 1.5: "B", 3.0: "A"}), (range(7), {0.0: "G", 2.9: "D", 6.0: "A"})]
+    ("levels", "scores"),
+    [([1, 2, 3], {1.0: "C", 1.5: "B", 3.0: "A"}), (range(7), {0.0: "G", 2.9: "D", 6.0: "A"})],
 )
 def test_other_levels_than_five_have_their_letters(levels, scores):
     fusion = ScoreFusion(quality_levels=levels)
@@ -145,7 +172,9 @@ def test_tool_scores_outside_1_to_5_are_refused(fusion, score):
         fusion.fuse_scores([3.0, score], UNIFORM)
 
 
-@pytest.mark.parametrize("p", [dict.fromkeys(LEVELS, 0.3), UNIFORM | {1: -0.2, 2: 0.6}, UNIFORM | {1: math.nan}])
+@pytest.mark.parametrize(
+    "p", [dict.fromkeys(LEVELS, 0.3), UNIFORM | {1: -0.2, 2: 0.6}, UNIFORM | {1: math.nan}]
+)
 def test_probabilities_that_are_none_are_refused(fusion, p):
     with pytest.raises(ValueError, match="sum to 1"):
         fusion.fuse_scores([3.0], p)

@@ -19,5 +19,7 @@ def test_an_environment_that_is_up_to_date_is_taken_as_it_is(tmp_path: Path) -> 
     (checkout / ".venv" / ".made_from").write_text(f"{hashlib.sha256(made_from).hexdigest()}  -\n")
     line = ["bash", "scripts/with_env.sh", "echo", "done"]
     variables = os.environ | {"PYTHON": "/bin/false"}  # which must not be asked to make another one
-    done = subprocess.run(line, cwd=checkout, env=variables, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        line, cwd=checkout, env=variables, capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")

@@ -34,7 +34,11 @@ class Scripted:
     url = "http://127.0.0.1:8000"
 
     def __init__(self):
-        self.answers = {MODELS: {"data": [{"id": "embedded"}]}, VERSION: {"version": "0.33"}, HEALTH: {}}
+        self.answers = {
+            MODELS: {"data": [{"id": "embedded"}]},
+            VERSION: {"version": "0.33"},
+            HEALTH: {},
+        }
         self.asked: list[httpx2.Request] = []
 
     def __call__(self, request: httpx2.Request) -> httpx2.Response:
@@ -56,13 +60,17 @@ class Scripted:
 def server(monkeypatch):
     scripted, real = Scripted(), openai.DefaultHttpxClient
     over = httpx2.MockTransport(scripted)
-    monkeypatch.setattr("openai.DefaultHttpxClient", lambda **options: real(transport=over, **options))
+    monkeypatch.setattr(
+        "openai.DefaultHttpxClient", lambda **options: real(transport=over, **options)
+    )
     monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.0)
     return scripted
 
 
 def connect(at, **options) -> ServerClient:
-    return ServerClient("embedded", ModelSettings(path=str(EMBEDDED), **{"server": at.url, **options}), "cpu")
+    return ServerClient(
+        "embedded", ModelSettings(path=str(EMBEDDED), **{"server": at.url, **options}), "cpu"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +123,11 @@ def test_what_is_asked_and_answered(server, prompt, monkeypatch):
     found = opened.read_letters(SCORING, ANSWER_PREFIX, LETTERS)
     assert found.logprobs == dict(zip(LETTERS, SOUND, strict=True))
     assert found.off_letter_mass == pytest.approx(1 - 5 * 0.19)
-    assert (opened.usage.calls, opened.usage.prefilled, opened.usage.reused) == (1, len(prompt[0]), 0)
+    assert (opened.usage.calls, opened.usage.prefilled, opened.usage.reused) == (
+        1,
+        len(prompt[0]),
+        0,
+    )
     body = json.loads(server.asked[-1].content)
     assert body["logprob_token_ids"] == [*prompt[1].values()]
     assert body["messages"][-1] == {"role": "assistant", "content": ANSWER_PREFIX}
@@ -126,8 +138,12 @@ def test_what_is_asked_and_answered(server, prompt, monkeypatch):
     assert sent.tobytes() == PICTURE.tobytes()
     rest = '", "quality_reasoning": "Soft."}'
     usage = {"completion_tokens": 9, "prompt_tokens_details": {"cached_tokens": 32}}
-    letter = client.renderer.encode(ANSWER_PREFIX + "B")[len(client.renderer.encode(ANSWER_PREFIX)) :]
-    server.answers[CHAT] = completion(prompt[0] + letter, {"message": {"content": rest}}, usage=usage)
+    letter = client.renderer.encode(ANSWER_PREFIX + "B")[
+        len(client.renderer.encode(ANSWER_PREFIX)) :
+    ]
+    server.answers[CHAT] = completion(
+        prompt[0] + letter, {"message": {"content": rest}}, usage=usage
+    )
     answer = opened.generate(SCORING, answer_reply(LETTERS), answer_prefix=ANSWER_PREFIX + "B")
     assert answer == ANSWER_PREFIX + "B" + rest
     assert (opened.usage.reused, opened.usage.decoded) == (32, 9)
@@ -140,11 +156,17 @@ def test_what_is_not_about_what_was_asked_is_refused(server, prompt):
     top = twice["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
     top += [entry | {"logprob": -9.0} for entry in top]
     for answer, said in (
-        (letters(prompt, [float("nan")] * 5), f"server {server.url}: expected a finite log-probability"),
+        (
+            letters(prompt, [float("nan")] * 5),
+            f"server {server.url}: expected a finite log-probability",
+        ),
         (letters(prompt, ["-1"] * 5), f"server {server.url}: expected a finite log-probability"),
         (letters(prompt, SOUND[:4]), "expected one log-probability of each letter's token"),
         (twice, "expected one log-probability of each letter's token"),
-        (letters((prompt[0], dict.fromkeys(LETTERS, 7)), SOUND), "it must be a vLLM server that honours"),
+        (
+            letters((prompt[0], dict.fromkeys(LETTERS, 7)), SOUND),
+            "it must be a vLLM server that honours",
+        ),
         (letters((prompt[0][1:], prompt[1]), SOUND), "expected it to see the"),
         (letters(prompt, SOUND, prompt_token_ids=None), "expected it to see the"),
     ):
@@ -174,12 +196,16 @@ def test_a_wrong_or_missing_model_is_named(server):
 
 
 @pytest.mark.parametrize(
-    ("status", "health", "lost"), [(500, 503, True), (503, 200, True), (500, 200, False), (400, 200, False)]
+    ("status", "health", "lost"),
+    [(500, 503, True), (503, 200, True), (500, 200, False), (400, 200, False)],
 )
 def test_a_server_whose_engine_is_dead_is_a_lost_model(server, status, health, lost):
     """A request that fails is one image's failure; an engine that is dead fails every one after it."""
     client = connect(server)
-    server.answers |= {CHAT: (b"EngineCore\x1b[2J\nencountered an issue", status), HEALTH: ({}, health)}
+    server.answers |= {
+        CHAT: (b"EngineCore\x1b[2J\nencountered an issue", status),
+        HEALTH: ({}, health),
+    }
     error = refused(f"failed with {status} \\(EngineCore.* encountered an issue", read, client)
     assert isinstance(error, ModelLost) == lost
 
@@ -207,11 +233,16 @@ def test_a_redirection_is_not_followed(server):
 def test_key_and_login_are_sent_and_written_nowhere(server, prompt, monkeypatch):
     """The first is base64 of iqa:hunter2/@:#, made by coreutils' base64."""
     server.answers[CHAT] = letters(prompt, SOUND)
-    client = connect(server, server=server.url.replace("http://", "http://iqa:hunter2%2F%40%3A%23@"))
+    client = connect(
+        server, server=server.url.replace("http://", "http://iqa:hunter2%2F%40%3A%23@")
+    )
     read(client)
     assert server.logins == {"Basic aXFhOmh1bnRlcjIvQDoj"}
     settings = client.settings
-    assert "hunter2" not in f"{client.describe()}{settings}{settings.model_dump()}{settings.model_dump_json()}"
+    assert (
+        "hunter2"
+        not in f"{client.describe()}{settings}{settings.model_dump()}{settings.model_dump_json()}"
+    )
     assert client.describe()["device"] == settings.model_dump()["server"] == server.url
     server.asked.clear()
     monkeypatch.setenv("AGENTIC_IQA_SERVER_KEY", "s3cret")

@@ -35,7 +35,15 @@ def served(folder, *options, token=None, ends_with=signal.SIGTERM):
     environment.pop("AGENTIC_IQA_TOKEN", None)
     if token:
         environment["AGENTIC_IQA_TOKEN"] = token
-    words = [sys.executable, "scripts/serve.py", "--cpu", "--port", "0", "--batches", str(folder / "spool")]
+    words = [
+        sys.executable,
+        "scripts/serve.py",
+        "--cpu",
+        "--port",
+        "0",
+        "--batches",
+        str(folder / "spool"),
+    ]
     log = folder / "log"
     with log.open("w+") as stderr:
         process = subprocess.Popen([*words, *options], cwd=ROOT, env=environment, stderr=stderr)
@@ -104,8 +112,14 @@ def test_pictures_are_compared_and_ordered(service):
 def test_clients_of_openai_get_the_account_and_the_row(service):
     client = openai.OpenAI(base_url=f"{service.base_url}/v1", api_key="none")
     address = f"data:image/png;base64,{base64.b64encode(png(1)).decode()}"
-    parts = [{"type": "text", "text": "Rate it"}, {"type": "image_url", "image_url": {"url": address}}]
-    asked = {"model": client.models.list().data[0].id, "messages": [{"role": "user", "content": parts}]}
+    parts = [
+        {"type": "text", "text": "Rate it"},
+        {"type": "image_url", "image_url": {"url": address}},
+    ]
+    asked = {
+        "model": client.models.list().data[0].id,
+        "messages": [{"role": "user", "content": parts}],
+    }
     whole = client.chat.completions.create(**asked, extra_body={"pipeline": "letters"})
     assert whole.row["query"] == "Rate it"
     assert f"{whole.row['q']:.2f}" in whole.choices[0].message.content
@@ -113,7 +127,9 @@ def test_clients_of_openai_get_the_account_and_the_row(service):
     assert chunk.row["q"] == whole.row["q"]
     assert chunk.choices[0].delta.content.startswith("picture: ")
     with pytest.raises(openai.BadRequestError, match="image: expected"):
-        client.chat.completions.create(model="any", messages=[{"role": "user", "content": "Rate it"}])
+        client.chat.completions.create(
+            model="any", messages=[{"role": "user", "content": "Rate it"}]
+        )
 
 
 def test_what_cannot_be_asked_is_told(service):
@@ -142,7 +158,10 @@ def test_scripts_in_names_and_questions_stay_text(service):
     answer = service.post("/v1/assess", files=files, data={"query": script}, headers=accepted)
     assert len(re.findall("^event: row$", answer.text, re.M)) == 1
     for said in (answer, service.get("/v1/batches/%3Cscript%3E")):
-        assert said.headers["content-type"].partition(";")[0] in ("application/json", "text/event-stream")
+        assert said.headers["content-type"].partition(";")[0] in (
+            "application/json",
+            "text/event-stream",
+        )
         assert said.headers["x-content-type-options"] == "nosniff"
         assert said.headers["content-security-policy"].startswith("default-src 'none'")
 
@@ -167,15 +186,21 @@ def test_malformed_requests_do_no_harm(service, path):
         answer = service.post(f"/v1/{path}", content=body, headers={"Content-Type": kind})
         assert 400 <= answer.status_code < 500, (kind, body[:50], answer.text)
     assert service.get("/healthz").status_code == 200
-    with socket.create_connection((service.base_url.host, service.base_url.port), timeout=600) as one:
-        one.sendall(b"GET /../../../etc/passwd HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    with socket.create_connection(
+        (service.base_url.host, service.base_url.port), timeout=600
+    ) as one:
+        one.sendall(
+            b"GET /../../../etc/passwd HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+        )
         assert b" 404 " in one.recv(65536)
     assert "Traceback" not in service.log.read_text()
 
 
 def test_a_killed_model_process_costs_no_answer(service):
     (process,) = [
-        child for child in psutil.Process(service.process.pid).children() if "spawn_main" in " ".join(child.cmdline())
+        child
+        for child in psutil.Process(service.process.pid).children()
+        if "spawn_main" in " ".join(child.cmdline())
     ]
     process.kill()
     assert service.post("/v1/assess", files={"image": ("a.png", png(5))}).status_code == 200
@@ -197,12 +222,19 @@ def test_a_batch_goes_on_after_a_kill_and_has_a_gallery_and_a_token_is_asked_for
             time.sleep(0.1)
         assert (status["done"], status["failed"]) == (12, 0)
         rows = [json.loads(line) for line in client.get(status["links"]["rows"]).text.splitlines()]
-        assert sorted(row["sha256"] for row in rows) == sorted(hashlib.sha256(data).hexdigest() for data in pictures)
-        assert {row["image"] for row in rows} == {"same.png", *(f"{i} same.png" for i in range(2, 13))}
+        assert sorted(row["sha256"] for row in rows) == sorted(
+            hashlib.sha256(data).hexdigest() for data in pictures
+        )
+        assert {row["image"] for row in rows} == {
+            "same.png",
+            *(f"{i} same.png" for i in range(2, 13)),
+        }
         assert len(client.get(status["links"]["rows"], params={"from": 10}).text.splitlines()) == 2
         page = client.get(status["links"]["gallery"])
         assert page.text.count("UklGR") >= 12  # thumbnails in WebP, in base64
-        assert "script-src" not in page.headers["content-security-policy"]  # the page has its own policy
+        assert (
+            "script-src" not in page.headers["content-security-policy"]
+        )  # the page has its own policy
         assert client.delete(f"/v1/batches/{name}").status_code == 204
         assert client.get(f"/v1/batches/{name}").status_code == 404
         assert not (tmp_path / "spool" / name).exists()

@@ -27,7 +27,10 @@ def opened(watched, service, token=TOKEN):
 
 
 def given(page, *names, to="#image"):
-    files = [{"name": name, "mimeType": "image/png", "buffer": png(seed)} for seed, name in enumerate(names, 40)]
+    files = [
+        {"name": name, "mimeType": "image/png", "buffer": png(seed)}
+        for seed, name in enumerate(names, 40)
+    ]
     page.set_input_files(to, files)
 
 
@@ -67,12 +70,16 @@ def test_the_page_in_each_of_its_states(service, size, dark):
         page.click("text=Side by side")
         assert page.locator(".frame.beside").count() == 1
         clean(watched, service)
-        given(page, "a.png", "b.png", "c.png")  # after an answer the next pictures are another question
+        given(
+            page, "a.png", "b.png", "c.png"
+        )  # after an answer the next pictures are another question
         assert page.inner_text("#go") == "Compare 3 pictures"
         page.click("#references button")
         assessed(page)
         assert page.locator(".order > li").count() == 3
-        assert page.locator(".order img").evaluate_all("all => all.every(one => one.naturalWidth > 0)")
+        assert page.locator(".order img").evaluate_all(
+            "all => all.every(one => one.naturalWidth > 0)"
+        )
         page.locator(".order summary").first.click()
         page.wait_for_selector(".order .bars li")
         assert page.locator(".order .bars li").count() == 5
@@ -89,10 +96,14 @@ def test_pictures_are_assessed_one_by_one_with_a_gallery(service):
         assert page.inner_text("#go") == "Assess 2 pictures"
         assessed(page)
         assert page.locator(".order > li").count() == 2
-        assert page.locator(".order img").evaluate_all("all => all.every(one => one.naturalWidth > 0)")
+        assert page.locator(".order img").evaluate_all(
+            "all => all.every(one => one.naturalWidth > 0)"
+        )
         with page.expect_download() as saved:
             page.click("text=Download the gallery")
-        assert Path(saved.value.path()).read_text().count("UklGR") >= 2  # thumbnails in WebP, in base64
+        assert (
+            Path(saved.value.path()).read_text().count("UklGR") >= 2
+        )  # thumbnails in WebP, in base64
         clean(watched, service)
         assert service.get("/v1/batches").json() == []
 
@@ -180,7 +191,9 @@ def test_a_comparison_that_fails_says_so(service):
 def test_what_is_no_picture_is_told_with_its_reason(service):
     with browser_page() as watched:
         page = opened(watched, service)
-        page.set_input_files("#image", {"name": "a.png", "mimeType": "image/png", "buffer": b"no picture"})
+        page.set_input_files(
+            "#image", {"name": "a.png", "mimeType": "image/png", "buffer": b"no picture"}
+        )
         page.click("#go")
         page.wait_for_selector(".failed", timeout=600000)
         assert "a.png" in page.inner_text(".failed")

@@ -217,5 +217,8 @@ def test_an_ask_that_fails_is_told_without_the_places_of_pictures(tmp_path, coun
 
 
 def test_a_port_in_use_ends_with_a_sentence():
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UserError, match="free address"):
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(UserError, match="free address"),
+    ):
         listening("127.0.0.1", taken.getsockname()[1])

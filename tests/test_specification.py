@@ -32,16 +32,22 @@ SCORES, HIGH = ({"Global": {"Blurs": ["NIQE", score]}} for score in (2.6, 4.5))
 
 
 def evidence(analysis: dict | None, scores: dict | None) -> ExecutorOutput:
-    return ExecutorOutput.model_validate({"distortion_analysis": analysis, "quality_scores": scores})
+    return ExecutorOutput.model_validate(
+        {"distortion_analysis": analysis, "quality_scores": scores}
+    )
 
 
-def summarize(picture: str, client: ScriptedClient, settings: Settings | None = None, **state) -> dict:
+def summarize(
+    picture: str, client: ScriptedClient, settings: Settings | None = None, **state
+) -> dict:
     """The Summarizer's changes of a state with a plain plan and a moderate blur measured at 2.6, but for
     `state`."""
     plan = PlannerOutput.model_validate(plan_reply(query_type=state.pop("query_type", "IQA")))
     given = {"plan": plan, "executor_evidence": evidence(moderate_blur(), SCORES)} | state
     services = scripted_services(client, ScriptedTools({}), settings)
-    return summarizer_node({"query": QUERY, "image_path": picture, **given}, {"configurable": {"services": services}})
+    return summarizer_node(
+        {"query": QUERY, "image_path": picture, **given}, {"configurable": {"services": services}}
+    )
 
 
 NAMES = {
@@ -66,8 +72,13 @@ def test_the_default_configuration_has_the_specified_sections_and_keys():
     assert list(sections) == ["planner", "executor", "summarizer"]
     for section in sections.values():
         assert list(section) == ["backend", "temperature", "max_tokens"]
-        assert re.fullmatch(r"(transformers|vllm|server)\.\w+", section["backend"])  # open and local
-    assert (sections["summarizer"]["temperature"], sections["summarizer"]["max_tokens"]) == (0.0, 512)
+        assert re.fullmatch(
+            r"(transformers|vllm|server)\.\w+", section["backend"]
+        )  # open and local
+    assert (sections["summarizer"]["temperature"], sections["summarizer"]["max_tokens"]) == (
+        0.0,
+        512,
+    )
 
 
 # summarizer-design.md 2: the formula
@@ -89,7 +100,9 @@ def test_fusion_is_the_formula_of_the_design():
         assert fusion.compute_perceptual_weights(scores) == pytest.approx(alpha)
         assert fusion.extract_vlm_probabilities(log_p) == pytest.approx(p)
         assert literal.fuse_scores(scores, p) == pytest.approx(q)
-        assert fusion.fuse_scores(scores, p) == pytest.approx(q / sum(alpha[c] * p[c] for c in levels))
+        assert fusion.fuse_scores(scores, p) == pytest.approx(
+            q / sum(alpha[c] * p[c] for c in levels)
+        )
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
@@ -132,14 +145,23 @@ def test_decide_next_node_is_the_specified_function(need_replan):
             state["max_replan_iterations"] = limit
         if need_replan is not None:
             state["summarizer_result"] = SummarizerOutput(
-                final_answer="C", quality_reasoning="Soft.", need_replan=need_replan, replan_reason="why"
+                final_answer="C",
+                quality_reasoning="Soft.",
+                need_replan=need_replan,
+                replan_reason="why",
             )
         assert decide_next_node(state) == specified_next_node(state)
 
 
 @pytest.mark.parametrize("scope", ["Global", ["car"], ["car", "sky"]], ids=str)
 def test_should_replan_is_the_specified_function(scope):
-    analyses = [None, {}, moderate_blur(), moderate_blur("car"), moderate_blur("car") | moderate_blur("sky")]
+    analyses = [
+        None,
+        {},
+        moderate_blur(),
+        moderate_blur("car"),
+        moderate_blur("car") | moderate_blur("sky"),
+    ]
     for analysis, scores in itertools.product(analyses, [None, {}, SCORES]):
         given = evidence(analysis, scores)
         need_replan, reason = should_replan(given, scope)
@@ -150,14 +172,19 @@ def test_should_replan_is_the_specified_function(scope):
 # summarizer-core.md: the fallback, and what code notes
 
 
-@pytest.mark.parametrize(("query_type", "choices"), [("IQA", None), ("Other", None), ("Other", ["Yes", "No"])], ids=str)
+@pytest.mark.parametrize(
+    ("query_type", "choices"), [("IQA", None), ("Other", None), ("Other", ["Yes", "No"])], ids=str
+)
 def test_three_invalid_answers_end_in_the_fallback_in_either_mode(picture, query_type, choices):
     client = ScriptedClient(scripted_answers(SummaryReply="The image is fair."))
     state = {"executor_evidence": evidence(moderate_blur(), None), "query_type": query_type}
     update = summarize(picture, client, **state, **({"choices": choices} if choices else {}))
     result = update["summarizer_result"]
     assert len(prompts(client, "SummaryReply")) == 3
-    assert (result.final_answer, result.quality_reasoning) == ("Unable to determine", "VLM output parsing failed")
+    assert (result.final_answer, result.quality_reasoning) == (
+        "Unable to determine",
+        "VLM output parsing failed",
+    )
     assert (result.need_replan, update["iteration_count"]) == (False, 0)
 
 

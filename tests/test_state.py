@@ -63,10 +63,18 @@ def test_schema_examples_validate_against_their_model_and_schema(model):
 
 @pytest.mark.parametrize("field", ["image_path", "reference_path"])
 def test_planner_input_reports_missing_and_wrong_files(picture, tmp_path, field):
-    given = {"query": "Is it sharp?", "image_path": picture, "reference_path": picture, "prior_context": {"turn": 1}}
+    given = {
+        "query": "Is it sharp?",
+        "image_path": picture,
+        "reference_path": picture,
+        "prior_context": {"turn": 1},
+    }
     assert PlannerInput.model_validate(given).model_dump() == given
     missing = str(tmp_path / "missing.png")
-    for path, message in ((missing, f"Image file not found: {missing}"), (__file__, "Invalid image format")):
+    for path, message in (
+        (missing, f"Image file not found: {missing}"),
+        (__file__, "Invalid image format"),
+    ):
         with pytest.raises(ValueError, match=message):
             PlannerInput.model_validate(given | {field: path})
 
@@ -75,9 +83,20 @@ def test_a_failed_try_keeps_what_its_exception_was_and_the_retry_metadata():
     first = PlannerError.from_exception(OSError())
     assert (first.error_type, first.message, first.retry_count) == ("api_error", "OSError", 0)
     assert first.timestamp.tzinfo is UTC
-    third = PlannerError.from_exception(ValueError("no JSON"), attempt=3, backend="transformers.embedded", output="{")
-    assert (third.error_type, third.message, third.retry_count) == ("validation_error", "no JSON", 2)
-    about = {"exception": "ValueError", "attempt": 3, "backend": "transformers.embedded", "output": "{"}
+    third = PlannerError.from_exception(
+        ValueError("no JSON"), attempt=3, backend="transformers.embedded", output="{"
+    )
+    assert (third.error_type, third.message, third.retry_count) == (
+        "validation_error",
+        "no JSON",
+        2,
+    )
+    about = {
+        "exception": "ValueError",
+        "attempt": 3,
+        "backend": "transformers.embedded",
+        "output": "{",
+    }
     assert third.details == about
     assert PlannerError.model_validate_json(third.model_dump_json()) == third
 
@@ -139,7 +158,9 @@ def test_langgraph_replaces_plan_and_error_and_leaves_the_rest():
     evidence = ExecutorOutput.model_validate(EVIDENCE)
     old = plan(query_scope=["vehicle"], distortions={"vehicle": ["Blurs"]})
     graph = StateGraph(AgenticIQAState)
-    graph.add_node("first", lambda _: {"plan": old, "executor_evidence": evidence, "error": "first"})
+    graph.add_node(
+        "first", lambda _: {"plan": old, "executor_evidence": evidence, "error": "first"}
+    )
     graph.add_node("second", lambda _: {"plan": plan(), "error": "second"})
     for source, target in itertools.pairwise([START, "first", "second", END]):
         graph.add_edge(source, target)
@@ -154,5 +175,9 @@ def test_history_entries_carry_iteration_and_reason_and_the_latest_ten_stay(capl
         history = append_replan_reason(history, iteration, "gap")
     assert (len(history), history[0], caplog.records) == (10, "[Iteration 1] gap", [])
     longer = append_replan_reason(history, 11, "no scores")
-    assert (len(longer), longer[0], longer[-1]) == (10, "[Iteration 2] gap", "[Iteration 11] no scores")
+    assert (len(longer), longer[0], longer[-1]) == (
+        10,
+        "[Iteration 2] gap",
+        "[Iteration 11] no scores",
+    )
     assert "xcessive replanning" in caplog.text

@@ -40,7 +40,9 @@ def tied_scores(rows: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 def draws_of(rows: int, count: int = 50, seed: int = 1, groups=None, kinds=None) -> Draws:
     labels = {"group": groups, "distortion": kinds}
-    facts = [{name: None if of is None else of[i] for name, of in labels.items()} for i in range(rows)]
+    facts = [
+        {name: None if of is None else of[i] for name, of in labels.items()} for i in range(rows)
+    ]
     return Draws(facts, np.random.default_rng(seed), count)
 
 
@@ -69,11 +71,19 @@ def test_the_resampling_unit():
     ten, nine = [f"scene {i % 10}" for i in range(30)], [f"scene {i % 9}" for i in range(30)]
     types = ["blur", "noise", "jpeg"] * 10
     labels = [
-        draws_of(30, groups=g, kinds=k).over for g, k in [(ten, types), (nine, types), (nine, None), (None, types)]
+        draws_of(30, groups=g, kinds=k).over
+        for g, k in [(ten, types), (nine, types), (nine, None), (None, types)]
     ]
-    assert labels == ["groups", "distortion types, within these scenes", "rows, within these scenes", "rows"]
+    assert labels == [
+        "groups",
+        "distortion types, within these scenes",
+        "rows, within these scenes",
+        "rows",
+    ]
     whole = draws_of(60, groups=np.repeat(np.arange(12), 5).tolist())
-    assert (np.ptp(whole.weights.reshape(50, 12, 5), axis=2) == 0).all()  # whole groups, and as many as there are
+    assert (
+        np.ptp(whole.weights.reshape(50, 12, 5), axis=2) == 0
+    ).all()  # whole groups, and as many as there are
     assert (whole.counts.sum(axis=1) == 12).all()
 
 
@@ -143,7 +153,9 @@ def test_a_paired_difference_is_that_of_the_same_draws():
     first, second = draws.of(srcc, y + 0.1 * x, y, whole), draws.of(srcc, x, y, whole)
     found = difference("a", first, second)
     assert found["a"] == first[0] - second[0]
-    assert [found["a_low"], found["a_high"]] == list(np.percentile(first[1] - second[1], [2.5, 97.5]))
+    assert [found["a_low"], found["a_high"]] == list(
+        np.percentile(first[1] - second[1], [2.5, 97.5])
+    )
     assert found["p"] == pytest.approx(2 / 201)  # no draw at or below 0: two sides, 1 of 200 + 1
     assert difference("a", second, first)["p"] == found["p"]
     assert difference("a", first, first) == {"a": 0, "a_low": 0, "a_high": 0, "p": 1}
@@ -151,9 +163,13 @@ def test_a_paired_difference_is_that_of_the_same_draws():
 
 def test_holm():
     # Sorted: .0003·5, .003·4, .054·3, .32·2, and .5·1 raised to the .64 before it.
-    assert holm([0.5, 0.003, 0.32, 0.054, 0.0003]) == pytest.approx([0.64, 0.012, 0.64, 0.162, 0.0015])
+    assert holm([0.5, 0.003, 0.32, 0.054, 0.0003]) == pytest.approx(
+        [0.64, 0.012, 0.64, 0.162, 0.0015]
+    )
     assert holm([0.6, 0.7]) == pytest.approx([1, 1])  # .6·2 = 1.2 is cut to 1
-    assert holm([0.01, math.nan]) == pytest.approx([0.02, math.nan], nan_ok=True)  # the unknown one is counted
+    assert holm([0.01, math.nan]) == pytest.approx(
+        [0.02, math.nan], nan_ok=True
+    )  # the unknown one is counted
 
 
 # Calibration
@@ -165,7 +181,9 @@ def test_ranked_probability_score_gives_published_values_and_those_between_level
     scores = [0, 0.15625, 0.1850, 0.09745]
     assert ranked_probability_scores(p, np.array([1, 1, 2, 1])) == pytest.approx(scores, abs=1e-12)
     # Certain of 3 where the truth is 3.5: wrong by 1 over half a step of four, .5/4; certain of 1 where it is 5: 1.
-    assert ranked_probability_scores(np.eye(5)[[2, 0]], np.array([3.5, 5])) == pytest.approx([0.125, 1])
+    assert ranked_probability_scores(np.eye(5)[[2, 0]], np.array([3.5, 5])) == pytest.approx(
+        [0.125, 1]
+    )
 
 
 def test_expected_calibration_error():

@@ -44,7 +44,9 @@ def folders(rows, tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
     return [
         stored(root / "poor", with_letters(rows, 2.5, 1), model="P"),
-        stored(root / "good", with_letters(rows, 0.1, 2)[6:][::-1], model="G", git="0123456789abcdef+"),
+        stored(
+            root / "good", with_letters(rows, 0.1, 2)[6:][::-1], model="G", git="0123456789abcdef+"
+        ),
     ]
 
 
@@ -75,7 +77,12 @@ def test_figures_are_scipys_on_whole_scenes_of_the_images_that_both_answered(row
     draws = Draws([poor[key] for key in common], np.random.default_rng(0), 50)
     differences = []
     for weights in draws.weights:
-        keys = [key for key, count in zip(common, weights, strict=True) for _ in range(count) if key in answered]
+        keys = [
+            key
+            for key, count in zip(common, weights, strict=True)
+            for _ in range(count)
+            if key in answered
+        ]
         differences.append(rank(good, keys) - rank(poor, keys))
     ends = found["srcc_difference_low"], found["srcc_difference_high"]
     assert ends == pytest.approx(np.percentile(differences, [2.5, 97.5]))
@@ -95,8 +102,13 @@ def test_the_better_run_is_named_where_the_images_show_it(rows, folders, tmp_pat
 def test_several_modes_and_runs_share_their_draws_and_their_images(rows, folders, tmp_path):
     third = stored(tmp_path / "third", with_letters(rows[:60], 0.1, 4))
     lines, differences, _ = compared([*folders, third], modes=["all"], draws=100)
-    assert {"logits", "letters, image alone", "tool mean", "PSNR"} <= {line["mode"] for line in lines}
-    assert [(line["first"], line["second"]) for line in differences[:2]] == [("good", "poor"), ("third", "poor")]
+    assert {"logits", "letters, image alone", "tool mean", "PSNR"} <= {
+        line["mode"] for line in lines
+    }
+    assert [(line["first"], line["second"]) for line in differences[:2]] == [
+        ("good", "poor"),
+        ("third", "poor"),
+    ]
     counts = {line["n"] for line in lines if line["mode"] == "logits"}
     assert counts == {one(differences, mode="logits", first="third")["n"]}
     # With 100 draws no p is below 2/101, and Holm's least of so many comparisons not below 0.05: none is decided.
@@ -127,8 +139,24 @@ def test_the_command_prints_and_writes(folders, tmp_path, capsys):
     assert (status, errors) == (0, "")
     assert said.splitlines()[-1].startswith("good differs from poor in: ")
     out = tmp_path / "new" / "out"
-    assert command(capsys, "compare", *folders, "--draws", 50, "--mode", "logits", "tool mean", "--out", out)[0] == 0
+    assert (
+        command(
+            capsys,
+            "compare",
+            *folders,
+            "--draws",
+            50,
+            "--mode",
+            "logits",
+            "tool mean",
+            "--out",
+            out,
+        )[0]
+        == 0
+    )
     assert [line["mode"] for line in table(out, "run_differences")] == ["logits", "tool mean"]
     status, said, errors = command(capsys, "compare", folders[0], tmp_path / "absent")
     assert (status, said, len(errors.splitlines())) == (2, "", 1)
-    assert errors.startswith(f"error: {tmp_path / 'absent'}: expected a folder that study.py run wrote")
+    assert errors.startswith(
+        f"error: {tmp_path / 'absent'}: expected a folder that study.py run wrote"
+    )

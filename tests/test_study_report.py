@@ -21,14 +21,23 @@ from agentic_iqa_local.studies.store import StudyError
 TYPES = ("jpeg", "gaussian_blur", "white_noise", "contrast_change")
 ROWS = 96
 MARKUP = "<script>alert(1)</script><img src=https://example.com/x.png>"
-READS = {"all_evidence": 0.5, "without_scores": 0.8, "image_alone": 1.1}  # and how far letters are off
+READS = {
+    "all_evidence": 0.5,
+    "without_scores": 0.8,
+    "image_alone": 1.1,
+}  # and how far letters are off
 SOURCES = ("forward", "both orders", "generated")
 TOKENS = {"prefilled": 900, "reused": 400, "decoded": 60}  # of a read
 
 
 def make_run(key: str = "tid2013", **model) -> dict:
     maps = read_map_file(ROOT / "configs" / "tool_maps.yaml")[0]
-    told = {"name": "embedded", "device": "cpu", "dtype": "float32", "notice": "the small model answered"}
+    told = {
+        "name": "embedded",
+        "device": "cpu",
+        "dtype": "float32",
+        "notice": "the small model answered",
+    }
     return {
         "command": ["scripts/study.py", "run"],
         "model": told | model,
@@ -50,21 +59,34 @@ def make_rows(count: int = ROWS, tools: tuple[str, ...] = ("VSI", "PSNR")) -> li
 def make_row(i: int, rng: np.random.Generator, tools: tuple[str, ...]) -> dict:
     group, kind, level = f"I{i % 12:02}", TYPES[i // 12 % 4], 1.0 + i % 5
     quality = 5.5 - level + rng.normal(0, 0.6)
-    row = {"key": f"{kind}/{group}_{i}.png", "image": f"data/{kind}/{group}_{i}.png", "reference": f"data/{group}.png"}
+    row = {
+        "key": f"{kind}/{group}_{i}.png",
+        "image": f"data/{kind}/{group}_{i}.png",
+        "reference": f"data/{group}.png",
+    }
     row |= {"group": group, "distortion": kind, "level": level, "split": None, "subset": None}
     row["mos"] = float(np.clip(1.8 * quality - 0.9, 0, 9))
     if i % 17 == 5:
         return row | {"error": "cannot be decoded"}
     reads = {
-        read: {"views": [make_view(quality + rng.normal(0, off), rng) for _ in range(2 if i % 10 == 0 else 1)]}
+        read: {
+            "views": [
+                make_view(quality + rng.normal(0, off), rng) for _ in range(2 if i % 10 == 0 else 1)
+            ]
+        }
         for read, off in READS.items()
     }
     scores = {tool: float(np.clip(quality + rng.normal(0, 0.4), 1, 5)) for tool in tools}
     fusion = {"q": agent_score(reads["all_evidence"]["views"], [scores[tools[0]]])}
-    cost = {f"{read}, {source}": {"seconds": rng.gamma(4, 0.1), **TOKENS} for read in reads for source in SOURCES}
+    cost = {
+        f"{read}, {source}": {"seconds": rng.gamma(4, 0.1), **TOKENS}
+        for read in reads
+        for source in SOURCES
+    }
     cost |= {tool: {"seconds": 0.1} for tool in tools}
     row |= {
-        "cost": cost | {"agent": {"seconds": 1.0, "prefilled": 2000, "reused": 1000, "decoded": 200}},
+        "cost": cost
+        | {"agent": {"seconds": 1.0, "prefilled": 2000, "reused": 1000, "decoded": 200}},
         "evidence": make_evidence(tools[0], scores[tools[0]]).model_dump(mode="json"),
         "agent": {"final_answer": "C", "fusion": fusion},
         "agent_error": None,
@@ -86,7 +108,12 @@ def make_row(i: int, rng: np.random.Generator, tools: tuple[str, ...]) -> dict:
 
 
 def make_evidence(tool: str, score: float) -> ExecutorOutput:
-    log = {"tool_name": tool, "object_name": "Global", "distortion": "Noise", "raw_score": score / 5}
+    log = {
+        "tool_name": tool,
+        "object_name": "Global",
+        "distortion": "Noise",
+        "raw_score": score / 5,
+    }
     return ExecutorOutput(
         distortion_set={"Global": ["Noise"]},
         selected_tools={"Global": {"Noise": tool}},
@@ -99,7 +126,9 @@ def make_view(quality: float, rng: np.random.Generator) -> dict:
     """Letters peaked at `quality`; 2 % of the probability lies off them."""
     orders = {}
     for order in ("forward", "reversed"):
-        logits = np.array([-((5 - j - quality) ** 2) / 1.5 for j in range(5)]) + rng.normal(0, 0.3, 5)
+        logits = np.array([-((5 - j - quality) ** 2) / 1.5 for j in range(5)]) + rng.normal(
+            0, 0.3, 5
+        )
         logprobs = logits - np.log(np.exp(logits).sum()) + np.log(0.98)
         orders[order] = dict(zip(LETTERS, logprobs.tolist(), strict=True))
     return orders | {"off_letters": 0.02, "generated": max(LETTERS, key=orders["forward"].get)}
@@ -127,7 +156,10 @@ def rows() -> list[dict]:
 @pytest.fixture(scope="module")
 def few_modes(rows) -> list[dict]:
     """The same rows from a run that read the letters in one context: half of the modes."""
-    return [row | {"reads": {k: v for k, v in row.get("reads", {}).items() if k == "all_evidence"}} for row in rows]
+    return [
+        row | {"reads": {k: v for k, v in row.get("reads", {}).items() if k == "all_evidence"}}
+        for row in rows
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -153,10 +185,14 @@ def expected_scores(rows: list[dict]) -> dict[str, list[tuple[float, float]]]:
     """(score, MOS) of the images that a mode answered, without the code under test."""
     read = [row for row in rows if row.get("reads")]
     tools = [row for row in rows if "raw" in row.get("tools", {}).get("PSNR", {})]
-    alone = [letter_probabilities(row["reads"]["image_alone"]["views"]) @ np.arange(1, 6) for row in read]
+    alone = [
+        letter_probabilities(row["reads"]["image_alone"]["views"]) @ np.arange(1, 6) for row in read
+    ]
     return {
         "logits": [(row["agent"]["fusion"]["q"], row["mos"]) for row in read],
-        "letters, image alone": [(score, row["mos"]) for score, row in zip(alone, read, strict=True)],
+        "letters, image alone": [
+            (score, row["mos"]) for score, row in zip(alone, read, strict=True)
+        ],
         "PSNR": [(row["tools"]["PSNR"]["raw"], row["mos"]) for row in tools],
     }
 
@@ -170,16 +206,24 @@ def test_modes_csv_holds_scipys_figures_and_counts_failures(rows, study, tmp_pat
         assert int(found["n"]) == len(pairs)
         assert int(found["failed"]) == ROWS - len(pairs) > 0
         assert float(found["coverage"]) == pytest.approx(len(pairs) / ROWS, abs=1e-6)
-        assert float(found["srcc"]) == pytest.approx(stats.spearmanr(scores, mos).statistic, abs=2e-6)
-        assert float(found["plcc"]) == pytest.approx(stats.pearsonr(scores, mos).statistic, abs=2e-6)
-        assert float(found["krcc"]) == pytest.approx(stats.kendalltau(scores, mos).statistic, abs=2e-6)
+        assert float(found["srcc"]) == pytest.approx(
+            stats.spearmanr(scores, mos).statistic, abs=2e-6
+        )
+        assert float(found["plcc"]) == pytest.approx(
+            stats.pearsonr(scores, mos).statistic, abs=2e-6
+        )
+        assert float(found["krcc"]) == pytest.approx(
+            stats.kendalltau(scores, mos).statistic, abs=2e-6
+        )
         assert float(found["srcc_low"]) < float(found["srcc"]) < float(found["srcc_high"])
         # a line is among the logistic's candidates
         assert float(found["plcc_mapped"]) >= float(found["plcc"]) - 1e-6
     # 6 images in 96 could not be opened (5, 22, ... 90), 4 failed in the model (7, 30, 53, 76); PSNR fails at 3, 32,
     # 61. 90 is divisible by neither 23 nor 29 with these rests, so the sets are disjoint.
     assert (one(modes, mode="logits")["failed"], one(modes, mode="PSNR")["failed"]) == ("10", "13")
-    told = {(row["part"], row["error"], row["n"]) for row in study.tables["failures"].to_dict("records")}
+    told = {
+        (row["part"], row["error"], row["n"]) for row in study.tables["failures"].to_dict("records")
+    }
     assert told == {
         ("image", "cannot be decoded", 6),
         ("image", "the model ran out of memory", 4),
@@ -193,18 +237,30 @@ def test_differences_are_on_images_that_both_answered(rows, study):
     assert len(differences) == len(study.run.modes) - 1
     both = [row for row in rows if row.get("reads") and "raw" in row["tools"]["PSNR"]]
     classified = []
-    for row in both:  # p_c of a written letter is 0.8 for it and 0.05 for each other, the mean over views
+    for (
+        row
+    ) in both:  # p_c of a written letter is 0.8 for it and 0.05 for each other, the mean over views
         written = [view["generated"] for view in row["reads"]["all_evidence"]["views"]]
-        p = np.mean([[0.8 if letter == w else 0.05 for letter in reversed(LETTERS)] for w in written], axis=0)
-        classified.append(ScoreFusion().fuse_scores([row["tools"]["VSI"]["normalized"]], dict(enumerate(p, 1))))
+        p = np.mean(
+            [[0.8 if letter == w else 0.05 for letter in reversed(LETTERS)] for w in written],
+            axis=0,
+        )
+        classified.append(
+            ScoreFusion().fuse_scores([row["tools"]["VSI"]["normalized"]], dict(enumerate(p, 1)))
+        )
     psnr = [row["tools"]["PSNR"]["raw"] for row in both]
-    ranks = [stats.spearmanr(scores, [row["mos"] for row in both]).statistic for scores in (psnr, classified)]
+    ranks = [
+        stats.spearmanr(scores, [row["mos"] for row in both]).statistic
+        for scores in (psnr, classified)
+    ]
     found = one(differences, first="PSNR")
     assert found["srcc_difference"] == pytest.approx(ranks[0] - ranks[1], abs=1e-9)
     assert (found["n"], found["failed"]) == (len(both), ROWS - len(both))
     assert (differences.p_holm >= differences.p).all()
     decided = differences[differences.p_holm < 0.05]
-    assert (decided.better == decided["first"].where(decided.srcc_difference > 0, "classification")).all()
+    assert (
+        decided.better == decided["first"].where(decided.srcc_difference > 0, "classification")
+    ).all()
     assert set(differences.better[differences.p_holm >= 0.05]) <= {"undecided"}
 
 
@@ -216,7 +272,9 @@ def test_figures_within_types_and_levels(rows, study, name, value):
     scores, mos = [row["tools"]["VSI"]["raw"] for row in read], [row["mos"] for row in read]
     assert found["srcc"] == pytest.approx(stats.spearmanr(scores, mos).statistic)
     assert (found["n"], found["failed"]) == (len(read), len(inside) - len(read))
-    assert (found["mean_score"], found["mean_mos"]) == pytest.approx((np.mean(scores), np.mean(mos)))
+    assert (found["mean_score"], found["mean_mos"]) == pytest.approx(
+        (np.mean(scores), np.mean(mos))
+    )
 
 
 def test_srcc_within_types_is_averaged_by_images_on_the_same_draws(study):
@@ -231,7 +289,9 @@ def test_srcc_within_types_is_averaged_by_images_on_the_same_draws(study):
         for kind in TYPES:
             inside = logits.answered & (study.run.labels.distortion == kind).to_numpy()
             rows = np.repeat(np.flatnonzero(inside), weights[inside])
-            of.append((inside.sum(), stats.spearmanr(logits.scores[rows], study.run.mos[rows]).statistic))
+            of.append(
+                (inside.sum(), stats.spearmanr(logits.scores[rows], study.run.mos[rows]).statistic)
+            )
         draws.append(np.average([value for _, value in of], weights=[count for count, _ in of]))
     line = one(study.tables["within"], mode="logits", within="distortion")
     assert [line["srcc_low"], line["srcc_high"]] == pytest.approx(np.percentile(draws, [2.5, 97.5]))
@@ -245,7 +305,10 @@ def test_calibration_is_on_the_scale_or_through_a_map_fitted_elsewhere(few_modes
             for name, read in row["reads"].items()
         }
         on_levels.append(row | {"mos": 1.0 + i % 5, "reads": reads})
-    found = one(analysed(on_levels, make_run("kadid10k"), draws=10).tables["calibration"], letters="classification")
+    found = one(
+        analysed(on_levels, make_run("kadid10k"), draws=10).tables["calibration"],
+        letters="classification",
+    )
     assert (found["ece"], found["accuracy"]) == (pytest.approx(0.2), 1)
     assert found["levels_from"] == "the scale, linearly"
     fitted = study.tables["calibration"].iloc[0]  # TID2013's scale is of paired comparisons
@@ -262,15 +325,23 @@ def test_probabilities_are_compared_with_the_baselines_on_the_same_draws(few_mod
     for names, p in run.run.letters.items():
         below = np.cumsum(p, axis=1)[:, :-1]
         passed = np.clip(levels[:, None] - np.arange(1, 5), 0, 1)
-        loss["; ".join(names)] = np.mean(passed * below**2 + (1 - passed) * (1 - below) ** 2, axis=1)
+        loss["; ".join(names)] = np.mean(
+            passed * below**2 + (1 - passed) * (1 - below) ** 2, axis=1
+        )
     base = one(table, letters="classification")
-    assert (base["rps_difference"], base["rps_difference_low"], base["rps_difference_high"]) == (0, 0, 0)
+    assert (base["rps_difference"], base["rps_difference_low"], base["rps_difference_high"]) == (
+        0,
+        0,
+        0,
+    )
     line = table[table.letters.str.startswith("logits;")].iloc[0]
     apart = loss[line.letters] - loss["classification"]
     known = np.isfinite(apart)
     draws = [np.average(apart[known], weights=weights[known]) for weights in run.run.draws.weights]
     assert line.rps_difference == pytest.approx(apart[known].mean())
-    assert [line.rps_difference_low, line.rps_difference_high] == pytest.approx(np.percentile(draws, [2.5, 97.5]))
+    assert [line.rps_difference_low, line.rps_difference_high] == pytest.approx(
+        np.percentile(draws, [2.5, 97.5])
+    )
 
 
 def test_a_mode_costs_the_agent_its_own_reads_and_its_tools(rows, study):
@@ -288,7 +359,9 @@ def test_a_mode_costs_the_agent_its_own_reads_and_its_tools(rows, study):
         assert found["p95_seconds"] == pytest.approx(np.quantile(seconds, 0.95))
         assert found["decoded_tokens"] == sum(read[0][part].get("decoded", 0) for part in parts)
         assert found["n"] == len(read)
-    assert one(study.tables["cost"], mode="tool mean")["n"] == len([row for row in rows if row.get("cost")])
+    assert one(study.tables["cost"], mode="tool mean")["n"] == len(
+        [row for row in rows if row.get("cost")]
+    )
 
 
 def test_risk_and_worst_images(rows, study):
@@ -300,13 +373,18 @@ def test_risk_and_worst_images(rows, study):
         assert found["risk_100"] == pytest.approx(np.abs(errors).mean())
     worst = read[int(np.argmax(np.abs(errors)))]
     assert study.tables["worst"].iloc[0]["key"] == worst["key"]
-    assert study.tables["worst"].iloc[0].rank_error == pytest.approx(errors[np.argmax(np.abs(errors))])
+    assert study.tables["worst"].iloc[0].rank_error == pytest.approx(
+        errors[np.argmax(np.abs(errors))]
+    )
 
 
 def test_what_has_seen_the_set_is_marked_and_left_out_of_means():
     rows = make_rows(72, tools=("VSI", "TOPIQ_FR", "PSNR"))  # TOPIQ_FR was trained on KADID-10k
     unknown = {"name": "Qwen2.5-VL-7B-Instruct", "notice": None}
-    tid, kadid = (analysed(rows, make_run(key, **unknown), name=key, draws=10) for key in ("tid2013", "kadid10k"))
+    tid, kadid = (
+        analysed(rows, make_run(key, **unknown), name=key, draws=10)
+        for key in ("tid2013", "kadid10k")
+    )
     marks = dict(zip(kadid.tables["modes"]["mode"], kadid.tables["modes"].seen, strict=True))
     assert (marks["TOPIQ_FR"], marks["PSNR"], marks["letters, image alone"]) == ("seen", "", "?")
     datasets = over_datasets([tid, kadid])
@@ -332,7 +410,9 @@ def test_the_same_rows_give_the_same_files_and_parquet_holds_the_same(few_modes,
         assert file.read_bytes() == (tmp_path / "b" / file.name).read_bytes()
     srcc = pytest.approx(studies[0].tables["modes"].srcc.to_numpy(), abs=1e-6)
     assert pd.read_parquet(tmp_path / "a" / "modes.parquet").srcc.to_numpy() == srcc
-    assert all(row["distortion"].startswith("'=1+1") for row in table(tmp_path / "a", "by_distortion"))
+    assert all(
+        row["distortion"].startswith("'=1+1") for row in table(tmp_path / "a", "by_distortion")
+    )
 
 
 # The command
@@ -341,7 +421,9 @@ def test_the_same_rows_give_the_same_files_and_parquet_holds_the_same(few_modes,
 def store(folder, run: dict, rows: list[dict]):
     folder.mkdir()
     (folder / "run.json").write_text(json.dumps(run), encoding="utf-8")
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    (folder / "rows.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8"
+    )
     return folder
 
 
@@ -371,7 +453,10 @@ def test_command_refuses_bad_input_with_one_sentence(few_modes, tmp_path, capsys
     run = store(tmp_path / "run", make_run(), few_modes[:20])
     for args, message in (
         ([tmp_path / "absent"], "absent"),
-        ([run, "--baseline", "nonsense"], 'logits, "logits, both orders", "unnormalised sum", classification,'),
+        (
+            [run, "--baseline", "nonsense"],
+            'logits, "logits, both orders", "unnormalised sum", classification,',
+        ),
         ([run, "--draws", 0], "--draws: expected 1 or more"),
         ([run, "--fit", run / "rows.jsonl"], "expected a fit"),
     ):

@@ -77,7 +77,12 @@ def test_a_row_holds_every_read_and_the_agents_own_score(stored, few, services):
     assert [row["key"] for row in rows] == [item.image.name for item in few.items]
     for row in rows:
         assert "error" not in row
-        assert list(row["reads"]) == ["image_alone", "image_alone/crops", "without_scores", "all_evidence"]
+        assert list(row["reads"]) == [
+            "image_alone",
+            "image_alone/crops",
+            "without_scores",
+            "all_evidence",
+        ]
         for name, read in row["reads"].items():
             assert len(read["views"]) == (5 if name == "image_alone/crops" else 1)
             for view in read["views"]:
@@ -86,18 +91,27 @@ def test_a_row_holds_every_read_and_the_agents_own_score(stored, few, services):
         assert {tool: set(read) for tool, read in row["tools"].items()} == {
             tool: {"raw", "normalized"} for tool in TOOLS
         }
-        reads = [f"{read}, {source}" for read in row["reads"] for source in ("forward", "both orders", "generated")]
+        reads = [
+            f"{read}, {source}"
+            for read in row["reads"]
+            for source in ("forward", "both orders", "generated")
+        ]
         assert {"agent", *reads, *TOOLS} - row["cost"].keys() == {"image_alone/crops, generated"}
         one, both, written = (
-            row["cost"][f"all_evidence, {source}"] for source in ("forward", "both orders", "generated")
+            row["cost"][f"all_evidence, {source}"]
+            for source in ("forward", "both orders", "generated")
         )
         assert (one["decoded"], both["decoded"]) == (0, 0)  # letters are read, not written
         assert min(written["decoded"], one["prefilled"], row["cost"]["agent"]["decoded"]) > 0
         assert both["prefilled"] > one["prefilled"]
         assert both["seconds"] > one["seconds"]
     modes = scored_modes(Readings(rows), FusionSettings(eta="auto"), None, ())
-    assert modes["logits"].scores == pytest.approx([row["agent"]["fusion"]["q"] for row in rows], abs=1e-6)
-    assert rows[3]["agent"]["fusion"]["q"] == pytest.approx(assess(rows[3]["image"], services=services).q, abs=1e-6)
+    assert modes["logits"].scores == pytest.approx(
+        [row["agent"]["fusion"]["q"] for row in rows], abs=1e-6
+    )
+    assert rows[3]["agent"]["fusion"]["q"] == pytest.approx(
+        assess(rows[3]["image"], services=services).q, abs=1e-6
+    )
     assert run["identity"]["reads"]["tools"] == list(TOOLS)
     assert run["versions"]["torch"]
 
@@ -110,7 +124,9 @@ def test_reversed_letters_are_stored_by_meaning(stored, services):
     read = images.session("summarizer").read_letters(prompt, ANSWER_PREFIX, LETTERS)
     images.close()
     kept = row["reads"]["image_alone"]["views"][0]["reversed"]
-    assert kept == pytest.approx({LETTERS[4 - i]: read.logprobs[letter] for i, letter in enumerate(LETTERS)}, abs=1e-4)
+    assert kept == pytest.approx(
+        {LETTERS[4 - i]: read.logprobs[letter] for i, letter in enumerate(LETTERS)}, abs=1e-4
+    )
 
 
 # Stops and repeats
@@ -132,16 +148,27 @@ def test_a_stop_keeps_the_rows_and_the_same_study_goes_on(manifest, services, tm
     counts.close()
     kept = (tmp_path / "run" / "rows.jsonl").read_bytes()
     assert kept.count(b"\n") == 1
-    assert list(study_here(load_dataset(manifest), services, Plan(), tmp_path / "run")) == [1, 2, 3, 4, 5, 6]
+    assert list(study_here(load_dataset(manifest), services, Plan(), tmp_path / "run")) == [
+        1,
+        2,
+        3,
+        4,
+        5,
+        6,
+    ]
     assert (tmp_path / "run" / "rows.jsonl").read_bytes().startswith(kept)
-    assert sorted(row["key"] for row in read_run(tmp_path / "run")[1]) == [f"{i}.png" for i in range(6)]
+    assert sorted(row["key"] for row in read_run(tmp_path / "run")[1]) == [
+        f"{i}.png" for i in range(6)
+    ]
 
 
 def test_a_model_that_fails_on_everything_stops_the_run_and_its_images_are_tried_again(
     manifest, services, tmp_path, monkeypatch
 ):
     answers = [{"error": "no answer", "model_failed": True}] * 5 + [{}] * 6
-    monkeypatch.setattr("agentic_iqa_local.studies.run.infer", lambda *_, **__: dict(answers.pop(0)))
+    monkeypatch.setattr(
+        "agentic_iqa_local.studies.run.infer", lambda *_, **__: dict(answers.pop(0))
+    )
     with pytest.raises(VLMError, match="5 images one after the other: no answer"):
         list(study_here(load_dataset(manifest), services, Plan(), tmp_path / "run"))
     assert len(read_run(tmp_path / "run")[1]) == 5
@@ -154,10 +181,15 @@ def test_a_picture_that_changed_is_read_again(tmp_path):
     picture = tmp_path / "a.png"
     picture.write_bytes(b"before")
     with open_store(tmp_path / "run", {}, {}) as store:
-        store.append(json.dumps({"key": "a", "image": str(picture), "sha256": file_sha256(picture)}))
+        store.append(
+            json.dumps({"key": "a", "image": str(picture), "sha256": file_sha256(picture)})
+        )
     with open_store(tmp_path / "run", {}, {}) as store:
         assert store.done == {"a"}
-        with pytest.raises(StoreError, match="another process"), open_store(tmp_path / "run", {}, {}):
+        with (
+            pytest.raises(StoreError, match="another process"),
+            open_store(tmp_path / "run", {}, {}),
+        ):
             pass
     picture.write_bytes(b"after")
     with open_store(tmp_path / "run", {}, {}) as store:
@@ -178,11 +210,22 @@ def test_keys_are_from_the_manifests_folder_and_the_same_wherever_the_command_is
         shutil.copy(picture, tmp_path / name)
     (tmp_path / "link").symlink_to(folder)
     names = ["in/0.png", folder / "1.png", "../other/2.png", other / "3.png"]
-    (folder / "scores.csv").write_text("image,mos\n" + "".join(f"{name},{i}\n" for i, name in enumerate(names)))
-    expected, counts = ["in/0.png", "1.png", "../other/2.png", str(other / "3.png")], [0, 1, 2, 3, 4]
-    for place, manifest in ((folder, "scores.csv"), (tmp_path, "link/scores.csv"), (other, folder / "scores.csv")):
+    (folder / "scores.csv").write_text(
+        "image,mos\n" + "".join(f"{name},{i}\n" for i, name in enumerate(names))
+    )
+    expected, counts = (
+        ["in/0.png", "1.png", "../other/2.png", str(other / "3.png")],
+        [0, 1, 2, 3, 4],
+    )
+    for place, manifest in (
+        (folder, "scores.csv"),
+        (tmp_path, "link/scores.csv"),
+        (other, folder / "scores.csv"),
+    ):
         monkeypatch.chdir(place)
-        assert list(study_here(load_dataset(manifest), services, Plan(), tmp_path / "run")) == counts
+        assert (
+            list(study_here(load_dataset(manifest), services, Plan(), tmp_path / "run")) == counts
+        )
         assert [row["key"] for row in read_run(tmp_path / "run")[1]] == expected
         counts = [4]
     assert all(Path(row["image"]).is_absolute() for row in read_run(tmp_path / "run")[1])
@@ -227,9 +270,13 @@ def test_a_limit_draws_the_same_images_of_a_split(tmp_path, picture):
 # The command
 
 
-def test_what_can_be_checked_is_checked_before_a_model_is_loaded(manifest, tmp_path, capsys, monkeypatch):
+def test_what_can_be_checked_is_checked_before_a_model_is_loaded(
+    manifest, tmp_path, capsys, monkeypatch
+):
     """A client that cannot be made stands for the model: whoever comes that far fails otherwise."""
-    monkeypatch.setattr("agentic_iqa_local.services.Services.client", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(
+        "agentic_iqa_local.services.Services.client", lambda *_: pytest.fail("a model was loaded")
+    )
     (tmp_path / "file").write_text("")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.json").write_text('{"identity": {"reads": "other"}}')
@@ -239,7 +286,10 @@ def test_what_can_be_checked_is_checked_before_a_model_is_loaded(manifest, tmp_p
         ([manifest, "--out", tmp_path / "run"], "rows are of a run with other settings"),
         ([manifest, "--tools", "NIQEE"], "did you mean NIQE"),
         ([manifest, "--model", "nonsense"], "nonsense: there is none; fetch it"),
-        ([manifest, "--mos-range", 5, 1], "--mos-range 5 1: expected two numbers, the lower end of the scale first"),
+        (
+            [manifest, "--mos-range", 5, 1],
+            "--mos-range 5 1: expected two numbers, the lower end of the scale first",
+        ),
         ([manifest, "--mos-range", 1, 4], "correct line 2 of scores.csv"),
         ([manifest, "--split", "val"], "expected images of the split val"),
     ):
@@ -254,21 +304,33 @@ def test_what_can_be_checked_is_checked_before_a_model_is_loaded(manifest, tmp_p
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--limit", "0"], ["--jobs", "0"], ["--timeout", "nan"], ["--mos-range", "1"], ["--nonsense"], ["--query", " "]],
+    [
+        ["--limit", "0"],
+        ["--jobs", "0"],
+        ["--timeout", "nan"],
+        ["--mos-range", "1"],
+        ["--nonsense"],
+        ["--query", " "],
+    ],
 )
 def test_wrong_usage_is_one_line_that_names_the_help(manifest, tmp_path, capsys, arguments):
     with pytest.raises(SystemExit) as stopped:
         main(["study", "run", str(manifest), "--out", str(tmp_path / "new"), *arguments])
     told = capsys.readouterr().err
     assert stopped.value.code == 2
-    assert re.fullmatch(r"error: .*[.?] All options: python scripts/study\.py (run )?--help\n", told)
+    assert re.fullmatch(
+        r"error: .*[.?] All options: python scripts/study\.py (run )?--help\n", told
+    )
 
 
 @pytest.mark.parametrize("command", ["run", "fit", "report", "compare"])
 def test_each_commands_help_ends_with_an_example_of_it(capsys, command):
     with pytest.raises(SystemExit, match=r"^0$"):
         main(["study", command, "--help"])
-    assert f"\n  python scripts/study.py {command} " in capsys.readouterr().out.partition("examples:")[2]
+    assert (
+        f"\n  python scripts/study.py {command} "
+        in capsys.readouterr().out.partition("examples:")[2]
+    )
 
 
 def test_failures_are_counted_at_the_end_and_an_interrupted_run_says_how_to_go_on(
@@ -280,30 +342,54 @@ def test_failures_are_counted_at_the_end_and_an_interrupted_run_says_how_to_go_o
         yield
 
     answers = [{}, {}, {"error": "cannot be decoded"}, {}, {"error": "cannot be decoded"}, {}]
-    monkeypatch.setattr("agentic_iqa_local.studies.run.infer", lambda sample, *_: answers[int(sample.image.stem)])
+    monkeypatch.setattr(
+        "agentic_iqa_local.studies.run.infer", lambda sample, *_: answers[int(sample.image.stem)]
+    )
     in_this_process(monkeypatch)
     command = ["run", str(manifest), "--out", str(tmp_path / "run"), "--cpu"]
     with monkeypatch.context() as patch:
         patch.setattr("agentic_iqa_local.cli.study.stopped_by_ctrl_c", stopped)
         assert main(["study", *command]) == 130
-    assert "interrupted: 0 of 6 images have their rows; the same command goes on\n" in capsys.readouterr().err
+    assert (
+        "interrupted: 0 of 6 images have their rows; the same command goes on\n"
+        in capsys.readouterr().err
+    )
     assert main(["study", *command]) == 0
-    told = f"6 rows in {tmp_path / 'run'}, 2 of them failures (the first: cannot be decoded); next: "
+    told = (
+        f"6 rows in {tmp_path / 'run'}, 2 of them failures (the first: cannot be decoded); next: "
+    )
     assert capsys.readouterr().out.startswith(told)
 
 
-def test_a_fit_changes_what_an_assessment_gives_and_fits_of_other_models_are_refused(manifest, services, tmp_path):
+def test_a_fit_changes_what_an_assessment_gives_and_fits_of_other_models_are_refused(
+    manifest, services, tmp_path
+):
     """At temperature 2 each p_c is the square root of the old one, renormalised."""
-    about = {"temperature": 2.0, "eta": 0.5, "objective": "rps", "dataset": "koniq10k", "keys": ["a.jpg"]}
+    about = {
+        "temperature": 2.0,
+        "eta": 0.5,
+        "objective": "rps",
+        "dataset": "koniq10k",
+        "keys": ["a.jpg"],
+    }
     for name, model in (("fit", folder_hash(EMBEDDED)), ("other", "another")):
         (tmp_path / f"{name}.json").write_text(Fit(model=model, **about).model_dump_json())
-    told = Services(choose_settings(fit=str(tmp_path / "fit.json")), "cpu", {BACKEND: services.client("summarizer")})
+    told = Services(
+        choose_settings(fit=str(tmp_path / "fit.json")),
+        "cpu",
+        {BACKEND: services.client("summarizer")},
+    )
     image = str(manifest.parent / "3.png")
     plain, fitted = (assess(image, pipeline="letters", services=each) for each in (services, told))
     roots = {letter: p**0.5 for letter, p in plain.p_c.items()}
-    assert fitted.p_c == pytest.approx({letter: root / sum(roots.values()) for letter, root in roots.items()}, abs=1e-6)
+    assert fitted.p_c == pytest.approx(
+        {letter: root / sum(roots.values()) for letter, root in roots.items()}, abs=1e-6
+    )
     # (2) and (4) of the paper with the fit's η
-    weights = {c: math.exp(-0.5 * (plain.q_bar - c) ** 2) * fitted.p_c[letter] for letter, c in LETTER_TO_LEVEL.items()}
+    weights = {
+        c: math.exp(-0.5 * (plain.q_bar - c) ** 2) * fitted.p_c[letter]
+        for letter, c in LETTER_TO_LEVEL.items()
+    }
     q = sum(c * weight for c, weight in weights.items()) / sum(weights.values())
     assert fitted.q == pytest.approx(q, abs=1e-6)
     assert fitted.fusion.fitted == "rps on 1 images of koniq10k"
@@ -316,10 +402,23 @@ def test_a_fit_changes_what_an_assessment_gives_and_fits_of_other_models_are_ref
 
 def test_questions_are_answered_and_counted_by_task(tmp_path, photo, monkeypatch):
     photo.crop((0, 0, 224, 224)).save(tmp_path / "a.png")
-    lines = ["a.png,Is it sharp?,Yes|No,No,planner", 'a.png,"Which is it, mostly?",noisy|blurred|fine,C,summarizer']
-    (tmp_path / "my questions.csv").write_text("image,question,choices,answer,task\n" + "\n".join(lines))
+    lines = [
+        "a.png,Is it sharp?,Yes|No,No,planner",
+        'a.png,"Which is it, mostly?",noisy|blurred|fine,C,summarizer',
+    ]
+    (tmp_path / "my questions.csv").write_text(
+        "image,question,choices,answer,task\n" + "\n".join(lines)
+    )
     monkeypatch.chdir(tmp_path)
-    command = [sys.executable, ROOT / "scripts" / "study.py", "run", "my questions.csv", "--out", "run", "--cpu"]
+    command = [
+        sys.executable,
+        ROOT / "scripts" / "study.py",
+        "run",
+        "my questions.csv",
+        "--out",
+        "run",
+        "--cpu",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.partition(" in ")[0]) == (0, "2 rows"), done.stderr
     run, rows = read_run(tmp_path / "run")
@@ -343,14 +442,23 @@ def test_questions_are_answered_and_counted_by_task(tmp_path, photo, monkeypatch
 def test_accuracy_by_hand():
     """3 of 4 right: Wilson's interval for 0.75 of 4 at 95 % by its formula (Wilson 1927, with z = 1.96)."""
     rows = [
-        {"answered": letter, "answer": 0, "choices": ["a", "b", "c"], "probabilities": [p, 1 - p, 0]}
+        {
+            "answered": letter,
+            "answer": 0,
+            "choices": ["a", "b", "c"],
+            "probabilities": [p, 1 - p, 0],
+        }
         for letter, p in (("A", 0.9), ("A", 0.6), ("B", 0.3), ("A", 0.8))
     ]
-    line = accuracy([*rows, {"answered": None, "answer": 0, "choices": ["a", "b", "c"], "probabilities": None}]).iloc[0]
+    line = accuracy(
+        [*rows, {"answered": None, "answer": 0, "choices": ["a", "b", "c"], "probabilities": None}]
+    ).iloc[0]
     z, n, p = 1.959964, 4, 0.75
     centre = (p + z * z / 2 / n) / (1 + z * z / n)
     half = z / (1 + z * z / n) * (p * (1 - p) / n + z * z / 4 / n / n) ** 0.5
     assert (line["n"], line["failed"], line["accuracy"]) == (4, 1, 0.75)
-    assert (line["accuracy_low"], line["accuracy_high"]) == pytest.approx((centre - half, centre + half), abs=1e-5)
+    assert (line["accuracy_low"], line["accuracy_high"]) == pytest.approx(
+        (centre - half, centre + half), abs=1e-5
+    )
     assert line["chance"] == pytest.approx(1 / 3)
     assert line["p_right"] == pytest.approx(0.65)

@@ -20,7 +20,11 @@ from scripted import (
 
 from agentic_iqa_local.config import FusionSettings, Settings
 from agentic_iqa_local.nodes.evidence import should_replan, votes
-from agentic_iqa_local.nodes.prompts import EXPLANATION_PROMPT_TEMPLATE, SCORING_PROMPT_TEMPLATE, summarizer_prompt
+from agentic_iqa_local.nodes.prompts import (
+    EXPLANATION_PROMPT_TEMPLATE,
+    SCORING_PROMPT_TEMPLATE,
+    summarizer_prompt,
+)
 from agentic_iqa_local.nodes.summarizer import summarizer_node
 from agentic_iqa_local.state import ExecutorOutput, PlannerOutput, SummarizerOutput
 from agentic_iqa_local.vlm_client import VLMError
@@ -64,13 +68,19 @@ QUERY = "Rate the perceptual quality of this image."
 ANALYSIS = {
     "Global": [
         {"type": "Blurs", "severity": "moderate", "explanation": "Edges appear soft."},
-        {"type": "Brightness change", "severity": "slight", "explanation": "Image slightly bright."},
+        {
+            "type": "Brightness change",
+            "severity": "slight",
+            "explanation": "Image slightly bright.",
+        },
     ]
 }
 SCORES = {"Global": {"Blurs": ["TOPIQ_FR", 2.6], "Brightness change": ["TOPIQ_FR", 2.8]}}
 
 FLAT = dict.fromkeys("ABCDE", math.log(0.19))
-ALL_OFF = dict.fromkeys(("distortion_detection", "distortion_analysis", "tool_selection", "tool_execution"), False)
+ALL_OFF = dict.fromkeys(
+    ("distortion_detection", "distortion_analysis", "tool_selection", "tool_execution"), False
+)
 FREE = {"query_type": "Other", "plan": ALL_OFF}  # a question that gets free text
 
 
@@ -84,7 +94,9 @@ def plan(**changes) -> PlannerOutput:
 
 
 def evidence(analysis=ANALYSIS, scores=SCORES, **others) -> ExecutorOutput:
-    return ExecutorOutput.model_validate({"distortion_analysis": analysis, "quality_scores": scores, **others})
+    return ExecutorOutput.model_validate(
+        {"distortion_analysis": analysis, "quality_scores": scores, **others}
+    )
 
 
 def contradictory() -> ExecutorOutput:
@@ -92,15 +104,24 @@ def contradictory() -> ExecutorOutput:
 
 
 def state_of(picture: str, **fields) -> dict:
-    return {"query": QUERY, "image_path": picture, "plan": plan(), "executor_evidence": evidence()} | fields
+    return {
+        "query": QUERY,
+        "image_path": picture,
+        "plan": plan(),
+        "executor_evidence": evidence(),
+    } | fields
 
 
 def run(client: ScriptedClient, state: dict, **fusion) -> dict:
-    services = scripted_services(client, ScriptedTools({}), Settings(fusion=FusionSettings(**fusion)))
+    services = scripted_services(
+        client, ScriptedTools({}), Settings(fusion=FusionSettings(**fusion))
+    )
     return summarizer_node(state, {"configurable": {"services": services}})
 
 
-def result_of(client: ScriptedClient, picture: str, fusion: dict | None = None, **fields) -> SummarizerOutput:
+def result_of(
+    client: ScriptedClient, picture: str, fusion: dict | None = None, **fields
+) -> SummarizerOutput:
     return run(client, state_of(picture, **fields), **(fusion or {}))["summarizer_result"]
 
 
@@ -156,16 +177,24 @@ def test_the_fused_level_and_not_the_models_own_letter_is_the_answer(picture):
 
 @pytest.mark.parametrize(
     ("query_type", "choices", "template"),
-    [("IQA", None, SCORING_TEXT), ("Other", None, EXPLANATION_TEXT), ("IQA", ["Yes", "No"], EXPLANATION_TEXT)],
+    [
+        ("IQA", None, SCORING_TEXT),
+        ("Other", None, EXPLANATION_TEXT),
+        ("IQA", ["Yes", "No"], EXPLANATION_TEXT),
+    ],
 )
-def test_the_mode_follows_the_query_type_and_choices_mean_qa(picture, query_type, choices, template):
+def test_the_mode_follows_the_query_type_and_choices_mean_qa(
+    picture, query_type, choices, template
+):
     client = scripted()
     result_of(client, picture, plan=plan(query_type=query_type), choices=choices)
     assert {prompt.instructions for _, prompt in client.calls} == {template}
 
 
 def test_choices_are_read_as_their_own_letters_without_a_quality_score(picture):
-    client = scripted({"A": math.log(0.3), "B": math.log(0.6), "C": math.log(0.1)})  # which sum to 1
+    client = scripted(
+        {"A": math.log(0.3), "B": math.log(0.6), "C": math.log(0.1)}
+    )  # which sum to 1
     result = result_of(client, picture, choices=["The car", "The sky", "Neither"])
     assert result.final_answer == "B"
     assert result.fusion.p_c == pytest.approx({"A": 0.3, "B": 0.6, "C": 0.1})
@@ -173,7 +202,9 @@ def test_choices_are_read_as_their_own_letters_without_a_quality_score(picture):
 
 
 def test_a_question_without_choices_gets_free_text_and_no_letters(picture):
-    client = scripted(SummaryReply={"final_answer": " the sky ", "quality_reasoning": "It is blurred."})
+    client = scripted(
+        SummaryReply={"final_answer": " the sky ", "quality_reasoning": "It is blurred."}
+    )
     result = result_of(client, picture, plan=plan(**FREE))
     assert (result.final_answer, result.fusion) == ("the sky", None)
     assert prompts(client, "read_letters") == []
@@ -194,7 +225,9 @@ def test_classification_replaces_missing_logits_only_by_configuration(picture):
 
 @pytest.mark.parametrize(("choices", "value"), [(None, math.nan), (["Yes", "No"], -math.inf)])
 def test_no_answer_is_made_of_letters_that_could_not_be_read(picture, choices, value):
-    assert set(run(scripted(dict.fromkeys("ABCDE", value)), state_of(picture, choices=choices))) == {"error"}
+    assert set(
+        run(scripted(dict.fromkeys("ABCDE", value)), state_of(picture, choices=choices))
+    ) == {"error"}
 
 
 def test_without_tool_scores_alpha_is_uniform_with_a_warning(picture, caplog):
@@ -208,7 +241,10 @@ def test_without_tool_scores_alpha_is_uniform_with_a_warning(picture, caplog):
 @pytest.mark.parametrize(("vote", "expected"), [("runs", 3.0), ("entries", 2.5)])
 def test_a_global_score_listed_three_times_is_one_vote(vote, expected):
     niqe = {kind: ["NIQE", 2.0] for kind in ("Blurs", "Noise", "Contrast")}
-    scores = [score for _, score in votes(evidence(None, {"Global": niqe | {"Sharpness": ["PIQE", 4.0]}}), vote)]
+    scores = [
+        score
+        for _, score in votes(evidence(None, {"Global": niqe | {"Sharpness": ["PIQE", 4.0]}}), vote)
+    ]
     assert sum(scores) / len(scores) == expected
 
 
@@ -216,12 +252,23 @@ def test_prompts_responses_and_failed_attempts_are_logged(picture, caplog):
     output = "The image is fair. " * 500
     with caplog.at_level(logging.DEBUG):
         run(scripted(SummaryReply=output), state_of(picture))
-    records = [json.loads(m[m.index("{") :]) for m in messages(caplog, logging.WARNING) if m.startswith("Attempt")]
-    assert [(r["retry_count"], r["details"]["attempt"]) for r in records] == [(0, 1), (1, 2), (2, 3)]
+    records = [
+        json.loads(m[m.index("{") :])
+        for m in messages(caplog, logging.WARNING)
+        if m.startswith("Attempt")
+    ]
+    assert [(r["retry_count"], r["details"]["attempt"]) for r in records] == [
+        (0, 1),
+        (1, 2),
+        (2, 3),
+    ]
     told = {(r["error_type"], r["details"]["exception"], r["details"]["backend"]) for r in records}
     assert told == {("validation_error", "ValidationError", "transformers.embedded")}
     assert any(output in message for message in messages(caplog, logging.ERROR))
-    debug, prompt = messages(caplog, logging.DEBUG), summarizer_prompt(QUERY, evidence(), scoring=True)
+    debug, prompt = (
+        messages(caplog, logging.DEBUG),
+        summarizer_prompt(QUERY, evidence(), scoring=True),
+    )
     assert sum(prompt.instructions in message and prompt.case in message for message in debug) == 3
     answered = [message for message in debug if message.startswith("VLM response")]
     assert len(answered) == 3
@@ -248,7 +295,9 @@ def test_nothing_new_after_an_earlier_nodes_error(picture):
     ("client", "message"),
     [(scripted(SummaryReply=VLMError("out of memory")), "out of memory"), (scripted(), "no image")],
 )
-def test_a_model_that_cannot_run_and_a_file_that_is_no_image_are_errors(picture, tmp_path, client, message):
+def test_a_model_that_cannot_run_and_a_file_that_is_no_image_are_errors(
+    picture, tmp_path, client, message
+):
     path = tmp_path / "no image.png"
     path.write_bytes(b"no image")
     update = run(client, state_of(str(path) if message == "no image" else picture))
@@ -258,7 +307,9 @@ def test_a_model_that_cannot_run_and_a_file_that_is_no_image_are_errors(picture,
 
 def test_a_replan_raises_the_count_appends_to_the_history_and_is_logged(picture, caplog):
     caplog.set_level(logging.INFO)
-    state = state_of(picture, executor_evidence=contradictory(), iteration_count=1, max_replan_iterations=3)
+    state = state_of(
+        picture, executor_evidence=contradictory(), iteration_count=1, max_replan_iterations=3
+    )
     update = run(scripted(), state | {"replan_history": ["[Iteration 1] gap"]})
     assert set(update) == {"summarizer_result", "iteration_count", "replan_history"}
     result, reason = update["summarizer_result"], update["summarizer_result"].replan_reason
@@ -272,10 +323,18 @@ def test_a_replan_raises_the_count_appends_to_the_history_and_is_logged(picture,
 
 @pytest.mark.parametrize(("iteration", "limit"), [(2, None), (5, 2), (0, 0)])
 def test_at_the_limit_nothing_is_replanned_and_a_warning_says_so(picture, caplog, iteration, limit):
-    state = state_of(picture, executor_evidence=contradictory(), iteration_count=iteration, max_replan_iterations=limit)
+    state = state_of(
+        picture,
+        executor_evidence=contradictory(),
+        iteration_count=iteration,
+        max_replan_iterations=limit,
+    )
     update = run(scripted(), state)
     assert set(update) == {"summarizer_result", "iteration_count"}
-    assert (update["summarizer_result"].need_replan, update["iteration_count"]) == (False, iteration)
+    assert (update["summarizer_result"].need_replan, update["iteration_count"]) == (
+        False,
+        iteration,
+    )
     assert "Max replanning iterations reached" in messages(caplog, logging.WARNING)
 
 
@@ -284,23 +343,38 @@ def test_the_model_sees_image_and_reference_and_the_start_is_logged(picture, cap
     client = scripted()
     run(client, state_of(picture, reference_path=picture))
     assert client.opened == [2]
-    start = next(message for message in messages(caplog, logging.INFO) if message.startswith("Summarizer"))
+    start = next(
+        message for message in messages(caplog, logging.INFO) if message.startswith("Summarizer")
+    )
     parts = ("query_type=IQA", "mode=scoring", "2 distortions", "2 tool scores", f"image={picture}")
     assert all(part in start for part in (*parts, f"reference={picture}"))
 
 
-@given(st.booleans(), st.booleans(), st.sampled_from([None, ANALYSIS]), st.sampled_from([None, SCORES]))
-def test_a_gap_counts_only_where_the_plan_asked_for_the_part(wants_analysis, wants_scores, analysis, scores):
-    asked = plan(plan=ALL_OFF | {"distortion_analysis": wants_analysis, "tool_execution": wants_scores})
+@given(
+    st.booleans(), st.booleans(), st.sampled_from([None, ANALYSIS]), st.sampled_from([None, SCORES])
+)
+def test_a_gap_counts_only_where_the_plan_asked_for_the_part(
+    wants_analysis, wants_scores, analysis, scores
+):
+    asked = plan(
+        plan=ALL_OFF | {"distortion_analysis": wants_analysis, "tool_execution": wants_scores}
+    )
     need_replan, _ = should_replan(evidence(analysis, scores), "Global", asked)
-    assert need_replan is ((wants_analysis and analysis is None) or (wants_scores and scores is None))
+    assert need_replan is (
+        (wants_analysis and analysis is None) or (wants_scores and scores is None)
+    )
 
 
 def scores_of(kind: str, score: float = 2.6, name: str = "Global") -> dict:
     return {name: {kind: ["NIQE", score]}}
 
 
-FAILED = {"tool_name": "LPIPS", "object_name": "Global", "distortion": "Blurs", "error": "no weights"}
+FAILED = {
+    "tool_name": "LPIPS",
+    "object_name": "Global",
+    "distortion": "Blurs",
+    "error": "no weights",
+}
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,9 @@ def test_pairs_are_applied_in_the_order_of_a_camera(pixels):
     parts = (Part("gaussian_blur", 5), Part("white_noise", 2))
     rng = np.random.default_rng
     blurred = DISTORTIONS["gaussian_blur"].apply(pixels, 5, rng(3))
-    assert np.array_equal(distort(pixels, parts, rng(3)).image, DISTORTIONS["white_noise"].apply(blurred, 2, rng(3)))
+    assert np.array_equal(
+        distort(pixels, parts, rng(3)).image, DISTORTIONS["white_noise"].apply(blurred, 2, rng(3))
+    )
 
 
 def test_the_pseudo_mos_falls_with_severity_and_is_the_maps_own_on_a_clean_picture(photo):
@@ -52,7 +54,10 @@ def test_the_pseudo_mos_falls_with_severity_and_is_the_maps_own_on_a_clean_pictu
     # NLPD −8·(½ − 1/(1 + e^(4.1268039·0.15537285))) + 5.4919541 = 4.25
     assert measure(clean, clean) == pytest.approx((4.55 + 4.075 + 4.21 + 4.25) / 4, abs=0.02)
     for kind in ("gaussian_blur", "white_noise", "jpeg", "darken", "contrast_decrease"):
-        scores = [measure(DISTORTIONS[kind].apply(clean, s, np.random.default_rng(0)), clean) for s in (1, 3, 5)]
+        scores = [
+            measure(DISTORTIONS[kind].apply(clean, s, np.random.default_rng(0)), clean)
+            for s in (1, 3, 5)
+        ]
         assert scores == sorted(scores, reverse=True)
 
 

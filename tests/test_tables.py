@@ -4,7 +4,13 @@ import csv
 import io
 
 import pytest
-from scripted import ScriptedClient, ScriptedTools, moderate_blur, scripted_answers, scripted_services
+from scripted import (
+    ScriptedClient,
+    ScriptedTools,
+    moderate_blur,
+    scripted_answers,
+    scripted_services,
+)
 
 from agentic_iqa_local import assess
 from agentic_iqa_local.errors import one_line
@@ -12,7 +18,9 @@ from agentic_iqa_local.output.tables import csv_text, safe_cell
 
 
 def rows(picture, *queries, **options):
-    services = scripted_services(ScriptedClient(scripted_answers()), ScriptedTools({"NIQE": 3.0, "PIQE": 2.0}))
+    services = scripted_services(
+        ScriptedClient(scripted_answers()), ScriptedTools({"NIQE": 3.0, "PIQE": 2.0})
+    )
     return [assess(picture, query=query, services=services, **options) for query in queries]
 
 
@@ -39,7 +47,9 @@ def test_what_was_not_found_or_cannot_be_told_is_no_distortion_of_the_table(pict
 
 
 def test_a_chosen_answer_stands_in_words_and_a_failure_has_its_reason_alone(picture, tmp_path):
-    chosen, failed = read([*rows(picture, "Is it noisy? yes or no"), *rows(tmp_path / "none.png", "Rate it.")])
+    chosen, failed = read(
+        [*rows(picture, "Is it noisy? yes or no"), *rows(tmp_path / "none.png", "Rate it.")]
+    )
     assert chosen["answer"] in ("yes", "no")
     assert chosen["q"] == ""
     assert "no such file" in failed["error"]
@@ -49,7 +59,9 @@ def test_a_chosen_answer_stands_in_words_and_a_failure_has_its_reason_alone(pict
     }
 
 
-@pytest.mark.parametrize("text", ["=HYPERLINK(1)", "+1+1|cmd", "-2+3", "@SUM(A1)", "\t=1", " =1", "\r=1"])
+@pytest.mark.parametrize(
+    "text", ["=HYPERLINK(1)", "+1+1|cmd", "-2+3", "@SUM(A1)", "\t=1", " =1", "\r=1"]
+)
 def test_no_text_is_taken_for_a_formula(text, picture):
     assert safe_cell(text) == f"'{one_line(text)}"
     (row,) = read(rows(picture, f"{text} rate it"))

@@ -57,7 +57,11 @@ def test_no_two_paths_have_the_same_text():
         ("Edges are soft. The sky is ba", 29, "Edges are soft."),
         ("Is it sharp? Yes! It is qui", 27, "Is it sharp? Yes!"),
         ('They said "soft." The sky', 25, 'They said "soft."'),
-        ("Edges are soft, e.g. JPEG bl", 28, "Edges are soft, e.g. JPEG…"),  # dots inside a sentence
+        (
+            "Edges are soft, e.g. JPEG bl",
+            28,
+            "Edges are soft, e.g. JPEG…",
+        ),  # dots inside a sentence
         ("Noise. The score of 3.", 22, "Noise."),  # of 3.25, as likely as not
         ("soft edges, and", 15, "soft edges…"),  # no sentence: whole words
         ("模糊。天空很", 6, "模糊。"),

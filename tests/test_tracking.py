@@ -14,11 +14,23 @@ from agentic_iqa_local.output.tracking import tracked
 @pytest.mark.parametrize(
     ("kind", "names"),
     [
-        ("mlflow", ["set_tracking_uri", "set_experiment", "start_run", "log_params", "log_metrics", "end_run"]),
+        (
+            "mlflow",
+            [
+                "set_tracking_uri",
+                "set_experiment",
+                "start_run",
+                "log_params",
+                "log_metrics",
+                "end_run",
+            ],
+        ),
         ("trackio", ["init", "log", "finish"]),
     ],
 )
-def test_options_and_numbers_reach_the_tracker_and_the_run_ends_after_an_error(kind, names, monkeypatch):
+def test_options_and_numbers_reach_the_tracker_and_the_run_ends_after_an_error(
+    kind, names, monkeypatch
+):
     told = []
 
     def call(method):
@@ -36,14 +48,19 @@ def test_options_and_numbers_reach_the_tracker_and_the_run_ends_after_an_error(k
 
 def test_without_the_package_it_is_said_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow", None)
-    with pytest.raises(UserError, match=r"pip install 'agentic_iqa_local\[track\]'"), tracked("mlflow", "x", {}):
+    with (
+        pytest.raises(UserError, match=r"pip install 'agentic_iqa_local\[track\]'"),
+        tracked("mlflow", "x", {}),
+    ):
         pass
 
 
 def test_of_a_study_its_images_and_failures_and_each_mode_are_noted(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"error": null}\n{"error": "no"}\n{}\n')
     (tmp_path / "set").mkdir()
-    (tmp_path / "set" / "modes.csv").write_text('mode,srcc,plcc\n"letters, image alone",0.5,0.25\nlogits,,0.75\n')
+    (tmp_path / "set" / "modes.csv").write_text(
+        'mode,srcc,plcc\n"letters, image alone",0.5,0.25\nlogits,,0.75\n'
+    )
     assert list(figures(tmp_path)) == [
         {"images": 3, "failures": 1},
         {"set/letters, image alone srcc": 0.5, "set/letters, image alone plcc": 0.25},

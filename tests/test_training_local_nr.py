@@ -7,7 +7,14 @@ import torch
 from distortions import Part
 from PIL import Image
 
-from agentic_iqa_local.iqa_tools.local_nr import GRAPHIC, OUTPUTS, PRESENCE, SEVERITIES, STRONGEST, TOO_DARK
+from agentic_iqa_local.iqa_tools.local_nr import (
+    GRAPHIC,
+    OUTPUTS,
+    PRESENCE,
+    SEVERITIES,
+    STRONGEST,
+    TOO_DARK,
+)
 from agentic_iqa_local.state import DISTORTION_TYPES
 
 
@@ -32,15 +39,21 @@ def test_photographs_are_held_out_with_all_their_tiles(tmp_path):
     train, held_out = pool.split([tmp_path, tmp_path / "more"])
     assert len(held_out) == 40 + 3 * pool.HELD_OUT_MORE
     assert len(train) == 1 + 3 * (20 - pool.HELD_OUT_MORE)
-    more = [{file.name[:3] for file in part if file.parent.name == "more"} for part in (train, held_out)]
+    more = [
+        {file.name[:3] for file in part if file.parent.name == "more"} for part in (train, held_out)
+    ]
     assert not more[0] & more[1]
 
 
 def test_targets_say_what_was_done():
     found = recipe.target([Part("jpeg", 4), Part("darken", 1)], 2.5)
     assert found[0] == 2.5
-    assert found[STRONGEST].tolist() == [float(kind == "Compression") for kind in (*DISTORTION_TYPES, "none")]
-    present = {family: p for family, p in zip(DISTORTION_TYPES, found[PRESENCE].tolist(), strict=True) if p}
+    assert found[STRONGEST].tolist() == [
+        float(kind == "Compression") for kind in (*DISTORTION_TYPES, "none")
+    ]
+    present = {
+        family: p for family, p in zip(DISTORTION_TYPES, found[PRESENCE].tolist(), strict=True) if p
+    }
     assert present == {"Compression": 1.0, "Brightness change": recipe.JUST_VISIBLE}
     severities = dict(zip(DISTORTION_TYPES, found[SEVERITIES].tolist(), strict=True))
     assert (severities["Compression"], severities["Brightness change"]) == (4, 1)

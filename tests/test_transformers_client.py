@@ -17,7 +17,12 @@ from agentic_iqa_local.nodes.prompts import (
     distortion_prompt,
     planner_prompt,
 )
-from agentic_iqa_local.nodes.replies import PlannerReply, analysis_reply, answer_reply, detection_reply
+from agentic_iqa_local.nodes.replies import (
+    PlannerReply,
+    analysis_reply,
+    answer_reply,
+    detection_reply,
+)
 from agentic_iqa_local.state import LETTERS
 from agentic_iqa_local.vlm_client import OutOfMemory, VLMClient, VLMError, transformers_client
 
@@ -29,7 +34,10 @@ PLAN, OTHER = planner_prompt(DEFAULT_QUERY, False), replace(SCORING, case="Other
 
 @pytest.fixture(scope="module")
 def pictures(photo, noisy_path):
-    return [photo.crop((0, 0, 256, 224)), Image.open(noisy_path).convert("RGB").crop((0, 0, 192, 320))]
+    return [
+        photo.crop((0, 0, 256, 224)),
+        Image.open(noisy_path).convert("RGB").crop((0, 0, 192, 320)),
+    ]
 
 
 def read(session, prompt=SCORING):
@@ -60,7 +68,9 @@ def test_a_reasoning_continues_the_sequence_of_the_letter_read(client, pictures)
     text = session.generate(SCORING, answer_reply(LETTERS), answer_prefix=ANSWER_PREFIX + "D")
     assert answer_reply(LETTERS).model_validate_json(text).final_answer == "D"
     # new as input: the letter, and the forced text up to the reasoning's first word
-    assert session.usage.prefilled - before <= 2 * len(client.renderer.encode('D", "quality_reasoning": "'))
+    assert session.usage.prefilled - before <= 2 * len(
+        client.renderer.encode('D", "quality_reasoning": "')
+    )
 
 
 def test_a_cache_that_cannot_be_cut_is_computed_again(client, pictures, monkeypatch):
@@ -84,7 +94,9 @@ def test_sharing_the_prefix_moves_the_letters_by_no_more_than_the_dtype(pictures
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU: pytest -m gpu on one")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs an NVIDIA GPU: pytest -m gpu on one"
+)
 @pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-2), ("bfloat16", 0.3)])
 def test_gpu_letters_agree_with_cpu_letters(client, pictures, dtype, bound):
     on_gpu = load(EMBEDDED, "cuda:0", dtype=dtype)
@@ -101,14 +113,18 @@ def test_answers_are_valid_even_from_a_hot_model_and_greedy_ones_repeat(client, 
         (distortion_prompt("analysis", DEFAULT_QUERY, found), analysis_reply(found)),
         (SCORING, answer_reply(None)),
     ):
-        schema.model_validate_json(session.generate(prompt, schema, temperature=2.0, max_tokens=1024))
+        schema.model_validate_json(
+            session.generate(prompt, schema, temperature=2.0, max_tokens=1024)
+        )
     greedy = [client.open([pictures[0]]).generate(PLAN, PlannerReply) for _ in range(2)]
     assert greedy[0] == greedy[1]
     with pytest.raises(VLMError, match="does not allow"):
         session.generate(SCORING, answer_reply(LETTERS), answer_prefix=ANSWER_PREFIX + "X")
 
 
-def test_a_forward_pass_without_memory_is_a_sentence_and_leaves_a_clean_session(pictures, monkeypatch):
+def test_a_forward_pass_without_memory_is_a_sentence_and_leaves_a_clean_session(
+    pictures, monkeypatch
+):
     lone = load(EMBEDDED)
     session = lone.open([pictures[0]])
     session.generate(PLAN, PlannerReply)
@@ -140,9 +156,13 @@ def test_the_exact_mode_asks_for_deterministic_kernels_and_gives_the_same_bits(p
 
 
 @pytest.mark.parametrize(("kind", "layer"), [("8bit", "Linear8bitLt"), ("4bit", "Linear4bit")])
-def test_quantisation_takes_the_language_layers_and_leaves_tower_and_head(client, pictures, kind, layer):
+def test_quantisation_takes_the_language_layers_and_leaves_tower_and_head(
+    client, pictures, kind, layer
+):
     small = load(EMBEDDED, quantization=kind, dtype="float32")
-    kinds = {n: type(m).__name__ for n, m in small.model.named_modules() if hasattr(m, "in_features")}
+    kinds = {
+        n: type(m).__name__ for n, m in small.model.named_modules() if hasattr(m, "in_features")
+    }
     assert {kind for name, kind in kinds.items() if "language_model" in name} == {layer}
     assert {kind for name, kind in kinds.items() if "language_model" not in name} == {"Linear"}
     assert apart(*(read(c.open([pictures[0]])) for c in (client, small))) > 0
@@ -189,7 +209,10 @@ def test_pairs_and_pictures_of_different_sizes_are_read_too(client, photo, monke
     for pictures, passes in ((pairs, 1), (sizes, 2)):
         many = read_many(client, pictures)
         assert many.usage.forward_passes == passes
-        assert max(apart(r, read(client.open(p))) for r, p in zip(many.reads, pictures, strict=True)) < BOUND
+        assert (
+            max(apart(r, read(client.open(p))) for r, p in zip(many.reads, pictures, strict=True))
+            < BOUND
+        )
     monkeypatch.setattr(client, "at_once", 2)
     threads = VLMClient.read_many(client, sizes, SCORING, ANSWER_PREFIX, LETTERS)
     assert max(map(apart, threads.reads, many.reads)) < BOUND

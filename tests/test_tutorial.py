@@ -17,13 +17,21 @@ def test_what_the_tutorial_says_comes_true(tmp_path, monkeypatch, capfd):
     for name in ("tests", "models", "configs", "scripts"):
         (tmp_path / name).symlink_to(ROOT / name)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]]))
+    monkeypatch.setenv(
+        "PATH", os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
+    )
     in_this_process(monkeypatch)
-    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "docs/tutorial.md").read_text(encoding="utf-8"), re.DOTALL)
+    blocks = re.findall(
+        r"```bash\n(.*?)```", (ROOT / "docs/tutorial.md").read_text(encoding="utf-8"), re.DOTALL
+    )
     printed = {}
     for line in "".join(blocks).splitlines():
         name, *words = shlex.split(line)
-        status = as_a_command(*words) if name == "agentic-iqa" else subprocess.run(line, shell=True).returncode
+        status = (
+            as_a_command(*words)
+            if name == "agentic-iqa"
+            else subprocess.run(line, shell=True).returncode
+        )
         told = capfd.readouterr()
         assert status == 0, f"{line}\n{told.out}\n{told.err}"
         printed[line] = told.out

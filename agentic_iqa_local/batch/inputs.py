@@ -73,7 +73,10 @@ class _Record(BaseModel):
     image: str = Field(min_length=1)
     reference: str | None = None
     query: Annotated[str, BeforeValidator(check_query)] | None = None
-    choices: Annotated[Choices, BeforeValidator(lambda x: x.split("|") if isinstance(x, str) else x)] | None = None
+    choices: (
+        Annotated[Choices, BeforeValidator(lambda x: x.split("|") if isinstance(x, str) else x)]
+        | None
+    ) = None
 
     def item(self, folder: Path, query: str | None, choices: Sequence[str] | None) -> Item:
         """The item of a record. Raises ValueError for files that are not there."""
@@ -82,10 +85,17 @@ class _Record(BaseModel):
             if file and not os.path.isfile(file):
                 raise ValueError(f"{column}: there is no file {file}")
         choices = self.choices or choices
-        return Item(image, reference, self.query or query or DEFAULT_QUERY, tuple(choices) if choices else None)
+        return Item(
+            image,
+            reference,
+            self.query or query or DEFAULT_QUERY,
+            tuple(choices) if choices else None,
+        )
 
 
-def read_manifest(path: Path, query: str | None = None, choices: Sequence[str] | None = None) -> list[Item]:
+def read_manifest(
+    path: Path, query: str | None = None, choices: Sequence[str] | None = None
+) -> list[Item]:
     """The items of a manifest, each once: CSV with a header (choices separated by |), JSON lines, or Parquet.
 
     Its columns are `image` and, where wanted, `reference`, `query` and `choices`; `query` and `choices` stand in for
@@ -94,7 +104,9 @@ def read_manifest(path: Path, query: str | None = None, choices: Sequence[str] |
     """
     reader = {".csv": _csv, ".jsonl": _json_lines, ".parquet": _parquet}.get(path.suffix.lower())
     if reader is None:
-        raise ManifestError(f"{path}: expected a manifest named .csv, .jsonl or .parquet", "rename or convert it")
+        raise ManifestError(
+            f"{path}: expected a manifest named .csv, .jsonl or .parquet", "rename or convert it"
+        )
     items, bad, ignored = dict[Item, None](), list[str](), set[str]()
     try:
         for number, record in reader(read_bytes(path, LARGEST)):
@@ -105,19 +117,25 @@ def read_manifest(path: Path, query: str | None = None, choices: Sequence[str] |
                 why = first_mistake(error) if isinstance(error, ValidationError) else error
                 bad.append(f"line {number}: {why}")
     except (ValueError, csv.Error, OSError) as error:  # the last: of pyarrow
-        raise ManifestError(f"{path}: cannot be read as {path.suffix[1:]}: {error}", "correct the manifest") from error
+        raise ManifestError(
+            f"{path}: cannot be read as {path.suffix[1:]}: {error}", "correct the manifest"
+        ) from error
     if bad or not items:
         said = "; ".join(bad[:NAMED]) or "expected a row for each image, found none"
         raise ManifestError(f"{path}: {said}", "correct the manifest")
     if ignored:
         names = one_line(", ".join(sorted(ignored)[:NAMED]))
-        logger.warning("%s: not used: %s (known are %s)", path, names, ", ".join(_Record.model_fields))
+        logger.warning(
+            "%s: not used: %s (known are %s)", path, names, ", ".join(_Record.model_fields)
+        )
     return list(items)
 
 
 def _csv(content: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
     """(line, record without its empty cells) of each row."""
-    reader = csv.DictReader(io.StringIO(content.decode("utf-8-sig"), newline=""), skipinitialspace=True)
+    reader = csv.DictReader(
+        io.StringIO(content.decode("utf-8-sig"), newline=""), skipinitialspace=True
+    )
     for row in reader:
         if None in row:
             raise ValueError(f"line {reader.line_num}: more cells than the header has")
@@ -161,13 +179,21 @@ def expand_inputs(items: Sequence[str]) -> list[Path]:
 
 def _image_files(item: str) -> list[Path]:
     """The image files of a folder or a glob, sorted; see `expand_inputs`. A link that leads nowhere fails its row."""
-    every = Path(item).glob("*") if os.path.isdir(item) else map(Path, glob.iglob(item, recursive=True))
+    every = (
+        Path(item).glob("*") if os.path.isdir(item) else map(Path, glob.iglob(item, recursive=True))
+    )
     visible = [path for path in every if not path.name.startswith(".")]
-    images = [path for path in visible if path.suffix.lower() in IMAGE_SUFFIXES and not path.is_dir()]
+    images = [
+        path for path in visible if path.suffix.lower() in IMAGE_SUFFIXES and not path.is_dir()
+    ]
     if images:
         return sorted(images, key=_natural_order)
     said = f"expected a folder or a pattern with image files ({' '.join(sorted(IMAGE_SUFFIXES))}), but found none"
-    remedy = f"; subfolders are searched by '{Path(glob.escape(item), '**', '*')}'" if os.path.isdir(item) else ""
+    remedy = (
+        f"; subfolders are searched by '{Path(glob.escape(item), '**', '*')}'"
+        if os.path.isdir(item)
+        else ""
+    )
     raise ImageError(f"{item}: {said}", f"check the path{remedy}")
 
 
@@ -185,7 +211,10 @@ def references_in(folder: Path, images: Iterable[Path]) -> list[Path]:
             lacking.append(f"{image} ({' or '.join(file.name for file in exact) or 'none'})")
     if lacking:
         said = f"{folder}: expected one reference for each picture, under its name with any suffix, but not for"
-        raise ImageError(f"{said} {', '.join(lacking[:NAMED])}", "add or rename them, or pair them in a --manifest.")
+        raise ImageError(
+            f"{said} {', '.join(lacking[:NAMED])}",
+            "add or rename them, or pair them in a --manifest.",
+        )
     return found
 
 

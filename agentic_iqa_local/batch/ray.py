@@ -30,7 +30,9 @@ logger = logging.getLogger(__name__)
 MODELS = "AGENTIC_IQA_MODELS"
 OBJECT_STORE = 200 * 2**20  # bytes: rows are small
 IN_HAND = 2  # items for each of a worker's jobs, so that it need not wait for this process
-MOST_LOST = 3  # workers that an item may lose, and that may be lost in the place of one without a row
+MOST_LOST = (
+    3  # workers that an item may lose, and that may be lost in the place of one without a row
+)
 GLANCE = 0.5  # seconds between two looks at whether to stop
 REMEDY = "scores of unlike nodes do not go into one file: install and configure all of them alike"
 
@@ -47,7 +49,9 @@ def check_address(address: str) -> None:
             socket.create_connection((host, int(port)), timeout=5).close()
         except (OSError, OverflowError, ValueError) as error:
             said = f"--cluster {address}: expected local, auto or the HOST:PORT of a cluster that answers, got {error}"
-            raise BatchError(said, "start one with `ray start --head` on that host (docs/batches.md)") from error
+            raise BatchError(
+                said, "start one with `ray start --head` on that host (docs/batches.md)"
+            ) from error
 
 
 class RayRunner(Generic[AnyItem, Row]):
@@ -91,7 +95,11 @@ class RayRunner(Generic[AnyItem, Row]):
             import ray
 
             threads, expected = _threads(self.workers, self.gpus), _of_node(self.work, self.device)
-            options = {"num_cpus": threads, "num_gpus": self.gpus or None, "scheduling_strategy": "SPREAD"}
+            options = {
+                "num_cpus": threads,
+                "num_gpus": self.gpus or None,
+                "scheduling_strategy": "SPREAD",
+            }
             options |= {"max_concurrency": self.jobs * IN_HAND + 1, "max_restarts": -1}
             told = threads, os.getcwd(), os.environ.get(MODELS), expected, self.work, self.device
             actor = ray.remote(_Worker).options(**options)
@@ -115,12 +123,17 @@ class RayRunner(Generic[AnyItem, Row]):
         try:
             while True:
                 while self._waiting and not self.stopping:
-                    item, worker = self._waiting[0], max(self._room, key=self._room.__getitem__, default=None)
+                    item, worker = (
+                        self._waiting[0],
+                        max(self._room, key=self._room.__getitem__, default=None),
+                    )
                     if worker is None or self._room[worker] < self._takes(item):
                         break
                     self._room[worker] -= self._takes(item)
                     self._calls[worker.row.remote(self._waiting.popleft())] = worker, item
-                if not any(item for _, item in self._calls.values()) and (self.stopping or not self._waiting):
+                if not any(item for _, item in self._calls.values()) and (
+                    self.stopping or not self._waiting
+                ):
                     return
                 yield from self._heed_answer()
         finally:
@@ -157,7 +170,9 @@ class RayRunner(Generic[AnyItem, Row]):
             answer = ray.get(answered[0])
         except RayTaskError as error:
             known = isinstance(error.cause, UserError)
-            raise error.cause if known else BatchError(f"a worker failed: {error.cause!r:.300}") from error
+            raise (
+                error.cause if known else BatchError(f"a worker failed: {error.cause!r:.300}")
+            ) from error
         except RayError as error:
             why = one_line(" ".join(str(error).split())[-300:])
             if item is None:
@@ -173,7 +188,9 @@ class RayRunner(Generic[AnyItem, Row]):
 
     def _take_on(self, worker: Any, node: str, description: dict[str, Any]) -> None:
         self.description = self.description or description
-        if unlike := differences(_without_hardware(description), _without_hardware(self.description)):
+        if unlike := differences(
+            _without_hardware(description), _without_hardware(self.description)
+        ):
             raise BatchError(f"{node} has loaded otherwise than the first worker: {unlike}", REMEDY)
         self._nodes[worker] = node
         self._room[worker] = self.jobs * IN_HAND
@@ -185,13 +202,19 @@ class RayRunner(Generic[AnyItem, Row]):
             del self._room[worker]
             self._lost += 1
             if self._lost >= MOST_LOST * self.workers:
-                raise BatchError(f"{self._lost} workers were lost without a row between them, the last: {why}")
+                raise BatchError(
+                    f"{self._lost} workers were lost without a row between them, the last: {why}"
+                )
             self._load(worker)
         self._losses[item.key] += 1
         if self._losses[item.key] < MOST_LOST:
             self._waiting.append(item)
             return []
-        return [self.work.failure(item, f"{MOST_LOST} workers were lost that had this image, the last: {why}")]
+        return [
+            self.work.failure(
+                item, f"{MOST_LOST} workers were lost that had this image, the last: {why}"
+            )
+        ]
 
 
 # The cluster
@@ -201,15 +224,26 @@ def _join(address: str, workers: int) -> "TemporaryDirectory[str] | None":
     """Joins or starts a cluster; the folder of one that was started, which gets a token that nobody else knows. Ray
     reads these variables when it is imported. Raises BatchError."""
     started, scratch = {}, None
-    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"}  # nothing is reported
-    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's is 15: all else on a machine would go first
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else Ray warns of a change to come
+    os.environ |= {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_BACKEND_LOG_LEVEL": "fatal",
+    }  # nothing is reported
+    os.environ.setdefault(
+        "RAY_worker_niceness", "0"
+    )  # Ray's is 15: all else on a machine would go first
+    os.environ.setdefault(
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"
+    )  # else Ray warns of a change to come
     if address == "local":
         os.environ.setdefault("RAY_AUTH_MODE", "token")
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         cpus = (_asked_threads() or max(1, (os.cpu_count() or 1) // workers)) * workers
         scratch = TemporaryDirectory(prefix="iqa-ray-", dir="/tmp", ignore_cleanup_errors=True)  # nosec B108
-        started = {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": OBJECT_STORE}
+        started = {
+            "num_cpus": cpus,
+            "include_dashboard": False,
+            "object_store_memory": OBJECT_STORE,
+        }
         started["_temp_dir"] = scratch.name  # a short name: sockets lie below it
     import ray
     import ray._private.worker as driver
@@ -231,7 +265,11 @@ def _join(address: str, workers: int) -> "TemporaryDirectory[str] | None":
 @contextmanager
 def _undisturbed() -> Iterator[None]:
     """Ray takes SIGTERM for itself, and parts of it write to stderr whatever they are told."""
-    before, stderr, nowhere = signal.getsignal(signal.SIGTERM), os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    before, stderr, nowhere = (
+        signal.getsignal(signal.SIGTERM),
+        os.dup(2),
+        os.open(os.devnull, os.O_WRONLY),
+    )
     os.dup2(nowhere, 2)
     try:
         yield
@@ -253,9 +291,13 @@ def _threads(workers: int, gpus: float) -> int:
     Raises BatchError where no node has room for a worker."""
     import ray
 
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and "CPU" in node["Resources"]]
+    nodes = [
+        node["Resources"] for node in ray.nodes() if node["Alive"] and "CPU" in node["Resources"]
+    ]
     each = -(-workers // max(1, len(nodes)))  # workers of a node
-    threads = _asked_threads() or max(1, min((int(node["CPU"]) // each for node in nodes), default=1))
+    threads = _asked_threads() or max(
+        1, min((int(node["CPU"]) // each for node in nodes), default=1)
+    )
     if not any(node["CPU"] >= threads and node.get("GPU", 0) >= gpus for node in nodes):
         said = f"--cluster: no node has room for a worker of {threads} threads and {gpus:g} GPUs"
         remedy = "set OMP_NUM_THREADS or --gpus-per-worker lower, or start nodes where Ray sees their GPUs"
@@ -266,7 +308,9 @@ def _threads(workers: int, gpus: float) -> int:
 def _without_hardware(description: dict[str, Any]) -> Any:
     """A description of models without the kinds of cards, which may differ."""
     text = json.dumps(description)
-    return json.loads(text, object_hook=lambda part: {name: part[name] for name in part if name != "hardware"})
+    return json.loads(
+        text, object_hook=lambda part: {name: part[name] for name in part if name != "hardware"}
+    )
 
 
 def _of_node(work: Work[Any, Any], device: str) -> dict[str, Any]:
@@ -280,7 +324,15 @@ def _of_node(work: Work[Any, Any], device: str) -> dict[str, Any]:
 class _Worker:
     """An actor: its `Runner` has a process of its own, so that a hang or a crash there does not end the actor."""
 
-    def __init__(self, threads: int, folder: str, models: str | None, expected: dict[str, Any], *work: Any, **how: Any):
+    def __init__(
+        self,
+        threads: int,
+        folder: str,
+        models: str | None,
+        expected: dict[str, Any],
+        *work: Any,
+        **how: Any,
+    ):
         os.environ["OMP_NUM_THREADS"] = str(threads)
         if models and MODELS not in os.environ and os.path.isdir(models):
             os.environ[MODELS] = models
@@ -296,7 +348,11 @@ class _Worker:
         here, runner = ray.get_runtime_context().get_node_id(), self._runner
         node = next(node for node in ray.nodes() if node["NodeID"] == here)
         address, name = node["NodeManagerAddress"], node.get("NodeName")
-        name = one_line(name if name not in ("", None, address) else f"{node['NodeManagerHostname']} ({address})")
+        name = one_line(
+            name
+            if name not in ("", None, address)
+            else f"{node['NodeManagerHostname']} ({address})"
+        )
         try:
             if unlike := differences(_of_node(runner.work, runner.device), self._expected):
                 raise BatchError(f"it has not what this command has: {unlike}", REMEDY)

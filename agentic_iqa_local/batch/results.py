@@ -20,7 +20,11 @@ def picture_changed(row: dict[str, Any], since: float) -> bool:
     picture that nobody touched since is not read; one that is not there has not changed."""
     with suppress(OSError, ValueError):
         path, original = path_from_text(row["image"]), row.get("reference")
-        if row.get("sha256") and os.stat(path).st_ctime >= since and file_sha256(path) != row["sha256"]:
+        if (
+            row.get("sha256")
+            and os.stat(path).st_ctime >= since
+            and file_sha256(path) != row["sha256"]
+        ):
             return True
         return bool(original) and os.stat(path_from_text(original)).st_mtime >= since
     return False
@@ -56,9 +60,16 @@ class Results(RowFile):
                     remedy = "add --resume to go on with them, or choose another --out"
                     raise RowsError(f"{self.path}: holds rows already", remedy)
                 since = check_run(description, identity)
-                self.recover(row_key, lambda row: row_key(row) in asked and self._is_made_again(row, since, retry))
+                self.recover(
+                    row_key,
+                    lambda row: row_key(row) in asked and self._is_made_again(row, since, retry),
+                )
             command = [one_line(word) for word in sys.argv]
-            write_run(description, {"command": command, "date": time.strftime("%Y-%m-%dT%H:%M:%S%z")}, identity)
+            write_run(
+                description,
+                {"command": command, "date": time.strftime("%Y-%m-%dT%H:%M:%S%z")},
+                identity,
+            )
         except WriteError:
             self.close()
             raise

@@ -15,10 +15,21 @@ from filelock import FileLock, Timeout
 from pydantic import BaseModel, ValidationError, model_validator
 from pydantic_core import from_json
 
-from agentic_iqa_local.files import FileError, WriteError, first_mistake, place_for, read_json, sync_folder, write_whole
+from agentic_iqa_local.files import (
+    FileError,
+    WriteError,
+    first_mistake,
+    place_for,
+    read_json,
+    sync_folder,
+    write_whole,
+)
 from agentic_iqa_local.result import SCHEMA_VERSION, Assessment
 
-NAMED_CHANGES, LONGEST_VALUE = 5, 60  # changed settings that a message names, and characters of each value
+NAMED_CHANGES, LONGEST_VALUE = (
+    5,
+    60,
+)  # changed settings that a message names, and characters of each value
 LARGEST_NOTE = 2**26  # bytes of a run's description, which holds its command line
 SYNC_AFTER = 0.05  # seconds since the last sync: a disk takes a few milliseconds for each
 ELSEWHERE = "choose another --out"
@@ -36,7 +47,9 @@ class StoredRow(Assessment):
         if missing := sorted(type(self).model_fields.keys() - self.model_fields_set):
             raise ValueError(f"no {', '.join(missing)}")
         if self.schema_version != SCHEMA_VERSION:
-            raise ValueError(f"schema_version: expected {SCHEMA_VERSION}, got {self.schema_version}")
+            raise ValueError(
+                f"schema_version: expected {SCHEMA_VERSION}, got {self.schema_version}"
+            )
         return self
 
 
@@ -68,7 +81,9 @@ class RowFile:
         except FileError as error:
             raise RowsError(f"{path}: {error}", ELSEWHERE) from error
         except OSError as error:
-            raise RowsError(f"{path}: expected a file that can be written, got {error.strerror}", ELSEWHERE) from error
+            raise RowsError(
+                f"{path}: expected a file that can be written, got {error.strerror}", ELSEWHERE
+            ) from error
 
     def _open(self, flags: int = 0) -> None:
         descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | flags, 0o666)
@@ -101,7 +116,9 @@ class RowFile:
         """
         end, dropped = 0, set[int]()
         with open(self.path, "rb") as file:
-            for number, (line, row) in enumerate(rows_in(file, self.path, self._schema, going_on=True)):
+            for number, (line, row) in enumerate(
+                rows_in(file, self.path, self._schema, going_on=True)
+            ):
                 end += len(line)
                 if drop(row):
                     dropped.add(number)
@@ -145,7 +162,9 @@ class RowFile:
         """What to raise, once the first `end` bytes are left."""
         with suppress(OSError):
             os.ftruncate(self._file.fileno(), end)
-        return RowsError(f"{self.path}: a row could not be written ({error.strerror}); the rows before it are kept")
+        return RowsError(
+            f"{self.path}: a row could not be written ({error.strerror}); the rows before it are kept"
+        )
 
     def close(self) -> None:
         """Raises RowsError where rows are not on disk."""
@@ -187,7 +206,10 @@ def check_run(path: Path, identity: dict[str, Any]) -> float:
     begun or last gone on with, in seconds since 1970."""
     try:
         run = read_json(path, LARGEST_NOTE)
-        changed, began = differences(identity, run["identity"]), datetime.fromisoformat(run.get("date", "1970-01-02"))
+        changed, began = (
+            differences(identity, run["identity"]),
+            datetime.fromisoformat(run.get("date", "1970-01-02")),
+        )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise RowsError(f"{path}: this is no description of the run: {error}", ELSEWHERE) from error
     if changed:
@@ -201,7 +223,10 @@ def differences(now: dict[str, Any], expected: dict[str, Any]) -> str:
     had, has = dict(_flat(expected)), dict(_flat(json.loads(json.dumps(now))))
     changed = [key for key in sorted(had.keys() | has.keys()) if had.get(key) != has.get(key)]
     named = changed[:NAMED_CHANGES]
-    return "; ".join(f"{k:.{LONGEST_VALUE}} is {_short(has.get(k))}, expected {_short(had.get(k))}" for k in named)
+    return "; ".join(
+        f"{k:.{LONGEST_VALUE}} is {_short(has.get(k))}, expected {_short(had.get(k))}"
+        for k in named
+    )
 
 
 def _flat(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

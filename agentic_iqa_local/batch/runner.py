@@ -74,7 +74,11 @@ class Runner(Generic[AnyItem, Row]):
         self.stopping = False
         self._services, self._most = services, jobs
         self._process: _Process | None = None
-        self._threads, self._loading, self._turn = ThreadPoolExecutor(jobs), threading.Lock(), threading.Condition()
+        self._threads, self._loading, self._turn = (
+            ThreadPoolExecutor(jobs),
+            threading.Lock(),
+            threading.Condition(),
+        )
         self._running = self._alone = 0  # items that are worked on; those that are to be alone
         self._closing = False
 
@@ -94,7 +98,9 @@ class Runner(Generic[AnyItem, Row]):
         items, finished, pending = iter(items), SimpleQueue[Future[Row]](), 0
         try:
             while True:
-                for item in itertools.islice(items, 0 if self.stopping else self.jobs + AHEAD - pending):
+                for item in itertools.islice(
+                    items, 0 if self.stopping else self.jobs + AHEAD - pending
+                ):
                     self.submit(item).add_done_callback(finished.put)
                     pending += 1
                 if not pending:
@@ -138,17 +144,29 @@ class Runner(Generic[AnyItem, Row]):
             if kind == "again":
                 if self.jobs == self._most > 1:
                     self.jobs //= 2
-                    logger.warning("memory ran out with %d images at once; going on with %d", self._most, self.jobs)
+                    logger.warning(
+                        "memory ran out with %d images at once; going on with %d",
+                        self._most,
+                        self.jobs,
+                    )
             elif self._closing:
                 raise CancelledError
             else:
-                why = f"timed out after {self.timeout:g} s" if kind == "late" else f"the process ended {about}"
+                why = (
+                    f"timed out after {self.timeout:g} s"
+                    if kind == "late"
+                    else f"the process ended {about}"
+                )
                 logger.warning("%s: %s; going on with a new one", one_line(str(item.image)), why)
                 deaths += last
                 if kind == "late" and last:
-                    sha256 = file_sha256(item.image) if about else None  # else reading the file may be what hangs
+                    sha256 = (
+                        file_sha256(item.image) if about else None
+                    )  # else reading the file may be what hangs
                     seen = f", last seen in {about}" if about else ""
-                    return self.work.failure(item, f"{why}{seen}; raise --timeout if it was at work", sha256)
+                    return self.work.failure(
+                        item, f"{why}{seen}; raise --timeout if it was at work", sha256
+                    )
                 if deaths >= MOST_DEATHS:
                     error = f"{deaths} processes died while they assessed this image alone, the last {about}"
                     return self.work.failure(item, error)
@@ -159,7 +177,11 @@ class Runner(Generic[AnyItem, Row]):
         """Waits until an item may begin; one that is to be alone goes before all that are not."""
         with self._turn:
             self._alone += alone
-            self._turn.wait_for(lambda: not self._running if alone else self._running < self.jobs and not self._alone)
+            self._turn.wait_for(
+                lambda: (
+                    not self._running if alone else self._running < self.jobs and not self._alone
+                )
+            )
             self._running += 1
         try:
             yield
@@ -176,7 +198,9 @@ class Runner(Generic[AnyItem, Row]):
                 return self._process
             atexit.register(self.close)  # else the end of this process would wait for that one
             for _ in range(STARTS):
-                self._process = process = _Process(self.work, self.device, self._most, self._services)
+                self._process = process = _Process(
+                    self.work, self.device, self._most, self._services
+                )
                 if self._closing:
                     process.end()
                 with suppress(EOFError, OSError), process.pipe() as pipe:  # it died
@@ -187,9 +211,13 @@ class Runner(Generic[AnyItem, Row]):
                     self.description = about
                     return process
                 process.end(died=True)
-            raise BatchError(f"{STARTS} processes in a row died while they loaded: the last ended {process.ended}")
+            raise BatchError(
+                f"{STARTS} processes in a row died while they loaded: the last ended {process.ended}"
+            )
 
-    def _ask(self, process: "_Process", item: AnyItem, alone: bool, told: Told | None) -> tuple[str, Any]:
+    def _ask(
+        self, process: "_Process", item: AnyItem, alone: bool, told: Told | None
+    ) -> tuple[str, Any]:
         """What became of an item: "row", "again" or "lost" with what the process says, "died" with how it ended, or
         "late" with the model or the tool that it was last seen in."""
         began, place = time.monotonic(), ""
@@ -221,7 +249,9 @@ class _Process:
         log, *self._free = [ours for ours, _ in ends]
         level = logging.getLogger("agentic_iqa_local").getEffectiveLevel()
         kind: Any = SPAWN.Process if self._apart else partial(threading.Thread, daemon=True)
-        self._process = kind(target=_serve, args=([theirs for _, theirs in ends], work, device, level, services))
+        self._process = kind(
+            target=_serve, args=([theirs for _, theirs in ends], work, device, level, services)
+        )
         self._process.start()
         if self._apart:
             threading.Thread(target=_show_log, args=(log,), daemon=True).start()
@@ -267,7 +297,9 @@ def _show_log(pipe: Any) -> None:
 # What follows runs where the models are.
 
 
-def _serve(pipes: list[Any], work: Work, device: str, level: int, services: Services | None) -> None:
+def _serve(
+    pipes: list[Any], work: Work, device: str, level: int, services: Services | None
+) -> None:
     """Loads, says so, and takes items from each pipe but the first, which gets the log."""
     log, *pipes = pipes
     if apart := services is None:
@@ -283,8 +315,13 @@ def _serve(pipes: list[Any], work: Work, device: str, level: int, services: Serv
         pipes[0].send(("ready", work.describe(services)))
     except Exception as error:
         known = isinstance(error, UserError)
-        return pipes[0].send(("lost", error if known else BatchError(f"{type(error).__name__}: {error}")))
-    threads = [threading.Thread(target=_take, args=(pipe, work, services, apart), daemon=True) for pipe in pipes]
+        return pipes[0].send(
+            ("lost", error if known else BatchError(f"{type(error).__name__}: {error}"))
+        )
+    threads = [
+        threading.Thread(target=_take, args=(pipe, work, services, apart), daemon=True)
+        for pipe in pipes
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -304,7 +341,9 @@ def _take(pipe: Any, work: Work, services: Services, apart: bool) -> None:
             os.killpg(0, signal.SIGKILL)
 
 
-def _worked_on(pipe: Any, work: Work, services: Services, item: Any, alone: bool) -> tuple[str, Any]:
+def _worked_on(
+    pipe: Any, work: Work, services: Services, item: Any, alone: bool
+) -> tuple[str, Any]:
     """What became of an item: "row", "again" (alone, since memory ran out) or "lost" (the model)."""
     observer = _Watching(pipe)
     try:
@@ -322,7 +361,9 @@ def _worked_on(pipe: Any, work: Work, services: Services, item: Any, alone: bool
         if not alone:
             return "again", None
         if MODEL in observer.ran_out:
-            row = work.failure(item, f"{observer.ran_out[MODEL]} (tried alone)", file_sha256(item.image))
+            row = work.failure(
+                item, f"{observer.ran_out[MODEL]} (tried alone)", file_sha256(item.image)
+            )
     return "row", row
 
 

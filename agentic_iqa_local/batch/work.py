@@ -25,7 +25,10 @@ from agentic_iqa_local.services import Observer, Services
 if TYPE_CHECKING:
     from agentic_iqa_local.judgement.quality_map import MapRequest
 
-ROLES = {"agent": ("planner", "executor", "summarizer"), "letters": ("summarizer",)}  # whose models a pipeline needs
+ROLES = {
+    "agent": ("planner", "executor", "summarizer"),
+    "letters": ("summarizer",),
+}  # whose models a pipeline needs
 
 AnyItem = TypeVar("AnyItem", bound=Any)
 Row = TypeVar("Row")
@@ -74,14 +77,19 @@ class Assessing(Work[Item, Assessment]):
     def row(self, item: Item, services: Services, observer: Observer) -> Assessment:
         from agentic_iqa_local.judgement.assessment import assess
 
-        how: dict[str, Any] = {"pipeline": self.pipeline, "max_replan_iterations": self.max_replan_iterations}
+        how: dict[str, Any] = {
+            "pipeline": self.pipeline,
+            "max_replan_iterations": self.max_replan_iterations,
+        }
         how |= {"map": self.maps.get(item.key, False), "services": services, "observer": observer}
         return assess(item.image, item.reference, item.query, item.choices, **how)
 
     def failure(self, item: Item, error: str, sha256: str | None = None) -> Assessment:
         from agentic_iqa_local.judgement.assessment import new_row
 
-        row = new_row(item.image, item.reference, item.query, item.choices, self.pipeline, self.settings)
+        row = new_row(
+            item.image, item.reference, item.query, item.choices, self.pipeline, self.settings
+        )
         row.error, row.sha256 = one_line(error), sha256
         return row
 

@@ -6,7 +6,13 @@ from pathlib import Path
 
 from agentic_iqa_local.batch.inputs import Item, expand_inputs, read_manifest, references_in
 from agentic_iqa_local.cli.console import Console, tell
-from agentic_iqa_local.cli.options import UsageError, check_models, check_outputs, chosen_settings, device_of
+from agentic_iqa_local.cli.options import (
+    UsageError,
+    check_models,
+    check_outputs,
+    chosen_settings,
+    device_of,
+)
 from agentic_iqa_local.files import ROOT, command
 from agentic_iqa_local.images.files import check_file
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
@@ -17,13 +23,19 @@ SAMPLE = ROOT / "tests" / "data" / "sumac.png"  # a wheel has it inside
 def assess(args: argparse.Namespace) -> int:
     """Assesses what the command line names; the exit status. Raises UserError."""
     with Console() as console:
-        notes: list[str] = []  # said once it is clear that the device is there: a mistake is one line
+        notes: list[
+            str
+        ] = []  # said once it is clear that the device is there: a mistake is one line
         check_outputs(args)
         if args.manifest and args.csv and args.csv.resolve() == args.manifest.resolve():
-            raise UsageError(f"--csv {args.csv}: expected another file than the manifest", "name a new one")
+            raise UsageError(
+                f"--csv {args.csv}: expected another file than the manifest", "name a new one"
+            )
         settings = chosen_settings(args, notes.append)
         if not (args.manifest or args.pictures):
-            notes.append(f"no picture named: assessing the sample that ships; yours: {command('assess')} photo.jpg")
+            notes.append(
+                f"no picture named: assessing the sample that ships; yours: {command('assess')} photo.jpg"
+            )
         items = wanted(args)
         check_models(settings, args.pipeline or "agent")
         device = device_of(args)
@@ -49,6 +61,11 @@ def wanted(args: argparse.Namespace) -> list[Item]:
     elif args.reference:
         check_file(args.reference)
     if args.choices and not args.query:
-        raise UsageError("--choices needs --query, the question that they answer", 'add --query "QUESTION"')
+        raise UsageError(
+            "--choices needs --query, the question that they answer", 'add --query "QUESTION"'
+        )
     query, choices = args.query or DEFAULT_QUERY, args.choices and tuple(args.choices)
-    return [Item(file, original, query, choices) for file, original in zip(files, references, strict=True)]
+    return [
+        Item(file, original, query, choices)
+        for file, original in zip(files, references, strict=True)
+    ]

@@ -40,21 +40,41 @@ UNSURE, FAILS = 3, 4  # exit statuses of --strict
 class AssessRun:
     """The items that a command line names, and what became of them so far. Raises RowsError, UsageError."""
 
-    def __init__(self, args: argparse.Namespace, settings: Settings, items: list[Item], device: str, console: Console):
+    def __init__(
+        self,
+        args: argparse.Namespace,
+        settings: Settings,
+        items: list[Item],
+        device: str,
+        console: Console,
+    ):
         self.args, self.items, self.device, self.console = args, items, device, console
         maps = map_requests(args, items) if args.map else {}
         self.work = Assessing(settings, args.pipeline or "agent", args.max_replan_iterations, maps)
         self.results = self._open_results() if args.out else None
         done = self.results.done if self.results else ()
         self.left = [item for item in items if item.key not in done]
-        self.go_on = "the same command with --resume goes on" if args.out else "with --out FILE a run can go on"
-        self.tally, self.rows = Tally(), list[Assessment]()  # rows that a table needs and no file has
+        self.go_on = (
+            "the same command with --resume goes on"
+            if args.out
+            else "with --out FILE a run can go on"
+        )
+        self.tally, self.rows = (
+            Tally(),
+            list[Assessment](),
+        )  # rows that a table needs and no file has
         self.written, self.without_map, self.seconds, self.notice = 0, 0, 0.0, ""
         self.lines = None
-        if console.results.isatty() and len(items) > 1 and not (args.json or args.explain or args.out):
+        if (
+            console.results.isatty()
+            and len(items) > 1
+            and not (args.json or args.explain or args.out)
+        ):
             verdict = args.at_least is not None or args.abstain_wider_than is not None
             names, columns = [str(item.image) for item in items], shutil.get_terminal_size().columns
-            self.lines = PictureLines(names, columns, damage=self.work.pipeline == "agent", verdict=verdict)
+            self.lines = PictureLines(
+                names, columns, damage=self.work.pipeline == "agent", verdict=verdict
+            )
 
     def _open_results(self) -> Results:
         """The file of rows, before anything is loaded."""
@@ -66,7 +86,9 @@ class AssessRun:
         asks["map"] = [args.map_tiles] if args.map else None
         depends_on = self.work.identity(self.device, asks)
         asked = {item.key for item in self.items} if args.resume else ()
-        results = Results(args.out, depends_on, resume=args.resume, retry=args.retry_failed, asked=asked)
+        results = Results(
+            args.out, depends_on, resume=args.resume, retry=args.retry_failed, asked=asked
+        )
         if results.changed:
             tell(f"{results.changed} pictures changed since and are assessed again")
         return results
@@ -78,11 +100,15 @@ class AssessRun:
             self.results.close()
             tell("nothing is left to do: every picture has its row already")
             return self._summary()
-        if len(self.left) == 1 and not self.args.cluster:  # several in a process of its own, which may hang or crash
+        if (
+            len(self.left) == 1 and not self.args.cluster
+        ):  # several in a process of its own, which may hang or crash
             from agentic_iqa_local.services import Services
 
             more["services"] = Services(self.work.settings, self.device)
-        with tracked(self.args.track, str(self.args.out or "pictures"), vars(self.args)) as self.log:
+        with tracked(
+            self.args.track, str(self.args.out or "pictures"), vars(self.args)
+        ) as self.log:
             batch = batch_of(self.args, self.work, self.device, **more)
             batch.load()
             try:
@@ -96,7 +122,9 @@ class AssessRun:
         lacking = len(self.left) - self.written
         if not (batch.stopping and lacking):
             return status
-        tell(f"interrupted: {len(self.items) - lacking} of {len(self.items)} pictures have their rows; {self.go_on}")
+        tell(
+            f"interrupted: {len(self.items) - lacking} of {len(self.items)} pictures have their rows; {self.go_on}"
+        )
         return 130
 
     def _assess(self, batch: Runner | RayRunner) -> None:
@@ -130,7 +158,9 @@ class AssessRun:
             self.console.show_answer(self.args, line, lambda: account(row), summary(row), failed)
         if self.args.map and not failed and not (row.map and row.map.png):
             self.without_map += 1
-            tell(f"error: {row.image}: {row.no_map or (row.map and row.map.not_drawn) or 'map: none was made'}")
+            tell(
+                f"error: {row.image}: {row.no_map or (row.map and row.map.not_drawn) or 'map: none was made'}"
+            )
 
     def _summary(self) -> int:
         """The summary and the files of a run; its exit status. Raises WriteError."""
@@ -140,7 +170,12 @@ class AssessRun:
         if self.written:
             self.log({"mean q": tally.mean, "pictures": tally.total, "failures": len(tally.failed)})
         if tally.total > 1:
-            tell("\n" + tally.text(self.written, self.seconds, ranked=self.lines is None, of=len(self.items)))
+            tell(
+                "\n"
+                + tally.text(
+                    self.written, self.seconds, ranked=self.lines is None, of=len(self.items)
+                )
+            )
             if self.notice:
                 tell("\n".join(wrapped(f"Note: {self.notice}.", indent="")))
         if results:
@@ -168,13 +203,21 @@ def map_requests(args: argparse.Namespace, items: Sequence[Item]) -> "dict[str, 
     if not files:
         times = Counter(item.image.stem.lower() for item in items)
         for n, stem in enumerate((item.image.stem for item in items), 1):
-            files.append(place / (f"{stem}.{n}.map.png" if times[stem.lower()] > 1 else f"{stem}.map.png"))
+            files.append(
+                place / (f"{stem}.{n}.map.png" if times[stem.lower()] > 1 else f"{stem}.map.png")
+            )
     elif len(items) != 1:
         expected = f"expected a folder {place} for the maps of {len(items)} pictures, there is none"
-        raise UsageError(f"--map {place}: {expected}", f"make it first: mkdir -p {shlex.quote(str(place))}")
+        raise UsageError(
+            f"--map {place}: {expected}", f"make it first: mkdir -p {shlex.quote(str(place))}"
+        )
     pngs: list[Path] = [output_file("--map", file, ".png") for file in files]
-    used = {os.path.realpath(path) for item in items for path in (item.image, item.reference) if path}
+    used = {
+        os.path.realpath(path) for item in items for path in (item.image, item.reference) if path
+    }
     if used & {os.path.realpath(png) for png in pngs}:
-        raise UsageError(f"--map {place}: expected another file than the pictures", "name a new one")
+        raise UsageError(
+            f"--map {place}: expected another file than the pictures", "name a new one"
+        )
     tiles = {"max_tiles": args.map_tiles} if args.map_tiles else {}
     return {item.key: MapRequest(png=png, **tiles) for item, png in zip(items, pngs, strict=True)}

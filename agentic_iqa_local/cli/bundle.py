@@ -22,7 +22,9 @@ from agentic_iqa_local.offline.manifest import WHEELS, BundleError
 def collect(args: argparse.Namespace) -> None:
     """Finds, downloads and bundles what the options ask for. Raises UserError."""
     if args.wheels and not (ROOT / fetch.LOCKS[args.wheels]).is_file():
-        raise UsageError("--wheels: expected a checkout with its locked versions, this is an installed package")
+        raise UsageError(
+            "--wheels: expected a checkout with its locked versions, this is an installed package"
+        )
     settings, name = chosen_settings(args), Path(args.config or "embedded").stem
     out = output_file("--out", (args.out or Path(f"{name}.iqabundle.tar")).absolute(), ".tar")
     downloads = out.with_name(f"{out.name}.downloads")
@@ -38,10 +40,16 @@ def collect(args: argparse.Namespace) -> None:
     for notice in notices:
         tell(one_line(f"This licence restricts what you may do: {notice}"))
     if notices and not args.accept_licences:
-        raise BundleError("licences: expected to be accepted, nothing was downloaded", "add --accept-licences")
+        raise BundleError(
+            "licences: expected to be accepted, nothing was downloaded", "add --accept-licences"
+        )
     contents = [f"configuration {name}: {', '.join(places)}"]
     contents += [f"weights of the tools {', '.join(tool.name for tool in tools)}"] if tools else []
-    found = [f for name, place in places.items() for f in fetch.model_files(name, place, sources[name], downloads)]
+    found = [
+        f
+        for name, place in places.items()
+        for f in fetch.model_files(name, place, sources[name], downloads)
+    ]
     found += [f for w in weights for f in fetch.tool_weight(w, downloads)]
     if args.wheels:
         found += fetch.wheels(args.wheels, downloads / WHEELS)
@@ -70,7 +78,9 @@ def model_places(settings: Settings) -> dict[str, Path]:
         name = backend.partition(".")[2]
         folder = settings.models[name].path or name if name in settings.models else name
         if "/" in folder:
-            raise ConfigError(f"models.path: expected the name of a folder in the models folder, got {folder}")
+            raise ConfigError(
+                f"models.path: expected the name of a folder in the models folder, got {folder}"
+            )
         places[folder] = settings.folder(backend)
     return places
 
@@ -90,7 +100,10 @@ def verify(args: argparse.Namespace) -> int:
 def unpack(args: argparse.Namespace) -> None:
     root = models_root(args.models)
     if root.is_relative_to(PACKAGE):
-        raise UsageError("expected a models folder outside the package", "pass --models or set AGENTIC_IQA_MODELS")
+        raise UsageError(
+            "expected a models folder outside the package",
+            "pass --models or set AGENTIC_IQA_MODELS",
+        )
     describe(args.bundle, args.expect)
     with meter() as progress:
         bundles.unpack(args.bundle, root, args.expect, progress)
@@ -104,6 +117,8 @@ def describe(bundle: Path, expect: str | None) -> None:
     with bundles.opened(bundle, expect) as opened:
         manifest = opened.manifest
     size = decimal(manifest.size)
-    say(f"{one_line(str(bundle))}: {len(manifest.files)} files, {size}, manifest SHA-256 {opened.sha256}")
+    say(
+        f"{one_line(str(bundle))}: {len(manifest.files)} files, {size}, manifest SHA-256 {opened.sha256}"
+    )
     for line in (*manifest.contents, *(f"Licence: {notice}" for notice in manifest.notices)):
         say(f"  {line}")

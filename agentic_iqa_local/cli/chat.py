@@ -32,15 +32,21 @@ def chat(args: argparse.Namespace) -> int:
             opened.callback(rows.close)
             rows.recover()
             args.out = None  # an answer is shown although its row goes to a file too
-        conversation = Conversation(Services(settings, device_of(args)), args.picture, args.reference)
+        conversation = Conversation(
+            Services(settings, device_of(args)), args.picture, args.reference
+        )
         opened.callback(conversation.close)
         return _answer_all(args, conversation, rows, console)
 
 
-def _answer_all(args: argparse.Namespace, conversation: Conversation, rows: RowFile | None, console: Console) -> int:
+def _answer_all(
+    args: argparse.Namespace, conversation: Conversation, rows: RowFile | None, console: Console
+) -> int:
     typed, failed = sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty(), False
     if typed:
-        tell(one_line(f"Ask about {conversation.picture}, one question a line; exit or Ctrl-D ends."))
+        tell(
+            one_line(f"Ask about {conversation.picture}, one question a line; exit or Ctrl-D ends.")
+        )
     for query in _questions(args.query, typed):
         if not typed and console.results.isatty():
             tell(one_line(f"> {query}"), console.results)
@@ -58,7 +64,9 @@ def _answer_all(args: argparse.Namespace, conversation: Conversation, rows: RowF
         line = as_line(row)
         if rows:
             rows.append(line)
-        console.show_answer(args, line, lambda row=row: account(row), summary(row), row.error is not None)
+        console.show_answer(
+            args, line, lambda row=row: account(row), summary(row), row.error is not None
+        )
         failed |= row.error is not None
     return int(failed)
 

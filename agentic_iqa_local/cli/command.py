@@ -31,7 +31,9 @@ class Parser(argparse.ArgumentParser):
     """A parser whose errors are one sentence."""
 
     def error(self, message: str) -> NoReturn:
-        message = message.removeprefix("argument ").replace("the following arguments are required:", "expected also")
+        message = message.removeprefix("argument ").replace(
+            "the following arguments are required:", "expected also"
+        )
         if message.startswith("unrecognized arguments: "):
             given = (message.removeprefix("unrecognized arguments: ").split() or ["''"])[0]
             message = f"unknown option {given}{did_you_mean(given, self._option_string_actions)}"
@@ -45,9 +47,14 @@ def parse(name: str, argv: list[str]) -> argparse.Namespace:
     typed = " ".join([command(first), *second])
     takes, several = entry.get("takes", "").rstrip("+*?"), entry.get("takes", "")[-1:]
     usage = f"%(prog)s {f'[{takes}]' if several in ('*', '?') else takes}{' ...' * (several in ('+', '*'))} [options]"
-    parser = Parser(typed, usage.replace("  ", " "), entry["about"].replace("{}", typed), formatter_class=Help)
+    parser = Parser(
+        typed, usage.replace("  ", " "), entry["about"].replace("{}", typed), formatter_class=Help
+    )
     if takes:
-        dest, kind = takes.lower() + "s" * (several in ("+", "*")), str if takes == "PICTURE" and several else Path
+        dest, kind = (
+            takes.lower() + "s" * (several in ("+", "*")),
+            str if takes == "PICTURE" and several else Path,
+        )
         about = "pictures, folders or globs" if kind is str else None
         nargs = several if several in ("+", "*", "?") else None
         parser.add_argument(dest, nargs=nargs, metavar=takes, type=kind, help=about)
@@ -59,7 +66,9 @@ def parse(name: str, argv: list[str]) -> argparse.Namespace:
     if basic := entry.get("basic", "").split():
         parser.add_argument("--help-all", action="help", help="show every option")
         for action in parser._actions if "--help-all" not in argv else ():
-            action.help = action.help if action.dest in ("help", "help_all", *basic) else argparse.SUPPRESS
+            action.help = (
+                action.help if action.dest in ("help", "help_all", *basic) else argparse.SUPPRESS
+            )
     if "_ARGCOMPLETE" in os.environ:  # a shell asks what may stand here
         import argcomplete
 
@@ -72,7 +81,9 @@ def run(name: str, argv: list[str]) -> int:
     args = parse(name, argv)
     start_logging(getattr(args, "verbose", 0))
     work = f"agentic_iqa_local.cli.{COMMANDS[name]['work']}"
-    return exit_status(lambda: pkgutil.resolve_name(work)(args), failed=COMMANDS[name].get("failed", 2))
+    return exit_status(
+        lambda: pkgutil.resolve_name(work)(args), failed=COMMANDS[name].get("failed", 2)
+    )
 
 
 def exit_status(action: Callable[[], int | None], *, failed: int = 2) -> int:
@@ -89,13 +100,21 @@ def exit_status(action: Callable[[], int | None], *, failed: int = 2) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
     except ModuleNotFoundError as error:
-        tell(f"error: expected the package {error.name}; pip install 'agentic_iqa_local[serve]' or install it itself")
+        tell(
+            f"error: expected the package {error.name}; pip install 'agentic_iqa_local[serve]' or install it itself"
+        )
         return 2
     except UserError as error:
         tell(f"error: {error}")
         return 2 if isinstance(error, (UsageError, ConfigError)) else failed
     except OSError as error:
-        tell(one_line(f"error: {error.filename}: {error.strerror}" if error.filename else f"error: {error}"))
+        tell(
+            one_line(
+                f"error: {error.filename}: {error.strerror}"
+                if error.filename
+                else f"error: {error}"
+            )
+        )
         return failed
 
 
@@ -122,7 +141,9 @@ def stopped_by_ctrl_c(batch: Any, go_on: str) -> Iterator[None]:
             os.write(2, f"{cursor}\nstopped; {one_line(go_on)}\n".encode())
             os._exit(130)
         batch.stop()
-        os.write(2, b"\nstopping when the pictures in hand are finished; Ctrl-C again stops at once\n")
+        os.write(
+            2, b"\nstopping when the pictures in hand are finished; Ctrl-C again stops at once\n"
+        )
 
     with like_ctrl_c(interrupted):
         yield

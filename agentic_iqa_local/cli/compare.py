@@ -27,7 +27,9 @@ def compare(args: argparse.Namespace, best: bool = False) -> int:
     for file in filter(None, (args.reference, *(item.image for item in items))):
         check_file(file)
     if not best and not 2 <= len(items) <= MOST_PICTURES:
-        raise options.UsageError(f"expected 2 to {MOST_PICTURES} different pictures, got {len(items)}", "name as many")
+        raise options.UsageError(
+            f"expected 2 to {MOST_PICTURES} different pictures, got {len(items)}", "name as many"
+        )
     options.check_models(settings, pipeline)
     made, work = dict[str, Assessment](), Assessing(settings, pipeline)
     batch = options.batch_of(args, work, options.device_of(args))
@@ -37,14 +39,18 @@ def compare(args: argparse.Namespace, best: bool = False) -> int:
                 made[row_key(vars(row))] = row
                 progress.count(row.error is not None)
         if len(made) < len(items):
-            tell(f"interrupted: {len(made)} of {len(items)} pictures were assessed, none was compared; compare anew")
+            tell(
+                f"interrupted: {len(made)} of {len(items)} pictures were assessed, none was compared; compare anew"
+            )
             return 130
         judge = Judge(settings, fit_for(settings, pipeline, reference=args.reference is not None))
         rows, files = [made[item.key] for item in items], [item.image for item in items]
         if best:
             groups = judge.groups(judge.candidates(rows, files))
             return _show(args, console, [*(row for row in rows if row.error), *groups])
-        return _show(args, console, [(judge.compared if len(rows) == 2 else judge.ranked)(rows, files)])
+        return _show(
+            args, console, [(judge.compared if len(rows) == 2 else judge.ranked)(rows, files)]
+        )
 
 
 best = partial(compare, best=True)

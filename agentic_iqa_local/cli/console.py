@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 SECONDS_BETWEEN_LINES = 30  # of progress, where stderr is no terminal
-CLEAR = "\r\x1b[2K"  # clears the line that the cursor is in: that of progress, which rich draws anew
+CLEAR = (
+    "\r\x1b[2K"  # clears the line that the cursor is in: that of progress, which rich draws anew
+)
 _live: "list[Bar]" = []  # the line of progress, while there is one
 
 
@@ -47,7 +49,9 @@ def _live_line(*columns: Any, shown: bool = True) -> "Bar":
     from rich.progress import Progress as Bar
 
     how: dict[str, Any] = {"redirect_stdout": False, "redirect_stderr": False, "transient": True}
-    return Bar(*columns, console=Terminal(stderr=True), disable=not (shown and sys.stderr.isatty()), **how)
+    return Bar(
+        *columns, console=Terminal(stderr=True), disable=not (shown and sys.stderr.isatty()), **how
+    )
 
 
 @contextmanager
@@ -55,7 +59,9 @@ def meter() -> Iterator[Callable[[str, int], None]]:
     """What is to be told of a file and how many more of its bytes are done; a terminal shows it."""
     from rich.progress import DownloadColumn, TextColumn, TransferSpeedColumn
 
-    with _live_line(DownloadColumn(), TransferSpeedColumn(), TextColumn("{task.description}", markup=False)) as shown:
+    with _live_line(
+        DownloadColumn(), TransferSpeedColumn(), TextColumn("{task.description}", markup=False)
+    ) as shown:
         task = shown.add_task("", total=None)
         yield lambda path, size: shown.update(task, advance=size, description=one_line(path[-100:]))
 
@@ -69,7 +75,9 @@ class Progress(AbstractContextManager):
 
         self._total, self._earlier, self._done, self._failed = total, done, done, 0
         self._began = self._told = time.monotonic()
-        self._bar = _live_line(BarColumn(20), TextColumn("{task.description}", markup=False), shown=total > 1)
+        self._bar = _live_line(
+            BarColumn(20), TextColumn("{task.description}", markup=False), shown=total > 1
+        )
         self._task = self._bar.add_task(self._text(), total=total, completed=done)
 
     def __enter__(self) -> "Progress":
@@ -87,7 +95,11 @@ class Progress(AbstractContextManager):
         self._done += 1
         self._failed += failed
         self._bar.update(self._task, completed=self._done, description=self._text())
-        if self._bar.disable and self._total > 1 and time.monotonic() - self._told >= SECONDS_BETWEEN_LINES:
+        if (
+            self._bar.disable
+            and self._total > 1
+            and time.monotonic() - self._told >= SECONDS_BETWEEN_LINES
+        ):
             self._told = time.monotonic()
             tell(self._text())
 
@@ -98,7 +110,9 @@ class Progress(AbstractContextManager):
 
             seconds = time.monotonic() - self._began
             left = round((self._total - self._done) * seconds / done)
-            text += f", {pace(done, seconds)}, {left // 3600}:{left // 60 % 60:02}:{left % 60:02} left"
+            text += (
+                f", {pace(done, seconds)}, {left // 3600}:{left // 60 % 60:02}:{left % 60:02} left"
+            )
         return text + (f", {self._failed} failed" if self._failed else "")
 
 
@@ -115,7 +129,12 @@ class Console(AbstractContextManager):
         self.results = results
 
     def show_answer(
-        self, args: argparse.Namespace, line: str, account: Callable[[], str], headline: str, failed: bool
+        self,
+        args: argparse.Namespace,
+        line: str,
+        account: Callable[[], str],
+        headline: str,
+        failed: bool,
     ) -> None:
         """An answer where the user looks for it: as a `line` of JSON in a pipe, as `account` with --explain, as
         `headline` on a terminal; with --out alone only what `failed`."""
@@ -131,7 +150,9 @@ class Console(AbstractContextManager):
             tell(headline)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None and issubclass(kind, OSError):  # what is left goes nowhere: the reader has gone
+        if kind is not None and issubclass(
+            kind, OSError
+        ):  # what is left goes nowhere: the reader has gone
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.results.fileno())
         if self.opened:
             self.results.close()
@@ -148,7 +169,9 @@ def start_logging(verbosity: int) -> None:
     """Warnings on stderr; with verbosity 1 what happens, with 2 prompts and model output too."""
     handler = LogLines()
     handler.addFilter(name_picture)
-    logging.basicConfig(level=logging.WARNING, handlers=[handler], format="%(levelname)s %(picture)s%(message)s")
+    logging.basicConfig(
+        level=logging.WARNING, handlers=[handler], format="%(levelname)s %(picture)s%(message)s"
+    )
     logging.captureWarnings(True)
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbosity, 2)]
     logging.getLogger("agentic_iqa_local").setLevel(level)

@@ -18,7 +18,9 @@ def doctor(args: argparse.Namespace) -> int:
     from agentic_iqa_local.offline.doctor import Setup, examine
 
     checks = []
-    for check in examine(Setup(chosen_settings(args), args.gpu, args.cpu, args.quick), deep=args.deep):
+    for check in examine(
+        Setup(chosen_settings(args), args.gpu, args.cpu, args.quick), deep=args.deep
+    ):
         checks.append(check)
         if not args.json:
             remedy = f"\n                remedy: {check.remedy}" if check.remedy else ""
@@ -36,7 +38,10 @@ def tools(args: argparse.Namespace) -> None:
     from agentic_iqa_local.services import Services
 
     with Console() as console:
-        tell(tool_table(Services(chosen_settings(args), device_of(args)).tools.info()), console.results)
+        tell(
+            tool_table(Services(chosen_settings(args), device_of(args)).tools.info()),
+            console.results,
+        )
 
 
 def gallery(args: argparse.Namespace) -> int:
@@ -48,7 +53,9 @@ def gallery(args: argparse.Namespace) -> int:
     return 1 if missing else 0
 
 
-def written(rows: Sequence[Assessment], out: Path, name: str, images: Path | None = None) -> tuple[str, int]:
+def written(
+    rows: Sequence[Assessment], out: Path, name: str, images: Path | None = None
+) -> tuple[str, int]:
     """Writes the gallery; one sentence on it, and how many pictures it lacks. Raises WriteError."""
     from agentic_iqa_local.output.gallery.page import write_gallery
 

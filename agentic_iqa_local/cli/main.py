@@ -25,11 +25,19 @@ def main(argv: list[str] | None = None) -> int:
         return run(name, rest)
     elif name.removeprefix("study").strip() in ("-h", "--help", "help", ""):
         names = "\n".join(f"  {name:<13}  {entry['line']}" for name, entry in COMMANDS.items())
-        say(f"usage: {PROGRAM} COMMAND ...\n\nImage quality assessment that runs wholly on this machine.\n\n{names}\n")
-        say(f"Begin with: {PROGRAM} assess photo.jpg --explain\n{PROGRAM} COMMAND --help says more.")
+        say(
+            f"usage: {PROGRAM} COMMAND ...\n\nImage quality assessment that runs wholly on this machine.\n\n{names}\n"
+        )
+        say(
+            f"Begin with: {PROGRAM} assess photo.jpg --explain\n{PROGRAM} COMMAND --help says more."
+        )
     else:
         near = f"assess {shlex.quote(name)}" if os.path.exists(name) else nearest(name, COMMANDS)
-        meant = f"; did you mean {PROGRAM} {' '.join([near, *map(shlex.quote, rest)])}?" if near else "."
+        meant = (
+            f"; did you mean {PROGRAM} {' '.join([near, *map(shlex.quote, rest)])}?"
+            if near
+            else "."
+        )
         tell(f"error: unknown command {one_line(f'{name}{meant}')} All commands: {PROGRAM} --help")
         return 2
     return 0
@@ -40,11 +48,16 @@ def _completed() -> list[str]:
     words = os.environ["COMP_LINE"].split()[1:]
     for name in COMMANDS:
         if words[: len(name.split())] == name.split():
-            os.environ["_ARGCOMPLETE"] = str(len(name.split()) + 1)  # the word from which on its own parser reads
+            os.environ["_ARGCOMPLETE"] = str(
+                len(name.split()) + 1
+            )  # the word from which on its own parser reads
             return name.split()
     parser, of_study = Parser(), words[:1] == ["study"]
     os.environ["_ARGCOMPLETE"] = "2" if of_study else "1"
-    parser.add_argument("command", choices=[name.split()[of_study] for name in COMMANDS if " " in name or not of_study])
+    parser.add_argument(
+        "command",
+        choices=[name.split()[of_study] for name in COMMANDS if " " in name or not of_study],
+    )
     import argcomplete
 
     argcomplete.autocomplete(parser)

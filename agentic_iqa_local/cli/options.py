@@ -29,7 +29,11 @@ GROUPS = {  # options that several commands share
     "CLUSTER": ("cluster", "workers", "gpus_per_worker"),
     "SHOWN": ("json", "explain", "verbose"),
 }
-SUFFIXES = {"out": (".jsonl", ".json"), "csv": (".csv",), "gallery": (".html", ".htm")}  # of files of answers
+SUFFIXES = {
+    "out": (".jsonl", ".json"),
+    "csv": (".csv",),
+    "gallery": (".html", ".htm"),
+}  # of files of answers
 METAVARS = {
     "abstain_wider_than": "W", "at_least": "LEVEL", "background": "COLOUR", "batches": "DIR", "choices": "ANSWER",
     "cluster": "ADDRESS", "contexts": "CONTEXT", "expect": "HASH", "fit": "FILE", "host": "ADDRESS", "images": "DIR",
@@ -42,7 +46,13 @@ NEEDS = {
     "resume": ["out"], "retry_failed": ["resume"], "map_tiles": ["map"], "cluster": ["workers"], "workers": ["cluster"],
     "gpus_per_worker": ["cluster"], "strict": ["at_least", "abstain_wider_than"],
 }  # fmt: skip
-APART = (("pictures", "manifest"), ("reference", "manifest"), ("gpu", "cluster"), ("map", "cluster"), ("quick", "deep"))
+APART = (
+    ("pictures", "manifest"),
+    ("reference", "manifest"),
+    ("gpu", "cluster"),
+    ("map", "cluster"),
+    ("quick", "deep"),
+)
 STATE = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
 
 File = Annotated[Path, BeforeValidator(lambda path: Path(path))]  # also of a name that is no UTF-8
@@ -55,30 +65,56 @@ class UsageError(UserError):
 class Words(Request):
     """What can be said on the command line: what a request may ask, and what commands read, write and need."""
 
-    manifest: File | None = option("instead: .csv, .jsonl or .parquet with image; reference, query, choices of a row")
-    reference: File | None = option("pristine original of the same size; for several a folder with the same names")
+    manifest: File | None = option(
+        "instead: .csv, .jsonl or .parquet with image; reference, query, choices of a row"
+    )
+    reference: File | None = option(
+        "pristine original of the same size; for several a folder with the same names"
+    )
     out: File | None = option("JSON lines to FILE, one durable row for each picture")
     resume: bool = option("go on with FILE: assess what it lacks, and what changed", False)
     retry_failed: bool = option("with --resume: assess its failed pictures again", False)
     csv: File | None = option("a table for spreadsheets too, when the run ends")
     gallery: File | None = option("a page to look through, sort and triage too, when the run ends")
-    map: File | None = option("draw the quality from place to place to a PNG, of several into a folder")  # pyright: ignore
-    strict: bool = option("exit status 4 where a picture fails --at-least, 3 where an answer is not sure", False)
-    jobs: Count = option("pictures at once, with --engine vllm or server in one batch (default: 1)", 1)
-    timeout: Seconds = option("seconds for one picture, after which its row is a failure (default: 600)", 600.0)
-    cluster: str | None = option("local: workers on this machine; HOST:PORT or auto: of a cluster of `ray start`")
+    map: File | None = option(
+        "draw the quality from place to place to a PNG, of several into a folder"
+    )  # pyright: ignore
+    strict: bool = option(
+        "exit status 4 where a picture fails --at-least, 3 where an answer is not sure", False
+    )
+    jobs: Count = option(
+        "pictures at once, with --engine vllm or server in one batch (default: 1)", 1
+    )
+    timeout: Seconds = option(
+        "seconds for one picture, after which its row is a failure (default: 600)", 600.0
+    )
+    cluster: str | None = option(
+        "local: workers on this machine; HOST:PORT or auto: of a cluster of `ray start`"
+    )
     workers: Count | None = option("workers in all, each with a model")
-    gpus_per_worker: Seconds | None = option("GPUs of each worker, such as 1 or 0.5 (default: 0, they compute on CPUs)")
-    track: Literal["mlflow", "trackio"] | None = option("note options and figures with this tracker, in files here")
-    explain: bool = option("plain sentences: the verdict, what is wrong and where, how sure, what decided", False)
+    gpus_per_worker: Seconds | None = option(
+        "GPUs of each worker, such as 1 or 0.5 (default: 0, they compute on CPUs)"
+    )
+    track: Literal["mlflow", "trackio"] | None = option(
+        "note options and figures with this tracker, in files here"
+    )
+    explain: bool = option(
+        "plain sentences: the verdict, what is wrong and where, how sure, what decided", False
+    )
     # study
     key: str | None = option("which data set it is, where the layout does not tell")
     part_of: str | None = option("a manifest: the data set whose scale its scores have")
     split: str | None = option("only images of this official split, such as train, val or test")
     limit: Count | None = option("only N images, drawn evenly with a fixed seed")
-    mos_range: tuple[float, float] | None = option("a manifest: the lowest and the highest score of its scale")
-    contexts: list[Context] = option(f"what stands in the prompt: {', '.join(CONTEXTS)} (default: all)", [*CONTEXTS])
-    tools: list[str] | None = option("tools to run or to take (default: those of the configuration)")
+    mos_range: tuple[float, float] | None = option(
+        "a manifest: the lowest and the highest score of its scale"
+    )
+    contexts: list[Context] = option(
+        f"what stands in the prompt: {', '.join(CONTEXTS)} (default: all)", [*CONTEXTS]
+    )
+    tools: list[str] | None = option(
+        "tools to run or to take (default: those of the configuration)"
+    )
     objective: Literal["rps", "srcc", "keep"] = option("what is minimised (default: rps)", "rps")
     called: str | None = option("what rows call the set that intervals are calibrated on")
     share: float = option("without --split: this share of the scenes, seed 0 (default: 0.3)", 0.3)
@@ -87,17 +123,27 @@ class Words(Request):
     png: bool = option("figures as PNG too", False)
     draws: Count = option("bootstrap draws; 1000 decide up to 25 comparisons (default: 1000)", 1000)
     # gallery, serve, mcp, doctor, bundle
-    images: File | None = option("where the pictures are now, if they are no longer at the paths in the rows")
+    images: File | None = option(
+        "where the pictures are now, if they are no longer at the paths in the rows"
+    )
     host: str = option("where to listen (default: 127.0.0.1)", "127.0.0.1")
     port: int = option("0 takes a free one (default: 8765)", 8765)
-    batches: File = option("where batches lie (default: below $XDG_STATE_HOME)", STATE / "agentic-iqa" / "batches")
-    root: File = option("the folder whose pictures may be read (default: the working folder)", Path())
+    batches: File = option(
+        "where batches lie (default: below $XDG_STATE_HOME)", STATE / "agentic-iqa" / "batches"
+    )
+    root: File = option(
+        "the folder whose pictures may be read (default: the working folder)", Path()
+    )
     quick: bool = option("load no model and no tool: for a health check", False)
     deep: bool = option("also compare letters and tools, in minutes", False)
     repo: list[str] = option("the repository of a model folder, which is then downloaded", [])
     accept_licences: bool = option("accept the licences that are shown", False)
-    wheels: Literal["transformers", "vllm"] | None = option("also wheels of an engine's environment, for this platform")
-    expect: Annotated[str, StringConstraints(to_lower=True)] | None = option("refuse every other bundle")
+    wheels: Literal["transformers", "vllm"] | None = option(
+        "also wheels of an engine's environment, for this platform"
+    )
+    expect: Annotated[str, StringConstraints(to_lower=True)] | None = option(
+        "refuse every other bundle"
+    )
 
 
 FIELDS: dict[str, Any] = Words.model_json_schema()["properties"]
@@ -107,11 +153,16 @@ def add(options: argparse._ActionsContainer, *names: str, **other: str) -> None:
     """Adds json, verbose and fields of `Words` as options, max_replan_iterations as --max-replan-iterations; `other`
     are fields with a help of their own. Their values stay texts until `read` validates them."""
     for name in (*names, *other):
-        flag, field = "--mode" if name == "modes" else f"--{name.replace('_', '-')}", FIELDS.get(name, {})
+        flag, field = (
+            "--mode" if name == "modes" else f"--{name.replace('_', '-')}",
+            FIELDS.get(name, {}),
+        )
         kind = field.get("anyOf", [field])[0]
         shape: dict[str, Any] = {"help": as_flags(other.get(name) or field.get("description", ""))}
         if name == "json":
-            options.add_argument(flag, action="store_true", help="JSON on stdout, on a terminal too")
+            options.add_argument(
+                flag, action="store_true", help="JSON on stdout, on a terminal too"
+            )
         elif name == "verbose":
             shape["help"] = "log what happens (-vv: prompts and model output too)"
             options.add_argument("-v", flag, action="count", default=0, **shape)
@@ -133,7 +184,9 @@ def as_flags(message: str) -> str:
     return re.sub(r"^\w+(?=:)|(?<!-)\b[a-z]+_[a-z_]+\b", flag, message)
 
 
-def read(parser: argparse.ArgumentParser, argv: list[str], names: Iterable[str]) -> argparse.Namespace:
+def read(
+    parser: argparse.ArgumentParser, argv: list[str], names: Iterable[str]
+) -> argparse.Namespace:
     """The options in `argv`, of those with these names, as what they stand for, or one sentence and an exit."""
     args = parser.parse_intermixed_args(argv)  # pictures may stand between options
     given = {name for name, value in vars(args).items() if value not in (None, False, [])}
@@ -161,9 +214,15 @@ def output_file(option: str, file: Path, *suffixes: str) -> Path:
     except FileError as error:
         raise UsageError(f"{option} {file}: {error}", remedy) from error
     if place.suffix.lower() not in suffixes:
-        wrong, remedy = f"expected a name with {' or '.join(suffixes)}", f"name it {file.stem}{suffixes[0]}"
+        wrong, remedy = (
+            f"expected a name with {' or '.join(suffixes)}",
+            f"name it {file.stem}{suffixes[0]}",
+        )
     elif not folder.is_dir():
-        wrong, remedy = f"there is no folder {folder}", f"make it first: mkdir -p {shlex.quote(str(folder))}"
+        wrong, remedy = (
+            f"there is no folder {folder}",
+            f"make it first: mkdir -p {shlex.quote(str(folder))}",
+        )
     elif not os.access(place if place.exists() else folder, os.W_OK):
         wrong = "it cannot be written"
     if wrong:
@@ -184,8 +243,14 @@ def chosen_settings(args: argparse.Namespace, say: Callable[[str], None] = tell)
     from agentic_iqa_local.api import choose_settings
 
     given = {name: getattr(args, name, None) for name in Options.model_fields}
-    options = {name: value for name, value in given.items() if value is not None and value is not False}
-    if "gpu" in options and not options.keys() & {"config", "model"} and options.get("engine") != "server":
+    options = {
+        name: value for name, value in given.items() if value is not None and value is not False
+    }
+    if (
+        "gpu" in options
+        and not options.keys() & {"config", "model"}
+        and options.get("engine") != "server"
+    ):
         from agentic_iqa_local.vlm_client.model_choice import choose
 
         choice = choose(models_root(options.get("models")))
@@ -196,7 +261,9 @@ def chosen_settings(args: argparse.Namespace, say: Callable[[str], None] = tell)
         settings = choose_settings(**options)
     except ConfigError as error:
         of_an_option = error.message.partition(":")[0] in Options.model_fields  # not of a file
-        raise ConfigError(as_flags(error.message) if of_an_option else error.message, error.remedy) from None
+        raise ConfigError(
+            as_flags(error.message) if of_an_option else error.message, error.remedy
+        ) from None
     if settings.models_dir:  # the command's other parts and its processes look there too
         os.environ["AGENTIC_IQA_MODELS"] = settings.models_dir
     return settings
@@ -206,7 +273,9 @@ def check_models(settings: "Settings", pipeline: str) -> None:
     """Raises UsageError for a model folder that is not there; one that a server has need not be."""
     for role in ("planner", "executor", "summarizer") if pipeline == "agent" else ("summarizer",):
         backend = settings.role(role).backend
-        if not backend.startswith("server.") and not os.path.isdir(folder := settings.folder(backend)):
+        if not backend.startswith("server.") and not os.path.isdir(
+            folder := settings.folder(backend)
+        ):
             raise UsageError(*about_missing_model(folder))
 
 

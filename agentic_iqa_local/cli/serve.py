@@ -8,7 +8,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from agentic_iqa_local.cli.command import like_ctrl_c
-from agentic_iqa_local.cli.options import UsageError, batch_of, check_models, chosen_settings, device_of
+from agentic_iqa_local.cli.options import (
+    UsageError,
+    batch_of,
+    check_models,
+    chosen_settings,
+    device_of,
+)
 from agentic_iqa_local.serve.asks import Serving, SetUp
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.state import revised
@@ -21,7 +27,9 @@ def token_for(host: str) -> str | None:
         loopback = ipaddress.ip_address(host).is_loopback
     remedy = "type: export AGENTIC_IQA_TOKEN=$(openssl rand -hex 24)"
     if token is None and not loopback:
-        raise UsageError(f"--host {host}: others can reach it: expected a token in $AGENTIC_IQA_TOKEN", remedy)
+        raise UsageError(
+            f"--host {host}: others can reach it: expected a token in $AGENTIC_IQA_TOKEN", remedy
+        )
     if token is not None and (len(token) < 16 or not token.isascii() or not token.isprintable()):
         raise UsageError("AGENTIC_IQA_TOKEN: expected 16 plain characters or more", remedy)
     return token
@@ -39,7 +47,10 @@ def serve(args: argparse.Namespace) -> None:
     check_models(settings, set_up.pipeline)
     args.batches.mkdir(mode=0o700, parents=True, exist_ok=True)
     hosts = ["*"] if token else ["localhost", "127.0.0.1", "[::1]"]
-    with app.listening(args.host, args.port) as address, TemporaryDirectory(prefix="agentic-iqa-") as uploads:
+    with (
+        app.listening(args.host, args.port) as address,
+        TemporaryDirectory(prefix="agentic-iqa-") as uploads,
+    ):
         runner = batch_of(args, Serving(set_up), device_of(args))
         service = app.Service(set_up, runner, args.batches, Path(uploads), token=token)
         app.serve(service, address, hosts, log_requests=args.verbose > 0)
@@ -48,7 +59,9 @@ def serve(args: argparse.Namespace) -> None:
 def mcp(args: argparse.Namespace) -> None:
     """Serves until stdin is closed. Raises UserError for a set-up that cannot be used."""
     if not args.root.is_dir():
-        raise UsageError(f"--root {args.root}: expected a folder", "name the one that holds the pictures")
+        raise UsageError(
+            f"--root {args.root}: expected a folder", "name the one that holds the pictures"
+        )
     from agentic_iqa_local.serve.mcp_server import Pictures, run
 
     settings = chosen_settings(args)

@@ -12,7 +12,13 @@ from typing import Any
 
 from agentic_iqa_local.cli.command import stopped_by_ctrl_c
 from agentic_iqa_local.cli.console import Progress, say, tell
-from agentic_iqa_local.cli.options import UsageError, batch_of, chosen_settings, device_of, output_file
+from agentic_iqa_local.cli.options import (
+    UsageError,
+    batch_of,
+    chosen_settings,
+    device_of,
+    output_file,
+)
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.files import command, write_whole
 from agentic_iqa_local.iqa_tools import find_tool
@@ -47,7 +53,9 @@ def figures(folder: Path) -> Iterator[dict[str, float]]:
     """Of a run how many images it has and how many failed; of a report each mode's SRCC and PLCC."""
     rows = folder / "rows.jsonl"
     if rows.is_file():
-        errors = [json.loads(line).get("error") for line in rows.read_text(encoding="utf-8").splitlines()]
+        errors = [
+            json.loads(line).get("error") for line in rows.read_text(encoding="utf-8").splitlines()
+        ]
         yield {"images": len(errors), "failures": sum(error is not None for error in errors)}
     for file in sorted(folder.rglob("modes.csv")):
         for mode in csv.DictReader(file.read_text(encoding="utf-8").splitlines()):
@@ -61,12 +69,18 @@ def run(args: argparse.Namespace) -> int:
     found = load_dataset(args.dataset, args.key, part_of=args.part_of, mos_range=args.mos_range)  # nosec B615
     dataset = chosen(found, args.split, args.limit)
     if missing := dataset.missing:
-        tell(one_line(f"{len(missing)} files that the scores name are missing, the first: {missing[0]}"))
+        tell(
+            one_line(
+                f"{len(missing)} files that the scores name are missing, the first: {missing[0]}"
+            )
+        )
     for reason, number in dataset.left_out.items():
         tell(f"{number} rows are left out: {one_line(reason)}")
     settings = chosen_settings(args)
     full_reference = dataset.info.kind == "FR" or any(item.reference for item in dataset.items)
-    tools = tuple(find_tool(tool).name for tool in args.tools or settings.tools.configured(full_reference))
+    tools = tuple(
+        find_tool(tool).name for tool in args.tools or settings.tools.configured(full_reference)
+    )
     plan, total = Plan(args.query or DEFAULT_QUERY, tuple(args.contexts), tools), len(dataset.items)
     batch = batch_of(args, Studying(settings, plan), device_of(args))
     with closing(run_study(dataset, batch, args.out)) as counts:
@@ -78,7 +92,11 @@ def run(args: argparse.Namespace) -> int:
         tell(f"interrupted: {done} of {total} images have their rows; {GO_ON}")
         return 130
     errors = [row["error"] for row in read_run(args.out)[1] if row.get("error")]
-    failed = f", {len(errors)} of them failures (the first: {one_line(str(errors[0]))})" if errors else ""
+    failed = (
+        f", {len(errors)} of them failures (the first: {one_line(str(errors[0]))})"
+        if errors
+        else ""
+    )
     report_on = f"{command('study')} report {shlex.quote(str(args.out))}"
     say(one_line(f"{total} rows in {args.out}{failed}; next: {report_on} --out DIR"))
     return 0
@@ -86,7 +104,9 @@ def run(args: argparse.Namespace) -> int:
 
 def fit(args: argparse.Namespace) -> None:
     place = output_file("--out", args.out, ".json")
-    found = fit_runs(args.runs, args.objective, split=args.split, share=args.share, called=args.called)
+    found = fit_runs(
+        args.runs, args.objective, split=args.split, share=args.share, called=args.called
+    )
     write_whole(place, found.model_dump_json())
     said = "intervals of q are not calibrated, they need an absolute category scale"
     if own := found.intervals:
@@ -98,7 +118,10 @@ def fit(args: argparse.Namespace) -> None:
 @noted
 def report(args: argparse.Namespace) -> None:
     fitted = read_fit(Path(args.fit)) if args.fit else None
-    runs, how = read_runs(args.runs), {"png": args.png, "draws": args.draws, "baseline": args.baseline}
+    runs, how = (
+        read_runs(args.runs),
+        {"png": args.png, "draws": args.draws, "baseline": args.baseline},
+    )
     say(report_runs(runs, args.out, fit=fitted, **how))
 
 

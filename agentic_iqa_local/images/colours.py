@@ -17,8 +17,12 @@ def to_rgb8(path: str, image: Image.Image, background: str | None) -> tuple[Imag
     sentence on colours that could not be read as meant. Raises ImageError for samples without a fixed black and white,
     or transparent pixels without a background."""
     if image.mode == "F" or (image.mode == "I" and image.format != "PPM"):  # a 16-bit PGM is I too
-        expected = f"expected samples of 8 or 16 bits, got a {image.format} of Pillow mode {image.mode}"
-        raise ImageError(f"{path}: {expected}, without a fixed black and white", "save it as RGB first.")
+        expected = (
+            f"expected samples of 8 or 16 bits, got a {image.format} of Pillow mode {image.mode}"
+        )
+        raise ImageError(
+            f"{path}: {expected}, without a fixed black and white", "save it as RGB first."
+        )
     doubts = _doubts(image.mode, image.info.get("icc_profile"))
     if image.has_transparency_data:
         image = image.convert("RGBA")
@@ -48,7 +52,11 @@ def _doubts(mode: str, profile: bytes | None) -> list[str]:
     if mode == "CMYK":
         return ["The CMYK pixels were converted without colour management."]
     with suppress(ImageCms.PyCMSError, OSError):
-        name = ImageCms.getProfileDescription(ImageCms.ImageCmsProfile(BytesIO(profile or b""))).strip()
+        name = ImageCms.getProfileDescription(
+            ImageCms.ImageCmsProfile(BytesIO(profile or b""))
+        ).strip()
         if "srgb" not in name.lower() or "linear" in name.lower():
-            return [f"The embedded ICC profile ({name}) was not applied: the numbers are read as sRGB."]
+            return [
+                f"The embedded ICC profile ({name}) was not applied: the numbers are read as sRGB."
+            ]
     return []

@@ -26,7 +26,9 @@ def native_views(
     if math.prod(whole) < min_pixels or 0 in whole:
         # a side stays as it is where rounding it to a multiple of `factor` enlarges it
         sides = ((side, side % factor) for side in (width, height))
-        whole = size = tuple(side if side < factor or 2 * rest > factor else side - rest for side, rest in sides)
+        whole = size = tuple(
+            side if side < factor or 2 * rest > factor else side - rest for side, rest in sides
+        )
     else:
         size = _view_size(*whole, factor, max_pixels)
     quarters = [(2, 2)] if size == whole else [(2, 2), (1, 1), (3, 3), (3, 1), (1, 3)]

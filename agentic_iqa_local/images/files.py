@@ -9,7 +9,9 @@ from agentic_iqa_local.errors import UserError, did_you_mean
 from agentic_iqa_local.files import FileError, open_regular, read_bytes
 
 _MOST_BYTES = 2**30  # of a file: more than a hundred million pixels need in any of the formats
-_ADDRESS = re.compile(r"(https?|ftps?|s3|gs|gcs|azure|hdfs):/+", re.IGNORECASE)  # pathlib turns // into /
+_ADDRESS = re.compile(
+    r"(https?|ftps?|s3|gs|gcs|azure|hdfs):/+", re.IGNORECASE
+)  # pathlib turns // into /
 
 
 class ImageError(UserError, ValueError):
@@ -20,13 +22,17 @@ def check_file(path: str | os.PathLike[str]) -> None:
     """Raises `ImageError` where there is no regular file of at most 1 GiB; its content is not read."""
     path = local_path(os.fspath(path))
     if not os.path.lexists(path):
-        raise ImageError(f"{path}: expected an image file, but there is no such file", _similar_name(path))
+        raise ImageError(
+            f"{path}: expected an image file, but there is no such file", _similar_name(path)
+        )
     try:
         os.close(open_regular(path))
     except FileError as error:
         raise ImageError(f"{path}: {error}", "name a picture's file that you may read.") from error
     if (size := os.stat(path).st_size) > _MOST_BYTES:
-        raise ImageError(f"{path}: expected at most {_MOST_BYTES} bytes, but it has {size}", "crop it.")
+        raise ImageError(
+            f"{path}: expected at most {_MOST_BYTES} bytes, but it has {size}", "crop it."
+        )
 
 
 def read_file(path: str | os.PathLike[str]) -> bytes:
@@ -45,12 +51,17 @@ def local_path(item: str) -> str:
     if _ADDRESS.match(item):
         address = re.sub(":/+", "://", item, count=1)
         expected = "expected a file, but this is an address on a network"
-        raise ImageError(f"{address}: {expected}", "only files are read: download it first and give the file's path.")
+        raise ImageError(
+            f"{address}: {expected}",
+            "only files are read: download it first and give the file's path.",
+        )
     return unquote(urlsplit(item).path) if item.lower().startswith("file://") else item
 
 
 def _similar_name(path: str) -> str:
     folder, name = os.path.split(path)
-    with suppress(OSError, ValueError):  # ValueError: a NUL, or what the file system's encoding lacks
+    with suppress(
+        OSError, ValueError
+    ):  # ValueError: a NUL, or what the file system's encoding lacks
         return did_you_mean(name, os.listdir(folder or ".")).removeprefix("; ") or "check the path."
     return "check the path."

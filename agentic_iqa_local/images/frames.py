@@ -11,16 +11,24 @@ from agentic_iqa_local.images.reading import LoadedImage
 
 # Of the 841 photographs that these were set on none is trimmed. A band is flat, but for what compression does
 # to its last rows, and ends in a straight line, where a sky, a night or a white background ends raggedly.
-_FLAT, _STRAYS = 4, 0.01  # distance from the band's luma, of 255, and the share of a row's pixels beyond it
+_FLAT, _STRAYS = (
+    4,
+    0.01,
+)  # distance from the band's luma, of 255, and the share of a row's pixels beyond it
 _CLEAR = 24  # distance that compression does not reach
-_STEP, _RAGGED = 0.25, 0.04  # share of pixels that change clearly where a band ends, and may one row before
+_STEP, _RAGGED = (
+    0.25,
+    0.04,
+)  # share of pixels that change clearly where a band ends, and may one row before
 _RINGING, _SMOOTHED = 16, 4  # rows at a band's end that compression disturbs, and that WebP smooths
 _LEAST, _LEAST_PART = 10, 50  # a band's pixels, and the fraction of the side that it takes at least
 _LEAST_SIDE = 64  # what is left of a picture has so many pixels a side, or nothing is taken away
 _ONE_COLOUR = 6  # largest difference of any two pixels, in each channel, but for compression
 
 
-def without_frames(image: LoadedImage, reference: LoadedImage | None = None) -> tuple[LoadedImage, LoadedImage | None]:
+def without_frames(
+    image: LoadedImage, reference: LoadedImage | None = None
+) -> tuple[LoadedImage, LoadedImage | None]:
     """The photograph within a picture's frame, and the same part of its reference, with a warning.
 
     With a reference its frame decides: what is one colour in the picture alone was lost. Raises ImageError
@@ -31,11 +39,15 @@ def without_frames(image: LoadedImage, reference: LoadedImage | None = None) -> 
         said = f"a frame of one colour was left out, and the {image.width}×{image.height} pixels in it judged"
         image = replace(image, warnings=(*image.warnings, said))
         if reference and content_box(image.pixels) != (0, 0, image.width, image.height):
-            lost = "a part of the picture is one colour where the reference is not: it counts as lost"
+            lost = (
+                "a part of the picture is one colour where the reference is not: it counts as lost"
+            )
             image = replace(image, warnings=(*image.warnings, lost))
     for one in filter(None, (image, reference)):
         if np.ptp(one.pixels.getextrema(), axis=1).max() <= _ONE_COLOUR:
-            raise ImageError(f"{one.path}: nothing to judge, the picture is one colour", "give a photograph.")
+            raise ImageError(
+                f"{one.path}: nothing to judge, the picture is one colour", "give a photograph."
+            )
     return image, reference
 
 
@@ -48,7 +60,10 @@ def moved(box: Box, offset: tuple[int, int]) -> Box:
 def content_box(image: Image.Image) -> Box:
     """The part of an RGB picture within all bands and frames, one within another; the whole picture where it has none,
     or where too little would be left."""
-    luma, cut = np.asarray(image.convert("L"), np.int16), [0, 0, 0, 0]  # cut at the left, top, right, bottom
+    luma, cut = (
+        np.asarray(image.convert("L"), np.int16),
+        [0, 0, 0, 0],
+    )  # cut at the left, top, right, bottom
 
     def inside() -> np.ndarray:
         return luma[cut[1] : image.height - cut[3], cut[0] : image.width - cut[2]]
@@ -93,4 +108,6 @@ def _flat_rows(rows: np.ndarray) -> int:
 
 def _cropped(image: LoadedImage, box: Box) -> LoadedImage:
     pixels = image.pixels.crop(box)
-    return replace(image, pixels=pixels, width=pixels.width, height=pixels.height, offset=(box[0], box[1]))
+    return replace(
+        image, pixels=pixels, width=pixels.width, height=pixels.height, offset=(box[0], box[1])
+    )

@@ -31,21 +31,29 @@ class PictureFile:
         return text.replace(os.fspath(self.path), os.fspath(self.name))
 
 
-Picture: TypeAlias = str | os.PathLike[str] | Image.Image | np.ndarray | bytes | bytearray | memoryview | PictureFile
+Picture: TypeAlias = (
+    str | os.PathLike[str] | Image.Image | np.ndarray | bytes | bytearray | memoryview | PictureFile
+)
 
 
 def check_picture(picture: Picture) -> None:
     """Raises TypeError or ValueError for what is no picture. No file is read; a Pillow image is decoded."""
     if isinstance(picture, str):
         if len(picture) > _LONGEST_PATH or picture.startswith("data:"):
-            raise ValueError("image: expected a path, got data in a text; give bytes: base64.b64decode(text)")
+            raise ValueError(
+                "image: expected a path, got data in a text; give bytes: base64.b64decode(text)"
+            )
         local_path(picture)  # an address is refused
     elif isinstance(picture, Image.Image):
         if picture.mode not in _MODES:  # I and F have no fixed white: a conversion would clip
             expected = "image: expected a Pillow image of 8 or 16 bits with a fixed white"
-            raise ValueError(f"{expected}, got mode {picture.mode}; scale its values, or use .convert('RGB')")
+            raise ValueError(
+                f"{expected}, got mode {picture.mode}; scale its values, or use .convert('RGB')"
+            )
         if getattr(picture, "is_animated", False) and picture.format not in SEVERAL_PICTURES:
-            raise ValueError(f"image: expected one picture, got a {picture.format} of several; give image.copy()")
+            raise ValueError(
+                f"image: expected one picture, got a {picture.format} of several; give image.copy()"
+            )
         with strict_pillow("image"):
             picture.load()
     elif isinstance(picture, np.ndarray):
@@ -53,9 +61,13 @@ def check_picture(picture: Picture) -> None:
         if picture.dtype != np.uint8 or 0 in picture.shape or not one_picture:
             got = f"{'×'.join(map(str, picture.shape))} of {picture.dtype}"
             advice = "scale it with (array * (255 / white)).round().astype('uint8'), put channels last with transpose"
-            raise ValueError(f"image: expected an array H×W, H×W×3 (RGB) or H×W×4 (RGBA) of uint8, got {got}; {advice}")
+            raise ValueError(
+                f"image: expected an array H×W, H×W×3 (RGB) or H×W×4 (RGBA) of uint8, got {got}; {advice}"
+            )
     elif not isinstance(picture, (os.PathLike, bytes, bytearray, memoryview, PictureFile)):
-        expected = "a path, a Pillow image, a NumPy array H×W×3 of uint8 or the bytes of an image file"
+        expected = (
+            "a path, a Pillow image, a NumPy array H×W×3 of uint8 or the bytes of an image file"
+        )
         raise TypeError(f"image: expected {expected}, got {type(picture).__name__}")
 
 

@@ -19,8 +19,19 @@ from agentic_iqa_local.images.files import ImageError, read_file
 # Only these decoders run: Pillow also knows formats that start other programs (EPS) or hold no photograph.
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "JPEG2000", "GIF", "PPM", "AVIF")
 SEVERAL_PICTURES = ("MPO", "HEIF")  # of a camera: the main one is the photograph
-_HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")  # ISO 23008-12
-_DECODING = threading.Lock()  # Pillow's settings and the warning filters belong to the whole process
+_HEIC_BRANDS = (
+    b"heic",
+    b"heix",
+    b"heim",
+    b"heis",
+    b"hevc",
+    b"hevx",
+    b"mif1",
+    b"msf1",
+)  # ISO 23008-12
+_DECODING = (
+    threading.Lock()
+)  # Pillow's settings and the warning filters belong to the whole process
 
 
 @dataclass(frozen=True)
@@ -28,16 +39,25 @@ class LoadedImage:
     """A picture as it is judged."""
 
     path: str
-    pixels: Image.Image  # 8-bit RGB, upright, without metadata, so that nothing downstream rotates it again
+    pixels: (
+        Image.Image
+    )  # 8-bit RGB, upright, without metadata, so that nothing downstream rotates it again
     width: int
     height: int
     sha256: str  # hex, of the file's bytes
     warnings: tuple[str, ...]  # a sentence for each thing that may move a score
-    offset: tuple[int, int] = (0, 0)  # left and top of the pixels in the upright original, if it had a frame
+    offset: tuple[int, int] = (
+        0,
+        0,
+    )  # left and top of the pixels in the upright original, if it had a frame
 
 
 def load_image(
-    path: str | os.PathLike[str], *, max_pixels: int = 100_000_000, min_side: int = 32, background: str | None = None
+    path: str | os.PathLike[str],
+    *,
+    max_pixels: int = 100_000_000,
+    min_side: int = 32,
+    background: str | None = None,
 ) -> LoadedImage:
     """Reads and fully decodes one picture. Its content decides what it is, never its name.
 
@@ -56,7 +76,9 @@ def load_image(
         image = _open(path, data)
         _check_header(path, image, max_pixels, min_side)
         image.load()
-        with suppress(SyntaxError, ValueError, struct.error):  # EXIF data that cannot be read turn nothing
+        with suppress(
+            SyntaxError, ValueError, struct.error
+        ):  # EXIF data that cannot be read turn nothing
             ImageOps.exif_transpose(image, in_place=True)
         pixels, notes = to_rgb8(path, image, background)
     return LoadedImage(path, pixels, *pixels.size, hashlib.sha256(data).hexdigest(), tuple(notes))
@@ -71,7 +93,9 @@ def load_pair(
     if image.pixels.size != reference.pixels.size:
         expected = f"expected a reference of the same size, {image.width}x{image.height}"
         got = f"{reference.path} is {reference.width}x{reference.height}"
-        advice = "use the original of this picture, cropped alike, or assess it without a reference."
+        advice = (
+            "use the original of this picture, cropped alike, or assess it without a reference."
+        )
         raise ImageError(f"{image.path}: {expected}, but {got}", advice)
     return image, reference
 
@@ -81,7 +105,10 @@ def strict_pillow(path: str) -> Iterator[None]:
     """Makes Pillow refuse truncated files but no large ones, without warnings, and raise `ImageError` only."""
     with _DECODING, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        before = ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS  # pyiqa.data sets the first
+        before = (
+            ImageFile.LOAD_TRUNCATED_IMAGES,
+            Image.MAX_IMAGE_PIXELS,
+        )  # pyiqa.data sets the first
         ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS = False, None
         try:
             yield
@@ -101,24 +128,32 @@ def _open(path: str, data: bytes) -> Image.Image:
             from pillow_heif import HeifImageFile  # an extra, which need not be installed
         except ImportError:
             advice = "install pillow-heif or convert it to PNG."
-            raise ImageError(f"{path}: this is a HEIC photograph, which needs an extra", advice) from None
+            raise ImageError(
+                f"{path}: this is a HEIC photograph, which needs an extra", advice
+            ) from None
         return HeifImageFile(BytesIO(data))
     try:
         return Image.open(BytesIO(data), formats=FORMATS)
     except UnidentifiedImageError:
         content = "the content is no such picture, or damaged" if data else "the file is empty"
         expected = f"{path}: expected a {', '.join(FORMATS)} or HEIC image, but {content}"
-        raise ImageError(expected, f"get an intact copy{' or convert it to PNG' * bool(data)}.") from None
+        raise ImageError(
+            expected, f"get an intact copy{' or convert it to PNG' * bool(data)}."
+        ) from None
 
 
 def _check_header(path: str, image: Image.Image, max_pixels: int, min_side: int) -> None:
     width, height = image.size
     if width * height > max_pixels:
         expected = f"expected at most {max_pixels} pixels, but its header claims {width}x{height}"
-        raise ImageError(f"{path}: {expected}", "crop it, or raise max_pixels under images in a configuration.")
+        raise ImageError(
+            f"{path}: {expected}", "crop it, or raise max_pixels under images in a configuration."
+        )
     if min(width, height) < min_side:
         expected = f"expected at least {min_side} pixels on each side, but it is {width}x{height}"
         raise ImageError(f"{path}: {expected}", "use the original instead of a thumbnail.")
     if image.format not in SEVERAL_PICTURES and getattr(image, "is_animated", False):
-        expected = f"expected a single picture, but this {image.format} holds several frames or pages"
+        expected = (
+            f"expected a single picture, but this {image.format} holds several frames or pages"
+        )
         raise ImageError(f"{path}: {expected}", "extract one frame first.")

@@ -15,13 +15,17 @@ _SIDE = 768  # pixels a side of the middle part that is looked at
 _LEAST_SIDE = 128  # pixels a side below which the statistics are of too few pixels
 _FLAT = 2.0  # standard deviation of luma below which there is nothing to compare
 
-_SAME_SCENE = 0.2  # correlation of coarse structure: other photographs reach 0.15, strong noise leaves 0.4
+_SAME_SCENE = (
+    0.2  # correlation of coarse structure: other photographs reach 0.15, strong noise leaves 0.4
+)
 _PEAK = 13.5  # that correlation in standard deviations over all shifts: other photographs reach 12
 _SHIFT_BETTER = 0.8  # largest correlation without a shift, as a part of that at the best shift
 _SOFT = -0.92  # `_sharpness` of photographs lies above
 _LESS_DETAIL = 0.3  # by which the picture's sharpness exceeds that of a softer reference
 _SAME_DETAIL = 0.25  # rank correlation of the picture's fine detail with the reference's structure
-_BLOCKS = 0.18  # clean photographs reach 0.02, JPEGs of quality 92 mostly 0.1, of quality 20 0.2 to 4
+_BLOCKS = (
+    0.18  # clean photographs reach 0.02, JPEGs of quality 92 mostly 0.1, of quality 20 0.2 to 4
+)
 _NOISE = 5.0  # standard deviation, of 255
 _LAPLACIANS = np.array([[1, -2, 1], [-2, 4, -2], [1, -2, 1]], np.float32)
 
@@ -37,7 +41,9 @@ def doubts(image: Image.Image, reference: Image.Image) -> list[str]:
         return []
     left, top = (max(side - _SIDE, 0) // 2 for side in image.size)
     box = (left, top, left + min(image.width, _SIDE), top + min(image.height, _SIDE))
-    picture, original = (np.asarray(x.crop(box).convert("L"), np.float32) for x in (image, reference))
+    picture, original = (
+        np.asarray(x.crop(box).convert("L"), np.float32) for x in (image, reference)
+    )
     if min(picture.std(), original.std()) < _FLAT:
         return []
     return list(_doubts(picture, original))
@@ -67,13 +73,17 @@ def _by_tiles(values: np.ndarray) -> np.ndarray:
     return values[: height * 16, : width * 16].reshape(height, 16, width, 16).mean((1, 3))
 
 
-def _correlation(picture: np.ndarray, original: np.ndarray, finest: float, power: int = 1) -> np.ndarray:
+def _correlation(
+    picture: np.ndarray, original: np.ndarray, finest: float, power: int = 1
+) -> np.ndarray:
     """How alike the two are (at most 1) at each shift, from 0.02 to `finest` cycles a pixel. Amplitudes count by their
     square root: between plain correlation, which large shapes decide, and phase correlation, which noise decides. With
     `power` 2 phases are doubled, against blurs that turn phases by half a circle: a shift of n shows at 2n."""
     height, width = picture.shape
     window = np.outer(*(np.hanning(side).astype(np.float32) for side in picture.shape))
-    one, other = (np.asarray(fft.rfft2((luma - luma.mean()) * window)) for luma in (picture, original))
+    one, other = (
+        np.asarray(fft.rfft2((luma - luma.mean()) * window)) for luma in (picture, original)
+    )
     frequency = np.hypot(fft.fftfreq(height)[:, None], fft.rfftfreq(width)[None])
     band = (frequency > 0.02) & (frequency < finest)
     product = (one * other.conj() * band) ** power

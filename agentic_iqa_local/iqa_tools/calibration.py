@@ -66,9 +66,13 @@ class LogisticMap(Record):
     @model_validator(mode="after")
     def _domain_is_a_range(self) -> Self:
         if not self.domain[0] < self.domain[1]:
-            raise ValueError(f"expected domain [low, high] with low < high, got {list(self.domain)}")
+            raise ValueError(
+                f"expected domain [low, high] with low < high, got {list(self.domain)}"
+            )
         if not all(math.isfinite(self.unclipped(x)) for x in self.domain):
-            raise ValueError("expected parameters that give a number over the domain, got them too large")
+            raise ValueError(
+                "expected parameters that give a number over the domain, got them too large"
+            )
         return self
 
     def unclipped(self, raw: Any) -> Any:
@@ -80,7 +84,9 @@ class LogisticMap(Record):
         was checked; the result is clipped to the scale, so different raw scores may tie at 1 or 5. Raises
         CalibrationError for one that is not finite."""
         if not math.isfinite(raw):
-            raise CalibrationError(f"{self.tool}: expected a finite raw score, got {raw}", "measure again.")
+            raise CalibrationError(
+                f"{self.tool}: expected a finite raw score, got {raw}", "measure again."
+            )
         low, high = self.domain
         return float(min(HIGHEST, max(LOWEST, self.unclipped(min(high, max(low, raw))))))
 
@@ -108,7 +114,11 @@ def read_map_file(path: str | Path) -> tuple[dict[str, LogisticMap], dict[str, s
     rejected: dict[str, str] = {}
     try:
         for entry in read_yaml(path)["maps"]:
-            reason = entry.pop("reason", "none was given") if entry.pop("status", None) == "rejected" else ""
+            reason = (
+                entry.pop("reason", "none was given")
+                if entry.pop("status", None) == "rejected"
+                else ""
+            )
             logistic = LogisticMap.model_validate(entry)
             if reason:
                 rejected[logistic.tool] = reason
@@ -119,9 +129,13 @@ def read_map_file(path: str | Path) -> tuple[dict[str, LogisticMap], dict[str, s
             else:
                 maps[logistic.tool] = logistic
     except ValidationError as error:
-        raise CalibrationError(f"{path}: an entry of maps is malformed: {first_mistake(error)}.") from None
+        raise CalibrationError(
+            f"{path}: an entry of maps is malformed: {first_mistake(error)}."
+        ) from None
     except (FileError, TypeError, KeyError, AttributeError) as error:
-        raise CalibrationError(f"{path}: expected a YAML file with a list `maps` of entries ({error}).") from error
+        raise CalibrationError(
+            f"{path}: expected a YAML file with a list `maps` of entries ({error})."
+        ) from error
     return maps, rejected
 
 

@@ -86,7 +86,9 @@ class DetectorRecord(Record):
         """Of each severity word but none, the Gaussian likelihood of a `severity` (1..5) that LocalNR reads."""
         sigma = self.of(reference).severity_sigma
         return {
-            word: math.exp(-0.5 * ((severity - value) / sigma) ** 2) for word, value in WORD_SEVERITIES.items() if value
+            word: math.exp(-0.5 * ((severity - value) / sigma) ** 2)
+            for word, value in WORD_SEVERITIES.items()
+            if value
         }
 
 

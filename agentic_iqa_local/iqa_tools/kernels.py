@@ -20,22 +20,37 @@ class CPUKernels(TorchFunctionMode):
     computed here."""
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict | None = None,
     ) -> Any:
         if func is torch.conv2d and (args[0].dtype, args[0].device.type) == (torch.float64, "cpu"):
             func = _conv2d
         return func(*args, **(kwargs or {}))
 
 
-def _conv2d(x: Tensor, weight: Tensor, bias=None, stride=1, padding=0, dilation=1, groups=1) -> Tensor:
+def _conv2d(
+    x: Tensor, weight: Tensor, bias=None, stride=1, padding=0, dilation=1, groups=1
+) -> Tensor:
     channels, depth, tall, wide = weight.shape
-    if (bias, stride, padding, dilation, depth, channels) != (None, 1, 0, 1, 1, groups) or x.ndim != 4:
+    if (bias, stride, padding, dilation, depth, channels) != (
+        None,
+        1,
+        0,
+        1,
+        1,
+        groups,
+    ) or x.ndim != 4:
         return torch.conv2d(x, weight, bias, stride, padding, dilation, groups)
     x = x.contiguous()
     height, width = x.shape[2] - tall + 1, x.shape[3] - wide + 1
     result = x.new_zeros(len(x), channels, height, width)
     rows = max(1, MOST_PIXELS // width)
-    for source, output, taps in zip(x.unbind(1), result.unbind(1), weight[:, 0].tolist(), strict=True):
+    for source, output, taps in zip(
+        x.unbind(1), result.unbind(1), weight[:, 0].tolist(), strict=True
+    ):
         for top in range(0, height, rows):
             sums = output[:, top : top + rows]
             for i, line in enumerate(taps):

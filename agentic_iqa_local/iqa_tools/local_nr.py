@@ -71,7 +71,9 @@ class Examination:
         EVERYWHERE; None where none is seen."""
         if min(next(iter(self.places.values())).shape) > 1:
             grid = torch.from_numpy(np.stack([*self.places.values()]))
-            quarters = torch.stack([quarter_of(grid, place).mean((1, 2)) for place in PLACES], 1).numpy()
+            quarters = torch.stack(
+                [quarter_of(grid, place).mean((1, 2)) for place in PLACES], 1
+            ).numpy()
             second, first = np.sort(quarters)[:, -2:].T
             family = (first - second).argmax()
             most, lead = first[family], first[family] - second[family]
@@ -103,8 +105,12 @@ class LocalNR(nn.Module):
     def load(cls, path: Path = WEIGHTS, device: str = "cpu") -> Self:
         """The network with the weights of a safetensors file, in float32, ready to measure."""
         weights = load_file(path)
-        with torch.device("meta"):  # nothing is drawn from torch's generator, which is the whole process's
-            network = cls(*(len(weights[f"{head}.hidden.bias"]) for head in ("picture", "pair", "place")))
+        with torch.device(
+            "meta"
+        ):  # nothing is drawn from torch's generator, which is the whole process's
+            network = cls(
+                *(len(weights[f"{head}.hidden.bias"]) for head in ("picture", "pair", "place"))
+            )
         network.load_state_dict(weights, assign=True)
         network.float().to(device, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
         return network.eval().requires_grad_(False)
@@ -117,7 +123,9 @@ class LocalNR(nn.Module):
         for picture in (pixels, avg_pool2d(pixels, SCALES)):
             depths = self.encoder((2 * picture - 1).contiguous(memory_format=torch.channels_last))
             mean = torch.cat([adaptive_avg_pool2d(depth, (rows, columns)) for depth in depths], 1)
-            square = torch.cat([adaptive_avg_pool2d(depth.square(), (rows, columns)) for depth in depths], 1)
+            square = torch.cat(
+                [adaptive_avg_pool2d(depth.square(), (rows, columns)) for depth in depths], 1
+            )
             statistics += [mean, (square - mean.square()).clamp_min(0).sqrt()]
         return torch.cat(statistics, 1).permute(0, 2, 3, 1)
 

@@ -16,7 +16,9 @@ from unittest.mock import patch
 from agentic_iqa_local.iqa_tools.specs import DATA, ToolError, ToolSpec
 from agentic_iqa_local.iqa_tools.weights import Weights
 
-_BUILDING = threading.Lock()  # what is replaced while a metric is built belongs to the whole process
+_BUILDING = (
+    threading.Lock()
+)  # what is replaced while a metric is built belongs to the whole process
 
 
 def create_metric(spec: ToolSpec, weights: Weights, device: str) -> Any:
@@ -36,7 +38,9 @@ def import_pyiqa() -> Any:
         import pyiqa
         from pyiqa import archs
 
-        archs._lazy_import_arch("all of them")  # now rather than with some metric: Q-Align is among them
+        archs._lazy_import_arch(
+            "all of them"
+        )  # now rather than with some metric: Q-Align is among them
     return pyiqa
 
 
@@ -46,7 +50,12 @@ def llama_kept(metric: str = "") -> Iterator[None]:
     would break every other Llama in the process; while `metric` "qalign" is built or runs they are put in."""
     from transformers.models.llama import configuration_llama, modeling_llama
 
-    owners = (configuration_llama, modeling_llama, modeling_llama.LlamaModel, modeling_llama.LlamaForCausalLM)
+    owners = (
+        configuration_llama,
+        modeling_llama,
+        modeling_llama.LlamaModel,
+        modeling_llama.LlamaForCausalLM,
+    )
     before = [dict(vars(owner)) for owner in owners]
     if metric == "qalign":
         from pyiqa.archs.q_align.modeling_llama2 import replace_llama_modality_adaptive
@@ -79,7 +88,9 @@ def _offline(weights: Weights) -> Iterator[None]:
         try:
             return original(file, *args, **(options | {"weights_only": True}))
         except pickle.UnpicklingError as error:
-            raise ToolError(f"{file}: expected weights alone, got code, which was not run") from error
+            raise ToolError(
+                f"{file}: expected weights alone, got code, which was not run"
+            ) from error
 
     replaced = {
         "torch.load": load,

@@ -20,7 +20,9 @@ SHIPPED = ROOT / "configs" / "tool_reliability.yaml"
 CLEARLY_WORSE = 0.05  # of SRCC, on average over the data sets that two tools share
 
 Score = tuple[str, float]  # a tool and its score, 1..5
-Reachable = Mapping[str, tuple[float, float]]  # by tool, the lowest and highest score that its map can return
+Reachable = Mapping[
+    str, tuple[float, float]
+]  # by tool, the lowest and highest score that its map can return
 
 
 class Published(Record):
@@ -73,7 +75,9 @@ class Reliability(Record):
         known = [tool for tool in tools if tool in self._records]
         worse = self.clearly_worse(known)
         wins = {tool: sum((self.lead(tool, other) or 0) > 0 for other in known) for tool in known}
-        return sorted(wins.keys() - worse, key=lambda tool: (-wins[tool], known.index(tool))) or list(tools)
+        return sorted(
+            wins.keys() - worse, key=lambda tool: (-wins[tool], known.index(tool))
+        ) or list(tools)
 
     def clearly_worse(self, tools: Sequence[str]) -> set[str]:
         """Those of `tools` that another of them is known to lead by more than CLEARLY_WORSE."""
@@ -98,7 +102,9 @@ class Reliability(Record):
         if (record := self._records.get(tool)) is None:
             return "no published figure was found"
         seen = {True: " (trained on it)", False: ""}
-        figures = [f"{entry.srcc:.2f} on {entry.data_set}{seen[entry.seen]}" for entry in record.published]
+        figures = [
+            f"{entry.srcc:.2f} on {entry.data_set}{seen[entry.seen]}" for entry in record.published
+        ]
         return f"SRCC {', '.join(figures)}; off by about {record.sigma:.2f} levels"
 
     def sigma(self, tool: str) -> float:
@@ -127,7 +133,9 @@ class Reliability(Record):
     def _sigma_at(self, score: Score, reachable: Reachable) -> float:
         tool, level = score
         low, high = reachable.get(tool, (LOWEST, HIGHEST))
-        beyond = HIGHEST - high if level >= high - FLAT else low - LOWEST if level <= low + FLAT else 0.0
+        beyond = (
+            HIGHEST - high if level >= high - FLAT else low - LOWEST if level <= low + FLAT else 0.0
+        )
         return math.sqrt(self.sigma(tool) ** 2 + beyond**2 / 3)
 
     def _correlation(self, a: str, b: str) -> float:

@@ -80,12 +80,19 @@ class ToolRunner:
     is lacking, a picture that is too small, a result that is not finite, and a metric that fails.
     """
 
-    def __init__(self, device: str = "cpu", maps_path: str | Path | None = None, models: str | Path | None = None):
+    def __init__(
+        self,
+        device: str = "cpu",
+        maps_path: str | Path | None = None,
+        models: str | Path | None = None,
+    ):
         self.device = device
         self.maps, self._rejected = read_map_file(maps_path or SHIPPED_MAPS)
         for name, logistic in self.maps.items():
             if name != (spec := find_tool(name)).name or logistic.lower_better != spec.lower_better:
-                expected = f"named {spec.name} and have lower_better: {str(spec.lower_better).lower()}"
+                expected = (
+                    f"named {spec.name} and have lower_better: {str(spec.lower_better).lower()}"
+                )
                 raise CalibrationError(f"The map of {name} must be {expected}.")
         self.weights = Weights(models_root(models))
         self._metrics: dict[str, Any] = {}
@@ -94,9 +101,14 @@ class ToolRunner:
 
     def info(self, full_reference: bool | None = None) -> list[ToolInfo]:
         """Every tool, or those that can run with a reference (True: all) or without one (False: NR)."""
-        specs = [spec for spec in TOOLS.values() if full_reference is not False or spec.reference == "NR"]
+        specs = [
+            spec for spec in TOOLS.values() if full_reference is not False or spec.reference == "NR"
+        ]
         found = [(spec, self._unavailable(spec), self.maps.get(spec.name)) for spec in specs]
-        return [ToolInfo(spec, reason, of and of.reachable, of and of.source) for spec, reason, of in found]
+        return [
+            ToolInfo(spec, reason, of and of.reachable, of and of.source)
+            for spec, reason, of in found
+        ]
 
     def available(self, full_reference: bool) -> list[ToolInfo]:
         """The tools of `info` that can score now."""
@@ -108,7 +120,9 @@ class ToolRunner:
         with self._lock:
             import_pyiqa()
 
-    def score(self, name: str, image: Image.Image, reference: Image.Image | None = None) -> ToolReading:
+    def score(
+        self, name: str, image: Image.Image, reference: Image.Image | None = None
+    ) -> ToolReading:
         """Quality of `image` (RGB) in 1..5 with its raw score; NR tools leave `reference` unused."""
         spec = _usable(find_tool(name), self._unavailable)
         raw, seconds, crops = self._measured(spec, image, reference)
@@ -145,7 +159,10 @@ class ToolRunner:
             from pyiqa.archs.ssim_arch import ssim
 
             with torch.inference_mode():
-                lumas = [preprocess_rgb(self._tensor(one), True, 255).double() for one in (image, reference)]
+                lumas = [
+                    preprocess_rgb(self._tensor(one), True, 255).double()
+                    for one in (image, reference)
+                ]
                 values: Any = ssim(*lumas, data_range=255, get_ssim_map=True)
                 return values[0, 0].cpu().numpy()
 
@@ -189,7 +206,9 @@ class ToolRunner:
         blind = spec.name == "MAD" and raw == 0 and pictures[0] != pictures[1]
         if blind or not math.isfinite(raw):
             size = f"{image.width}×{image.height}"
-            raise ToolError(f"{spec.name} returned {raw}, which is no score, for {size}", "use another tool.")
+            raise ToolError(
+                f"{spec.name} returned {raw}, which is no score, for {size}", "use another tool."
+            )
         return raw, seconds, crops
 
     def _examined(self, *pictures: Image.Image) -> "Examination":
@@ -212,7 +231,9 @@ class ToolRunner:
             try:
                 self._metrics[spec.name] = build(spec, self.weights, self.device)
             except Exception as error:
-                raise ToolError(f"{spec.name} could not be built on {self.device}: {error}") from error
+                raise ToolError(
+                    f"{spec.name} could not be built on {self.device}: {error}"
+                ) from error
         return self._metrics[spec.name]
 
     @staticmethod
@@ -253,7 +274,9 @@ def _usable(spec: ToolSpec, why_not: Callable[[ToolSpec], str | None]) -> ToolSp
 def _require_size(spec: ToolSpec, image: Image.Image) -> None:
     if min(image.size) < spec.min_side:
         got = f"got {image.width}×{image.height}"
-        raise ToolError(f"{spec.name} needs at least {spec.min_side} pixels a side, {got}", "use another tool.")
+        raise ToolError(
+            f"{spec.name} needs at least {spec.min_side} pixels a side, {got}", "use another tool."
+        )
 
 
 @contextmanager
@@ -264,5 +287,7 @@ def _failures(name: str, image: Image.Image) -> Iterator[None]:
     except Exception as error:
         size = f"an image of {image.width}×{image.height}"
         if type(error).__name__.endswith("LinAlgError"):  # the features of flat blocks are 0 / 0
-            raise ToolError(f"{name} finds too little texture in {size}", "use another tool.") from error
+            raise ToolError(
+                f"{name} finds too little texture in {size}", "use another tool."
+            ) from error
         raise ToolError(f"{name} failed on {size}: {error}") from error

@@ -17,7 +17,9 @@ SPREADS = (0.1, 0.5, 0.9)
 SIGNALS = 84
 
 # ITU-R BT.601, luma and the two colour differences, all in 0..255 or ±128
-_YCC = torch.tensor([[0.299, 0.587, 0.114], [-0.168736, -0.331264, 0.5], [0.5, -0.418688, -0.081312]])
+_YCC = torch.tensor(
+    [[0.299, 0.587, 0.114], [-0.168736, -0.331264, 0.5], [0.5, -0.418688, -0.081312]]
+)
 
 
 def signals(pixels: Tensor) -> Tensor:
@@ -55,7 +57,9 @@ def _block_grid(luma: Tensor) -> tuple[int, list[Tensor]]:
 def _dct() -> Tensor:
     """The 64 basis pictures of the orthonormal 8×8 DCT, 64×1×8×8."""
     place = torch.arange(BLOCK)
-    basis = torch.cos(math.pi * (2 * place[None] + 1) * place[:, None] / (2 * BLOCK)) * math.sqrt(2 / BLOCK)
+    basis = torch.cos(math.pi * (2 * place[None] + 1) * place[:, None] / (2 * BLOCK)) * math.sqrt(
+        2 / BLOCK
+    )
     basis[0] /= math.sqrt(2)
     return torch.einsum("ui,vj->uvij", basis, basis).reshape(BLOCK**2, 1, BLOCK, BLOCK)
 
@@ -90,7 +94,9 @@ def _noise(ycc: Tensor) -> list[Tensor]:
     for channels in (ycc, avg_pool2d(ycc[None], 2)[0]):
         rows, columns = (side // 2 * 2 for side in channels.shape[1:])
         even = channels[:, :rows, :columns]
-        detail = (even[:, ::2, ::2] - even[:, 1::2, ::2] - even[:, ::2, 1::2] + even[:, 1::2, 1::2]).abs() / 2
+        detail = (
+            even[:, ::2, ::2] - even[:, 1::2, ::2] - even[:, ::2, 1::2] + even[:, 1::2, 1::2]
+        ).abs() / 2
         flat = detail.flatten(1)
         middle, mean = _log(flat.median(1).values, 0.1), _log(flat.mean(1), 0.1)
         values += [*middle, *(mean - middle)]
@@ -107,7 +113,9 @@ def _pyramid(ycc: Tensor) -> list[Tensor]:
     values, level = [], ycc
     for depth in range(5):
         smaller = avg_pool2d(level[None], 2, ceil_mode=True, count_include_pad=False)
-        band = level - interpolate(smaller, level.shape[1:], mode="bilinear", align_corners=False)[0]
+        band = (
+            level - interpolate(smaller, level.shape[1:], mode="bilinear", align_corners=False)[0]
+        )
         spread = _log(band.flatten(1).square().mean(1).sqrt(), 0.05)
         values += list(spread) if depth < 3 else [spread[0]]
         if depth < 3:
@@ -121,10 +129,16 @@ def _tones(rgb: Tensor, ycc: Tensor) -> list[Tensor]:
     darkest pixels; how many colours there are."""
     luma, colour = ycc[0].flatten(), ycc[1:].flatten(1)
     saturation = (rgb.amax(0) - rgb.amin(0)).flatten()
-    tones = luma.quantile(_at(TONES, luma)) if luma.numel() < 2**24 else luma[::8].quantile(_at(TONES, luma))
+    tones = (
+        luma.quantile(_at(TONES, luma))
+        if luma.numel() < 2**24
+        else luma[::8].quantile(_at(TONES, luma))
+    )
     light, dark = luma >= tones[-2], luma <= tones[1]
     codes = (255 * rgb).round().long().flatten(1)[:, :: max(1, luma.numel() // 65536)]
-    distinct = torch.tensor(len((codes[0] * 65536 + codes[1] * 256 + codes[2]).unique()) / codes.shape[1])
+    distinct = torch.tensor(
+        len((codes[0] * 65536 + codes[1] * 256 + codes[2]).unique()) / codes.shape[1]
+    )
     return [
         *(tones / 255),
         (luma <= 3).float().mean(),
@@ -148,7 +162,9 @@ def _edges(rgb: Tensor) -> list[Tensor]:
         flat = flat / (flat.norm(dim=1, keepdim=True) + 1e-3)
         values += [_log(1 - flat[0] @ flat[1], 1e-3), _log(1 - flat[2] @ flat[1], 1e-3)]
     green = 255 * rgb[1]
-    spike = torch.minimum((green[:, 1:-1] - green[:, :-2]).abs(), (green[:, 1:-1] - green[:, 2:]).abs())
+    spike = torch.minimum(
+        (green[:, 1:-1] - green[:, :-2]).abs(), (green[:, 1:-1] - green[:, 2:]).abs()
+    )
     values.append(_log((spike > 25).float().mean(), 1e-4))
     return values
 

@@ -54,7 +54,12 @@ class ToolSpec:
 
 
 BLUR, COLOR, CODEC, NOISE = "Blurs", "Color distortions", "Compression", "Noise"
-LIGHT, SHARP, CONTRAST, SPATIAL = "Brightness change", "Sharpness", "Contrast", "Spatial distortions"
+LIGHT, SHARP, CONTRAST, SPATIAL = (
+    "Brightness change",
+    "Sharpness",
+    "Contrast",
+    "Spatial distortions",
+)
 
 VGG16 = "checkpoints/vgg16-397923af.pth"
 RESNET50 = "checkpoints/resnet50-0676ba61.pth"

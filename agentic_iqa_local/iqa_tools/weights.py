@@ -57,9 +57,13 @@ class Weights:
         if os.path.lexists(root / MANIFEST):
             try:
                 files = read_json(root / MANIFEST, LARGEST_MANIFEST)["files"]
-                self._files = {file["path"]: file for file in files if file["sha256"] and file["size"] >= 0}
+                self._files = {
+                    file["path"]: file for file in files if file["sha256"] and file["size"] >= 0
+                }
             except (FileError, KeyError, TypeError) as error:
-                raise ToolError(f"{root / MANIFEST}: damaged ({error})", "unpack its bundle again.") from error
+                raise ToolError(
+                    f"{root / MANIFEST}: damaged ({error})", "unpack its bundle again."
+                ) from error
 
     def missing(self, spec: ToolSpec) -> str | None:
         """Why `spec` has not its weights, by names and sizes alone; None if it has them."""
@@ -101,7 +105,11 @@ class Weights:
 
     def _of(self, weight: str) -> dict[str, dict[str, Any]]:
         repository = weight.removeprefix("hf:").replace("/", "--")
-        begin = f"{HUGGINGFACE}/models--{repository}/" if weight.startswith("hf:") else f"{HUB}/{weight}"
+        begin = (
+            f"{HUGGINGFACE}/models--{repository}/"
+            if weight.startswith("hf:")
+            else f"{HUB}/{weight}"
+        )
         return {path: file for path, file in self._files.items() if path.startswith(begin)}
 
     def _needed(self, spec: ToolSpec) -> dict[str, dict[str, Any]]:

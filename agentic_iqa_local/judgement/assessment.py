@@ -70,12 +70,19 @@ def assess(
         ValueError, TypeError: Arguments that make no sense.
     """
     request = map_request(map)
-    with as_file(image) as picture, nullcontext() if reference is None else as_file(reference) as original:
+    with (
+        as_file(image) as picture,
+        nullcontext() if reference is None else as_file(reference) as original,
+    ):
         services = services or load_services()
-        state = start_state(picture, original, query, choices, max_replan_iterations, services.settings)
+        state = start_state(
+            picture, original, query, choices, max_replan_iterations, services.settings
+        )
 
         def opened() -> AbstractContextManager[OpenImages]:
-            return closing(OpenImages(services, state["image_path"], state.get("reference_path"), observer))
+            return closing(
+                OpenImages(services, state["image_path"], state.get("reference_path"), observer)
+            )
 
         row = answered_row(state, picture, original, pipeline, services.settings, opened, request)
     if row.error and observer is None:  # a batch shows its failures itself
@@ -93,7 +100,9 @@ def start_state(
 ) -> AgenticIQAState:
     """The state that an assessment starts from, a rating where there is no query. Raises ValueError."""
     query = DEFAULT_QUERY if query is None else check_query(query)
-    limit = settings.max_replan_iterations if max_replan_iterations is None else max_replan_iterations
+    limit = (
+        settings.max_replan_iterations if max_replan_iterations is None else max_replan_iterations
+    )
     return initial_state(query, str(picture.path), original and str(original.path), limit, choices)
 
 
@@ -129,7 +138,14 @@ def answered_row(
     """The answer to a state's question about the pictures that `opened` gives for its time, with the names that
     the caller has for them; whatever goes wrong with them is its `error`. Raises VLMError for a model that cannot
     be loaded."""
-    row = new_row(picture.name, original and original.name, state["query"], state.get("choices"), pipeline, settings)
+    row = new_row(
+        picture.name,
+        original and original.name,
+        state["query"],
+        state.get("choices"),
+        pipeline,
+        settings,
+    )
     began = time.perf_counter()
     logged = PICTURE.set(PICTURE.get() or row.image)
     try:
@@ -142,12 +158,20 @@ def answered_row(
     changes["seconds"] = round(time.perf_counter() - began, 3)
     row = Assessment.model_validate(dict(row) | changes)
     for file in filter(None, (picture, original)):
-        row.error, row.warnings = row.error and file.hide(row.error), [file.hide(line) for line in row.warnings]
-    row.error, row.warnings = row.error and one_line(row.error), [one_line(line) for line in row.warnings]
+        row.error, row.warnings = (
+            row.error and file.hide(row.error),
+            [file.hide(line) for line in row.warnings],
+        )
+    row.error, row.warnings = (
+        row.error and one_line(row.error),
+        [one_line(line) for line in row.warnings],
+    )
     return row
 
 
-def _answer(state: AgenticIQAState, images: OpenImages, pipeline: Pipeline, map: MapRequest | None) -> dict[str, Any]:
+def _answer(
+    state: AgenticIQAState, images: OpenImages, pipeline: Pipeline, map: MapRequest | None
+) -> dict[str, Any]:
     """What the row of an answer holds."""
     services = images.services
     _ = services.tools  # a bad maps file is an error of the set-up, not of an image
@@ -172,7 +196,9 @@ def _answer(state: AgenticIQAState, images: OpenImages, pipeline: Pipeline, map:
     if not changes.get("error"):
         changes |= mapped(images, map) if map else {}
         if changes.get("p_c"):
-            fusion = FusionResult.model_validate({name: changes[name] for name in FusionResult.model_fields})
+            fusion = FusionResult.model_validate(
+                {name: changes[name] for name in FusionResult.model_fields}
+            )
             changes |= sureness.fields(fusion, changes.get("plan"))
     return changes | _record(images)
 
@@ -182,7 +208,9 @@ def _agent(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
     final: dict[str, Any] = {**run_graph(state, images)}
     result, error = final.get("summarizer_result"), final.get("error") or None
     if error and result and not result.error:
-        images.warn(f"another pass was asked for and failed ({error}); the answer is that of the pass before")
+        images.warn(
+            f"another pass was asked for and failed ({error}); the answer is that of the pass before"
+        )
         error = None
     evidence = final.get("executor_evidence")
     names = ("plan", "plan_corrections", "replan_history", "iteration_count")
@@ -198,7 +226,9 @@ def _agent(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
     if result is None or error:
         return changes
     if result.error and result.fusion:
-        images.warn("the model gave no valid reasoning in three tries: sentences made of the evidence stand in for it")
+        images.warn(
+            "the model gave no valid reasoning in three tries: sentences made of the evidence stand in for it"
+        )
         result = without_words(result.fusion, evidence, state.get("choices"))
     names = ("final_answer", "quality_reasoning", "error", "need_replan")
     changes |= {name: getattr(result, name) for name in names}
@@ -221,7 +251,9 @@ def _letters(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
         logs = [log for tool in tools for log in run_tool("Global", OVERALL, tool, images)]
         if not named and (failed := next((log.error for log in logs if log.error), None)):
             raise ToolError(failed)
-        scores = {log.tool_name: log.normalized_score for log in logs if log.normalized_score is not None}
+        scores = {
+            log.tool_name: log.normalized_score for log in logs if log.normalized_score is not None
+        }
         fusion = read_and_fuse(query, None, list(scores.items()), images)
         answer = answer_letter(fusion)
     images.observer.step("summarizer", "finished")
@@ -237,18 +269,24 @@ def _record(images: OpenImages) -> dict[str, Any]:
         size = (seen.width, seen.height) if seen.width and seen.height else None
         views.append(SeenView(box=box, pixels=size, tokens=seen.tokens))
         if size is None:
-            images.warn(f"{client.name}'s processor resizes and tiles: which pixels it saw is not known exactly")
+            images.warn(
+                f"{client.name}'s processor resizes and tiles: which pixels it saw is not known exactly"
+            )
         elif width * height > size[0] * size[1]:
             resized = f"{width}×{height} pixels to {size[0]}×{size[1]}"
             images.warn(f"{client.name}'s processor resized {resized}: distortions may look milder")
         pixels = None if size is None or pixels is None else pixels + size[0] * size[1]
     return {
         "tokens": images.usage,
-        "seen": Seen(pixels=pixels, tokens=sum(view.tokens for view in views), views=views) if views else None,
+        "seen": Seen(pixels=pixels, tokens=sum(view.tokens for view in views), views=views)
+        if views
+        else None,
         "sha256": images.image.sha256,
         "unlike_photograph": images.unlike_photograph,
         # a folder's name may be no text that JSON can hold
-        "model": {key: one_line(x) if isinstance(x, str) else x for key, x in client.describe().items()},
+        "model": {
+            key: one_line(x) if isinstance(x, str) else x for key, x in client.describe().items()
+        },
         "warnings": images.warnings,
         "failed_tries": images.failed_tries,
     }

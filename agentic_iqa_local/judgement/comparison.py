@@ -68,7 +68,11 @@ class Comparison(Result):
 
     @property
     def warnings(self) -> list[str]:
-        return [f"{one_line(row.image)}: {line}" for row in (self.first, self.second) for line in row.warnings]
+        return [
+            f"{one_line(row.image)}: {line}"
+            for row in (self.first, self.second)
+            for line in row.warnings
+        ]
 
 
 class Ranked(BaseModel):
@@ -98,7 +102,9 @@ class Ranking(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """The fields of a JSON line, as plain Python values; a group's names its best picture."""
-        return super().to_dict() | ({"best": self.best.image} if self.best and self.kind == "group" else {})
+        return super().to_dict() | (
+            {"best": self.best.image} if self.best and self.kind == "group" else {}
+        )
 
 
 @dataclass
@@ -139,7 +145,9 @@ class Judge:
         rated: list[Candidate] = []
         for row, file in zip(rows, files, strict=True):
             if row.error is None and row.q is None:
-                expected = "expected a rating, got an answer without q; compare with the default query"
+                expected = (
+                    "expected a rating, got an answer without q; compare with the default query"
+                )
                 row.error = f"{row.image}: {expected}"
             if row.error is None:
                 known = calibration_for(self.settings, row.model or {}) if row.interval else None
@@ -165,14 +173,19 @@ class Judge:
         elif self.fit and pair.same_scene:
             first, second = self.fit.strength(one.row), self.fit.strength(other.row)
             if first is not None and second is not None:
-                pair.probability, pair.basis = preference.sigmoid(first - second), "same scene, fitted"
+                pair.probability, pair.basis = (
+                    preference.sigmoid(first - second),
+                    "same scene, fitted",
+                )
                 pair.fitted_on = self.fit.fitted_on
         return pair
 
     def rank(self, candidates: Sequence[Candidate]) -> Ranking:
         """The order of rated pictures. Raises ConfigError beyond MOST_PICTURES."""
         if len(candidates) > (most := ordering.MOST_PICTURES):
-            raise ConfigError(f"expected at most {most} pictures, got {len(candidates)}", "divide them")
+            raise ConfigError(
+                f"expected at most {most} pictures, got {len(candidates)}", "divide them"
+            )
         own = [self.fit and self.fit.strength(candidate.row) for candidate in candidates]
         prior = [c.row.q or 0.0 if s is None else s for c, s in zip(candidates, own, strict=True)]
         chosen = ordering.pairs_to_compare(prior)
@@ -182,10 +195,17 @@ class Judge:
         ahead |= {(j, i): 1 - p for (i, j), p in ahead.items()}
         order = sorted(range(len(candidates)), key=lambda i: -strength[i])
         # as compared, or from the strengths where the pair was not
-        sure = [ahead.get((i, j), preference.sigmoid(strength[i] - strength[j])) for i, j in itertools.pairwise(order)]
+        sure = [
+            ahead.get((i, j), preference.sigmoid(strength[i] - strength[j]))
+            for i, j in itertools.pairwise(order)
+        ]
         places = []
         for place, (i, p) in enumerate(zip(order, [*sure, None], strict=False), start=1):
-            about = {"strength": strength[i], "better_than_next": p, "assessment": candidates[i].row}
+            about = {
+                "strength": strength[i],
+                "better_than_next": p,
+                "assessment": candidates[i].row,
+            }
             places.append(Ranked(place=place, index=candidates[i].index, **about))
         return Ranking(order=places, pairs=list(pairs.values()))
 
@@ -233,5 +253,7 @@ def _judged(
     with ExitStack() as opened:
         original = None if reference is None else opened.enter_context(as_file(reference))
         files = [opened.enter_context(as_file(picture)) for picture in pictures]
-        rows = [assess(file, original, services=services, pipeline=pipeline, **how) for file in files]
+        rows = [
+            assess(file, original, services=services, pipeline=pipeline, **how) for file in files
+        ]
         return answer(judge, rows, [Path(file.path) for file in files])

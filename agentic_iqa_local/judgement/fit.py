@@ -94,7 +94,9 @@ def calibration_for(settings: Settings, model: Mapping[str, Any]) -> IntervalCal
     return f"calibrated with {difference}; {NO_FIT}" if difference else calibration
 
 
-def _difference(calibration: IntervalCalibration, settings: Settings, model: Mapping[str, Any]) -> str | None:
+def _difference(
+    calibration: IntervalCalibration, settings: Settings, model: Mapping[str, Any]
+) -> str | None:
     """What the calibration was made with that this set-up does not have."""
     folder, fusion = settings.folder(settings.summarizer.backend), settings.fusion
     if folder.is_dir() and folder_hash(folder) != calibration.model:
@@ -105,5 +107,7 @@ def _difference(calibration: IntervalCalibration, settings: Settings, model: Map
             return f"{what} {theirs}, this model runs with {ours}"
     theirs, ours = ((one.temperature, one.eta) for one in (calibration, fusion))
     if ours != theirs:
-        return f"temperature {theirs[0]:g} and η {theirs[1]}, here they are {ours[0]:g} and {ours[1]}"
+        return (
+            f"temperature {theirs[0]:g} and η {theirs[1]}, here they are {ours[0]:g} and {ours[1]}"
+        )
     return None

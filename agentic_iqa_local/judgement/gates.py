@@ -8,7 +8,13 @@ import numpy as np
 
 from agentic_iqa_local.config import DecisionSettings, Pipeline
 from agentic_iqa_local.judgement.fit import NO_FIT
-from agentic_iqa_local.judgement.intervals import HIGHEST, LOWEST, MEASURED, IntervalCalibration, features
+from agentic_iqa_local.judgement.intervals import (
+    HIGHEST,
+    LOWEST,
+    MEASURED,
+    IntervalCalibration,
+    features,
+)
 from agentic_iqa_local.result import AnswerSet, Condition, Gate, Interval
 from agentic_iqa_local.state import LETTERS, FusionResult, PlannerOutput
 
@@ -41,11 +47,19 @@ class Sureness:
         if fusion.q is None:
             answers = self.answer_set(fusion, plan)
             without = f"no set of answers: {answers}"
-            return {"answer_set": answers} if isinstance(answers, AnswerSet) else {"no_interval": without}
+            return (
+                {"answer_set": answers}
+                if isinstance(answers, AnswerSet)
+                else {"no_interval": without}
+            )
         interval = self.interval(fusion, plan)
         if isinstance(interval, str):
             return {"no_interval": f"no interval: {interval}", "not_sure": self.not_sure(None)}
-        return {"interval": interval, "not_sure": self.not_sure(interval), "gate": self.gate(interval, fusion.q)}
+        return {
+            "interval": interval,
+            "not_sure": self.not_sure(interval),
+            "gate": self.gate(interval, fusion.q),
+        }
 
     def interval(self, fusion: FusionResult, plan: PlannerOutput | None) -> Interval | str:
         """The interval of a fused score, or why there is none."""
@@ -57,7 +71,9 @@ class Sureness:
         if plan and plan.query_scope != "Global":
             return "ranges are known for whole pictures only, and the query is about a part"
         look = "crops" if fusion.crops else "both orders" if fusion.both_orders else "one order"
-        part = calibration.of(Condition(pipeline=self.pipeline, reference=self.reference, look=look))
+        part = calibration.of(
+            Condition(pipeline=self.pipeline, reference=self.reference, look=look)
+        )
         if part is None:
             how = f"the pipeline {self.pipeline} {'with' if self.reference else 'without'} a reference"
             return f"no picture of the calibration was assessed by {how}; {NO_FIT}"
@@ -73,7 +89,9 @@ class Sureness:
             others: tuple(fusion.voters) not in part.tools,
         }
         p = np.array([[fusion.p_c[letter] for letter in reversed(LETTERS)]])
-        measured = {name: np.array([getattr(fusion, name)], float) for name in MEASURED}  # None: nan
+        measured = {
+            name: np.array([getattr(fusion, name)], float) for name in MEASURED
+        }  # None: nan
         difficulty = float(part.difficulty(features(p, measured))[0])
         widened = [reason for reason, holds in differences.items() if holds]
         interval = calibration.interval(part, fusion.q, difficulty, widened)
@@ -86,21 +104,30 @@ class Sureness:
         calibration, asked = self.calibration, (self.pipeline, self.reference)
         if isinstance(calibration, str):
             return calibration
-        part = next((part for part in calibration.questions if (part.pipeline, part.reference) == asked), None)
+        part = next(
+            (part for part in calibration.questions if (part.pipeline, part.reference) == asked),
+            None,
+        )
         if part is None:
             return f"no such question is in the calibration; {NO_FIT}"
         if fusion.mode != calibration.mode:
             return f"calibrated in mode {calibration.mode}, this is mode {fusion.mode}"
         widened = []
         if plan and plan.query_type == "Other":
-            widened.append("the question is not about technical quality, as those of the calibration are")
+            widened.append(
+                "the question is not about technical quality, as those of the calibration are"
+            )
         return calibration.answer_set(part, fusion.p, widened)
 
     def not_sure(self, interval: Interval | None) -> str | None:
         """Why the answer is held back; None where it is not."""
         most, at_least = self.decisions.abstain_wider_than, self.decisions.at_least
         if interval is None:
-            return None if most is None and at_least is None else "not sure: there is no interval to tell"
+            return (
+                None
+                if most is None and at_least is None
+                else "not sure: there is no interval to tell"
+            )
         if most is None or interval.width <= most:
             return None
         return f"not sure: the interval is {interval.width:.2f} levels wide, more than {most:g}"
@@ -112,7 +139,11 @@ class Sureness:
             return None
         probability = float(np.mean(self.calibration.predictive(interval, q) >= threshold))
         needed = 1 - (error_rate / 2 if interval.widened else error_rate)
-        verdict = "pass" if probability >= needed else "fail" if 1 - probability >= needed else "unsure"
+        verdict = (
+            "pass" if probability >= needed else "fail" if 1 - probability >= needed else "unsure"
+        )
         if self.unlike_photograph:
             verdict = "unsure"
-        return Gate(at_least=threshold, probability=probability, error_rate=error_rate, verdict=verdict)
+        return Gate(
+            at_least=threshold, probability=probability, error_rate=error_rate, verdict=verdict
+        )

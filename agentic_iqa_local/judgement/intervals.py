@@ -28,9 +28,25 @@ BELOW = 0.65  # of what an interval may miss; misses above it gather on clean pi
 LEAST_DIFFICULTY = 0.05  # levels
 FEWEST_QUESTIONS = round(1 / (1 - COVERAGE)) - 1  # with fewer no choice is ruled out
 
-MEASURED = ("q_bar", "eta", "sigma", "disagreement", "order_gap", "crop_spread")  # of a `state.FusionResult`
+MEASURED = (
+    "q_bar",
+    "eta",
+    "sigma",
+    "disagreement",
+    "order_gap",
+    "crop_spread",
+)  # of a `state.FusionResult`
 FEATURES = (
-    *("constant", "above_bad", "below_excellent", "spread", "sigma", "disagreement", "gap", "order_gap"),
+    *(
+        "constant",
+        "above_bad",
+        "below_excellent",
+        "spread",
+        "sigma",
+        "disagreement",
+        "gap",
+        "order_gap",
+    ),
     "crop_spread",
 )
 """A difficulty is a weighted sum of these: 1, the distances of q from both ends of the scale, the spread of the fused
@@ -68,7 +84,9 @@ class Errors(Record):
     difficulties: tuple[Annotated[float, Field(gt=0)], ...]
     tools: tuple[tuple[str, ...], ...]  # which tools voted together in these assessments
     edges: tuple[float, ...] = ()  # where the ranges of q end, rising; () for one
-    ranges: tuple[Annotated[int, Field(ge=0)], ...] = ()  # of each error's picture; () where there is one range
+    ranges: tuple[
+        Annotated[int, Field(ge=0)], ...
+    ] = ()  # of each error's picture; () where there is one range
 
     def range_of(self, q: np.ndarray) -> np.ndarray:
         """The range of each fused score, (pictures,) → (pictures,)."""
@@ -87,7 +105,9 @@ class Errors(Record):
         from crepes import ConformalPredictiveSystem
 
         ranges = np.array(self.ranges or [0] * len(self.errors))
-        return ConformalPredictiveSystem().fit(np.array(self.errors), np.array(self.difficulties), ranges)
+        return ConformalPredictiveSystem().fit(
+            np.array(self.errors), np.array(self.difficulties), ranges
+        )
 
     @property
     def scaled(self) -> list[np.ndarray]:
@@ -102,21 +122,31 @@ class Errors(Record):
         system = self._system  # its import sets filters of its own
         with warnings.catch_warnings(action="ignore"):  # of too few errors: an end is then infinite
             ends = system.predict_percentiles(
-                self.expected(q), difficulty, self.range_of(q), lower_percentiles=[lower], higher_percentiles=[higher]
+                self.expected(q),
+                difficulty,
+                self.range_of(q),
+                lower_percentiles=[lower],
+                higher_percentiles=[higher],
             )
         return np.clip(ends, LOWEST, HIGHEST)
 
-    def probability_at_least(self, q: np.ndarray, difficulty: np.ndarray, quality: float) -> np.ndarray:
+    def probability_at_least(
+        self, q: np.ndarray, difficulty: np.ndarray, quality: float
+    ) -> np.ndarray:
         """The probability that each picture's truth is `quality` or better, (pictures,)."""
         asked = (quality - self.expected(q)) / difficulty
-        shares = np.stack([1 - np.searchsorted(scaled, asked) / len(scaled) for scaled in self.scaled])
+        shares = np.stack(
+            [1 - np.searchsorted(scaled, asked) / len(scaled) for scaled in self.scaled]
+        )
         return shares[self.range_of(q), np.arange(len(q))]
 
 
 def reached(probabilities: np.ndarray) -> np.ndarray:
     """Of each choice the probability of all choices that are at least as likely, (choices,) → (choices,), to six
     digits: how much of the probability a set must hold to include it."""
-    return np.minimum([probabilities[probabilities >= p].sum().round(6) for p in probabilities], 1.0)
+    return np.minimum(
+        [probabilities[probabilities >= p].sum().round(6) for p in probabilities], 1.0
+    )
 
 
 class Answers(Record):
@@ -160,12 +190,18 @@ class IntervalCalibration(Record):
         """The errors under a condition; None where no picture was assessed so."""
         return next((part for part in self.ratings if part.condition == condition), None)
 
-    def interval(self, part: Errors, q: float, difficulty: float, widened: Sequence[str] = ()) -> Interval:
+    def interval(
+        self, part: Errors, q: float, difficulty: float, widened: Sequence[str] = ()
+    ) -> Interval:
         """The interval around a fused score, by one of `ratings`: at WIDENED in place of COVERAGE where `widened` has
         reasons. With too few errors it reaches to an end of the scale."""
         coverage = WIDENED if widened else COVERAGE
         low, high = part.ends(np.array([q]), np.array([difficulty]), coverage)[0].tolist()
-        about = {"condition": part.condition, "calibrated_on": self.calibrated_on, "widened": list(widened)}
+        about = {
+            "condition": part.condition,
+            "calibrated_on": self.calibrated_on,
+            "widened": list(widened),
+        }
         return Interval(low=low, high=high, coverage=COVERAGE, difficulty=difficulty, **about)
 
     def predictive(self, interval: Interval, q: float) -> np.ndarray:
@@ -175,15 +211,26 @@ class IntervalCalibration(Record):
         errors = part.scaled[part.range_of(np.array(q))]
         return np.clip(part.expected(np.array(q)) + interval.difficulty * errors, LOWEST, HIGHEST)
 
-    def answer_set(self, part: Answers, probabilities: dict[str, float], widened: Sequence[str] = ()) -> AnswerSet:
+    def answer_set(
+        self, part: Answers, probabilities: dict[str, float], widened: Sequence[str] = ()
+    ) -> AnswerSet:
         """The choices that one of `questions` does not rule out; at least the likeliest, and all where there are too
         few."""
         from crepes import ConformalClassifier
 
         known, coverage = part.like(len(probabilities)), WIDENED if widened else COVERAGE
         scores = reached(np.array(list(probabilities.values())))[None]
-        included = ConformalClassifier().fit(known).predict_set(scores, confidence=coverage, smoothing=False)
+        included = (
+            ConformalClassifier()
+            .fit(known)
+            .predict_set(scores, confidence=coverage, smoothing=False)
+        )
         possible = dict(zip(probabilities, np.ravel(included), strict=True))
         possible[max(probabilities, key=probabilities.__getitem__)] = True
         letters = [letter for letter in probabilities if possible[letter]]
-        return AnswerSet(letters=letters, coverage=COVERAGE, calibrated_on=self.calibrated_on, widened=list(widened))
+        return AnswerSet(
+            letters=letters,
+            coverage=COVERAGE,
+            calibrated_on=self.calibrated_on,
+            widened=list(widened),
+        )

@@ -71,7 +71,9 @@ def mapped(images: OpenImages, request: MapRequest) -> dict[str, Any]:
             write_whole(place_for(request.png), draw(q_map, images.image.pixels, ssim))
             q_map.png = str(request.png)
         except (FileError, WriteError) as error:
-            reason = f"it could not be written ({error.message}); choose a file in a folder of yours"
+            reason = (
+                f"it could not be written ({error.message}); choose a file in a folder of yours"
+            )
             q_map.not_drawn = one_line(f"map {request.png}: {reason}")
     return {"map": q_map}
 
@@ -83,14 +85,22 @@ def make_map(images: OpenImages, request: MapRequest) -> tuple[QualityMap, np.nd
     tiles = _tiling(images, request)
     prompt = prompts.summarizer_prompt(prompts.DEFAULT_QUERY, None, scoring=True)
     chunks = [tiles.boxes[first : first + AT_ONCE] for first in range(0, len(tiles.boxes), AT_ONCE)]
-    reads = [p for boxes in chunks for p in _read_boxes(images, boxes, prompt, prompts.ANSWER_PREFIX, LETTERS)]
+    reads = [
+        p
+        for boxes in chunks
+        for p in _read_boxes(images, boxes, prompt, prompts.ANSWER_PREFIX, LETTERS)
+    ]
     letters = tiles.cells(np.array([expected_level(p) for p in reads]))
     with images.observer.measuring("LocalNR", images.services) as local_nr:
         places = local_nr.places(images.image.pixels).places
-    severity = np.max([tiles.resampled(grid) for grid in places.values()], axis=0)  # of the strongest distortion
+    severity = np.max(
+        [tiles.resampled(grid) for grid in places.values()], axis=0
+    )  # of the strongest distortion
     tool = np.interp(severity, range(6), LEVEL_OF_SEVERITY)
     cells = (1 - TOOL_WEIGHT) * letters + TOOL_WEIGHT * tool
-    ssim = images.services.tools.ssim_map(images.image.pixels, reference.pixels) if reference else None
+    ssim = (
+        images.services.tools.ssim_map(images.image.pixels, reference.pixels) if reference else None
+    )
     worst = [_named(images, box) for box in damaged_boxes(tiles, cells)]
     left, top = images.image.offset  # places are in pixels of the original
     return QualityMap(
@@ -107,7 +117,10 @@ def make_map(images: OpenImages, request: MapRequest) -> tuple[QualityMap, np.nd
         similarity={} if ssim is None else {"SSIM": tiles.resampled(ssim).tolist()},
         cost=MapCost(
             tiles=len(reads),
-            tokens=images.usage.prefilled + images.usage.decoded - before.prefilled - before.decoded,
+            tokens=images.usage.prefilled
+            + images.usage.decoded
+            - before.prefilled
+            - before.decoded,
             seconds=round(time.perf_counter() - began, 3),
         ),
     ), ssim
@@ -124,13 +137,23 @@ def _tiling(images: OpenImages, request: MapRequest) -> Tiling:
     """The tiles to read. Raises MapError."""
     client, width, height = images.services.client(ROLE), images.image.width, images.image.height
     if images.services.settings.fusion.mode != "logits" or not client.reads_logits:
-        raise MapError("map: expected mode logits, for tiles are read by their letters", "leave --mode out")
+        raise MapError(
+            "map: expected mode logits, for tiles are read by their letters", "leave --mode out"
+        )
     if not (sides := _tile_sides(client.limits)):
         expected = f"map: expected a model that sees tiles of {TILE} pixels a side or more"
-        raise MapError(f"{expected}, {client.name} sees at most {client.limits.max_pixels} pixels", "raise max_pixels")
+        raise MapError(
+            f"{expected}, {client.name} sees at most {client.limits.max_pixels} pixels",
+            "raise max_pixels",
+        )
     if min(width, height) < (least := smallest_side(sides[0])):
-        expected = f"map: expected a picture of at least {least} pixels a side for tiles of {sides[0]}"
-        raise MapError(f"{expected}, got {width}×{height}", "as small a picture is one place: its q stands for it")
+        expected = (
+            f"map: expected a picture of at least {least} pixels a side for tiles of {sides[0]}"
+        )
+        raise MapError(
+            f"{expected}, got {width}×{height}",
+            "as small a picture is one place: its q stands for it",
+        )
     if (tiles := tiling(width, height, sides, request.max_tiles)) is None:
         got = f"{request.max_tiles} tiles of at most {sides[-1]} pixels a side do not cover {width}×{height}"
         raise MapError(f"map: {got}", "allow more with --map-tiles")
@@ -138,7 +161,11 @@ def _tiling(images: OpenImages, request: MapRequest) -> Tiling:
 
 
 def _read_boxes(
-    images: OpenImages, boxes: Sequence[Box], prompt: prompts.Prompt, answer_prefix: str, answers: Sequence[str]
+    images: OpenImages,
+    boxes: Sequence[Box],
+    prompt: prompts.Prompt,
+    answer_prefix: str,
+    answers: Sequence[str],
 ) -> list[dict[str, float]]:
     """Of each part of the picture, alone, how probable each answer is after `answer_prefix`. Raises VLMError."""
     reads = images.read_parts(ROLE, boxes, prompt, answer_prefix, answers)
@@ -163,19 +190,31 @@ def _named(images: OpenImages, damaged: DamagedBox) -> DamagedBox:
     damaged = revised(damaged, tools=scores)
     reading = detection_of(images, damaged.box, {})
     kinds = said(
-        prompts.distortion_prompt("detection", prompts.DEFAULT_QUERY, ["Global"]), TYPE_PREFIX, DISTORTION_TYPES
+        prompts.distortion_prompt("detection", prompts.DEFAULT_QUERY, ["Global"]),
+        TYPE_PREFIX,
+        DISTORTION_TYPES,
     )
     if reading.error and kinds is None:
         return damaged
-    p = {kind: 1.0 if reading.error else p for kind, p in strongest(reading).items() if kind != "none"}
+    p = {
+        kind: 1.0 if reading.error else p
+        for kind, p in strongest(reading).items()
+        if kind != "none"
+    }
     if kinds:
-        p = {kind: kinds[kind] ** images.services.model_trust("executor") * weight for kind, weight in p.items()}
+        p = {
+            kind: kinds[kind] ** images.services.model_trust("executor") * weight
+            for kind, weight in p.items()
+        }
     p = {kind: weight / sum(p.values()) for kind, weight in p.items()}
     likeliest = max(p, key=p.__getitem__)
     reading.families[likeliest].probability = 1.0  # the map shows that there is damage
     analysis = prompts.distortion_prompt("analysis", prompts.DEFAULT_QUERY, {"Global": [likeliest]})
     own = said(analysis, SEVERITY_PREFIX.replace("TYPE", likeliest), get_args(Severity))
-    severities = severity_probabilities(reading, {"type": likeliest, "severity": "unclear"}, own, images) or {}
+    severities = (
+        severity_probabilities(reading, {"type": likeliest, "severity": "unclear"}, own, images)
+        or {}
+    )
     severity = max(severities, key=severities.__getitem__, default=None)
     about = {"distortion": likeliest, "probability": p[likeliest], "distortions": p}
     return revised(damaged, **about, severity=severity, severities=severities)

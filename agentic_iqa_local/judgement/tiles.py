@@ -13,7 +13,9 @@ from agentic_iqa_local.state import DamagedBox
 BLOCK = 8  # a JPEG's blocks keep their place in the model's patches
 FEWEST = 3  # tiles along a side: with fewer no part of the picture stands out against a rest
 MOST_BOXES = 3
-CLEARLY = 0.4  # levels below the map's median; about one clean photograph in fifteen has a part that is
+CLEARLY = (
+    0.4  # levels below the map's median; about one clean photograph in fifteen has a part that is
+)
 
 
 @dataclass(frozen=True)
@@ -35,12 +37,17 @@ class Tiling:
     @property
     def stride(self) -> int:
         """The widest step between neighbours."""
-        return max(b - a for starts in (self.lefts, self.tops) for a, b in itertools.pairwise(starts))
+        return max(
+            b - a for starts in (self.lefts, self.tops) for a, b in itertools.pairwise(starts)
+        )
 
     def cells(self, scores: np.ndarray) -> np.ndarray:
         """The grid of the tiles' scores, (tiles,); rows×columns float64: of each cell the mean of the tiles weighted by
         how much of the cell each covers."""
-        down, across = _shared(self.ys, self.tops, self.tile), _shared(self.xs, self.lefts, self.tile)
+        down, across = (
+            _shared(self.ys, self.tops, self.tile),
+            _shared(self.xs, self.lefts, self.tile),
+        )
         values = scores.reshape(len(self.tops), -1)
         return (down @ values @ across.T) / (down @ np.ones_like(values) @ across.T)
 
@@ -72,7 +79,10 @@ def tiling(width: int, height: int, sides: Sequence[int], max_tiles: int) -> Til
         columns, rows = _counts((width, height), side, max_tiles)
         if min(width, height) >= smallest_side(side) and columns * rows <= max_tiles:
             sizes = ((width, columns), (height, rows))
-            starts = [[int((length - side) * i / (n - 1)) // BLOCK * BLOCK for i in range(n)] for length, n in sizes]
+            starts = [
+                [int((length - side) * i / (n - 1)) // BLOCK * BLOCK for i in range(n)]
+                for length, n in sizes
+            ]
             edges = [[round(length * i / n) for i in range(n + 1)] for length, n in sizes]
             return Tiling(side, *map(tuple, starts + edges))
     return None
@@ -100,7 +110,10 @@ def damaged_boxes(tiles: Tiling, cells: np.ndarray) -> list[DamagedBox]:
     """At most MOST_BOXES windows of about a tile's size that do not overlap, the worst first, each CLEARLY below
     the median of `cells` (rows×columns of quality)."""
     (rows, columns), median, xs, ys = cells.shape, float(np.median(cells)), tiles.xs, tiles.ys
-    high, wide = max(1, round(tiles.tile * rows / ys[-1])), max(1, round(tiles.tile * columns / xs[-1]))
+    high, wide = (
+        max(1, round(tiles.tile * rows / ys[-1])),
+        max(1, round(tiles.tile * columns / xs[-1])),
+    )
     windows = []
     for top, left in itertools.product(range(rows - high + 1), range(columns - wide + 1)):
         q = float(cells[top : top + high, left : left + wide].mean())
@@ -109,9 +122,13 @@ def damaged_boxes(tiles: Tiling, cells: np.ndarray) -> list[DamagedBox]:
     chosen: list[DamagedBox] = []
     for q, box in sorted(windows):
         taken = (x.box for x in chosen)
-        overlap = any(box[0] < x[2] and x[0] < box[2] and box[1] < x[3] and x[1] < box[3] for x in taken)
+        overlap = any(
+            box[0] < x[2] and x[0] < box[2] and box[1] < x[3] and x[1] < box[3] for x in taken
+        )
         if len(chosen) < MOST_BOXES and not overlap:
-            chosen.append(DamagedBox(box=box, place=place_in(box, xs[-1], ys[-1]), q=q, below=median - q))
+            chosen.append(
+                DamagedBox(box=box, place=place_in(box, xs[-1], ys[-1]), q=q, below=median - q)
+            )
     return chosen
 
 

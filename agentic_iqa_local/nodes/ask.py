@@ -18,7 +18,10 @@ from agentic_iqa_local.vlm_client import VLMError
 logger = logging.getLogger(__name__)
 
 TRIES = 3
-MOST_LOGGED, MOST_KEPT = 2000, 20_000  # characters of an output, in the log and in the record of a failed try
+MOST_LOGGED, MOST_KEPT = (
+    2000,
+    20_000,
+)  # characters of an output, in the log and in the record of a failed try
 _FENCED = re.compile(r"\s*```(?:json)?(.*)```\s*", re.DOTALL)
 
 Reply = TypeVar("Reply", bound=BaseModel)
@@ -34,7 +37,12 @@ class InvalidAnswer(RuntimeError):
 
 
 def ask(
-    session: RoleSession, prompt: Prompt, schema: type[Reply], role: RoleSettings, *, answer_prefix: str = ""
+    session: RoleSession,
+    prompt: Prompt,
+    schema: type[Reply],
+    role: RoleSettings,
+    *,
+    answer_prefix: str = "",
 ) -> Reply:
     """The model's answer to a prompt, as a `schema`: keys that it does not have are dropped, no value is converted.
     `answer_prefix` is the JSON that the answer begins with, up to a text's open end.
@@ -45,21 +53,31 @@ def ask(
     """
     text, options = "", {"temperature": role.temperature, "max_tokens": role.max_tokens}
     for attempt in range(1, TRIES + 1):
-        asked = prompt if attempt == 1 else replace(prompt, case=f"{prompt.case}\nReturn ONLY valid JSON.")
+        asked = (
+            prompt
+            if attempt == 1
+            else replace(prompt, case=f"{prompt.case}\nReturn ONLY valid JSON.")
+        )
         logger.debug("Prompt (attempt %d):\n%s\n%s", attempt, asked.instructions, asked.case)
         try:
             text = session.generate(asked, schema, answer_prefix=answer_prefix, **options)
-            text = text.encode(errors="backslashreplace").decode()  # half a surrogate pair cannot be stored
+            text = text.encode(
+                errors="backslashreplace"
+            ).decode()  # half a surrogate pair cannot be stored
             logger.debug("VLM response: %s", _shortened(text, MOST_LOGGED))
             return _read(text, schema, answer_prefix)
         except (VLMError, ValueError) as error:
             output = None if isinstance(error, VLMError) else _shortened(text, MOST_KEPT)
             about = {"backend": role.backend, "role": session.role, "output": output}
-            session.failed_tries.append(PlannerError.from_exception(error, attempt=attempt, **about))
+            session.failed_tries.append(
+                PlannerError.from_exception(error, attempt=attempt, **about)
+            )
             if isinstance(error, VLMError):
                 raise
         told = one_line(session.failed_tries[-1].model_dump_json(exclude={"details": {"output"}}))
-        logger.warning("Attempt %d of %d gave no valid %s: %s", attempt, TRIES, schema.__name__, told)
+        logger.warning(
+            "Attempt %d of %d gave no valid %s: %s", attempt, TRIES, schema.__name__, told
+        )
     logger.error("No valid %s after %d attempts. Full VLM output: %r", schema.__name__, TRIES, text)
     raise InvalidAnswer(session.failed_tries[-TRIES:])
 
@@ -67,10 +85,14 @@ def ask(
 def _read(text: str, schema: type[Reply], answer_prefix: str) -> Reply:
     """A written answer, fenced or not, as a `schema`. Raises ValueError, which pydantic's errors are."""
     written = fenced[1] if (fenced := _FENCED.fullmatch(text)) else text
-    reply = schema.model_validate_json(written, strict=True, extra="ignore", by_alias=True, by_name=False)
+    reply = schema.model_validate_json(
+        written, strict=True, extra="ignore", by_alias=True, by_name=False
+    )
     said = json.dumps(reply.model_dump(mode="json", by_alias=True))
     if not said.startswith(answer_prefix):
-        raise ValueError(f"expected an answer that begins with {answer_prefix}, got {_shortened(said, 80)}")
+        raise ValueError(
+            f"expected an answer that begins with {answer_prefix}, got {_shortened(said, 80)}"
+        )
     return reply
 
 

@@ -31,15 +31,28 @@ def read_presence(task: Task) -> dict[str, dict[str, float]]:
     """{object: {family: the model's probability of Yes}}; empty in modes without logits, and where one token cannot
     tell Yes from No. Where nothing is to be looked for, only the families that the query names are read."""
     images, plan, found = task.images, task.plan, {}
-    if images.services.settings.fusion.mode != "logits" or not images.services.client(ROLE).reads_logits:
+    if (
+        images.services.settings.fusion.mode != "logits"
+        or not images.services.client(ROLE).reads_logits
+    ):
         return {}
-    prompt, session = distortion_prompt("presence", task.query, plan.objects, task.reason), images.session(ROLE)
+    prompt, session = (
+        distortion_prompt("presence", task.query, plan.objects, task.reason),
+        images.session(ROLE),
+    )
     named = {} if plan.plan.distortion_detection else plan.distortions or {}
     try:
         for name in plan.objects:
-            kinds, begun = named.get(name) or DISTORTION_TYPES, f'{{{json.dumps(name, ensure_ascii=False)}: {{"'
-            reads = {kind: session.read_letters(prompt, f'{begun}{kind}": "', YES_NO) for kind in kinds}
-            found[name] = {kind: letter_probabilities(read.logprobs)["Yes"] for kind, read in reads.items()}
+            kinds, begun = (
+                named.get(name) or DISTORTION_TYPES,
+                f'{{{json.dumps(name, ensure_ascii=False)}: {{"',
+            )
+            reads = {
+                kind: session.read_letters(prompt, f'{begun}{kind}": "', YES_NO) for kind in kinds
+            }
+            found[name] = {
+                kind: letter_probabilities(read.logprobs)["Yes"] for kind, read in reads.items()
+            }
     except (OutOfMemory, ModelLost):
         raise
     except VLMError as error:
@@ -53,9 +66,14 @@ def detect(task: Task) -> dict[str, Detection]:
     Raises InvalidAnswer, VLMError."""
     images, objects, models = task.images, task.plan.objects, read_presence(task)
     if task.plan.plan.distortion_detection and not models:
-        sure, section = images.services.settings.fusion.classification_confidence, images.services.section(ROLE)
+        sure, section = (
+            images.services.settings.fusion.classification_confidence,
+            images.services.section(ROLE),
+        )
         prompt = distortion_prompt("detection", task.query, objects, task.reason)
-        lists = ask(images.session(ROLE), prompt, detection_reply(objects), section).model_dump(by_alias=True)
+        lists = ask(images.session(ROLE), prompt, detection_reply(objects), section).model_dump(
+            by_alias=True
+        )
         for name, listed in lists.items():
             kinds = dict.fromkeys([*listed, *DISTORTION_TYPES])
             models[name] = {kind: sure if kind in listed else 1 - sure for kind in kinds}
@@ -73,7 +91,9 @@ def detection_of(images: OpenImages, box: Box | None, model: Mapping[str, float]
     for kind, family in detection.families.items():
         family.model = model.get(kind)
         own = prior if family.model is None else trust * logit(family.model) + (1 - trust) * prior
-        family.probability = expit(own + (0.0 if family.measured is None else logit(family.measured)))
+        family.probability = expit(
+            own + (0.0 if family.measured is None else logit(family.measured))
+        )
     return detection
 
 
@@ -86,10 +106,15 @@ def _read(images: OpenImages, box: Box | None) -> Detection:
     reference = images.reference is not None
     graphic = None if reference else examined.graphic
     if images.unlike_photograph is not None:
-        return Detection(graphic=graphic, error="it knows photographs alone, and this is unlike one")
+        return Detection(
+            graphic=graphic, error="it knows photographs alone, and this is unlike one"
+        )
     families = {}
     for kind, ratio in load_detector().log_ratios(examined, reference).items():
-        read, severity = max(examined.presence[kind], examined.presence_in_part[kind]), examined.severities[kind]
+        read, severity = (
+            max(examined.presence[kind], examined.presence_in_part[kind]),
+            examined.severities[kind],
+        )
         families[kind] = FamilyDetection(read=read, measured=expit(ratio), severity=severity)
     return Detection(graphic=graphic, families=families, exposure=examined.exposure)
 
@@ -105,24 +130,37 @@ def strongest(detection: Detection) -> dict[str, float]:
     """{family or "none": probability that it is the strongest}: none as far as no family is there, the rest by
     probability times severity. Sums to 1."""
     families = detection.families
-    weights = {kind: family.probability * (family.severity or 1.0) for kind, family in families.items()}
-    there, total = max(family.probability for family in families.values()), sum(weights.values()) or 1.0
+    weights = {
+        kind: family.probability * (family.severity or 1.0) for kind, family in families.items()
+    }
+    there, total = (
+        max(family.probability for family in families.values()),
+        sum(weights.values()) or 1.0,
+    )
     return {kind: there * weight / total for kind, weight in weights.items()} | {"none": 1 - there}
 
 
 def severity_probabilities(
-    detection: Detection | None, item: Mapping[str, str], words: Mapping[str, float] | None, images: OpenImages
+    detection: Detection | None,
+    item: Mapping[str, str],
+    words: Mapping[str, float] | None,
+    images: OpenImages,
 ) -> dict[str, float] | None:
     """How probable each severity of a family is: the model's `words`, or what it wrote in `item`, times LocalNR's
     Gaussian. Sums to 1; a family that is there is not "none". None where nothing is known beyond what was written."""
     family = detection.families.get(item["type"]) if detection else None
     if family is None or family.severity is None:
         return dict(words) if words else None
-    trust, sure = images.services.model_trust(ROLE), images.services.settings.fusion.classification_confidence
+    trust, sure = (
+        images.services.model_trust(ROLE),
+        images.services.settings.fusion.classification_confidence,
+    )
     if words is None and item["severity"] in WORD_SEVERITIES:
         words = written_probabilities(item["severity"], list(WORD_SEVERITIES), sure)
     likelihood = load_detector().severity_likelihood(family.severity, images.reference is not None)
-    weights = {word: like * (words or {}).get(word, 1.0) ** trust for word, like in likelihood.items()}
+    weights = {
+        word: like * (words or {}).get(word, 1.0) ** trust for word, like in likelihood.items()
+    }
     there = 1.0 if family.probability >= PRESENT else family.probability
     total = sum(weights.values())
     return {"none": 1 - there} | {word: there * weight / total for word, weight in weights.items()}

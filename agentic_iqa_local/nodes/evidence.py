@@ -10,7 +10,14 @@ from typing import Any
 
 from agentic_iqa_local.iqa_tools.detector import load_detector
 from agentic_iqa_local.iqa_tools.reliability import Reachable, Score, load_reliability
-from agentic_iqa_local.state import OVERALL, UNCLEAR, ExecutorOutput, FusionResult, Gap, PlannerOutput
+from agentic_iqa_local.state import (
+    OVERALL,
+    UNCLEAR,
+    ExecutorOutput,
+    FusionResult,
+    Gap,
+    PlannerOutput,
+)
 from agentic_iqa_local.state import DistortionAnalysis as Analysis
 
 Evidence = ExecutorOutput | None  # None: nothing was gathered
@@ -35,7 +42,12 @@ def by_object(evidence: Evidence, part: str) -> dict[str, Any]:
 def found_damage(evidence: Evidence) -> list[tuple[str, Analysis]]:
     """(object, judgement) of each distortion that was judged to be there."""
     analysis = by_object(evidence, "distortion_analysis")
-    return [(name, item) for name, items in analysis.items() for item in items if item.severity != "none"]
+    return [
+        (name, item)
+        for name, items in analysis.items()
+        for item in items
+        if item.severity != "none"
+    ]
 
 
 # Votes
@@ -44,9 +56,17 @@ def found_damage(evidence: Evidence) -> list[tuple[str, Analysis]]:
 def _counting(evidence: Evidence, *, checking: bool = False) -> dict[str, dict[str, Score]]:
     """{object: {distortion: score}} of the scores that have a vote; `checking`: also of those that only check them."""
     logs = evidence.tool_logs if evidence else []
-    silent = {(log.object_name, log.tool_name) for log in logs if log.outvoted or (log.trailing and not checking)}
+    silent = {
+        (log.object_name, log.tool_name)
+        for log in logs
+        if log.outvoted or (log.trailing and not checking)
+    }
     return {
-        name: {kind: (tool, score) for kind, (tool, score) in scores.items() if (name, tool) not in silent}
+        name: {
+            kind: (tool, score)
+            for kind, (tool, score) in scores.items()
+            if (name, tool) not in silent
+        }
         for name, scores in by_object(evidence, "quality_scores").items()
     }
 
@@ -54,14 +74,20 @@ def _counting(evidence: Evidence, *, checking: bool = False) -> dict[str, dict[s
 def votes(evidence: Evidence, vote: str = "runs", *, checking: bool = False) -> list[Score]:
     """The scores that q̄ is the mean of, the lowest first: one for each distinct run, or one for each listed entry
     ("entries"); none of a tool that was outvoted, nor, unless `checking`, of one that only checks a better one."""
-    scores = [pair for of_kinds in _counting(evidence, checking=checking).values() for pair in of_kinds.values()]
+    scores = [
+        pair
+        for of_kinds in _counting(evidence, checking=checking).values()
+        for pair in of_kinds.values()
+    ]
     # Tools measure the whole picture, and two different scores cannot come from one run.
     return scores if vote == "entries" else sorted(set(scores), key=itemgetter(1, 0))
 
 
 def _apart(one: Score, other: Score, reachable: Reachable) -> bool:
     """Whether two tools' scores lie further apart than their errors explain."""
-    return abs(one[1] - other[1]) > APART * load_reliability().sigma_of_difference(one, other, reachable)
+    return abs(one[1] - other[1]) > APART * load_reliability().sigma_of_difference(
+        one, other, reachable
+    )
 
 
 def outvoted(scores: Sequence[Score], reachable: Reachable) -> str | None:
@@ -70,11 +96,17 @@ def outvoted(scores: Sequence[Score], reachable: Reachable) -> str | None:
     if len(scores) < 3:
         return None
     middle = statistics.median(score for _, score in scores)
-    alone = [one for one in scores if all(_apart(one, other, reachable) for other in scores if other[0] != one[0])]
+    alone = [
+        one
+        for one in scores
+        if all(_apart(one, other, reachable) for other in scores if other[0] != one[0])
+    ]
     return max(alone, key=lambda one: abs(one[1] - middle))[0] if alone else None
 
 
-def mark_votes(evidence: ExecutorOutput, reachable: Reachable, *, trailing_only_check: bool) -> None:
+def mark_votes(
+    evidence: ExecutorOutput, reachable: Reachable, *, trailing_only_check: bool
+) -> None:
     """Takes votes away in place: of a tool whose score stands apart from all others', and, if `trailing_only_check`, of
     one that is clearly less reliable than another. Notes which of the other tools disagree."""
     lines = []
@@ -82,7 +114,11 @@ def mark_votes(evidence: ExecutorOutput, reachable: Reachable, *, trailing_only_
         measured = list(dict.fromkeys(scores.values()))
         outlier = outvoted(measured, reachable)
         others = sorted((pair for pair in measured if pair[0] != outlier), key=itemgetter(1))
-        worse = load_reliability().clearly_worse([tool for tool, _ in others]) if trailing_only_check else set()
+        worse = (
+            load_reliability().clearly_worse([tool for tool, _ in others])
+            if trailing_only_check
+            else set()
+        )
         for log in evidence.tool_logs:
             if log.object_name == name:
                 log.outvoted, log.trailing = log.tool_name == outlier, log.tool_name in worse
@@ -104,16 +140,24 @@ def contradictions(evidence: ExecutorOutput, fusion: FusionResult | None = None)
     What is no photograph contradicts nothing: the tools know photographs alone."""
     lines = []
     for name, items in by_object(evidence, "distortion_analysis").items():
-        detection, scores = by_object(evidence, "detection").get(name), _counting(evidence).get(name, {})
+        detection, scores = (
+            by_object(evidence, "detection").get(name),
+            _counting(evidence).get(name, {}),
+        )
         if detection and (detection.graphic or 0.0) >= load_detector().graphic:
             continue
         for item in items:
             own = [scores[item.type]] if item.type in scores else list(scores.values())
             if item.severity in SEVERE and own and all(score > HIGH_SCORE for _, score in own):
-                lines.append(f"{item.severity} {item.type} of {name} but high scores ({_in_words(own)})")
+                lines.append(
+                    f"{item.severity} {item.type} of {name} but high scores ({_in_words(own)})"
+                )
         if any(item.severity not in ("none", "slight") for item in items):
             continue
-        mild = ", ".join(f"slight {item.type}" for item in items if item.severity == "slight") or "no distortion"
+        mild = (
+            ", ".join(f"slight {item.type}" for item in items if item.severity == "slight")
+            or "no distortion"
+        )
         if scores and all(score < LOW_SCORE for _, score in scores.values()):
             lines.append(f"{mild} of {name} but low scores ({_in_words(scores.values())})")
         elif name == "Global" and fusion and fusion.q is not None and fusion.q < LOW_QUALITY:
@@ -143,13 +187,23 @@ def should_replan(
         gaps = find_gaps(executor_output, plan, fusion)
         return bool(gaps), gaps[0].reason if gaps else ""
     objects = ["Global"] if query_scope == "Global" else query_scope
-    missing = [name for name in objects if name not in (by_object(executor_output, "distortion_analysis") or objects)]
+    missing = [
+        name
+        for name in objects
+        if name not in (by_object(executor_output, "distortion_analysis") or objects)
+    ]
     if missing:
         return True, f"Missing analysis for {', '.join(missing)}"
-    return (False, "") if by_object(executor_output, "quality_scores") else (True, "No tool scores available")
+    return (
+        (False, "")
+        if by_object(executor_output, "quality_scores")
+        else (True, "No tool scores available")
+    )
 
 
-def find_gaps(evidence: Evidence, plan: PlannerOutput, fusion: FusionResult | None = None) -> list[Gap]:
+def find_gaps(
+    evidence: Evidence, plan: PlannerOutput, fusion: FusionResult | None = None
+) -> list[Gap]:
     """What another pass should gather anew, the most serious first. A missing part counts only where the plan asked
     for it; a tool that was tried and could not run is a warning elsewhere, not a gap."""
     evidence = evidence or ExecutorOutput()
@@ -163,16 +217,23 @@ def find_gaps(evidence: Evidence, plan: PlannerOutput, fusion: FusionResult | No
         "tools" if evidence.disagreement else "severity": evidence.uncertainty
         and f"Executor is uncertain: {evidence.uncertainty}",
     }
-    return [Gap.model_validate({"kind": kind, "reason": why}) for kind, why in reasons.items() if why]
+    return [
+        Gap.model_validate({"kind": kind, "reason": why}) for kind, why in reasons.items() if why
+    ]
 
 
 def _score_gap(evidence: ExecutorOutput, plan: PlannerOutput) -> str | None:
     """Which scores are missing, but for those whose tools were tried and failed."""
-    scores, failed = by_object(evidence, "quality_scores"), [log for log in evidence.tool_logs if log.error]
+    scores, failed = (
+        by_object(evidence, "quality_scores"),
+        [log for log in evidence.tool_logs if log.error],
+    )
     if not (scores or failed):
         return "No tool scores available"
     for name in plan.objects:
-        tried = {log.distortion for log in failed if log.object_name == name} | scores.get(name, {}).keys()
+        tried = {log.distortion for log in failed if log.object_name == name} | scores.get(
+            name, {}
+        ).keys()
         if not tried:
             return f"Missing tool scores for {name} region"
         items = by_object(evidence, "distortion_analysis").get(name, [])

@@ -18,14 +18,23 @@ from agentic_iqa_local.nodes.replanning import gaps_to_close
 from agentic_iqa_local.nodes.replies import analysis_reply
 from agentic_iqa_local.nodes.tool_runs import ROLE, ByObject, Task, choose_tools, run_tools
 from agentic_iqa_local.nodes.workbench import opened
-from agentic_iqa_local.state import UNCLEAR, AgenticIQAState, Detection, DistortionAnalysis, ExecutorOutput, revised
+from agentic_iqa_local.state import (
+    UNCLEAR,
+    AgenticIQAState,
+    Detection,
+    DistortionAnalysis,
+    ExecutorOutput,
+    revised,
+)
 from agentic_iqa_local.vlm_client import VLMError
 
 logger = logging.getLogger(__name__)
 
 
 def executor_node(
-    state: AgenticIQAState, config: RunnableConfig | None = None, runtime: Runtime[Any] | None = None
+    state: AgenticIQAState,
+    config: RunnableConfig | None = None,
+    runtime: Runtime[Any] | None = None,
 ) -> dict[str, Any]:
     """Returns `executor_evidence`; nothing when an earlier node failed. When this one does, the evidence has an `error`
     beside what the pass before found, or what was found so far."""
@@ -39,7 +48,10 @@ def executor_node(
         with opened(state, config, runtime) as images:
             gather(Task(evidence, state["query"], plan, images, before, gaps))
     except (InvalidAnswer, ToolError, VLMError, OSError, ValueError) as error:
-        evidence = revised(evidence, **{name: part for name, part in before if part} | {"error": one_line(str(error))})
+        evidence = revised(
+            evidence,
+            **{name: part for name, part in before if part} | {"error": one_line(str(error))},
+        )
         logger.error("Executor failed: %s", evidence.error)
     return {"executor_evidence": ExecutorOutput.model_validate(evidence.model_dump())}
 
@@ -61,7 +73,9 @@ def gather(task: Task) -> None:
         mark_votes(evidence, images.reachable(), trailing_only_check=only_check)
     if asks_where(task.query):
         try:
-            places = images.services.tools.places(images.image.pixels, images.reference and images.reference.pixels)
+            places = images.services.tools.places(
+                images.image.pixels, images.reference and images.reference.pixels
+            )
             evidence.damaged_part = places.damaged_part()
         except ToolError as error:
             images.warn(f"where the damage lies was not measured: {error}")
@@ -73,13 +87,22 @@ def find_distortions(task: Task) -> ByObject:
     Raises InvalidAnswer, VLMError."""
     evidence, objects, look = task.evidence, task.plan.objects, task.plan.plan.distortion_detection
     named, earlier = task.plan.distortions or {}, by_object(task.before, "distortion_set")
-    detected = {} if task.closes("contradiction", "executor") else by_object(task.before, "detection")
+    detected = (
+        {} if task.closes("contradiction", "executor") else by_object(task.before, "detection")
+    )
     if (look or named) and not detected.keys() >= set(objects):
         detected = detect(task)
     evidence.detection = {name: detected[name] for name in objects if name in detected} or None
-    found = {name: found_families(one) for name, one in by_object(evidence, "detection").items()} if look else {}
+    found = (
+        {name: found_families(one) for name, one in by_object(evidence, "detection").items()}
+        if look
+        else {}
+    )
     parts = (named, earlier, found)
-    distortions = {name: list(dict.fromkeys(k for part in parts for k in part.get(name, []))) for name in objects}
+    distortions = {
+        name: list(dict.fromkeys(k for part in parts for k in part.get(name, [])))
+        for name in objects
+    }
     evidence.distortion_set = distortions if look or earlier else None
     return distortions
 
@@ -88,26 +111,46 @@ def analyse(task: Task, distortions: ByObject) -> None:
     """Puts a judgement of each distortion, and how probable each severity is, into the evidence. The model is not asked
     again for those of the pass before that are not in doubt. Raises InvalidAnswer, VLMError."""
     evidence, images = task.evidence, task.images
-    before = [] if task.closes("contradiction") else by_object(task.before, "distortion_analysis").items()
-    judged = {(name, one.type): one for name, items in before for one in items if one.severity != UNCLEAR}
+    before = (
+        []
+        if task.closes("contradiction")
+        else by_object(task.before, "distortion_analysis").items()
+    )
+    judged = {
+        (name, one.type): one for name, items in before for one in items if one.severity != UNCLEAR
+    }
     earlier = by_object(task.before, "severity_probabilities")
     probable = {(name, kind): earlier.get(name, {}).get(kind) for name, kind in judged}
-    asked = {name: [kind for kind in kinds if (name, kind) not in judged] for name, kinds in distortions.items()}
+    asked = {
+        name: [kind for kind in kinds if (name, kind) not in judged]
+        for name, kinds in distortions.items()
+    }
     if asked := {name: kinds for name, kinds in asked.items() if kinds}:
         prompt = distortion_prompt("analysis", task.query, asked, task.reason)
-        reply = ask(images.session(ROLE), prompt, analysis_reply(asked), images.services.section(ROLE))
+        reply = ask(
+            images.session(ROLE), prompt, analysis_reply(asked), images.services.section(ROLE)
+        )
         for name, items in reply.model_dump(by_alias=True).items():
             detection = by_object(evidence, "detection").get(name)
             for item in items:
                 place = name, item["type"]
                 probable[place] = severity_probabilities(detection, item, None, images)
                 judged[place] = _judgement(item, probable[place], detection)
-    told = {name: {kind: p for kind in kinds if (p := probable[name, kind])} for name, kinds in distortions.items()}
-    evidence.severity_probabilities = {name: of_kinds for name, of_kinds in told.items() if of_kinds} or None
-    evidence.distortion_analysis = {name: [judged[name, kind] for kind in kinds] for name, kinds in distortions.items()}
+    told = {
+        name: {kind: p for kind in kinds if (p := probable[name, kind])}
+        for name, kinds in distortions.items()
+    }
+    evidence.severity_probabilities = {
+        name: of_kinds for name, of_kinds in told.items() if of_kinds
+    } or None
+    evidence.distortion_analysis = {
+        name: [judged[name, kind] for kind in kinds] for name, kinds in distortions.items()
+    }
 
 
-def _judgement(item: dict[str, str], p: dict[str, float] | None, detection: Detection | None) -> DistortionAnalysis:
+def _judgement(
+    item: dict[str, str], p: dict[str, float] | None, detection: Detection | None
+) -> DistortionAnalysis:
     """What the model wrote, with its likeliest severity; if it explained another one, the measurement explains."""
     likeliest = max(p, key=p.__getitem__) if p else item["severity"]
     if detection is None or likeliest == item["severity"]:
@@ -117,4 +160,6 @@ def _judgement(item: dict[str, str], p: dict[str, float] | None, detection: Dete
     if likeliest != "none" and family.severity is not None:
         reading = f"{detection.tool} reads severity {family.severity:.1f} of 5"
     wrote = f"; the model wrote {item['severity']}" if detection.model_trust else ""
-    return DistortionAnalysis.model_validate(item | {"severity": likeliest, "explanation": f"{reading}{wrote}."})
+    return DistortionAnalysis.model_validate(
+        item | {"severity": likeliest, "explanation": f"{reading}{wrote}."}
+    )

@@ -10,8 +10,21 @@ from agentic_iqa_local.nodes.evidence import votes
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, Prompt, summarizer_prompt
 from agentic_iqa_local.nodes.replies import answer_reply
 from agentic_iqa_local.nodes.workbench import OpenImages, RoleSession
-from agentic_iqa_local.score_fusion import ScoreFusion, expected_level, letter_probabilities, written_probabilities
-from agentic_iqa_local.state import LETTER_TO_LEVEL, LETTERS, ExecutorOutput, FusionResult, Mode, PlannerOutput, revised
+from agentic_iqa_local.score_fusion import (
+    ScoreFusion,
+    expected_level,
+    letter_probabilities,
+    written_probabilities,
+)
+from agentic_iqa_local.state import (
+    LETTER_TO_LEVEL,
+    LETTERS,
+    ExecutorOutput,
+    FusionResult,
+    Mode,
+    PlannerOutput,
+    revised,
+)
 from agentic_iqa_local.vlm_client import VLMError
 
 ROLE = "summarizer"
@@ -27,7 +40,13 @@ class _Letters:
     """The letters of one picture, read after `prompt(turned, crop)`: `turned` where A stands for Bad, of a `crop`
     without the evidence of the whole picture."""
 
-    def __init__(self, prompt: Callable[[bool, bool], Prompt], letters: Sequence[str], mode: Mode, images: OpenImages):
+    def __init__(
+        self,
+        prompt: Callable[[bool, bool], Prompt],
+        letters: Sequence[str],
+        mode: Mode,
+        images: OpenImages,
+    ):
         self.prompt, self.letters, self.images = prompt, letters, images
         self.mode: Mode = mode
         self.whole: dict[bool, Probabilities] = {}
@@ -36,13 +55,17 @@ class _Letters:
 
     def read_whole(self, turned: bool) -> None:
         """Every view of the picture in one order."""
-        self.whole[turned] = _mean([self._read(session, turned) for session in self.images.sessions(ROLE)])
+        self.whole[turned] = _mean(
+            [self._read(session, turned) for session in self.images.sessions(ROLE)]
+        )
 
     def read_crops(self) -> None:
         """Every crop in both orders."""
         for crop in self.images.crops(ROLE):
             with self.images.session_on(ROLE, crop) as session:
-                self.crops.append(_mean([self._read(session, turned, crop=True) for turned in (False, True)]))
+                self.crops.append(
+                    _mean([self._read(session, turned, crop=True) for turned in (False, True)])
+                )
 
     def closer_look(self) -> tuple[int, Callable[[], None]] | None:
         """The cheapest look that is left: how many reads it takes, and what reads them."""
@@ -61,8 +84,15 @@ class _Letters:
             self.off_masses.append(read.off_letter_mass)
             p = letter_probabilities(read.logprobs, settings.temperature)
         else:
-            reply = ask(session, prompt, answer_reply(self.letters, reasoned=False), self.images.services.section(ROLE))
-            p = written_probabilities(reply.final_answer, self.letters, settings.classification_confidence)
+            reply = ask(
+                session,
+                prompt,
+                answer_reply(self.letters, reasoned=False),
+                self.images.services.section(ROLE),
+            )
+            p = written_probabilities(
+                reply.final_answer, self.letters, settings.classification_confidence
+            )
         return dict(zip(self.letters, reversed(p.values()), strict=True)) if turned else p
 
     def result(self) -> FusionResult:
@@ -70,7 +100,10 @@ class _Letters:
         p_c = _mean([*self.whole.values()])
         p_c = _mean([p_c, _mean(self.crops)]) if self.crops else p_c
         off_mass = statistics.fmean(self.off_masses) if self.off_masses else None
-        if off_mass is not None and off_mass > self.images.services.settings.fusion.off_letter_warning:
+        if (
+            off_mass is not None
+            and off_mass > self.images.services.settings.fusion.off_letter_warning
+        ):
             self.images.warn(
                 f"the model gave {off_mass:.0%} of the probability to something else than the letters "
                 f"{self.letters[0]}–{self.letters[-1]} of the answers: trust its own answer less"
@@ -107,19 +140,27 @@ def read_and_fuse(
         images.warn("no tool gave a score: q is the model's own opinion alone", log=False)
     if mode == "uniform":
         p_c = dict.fromkeys(LETTERS, 1 / len(LETTERS))
-        alike = FusionResult(mode="uniform", vlm_letter=None, p_c=p_c, off_letter_mass=None, disagreement=apart)
+        alike = FusionResult(
+            mode="uniform", vlm_letter=None, p_c=p_c, off_letter_mass=None, disagreement=apart
+        )
         return _fused(alike, tools, images)
 
     def prompt(turned: bool, crop: bool) -> Prompt:
         told = None if crop else evidence
-        return summarizer_prompt(query, told, scoring=True, reversed_letters=turned, earlier=earlier)
+        return summarizer_prompt(
+            query, told, scoring=True, reversed_letters=turned, earlier=earlier
+        )
 
     letters = _Letters(prompt, LETTERS, mode, images)
     letters.read_whole(turned=False)
     while True:
         fusion = _fused(revised(letters.result(), disagreement=apart), tools, images)
         closer = letters.closer_look() if sureness and mode == "logits" else None
-        if sureness is None or closer is None or not sureness.wants_more(fusion, plan, reads=closer[0]):
+        if (
+            sureness is None
+            or closer is None
+            or not sureness.wants_more(fusion, plan, reads=closer[0])
+        ):
             return fusion
         closer[1]()
 
@@ -130,7 +171,9 @@ def _fused(letters: FusionResult, tools: Sequence[Score], images: OpenImages) ->
     eta, scores, sigma = images.services.settings.fusion.eta, [score for _, score in tools], None
     if eta == "auto" and tools:
         # that nothing was lost is known exactly: quality is not beyond the ends of the tools' scales
-        sigma = load_reliability().sigma_of_mean(tools, {} if images.identical else images.reachable())
+        sigma = load_reliability().sigma_of_mean(
+            tools, {} if images.identical else images.reachable()
+        )
         eta = 1 / (2 * sigma**2)
     fusion = ScoreFusion(1.0 if eta == "auto" else eta)
     p_c = {LETTER_TO_LEVEL[letter]: p for letter, p in letters.p_c.items()}
@@ -148,7 +191,11 @@ def _fused(letters: FusionResult, tools: Sequence[Score], images: OpenImages) ->
 
 def answer_letter(fusion: FusionResult) -> str:
     """The letter of the level nearest to q, or of the likeliest choice."""
-    return max(fusion.p, key=fusion.p.__getitem__) if fusion.q is None else ScoreFusion().map_to_level(fusion.q)
+    return (
+        max(fusion.p, key=fusion.p.__getitem__)
+        if fusion.q is None
+        else ScoreFusion().map_to_level(fusion.q)
+    )
 
 
 def read_choices(prompt: Prompt, letters: Sequence[str], images: OpenImages) -> FusionResult:
@@ -170,5 +217,7 @@ def _usable_mode(images: OpenImages) -> Mode:
     if settings.on_missing_logits == "error":
         said = f"{client.name}: expected a client that reads logits, this one cannot"
         raise VLMError(said, "use mode classification or set on_missing_logits: classification")
-    images.warn(f"{client.name} gives no logits: p_c comes from the generated letter (classification)")
+    images.warn(
+        f"{client.name} gives no logits: p_c comes from the generated letter (classification)"
+    )
     return "classification"

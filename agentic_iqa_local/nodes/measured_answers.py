@@ -23,9 +23,12 @@ Weights = tuple[list[float], str]  # of the choices, and what they rest on
 
 _YES_NO = {"yes": re.compile(r"^\W*yes\b", re.I), "no": re.compile(r"^\W*no\b(?! \w)", re.I)}
 _SIDES, _SEVERITIES, _LEVELS = (
-    {key: pattern(words) for key, words in WORDS[table].items()} for table in ("exposures", "severities", "levels")
+    {key: pattern(words) for key, words in WORDS[table].items()}
+    for table in ("exposures", "severities", "levels")
 )
-_NONE, _QUALITY, _GOOD, _BAD = (pattern(WORDS[name]) for name in ("no_distortion", "quality", "good", "bad"))
+_NONE, _QUALITY, _GOOD, _BAD = (
+    pattern(WORDS[name]) for name in ("no_distortion", "quality", "good", "bad")
+)
 
 
 def measure_choices(
@@ -34,9 +37,15 @@ def measure_choices(
     """The probability of each choice's letter by the evidence, and what it rests on (SCORES, or words for what was
     detected); None where the evidence says nothing, and why."""
     if plan.query_type != "IQA" or evidence is None or len(plan.objects) != 1:
-        return None, "the question is not about the technical quality of one object: the letters stand alone"
+        return (
+            None,
+            "the question is not about the technical quality of one object: the letters stand alone",
+        )
     (name,), query = plan.objects, asked_about(query)
-    kinds, detection = distortions_in(query, plan.objects), by_object(evidence, "detection").get(name)
+    kinds, detection = (
+        distortions_in(query, plan.objects),
+        by_object(evidence, "detection").get(name),
+    )
     found = (
         _severities(choices, kinds, by_object(evidence, "severity_probabilities").get(name, {}))
         or (detection and (_exposures(choices, detection) or _families(choices, detection)))
@@ -46,7 +55,9 @@ def measure_choices(
     if not found:
         return None, "no answer names what was measured: the letters stand alone"
     weights, basis = [max(LEAST, weight) for weight in found[0]], found[1]
-    return {letter: w / sum(weights) for letter, w in zip(choice_letters(choices), weights, strict=True)}, basis
+    return {
+        letter: w / sum(weights) for letter, w in zip(choice_letters(choices), weights, strict=True)
+    }, basis
 
 
 def _matched(choices: Sequence[str], table: Mapping[Any, re.Pattern[str]]) -> list[Any] | None:
@@ -56,7 +67,9 @@ def _matched(choices: Sequence[str], table: Mapping[Any, re.Pattern[str]]) -> li
     return keys if len(keys) == len(choices) == len(set(keys)) else None
 
 
-def _severities(choices: Sequence[str], kinds: Sequence[str], read: dict[str, dict[str, float]]) -> Weights | None:
+def _severities(
+    choices: Sequence[str], kinds: Sequence[str], read: dict[str, dict[str, float]]
+) -> Weights | None:
     """Choices that are severities of the one family that the question names; a word that is no choice counts for
     the nearest that is."""
     words = _matched(choices, _SEVERITIES)
@@ -64,7 +77,9 @@ def _severities(choices: Sequence[str], kinds: Sequence[str], read: dict[str, di
         return None
     weights = dict.fromkeys(words, 0.0)
     for word, p in read[kinds[0]].items():
-        weights[min(words, key=lambda other: abs(WORD_SEVERITIES[other] - WORD_SEVERITIES[word]))] += p
+        weights[
+            min(words, key=lambda other: abs(WORD_SEVERITIES[other] - WORD_SEVERITIES[word]))
+        ] += p
     return list(weights.values()), f"LocalNR's reading of how severe the {kinds[0].lower()} is"
 
 
@@ -73,7 +88,9 @@ def _exposures(choices: Sequence[str], detection: Detection) -> Weights | None:
     sides, p = _matched(choices, _SIDES), _sides(detection)
     if not p or sides is None or not {*SIDES} <= {*sides}:
         return None
-    return [p[side] for side in sides], "LocalNR's reading of whether the picture is too dark or too bright"
+    return [
+        p[side] for side in sides
+    ], "LocalNR's reading of whether the picture is too dark or too bright"
 
 
 def _sides(detection: Detection) -> dict[str, float]:
@@ -86,20 +103,32 @@ def _sides(detection: Detection) -> dict[str, float]:
 def families_named(choices: Sequence[str]) -> list[list[str]] | None:
     """For each choice the families that it names, or the side of a right exposure; ["none"] where it says that there
     is no distortion. None where one names neither, or none names a family."""
-    named = [distortions_in(choice) or (["none"] if _NONE.search(choice) else []) for choice in choices]
+    named = [
+        distortions_in(choice) or (["none"] if _NONE.search(choice) else []) for choice in choices
+    ]
     for choice, kinds in zip(choices, named, strict=True):
-        if kinds == [EXPOSURE] and (side := [name for name in SIDES if _SIDES[name].search(choice)]):
+        if kinds == [EXPOSURE] and (
+            side := [name for name in SIDES if _SIDES[name].search(choice)]
+        ):
             kinds[:] = side
     return named if all(named) and any(kinds != ["none"] for kinds in named) else None
 
 
 def _families(choices: Sequence[str], detection: Detection) -> Weights | None:
     """Choices that name families of distortions, or that there is none."""
-    named, p, shares = families_named(choices), strongest(detection), detection.exposure or dict.fromkeys(SIDES, 0.5)
+    named, p, shares = (
+        families_named(choices),
+        strongest(detection),
+        detection.exposure or dict.fromkeys(SIDES, 0.5),
+    )
     if named is None or len({tuple(kinds) for kinds in named}) < len(named):
         return None
-    p |= {side: p[EXPOSURE] * share / (sum(shares.values()) or 1.0) for side, share in shares.items()}
-    return [max(p[kind] for kind in kinds) for kinds in named], "LocalNR's reading of which distortion is the strongest"
+    p |= {
+        side: p[EXPOSURE] * share / (sum(shares.values()) or 1.0) for side, share in shares.items()
+    }
+    return [
+        max(p[kind] for kind in kinds) for kinds in named
+    ], "LocalNR's reading of which distortion is the strongest"
 
 
 def _levels(query: str, choices: Sequence[str], evidence: ExecutorOutput) -> Weights | None:
@@ -107,7 +136,10 @@ def _levels(query: str, choices: Sequence[str], evidence: ExecutorOutput) -> Wei
     scores, levels, good = votes(evidence), _matched(choices, _LEVELS), bool(_GOOD.search(query))
     if not scores or not _QUALITY.search(query):
         return None
-    mean, sigma = statistics.fmean(score for _, score in scores), load_reliability().sigma_of_mean(scores, {})
+    mean, sigma = (
+        statistics.fmean(score for _, score in scores),
+        load_reliability().sigma_of_mean(scores, {}),
+    )
     if levels:
         return [math.exp(-0.5 * ((mean - level) / sigma) ** 2) for level in levels], SCORES
     if good == bool(_BAD.search(query)):
@@ -116,13 +148,20 @@ def _levels(query: str, choices: Sequence[str], evidence: ExecutorOutput) -> Wei
     return _yes_or_no(choices, 0.5 * math.erfc(short / (sigma * math.sqrt(2))), SCORES)
 
 
-def _presence(query: str, choices: Sequence[str], kinds: Sequence[str], detection: Detection) -> Weights | None:
+def _presence(
+    query: str, choices: Sequence[str], kinds: Sequence[str], detection: Detection
+) -> Weights | None:
     """Yes and No to a question whether a named family, or any distortion, is there."""
     if (affirmed := says_present(query, kinds)) is None:
         return None
-    there, p = max(detection.families[kind].probability for kind in kinds or detection.families), _sides(detection)
+    there, p = (
+        max(detection.families[kind].probability for kind in kinds or detection.families),
+        _sides(detection),
+    )
     sides = [side for side in SIDES if side in p and _SIDES[side].search(query)]
-    basis = f"LocalNR's reading of whether there is {' or '.join(kinds).lower() or 'any distortion'}"
+    basis = (
+        f"LocalNR's reading of whether there is {' or '.join(kinds).lower() or 'any distortion'}"
+    )
     if affirmed and list(kinds) == [EXPOSURE] and len(sides) == 1:
         there, basis = p[sides[0]], f"LocalNR's reading of whether the picture is {sides[0]}"
     return _yes_or_no(choices, there if affirmed else 1 - there, basis)

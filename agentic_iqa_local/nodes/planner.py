@@ -17,11 +17,23 @@ from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.measured_answers import families_named
 from agentic_iqa_local.nodes.prompts import earlier_lines, planner_prompt
-from agentic_iqa_local.nodes.query import asks_about_damage, distortions_in, named_metrics, region_in
+from agentic_iqa_local.nodes.query import (
+    asks_about_damage,
+    distortions_in,
+    named_metrics,
+    region_in,
+)
 from agentic_iqa_local.nodes.replanning import gaps_to_close
 from agentic_iqa_local.nodes.replies import PlannerReply
 from agentic_iqa_local.nodes.workbench import opened
-from agentic_iqa_local.state import AgenticIQAState, Gap, PlanControlFlags, PlannerInput, PlannerOutput, revised
+from agentic_iqa_local.state import (
+    AgenticIQAState,
+    Gap,
+    PlanControlFlags,
+    PlannerInput,
+    PlannerOutput,
+    revised,
+)
 from agentic_iqa_local.vlm_client import VLMError
 
 logger = logging.getLogger(__name__)
@@ -70,16 +82,27 @@ def correct_plan(
     named_regions = (region_in(query, name) for plan in plans for name in plan.objects)
     regions = list(dict.fromkeys(filter(None, named_regions)))
     scope: Any = regions or "Global"
-    fixed = {"query_scope": scope, "reference_mode": "Full-Reference" if has_reference else "No-Reference"}
+    fixed = {
+        "query_scope": scope,
+        "reference_mode": "Full-Reference" if has_reference else "No-Reference",
+    }
     tools = named_metrics(query, has_reference)
     planned = any(plan.query_type == "IQA" for plan in plans)
     if not (tools or planned or asks_about_damage(query) or families_named(choices)):
         nothing = {"distortion_source": "Inferred", "distortions": None, "required_tool": None}
         return revised(made, query_type="Other", plan=PlanControlFlags(), **fixed, **nothing)
     named = distortions_in(query, regions)
-    asked = {"distortion_source": "Explicit" if named else "Inferred", "required_tool": next(iter(tools), None)}
-    flags = revised(derive_flags("IQA", scope, **asked), **{name: True for name, on in made.plan if on and before})
-    added = [kind for kinds in (made.distortions or {}).values() for kind in kinds] if before else []
+    asked = {
+        "distortion_source": "Explicit" if named else "Inferred",
+        "required_tool": next(iter(tools), None),
+    }
+    flags = revised(
+        derive_flags("IQA", scope, **asked),
+        **{name: True for name, on in made.plan if on and before},
+    )
+    added = (
+        [kind for kinds in (made.distortions or {}).values() for kind in kinds] if before else []
+    )
     kinds = list(dict.fromkeys([*named, *added]))
     distortions = dict.fromkeys(regions or ["Global"], kinds) if kinds else None
     return revised(made, query_type="IQA", plan=flags, distortions=distortions, **fixed, **asked)
@@ -88,36 +111,57 @@ def correct_plan(
 def corrections(made: PlannerOutput, corrected: PlannerOutput) -> list[str]:
     """A line for each field in which the corrected plan differs from what the model made."""
     before, after = (
-        {k: v if isinstance(v, str) else json.dumps(v, ensure_ascii=False) for k, v in plan.model_dump().items()}
+        {
+            k: v if isinstance(v, str) else json.dumps(v, ensure_ascii=False)
+            for k, v in plan.model_dump().items()
+        }
         for plan in (made, corrected)
     )
     return [f"{name}: {old} → {after[name]}" for name, old in before.items() if old != after[name]]
 
 
 def planner_node(
-    state: AgenticIQAState, config: RunnableConfig | None = None, runtime: Runtime[Any] | None = None
+    state: AgenticIQAState,
+    config: RunnableConfig | None = None,
+    runtime: Runtime[Any] | None = None,
 ) -> dict[str, Any]:
     """Returns `plan` and `plan_corrections`, or `error` when no valid plan could be had."""
-    query, choices, has_reference = state["query"], state.get("choices"), bool(state.get("reference_path"))
+    query, choices, has_reference = (
+        state["query"],
+        state.get("choices"),
+        bool(state.get("reference_path")),
+    )
     history, gaps = state.get("replan_history", []), gaps_to_close(state)
     before, evidence = (state.get("plan"), state.get("executor_evidence")) if gaps else (None, None)
     context = state.get("prior_context", {}) | ({"replan_history": history} if history else {})
-    given = {name: state.get(name) for name in PlannerInput.model_fields} | {"prior_context": context or None}
-    decoded = runtime is not None and runtime.context is not None  # the graph's files are known to hold images
+    given = {name: state.get(name) for name in PlannerInput.model_fields} | {
+        "prior_context": context or None
+    }
+    decoded = (
+        runtime is not None and runtime.context is not None
+    )  # the graph's files are known to hold images
     try:
         PlannerInput.model_validate(given, context={"decoded": decoded})
-        prompt = planner_prompt(query, has_reference, choices, history, before, evidence, earlier_lines(context))
+        prompt = planner_prompt(
+            query, has_reference, choices, history, before, evidence, earlier_lines(context)
+        )
         with opened(state, config, runtime) as images:
-            reply = ask(images.session("planner"), prompt, PlannerReply, images.services.section("planner"))
+            reply = ask(
+                images.session("planner"), prompt, PlannerReply, images.services.section("planner")
+            )
     except (InvalidAnswer, VLMError, OSError, ValueError) as error:
-        reason = one_line(error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error))
+        reason = one_line(
+            error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+        )
         logger.error("Planner failed: %s", reason)
         return {"error": f"Planner: {reason}"}
     made = PlannerOutput.model_validate(reply.model_dump(by_alias=True))
     plan = correct_plan(made, query, has_reference, before, choices or ())
     lines = corrections(made, plan)
     if plan.query_type == "IQA":
-        plan = revised(plan, plan=flags_against(gaps, plan.plan, bool(evidence and evidence.quality_scores)))
+        plan = revised(
+            plan, plan=flags_against(gaps, plan.plan, bool(evidence and evidence.quality_scores))
+        )
     for line in lines:
         logger.info("Plan corrected by rule: %s", one_line(line))
     logger.info("Plan: %s", one_line(plan.model_dump_json()))

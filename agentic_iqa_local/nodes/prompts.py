@@ -14,7 +14,9 @@ from agentic_iqa_local.state import LETTERS, LEVEL_WORDS, ExecutorOutput, Planne
 from agentic_iqa_local.vlm_client.chat import ChatPrompt as Prompt
 
 DEFAULT_QUERY = "Rate the perceptual quality of this image."
-REASONING_LIMIT = "Keep quality_reasoning below 300 characters."  # in the case: the template is the paper's
+REASONING_LIMIT = (
+    "Keep quality_reasoning below 300 characters."  # in the case: the template is the paper's
+)
 ANSWER_PREFIX = '{"final_answer": "'
 """The Summarizer's own answer up to the letter: the JSON value position at which the letters are read."""
 
@@ -22,14 +24,23 @@ ANSWER_PREFIX = '{"final_answer": "'
 @functools.cache
 def _template(name: str) -> str:
     """The text of templates/NAME.txt, without the file's last line break."""
-    return (Path(__file__).parent / "templates" / f"{name}.txt").read_text(encoding="utf-8").removesuffix("\n")
+    return (
+        (Path(__file__).parent / "templates" / f"{name}.txt")
+        .read_text(encoding="utf-8")
+        .removesuffix("\n")
+    )
 
 
 # AgenticIQA's (arXiv 2509.26006), word for word
-EXPLANATION_PROMPT_TEMPLATE, SCORING_PROMPT_TEMPLATE = _template("explanation") + "\n", _template("scoring") + "\n"
+EXPLANATION_PROMPT_TEMPLATE, SCORING_PROMPT_TEMPLATE = (
+    _template("explanation") + "\n",
+    _template("scoring") + "\n",
+)
 
 LEVELS = tuple(LEVEL_WORDS.values())  # from Excellent to Bad
-_OPTIONS, _REVERSED = ("".join(map("{}. {}\n".format, LETTERS, words)) for words in (LEVELS, LEVELS[::-1]))
+_OPTIONS, _REVERSED = (
+    "".join(map("{}. {}\n".format, LETTERS, words)) for words in (LEVELS, LEVELS[::-1])
+)
 REVERSED_SCORING_PROMPT_TEMPLATE = SCORING_PROMPT_TEMPLATE.replace(_OPTIONS, _REVERSED)
 """The scoring prompt from A. Bad to E. Excellent: a check of how much the letters' order counts."""
 
@@ -78,7 +89,11 @@ def planner_prompt(
 ) -> Prompt:
     """The Planner's prompt, with the `earlier` turns of a conversation. On a replan `replan_history` says what the
     Summarizer found missing, `plan` and `evidence` what the last round did and found."""
-    lines = [*earlier, *_query(query, choices), f"Reference image: {'given' if has_reference else 'none'}"]
+    lines = [
+        *earlier,
+        *_query(query, choices),
+        f"Reference image: {'given' if has_reference else 'none'}",
+    ]
     if replan_history:
         lines += [f"The last plan: {plan.model_dump_json()}"] if plan else []
         lines += [f"Its evidence: {part}" for part in evidence_parts(evidence).values()]
@@ -97,9 +112,14 @@ def distortion_prompt(
     """Asks, by its `template`, `about` objects which types of distortions they have, Yes or No of each ("presence") or
     as a list ("detection"); or about {object: [distortion]} how severe each is ("analysis") or for a tool of `tools`,
     (name, description), for each ("selection"). `gap` says why it is asked again."""
-    lines = [*_query(query), f"{'Distortions' if isinstance(about, dict) else 'Objects'}: {_json(about)}"]
+    lines = [
+        *_query(query),
+        f"{'Distortions' if isinstance(about, dict) else 'Objects'}: {_json(about)}",
+    ]
     lines += [f"The last pass left a gap. Look again: {' '.join(gap.split())}"] if gap else []
-    lines += ["Tools:", *(f"- {name}: {description}" for name, description in tools)] if tools else []
+    lines += (
+        ["Tools:", *(f"- {name}: {description}" for name, description in tools)] if tools else []
+    )
     return Prompt(_template(template), "\n".join(lines))
 
 
@@ -108,11 +128,17 @@ def evidence_parts(evidence: ExecutorOutput | None) -> dict[str, str]:
     score]}}; a part without content is left out."""
     evidence = evidence or ExecutorOutput()
     scores = {
-        name: {distortion: [tool, round(score, 2)] for distortion, (tool, score) in of_object.items()}
+        name: {
+            distortion: [tool, round(score, 2)] for distortion, (tool, score) in of_object.items()
+        }
         for name, of_object in (evidence.quality_scores or {}).items()
     }
     analysis = evidence.model_dump(include={"distortion_analysis"})["distortion_analysis"]
-    return {title: _json(part) for title, part in (("Distortion analysis", analysis), ("Tool scores", scores)) if part}
+    return {
+        title: _json(part)
+        for title, part in (("Distortion analysis", analysis), ("Tool scores", scores))
+        if part
+    }
 
 
 def summarizer_prompt(

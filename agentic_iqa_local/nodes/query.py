@@ -12,7 +12,9 @@ import yaml
 
 from agentic_iqa_local.iqa_tools.specs import TOOLS, tool_key
 
-WORDS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("words.yaml").read_text(encoding="utf-8"))
+WORDS: dict[str, Any] = yaml.safe_load(
+    Path(__file__).with_name("words.yaml").read_text(encoding="utf-8")
+)
 
 
 def alternatives(words: str | list[str]) -> str:
@@ -27,16 +29,24 @@ def pattern(words: str | list[str]) -> re.Pattern[str]:
 
 # Tools
 
-_BY_REFERENCE = {"topiq": ("TOPIQ_NR", "TOPIQ_FR"), "wadiqam": ("WaDIQaM_NR", "WaDIQaM_FR")}  # without, with one
+_BY_REFERENCE = {
+    "topiq": ("TOPIQ_NR", "TOPIQ_FR"),
+    "wadiqam": ("WaDIQaM_NR", "WaDIQaM_FR"),
+}  # without, with one
 _NAMES = (
     {tool_key(name): name for name in (*WORDS["other_metrics"], *_BY_REFERENCE)}
     | {tool_key(name): spec.name for spec in TOOLS.values() for name in (spec.metric, spec.name)}
     | WORDS["full_names"]
 )
-_SPELLED = "|".join(r"[ \-_.]?".join(map(re.escape, key)) for key in sorted(_NAMES, key=len, reverse=True))
-_NAME = rf"(?<![A-Za-z0-9À-ɏ])(?:{_SPELLED})(?![A-Za-z0-9À-ɏ]|[\w-]*\.(?:png|jpe?g|webp|tiff?|csv)\b)"
+_SPELLED = "|".join(
+    r"[ \-_.]?".join(map(re.escape, key)) for key in sorted(_NAMES, key=len, reverse=True)
+)
+_NAME = (
+    rf"(?<![A-Za-z0-9À-ɏ])(?:{_SPELLED})(?![A-Za-z0-9À-ɏ]|[\w-]*\.(?:png|jpe?g|webp|tiff?|csv)\b)"
+)
 _METRIC = re.compile(
-    rf"(\b(?:use|run|compute|calculate)\s+)?({_NAME})([\s-]*(?:score|metric|index|value)s?\b)?", re.IGNORECASE
+    rf"(\b(?:use|run|compute|calculate)\s+)?({_NAME})([\s-]*(?:score|metric|index|value)s?\b)?",
+    re.IGNORECASE,
 )
 # "not X, Y or Z": nothing but fillers parts a negation from the name
 _LIST = rf"{_NAME}(?:(?:\s*[,/]\s*(?:(?:or|and|nor)\s+)?|\s+(?:or|and|nor)\s+){_NAME}){{0,9}}"  # bounded: linear time
@@ -55,14 +65,18 @@ def named_metrics(query: str, has_reference: bool) -> list[str]:
     """The tools that the query names, in its order, and behind them well-known metrics that are no tools here. A name
     in a negated phrase ("not NIQE") does not count."""
     found = map(_metric, _METRIC.finditer(_REFUSED.sub(" ; ", _plain(query))))
-    named = dict.fromkeys(_BY_REFERENCE.get(name, (name, name))[has_reference] for name in found if name)
+    named = dict.fromkeys(
+        _BY_REFERENCE.get(name, (name, name))[has_reference] for name in found if name
+    )
     return sorted(named, key=lambda name: name not in TOOLS)
 
 
 def _metric(found: re.Match[str]) -> str | None:
     """The metric that is named: by "UNIQUE" and "use unique", but not by "a unique photo"."""
     name = _NAMES[tool_key(found[2]).replace(".", "")]
-    return name if name not in WORDS["words_too"] or found[1] or found[3] or found[2] == name else None
+    return (
+        name if name not in WORDS["words_too"] or found[1] or found[3] or found[2] == name else None
+    )
 
 
 def _without_metrics(query: str) -> str:
@@ -89,7 +103,9 @@ def region_in(query: str, name: str) -> str | None:
 def _stemmed(text: str) -> str:
     """The words but articles, without the s or es of a plural."""
     words = re.findall(r"[^\W_]+", text.casefold())
-    return " ".join(re.sub(r"(?<=\w\w)e?s?$", "", word) for word in words if word not in ("the", "a"))
+    return " ".join(
+        re.sub(r"(?<=\w\w)e?s?$", "", word) for word in words if word not in ("the", "a")
+    )
 
 
 def asks_where(query: str) -> bool:
@@ -99,9 +115,16 @@ def asks_where(query: str) -> bool:
 
 # Distortions
 
-_NAMED = pattern([f"(?P<{kind.replace(' ', '_')}>{alternatives(ws)})" for kind, ws in WORDS["distortions"].items()])
+_NAMED = pattern(
+    [
+        f"(?P<{kind.replace(' ', '_')}>{alternatives(ws)})"
+        for kind, ws in WORDS["distortions"].items()
+    ]
+)
 _DAMAGE, _DAMAGE_SOMEWHERE = pattern(WORDS["damage"]), pattern(WORDS["damage_somewhere"])
-_ANY, _VIRTUE, _VICE, _ABSENCE = (pattern(WORDS[name]) for name in ("any_distortion", "virtue", "vice", "absence"))
+_ANY, _VIRTUE, _VICE, _ABSENCE = (
+    pattern(WORDS[name]) for name in ("any_distortion", "virtue", "vice", "absence")
+)
 _OPEN, _LEFT_OUT = pattern(WORDS["open_question"]), pattern(WORDS["left_out"])
 
 
@@ -111,7 +134,9 @@ def distortions_in(query: str, regions: Iterable[str] = ()) -> list[str]:
     text = asked_about(query)
     for region in regions:
         text = re.sub(rf"\b{re.escape(region)}\b", ".", text, flags=re.IGNORECASE)
-    kinds = dict.fromkeys((found.lastgroup or "").replace("_", " ") for found in _NAMED.finditer(text))
+    kinds = dict.fromkeys(
+        (found.lastgroup or "").replace("_", " ") for found in _NAMED.finditer(text)
+    )
     return [] if len(kinds) > 3 or _OPEN.search(text) else [*kinds]
 
 
@@ -170,13 +195,22 @@ def _lettered(text: str) -> tuple[int, list[str]]:
     marks: list[re.Match[str]] = []
     for mark in _MARK.finditer(text):
         sign, clause = mark[2] or mark[3], mark[1]
-        begins = clause is not None and (sign in "Aa" or (sign == "1" and clause[:1] in ("?", ":", "\n")))
+        begins = clause is not None and (
+            sign in "Aa" or (sign == "1" and clause[:1] in ("?", ":", "\n"))
+        )
         if ord(sign) == ord(marks[-1][2] or marks[-1][3]) + 1 if marks else begins:
             marks.append(mark)
     if len(marks) < 2:
         return len(text), []
-    parts = [text[mark.end() : after.start()].strip().split("\n")[0] for mark, after in itertools.pairwise(marks)]
+    parts = [
+        text[mark.end() : after.start()].strip().split("\n")[0]
+        for mark, after in itertools.pairwise(marks)
+    ]
     parts.append(_END_OF_LIST.split(text[marks[-1].end() :].strip())[0])
     answers = [_END_OF_ANSWER.sub("", part) for part in parts]
     different = len({answer.casefold() for answer in answers}) == len(answers)
-    return (marks[0].start(), answers) if different and not any(map(_NO_ANSWER.match, answers)) else (len(text), [])
+    return (
+        (marks[0].start(), answers)
+        if different and not any(map(_NO_ANSWER.match, answers))
+        else (len(text), [])
+    )

@@ -2,7 +2,13 @@
 
 import logging
 
-from agentic_iqa_local.state import DEFAULT_MAX_REPLAN_ITERATIONS, AgenticIQAState, Gap, PassRecord, SummarizerOutput
+from agentic_iqa_local.state import (
+    DEFAULT_MAX_REPLAN_ITERATIONS,
+    AgenticIQAState,
+    Gap,
+    PassRecord,
+    SummarizerOutput,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +31,9 @@ def append_replan_reason(history: list[str], iteration: int, reason: str) -> lis
     """A new history with "[Iteration n] reason" at its end, cut to the latest ten entries with a warning."""
     longer = [*history, f"[Iteration {iteration}] {reason}"]
     if len(longer) > REPLAN_HISTORY_LIMIT:
-        logger.warning("Excessive replanning: replan_history keeps its latest %d entries", REPLAN_HISTORY_LIMIT)
+        logger.warning(
+            "Excessive replanning: replan_history keeps its latest %d entries", REPLAN_HISTORY_LIMIT
+        )
     return longer[-REPLAN_HISTORY_LIMIT:]
 
 

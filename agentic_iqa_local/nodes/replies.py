@@ -30,7 +30,9 @@ def _text(limit: int) -> Any:
 
 def _keyed(name: str, fields: Mapping[str, Any]) -> type[BaseModel]:
     """A model with exactly these JSON keys, in this order, each with its type; keys may be any text."""
-    aliased: Any = {f"key_{i}": (kind, Field(alias=key)) for i, (key, kind) in enumerate(fields.items())}
+    aliased: Any = {
+        f"key_{i}": (kind, Field(alias=key)) for i, (key, kind) in enumerate(fields.items())
+    }
     return create_model(name, __config__=STRICT, **aliased)
 
 
@@ -49,21 +51,36 @@ class PlannerReply(BaseModel):
 
 def detection_reply(objects: Sequence[str]) -> type[BaseModel]:
     """{object: [distortion types]}, up to three each, none for a clean object."""
-    return _keyed("DetectionReply", dict.fromkeys(objects, Annotated[list[DistortionType], Field(max_length=3)]))
+    return _keyed(
+        "DetectionReply",
+        dict.fromkeys(objects, Annotated[list[DistortionType], Field(max_length=3)]),
+    )
 
 
 def analysis_reply(distortions: Mapping[str, Sequence[str]]) -> type[BaseModel]:
     """{object: [{type, severity, explanation}]} with one item for each distortion asked about."""
     judged = {"severity": Severity | Literal["unclear"], "explanation": _text(160)}
-    items = {kind: _keyed("Analysis", {"type": Literal[kind], **judged}) for kind in DISTORTION_TYPES}
-    asked = {name: tuple[tuple(map(items.__getitem__, kinds))] for name, kinds in distortions.items() if kinds}
+    items = {
+        kind: _keyed("Analysis", {"type": Literal[kind], **judged}) for kind in DISTORTION_TYPES
+    }
+    asked = {
+        name: tuple[tuple(map(items.__getitem__, kinds))]
+        for name, kinds in distortions.items()
+        if kinds
+    }
     return _keyed("AnalysisReply", asked)
 
 
-def selection_reply(distortions: Mapping[str, Sequence[str]], tools: Sequence[str]) -> type[BaseModel]:
+def selection_reply(
+    distortions: Mapping[str, Sequence[str]], tools: Sequence[str]
+) -> type[BaseModel]:
     """{object: {distortion: tool}}, the tool one of those that can run here."""
-    asked = {name: dict.fromkeys(kinds, Literal[tuple(tools)]) for name, kinds in distortions.items()}
-    return _keyed("SelectionReply", {name: _keyed("Selection", chosen) for name, chosen in asked.items()})
+    asked = {
+        name: dict.fromkeys(kinds, Literal[tuple(tools)]) for name, kinds in distortions.items()
+    }
+    return _keyed(
+        "SelectionReply", {name: _keyed("Selection", chosen) for name, chosen in asked.items()}
+    )
 
 
 def answer_reply(letters: Sequence[str] | None, *, reasoned: bool = True) -> type[Any]:
@@ -74,7 +91,9 @@ def answer_reply(letters: Sequence[str] | None, *, reasoned: bool = True) -> typ
 
 
 # Not the dots of "e.g.", nor one behind a digit, where a number may have been cut
-_END_OF_SENTENCE = re.compile(r"(?<!\b\w)(?<!\d)[.!?…]+[\"')\]”’»]*(?=\s+[^\sa-z]|$)|[。！？]+[」』”]*")
+_END_OF_SENTENCE = re.compile(
+    r"(?<!\b\w)(?<!\d)[.!?…]+[\"')\]”’»]*(?=\s+[^\sa-z]|$)|[。！？]+[」』”]*"
+)
 
 
 def whole_sentences(text: str, limit: int) -> str:

@@ -16,12 +16,29 @@ from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.evidence import Evidence, by_object, find_gaps, should_replan, votes
 from agentic_iqa_local.nodes.letter_reading import ROLE, answer_letter, read_and_fuse, read_choices
 from agentic_iqa_local.nodes.measured_answers import SCORES, measure_choices
-from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, choice_letters, earlier_lines, summarizer_prompt
+from agentic_iqa_local.nodes.prompts import (
+    ANSWER_PREFIX,
+    choice_letters,
+    earlier_lines,
+    summarizer_prompt,
+)
 from agentic_iqa_local.nodes.reasoning import reasoned
-from agentic_iqa_local.nodes.replanning import REPLAN_HISTORY_LIMIT, append_replan_reason, record, replan_limit
+from agentic_iqa_local.nodes.replanning import (
+    REPLAN_HISTORY_LIMIT,
+    append_replan_reason,
+    record,
+    replan_limit,
+)
 from agentic_iqa_local.nodes.replies import answer_reply
 from agentic_iqa_local.nodes.workbench import OpenImages, opened
-from agentic_iqa_local.state import LETTERS, AgenticIQAState, FusionResult, PlannerOutput, SummarizerOutput, revised
+from agentic_iqa_local.state import (
+    LETTERS,
+    AgenticIQAState,
+    FusionResult,
+    PlannerOutput,
+    SummarizerOutput,
+    revised,
+)
 from agentic_iqa_local.vlm_client import VLMError
 
 __all__ = ["ROLE", "should_replan", "summarizer_node", "without_words"]
@@ -30,7 +47,9 @@ logger = logging.getLogger(__name__)
 
 
 def summarizer_node(
-    state: AgenticIQAState, config: RunnableConfig | None = None, runtime: Runtime[Any] | None = None
+    state: AgenticIQAState,
+    config: RunnableConfig | None = None,
+    runtime: Runtime[Any] | None = None,
 ) -> dict[str, Any]:
     """Returns `summarizer_result`, `iteration_count` and, on a replan, `replan_history`; nothing when an earlier node
     failed; `error` when plan or evidence is missing from the state or the model cannot run."""
@@ -42,11 +61,16 @@ def summarizer_node(
         return {"error": f"Summarizer: the state has no {missing}; run the earlier nodes first"}
     scoring = plan.query_type == "IQA" and not state.get("choices")
     kinds, scores = (
-        sum(map(len, by_object(evidence, part).values())) for part in ("distortion_analysis", "quality_scores")
+        sum(map(len, by_object(evidence, part).values()))
+        for part in ("distortion_analysis", "quality_scores")
     )
-    pictures = one_line(f"image={state['image_path']}, reference={state.get('reference_path') or 'none'}")
+    pictures = one_line(
+        f"image={state['image_path']}, reference={state.get('reference_path') or 'none'}"
+    )
     said = "Summarizer: query_type=%s, mode=%s, %d distortions, %d tool scores, %s"
-    logger.info(said, plan.query_type, "scoring" if scoring else "explanation/QA", kinds, scores, pictures)
+    logger.info(
+        said, plan.query_type, "scoring" if scoring else "explanation/QA", kinds, scores, pictures
+    )
     try:
         with opened(state, config, runtime) as images:
             return close_pass(state, plan, summarize(state, plan, scoring, images))
@@ -59,7 +83,9 @@ def summarizer_node(
 # The answer
 
 
-def summarize(state: AgenticIQAState, plan: PlannerOutput, scoring: bool, images: OpenImages) -> SummarizerOutput:
+def summarize(
+    state: AgenticIQAState, plan: PlannerOutput, scoring: bool, images: OpenImages
+) -> SummarizerOutput:
     """The answer, without the replan decision; where the words fail three times, it has the fusion that was read.
     Raises VLMError."""
     query, choices, evidence = state["query"], state.get("choices"), state.get("executor_evidence")
@@ -72,18 +98,24 @@ def summarize(state: AgenticIQAState, plan: PlannerOutput, scoring: bool, images
             voting = votes(evidence, images.services.settings.fusion.vote)
             fusion = read_and_fuse(query, evidence, voting, images, earlier=earlier, plan=plan)
         elif choices:
-            fusion = _with_measurement(read_choices(prompt, choice_letters(choices), images), state, plan, images)
+            fusion = _with_measurement(
+                read_choices(prompt, choice_letters(choices), images), state, plan, images
+            )
         begun = ANSWER_PREFIX + answer_letter(fusion) if fusion else ""
         schema, section = answer_reply(letters), images.services.section(ROLE)
         written = ask(images.session(ROLE), prompt, schema, section, answer_prefix=begun)
     except InvalidAnswer as error:  # of the words, or of a letter that classification mode writes
         answer, why = "Unable to determine", "VLM output parsing failed"
-        return SummarizerOutput(final_answer=answer, quality_reasoning=why, fusion=fusion, error=str(error))
+        return SummarizerOutput(
+            final_answer=answer, quality_reasoning=why, fusion=fusion, error=str(error)
+        )
     used = {"distortion_analysis", "quality_scores"}
     return SummarizerOutput(
         final_answer=written.final_answer,
         quality_reasoning=reasoned(written.quality_reasoning, evidence, fusion, choices),
-        used_evidence=evidence.model_dump(include=used, mode="json") if evidence and not evidence.is_empty else None,
+        used_evidence=evidence.model_dump(include=used, mode="json")
+        if evidence and not evidence.is_empty
+        else None,
         fusion=fusion,
     )
 
@@ -92,33 +124,45 @@ def _with_measurement(
     letters: FusionResult, state: AgenticIQAState, plan: PlannerOutput, images: OpenImages
 ) -> FusionResult:
     """The letters of a question, about distortions as far as the model is trusted, times what was measured."""
-    measured, rests_on = measure_choices(state["query"], state.get("choices", []), plan, state.get("executor_evidence"))
+    measured, rests_on = measure_choices(
+        state["query"], state.get("choices", []), plan, state.get("executor_evidence")
+    )
     if measured is None:
         return revised(letters, measurement=rests_on)
     trust = 1.0 if rests_on == SCORES else images.services.model_trust(ROLE)
     weights = {letter: p**trust * measured[letter] for letter, p in letters.p_c.items()}
     total = sum(weights.values())
-    product = {letter: weight / total for letter, weight in weights.items()} if total else letters.p_c
+    product = (
+        {letter: weight / total for letter, weight in weights.items()} if total else letters.p_c
+    )
     return revised(letters, measured=measured, product=product, measurement=rests_on)
 
 
-def without_words(fusion: FusionResult, evidence: Evidence, choices: Sequence[str] | None) -> SummarizerOutput:
+def without_words(
+    fusion: FusionResult, evidence: Evidence, choices: Sequence[str] | None
+) -> SummarizerOutput:
     """The answer of a fusion whose reasoning failed: its letter, and sentences made of the evidence."""
     reasoning = reasoned(None, evidence, fusion, choices)
-    return SummarizerOutput(final_answer=answer_letter(fusion), quality_reasoning=reasoning, fusion=fusion)
+    return SummarizerOutput(
+        final_answer=answer_letter(fusion), quality_reasoning=reasoning, fusion=fusion
+    )
 
 
 # The decision
 
 
-def close_pass(state: AgenticIQAState, plan: PlannerOutput, answer: SummarizerOutput) -> dict[str, Any]:
+def close_pass(
+    state: AgenticIQAState, plan: PlannerOutput, answer: SummarizerOutput
+) -> dict[str, Any]:
     """The state's changes after a pass: its answer, or that of the pass before where this one has none, with the
     account of the latest passes, and whether to plan again."""
     iteration, limit = state.get("iteration_count", 0), replan_limit(state)
     before = state.get("summarizer_result")
     before = before if before and before.need_replan else None
     gaps = [] if answer.error else find_gaps(state.get("executor_evidence"), plan, answer.fusion)
-    passes = [*(before.passes if before else []), record(revised(answer, gaps=gaps), before)][-REPLAN_HISTORY_LIMIT:]
+    passes = [*(before.passes if before else []), record(revised(answer, gaps=gaps), before)][
+        -REPLAN_HISTORY_LIMIT:
+    ]
     if answer.error and before:
         answer = revised(before, need_replan=False, replan_reason=None)
     answer = revised(answer, gaps=gaps, passes=passes)
@@ -127,10 +171,17 @@ def close_pass(state: AgenticIQAState, plan: PlannerOutput, answer: SummarizerOu
     reason = gaps[0].reason
     if iteration >= limit:
         logger.warning("Max replanning iterations reached")
-        return {"summarizer_result": revised(answer, replan_reason=reason), "iteration_count": iteration}
-    logger.info("need_replan=true, replan_reason=%s, iteration_count=%d", one_line(reason), iteration)
+        return {
+            "summarizer_result": revised(answer, replan_reason=reason),
+            "iteration_count": iteration,
+        }
+    logger.info(
+        "need_replan=true, replan_reason=%s, iteration_count=%d", one_line(reason), iteration
+    )
     return {
         "summarizer_result": revised(answer, need_replan=True, replan_reason=reason),
         "iteration_count": iteration + 1,
-        "replan_history": append_replan_reason(state.get("replan_history", []), iteration + 1, reason),
+        "replan_history": append_replan_reason(
+            state.get("replan_history", []), iteration + 1, reason
+        ),
     }

@@ -11,7 +11,14 @@ from agentic_iqa_local.nodes.prompts import distortion_prompt
 from agentic_iqa_local.nodes.query import named_metrics
 from agentic_iqa_local.nodes.replies import selection_reply
 from agentic_iqa_local.nodes.workbench import OpenImages
-from agentic_iqa_local.state import OVERALL, ExecutorOutput, Gap, PlannerOutput, ToolExecutionLog, revised
+from agentic_iqa_local.state import (
+    OVERALL,
+    ExecutorOutput,
+    Gap,
+    PlannerOutput,
+    ToolExecutionLog,
+    revised,
+)
 
 ROLE = "executor"  # its model chooses
 
@@ -42,8 +49,15 @@ class Task:
 
     def named_tools(self) -> list[str]:
         """The tool that the plan requires, and others that the query names."""
-        planned, named = self.plan.required_tool, named_metrics(self.query, self.images.reference is not None)
-        return [planned, *(tool for tool in named if tool in TOOLS and tool != planned)] if planned else []
+        planned, named = (
+            self.plan.required_tool,
+            named_metrics(self.query, self.images.reference is not None),
+        )
+        return (
+            [planned, *(tool for tool in named if tool in TOOLS and tool != planned)]
+            if planned
+            else []
+        )
 
 
 def choose_tools(task: Task, distortions: ByObject) -> Chosen:
@@ -54,17 +68,24 @@ def choose_tools(task: Task, distortions: ByObject) -> Chosen:
         return {}
     if named := task.named_tools():
         first, beside = named[0], _whole(named[1:])
-        return {name: dict.fromkeys(kinds or [OVERALL], first) | beside for name, kinds in distortions.items()}
+        return {
+            name: dict.fromkeys(kinds or [OVERALL], first) | beside
+            for name, kinds in distortions.items()
+        }
     good, worse = offered(images)
     if not (ranked := good + worse):
-        raise ToolError("no IQA tool can run on these images: see the tools listed as unavailable and their reasons")
+        raise ToolError(
+            "no IQA tool can run on these images: see the tools listed as unavailable and their reasons"
+        )
     new = {name: kinds or [OVERALL] for name, kinds in distortions.items() if name not in earlier}
     chosen = {name: dict(earlier.get(name, {})) for name in distortions}
     if new and flags.tool_selection:
         chosen |= select_tools(task.query, new, good, images)
     compared = images.reference is not None
     able = {tool.name for tool in images.services.tools.available(compared)}
-    voting = [tool for tool in images.services.settings.tools.configured(compared) if tool in able] or ranked[:1]
+    voting = [
+        tool for tool in images.services.settings.tools.configured(compared) if tool in able
+    ] or ranked[:1]
     for name, own in chosen.items() if flags.tool_execution else ():
         more = voting if name in new else _another(task, name, ranked)
         own |= _whole(tool for tool in more if tool not in own.values())
@@ -79,22 +100,31 @@ def _whole(tools: Iterable[str]) -> dict[str, str]:
 def _another(task: Task, name: str, ranked: Sequence[str]) -> list[str]:
     """The tool that a replan adds for an object: the best untried one, where another opinion may close the gap."""
     tried = {log.tool_name for log in task.before.tool_logs if log.object_name == name}
-    return [tool for tool in ranked if tool not in tried][: task.closes("scores", "contradiction", "tools")]
+    return [tool for tool in ranked if tool not in tried][
+        : task.closes("scores", "contradiction", "tools")
+    ]
 
 
-def select_tools(query: str, distortions: ByObject, names: Sequence[str], images: OpenImages) -> Chosen:
+def select_tools(
+    query: str, distortions: ByObject, names: Sequence[str], images: OpenImages
+) -> Chosen:
     """The model's choice of a tool for each distortion among `names`; one alone is no choice."""
     if len(names) == 1:
         return {name: dict.fromkeys(kinds, names[0]) for name, kinds in distortions.items()}
     told = []
     for tool in map(find_tool, names):
         kind = "full-reference" if tool.reference == "FR" else "no-reference"
-        good_for, srcc = ", ".join(tool.good_for) or "any distortion", load_reliability().summary(tool.name)
+        good_for, srcc = (
+            ", ".join(tool.good_for) or "any distortion",
+            load_reliability().summary(tool.name),
+        )
         told.append((tool.name, "; ".join(filter(None, (kind, good_for, srcc)))))
     prompt = distortion_prompt("selection", query, distortions, tools=told)
     try:
         reply = selection_reply(distortions, names)
-        return ask(images.session(ROLE), prompt, reply, images.services.section(ROLE)).model_dump(by_alias=True)
+        return ask(images.session(ROLE), prompt, reply, images.services.section(ROLE)).model_dump(
+            by_alias=True
+        )
     except InvalidAnswer as error:
         images.warn(f"the model chose no tool ({error}); those of the configuration measured")
         return {}
@@ -103,9 +133,15 @@ def select_tools(query: str, distortions: ByObject, names: Sequence[str], images
 def offered(images: OpenImages) -> tuple[list[str], list[str]]:
     """The tools that can run on these images, and behind them those that are clearly worse; in either the best first,
     between equals the configuration's. With a reference those that compare: they beat one that has to guess."""
-    settings, compared, reliability = images.services.settings.tools, images.reference is not None, load_reliability()
+    settings, compared, reliability = (
+        images.services.settings.tools,
+        images.reference is not None,
+        load_reliability(),
+    )
     available = [tool.name for tool in images.services.tools.available(compared)]
-    names = dict.fromkeys(tool for tool in (*settings.configured(compared), *available) if tool in available)
+    names = dict.fromkeys(
+        tool for tool in (*settings.configured(compared), *available) if tool in available
+    )
     names = [tool for tool in names if tool not in settings.not_offered]
     names = [tool for tool in names if compared and find_tool(tool).reference == "FR"] or names
     good = reliability.trusted(names)
@@ -121,7 +157,10 @@ def run_tools(evidence: ExecutorOutput, images: OpenImages) -> None:
             logs = run_tool(name, distortion, tool, images)
             evidence.tool_logs += logs
             if (score := logs[-1].normalized_score) is not None:
-                evidence.quality_scores.setdefault(name, {})[distortion] = (logs[-1].tool_name, score)
+                evidence.quality_scores.setdefault(name, {})[distortion] = (
+                    logs[-1].tool_name,
+                    score,
+                )
 
 
 def run_tool(name: str, distortion: str, tool: str, images: OpenImages) -> list[ToolExecutionLog]:
@@ -129,12 +168,20 @@ def run_tool(name: str, distortion: str, tool: str, images: OpenImages) -> list[
     logs = [first := _attempt(name, distortion, tool, images)]
     if first.error is None:
         return logs
-    for stand_in in (tool for tools in offered(images) for tool in tools if tool != first.tool_name):
+    for stand_in in (
+        tool for tools in offered(images) for tool in tools if tool != first.tool_name
+    ):
         logs.append(revised(_attempt(name, distortion, stand_in, images), fallback=True))
         if logs[-1].error is None:
             break
-    instead = f"{logs[-1].tool_name} ran instead" if logs[-1].error is None else "no other tool could either"
-    images.warn(f"{first.tool_name} could not score{of_object(name)}: {first.error.rstrip('.')}; {instead}")
+    instead = (
+        f"{logs[-1].tool_name} ran instead"
+        if logs[-1].error is None
+        else "no other tool could either"
+    )
+    images.warn(
+        f"{first.tool_name} could not score{of_object(name)}: {first.error.rstrip('.')}; {instead}"
+    )
     return logs
 
 
@@ -145,5 +192,9 @@ def _attempt(name: str, distortion: str, tool: str, images: OpenImages) -> ToolE
         reading = images.score(log.tool_name)
     except ToolError as error:
         return revised(log, error=str(error))
-    measured = {"raw_score": reading.raw, "normalized_score": reading.normalized, "crops": len(reading.crops)}
+    measured = {
+        "raw_score": reading.raw,
+        "normalized_score": reading.normalized,
+        "crops": len(reading.crops),
+    }
     return revised(log, **measured, execution_time=reading.seconds)

@@ -26,7 +26,14 @@ from agentic_iqa_local.iqa_tools import ToolError, ToolReading
 from agentic_iqa_local.iqa_tools.detector import load_detector
 from agentic_iqa_local.services import ALONE, MODEL, Observer, Services, load_services
 from agentic_iqa_local.state import AgenticIQAState, PlannerError
-from agentic_iqa_local.vlm_client import LetterRead, SeenImage, TokenUsage, VLMClient, VLMError, VLMSession
+from agentic_iqa_local.vlm_client import (
+    LetterRead,
+    SeenImage,
+    TokenUsage,
+    VLMClient,
+    VLMError,
+    VLMSession,
+)
 from agentic_iqa_local.vlm_client.chat import ChatPrompt
 
 if TYPE_CHECKING:
@@ -57,7 +64,9 @@ class RoleSession:
         with self._images.calling_model(self.role):
             return self._session.generate(prompt, schema, **options)
 
-    def read_letters(self, prompt: ChatPrompt, answer_prefix: str, letters: Sequence[str]) -> LetterRead:
+    def read_letters(
+        self, prompt: ChatPrompt, answer_prefix: str, letters: Sequence[str]
+    ) -> LetterRead:
         with self._images.calling_model(self.role):
             return self._session.read_letters(prompt, answer_prefix, letters)
 
@@ -68,22 +77,32 @@ class OpenImages:
     what the model said in vain. The caller may set `sureness`. Raises ImageError."""
 
     def __init__(
-        self, services: Services, image_path: str, reference_path: str | None = None, observer: Observer | None = None
+        self,
+        services: Services,
+        image_path: str,
+        reference_path: str | None = None,
+        observer: Observer | None = None,
     ):
         self.services, self.observer = services, observer or Observer()
         self.sureness: Sureness | None = None
-        self.image, self.reference = load_pictures(services.settings.images, image_path, reference_path)
+        self.image, self.reference = load_pictures(
+            services.settings.images, image_path, reference_path
+        )
         self.identical = self.reference is not None and self.image.pixels == self.reference.pixels
         self.warnings: list[str] = []
         self.failed_tries: list[PlannerError] = []
         self._open: dict[int, VLMSession] = {}  # by client, on its first view
-        self._opened: list[tuple[int, Box, VLMSession]] = []  # by client and box, those that are closed too
+        self._opened: list[
+            tuple[int, Box, VLMSession]
+        ] = []  # by client and box, those that are closed too
         self._other_usage = TokenUsage()  # of batches, less that of earlier turns
         self._readings: dict[tuple[str, Box | None], ToolReading] = {}
         lines = [*self.image.warnings]
         if reference := self.reference:
             lines += [f"the reference {reference.path}: {line}" for line in reference.warnings]
-            lines += ["the picture has the same pixels as its reference: nothing was lost against it"] * self.identical
+            lines += [
+                "the picture has the same pixels as its reference: nothing was lost against it"
+            ] * self.identical
             lines += doubts(self.image.pixels, reference.pixels)
         for line in lines:
             self.warn(line)
@@ -93,7 +112,9 @@ class OpenImages:
         """Another assessment of the same images begins: it counts its own costs, warnings and failures."""
         self.warnings, self.failed_tries = [*self._of_pictures], []
         self._other_usage -= self.usage
-        self._readings = {key: replace(reading, seconds=0.0) for key, reading in self._readings.items()}
+        self._readings = {
+            key: replace(reading, seconds=0.0) for key, reading in self._readings.items()
+        }
 
     def warn(self, line: str, *, log: bool = True) -> None:
         """Adds a warning once to the result, and to the `log` unless that has it already."""
@@ -105,14 +126,27 @@ class OpenImages:
     def views(self, role: str) -> list[Box]:
         """The whole image, or native-resolution crops of one beyond the range of the role's model."""
         limits, (width, height) = self.services.client(role).limits, self.image.pixels.size
-        most, ends = limits.max_pixels or width * height, {"factor": limits.factor, "min_pixels": limits.min_pixels}
-        views = native_views(width, height, **ends, max_pixels=most, max_views=self.services.settings.images.max_crops)
+        most, ends = (
+            limits.max_pixels or width * height,
+            {"factor": limits.factor, "min_pixels": limits.min_pixels},
+        )
+        views = native_views(
+            width,
+            height,
+            **ends,
+            max_pixels=most,
+            max_views=self.services.settings.images.max_crops,
+        )
         seen = views[0][2] - views[0][0], views[0][3] - views[0][1]
         if len(views) > 1:
             how = f"scored on {len(views)} native-resolution crops and averaged, described from the central one"
-            self.warn(f"{width}×{height} pixels are beyond what the model sees at once ({seen[0]}×{seen[1]}); {how}")
+            self.warn(
+                f"{width}×{height} pixels are beyond what the model sees at once ({seen[0]}×{seen[1]}); {how}"
+            )
         elif seen[0] * seen[1] < limits.min_pixels or any(side % limits.factor for side in seen):
-            self.warn(f"{width}×{height} pixels are below the model's range; the processor enlarged it")
+            self.warn(
+                f"{width}×{height} pixels are below the model's range; the processor enlarged it"
+            )
         return views
 
     def crops(self, role: str) -> list[Box]:
@@ -122,7 +156,9 @@ class OpenImages:
         quarter, least = width * height // 4, limits.min_pixels
         if len(self.views(role)) > 1 or quarter < max(least, limits.factor**2):
             return []
-        crops = native_views(width, height, factor=limits.factor, min_pixels=least, max_pixels=quarter)
+        crops = native_views(
+            width, height, factor=limits.factor, min_pixels=least, max_pixels=quarter
+        )
         return crops if len(crops) > 1 else []
 
     @contextmanager
@@ -139,7 +175,9 @@ class OpenImages:
 
     def _open_on(self, role: str, box: Box) -> VLMSession:
         with self.calling_model(role) as client:
-            session = client.open([loaded.pixels.crop(box) for loaded in (self.reference, self.image) if loaded])
+            session = client.open(
+                [loaded.pixels.crop(box) for loaded in (self.reference, self.image) if loaded]
+            )
         self._opened.append((id(client), box, session))
         return session
 
@@ -164,11 +202,18 @@ class OpenImages:
                 yield session
 
     def read_parts(
-        self, role: str, boxes: Sequence[Box], prompt: ChatPrompt, answer_prefix: str, letters: Sequence[str]
+        self,
+        role: str,
+        boxes: Sequence[Box],
+        prompt: ChatPrompt,
+        answer_prefix: str,
+        letters: Sequence[str],
     ) -> list[LetterRead]:
         """The letters of parts of the picture, each alone and without the reference, in one batch. Raises VLMError."""
         with self.calling_model(role) as client:
-            batch = client.read_many([[self.image.pixels.crop(box)] for box in boxes], prompt, answer_prefix, letters)
+            batch = client.read_many(
+                [[self.image.pixels.crop(box)] for box in boxes], prompt, answer_prefix, letters
+            )
         self._other_usage += batch.usage
         return batch.reads
 
@@ -180,7 +225,11 @@ class OpenImages:
     def seen_views(self, role: str) -> list[tuple[Box, SeenImage]]:
         """What the role's model saw of the picture: each view's box in the original, and what it became."""
         model, views = id(self.services.client(role)), self.views(role)
-        seen = {box: session.seen[-1] for of, box, session in self._opened if of == model and session.seen}
+        seen = {
+            box: session.seen[-1]
+            for of, box, session in self._opened
+            if of == model and session.seen
+        }
         return [(moved(box, self.image.offset), seen[box]) for box in views if box in seen]
 
     @property
@@ -205,8 +254,13 @@ class OpenImages:
                 self._readings[tool, box] = tools.score(tool, *self._parts(box))
         reading = self._readings[tool, box]
         if crops := reading.crops:
-            (left, top, right, bottom), all_pixels = crops[0], f"{self.image.width}×{self.image.height} pixels"
-            measured = f"it measured {len(crops)} native-resolution crops of {right - left}×{bottom - top}"
+            (left, top, right, bottom), all_pixels = (
+                crops[0],
+                f"{self.image.width}×{self.image.height} pixels",
+            )
+            measured = (
+                f"it measured {len(crops)} native-resolution crops of {right - left}×{bottom - top}"
+            )
             self.warn(f"{reading.tool} would take long on all {all_pixels}; {measured}")
         return reading
 
@@ -227,7 +281,9 @@ class OpenImages:
 
 
 @contextmanager
-def opened(state: AgenticIQAState, config: RunnableConfig | None, runtime: Runtime[Any] | None) -> Iterator[OpenImages]:
+def opened(
+    state: AgenticIQAState, config: RunnableConfig | None, runtime: Runtime[Any] | None
+) -> Iterator[OpenImages]:
     """The images that the graph runs on, else those of the state, opened for this block with the services in
     `config["configurable"]` or the default ones."""
     if runtime is not None and runtime.context is not None:

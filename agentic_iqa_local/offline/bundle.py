@@ -26,8 +26,21 @@ from filelock import FileLock, Timeout
 from pydantic import ValidationError
 from rich.filesize import decimal
 
-from agentic_iqa_local.files import FileError, file_hash, first_mistake, models_root, open_regular, write_whole
-from agentic_iqa_local.iqa_tools.weights import LARGEST_MANIFEST, MANIFEST, BundleError, unchanged, unlisted
+from agentic_iqa_local.files import (
+    FileError,
+    file_hash,
+    first_mistake,
+    models_root,
+    open_regular,
+    write_whole,
+)
+from agentic_iqa_local.iqa_tools.weights import (
+    LARGEST_MANIFEST,
+    MANIFEST,
+    BundleError,
+    unchanged,
+    unlisted,
+)
 from agentic_iqa_local.offline.manifest import (
     MANIFEST_HASH,
     Manifest,
@@ -72,8 +85,13 @@ class Bundle:
         except (OSError, FileError, tarfile.TarError) as error:
             raise BundleError(f"{entry.path} cannot be read: {error}", "copy it again") from error
         if size != entry.size or digest.hexdigest() != entry.sha256:
-            wanted, got = f"{entry.size} bytes with SHA-256 {entry.sha256}", f"{size} with {digest.hexdigest()}"
-            raise BundleError(f"{entry.path} is damaged: expected {wanted}, got {got}", "copy it again")
+            wanted, got = (
+                f"{entry.size} bytes with SHA-256 {entry.sha256}",
+                f"{size} with {digest.hexdigest()}",
+            )
+            raise BundleError(
+                f"{entry.path} is damaged: expected {wanted}, got {got}", "copy it again"
+            )
 
 
 @contextmanager
@@ -88,19 +106,25 @@ def opened(bundle: str | Path, expect: str | None = None) -> Iterator[Bundle]:
     try:
         file = open(open_regular(bundle), "rb")  # noqa: SIM115 # closed below
     except FileError as error:
-        raise BundleError(f"{bundle}: {error}", "name a bundle: an archive, or a folder with manifest.json") from None
+        raise BundleError(
+            f"{bundle}: {error}", "name a bundle: an archive, or a folder with manifest.json"
+        ) from None
     with file:
         try:
             tar = tarfile.open(fileobj=file, mode="r:")  # noqa: SIM115 # nothing but the file is to be closed
             entries = tar.getmembers()
         except tarfile.TarError as error:
-            raise BundleError(f"{bundle}: no bundle, or an incomplete copy ({error})", COPY_AGAIN) from error
+            raise BundleError(
+                f"{bundle}: no bundle, or an incomplete copy ({error})", COPY_AGAIN
+            ) from error
         members = {member.name: member for member in entries if member.isreg()}
 
         def open_member(path: str) -> IO[bytes]:
             return cast(IO[bytes], tar.extractfile(members[path]))
 
-        raw, line = (open_member(name).read(LARGEST_MANIFEST) if name in members else b"" for name in OWN)
+        raw, line = (
+            open_member(name).read(LARGEST_MANIFEST) if name in members else b"" for name in OWN
+        )
         manifest, sha256 = trusted_manifest(raw, line, bundle, expect)
         named = {entry.path for entry in manifest.files}
         if named - members.keys() or len(entries) != len(named) + len(OWN):
@@ -109,7 +133,9 @@ def opened(bundle: str | Path, expect: str | None = None) -> Iterator[Bundle]:
         yield Bundle(manifest, sha256, open_member)
 
 
-def verify(bundle: str | Path, expect: str | None = None, progress: Progress = silent) -> list[BundleError]:
+def verify(
+    bundle: str | Path, expect: str | None = None, progress: Progress = silent
+) -> list[BundleError]:
     """An error for each file that is missing or damaged; empty when all is well. Reads every byte.
 
     Raises BundleError when the manifest itself cannot be trusted or is not `expect`, and for an incomplete archive.
@@ -128,7 +154,9 @@ def verify(bundle: str | Path, expect: str | None = None, progress: Progress = s
     return problems
 
 
-def unpack(bundle: str | Path, root: str | Path, expect: str | None = None, progress: Progress = silent) -> Manifest:
+def unpack(
+    bundle: str | Path, root: str | Path, expect: str | None = None, progress: Progress = silent
+) -> Manifest:
     """Puts a bundle's files, but for wheels, into the models folder `root` and returns their manifest.
 
     A file gets its name only when its bytes are those of the manifest; what lies there with the right bytes is kept, so
@@ -141,12 +169,18 @@ def unpack(bundle: str | Path, root: str | Path, expect: str | None = None, prog
         with FileLock(root / LOCK, timeout=0):
             before, new = store_manifest(root), source.manifest.without_wheels()
             joined = before.joined_with(new) if before else new
-            missing = [entry for entry in new.files if not unchanged(root / entry.path, entry.size, entry.sha256)]
+            missing = [
+                entry
+                for entry in new.files
+                if not unchanged(root / entry.path, entry.size, entry.sha256)
+            ]
             require_space(root, sum(entry.size for entry in missing))
             for entry in missing:
                 with _complete(root / entry.path) as partial, partial.open("wb") as file:
                     file.writelines(source.chunks(entry, progress))
-            old, kept = ({entry.path for entry in one.files} if one else set() for one in (before, joined))
+            old, kept = (
+                {entry.path for entry in one.files} if one else set() for one in (before, joined)
+            )
             for path in old - kept:
                 (root / path).unlink(missing_ok=True)
             raw = joined.serialised()
@@ -168,13 +202,19 @@ def write_bundle(
         entries = []
         for path, (place, source, licence) in sorted(files.items()):
             size, sha256 = place.stat().st_size, file_hash(place)
-            entries.append(StoredFile(path=path, size=size, sha256=sha256, source=source, licence=licence))
+            entries.append(
+                StoredFile(path=path, size=size, sha256=sha256, source=source, licence=licence)
+            )
             progress(path, size)
         manifest = Manifest(contents=contents, notices=notices, files=tuple(entries))
     except OSError as error:
-        raise BundleError(f"{error.filename}: cannot be read ({error.strerror})", "make it readable") from error
+        raise BundleError(
+            f"{error.filename}: cannot be read ({error.strerror})", "make it readable"
+        ) from error
     except ValidationError as error:
-        raise BundleError(f"bundle: {first_mistake(error)}", "rename or leave out that file") from error
+        raise BundleError(
+            f"bundle: {first_mistake(error)}", "rename or leave out that file"
+        ) from error
     raw = manifest.serialised()
     require_space(out.parent, manifest.size + len(raw))
     own = {MANIFEST_HASH: hash_line(raw), MANIFEST: raw}
@@ -204,9 +244,13 @@ def _complete(target: Path) -> Iterator[Path]:
 
 def require_space(folder: Path, size: int) -> None:
     """Raises BundleError unless `size` bytes are free on the disk of `folder`, which may not exist yet."""
-    free = shutil.disk_usage(next(place for place in (folder, *folder.parents) if place.exists())).free
+    free = shutil.disk_usage(
+        next(place for place in (folder, *folder.parents) if place.exists())
+    ).free
     if size > free:
-        raise BundleError(f"{folder}: expected {decimal(size)} of free space, got {decimal(free)}", MAKE_ROOM)
+        raise BundleError(
+            f"{folder}: expected {decimal(size)} of free space, got {decimal(free)}", MAKE_ROOM
+        )
 
 
 @contextmanager
@@ -218,4 +262,6 @@ def _write_errors(place: Path) -> Iterator[None]:
         wait = "wait until it has ended, then run this again"
         raise BundleError(f"{place}: another process unpacks into it", wait) from None
     except OSError as error:
-        raise BundleError(f"{place}: cannot be written ({error.strerror or error})", MAKE_ROOM) from error
+        raise BundleError(
+            f"{place}: cannot be written ({error.strerror or error})", MAKE_ROOM
+        ) from error

@@ -22,7 +22,12 @@ Letters = Mapping[str, float]  # log-probability of each letter, over the whole 
 
 # format → (nats of any letter, levels of the letters' own mean q); float32 on a GPU counts as TF32, to which cuDNN
 # rounds convolutions unless it is told not to. A server does not tell its format: bfloat16.
-BOUNDS = {"float32": (1e-4, 1e-3), "TF32": (0.01, 0.01), "float16": (0.05, 0.03), "bfloat16": (0.25, 0.1)}
+BOUNDS = {
+    "float32": (1e-4, 1e-3),
+    "TF32": (0.01, 0.01),
+    "float16": (0.05, 0.03),
+    "bfloat16": (0.25, 0.1),
+}
 TOOL_BOUND = 0.05  # levels between a GPU and the CPU, where convolutions may round to TF32
 REMEDY = "do not compare scores of this set-up with others; report it with the versions above"
 SCORING = summarizer_prompt(DEFAULT_QUERY, None, scoring=True)
@@ -50,11 +55,15 @@ def _format(client: Any) -> str:
     return "TF32" if about["dtype"] == "float32" and on_gpu else str(about["dtype"])
 
 
-def compared(what: str, ours: tuple[Letters, ...], theirs: tuple[Letters, ...], *kinds: str) -> Finding:
+def compared(
+    what: str, ours: tuple[Letters, ...], theirs: tuple[Letters, ...], *kinds: str
+) -> Finding:
     """Two readings of the same pictures, by the bound of the coarsest of their number formats; quantised ones are only
     told."""
     logprob = max(abs(a[x] - b[x]) for a, b in zip(ours, theirs, strict=True) for x in LETTERS)
-    levels = ([expected_level(letter_probabilities(read)) for read in one] for one in (ours, theirs))
+    levels = (
+        [expected_level(letter_probabilities(read)) for read in one] for one in (ours, theirs)
+    )
     q = max(abs(a - b) for a, b in zip(*levels, strict=True))
     nats, most = max(BOUNDS.get(kind, BOUNDS["bfloat16"]) for kind in kinds)
     found = f"{what}: |Δ log-probability| ≤ {logprob:.2g} (bound {nats:g}), |Δq| ≤ {q:.2g} levels (bound {most:g})"
@@ -76,19 +85,32 @@ def plain_forward(setup: Setup) -> Finding | None:
     options, folder = setup.settings.model(backend), setup.settings.folder(backend)
     processor: Any = AutoProcessor.from_pretrained(folder, local_files_only=True)  # nosec B615 # a local folder
     model: Any = AutoModelForImageTextToText.from_pretrained(  # nosec B615 # a local folder
-        folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False, use_safetensors=True
+        folder,
+        dtype=torch.float32,
+        local_files_only=True,
+        trust_remote_code=False,
+        use_safetensors=True,
     ).eval()
     if getattr(model.config, "quantization_config", None) is not None:
-        return "warn", "the folder holds quantised weights, of which no plain float32 pass can be made", "none"
+        return (
+            "warn",
+            "the folder holds quantised weights, of which no plain float32 pass can be made",
+            "none",
+        )
     scoring, words = in_words(SCORING) if options.answers == "words" else (SCORING, {})
     messages = chat_messages(scoring, 1, options.prompt_layout)
-    text = processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False) + ANSWER_PREFIX
+    text = (
+        processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        + ANSWER_PREFIX
+    )
     encode = processor.tokenizer.encode
     end = len(encode(text, add_special_tokens=False))
     tokens = {x: encode(text + words.get(x, x), add_special_tokens=False)[end] for x in LETTERS}
     plain: list[Letters] = []
     for picture in pictures():
-        inputs = processor(text=[text], images=[picture], return_tensors="pt", add_special_tokens=False)
+        inputs = processor(
+            text=[text], images=[picture], return_tensors="pt", add_special_tokens=False
+        )
         with torch.inference_mode():
             logprobs = model(**inputs, use_cache=False).logits[0, -1].double().log_softmax(-1)
         plain.append({letter: logprobs[token].item() for letter, token in tokens.items()})
@@ -112,7 +134,9 @@ def tools_on_gpu(setup: Setup) -> Finding | None:
 
     if setup.device == "cpu":
         return None
-    on_cpu = ToolRunner(device="cpu", maps_path=setup.settings.tools.maps, models=setup.settings.models_dir)
+    on_cpu = ToolRunner(
+        device="cpu", maps_path=setup.settings.tools.maps, models=setup.settings.models_dir
+    )
     names = [info.name for info in on_cpu.info() if info.available]
     clean, *others = pictures()[:4]
 

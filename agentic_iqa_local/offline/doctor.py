@@ -41,9 +41,16 @@ from agentic_iqa_local.vlm_client.model_folder import read_weights
 
 TIMEOUT = 300.0  # seconds of one check
 ROOM = 256 * 2**20  # bytes that a disk needs to have free
-WINDOW = (128, 144, 384, 368)  # of a sample photograph: 256×224, whole tokens of 28 and of 32 pixels, never resized
+WINDOW = (
+    128,
+    144,
+    384,
+    368,
+)  # of a sample photograph: 256×224, whole tokens of 28 and of 32 pixels, never resized
 TEXT_TOKENS = 4096  # of the longest prompt with its answer
-ENVIRONMENT = f"run it in the project's environment: {command('doctor', made=True)} (docs/air_gapped.md)"
+ENVIRONMENT = (
+    f"run it in the project's environment: {command('doctor', made=True)} (docs/air_gapped.md)"
+)
 UNPACK = f"{command('unpack')} BUNDLE"
 
 Finding = tuple[Literal["pass", "warn", "fail"], str, str]  # status, what was found, remedy
@@ -104,7 +111,10 @@ def pictures() -> list[Image.Image]:
             clean = photograph.convert("RGB").crop(WINDOW)
         noisy = np.asarray(clean) + rng.normal(0, 20, (clean.height, clean.width, 3))
         found += [clean, clean.filter(ImageFilter.GaussianBlur(2))]
-        found += [Image.fromarray(np.clip(noisy, 0, 255).astype(np.uint8)), Image.fromarray(np.asarray(clean) // 3)]
+        found += [
+            Image.fromarray(np.clip(noisy, 0, 255).astype(np.uint8)),
+            Image.fromarray(np.asarray(clean) // 3),
+        ]
     return found
 
 
@@ -134,7 +144,13 @@ def packages(setup: Setup) -> Finding:
     if setup.uses("vllm"):
         vllm = importlib.metadata.packages_distributions().get("vllm", [])[:1]
         names += vllm
-        lines += [] if vllm else ["vllm, the engine, is not installed (docs/models.md; or take --engine transformers)"]
+        lines += (
+            []
+            if vllm
+            else [
+                "vllm, the engine, is not installed (docs/models.md; or take --engine transformers)"
+            ]
+        )
     if lines:
         return "fail", f"Python {python}; {'; '.join(lines)}", ENVIRONMENT
     versions = (f"{name} {importlib.metadata.version(name)}" for name in names)
@@ -157,11 +173,19 @@ def models_folder(setup: Setup) -> Finding:
     """Is every file of the models folder what its manifest says? `quick` reads the manifest alone."""
     root = models_root(setup.settings.models_dir)
     if not root.is_dir():
-        return "fail", f"{root}: no such folder", f"say where it is with --models or $AGENTIC_IQA_MODELS, or {UNPACK}"
+        return (
+            "fail",
+            f"{root}: no such folder",
+            f"say where it is with --models or $AGENTIC_IQA_MODELS, or {UNPACK}",
+        )
     if not os.path.lexists(root / MANIFEST) and root == ROOT / "models":
         return "pass", f"{root}: the embedded model is there; no bundle was unpacked here", ""
     if not os.path.lexists(root / MANIFEST):
-        return "warn", f"{root}: no manifest, so nobody can tell whether its files are whole", UNPACK
+        return (
+            "warn",
+            f"{root}: no manifest, so nobody can tell whether its files are whole",
+            UNPACK,
+        )
     manifest, sha256 = read_folder_manifest(root)
     if problems := [] if setup.quick else verify(root):
         more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
@@ -170,7 +194,11 @@ def models_folder(setup: Setup) -> Finding:
     brought = {(root / name).resolve() for name in manifest.models} | {EMBEDDED.resolve()}
     folders = {setup.settings.folder(backend) for backend in setup.settings.backends}
     if others := sorted(str(folder) for folder in folders if folder.resolve() not in brought):
-        return "warn", f"{found}; it does not list {', '.join(others)}", "bring that in a bundle to have it verified"
+        return (
+            "warn",
+            f"{found}; it does not list {', '.join(others)}",
+            "bring that in a bundle to have it verified",
+        )
     return "pass", found, ""
 
 
@@ -179,7 +207,11 @@ def disk(setup: Setup) -> Finding:
     place = tempfile.gettempdir()
     free = shutil.disk_usage(place).free
     found = f"{place}: {free / GIB:.1f} GiB are free"
-    return ("pass", found, "") if free >= ROOM else ("fail", found, "make room there, or set TMPDIR to another folder")
+    return (
+        ("pass", found, "")
+        if free >= ROOM
+        else ("fail", found, "make room there, or set TMPDIR to another folder")
+    )
 
 
 def folder(setup: Setup, backend: str) -> Finding:
@@ -207,7 +239,9 @@ def memory(setup: Setup) -> Finding:
         renderer = setup.renderer(backend)
         width = WIDTH[choose_dtype(settings.dtype, setup.device, renderer.holds_in_bfloat16)]
         limits = renderer.limits
-        tokens = 2 * ((limits.max_pixels or 2048 * 2048) // max(limits.factor, 14) ** 2) + TEXT_TOKENS
+        tokens = (
+            2 * ((limits.max_pixels or 2048 * 2048) // max(limits.factor, 14) ** 2) + TEXT_TOKENS
+        )
         weights = weight_bytes(renderer.folder, settings.quantization, width)
         models += weights + cache_bytes(renderer.config.get_text_config(), tokens, width)
         words.append(f"{renderer.name}: weights {weights / GIB:.2f} GiB, cache of {tokens} tokens")
@@ -235,12 +269,19 @@ def model(setup: Setup, backend: str) -> Finding | None:
     answer = session.generate(prompt, reply, max_tokens=64)
     read = session.read_letters(prompt, ANSWER_PREFIX, LETTERS)
     session.close()
-    letter, about = reply.model_validate_json(answer).model_dump()["final_answer"], client.describe()
+    letter, about = (
+        reply.model_validate_json(answer).model_dump()["final_answer"],
+        client.describe(),
+    )
     logprobs = ", ".join(f"{name} {value:.2f}" for name, value in read.logprobs.items())
     found = f"{about['engine']} answers {letter} on {about['device']} in {about['dtype']}; log-probabilities {logprobs}"
     if read.off_letter_mass > setup.settings.fusion.off_letter_warning:
         found += f"; {read.off_letter_mass:.0%} of the probability lies off them"
-        return "warn", found, "this model hardly takes the answer format: use one that follows instructions"
+        return (
+            "warn",
+            found,
+            "this model hardly takes the answer format: use one that follows instructions",
+        )
     return ("warn", found, about["notice"]) if about["notice"] else ("pass", found, "")
 
 
@@ -252,7 +293,11 @@ def tools(setup: Setup) -> Finding:
     for info in runner.info():
         try:
             if info.available:
-                value = "" if setup.quick else f" {runner.score(info.name, noisy, clean).normalized:.2f}"
+                value = (
+                    ""
+                    if setup.quick
+                    else f" {runner.score(info.name, noisy, clean).normalized:.2f}"
+                )
                 measured.append(f"{info.name}{value}")
             elif info.name in named:
                 problems.append(f"{info.name} is named by the configuration: {info.reason}")
@@ -261,7 +306,9 @@ def tools(setup: Setup) -> Finding:
     of_what = "" if setup.quick else " and score a noisy test picture"
     found = f"{len(measured)} are available{of_what}: {', '.join(measured)}"
     if problems:
-        remedy = f"bring the weights in a bundle ({command('bundle')} --tools NAME), or name other tools"
+        remedy = (
+            f"bring the weights in a bundle ({command('bundle')} --tools NAME), or name other tools"
+        )
         return "fail", f"{'; '.join(problems)}; {found}", remedy
     return "pass", found, ""
 
@@ -269,7 +316,10 @@ def tools(setup: Setup) -> Finding:
 def _plan(setup: Setup, deep: bool) -> list[tuple[str, Find, tuple[str, ...]]]:
     """The checks in their order: name, function, and how the names of the checks begin that it rests on."""
     backends, loaded = setup.settings.backends, ("device", "folder", "model ")
-    plan: list[tuple[str, Find, tuple[str, ...]]] = [("packages", packages, ()), ("device", device, ())]
+    plan: list[tuple[str, Find, tuple[str, ...]]] = [
+        ("packages", packages, ()),
+        ("device", device, ()),
+    ]
     plan += [("models folder", models_folder, ()), ("disk", disk, ())]
     plan += [(f"folder {backend}", partial(folder, backend=backend), ()) for backend in backends]
     plan += [("memory", memory, loaded)]
@@ -289,7 +339,11 @@ def _run(find: Find, setup: Setup) -> Finding | None:
     except UserError as error:
         return "fail", error.message, error.remedy.rstrip(".") or "see docs/air_gapped.md"
     except Exception as error:
-        return "fail", f"{type(error).__name__}: {' '.join(str(error).split())[:300] or 'no message'}", ENVIRONMENT
+        return (
+            "fail",
+            f"{type(error).__name__}: {' '.join(str(error).split())[:300] or 'no message'}",
+            ENVIRONMENT,
+        )
 
 
 def _block_network(setup: Setup) -> None:
@@ -333,7 +387,11 @@ def examine(setup: Setup, *, deep: bool = False, timeout: float = TIMEOUT) -> It
                 remedy = "raise --timeout if the disk or the device is merely slow; else find out what it waits for"
                 finding = "fail", f"no answer within {timeout:g} s", remedy
             except ProcessExpired as error:
-                remedy = "see the memory check" if error.exitcode == -9 else f"a library does not fit: {ENVIRONMENT}"
+                remedy = (
+                    "see the memory check"
+                    if error.exitcode == -9
+                    else f"a library does not fit: {ENVIRONMENT}"
+                )
                 finding = "fail", f"its process died with status {error.exitcode}", remedy
             if finding is None:
                 continue

@@ -44,17 +44,29 @@ REPOS = {  # of the model folders that the shipped configurations name
     name.partition("/")[2]: Repo(name, revision, licence)
     for name, revision, licence in (
         ("llava-hf/llava-onevision-qwen2-0.5b-ov-hf", "main", "apache-2.0"),
-        ("llava-hf/llava-onevision-qwen2-7b-ov-hf", "0d50680527681998e456c7b78950205bedd8a068", "apache-2.0"),
+        (
+            "llava-hf/llava-onevision-qwen2-7b-ov-hf",
+            "0d50680527681998e456c7b78950205bedd8a068",
+            "apache-2.0",
+        ),
         ("zhangzicheng/q-sit-mini", "main", "mit"),
-        ("Qwen/Qwen2.5-VL-3B-Instruct", "66285546d2b821cf421d4f5eb2576359d3770cd3", "qwen-research"),
+        (
+            "Qwen/Qwen2.5-VL-3B-Instruct",
+            "66285546d2b821cf421d4f5eb2576359d3770cd3",
+            "qwen-research",
+        ),
         ("Qwen/Qwen2.5-VL-7B-Instruct", "cc594898137f460bfe9f0759e9844b3ce807cfb5", "apache-2.0"),
         ("Qwen/Qwen3-VL-2B-Instruct", "89644892e4d85e24eaac8bacfd4f463576704203", "apache-2.0"),
         ("Qwen/Qwen3-VL-8B-Instruct", "0c351dd01ed87e9c1b53cbc748cba10e6187ff3b", "apache-2.0"),
     )
 }
 # Where pyiqa's get_url_from_name leads; the commit is that of pyiqa 0.1.16's time.
-PYIQA_WEIGHTS = Repo("chaofengc/IQA-PyTorch-Weights", "0df2df423c65f6a64209309695f3845727431027", "cc-by-nc-sa-4.0")
-PYIQA_CHECKPOINTS = ("checkpoints/ARNIQA.pth",)  # pyiqa loads this one through torch.hub, which keeps it elsewhere
+PYIQA_WEIGHTS = Repo(
+    "chaofengc/IQA-PyTorch-Weights", "0df2df423c65f6a64209309695f3845727431027", "cc-by-nc-sa-4.0"
+)
+PYIQA_CHECKPOINTS = (
+    "checkpoints/ARNIQA.pth",
+)  # pyiqa loads this one through torch.hub, which keeps it elsewhere
 TORCHVISION = "https://download.pytorch.org/models/"  # names hold the beginning of the SHA-256
 CLIP = "https://openaipublic.azureedge.net/clip/models/"  # the folder of each file is its SHA-256
 CLIP_HASHES = {
@@ -62,8 +74,21 @@ CLIP_HASHES = {
     "clip/ViT-B-32.pt": "40d365715913c9da98579312b702a82c18be219cc2a73407c4526f58eba950af",
 }
 # of a model; remote code and other frameworks' weights stay behind
-CARRIED = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.md", "LICEN*", "NOTICE*"]
-LOCKS = {"transformers": "constraints.txt", "vllm": "constraints-gpu.txt"}  # of an environment for an engine
+CARRIED = [
+    "*.safetensors",
+    "*.json",
+    "*.jinja",
+    "*.txt",
+    "*.model",
+    "*.tiktoken",
+    "*.md",
+    "LICEN*",
+    "NOTICE*",
+]
+LOCKS = {
+    "transformers": "constraints.txt",
+    "vllm": "constraints-gpu.txt",
+}  # of an environment for an engine
 
 OWN = "this project's own"
 EMBEDDED_LICENCE = f"{OWN}, embedded/README.md names its photographs' licences"
@@ -73,12 +98,18 @@ TERMS = {  # licence → what it says, where it stands
         "no commercial use, changes under the same licence",
         "https://creativecommons.org/licenses/by-nc-sa/4.0/",
     ),
-    "qwen-research": ("research only", "https://huggingface.co/Qwen/Qwen2.5-VL-3B-Instruct/blob/main/LICENSE"),
+    "qwen-research": (
+        "research only",
+        "https://huggingface.co/Qwen/Qwen2.5-VL-3B-Instruct/blob/main/LICENSE",
+    ),
     "PolyForm-Noncommercial-1.0.0": (
         "no commercial use without permission",
         "https://polyformproject.org/licenses/noncommercial/1.0.0/",
     ),
-    "LicenseRef-NVIDIA-Proprietary": ("NVIDIA's licence agreement", "https://docs.nvidia.com/cuda/eula/"),
+    "LicenseRef-NVIDIA-Proprietary": (
+        "NVIDIA's licence agreement",
+        "https://docs.nvidia.com/cuda/eula/",
+    ),
 }
 # (licence, what is under it) of programs
 PYIQA = ("PolyForm-Noncommercial-1.0.0", "pyiqa, which runs the tools")
@@ -92,7 +123,9 @@ def model_repo(folder: str, local: Path, repos: dict[str, Repo]) -> Repo | None:
     if repo := repos.get(folder) or REPOS.get(folder):
         return repo
     wrong = f"expected the folder {local} or a known repository, found neither"
-    raise BundleError(f"model {folder}: {wrong}", f"pass --models DIR, or --repo {folder}=ORG/NAME@REVISION")
+    raise BundleError(
+        f"model {folder}: {wrong}", f"pass --models DIR, or --repo {folder}=ORG/NAME@REVISION"
+    )
 
 
 def model_files(folder: str, local: Path, repo: Repo | None, downloads: Path) -> list[Found]:
@@ -101,7 +134,9 @@ def model_files(folder: str, local: Path, repo: Repo | None, downloads: Path) ->
     if repo:
         from huggingface_hub import HfApi, snapshot_download
 
-        with _network_errors(f"{repo.name}@{repo.revision}"):  # what is there already is kept, hashes are compared
+        with _network_errors(
+            f"{repo.name}@{repo.revision}"
+        ):  # what is there already is kept, hashes are compared
             commit = str(HfApi().model_info(repo.name, revision=repo.revision).sha)
             place = downloads / f"{repo.name.replace('/', '--')}@{commit}"
             snapshot_download(repo.name, revision=commit, local_dir=place, allow_patterns=CARRIED)
@@ -109,7 +144,9 @@ def model_files(folder: str, local: Path, repo: Repo | None, downloads: Path) ->
     else:
         place, source = local, f"local folder {folder}"
         licence = EMBEDDED_LICENCE if folder == "embedded" else REPOS.get(folder, Repo("")).licence
-    names = [name for name in sorted(os.listdir(place)) if (place / name).is_file() and _is_carried(name)]
+    names = [
+        name for name in sorted(os.listdir(place)) if (place / name).is_file() and _is_carried(name)
+    ]
     if "config.json" not in names or not any(name.endswith(".safetensors") for name in names):
         wrong = f"expected config.json and weights as *.safetensors, found {', '.join(names) or 'neither'}"
         raise BundleError(f"{place}: {wrong}", "choose the safetensors edition")
@@ -117,7 +154,9 @@ def model_files(folder: str, local: Path, repo: Repo | None, downloads: Path) ->
 
 
 def _is_carried(name: str) -> bool:
-    return SEGMENT.fullmatch(name) is not None and any(PurePosixPath(name).match(kind) for kind in CARRIED)
+    return SEGMENT.fullmatch(name) is not None and any(
+        PurePosixPath(name).match(kind) for kind in CARRIED
+    )
 
 
 @contextmanager
@@ -141,19 +180,31 @@ def tool_weight(weight: str, downloads: Path) -> list[Found]:
     BundleError, also for a file that is not its publisher's."""
     if weight.startswith("hf:"):
         return _snapshot_files(weight.removeprefix("hf:"))
-    path, name, begins, url, licence = f"{HUB}/{weight}", PurePosixPath(weight).name, "", "", PYIQA_WEIGHTS.licence
+    path, name, begins, url, licence = (
+        f"{HUB}/{weight}",
+        PurePosixPath(weight).name,
+        "",
+        "",
+        PYIQA_WEIGHTS.licence,
+    )
     if weight in CLIP_HASHES:
         begins, licence = CLIP_HASHES[weight], "mit"
         url = f"{CLIP}{begins}/{name}"
     elif not weight.startswith("pyiqa/") and weight not in PYIQA_CHECKPOINTS:
-        begins, url, licence = PurePosixPath(name).stem.rpartition("-")[2], TORCHVISION + name, "bsd-3-clause"
+        begins, url, licence = (
+            PurePosixPath(name).stem.rpartition("-")[2],
+            TORCHVISION + name,
+            "bsd-3-clause",
+        )
     file = downloads / "weights" / name
     with _network_errors(url or PYIQA_WEIGHTS.name):
         if not url:
             from huggingface_hub import hf_hub_download
 
             url = PYIQA_WEIGHTS.page(PYIQA_WEIGHTS.revision)
-            hf_hub_download(PYIQA_WEIGHTS.name, name, revision=PYIQA_WEIGHTS.revision, local_dir=file.parent)
+            hf_hub_download(
+                PYIQA_WEIGHTS.name, name, revision=PYIQA_WEIGHTS.revision, local_dir=file.parent
+            )
         elif not file.is_file():
             from torch.hub import download_url_to_file
 
@@ -173,8 +224,14 @@ def _snapshot_files(name: str) -> list[Found]:
     pickles = not any(name.endswith(".safetensors") for name in names)
     kept = [name for name in names if _is_carried(name) or (pickles and name.endswith(".bin"))]
     repository = place.parents[1]
-    files, source = [repository / "refs" / "main", *(place / name for name in kept)], Repo(name).page(place.name)
-    return [Found(f"{HUGGINGFACE}/{file.relative_to(repository.parent)}", file, source, "unknown") for file in files]
+    files, source = (
+        [repository / "refs" / "main", *(place / name for name in kept)],
+        Repo(name).page(place.name),
+    )
+    return [
+        Found(f"{HUGGINGFACE}/{file.relative_to(repository.parent)}", file, source, "unknown")
+        for file in files
+    ]
 
 
 def wheels(engine: str, folder: Path) -> Iterator[Found]:
@@ -184,9 +241,17 @@ def wheels(engine: str, folder: Path) -> Iterator[Found]:
     with tempfile.TemporaryDirectory() as place:  # pip leaves files in a source that it builds from
         source = copied_source(Path(place) / "source")
         command = [sys.executable, "-m", "pip", "wheel", "--disable-pip-version-check", "--no-deps"]
-        command += ["--wheel-dir", str(folder), "--requirement", str(ROOT / LOCKS[engine]), str(source)]
+        command += [
+            "--wheel-dir",
+            str(folder),
+            "--requirement",
+            str(ROOT / LOCKS[engine]),
+            str(source),
+        ]
         if status := subprocess.run(command, stdout=sys.stderr, check=False).returncode:
-            raise BundleError(f"wheels: pip ended with status {status}", "its own message stands above")
+            raise BundleError(
+                f"wheels: pip ended with status {status}", "its own message stands above"
+            )
     lines = []
     for wheel in sorted(folder.glob("*.whl")):
         name, version, *_ = wheel.name.split("-")
@@ -209,7 +274,11 @@ def notices_of(
 ) -> tuple[Notice, ...]:
     """A notice for each licence that restricts the use of what goes into a bundle."""
     licences = [(repo.licence, folder) for folder, repo in sources.items() if repo]
-    licences += [(REPOS[folder].licence, folder) for folder in sources if not sources[folder] and folder in REPOS]
+    licences += [
+        (REPOS[folder].licence, folder)
+        for folder in sources
+        if not sources[folder] and folder in REPOS
+    ]
     licences += [("unknown" if w.startswith("hf:") else PYIQA_WEIGHTS.licence, w) for w in weights]
     licences += [PYIQA] * (tools or bool(wheels)) + [NVIDIA] * bool(wheels)
     under: dict[str, dict[str, None]] = {}
@@ -217,8 +286,13 @@ def notices_of(
         if licence not in FREE:
             under.setdefault(licence, {})[of] = None
     unknown = "it may restrict what you do: read the model card", "no link known"
-    told = ((licence, one_line(", ".join(of))[:500], *TERMS.get(licence, unknown)) for licence, of in under.items())
-    return tuple(Notice(licence=licence, of=of, says=says, url=url) for licence, of, says, url in told)
+    told = (
+        (licence, one_line(", ".join(of))[:500], *TERMS.get(licence, unknown))
+        for licence, of in under.items()
+    )
+    return tuple(
+        Notice(licence=licence, of=of, says=says, url=url) for licence, of, says, url in told
+    )
 
 
 def repo_option(text: str) -> tuple[str, Repo]:

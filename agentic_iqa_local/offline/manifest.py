@@ -16,8 +16,13 @@ from agentic_iqa_local.files import FileError, first_mistake, read_bytes
 from agentic_iqa_local.iqa_tools.weights import LARGEST_MANIFEST, MANIFEST, BundleError
 
 MANIFEST_HASH = f"{MANIFEST}.sha256"  # "HASH  manifest.json", as sha256sum writes it
-TOOLS, WHEELS = "tools", "wheels"  # the folders that are no models: tools' weights, an offline installation
-SEGMENT = re.compile(r"(?=[^. ])[A-Za-z0-9_+=@,!~() .-]+(?<![. ])")  # a name that begins with no dot
+TOOLS, WHEELS = (
+    "tools",
+    "wheels",
+)  # the folders that are no models: tools' weights, an offline installation
+SEGMENT = re.compile(
+    r"(?=[^. ])[A-Za-z0-9_+=@,!~() .-]+(?<![. ])"
+)  # a name that begins with no dot
 
 
 def _plain(path: str) -> str:
@@ -90,7 +95,9 @@ class Manifest(Record):
     def joined_with(self, new: "Manifest") -> "Manifest":
         """One manifest for both. Of a model, or a path of the tools, that both have the new one's is taken."""
         paths = {file.path for file in new.files}
-        kept = tuple(file for file in self.files if file.path not in paths and file.top not in new.models)
+        kept = tuple(
+            file for file in self.files if file.path not in paths and file.top not in new.models
+        )
         return Manifest(
             contents=tuple(dict.fromkeys((*self.contents, *new.contents))),
             notices=tuple(dict.fromkeys((*self.notices, *new.notices))),
@@ -107,19 +114,25 @@ def hash_line(raw: bytes) -> bytes:
     return f"{hashlib.sha256(raw).hexdigest()}  {MANIFEST}\n".encode()
 
 
-def trusted_manifest(raw: bytes, line: bytes, where: Path, expect: str | None) -> tuple[Manifest, str]:
+def trusted_manifest(
+    raw: bytes, line: bytes, where: Path, expect: str | None
+) -> tuple[Manifest, str]:
     """The manifest in `raw` and its SHA-256. Raises BundleError unless that is the hash in `line`, and `expect`."""
     sha256 = hashlib.sha256(raw).hexdigest()
     if line != hash_line(raw):
         remedy = "copy the bundle again; remove a damaged manifest of a models folder, then unpack its bundles again"
-        raise BundleError(f"{where}: no bundle, or {MANIFEST} or {MANIFEST_HASH} is damaged", remedy)
+        raise BundleError(
+            f"{where}: no bundle, or {MANIFEST} or {MANIFEST_HASH} is damaged", remedy
+        )
     if expect not in (None, sha256):
         wrong = f"expected {MANIFEST} with SHA-256 {expect} (--expect), got {sha256}"
         raise BundleError(f"{where}: {wrong}", "this is another bundle or a changed one")
     try:
         return Manifest.model_validate_json(raw), sha256
     except ValidationError as error:
-        raise BundleError(f"{where}: {MANIFEST}: {first_mistake(error)}", "make the bundle again") from None
+        raise BundleError(
+            f"{where}: {MANIFEST}: {first_mistake(error)}", "make the bundle again"
+        ) from None
 
 
 def read_folder_manifest(folder: Path, expect: str | None = None) -> tuple[Manifest, str]:
@@ -129,7 +142,9 @@ def read_folder_manifest(folder: Path, expect: str | None = None) -> tuple[Manif
         line = read_bytes(folder / MANIFEST_HASH, 100)
     except FileError as error:
         wrong = f"expected {MANIFEST} and {MANIFEST_HASH}, one cannot be read ({error})"
-        remedy = "name a bundle; where one was copied or unpacked, repeat that: its manifest comes last"
+        remedy = (
+            "name a bundle; where one was copied or unpacked, repeat that: its manifest comes last"
+        )
         raise BundleError(f"{folder}: {wrong}", remedy) from None
     return trusted_manifest(raw, line, folder, expect)
 

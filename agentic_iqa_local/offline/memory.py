@@ -22,7 +22,9 @@ def weight_bytes(folder: Path, quantization: str, width: int) -> int:
         return sum(file.stat().st_size for file in weights.files)
     total = 0.0
     for name, shape in weights.shapes.items():
-        is_matrix = len(shape) == 2 and name.endswith(".weight") and not UNQUANTISED & {*name.split(".")}
+        is_matrix = (
+            len(shape) == 2 and name.endswith(".weight") and not UNQUANTISED & {*name.split(".")}
+        )
         total += math.prod(shape) * (QUANTISED.get(quantization, width) if is_matrix else width)
     return round(total)
 

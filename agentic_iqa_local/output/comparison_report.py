@@ -33,7 +33,10 @@ def explain(result: Result) -> str:
     if isinstance(result, Comparison):
         lines = wrapped(comparison_headline(result), indent="")
         for row in (result.first, result.second):
-            interval = row.interval and f", 90 % interval {row.interval.low:.2f} to {row.interval.high:.2f}"
+            interval = (
+                row.interval
+                and f", 90 % interval {row.interval.low:.2f} to {row.interval.high:.2f}"
+            )
             lines += wrapped(f"{one_line(row.image)}: {row.answer}{interval or ''}")
         lines += ["", *_pair_lines(result, result.pair)] if result.pair else []
         return safe_lines(lines + bullets("Warnings", result.warnings))
@@ -53,7 +56,9 @@ def comparison_headline(found: Comparison) -> str:
         return one_line(f"{names}: neither is better")
     p = max(found.pair.probability, 1 - found.pair.probability)
     other = found.second if found.better is found.first else found.first
-    return one_line(f"{found.better.image}: better than {other.image} (probability {_rounded(p)}){trial(other)}")
+    return one_line(
+        f"{found.better.image}: better than {other.image} (probability {_rounded(p)}){trial(other)}"
+    )
 
 
 def _rounded(p: float) -> str:
@@ -74,9 +79,15 @@ def _group_headline(found: Ranking) -> str:
     best, sure = found.order[0].assessment.image, found.order[0].better_than_next
     if len(found.order) == 1:
         return one_line(f"Group {found.number}: {best} is alone, no other picture shows its scene")
-    ahead = "" if sure is None else f" (better than the second best with probability {_rounded(sure)})"
-    others = ", ".join(ranked.assessment.image for ranked in found.order[1:]) + trial(found.order[0].assessment)
-    return one_line(f"Group {found.number}: {best} is the best of {len(found.order)}{ahead}; then {others}")
+    ahead = (
+        "" if sure is None else f" (better than the second best with probability {_rounded(sure)})"
+    )
+    others = ", ".join(ranked.assessment.image for ranked in found.order[1:]) + trial(
+        found.order[0].assessment
+    )
+    return one_line(
+        f"Group {found.number}: {best} is the best of {len(found.order)}{ahead}; then {others}"
+    )
 
 
 def _place(ranked: Ranked) -> str:
@@ -91,7 +102,18 @@ def comparison_csv(results: Iterable[Result]) -> str:
     `place` is 1 for the best and empty for a picture that was not compared; `better_than_next` the probability
     that it is better than the one of the next place.
     """
-    columns = ["kind", "group", "place", "image", "answer", "level", "q", "q_low", "q_high", "better_than_next"]
+    columns = [
+        "kind",
+        "group",
+        "place",
+        "image",
+        "answer",
+        "level",
+        "q",
+        "q_low",
+        "q_high",
+        "better_than_next",
+    ]
     rows = (
         {"kind": getattr(result, "kind", "failed")} | verdict_cells(row) | place
         for result in results
@@ -104,7 +126,10 @@ def _places(result: Result) -> Iterator[tuple[Assessment, Row]]:
     """Each picture of a result with the cells of its place."""
     if isinstance(result, Ranking):
         for one in result.order:
-            yield one.assessment, {"group": result.number} | one.model_dump(include={"place", "better_than_next"})
+            yield (
+                one.assessment,
+                {"group": result.number} | one.model_dump(include={"place", "better_than_next"}),
+            )
         yield from ((row, {}) for row in result.failed)
     elif isinstance(result, Comparison) and (p := result.probability) is not None:
         better, other = (result.first, result.second) if p >= 0.5 else (result.second, result.first)

@@ -25,16 +25,22 @@ class PictureLines:
         verdict: Whether a gate or a limit of the interval was asked for.
     """
 
-    def __init__(self, pictures: Sequence[str], columns: int, *, damage: bool, verdict: bool) -> None:
+    def __init__(
+        self, pictures: Sequence[str], columns: int, *, damage: bool, verdict: bool
+    ) -> None:
         folders = {os.path.dirname(path) for path in pictures}
         same_root = len({os.path.isabs(folder) for folder in folders}) == 1
         common = os.path.commonpath(folders) if same_root else ""
         self.folder = common if common.strip(os.sep) else ""  # which all lie in
         columns = max(NARROWEST, columns)
-        self.bar, self.level, noted = (6, 1, 14) if columns < 80 else (8, 11, 17) if columns < 100 else (10, 11, 24)
+        self.bar, self.level, noted = (
+            (6, 1, 14) if columns < 80 else (8, 11, 17) if columns < 100 else (10, 11, 24)
+        )
         self.damage, self.verdict = noted * damage, len("NOT SURE") * verdict
         cells = [self.bar, len("1.00"), self.level, len("1.0–5.0"), self.damage, self.verdict]
-        rest = columns - 1 - sum(width + 1 for width in cells if width)  # the last column stays free
+        rest = (
+            columns - 1 - sum(width + 1 for width in cells if width)
+        )  # the last column stays free
         self.name = min(rest, max((cell_len(self._short(path)) for path in pictures), default=8))
         self.columns = columns
 

@@ -7,7 +7,15 @@ from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.iqa_tools import TOOLS
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY, chosen_answer
 from agentic_iqa_local.nodes.query import WORDS, asked_about, distortions_in, pattern, says_present
-from agentic_iqa_local.output.words import bullets, level_word, named, safe_lines, trial, with_severity, wrapped
+from agentic_iqa_local.output.words import (
+    bullets,
+    level_word,
+    named,
+    safe_lines,
+    trial,
+    with_severity,
+    wrapped,
+)
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.score_fusion import expected_level
 from agentic_iqa_local.state import UNCLEAR, ToolExecutionLog, in_words
@@ -20,15 +28,24 @@ def headline(row: Assessment) -> str:
     """One line: the picture and its answer, or why there is none; then what came of the tools that the query names."""
     if row.error:
         return one_line(f"FAILED: {row.image}: {row.reason}")
-    asked = {run.tool_name: run for run in row.tools if run.tool_name in named(row) and not run.error}
-    scores = [f"{name} {run.raw_score:.4g} ({run.normalized_score:.2f} of 5)" for name, run in asked.items()]
+    asked = {
+        run.tool_name: run for run in row.tools if run.tool_name in named(row) and not run.error
+    }
+    scores = [
+        f"{name} {run.raw_score:.4g} ({run.normalized_score:.2f} of 5)"
+        for name, run in asked.items()
+    ]
     unlike = ["unlike a photograph"] if row.unlike_photograph else []
     worst = (
-        [f"worst at the {' and the '.join(box.place for box in row.map.worst)}"] if row.map and row.map.worst else []
+        [f"worst at the {' and the '.join(box.place for box in row.map.worst)}"]
+        if row.map and row.map.worst
+        else []
     )
     answer = "; ".join([*found_of_question(row), *worst, f"{_answer(row)}{trial(row)}"])
     against = f" against {row.reference}" if row.reference else ""
-    return one_line("; ".join([f"{row.image}{against}: {answer}", *unlike, *scores, *_stand_ins(row)]))
+    return one_line(
+        "; ".join([f"{row.image}{against}: {answer}", *unlike, *scores, *_stand_ins(row)])
+    )
 
 
 def found_of_question(row: Assessment) -> list[str]:
@@ -39,11 +56,22 @@ def found_of_question(row: Assessment) -> list[str]:
     if row.query == DEFAULT_QUERY or not row.level or not row.plan or not analysis or named(row):
         return []
     kinds = distortions_in(row.query, row.plan.objects)
-    items = [(name, item) for name, items in analysis.items() for item in items if not kinds or item.type in kinds]
+    items = [
+        (name, item)
+        for name, items in analysis.items()
+        for item in items
+        if not kinds or item.type in kinds
+    ]
     found = [with_severity(row, name, item) for name, item in items if item.severity != "none"]
-    sought = " or ".join(dict.fromkeys(in_words(evidence, name, kind) for name in analysis for kind in kinds))
+    sought = " or ".join(
+        dict.fromkeys(in_words(evidence, name, kind) for name in analysis for kind in kinds)
+    )
     nothing = f"no {sought or 'damage'} found"
-    present = says_present(asked_about(row.query), kinds) if kinds and _YES_OR_NO.match(row.query) else None
+    present = (
+        says_present(asked_about(row.query), kinds)
+        if kinds and _YES_OR_NO.match(row.query)
+        else None
+    )
     lead = "" if present is None else "yes, " if present == bool(found) else "no, "
     if not kinds and not _ABOUT_QUALITY.search(row.query):
         lead = "not answered, since only picture quality is judged; what was found: "
@@ -61,7 +89,9 @@ def _answer(row: Assessment) -> str | None:
             between = f"; no narrow interval, since {interval.widened[0]}"
         verdict = f"{row.gate.verdict.upper()}: " if row.gate else ""
         held_back = "not sure: " if row.not_sure else ""
-        return f"{verdict}{held_back}{row.letter} {row.level}, q {row.q:.2f} of 5 (5 is best{between})"
+        return (
+            f"{verdict}{held_back}{row.letter} {row.level}, q {row.q:.2f} of 5 (5 is best{between})"
+        )
     if row.letter and row.choices and row.p:
         open_ = row.answer_set and len(row.answer_set.letters) == len(row.choices)
         unsure = ", but such answers were often wrong" if open_ else ""
@@ -76,9 +106,17 @@ def _stand_ins(row: Assessment) -> list[str]:
     for i, run in enumerate(row.tools):
         if run.error and run.tool_name in named(row):
             place = run.object_name, run.distortion
-            later = (one for one in row.tools[i + 1 :] if not one.error and (one.object_name, one.distortion) == place)
-            instead = next((f"{one.tool_name} ran instead" for one in later), "no other tool could run")
-            lines.setdefault(run.tool_name, f"{run.tool_name} could not run ({_why_not(run)}), {instead}")
+            later = (
+                one
+                for one in row.tools[i + 1 :]
+                if not one.error and (one.object_name, one.distortion) == place
+            )
+            instead = next(
+                (f"{one.tool_name} ran instead" for one in later), "no other tool could run"
+            )
+            lines.setdefault(
+                run.tool_name, f"{run.tool_name} could not run ({_why_not(run)}), {instead}"
+            )
     return list(lines.values())
 
 
@@ -93,13 +131,18 @@ def _why_not(run: ToolExecutionLog) -> str:
 def summary(row: Assessment) -> str:
     """The headline with its reasoning, and what a map found."""
     more = [] if row.error else [row.quality_reasoning or "", " ".join(_map(row))]
-    return safe_lines([*wrapped(headline(row), indent=""), *(line for text in more for line in wrapped(text))])
+    return safe_lines(
+        [*wrapped(headline(row), indent=""), *(line for text in more for line in wrapped(text))]
+    )
 
 
 def account(row: Assessment) -> str:
     """The account of `--explain`, of several lines that fit the terminal."""
     lines = wrapped(headline(row), indent="")
-    for text in ([] if row.error else [_verdict(row), _damage(row), _sureness(row), _decision(row)], _way(row)):
+    for text in (
+        [] if row.error else [_verdict(row), _damage(row), _sureness(row), _decision(row)],
+        _way(row),
+    ):
         if said := " ".join(filter(None, text)):
             lines += ["", *wrapped(said)]
     if row.quality_reasoning and row.final_answer != row.quality_reasoning:
@@ -117,7 +160,11 @@ def _verdict(row: Assessment) -> str:
     asked = "" if row.query == DEFAULT_QUERY else f"You asked: “{row.query.rstrip('.')}”. "
     if row.level:
         scale = f"{row.q:.2f} on the scale from 1 (bad) to 5 (excellent)"
-        what = "the picture" if row.plan is None or row.plan.query_scope == "Global" else ", ".join(row.plan.objects)
+        what = (
+            "the picture"
+            if row.plan is None or row.plan.query_scope == "Global"
+            else ", ".join(row.plan.objects)
+        )
         said = f"The quality of {what} is {row.level.lower()}: {scale}"
         against = f", compared with its original {row.reference}" if row.reference else ""
         return f"{asked}{said}{against}.{_gate(row)}"
@@ -142,10 +189,14 @@ def _damage(row: Assessment) -> str:
     analysis = (row.evidence and row.evidence.distortion_analysis) or {}
     items = [(name, item) for name, items in analysis.items() for item in items]
     seen = [(name, item) for name, item in items if item.severity not in ("none", UNCLEAR)]
-    shown = [f"{with_severity(row, name, item)} ({item.explanation.rstrip('.')})" for name, item in seen]
+    shown = [
+        f"{with_severity(row, name, item)} ({item.explanation.rstrip('.')})" for name, item in seen
+    ]
     lines = [f"It shows {' and '.join(shown)}."] if shown else []
     unclear = [with_severity(row, name, item) for name, item in items if item.severity == UNCLEAR]
-    lines += [f"How severe the {' and the '.join(unclear)} would be cannot be told."] if unclear else []
+    lines += (
+        [f"How severe the {' and the '.join(unclear)} would be cannot be told."] if unclear else []
+    )
     if analysis and not seen and not unclear and not row.choices:
         lines.append("No damage was found.")
     if row.map is None and row.evidence and row.evidence.damaged_part:
@@ -161,8 +212,14 @@ def _map(row: Assessment) -> Iterator[str]:
         return
     for box in row.map.worst:
         how = f"{box.q:.2f} of 5, {box.below:.2f} below the rest"
-        severity = f"{'barely visible' if box.severity == 'none' else box.severity} " * bool(box.severity)
-        seen = f" ({severity}{in_words(row.evidence, 'Global', box.distortion)})" if box.distortion else ""
+        severity = f"{'barely visible' if box.severity == 'none' else box.severity} " * bool(
+            box.severity
+        )
+        seen = (
+            f" ({severity}{in_words(row.evidence, 'Global', box.distortion)})"
+            if box.distortion
+            else ""
+        )
         yield f"By the map the {box.place}, pixels {box.box[:2]} to {box.box[2:]}, has {how}{seen}."
     if not row.map.worst:
         yield "By the map no part is clearly worse than the rest."
@@ -175,7 +232,9 @@ def _sureness(row: Assessment) -> str:
     lines = []
     if interval := row.interval:
         between = f"the true quality lies between {interval.low:.1f} and {interval.high:.1f}"
-        lines.append(f"With {interval.coverage:.0%} probability {between} (learnt from {interval.calibrated_on}).")
+        lines.append(
+            f"With {interval.coverage:.0%} probability {between} (learnt from {interval.calibrated_on})."
+        )
         lines += [f"The range is wider because {reason}." for reason in interval.widened]
     if (found := row.answer_set) and row.choices:
         answers = " or ".join(chosen_answer(row.choices, letter) for letter in found.letters)
@@ -205,7 +264,9 @@ def _decision(row: Assessment) -> str:
     decided = "the tools" if abs(row.q - row.q_bar) <= abs(row.q - expected) else "the model"
     ends = "they agree" if apart < AGREE else f"they differ, and {decided} decided"
     model = "has no preference" if row.vlm_letter is None else f"alone says {expected:.2f}"
-    voters = {run.tool_name for run in row.tools if run.normalized_score is not None and not _no_vote(run)}
+    voters = {
+        run.tool_name for run in row.tools if run.normalized_score is not None and not _no_vote(run)
+    }
     tools = f"The tool {voters.pop()} says" if len(voters) == 1 else "The tools say on average"
     return f"{tools} {row.q_bar:.2f}, the model {model}: {ends}."
 
@@ -225,10 +286,16 @@ def _numbers(row: Assessment) -> list[str]:
     if row.q is not None and row.p_c:
         shares = ", ".join(f"{level_word(letter)} {p:.0%}" for letter, p in row.p_c.items())
         cells.append(("model alone", expected_level(row.p_c), shares))
-        weight = "" if row.sigma is None else f"; standard error of the tools {row.sigma:.2f} (η {row.eta:.2f})"
+        weight = (
+            ""
+            if row.sigma is None
+            else f"; standard error of the tools {row.sigma:.2f} (η {row.eta:.2f})"
+        )
         cells.append(("together", row.q, f"q{weight}"))
     elif row.choices and row.p:
-        words = {f"{letter}. {chosen_answer(row.choices, letter)}": p for letter, p in row.p.items()}
+        words = {
+            f"{letter}. {chosen_answer(row.choices, letter)}": p for letter, p in row.p.items()
+        }
         return ["", "  Answers", *(f"  {p:>6.1%}  {word}" for word, p in words.items())]
     lines: list[str] = []
     for name, score, about in dict.fromkeys(cells):

@@ -19,7 +19,11 @@ from agentic_iqa_local.state import LETTER_TO_LEVEL
 Row = dict[str, Any]
 
 _NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]+)?(e[+-]?[0-9]+)?|inf)")
-_SKIPPED = ("C", "Z", "M")  # Unicode's categories: controls and invisible characters, blanks, marks on no letter
+_SKIPPED = (
+    "C",
+    "Z",
+    "M",
+)  # Unicode's categories: controls and invisible characters, blanks, marks on no letter
 _QUOTES = "\"'`´‘’‚“”„«»"
 
 
@@ -38,16 +42,24 @@ def safe_cell(value: Any) -> Any:
 def _is_formula(text: str) -> bool:
     if _NUMBER.fullmatch(text):
         return False
-    seen = (char for char in text if char not in _QUOTES and unicodedata.category(char)[0] not in _SKIPPED)
+    seen = (
+        char
+        for char in text
+        if char not in _QUOTES and unicodedata.category(char)[0] not in _SKIPPED
+    )
     return unicodedata.normalize("NFKC", next(seen, "")) in ("=", "+", "-", "@")
 
 
-def write_csv(file: TextIO, columns: Sequence[str], rows: Iterable[Row], lineterminator: str = "\r\n") -> None:
+def write_csv(
+    file: TextIO, columns: Sequence[str], rows: Iterable[Row], lineterminator: str = "\r\n"
+) -> None:
     """A header with the columns' names and a line for each row, empty where a row lacks a column; every cell
     is a `safe_cell`. Raises ValueError for a row with another column."""
     table = csv.DictWriter(file, columns, restval="", lineterminator=lineterminator)
     header = dict(zip(columns, columns, strict=True))
-    table.writerows({name: safe_cell(value) for name, value in row.items()} for row in chain([header], rows))
+    table.writerows(
+        {name: safe_cell(value) for name, value in row.items()} for row in chain([header], rows)
+    )
 
 
 def csv_text(rows: Iterable[Assessment]) -> str:
@@ -62,8 +74,25 @@ def csv_text(rows: Iterable[Assessment]) -> str:
         letters |= set(row.p_c or ())
         tools |= {run.tool_name for run in row.tools}
     columns = [
-        *("image", "reference", "query", "choices", "answer", "level", "q", "q_low", "q_high", "not_sure", "gate"),
-        *("tools_mean", "model_letter", *(f"p_{letter}" for letter in sorted(letters)), "distortions"),
+        *(
+            "image",
+            "reference",
+            "query",
+            "choices",
+            "answer",
+            "level",
+            "q",
+            "q_low",
+            "q_high",
+            "not_sure",
+            "gate",
+        ),
+        *(
+            "tools_mean",
+            "model_letter",
+            *(f"p_{letter}" for letter in sorted(letters)),
+            "distortions",
+        ),
         *(f"{tool}{kind}" for tool in sorted(tools) for kind in (" raw", " 1-5")),
         *("reasoning", "warnings", "error", "seconds", "model", "sha256"),
     ]
@@ -111,28 +140,47 @@ def _cells(row: Assessment) -> Row:
     cells |= {f"p_{letter}": p for letter, p in (row.p_c or {}).items()}
     for run in row.tools:
         if run.raw_score is not None:
-            cells |= {f"{run.tool_name} raw": run.raw_score, f"{run.tool_name} 1-5": run.normalized_score}
+            cells |= {
+                f"{run.tool_name} raw": run.raw_score,
+                f"{run.tool_name} 1-5": run.normalized_score,
+            }
     return cells
 
 
 def tool_table(tools: Sequence[ToolInfo]) -> str:
     """Every tool with its availability, what it costs, how reliable it is and the range that its map can reach."""
-    lines, reliability = ["FR needs a reference, NR none; then the scores of 1 to 5 it can give"], load_reliability()
+    lines, reliability = (
+        ["FR needs a reference, NR none; then the scores of 1 to 5 it can give"],
+        load_reliability(),
+    )
     for tool in tools:
-        reach = f"{tool.reachable[0]:.2f}..{tool.reachable[1]:.2f}" if tool.reachable else "no scale"
-        state, why = ("available", "") if tool.available else ("unavailable", f" Unavailable: {tool.reason}.")
+        reach = (
+            f"{tool.reachable[0]:.2f}..{tool.reachable[1]:.2f}" if tool.reachable else "no scale"
+        )
+        state, why = (
+            ("available", "")
+            if tool.available
+            else ("unavailable", f" Unavailable: {tool.reason}.")
+        )
         about = (
             f"{tool.spec.description}.{why} Raw score: {'lower' if tool.spec.lower_better else 'higher'} is better."
             f" Cost: {_cost(tool.spec)}. Reliability: {reliability.account(tool.name)}."
         )
         lines += [f"{tool.name:<14}{tool.spec.reference:<4}{reach:<12}{state}", *wrapped(about)]
     can = sum(tool.available for tool in tools)
-    lines += ["", f"{can} of {len(tools)} tools can run here. SRCC is agreement with people on a data set, at most 1."]
+    lines += [
+        "",
+        f"{can} of {len(tools)} tools can run here. SRCC is agreement with people on a data set, at most 1.",
+    ]
     return safe_lines(lines)
 
 
 def _cost(tool: ToolSpec) -> str:
     if tool.seconds is None:
         return "not measured"
-    limit = f"; beyond {tool.most_megapixels:g} megapixels it measures crops" if tool.most_megapixels else ""
+    limit = (
+        f"; beyond {tool.most_megapixels:g} megapixels it measures crops"
+        if tool.most_megapixels
+        else ""
+    )
     return f"about {tool.seconds:g} s a megapixel on one CPU core{limit}"

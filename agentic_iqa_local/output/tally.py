@@ -16,7 +16,15 @@ class Tally:
     """What a batch came to: counts by level or answer, the mean score, the best and worst pictures, what was
     held back, what passed a gate, failures. Answers that were held back are counted apart and in no mean."""
 
-    FIELDS: ClassVar = {"image", "error", "gate", "not_sure", "q", "final_answer", "choices"}  # of a row, that count
+    FIELDS: ClassVar = {
+        "image",
+        "error",
+        "gate",
+        "not_sure",
+        "q",
+        "final_answer",
+        "choices",
+    }  # of a row, that count
 
     def __init__(self) -> None:
         self.answers: Counter[str] = Counter()
@@ -41,7 +49,11 @@ class Tally:
             self._scored.append((row["q"], row["image"]))
         else:
             choices = row["choices"]
-            said = f"“{chosen_answer(choices, row['final_answer'])}”" if choices else "answered in words"
+            said = (
+                f"“{chosen_answer(choices, row['final_answer'])}”"
+                if choices
+                else "answered in words"
+            )
             self.answers[said] += 1
 
     @property
@@ -57,12 +69,22 @@ class Tally:
     def text(self, assessed: int, seconds: float, *, ranked: bool = True, of: int = 0) -> str:
         """The summary; `assessed` of the rows were made in the last `seconds`. `ranked` is False where each
         picture has its line already, `of` how many rows a whole batch would have."""
-        levels = [f"{letter} {level_word(letter)}" for letter in LETTER_TO_LEVEL] if self._scored else []
-        counts = {level: self.answers[level] for level in levels} | self.answers  # all levels, in their order
+        levels = (
+            [f"{letter} {level_word(letter)}" for letter in LETTER_TO_LEVEL] if self._scored else []
+        )
+        counts = {
+            level: self.answers[level] for level in levels
+        } | self.answers  # all levels, in their order
         answers = ", ".join(f"{answer} {count}" for answer, count in counts.items())
-        others = [f"{n} {what}" for n, what in ((self.not_sure, "not sure"), (len(self.failed), "failed")) if n]
+        others = [
+            f"{n} {what}"
+            for n, what in ((self.not_sure, "not sure"), (len(self.failed), "failed"))
+            if n
+        ]
         said = "; ".join(filter(None, [answers, *others])) or "none assessed"
-        lines = wrapped(f"{self.total}{f' of {of}' * (self.total < of)} pictures: {said}", indent="")
+        lines = wrapped(
+            f"{self.total}{f' of {of}' * (self.total < of)} pictures: {said}", indent=""
+        )
         if self.gate:
             sure = f"{self.gate['pass']} pass, {self.gate['fail']} fail"
             wrong = f"{sure} (at most {self._asked['error_rate']:.0%} of such verdicts are wrong)"
@@ -80,7 +102,13 @@ class Tally:
         if len(self._scored) <= 2 * NAMED:
             return [f"by score, mean {self.mean:.2f}:", *best]
         worst = [f"  {q:.2f}  {image}" for q, image in heapq.nsmallest(NAMED, self._scored)]
-        return [f"mean {self.mean:.2f} of {len(self._scored)} pictures", "best:", *best[:NAMED], "worst:", *worst]
+        return [
+            f"mean {self.mean:.2f} of {len(self._scored)} pictures",
+            "best:",
+            *best[:NAMED],
+            "worst:",
+            *worst,
+        ]
 
     def _failures(self) -> list[str]:
         """Each reason once, the commonest first, with the pictures that it holds for."""

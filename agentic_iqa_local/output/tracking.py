@@ -15,7 +15,11 @@ from typing import Any
 from agentic_iqa_local.errors import UserError
 
 PROJECT = "agentic_iqa"
-SILENT = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true", "GRADIO_ANALYTICS_ENABLED": "False"}
+SILENT = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "DO_NOT_TRACK": "true",
+    "GRADIO_ANALYTICS_ENABLED": "False",
+}
 
 _PLAIN = re.compile(r"[^\w. /-]")  # what MLflow takes in no name
 
@@ -38,7 +42,11 @@ def tracked(kind: str | None, name: str, params: Mapping[str, Any]) -> Iterator[
     except ModuleNotFoundError as error:
         remedy = "it is not installed; type: pip install 'agentic_iqa_local[track]'"
         raise UserError(f"--track {kind}: expected the package {error.name}", remedy) from error
-    given = {key: str(value) for key, value in params.items() if value not in (None, False) and not callable(value)}
+    given = {
+        key: str(value)
+        for key, value in params.items()
+        if value not in (None, False) and not callable(value)
+    }
     if kind == "mlflow":
         if "MLFLOW_TRACKING_URI" not in os.environ:
             tracker.set_tracking_uri(Path("mlruns").absolute().as_uri())
@@ -51,7 +59,9 @@ def tracked(kind: str | None, name: str, params: Mapping[str, Any]) -> Iterator[
         write, end = tracker.log, tracker.finish
 
     def log(metrics: Mapping[str, float | None], step: int | None = None) -> None:
-        known = {_PLAIN.sub("", key): float(value) for key, value in metrics.items() if value is not None}
+        known = {
+            _PLAIN.sub("", key): float(value) for key, value in metrics.items() if value is not None
+        }
         write(known, step=step)
 
     try:

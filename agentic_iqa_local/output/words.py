@@ -9,7 +9,14 @@ from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.nodes.evidence import found_damage, of_object
 from agentic_iqa_local.nodes.query import named_metrics
 from agentic_iqa_local.result import Assessment
-from agentic_iqa_local.state import LETTER_TO_LEVEL, LEVEL_WORDS, UNCLEAR, DistortionAnalysis, Severity, in_words
+from agentic_iqa_local.state import (
+    LETTER_TO_LEVEL,
+    LEVEL_WORDS,
+    UNCLEAR,
+    DistortionAnalysis,
+    Severity,
+    in_words,
+)
 
 WIDEST, NARROWEST = 100, 40  # columns of text
 
@@ -55,7 +62,9 @@ def wrapped(text: str, indent: str = "  ", hang: str = "  ") -> list[str]:
     """The lines of a text that fits the terminal; `indent` begins the first one, `hang` the others."""
     width = min(WIDEST, max(NARROWEST, shutil.get_terminal_size((WIDEST, 24)).columns))
     safe = one_line(" ".join(text.split()))
-    return textwrap.wrap(safe, width, initial_indent=indent, subsequent_indent=hang, break_on_hyphens=False)
+    return textwrap.wrap(
+        safe, width, initial_indent=indent, subsequent_indent=hang, break_on_hyphens=False
+    )
 
 
 def bullets(title: str, texts: Iterable[str]) -> list[str]:

@@ -47,7 +47,12 @@ class Service:
 
     def __init__(self, set_up: SetUp, runner: Runner, batches: Path, uploads: Path, *, places: int = 64,
                  token: str | None = None):  # fmt: skip
-        self.set_up, self.queue, self.uploads, self.token = set_up, Queue(runner, places), uploads, token
+        self.set_up, self.queue, self.uploads, self.token = (
+            set_up,
+            Queue(runner, places),
+            uploads,
+            token,
+        )
         self.batches = Batches(batches, self.queue, set_up)
 
 
@@ -81,8 +86,16 @@ private = APIRouter(prefix="/v1", dependencies=[Depends(_with_token)])
 @public.get("/v1/info")
 def info(service: Here) -> dict[str, Any]:
     """What answers here, and within which limits."""
-    model, engine = service.set_up.model, service.set_up.settings.role("summarizer").backend.partition(".")[0]
-    about = {"version": __version__, "model": model, "small_model": model == "embedded", "engine": engine}
+    model, engine = (
+        service.set_up.model,
+        service.set_up.settings.role("summarizer").backend.partition(".")[0],
+    )
+    about = {
+        "version": __version__,
+        "model": model,
+        "small_model": model == "embedded",
+        "engine": engine,
+    }
     limits = {"bytes": MOST_BYTES, "pictures": bodies.MOST}
     about |= {"device": service.queue.runner.device, "limits": limits}
     return about | {"token_required": service.token is not None}
@@ -122,7 +135,9 @@ async def _answered(request: Request, service: Service, body: Body) -> Response:
     with body.stored(asked, service.uploads) as ask:
         answer = await service.queue.answer(ask)
     if error := failure_of(answer):
-        return JSONResponse(Refused(422, "not_assessed", error).body() | {"row": answer.to_dict()}, 422)
+        return JSONResponse(
+            Refused(422, "not_assessed", error).body() | {"row": answer.to_dict()}, 422
+        )
     return Response(line_of(answer), media_type="application/json")
 
 
@@ -152,7 +167,10 @@ async def _events(service: Service, body: Body, asked: Ask) -> AsyncIterator[dic
 @private.get("/models")
 def models(service: Here) -> dict[str, Any]:
     """The model that answers, as clients of OpenAI list them."""
-    return {"object": "list", "data": [{"id": service.set_up.model, "object": "model", "created": 0, "owned_by": ""}]}
+    return {
+        "object": "list",
+        "data": [{"id": service.set_up.model, "object": "model", "created": 0, "owned_by": ""}],
+    }
 
 
 @private.post("/chat/completions")
@@ -185,7 +203,9 @@ def status(name: str, service: Here) -> dict[str, Any]:
 
 
 @private.get("/batches/{name}/rows")
-def rows(name: str, service: Here, start: Annotated[int, Query(alias="from", ge=0)] = 0) -> Response:
+def rows(
+    name: str, service: Here, start: Annotated[int, Query(alias="from", ge=0)] = 0
+) -> Response:
     """A batch's rows so far, from number ?from=N on, one a line."""
     return Response(b"".join(service.batches.lines(name, start)), media_type="application/x-ndjson")
 
@@ -246,14 +266,20 @@ def make_app(service: Service, hosts: list[str]) -> FastAPI:
 def listening(host: str, port: int) -> socket.socket:
     """A socket that listens. Raises UserError for an address of another machine and a port that is taken."""
     try:
-        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        return socket.create_server(
+            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET
+        )
     except (OSError, OverflowError) as error:
         place = f"--host {host} --port {port}: expected a free address of this machine"
         why = getattr(error, "strerror", None) or str(error)
-        raise UserError(f"{place}, got {why}", "choose another, or end what listens there") from error
+        raise UserError(
+            f"{place}, got {why}", "choose another, or end what listens there"
+        ) from error
 
 
-def serve(service: Service, address: socket.socket, hosts: list[str], *, log_requests: bool = False) -> None:
+def serve(
+    service: Service, address: socket.socket, hosts: list[str], *, log_requests: bool = False
+) -> None:
     """Serves on a socket that listens until a signal; `hosts` as for `make_app`. Raises VLMError for a model that
     cannot be loaded."""
     runner = service.queue.runner
@@ -264,6 +290,8 @@ def serve(service: Service, address: socket.socket, hosts: list[str], *, log_req
                                 timeout_graceful_shutdown=5)  # fmt: skip
         host, port = address.getsockname()[:2]
         host = f"[{host}]" if ":" in host else host
-        sys.stderr.write(one_line(f"http://{host}:{port}: {service.set_up.model} on {runner.device}") + "\n")
+        sys.stderr.write(
+            one_line(f"http://{host}:{port}: {service.set_up.model} on {runner.device}") + "\n"
+        )
         with suppress(KeyboardInterrupt):  # uvicorn raises the signal again that ended it
             uvicorn.Server(config).run([address])

@@ -27,14 +27,18 @@ Answer: TypeAlias = Assessment | Comparison | Ranking
 class Refused(UserError):
     """A request without an answer: a status of HTTP, a code for programs, a sentence and what to do about it."""
 
-    def __init__(self, status: int, code: str, message: str, remedy: str = "", retry_after: int | None = None):
+    def __init__(
+        self, status: int, code: str, message: str, remedy: str = "", retry_after: int | None = None
+    ):
         super().__init__(message, remedy)
         self.status, self.code = status, code
         self.headers = {"Retry-After": str(retry_after)} if retry_after else None
 
     def body(self) -> dict[str, Any]:
         """What stands in the answer of HTTP."""
-        return {"error": {"code": self.code, "message": self.message, "remedy": self.remedy or None}}
+        return {
+            "error": {"code": self.code, "message": self.message, "remedy": self.remedy or None}
+        }
 
 
 @dataclass(frozen=True)
@@ -71,10 +75,15 @@ class SetUp:
         """What is asked with options of `config.Request`, of which `known` may be there. Empty ones, as forms send
         them, count as left out. Raises Refused (400)."""
         if unknown := [name for name in options if name not in known]:
-            hint = did_you_mean(unknown[0], known).removeprefix("; ") or f"there are: {', '.join(known)}"
+            hint = (
+                did_you_mean(unknown[0], known).removeprefix("; ")
+                or f"there are: {', '.join(known)}"
+            )
             raise Refused(400, "unknown_field", f"{unknown[0][:80]}: there is no such field", hint)
         try:
-            request = Request.of({name: value for name, value in options.items() if value not in (None, "", [])})
+            request = Request.of(
+                {name: value for name, value in options.items() if value not in (None, "", [])}
+            )
             settings = request.applied_to(self.settings)
         except ConfigError as error:
             raise Refused(400, "bad_request", error.message, error.remedy) from error
@@ -86,10 +95,16 @@ def answered(ask: Ask, services: Services, observer: Observer | None = None) -> 
     told there. Raises VLMError for a model that cannot run."""
     services, request = copy.copy(services), ask.request
     services.settings = ask.settings
-    how: dict[str, Any] = {"reference": ask.reference, "pipeline": ask.pipeline, "services": services}
+    how: dict[str, Any] = {
+        "reference": ask.reference,
+        "pipeline": ask.pipeline,
+        "services": services,
+    }
     how |= {"max_replan_iterations": request.max_replan_iterations, "observer": observer}
     if len(ask.pictures) == 1:
-        return assess(ask.pictures[0], query=request.query, choices=request.choices, map=request.map, **how)
+        return assess(
+            ask.pictures[0], query=request.query, choices=request.choices, map=request.map, **how
+        )
     if len(ask.pictures) == 2:
         return compare(*ask.pictures, **how)
     return rank(ask.pictures, **how)
@@ -120,7 +135,9 @@ class Serving(Work[Ask, Answer]):
         request, original, rows = item.request, item.reference and item.reference.name, []
         query = request.query or DEFAULT_QUERY
         for picture in item.pictures:
-            row = new_row(picture.name, original, query, request.choices, item.pipeline, item.settings)
+            row = new_row(
+                picture.name, original, query, request.choices, item.pipeline, item.settings
+            )
             row.error = one_line(picture.hide(error))
             rows.append(row)
         rows[0].sha256 = sha256

@@ -54,13 +54,34 @@ class Batches:
     def status(self, name: str) -> dict[str, Any]:
         """How far a batch is. Raises Refused."""
         known, stopped = self._errors.get(name, []), self._stopped.get(name)
-        errors = self._errors[name] = known + [json.loads(line)["error"] for line in self.lines(name, len(known))]
+        errors = self._errors[name] = known + [
+            json.loads(line)["error"] for line in self.lines(name, len(known))
+        ]
         done, failed = len(errors), len(errors) - errors.count(None)
         total = len(os.listdir(self.root / name / "pictures"))
-        state = "finished" if done == total else "stopped" if stopped else "running" if done else "queued"
-        links = {"self": f"/v1/batches/{name}"} | {part: f"/v1/batches/{name}/{part}" for part in ("rows", "gallery")}
-        about = {"id": name, "state": state, "total": total, "done": done, "failed": failed, "links": links}
-        return about | ({"error": {"code": "stopped", "message": stopped, "remedy": None}} if stopped else {})
+        state = (
+            "finished"
+            if done == total
+            else "stopped"
+            if stopped
+            else "running"
+            if done
+            else "queued"
+        )
+        links = {"self": f"/v1/batches/{name}"} | {
+            part: f"/v1/batches/{name}/{part}" for part in ("rows", "gallery")
+        }
+        about = {
+            "id": name,
+            "state": state,
+            "total": total,
+            "done": done,
+            "failed": failed,
+            "links": links,
+        }
+        return about | (
+            {"error": {"code": "stopped", "message": stopped, "remedy": None}} if stopped else {}
+        )
 
     def gallery(self, name: str) -> bytes:
         """The page of a batch's rows so far. Raises Refused where there are none."""
@@ -69,7 +90,9 @@ class Batches:
             rows = read_rows(folder / "rows.jsonl")
             write_gallery(rows, folder / "gallery.html", name=name, images=folder / "pictures")
         except UserError as error:
-            raise Refused(404, "no_gallery", "the batch has no rows yet", "ask again later") from error
+            raise Refused(
+                404, "no_gallery", "the batch has no rows yet", "ask again later"
+            ) from error
         return (folder / "gallery.html").read_bytes()
 
     async def submit(self, body: Body) -> dict[str, Any]:
@@ -81,7 +104,9 @@ class Batches:
         except (OSError, UserError) as error:
             shutil.rmtree(folder, ignore_errors=True)
             logger.error("a batch could not be stored: %s", one_line(str(error)))
-            raise Refused(503, "not_stored", "the batch could not be stored", "see the service's log") from error
+            raise Refused(
+                503, "not_stored", "the batch could not be stored", "see the service's log"
+            ) from error
         self._more.set()
         return self.status(folder.name)
 

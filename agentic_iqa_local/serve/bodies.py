@@ -12,7 +12,14 @@ from typing import Annotated, Any, ClassVar
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    Field,
+    ValidationError,
+    WithJsonSchema,
+)
 from starlette.datastructures import UploadFile
 
 from agentic_iqa_local.config import Request as Options
@@ -26,18 +33,24 @@ MOST = 1000  # in a request
 
 def _fit_for_a_file(name: str) -> str:
     last = one_line(name.replace("\\", "/").rstrip("/").rpartition("/")[2])
-    short = last.encode("utf-8", "replace")[:200].decode("utf-8", "ignore")  # a file system takes 255
+    short = last.encode("utf-8", "replace")[:200].decode(
+        "utf-8", "ignore"
+    )  # a file system takes 255
     return "picture" if short in ("", ".", "..") else short
 
 
 def _decoded(data: Any) -> Any:
     if not isinstance(data, str):
         return data
-    text = data[data.find(",", 0, 200) + 1 :] if data.startswith("data:") else data  # as browsers write it
+    text = (
+        data[data.find(",", 0, 200) + 1 :] if data.startswith("data:") else data
+    )  # as browsers write it
     try:
         return base64.b64decode(text, validate=True)
     except ValueError as error:
-        raise ValueError("expected a picture in base64; encode the file's bytes, no path is read") from error
+        raise ValueError(
+            "expected a picture in base64; encode the file's bytes, no path is read"
+        ) from error
 
 
 class Upload(BaseModel):
@@ -50,7 +63,9 @@ class Upload(BaseModel):
 Picture = Annotated[
     Upload,
     BeforeValidator(lambda value: {"data": value} if isinstance(value, str) else value),
-    WithJsonSchema({"type": "string", "format": "binary", "description": "a file; in JSON it is in base64"}),
+    WithJsonSchema(
+        {"type": "string", "format": "binary", "description": "a file; in JSON it is in base64"}
+    ),
 ]
 
 
@@ -76,7 +91,9 @@ class Body(BaseModel, extra="allow"):
         """The ask about these pictures, which lie in a private folder meanwhile."""
         files, count = [], len(self.images)
         with tempfile.TemporaryDirectory(dir=below) as folder:
-            for number, upload in enumerate([*self.images, self.reference] if self.reference else self.images):
+            for number, upload in enumerate(
+                [*self.images, self.reference] if self.reference else self.images
+            ):
                 path = Path(folder) / str(number)
                 path.write_bytes(upload.data)
                 files.append(PictureFile(str(path), upload.name))
@@ -106,7 +123,9 @@ class Completion(BaseModel, extra="allow"):
 
     def picture(self) -> OnePicture:
         """The last picture (a data URL) with the last text as its query. Raises Refused."""
-        fields = {name: value for name, value in (self.model_extra or {}).items() if name in TO_ASSESS}
+        fields = {
+            name: value for name, value in (self.model_extra or {}).items() if name in TO_ASSESS
+        }
         for content in (message.get("content") for message in self.messages):
             for part in content if isinstance(content, list) else [{"text": content}]:
                 if isinstance(url := part.get("image_url"), dict):
@@ -118,12 +137,17 @@ class Completion(BaseModel, extra="allow"):
     def reply(self, row: Any, model: str) -> Response:
         """The account of a row in words, with the row beside it; as a stream in one piece."""
         choice = {"index": 0, "finish_reason": "stop"}
-        choice["delta" if self.stream else "message"] = {"role": "assistant", "content": row.explain()}
+        choice["delta" if self.stream else "message"] = {
+            "role": "assistant",
+            "content": row.explain(),
+        }
         about = {"id": f"chatcmpl-{row.sha256}", "created": int(time.time()), "model": model}
         kind = "chat.completion.chunk" if self.stream else "chat.completion"
         about |= {"object": kind, "choices": [choice], "row": row.to_dict()}
         text = f"data: {json.dumps(about)}\n\ndata: [DONE]\n\n"
-        return Response(text, media_type="text/event-stream") if self.stream else JSONResponse(about)
+        return (
+            Response(text, media_type="text/event-stream") if self.stream else JSONResponse(about)
+        )
 
 
 async def body_of(request: Request, model: type[Any]) -> Any:
@@ -152,7 +176,9 @@ async def _form_fields(request: Request) -> dict[str, Any]:
         for name, value in form.multi_items():
             if isinstance(value, UploadFile):
                 value = {"name": value.filename or "", "data": await value.read()}
-            fields[name] = [*fields.get(name, []), value] if name in ("images", "choices") else value
+            fields[name] = (
+                [*fields.get(name, []), value] if name in ("images", "choices") else value
+            )
     return fields
 
 
@@ -161,4 +187,6 @@ def described(model: type[Body]) -> dict[str, Any]:
     schema, options = model.model_json_schema(), Options.model_json_schema()["properties"]
     schema["properties"] |= {name: options[name] for name in model.known}
     kinds = ("multipart/form-data", "application/json")
-    return {"requestBody": {"required": True, "content": {kind: {"schema": schema} for kind in kinds}}}
+    return {
+        "requestBody": {"required": True, "content": {kind: {"schema": schema} for kind in kinds}}
+    }

@@ -20,7 +20,18 @@ from agentic_iqa_local.serve.asks import TO_ASSESS, TO_COMPARE, Answer, SetUp, a
 from agentic_iqa_local.services import Services
 
 MOST_COMPARED = 20  # pictures in one call
-LONG = ("plan", "evidence", "passes", "failed_tries", "map", "fusion", "tokens", "seen", "model", "prior_context")
+LONG = (
+    "plan",
+    "evidence",
+    "passes",
+    "failed_tries",
+    "map",
+    "fusion",
+    "tokens",
+    "seen",
+    "model",
+    "prior_context",
+)
 PATH = {"type": "string", "description": "a picture file below the server's folder"}
 PATHS = {"type": "array", "items": PATH, "minItems": 2, "maxItems": MOST_COMPARED}
 TOOLS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
@@ -74,7 +85,9 @@ def short(value: Any) -> Any:
     if isinstance(value, list):
         return [short(one) for one in value]
     if isinstance(value, dict):
-        return {name: short(one) for name, one in value.items() if name not in LONG and one is not None}
+        return {
+            name: short(one) for name, one in value.items() if name not in LONG and one is not None
+        }
     return value
 
 
@@ -97,9 +110,13 @@ def run(pictures: Pictures) -> None:
             text = TextContent(text=f"error: {one_line(str(error))}")
             return CallToolResult(content=[text], is_error=True)
         found = {"summary": headline_of(answer)} | short(answer.to_dict())
-        return CallToolResult(content=[TextContent(text=answer.explain())], structured_content=found)
+        return CallToolResult(
+            content=[TextContent(text=answer.explain())], structured_content=found
+        )
 
-    server = Server("agentic-iqa", version=__version__, on_list_tools=list_tools, on_call_tool=call_tool)
+    server = Server(
+        "agentic-iqa", version=__version__, on_list_tools=list_tools, on_call_tool=call_tool
+    )
 
     async def talk() -> None:
         async with stdio_server() as streams:

@@ -14,7 +14,9 @@ from agentic_iqa_local.serve.asks import Answer, Ask, Refused
 BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)  # seconds
 disable_created_metrics()
 REQUESTS = Counter("agentic_iqa_requests", "Requests by route and status.", ["route", "status"])
-SECONDS = Histogram("agentic_iqa_answer_seconds", "Seconds of an answer, from its turn on.", buckets=BUCKETS)
+SECONDS = Histogram(
+    "agentic_iqa_answer_seconds", "Seconds of an answer, from its turn on.", buckets=BUCKETS
+)
 WAITING = Gauge("agentic_iqa_queue_length", "Requests that wait.")
 UP = Gauge("agentic_iqa_up", "Whether the models answer.")
 
@@ -44,9 +46,17 @@ class Queue:
         """Raises Refused (429) where one more would have to wait and no place is left."""
         if self.busy and self.waiting >= self.places:
             seconds = min(600, math.ceil(self.each * (self.waiting + 1) / self.runner.jobs))
-            raise Refused(429, "queue_full", "the queue is full", f"ask again in {seconds} s", retry_after=seconds)
+            raise Refused(
+                429,
+                "queue_full",
+                "the queue is full",
+                f"ask again in {seconds} s",
+                retry_after=seconds,
+            )
 
-    async def answer(self, ask: Ask, told: Callable[[Mapping[str, Any]], None] | None = None) -> Answer:
+    async def answer(
+        self, ask: Ask, told: Callable[[Mapping[str, Any]], None] | None = None
+    ) -> Answer:
         """The answer to an ask. `told` gets each step of the work, in a thread of the runner. Raises Refused where no
         place is left (429), or the models are lost (503)."""
         self.check_room()

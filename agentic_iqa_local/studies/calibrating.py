@@ -17,7 +17,14 @@ from agentic_iqa_local.config import FusionSettings, Pipeline
 from agentic_iqa_local.iqa_tools.calibration import read_map_file
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.iqa_tools.runner import SHIPPED_MAPS
-from agentic_iqa_local.judgement.intervals import FEATURES, LEAST_DIFFICULTY, Answers, Errors, features, reached
+from agentic_iqa_local.judgement.intervals import (
+    FEATURES,
+    LEAST_DIFFICULTY,
+    Answers,
+    Errors,
+    features,
+    reached,
+)
 from agentic_iqa_local.result import Condition
 from agentic_iqa_local.score_fusion import fused_distribution
 from agentic_iqa_local.state import Look
@@ -29,7 +36,10 @@ RIDGE = 1.0  # like the share above chosen on synthetic distortions, 150 picture
 ENOUGH = 100  # pictures
 IN_RANGE, MOST_RANGES = 56, 4  # pictures in each: twice what an interval needs to have two ends
 READS: dict[Pipeline, str] = {"agent": "all_evidence", "letters": "image_alone"}
-PROBABILITIES: dict[Pipeline, str] = {"agent": "probabilities", "letters": "alone"}  # of a question's choices
+PROBABILITIES: dict[Pipeline, str] = {
+    "agent": "probabilities",
+    "letters": "alone",
+}  # of a question's choices
 LOOKS: tuple[Look, ...] = ("one order", "both orders", "crops")
 SAID = ["q_bar", "eta", "sigma", "disagreement"]  # by tools
 
@@ -57,22 +67,33 @@ def cases(
             at = np.flatnonzero(usable & (with_reference == reference))
             if not len(at):
                 continue
-            measured = {name: tools[name].to_numpy()[at] for name in SAID} | {k: v[at] for k, v in apart.items()}
+            measured = {name: tools[name].to_numpy()[at] for name in SAID} | {
+                k: v[at] for k, v in apart.items()
+            }
             table = pd.DataFrame(features(p[at], measured), at, FEATURES)
             q = fused_distribution(p[at], measured["q_bar"], measured["eta"]) @ LEVELS
-            table = table.assign(q=q, truth=truth[at], scene=scenes[at], voters=tools.voters.to_numpy()[at])
+            table = table.assign(
+                q=q, truth=truth[at], scene=scenes[at], voters=tools.voters.to_numpy()[at]
+            )
             found[Condition(pipeline=pipeline, reference=reference, look=look)] = table
     return found
 
 
-def _look(readings: Readings, read: str, look: Look, temperature: float) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+def _look(
+    readings: Readings, read: str, look: Look, temperature: float
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """p (rows, 5) of a look, and by feature how far both orders, and the crops, lie apart, (rows,)."""
-    p, apart = readings.p(read, temperature=temperature), dict.fromkeys(("order_gap", "crop_spread"), np.nan)
+    p, apart = (
+        readings.p(read, temperature=temperature),
+        dict.fromkeys(("order_gap", "crop_spread"), np.nan),
+    )
     if look != "one order":
         opposite = readings.p(read, ["reversed"], temperature)
         p, apart["order_gap"] = (p + opposite) / 2, np.abs((p - opposite) @ LEVELS)
     if look == "crops":
-        spread = (readings.p_of_views(CROPS, BOTH, temperature) @ LEVELS).groupby("image").std(ddof=0)
+        spread = (
+            (readings.p_of_views(CROPS, BOTH, temperature) @ LEVELS).groupby("image").std(ddof=0)
+        )
         apart["crop_spread"] = spread.reindex(range(len(p))).to_numpy()
         p = (p + readings.p(CROPS, BOTH, temperature)) / 2
     return p, {name: np.broadcast_to(values, len(p)) for name, values in apart.items()}
@@ -83,13 +104,19 @@ def _configured_tools(readings: Readings, run: dict[str, Any], eta: float | str)
     reachable = {name: found.reachable for name, found in read_map_file(SHIPPED_MAPS)[0].items()}
     lines = []
     for row in readings.rows:
-        names = run["tools"]["full_reference" if row.get("reference") is not None else "no_reference"]
+        names = run["tools"][
+            "full_reference" if row.get("reference") is not None else "no_reference"
+        ]
         scores = [(name, row.get("tools", {}).get(name, {}).get("normalized")) for name in names]
         values = [score for _, score in scores]
         line: dict[str, Any] = {}
         if values and None not in values:
             sigma = load_reliability().sigma_of_mean(scores, reachable)
-            line = {"q_bar": np.mean(values), "eta": 1 / (2 * sigma**2) if eta == "auto" else eta, "sigma": sigma}
+            line = {
+                "q_bar": np.mean(values),
+                "eta": 1 / (2 * sigma**2) if eta == "auto" else eta,
+                "sigma": sigma,
+            }
             line |= {"disagreement": max(values) - min(values), "voters": tuple(sorted(names))}
         lines.append(line)
     return pd.DataFrame(lines, columns=[*SAID, "voters"]).astype(dict.fromkeys(SAID, float))
@@ -123,7 +150,9 @@ def _edges(q: np.ndarray) -> tuple[float, ...]:
     count = max(min(MOST_RANGES, len(q) // IN_RANGE), 1)
     edges = np.quantile(q, np.arange(1, count) / count).round(3)
     filled = np.bincount(np.searchsorted(edges, q, side="right"), minlength=count).all()
-    return tuple(edges.tolist()) if filled else ()  # scores that are nearly all alike have one range
+    return (
+        tuple(edges.tolist()) if filled else ()
+    )  # scores that are nearly all alike have one range
 
 
 def _learned(known: pd.DataFrame) -> tuple[tuple[float, float], np.ndarray]:
@@ -141,7 +170,11 @@ def _learned(known: pd.DataFrame) -> tuple[tuple[float, float], np.ndarray]:
 def answers(rows: Sequence[Row]) -> Iterator[Answers]:
     """Questions whose right answer is known, as each pipeline answered them, with a reference and without."""
     for (pipeline, stored), reference in itertools.product(PROBABILITIES.items(), (False, True)):
-        asked = [row for row in rows if row.get(stored) and (row.get("reference") is not None) == reference]
+        asked = [
+            row
+            for row in rows
+            if row.get(stored) and (row.get("reference") is not None) == reference
+        ]
         asked = [row for row in asked if len(row[stored]) == len(row["choices"])]
         right = tuple(float(reached(np.array(row[stored]))[row["answer"]]) for row in asked)
         if asked:

@@ -42,7 +42,12 @@ def compare(
     for mode in wanted:
         kept = np.all([run.modes[mode].answered for run in runs], axis=0)
         for run in runs:
-            line = {"mode": mode, "run": run.name, "model": run.run["model"]["name"], "n": kept.sum()}
+            line = {
+                "mode": mode,
+                "run": run.name,
+                "model": run.run["model"]["name"],
+                "n": kept.sum(),
+            }
             line |= run.figure("srcc", srcc, mode, kept=kept)
             figures.append(line | run.figure("plcc", plcc, mode, kept=kept))
         for run in runs[1:]:
@@ -50,10 +55,15 @@ def compare(
             pairs.append(((run, mode), (runs[0], mode), kept))
             scores = run.modes[mode].scores[kept], runs[0].modes[mode].scores[kept]
             gap, line = np.abs(scores[0] - scores[1]), {"rank_correlation": srcc(*scores)}
-            alike.append(line | {"mean_absolute_difference": mean(gap), "largest_difference": gap.max(initial=0)})
+            alike.append(
+                line
+                | {"mean_absolute_difference": mean(gap), "largest_difference": gap.max(initial=0)}
+            )
     differences = pd.concat([paired(lines, pairs), pd.DataFrame(alike)], axis=1)
     tables = {"runs": pd.DataFrame(figures), "run_differences": differences}
-    left = ", ".join(f"{len(stored[run.name][1]) - len(run.rows)} of {listed([run.name])}" for run in runs)
+    left = ", ".join(
+        f"{len(stored[run.name][1]) - len(run.rows)} of {listed([run.name])}" for run in runs
+    )
     notes = [f"{len(runs[0].rows)} images are in every run; left out: {left}."]
     notes += [_settings_that_differ(runs[0], run) for run in runs[1:]]
     return tables, [one_line(note) for note in notes]
@@ -62,7 +72,9 @@ def compare(
 def _matched(stored: Mapping[str, Run]) -> dict[str, list[dict[str, Any]]]:
     """The rows of the images that all runs have, in one order. Raises StudyError."""
     if len(stored) < 2:
-        raise StudyError(f"compare: expected two runs or more, got {len(stored)}", "name another folder")
+        raise StudyError(
+            f"compare: expected two runs or more, got {len(stored)}", "name another folder"
+        )
     keys = {name: dataset_info(run).key for name, (run, _) in stored.items()}
     if len(set(keys.values())) > 1:
         told = " and ".join(f"{name} is of {key}" for name, key in keys.items())
@@ -75,16 +87,25 @@ def _matched(stored: Mapping[str, Run]) -> dict[str, list[dict[str, Any]]]:
         raise StudyError(f"compare: {expected}", "run both on that many images or more")
     for name, theirs in others:
         for what, fact in (("scores", "mos"), ("files", "sha256")):
-            differ = [key for key in common if len({ours[key].get(fact), theirs[key].get(fact)} - {None}) > 1]
+            differ = [
+                key
+                for key in common
+                if len({ours[key].get(fact), theirs[key].get(fact)} - {None}) > 1
+            ]
             if differ:
                 expected = f"expected the same images, {len(differ)} of {len(common)} common ones have other {what}"
-                raise StudyError(f"compare: {expected} in {name} than in {first} (the first is {differ[0]})")
+                raise StudyError(
+                    f"compare: {expected} in {name} than in {first} (the first is {differ[0]})"
+                )
     return {name: [rows[key] for key in common] for name, rows in by_key.items()}
 
 
 def _settings_that_differ(ours: ScoredRun, theirs: ScoredRun) -> str:
     """A note on what the runs' rows depend on, and the versions that they were made with."""
-    parts = [{name: each.run.get(name) for name in ("identity", "git", "versions")} for each in (ours, theirs)]
+    parts = [
+        {name: each.run.get(name) for name in ("identity", "git", "versions")}
+        for each in (ours, theirs)
+    ]
     told = pd.json_normalize(parts).drop(columns="identity.dataset", errors="ignore").map(str)
     differ = sorted({name.removeprefix("identity.") for name in told.columns[told.nunique() > 1]})
     return f"{listed([theirs.name])} differs from {listed([ours.name])} in: {', '.join(differ) or 'nothing known'}."

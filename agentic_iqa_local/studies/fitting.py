@@ -30,7 +30,12 @@ FEWEST = 20
 
 
 def fit_runs(
-    folders: Sequence[Path], objective: Objective, *, split: str | None, share: float, called: str | None = None
+    folders: Sequence[Path],
+    objective: Objective,
+    *,
+    split: str | None,
+    share: float,
+    called: str | None = None,
 ) -> Fit:
     """A fit of temperature, η and intervals on a part of runs.
 
@@ -46,18 +51,25 @@ def fit_runs(
         FitError, StoreError, StudyError, DatasetError: Runs that cannot be used, or no fit.
     """
     if not 0 < share <= 1:
-        raise FitError(f"--share {share:g}: expected a share of the scenes from 0 to 1, such as 0.3")
+        raise FitError(
+            f"--share {share:g}: expected a share of the scenes from 0 to 1, such as 0.3"
+        )
     parts = [_part(folder, objective, split, share) for folder in folders]
     first, _ = next(((run, rows) for run, rows in parts if not _asks(run)), parts[0])
     info, model = dataset_info(first), first["identity"]["model"]
     for folder, (run, _) in zip(folders, parts, strict=True):
         same = _asks(run) or (run["dataset"]["key"], run["fusion"]) == (info.key, first["fusion"])
         if run["identity"]["model"] != model or not same:
-            raise FitError(f"{folder}: expected the data set, model and fusion of the other runs", "fit them apart")
+            raise FitError(
+                f"{folder}: expected the data set, model and fusion of the other runs",
+                "fit them apart",
+            )
     settings, rows = fusion_settings(first), [row for _, used in parts for row in used]
     before = after = 0.0
     if objective != "keep":
-        targets = np.array([row["mos"] if info.higher_is_better else -row["mos"] for row in rows], float)
+        targets = np.array(
+            [row["mos"] if info.higher_is_better else -row["mos"] for row in rows], float
+        )
         if objective == "rps":
             targets = np.concatenate([_levels(run, used) for run, used in parts])
         (temperature, eta), before, after = fit_letters(rows, objective, targets, settings)
@@ -91,11 +103,18 @@ def _part(folder: Path, objective: Objective, split: str | None, share: float) -
     run, rows = read_run(folder)
     if _asks(run) and objective != "keep":
         remedy = "fit on a scored run; --objective keep calibrates the sets of answers alone"
-        raise FitError(f"{folder}: expected a run on images with human scores, got one on questions", remedy)
+        raise FitError(
+            f"{folder}: expected a run on images with human scores, got one on questions", remedy
+        )
     units = [row.get("group") or row["key"] for row in rows]
     if split is None:
-        drawn = np.random.default_rng(0).permutation(sorted(set(units)))[: round(share * len(set(units)))]
-        used, remedy = [row for row, unit in zip(rows, units, strict=True) if unit in drawn], f"--share is {share:g}"
+        drawn = np.random.default_rng(0).permutation(sorted(set(units)))[
+            : round(share * len(set(units)))
+        ]
+        used, remedy = (
+            [row for row, unit in zip(rows, units, strict=True) if unit in drawn],
+            f"--share is {share:g}",
+        )
     else:
         used = [row for row in rows if row["split"] == split]
         remedy = f"the splits are {listed(sorted({row['split'] or 'unknown: use --share' for row in rows}))}"
@@ -114,7 +133,9 @@ def _calibration(
     known: dict[Any, list[pd.DataFrame]] = {}
     for told, rows in parts:
         if dataset_info(told).on_levels:
-            for condition, table in cases(Readings(rows, settings.vote), _levels(told, rows), told, settings).items():
+            for condition, table in cases(
+                Readings(rows, settings.vote), _levels(told, rows), told, settings
+            ).items():
                 known.setdefault(condition, []).append(table)
     questions = tuple(answers([row for told, rows in parts if _asks(told) for row in rows]))
     if not (known or questions) or not {"dtype", "quantization"} <= model.keys():
@@ -125,7 +146,9 @@ def _calibration(
         date=time.strftime("%Y-%m-%d"),
         model=run["identity"]["model"],
         query=run["identity"]["reads"]["query"],
-        ratings=tuple(errors(condition, pd.concat(tables), rng) for condition, tables in known.items()),
+        ratings=tuple(
+            errors(condition, pd.concat(tables), rng) for condition, tables in known.items()
+        ),
         questions=questions,
         dtype=model["dtype"],
         quantization=model["quantization"],
@@ -145,11 +168,15 @@ def fit_letters(
     readings = Readings(rows, settings.vote)
     usable = readings.agent["q_bar"].notna().to_numpy() & np.isfinite(readings.p(READ)[:, 0])
     if usable.sum() < FEWEST:
-        expected = f"expected at least {FEWEST} images with letters and tool scores, got {usable.sum()}"
+        expected = (
+            f"expected at least {FEWEST} images with letters and tool scores, got {usable.sum()}"
+        )
         raise FitError(f"fit: {expected}", "use more images")
     columns = targets, readings.agent["q_bar"].to_numpy(), readings.eta(settings.eta)
     target, q_bar, own = (column[usable] for column in columns)
-    letters = lru_cache(maxsize=32)(lambda temperature: readings.p(READ, temperature=temperature)[usable])
+    letters = lru_cache(maxsize=32)(
+        lambda temperature: readings.p(READ, temperature=temperature)[usable]
+    )
 
     def loss(temperature: float, eta: float | np.ndarray) -> float:
         fused = fused_distribution(letters(temperature), q_bar, eta)
@@ -159,11 +186,16 @@ def fit_letters(
 
     before = loss(settings.temperature, own)
     if np.isinf(before):
-        raise FitError("fit: expected human and fused scores that differ, got some that are all alike", "use others")
+        raise FitError(
+            "fit: expected human and fused scores that differ, got some that are all alike",
+            "use others",
+        )
     grid, ends = np.geomspace(LOWEST, HIGHEST, 17), (np.log(LOWEST), np.log(HIGHEST))
     start = np.log(min(itertools.product(grid, grid), key=lambda pair: loss(*pair)))
     options = {"xatol": 1e-3, "fatol": 1e-6}
-    refined = minimize(lambda x: loss(*np.exp(x)), start, method="Nelder-Mead", bounds=[ends] * 2, options=options)
+    refined = minimize(
+        lambda x: loss(*np.exp(x)), start, method="Nelder-Mead", bounds=[ends] * 2, options=options
+    )
     temperature, eta = np.exp(refined.x).tolist()
     if not all(LOWEST * 1.01 < fitted < HIGHEST / 1.01 for fitted in (temperature, eta)):
         expected = f"expected an optimum inside {LOWEST} to {HIGHEST}, but {SCALES[objective]} was still getting better"

@@ -29,8 +29,12 @@ from agentic_iqa_local.vlm_client import VLMError
 CROPS = "image_alone/crops"  # the name of that read
 MEANING = dict(zip(LETTERS, reversed(LETTERS), strict=True))  # of a letter in the reversed order
 
-Spending = Callable[[str], AbstractContextManager[None]]  # a block whose seconds and tokens count to a part of the cost
-View = dict[str, Any]  # log-probabilities of the letters, "forward" and "reversed", and the letter "generated"
+Spending = Callable[
+    [str], AbstractContextManager[None]
+]  # a block whose seconds and tokens count to a part of the cost
+View = dict[
+    str, Any
+]  # log-probabilities of the letters, "forward" and "reversed", and the letter "generated"
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,9 @@ class Plan:
     tools: tuple[str, ...] = ()
 
 
-def infer(sample: RatedImage, plan: Plan, services: Services, observer: Observer | None = None) -> dict[str, Any]:
+def infer(
+    sample: RatedImage, plan: Plan, services: Services, observer: Observer | None = None
+) -> dict[str, Any]:
     """A row's part that comes from models and tools. What fails is an `error` where it failed; nothing is filled in."""
     try:
         images = OpenImages(services, *_paths(sample), observer)
@@ -55,7 +61,12 @@ def infer(sample: RatedImage, plan: Plan, services: Services, observer: Observer
         began, before = time.perf_counter(), images.usage
         yield
         used, seconds = images.usage - before, time.perf_counter() - began
-        spent = {"seconds": seconds, "prefilled": used.prefilled, "reused": used.reused, "decoded": used.decoded}
+        spent = {
+            "seconds": seconds,
+            "prefilled": used.prefilled,
+            "reused": used.reused,
+            "decoded": used.decoded,
+        }
         row["cost"].setdefault(part, Counter()).update(spent)
 
     try:
@@ -63,11 +74,16 @@ def infer(sample: RatedImage, plan: Plan, services: Services, observer: Observer
             evidence = _gather(plan.query, images, row)
         row["tools"] = {tool: _tool(tool, images, row["cost"]) for tool in plan.tools}
         row["reads"] = {}
-        without_scores = evidence and evidence.model_copy(update={"quality_scores": None, "tool_logs": []})
+        without_scores = evidence and evidence.model_copy(
+            update={"quality_scores": None, "tool_logs": []}
+        )
         shown = {"image_alone": None, "without_scores": without_scores, "all_evidence": evidence}
         for context in plan.contexts:
             usual = summarizer_prompt(plan.query, shown[context], scoring=True)
-            prompts = usual, summarizer_prompt(plan.query, shown[context], scoring=True, reversed_letters=True)
+            prompts = (
+                usual,
+                summarizer_prompt(plan.query, shown[context], scoring=True, reversed_letters=True),
+            )
             if context == "image_alone" or evidence is not None:
                 row["reads"][context] = {"views": list(_views(images, prompts, context, spending))}
             if context == "image_alone" and images.crops(ROLE):
@@ -81,7 +97,9 @@ def infer(sample: RatedImage, plan: Plan, services: Services, observer: Observer
     return row
 
 
-def answer(sample: Question, services: Services, observer: Observer | None = None) -> dict[str, Any]:
+def answer(
+    sample: Question, services: Services, observer: Observer | None = None
+) -> dict[str, Any]:
     """A row of a multiple-choice question: the probability of each choice and the letter that the agent answered, and
     `alone` the probabilities by the pipeline letters, which reads the picture alone."""
     told = {"services": services, "observer": observer}
@@ -105,8 +123,12 @@ def _paths(sample: RatedImage | Question) -> tuple[str, str | None]:
 def _gather(query: str, images: OpenImages, row: dict[str, Any]) -> ExecutorOutput | None:
     """The whole agent: plan, evidence and its own result go into `row`."""
     paths = images.image.path, images.reference and images.reference.path
-    state = run_graph(initial_state(query, *paths, images.services.settings.max_replan_iterations), images)
-    plan, evidence, result = (state.get(name) for name in ("plan", "executor_evidence", "summarizer_result"))
+    state = run_graph(
+        initial_state(query, *paths, images.services.settings.max_replan_iterations), images
+    )
+    plan, evidence, result = (
+        state.get(name) for name in ("plan", "executor_evidence", "summarizer_result")
+    )
     own = {"final_answer", "quality_reasoning", "fusion"}
     row |= {
         "plan": plan and plan.model_dump(mode="json"),
@@ -115,17 +137,26 @@ def _gather(query: str, images: OpenImages, row: dict[str, Any]) -> ExecutorOutp
         "passes": [told.model_dump(mode="json") for told in result.passes] if result else [],
         "evidence": evidence and evidence.model_dump(mode="json"),
         "agent": result and result.model_dump(mode="json", include=own),
-        "agent_error": state.get("error") or (evidence and evidence.error) or (result and result.error),
+        "agent_error": state.get("error")
+        or (evidence and evidence.error)
+        or (result and result.error),
     }
     return evidence
 
 
-def _views(images: OpenImages, prompts: Sequence[Prompt], read: str, spending: Spending) -> Iterator[View]:
+def _views(
+    images: OpenImages, prompts: Sequence[Prompt], read: str, spending: Spending
+) -> Iterator[View]:
     """Letters of every view in both orders, and the letter that the model writes."""
     for session in images.sessions(ROLE):
         letters = _letters(session, prompts, read, spending)
         with spending(f"{read}, generated"):
-            reply = ask(session, prompts[0], answer_reply(LETTERS, reasoned=False), images.services.section(ROLE))
+            reply = ask(
+                session,
+                prompts[0],
+                answer_reply(LETTERS, reasoned=False),
+                images.services.section(ROLE),
+            )
         yield letters | {"generated": reply.final_answer}
 
 
@@ -136,13 +167,18 @@ def _crops(images: OpenImages, prompts: Sequence[Prompt], spending: Spending) ->
             yield _letters(session, prompts, CROPS, spending)
 
 
-def _letters(session: RoleSession, prompts: Sequence[Prompt], read: str, spending: Spending) -> View:
+def _letters(
+    session: RoleSession, prompts: Sequence[Prompt], read: str, spending: Spending
+) -> View:
     """Log-probabilities of the letters in both orders, by what they mean in the usual order."""
     with spending(f"{read}, both orders"):
         with spending(f"{read}, forward"):
             usual = session.read_letters(prompts[0], ANSWER_PREFIX, LETTERS).logprobs
         opposite = session.read_letters(prompts[1], ANSWER_PREFIX, LETTERS).logprobs
-    return {"forward": usual, "reversed": {MEANING[letter]: value for letter, value in opposite.items()}}
+    return {
+        "forward": usual,
+        "reversed": {MEANING[letter]: value for letter, value in opposite.items()},
+    }
 
 
 def _tool(tool: str, images: OpenImages, costs: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,15 @@ import numpy as np
 import pandas as pd
 
 from agentic_iqa_local.judgement.fit import Fit, read_fit
-from agentic_iqa_local.judgement.intervals import COVERAGE, FEATURES, HIGHEST, LOWEST, SHIPPED, WIDENED, Errors
+from agentic_iqa_local.judgement.intervals import (
+    COVERAGE,
+    FEATURES,
+    HIGHEST,
+    LOWEST,
+    SHIPPED,
+    WIDENED,
+    Errors,
+)
 from agentic_iqa_local.result import Condition
 from agentic_iqa_local.state import lower_edge
 from agentic_iqa_local.studies.calibrating import cases, errors
@@ -23,11 +31,16 @@ from agentic_iqa_local.studies.scored_run import ScoredRun
 from agentic_iqa_local.studies.statistics import interval, mean, share, srcc
 
 SPLITS = 20
-GATES = {letter: lower_edge(letter) for letter in ("B", "C", "D")}  # the quality that --at-least asks for
+GATES = {
+    letter: lower_edge(letter) for letter in ("B", "C", "D")
+}  # the quality that --at-least asks for
 ERROR_RATE, ERROR_RATE_WIDENED = 0.1, 0.05  # as gates.Sureness has them
 FEWEST = 50  # pictures in all: a calibration of half of them can give 90 %
 KEPT = (100, 90, 80, 70, 60, 50)  # percent
-MOST, MOST_DRAWS = 2000, 200  # pictures whose pairs are looked at, and draws: each takes a product of matrices
+MOST, MOST_DRAWS = (
+    2000,
+    200,
+)  # pictures whose pairs are looked at, and draws: each takes a product of matrices
 APART = (0.0, 0.5, 1.0, 2.0, math.inf)  # levels between the human scores
 Line = dict[str, Any]
 
@@ -43,16 +56,27 @@ class Judged(NamedTuple):
 
     def mean(self, name: str, run: ScoredRun) -> np.ndarray:
         """The mean of a trial's column for each of the run's rows, (rows,); nan where there is none."""
-        return pd.concat(self.trials)[name].groupby(level=0).mean().reindex(range(len(run.rows))).to_numpy()
+        return (
+            pd.concat(self.trials)[name]
+            .groupby(level=0)
+            .mean()
+            .reindex(range(len(run.rows)))
+            .to_numpy()
+        )
 
 
 def interval_tables(run: ScoredRun, fit: Fit | None) -> tuple[dict[str, pd.DataFrame], list[str]]:
     """The tables by name, and what could not be made. `fit` calibrates in the place of the calibration that ships."""
     if run.settings.mode != "logits":
-        return {name: pd.DataFrame() for name in TABLES}, ["No figures of intervals: they are of the mode logits."]
+        return {name: pd.DataFrame() for name in TABLES}, [
+            "No figures of intervals: they are of the mode logits."
+        ]
     notes: list[str] = []
     found = [*_under_given(run, fit, notes), *_under_own(run, notes)]
-    lines = {name: [of.line | line for of in found for line in make(run, of)] for name, make in TABLES.items()}
+    lines = {
+        name: [of.line | line for of in found for line in make(run, of)]
+        for name, make in TABLES.items()
+    }
     return {name: pd.DataFrame(table) for name, table in lines.items()}, notes
 
 
@@ -67,26 +91,38 @@ def _under_given(run: ScoredRun, fit: Fit | None, notes: list[str]) -> Iterator[
     ours = {name: run.run["model"].get(name) for name in ("dtype", "quantization")}
     ours |= {"model": run.run["identity"]["model"], "query": run.run["identity"]["reads"]["query"]}
     ours |= {name: getattr(run.settings, name) for name in ("mode", "temperature", "eta")}
-    if fit is None and (other := [fact for fact, value in ours.items() if getattr(calibration, fact) != value]):
-        notes.append(f"No figures of intervals with {name}: it was made with another {' and another '.join(other)}.")
+    if fit is None and (
+        other := [fact for fact, value in ours.items() if getattr(calibration, fact) != value]
+    ):
+        notes.append(
+            f"No figures of intervals with {name}: it was made with another {' and another '.join(other)}."
+        )
         return
     seen = np.array([given.dataset == run.info.key and given.used(row) for row in run.rows])
-    settings = run.settings.model_copy(update={"temperature": calibration.temperature, "eta": calibration.eta})
+    settings = run.settings.model_copy(
+        update={"temperature": calibration.temperature, "eta": calibration.eta}
+    )
     truth = np.where(seen, np.nan, run.levels[0] if run.info.on_levels else run.quality)
     for condition, known in cases(run.readings, truth, run.run, settings).items():
         if part := calibration.of(condition):
             if not run.info.on_levels:
                 expected = np.sort(part.expected(known.q.to_numpy()).clip(LOWEST, HIGHEST))
-                known["truth"] = np.interp(known.truth.rank(), np.arange(1, len(known) + 1), expected)
+                known["truth"] = np.interp(
+                    known.truth.rank(), np.arange(1, len(known) + 1), expected
+                )
             whole = trial(part, known)
             yield Judged(_line(run, condition, name), known, [whole], whole)
         else:
-            notes.append(f"No figures of intervals with {name} for {condition.look}: it holds no such picture.")
+            notes.append(
+                f"No figures of intervals with {name} for {condition.look}: it holds no such picture."
+            )
 
 
 def _under_own(run: ScoredRun, notes: list[str]) -> Iterator[Judged]:
     if not run.info.on_levels:
-        notes.append("No calibration of the run's own: the human scores are not of categories with known ends.")
+        notes.append(
+            "No calibration of the run's own: the human scores are not of categories with known ends."
+        )
         return
     for condition, known in cases(run.readings, run.levels[0], run.run, run.settings).items():
         known = known.assign(scene=run.draws.unit[known.index].astype(str))
@@ -95,11 +131,16 @@ def _under_own(run: ScoredRun, notes: list[str]) -> Iterator[Judged]:
             yield Judged(line, known, *cross_fitted(condition, known))
         else:
             few = f"{len(known)} pictures of {known.scene.nunique()} {run.draws.over}, it takes {FEWEST} of 2"
-            notes.append(f"No calibration of the run's own for {', '.join([*line.values()][:3])}: {few}.")
+            notes.append(
+                f"No calibration of the run's own for {', '.join([*line.values()][:3])}: {few}."
+            )
 
 
 def _line(run: ScoredRun, condition: Condition, calibration: str) -> Line:
-    reference, scale = "with" if condition.reference else "without", "levels" if run.info.on_levels else "ranks"
+    reference, scale = (
+        "with" if condition.reference else "without",
+        "levels" if run.info.on_levels else "ranks",
+    )
     line = {"pipeline": condition.pipeline, "reference": reference, "look": condition.look}
     return line | {"calibration": calibration, "scale": scale}
 
@@ -119,23 +160,47 @@ def trial(part: Errors, known: pd.DataFrame) -> pd.DataFrame:
     widened = np.array([voters not in part.tools for voters in known.voters])
     usual, wide = (part.ends(q, difficulty, coverage) for coverage in (COVERAGE, WIDENED))
     low, high = np.where(widened[:, None], wide, usual).T
-    rank = math.ceil(round((len(part.errors) + 1) * COVERAGE, 9))  # of the distance that is half of the constant width
+    rank = math.ceil(
+        round((len(part.errors) + 1) * COVERAGE, 9)
+    )  # of the distance that is half of the constant width
     half = np.append(np.sort(np.abs(part.errors)), math.inf)[rank - 1]
-    columns = {"q": q, "truth": truth, "expected": expected, "low": low, "high": high, "width": high - low}
-    columns |= {"covered": ((low <= truth) & (truth <= high)).astype(float), "widened": widened.astype(float)}
-    columns["constant_width"] = np.ptp(np.clip([expected - half, expected + half], LOWEST, HIGHEST), axis=0)
-    columns |= {letter: part.probability_at_least(q, difficulty, quality) for letter, quality in GATES.items()}
+    columns = {
+        "q": q,
+        "truth": truth,
+        "expected": expected,
+        "low": low,
+        "high": high,
+        "width": high - low,
+    }
+    columns |= {
+        "covered": ((low <= truth) & (truth <= high)).astype(float),
+        "widened": widened.astype(float),
+    }
+    columns["constant_width"] = np.ptp(
+        np.clip([expected - half, expected + half], LOWEST, HIGHEST), axis=0
+    )
+    columns |= {
+        letter: part.probability_at_least(q, difficulty, quality)
+        for letter, quality in GATES.items()
+    }
     return pd.DataFrame(columns, known.index)
 
 
-def cross_fitted(condition: Condition, known: pd.DataFrame) -> tuple[list[pd.DataFrame], pd.DataFrame]:
+def cross_fitted(
+    condition: Condition, known: pd.DataFrame
+) -> tuple[list[pd.DataFrame], pd.DataFrame]:
     """SPLITS trials, each of a random half of the scenes under the calibration of the other half; and one of all
     pictures, each half of the first split under the calibration of the other."""
     drawn, (names, scene) = np.random.default_rng(0), np.unique(known.scene, return_inverse=True)
-    halves = [np.isin(scene, drawn.permutation(len(names))[: len(names) // 2]) for _ in range(SPLITS)]
+    halves = [
+        np.isin(scene, drawn.permutation(len(names))[: len(names) // 2]) for _ in range(SPLITS)
+    ]
     rng, again = np.random.default_rng(0), np.random.default_rng(0)
     trials = [trial(errors(condition, known[used], rng), known[~used]) for used in halves]
-    both = [trial(errors(condition, known[used], again), known[~used]) for used in (halves[0], ~halves[0])]
+    both = [
+        trial(errors(condition, known[used], again), known[~used])
+        for used in (halves[0], ~halves[0])
+    ]
     return trials, pd.concat(both).sort_index()
 
 
@@ -147,9 +212,13 @@ def _intervals(run: ScoredRun, judged: Judged) -> Iterator[Line]:
     alike = sum((row.get("reference") is not None) == with_reference for row in run.rows)
     line = {"n": len(known), "share": len(known) / alike}
     line |= run.draws.mean("coverage", judged.mean("covered", run))
-    line["coverage_sd"] = np.std([each.covered.mean() for each in judged.trials]) if judged.trials[1:] else math.nan
+    line["coverage_sd"] = (
+        np.std([each.covered.mean() for each in judged.trials]) if judged.trials[1:] else math.nan
+    )
     line |= run.draws.mean("width", judged.mean("width", run))
-    line |= {name: mean(judged.mean(name, run)[known.index]) for name in ("constant_width", "widened")}
+    line |= {
+        name: mean(judged.mean(name, run)[known.index]) for name in ("constant_width", "widened")
+    }
     yield line | {"srcc": srcc(known.q.to_numpy(), known.truth.to_numpy())}
 
 
@@ -175,7 +244,11 @@ def _abstaining(run: ScoredRun, judged: Judged) -> Iterator[Line]:
         kept = whole[: math.ceil(percent * len(whole) / 100)]
         of = error[kept.index].reindex(range(len(run.rows))).to_numpy()
         line = {"kept": f"{percent} %", "n": len(kept), "widest": kept.width.iloc[-1]}
-        yield line | run.draws.mean("mean_error", of) | {"srcc": srcc(kept.q.to_numpy(), kept.truth.to_numpy())}
+        yield (
+            line
+            | run.draws.mean("mean_error", of)
+            | {"srcc": srcc(kept.q.to_numpy(), kept.truth.to_numpy())}
+        )
 
 
 def _gates(_: ScoredRun, judged: Judged) -> Iterator[Line]:
@@ -210,7 +283,9 @@ def _pairwise(run: ScoredRun, judged: Judged) -> Iterator[Line]:
             sums, counts = on_draws(chosen * right.astype(np.float32)), on_draws(chosen)
             shares = np.divide(sums, counts, out=np.full_like(sums, math.nan), where=counts > 0)
             label = f"{low:g} to {high:g}" if high < math.inf else f"beyond {low:g}"
-            yield {"levels_apart": label, "n": count} | interval("right", mean(right[chosen > 0]), shares)
+            yield {"levels_apart": label, "n": count} | interval(
+                "right", mean(right[chosen > 0]), shares
+            )
 
 
 TABLES: dict[str, Callable[[ScoredRun, Judged], Iterator[Line]]] = {

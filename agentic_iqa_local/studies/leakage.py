@@ -13,13 +13,21 @@ import yaml
 from agentic_iqa_local.iqa_tools.specs import find_tool
 from agentic_iqa_local.studies.datasets import DATASETS
 
-_TOLD: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+_TOLD: dict[str, Any] = yaml.safe_load(
+    Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
+)
 TRAINED_ON: dict[str, list[str]] = _TOLD["trained_on"]
 SCALED_ON: dict[str, list[str]] = _TOLD["scaled_on"]
 SHARING_IMAGES: dict[str, list[str]] = _TOLD["sharing_images"]
 UNKNOWN = "?"
-_Q_ALIGN = {"qrealign": "Q-ReAlign", "qalign": "QAlign", "onealign": "QAlign"}  # in names of models: the tool they are
-_NAMES = {alias: key for key, info in DATASETS.items() for alias in (key.replace("_", ""), *info.seen_as)}
+_Q_ALIGN = {
+    "qrealign": "Q-ReAlign",
+    "qalign": "QAlign",
+    "onealign": "QAlign",
+}  # in names of models: the tool they are
+_NAMES = {
+    alias: key for key, info in DATASETS.items() for alias in (key.replace("_", ""), *info.seen_as)
+}
 _LOOSE = [r"[\W_]*".join(name) for name in sorted(_NAMES, key=len, reverse=True)]
 _NAME = re.compile(rf"(?<![\w-])(?:{'|'.join(_LOOSE)})(?![\w-])")
 
@@ -37,7 +45,11 @@ class Exposure(NamedTuple):
 
 
 def exposures(
-    dataset: str, tools: Sequence[str], maps: Mapping[str, str], model: str | None = None, notice: str | None = None
+    dataset: str,
+    tools: Sequence[str],
+    maps: Mapping[str, str],
+    model: str | None = None,
+    notice: str | None = None,
 ) -> list[Exposure]:
     """How tools, their maps and the model have met the data set of a key; empty when none has.
 
@@ -68,4 +80,6 @@ def exposures(
 
 def datasets_in(text: str) -> list[str]:
     """Keys of the data sets that `text` names, such as what a map was fitted on; the longest name at a place counts."""
-    return list(dict.fromkeys(_NAMES[re.sub(r"[\W_]", "", name)] for name in _NAME.findall(text.lower())))
+    return list(
+        dict.fromkeys(_NAMES[re.sub(r"[\W_]", "", name)] for name in _NAME.findall(text.lower()))
+    )

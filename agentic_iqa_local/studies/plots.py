@@ -20,8 +20,14 @@ from agentic_iqa_local.studies.tables import COVERAGES, claims
 BLUE, ORANGE, GREY = "#0072b2", "#d55e00", "#777777"
 Tables = Mapping[str, pd.DataFrame]
 Plot = Callable[[ScoredRun, Tables], Figure | None]
-STYLE: dict[Any, Any] = dict.fromkeys(("text.parse_math", "axes.spines.top", "axes.spines.right"), False)
-STYLE |= {"svg.hashsalt": "study", "font.size": 8, "axes.titlesize": 8}  # the salt: one file for one study
+STYLE: dict[Any, Any] = dict.fromkeys(
+    ("text.parse_math", "axes.spines.top", "axes.spines.right"), False
+)
+STYLE |= {
+    "svg.hashsalt": "study",
+    "font.size": 8,
+    "axes.titlesize": 8,
+}  # the salt: one file for one study
 
 
 def draw(run: ScoredRun, tables: Tables, png: bool = False) -> dict[str, bytes]:
@@ -42,12 +48,16 @@ def _label(text: str, longest: int) -> str:
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
-def _panels(parts: Mapping[str, Any], plot: Callable[[Axes, Any], None], xlabel: str, ylabel: str) -> Figure | None:
+def _panels(
+    parts: Mapping[str, Any], plot: Callable[[Axes, Any], None], xlabel: str, ylabel: str
+) -> Figure | None:
     """Panels side by side: `plot` draws each part, under its title."""
     if not parts:
         return None
     figure = Figure(figsize=(3 * len(parts), 2.8), layout="constrained")
-    for axes, (title, part) in zip(figure.subplots(1, len(parts), squeeze=False)[0], parts.items(), strict=True):
+    for axes, (title, part) in zip(
+        figure.subplots(1, len(parts), squeeze=False)[0], parts.items(), strict=True
+    ):
         plot(axes, part)
         axes.set(title=_label(title, 40), xlabel=xlabel, ylabel=ylabel)
     return figure
@@ -62,23 +72,33 @@ def _scatter(run: ScoredRun, _: Tables) -> Figure | None:
         axes.scatter(scores, run.mos, s=4, color=BLUE, alpha=0.4, linewidths=0, rasterized=True)
         axes.plot(scores[order], upwards * run.mapped[name][order], color=ORANGE, linewidth=1.2)
 
-    return _panels(shown, plot, "score", "MOS" if run.info.higher_is_better else "MOS, lower is better")
+    return _panels(
+        shown, plot, "score", "MOS" if run.info.higher_is_better else "MOS, lower is better"
+    )
 
 
 def _reliability(run: ScoredRun, _: Tables) -> Figure | None:
-    shown = {names[0]: claim for names, claim in claims(run).items() if {run.product, run.baseline} & {*names}}
+    shown = {
+        names[0]: claim
+        for names, claim in claims(run).items()
+        if {run.product, run.baseline} & {*names}
+    }
 
     def plot(axes: Axes, claim: pd.DataFrame) -> None:
         bins = reliability_bins(claim.confidence, claim.correct)
         axes.plot([0, 1], [0, 1], color=GREY, linewidth=0.8)
-        axes.scatter(bins.confidence, bins.accuracy, 6 + 120 * bins.n / bins.n.sum(), BLUE, clip_on=False)
+        axes.scatter(
+            bins.confidence, bins.accuracy, 6 + 120 * bins.n / bins.n.sum(), BLUE, clip_on=False
+        )
         axes.set(xlim=(0, 1), ylim=(0, 1))
 
     return _panels(shown, plot, "confidence", "accuracy")
 
 
 def _risk_coverage(run: ScoredRun, tables: Tables) -> Figure | None:
-    lines = [line for line in tables["risk_coverage"].to_dict("records") if line["mode"] == run.product]
+    lines = [
+        line for line in tables["risk_coverage"].to_dict("records") if line["mode"] == run.product
+    ]
 
     def plot(axes: Axes, line: dict[str, Any]) -> None:
         risks = [line[f"risk_{share}"] for share in COVERAGES]
@@ -86,7 +106,9 @@ def _risk_coverage(run: ScoredRun, tables: Tables) -> Figure | None:
         axes.axhline(risks[0], color=GREY, linewidth=0.6, linestyle="--")
         axes.set(xlim=(0, 1), ylim=(0, None))
 
-    return _panels({f"kept by {line['signal']}": line for line in lines}, plot, "coverage", "mean rank error")
+    return _panels(
+        {f"kept by {line['signal']}": line for line in lines}, plot, "coverage", "mean rank error"
+    )
 
 
 def _forest(name: str, value: str, *columns: str) -> Plot:
@@ -106,8 +128,12 @@ def _forest(name: str, value: str, *columns: str) -> Plot:
         axes.hlines(places, table[f"{value}_low"], table[f"{value}_high"], BLUE, linewidth=1.2)
         axes.scatter(table[value], places, 16, BLUE)
         axes.axvline(COVERAGE if value == "coverage" else 0, color=GREY, linewidth=0.8)
-        axes.set(ylim=(len(table) - 0.5, -0.5), xlabel=value.replace("_", " ").replace("srcc", "SRCC"))
-        axes.set_yticks(places, [_label(", ".join(map(str, line)), 80) for line in table[[*columns]].to_numpy()])
+        axes.set(
+            ylim=(len(table) - 0.5, -0.5), xlabel=value.replace("_", " ").replace("srcc", "SRCC")
+        )
+        axes.set_yticks(
+            places, [_label(", ".join(map(str, line)), 80) for line in table[[*columns]].to_numpy()]
+        )
         return figure
 
     return plot
@@ -116,10 +142,25 @@ def _forest(name: str, value: str, *columns: str) -> Plot:
 _DIFFERENCES = _forest("differences", "srcc_difference", "first")
 _INTERVALS = _forest("intervals", "coverage", "look", "calibration")
 FIGURES: dict[str, tuple[str, Plot]] = {  # by file
-    "differences": ("SRCC of each mode less that of the baseline, with 95 % intervals", _DIFFERENCES),
+    "differences": (
+        "SRCC of each mode less that of the baseline, with 95 % intervals",
+        _DIFFERENCES,
+    ),
     "scatter": ("Human scores over the score, with the fitted curve", _scatter),
-    "reliability": ("Reliability of the letters; a point's size is its share of the images", _reliability),
-    "risk_coverage": ("Risk over coverage of the product's mode; dashed: nothing set aside", _risk_coverage),
-    "intervals": ("Coverage of the agent's 90 % intervals, with 95 % intervals; the line: 90 %", _INTERVALS),
-    "by_distortion": ("SRCC within each distortion type", _forest("by_distortion", "srcc", "distortion", "mode")),
+    "reliability": (
+        "Reliability of the letters; a point's size is its share of the images",
+        _reliability,
+    ),
+    "risk_coverage": (
+        "Risk over coverage of the product's mode; dashed: nothing set aside",
+        _risk_coverage,
+    ),
+    "intervals": (
+        "Coverage of the agent's 90 % intervals, with 95 % intervals; the line: 90 %",
+        _INTERVALS,
+    ),
+    "by_distortion": (
+        "SRCC within each distortion type",
+        _forest("by_distortion", "srcc", "distortion", "mode"),
+    ),
 }

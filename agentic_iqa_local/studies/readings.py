@@ -60,10 +60,18 @@ class Mode:
         if not self.asks_model:
             return [*self.tools]
         own = [f"{self.read}, {self.source}"] if self.read else []
-        return own if self.kind == "letters" and self.read.startswith("image_alone") else ["agent", *own]
+        return (
+            own
+            if self.kind == "letters" and self.read.startswith("image_alone")
+            else ["agent", *own]
+        )
 
 
-PRODUCT = {"logits": "logits", "classification": "classification", "uniform": "uniform (Gaussian weights alone)"}
+PRODUCT = {
+    "logits": "logits",
+    "classification": "classification",
+    "uniform": "uniform (Gaussian weights alone)",
+}
 MODES = (
     Mode("logits", "fused", "all_evidence"),
     Mode("logits, fitted", "fused", "all_evidence", fitted=True),
@@ -103,11 +111,15 @@ class Readings:
             for fact in ("raw", "normalized")
         }
         self.tools = pd.DataFrame(facts, index=range(len(rows)), dtype=float)
-        lower_better = [key for key in self.tools.columns if key[1] == "raw" and find_tool(key[0]).lower_better]
+        lower_better = [
+            key for key in self.tools.columns if key[1] == "raw" and find_tool(key[0]).lower_better
+        ]
         self.tools[lower_better] *= -1
         self.agent = pd.DataFrame([_agent(row, vote) for row in rows])
 
-    def p_of_views(self, read: str, orders: Sequence[str] = BOTH[:1], temperature: float = 1.0) -> pd.DataFrame:
+    def p_of_views(
+        self, read: str, orders: Sequence[str] = BOTH[:1], temperature: float = 1.0
+    ) -> pd.DataFrame:
         """Probabilities of the levels by image and view, the mean of the orders."""
         if read not in self.reads:
             return self.letters.droplevel([0, 1]).head(0)
@@ -115,14 +127,20 @@ class Readings:
         p = np.mean([softmax(each.to_numpy() / temperature) for each in logprobs], axis=0)
         return pd.DataFrame(p, logprobs[0].index)
 
-    def p(self, read: str, orders: Sequence[str] = BOTH[:1], temperature: float = 1.0) -> np.ndarray:
+    def p(
+        self, read: str, orders: Sequence[str] = BOTH[:1], temperature: float = 1.0
+    ) -> np.ndarray:
         """Probabilities of the levels (rows, 5), the mean of an image's views and orders; nan where not read."""
         p = self.p_of_views(read, orders, temperature).groupby("image").mean()
-        return np.ascontiguousarray(p.reindex(range(len(self.rows))))  # its products do not depend on its layout
+        return np.ascontiguousarray(
+            p.reindex(range(len(self.rows)))
+        )  # its products do not depend on its layout
 
     def eta(self, eta: float | str) -> np.ndarray:
         """η of each row (rows,); where it is "auto", what the row was fused with, nan where it was not."""
-        return self.agent["eta"].to_numpy() if eta == "auto" else np.full(len(self.rows), float(eta))
+        return (
+            self.agent["eta"].to_numpy() if eta == "auto" else np.full(len(self.rows), float(eta))
+        )
 
 
 def _letters(rows: Sequence[Row]) -> Iterator[tuple[Any, ...]]:
@@ -132,7 +150,13 @@ def _letters(rows: Sequence[Row]) -> Iterator[tuple[Any, ...]]:
                 for order in BOTH:
                     yield read, order, i, v, *(view[order][letter] for letter in BY_LEVEL)
                 if letter := view.get("generated"):
-                    yield read, "generated", i, v, *(0.0 if letter == each else -np.inf for each in BY_LEVEL)
+                    yield (
+                        read,
+                        "generated",
+                        i,
+                        v,
+                        *(0.0 if letter == each else -np.inf for each in BY_LEVEL),
+                    )
 
 
 def _agent(row: Row, vote: str) -> dict[str, Any]:
@@ -150,25 +174,39 @@ def _agent(row: Row, vote: str) -> dict[str, Any]:
 
 
 def scored_modes(
-    readings: Readings, settings: FusionSettings, fitted: FusionSettings | None, configured: Sequence[str]
+    readings: Readings,
+    settings: FusionSettings,
+    fitted: FusionSettings | None,
+    configured: Sequence[str],
 ) -> dict[str, Mode]:
     """All modes that the rows allow, by name, the product's own first. `settings` is the fusion that the run was made
     with, `fitted` the same with a fit's temperature and η, which adds a mode, and `configured` are the tools of the
     configuration, whose mean is a mode of its own."""
     modes = [mode for mode in MODES if mode.read in readings.reads and (fitted or not mode.fitted)]
     if readings.agent["q_bar"].notna().to_numpy().any():
-        modes += [Mode(PRODUCT["uniform"], "fused", source="uniform"), Mode("tool mean", "tool mean")]
-    logs = [log for row in readings.rows for log in (row.get("evidence") or {}).get("tool_logs", [])]
+        modes += [
+            Mode(PRODUCT["uniform"], "fused", source="uniform"),
+            Mode("tool mean", "tool mean"),
+        ]
+    logs = [
+        log for row in readings.rows for log in (row.get("evidence") or {}).get("tool_logs", [])
+    ]
     ran = tuple(sorted({find_tool(log["tool_name"]).name for log in logs}))
     modes = [
-        replace(mode, tools=ran) if mode.kind != "letters" or mode.read == "all_evidence" else mode for mode in modes
+        replace(mode, tools=ran) if mode.kind != "letters" or mode.read == "all_evidence" else mode
+        for mode in modes
     ]
     tools = list(dict.fromkeys(tool for tool, _ in readings.tools.columns))
-    of_configuration = tuple(tool for tool in tools if tool in {find_tool(name).name for name in configured})
+    of_configuration = tuple(
+        tool for tool in tools if tool in {find_tool(name).name for name in configured}
+    )
     if len(of_configuration) > 1:
         modes.append(Mode("mean of the configured tools", "mean of tools", tools=of_configuration))
     modes += [Mode(tool, "tool", tools=(tool,)) for tool in tools]
-    return {mode.name: _scored(readings, mode, fitted if mode.fitted and fitted else settings) for mode in modes}
+    return {
+        mode.name: _scored(readings, mode, fitted if mode.fitted and fitted else settings)
+        for mode in modes
+    }
 
 
 def _scored(readings: Readings, mode: Mode, settings: FusionSettings) -> Mode:
@@ -185,9 +223,13 @@ def _scored(readings: Readings, mode: Mode, settings: FusionSettings) -> Mode:
         p = np.where(np.isfinite(q_bar)[:, None], np.full(5, 1 / 5), np.nan)
     elif mode.source == "generated":  # the letters not written share what is left of the confidence
         rest = (1 - settings.classification_confidence) / 4
-        p = rest + (settings.classification_confidence - rest) * readings.p(mode.read, ["generated"])
+        p = rest + (settings.classification_confidence - rest) * readings.p(
+            mode.read, ["generated"]
+        )
     else:
-        p = readings.p(mode.read, BOTH if mode.source == "both orders" else BOTH[:1], settings.temperature)
+        p = readings.p(
+            mode.read, BOTH if mode.source == "both orders" else BOTH[:1], settings.temperature
+        )
     if mode.kind == "letters":
         return replace(mode, scores=p @ LEVELS, p=p)
     eta = readings.eta(settings.eta)

@@ -38,7 +38,9 @@ class Analysis(NamedTuple):
     notes: list[str]
 
 
-def analyse(run: dict[str, Any], rows: Sequence[dict[str, Any]], fit: Fit | None = None, **options: Any) -> Analysis:
+def analyse(
+    run: dict[str, Any], rows: Sequence[dict[str, Any]], fit: Fit | None = None, **options: Any
+) -> Analysis:
     """All figures of a run (what `store.read_run` gives). `fit` adds the mode "logits, fitted" and calibrates the
     intervals; rows that it has seen are left out. The other options, and StudyError, are those of `ScoredRun`."""
     if fit and fit.dataset == run["dataset"]["key"]:
@@ -58,17 +60,26 @@ def analyse(run: dict[str, Any], rows: Sequence[dict[str, Any]], fit: Fit | None
         "failures": tables.failures(rows),
         "worst": tables.worst(scored),
     }
-    return Analysis(scored, made, [one_line(note) for note in (*_notes(scored, made, fit), *missing)])
+    return Analysis(
+        scored, made, [one_line(note) for note in (*_notes(scored, made, fit), *missing)]
+    )
 
 
 def _notes(run: ScoredRun, made: dict[str, pd.DataFrame], fit: Fit | None) -> Iterator[str]:
-    told, (draws, units), compared = run.run["dataset"], run.draws.counts.shape, len(made["differences"])
+    told, (draws, units), compared = (
+        run.run["dataset"],
+        run.draws.counts.shape,
+        len(made["differences"]),
+    )
     yield f"Asked of the model: {run.run['identity']['reads']['query']}"
     if (absent := told.get("images", 0) - len(run.rows)) > 0:
         yield f"{absent} of {told['images']} images take no part: they have no row yet, or the fit was made on them."
     if missing := told.get("missing"):
         yield f"{len(missing)} files that the authors' list names are absent, the first is {missing[0]}."
-    yield from (f"{count} images are left out: {reason}." for reason, count in told.get("left_out", {}).items())
+    yield from (
+        f"{count} images are left out: {reason}."
+        for reason, count in told.get("left_out", {}).items()
+    )
     if not run.info.higher_is_better:
         yield "In this set a lower score is better: every figure is with the scores turned around."
     if run.info.key == "manifest":
@@ -96,24 +107,37 @@ def report_runs(
             made[name] = {"accuracy": tables.accuracy(rows)}
             continue
         if fit and fit.model != run["identity"]["model"]:
-            raise FitError(f"--fit: expected a fit of the model of {name}, it was made with another", "fit it anew")
+            raise FitError(
+                f"--fit: expected a fit of the model of {name}, it was made with another",
+                "fit it anew",
+            )
         studies[name] = analyse(run, rows, fit=fit, name=name, **options)
         made[name] = studies[name].tables
-    figures, said = {name: draw(study.run, study.tables, png) for name, study in studies.items()}, []
+    figures, said = (
+        {name: draw(study.run, study.tables, png) for name, study in studies.items()},
+        [],
+    )
     for name, by_name in made.items():
         folder = out / name if len(runs) > 1 else out
         write_tables(folder, by_name)
         write_whole(folder / "run.json", json.dumps(runs[name][0], indent=1))
         for file, content in figures.get(name, {}).items():
             write_whole(folder / file, content)
-        said += [one_line(name), *(as_text(each, by_name[each]) for each in TOLD if each in by_name)]
+        said += [
+            one_line(name),
+            *(as_text(each, by_name[each]) for each in TOLD if each in by_name),
+        ]
         said += [f"- {note}" for note in (studies[name].notes if name in studies else ())]
     datasets = over_datasets([*studies.values()]) if len(studies) > 1 else None
     if datasets is not None:
         write_tables(out, {"datasets": datasets})
         said += ["", as_text("datasets", datasets)]
     if studies:
-        write_page([(study, figures[name]) for name, study in studies.items()], out / "report.html", datasets)
+        write_page(
+            [(study, figures[name]) for name, study in studies.items()],
+            out / "report.html",
+            datasets,
+        )
         said += ["", one_line(f"Written to {out}: open {out / 'report.html'}")]
     return "\n".join(said)
 
@@ -122,7 +146,10 @@ def over_datasets(studies: Sequence[Analysis]) -> pd.DataFrame:
     """SRCC of each mode on each data set, and the mean over the sets that nothing of the mode has seen."""
     parts = []
     for study in studies:
-        run, told = study.run, {"model": study.run.run["model"]["name"], "dataset": study.run.info.title}
+        run, told = (
+            study.run,
+            {"model": study.run.run["model"]["name"], "dataset": study.run.info.title},
+        )
         parts.append(study.tables["modes"].assign(**told, run=run.name))
     table = pd.concat(parts)
     twice = table.duplicated(["model", "mode", "dataset"], keep=False)
@@ -150,7 +177,10 @@ def shown(table: pd.DataFrame) -> tuple[list[str], list[list[tuple[str, str]]]]:
     """Headers and cells for a reader: what is shown, with an interval or a mark beside its value, and the number to
     sort by or nothing."""
     columns = [name for name in table.columns if not str(name).endswith(("_low", "_high", "_mark"))]
-    headers = [" ".join(word.upper() if word in UPPER else word for word in name.split("_")) for name in columns]
+    headers = [
+        " ".join(word.upper() if word in UPPER else word for word in name.split("_"))
+        for name in columns
+    ]
     return headers, [[_cell(row, name) for name in columns] for row in table.to_dict("records")]
 
 
@@ -175,14 +205,21 @@ def write_tables(folder: Path, by_name: Mapping[str, pd.DataFrame]) -> None:
     make_folder(folder)
     for name, table in by_name.items():
         if len(table):
-            cells = table.map(safe_cell).set_axis([safe_cell(column) for column in table.columns], axis=1)
-            write_whole(folder / f"{name}.csv", cells.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
+            cells = table.map(safe_cell).set_axis(
+                [safe_cell(column) for column in table.columns], axis=1
+            )
+            write_whole(
+                folder / f"{name}.csv",
+                cells.to_csv(index=False, float_format="%.6g", lineterminator="\n"),
+            )
             mixed = {column: "string" for column in table.columns if table[column].dtype == object}
             write_whole(folder / f"{name}.parquet", table.astype(mixed).to_parquet(index=False))
 
 
 def write_page(
-    parts: Sequence[tuple[Analysis, Mapping[str, bytes]]], file: Path, datasets: pd.DataFrame | None = None
+    parts: Sequence[tuple[Analysis, Mapping[str, bytes]]],
+    file: Path,
+    datasets: pd.DataFrame | None = None,
 ) -> None:
     """One page with a section for each study and its figures, by their files' names."""
     environment = pages.environment(Path(__file__).parent)

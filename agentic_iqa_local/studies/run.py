@@ -56,7 +56,10 @@ class Studying(Work[Sample, dict[str, Any]]):
 
 def facts(item: Sample) -> dict[str, Any]:
     """What the data set says of an image or a question, as a row holds it."""
-    return asdict(item) | {"image": path_text(item.image), "reference": item.reference and path_text(item.reference)}
+    return asdict(item) | {
+        "image": path_text(item.image),
+        "reference": item.reference and path_text(item.reference),
+    }
 
 
 def chosen(dataset: Dataset, split: str | None = None, limit: int | None = None) -> Dataset:
@@ -67,7 +70,10 @@ def chosen(dataset: Dataset, split: str | None = None, limit: int | None = None)
         expected = f"expected images of the split {split}, found none"
         raise DatasetError(f"{dataset.root}: {expected}", f"the splits are {known}")
     if limit is not None and limit < len(kept):
-        kept = [kept[i] for i in sorted(np.random.default_rng(0).choice(len(kept), limit, replace=False))]
+        kept = [
+            kept[i]
+            for i in sorted(np.random.default_rng(0).choice(len(kept), limit, replace=False))
+        ]
     return replace(dataset, items=tuple(kept))
 
 
@@ -83,16 +89,22 @@ def run_study(dataset: Dataset, batch: Any, folder: Path) -> Generator[int]:
     """
     key, count = Counter(item.key for item in dataset.items).most_common(1)[0]
     if count > 1:
-        raise DatasetError(f"{dataset.root}: expected each image once, {key} is listed again", "remove one line")
+        raise DatasetError(
+            f"{dataset.root}: expected each image once, {key} is listed again", "remove one line"
+        )
     known, run = identity(dataset, batch.work, batch.device), {}
     make_folder(folder)
     if not (folder / "run.json").exists():
         batch.load()
         run = describe(dataset, batch.work.settings, batch.description)
     with open_store(folder, run, known) as store:
-        if dataset.info.key == "manifest" and dataset.info.scale:  # it can be told later: no row depends on it
+        if (
+            dataset.info.key == "manifest" and dataset.info.scale
+        ):  # it can be told later: no row depends on it
             told = read_run(folder)[0]
-            told["dataset"] |= {name: getattr(dataset.info, name) for name in ("low", "high", "scale")}
+            told["dataset"] |= {
+                name: getattr(dataset.info, name) for name in ("low", "high", "scale")
+            }
             write_whole(folder / "run.json", json.dumps(told, indent=1), sync=True)
         left = [item for item in dataset.items if item.key not in store.done]
         if left and not run:
@@ -105,7 +117,9 @@ def run_study(dataset: Dataset, batch: Any, folder: Path) -> Generator[int]:
             yield count
             failed = failed + 1 if row.get("model_failed") else 0
             if failed == FAILURES_IN_A_ROW:
-                raise VLMError(f"the model failed on {failed} images one after the other: {row['error']}")
+                raise VLMError(
+                    f"the model failed on {failed} images one after the other: {row['error']}"
+                )
 
 
 def identity(dataset: Dataset, work: Studying, device: str) -> dict[str, Any]:
@@ -137,5 +151,7 @@ def describe(dataset: Dataset, settings: Settings, loaded: dict[str, Any]) -> di
         **loaded,
         "fusion": settings.fusion.model_dump(mode="json"),
         "tools": settings.tools.model_dump(mode="json"),
-        "dataset": asdict(dataset.info) | {"root": path_text(dataset.root), "images": len(dataset.items)} | told,
+        "dataset": asdict(dataset.info)
+        | {"root": path_text(dataset.root), "images": len(dataset.items)}
+        | told,
     }

@@ -46,9 +46,13 @@ class ScoredRun:
         self.info, self.settings = dataset_info(run), fusion_settings(run)
         if not rows or any("mos" not in row for row in rows):
             found = "questions" if rows else "none"
-            raise StudyError(f"{name}: expected rows with a human score, got {found}", "use a scored run")
+            raise StudyError(
+                f"{name}: expected rows with a human score, got {found}", "use a scored run"
+            )
         if self.info.higher_is_better is None:
-            raise StudyError(f"{name}: expected run.json to say whether higher scores are better (higher_is_better)")
+            raise StudyError(
+                f"{name}: expected run.json to say whether higher scores are better (higher_is_better)"
+            )
         self.readings = Readings(rows, self.settings.vote)
         configured = run["tools"]["full_reference" if self.info.kind == "FR" else "no_reference"]
         with_fit = self.settings.model_copy(update=fitted) if fitted else None
@@ -61,7 +65,9 @@ class ScoredRun:
         product = PRODUCT[self.settings.mode]
         self.product = product if product in self.modes else next(iter(self.modes))
         self.mos = np.array([row["mos"] for row in rows], float)
-        self.labels = pd.DataFrame({by: [row.get(by) for row in rows] for by in LABELS}, dtype=object)
+        self.labels = pd.DataFrame(
+            {by: [row.get(by) for row in rows] for by in LABELS}, dtype=object
+        )
         self.quality = self.mos if self.info.higher_is_better else -self.mos
         rng = np.random.default_rng(0)
         self.draws = Draws(rows, rng, draws)
@@ -69,7 +75,11 @@ class ScoredRun:
         self._sampled: dict[Any, tuple[float, np.ndarray]] = {}
 
     def sampled(
-        self, statistic: Statistic, mode: str, kept: np.ndarray | bool = True, first: int | None = None
+        self,
+        statistic: Statistic,
+        mode: str,
+        kept: np.ndarray | bool = True,
+        first: int | None = None,
     ) -> tuple[float, np.ndarray]:
         """`Draws.of` of a mode with the human scores, on the `kept` rows that it answered; computed once."""
         scored = self.modes[mode]
@@ -79,7 +89,9 @@ class ScoredRun:
             self._sampled[key] = self.draws.of(statistic, scored.scores, self.quality, kept, first)
         return self._sampled[key]
 
-    def figure(self, name: str, statistic: Statistic, mode: str, **options: Any) -> dict[str, float]:
+    def figure(
+        self, name: str, statistic: Statistic, mode: str, **options: Any
+    ) -> dict[str, float]:
         """The columns of a statistic of a mode with its interval; options of `sampled`."""
         return interval(name, *self.sampled(statistic, mode, **options))
 
@@ -99,7 +111,9 @@ class ScoredRun:
         for name, scored in self.modes.items():
             p = scored.p
             if p is not None and scored.answered.any() and np.nanmax(np.ptp(p, axis=1)) > 0:
-                found.setdefault((scored.read, scored.source, scored.fitted), ([], p))[0].append(name)
+                found.setdefault((scored.read, scored.source, scored.fitted), ([], p))[0].append(
+                    name
+                )
         return {tuple(names): p for names, p in found.values()}
 
     @cached_property
@@ -110,8 +124,15 @@ class ScoredRun:
         rows: the training split, or half of what is drawn.
         """
         if self.info.on_levels:
-            return self.info.to_levels(self.mos), np.full(len(self.mos), True), "the scale, linearly"
-        half, half_is = np.array([row.get("split") == "train" for row in self.rows]), "the training split"
+            return (
+                self.info.to_levels(self.mos),
+                np.full(len(self.mos), True),
+                "the scale, linearly",
+            )
+        half, half_is = (
+            np.array([row.get("split") == "train" for row in self.rows]),
+            "the training split",
+        )
         if not half.any() or half.all():
             half = np.isin(self.draws.unit, self._units[: len(self._units) // 2])
             half_is = f"half of the {self.draws.over.partition(',')[0]}"

@@ -60,7 +60,9 @@ def vqeg_logistic(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     fits = [(np.array([0.0, 1.0, 0.0, abs(slope), 0.0]), np.copysign(1.0, slope))]
     for sign, steepness in itertools.product((1.0, -1.0), (1.0, 4.0)):
         start = (2.0, steepness, 0.0, 0.1, 0.0)
-        fits.append((least_squares(error, start, bounds=bounds, max_nfev=2000, args=(sign,)).x, sign))
+        fits.append(
+            (least_squares(error, start, bounds=bounds, max_nfev=2000, args=(sign,)).x, sign)
+        )
     best = min((error(*fit) for fit in fits), key=lambda errors: np.sum(errors**2))
     return y.mean() + y.std() * (best + target)
 
@@ -70,11 +72,18 @@ class Draws:
     (draws, units)) and each row (`weights`, (draws, rows)), the unit of each row (`unit`, (rows,)), and what the units
     are, for the reader (`over`)."""
 
-    def __init__(self, rows: Sequence[Mapping[str, Any]], rng: np.random.Generator, count: int = 1000):
+    def __init__(
+        self, rows: Sequence[Mapping[str, Any]], rng: np.random.Generator, count: int = 1000
+    ):
         """`count` draws with replacement of whole scenes (the rows' "group"), where ten or more are known; of fewer
         scenes by distortion type, or by row, which speaks of these scenes alone; without scenes by row."""
-        groups = [f"row {i}" if row.get("group") is None else str(row["group"]) for i, row in enumerate(rows)]
-        kinds = ["none" if row.get("distortion") is None else str(row["distortion"]) for row in rows]
+        groups = [
+            f"row {i}" if row.get("group") is None else str(row["group"])
+            for i, row in enumerate(rows)
+        ]
+        kinds = [
+            "none" if row.get("distortion") is None else str(row["distortion"]) for row in rows
+        ]
         self.over, labels = "rows", np.arange(len(rows))
         if any(row.get("group") is not None for row in rows):
             self.over = "rows, within these scenes"
@@ -84,19 +93,30 @@ class Draws:
                 self.over, labels = "distortion types, within these scenes", kinds
         units, self.unit = np.unique(labels, return_inverse=True)
         drawn = (rng.integers(len(units), size=len(units)) for _ in range(count))
-        self.counts = np.array([np.bincount(each, minlength=len(units)) for each in drawn], np.int32)
+        self.counts = np.array(
+            [np.bincount(each, minlength=len(units)) for each in drawn], np.int32
+        )
         self.weights = self.counts[:, self.unit]
 
     def of(
-        self, statistic: Statistic, x: np.ndarray, y: np.ndarray, kept: np.ndarray, first: int | None = None
+        self,
+        statistic: Statistic,
+        x: np.ndarray,
+        y: np.ndarray,
+        kept: np.ndarray,
+        first: int | None = None,
     ) -> tuple[float, np.ndarray]:
         """A statistic of the `kept` rows of two columns, all (rows,), and of each draw of them, or of the `first` so
         many: the value and (draws,); nan where undefined, as the draws of a single unit are."""
         x, y, weights = x[kept], y[kept], self.weights[:first, kept]
         if len(np.unique(self.unit[kept])) < 2:
             return statistic(x, y) if len(x) else np.nan, np.full(len(weights), np.nan)
-        if statistic in _ON_WEIGHTS:  # without a sort of every draw, and in parts that fit the memory
-            on_draws = np.concatenate([_ON_WEIGHTS[statistic](x, y, part) for part in np.array_split(weights, 20)])
+        if (
+            statistic in _ON_WEIGHTS
+        ):  # without a sort of every draw, and in parts that fit the memory
+            on_draws = np.concatenate(
+                [_ON_WEIGHTS[statistic](x, y, part) for part in np.array_split(weights, 20)]
+            )
         else:
             places = (np.repeat(np.arange(len(x)), each) for each in weights)
             on_draws = np.array([statistic(x[place], y[place]) for place in places])
@@ -107,7 +127,9 @@ class Draws:
         kept = np.isfinite(values)
         weights = self.weights[:, kept]
         total = weights.sum(axis=1)
-        return interval(name, mean(values[kept]), (weights @ values[kept])[total > 0] / total[total > 0])
+        return interval(
+            name, mean(values[kept]), (weights @ values[kept])[total > 0] / total[total > 0]
+        )
 
 
 def _plcc_on_weights(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -117,8 +139,15 @@ def _plcc_on_weights(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> np.nd
         means = [(weights * column).sum(axis=1, keepdims=True) / total for column in (x, y)]
         x, y = x - means[0], y - means[1]
         squares = (weights * x**2).sum(axis=1), (weights * y**2).sum(axis=1)
-        alike = np.minimum(*(s - (CONSTANT * m[:, 0]) ** 2 for s, m in zip(squares, means, strict=True))) <= 0
-        return np.where(alike, np.nan, (weights * x * y).sum(axis=1) / np.sqrt(squares[0] * squares[1]))
+        alike = (
+            np.minimum(
+                *(s - (CONSTANT * m[:, 0]) ** 2 for s, m in zip(squares, means, strict=True))
+            )
+            <= 0
+        )
+        return np.where(
+            alike, np.nan, (weights * x * y).sum(axis=1) / np.sqrt(squares[0] * squares[1])
+        )
 
 
 def _srcc_on_weights(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -129,7 +158,9 @@ def _ranks_on_weights(x: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Average ranks (draws, rows), less a half."""
     values, tie = np.unique(x, return_inverse=True)
     order = np.argsort(tie, kind="stable")
-    occurs = np.add.reduceat(weights[:, order], np.searchsorted(tie[order], np.arange(len(values))), axis=1)
+    occurs = np.add.reduceat(
+        weights[:, order], np.searchsorted(tie[order], np.arange(len(values))), axis=1
+    )
     return (occurs.cumsum(axis=1) - occurs / 2)[:, tie]
 
 
@@ -146,7 +177,9 @@ def interval(name: str, value: float, on_draws: np.ndarray) -> dict[str, float]:
     return {name: value, f"{name}_low": low, f"{name}_high": high}
 
 
-def difference(name: str, first: tuple[float, np.ndarray], second: tuple[float, np.ndarray]) -> dict[str, float]:
+def difference(
+    name: str, first: tuple[float, np.ndarray], second: tuple[float, np.ndarray]
+) -> dict[str, float]:
     """A paired difference of two results of `Draws.of` on the same rows, in the columns of `interval`, and its `p`:
     twice the smaller share of draws on either side of 0, counting the sample itself as a draw (Davison and Hinkley,
     Bootstrap Methods and their Application, 1997)."""

@@ -74,7 +74,9 @@ def open_store(folder: Path, run: dict[str, Any], identity: dict[str, Any]) -> I
             raise StoreError(f"{folder}: holds rows.jsonl without run.json", "choose another --out")
         rows.recover(
             lambda row: row["key"],
-            lambda row: row.get("model_failed") or (row.get("sha256") and picture_changed(row, since)),
+            lambda row: (
+                row.get("model_failed") or (row.get("sha256") and picture_changed(row, since))
+            ),
         )
         yield rows
 
@@ -97,7 +99,9 @@ def read_run(folder: Path) -> Run:
         with os.fdopen(open_regular(file), "rb") as rows:
             return run, [row for _, row in rows_in(rows, file, _Row, going_on=True)]
     except FileError as error:
-        raise StoreError(f"{folder}: expected a folder that study.py run wrote", f"{file.name}: {error}") from error
+        raise StoreError(
+            f"{folder}: expected a folder that study.py run wrote", f"{file.name}: {error}"
+        ) from error
 
 
 def dataset_info(run: dict[str, Any]) -> DatasetInfo:
@@ -108,7 +112,9 @@ def dataset_info(run: dict[str, Any]) -> DatasetInfo:
         raise StudyError(f"run.json: {expected}", "report on a run of this version")
     told = run["dataset"]
     if told.get("key") not in DATASETS:
-        expected = f"run.json: expected a data set of {', '.join(DATASETS)}, got {told.get('key')!r}"
+        expected = (
+            f"run.json: expected a data set of {', '.join(DATASETS)}, got {told.get('key')!r}"
+        )
         raise StudyError(expected, "correct its key")
     known = asdict(DATASETS[told["key"]])
     return _checked(DatasetInfo, {name: told.get(name, value) for name, value in known.items()})

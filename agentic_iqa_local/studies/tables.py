@@ -30,10 +30,16 @@ def modes(run: ScoredRun) -> Table:
     for name, scored in run.modes.items():
         kept, mapped = scored.answered, run.mapped[name]
         line = {"mode": name, "seen": run.mark(name), "n": kept.sum(), "failed": (~kept).sum()}
-        line |= {"coverage": kept.mean()} | run.figure("srcc", srcc, name) | run.figure("plcc", plcc, name)
+        line |= (
+            {"coverage": kept.mean()}
+            | run.figure("srcc", srcc, name)
+            | run.figure("plcc", plcc, name)
+        )
         line |= run.figure("krcc", statistics.krcc, name, first=KRCC_DRAWS)
         for key, statistic in (("plcc_mapped", plcc), ("rmse_mapped", statistics.rmse)):
-            line |= interval(key, *run.draws.of(statistic, mapped, run.quality, np.isfinite(mapped)))
+            line |= interval(
+                key, *run.draws.of(statistic, mapped, run.quality, np.isfinite(mapped))
+            )
         table.append(line)
     return pd.DataFrame(table)
 
@@ -41,17 +47,24 @@ def modes(run: ScoredRun) -> Table:
 def differences(run: ScoredRun) -> Table:
     """SRCC and PLCC of every mode less those of the baseline, on the images that both answered."""
     others, baseline = [name for name in run.modes if name != run.baseline], (run, run.baseline)
-    pairs = [((run, mode), baseline, run.modes[mode].answered & run.modes[run.baseline].answered) for mode in others]
+    pairs = [
+        ((run, mode), baseline, run.modes[mode].answered & run.modes[run.baseline].answered)
+        for mode in others
+    ]
     return paired([{"first": mode, "second": run.baseline} for mode in others], pairs)
 
 
-def paired(lines: list[dict[str, Any]], pairs: Sequence[tuple[RunMode, RunMode, np.ndarray]]) -> Table:
+def paired(
+    lines: list[dict[str, Any]], pairs: Sequence[tuple[RunMode, RunMode, np.ndarray]]
+) -> Table:
     """`lines`, which name the `first` and the `second`, with PLCC and SRCC of the first less those of the second, on
     the given rows and on the same draws. `p` is that of SRCC, and `better` holds after Holm's correction."""
     for line, (first, second, both) in zip(lines, pairs, strict=True):
         line |= {"n": both.sum(), "failed": (~both).sum()}
         for name, statistic in (("plcc_difference", plcc), ("srcc_difference", srcc)):
-            line |= difference(name, *(run.sampled(statistic, mode, both) for run, mode in (first, second)))
+            line |= difference(
+                name, *(run.sampled(statistic, mode, both) for run, mode in (first, second))
+            )
     for line, p in zip(lines, statistics.holm([line["p"] for line in lines]), strict=True):
         better = line["first"] if line["srcc_difference"] > 0 else line["second"]
         line |= {"p_holm": p, "better": better if p < SIGNIFICANCE else "undecided"}
@@ -61,15 +74,27 @@ def paired(lines: list[dict[str, Any]], pairs: Sequence[tuple[RunMode, RunMode, 
 def within(run: ScoredRun) -> dict[str, Table]:
     """SRCC, PLCC and means within each distortion type, level and subset ("by_distortion" ...), and SRCC averaged over
     these by their images ("within"). Intervals are given for the product's mode and the baseline."""
-    tables: dict[str, list[dict[str, Any]]] = {"within": [], **{f"by_{by}": [] for by in run.labels}}
+    tables: dict[str, list[dict[str, Any]]] = {
+        "within": [],
+        **{f"by_{by}": [] for by in run.labels},
+    }
     for (by, labels), (mode, scored) in itertools.product(run.labels.items(), run.modes.items()):
         first, parts = None if mode in (run.product, run.baseline) else 0, []
         for value in sorted(labels.dropna().unique()):
             inside = (labels == value).to_numpy()
             kept = inside & scored.answered
             n, ranks = kept.sum(), run.sampled(srcc, mode, kept, first)
-            line = {"mode": mode, by: value, "n": n, "failed": (inside & ~kept).sum(), **interval("srcc", *ranks)}
-            line |= {"plcc": run.sampled(plcc, mode, kept, 0)[0], "mean_score": mean(scored.scores[kept])}
+            line = {
+                "mode": mode,
+                by: value,
+                "n": n,
+                "failed": (inside & ~kept).sum(),
+                **interval("srcc", *ranks),
+            }
+            line |= {
+                "plcc": run.sampled(plcc, mode, kept, 0)[0],
+                "mean_score": mean(scored.scores[kept]),
+            }
             tables[f"by_{by}"].append(line | {"mean_mos": mean(run.mos[kept])})
             parts += [(n, *ranks)] if np.isfinite(ranks[0]) else []
         if len(parts) > 1:
@@ -102,9 +127,17 @@ def calibration(run: ScoredRun) -> Table:
         loss[claim.index] = statistics.ranked_probability_scores(p[claim.index], level)
         uniform = statistics.ranked_probability_scores(np.full((len(claim), 5), 0.2), level)
         bins = statistics.reliability_bins(claim.confidence.to_numpy(), claim.correct.to_numpy())
-        line = {"letters": "; ".join(names), "n": len(claim), "ece": statistics.expected_calibration_error(bins)}
+        line = {
+            "letters": "; ".join(names),
+            "n": len(claim),
+            "ece": statistics.expected_calibration_error(bins),
+        }
         line |= {"accuracy": claim.correct.mean(), "mean_confidence": claim.confidence.mean()}
-        table.append(line | run.draws.mean("rps", loss) | {"rps_uniform": mean(uniform), "levels_from": run.levels[2]})
+        table.append(
+            line
+            | run.draws.mean("rps", loss)
+            | {"rps_uniform": mean(uniform), "levels_from": run.levels[2]}
+        )
     for baseline in (loss for names, loss in losses.items() if run.baseline in names):
         for line, loss in zip(table, losses.values(), strict=True):
             line |= run.draws.mean("rps_difference", loss - baseline)
@@ -133,22 +166,35 @@ def risk_coverage(run: ScoredRun) -> Table:
             if n := usable.sum():
                 risk = statistics.risk_curve(values[usable], error[usable])
                 line = {"mode": name, "signal": signal, "n": n, "aurc": risk.mean()}
-                table.append(line | {f"risk_{share}": risk[math.ceil(share * n / 100) - 1] for share in COVERAGES})
+                table.append(
+                    line
+                    | {f"risk_{share}": risk[math.ceil(share * n / 100) - 1] for share in COVERAGES}
+                )
     return pd.DataFrame(table)
 
 
 def cost(run: ScoredRun) -> Table:
     """Seconds and tokens that a mode takes for an image: of the agent where it takes part, and of its own reads and
     tools."""
-    stored, table = pd.DataFrame([row.get("cost", {}) for row in run.rows]).stack().dropna(), []  # by image and part
+    stored, table = (
+        pd.DataFrame([row.get("cost", {}) for row in run.rows]).stack().dropna(),
+        [],
+    )  # by image and part
     parts = pd.DataFrame(stored.tolist(), stored.index, columns=SPENT)
     for name, scored in run.modes.items():
         own = parts[parts.index.isin(scored.cost, level=1)].groupby(level=0)
         spent = own[SPENT].sum()[own.size() == len(scored.cost)]
         if len(spent):
             seconds = spent.pop("seconds")
-            line = {"mode": name, "n": len(spent), "mean_seconds": seconds.mean(), "median_seconds": seconds.median()}
-            table.append(line | {"p95_seconds": seconds.quantile(0.95), **spent.mean().add_suffix("_tokens")})
+            line = {
+                "mode": name,
+                "n": len(spent),
+                "mean_seconds": seconds.mean(),
+                "median_seconds": seconds.median(),
+            }
+            table.append(
+                line | {"p95_seconds": seconds.quantile(0.95), **spent.mean().add_suffix("_tokens")}
+            )
     return pd.DataFrame(table)
 
 
@@ -165,21 +211,35 @@ def failures(rows: Sequence[dict[str, Any]]) -> Table:
 def worst(run: ScoredRun) -> Table:
     """The images that the product's mode ranks the furthest from the human scores."""
     table = pd.DataFrame(run.rows, columns=["key", "distortion", "level", "mos"])
-    table = table.assign(score=run.modes[run.product].scores, rank_error=rank_errors(run, run.product))
+    table = table.assign(
+        score=run.modes[run.product].scores, rank_error=rank_errors(run, run.product)
+    )
     table = table.sort_values("rank_error", key=abs, ascending=False, kind="stable").head(WORST)
     return table.dropna(subset="rank_error")
 
 
 def accuracy(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
     """Accuracy on multiple-choice questions: a line for all rows, one for each task and one for each question type."""
-    parts = {(by, row[by]) for by in ("task", "question_type") for row in rows if row.get(by) is not None}
+    parts = {
+        (by, row[by]) for by in ("task", "question_type") for row in rows if row.get(by) is not None
+    }
     table = []
-    for by, value in [("all", ""), *sorted(parts, key=lambda part: (part[0] == "question_type", part[1]))]:
+    for by, value in [
+        ("all", ""),
+        *sorted(parts, key=lambda part: (part[0] == "question_type", part[1])),
+    ]:
         chosen = [row for row in rows if by == "all" or row.get(by) == value]
         answered = [row for row in chosen if row.get("answered") is not None]
-        line = {"part": by.replace("_", " "), "value": value, "n": len(answered), "failed": len(chosen) - len(answered)}
+        line = {
+            "part": by.replace("_", " "),
+            "value": value,
+            "n": len(answered),
+            "failed": len(chosen) - len(answered),
+        }
         if answered:
-            right = sum(row["answered"] == choice_letters(row["choices"])[row["answer"]] for row in answered)
+            right = sum(
+                row["answered"] == choice_letters(row["choices"])[row["answer"]] for row in answered
+            )
             line |= statistics.share("accuracy", right, len(answered))
             line["chance"] = np.mean([1 / len(row["choices"]) for row in answered])
             line["p_right"] = np.mean([row["probabilities"][row["answer"]] for row in answered])

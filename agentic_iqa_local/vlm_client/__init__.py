@@ -93,7 +93,9 @@ class LetterRead:
         """The letters' part of `logprobs`, which are by token id. Raises VLMError, which begins with `engine`,
         unless each is a number above NO_PROBABILITY and at most 0, and the probabilities sum to at most 1, both
         within LOGPROB_ROUNDING."""
-        values: dict[str, Any] = {letter: logprobs.get(token) for letter, token in token_ids.items()}
+        values: dict[str, Any] = {
+            letter: logprobs.get(token) for letter, token in token_ids.items()
+        }
         for letter, value in values.items():
             if type(value) not in (int, float) or not NO_PROBABILITY < value <= LOGPROB_ROUNDING:
                 said = f"expected a finite log-probability of at most 0 for the letter {letter}, got {value!r:.40}"
@@ -146,17 +148,25 @@ class VLMSession:
         rendered = self.client.renderer.render(prompt, len(self.images), answer_prefix)
         return self._write(rendered, schema, temperature, max_tokens)
 
-    def read_letters(self, prompt: "ChatPrompt", answer_prefix: str, letters: Sequence[str]) -> LetterRead:
+    def read_letters(
+        self, prompt: "ChatPrompt", answer_prefix: str, letters: Sequence[str]
+    ) -> LetterRead:
         """Log-probabilities of `letters` as the token right after `answer_prefix`. Raises VLMError if one is
         not a single token. Of words the first token is read."""
-        rendered, token_ids = self.client.renderer.letters(prompt, len(self.images), answer_prefix, letters)
-        return LetterRead.of(self.client.label, self._logprobs(rendered, list(token_ids.values())), token_ids)
+        rendered, token_ids = self.client.renderer.letters(
+            prompt, len(self.images), answer_prefix, letters
+        )
+        return LetterRead.of(
+            self.client.label, self._logprobs(rendered, list(token_ids.values())), token_ids
+        )
 
     def close(self) -> None:
         """Frees the cache."""
         self._expanded, self.images = None, []
 
-    def _write(self, rendered: "Rendered", schema: type[BaseModel], temperature: float, max_tokens: int) -> str:
+    def _write(
+        self, rendered: "Rendered", schema: type[BaseModel], temperature: float, max_tokens: int
+    ) -> str:
         """What `generate` returns: the answer that begins as `rendered` does. Raises VLMError."""
         raise NotImplementedError
 
@@ -261,6 +271,8 @@ def create_vlm_client(backend: str, settings: "ModelSettings", device: str = "cp
     engine, _, name = backend.partition(".")
     if engine not in ENGINES or not name:
         hint = did_you_mean(engine, ENGINES)
-        raise VLMError(f"backend '{backend}': expected ENGINE.FOLDER with ENGINE one of {', '.join(ENGINES)}{hint}")
+        raise VLMError(
+            f"backend '{backend}': expected ENGINE.FOLDER with ENGINE one of {', '.join(ENGINES)}{hint}"
+        )
     module, _, cls = ENGINES[engine].partition(":")
     return getattr(importlib.import_module(module), cls)(name, settings, device)

@@ -23,12 +23,17 @@ class ChatPrompt:
 
 
 def chat_messages(
-    prompt: ChatPrompt, images: int, layout: PromptLayout, parts: Sequence[dict[str, Any]] | None = None
+    prompt: ChatPrompt,
+    images: int,
+    layout: PromptLayout,
+    parts: Sequence[dict[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
     """`prompt` as chat messages for `images` (1, or 2 with the reference first). `parts` stand for the images,
     by default as transformers takes them."""
     if images not in (1, 2):
-        raise ValueError(f"chat_messages: expected 1 image, or 2 with the reference first, got {images}")
+        raise ValueError(
+            f"chat_messages: expected 1 image, or 2 with the reference first, got {images}"
+        )
     instructions = prompt.instructions.removeprefix("System:\n").rstrip("\n")
     preamble = prompt.preamble or (TEST_PREAMBLE if images == 1 else PAIR_PREAMBLE)
     pictures = parts or [{"type": "image"}] * images
@@ -37,7 +42,10 @@ def chat_messages(
         return [{"role": "user", "content": [*pictures, {"type": "text", "text": text}]}]
     return [
         {"role": "system", "content": [{"type": "text", "text": instructions}]},
-        {"role": "user", "content": [*pictures, {"type": "text", "text": f"{preamble}\n{prompt.case}"}]},
+        {
+            "role": "user",
+            "content": [*pictures, {"type": "text", "text": f"{preamble}\n{prompt.case}"}],
+        },
     ]
 
 

@@ -8,7 +8,9 @@ from pydantic import BaseModel
 from agentic_iqa_local.vlm_client import VLMError
 
 # JSON as json.dumps writes it: one spelling for each answer, and no blanks for a small model to pad with.
-JSON_STYLE = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
+JSON_STYLE = {
+    "x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+}
 
 
 def json_schema(schema: type[BaseModel]) -> dict[str, Any]:
@@ -33,7 +35,9 @@ def rest_of_answer(schema: type[BaseModel], begun: str) -> str:
     options = [head + json.dumps(value) for value in choices if len(begun) > len(head)]
     rests = [option[len(begun) :] for option in options if option.startswith(begun)]
     if not rests:
-        raise VLMError(f"schema {schema.__name__} does not allow an answer that begins with {begun!r}")
+        raise VLMError(
+            f"schema {schema.__name__} does not allow an answer that begins with {begun!r}"
+        )
     shared = {key: whole[key] for key in ("$defs", "x-guidance") if key in whole}
     rules, parts = [], ["first"]
     rules.append(f"first: {' | '.join(json.dumps(rest) for rest in rests)}")

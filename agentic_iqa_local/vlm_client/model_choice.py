@@ -62,7 +62,9 @@ def _folders(root: Path) -> Iterator[Path]:
     """Folders with a config.json, by name, but for the embedded model's own. Links are followed."""
     for place, below, files in os.walk(root, followlinks=True):
         depth = len(Path(place).relative_to(root).parts)
-        below[:] = sorted(name for name in below if not name.startswith(".")) if depth < DEEPEST else []
+        below[:] = (
+            sorted(name for name in below if not name.startswith(".")) if depth < DEEPEST else []
+        )
         if depth and "config.json" in files:
             below.clear()
             if not os.path.samefile(place, EMBEDDED):
@@ -90,7 +92,10 @@ def _set_up_for(name: str) -> str | None:
             settings = load_settings(path)
         except ConfigError:  # somebody's own, damaged
             continue
-        models = [(settings.folder(backend).name, settings.model(backend)) for backend in settings.backends]
+        models = [
+            (settings.folder(backend).name, settings.model(backend))
+            for backend in settings.backends
+        ]
         if all(folder == name and model.quantization == "none" for folder, model in models):
             return path.stem
     return None

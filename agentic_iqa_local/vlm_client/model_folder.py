@@ -43,12 +43,18 @@ def examine(folder: Path, weights: bool = True) -> Weights | None:
     if not (folder / "config.json").exists():
         raise _refused(folder, "expected config.json, found none", "this is no transformers model")
     if (folder / "adapter_config.json").exists():
-        raise _refused(folder, "expected no adapter_config.json", "merge the adapter into the weights")
+        raise _refused(
+            folder, "expected no adapter_config.json", "merge the adapter into the weights"
+        )
     for file in sorted(folder.glob("*config.json")):
         for part in walk(read_object(folder, file.name)):
-            if named := sorted(key for key in OTHER_SOURCES if isinstance(part, dict) and part.get(key)):
+            if named := sorted(
+                key for key in OTHER_SOURCES if isinstance(part, dict) and part.get(key)
+            ):
                 what = f"{file.name}: expected no {named[0]}, which names code or other weights"
-                raise _refused(folder, what, "use an edition of the model that transformers loads by itself")
+                raise _refused(
+                    folder, what, "use an edition of the model that transformers loads by itself"
+                )
     return read_weights(folder) if weights else None
 
 
@@ -69,11 +75,15 @@ def read_weights(folder: Path) -> Weights:
         names = sorted(set(map(str, places.values()))) if isinstance(places, dict) else []
     else:
         names = []
-    if not names or any(Path(name).name != name or Path(name).suffix != ".safetensors" for name in names):
+    if not names or any(
+        Path(name).name != name or Path(name).suffix != ".safetensors" for name in names
+    ):
         what = f"expected {WHOLE}, or {INDEX} and the *.safetensors files that it names, found none"
         raise _refused(folder, what, "get the safetensors edition from the model's maker")
     if missing := [name for name in names if not (folder / name).is_file()]:
-        raise _refused(folder, f"expected {len(names)} weight files, {missing[0]} is missing or no file")
+        raise _refused(
+            folder, f"expected {len(names)} weight files, {missing[0]} is missing or no file"
+        )
     shapes: dict[str, tuple[int, ...]] = {}
     for name in names:
         try:
@@ -85,5 +95,7 @@ def read_weights(folder: Path) -> Weights:
     return Weights(tuple(folder / name for name in names), shapes)
 
 
-def _refused(folder: Path, what: str, remedy: str = "copy the folder again from its maker") -> VLMError:
+def _refused(
+    folder: Path, what: str, remedy: str = "copy the folder again from its maker"
+) -> VLMError:
     return VLMError(f"model folder {folder}: {what}", remedy)

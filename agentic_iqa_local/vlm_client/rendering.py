@@ -101,17 +101,23 @@ class Renderer:
             self.processor = AutoProcessor.from_pretrained(self.folder, **LOCAL)  # nosec B615 # a local folder
             if not (self.processor.chat_template or self.processor.tokenizer.chat_template):
                 expected = "expected a chat template, found none"
-                raise VLMError(f"model folder {self.folder}: {expected}", "copy chat_template.jinja too")
+                raise VLMError(
+                    f"model folder {self.folder}: {expected}", "copy chat_template.jinja too"
+                )
             self.tokenizer = self.processor.tokenizer
             self.placeholder = self.tokenizer.convert_tokens_to_ids(self.processor.image_token)
             added = [token.content for token in self.tokenizer.added_tokens_decoder.values()]
-            special = {token for token in (*added, *self.tokenizer.all_special_tokens) if len(token) > 1}
+            special = {
+                token for token in (*added, *self.tokenizer.all_special_tokens) if len(token) > 1
+            }
             self.special_tokens = sorted(special, key=len, reverse=True)
             self.limits = self._set_limits()
         self.notice = getattr(self.config, "agentic_iqa_notice", None)
         self.trust = float(getattr(self.config, "agentic_iqa_trust", 1.0))
         if self.notice:  # the embedded model's
-            self.notice += f"; {command('bundle')} --config {NEXT_SET_UP} fetches the next larger one"
+            self.notice += (
+                f"; {command('bundle')} --config {NEXT_SET_UP} fetches the next larger one"
+            )
         self.holds_in_bfloat16 = getattr(self.config, "agentic_iqa_bfloat16", False) is True
 
     def _set_limits(self) -> PixelLimits:
@@ -119,13 +125,24 @@ class Renderer:
         range of their own."""
         settings, images = self.settings, self.processor.image_processor
         self.size: dict[str, int] | None = None  # the range, as the image processor takes it
-        size = {key: value for key, value in dict(getattr(images, "size", {})).items() if value is not None}
+        size = {
+            key: value
+            for key, value in dict(getattr(images, "size", {})).items()
+            if value is not None
+        }
         patch = getattr(images, "patch_size", None)
-        by_pixels = size.keys() >= {"shortest_edge", "longest_edge"} and hasattr(images, "merge_size")
+        by_pixels = size.keys() >= {"shortest_edge", "longest_edge"} and hasattr(
+            images, "merge_size"
+        )
         if not patch or not by_pixels:
-            return PixelLimits(factor=1, min_pixels=settings.min_pixels or 1, max_pixels=settings.max_pixels)
+            return PixelLimits(
+                factor=1, min_pixels=settings.min_pixels or 1, max_pixels=settings.max_pixels
+            )
         factor = patch * images.merge_size
-        low, high = settings.min_pixels or size["shortest_edge"], settings.max_pixels or size["longest_edge"]
+        low, high = (
+            settings.min_pixels or size["shortest_edge"],
+            settings.max_pixels or size["longest_edge"],
+        )
         if not max(low, factor * factor) <= high:
             least = f"at least {factor * factor} max_pixels (one token of {factor}×{factor})"
             said = f"model {self.name}: expected min_pixels ≤ max_pixels and {least}, got {low} and {high}"
@@ -161,8 +178,12 @@ class Renderer:
         prompt = replace(prompt, case=self.defuse(prompt.case))
         messages = chat_messages(prompt, images, self.settings.prompt_layout)
         try:
-            text = self.processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        except Exception as error:  # a template is a program of the folder's maker: it can raise anything
+            text = self.processor.apply_chat_template(
+                messages, add_generation_prompt=True, tokenize=False
+            )
+        except (
+            Exception
+        ) as error:  # a template is a program of the folder's maker: it can raise anything
             said = f"chat template of {self.name} failed ({first_line(error)})"
             raise VLMError(said, "get the folder from its maker") from error
         short, whole = self.encode(text), self.encode(text + answer_prefix)
@@ -171,7 +192,9 @@ class Renderer:
             raise VLMError(f"tokenizer of {self.name}: {said}")
         places = [i for i, token in enumerate(short) if token == self.placeholder]
         if len(places) != images:
-            raise VLMError(f"chat template of {self.name}: expected {images} image places, got {len(places)}")
+            raise VLMError(
+                f"chat template of {self.name}: expected {images} image places, got {len(places)}"
+            )
         answer, head, tail = whole[len(short) :], short[: places[0]], short[places[-1] + 1 :]
         return Rendered(prompt, answer_prefix, text + answer_prefix, short, answer, head, tail)
 
@@ -180,7 +203,10 @@ class Renderer:
         comes first."""
         with self._lock:
             batch = self.processor(
-                text=[rendered.text], images=list(images), return_tensors="pt", add_special_tokens=False
+                text=[rendered.text],
+                images=list(images),
+                return_tensors="pt",
+                add_special_tokens=False,
             )
         ids = batch["input_ids"][0].tolist()
         head, tail = rendered.head, [*rendered.tail, *rendered.answer_ids]
@@ -214,7 +240,10 @@ class Renderer:
 
 
 def resolve_letters(
-    encode: Callable[[str], list[int]], tail: str, letters: Sequence[str], words: Mapping[str, str] | None = None
+    encode: Callable[[str], list[int]],
+    tail: str,
+    letters: Sequence[str],
+    words: Mapping[str, str] | None = None,
 ) -> dict[str, int]:
     """Letter, or word → token id after `tail`. `A`, ` A` and `"A` are different tokens with different distributions, so
     an id is what the tokenizer makes of a letter right after the prompt's own end: encode(tail + letter) must be
@@ -230,9 +259,13 @@ def resolve_letters(
         if longer[: len(base)] != base or not tokens or (len(said) == 1 and len(tokens) > 1):
             expected = f"expected the answer letter {said!r} to be one token after {tail[-24:]!r}"
             got = f"got {longer[len(base) - 1 :]} after {base[-2:]}"
-            raise VLMError(f"tokenizer: {expected}, {got}", "this model's letters cannot be read here")
+            raise VLMError(
+                f"tokenizer: {expected}, {got}", "this model's letters cannot be read here"
+            )
         ids[letter] = tokens[0]
     if len(set(ids.values())) != len(ids):
-        said = f"expected a token of its own for each of the letters {', '.join(letters)}, got {ids}"
+        said = (
+            f"expected a token of its own for each of the letters {', '.join(letters)}, got {ids}"
+        )
         raise VLMError(f"tokenizer: {said}")
     return ids

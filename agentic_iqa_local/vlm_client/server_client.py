@@ -47,7 +47,9 @@ class ServerClient(VLMClient):
             max_retries=1,
             # A proxy of the environment would be asked for this machine's own server, and a redirection would
             # take the pictures elsewhere.
-            http_client=openai.DefaultHttpxClient(trust_env=False, auth=login, follow_redirects=False),
+            http_client=openai.DefaultHttpxClient(
+                trust_env=False, auth=login, follow_redirects=False
+            ),
         )
         self.served = self._served_model()
         about: Any = self.ask(lambda: self.openai.get(f"{self.url}/version", cast_to=object))
@@ -123,7 +125,9 @@ class ServerSession(VLMSession):
             parts.append({"type": "image_url", "image_url": {"url": url}})
         return parts
 
-    def _write(self, rendered: Rendered, schema: type[BaseModel], temperature: float, max_tokens: int) -> str:
+    def _write(
+        self, rendered: Rendered, schema: type[BaseModel], temperature: float, max_tokens: int
+    ) -> str:
         text, tokens = self._ask(
             rendered,
             lambda answer: (answer.choices[0].message.content, answer.usage.completion_tokens),
@@ -142,7 +146,10 @@ class ServerSession(VLMSession):
     def _logprobs(self, rendered: Rendered, tokens: list[int]) -> Mapping[int, float]:
         entries = self._ask(
             rendered,
-            lambda answer: [(one.token, one.logprob) for one in answer.choices[0].logprobs.content[0].top_logprobs],
+            lambda answer: [
+                (one.token, one.logprob)
+                for one in answer.choices[0].logprobs.content[0].top_logprobs
+            ],
             max_tokens=1,
             temperature=0,
             logprobs=True,
@@ -150,12 +157,23 @@ class ServerSession(VLMSession):
         )
         self.usage.forward_passes += 1
         by_name = dict(entries)
-        if len(by_name) < len(entries) or not by_name.keys() >= {f"token_id:{token}" for token in tokens}:
+        if len(by_name) < len(entries) or not by_name.keys() >= {
+            f"token_id:{token}" for token in tokens
+        }:
             said = f"expected one log-probability of each letter's token, got {', '.join(map(str, by_name))[:300]}"
-            raise VLMError(f"{self.client.label}: {said}", "it must be a vLLM server that honours logprob_token_ids")
+            raise VLMError(
+                f"{self.client.label}: {said}",
+                "it must be a vLLM server that honours logprob_token_ids",
+            )
         return {token: by_name[f"token_id:{token}"] for token in tokens}
 
-    def _ask(self, rendered: Rendered, parts: Callable[[Any], Answer], extra: dict[str, Any], **options: Any) -> Answer:
+    def _ask(
+        self,
+        rendered: Rendered,
+        parts: Callable[[Any], Answer],
+        extra: dict[str, Any],
+        **options: Any,
+    ) -> Answer:
         """`parts` of one chat completion with `options`; `extra` are vLLM's own fields. Raises VLMError when
         the server saw other tokens than the processor here makes."""
         client, renderer = self.client, self.client.renderer
@@ -175,11 +193,17 @@ class ServerSession(VLMSession):
                 model=client.served, messages=messages, extra_body=extra, **options
             )
             details = getattr(answer.usage, "prompt_tokens_details", None)
-            return answer.prompt_token_ids, int((details and details.cached_tokens) or 0), parts(answer)
+            return (
+                answer.prompt_token_ids,
+                int((details and details.cached_tokens) or 0),
+                parts(answer),
+            )
 
         seen, reused, found = client.ask(call)
         if seen != whole:
-            said = f"{client.label}: expected it to see the {len(whole)} tokens that the processor in"
+            said = (
+                f"{client.label}: expected it to see the {len(whole)} tokens that the processor in"
+            )
             advice = "serve the same model folder with vLLM"
             raise VLMError(f"{said} {renderer.folder} makes, it saw others", advice)
         self._count(whole, reused)

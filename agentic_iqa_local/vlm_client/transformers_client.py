@@ -28,7 +28,12 @@ from pydantic import BaseModel
 from transformers import AutoModelForImageTextToText, BitsAndBytesConfig, DynamicCache
 
 from agentic_iqa_local.config import ModelSettings
-from agentic_iqa_local.devices import choose_dtype, describe_device, make_deterministic, memory_ran_out
+from agentic_iqa_local.devices import (
+    choose_dtype,
+    describe_device,
+    make_deterministic,
+    memory_ran_out,
+)
 from agentic_iqa_local.vlm_client import (
     LetterRead,
     ManyReads,
@@ -41,7 +46,14 @@ from agentic_iqa_local.vlm_client import (
 )
 from agentic_iqa_local.vlm_client.chat import ChatPrompt
 from agentic_iqa_local.vlm_client.constraints import json_schema
-from agentic_iqa_local.vlm_client.rendering import LOCAL, Expanded, Rendered, Renderer, first_line, loading
+from agentic_iqa_local.vlm_client.rendering import (
+    LOCAL,
+    Expanded,
+    Rendered,
+    Renderer,
+    first_line,
+    loading,
+)
 
 MOST_TOKENS = 4096  # of one pass over many pictures: about what a long assessment has in its cache
 MOST_PIXELS = 2**20  # of such a pass, where the model sets no limit
@@ -67,7 +79,9 @@ class TransformersClient(VLMClient):
         self.tokenizer = self.renderer.tokenizer
         if settings.exact:
             make_deterministic()
-        self.dtype = getattr(torch, choose_dtype(settings.dtype, device, self.renderer.holds_in_bfloat16))
+        self.dtype = getattr(
+            torch, choose_dtype(settings.dtype, device, self.renderer.holds_in_bfloat16)
+        )
         self.model = self._load(device)
         self.device = self.model.device
         named = inspect.signature(self.model.forward).parameters  # transformers renames it
@@ -75,7 +89,9 @@ class TransformersClient(VLMClient):
         # Qwen's models keep positions of the image that ran last: one pass at a time
         self.lock, self.at_once = threading.Lock(), 1
         self.vocabulary = self.model.get_output_embeddings().weight.shape[0]
-        self.grammar_tokenizer = llguidance.hf.from_tokenizer(self.tokenizer, n_vocab=self.vocabulary)
+        self.grammar_tokenizer = llguidance.hf.from_tokenizer(
+            self.tokenizer, n_vocab=self.vocabulary
+        )
         eos = self.model.generation_config.eos_token_id
         self.stop_ids = {*(eos if isinstance(eos, list) else [eos]), self.tokenizer.eos_token_id}
 
@@ -97,7 +113,9 @@ class TransformersClient(VLMClient):
             model.eval()
             if "device_map" not in options:
                 model.to(device)
-        if absent := sorted({*loaded["missing_keys"], *(str(key) for key in loaded["mismatched_keys"])}):
+        if absent := sorted(
+            {*loaded["missing_keys"], *(str(key) for key in loaded["mismatched_keys"])}
+        ):
             said = f"{len(absent)} weights are missing or of another shape ({absent[0]}, ...)"
             raise VLMError(f"model folder {folder}: {said}", "copy the folder again")
         if model.config.model_type == "smolvlm" and hasattr(model.model, "inputs_merger"):
@@ -110,8 +128,14 @@ class TransformersClient(VLMClient):
     def _quantization(self) -> BitsAndBytesConfig:
         options: dict[str, Any] = {"load_in_8bit": True}
         if self.settings.quantization == "4bit":
-            options = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
-        return BitsAndBytesConfig(bnb_4bit_compute_dtype=self.dtype, llm_int8_skip_modules=FULL_PRECISION, **options)
+            options = {
+                "load_in_4bit": True,
+                "bnb_4bit_quant_type": "nf4",
+                "bnb_4bit_use_double_quant": True,
+            }
+        return BitsAndBytesConfig(
+            bnb_4bit_compute_dtype=self.dtype, llm_int8_skip_modules=FULL_PRECISION, **options
+        )
 
     def open(self, images: Sequence[Image.Image]) -> "TransformersSession":
         return TransformersSession(self, images)
@@ -143,19 +167,30 @@ class TransformersClient(VLMClient):
         return grammar
 
     def read_many(
-        self, pictures: Sequence[Sequence[Image.Image]], prompt: ChatPrompt, answer_prefix: str, letters: Sequence[str]
+        self,
+        pictures: Sequence[Sequence[Image.Image]],
+        prompt: ChatPrompt,
+        answer_prefix: str,
+        letters: Sequence[str],
     ) -> ManyReads:
         """`VLMClient.read_many`. Pictures that become equally many tokens go through the model side by side,
         as many as MOST_TOKENS and the model's range of pixels allow; others one by one."""
-        rendered, token_ids = self.renderer.letters(prompt, len(pictures[0]), answer_prefix, letters)
+        rendered, token_ids = self.renderer.letters(
+            prompt, len(pictures[0]), answer_prefix, letters
+        )
         expanded = [self.renderer.expand(rendered, images) for images in pictures]
         # only pictures that became the same tokens and equally large inputs can be stacked
-        forms = [(one.ids, one.types, {name: x.shape for name, x in one.inputs.items()}) for one in expanded]
+        forms = [
+            (one.ids, one.types, {name: x.shape for name, x in one.inputs.items()})
+            for one in expanded
+        ]
         if any(form != forms[0] for form in forms):
             return super().read_many(pictures, prompt, answer_prefix, letters)
         length = len(rendered.prompt_with(expanded[0])) + len(rendered.answer_ids)
         pixels = sum(image.width * image.height for image in pictures[0])
-        at_once = max(1, min(MOST_TOKENS // length, (self.limits.max_pixels or MOST_PIXELS) // pixels))
+        at_once = max(
+            1, min(MOST_TOKENS // length, (self.limits.max_pixels or MOST_PIXELS) // pixels)
+        )
         reads, usage = [], TokenUsage(calls=len(pictures), prefilled=length * len(pictures))
         for first in range(0, len(expanded), at_once):
             passed = self.run(self.prompt_inputs(rendered, expanded[first : first + at_once]))
@@ -166,7 +201,9 @@ class TransformersClient(VLMClient):
                 reads.append(LetterRead.of(self.label, logprobs, token_ids))
         return ManyReads(reads, usage)
 
-    def prompt_inputs(self, rendered: Rendered, pictures: Sequence[Expanded]) -> dict[str, torch.Tensor]:
+    def prompt_inputs(
+        self, rendered: Rendered, pictures: Sequence[Expanded]
+    ) -> dict[str, torch.Tensor]:
         """The model's inputs for one prompt with its answer so far about each of `pictures`, which became
         equally many tokens: nothing is padded, so that each row is what it would be alone."""
         first, rows = pictures[0], len(pictures)
@@ -174,17 +211,25 @@ class TransformersClient(VLMClient):
         inputs = {"input_ids": torch.tensor([ids] * rows)}
         if first.types is not None:
             types = [0] * len(rendered.head) + first.types
-            inputs["mm_token_type_ids"] = torch.tensor([types + [0] * (len(ids) - len(types))] * rows)
-        return inputs | {name: torch.cat([one.inputs[name] for one in pictures]) for name in first.inputs}
+            inputs["mm_token_type_ids"] = torch.tensor(
+                [types + [0] * (len(ids) - len(types))] * rows
+            )
+        return inputs | {
+            name: torch.cat([one.inputs[name] for one in pictures]) for name in first.inputs
+        }
 
     @torch.inference_mode()
-    def run(self, inputs: dict[str, Any], cache: DynamicCache | None = None, keep: bool = False) -> Pass:
+    def run(
+        self, inputs: dict[str, Any], cache: DynamicCache | None = None, keep: bool = False
+    ) -> Pass:
         """One forward pass after `cache`; with `keep` the pass has its own. Raises VLMError, OutOfMemory or
         ModelLost."""
         with self._errors(f"{inputs['input_ids'].numel()} tokens"), self.lock:
             began = time.perf_counter()
             for name, value in inputs.items():
-                inputs[name] = value.to(self.device, self.dtype if value.is_floating_point() else None)
+                inputs[name] = value.to(
+                    self.device, self.dtype if value.is_floating_point() else None
+                )
             inner = self.model.model
             if cache is None and hasattr(inner, "rope_deltas"):
                 inner.rope_deltas = None
@@ -208,10 +253,14 @@ class TransformersClient(VLMClient):
         except (RuntimeError, MemoryError) as error:
             if memory_ran_out(error):
                 said = f"{self.name}: memory ran out on {on} ({first_line(error)})"
-                advice = "lower max_pixels, quantise, assess fewer images at once, or use another device"
+                advice = (
+                    "lower max_pixels, quantise, assess fewer images at once, or use another device"
+                )
                 raise OutOfMemory(said, advice) from error
             failed = f"{self.name} failed on {on} ({first_line(error)})"
-            if isinstance(error, torch.AcceleratorError):  # the process's hold on its card is broken
+            if isinstance(
+                error, torch.AcceleratorError
+            ):  # the process's hold on its card is broken
                 raise ModelLost(failed, "the card has to be opened anew") from error
             raise VLMError(failed) from error
 
@@ -233,11 +282,15 @@ class TransformersSession(VLMSession):
         super().close()
         self._drop_cache()
 
-    def _write(self, rendered: Rendered, schema: type[BaseModel], temperature: float, max_tokens: int) -> str:
+    def _write(
+        self, rendered: Rendered, schema: type[BaseModel], temperature: float, max_tokens: int
+    ) -> str:
         """Template text that the schema leaves no choice about is not decoded token by token but run through in
         one piece."""
         client = self.client
-        matcher = llguidance.LLMatcher(client.grammar_tokenizer, client.grammar(json.dumps(json_schema(schema))))
+        matcher = llguidance.LLMatcher(
+            client.grammar_tokenizer, client.grammar(json.dumps(json_schema(schema)))
+        )
         answer = [*rendered.answer_ids]
         if not matcher.consume_tokens(answer):
             raise VLMError(
@@ -258,7 +311,11 @@ class TransformersSession(VLMSession):
             logits = logits.masked_fill(torch.from_numpy(allowed) == 0, float("-inf"))
             token = int(logits.argmax())
             if temperature:
-                token = int(torch.multinomial((logits / temperature).softmax(-1), 1, generator=self._generator))
+                token = int(
+                    torch.multinomial(
+                        (logits / temperature).softmax(-1), 1, generator=self._generator
+                    )
+                )
             self.usage.decoded += 1
             matcher.consume_token(token)
             if token in client.stop_ids:
@@ -269,7 +326,9 @@ class TransformersSession(VLMSession):
         return client.tokenizer.decode(answer, skip_special_tokens=True)
 
     def _logprobs(self, rendered: Rendered, tokens: list[int]) -> Mapping[int, float]:
-        logprobs = self._advance(rendered, rendered.answer_ids, new_call=True).double().log_softmax(-1)
+        logprobs = (
+            self._advance(rendered, rendered.answer_ids, new_call=True).double().log_softmax(-1)
+        )
         return {token: logprobs[token].item() for token in tokens}
 
     def _drop_cache(self) -> None:

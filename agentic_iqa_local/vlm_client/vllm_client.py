@@ -57,7 +57,9 @@ class VllmClient(VLMClient):
         self._check_settings()
         try:
             self.engine = Engine(self._engine_config(), self.device)
-        except Exception as error:  # it reads a stranger's folder, as transformers does: see `loading`
+        except (
+            Exception
+        ) as error:  # it reads a stranger's folder, as transformers does: see `loading`
             said = f"vLLM {self.version} cannot load it ({first_line(error)})"
             raise ModelLost(f"model folder {self.renderer.folder}: {said}") from error
         self.dtype = str(self.engine.config.model_config.dtype).removeprefix("torch.")
@@ -83,7 +85,10 @@ class VllmClient(VLMClient):
             make_deterministic()
         options: dict[str, Any]
         if on_gpu:
-            options = {"dtype": settings.dtype, "device_ids": [int(self.device.partition(":")[2] or 0)]}
+            options = {
+                "dtype": settings.dtype,
+                "device_ids": [int(self.device.partition(":")[2] or 0)],
+            }
             options["gpu_memory_utilization"] = gpu_share(self.device, settings.left_for_tools_gib)
         else:
             dtype = choose_dtype(settings.dtype, self.device, self.renderer.holds_in_bfloat16)
@@ -108,7 +113,10 @@ class VllmClient(VLMClient):
 
     def _context(self) -> int:
         """Tokens of two images of the largest size and of a long prompt, as far as the model reaches."""
-        reach = getattr(self.renderer.config.get_text_config(), "max_position_embeddings", None) or 32768
+        reach = (
+            getattr(self.renderer.config.get_text_config(), "max_position_embeddings", None)
+            or 32768
+        )
         if self.limits.max_pixels is None or self.limits.factor == 1:
             return min(reach, 2 * TEXT_TOKENS + 8192)
         return min(reach, 2 * self.limits.max_pixels // self.limits.factor**2 + TEXT_TOKENS)
@@ -138,7 +146,9 @@ def gpu_share(device: str, left_gib: float) -> float:
     if share <= 0.05:
         said = f"{device}: {free / 2**30:.1f} of {total / 2**30:.1f} GiB are free"
         advice = "nothing is left for the model"
-        raise VLMError(f"{said} and left_for_tools_gib keeps {left_gib} of them for the tools", advice)
+        raise VLMError(
+            f"{said} and left_for_tools_gib keeps {left_gib} of them for the tools", advice
+        )
     return math.floor(share * 1000) / 1000
 
 
@@ -161,7 +171,9 @@ class Engine:
         self._count = 0
         self._closed = False
         self._ended: VLMError = ModelLost("vLLM's engine has stopped", "load the model again")
-        self._closing = threading.Lock()  # nothing is put into the queue after the last reader has gone
+        self._closing = (
+            threading.Lock()
+        )  # nothing is put into the queue after the last reader has gone
         _RUNNING.add(self)
         self._thread = threading.Thread(target=self._run, name="vllm-engine", daemon=True)
         self._thread.start()
@@ -196,7 +208,9 @@ class Engine:
                         self._pending.pop(output.request_id).set_result(output)
         except Exception as error:
             said = f"vLLM's engine failed ({first_line(error)})"
-            self._ended = ModelLost(said, "where its memory ran out, lower max_in_flight or max_pixels")
+            self._ended = ModelLost(
+                said, "where its memory ran out, lower max_in_flight or max_pixels"
+            )
         finally:
             with self._closing:
                 self._closed = True
@@ -243,7 +257,9 @@ class VllmSession(VLMSession):
 
     client: VllmClient
 
-    def _write(self, rendered: Rendered, schema: type[BaseModel], temperature: float, max_tokens: int) -> str:
+    def _write(
+        self, rendered: Rendered, schema: type[BaseModel], temperature: float, max_tokens: int
+    ) -> str:
         # vLLM decodes template text token by token
         from vllm import SamplingParams
         from vllm.sampling_params import StructuredOutputsParams
@@ -252,7 +268,9 @@ class VllmSession(VLMSession):
             max_tokens=max_tokens - len(rendered.answer_ids),
             temperature=temperature,
             seed=self.usage.calls,
-            structured_outputs=StructuredOutputsParams(**constraint(schema, rendered.answer_prefix)),
+            structured_outputs=StructuredOutputsParams(
+                **constraint(schema, rendered.answer_prefix)
+            ),
         )
         output = self._ask(rendered, params)
         chosen = output.outputs[0].token_ids
@@ -263,7 +281,9 @@ class VllmSession(VLMSession):
     def _logprobs(self, rendered: Rendered, tokens: list[int]) -> Mapping[int, float]:
         from vllm import SamplingParams
 
-        params = SamplingParams(max_tokens=1, temperature=0, logprob_token_ids=tokens, detokenize=False)
+        params = SamplingParams(
+            max_tokens=1, temperature=0, logprob_token_ids=tokens, detokenize=False
+        )
         given = self._ask(rendered, params).outputs[0].logprobs[0]
         self.usage.forward_passes += 1
         return {token: given[token].logprob for token in tokens if token in given}

@@ -33,7 +33,9 @@ def _agent(rows: Rows) -> Iterator[str]:
         for what, key, most in SAVINGS:
             yield _line(f"agent_nr, shared / naive: {what}", shared[key] / naive[key], most)
         yield _line(
-            "agent_nr, naive / shared: images a second", naive["images_per_second"] / shared["images_per_second"], 0.5
+            "agent_nr, naive / shared: images a second",
+            naive["images_per_second"] / shared["images_per_second"],
+            0.5,
         )
 
 
@@ -43,6 +45,12 @@ def _reads(rows: Rows, bare: dict | None) -> Iterator[str]:
         for arm in ("shared", "vllm"):
             if row := rows.get((program, arm)):
                 ratio = row["later_reads"] / row["first_read"]
-                yield _line(f"{program}, {arm}: seconds of an added read / of the first", ratio, 0.25)
+                yield _line(
+                    f"{program}, {arm}: seconds of an added read / of the first", ratio, 0.25
+                )
     if bare:
-        yield _line("a letter read / the bare forward pass: seconds", bare["read_seconds"] / bare["bare_seconds"], 1.1)
+        yield _line(
+            "a letter read / the bare forward pass: seconds",
+            bare["read_seconds"] / bare["bare_seconds"],
+            1.1,
+        )

@@ -34,25 +34,50 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="measure the arms")
     run.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), help="default: all")
-    run.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS), help="default: all")
-    cold = commands.add_parser("cold", help="cold start and peak memory of one arm (run calls this for each)")
+    run.add_argument(
+        "--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS), help="default: all"
+    )
+    cold = commands.add_parser(
+        "cold", help="cold start and peak memory of one arm (run calls this for each)"
+    )
     cold.add_argument("--arm", choices=ARMS, required=True)
     quantization = commands.add_parser("quantization", help="what bitsandbytes does to the letters")
-    tools = commands.add_parser("tools", help="memory and seconds of each tool that is available here")
-    tools.add_argument("--side", type=int, nargs="+", default=[1024, 2048], help="pixels a side (default: 1024 2048)")
-    tools.add_argument("--threads", type=int, metavar="N", help="CPU cores that a tool may use (default: all)")
+    tools = commands.add_parser(
+        "tools", help="memory and seconds of each tool that is available here"
+    )
+    tools.add_argument(
+        "--side",
+        type=int,
+        nargs="+",
+        default=[1024, 2048],
+        help="pixels a side (default: 1024 2048)",
+    )
+    tools.add_argument(
+        "--threads", type=int, metavar="N", help="CPU cores that a tool may use (default: all)"
+    )
     maps = commands.add_parser("maps", help="what a map costs beside a plain assessment")
     for command in (run, cold, quantization, tools, maps):
         command.add_argument("--gpu", metavar="N", help="GPU (default: CPU)")
         command.add_argument("--out", type=Path, help="result file (JSON)")
     for command in (run, cold, quantization, maps):
-        model, side = ROOT / "models" / "embedded", "pixels a side of the pictures (default: %(default)s)"
-        command.add_argument("--model", type=Path, default=model, help="model folder (default: embedded)")
+        model, side = (
+            ROOT / "models" / "embedded",
+            "pixels a side of the pictures (default: %(default)s)",
+        )
+        command.add_argument(
+            "--model", type=Path, default=model, help="model folder (default: embedded)"
+        )
         command.add_argument("--side", type=int, default=1024, help=side)
-        command.add_argument("--images", type=int, default=5, help="pictures (default: %(default)s)")
-    run.add_argument("--build", choices=SHAPES, help="a random-weight Qwen2.5-VL of this size instead of --model")
+        command.add_argument(
+            "--images", type=int, default=5, help="pictures (default: %(default)s)"
+        )
+    run.add_argument(
+        "--build", choices=SHAPES, help="a random-weight Qwen2.5-VL of this size instead of --model"
+    )
     for command in (run, cold):
-        command.add_argument("--dtype", default="auto", help="default: what the product would use on the device")
+        command.add_argument(
+            "--dtype", default="auto", help="default: what the product would use on the device"
+        )
     return parser.parse_args(argv)
 
 
@@ -65,7 +90,13 @@ def write_measurements(args: argparse.Namespace) -> int:
     results = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever a library prints goes to stderr
     logging.basicConfig(level=logging.ERROR, stream=sys.stderr)
-    commands = {"run": run, "cold": cold, "quantization": quantization, "tools": tools, "maps": maps}
+    commands = {
+        "run": run,
+        "cold": cold,
+        "quantization": quantization,
+        "tools": tools,
+        "maps": maps,
+    }
     found = commands[args.command](args)
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,9 @@ def maps(args: argparse.Namespace) -> dict:
     services = Services(settings, choose_device(args.gpu, args.gpu is None))
     rows = []
     with tempfile.TemporaryDirectory() as scratch:
-        files = [str(pair[0]) for pair in pictures(args.images, args.side, Path(scratch), "pictures")]
+        files = [
+            str(pair[0]) for pair in pictures(args.images, args.side, Path(scratch), "pictures")
+        ]
         assess(files[0], pipeline="letters", services=services)  # loads model and tools
         for number, file in enumerate(files, 1):
             progress(f"maps: {number} of {len(files)}")
@@ -33,10 +35,21 @@ def maps(args: argparse.Namespace) -> dict:
             if plain.error or mapped.map is None or plain.tokens is None:
                 raise RuntimeError(f"{file}: {plain.error or mapped.error or mapped.no_map}")
             cost = mapped.map.cost
-            row = {"plain_seconds": plain.seconds, "map_seconds": cost.seconds, "ratio": cost.seconds / plain.seconds}
+            row = {
+                "plain_seconds": plain.seconds,
+                "map_seconds": cost.seconds,
+                "ratio": cost.seconds / plain.seconds,
+            }
             # of the processor, which other work on the machine does not stretch
-            row |= {"processor_ratio": (clock[2] - clock[1]) / (clock[1] - clock[0]) - 1, "tiles": cost.tiles}
-            row |= {"tile": mapped.map.tile, "plain_tokens": plain.tokens.prefilled, "map_tokens": cost.tokens}
+            row |= {
+                "processor_ratio": (clock[2] - clock[1]) / (clock[1] - clock[0]) - 1,
+                "tiles": cost.tiles,
+            }
+            row |= {
+                "tile": mapped.map.tile,
+                "plain_tokens": plain.tokens.prefilled,
+                "map_tokens": cost.tokens,
+            }
             rows.append(row)
     return {
         "maps": rows,

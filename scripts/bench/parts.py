@@ -34,14 +34,21 @@ def quantization(args: argparse.Namespace) -> dict:
         pairs = pictures(args.images, args.side, Path(scratch), "pictures")
         for kind in ("none", "8bit", "4bit"):
             progress(kind)
-            settings = ModelSettings(path=str(folder), dtype="bfloat16", quantization=kind, max_pixels=args.side**2)
+            settings = ModelSettings(
+                path=str(folder), dtype="bfloat16", quantization=kind, max_pixels=args.side**2
+            )
             client = TransformersClient(folder.name, settings, device)
             for pair in pairs:
-                picture = load_image(str(pair[0])).pixels.crop((0, 0, min(args.side, 512), min(args.side, 512)))
+                picture = load_image(str(pair[0])).pixels.crop(
+                    (0, 0, min(args.side, 512), min(args.side, 512))
+                )
                 read = client.open([picture]).read_letters(prompt, ANSWER_PREFIX, LETTERS)
                 reads.setdefault(kind, []).append(read.logprobs)
     rows = {}
-    levels = {kind: [expected_level(letter_probabilities(read)) for read in found] for kind, found in reads.items()}
+    levels = {
+        kind: [expected_level(letter_probabilities(read)) for read in found]
+        for kind, found in reads.items()
+    }
     for kind in ("8bit", "4bit"):
         both = list(zip(reads[kind], reads["none"], strict=True))
         gaps = [abs(a[x] - b[x]) for a, b in both for x in LETTERS]
@@ -71,12 +78,21 @@ def tools(args: argparse.Namespace) -> dict:
     rows: dict[str, dict[int, dict]] = {}
     # A process of its own for each: nothing that another tool left behind is counted, or hides what this one
     # takes.
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as processes:
+    with ProcessPoolExecutor(
+        1, multiprocessing.get_context("spawn"), max_tasks_per_child=1
+    ) as processes:
         for info in ToolRunner(device=device).available(full_reference=True):
             progress(info.name)
-            task = processes.submit(measure_tool, info.name, sorted(args.side), device, args.threads)
+            task = processes.submit(
+                measure_tool, info.name, sorted(args.side), device, args.threads
+            )
             rows[info.name] = task.result()
-    return {"tools": rows, "threads": args.threads, "environment": environment(args), "date": time.strftime("%Y-%m-%d")}
+    return {
+        "tools": rows,
+        "threads": args.threads,
+        "environment": environment(args),
+        "date": time.strftime("%Y-%m-%d"),
+    }
 
 
 def measure_tool(name: str, sides: list[int], device: str, threads: int | None) -> dict[int, dict]:
@@ -90,13 +106,16 @@ def measure_tool(name: str, sides: list[int], device: str, threads: int | None) 
         torch.set_num_threads(threads)
     runner, rows = ToolRunner(device=device), {}
     with tempfile.TemporaryDirectory() as scratch:
-        tiles = [Image.open(path).convert("RGB") for path in pictures(1, 384, Path(scratch), "tools")[0]]
+        tiles = [
+            Image.open(path).convert("RGB") for path in pictures(1, 384, Path(scratch), "tools")[0]
+        ]
     runner.score(name, *tiles)  # builds it
     for side in sides:
         times = -(-side // 384)
         # Repeated rather than enlarged, which would leave nothing at the scale of pixels: VIF is then 0 / 0.
         test, reference = (
-            Image.fromarray(np.tile(np.asarray(tile), (times, times, 1))[:side, :side]) for tile in tiles
+            Image.fromarray(np.tile(np.asarray(tile), (times, times, 1))[:side, :side])
+            for tile in tiles
         )
         before, began = _memory(device, reset=True), time.process_time()
         try:
@@ -105,7 +124,11 @@ def measure_tool(name: str, sides: list[int], device: str, threads: int | None) 
             rows[side] = {"error": str(error)}
             continue
         seconds = time.process_time() - began if device == "cpu" else reading.seconds
-        rows[side] = {"gib": (_memory(device) - before) / 2**30, "seconds": seconds, "crops": len(reading.crops)}
+        rows[side] = {
+            "gib": (_memory(device) - before) / 2**30,
+            "seconds": seconds,
+            "crops": len(reading.crops),
+        }
     return rows
 
 
@@ -120,6 +143,8 @@ def _memory(device: str, reset: bool = False) -> int:
     if reset:
         # glibc: memory that one picture freed would hide what the next takes
         ctypes.CDLL(None).malloc_trim(0)
-        Path("/proc/self/clear_refs").write_text("5")  # Linux: the high-water mark becomes what is in use
+        Path("/proc/self/clear_refs").write_text(
+            "5"
+        )  # Linux: the high-water mark becomes what is in use
     status = Path("/proc/self/status").read_text()
     return 1024 * int(status.partition("VmHWM:")[2].split()[0])

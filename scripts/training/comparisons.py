@@ -83,7 +83,9 @@ def pictures(args: argparse.Namespace) -> Iterator[Picture]:
                 pixels = DISTORTIONS[kind].apply(clean, severity, rng)
                 yield Picture(file.name, f"pair {number}", kind, severity, pixels, clean)
         for number in range(args.bursts):
-            for kind, severity in zip(map(str, rng.permutation(list(DISTORTIONS))), BURST, strict=False):
+            for kind, severity in zip(
+                map(str, rng.permutation(list(DISTORTIONS))), BURST, strict=False
+            ):
                 pixels = DISTORTIONS[kind].apply(clean, severity, rng)
                 yield Picture(file.name, f"burst {number}", kind, severity, pixels, clean)
 
@@ -95,7 +97,12 @@ def versions(args: argparse.Namespace, services: Services) -> Iterator[dict]:
         original = picture.clean if args.reference and picture.kind else None
         row = assess(picture.pixels, original, pipeline="letters", services=services)
         mos = measure(picture.pixels, picture.clean)
-        about = {"photo": picture.photo, "series": picture.series, "severity": picture.severity, "mos": mos}
+        about = {
+            "photo": picture.photo,
+            "series": picture.series,
+            "severity": picture.severity,
+            "mos": mos,
+        }
         yield about | {"row": row.to_dict()}
 
 
@@ -108,7 +115,9 @@ def collect(args: argparse.Namespace) -> None:
 
 
 def read_versions(files: Sequence[Path]) -> list[Version]:
-    lines = [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+    lines = [
+        json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()
+    ]
     return [Version(**line | {"row": Assessment.model_validate(line["row"])}) for line in lines]
 
 
@@ -122,7 +131,9 @@ def pairs_of_photographs(found: Sequence[Version]) -> list[Pair]:
 
 def differences(pairs: Sequence[Pair], names: Sequence[str]) -> np.ndarray:
     """(pairs, names): the first version's measurements less the second's."""
-    values = [[[measurements(version.row)[name] for name in names] for version in pair] for pair in pairs]
+    values = [
+        [[measurements(version.row)[name] for name in names] for version in pair] for pair in pairs
+    ]
     return np.array([np.subtract(first, second) for first, second in values])
 
 
@@ -140,7 +151,9 @@ def log_loss(x: np.ndarray, pairs: Sequence[Pair]) -> float:
     better = np.array([first.mos > second.mos for first, second in pairs])
     target = np.concatenate([better, ~better])
     photos = np.array([first.photo for first, _ in pairs] * 2)
-    p = cross_val_predict(model(), mirrored(x), target, groups=photos, cv=GroupKFold(FOLDS), method="predict_proba")
+    p = cross_val_predict(
+        model(), mirrored(x), target, groups=photos, cv=GroupKFold(FOLDS), method="predict_proba"
+    )
     p = np.asarray(p)[: len(pairs), 1]
     return float(-np.mean(np.log(np.where(better, p, 1 - p))))
 
@@ -151,7 +164,9 @@ def fit(args: argparse.Namespace) -> None:
     pairs = pairs_of_photographs(found)
     better = np.array([first.mos > second.mos for first, second in pairs])
     shared = set.intersection(*(set(measurements(version.row)) for version in found)) - {"q"}
-    sets = [("q", *more) for count in range(3) for more in itertools.combinations(sorted(shared), count)]
+    sets = [
+        ("q", *more) for count in range(3) for more in itertools.combinations(sorted(shared), count)
+    ]
     losses = {names: log_loss(differences(pairs, names), pairs) for names in sets}
     names = min(losses, key=losses.__getitem__)
     fitted = model().fit(mirrored(differences(pairs, names)), np.concatenate([better, ~better]))
@@ -171,11 +186,15 @@ def fit(args: argparse.Namespace) -> None:
     known = FITS_FILE.validate_json(args.out.read_bytes())["fits"] if args.out.is_file() else ()
     others = [one for one in known if (one.model, one.pipeline, one.reference) != key]
     args.out.write_bytes(FITS_FILE.dump_json({"fits": (*others, new)}, indent=1) + b"\n")
-    print(json.dumps({" + ".join(names): round(loss, 4) for names, loss in losses.items()}, indent=1))
+    print(
+        json.dumps({" + ".join(names): round(loss, 4) for names, loss in losses.items()}, indent=1)
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     making = commands.add_parser("versions", help="assess versions of photographs")
     making.add_argument("--photos", type=Path, required=True, help="folder of clean photographs")
@@ -184,7 +203,9 @@ def main() -> None:
     making.add_argument("--photographs", type=int, default=40)
     making.add_argument("--pairs", type=int, default=3, help="of one kind, for each photograph")
     making.add_argument("--bursts", type=int, default=1, help="for each photograph")
-    making.add_argument("--reference", action="store_true", help="assess against the clean photograph")
+    making.add_argument(
+        "--reference", action="store_true", help="assess against the clean photograph"
+    )
     fitting = commands.add_parser("fit", help="fit the weights")
     fitting.add_argument("versions", nargs="+", type=Path, help="what `versions` wrote")
     fitting.add_argument("--out", type=Path, default=SHIPPED)

@@ -17,11 +17,21 @@ from scipy import ndimage
 from agentic_iqa_local.state import DISTORTION_TYPES
 
 # ITU-R BT.601 luma and its two colour differences; rows are Y, Cb, Cr.
-RGB_TO_YCC = np.array([[0.299, 0.587, 0.114], [-0.168736, -0.331264, 0.5], [0.5, -0.418688, -0.081312]], np.float32)
+RGB_TO_YCC = np.array(
+    [[0.299, 0.587, 0.114], [-0.168736, -0.331264, 0.5], [0.5, -0.418688, -0.081312]], np.float32
+)
 YCC_TO_RGB = np.linalg.inv(RGB_TO_YCC).astype(np.float32)
 CLEAN_SHARE, PAIR_SHARE = 0.12, 0.35
 # The order in which a camera and what follows it do their damage: light, lens, sensor, processing, storage.
-STAGES = ("Brightness change", "Contrast", "Color distortions", "Blurs", "Noise", "Sharpness", "Compression")
+STAGES = (
+    "Brightness change",
+    "Contrast",
+    "Color distortions",
+    "Blurs",
+    "Noise",
+    "Sharpness",
+    "Compression",
+)
 
 
 @dataclass(frozen=True)
@@ -54,7 +64,9 @@ def _normal(x, rng):
 
 
 def _convolve(x, kernel):
-    return np.stack([ndimage.convolve(x[..., c], kernel / kernel.sum(), mode="nearest") for c in range(3)], -1)
+    return np.stack(
+        [ndimage.convolve(x[..., c], kernel / kernel.sum(), mode="nearest") for c in range(3)], -1
+    )
 
 
 def _defocus_blur(x, radius, rng):
@@ -73,7 +85,9 @@ def _motion_blur(x, length, rng):
 
 def _upscale(x, factor, rng):
     height, width = x.shape[:2]
-    small = _picture(x).resize((round(width / factor), round(height / factor)), Image.Resampling.BOX)
+    small = _picture(x).resize(
+        (round(width / factor), round(height / factor)), Image.Resampling.BOX
+    )
     return np.asarray(small.resize((width, height), Image.Resampling.BICUBIC), np.float32)
 
 
@@ -123,7 +137,9 @@ def _jpeg2000(x, rate, rng):
 
 
 def _palette(x, colours, rng):
-    return np.asarray(_picture(x).quantize(colours, dither=Image.Dither.NONE).convert("RGB"), np.float32)
+    return np.asarray(
+        _picture(x).quantize(colours, dither=Image.Dither.NONE).convert("RGB"), np.float32
+    )
 
 
 def _brighten(x, strength, rng):
@@ -167,12 +183,16 @@ def _unsharp(x, amount, rng, sigma):
 
 
 DISTORTIONS: dict[str, Distortion] = {
-    "gaussian_blur": Distortion("Blurs", lambda x, sigma, rng: _blurred(x, sigma), (0.7, 1.2, 1.9, 3.0, 4.8)),
+    "gaussian_blur": Distortion(
+        "Blurs", lambda x, sigma, rng: _blurred(x, sigma), (0.7, 1.2, 1.9, 3.0, 4.8)
+    ),
     "defocus_blur": Distortion("Blurs", _defocus_blur, (1.2, 2.0, 3.2, 5.0, 7.5)),
     "motion_blur": Distortion("Blurs", _motion_blur, (4, 7, 11, 17, 26)),
     "upscale": Distortion("Blurs", _upscale, (1.5, 2.0, 2.9, 4.2, 6.5)),
     "denoise": Distortion("Blurs", _denoise, ((2, 3), (6, 3), (8, 5), (10, 7), (13, 11))),
-    "white_noise": Distortion("Noise", lambda x, sigma, rng: x + _normal(x, rng) * sigma, (7, 13, 23, 38, 62)),
+    "white_noise": Distortion(
+        "Noise", lambda x, sigma, rng: x + _normal(x, rng) * sigma, (7, 13, 23, 38, 62)
+    ),
     "chroma_noise": Distortion("Noise", _chroma_noise, (10, 18, 30, 48, 75)),
     "impulse_noise": Distortion("Noise", _impulse_noise, (0.006, 0.017, 0.045, 0.1, 0.2)),
     "speckle_noise": Distortion(
@@ -185,21 +205,28 @@ DISTORTIONS: dict[str, Distortion] = {
     # Its scale is flat at the low end; halving the size first would mix in blur, so quality alone is used.
     "webp": Distortion("Compression", partial(_codec, format="WEBP", method=2), (30, 16, 8, 3, 0)),
     "palette": Distortion("Compression", _palette, (40, 22, 13, 8, 4)),
-    "brighten": Distortion("Brightness change", _brighten, ((0.13, 3), (0.24, 6), (0.37, 10), (0.52, 16), (0.7, 24))),
-    "darken": Distortion("Brightness change", lambda x, factor, rng: x * factor, (0.82, 0.67, 0.52, 0.37, 0.22)),
+    "brighten": Distortion(
+        "Brightness change", _brighten, ((0.13, 3), (0.24, 6), (0.37, 10), (0.52, 16), (0.7, 24))
+    ),
+    "darken": Distortion(
+        "Brightness change", lambda x, factor, rng: x * factor, (0.82, 0.67, 0.52, 0.37, 0.22)
+    ),
     "contrast_decrease": Distortion("Contrast", _contrast, (0.75, 0.58, 0.43, 0.29, 0.16)),
     "contrast_increase": Distortion("Contrast", _contrast, (1.35, 1.7, 2.2, 3.0, 4.2)),
     "desaturate": Distortion("Color distortions", _desaturate, (0.62, 0.45, 0.28, 0.13, 0.0)),
     "colour_cast": Distortion("Color distortions", _colour_cast, (12, 20, 31, 46, 66)),
     "colour_bleed": Distortion(
-        "Color distortions", _colour_bleed, ((2.5, 1.1), (4.5, 1.2), (7.5, 1.35), (12, 1.5), (20, 1.7))
+        "Color distortions",
+        _colour_bleed,
+        ((2.5, 1.1), (4.5, 1.2), (7.5, 1.35), (12, 1.5), (20, 1.7)),
     ),
     "aberration": Distortion("Color distortions", _aberration, (1.2, 2.2, 3.6, 5.5, 9.0)),
     "oversharpen": Distortion("Sharpness", partial(_unsharp, sigma=1.2), (0.9, 1.7, 2.9, 4.8, 8.0)),
     "halo": Distortion("Sharpness", partial(_unsharp, sigma=3.0), (0.7, 1.2, 2.0, 3.2, 5.0)),
 }
 KINDS_BY_FAMILY: dict[str, tuple[str, ...]] = {
-    family: tuple(k for k, d in DISTORTIONS.items() if d.family == family) for family in DISTORTION_TYPES
+    family: tuple(k for k, d in DISTORTIONS.items() if d.family == family)
+    for family in DISTORTION_TYPES
 }
 
 
@@ -229,7 +256,9 @@ def draw_parts(rng: np.random.Generator) -> tuple[Part, ...]:
     if rng.random() < CLEAN_SHARE:
         return ()
     families = rng.permutation(DISTORTION_TYPES)[: 2 if rng.random() < PAIR_SHARE else 1]
-    parts = [Part(str(rng.choice(KINDS_BY_FAMILY[str(f)])), int(rng.integers(1, 6))) for f in families]
+    parts = [
+        Part(str(rng.choice(KINDS_BY_FAMILY[str(f)])), int(rng.integers(1, 6))) for f in families
+    ]
     return tuple(sorted(parts, key=lambda part: -part.severity))
 
 

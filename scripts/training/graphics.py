@@ -16,7 +16,9 @@ from PIL import Image, ImageDraw, ImageFont
 TEXT = """the quality of an image is not what it seems to be when a value was read from table seven and total amount
 settings file edit view help open save cancel network user password report 2026 Kx 3.14 42 % € error"""
 WORDS = TEXT.split()
-FONTS = [font_manager.findfont(name) for name in ("DejaVu Sans", "DejaVu Serif", "DejaVu Sans Mono")]
+FONTS = [
+    font_manager.findfont(name) for name in ("DejaVu Sans", "DejaVu Serif", "DejaVu Sans Mono")
+]
 
 Rng = np.random.Generator
 
@@ -54,7 +56,9 @@ def chart(rng: Rng, side: int) -> Image.Image:
     elif style == 3:
         axes.pie(values[0], labels=[str(word) for word in rng.choice(WORDS, count)])
     else:
-        axes.imshow(rng.random((count, count)), cmap=str(rng.choice(["viridis", "gray", "hot", "Blues"])))
+        axes.imshow(
+            rng.random((count, count)), cmap=str(rng.choice(["viridis", "gray", "hot", "Blues"]))
+        )
     axes.set_title(_line(rng, 3))
     if style < 3 and rng.random() < 0.5:
         axes.grid()
@@ -71,7 +75,9 @@ def page(rng: Rng, side: int) -> Image.Image:
     font, top = _font(rng, size), int(rng.integers(5, 40))
     while top < side:
         if rng.random() < 0.85:
-            draw.text((int(rng.integers(5, 40)), top), _line(rng, int(rng.integers(2, 14))), ink, font)
+            draw.text(
+                (int(rng.integers(5, 40)), top), _line(rng, int(rng.integers(2, 14))), ink, font
+            )
         top += int(size * rng.uniform(1.1, 1.9))
     return sheet
 
@@ -83,7 +89,10 @@ def window(rng: Rng, side: int) -> Image.Image:
         right, bottom = left + int(rng.integers(30, side)), top + int(rng.integers(16, side // 2))
         fill = _colour(rng, 150, 256) if rng.random() < 0.7 else _colour(rng)
         draw.rounded_rectangle(
-            (left, top, right, bottom), int(rng.integers(0, 9)), fill, ink if rng.random() < 0.5 else None
+            (left, top, right, bottom),
+            int(rng.integers(0, 9)),
+            fill,
+            ink if rng.random() < 0.5 else None,
         )
         size = int(rng.integers(9, 16))
         for row in range(top + 3, min(bottom - size, top + 6 * size), size + 4):
@@ -100,7 +109,9 @@ def drawing(rng: Rng, side: int) -> Image.Image:
         wobble = radius * (1 + rng.uniform(0, 0.5) * np.sin(turns * rng.integers(1, 6)))
         points = [
             (float(x), float(y))
-            for x, y in zip(centre[0] + wobble * np.cos(turns), centre[1] + wobble * np.sin(turns), strict=True)
+            for x, y in zip(
+                centre[0] + wobble * np.cos(turns), centre[1] + wobble * np.sin(turns), strict=True
+            )
         ]
         draw.line(points, ink, width)
     return sheet
@@ -126,12 +137,19 @@ def code(rng: Rng, side: int) -> Image.Image:
 
 def diagram(rng: Rng, side: int) -> Image.Image:
     sheet, draw, ink = _paper(rng, side)
-    places = [tuple(int(v) for v in rng.integers(20, side - 90, 2)) for _ in range(int(rng.integers(3, 9)))]
+    places = [
+        tuple(int(v) for v in rng.integers(20, side - 90, 2))
+        for _ in range(int(rng.integers(3, 9)))
+    ]
     for (x, y), (u, v) in itertools.pairwise(places):
         draw.line((x + 40, y + 20, u + 40, v + 20), ink, int(rng.integers(1, 4)))
     for x, y in places:
         shape = draw.ellipse if rng.random() < 0.4 else draw.rectangle
-        shape((x, y, x + int(rng.integers(60, 110)), y + int(rng.integers(30, 60))), _colour(rng, 120, 256), ink)
+        shape(
+            (x, y, x + int(rng.integers(60, 110)), y + int(rng.integers(30, 60))),
+            _colour(rng, 120, 256),
+            ink,
+        )
         draw.text((x + 8, y + 8), _line(rng, 1), ink, _font(rng, int(rng.integers(10, 18))))
     return sheet
 
@@ -144,18 +162,32 @@ def illustration(rng: Rng, side: int) -> Image.Image:
         ends = np.array([_colour(rng), _colour(rng)], float)
         shade = np.linspace(0, 1, side)[:, None, None]
         sheet.paste(
-            Image.fromarray(np.broadcast_to(ends[0] * shade + ends[1] * (1 - shade), (side, side, 3)).astype(np.uint8))
+            Image.fromarray(
+                np.broadcast_to(ends[0] * shade + ends[1] * (1 - shade), (side, side, 3)).astype(
+                    np.uint8
+                )
+            )
         )
     for _ in range(int(rng.integers(3, 25))):
         x, y = rng.uniform(0, side, 2)
         radius, corners = rng.uniform(8, side / 3), int(rng.integers(3, 8))
         if rng.random() < 0.5:
-            draw.ellipse((x - radius, y - radius, x + radius, y + radius * rng.uniform(0.2, 1)), _colour(rng))
+            draw.ellipse(
+                (x - radius, y - radius, x + radius, y + radius * rng.uniform(0.2, 1)), _colour(rng)
+            )
         else:
             turns = np.sort(rng.uniform(0, 2 * np.pi, corners))
-            draw.polygon([(float(x + radius * np.cos(t)), float(y + radius * np.sin(t))) for t in turns], _colour(rng))
+            draw.polygon(
+                [(float(x + radius * np.cos(t)), float(y + radius * np.sin(t))) for t in turns],
+                _colour(rng),
+            )
     if rng.random() < 0.5:
-        draw.text((int(side * 0.1), int(side * 0.4)), _line(rng, 2), _colour(rng), _font(rng, int(side * 0.1)))
+        draw.text(
+            (int(side * 0.1), int(side * 0.4)),
+            _line(rng, 2),
+            _colour(rng),
+            _font(rng, int(side * 0.1)),
+        )
     return sheet
 
 
@@ -169,4 +201,6 @@ def draw(kind: str, rng: Rng, side: int) -> np.ndarray:
     edges."""
     if rng.random() < 0.5:
         return np.asarray(KINDS[kind](rng, side).convert("RGB").resize((side, side)))
-    return np.asarray(KINDS[kind](rng, 2 * side).convert("RGB").resize((side, side), Image.Resampling.BOX))
+    return np.asarray(
+        KINDS[kind](rng, 2 * side).convert("RGB").resize((side, side), Image.Resampling.BOX)
+    )

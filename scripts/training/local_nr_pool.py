@@ -19,7 +19,15 @@ from pathlib import Path
 import numpy as np
 import timm
 import torch
-from distortions import DISTORTIONS, KINDS_BY_FAMILY, STAGES, YCC_TO_RGB, Part, draw_parts, through_codec
+from distortions import (
+    DISTORTIONS,
+    KINDS_BY_FAMILY,
+    STAGES,
+    YCC_TO_RGB,
+    Part,
+    draw_parts,
+    through_codec,
+)
 from PIL import Image, ImageEnhance
 from scipy import ndimage
 from synthetic import PseudoMos, load_tiles, photo_files, split_photos
@@ -33,10 +41,24 @@ VARIED_SIDE = 384
 QUARTERS = tuple(PLACES)
 HELD_OUT_SEED, HELD_OUT_MORE = 20261125, 14
 SEEDS = {"train": 11, "held_out": 12}
-LOCAL, CAMERA, WEB, FAINT = 0.18, 0.16, 0.12, 0.10  # shares of the pool; the rest has one kind or two
+LOCAL, CAMERA, WEB, FAINT = (
+    0.18,
+    0.16,
+    0.12,
+    0.10,
+)  # shares of the pool; the rest has one kind or two
 MOODS = 0.3  # of the clean originals are graded as photographers grade
 WEB_KINDS = (
-    *("upscale", "gaussian_blur", "denoise", "white_noise", "poisson_noise", "blotchy_noise", "jpeg", "webp"),
+    *(
+        "upscale",
+        "gaussian_blur",
+        "denoise",
+        "white_noise",
+        "poisson_noise",
+        "blotchy_noise",
+        "jpeg",
+        "webp",
+    ),
     *("oversharpen", "brighten", "darken", "contrast_increase", "colour_cast", "desaturate"),
 )
 SOFT_EDGE = 1 / 24  # of the side, over which a local distortion fades
@@ -72,8 +94,12 @@ def place_mask(place: str, height: int, width: int) -> np.ndarray:
     """H×W float32 in 0..1: 1 within the quarter `place`, falling off over SOFT_EDGE of the side at its inner edges."""
     mask = np.zeros((height, width), np.float32)
     top, left = PLACES[place]
-    mask[top * height // 2 : (top + 1) * height // 2, left * width // 2 : (left + 1) * width // 2] = 1
-    return ndimage.gaussian_filter(mask, (SOFT_EDGE * height / 2, SOFT_EDGE * width / 2), mode="nearest")
+    mask[
+        top * height // 2 : (top + 1) * height // 2, left * width // 2 : (left + 1) * width // 2
+    ] = 1
+    return ndimage.gaussian_filter(
+        mask, (SOFT_EDGE * height / 2, SOFT_EDGE * width / 2), mode="nearest"
+    )
 
 
 def distorted(image: np.ndarray, parts: tuple[Part, ...], rng: np.random.Generator) -> np.ndarray:
@@ -107,11 +133,16 @@ def encoder_weights(file: Path) -> dict[str, torch.Tensor]:
     the same layers in the same order; matrices are rounded to float16, in which they ship."""
     theirs = torch.load(file, map_location="cpu", weights_only=True)
     ours = timm.create_model(ENCODER, pretrained=False).state_dict()
-    if [tuple(value.shape) for value in theirs.values()] != [tuple(value.shape) for value in ours.values()]:
+    if [tuple(value.shape) for value in theirs.values()] != [
+        tuple(value.shape) for value in ours.values()
+    ]:
         raise ValueError(f"{file}: expected the layers of {ENCODER}, got others")
     wanted = timm.create_model(ENCODER, pretrained=False, features_only=True).state_dict()
     mapped = dict(zip(ours, theirs.values(), strict=True))
-    return {name: mapped[name].half().float() if mapped[name].ndim > 1 else mapped[name] for name in wanted}
+    return {
+        name: mapped[name].half().float() if mapped[name].ndim > 1 else mapped[name]
+        for name in wanted
+    }
 
 
 def untrained(encoder: Path) -> LocalNR:
@@ -122,7 +153,9 @@ def untrained(encoder: Path) -> LocalNR:
 
 def vary(tile: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """A clean picture like `tile` but not it: another scale, frame and grading. H×W×3 uint8 → 384×384×3."""
-    kernel = (Image.Resampling.BOX, Image.Resampling.BICUBIC, Image.Resampling.LANCZOS)[int(rng.integers(3))]
+    kernel = (Image.Resampling.BOX, Image.Resampling.BICUBIC, Image.Resampling.LANCZOS)[
+        int(rng.integers(3))
+    ]
     side = int(rng.integers(VARIED_SIDE, tile.shape[0] + 1))
     picture = Image.fromarray(tile).resize((side, side), kernel)
     top, left = rng.integers(0, side - VARIED_SIDE + 1, size=2)
@@ -152,7 +185,9 @@ def graded(picture: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         unit = unit ** rng.uniform(0.5, 0.8)
     else:
         angle, strength = rng.uniform(0, 2 * np.pi), rng.uniform(3, 10)
-        shift = YCC_TO_RGB @ (np.array([0, np.cos(angle), np.sin(angle)], np.float32) * strength / 255)
+        shift = YCC_TO_RGB @ (
+            np.array([0, np.cos(angle), np.sin(angle)], np.float32) * strength / 255
+        )
         unit = unit + 4 * unit * (1 - unit) * shift
     return np.clip(np.rint(255 * unit), 0, 255).astype(np.uint8)
 
@@ -165,7 +200,9 @@ def faint(picture: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     elif style < 0.7:
         pixels = through_codec(pixels, format="WEBP", quality=int(rng.integers(75, 96)), method=2)
     elif style < 0.85:
-        pixels = pixels + rng.standard_normal(pixels.shape, dtype=np.float32) * rng.uniform(0.5, 2.5)
+        pixels = pixels + rng.standard_normal(pixels.shape, dtype=np.float32) * rng.uniform(
+            0.5, 2.5
+        )
     else:
         sigma = rng.uniform(0.2, 0.4)
         pixels = ndimage.gaussian_filter(pixels, (sigma, sigma, 0))
@@ -184,11 +221,15 @@ def web(picture: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, tupl
     return picture, tuple(sorted(strongest.values(), key=lambda part: -part.severity))
 
 
-def drawn(number: int, tiles: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray, tuple[Part, ...]]:
+def drawn(
+    number: int, tiles: np.ndarray, seed: int
+) -> tuple[np.ndarray, np.ndarray, tuple[Part, ...]]:
     """(distorted, clean, parts) of one number of the pool."""
     rng = np.random.default_rng([seed, number])
     tile = np.asarray(tiles[rng.integers(len(tiles))])
-    clean = tile if number // SHARD % 5 == 0 else vary(tile, rng)  # every fifth shard has whole tiles
+    clean = (
+        tile if number // SHARD % 5 == 0 else vary(tile, rng)
+    )  # every fifth shard has whole tiles
     share = rng.random()
     if share < FAINT:
         return faint(clean, rng), clean, ()
@@ -214,7 +255,11 @@ def described(network: LocalNR, picture: np.ndarray, quarter: str) -> tuple[np.n
 @torch.inference_mode()
 def make_shard(number: int, folder: Path, encoder: Path, seed: int) -> int:
     torch.set_num_threads(1)
-    tiles, measure, network = np.load(folder / "tiles.npy", mmap_mode="r"), PseudoMos(), untrained(encoder)
+    tiles, measure, network = (
+        np.load(folder / "tiles.npy", mmap_mode="r"),
+        PseudoMos(),
+        untrained(encoder),
+    )
     rows, cells, numbers, clean_pooled, clean_numbers, pictures = [], [], [], [], [], []
     for i in range(number * SHARD, (number + 1) * SHARD):
         picture, clean, parts = drawn(i, tiles, seed)
@@ -248,16 +293,28 @@ def make_shard(number: int, folder: Path, encoder: Path, seed: int) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--photos", type=Path, nargs="+", required=True, help="folders of clean photographs")
-    parser.add_argument("--encoder", type=Path, required=True, help="efficientnet-lite0-57934424.pth")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--photos", type=Path, nargs="+", required=True, help="folders of clean photographs"
+    )
+    parser.add_argument(
+        "--encoder", type=Path, required=True, help="efficientnet-lite0-57934424.pth"
+    )
     parser.add_argument("--work", type=Path, required=True, help="folder for the pool")
-    parser.add_argument("--pictures", type=int, default=9000, help="of the training pool (default: %(default)s)")
-    parser.add_argument("--held-out", type=int, default=600, help="of the held-out pool (default: %(default)s)")
+    parser.add_argument(
+        "--pictures", type=int, default=9000, help="of the training pool (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--held-out", type=int, default=600, help="of the held-out pool (default: %(default)s)"
+    )
     parser.add_argument("--workers", type=int, default=1, help="processes (default: %(default)s)")
     args = parser.parse_args()
     wanted = []
-    for name, files, count in zip(SEEDS, split(args.photos), (args.pictures, args.held_out), strict=True):
+    for name, files, count in zip(
+        SEEDS, split(args.photos), (args.pictures, args.held_out), strict=True
+    ):
         folder = args.work / name
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / "tiles.npy").exists():

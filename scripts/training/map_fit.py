@@ -8,7 +8,12 @@ import numpy as np
 from scipy import stats
 from scipy.optimize import least_squares
 
-from agentic_iqa_local.iqa_tools.calibration import FLAT, CalibrationError, LogisticMap, logistic_curve
+from agentic_iqa_local.iqa_tools.calibration import (
+    FLAT,
+    CalibrationError,
+    LogisticMap,
+    logistic_curve,
+)
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,12 @@ def evaluate(logistic: LogisticMap, raw: np.ndarray, quality: np.ndarray) -> Fit
 
 
 def fit_logistic(
-    raw: np.ndarray, quality: np.ndarray, *, domain: tuple[float, float], lower_better: bool, **about: Any
+    raw: np.ndarray,
+    quality: np.ndarray,
+    *,
+    domain: tuple[float, float],
+    lower_better: bool,
+    **about: Any,
 ) -> tuple[LogisticMap, FitQuality]:
     """Least-squares fit of a monotone map from `raw` to `quality` (1..5), and its quality on the same data.
 
@@ -52,7 +62,9 @@ def fit_logistic(
     finite = np.isfinite(raw) & np.isfinite(quality)
     x, y = np.clip(raw[finite], *domain), quality[finite]
     if len(x) < 10 or np.ptp(x) == 0:
-        raise CalibrationError(f"{about['tool']}: expected ten or more scores that differ, got {len(x)}.")
+        raise CalibrationError(
+            f"{about['tool']}: expected ten or more scores that differ, got {len(x)}."
+        )
     centre, scale = float(np.mean(x)), float(np.std(x))
     sign = -1.0 if lower_better else 1.0
     b1, b2, b3, b4, b5 = _least_squares((x - centre) / scale, y, sign)
@@ -78,7 +90,10 @@ def _least_squares(z: np.ndarray, y: np.ndarray, sign: float) -> np.ndarray:
         return logistic_curve((sign * b[0], b[1], b[2], sign * b[3], b[4]), z) - y
 
     # b1 up to twice the scale's length; beyond b2 = 20 the curve is a step.
-    bounds = ([0.0, 0.05, float(z.min()) - 1, 0.0, -10.0], [8.0, 20.0, float(z.max()) + 1, 4.0, 10.0])
+    bounds = (
+        [0.0, 0.05, float(z.min()) - 1, 0.0, -10.0],
+        [8.0, 20.0, float(z.max()) + 1, 4.0, 10.0],
+    )
     starts = itertools.product((1.0, 4.0), (0.8, 3.0), (-0.7, 0.0, 0.7), (0.1,), (y.mean(),))
     fits = [least_squares(residuals, np.clip(start, *bounds), bounds=bounds) for start in starts]
     return min(fits, key=lambda fit: fit.cost).x

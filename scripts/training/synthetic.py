@@ -38,7 +38,9 @@ class PseudoMos:
 
     def __call__(self, image: np.ndarray, clean: np.ndarray) -> float:
         pair = Image.fromarray(image), Image.fromarray(clean)
-        return float(np.mean([self.runner.score(metric, *pair).normalized for metric in self.metrics]))
+        return float(
+            np.mean([self.runner.score(metric, *pair).normalized for metric in self.metrics])
+        )
 
 
 def photo_files(folder: Path) -> list[Path]:
@@ -53,7 +55,9 @@ def split_photos(folder: Path, held_out: int = HELD_OUT) -> tuple[list[Path], li
         expected = f"more than {held_out} photographs ({', '.join(PHOTO_SUFFIXES)})"
         raise ValueError(f"{folder}: expected {expected}, got {len(files)}; --all takes every one")
     order = np.random.default_rng(SPLIT_SEED).permutation(len(files))
-    return [files[i] for i in sorted(order[held_out:])], [files[i] for i in sorted(order[:held_out])]
+    return [files[i] for i in sorted(order[held_out:])], [
+        files[i] for i in sorted(order[:held_out])
+    ]
 
 
 def load_tiles(files: Sequence[Path]) -> list[np.ndarray]:
@@ -66,7 +70,9 @@ def load_tiles(files: Sequence[Path]) -> list[np.ndarray]:
     for file in files:
         photo = load_image(file).pixels
         if (short := min(photo.size)) < SIDE:
-            raise ValueError(f"{file}: expected at least {SIDE} pixels a side, got {photo.width}×{photo.height}")
+            raise ValueError(
+                f"{file}: expected at least {SIDE} pixels a side, got {photo.width}×{photo.height}"
+            )
         if short > 2 * SIDE:
             width, height = (round(side * (2 * SIDE / short)) for side in photo.size)
             photo = photo.resize((width, height), Image.Resampling.BOX)
@@ -77,7 +83,9 @@ def load_tiles(files: Sequence[Path]) -> list[np.ndarray]:
     return tiles
 
 
-def write_set(tiles: list[np.ndarray], measure: PseudoMos, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def write_set(
+    tiles: list[np.ndarray], measure: PseudoMos, args: argparse.Namespace
+) -> Iterator[dict[str, Any]]:
     """Writes --per-photo samples of each tile into --out; yields each one's row of the manifest."""
     rng, folder, per_photo = np.random.default_rng(TEST_SEED), args.out, args.per_photo
     for scene, clean in enumerate(tiles):
@@ -86,7 +94,9 @@ def write_set(tiles: list[np.ndarray], measure: PseudoMos, args: argparse.Namesp
         for i in range(scene * per_photo, (scene + 1) * per_photo):
             sample = distort(clean, draw_parts(rng), rng)
             Image.fromarray(sample.image).save(folder / f"{i:04}.png")
-            kind, level = (sample.parts[0].kind, sample.parts[0].severity) if sample.parts else ("none", 0)
+            kind, level = (
+                (sample.parts[0].kind, sample.parts[0].severity) if sample.parts else ("none", 0)
+            )
             yield {
                 "image": f"{i:04}.png",
                 "reference": "" if args.no_reference else original,
@@ -103,11 +113,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog="example: python scripts/training/synthetic.py photos/ --all --out synthetic",
     )
     parser.add_argument("photos", type=Path, metavar="PHOTOS", help="folder of clean photographs")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="new folder for the set")
-    parser.add_argument("--per-photo", type=int, default=10, metavar="N", help="samples of each (default: 10)")
-    parser.add_argument("--all", action="store_true", help="take every photograph, not only those kept out of training")
-    parser.add_argument("--no-reference", action="store_true", help="a set for no-reference studies")
-    parser.add_argument("--metrics", nargs="+", default=METRICS, metavar="TOOL", help="whose mean is the score")
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="new folder for the set"
+    )
+    parser.add_argument(
+        "--per-photo", type=int, default=10, metavar="N", help="samples of each (default: 10)"
+    )
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="take every photograph, not only those kept out of training",
+    )
+    parser.add_argument(
+        "--no-reference", action="store_true", help="a set for no-reference studies"
+    )
+    parser.add_argument(
+        "--metrics", nargs="+", default=METRICS, metavar="TOOL", help="whose mean is the score"
+    )
     args = parser.parse_args(argv)
     try:
         tiles = load_tiles(photo_files(args.photos) if args.all else split_photos(args.photos)[1])
@@ -115,7 +137,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.out.mkdir(parents=True)
     except (UserError, ValueError, OSError) as error:
         parser.error(str(error))
-    total, columns = len(tiles) * args.per_photo, ("image", "reference", "mos", "group", "distortion", "level")
+    total, columns = (
+        len(tiles) * args.per_photo,
+        ("image", "reference", "mos", "group", "distortion", "level"),
+    )
     rows = write_set(tiles, measure, args)
     with (args.out / "manifest.csv").open("w", newline="", encoding="utf-8") as file:
         write_csv(file, columns, track(rows, "distorted", total=total))

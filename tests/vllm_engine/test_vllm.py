@@ -25,14 +25,22 @@ from agentic_iqa_local.nodes.prompts import (
     planner_prompt,
     summarizer_prompt,
 )
-from agentic_iqa_local.nodes.replies import PlannerReply, analysis_reply, answer_reply, detection_reply
+from agentic_iqa_local.nodes.replies import (
+    PlannerReply,
+    analysis_reply,
+    answer_reply,
+    detection_reply,
+)
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.state import LETTERS
 from agentic_iqa_local.vlm_client import ModelLost, VLMError
 from agentic_iqa_local.vlm_client.server_client import ServerClient
 from agentic_iqa_local.vlm_client.vllm_client import VllmClient, gpu_share
 
-PLAN, DETECTION = planner_prompt(DEFAULT_QUERY, False), distortion_prompt("detection", DEFAULT_QUERY, ["Global"])
+PLAN, DETECTION = (
+    planner_prompt(DEFAULT_QUERY, False),
+    distortion_prompt("detection", DEFAULT_QUERY, ["Global"]),
+)
 # Both engines compute in float32 with sums in another order: differences of 1e-6 in logits that reach about 20.
 BOUND = 1e-4
 
@@ -56,7 +64,9 @@ def server(tmp_path_factory):
         "--host", "127.0.0.1", "--port", port,
     ]  # fmt: skip
     with log.open("w") as output:
-        process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command, env=environment, stdout=output, stderr=subprocess.STDOUT
+        )
     yield process, port, log
     process.terminate()
     process.wait(60)
@@ -104,11 +114,19 @@ def ours(engine, request):
 @pytest.fixture(scope="module")
 def pictures(photo, noisy_path):
     noisy = Image.open(noisy_path).convert("RGB")
-    return [photo.crop((0, 0, 256, 224)), noisy.crop((0, 0, 192, 320)), photo.crop((64, 32, 224, 160)), noisy, photo]
+    return [
+        photo.crop((0, 0, 256, 224)),
+        noisy.crop((0, 0, 192, 320)),
+        photo.crop((64, 32, 224, 160)),
+        noisy,
+        photo,
+    ]
 
 
 @pytest.mark.parametrize("prompt", [SCORING, REVERSED], ids=["forward", "reversed"])
-def test_letters_pixels_and_tokens_equal_those_of_transformers(ours, client, pictures, photo, prompt):
+def test_letters_pixels_and_tokens_equal_those_of_transformers(
+    ours, client, pictures, photo, prompt
+):
     odd = [photo.crop((0, 0, *size)) for size in ((500, 333), (130, 512), (64, 40))]
     for images in [*([p] for p in [*pictures, *odd]), [pictures[4], pictures[3]]]:
         sessions = [c.open(images) for c in (ours, client)]
@@ -123,7 +141,8 @@ def test_letters_pixels_and_tokens_equal_those_of_transformers(ours, client, pic
 
 
 @pytest.mark.parametrize(
-    "family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava_clip", "llava_siglip", "smolvlm", "idefics3"]
+    "family",
+    ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava_clip", "llava_siglip", "smolvlm", "idefics3"],
 )
 def test_both_engines_agree_on_every_family(family, photo, tmp_path):
     theirs = load(build(family, tmp_path / family))
@@ -132,11 +151,15 @@ def test_both_engines_agree_on_every_family(family, photo, tmp_path):
     try:
         for images in (crops[:1], crops[1:]):
             sessions = [client.open(images) for client in (own, theirs)]
-            one, other = (session.read_letters(SCORING, ANSWER_PREFIX, LETTERS) for session in sessions)
+            one, other = (
+                session.read_letters(SCORING, ANSWER_PREFIX, LETTERS) for session in sessions
+            )
             assert one.token_ids == other.token_ids
             assert apart(one, other) < BOUND
             assert sessions[0].seen == sessions[1].seen
-            texts = [session.generate(DETECTION, detection_reply(["Global"])) for session in sessions]
+            texts = [
+                session.generate(DETECTION, detection_reply(["Global"])) for session in sessions
+            ]
             assert texts[0] == texts[1]
     finally:
         own.close()
@@ -152,7 +175,9 @@ def test_greedy_and_begun_answers_equal_those_of_transformers(ours, client, pict
     ]
     for turn, (prompt, schema, begun) in enumerate(asked):
         picture = pictures[turn % 3]
-        texts = [c.open([picture]).generate(prompt, schema, answer_prefix=begun) for c in (ours, client)]
+        texts = [
+            c.open([picture]).generate(prompt, schema, answer_prefix=begun) for c in (ours, client)
+        ]
         assert texts[0] == texts[1]
         assert schema.model_validate_json(texts[0]).model_dump_json()
         assert texts[0].startswith(begun)
@@ -169,7 +194,9 @@ def test_roles_continue_from_the_prefix_cache(ours, photo):
     assert session.usage.reused >= session.seen[0].tokens - 32
 
 
-def test_whole_assessments_at_once_agree(engine, ours, services, photo, photo_path, noisy_path, tmp_path):
+def test_whole_assessments_at_once_agree(
+    engine, ours, services, photo, photo_path, noisy_path, tmp_path
+):
     settings = load_settings().with_options(engine=engine)
     shared = Services(settings, "cpu", {f"{engine}.embedded": ours}, services.tools)
     photo.crop((32, 0, 288, 224)).save(tmp_path / "part.png")
@@ -180,7 +207,9 @@ def test_whole_assessments_at_once_agree(engine, ours, services, photo, photo_pa
         alone = assess(*pair, services=services)
         assert (row.error, alone.error) == (None, None)
         assert (row.plan, row.seen) == (alone.plan, alone.seen)
-        measured = [[(tool.tool_name, tool.raw_score) for tool in each.tools] for each in (row, alone)]
+        measured = [
+            [(tool.tool_name, tool.raw_score) for tool in each.tools] for each in (row, alone)
+        ]
         assert measured[0] == measured[1]
         assert row.p_c == pytest.approx(alone.p_c, abs=BOUND)
         assert row.q == pytest.approx(alone.q, abs=1e-3)
@@ -209,7 +238,9 @@ def test_the_exact_mode_gives_the_same_bits_and_reuses_nothing_whatever_else_run
         torch.use_deterministic_algorithms(False)
 
 
-@pytest.mark.parametrize("change", [{"quantization": "4bit"}, {"attention": "eager"}, {"device_map": "auto"}])
+@pytest.mark.parametrize(
+    "change", [{"quantization": "4bit"}, {"attention": "eager"}, {"device_map": "auto"}]
+)
 def test_what_vllm_would_ignore_is_refused(change):
     with pytest.raises(VLMError, match=f"expected {next(iter(change))}"):
         start(**change)
@@ -218,7 +249,9 @@ def test_what_vllm_would_ignore_is_refused(change):
 def test_an_engine_that_fails_is_lost_and_frees_its_memory(pictures, monkeypatch):
     own = start()
     try:
-        with pytest.raises(VLMError, match="vLLM refused"):  # a prompt beyond the context is an error of its own
+        with pytest.raises(
+            VLMError, match="vLLM refused"
+        ):  # a prompt beyond the context is an error of its own
             read(own, pictures[0], prompt=summarizer_prompt("blur " * 5000, None, scoring=True))
         assert read(own, pictures[0]).logprobs
         exhausted = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")

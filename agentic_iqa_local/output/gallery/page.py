@@ -26,7 +26,13 @@ from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.state import LETTERS
 
 STYLE = ("gallery.css",)
-SCRIPT = ("gallery_parts.js", "gallery_csv.js", "gallery_filters.js", "gallery_account.js", "gallery.js")
+SCRIPT = (
+    "gallery_parts.js",
+    "gallery_csv.js",
+    "gallery_filters.js",
+    "gallery_account.js",
+    "gallery.js",
+)
 BLOCK = {"accounts": 50, "small": 50, "large": 5}  # of how many items each block of data is
 
 
@@ -39,7 +45,9 @@ class Thumbnail(NamedTuple):
     large: str | None = None
 
 
-def write_gallery(rows: Sequence[Assessment], file: Path, *, name: str, images: Path | None = None) -> int:
+def write_gallery(
+    rows: Sequence[Assessment], file: Path, *, name: str, images: Path | None = None
+) -> int:
     """Writes the page of at least one row and returns how many pictures it could not show.
 
     `name` is the batch's. `images`: a folder in which pictures are looked for that are no longer at their
@@ -53,7 +61,10 @@ def write_gallery(rows: Sequence[Assessment], file: Path, *, name: str, images: 
         "name": one_line(name),
         "block": BLOCK,
         "levels": [[letter, level_word(letter)] for letter in LETTERS],
-        "rows": [entry(row, key, places[row.image]) for row, key in zip(rows, identities(rows), strict=True)],
+        "rows": [
+            entry(row, key, places[row.image])
+            for row, key in zip(rows, identities(rows), strict=True)
+        ],
         "pictures": [picture.about for picture in pictures],
     }
     blocks = {
@@ -65,7 +76,12 @@ def write_gallery(rows: Sequence[Assessment], file: Path, *, name: str, images: 
     page = pages.environment().get_template("gallery.html.jinja")
     told = {"name": one_line(name), "style": Markup(style), "script": Markup(script)}
     told |= {"policy": pages.policy(style, script), "index": _json(index)}
-    write_whole(file, page.render(told, blocks=[block for kind in blocks for block in _blocks(kind, blocks[kind])]))
+    write_whole(
+        file,
+        page.render(
+            told, blocks=[block for kind in blocks for block in _blocks(kind, blocks[kind])]
+        ),
+    )
     return sum("missing" in picture.about for picture in pictures)
 
 
@@ -86,7 +102,11 @@ def thumbnail(path: Path, side: int, view: int | None) -> Thumbnail:
         loaded = load_image(path, min_side=1, background="white")
     except ImageError as error:
         return Thumbnail({"missing": printable(str(error))})
-    about = {"size": (loaded.width, loaded.height), "sha256": loaded.sha256, "address": path.absolute().as_uri()}
+    about = {
+        "size": (loaded.width, loaded.height),
+        "sha256": loaded.sha256,
+        "address": path.absolute().as_uri(),
+    }
     large = _webp(loaded.pixels, view, 80) if view and max(loaded.pixels.size) > side else None
     return Thumbnail(about, _webp(loaded.pixels, side, 68), large)
 
@@ -110,4 +130,6 @@ def _blocks(kind: str, items: Sequence[Any]) -> Iterator[tuple[str, Markup]]:
 
 def _json(value: Any) -> Markup:
     """JSON for the inside of a <script>: no `<`, so that nothing in it ends or opens a tag."""
-    return Markup(json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c"))
+    return Markup(
+        json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    )

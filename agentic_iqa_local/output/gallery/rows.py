@@ -37,7 +37,10 @@ def read_rows(path: Path) -> list[Assessment]:
     remedy = "give the .jsonl file that assess --out of this version wrote"
     try:
         with open(open_regular(path), "rb") as file:
-            rows = [Assessment.model_validate(row) for _, row in rows_in(file, path, StoredRow, going_on=True)]
+            rows = [
+                Assessment.model_validate(row)
+                for _, row in rows_in(file, path, StoredRow, going_on=True)
+            ]
     except FileError as error:
         raise RowsError(f"{path}: {error}", remedy) from error
     except RowsError as error:
@@ -73,7 +76,9 @@ def entry(row: Assessment, identity: str, picture: int) -> Row:
             "low": row.interval and row.interval.low,
             "high": row.interval and row.interval.high,
             "letter": row.letter if row.level else None,
-            "answer": f"{answer}. {chosen_answer(row.choices, answer)}" if answer and row.choices else answer,
+            "answer": f"{answer}. {chosen_answer(row.choices, answer)}"
+            if answer and row.choices
+            else answer,
             "worst": worst_distortion(row),
             "types": types_seen(row),
             "verdict": row.gate and row.gate.verdict,
@@ -93,7 +98,9 @@ def account(row: Assessment) -> Row:
 
 def _safe(fields: Row) -> Row:
     """The fields that say something (a zero does), with `printable` texts and keys."""
-    told = {key: value for key, value in fields.items() if value or (value == 0 and value is not False)}
+    told = {
+        key: value for key, value in fields.items() if value or (value == 0 and value is not False)
+    }
     return {key: _printable(value) for key, value in told.items()}
 
 

@@ -28,7 +28,10 @@ def environment(folder: Path = FOLDER) -> jinja2.Environment:
 
 def policy(style: str, script: str) -> str:
     """A Content-Security-Policy: nothing from anywhere, of styles and scripts those of this page alone."""
-    allowed = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, script)]
+    allowed = [
+        base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        for text in (style, script)
+    ]
     return (
         f"default-src 'none'; img-src data:; style-src 'sha256-{allowed[0]}';"
         f" script-src 'sha256-{allowed[1]}'; base-uri 'none'; form-action 'none'"

@@ -2,6 +2,24 @@
 Nothing here downloads."""
 
 from agentic_iqa_local.studies.datasets.loading import DATASETS, load_dataset
-from agentic_iqa_local.studies.datasets.types import MOST, Dataset, DatasetError, Question, RatedImage, Sample, listed
+from agentic_iqa_local.studies.datasets.types import (
+    MOST,
+    Dataset,
+    DatasetError,
+    Question,
+    RatedImage,
+    Sample,
+    listed,
+)
 
-__all__ = ["DATASETS", "MOST", "Dataset", "DatasetError", "Question", "RatedImage", "Sample", "listed", "load_dataset"]
+__all__ = [
+    "DATASETS",
+    "MOST",
+    "Dataset",
+    "DatasetError",
+    "Question",
+    "RatedImage",
+    "Sample",
+    "listed",
+    "load_dataset",
+]

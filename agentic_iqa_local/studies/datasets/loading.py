@@ -12,18 +12,29 @@ import yaml
 
 from agentic_iqa_local.files import FileError, open_regular
 from agentic_iqa_local.studies.datasets.reader import DatasetReader, Row, lines_of, number
-from agentic_iqa_local.studies.datasets.types import MOST, Dataset, DatasetError, DatasetInfo, Layout, listed
+from agentic_iqa_local.studies.datasets.types import (
+    MOST,
+    Dataset,
+    DatasetError,
+    DatasetInfo,
+    Layout,
+    listed,
+)
 
 OWN_FILES = (".csv", ".jsonl", ".json")
 
 
 def _declared() -> Iterator[Layout]:
     """The data sets of sets.yaml."""
-    declared: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("sets.yaml").read_text(encoding="utf-8"))
+    declared: dict[str, Any] = yaml.safe_load(
+        Path(__file__).with_name("sets.yaml").read_text(encoding="utf-8")
+    )
     for key, told in declared.items():
         info, scores = told.pop("info"), told.pop("scores", {})
         scores = {None: scores} if isinstance(scores, str) else scores
-        yield Layout(DatasetInfo(key, **info | {"seen_as": tuple(info.get("seen_as", ()))}), scores, **told)
+        yield Layout(
+            DatasetInfo(key, **info | {"seen_as": tuple(info.get("seen_as", ()))}), scores, **told
+        )
 
 
 LAYOUTS = {layout.info.key: layout for layout in _declared()}
@@ -32,7 +43,11 @@ READ = [key for key, layout in LAYOUTS.items() if layout.scores]  # from their a
 
 
 def load_dataset(
-    folder: str | Path, key: str | None = None, *, part_of: str | None = None, mos_range: Sequence[float] | None = None
+    folder: str | Path,
+    key: str | None = None,
+    *,
+    part_of: str | None = None,
+    mos_range: Sequence[float] | None = None,
 ) -> Dataset:
     """The data set in a folder as its authors ship it, or a manifest or questions of the user's own.
 
@@ -64,7 +79,9 @@ def load_dataset(
             row = {name: value for name, value in cells.items() if value not in (None, "")}
             (reader.add_question if reader.info.kind == "MCQ" else reader.add)(row, where)
     except FileError as error:
-        raise DatasetError(f"{path!s:.300}: {error}", "name a data set's folder or a manifest") from error
+        raise DatasetError(
+            f"{path!s:.300}: {error}", "name a data set's folder or a manifest"
+        ) from error
     if reader.by_user and reader.info.kind != "MCQ":
         title = f"part of {reader.info.title}" if part_of else path.name
         kind = "FR" if any(item.reference for item in reader.items) else "NR"
@@ -78,7 +95,9 @@ def _key(path: Path, key: str | None) -> str:
     if key in READ:
         return key
     if key is not None:
-        raise DatasetError(f"{path}: expected one of {listed(READ)} as the set's name, found {key!r}", "correct it")
+        raise DatasetError(
+            f"{path}: expected one of {listed(READ)} as the set's name, found {key!r}", "correct it"
+        )
     reader = DatasetReader(DATASETS["manifest"], path)
     for name in READ:
         layout = LAYOUTS[name]
@@ -87,24 +106,38 @@ def _key(path: Path, key: str | None) -> str:
         if complete and any(re.search(layout.told_by, line) for line in lines_of(scores)):
             return name
     files = listed(sorted(p.name for p in path.iterdir() if p.suffix.lower() in OWN_FILES)[:3])
-    remedy = f"for a manifest give the file itself (here are {files})" if files else "name the set or its own folder"
-    raise DatasetError(f"{path}: expected the layout of one of {listed(READ)}, found none of them", remedy)
+    remedy = (
+        f"for a manifest give the file itself (here are {files})"
+        if files
+        else "name the set or its own folder"
+    )
+    raise DatasetError(
+        f"{path}: expected the layout of one of {listed(READ)}, found none of them", remedy
+    )
 
 
 def _own(path: Path) -> tuple[DatasetReader, list[tuple[str, Row]]]:
     """A user's manifest, or questions where the first row has one and no score."""
     if path.suffix.lower() not in OWN_FILES:
-        raise DatasetError(f"{path}: expected a manifest named .csv, .jsonl or .json", "rename or convert it")
+        raise DatasetError(
+            f"{path}: expected a manifest named .csv, .jsonl or .json", "rename or convert it"
+        )
     reader = DatasetReader(DATASETS["manifest"], path)
     rows = reader.rows(path)
     if "question" in rows[0][1] and "mos" not in rows[0][1]:
         reader.info = DATASETS["questions"]
     elif not {"image", "mos"} <= rows[0][1].keys():
-        raise reader.error("columns image, mos", listed(map(str, rows[0][1])), "name the columns so in its first line")
+        raise reader.error(
+            "columns image, mos",
+            listed(map(str, rows[0][1])),
+            "name the columns so in its first line",
+        )
     return reader, rows
 
 
-def _told(reader: DatasetReader, part_of: str | None, mos_range: Sequence[float] | None) -> DatasetInfo:
+def _told(
+    reader: DatasetReader, part_of: str | None, mos_range: Sequence[float] | None
+) -> DatasetInfo:
     """What a user tells of a manifest's scores. Raises DatasetError where it cannot be meant."""
     if reader.info.key != "manifest":
         said = f"expected a manifest for {'--part-of' if part_of else '--mos-range'}, found {reader.info.title}"
@@ -112,9 +145,15 @@ def _told(reader: DatasetReader, part_of: str | None, mos_range: Sequence[float]
     if part_of:
         known = [key for key, info in DATASETS.items() if info.scale]
         if part_of not in known:
-            raise reader.error(f"--part-of to name one of {listed(known)}", repr(part_of), "correct it or leave it out")
+            raise reader.error(
+                f"--part-of to name one of {listed(known)}",
+                repr(part_of),
+                "correct it or leave it out",
+            )
         if mos_range:
-            raise reader.error("--mos-range or --part-of", "both", f"leave --mos-range out: {part_of} has a scale")
+            raise reader.error(
+                "--mos-range or --part-of", "both", f"leave --mos-range out: {part_of} has a scale"
+            )
         return DATASETS[part_of]
     low, high = mos_range or (0, 0)
     if not -MOST <= low < high <= MOST:
@@ -128,11 +167,16 @@ def _rows(reader: DatasetReader, layout: Layout) -> Iterator[tuple[str, Row]]:
     for split, where, row in _authors_rows(reader, layout):
         if layout.name:
             row |= _parts(reader, layout.name, str(row["image"]))
-        for name in layout.values.keys() & {name for name, value in row.items() if value is not None}:
+        for name in layout.values.keys() & {
+            name for name, value in row.items() if value is not None
+        }:
             value = str(row[name]).strip().lower()
             row[name] = layout.values[name].get(value, value)
         if layout.info.kind != "MCQ":
-            row |= {"image": layout.image.format_map(row), "reference": layout.reference.format_map(row)}
+            row |= {
+                "image": layout.image.format_map(row),
+                "reference": layout.reference.format_map(row),
+            }
         yield where, {"split": split} | row
 
 
@@ -141,13 +185,19 @@ def _authors_rows(reader: DatasetReader, layout: Layout) -> Iterator[tuple[str |
     for split, name in layout.scores.items():
         if (file := reader.find(name)) is None:
             there = listed(sorted(p.name for p in reader.root.iterdir())[:8]) or "an empty folder"
-            raise reader.error(name, there, "name the folder into which the authors' archives were unpacked")
+            raise reader.error(
+                name, there, "name the folder into which the authors' archives were unpacked"
+            )
         if layout.line:
             for line in filter(None, map(str.strip, lines_of(file))):
                 yield split, file.name, _parts(reader, layout.line, line)
             continue
         for where, row in reader.rows(file, np.hstack([*layout.columns.values()]).tolist()):
-            yield split, where, {ours: _cell(row, theirs) for ours, theirs in layout.columns.items()}
+            yield (
+                split,
+                where,
+                {ours: _cell(row, theirs) for ours, theirs in layout.columns.items()},
+            )
 
 
 def _cell(row: Row, column: str | list[str]) -> Any:

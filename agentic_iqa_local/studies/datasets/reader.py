@@ -37,7 +37,9 @@ class DatasetReader:
     def __init__(self, info: DatasetInfo, path: Path):
         self.info, self.path = info, path
         self.by_user = path.is_file()  # who can correct it
-        self.root = (path.parent if self.by_user else path).resolve()  # the same wherever the command is run from
+        self.root = (
+            path.parent if self.by_user else path
+        ).resolve()  # the same wherever the command is run from
         self.items: list[Sample] = []
         self.missing: dict[str, None] = {}  # in the order of the scores, each name once
         self.left_out: Counter[str] = Counter()
@@ -48,21 +50,33 @@ class DatasetReader:
         if not self.items:
             first = f" (the first is {next(iter(self.missing))})" if self.missing else ""
             found = f"{len(self.missing)} that are absent{first}"
-            found += "".join(f", {count} left out ({reason})" for reason, count in (+self.left_out).items())
-            raise self.error("images", found, f"paths are relative to {self.root}: put the images there")
-        return Dataset(self.info, self.root, tuple(self.items), tuple(self.missing), dict(+self.left_out))
+            found += "".join(
+                f", {count} left out ({reason})" for reason, count in (+self.left_out).items()
+            )
+            raise self.error(
+                "images", found, f"paths are relative to {self.root}: put the images there"
+            )
+        return Dataset(
+            self.info, self.root, tuple(self.items), tuple(self.missing), dict(+self.left_out)
+        )
 
     def error(self, expected: str, found: str, remedy: str) -> DatasetError:
-        return DatasetError(f"{self.path}: expected {expected:.300} ({self.info.title}), found {found:.300}", remedy)
+        return DatasetError(
+            f"{self.path}: expected {expected:.300} ({self.info.title}), found {found:.300}", remedy
+        )
 
     def find(self, name: str) -> Path | None:
         """The file or folder `name`, or None."""
-        if os.path.exists(exact := self.root / name):  # Path.exists raises for a name that is too long
+        if os.path.exists(
+            exact := self.root / name
+        ):  # Path.exists raises for a name that is too long
             return exact
         path = self.root
         for part in PurePosixPath(name).parts:
             if path not in self._listings:
-                self._listings[path] = {p.name.lower(): p for p in path.iterdir()} if path.is_dir() else {}
+                self._listings[path] = (
+                    {p.name.lower(): p for p in path.iterdir()} if path.is_dir() else {}
+                )
             if (child := self._listings[path].get(part.lower())) is None:
                 return None
             path = child
@@ -101,7 +115,9 @@ class DatasetReader:
         """
         image, reference, mos = row.get("image"), row.get("reference"), row.get("mos")
         if not isinstance(image, str) or not isinstance(reference, str | None):
-            raise self.error("paths as image and reference in every row", repr(row), f"correct {where}")
+            raise self.error(
+                "paths as image and reference in every row", repr(row), f"correct {where}"
+            )
         for name, value in (("score", mos), ("level", row.get("level", 0))):
             if not abs(number(value)) <= MOST:
                 wanted = f"a number as the {name} of {image} (at most {MOST:g})"
@@ -111,10 +127,18 @@ class DatasetReader:
             expected = f"a score from {low:g} to {high:g} (--mos-range) for {image}"
             raise self.error(expected, f"{number(mos):g}", f"correct {where}, or the range")
         if paths := self._locate(image, reference):
-            facts: dict[str, Any] = {"group": reference if self.by_user else paths[1] and paths[1].stem}
-            facts |= {name: str(row[name]) for name in ("group", "distortion", "split", "subset") if name in row}
+            facts: dict[str, Any] = {
+                "group": reference if self.by_user else paths[1] and paths[1].stem
+            }
+            facts |= {
+                name: str(row[name])
+                for name in ("group", "distortion", "split", "subset")
+                if name in row
+            }
             facts["level"] = number(row["level"]) if "level" in row else None
-            self.items.append(RatedImage(self._key(paths[0]), paths[0], number(mos), paths[1], **facts))
+            self.items.append(
+                RatedImage(self._key(paths[0]), paths[0], number(mos), paths[1], **facts)
+            )
 
     def add_question(self, row: Row, where: str) -> None:
         """Adds a question, or notes why not: a file of authors may withhold answers.
@@ -122,9 +146,16 @@ class DatasetReader:
         Choices are a list, or a text that separates them by |; the answer is an index, a letter or the text of a
         choice. Raises DatasetError for what is no question.
         """
-        image, question, choices, answer = (row.get(name) for name in ("image", "question", "choices", "answer"))
-        if not (isinstance(image, str) and isinstance(question, str) and isinstance(choices, str | list)):
-            expected, found = "image, question and choices in every row", ", ".join(map(str, row)) or "none"
+        image, question, choices, answer = (
+            row.get(name) for name in ("image", "question", "choices", "answer")
+        )
+        if not (
+            isinstance(image, str) and isinstance(question, str) and isinstance(choices, str | list)
+        ):
+            expected, found = (
+                "image, question and choices in every row",
+                ", ".join(map(str, row)) or "none",
+            )
             raise self.error(expected, found, f"complete {where}")
         if answer is None:
             self.left_out["no answer is published"] += 1
@@ -132,21 +163,33 @@ class DatasetReader:
         if isinstance(choices, str):  # of a table, where blanks around a text mean nothing
             choices, answer = [choice.strip() for choice in choices.split("|")], str(answer).strip()
         texts = [str(choice) for choice in choices]
-        namings: list[list[Any]] = [texts, list(string.ascii_uppercase[: len(texts)]), list(range(len(texts)))]
+        namings: list[list[Any]] = [
+            texts,
+            list(string.ascii_uppercase[: len(texts)]),
+            list(range(len(texts))),
+        ]
         index = next((names.index(answer) for names in namings if answer in names), None)
         if self.by_user:
             try:
                 check_choices(texts)
             except ValueError as error:
-                raise self.error("answers separated by | in a CSV file", str(error), f"correct {where}") from error
+                raise self.error(
+                    "answers separated by | in a CSV file", str(error), f"correct {where}"
+                ) from error
             if index is None:
-                raise self.error("as answer one of the choices or its letter", repr(answer), f"correct {where}")
+                raise self.error(
+                    "as answer one of the choices or its letter", repr(answer), f"correct {where}"
+                )
         if index is None:
             self.left_out["the answer is none of the choices"] += 1
         elif paths := self._locate(image, str(row["reference"]) if "reference" in row else None):
-            facts = {name: str(row[name]) for name in ("task", "question_type", "split") if name in row}
+            facts = {
+                name: str(row[name]) for name in ("task", "question_type", "split") if name in row
+            }
             key = f"{self._key(paths[0])}: {question} ({' / '.join(texts)})"
-            self.items.append(Question(key, paths[0], question, tuple(texts), index, paths[1], **facts))
+            self.items.append(
+                Question(key, paths[0], question, tuple(texts), index, paths[1], **facts)
+            )
 
     def _key(self, image: Path) -> str:
         """The path from the set's folder, or the whole path of an image that lies elsewhere: the same from whatever
@@ -172,12 +215,16 @@ class DatasetReader:
 def _table(lines: Sequence[str], columns: Collection[str]) -> Iterator[tuple[int, Row]]:
     """Number and cells of a table's rows, see `DatasetReader.rows`."""
     names: list[str] = []
-    for cells in (reader := csv.reader(io.StringIO("\n".join(lines), newline=""), skipinitialspace=True)):
+    for cells in (
+        reader := csv.reader(io.StringIO("\n".join(lines), newline=""), skipinitialspace=True)
+    ):
         if names:
             row = dict.fromkeys(names, "") | dict(zip(names, cells, strict=False))
             if any(row[name] for name in columns or names):
                 yield reader.line_num, row
-        elif any(header := [cell.strip().lower() for cell in cells]) and set(columns) <= set(header):
+        elif any(header := [cell.strip().lower() for cell in cells]) and set(columns) <= set(
+            header
+        ):
             names = header
 
 

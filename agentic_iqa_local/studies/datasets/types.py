@@ -47,9 +47,14 @@ class DatasetInfo:
         if not self.on_levels or self.low is None or self.high is None:
             if self.key == "manifest":
                 remedy = "repeat the run's command with --mos-range LOW HIGH, such as 1 5: stored rows are kept"
-                raise DatasetError(f"{self.title}: expected to be told the ends of its scale", remedy)
+                raise DatasetError(
+                    f"{self.title}: expected to be told the ends of its scale", remedy
+                )
             expected = f"an absolute category scale with both ends known, got {self.scale or 'an unknown scale'}"
-            raise DatasetError(f"{self.key}: expected {expected}", "use what needs ranks only: fit --objective srcc")
+            raise DatasetError(
+                f"{self.key}: expected {expected}",
+                "use what needs ranks only: fit --objective srcc",
+            )
         worst, best = (self.low, self.high) if self.higher_is_better else (self.high, self.low)
         return np.clip(1 + 4 * (mos - worst) / (best - worst), 1, 5)
 
@@ -130,4 +135,6 @@ class Dataset:
 
 def listed(names: Iterable[str]) -> str:
     """The names with commas between them, in quotes where one holds a comma or a blank."""
-    return ", ".join(f'"{one_line(name)}"' if re.search(r"[\s,]", name) else one_line(name) for name in names)
+    return ", ".join(
+        f'"{one_line(name)}"' if re.search(r"[\s,]", name) else one_line(name) for name in names
+    )
