@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from PIL import ImageColor
@@ -146,6 +146,20 @@ Choices = Annotated[list[str], BeforeValidator(check_choices)]
 _LIMITS = {"error_rate": "at_least", "most_reads": "target_width"}
 
 
+def split_backend(backend: str) -> tuple[str, str]:
+    """The engine and the model folder of a backend, "ENGINE.FOLDER". Raises ValueError where it is none."""
+    engine, _, folder = backend.partition(".")
+    engines = get_args(Engine)
+    if engine in engines and folder:
+        return engine, folder
+    expected = (
+        f"expected ENGINE.FOLDER with ENGINE one of {', '.join(engines)}, such as"
+        " transformers.embedded: models run on your own machines, never in a cloud"
+    )
+    hint = "" if engine in engines else did_you_mean(engine.lower(), engines)
+    raise ValueError(f"{expected}, got {backend!r:.80}{hint}")
+
+
 def server_key() -> str | None:
     """$AGENTIC_IQA_SERVER_KEY, for a model server that asks for a key. Raises ConfigError, which does not quote it."""
     key = os.environ.get("AGENTIC_IQA_SERVER_KEY") or None
@@ -187,6 +201,12 @@ class RoleSettings(Section):
     # of the generation, 0 is greedy; not the letters' temperature
     temperature: float = Field(default=0.0, ge=0, le=2)
     max_tokens: int = Field(default=512, ge=16, le=4096)  # the longest answer of one call
+
+    @field_validator("backend")
+    @classmethod
+    def _is_local(cls, backend: str) -> str:
+        split_backend(backend)
+        return backend
 
 
 class ModelSettings(Section):
@@ -275,7 +295,8 @@ class FusionSettings(Section):
     # how far the model's own Yes and No about distortions and its severities count beside what LocalNR reads: an
     # exponent. Default: what the model's config.json says (agentic_iqa_trust), 1 where it says nothing
     model_trust: float | None = Field(default=None, ge=0, le=1)
-    # what a tool does that another one on the same picture clearly leads: only check it, or vote in q̄ too
+    # agent pipeline: what a tool does that another one on the same picture clearly leads: only check it, or vote in
+    # q̄ too. In the letters pipeline every tool that runs votes
     trailing_tools: Literal["check", "vote"] = "check"
 
 

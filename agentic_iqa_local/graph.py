@@ -40,7 +40,7 @@ def decide_next_node(state: AgenticIQAState) -> Literal["planner", "__end__"]:
     if decision == "planner":
         logger.info("Replanning triggered: %s", reason)
         logger.info("Iteration %d/%d", iteration, limit)
-    elif reason:
+    elif need_replan:
         logger.warning("Max replanning iterations (%d) reached", limit)
         logger.warning("Continuing with current evidence despite need_replan=true")
         if iteration > 1:

@@ -3,6 +3,7 @@ levels, severities and distortion types. Pure data: no model, no tool, no file i
 (arXiv 2509.26006)."""
 
 import logging
+import os
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -176,15 +177,12 @@ class PlannerInput(BaseModel):
         says that one has."""
         if path is None:
             return None
-        if (
-            not (info.context or {}).get("decoded")
-            and Path(path).suffix.lower() not in IMAGE_SUFFIXES
-        ):
-            raise ValueError(
-                f"Invalid image format: {path} (expected one of {', '.join(IMAGE_SUFFIXES)})"
-            )
-        if not Path(path).is_file():
+        if not os.path.isfile(path):  # unlike Path.is_file it says no to a name that is too long
             raise ValueError(f"Image file not found: {path}")
+        decoded = (info.context or {}).get("decoded")
+        if not decoded and Path(path).suffix.lower() not in IMAGE_SUFFIXES:
+            expected = f"expected one of {', '.join(IMAGE_SUFFIXES)}"
+            raise ValueError(f"Invalid image format: {path} ({expected})")
         return path
 
 

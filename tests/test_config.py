@@ -25,6 +25,12 @@ from agentic_iqa_local.serve.asks import Refused, SetUp
 SET_UPS = sorted(p for p in CONFIGS.glob("*.yaml") if not p.stem.startswith(("tool_", "detector")))
 
 
+NO_BACKEND = (
+    "expected ENGINE.FOLDER with ENGINE one of transformers, vllm, server, such as"
+    " transformers.embedded: models run on your own machines, never in a cloud"
+)
+
+
 @pytest.fixture(autouse=True)
 def _in_time():
     with in_time():
@@ -47,6 +53,11 @@ def test_every_shipped_set_up_loads_its_sections_share_one_model_and_a_wrong_nam
     [
         ("plannner: {}", "plannner: unknown key"),
         ("summarizer: {top_p: 1}", "summarizer.top_p: unknown key"),
+        *(
+            (f"{{planner: {{backend: '{backend}'}}}}", f"planner.backend: {NO_BACKEND}, got '{backend}'")
+            for backend in ("openai.gpt-4o", "gpt-4o", "transformers.", ".x", "vllm", "/models/Qwen2.5", "")
+        ),
+        ("summarizer: {backend: Transformers.x}", "got 'Transformers.x'; did you mean transformers?"),
         ("fusion: {eta: -1}", "fusion.eta"),
         ("fusion: {mode: logit}", "fusion.mode: expected logits, classification or uniform"),
         ("decisions: {error_rate: 0.7}", "decisions.error_rate: expected less than 0.5"),

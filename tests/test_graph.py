@@ -66,12 +66,13 @@ def calls(client: ScriptedClient) -> Counter:
         (True, 3, 3, "__end__"),
         (True, 0, 0, "__end__"),
         (False, 0, 2, "__end__"),
+        (False, 0, 0, "__end__"),  # the Summarizer saw the limit itself, and keeps the reason
     ],
 )
 def test_the_edge_replans_below_the_limit_only_and_logs_it(
     need_replan, iteration, limit, expected, caplog
 ):
-    reason = "No tool scores available" if need_replan else None
+    reason = "No tool scores available" if need_replan or not limit else None
     fields = {"need_replan": need_replan, "replan_reason": reason}
     result = SummarizerOutput(final_answer="C", quality_reasoning="Soft.", **fields)
     state = {

@@ -70,11 +70,12 @@ def test_planner_input_reports_missing_and_wrong_files(picture, tmp_path, field)
         "prior_context": {"turn": 1},
     }
     assert PlannerInput.model_validate(given).model_dump() == given
-    missing = str(tmp_path / "missing.png")
-    for path, message in (
-        (missing, f"Image file not found: {missing}"),
-        (__file__, "Invalid image format"),
-    ):
+    missing = [str(tmp_path / name) for name in ("missing.png", "missing", "missing.txt", "")]
+    bare = tmp_path / "bare"
+    bare.touch()
+    expected = {path: f"Image file not found: {path}" for path in (*missing, "x" * 5000)}
+    expected |= dict.fromkeys((__file__, str(bare)), "Invalid image format")
+    for path, message in expected.items():
         with pytest.raises(ValueError, match=message):
             PlannerInput.model_validate(given | {field: path})
 

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import BaseModel
 
-from agentic_iqa_local.errors import UserError, did_you_mean
+from agentic_iqa_local.config import split_backend
+from agentic_iqa_local.errors import UserError
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -268,11 +269,9 @@ class ClientPool:
 def create_vlm_client(backend: str, settings: "ModelSettings", device: str = "cpu") -> VLMClient:
     """Loads the model that `backend` ("transformers.<folder>") names. Raises VLMError for an unknown backend
     or bad folder."""
-    engine, _, name = backend.partition(".")
-    if engine not in ENGINES or not name:
-        hint = did_you_mean(engine, ENGINES)
-        raise VLMError(
-            f"backend '{backend}': expected ENGINE.FOLDER with ENGINE one of {', '.join(ENGINES)}{hint}"
-        )
+    try:
+        engine, name = split_backend(backend)
+    except ValueError as error:
+        raise VLMError(f"backend: {error}") from None
     module, _, cls = ENGINES[engine].partition(":")
     return getattr(importlib.import_module(module), cls)(name, settings, device)
