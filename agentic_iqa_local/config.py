@@ -313,6 +313,11 @@ class ToolSettings(Section):
         """The tools that the letters pipeline runs, with a reference or without one."""
         return self.full_reference if has_reference else self.no_reference
 
+    @property
+    def all_configured(self) -> list[str]:
+        """The tools of both lists."""
+        return list(dict.fromkeys([*self.full_reference, *self.no_reference]))
+
     @field_validator("full_reference", "no_reference", "not_offered")
     @classmethod
     def _are_tools(cls, names: list[str], info: ValidationInfo) -> list[str]:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
-from agentic_iqa_local.config import RoleSettings, Settings, load_settings
+from agentic_iqa_local.config import ConfigError, RoleSettings, Settings, load_settings
 from agentic_iqa_local.devices import choose_device
 from agentic_iqa_local.files import models_root
 from agentic_iqa_local.iqa_tools import ToolError, ToolRunner
@@ -38,9 +38,15 @@ class Services:
 
     def renew_tools(self) -> ToolRunner:
         """Tools anew, where there are none or a measurement by those that are there does not return."""
-        tools = self.settings.tools
-        self._tools = ToolRunner(self.device, tools.maps, self.settings.models_dir)
+        self._tools = tools_of(self.settings, self.device)
         return self._tools
+
+    def prepare_tools(self) -> None:
+        """Imports and builds what the configured tools need. Raises ConfigError for one that cannot be built."""
+        try:
+            self.tools.prepare(self.settings.tools.all_configured)
+        except ToolError as error:
+            raise ConfigError(f"tools: {error.message}", error.remedy) from error
 
     def section(self, role: str) -> RoleSettings:
         return self.settings.role(role)
@@ -82,6 +88,25 @@ class Services:
             for _, lock in sorted(locks.items()):
                 held.enter_context(lock)
             yield
+
+
+def tools_of(settings: Settings, device: str = "cpu", *others: str) -> ToolRunner:
+    """The tools. Nothing is loaded yet.
+
+    Args:
+        settings: A configuration.
+        device: Where they will compute.
+        others: Tools that have to run here too, beside those that the configuration names.
+
+    Raises:
+        ConfigError: One of these tools cannot run here.
+    """
+    tools = ToolRunner(device, settings.tools.maps, settings.models_dir)
+    unavailable = tools.unavailable([*settings.tools.all_configured, *others])
+    if unavailable:
+        reasons = "; ".join(f"{name} cannot run here: {why}" for name, why in unavailable.items())
+        raise ConfigError(f"tools: {reasons}", "bring what is missing, or name other tools")
+    return tools
 
 
 class Observer:

@@ -87,7 +87,7 @@ class ScriptedTools:
         self.scores, self.runs, self.part, self.examination = scores, [], damaged_part, examination
         self.names, self.maps = names or list(scores), {}
 
-    def prepare(self) -> None:
+    def prepare(self, names=()) -> None:
         pass
 
     def available(self, full_reference: bool) -> list[ToolInfo]:

@@ -4,6 +4,7 @@ otherwise in the test's process."""
 import csv
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -190,7 +191,7 @@ MISTAKES = [
     (["--manifest", "images.csv", "photo.jpg"], "photo.jpg: expected without --manifest"),
     (
         ["photo.jpg", "--config", "mine.yaml"],
-        "tools.no_reference: Unknown tool 'NIQUE'; did you mean UNIQUE or NIQE",
+        "tools.no_reference: There is no tool 'NIQUE' here; did you mean UNIQUE or NIQE",
     ),
 ]
 
@@ -222,3 +223,50 @@ def test_a_mistake_is_told_before_anything_is_loaded(blocked):
         env=blocked,
     )
     assert done.stderr.splitlines()[-1] == "False"
+
+
+DOORS = [
+    ["assess", "photo.png"],
+    ["assess", "photo.png", "--pipeline", "letters"],
+    ["assess", "photo.png", "other.png", "--out", "rows.jsonl"],
+    ["compare", "photo.png", "other.png"],
+    ["best", "photo.png", "other.png"],
+    ["chat", "photo.png"],
+    ["serve", "--port", "0"],
+    ["mcp"],
+    ["study", "run", "scores.csv", "--mos-range", "1", "5", "--out", "study"],
+]
+
+
+@pytest.mark.parametrize("door", DOORS, ids=" ".join)
+@pytest.mark.parametrize("tools", ["no_reference: [MUSIQ, LocalNR]", "full_reference: [AHIQ]"])
+def test_a_configured_tool_without_its_weights_is_a_mistake_at_every_door(
+    tools, door, tmp_path, monkeypatch, capfd
+):
+    """Before anything is loaded, with the file and the folder, whichever of the lists would be used."""
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text(f"tools: {{{tools}}}")
+    Path("scores.csv").write_text("image,mos\nphoto.png,3\nother.png,4\n")
+    for name in ("photo.png", "other.png"):
+        Image.new("RGB", (64, 64)).save(name)
+    monkeypatch.setattr("agentic_iqa_local.services.Services.client", None)  # nothing is loaded
+    assert main([*door, "--config", "mine.yaml"]) == 2
+    weight = "musiq_koniq_ckpt-e95806b9.pth" if "MUSIQ" in tools else "AHIQ_vit_p8_epoch33"
+    (sentence,) = capfd.readouterr().err.splitlines()
+    assert re.match(
+        rf"error: tools: \w+ cannot run here: missing weights {weight}.*\(expected in .*/tools/hub/pyiqa",
+        sentence,
+    )
+
+
+def test_a_tool_of_study_run_that_cannot_run_here_is_a_mistake(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    Path("scores.csv").write_text("image,mos\nphoto.png,3\n")
+    Image.new("RGB", (64, 64)).save("photo.png")
+    study = ["study", "run", "scores.csv", "--mos-range", "1", "5", "--out", "study", "--tools"]
+    for tool, said in (
+        ("MUSIQ", "tools: MUSIQ cannot run here: missing weights musiq"),
+        ("lpips-vgg", "There is no tool 'lpips-vgg' here; did you mean LPIPS"),
+    ):
+        assert main([*study, tool]) == 2
+        assert said in capfd.readouterr().err

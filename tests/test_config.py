@@ -62,7 +62,7 @@ def test_every_shipped_set_up_loads_its_sections_share_one_model_and_a_wrong_nam
         ("fusion: {mode: logit}", "fusion.mode: expected logits, classification or uniform"),
         ("decisions: {error_rate: 0.7}", "decisions.error_rate: expected less than 0.5"),
         ("models: {other: {dtype: float32}}", "other not named by any section"),
-        ("tools: {no_reference: [NIQUE]}", "tools.no_reference: Unknown tool 'NIQUE'; did you mean UNIQUE or NIQE"),
+        ("tools: {no_reference: [NIQUE]}", "tools.no_reference: There is no tool 'NIQUE' here; did you mean UNIQUE or NIQE"),
         ("tools: {no_reference: [VSI]}", "VSI compares with a reference"),
         ("images: {background: whit}", "images.background: expected an opaque colour such as white"),
         ("- a list", "expected a mapping"),
@@ -76,7 +76,7 @@ def test_every_shipped_set_up_loads_its_sections_share_one_model_and_a_wrong_nam
         ("\0", "not valid YAML"),
         ("x" * 300_000, "expected at most 262144 bytes"),
         ('"k\\e[2J\\u202e\\u2028": 1', "unknown key"),
-        ('tools: {no_reference: ["\\e[2J\\u202e"]}', "Unknown tool"),
+        ('tools: {no_reference: ["\\e[2J\\u202e"]}', "There is no tool"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_named_with_its_file_and_key(tmp_path, text, named):

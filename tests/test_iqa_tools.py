@@ -19,12 +19,14 @@ from PIL import Image, ImageFilter
 from scipy.special import expit
 from test_calibration import map_file, plain
 
+from agentic_iqa_local.config import ConfigError, Settings
 from agentic_iqa_local.iqa_tools import TOOLS, ToolError, ToolRunner, find_tool
 from agentic_iqa_local.iqa_tools.calibration import CalibrationError, read_map_file
 from agentic_iqa_local.iqa_tools.crops import crops_of
 from agentic_iqa_local.iqa_tools.specs import DATA
 from agentic_iqa_local.offline.bundle import unpack, write_bundle
 from agentic_iqa_local.output.tables import tool_table
+from agentic_iqa_local.services import Services
 
 ROOT = Path(__file__).resolve().parents[1]
 SHIPPED = ROOT / "configs" / "tool_maps.yaml"
@@ -123,7 +125,7 @@ def test_every_row_of_the_table_names_a_pyiqa_metric_of_its_kind():
 
 
 def test_maps_of_other_tools_or_directions_are_refused(tmp_path):
-    with pytest.raises(ToolError, match="Unknown tool 'VSl'; did you mean VSI"):
+    with pytest.raises(ToolError, match="There is no tool 'VSl' here; did you mean VSI"):
         ToolRunner(maps_path=map_file(tmp_path / "maps.yaml", plain(tool="VSl")))
     with pytest.raises(
         CalibrationError, match="map of GMSD must be named GMSD and have lower_better: true"
@@ -263,7 +265,7 @@ def test_images_that_a_tool_cannot_take(runner, photo):
     for said in (
         "Raw score: lower is better.",
         "crops. Reliability",
-        "Unavailable: missing weights pyiqa/LPIPS",
+        "Unavailable: missing weights LPIPS",
     ):
         assert said in " ".join(text.split())
 
@@ -274,7 +276,7 @@ def test_tools_that_cannot_score_say_why(tmp_path, photo, monkeypatch):
     bare = ToolRunner(models=tmp_path)
     with pytest.raises(
         ToolError,
-        match=r"missing weights pyiqa/LPIPS_v0\.1_alex-df73285e\.pth, checkpoints/alexnet",
+        match=r"missing weights LPIPS_v0\.1_alex-df73285e\.pth, alexnet.*/hub/pyiqa and .*/hub/checkpoints;",
     ):
         bare.score("lpips", photo, photo)
     with pytest.raises(ToolError, match="Entropy is unavailable: not a measure of quality"):
@@ -286,9 +288,47 @@ def test_tools_that_cannot_score_say_why(tmp_path, photo, monkeypatch):
     assert (known["LPIPS"].available, known["LPIPS"].reason) == (True, None)
     assert known["UNIQUE"].reason.startswith("no usable map: the Table 5 row is not monotone")
     assert known["CNNIQA"].reason == "no map: fit one with python scripts/fit_tools.py"
-    assert "hf:timm/resnet50.a1_in1k" in known["TOPIQ_FR"].reason
+    assert "models--timm--resnet50.a1_in1k (expected in " in known["TOPIQ_FR"].reason
     files = {f"hub/{weights[-1]}": b"", f"{TIMM}/snapshots/0/model.safetensors": b""}
     assert find_info(ToolRunner(models=store(tmp_path / "whole", files)), "TOPIQ_FR").available
+
+
+def test_what_a_tool_lacks_is_known_before_it_is_loaded(tmp_path, monkeypatch):
+    (weight,) = TOOLS["MUSIQ"].weights
+    models = store(tmp_path / "models", {f"hub/{weight}": b"weights"})
+    runner = ToolRunner(models=models)
+    assert runner.unavailable(["MUSIQ", "LocalNR", "NIQE"]) == {}
+    (models / "tools/hub" / weight).write_bytes(b"wei")
+    assert f"missing weights {models}/tools/hub/{weight}" in runner.unavailable(["MUSIQ"])["MUSIQ"]
+
+    data = tmp_path / "data"
+    data.mkdir()
+    monkeypatch.setattr("agentic_iqa_local.iqa_tools.runner.DATA", data)
+    bare = runner.unavailable(["NIQE", "LocalNR", "VSI"])
+    for tool in ("NIQE", "LocalNR"):
+        assert f"missing weights {TOOLS[tool].bundled}, expected in {data}" in bare.pop(tool)
+    assert not bare
+    (data / TOOLS["NIQE"].bundled).touch()
+    (data / TOOLS["LocalNR"].bundled).write_bytes(
+        (DATA / TOOLS["LocalNR"].bundled).read_bytes()[:-1]
+    )
+    damaged = runner.unavailable(["NIQE", "LocalNR"])
+    assert "is empty" in damaged["NIQE"]
+    assert "is damaged" in damaged["LocalNR"]
+
+
+def test_configured_tools_are_built_before_the_first_picture(tmp_path, monkeypatch):
+    """What only building shows: a file of the right size with other bytes, a package that cannot be imported."""
+    (weight,) = TOOLS["MUSIQ"].weights
+    models = store(tmp_path / "models", {f"hub/{weight}": b"weights"})
+    (models / "tools/hub" / weight).write_bytes(b"WEIGHTS")
+    settings = Settings.model_validate({"tools": {"no_reference": ["MUSIQ"]}})
+    services = Services(settings.with_options(models=str(models)))
+    with pytest.raises(ConfigError, match=r"tools: MUSIQ is unavailable: .*is damaged or was chan"):
+        services.prepare_tools()
+    monkeypatch.setitem(sys.modules, "pyiqa", None)
+    with pytest.raises(ConfigError, match="tools: pyiqa cannot be imported"):
+        services.prepare_tools()
 
 
 def find_info(runner: ToolRunner, name: str):
@@ -335,7 +375,7 @@ def test_find_tool_forgives_spelling_and_suggests():
         "afine_all_scale": "A-FINE",
     }
     assert {spelling: find_tool(spelling).name for spelling in spellings} == spellings
-    with pytest.raises(ToolError, match="Unknown tool 'LPISP'; did you mean LPIPS"):
+    with pytest.raises(ToolError, match="There is no tool 'LPISP' here; did you mean LPIPS"):
         find_tool("LPISP")
 
 

@@ -217,7 +217,7 @@ print(ToolRunner().measure("CNNIQA", Image.open(sys.argv[1]).convert("RGB")))
     assert events == []
     with pytest.raises(ToolError) as missing:
         ToolRunner().measure("CNNIQA", photo)
-    assert f"missing weights {weight}" in str(missing.value)
+    assert f"missing weights {Path(weight).name} (expected in " in str(missing.value)
     assert "fetch_models.py --tools CNNIQA makes a bundle of them" in str(missing.value)
     stored = store / HUB / weight
     data = bytearray(stored.read_bytes())

@@ -42,10 +42,11 @@ class Work(ABC, Generic[AnyItem, Row]):
     roles: tuple[str, ...]
 
     def load(self, services: Services) -> None:
-        """Loads models and tools, before the time of any item counts. Raises VLMError."""
+        """Loads models and tools, before the time of any item counts. Raises VLMError, ConfigError."""
+        _ = services.tools  # what a tool lacks is told before a model is loaded
         for role in self.roles:
             services.client(role)
-        services.tools.prepare()
+        services.prepare_tools()
 
     def describe(self, services: Services) -> dict[str, Any]:
         """What a run's description says of loaded services: on several workers all say the same, but for `hardware`."""

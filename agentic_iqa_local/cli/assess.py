@@ -8,8 +8,8 @@ from agentic_iqa_local.batch.inputs import Item, expand_inputs, read_manifest, r
 from agentic_iqa_local.cli.console import Console, tell
 from agentic_iqa_local.cli.options import (
     UsageError,
-    check_models,
     check_outputs,
+    check_set_up,
     chosen_settings,
     device_of,
 )
@@ -37,7 +37,7 @@ def assess(args: argparse.Namespace) -> int:
                 f"no picture named: assessing the sample that ships; yours: {command('assess')} photo.jpg"
             )
         items = wanted(args)
-        check_models(settings, args.pipeline or "agent")
+        check_set_up(settings, args.pipeline or "agent")
         device = device_of(args)
         from agentic_iqa_local.cli.assess_run import AssessRun  # which takes seconds
 

@@ -10,7 +10,7 @@ from agentic_iqa_local.api import Conversation
 from agentic_iqa_local.batch.rows import RowFile
 from agentic_iqa_local.batch.work import as_line
 from agentic_iqa_local.cli.console import Console, tell
-from agentic_iqa_local.cli.options import check_models, check_outputs, chosen_settings, device_of
+from agentic_iqa_local.cli.options import check_outputs, check_set_up, chosen_settings, device_of
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.images.files import check_file
 from agentic_iqa_local.output.report import account, summary
@@ -23,7 +23,7 @@ def chat(args: argparse.Namespace) -> int:
     settings = chosen_settings(args)
     for file in filter(None, (args.picture, args.reference)):
         check_file(file)
-    check_models(settings, "agent")
+    check_set_up(settings, "agent")
     check_outputs(args)
     with Console() as console, ExitStack() as opened:
         rows = None

@@ -30,7 +30,7 @@ def compare(args: argparse.Namespace, best: bool = False) -> int:
         raise options.UsageError(
             f"expected 2 to {MOST_PICTURES} different pictures, got {len(items)}", "name as many"
         )
-    options.check_models(settings, pipeline)
+    options.check_set_up(settings, pipeline)
     made, work = dict[str, Assessment](), Assessing(settings, pipeline)
     batch = options.batch_of(args, work, options.device_of(args))
     with Console() as console:

@@ -34,14 +34,13 @@ def doctor(args: argparse.Namespace) -> int:
 
 
 def tools(args: argparse.Namespace) -> None:
+    from agentic_iqa_local.iqa_tools import ToolRunner
     from agentic_iqa_local.output.tables import tool_table
-    from agentic_iqa_local.services import Services
 
+    settings = chosen_settings(args)
+    runner = ToolRunner(device_of(args), settings.tools.maps, settings.models_dir)
     with Console() as console:
-        tell(
-            tool_table(Services(chosen_settings(args), device_of(args)).tools.info()),
-            console.results,
-        )
+        tell(tool_table(runner.info()), console.results)
 
 
 def gallery(args: argparse.Namespace) -> int:

@@ -269,14 +269,18 @@ def chosen_settings(args: argparse.Namespace, say: Callable[[str], None] = tell)
     return settings
 
 
-def check_models(settings: "Settings", pipeline: str) -> None:
-    """Raises UsageError for a model folder that is not there; one that a server has need not be."""
+def check_set_up(settings: "Settings", pipeline: str, *tools: str) -> None:
+    """Raises UsageError for a model folder that is not there; one that a server has need not be. Raises ConfigError
+    for a tool that cannot run here, of the configuration's and these `tools`."""
     for role in ("planner", "executor", "summarizer") if pipeline == "agent" else ("summarizer",):
         backend = settings.role(role).backend
         if not backend.startswith("server.") and not os.path.isdir(
             folder := settings.folder(backend)
         ):
             raise UsageError(*about_missing_model(folder))
+    from agentic_iqa_local.services import tools_of
+
+    tools_of(settings, "cpu", *tools)
 
 
 def device_of(args: argparse.Namespace) -> str:

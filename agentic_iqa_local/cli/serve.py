@@ -11,7 +11,7 @@ from agentic_iqa_local.cli.command import like_ctrl_c
 from agentic_iqa_local.cli.options import (
     UsageError,
     batch_of,
-    check_models,
+    check_set_up,
     chosen_settings,
     device_of,
 )
@@ -44,7 +44,7 @@ def serve(args: argparse.Namespace) -> None:
     if args.max_replan_iterations is not None:
         settings = revised(settings, max_replan_iterations=args.max_replan_iterations)
     set_up = SetUp(settings, args.pipeline or "agent")
-    check_models(settings, set_up.pipeline)
+    check_set_up(settings, set_up.pipeline)
     args.batches.mkdir(mode=0o700, parents=True, exist_ok=True)
     hosts = ["*"] if token else ["localhost", "127.0.0.1", "[::1]"]
     with (
@@ -65,7 +65,7 @@ def mcp(args: argparse.Namespace) -> None:
     from agentic_iqa_local.serve.mcp_server import Pictures, run
 
     settings = chosen_settings(args)
-    check_models(settings, "agent")
+    check_set_up(settings, "agent")
     services = Services(settings, device_of(args))
     pictures = Pictures(args.root, SetUp(settings, "agent"), services)
     with like_ctrl_c(_stop):

@@ -15,6 +15,7 @@ from agentic_iqa_local.cli.console import Progress, say, tell
 from agentic_iqa_local.cli.options import (
     UsageError,
     batch_of,
+    check_set_up,
     chosen_settings,
     device_of,
     output_file,
@@ -81,6 +82,7 @@ def run(args: argparse.Namespace) -> int:
     tools = tuple(
         find_tool(tool).name for tool in args.tools or settings.tools.configured(full_reference)
     )
+    check_set_up(settings, "agent", *tools)
     plan, total = Plan(args.query or DEFAULT_QUERY, tuple(args.contexts), tools), len(dataset.items)
     batch = batch_of(args, Studying(settings, plan), device_of(args))
     with closing(run_study(dataset, batch, args.out)) as counts:

@@ -7,7 +7,7 @@ import importlib.util
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,11 +114,23 @@ class ToolRunner:
         """The tools of `info` that can score now."""
         return [info for info in self.info(full_reference) if info.available]
 
-    def prepare(self) -> None:
+    def unavailable(self, names: Iterable[str]) -> dict[str, str]:
+        """Why those of the tools called `names` that cannot score now cannot. Nothing is loaded."""
+        reasons = {name: self._unavailable(find_tool(name)) for name in names}
+        return {name: reason for name, reason in reasons.items() if reason is not None}
+
+    def prepare(self, names: Iterable[str] = ()) -> None:
         """Imports pyiqa, which for a moment changes what models run on (see `llama_kept`): call it before
-        tools and models run side by side."""
+        tools and models run side by side. Builds the tools called `names`. Raises ToolError."""
         with self._lock:
-            import_pyiqa()
+            try:
+                import_pyiqa()
+            except ImportError as error:
+                raise ToolError(
+                    f"pyiqa cannot be imported: {error}", "install its requirements again."
+                ) from error
+            for name in names:
+                self._metric(find_tool(name))
 
     def score(
         self, name: str, image: Image.Image, reference: Image.Image | None = None
@@ -181,6 +193,8 @@ class ToolRunner:
             # pkg_resources left setuptools with version 81.
             older = " (setuptools<81)" if "pkg_resources" in absent else ""
             return f"missing Python module {', '.join(absent)}{older}"
+        if spec.bundled and (reason := _damaged(DATA / spec.bundled)):
+            return reason
         return self.weights.missing(spec)
 
     def _measured(
@@ -269,6 +283,22 @@ def _usable(spec: ToolSpec, why_not: Callable[[ToolSpec], str | None]) -> ToolSp
     if (reason := why_not(spec)) is not None:
         raise ToolError(f"{spec.name} is unavailable: {reason}.")
     return spec
+
+
+def _damaged(file: Path) -> str | None:
+    """What is wrong with a parameter file that ships here, as far as its head tells; None if nothing is."""
+    again = "(install the package again)"
+    if not file.is_file():
+        return f"missing weights {file.name}, expected in {file.parent} {again}"
+    if file.suffix == ".safetensors":
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(file, "np"):
+                return None
+        except (SafetensorError, OSError) as error:
+            return f"{file} is damaged: {error} {again}"
+    return None if file.stat().st_size else f"{file} is empty {again}"
 
 
 def _require_size(spec: ToolSpec, image: Image.Image) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.files import command
 
 DATA = Path(__file__).parent / "data"  # parameter files that ship with the tools
 
@@ -138,12 +139,19 @@ def tool_key(name: str) -> str:
 _BY_KEY = {tool_key(label): spec for spec in _ROWS for label in (spec.metric, spec.name)}
 
 
+def nearest_tools(name: str) -> list[str]:
+    """At most three tools that a name, which there is none of, is a variant of or near to."""
+    key = tool_key(name)
+    variant_of = [known for known in _BY_KEY if len(known) > 2 and key.startswith(known)]
+    near = difflib.get_close_matches(key, _BY_KEY, n=3, cutoff=0.6)
+    return list(dict.fromkeys(_BY_KEY[known].name for known in (*variant_of, *near)))[:3]
+
+
 def find_tool(name: str) -> ToolSpec:
     """The tool called `name`, in the field's spelling or pyiqa's; case, '-', '_' and spaces do not matter.
-    Raises ToolError, with the nearest name, when there is none."""
-    if (spec := _BY_KEY.get(tool_key(name))) is None:
-        near = difflib.get_close_matches(tool_key(name), _BY_KEY, n=3, cutoff=0.5)
-        hint = " or ".join(dict.fromkeys(_BY_KEY[key].name for key in near))
-        advice = f"did you mean {hint}?" if hint else f"known tools are {', '.join(TOOLS)}."
-        raise ToolError(f"Unknown tool {name!r}", advice)
-    return spec
+    Raises ToolError, with the nearest names, when there is none."""
+    if (spec := _BY_KEY.get(tool_key(name))) is not None:
+        return spec
+    near = nearest_tools(name)
+    advice = f"did you mean {' or '.join(near)}?" if near else f"{command('tools')} lists all."
+    raise ToolError(f"There is no tool {name!r} here", advice)

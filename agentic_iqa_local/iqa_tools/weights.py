@@ -68,10 +68,11 @@ class Weights:
     def missing(self, spec: ToolSpec) -> str | None:
         """Why `spec` has not its weights, by names and sizes alone; None if it has them."""
         if unnamed := [weight for weight in spec.weights if not self._of(weight)]:
-            return (
-                f"missing weights {', '.join(unnamed)} (no bundle in the models folder has them;"
-                f" {command('bundle')} --tools {spec.name} makes a bundle of them)"
-            )
+            places = [self._place(weight) for weight in unnamed]
+            names = ", ".join(place.name for place in places)
+            folders = " and ".join(dict.fromkeys(str(place.parent) for place in places))
+            remedy = f"{command('bundle')} --tools {spec.name} makes a bundle of them"
+            return f"missing weights {names} (expected in {folders}; {remedy})"
         for path, file in self._needed(spec).items():
             place = self.root / path
             if not place.is_file() or place.stat().st_size != file["size"]:
@@ -103,13 +104,16 @@ class Weights:
         for error in unlisted(root, self._files, {top} if brought else ()):
             raise error
 
-    def _of(self, weight: str) -> dict[str, dict[str, Any]]:
+    def _place(self, weight: str) -> Path:
+        """Where a weight of the table of tools lies."""
+        if not weight.startswith("hf:"):
+            return self.hub / weight
         repository = weight.removeprefix("hf:").replace("/", "--")
-        begin = (
-            f"{HUGGINGFACE}/models--{repository}/"
-            if weight.startswith("hf:")
-            else f"{HUB}/{weight}"
-        )
+        return self.huggingface / f"models--{repository}"
+
+    def _of(self, weight: str) -> dict[str, dict[str, Any]]:
+        begin = self._place(weight).relative_to(self.root).as_posix()
+        begin += "/" * weight.startswith("hf:")
         return {path: file for path, file in self._files.items() if path.startswith(begin)}
 
     def _needed(self, spec: ToolSpec) -> dict[str, dict[str, Any]]:

@@ -28,7 +28,7 @@ from agentic_iqa_local.config import Settings
 from agentic_iqa_local.devices import choose_device, choose_dtype, describe_device
 from agentic_iqa_local.errors import UserError, one_line
 from agentic_iqa_local.files import EMBEDDED, ROOT, command, models_root
-from agentic_iqa_local.iqa_tools import ToolError
+from agentic_iqa_local.iqa_tools import ToolError, ToolRunner
 from agentic_iqa_local.iqa_tools.weights import MANIFEST
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
 from agentic_iqa_local.nodes.replies import answer_reply
@@ -287,8 +287,8 @@ def model(setup: Setup, backend: str) -> Finding | None:
 
 def tools(setup: Setup) -> Finding:
     """Are the tools there that the configuration names, and does each one that is there measure?"""
-    runner, problems, measured = setup.services.tools, [], []
-    named = {*setup.settings.tools.full_reference, *setup.settings.tools.no_reference}
+    problems, measured, named = [], [], setup.settings.tools.all_configured
+    runner = ToolRunner(setup.device, setup.settings.tools.maps, setup.settings.models_dir)
     clean, _, noisy, *_ = pictures()
     for info in runner.info():
         try:
