@@ -8,7 +8,13 @@ from agentic_iqa_local import assess
 from agentic_iqa_local.nodes.reasoning import reasoned
 from agentic_iqa_local.output.report import account
 from agentic_iqa_local.output.words import level_word
-from agentic_iqa_local.state import LETTER_TO_LEVEL, LEVEL_WORDS, DistortionAnalysis, ExecutorOutput
+from agentic_iqa_local.state import (
+    LETTER_TO_LEVEL,
+    LEVEL_WORDS,
+    DistortionAnalysis,
+    ExecutorOutput,
+    FusionResult,
+)
 
 SUMMARY = {"final_answer": "C", "quality_reasoning": "Moderate blur."}
 
@@ -28,7 +34,7 @@ def evidence(severity: str | None, **fields) -> ExecutorOutput:
     [
         (evidence("moderate"), "Moderate noise: It shows."),
         (evidence("unclear"), "The severity of noise cannot be told."),
-        (evidence("none"), "No visible distortion was found."),
+        (evidence("none"), "No noise was found."),
         (
             evidence(None, damaged_part="upper left"),
             "LocalNR's map has the damage in the upper left quarter. The model saw no distortion as a whole.",
@@ -66,6 +72,59 @@ def test_the_models_words_stand_as_they_are_and_the_notes_follow(picture):
 def test_words_that_contradict_what_was_found_give_way_to_it(text, stands):
     said = reasoned(text, evidence("moderate"), None, None)
     assert said == (text if stands else "Moderate noise: It shows.")
+
+
+CHOICES = ["blur", "noise", "compression", "none"]
+
+
+def seen(**severities):
+    """Evidence in which all distortions were looked for."""
+    items = [
+        DistortionAnalysis(type=kind, severity=severity, explanation="It shows.")
+        for kind, severity in severities.items()
+    ]
+    kinds = [item.type for item in items]
+    return ExecutorOutput(distortion_set={"Global": kinds}, distortion_analysis={"Global": items})
+
+
+def chosen(p_c, measured, product, measurement="a measurement"):
+    letters = {"mode": "logits", "vlm_letter": max(p_c, key=p_c.get), "off_letter_mass": 0.1}
+    told = {"p_c": p_c, "measured": measured, "product": product, "measurement": measurement}
+    return FusionResult(**letters, **told)
+
+
+FLAT = dict.fromkeys("ABCD", 0.25)
+C = {"A": 0.1, "B": 0.1, "C": 0.6, "D": 0.2}
+D = {"A": 0.1, "B": 0.1, "C": 0.1, "D": 0.7}
+
+
+@pytest.mark.parametrize(
+    ("known", "product", "text", "said"),
+    [
+        (seen(Compression="severe"), C, "Blurs: Edges smear in one direction.", "Severe compression: It shows."),
+        (seen(), D, "Blurs: Edges smear in one direction.", "No visible distortion was found."),
+        (seen(Compression="severe"), C, "Extreme.", "Severe compression: It shows."),
+        (seen(Compression="severe"), C, "The quality is fair.", "Severe compression: It shows."),
+        (seen(Compression="severe"), C, "No compression.", "Severe compression: It shows."),
+        (seen(Compression="severe"), C, "Noise noise noise noise noise.", "Severe compression: It shows."),
+        (seen(Compression="severe"), C, "Blocks show in the sky.", "Severe compression: It shows. Blocks show in the sky."),
+        (seen(Contrast="severe"), D, "It is dull.", "Not among the answers: severe contrast."),
+        (evidence("none"), D, "No visible distortion.", "No noise was found."),
+    ],
+)  # fmt: skip
+def test_the_reason_of_a_choice_is_what_decided_it(known, product, text, said):
+    """The letters are flat, so the product is the measurement."""
+    reason = reasoned(text, known, chosen(FLAT, product, product), CHOICES)
+    letter = max(product, key=product.get)
+    answer = f"The most probable answer is {CHOICES['ABCD'.index(letter)]} ({product[letter]:.2f})"
+    begun = f"{answer}: by a measurement it has {product[letter]:.2f}, by the model's letters 0.25."
+    assert reason == f"{begun} {said}"
+
+
+def test_what_was_looked_at_is_all_that_is_said():
+    """Only noise was looked for: that the picture is clean is more than anybody knows."""
+    for text in ("No visible distortion was found.", "The picture is clean."):
+        assert reasoned(text, evidence("none"), None, None) == "No noise was found."
 
 
 def test_without_words_the_answer_that_was_chosen_is_said(picture):

@@ -14,6 +14,8 @@ from agentic_iqa_local.nodes.detection import detect, found_families, severity_p
 from agentic_iqa_local.nodes.evidence import by_object, doubts, mark_votes
 from agentic_iqa_local.nodes.prompts import distortion_prompt
 from agentic_iqa_local.nodes.query import asks_where
+from agentic_iqa_local.nodes.reasoning import speaks_of
+from agentic_iqa_local.nodes.repetition import sound
 from agentic_iqa_local.nodes.replanning import gaps_to_close
 from agentic_iqa_local.nodes.replies import analysis_reply
 from agentic_iqa_local.nodes.tool_runs import ROLE, ByObject, Task, choose_tools, run_tools
@@ -135,7 +137,8 @@ def analyse(task: Task, distortions: ByObject) -> None:
             for item in items:
                 place = name, item["type"]
                 probable[place] = severity_probabilities(detection, item, None, images)
-                judged[place] = _judgement(item, probable[place], detection)
+                words = sound(item["explanation"], f"its words on {item['type']}", images.warn)
+                judged[place] = _judgement(item, words, probable[place], detection)
     told = {
         name: {kind: p for kind in kinds if (p := probable[name, kind])}
         for name, kinds in distortions.items()
@@ -149,17 +152,25 @@ def analyse(task: Task, distortions: ByObject) -> None:
 
 
 def _judgement(
-    item: dict[str, str], p: dict[str, float] | None, detection: Detection | None
+    item: dict[str, str],
+    words: str | None,
+    p: dict[str, float] | None,
+    detection: Detection | None,
 ) -> DistortionAnalysis:
-    """What the model wrote, with its likeliest severity; if it explained another one, the measurement explains."""
+    """A distortion with its likeliest severity, explained by the model's `words` where they are about this distortion
+    and this severity, else by the measurement."""
     likeliest = max(p, key=p.__getitem__) if p else item["severity"]
-    if detection is None or likeliest == item["severity"]:
+    if words and likeliest == item["severity"] and speaks_of(words, item["type"]):
         return DistortionAnalysis.model_validate(item)
+    judged = item | {"severity": likeliest}
+    if detection is None:
+        return DistortionAnalysis.model_validate(
+            judged | {"explanation": "The model judged it so."}
+        )
     family = detection.families[item["type"]]
     reading = f"it is there with probability {family.probability:.2f}"
     if likeliest != "none" and family.severity is not None:
         reading = f"{detection.tool} reads severity {family.severity:.1f} of 5"
-    wrote = f"; the model wrote {item['severity']}" if detection.model_trust else ""
-    return DistortionAnalysis.model_validate(
-        item | {"severity": likeliest, "explanation": f"{reading}{wrote}."}
-    )
+    differs = detection.model_trust and likeliest != item["severity"]
+    wrote = f"; the model wrote {item['severity']}" if differs else ""
+    return DistortionAnalysis.model_validate(judged | {"explanation": f"{reading}{wrote}."})

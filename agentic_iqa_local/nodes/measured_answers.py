@@ -13,7 +13,7 @@ from agentic_iqa_local.nodes.detection import strongest
 from agentic_iqa_local.nodes.evidence import Evidence, by_object, votes
 from agentic_iqa_local.nodes.prompts import choice_letters
 from agentic_iqa_local.nodes.query import WORDS, asked_about, distortions_in, pattern, says_present
-from agentic_iqa_local.state import Detection, ExecutorOutput, PlannerOutput
+from agentic_iqa_local.state import Detection, ExecutorOutput, PlannerOutput, in_words
 
 EXPOSURE, SIDES = "Brightness change", ("too dark", "too bright")
 SCORES = "the tools' scores"
@@ -80,7 +80,10 @@ def _severities(
         weights[
             min(words, key=lambda other: abs(WORD_SEVERITIES[other] - WORD_SEVERITIES[word]))
         ] += p
-    return list(weights.values()), f"LocalNR's reading of how severe the {kinds[0].lower()} is"
+    return (
+        list(weights.values()),
+        f"LocalNR's reading of how severe the {in_words(None, '', kinds[0])} is",
+    )
 
 
 def _exposures(choices: Sequence[str], detection: Detection) -> Weights | None:
@@ -159,9 +162,8 @@ def _presence(
         _sides(detection),
     )
     sides = [side for side in SIDES if side in p and _SIDES[side].search(query)]
-    basis = (
-        f"LocalNR's reading of whether there is {' or '.join(kinds).lower() or 'any distortion'}"
-    )
+    sought = " or ".join(in_words(None, "", kind) for kind in kinds) or "any distortion"
+    basis = f"LocalNR's reading of whether there is {sought}"
     if affirmed and list(kinds) == [EXPOSURE] and len(sides) == 1:
         there, basis = p[sides[0]], f"LocalNR's reading of whether the picture is {sides[0]}"
     return _yes_or_no(choices, there if affirmed else 1 - there, basis)

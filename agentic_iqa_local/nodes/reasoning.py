@@ -1,4 +1,5 @@
-"""The reasoning of an answer: the model's words or sentences made of the evidence, and what a reader must know."""
+"""The reasoning of an answer: what decided it, the model's words where they agree with the evidence, and what a reader
+must know."""
 
 import re
 from collections.abc import Sequence
@@ -9,15 +10,19 @@ from agentic_iqa_local.nodes.evidence import (
     contradictions,
     found_damage,
     of_object,
+    votes,
 )
 from agentic_iqa_local.nodes.letter_reading import answer_letter
+from agentic_iqa_local.nodes.measured_answers import SCORES
 from agentic_iqa_local.nodes.prompts import chosen_answer
-from agentic_iqa_local.nodes.query import distortions_in
+from agentic_iqa_local.nodes.query import WORDS, distortions_in, pattern, says_present
+from agentic_iqa_local.nodes.repetition import repeats_itself
 from agentic_iqa_local.state import (
     EVERYWHERE,
     LETTER_TO_LEVEL,
     LEVEL_WORDS,
     UNCLEAR,
+    DistortionAnalysis,
     FusionResult,
     in_words,
 )
@@ -30,82 +35,201 @@ _CLEAN = re.compile(
     r"\b(picture|image|photo(graph)?) is (clean|undamaged|pristine)\b", re.IGNORECASE
 )
 _LEVEL = re.compile(rf"\bquality is ({'|'.join(LEVEL_WORDS.values())})\b", re.IGNORECASE)
+_ABSENCE = pattern(WORDS["absence"])
+# What a negation reaches ends with its clause: "sharp, with moderate noise and no compression"
+_END_OF_CLAUSE = re.compile(
+    r"[.;:!?]|,? \b(?:but|with|while|though|although|whereas)\b"
+    r"|,?(?: and)? (?=\b(?:no|without|free of|not)\b)",
+    re.IGNORECASE,
+)
 
 
 def reasoned(
     text: str | None, evidence: Evidence, fusion: FusionResult | None, choices: Choices
 ) -> str:
-    """Where the damage is, the model's `text` and the notes. Sentences made of the evidence and of the answer stand in
-    for a `text` of None, and for one that says something else than was found."""
-    written = (
-        ""
-        if text is None or contradicts(text, evidence, fusion, choices)
-        else text.removeprefix("None: ")
-    )
-    for name, item in found_damage(
-        evidence
-    ):  # a small model begins a sentence with a name of our list
-        label, words = f"{item.type}:", f"{in_words(evidence, name, item.type)}:"
-        written = written.replace(label, words.capitalize()).replace(label.lower(), words)
+    """Where the damage is, why the answer is what it is, and the notes.
+
+    Args:
+        text: What the model wrote; None where it wrote nothing that could be used.
+        evidence: What was gathered; None where nothing was.
+        fusion: The letters with what they were multiplied by; None for an answer in words.
+        choices: The answers that were offered.
+
+    Returns:
+        Of a choice that rests on evidence that evidence, and behind it the model's words if they are about the same.
+        Else the model's words, or sentences made of the evidence where these say something else than was found.
+    """
+    written = text or ""
+    if not agrees(written, evidence, fusion, choices):
+        written = ""
+    written = _in_plain_words(written, evidence)
     said = [written] if written else from_evidence(evidence, fusion, choices)
+    if fusion and choices and (fusion.measured or by_object(evidence, "distortion_analysis")):
+        said = from_evidence(evidence, fusion, choices)
+        if written and _is_about(written, evidence, fusion, choices):
+            said.append(written)
     return " ".join([*_place(evidence), *filter(None, said), *_notes(evidence, fusion)])
+
+
+def _in_plain_words(text: str, evidence: Evidence) -> str:
+    """A text whose sentences begin with a name of our list, as a small model's do, with that name in plain words."""
+    text = text.removeprefix("None: ")
+    for name, item in found_damage(evidence):
+        label, words = f"{item.type}:", f"{in_words(evidence, name, item.type)}:"
+        text = text.replace(label, words.capitalize()).replace(label.lower(), words)
+    return text
+
+
+# Do the model's words agree with the evidence?
+
+
+def agrees(text: str, evidence: Evidence, fusion: FusionResult | None, choices: Choices) -> bool:
+    """Whether a text can be the reason of an answer: it says something, does not repeat itself, and contradicts
+    nothing that was found."""
+    if choices and len(text.split()) < 2:
+        return False
+    return not repeats_itself(text) and not contradicts(text, evidence, fusion, choices)
 
 
 def contradicts(
     text: str, evidence: Evidence, fusion: FusionResult | None, choices: Choices
 ) -> bool:
-    """Whether a text gives a distortion another severity than was found, sees none where there is damage, or names
-    another level than the answer. A small model writes so of clean pictures too."""
+    """Whether a text gives a distortion another severity than was found, sees none where there is damage or nobody
+    looked for it, or names another level than the answer. Of a question about distortions also whether it names one
+    that was not found. A small model writes so of clean pictures too."""
     found: dict[str, set[str]] = {}
-    analysis = by_object(evidence, "distortion_analysis")
     for _, item in found_damage(evidence):
         found.setdefault(item.type, set()).add(item.severity)
+    damaged = {kind for kind, severities in found.items() if severities - {"slight", UNCLEAR}}
+    analysed = bool(by_object(evidence, "distortion_analysis"))
     claims = [
         (kind, claim[1].lower())
         for claim in _CLAIM.finditer(text)
         for kind in distortions_in(claim[2])
     ]
-    if analysis and any(severity not in found.get(kind, ()) for kind, severity in claims):
+    if analysed and any(severity not in found.get(kind, ()) for kind, severity in claims):
+        return True
+    there, denied = named_in(text)
+    if denied & damaged:
+        return True
+    if analysed and (choices or _looked_for(evidence)) and not there <= found.keys():
         return True
     clean = _CLEAN.search(text) or (not claims and _NOTHING.search(text))
-    if clean and any(words - {"slight", UNCLEAR} for words in found.values()):
+    if clean and (damaged or _looked_for(evidence)):
         return True
-    level = (
-        None if choices or fusion is None else LEVEL_WORDS[LETTER_TO_LEVEL[answer_letter(fusion)]]
-    )
-    return level is not None and any(word.capitalize() != level for word in _LEVEL.findall(text))
+    return _names_another_level(text, fusion, choices)
+
+
+def named_in(text: str) -> tuple[set[str], set[str]]:
+    """The distortions that a text says are there, and those that it says are not."""
+    there, denied = set[str](), set[str]()
+    for clause in _END_OF_CLAUSE.split(text):
+        kinds = distortions_in(clause)
+        present = says_present(clause, kinds) if kinds else None
+        absent = present is False or (present is None and _ABSENCE.search(clause))
+        (denied if absent else there).update(kinds)
+    return there, denied
+
+
+def speaks_of(text: str, kind: str) -> bool:
+    """Whether a text that explains a distortion is about it, as far as it names any."""
+    there, denied = named_in(text)
+    return kind not in denied and (not there or kind in there)
+
+
+def _looked_for(evidence: Evidence) -> list[tuple[str, DistortionAnalysis]]:
+    """(object, judgement) of each distortion that a query names, where only these were looked for; empty where all
+    were."""
+    if evidence is None or evidence.distortion_set is not None:
+        return []
+    analysis = by_object(evidence, "distortion_analysis")
+    return [(name, item) for name, items in analysis.items() for item in items]
+
+
+def _names_another_level(text: str, fusion: FusionResult | None, choices: Choices) -> bool:
+    """Whether a text names a level that is not the answer; no level answers a question with choices."""
+    named = [word.capitalize() for word in _LEVEL.findall(text)]
+    if fusion is None or not named:
+        return False
+    level = None if choices else LEVEL_WORDS[LETTER_TO_LEVEL[answer_letter(fusion)]]
+    return any(word != level for word in named)
+
+
+def _is_about(text: str, evidence: Evidence, fusion: FusionResult, choices: Choices) -> bool:
+    """Whether a text names a distortion that was found, or words of the answer that was chosen."""
+    found = {item.type for _, item in found_damage(evidence)}
+    answer = chosen_answer(choices or (), answer_letter(fusion)).casefold()
+    words = {word for word in re.findall(r"\w+", answer) if word not in ("yes", "no", "none")}
+    return bool(named_in(text)[0] & found or words & {*re.findall(r"\w+", text.casefold())})
+
+
+# Sentences made of the evidence
 
 
 def from_evidence(evidence: Evidence, fusion: FusionResult | None, choices: Choices) -> list[str]:
-    """Sentences that say what was found, and the level or the answer that was chosen."""
-    letter, analysis = fusion and answer_letter(fusion), by_object(evidence, "distortion_analysis")
-    said = []
-    if fusion and letter and choices:
-        said.append(
-            f"The most probable answer is {chosen_answer(choices, letter)} ({fusion.p[letter]:.2f})."
-        )
-    found = found_damage(evidence)
-    for name, item in found:
-        what, seen = (
-            f"{in_words(evidence, name, item.type)}{of_object(name)}",
-            item.explanation.rstrip("."),
-        )
-        unclear = f"The severity of {what} cannot be told."
-        said.append(
-            unclear if item.severity == UNCLEAR else f"{item.severity.capitalize()} {what}: {seen}."
-        )
-    if analysis and not found:
-        partly = _place(evidence) or any(
-            one.error for one in by_object(evidence, "detection").values()
-        )
-        said.append(
-            "The model saw no distortion as a whole."
-            if partly
-            else "No visible distortion was found."
-        )
-    if evidence and letter and not choices:
-        said.append(f"The quality is {LEVEL_WORDS[LETTER_TO_LEVEL[letter]].lower()}.")
+    """Sentences that say which answer was chosen and by what, what was found of all that was looked for, and the
+    level."""
+    said = [_chosen(evidence, fusion, choices)] if fusion and choices else []
+    said += _findings(evidence, choices)
+    if evidence and fusion and not choices:
+        level = LEVEL_WORDS[LETTER_TO_LEVEL[answer_letter(fusion)]]
+        said.append(f"The quality is {level.lower()}.")
     return said
+
+
+def _chosen(evidence: Evidence, fusion: FusionResult, choices: Sequence[str]) -> str:
+    """The answer with its probability, by the measurement and by the letters where there is one."""
+    letter = answer_letter(fusion)
+    answer = (
+        f"The most probable answer is {chosen_answer(choices, letter)} ({fusion.p[letter]:.2f})"
+    )
+    if not fusion.measured:
+        return f"{answer}."
+    basis = fusion.measurement
+    if basis == SCORES:
+        scores = ", ".join(f"{tool} {score:.2f} of 5" for tool, score in votes(evidence))
+        basis = f"{basis} ({scores})"
+    shares = f"{fusion.measured[letter]:.2f}, by the model's letters {fusion.p_c[letter]:.2f}"
+    return f"{answer}: by {basis} it has {shares}."
+
+
+def _findings(evidence: Evidence, choices: Choices) -> list[str]:
+    """What was found, and what was looked for in vain. Damage that no choice names stands behind the rest."""
+    offered = {kind for choice in choices or () for kind in distortions_in(choice)}
+    found = found_damage(evidence)
+    asked = [(name, item) for name, item in found if not offered or item.type in offered]
+    said = [_finding(evidence, name, item) for name, item in asked]
+    others = [
+        f"{item.severity} {_kind(evidence, name, item)}"
+        for name, item in found
+        if (name, item) not in asked
+    ]
+    missing = [
+        f"{in_words(None, name, item.type)}{of_object(name)}"
+        for name, items in by_object(evidence, "distortion_analysis").items()
+        for item in items
+        if item.severity == "none" and (found or _looked_for(evidence))
+    ]
+    said += [f"No {kind} was found." for kind in missing]
+    if by_object(evidence, "distortion_analysis") and not found and not missing:
+        errors = [one.error for one in by_object(evidence, "detection").values() if one.error]
+        partly = "The model saw no distortion as a whole."
+        said.append(partly if errors or _place(evidence) else "No visible distortion was found.")
+    return said + ([f"Not among the answers: {' and '.join(others)}."] if others else [])
+
+
+def _finding(evidence: Evidence, name: str, item: DistortionAnalysis) -> str:
+    kind = _kind(evidence, name, item)
+    if item.severity == UNCLEAR:
+        return f"The severity of {kind} cannot be told."
+    return f"{item.severity.capitalize()} {kind}: {item.explanation.rstrip('.')}."
+
+
+def _kind(evidence: Evidence, name: str, item: DistortionAnalysis) -> str:
+    return f"{in_words(evidence, name, item.type)}{of_object(name)}"
+
+
+# Where the damage is, and what must be said
 
 
 def _place(evidence: Evidence) -> list[str]:

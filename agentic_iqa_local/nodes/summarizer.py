@@ -22,7 +22,8 @@ from agentic_iqa_local.nodes.prompts import (
     earlier_lines,
     summarizer_prompt,
 )
-from agentic_iqa_local.nodes.reasoning import reasoned
+from agentic_iqa_local.nodes.reasoning import from_evidence, reasoned
+from agentic_iqa_local.nodes.repetition import sound
 from agentic_iqa_local.nodes.replanning import (
     REPLAN_HISTORY_LIMIT,
     append_replan_reason,
@@ -44,6 +45,8 @@ from agentic_iqa_local.vlm_client import VLMError
 __all__ = ["ROLE", "should_replan", "summarizer_node", "without_words"]
 
 logger = logging.getLogger(__name__)
+
+NO_ANSWER = "Unable to determine"
 
 
 def summarizer_node(
@@ -105,14 +108,16 @@ def summarize(
         schema, section = answer_reply(letters), images.services.section(ROLE)
         written = ask(images.session(ROLE), prompt, schema, section, answer_prefix=begun)
     except InvalidAnswer as error:  # of the words, or of a letter that classification mode writes
-        answer, why = "Unable to determine", "VLM output parsing failed"
+        why = "VLM output parsing failed"
         return SummarizerOutput(
-            final_answer=answer, quality_reasoning=why, fusion=fusion, error=str(error)
+            final_answer=NO_ANSWER, quality_reasoning=why, fusion=fusion, error=str(error)
         )
     used = {"distortion_analysis", "quality_scores"}
+    words = sound(written.quality_reasoning, "its reasoning", images.warn)
+    answer = sound(written.final_answer, "its answer", images.warn)
     return SummarizerOutput(
-        final_answer=written.final_answer,
-        quality_reasoning=reasoned(written.quality_reasoning, evidence, fusion, choices),
+        final_answer=answer or " ".join(from_evidence(evidence, fusion, choices)) or NO_ANSWER,
+        quality_reasoning=reasoned(words, evidence, fusion, choices),
         used_evidence=evidence.model_dump(include=used, mode="json")
         if evidence and not evidence.is_empty
         else None,
