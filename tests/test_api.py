@@ -79,8 +79,9 @@ def test_a_picture_with_its_references_pixels_is_said_to_be_a_copy_and_not_below
     damaged = (photo, jpeg.getvalue(), photo.filter(ImageFilter.GaussianBlur(0.5)))
     rows = [assess(one, photo, pipeline="letters", services=services) for one in damaged]
     assert (
-        "the picture has the same pixels as its reference: nothing was lost against it"
-        in rows[0].warnings
+        rows[0]
+        .warnings[0]
+        .startswith("the picture has the same pixels as its reference: nothing was lost against it")
     )
     assert rows[0].q >= max(row.q for row in rows)
     assert {run.tool_name for run in rows[0].tools} == {"VSI", "FSIM"}

@@ -8,6 +8,7 @@ import runpy
 import subprocess
 import sys
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -331,6 +332,60 @@ def test_configured_tools_are_built_before_the_first_picture(tmp_path, monkeypat
         services.prepare_tools()
 
 
+def odd_pictures() -> dict[str, np.ndarray]:
+    """Grey levels of pictures that no metric was made for."""
+    y, x = np.mgrid[:192, :192]
+    return {
+        "checkerboard": 255 * ((x + y) % 2),
+        "stripes": 255 * (x % 2),
+        "two colours": 255 * (x > 96),
+        "faint texture": 128 + (7 * x + 13 * y) % 3 - 1,
+        "one colour": np.full(x.shape, 128),
+        "black": np.zeros_like(x),
+    }
+
+
+@pytest.mark.parametrize("name", odd_pictures())
+def test_a_copy_of_its_reference_has_the_best_score_of_every_tool_that_compares(runner, name):
+    grey = Image.fromarray(odd_pictures()[name].astype(np.uint8)).convert("RGB")
+    for tool in WEIGHT_FREE_FR:
+        reading = runner.score(tool, grey, grey.copy())
+        assert reading.normalized == runner.maps[tool].reachable[1], tool
+        assert TOOLS[tool].is_score(reading.raw), tool
+    # by the metrics' definitions
+    assert [TOOLS[tool].of_copy for tool in ("SSIM", "VIF", "GMSD", "LPIPS")] == [1, 1, 0, 0]
+
+
+@pytest.mark.parametrize("name", odd_pictures())
+def test_of_a_nearly_identical_odd_picture_no_tool_gives_an_impossible_score(runner, name):
+    pixels = odd_pictures()[name].astype(np.uint8)
+    changed = pixels.copy()
+    changed[50, 60] = 255 - changed[50, 60]
+    pictures = [Image.fromarray(one).convert("RGB") for one in (changed, pixels)]
+    for tool in WEIGHT_FREE_FR - {"MAD"}:  # MAD takes seconds
+        low, high = TOOLS[tool].bounds
+        with suppress(ToolError):  # it may say that this is no score
+            assert low - 1e-4 <= runner.measure(tool, *pictures) <= high + 1e-4, tool
+
+
+@pytest.mark.parametrize(
+    ("tool", "raw"),
+    [("VIF", -0.0025), ("SSIM", 1.5), ("CW-SSIM", 13.8), ("PSNR", math.inf), ("GMSD", -math.inf),
+     ("NIQE", 1e308), ("NIQE", 1j), ("PIQE", None), ("PIQE", torch.tensor([1.0, 2.0]))],
+)  # fmt: skip
+def test_what_a_metric_cannot_mean_is_a_failure_of_that_tool(
+    tmp_path, photo, monkeypatch, tool, raw
+):
+    stand_in(monkeypatch, lambda *a, **k: lambda *images: raw)
+    with pytest.raises(ToolError, match=rf"^{tool} (returned .*which is no score|failed on)"):
+        ToolRunner(models=tmp_path).score(tool, photo, photo.rotate(90))
+
+
+def test_a_missing_reference_is_named_before_missing_weights(tmp_path, photo):
+    with pytest.raises(ToolError, match="TOPIQ_FR compares with a reference image and got none"):
+        ToolRunner(models=tmp_path).score("TOPIQ_FR", photo)
+
+
 def find_info(runner: ToolRunner, name: str):
     return next(info for info in runner.info() if info.name == name)
 
@@ -425,10 +480,10 @@ def test_weight_free_tools_rank_a_clean_photo_above_a_noisy_blur_within_their_re
 def test_failures_name_tool_and_image_and_random_crops_repeat(tmp_path, photo, monkeypatch):
     stand_in(monkeypatch, lambda *a, **k: lambda *images: torch.tensor([math.nan]))
     with pytest.raises(ToolError, match="PSNR returned nan, which is no score, for 192×192"):
-        ToolRunner(models=tmp_path).score("PSNR", photo, photo)
+        ToolRunner(models=tmp_path).score("PSNR", photo, photo.rotate(180))
     stand_in(monkeypatch, lambda *a, **k: lambda *images: 1 / 0)
     with pytest.raises(ToolError, match="PSNR failed on an image of 192×192: division by zero"):
-        ToolRunner(models=tmp_path).score("PSNR", photo, photo)
+        ToolRunner(models=tmp_path).score("PSNR", photo, photo.rotate(180))
     stand_in(monkeypatch, lambda *a, **k: lambda *images: np.random.rand())
     runner = ToolRunner(models=tmp_path)
     np.random.seed(7)
@@ -453,5 +508,5 @@ def test_downloads_are_refused_while_a_metric_is_built(tmp_path, photo, monkeypa
     with pytest.raises(
         ToolError, match=r"PSNR could not be built on cpu: Refused to download https://example\.inv"
     ):
-        ToolRunner(models=tmp_path).score("PSNR", photo, photo)
+        ToolRunner(models=tmp_path).score("PSNR", photo, photo.rotate(180))
     assert urllib.request.urlopen is original

@@ -66,6 +66,13 @@ class Examination:
     graphic: float
     places: dict[str, np.ndarray]
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether everything that was read is a number."""
+        read = [self.families, self.presence, self.presence_in_part, self.severities, self.exposure]
+        numbers = [self.quality, self.graphic, *(x for part in read for x in part.values())]
+        return bool(np.isfinite([*numbers, *(x.sum() for x in self.places.values())]).all())
+
     def damaged_part(self) -> str | None:
         """Where the damage lies: one of PLACES, by the family whose strength differs most between them, or
         EVERYWHERE; None where none is seen."""

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 SHIPPED_MAPS = ROOT / "configs" / "tool_maps.yaml"
 PATCH_SEED = 0
+# Tools whose 0 says that they saw nothing: VIF of a reference without information; MAD of a picture twice as high as
+# wide, whose luminance it loses, since pyiqa transposes its contrast sensitivity.
+BLIND = ("MAD", "VIF")
 MOST_EXAMINATIONS = 8  # kept: a picture and the regions and crops of one assessment
 
 
@@ -135,14 +138,22 @@ class ToolRunner:
     def score(
         self, name: str, image: Image.Image, reference: Image.Image | None = None
     ) -> ToolReading:
-        """Quality of `image` (RGB) in 1..5 with its raw score; NR tools leave `reference` unused."""
-        spec = _usable(find_tool(name), self._unavailable)
+        """Quality of `image` (RGB) in 1..5 with its raw score; NR tools leave `reference` unused. A copy of its
+        reference has the best quality of a tool that compares: that is known, and measured only where its raw score
+        is not. Odd pictures make of it what they like: VIF of a checkerboard with itself is below 0."""
+        spec = _with_reference(find_tool(name), reference)
+        logistic = self.maps[_usable(spec, self._unavailable).name]
+        copy = spec.reference == "FR" and image == reference
+        if copy and spec.of_copy is not None:
+            return ToolReading(spec.name, spec.of_copy, logistic.reachable[1], 0.0)
         raw, seconds, crops = self._measured(spec, image, reference)
-        return ToolReading(spec.name, raw, self.maps[spec.name](raw), seconds, crops)
+        level = logistic.reachable[1] if copy else logistic(raw)
+        return ToolReading(spec.name, raw, level, seconds, crops)
 
     def measure(self, name: str, image: Image.Image, reference: Image.Image | None = None) -> float:
         """The metric's own number, for which no map is needed."""
-        return self._measured(_usable(find_tool(name), self._missing), image, reference)[0]
+        spec = _with_reference(find_tool(name), reference)
+        return self._measured(_usable(spec, self._missing), image, reference)[0]
 
     def examine(self, image: Image.Image, reference: Image.Image | None = None) -> "Examination":
         """All that LocalNR reads of an RGB picture, against its `reference` where there is one; of
@@ -201,9 +212,6 @@ class ToolRunner:
         self, spec: ToolSpec, image: Image.Image, reference: Image.Image | None
     ) -> tuple[float, float, tuple[Box, ...]]:
         """(the metric's own number, seconds, the crops that it was measured on). Raises ToolError."""
-        if spec.reference == "FR" and reference is None:
-            lacks = "compares with a reference image and got none"
-            raise ToolError(f"{spec.name} {lacks}", "pass one or choose a no-reference tool.")
         _require_size(spec, image)
         crops = crops_of(spec, *image.size)
         used = (image, reference) if spec.reference == "FR" and reference else (image,)
@@ -216,12 +224,11 @@ class ToolRunner:
             start = time.perf_counter()
             raw = self._run(spec, metric, *pictures)
             seconds = time.perf_counter() - start
-        # pyiqa transposes MAD's contrast sensitivity: a picture twice as high as wide loses its luminance.
-        blind = spec.name == "MAD" and raw == 0 and pictures[0] != pictures[1]
-        if blind or not math.isfinite(raw):
+        blind = spec.name in BLIND and raw == 0 and pictures[0] != pictures[1]
+        if blind or not spec.is_score(raw):
             size = f"{image.width}×{image.height}"
             raise ToolError(
-                f"{spec.name} returned {raw}, which is no score, for {size}", "use another tool."
+                f"{spec.name} returned {raw:g}, which is no score, for {size}", "use another tool."
             )
         return raw, seconds, crops
 
@@ -234,6 +241,8 @@ class ToolRunner:
                 metric = self._metric(spec)
                 with _failures(spec.name, pictures[0]):
                     read = metric.examine(*pictures)
+                    if not read.is_finite:
+                        raise ValueError("it read nan or infinity, which says nothing")
                 latest = list(self._examinations.items())[1 - MOST_EXAMINATIONS :]
                 self._examinations = dict([*latest, (key, read)])
             return self._examinations[key]
@@ -299,6 +308,13 @@ def _damaged(file: Path) -> str | None:
         except (SafetensorError, OSError) as error:
             return f"{file} is damaged: {error} {again}"
     return None if file.stat().st_size else f"{file} is empty {again}"
+
+
+def _with_reference(spec: ToolSpec, reference: Image.Image | None) -> ToolSpec:
+    if spec.reference == "FR" and reference is None:
+        lacks = "compares with a reference image and got none"
+        raise ToolError(f"{spec.name} {lacks}", "pass one or choose a no-reference tool.")
+    return spec
 
 
 def _require_size(spec: ToolSpec, image: Image.Image) -> None:

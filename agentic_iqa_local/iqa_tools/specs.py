@@ -8,6 +8,7 @@ files were read off pyiqa 0.1.16's sources, backbones that a constructor pulls i
 """
 
 import difflib
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,9 @@ class ToolSpec:
 
     `seconds` is what a megapixel takes on one CPU core, None where it was not measured. `most_megapixels` is
     the largest picture that is measured whole (None: any); of a larger one crops are.
+
+    `bounds` are the ends that the metric's definition sets to its raw value (infinite: none), and `of_copy` is that
+    value of a picture against itself (PSNR's is pyiqa's, which adds 1e-8 to the error; None: only measuring tells).
     """
 
     name: str
@@ -52,7 +56,19 @@ class ToolSpec:
     seconds: float | None = None
     most_megapixels: float | None = None
     own: bool = False
+    bounds: tuple[float, float] = (-math.inf, math.inf)
+    of_copy: float | None = None
 
+    def is_score(self, raw: float) -> bool:
+        """Whether the tool can mean a raw value: one within its bounds, and not absurdly far from its domain."""
+        low, high = self.domain
+        lowest, highest = self.bounds
+        far = FARTHEST * (high - low)
+        return max(lowest - ROUNDING, low - far) <= raw <= min(highest + ROUNDING, high + far)
+
+
+FARTHEST = 100  # widths of the domain, from its ends
+ROUNDING = 1e-4  # of a bound, by which float32 may miss it
 
 BLUR, COLOR, CODEC, NOISE = "Blurs", "Color distortions", "Compression", "Noise"
 LIGHT, SHARP, CONTRAST, SPATIAL = (
@@ -71,45 +87,46 @@ CLIP_VIT_B32 = "clip/ViT-B-32.pt"
 
 # Smallest sides: of weight-free tools found by running them; NIQE needs four blocks of 96 pixels.
 SMALL, CNN_SIDE = 16, 64
+INF = math.inf
 
 # fmt: off
 _ROWS = (
     # --- full reference, no weights
-    ToolSpec("PSNR", "psnr", "FR", False, (5, 60), (NOISE,), "peak signal-to-noise ratio over RGB, in dB", SMALL, seconds=0.06),
-    ToolSpec("PSNRY", "psnry", "FR", False, (5, 60), (NOISE, LIGHT), "peak signal-to-noise ratio of luma, in dB", SMALL, seconds=0.08),
-    ToolSpec("SSIM", "ssim", "FR", False, (0, 1), (BLUR, NOISE, CODEC), "structural similarity of luma", SMALL, seconds=0.3, most_megapixels=16),
-    ToolSpec("SSIMC", "ssimc", "FR", False, (0, 1), (BLUR, NOISE, COLOR), "structural similarity over RGB channels", SMALL, seconds=0.9, most_megapixels=5),
-    ToolSpec("MS-SSIM", "ms_ssim", "FR", False, (0, 1), (BLUR, CODEC, CONTRAST), "structural similarity over five scales", 161, seconds=0.4, most_megapixels=16),
-    ToolSpec("CW-SSIM", "cw_ssim", "FR", False, (0, 1), (SPATIAL, BLUR), "wavelet similarity, tolerant of small shifts", 64, seconds=3),
-    ToolSpec("FSIM", "fsim", "FR", False, (0, 1), (BLUR, CODEC, NOISE, COLOR), "phase congruency, gradient and chroma similarity; a strong all-round choice", SMALL, seconds=0.1),
-    ToolSpec("VSI", "vsi", "FR", False, (0, 1), (COLOR, NOISE, CODEC, BLUR, SPATIAL), "saliency, gradient and chroma similarity; the strongest weight-free choice", SMALL, seconds=0.2),
-    ToolSpec("VIF", "vif", "FR", False, (0, 1), (BLUR, NOISE, CONTRAST), "visual information that survives the distortion", 33, seconds=2, most_megapixels=2),
-    ToolSpec("GMSD", "gmsd", "FR", True, (0, 0.5), (BLUR, SHARP, CODEC), "spread of gradient similarity; edges", SMALL, seconds=0.1),
-    ToolSpec("MAD", "mad", "FR", True, (0, 400), (NOISE, CODEC, BLUR), "most apparent distortion; slow", SMALL, seconds=20, most_megapixels=0.5),
-    ToolSpec("NLPD", "nlpd", "FR", True, (0, 2), (CONTRAST, LIGHT, BLUR), "distance of normalised Laplacian pyramids", SMALL, seconds=0.3),
+    ToolSpec("PSNR", "psnr", "FR", False, (5, 60), (NOISE,), "peak signal-to-noise ratio over RGB, in dB", SMALL, seconds=0.06, bounds=(0, INF), of_copy=80),
+    ToolSpec("PSNRY", "psnry", "FR", False, (5, 60), (NOISE, LIGHT), "peak signal-to-noise ratio of luma, in dB", SMALL, seconds=0.08, bounds=(0, INF), of_copy=80),
+    ToolSpec("SSIM", "ssim", "FR", False, (0, 1), (BLUR, NOISE, CODEC), "structural similarity of luma", SMALL, seconds=0.3, most_megapixels=16, bounds=(-1, 1), of_copy=1),
+    ToolSpec("SSIMC", "ssimc", "FR", False, (0, 1), (BLUR, NOISE, COLOR), "structural similarity over RGB channels", SMALL, seconds=0.9, most_megapixels=5, bounds=(-1, 1), of_copy=1),
+    ToolSpec("MS-SSIM", "ms_ssim", "FR", False, (0, 1), (BLUR, CODEC, CONTRAST), "structural similarity over five scales", 161, seconds=0.4, most_megapixels=16, bounds=(-1, 1), of_copy=1),
+    ToolSpec("CW-SSIM", "cw_ssim", "FR", False, (0, 1), (SPATIAL, BLUR), "wavelet similarity, tolerant of small shifts", 64, seconds=3, bounds=(0, 1), of_copy=1),
+    ToolSpec("FSIM", "fsim", "FR", False, (0, 1), (BLUR, CODEC, NOISE, COLOR), "phase congruency, gradient and chroma similarity; a strong all-round choice", SMALL, seconds=0.1, bounds=(0, 1), of_copy=1),
+    ToolSpec("VSI", "vsi", "FR", False, (0, 1), (COLOR, NOISE, CODEC, BLUR, SPATIAL), "saliency, gradient and chroma similarity; the strongest weight-free choice", SMALL, seconds=0.2, bounds=(0, 1), of_copy=1),
+    ToolSpec("VIF", "vif", "FR", False, (0, 1), (BLUR, NOISE, CONTRAST), "visual information that survives the distortion", 33, seconds=2, most_megapixels=2, bounds=(0, INF), of_copy=1),
+    ToolSpec("GMSD", "gmsd", "FR", True, (0, 0.5), (BLUR, SHARP, CODEC), "spread of gradient similarity; edges", SMALL, seconds=0.1, bounds=(0, 1), of_copy=0),
+    ToolSpec("MAD", "mad", "FR", True, (0, 400), (NOISE, CODEC, BLUR), "most apparent distortion; slow", SMALL, seconds=20, most_megapixels=0.5, bounds=(0, INF), of_copy=0),
+    ToolSpec("NLPD", "nlpd", "FR", True, (0, 2), (CONTRAST, LIGHT, BLUR), "distance of normalised Laplacian pyramids", SMALL, seconds=0.3, bounds=(0, INF), of_copy=0),
     # --- no reference, no weights to fetch
-    ToolSpec("PIQE", "piqe", "NR", True, (0, 100), (CODEC, NOISE, BLUR), "share and depth of distorted blocks", SMALL, seconds=0.2),
-    ToolSpec("NIQE", "niqe", "NR", True, (0, 50), (NOISE, BLUR, SHARP), "distance from the statistics of natural images", 192, bundled="niqe_modelparameters.mat", seconds=0.3, most_megapixels=4),
-    ToolSpec("LocalNR", "local_nr", "NR", False, (1, 5), (BLUR, NOISE, CODEC, SHARP, CONTRAST, LIGHT, COLOR), "pretrained features, taught by synthetic distortions; no human score", CNN_SIDE, bundled="local_nr.safetensors", modules=("timm",), seconds=0.8, most_megapixels=4, own=True),
-    ToolSpec("Entropy", "entropy", "NR", False, (0, 8), (), "entropy of the grey levels, in bits", SMALL, no_map="not a measure of quality: noise raises it as detail does, so no map to 1..5 can mean anything"),
+    ToolSpec("PIQE", "piqe", "NR", True, (0, 100), (CODEC, NOISE, BLUR), "share and depth of distorted blocks", SMALL, seconds=0.2, bounds=(0, 100)),
+    ToolSpec("NIQE", "niqe", "NR", True, (0, 50), (NOISE, BLUR, SHARP), "distance from the statistics of natural images", 192, bundled="niqe_modelparameters.mat", seconds=0.3, most_megapixels=4, bounds=(0, INF)),
+    ToolSpec("LocalNR", "local_nr", "NR", False, (1, 5), (BLUR, NOISE, CODEC, SHARP, CONTRAST, LIGHT, COLOR), "pretrained features, taught by synthetic distortions; no human score", CNN_SIDE, bundled="local_nr.safetensors", modules=("timm",), seconds=0.8, most_megapixels=4, own=True, bounds=(1, 5)),
+    ToolSpec("Entropy", "entropy", "NR", False, (0, 8), (), "entropy of the grey levels, in bits", SMALL, no_map="not a measure of quality: noise raises it as detail does, so no map to 1..5 can mean anything", bounds=(0, 8)),
     # --- full reference, weights
     ToolSpec("TOPIQ_FR", "topiq_fr", "FR", False, (0, 1), (BLUR, NOISE, CODEC, COLOR), "top-down semantic and distortion features", CNN_SIDE, ("pyiqa/cfanet_fr_kadid_res50-2c4cc61d.pth", TIMM_RESNET50)),
     ToolSpec("AHIQ", "ahiq", "FR", False, (0, 1), (CODEC, SPATIAL, BLUR), "hybrid transformer and convolution, patch-based", CNN_SIDE, ("pyiqa/AHIQ_vit_p8_epoch33-da3ea303.pth", TIMM_RESNET50, TIMM_VIT_B8)),
-    ToolSpec("LPIPS", "lpips", "FR", True, (0, 1), (SPATIAL, BLUR, NOISE), "learned perceptual distance", CNN_SIDE, ("pyiqa/LPIPS_v0.1_alex-df73285e.pth", "checkpoints/alexnet-owt-7be5be79.pth")),
-    ToolSpec("DISTS", "dists", "FR", True, (0, 1), (SPATIAL, BLUR, CODEC), "deep structure and texture similarity", CNN_SIDE, ("pyiqa/DISTS_weights-f5e65c96.pth", VGG16)),
+    ToolSpec("LPIPS", "lpips", "FR", True, (0, 1), (SPATIAL, BLUR, NOISE), "learned perceptual distance", CNN_SIDE, ("pyiqa/LPIPS_v0.1_alex-df73285e.pth", "checkpoints/alexnet-owt-7be5be79.pth"), bounds=(0, INF), of_copy=0),
+    ToolSpec("DISTS", "dists", "FR", True, (0, 1), (SPATIAL, BLUR, CODEC), "deep structure and texture similarity", CNN_SIDE, ("pyiqa/DISTS_weights-f5e65c96.pth", VGG16), bounds=(0, INF), of_copy=0),
     ToolSpec("WaDIQaM_FR", "wadiqam_fr", "FR", False, (-1, 0.1), (NOISE, CODEC, BLUR), "weighted patch-wise deep features", CNN_SIDE, ("pyiqa/WaDIQaM-kadid-f7541ea5.pth",)),
     ToolSpec("CKDN", "ckdn", "FR", False, (0, 1), (BLUR, CODEC), "knowledge distilled for degraded references", CNN_SIDE, ("pyiqa/CKDN_model_best-38b27dc6.pth", "checkpoints/resnet50-19c8e357.pth")),
     ToolSpec("PieAPP", "pieapp", "FR", True, (0, 5), (BLUR, NOISE, CODEC), "learned from pairwise preferences", CNN_SIDE, ("pyiqa/PieAPPv0.1-0937b014.pth",)),
-    ToolSpec("DeepDC", "deepdc", "FR", True, (0, 1), (SPATIAL, BLUR), "distance correlation of deep features", CNN_SIDE, ("checkpoints/vgg19-dcbb9e9d.pth",)),
-    ToolSpec("A-FINE", "afine_all_scale", "FR", True, (0, 100), (SPATIAL, BLUR, NOISE), "fidelity weighed against naturalness", CNN_SIDE, ("pyiqa/afine.pth", CLIP_VIT_B32), modules=("pkg_resources",)),
+    ToolSpec("DeepDC", "deepdc", "FR", True, (0, 1), (SPATIAL, BLUR), "distance correlation of deep features", CNN_SIDE, ("checkpoints/vgg19-dcbb9e9d.pth",), bounds=(0, 1), of_copy=0),
+    ToolSpec("A-FINE", "afine_all_scale", "FR", True, (0, 100), (SPATIAL, BLUR, NOISE), "fidelity weighed against naturalness", CNN_SIDE, ("pyiqa/afine.pth", CLIP_VIT_B32), modules=("pkg_resources",), bounds=(0, 100)),
     # --- no reference, weights
-    ToolSpec("QAlign", "qalign", "NR", False, (1, 5), (BLUR, NOISE, CODEC, COLOR, LIGHT), "7B model taught rating words", CNN_SIDE, ("hf:q-future/one-align",), modules=("icecream",)),
-    ToolSpec("Q-ReAlign", "qrealign", "NR", False, (0, 1), (BLUR, NOISE, CODEC, COLOR, LIGHT), "0.8B model taught rating words", CNN_SIDE, ("hf:q-future/Q-ReAlign-Mini-0.8B",)),
+    ToolSpec("QAlign", "qalign", "NR", False, (1, 5), (BLUR, NOISE, CODEC, COLOR, LIGHT), "7B model taught rating words", CNN_SIDE, ("hf:q-future/one-align",), modules=("icecream",), bounds=(1, 5)),
+    ToolSpec("Q-ReAlign", "qrealign", "NR", False, (0, 1), (BLUR, NOISE, CODEC, COLOR, LIGHT), "0.8B model taught rating words", CNN_SIDE, ("hf:q-future/Q-ReAlign-Mini-0.8B",), bounds=(0, 1)),
     ToolSpec("TOPIQ_NR", "topiq_nr", "NR", False, (0, 1), (BLUR, NOISE, CODEC), "top-down semantic and distortion features", CNN_SIDE, ("pyiqa/cfanet_nr_koniq_res50-9a73138b.pth", TIMM_RESNET50)),
-    ToolSpec("CLIPIQA", "clipiqa", "NR", False, (0, 1), (LIGHT, COLOR, NOISE), "CLIP's choice between good and bad wordings", CNN_SIDE, (CLIP_RN50,), modules=("pkg_resources",)),
-    ToolSpec("CLIPIQA+", "clipiqa+", "NR", False, (0, 1), (LIGHT, COLOR, NOISE), "CLIP-IQA with learned wordings", CNN_SIDE, ("pyiqa/CLIP-IQA+_learned_prompts-603f3273.pth", CLIP_RN50), modules=("pkg_resources",)),
-    ToolSpec("QualiCLIP", "qualiclip", "NR", False, (0, 1), (BLUR, NOISE, CODEC), "CLIP taught to rank degradations", CNN_SIDE, ("pyiqa/QualiCLIP.pth", CLIP_RN50), modules=("pkg_resources",)),
-    ToolSpec("LIQE", "liqe", "NR", False, (1, 5), (BLUR, NOISE, CODEC, CONTRAST), "CLIP over scene, distortion and quality at once", CNN_SIDE, ("pyiqa/liqe_koniq.pt", CLIP_VIT_B32), modules=("pkg_resources",)),
+    ToolSpec("CLIPIQA", "clipiqa", "NR", False, (0, 1), (LIGHT, COLOR, NOISE), "CLIP's choice between good and bad wordings", CNN_SIDE, (CLIP_RN50,), modules=("pkg_resources",), bounds=(0, 1)),
+    ToolSpec("CLIPIQA+", "clipiqa+", "NR", False, (0, 1), (LIGHT, COLOR, NOISE), "CLIP-IQA with learned wordings", CNN_SIDE, ("pyiqa/CLIP-IQA+_learned_prompts-603f3273.pth", CLIP_RN50), modules=("pkg_resources",), bounds=(0, 1)),
+    ToolSpec("QualiCLIP", "qualiclip", "NR", False, (0, 1), (BLUR, NOISE, CODEC), "CLIP taught to rank degradations", CNN_SIDE, ("pyiqa/QualiCLIP.pth", CLIP_RN50), modules=("pkg_resources",), bounds=(0, 1)),
+    ToolSpec("LIQE", "liqe", "NR", False, (1, 5), (BLUR, NOISE, CODEC, CONTRAST), "CLIP over scene, distortion and quality at once", CNN_SIDE, ("pyiqa/liqe_koniq.pt", CLIP_VIT_B32), modules=("pkg_resources",), bounds=(1, 5)),
     ToolSpec("ARNIQA", "arniqa", "NR", False, (0, 1), (BLUR, NOISE, CODEC), "learned manifold of image distortions", CNN_SIDE, ("checkpoints/ARNIQA.pth", "pyiqa/regressor_koniq10k.pth", RESNET50)),
     ToolSpec("MUSIQ", "musiq", "NR", False, (0, 100), (BLUR, NOISE, CODEC), "multi-scale transformer at native resolution", CNN_SIDE, ("pyiqa/musiq_koniq_ckpt-e95806b9.pth",)),
     ToolSpec("MANIQA", "maniqa", "NR", False, (0, 1), (BLUR, NOISE, SPATIAL), "multi-dimension attention over patches", CNN_SIDE, ("pyiqa/ckpt_koniq10k.pt", TIMM_VIT_B8)),
@@ -118,11 +135,11 @@ _ROWS = (
     ToolSpec("DBCNN", "dbcnn", "NR", False, (0, 1), (BLUR, NOISE, CODEC), "two convolutional streams, bilinearly pooled", CNN_SIDE, ("pyiqa/DBCNN_KonIQ10k-2de81c0a.pth", "pyiqa/DBCNN_scnn-7ea73d75.pth", VGG16)),
     ToolSpec("UNIQUE", "unique", "NR", False, (-3, 3), (BLUR, NOISE, CODEC), "uncertainty-aware ranking across data sets", CNN_SIDE, ("pyiqa/UNIQUE.pt", "checkpoints/resnet34-b627a593.pth")),
     ToolSpec("WaDIQaM_NR", "wadiqam_nr", "NR", False, (-1, 0.1), (NOISE, CODEC), "weighted patch-wise deep features", CNN_SIDE, ("pyiqa/WaDIQaM-NR-koniq-aaffea29.pth",)),
-    ToolSpec("NIMA", "nima", "NR", False, (0, 10), (LIGHT, COLOR, CONTRAST), "distribution of ratings, photographic appeal", CNN_SIDE, ("pyiqa/NIMA_InceptionV2_ava-b0c77c00.pth", "hf:timm/inception_resnet_v2.tf_in1k")),
+    ToolSpec("NIMA", "nima", "NR", False, (0, 10), (LIGHT, COLOR, CONTRAST), "distribution of ratings, photographic appeal", CNN_SIDE, ("pyiqa/NIMA_InceptionV2_ava-b0c77c00.pth", "hf:timm/inception_resnet_v2.tf_in1k"), bounds=(1, 10)),
     ToolSpec("CNNIQA", "cnniqa", "NR", False, (0, 1), (NOISE, BLUR), "small patch-wise convolutional network", CNN_SIDE, ("pyiqa/CNNIQA_koniq10k-e6f14c91.pth",)),
     ToolSpec("PaQ-2-PiQ", "paq2piq", "NR", False, (0, 100), (BLUR, LIGHT), "from patch to picture quality", CNN_SIDE, ("pyiqa/P2P_RoIPoolModel-fit.10.bs.120-ca69882e.pth", "checkpoints/resnet18-f37072fd.pth")),
     ToolSpec("BRISQUE", "brisque", "NR", True, (0, 100), (NOISE, BLUR, CODEC), "natural scene statistics, support vectors", CNN_SIDE, ("pyiqa/brisque_svm_weights.pth",)),
-    ToolSpec("ILNIQE", "ilniqe", "NR", True, (0, 150), (NOISE, BLUR, COLOR), "NIQE with colour, gradient and Gabor statistics", CNN_SIDE, ("pyiqa/ILNIQE_templateModel.mat",)),
+    ToolSpec("ILNIQE", "ilniqe", "NR", True, (0, 150), (NOISE, BLUR, COLOR), "NIQE with colour, gradient and Gabor statistics", CNN_SIDE, ("pyiqa/ILNIQE_templateModel.mat",), bounds=(0, INF)),
     ToolSpec("NRQM", "nrqm", "NR", False, (0, 10), (BLUR, SHARP), "statistics of super-resolved images", CNN_SIDE, ("pyiqa/NRQM_model.mat",)),
     ToolSpec("PI", "pi", "NR", True, (0, 15), (BLUR, SHARP), "NIQE and NRQM averaged", 192, ("pyiqa/NRQM_model.mat", "pyiqa/niqe_modelparameters.mat")),
 )

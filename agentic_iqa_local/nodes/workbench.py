@@ -101,7 +101,8 @@ class OpenImages:
         if reference := self.reference:
             lines += [f"the reference {reference.path}: {line}" for line in reference.warnings]
             lines += [
-                "the picture has the same pixels as its reference: nothing was lost against it"
+                "the picture has the same pixels as its reference: nothing was lost against it, so tools that compare"
+                " have their best score without measuring"
             ] * self.identical
             lines += doubts(self.image.pixels, reference.pixels)
         for line in lines:
