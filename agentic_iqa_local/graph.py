@@ -142,7 +142,7 @@ def run_pipeline(
     services: Services | None = None,
 ) -> AgenticIQAState:
     """Assesses one image and returns the final state; a failure is in `state["error"]` (the Executor's in
-    `executor_evidence.error`), not an exception, except MemoryError.
+    `executor_evidence.error`, the Summarizer's in `summarizer_result.error`), not an exception, except MemoryError.
 
     `max_replan_iterations` n allows n − 1 replans: the Summarizer counts its request before the edge compares, so 0 and
     1 never replan and 2 replans at most once. None is the configuration's limit, which is 2 unless it says otherwise.

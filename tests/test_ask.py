@@ -26,7 +26,9 @@ PLAN = plan_reply(query_scope=["sky"], distortions={"sky": ["Noise"]})
 
 def asked(text, schema=None, prefix=""):
     """The answer of a model that always writes `text`."""
-    session = SimpleNamespace(role="summarizer", failed_tries=[], generate=lambda *_, **__: text)
+    session = SimpleNamespace(
+        role="summarizer", evidence=None, failed_tries=[], generate=lambda *_, **__: text
+    )
     return ask(
         session,
         Prompt("", ""),

@@ -19,7 +19,7 @@ from agentic_iqa_local.nodes.executor import executor_node
 from agentic_iqa_local.nodes.planner import derive_flags
 from agentic_iqa_local.nodes.workbench import OpenImages
 from agentic_iqa_local.state import ExecutorOutput, PlannerOutput
-from agentic_iqa_local.vlm_client import VLMError
+from agentic_iqa_local.vlm_client import ModelLost, OutOfMemory, VLMError
 
 QUERY = "Rate the perceptual quality of this image."
 ALL_OFF = dict.fromkeys(
@@ -74,7 +74,13 @@ def test_each_part_runs_only_if_its_flag_is_on(picture, flag, parts):
 
 
 @pytest.mark.parametrize(
-    ("failure", "tries"), [({"Global": ["Haze"]}, 3), (VLMError("out of memory"), 1)]
+    ("failure", "tries"),
+    [
+        ({"Global": ["Haze"]}, 3),
+        (VLMError("the server hung up"), 3),
+        (OutOfMemory("memory ran out"), 1),
+        (ModelLost("the card is gone"), 1),
+    ],
 )
 def test_a_failed_detection_leaves_its_error_in_the_evidence(picture, failure, tries):
     client = scripted(DetectionReply=failure)

@@ -36,6 +36,7 @@ from agentic_iqa_local.vlm_client import VLMError
 QUERY = "Rate the perceptual quality of this image."
 GAP = "Contradictory evidence: severe Blurs of Global but high scores"
 SCORES = {"Global": {"Blurs": ("NIQE", 4.5)}}
+SUMMARY = {"final_answer": "B", "quality_reasoning": "Edges appear soft."}
 FAILURES = pytest.mark.parametrize(
     "failure", ["no JSON", VLMError("out of memory")], ids=["no JSON", "model error"]
 )
@@ -198,9 +199,9 @@ def test_an_executor_that_fails_on_replan_reaches_the_summarizer(picture, failur
     assert (result.need_replan, "error" in final) == (True, False)
 
 
-@pytest.mark.parametrize("where", ["PlannerReply", "SummaryReply", "opening"])
+@pytest.mark.parametrize("where", ["PlannerReply", "opening"])
 def test_whatever_a_client_raises_is_an_error_of_the_state(picture, where):
-    client = never_satisfied(**({where: KeyError("logits")} if where.endswith("Reply") else {}))
+    client = never_satisfied(PlannerReply=KeyError("logits"))
     if where == "opening":
         client.open = lambda images: 1 / 0
     final = run(client, picture)
@@ -208,6 +209,23 @@ def test_whatever_a_client_raises_is_an_error_of_the_state(picture, where):
         f"scripted: {'ZeroDivisionError' if where == 'opening' else 'KeyError'}: " in final["error"]
     )
     assert (final["iteration_count"], "summarizer_result" in final) == (0, False)
+    assert calls(client)["PlannerReply"] == (0 if where == "opening" else 3)
+
+
+@FAILURES
+def test_a_summarizer_that_fails_on_replan_leaves_the_earlier_answer_and_a_warning(
+    picture, failure
+):
+    client = never_satisfied(SummaryReply=[SUMMARY, failure])
+    images = OpenImages(scripted_services(client, ScriptedTools({"NIQE": 4.5})), picture)
+    final = run_graph(initial_state(QUERY, picture, max_replan_iterations=3), images)
+    images.close()
+    result = final["summarizer_result"]
+    assert (result.error, result.final_answer, result.need_replan) == (None, "B", False)
+    concluded = [told.concluded.split(",")[0] for told in result.passes]
+    assert concluded == ["B", "Unable to determine"]
+    assert final["iteration_count"] == 1
+    assert any("another pass was asked for and failed" in line for line in images.warnings)
 
 
 def test_without_the_summarizer_the_graph_ends_after_the_executor(picture):

@@ -4,6 +4,7 @@ is about the tokens that were asked for, and every failure is one sentence. test
 import base64
 import io
 import json
+import logging
 import math
 import socket
 
@@ -114,8 +115,9 @@ def refused(said, ask, *args, kind=VLMError, **options) -> VLMError:
     return caught.value
 
 
-def test_what_is_asked_and_answered(server, prompt, monkeypatch):
+def test_what_is_asked_and_answered(server, prompt, monkeypatch, caplog):
     """The picture goes as PNG, with its every pixel; a proxy of the environment is not asked."""
+    caplog.set_level(logging.DEBUG, "agentic_iqa_local")
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     client = connect(server)
     server.answers[CHAT] = letters(prompt, SOUND)
@@ -148,6 +150,7 @@ def test_what_is_asked_and_answered(server, prompt, monkeypatch):
     assert answer == ANSWER_PREFIX + "B" + rest
     assert (opened.usage.reused, opened.usage.decoded) == (32, 9)
     assert "grammar" in json.loads(server.asked[-1].content)["structured_outputs"]
+    assert len([m for m in caplog.messages if m.startswith("Prompt of the model, as it is")]) == 2
 
 
 def test_what_is_not_about_what_was_asked_is_refused(server, prompt):

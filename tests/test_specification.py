@@ -4,6 +4,7 @@ word, as the expected values.
 
 import importlib
 import itertools
+import logging
 import math
 import re
 
@@ -21,8 +22,10 @@ from scripted import (
     scripted_services,
 )
 
+from agentic_iqa_local import assess
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.graph import decide_next_node
+from agentic_iqa_local.nodes.prompts import SCORING_PROMPT_TEMPLATE
 from agentic_iqa_local.nodes.summarizer import should_replan, summarizer_node
 from agentic_iqa_local.score_fusion import ScoreFusion
 from agentic_iqa_local.state import ExecutorOutput, PlannerOutput, SummarizerOutput
@@ -204,3 +207,32 @@ def test_code_notes_what_the_model_leaves_out(picture, query_type, given, noted)
     reasoning = update["summarizer_result"].quality_reasoning
     assert reasoning.startswith("Edges appear soft.")
     assert noted in reasoning
+
+
+# summarizer-core.md: the log of prompts and responses
+
+
+@pytest.mark.parametrize("pipeline", ["agent", "letters"])
+def test_every_prompt_is_logged_as_it_is_sent_and_every_letter_read(
+    services, photo_path, pipeline, caplog
+):
+    caplog.set_level(logging.DEBUG, "agentic_iqa_local")
+    row = assess(photo_path, pipeline=pipeline, services=services)
+    told = [r.getMessage() for r in caplog.records if r.levelno == logging.DEBUG]
+    sent = [m.partition("as it is sent:\n")[2] for m in told if m.startswith("Prompt of the")]
+    read = [m for m in told if m.startswith("Letters read for the")]
+    assert len(sent) == row.tokens.calls
+    assert len(read) == (8 if pipeline == "agent" else 1)  # of them seven say Yes or No
+    whole = [""]
+    for text in sent:  # what a prompt shares with the one above is counted
+        count = re.match(r"\[the first (\d+) characters are those of the prompt above\]\n", text)
+        shared, rest = (int(count[1]), text[count.end() :]) if count else (0, text)
+        whole.append(whole[-1][:shared] + rest)
+    chat = "<|im_start|>user\n<|vision_start|><image 512×512><|vision_end|>The image is the test image.\n"
+    assert all(text.startswith(chat) and "System:" not in text for text in whole[1:])
+    scoring = next(text for text in whole if text.endswith('{"final_answer": "'))
+    assert SCORING_PROMPT_TEMPLATE.removeprefix("System:\n") in scoring
+    letters = re.match(r".*the summarizer about the picture after [^:]*: \": (.*); off", read[-1])
+    odds = {one[0]: math.exp(float(one[2:])) for one in letters[1].split(", ")}
+    p_c = {letter: odd / sum(odds.values()) for letter, odd in odds.items()}
+    assert p_c == pytest.approx(row.p_c, abs=1e-4)

@@ -27,7 +27,7 @@ from agentic_iqa_local.nodes.prompts import (
 )
 from agentic_iqa_local.nodes.summarizer import summarizer_node
 from agentic_iqa_local.state import ExecutorOutput, PlannerOutput, SummarizerOutput
-from agentic_iqa_local.vlm_client import VLMError
+from agentic_iqa_local.vlm_client import ModelLost, OutOfMemory, VLMError
 
 # summarizer-core.md, verbatim
 EXPLANATION_TEXT = """System:
@@ -125,6 +125,18 @@ def result_of(
     return run(client, state_of(picture, **fields), **(fusion or {}))["summarizer_result"]
 
 
+def failure_of(update: dict) -> str:
+    """Why the Summarizer has no answer: its result's error, with the fallback's words and no replan."""
+    result = update["summarizer_result"]
+    assert (set(update), update["iteration_count"]) == ({"summarizer_result", "iteration_count"}, 0)
+    assert (result.final_answer, result.quality_reasoning, result.need_replan) == (
+        "Unable to determine",
+        "VLM call failed",
+        False,
+    )
+    return result.error
+
+
 def scripted(logprobs=FLAT, *, reads_logits: bool = True, **replies) -> ScriptedClient:
     return ScriptedClient(scripted_answers(**replies), logprobs, reads_logits)
 
@@ -211,9 +223,7 @@ def test_a_question_without_choices_gets_free_text_and_no_letters(picture):
 
 
 def test_a_model_without_logits_is_an_error_in_logits_mode(picture):
-    update = run(scripted(reads_logits=False), state_of(picture))
-    assert set(update) == {"error"}
-    assert "logits" in update["error"]
+    assert "logits" in failure_of(run(scripted(reads_logits=False), state_of(picture)))
 
 
 def test_classification_replaces_missing_logits_only_by_configuration(picture):
@@ -225,9 +235,8 @@ def test_classification_replaces_missing_logits_only_by_configuration(picture):
 
 @pytest.mark.parametrize(("choices", "value"), [(None, math.nan), (["Yes", "No"], -math.inf)])
 def test_no_answer_is_made_of_letters_that_could_not_be_read(picture, choices, value):
-    assert set(
-        run(scripted(dict.fromkeys("ABCDE", value)), state_of(picture, choices=choices))
-    ) == {"error"}
+    client = scripted(dict.fromkeys("ABCDE", value))
+    assert failure_of(run(client, state_of(picture, choices=choices)))
 
 
 def test_without_tool_scores_alpha_is_uniform_with_a_warning(picture, caplog):
@@ -248,7 +257,7 @@ def test_a_global_score_listed_three_times_is_one_vote(vote, expected):
     assert sum(scores) / len(scores) == expected
 
 
-def test_prompts_responses_and_failed_attempts_are_logged(picture, caplog):
+def test_responses_and_failed_attempts_are_logged(picture, caplog):
     output = "The image is fair. " * 500
     with caplog.at_level(logging.DEBUG):
         run(scripted(SummaryReply=output), state_of(picture))
@@ -264,12 +273,9 @@ def test_prompts_responses_and_failed_attempts_are_logged(picture, caplog):
     ]
     told = {(r["error_type"], r["details"]["exception"], r["details"]["backend"]) for r in records}
     assert told == {("validation_error", "ValidationError", "transformers.embedded")}
+    assert {r["details"]["evidence"] for r in records} == {"2 distortions, 2 tool scores"}
     assert any(output in message for message in messages(caplog, logging.ERROR))
-    debug, prompt = (
-        messages(caplog, logging.DEBUG),
-        summarizer_prompt(QUERY, evidence(), scoring=True),
-    )
-    assert sum(prompt.instructions in message and prompt.case in message for message in debug) == 3
+    debug = messages(caplog, logging.DEBUG)
     answered = [message for message in debug if message.startswith("VLM response")]
     assert len(answered) == 3
     assert all("truncated" in message and len(message) < len(output) for message in answered)
@@ -291,18 +297,66 @@ def test_nothing_new_after_an_earlier_nodes_error(picture):
     assert client.calls == []
 
 
+class Raising(ScriptedClient):
+    """Its first letter reads raise what `errors` holds, one a read."""
+
+    def __init__(self, *errors: Exception):
+        super().__init__(scripted_answers())
+        self.errors = [*errors]
+
+    def open(self, images):
+        session = super().open(images)
+        read = session.read_letters
+
+        def read_letters(*asked):
+            if self.errors:
+                self.calls.append(("failed", asked[0]))
+                raise self.errors.pop(0)
+            return read(*asked)
+
+        session.read_letters = read_letters
+        return session
+
+
+HUNG_UP = VLMError("the server hung up")
+
+
 @pytest.mark.parametrize(
-    ("client", "message"),
-    [(scripted(SummaryReply=VLMError("out of memory")), "out of memory"), (scripted(), "no image")],
+    ("error", "calls"),
+    [(HUNG_UP, 3), (KeyError("logits"), 3), (OutOfMemory("no memory"), 1), (ModelLost("gone"), 1)],
+    ids=["an error", "of any kind", "no memory", "a lost model"],
 )
-def test_a_model_that_cannot_run_and_a_file_that_is_no_image_are_errors(
-    picture, tmp_path, client, message
+@pytest.mark.parametrize("choices", [None, ["Yes", "No"]])
+def test_a_backend_that_raises_is_asked_three_times_and_ends_in_an_error_of_the_result(
+    picture, caplog, choices, error, calls
 ):
+    client = Raising(*[error] * 9)
+    failed = failure_of(run(client, state_of(picture, choices=choices)))
+    assert str(error) in failed
+    assert len(client.calls) == calls
+    logged = [m for m in messages(caplog, logging.WARNING) if m.startswith("Attempt")]
+    assert len(logged) == calls
+    assert all('"error_type":"api_error"' in m and "2 tool scores" in m for m in logged)
+
+
+def test_a_backend_that_recovers_within_three_calls_gives_the_answer(picture):
+    result = result_of(Raising(HUNG_UP, HUNG_UP), picture)
+    assert (result.final_answer, result.error) == ("C", None)
+
+
+def test_a_reading_survives_a_backend_that_raises_at_the_words(picture):
+    result = result_of(scripted(SummaryReply=HUNG_UP), picture)
+    assert (result.final_answer, result.error) == (
+        "Unable to determine",
+        "Summarizer: the server hung up",
+    )
+    assert result.fusion == result_of(scripted(), picture).fusion
+
+
+def test_a_file_that_is_no_image_is_an_error_of_the_result(picture, tmp_path):
     path = tmp_path / "no image.png"
     path.write_bytes(b"no image")
-    update = run(client, state_of(str(path) if message == "no image" else picture))
-    assert set(update) == {"error"}
-    assert message in update["error"]
+    assert str(path) in failure_of(run(scripted(), state_of(str(path))))
 
 
 def test_a_replan_raises_the_count_appends_to_the_history_and_is_logged(picture, caplog):

@@ -164,7 +164,7 @@ def add(options: argparse._ActionsContainer, *names: str, **other: str) -> None:
                 flag, action="store_true", help="JSON on stdout, on a terminal too"
             )
         elif name == "verbose":
-            shape["help"] = "log what happens (-vv: prompts and model output too)"
+            shape["help"] = "log what happens (-vv: every prompt, answer and letter read too)"
             options.add_argument("-v", flag, action="count", default=0, **shape)
         elif kind.get("type") == "boolean":
             options.add_argument(flag, action="store_true", **shape)

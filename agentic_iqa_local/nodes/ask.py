@@ -1,8 +1,10 @@
-"""The one place where an agent asks its model: three tries at an answer that validates, then an honest failure."""
+"""The one place where an agent asks its model: three tries at an answer that validates, or at its letters, then an
+honest failure."""
 
 import json
 import logging
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -10,21 +12,21 @@ from pydantic import BaseModel
 
 from agentic_iqa_local.config import RoleSettings
 from agentic_iqa_local.errors import one_line
+from agentic_iqa_local.nodes.evidence import summed_up
 from agentic_iqa_local.nodes.prompts import Prompt
 from agentic_iqa_local.nodes.workbench import RoleSession
 from agentic_iqa_local.state import PlannerError
-from agentic_iqa_local.vlm_client import VLMError
+from agentic_iqa_local.vlm_client import LetterRead, ModelLost, OutOfMemory, VLMError
 
 logger = logging.getLogger(__name__)
 
 TRIES = 3
-MOST_LOGGED, MOST_KEPT = (
-    2000,
-    20_000,
-)  # characters of an output, in the log and in the record of a failed try
+MOST_LOGGED = 2000  # characters of an output in the log
+MOST_KEPT = 20_000  # and in the record of a failed try
 _FENCED = re.compile(r"\s*```(?:json)?(.*)```\s*", re.DOTALL)
 
 Reply = TypeVar("Reply", bound=BaseModel)
+Result = TypeVar("Result")
 
 
 class InvalidAnswer(RuntimeError):
@@ -48,38 +50,81 @@ def ask(
     `answer_prefix` is the JSON that the answer begins with, up to a text's open end.
 
     A failed try is logged, kept in the session's `failed_tries` and repeated with "Return ONLY valid JSON" added.
-    Raises InvalidAnswer after three tries, and VLMError from the model itself, which is not retried: the same call
-    would fail again.
+    After three tries it raises InvalidAnswer, or what the model itself raised last (VLMError).
     """
-    text, options = "", {"temperature": role.temperature, "max_tokens": role.max_tokens}
-    for attempt in range(1, TRIES + 1):
-        asked = (
-            prompt
-            if attempt == 1
-            else replace(prompt, case=f"{prompt.case}\nReturn ONLY valid JSON.")
+    text: str | None = None
+
+    def once(attempt: int) -> Reply:
+        nonlocal text
+        text = None
+        strict = replace(prompt, case=f"{prompt.case}\nReturn ONLY valid JSON.")
+        written = session.generate(
+            prompt if attempt == 1 else strict,
+            schema,
+            answer_prefix=answer_prefix,
+            temperature=role.temperature,
+            max_tokens=role.max_tokens,
         )
-        logger.debug("Prompt (attempt %d):\n%s\n%s", attempt, asked.instructions, asked.case)
+        # half a surrogate pair cannot be stored
+        text = written.encode(errors="backslashreplace").decode()
+        logger.debug("VLM response: %s", _shortened(text, MOST_LOGGED))
+        return _read(text, schema, answer_prefix)
+
+    wanted = f"valid {schema.__name__}"
+    try:
+        return _in_three_tries(once, session, role.backend, wanted, lambda: text)
+    except VLMError:
+        raise
+    except ValueError as error:
+        logger.error("No %s after %d attempts. Full VLM output: %r", wanted, TRIES, text)
+        raise InvalidAnswer(session.failed_tries[-TRIES:]) from error
+
+
+def read_letters(
+    session: RoleSession,
+    prompt: Prompt,
+    answer_prefix: str,
+    letters: Sequence[str],
+    role: RoleSettings,
+) -> LetterRead:
+    """The session's letter read, tried again as `ask` does where the model raises. Raises VLMError."""
+
+    def once(attempt: int) -> LetterRead:
+        return session.read_letters(prompt, answer_prefix, letters)
+
+    return _in_three_tries(once, session, role.backend, "letters")
+
+
+def _in_three_tries(
+    call: Callable[[int], Result],
+    session: RoleSession,
+    backend: str,
+    wanted: str,
+    output: Callable[[], str | None] = lambda: None,
+) -> Result:
+    """What `call` (of the attempt's number, from 1 on) returns. Each failure is logged and recorded with the `output`
+    that led to it. Raises the last one; a lack of memory and a lost model at once, with which a batch knows what to
+    do."""
+    attempt = 0
+    while True:
+        attempt += 1
         try:
-            text = session.generate(asked, schema, answer_prefix=answer_prefix, **options)
-            text = text.encode(
-                errors="backslashreplace"
-            ).decode()  # half a surrogate pair cannot be stored
-            logger.debug("VLM response: %s", _shortened(text, MOST_LOGGED))
-            return _read(text, schema, answer_prefix)
+            return call(attempt)
         except (VLMError, ValueError) as error:
-            output = None if isinstance(error, VLMError) else _shortened(text, MOST_KEPT)
-            about = {"backend": role.backend, "role": session.role, "output": output}
-            session.failed_tries.append(
-                PlannerError.from_exception(error, attempt=attempt, **about)
+            written = output()
+            failure = PlannerError.from_exception(
+                error,
+                attempt=attempt,
+                backend=backend,
+                role=session.role,
+                evidence=summed_up(session.evidence),
+                output=None if written is None else _shortened(written, MOST_KEPT),
             )
-            if isinstance(error, VLMError):
+            session.failed_tries.append(failure)
+            told = one_line(failure.model_dump_json(exclude={"details": {"output"}}))
+            logger.warning("Attempt %d of %d gave no %s: %s", attempt, TRIES, wanted, told)
+            if attempt == TRIES or isinstance(error, (OutOfMemory, ModelLost)):
                 raise
-        told = one_line(session.failed_tries[-1].model_dump_json(exclude={"details": {"output"}}))
-        logger.warning(
-            "Attempt %d of %d gave no valid %s: %s", attempt, TRIES, schema.__name__, told
-        )
-    logger.error("No valid %s after %d attempts. Full VLM output: %r", schema.__name__, TRIES, text)
-    raise InvalidAnswer(session.failed_tries[-TRIES:])
 
 
 def _read(text: str, schema: type[Reply], answer_prefix: str) -> Reply:

@@ -39,6 +39,13 @@ def by_object(evidence: Evidence, part: str) -> dict[str, Any]:
     return (evidence and getattr(evidence, part)) or {}
 
 
+def summed_up(evidence: Evidence) -> str:
+    """The evidence in a few words, for the log."""
+    analysed = by_object(evidence, "distortion_analysis").values()
+    measured = by_object(evidence, "quality_scores").values()
+    return f"{sum(map(len, analysed))} distortions, {sum(map(len, measured))} tool scores"
+
+
 def found_damage(evidence: Evidence) -> list[tuple[str, Analysis]]:
     """(object, judgement) of each distortion that was judged to be there."""
     analysis = by_object(evidence, "distortion_analysis")

@@ -48,6 +48,7 @@ def executor_node(
     before = (state.get("executor_evidence") if gaps else None) or ExecutorOutput()
     try:
         with opened(state, config, runtime) as images:
+            images.evidence = evidence
             gather(Task(evidence, state["query"], plan, images, before, gaps))
     except (InvalidAnswer, ToolError, VLMError, OSError, ValueError) as error:
         evidence = revised(

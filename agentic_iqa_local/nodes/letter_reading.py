@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Callable, Sequence
 
 from agentic_iqa_local.iqa_tools.reliability import Score, load_reliability
-from agentic_iqa_local.nodes.ask import ask
+from agentic_iqa_local.nodes.ask import ask, read_letters
 from agentic_iqa_local.nodes.evidence import votes
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, Prompt, summarizer_prompt
 from agentic_iqa_local.nodes.replies import answer_reply
@@ -80,7 +80,8 @@ class _Letters:
         if self.images.sureness is not None:
             self.images.sureness.reads += 1
         if self.mode == "logits":
-            read = session.read_letters(prompt, ANSWER_PREFIX, self.letters)
+            section = self.images.services.section(ROLE)
+            read = read_letters(session, prompt, ANSWER_PREFIX, self.letters, section)
             self.off_masses.append(read.off_letter_mass)
             p = letter_probabilities(read.logprobs, settings.temperature)
         else:

@@ -146,6 +146,7 @@ def planner_node(
             query, has_reference, choices, history, before, evidence, earlier_lines(context)
         )
         with opened(state, config, runtime) as images:
+            images.evidence = evidence
             reply = ask(
                 images.session("planner"), prompt, PlannerReply, images.services.section("planner")
             )

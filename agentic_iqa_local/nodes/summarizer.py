@@ -13,7 +13,13 @@ from langgraph.runtime import Runtime
 
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
-from agentic_iqa_local.nodes.evidence import Evidence, by_object, find_gaps, should_replan, votes
+from agentic_iqa_local.nodes.evidence import (
+    Evidence,
+    find_gaps,
+    should_replan,
+    summed_up,
+    votes,
+)
 from agentic_iqa_local.nodes.letter_reading import ROLE, answer_letter, read_and_fuse, read_choices
 from agentic_iqa_local.nodes.measured_answers import SCORES, measure_choices
 from agentic_iqa_local.nodes.prompts import (
@@ -54,8 +60,8 @@ def summarizer_node(
     config: RunnableConfig | None = None,
     runtime: Runtime[Any] | None = None,
 ) -> dict[str, Any]:
-    """Returns `summarizer_result`, `iteration_count` and, on a replan, `replan_history`; nothing when an earlier node
-    failed; `error` when plan or evidence is missing from the state or the model cannot run."""
+    """Returns `summarizer_result`, whose `error` says why there is no answer, `iteration_count` and, on a replan,
+    `replan_history`; nothing when an earlier node failed; `error` when the state lacks plan or evidence."""
     if state.get("error"):
         return {}
     plan, evidence = state.get("plan"), state.get("executor_evidence")
@@ -63,24 +69,23 @@ def summarizer_node(
         missing = "plan" if plan is None else "executor_evidence"
         return {"error": f"Summarizer: the state has no {missing}; run the earlier nodes first"}
     scoring = plan.query_type == "IQA" and not state.get("choices")
-    kinds, scores = (
-        sum(map(len, by_object(evidence, part).values()))
-        for part in ("distortion_analysis", "quality_scores")
-    )
     pictures = one_line(
         f"image={state['image_path']}, reference={state.get('reference_path') or 'none'}"
     )
-    said = "Summarizer: query_type=%s, mode=%s, %d distortions, %d tool scores, %s"
+    mode, known = "scoring" if scoring else "explanation/QA", summed_up(evidence)
     logger.info(
-        said, plan.query_type, "scoring" if scoring else "explanation/QA", kinds, scores, pictures
+        "Summarizer: query_type=%s, mode=%s, %s, %s", plan.query_type, mode, known, pictures
     )
     try:
         with opened(state, config, runtime) as images:
-            return close_pass(state, plan, summarize(state, plan, scoring, images))
+            images.evidence = evidence
+            answer = summarize(state, plan, scoring, images)
+            if answer.error and _earlier(state):
+                failed = f"another pass was asked for and failed ({answer.error})"
+                images.warn(f"{failed}; the answer is that of the pass before")
     except (VLMError, OSError, ValueError) as error:
-        reason = one_line(str(error))
-        logger.error("Summarizer failed: %s", reason)
-        return {"error": f"Summarizer: {reason}"}
+        answer = _without_answer(error)
+    return close_pass(state, plan, answer)
 
 
 # The answer
@@ -89,8 +94,8 @@ def summarizer_node(
 def summarize(
     state: AgenticIQAState, plan: PlannerOutput, scoring: bool, images: OpenImages
 ) -> SummarizerOutput:
-    """The answer, without the replan decision; where the words fail three times, it has the fusion that was read.
-    Raises VLMError."""
+    """The answer, without the replan decision; where the model failed in three tries, one with that `error`, and with
+    the fusion if that was read."""
     query, choices, evidence = state["query"], state.get("choices"), state.get("executor_evidence")
     earlier = earlier_lines(state.get("prior_context"))
     prompt = summarizer_prompt(query, evidence, scoring=scoring, choices=choices, earlier=earlier)
@@ -107,11 +112,8 @@ def summarize(
         begun = ANSWER_PREFIX + answer_letter(fusion) if fusion else ""
         schema, section = answer_reply(letters), images.services.section(ROLE)
         written = ask(images.session(ROLE), prompt, schema, section, answer_prefix=begun)
-    except InvalidAnswer as error:  # of the words, or of a letter that classification mode writes
-        why = "VLM output parsing failed"
-        return SummarizerOutput(
-            final_answer=NO_ANSWER, quality_reasoning=why, fusion=fusion, error=str(error)
-        )
+    except (InvalidAnswer, VLMError) as error:
+        return _without_answer(error, fusion)
     used = {"distortion_analysis", "quality_scores"}
     words = sound(written.quality_reasoning, "its reasoning", images.warn)
     answer = sound(written.final_answer, "its answer", images.warn)
@@ -123,6 +125,25 @@ def summarize(
         else None,
         fusion=fusion,
     )
+
+
+def _without_answer(error: Exception, fusion: FusionResult | None = None) -> SummarizerOutput:
+    """The fallback's honest failure."""
+    reason = one_line(str(error))
+    logger.error("Summarizer failed: %s", reason)
+    unread = isinstance(error, InvalidAnswer)
+    return SummarizerOutput(
+        final_answer=NO_ANSWER,
+        quality_reasoning="VLM output parsing failed" if unread else "VLM call failed",
+        fusion=fusion,
+        error=f"Summarizer: {reason}",
+    )
+
+
+def _earlier(state: AgenticIQAState) -> SummarizerOutput | None:
+    """The answer of the pass before, which asked for this one."""
+    result = state.get("summarizer_result")
+    return result if result and result.need_replan else None
 
 
 def _with_measurement(
@@ -162,8 +183,7 @@ def close_pass(
     """The state's changes after a pass: its answer, or that of the pass before where this one has none, with the
     account of the latest passes, and whether to plan again."""
     iteration, limit = state.get("iteration_count", 0), replan_limit(state)
-    before = state.get("summarizer_result")
-    before = before if before and before.need_replan else None
+    before = _earlier(state)
     gaps = [] if answer.error else find_gaps(state.get("executor_evidence"), plan, answer.fusion)
     passes = [*(before.passes if before else []), record(revised(answer, gaps=gaps), before)][
         -REPLAN_HISTORY_LIMIT:

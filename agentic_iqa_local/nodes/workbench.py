@@ -25,7 +25,7 @@ from agentic_iqa_local.images.references import doubts
 from agentic_iqa_local.iqa_tools import ToolError, ToolReading
 from agentic_iqa_local.iqa_tools.detector import load_detector
 from agentic_iqa_local.services import ALONE, MODEL, Observer, Services, load_services
-from agentic_iqa_local.state import AgenticIQAState, PlannerError
+from agentic_iqa_local.state import AgenticIQAState, ExecutorOutput, PlannerError
 from agentic_iqa_local.vlm_client import (
     LetterRead,
     SeenImage,
@@ -54,27 +54,44 @@ def load_pictures(
 
 
 class RoleSession:
-    """A model's session as one role uses it. `nodes.ask` puts the role's failed tries into `failed_tries`."""
+    """A model's session on a part of the images as one role uses it. `nodes.ask` puts the role's failed tries into
+    `failed_tries`, each with what the `evidence` was."""
 
-    def __init__(self, session: VLMSession, role: str, images: OpenImages):
+    def __init__(self, session: VLMSession, role: str, box: Box, images: OpenImages):
         self._session, self.role, self._images = session, role, images
+        self._asker = images.asker(role, box)
         self.failed_tries = images.failed_tries
+
+    @property
+    def evidence(self) -> ExecutorOutput | None:
+        return self._images.evidence
 
     def generate(self, prompt: ChatPrompt, schema: type[BaseModel], **options: Any) -> str:
         with self._images.calling_model(self.role):
-            return self._session.generate(prompt, schema, **options)
+            return self._session.generate(replace(prompt, asker=self._asker), schema, **options)
 
     def read_letters(
         self, prompt: ChatPrompt, answer_prefix: str, letters: Sequence[str]
     ) -> LetterRead:
+        prompt = replace(prompt, asker=self._asker)
         with self._images.calling_model(self.role):
-            return self._session.read_letters(prompt, answer_prefix, letters)
+            read = self._session.read_letters(prompt, answer_prefix, letters)
+        _log_letters(self._asker, answer_prefix, read)
+        return read
+
+
+def _log_letters(asker: str, answer_prefix: str, read: LetterRead) -> None:
+    if logger.isEnabledFor(logging.DEBUG):
+        logprobs = ", ".join(f"{letter} {value:.4f}" for letter, value in read.logprobs.items())
+        told = "Letters read for the %s after %s: %s; off-letter mass %.3g"
+        logger.debug(told, asker, answer_prefix, logprobs, read.off_letter_mass)
 
 
 class OpenImages:
     """One assessment's images. Each model stays open on its first view, whichever roles use it, and is opened on other
     views for each read; each tool runs once on each region. `warnings` collects what a user must know, `failed_tries`
-    what the model said in vain. The caller may set `sureness`. Raises ImageError."""
+    what the model said in vain. The caller may set `sureness`, a node the `evidence` that it works with. Raises
+    ImageError."""
 
     def __init__(
         self,
@@ -85,6 +102,7 @@ class OpenImages:
     ):
         self.services, self.observer = services, observer or Observer()
         self.sureness: Sureness | None = None
+        self.evidence: ExecutorOutput | None = None
         self.image, self.reference = load_pictures(
             services.settings.images, image_path, reference_path
         )
@@ -184,16 +202,16 @@ class OpenImages:
 
     def session(self, role: str) -> RoleSession:
         """The role's model opened on the first view; opened on first use."""
-        key = id(self.services.client(role))
+        key, box = id(self.services.client(role)), self.views(role)[0]
         if key not in self._open:
-            self._open[key] = self._open_on(role, self.views(role)[0])
-        return RoleSession(self._open[key], role, self)
+            self._open[key] = self._open_on(role, box)
+        return RoleSession(self._open[key], role, box, self)
 
     @contextmanager
     def session_on(self, role: str, box: Box) -> Iterator[RoleSession]:
         """The role's model opened on a part of the images for this block alone."""
         with closing(self._open_on(role, box)) as session:
-            yield RoleSession(session, role, self)
+            yield RoleSession(session, role, box, self)
 
     def sessions(self, role: str) -> Iterator[RoleSession]:
         """The role's model opened on each view in turn; the first stays open, as its cache is reused."""
@@ -211,12 +229,20 @@ class OpenImages:
         letters: Sequence[str],
     ) -> list[LetterRead]:
         """The letters of parts of the picture, each alone and without the reference, in one batch. Raises VLMError."""
+        asked = replace(prompt, asker=f"{role} about parts of the picture")
         with self.calling_model(role) as client:
             batch = client.read_many(
-                [[self.image.pixels.crop(box)] for box in boxes], prompt, answer_prefix, letters
+                [[self.image.pixels.crop(box)] for box in boxes], asked, answer_prefix, letters
             )
         self._other_usage += batch.usage
+        for box, read in zip(boxes, batch.reads, strict=True):
+            _log_letters(self.asker(role, box), answer_prefix, read)
         return batch.reads
+
+    def asker(self, role: str, box: Box) -> str:
+        """Who asks about which part of the picture, for the log; a part in pixels of the upright picture."""
+        whole = box == (0, 0, *self.image.pixels.size)
+        return f"{role} about {'the picture' if whole else f'its part {moved(box, self.image.offset)}'}"
 
     def close(self) -> None:
         """Frees every cache; the next question opens the sessions anew."""

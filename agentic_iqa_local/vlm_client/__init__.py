@@ -134,6 +134,7 @@ class VLMSession:
         self.usage = TokenUsage()
         self.seen: list[SeenImage] = []
         self._expanded: Expanded | None = None
+        self._logged = ""  # the last prompt
 
     def generate(
         self,
@@ -147,6 +148,7 @@ class VLMSession:
         """The answer, by default greedy, as JSON text with `answer_prefix` at its beginning; it is cut at
         `max_tokens`. Raises VLMError."""
         rendered = self.client.renderer.render(prompt, len(self.images), answer_prefix)
+        self._logged = self.client.renderer.log(rendered, self.images, self._logged)
         return self._write(rendered, schema, temperature, max_tokens)
 
     def read_letters(
@@ -157,6 +159,7 @@ class VLMSession:
         rendered, token_ids = self.client.renderer.letters(
             prompt, len(self.images), answer_prefix, letters
         )
+        self._logged = self.client.renderer.log(rendered, self.images, self._logged)
         return LetterRead.of(
             self.client.label, self._logprobs(rendered, list(token_ids.values())), token_ids
         )

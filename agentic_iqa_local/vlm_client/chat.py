@@ -14,12 +14,13 @@ PAIR_PREAMBLE = "The first image is the pristine reference, the second image is 
 class ChatPrompt:
     """What a model is asked: its instructions (a template) and the case at hand (query and evidence). `preamble` says
     what the images are, where they are no test image and no reference with one; `words` are the answers that the
-    instructions list as A, B, C and so on, for models that say the word."""
+    instructions list as A, B, C and so on, for models that say the word; `asker` is who asks, for the log."""
 
     instructions: str
     case: str
     preamble: str | None = None
     words: tuple[str, ...] = ()
+    asker: str = ""
 
 
 def chat_messages(

@@ -3,6 +3,8 @@
 An answer is encoded after the prompt, not by itself: many tokenizers begin a text differently from its middle.
 """
 
+import itertools
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +25,8 @@ from agentic_iqa_local.files import command
 from agentic_iqa_local.vlm_client import PixelLimits, SeenImage, VLMError
 from agentic_iqa_local.vlm_client.chat import ChatPrompt, chat_messages, in_words
 from agentic_iqa_local.vlm_client.model_folder import examine
+
+logger = logging.getLogger(__name__)
 
 NEXT_SET_UP = "llava_onevision_0_5b"  # of configs/: the smallest after the embedded model
 LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
@@ -197,6 +201,23 @@ class Renderer:
             )
         answer, head, tail = whole[len(short) :], short[: places[0]], short[places[-1] + 1 :]
         return Rendered(prompt, answer_prefix, text + answer_prefix, short, answer, head, tail)
+
+    def log(self, rendered: Rendered, images: Sequence[Image.Image], above: str = "") -> str:
+        """Logs, for debugging, the text that the model gets, with the images' sizes in their places, and returns it.
+        Whole lines that it begins with as the prompt `above` did are counted only."""
+        if not logger.isEnabledFor(logging.DEBUG):
+            return ""
+        before, *after = rendered.text.split(self.processor.image_token)
+        sizes = [f"<image {image.width}×{image.height}>" for image in images]
+        text = before + "".join(map("".join, zip(sizes, after, strict=True)))
+        pairs = zip(above.splitlines(True), text.splitlines(True), strict=False)
+        shared = sum(
+            len(line) for _, line in itertools.takewhile(lambda two: two[0] == two[1], pairs)
+        )
+        begun = f"[the first {shared} characters are those of the prompt above]\n" if shared else ""
+        told = "Prompt of the %s, as it is sent:\n%s%s"
+        logger.debug(told, rendered.prompt.asker or "model", begun, text[shared:])
+        return text
 
     def expand(self, rendered: Rendered, images: Sequence[Image.Image]) -> Expanded:
         """Runs the image processor. The images of one assessment are expanded once, with whichever prompt

@@ -186,6 +186,7 @@ class TransformersClient(VLMClient):
         ]
         if any(form != forms[0] for form in forms):
             return super().read_many(pictures, prompt, answer_prefix, letters)
+        self.renderer.log(rendered, pictures[0])
         length = len(rendered.prompt_with(expanded[0])) + len(rendered.answer_ids)
         pixels = sum(image.width * image.height for image in pictures[0])
         at_once = max(
