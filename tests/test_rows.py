@@ -1,6 +1,7 @@
 """Files of rows: what a kill, a full disk, a power cut, odd files or another run leaves of them."""
 
 import errno
+import io
 import json
 import os
 import stat
@@ -17,7 +18,14 @@ from pydantic import BaseModel
 from agentic_iqa_local.batch import rows as module
 from agentic_iqa_local.batch.inputs import Item, ManifestError, read_manifest
 from agentic_iqa_local.batch.results import Results
-from agentic_iqa_local.batch.rows import RowFile, RowsError, check_run, rows_in, write_run
+from agentic_iqa_local.batch.rows import (
+    RowFile,
+    RowsError,
+    StoredRow,
+    check_run,
+    rows_in,
+    write_run,
+)
 from agentic_iqa_local.batch.work import Assessing, as_line
 from agentic_iqa_local.cli.main import main
 from agentic_iqa_local.config import load_settings
@@ -178,9 +186,44 @@ def test_what_a_kill_left_of_a_line_is_cut_off(tmp_path_factory, values, cut):
     left = whole[:cut]
     file = opened(path, left)
     file.recover(number_of)
-    assert path.read_text() == left[: left.rfind("\n") + 1]
-    assert file.done == {str(n) for n in values[: left.count("\n")]}
+    rows = left.count("}")  # a row that lacks its line end alone is kept
+    assert path.read_text() == "".join(whole.splitlines(keepends=True)[:rows])
+    assert file.done == {str(n) for n in values[:rows]}
     file.close()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"mine": 1}',
+        b'{"mine": 1',
+        b'{"n": 1} too',
+        b'{"n": 1, }',
+        b'{"n": "x"}',
+        b'{"n": 1\xff',
+        b'{"n": 1\n',
+        b"[1, 2",
+        b"notes",
+        b'{"n": 1}\n{"number": 2',
+    ],
+)
+def test_an_end_that_is_no_beginning_of_a_row_is_somebodys_and_stays(content, path):
+    path.write_bytes(content)
+    file = RowFile(path, Numbered)
+    with pytest.raises(RowsError, match="expected rows as this program writes them"):
+        file.recover(number_of)
+    file.close()
+    assert path.read_bytes() == content
+
+
+def test_a_row_of_assess_may_be_torn_anywhere(path, tmp_path):
+    line = as_line(failed(Item(tmp_path / 'ä {"\\.png'))).encode()
+    for end in range(1, len(line), 3):
+        torn = io.BytesIO(line[:end])
+        assert list(rows_in(torn, path, StoredRow, going_on=True)) == []
+    ((whole, row),) = rows_in(io.BytesIO(line), path, StoredRow, going_on=True)
+    assert whole == line
+    assert row["error"] == "no"
 
 
 def test_a_line_that_is_no_row_is_named_and_stays(path):

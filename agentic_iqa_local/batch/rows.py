@@ -1,6 +1,7 @@
 """Files of JSON lines that survive a kill and a full disk: one durable row for each item, and beside them the
 description of the run that they belong to."""
 
+import codecs
 import errno
 import json
 import os
@@ -103,8 +104,8 @@ class RowFile:
         key: Callable[[dict[str, Any]], str] = lambda row: "",
         drop: Callable[[dict[str, Any]], bool] = lambda row: False,
     ) -> None:
-        """Makes a file of rows ready to go on with: cuts off the incomplete last line that a kill leaves, and takes
-        out rows.
+        """Makes a file of rows ready to go on with: cuts off the beginning of a row that a kill leaves at its end,
+        or gives the last row the line end that it lacks, and takes out rows.
 
         Args:
             key: Tells rows apart, for `done`.
@@ -114,7 +115,7 @@ class RowFile:
             RowsError: A line that is no row, which is named.
             WriteError: The disk does not take the new file.
         """
-        end, dropped = 0, set[int]()
+        end, line, dropped = 0, b"\n", set[int]()
         with open(self.path, "rb") as file:
             for number, (line, row) in enumerate(
                 rows_in(file, self.path, self._schema, going_on=True)
@@ -125,6 +126,8 @@ class RowFile:
                 else:
                     self.done.add(key(row))
         os.ftruncate(self._file.fileno(), end)
+        if not line.endswith(b"\n"):
+            self._file.write(b"\n")
         if dropped:
             with open(self.path, "rb") as old:
                 kept = (line for number, line in enumerate(old) if number not in dropped)
@@ -179,10 +182,10 @@ class RowFile:
 def rows_in(
     file: BinaryIO, path: Path, schema: type[BaseModel], *, going_on: bool = False
 ) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """(line, row) of an open file of rows, which messages call `path`. Where a run may be `going_on` with it, an
-    incomplete last line is left out. Raises RowsError, which names a line that `schema` does not take."""
+    """(line, row) of an open file of rows, which messages call `path`. Where a run may be `going_on` with it, the
+    beginning of a row at its end is left out. Raises RowsError, which names a line that `schema` does not take."""
     for number, line in enumerate(file, 1):
-        if going_on and line.startswith(b"{") and not line.endswith(b"\n"):
+        if going_on and _is_beginning(line, schema):
             return
         try:
             schema.model_validate_json(line, strict=True)
@@ -191,6 +194,20 @@ def rows_in(
             why = first_mistake(error) if isinstance(error, ValidationError) else error
             said = f"expected rows as this program writes them ({why})"
             raise RowsError(f"{path}, line {number}: {said}", ELSEWHERE) from error
+
+
+def _is_beginning(line: bytes, schema: type[BaseModel]) -> bool:
+    """Whether a line is what a kill leaves of a row: JSON that begins with the first field of `schema` and ends
+    before it is complete. Whatever else has no line end is somebody's, and is not cut off."""
+    first_field = json.dumps(next(iter(schema.model_fields)))
+    head = f"{{{first_field}:".encode()
+    if line.endswith(b"\n") or not head.startswith(line[: len(head)]):
+        return False
+    try:
+        from_json(codecs.getincrementaldecoder("utf-8")().decode(line))  # without half a character
+    except ValueError as error:
+        return str(error).startswith("EOF while parsing")
+    return False
 
 
 # The run that rows belong to
