@@ -20,7 +20,7 @@ from agentic_iqa_local.nodes.letter_reading import read_and_fuse
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
 from agentic_iqa_local.nodes.workbench import OpenImages
 from agentic_iqa_local.result import Condition
-from agentic_iqa_local.state import LOOKS, FusionResult, PlannerOutput
+from agentic_iqa_local.state import LOOKS, FusionResult, PlannerOutput, revised
 
 SAMPLE = Path(__file__).parent / "data" / "sumac.png"
 LIKE_HALF = {"A": 0.1, "B": 0.4, "C": 0.4, "D": 0.05, "E": 0.05}
@@ -164,7 +164,11 @@ def test_a_set_holds_the_choices_that_are_not_ruled_out_or_why_there_is_none():
     """Of the known questions 91 reach their right answer at 0.95 and nine at 1. A choice that is reached beyond
     0.95 has nine of them at least as far off, and itself: 10 of 101, less than 10 %."""
     known = Answers(
-        pipeline="letters", reference=False, choices=(3,) * 100, right=(0.95,) * 91 + (1.0,) * 9
+        pipeline="letters",
+        reference=False,
+        measured=False,
+        choices=(3,) * 100,
+        right=(0.95,) * 91 + (1.0,) * 9,
     )
     of = sureness(calibration(questions=(known,)))
     for p, letters in (
@@ -178,7 +182,10 @@ def test_a_set_holds_the_choices_that_are_not_ruled_out_or_why_there_is_none():
     assert (
         "calibrated in mode logits" in of.fields(fused(None, mode="uniform"), None)["no_interval"]
     )
-    assert "no such question" in sureness().fields(asked, None)["no_interval"]
+    assert "by the letters alone" in sureness().fields(asked, None)["no_interval"]
+    # what is known of the letters alone says nothing of their product with a measurement
+    product = revised(asked, product={"A": 0.98, "B": 0.01, "C": 0.01})
+    assert "answered with a measurement" in of.fields(product, None)["no_interval"]
     assert sureness("why").fields(asked, None) == {"no_interval": "no set of answers: why"}
 
 

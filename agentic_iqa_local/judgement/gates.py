@@ -101,15 +101,17 @@ class Sureness:
 
     def answer_set(self, fusion: FusionResult, plan: PlannerOutput | None) -> AnswerSet | str:
         """The choices that may be right, or why there is no such set."""
-        calibration, asked = self.calibration, (self.pipeline, self.reference)
+        calibration, measured = self.calibration, fusion.product is not None
         if isinstance(calibration, str):
             return calibration
-        part = next(
-            (part for part in calibration.questions if (part.pipeline, part.reference) == asked),
-            None,
-        )
+        asked = self.pipeline, self.reference, measured
+        known = {
+            (part.pipeline, part.reference, part.measured): part for part in calibration.questions
+        }
+        part = known.get(asked)
         if part is None:
-            return f"no such question is in the calibration; {NO_FIT}"
+            how = "with a measurement" if measured else "by the letters alone"
+            return f"the calibration has no question that was answered {how}; {NO_FIT}"
         if fusion.mode != calibration.mode:
             return f"calibrated in mode {calibration.mode}, this is mode {fusion.mode}"
         widened = []

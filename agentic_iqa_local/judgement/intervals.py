@@ -150,10 +150,13 @@ def reached(probabilities: np.ndarray) -> np.ndarray:
 
 
 class Answers(Record):
-    """Questions with known answers: of each the number of choices, and what is `reached` with the right one."""
+    """Questions with known answers: of each the number of choices, and what is `reached` with the right one. Answers
+    by the letters alone and by their product with a measurement err differently, and are known apart."""
 
     pipeline: Pipeline
     reference: bool
+    measured: bool | None = None  # None: a fit that does not tell them apart says nothing of either
+    calibrated_on: str | None = None  # the questions in words, where they are of another set
     choices: Annotated[tuple[Annotated[int, Field(ge=2)], ...], Field(min_length=1)]
     right: tuple[Annotated[float, Field(ge=0, le=1)], ...]
 
@@ -231,6 +234,6 @@ class IntervalCalibration(Record):
         return AnswerSet(
             letters=letters,
             coverage=COVERAGE,
-            calibrated_on=self.calibrated_on,
+            calibrated_on=part.calibrated_on or self.calibrated_on,
             widened=list(widened),
         )

@@ -130,7 +130,7 @@ def _why_not(run: ToolExecutionLog) -> str:
 
 def summary(row: Assessment) -> str:
     """The headline with its reasoning, and what a map found."""
-    more = [] if row.error else [row.quality_reasoning or "", " ".join(_map(row))]
+    more = [] if row.error else [row.quality_reasoning or "", " ".join(map_sentences(row))]
     return safe_lines(
         [*wrapped(headline(row), indent=""), *(line for text in more for line in wrapped(text))]
     )
@@ -140,7 +140,7 @@ def account(row: Assessment) -> str:
     """The account of `--explain`, of several lines that fit the terminal."""
     lines = wrapped(headline(row), indent="")
     for text in (
-        [] if row.error else [_verdict(row), _damage(row), _sureness(row), _decision(row)],
+        [] if row.error else [_verdict(row), _damage(row), sureness(row), decision(row)],
         _way(row),
     ):
         if said := " ".join(filter(None, text)):
@@ -202,10 +202,10 @@ def _damage(row: Assessment) -> str:
     if row.map is None and row.evidence and row.evidence.damaged_part:
         where = row.evidence.damaged_part
         lines.append(f"The damage is {where if where == 'everywhere' else f'at the {where}'}.")
-    return " ".join([*lines, *_map(row)])
+    return " ".join([*lines, *map_sentences(row)])
 
 
-def _map(row: Assessment) -> Iterator[str]:
+def map_sentences(row: Assessment) -> Iterator[str]:
     """Where a map finds the damage, or why there is none; nothing where none was asked for."""
     if row.map is None:
         yield from [f"There is no map: {row.no_map.removeprefix('map: ')}."] if row.no_map else []
@@ -227,7 +227,7 @@ def _map(row: Assessment) -> Iterator[str]:
         yield row.map.not_drawn or f"The map is drawn to {row.map.png}."
 
 
-def _sureness(row: Assessment) -> str:
+def sureness(row: Assessment) -> str:
     """The interval or the set of answers, what it rests on, and what follows from it."""
     lines = []
     if interval := row.interval:
@@ -248,7 +248,7 @@ def _sureness(row: Assessment) -> str:
     return " ".join(lines)
 
 
-def _decision(row: Assessment) -> str:
+def decision(row: Assessment) -> str:
     """What the answer rests on: the model's eye, the tools, or both."""
     if row.plan and row.plan.query_type == "Other":
         return "The question is not about technical quality, so no tool measured anything."

@@ -71,7 +71,7 @@ def csv_text(rows: Iterable[Assessment]) -> str:
     cells, letters, tools = [], set(LETTER_TO_LEVEL), set[str]()
     for row in rows:
         cells.append(_cells(row))
-        letters |= set(row.p_c or ())
+        letters |= set(row.p or ())
         tools |= {run.tool_name for run in row.tools}
     columns = [
         *(
@@ -137,7 +137,7 @@ def _cells(row: Assessment) -> Row:
         "seconds": row.seconds,
         "model": (row.model or {}).get("name"),
     }
-    cells |= {f"p_{letter}": p for letter, p in (row.p_c or {}).items()}
+    cells |= {f"p_{letter}": p for letter, p in (row.p or {}).items()}
     for run in row.tools:
         if run.raw_score is not None:
             cells |= {

@@ -168,15 +168,20 @@ def _learned(known: pd.DataFrame) -> tuple[tuple[float, float], np.ndarray]:
 
 
 def answers(rows: Sequence[Row]) -> Iterator[Answers]:
-    """Questions whose right answer is known, as each pipeline answered them, with a reference and without."""
-    for (pipeline, stored), reference in itertools.product(PROBABILITIES.items(), (False, True)):
-        asked = [
-            row
-            for row in rows
-            if row.get(stored) and (row.get("reference") is not None) == reference
-        ]
-        asked = [row for row in asked if len(row[stored]) == len(row["choices"])]
-        right = tuple(float(reached(np.array(row[stored]))[row["answer"]]) for row in asked)
-        if asked:
-            choices = tuple(len(row["choices"]) for row in asked)
-            yield Answers(pipeline=pipeline, reference=reference, choices=choices, right=right)
+    """Questions whose right answer is known, as each pipeline answered them: with a reference and without, by the
+    letters alone and with a measurement."""
+    for pipeline, stored in PROBABILITIES.items():
+        found: dict[tuple[bool, bool | None], list[Row]] = {}
+        for row in rows:
+            if not row.get(stored) or len(row[stored]) != len(row["choices"]):
+                continue
+            measured = row.get("measured") if pipeline == "agent" else False
+            found.setdefault((row.get("reference") is not None, measured), []).append(row)
+        for (reference, measured), asked in found.items():
+            yield Answers(
+                pipeline=pipeline,
+                reference=reference,
+                measured=measured,
+                choices=tuple(len(row["choices"]) for row in asked),
+                right=tuple(float(reached(np.array(row[stored]))[row["answer"]]) for row in asked),
+            )

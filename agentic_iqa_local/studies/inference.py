@@ -100,13 +100,15 @@ def infer(
 def answer(
     sample: Question, services: Services, observer: Observer | None = None
 ) -> dict[str, Any]:
-    """A row of a multiple-choice question: the probability of each choice and the letter that the agent answered, and
-    `alone` the probabilities by the pipeline letters, which reads the picture alone."""
+    """A row of a multiple-choice question: the probability of each choice, whether a measurement is part of it, and
+    the letter that the agent answered; and `alone` the probabilities by the pipeline letters, which reads the picture
+    alone."""
     told = {"services": services, "observer": observer}
     result = assess(*_paths(sample), sample.question, sample.choices, **told)
     alone = assess(*_paths(sample), sample.question, sample.choices, pipeline="letters", **told)
     row = {
         "probabilities": result.p and list(result.p.values()),
+        "measured": result.product is not None,
         "alone": alone.p_c and list(alone.p_c.values()),
         "answered": None if result.error else result.final_answer,
         "plan": result.plan and result.plan.model_dump(mode="json"),

@@ -10,9 +10,10 @@ from typing import Any
 from agentic_iqa_local.batch.rows import RowsError, StoredRow, rows_in
 from agentic_iqa_local.errors import printable
 from agentic_iqa_local.files import FileError, open_regular
-from agentic_iqa_local.nodes.prompts import chosen_answer
+from agentic_iqa_local.nodes.evidence import found_damage
 from agentic_iqa_local.output.picture_lines import worst_distortion
-from agentic_iqa_local.output.words import types_seen
+from agentic_iqa_local.output.report import decision, map_sentences, sureness
+from agentic_iqa_local.output.words import types_seen, with_severity
 from agentic_iqa_local.result import Assessment
 
 Row = dict[str, Any]
@@ -21,12 +22,12 @@ Row = dict[str, Any]
 _LEFT_OUT = {
     **dict.fromkeys(("schema_version", "alpha", "fusion", "eta", "sigma", "dq_dqbar", "off_letter_mass"), True),
     **dict.fromkeys(("replan_history", "prior_context", "failed_tries"), True),
+    **dict.fromkeys(("p_c", "measured", "product", "measurement", "answer_set", "evidence"), True),
     "plan": {"plan"},
     "model": {"hardware"},
     "seen": {"views"},
     "tools": {"__all__": {"timestamp"}},
     "interval": {"condition", "difficulty"},
-    "evidence": {"tool_logs", "distortion_set", "severity_probabilities", "selected_tools", "quality_scores"},
     "map": {"xs", "ys", "q", "letters", "tool", "similarity", "cost", "tile", "stride", "bias"},
 }  # fmt: skip
 
@@ -66,7 +67,7 @@ def identities(rows: Sequence[Assessment]) -> list[str]:
 
 def entry(row: Assessment, identity: str, picture: int) -> Row:
     """What the list shows, sorts and filters by; `picture` is the place of its thumbnail."""
-    answer = None if row.error or row.level else row.final_answer
+    answer = None if row.error or row.level else row.answer
     return _safe(
         {
             "id": identity,
@@ -76,9 +77,7 @@ def entry(row: Assessment, identity: str, picture: int) -> Row:
             "low": row.interval and row.interval.low,
             "high": row.interval and row.interval.high,
             "letter": row.letter if row.level else None,
-            "answer": f"{answer}. {chosen_answer(row.choices, answer)}"
-            if answer and row.choices
-            else answer,
+            "answer": answer,
             "worst": worst_distortion(row),
             "types": types_seen(row),
             "verdict": row.gate and row.gate.verdict,
@@ -92,8 +91,25 @@ def entry(row: Assessment, identity: str, picture: int) -> Row:
 
 
 def account(row: Assessment) -> Row:
-    """What the full view of a row shows."""
-    return _safe(row.model_dump(mode="json", exclude=_LEFT_OUT))  # pyright: ignore[reportArgumentType]
+    """What the full view of a row shows: its fields, and in the words of `--explain` what was found, where, how sure
+    the answer is and what it rests on."""
+    told = row.model_dump(mode="json", exclude=_LEFT_OUT)  # pyright: ignore[reportArgumentType]
+    if row.error:
+        return _safe(told)
+    return _safe(
+        told
+        | {
+            "probabilities": row.p,
+            "found": [
+                [with_severity(row, name, item), item.explanation]
+                for name, item in found_damage(row.evidence)
+            ],
+            "looked": bool(row.evidence and row.evidence.distortion_analysis),
+            "where": [*map_sentences(row)],
+            "sure": sureness(row),
+            "rests_on": decision(row),
+        }
+    )
 
 
 def _safe(fields: Row) -> Row:

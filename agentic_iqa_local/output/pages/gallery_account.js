@@ -55,7 +55,7 @@ function verdicts(row, told) {
     const said = { pass: "Passes", fail: "Fails", unsure: "Unsure" }[told.gate.verdict];
     found.push(make(`p.verdict.is-${told.gate.verdict}`, {}, make("strong", {}, said), ` at least ${number(told.gate.at_least, 1)}: ${Math.round(100 * told.gate.probability)} % probable`));
   }
-  if (told.not_sure) found.push(make("p.verdict.is-unsure", {}, make("strong", {}, "Held back"), ` ${told.not_sure}`));
+  if (told.not_sure) found.push(make("p.verdict.is-unsure", {}, make("strong", {}, "Held back: "), told.not_sure.replace(/^not sure: /, "")));
   return found;
 }
 
@@ -64,40 +64,30 @@ function rating(row, told) {
     const [reason, remedy] = reasoned(row);
     return [make("p.failure", {}, make("strong", {}, "Failed. "), reason), remedy ? make("p", {}, make("strong", {}, "What to do: "), remedy) : null];
   }
-  const answer = row.answer ? [make("p.score", {}, row.answer), list(told.answer_set ? [`With ${Math.round(100 * told.answer_set.coverage)} % probability it is among ${told.answer_set.letters.join(", ")}`] : [])] : [];
-  if (!row.letter) return [...answer, ...verdicts(row, told)];
-  const interval = row.low === undefined ? told.no_interval ?? "" : `${Math.round(100 * told.interval.coverage)} % interval ${number(row.low)} to ${number(row.high)}`;
+  if (!row.letter) return [row.answer ? make("p.score", {}, row.answer) : null, ...verdicts(row, told)];
   return [make("p.score", {}, make(`span.letter.level${row.letter}`, {}, row.letter), make("span", {}, `${number(row.q)} `, make("small", {}, words.get(row.letter)))),
-    scale(row), line(interval, "p.soft"), ...verdicts(row, told)];
+    scale(row), ...verdicts(row, told)];
 }
 
-function letters(row, told) {
+function letters(told) {
   const choices = told.choices;
-  return Object.entries(told.p_c ?? {}).map(([letter, p], i) =>
+  return Object.entries(told.probabilities).map(([letter, p], i) =>
     [choices ? `${letter}. ${choices[i] ?? ""}` : `${letter} ${words.get(letter) ?? ""}`, p, choices ? "N" : letter]);
 }
 
 function toolLines(told) {
   return (told.tools ?? []).map((tool) => [
-    tool.tool_name, tool.error ? `failed: ${tool.error}` : number(tool.raw_score ?? 0, 3),
-    tool.normalized_score === null ? null : number(tool.normalized_score),
+    tool.tool_name, tool.error ? `failed: ${tool.error}` : number(tool.raw_score, 3),
+    tool.error ? null : number(tool.normalized_score),
     [tool.object_name === "Global" ? "" : tool.object_name, tool.trailing ? "checks only" : "", tool.outvoted ? "outvoted" : "",
-      tool.fallback ? "stands in" : ""].filter(Boolean).join(", ") || "votes",
+      tool.fallback ? "stands in" : ""].filter(Boolean).join(", ") || (told.probabilities && !told.choices && !tool.error ? "votes" : ""),
     `${number(tool.execution_time)} s`,
   ]);
 }
 
 function evidence(told) {
-  const found = Object.entries(told.evidence?.distortion_analysis ?? {}).flatMap(([object, seen]) => seen.map((one) =>
-    make("li", {}, make("strong", {}, `${object === "Global" ? "Whole picture" : object}: ${one.severity === "none" ? "no" : one.severity} ${one.type}`), one.explanation ? ` ${one.explanation}` : "")));
-  if (told.evidence?.damaged_part) found.push(make("li", {}, `Damaged part: ${told.evidence.damaged_part}`));
-  return found.length ? make("ul", {}, found) : null;
-}
-
-function worstBoxes(told) {
-  const worst = (told.map?.worst ?? []).map((one) =>
-    `q ${number(one.q)}, ${number(one.below)} below the median${one.distortion ? `: ${one.distortion}` : ""} (${one.box.join(", ")})`);
-  return [list(worst, "ol"), told.map && !worst.length ? line("No part is clearly worse than the rest.") : null, line(told.no_map), list(told.map?.notes)];
+  if (!told.found) return told.looked ? line("No damage was found.") : null;
+  return make("ul", {}, told.found.map(([seen, explanation]) => make("li", {}, make("strong", {}, `${seen}: `), explanation)));
 }
 
 function cost(told) {
@@ -110,16 +100,17 @@ function cost(told) {
 function showAccount(row) {
   const told = item("accounts", row.place) ?? {};
   byId("heading").textContent = row.name;
-  const passes = (told.passes ?? []).map((pass) => [String(pass.number), pass.asked ?? "first look", pass.concluded]);
+  const passes = (told.passes ?? []).map((pass) => [String(pass.number), pass.asked ?? "first look", pass.concluded, pass.gaps.join("; ")]);
   const facts = [
     make("div.rating", {}, rating(row, told)),
     section("Question", line(told.query), told.reference ? line(`Reference: ${told.reference}`, "p.soft") : null),
     section("Why", line(told.quality_reasoning)),
-    section("Letters", told.p_c ? barsOf(letters(row, told)) : null),
+    section(told.choices ? "Answers" : "The model's letters", told.probabilities ? barsOf(letters(told)) : null, line(told.rests_on, "p.soft")),
+    section("How sure", line(told.sure)),
     section("Evidence", evidence(told)),
-    section("Tools", tableOf(["Tool", "Raw", "1–5", "Part", "Time"], toolLines(told))),
-    section("Worst parts", worstBoxes(told)),
-    section("Passes", tableOf(["", "Asked", "Concluded", ""], passes)),
+    section("Tools", tableOf(["Tool", "Raw", "1–5", "Vote", "Time"], toolLines(told))),
+    section("Where", list(told.where)),
+    section("Passes", tableOf(["Pass", "Asked", "Concluded", "Still open"], passes)),
     section("Warnings", list(told.warnings)),
     section("Corrections", list(told.plan_corrections ?? [])),
     section("Cost", line(cost(told)), line(told.model?.notice, "p.soft")),

@@ -3,6 +3,23 @@ import { card, download, el, lines, number, percent, table } from "./dom.js";
 import { bars, letterOf, scale, wordOf } from "./scale.js";
 import { pictures } from "./pictures.js";
 
+// The probability of each answer as the answer was chosen: with what was measured, where something was.
+const probabilities = (row) => row.product ?? row.p_c;
+const choice = (row, letter) => row.choices?.["ABCDEFGHIJ".indexOf(letter)] ?? letter;
+const SAID = { Blurs: "blur", "Color distortions": "colour distortion", Sharpness: "oversharpening" };
+const ended = (text) => (/[.!?…]$/.test(text) ? text : `${text}.`);
+
+// A distortion of an object as a person says it (state.in_words).
+function inWords(row, name, kind) {
+  const exposure = row.evidence?.detection?.[name]?.exposure;
+  if (kind === "Brightness change" && exposure) {
+    const [dark, bright] = [exposure["too dark"], exposure["too bright"]];
+    if (dark > 2 * bright) return "underexposure";
+    if (bright > 2 * dark) return "overexposure";
+  }
+  return SAID[kind] ?? kind.toLowerCase();
+}
+
 // row: as the command line's --json; image, reference: addresses of what was sent.
 export function answer(row, image, reference) {
   const parts = [headline(row), row.error ? null : pictures(row, image, reference)];
@@ -18,7 +35,7 @@ export function answer(row, image, reference) {
 export function spoken(row) {
   if (row.q === null) return `${chosen(row)}.`;
   const range = row.interval ? `, between ${number(row.interval.low, 1)} and ${number(row.interval.high, 1)}` : "";
-  return `${wordOf(row.final_answer)}, ${number(row.q)} of 5${range}.`;
+  return `${row.not_sure ? "Not sure: " : ""}${wordOf(row.final_answer)}, ${number(row.q)} of 5${range}.`;
 }
 
 function headline(row) {
@@ -36,24 +53,32 @@ function headline(row) {
     scale(row.q, row.interval), why(row), notice);
 }
 
-function chosen(row) {
-  if (!row.choices || !row.p_c) return row.final_answer ?? "no answer";
-  const letter = row.final_answer;
-  return `${row.choices["ABCDEFGHIJ".indexOf(letter)] ?? letter} (p ${number(row.p_c[letter])})`;
+export function chosen(row) {
+  const p = probabilities(row);
+  if (!row.choices || !p) return row.final_answer ?? "no answer";
+  return `${choice(row, row.final_answer)} (p ${number(p[row.final_answer])})`;
 }
 
 const why = (row) => row.quality_reasoning && el("p", { class: "why" }, row.quality_reasoning);
 
 function letters(row) {
-  if (!row.p_c) return null;
+  const p = probabilities(row);
+  if (!p) return null;
   const rated = row.q !== null;
-  const items = Object.entries(row.p_c).map(([letter, p]) => ({
-    label: rated ? `${letter} ${wordOf(letter)}` : `${letter} ${row.choices?.["ABCDEFGHIJ".indexOf(letter)] ?? ""}`,
-    share: p, text: percent(p), letter: rated ? letter : null,
+  const items = Object.entries(p).map(([letter, share]) => ({
+    label: rated ? `${letter} ${wordOf(letter)}` : `${letter} ${choice(row, letter)}`,
+    share, text: percent(share), letter: rated ? letter : null,
   }));
-  const weights = row.alpha && el("p", { class: "soft" },
-    `The tools' mean is ${number(row.q_bar)} of 5; fused with η ${number(row.eta)}. q moves by ${number(row.dq_dqbar)} when the tools' mean moves by one.`);
-  return card("How probable the model finds each answer", bars(items), weights);
+  return card(rated ? "How probable the model finds each level" : "How probable each answer is", bars(items), rest(row));
+}
+
+// What the answer rests on.
+function rest(row) {
+  const soft = (text) => el("p", { class: "soft" }, text);
+  if (row.measurement) return soft(row.product ? `The answer also rests on ${row.measurement}.` : `No measurement counts: ${row.measurement}.`);
+  if (row.q === null) return null;
+  if (row.q_bar === null) return soft("No tool gave a score, so q is the model's alone.");
+  return soft(`The tools' mean is ${number(row.q_bar)} of 5; fused with η ${number(row.eta)}. q moves by ${number(row.dq_dqbar)} when the tools' mean moves by one.`);
 }
 
 function tools(row) {
@@ -71,8 +96,13 @@ function tools(row) {
 function evidence(row) {
   const analysis = row.evidence?.distortion_analysis;
   if (!analysis) return null;
+  const found = (name, item) => {
+    const kind = inWords(row, name, item.type);
+    const severity = { none: "no", unclear: "how severe cannot be told:" }[item.severity] ?? item.severity;
+    return el("li", {}, el("strong", {}, `${severity[0].toUpperCase()}${severity.slice(1)} ${kind}: `), ended(item.explanation));
+  };
   const objects = Object.entries(analysis).map(([name, items]) => el("div", {}, el("h3", {}, name === "Global" ? "Whole picture" : name),
-    el("ul", { class: "lines" }, items.map((item) => el("li", {}, el("strong", {}, `${item.type}: ${item.severity}. `), item.explanation)))));
+    items.length ? el("ul", { class: "lines" }, items.map((item) => found(name, item))) : el("p", {}, "No damage was found.")));
   return card("Evidence", ...objects);
 }
 
@@ -80,23 +110,31 @@ function sure(row) {
   const told = [];
   const { interval, gate } = row;
   if (interval) {
-    told.push(`The true quality lies between ${number(interval.low)} and ${number(interval.high)} with ${percent(interval.coverage)} probability (calibrated on ${interval.calibrated_on}).`,
-      ...interval.widened.map((reason) => `It is wider than that calibration alone says: ${reason}.`));
+    told.push(`With ${percent(interval.coverage)} probability the true quality lies between ${number(interval.low, 1)} and ${number(interval.high, 1)} (learnt from ${interval.calibrated_on}).`,
+      ...interval.widened.map((reason) => `The range is wider because ${reason}.`));
   }
   if (row.no_interval) told.push(`${row.no_interval[0].toUpperCase()}${row.no_interval.slice(1)}.`);
   if (row.answer_set && row.choices) {
-    const names = row.answer_set.letters.map((letter) => row.choices["ABCDEFGHIJ".indexOf(letter)]);
-    told.push(`The right answer is ${names.length > 1 ? `one of ${names.join(", ")}` : names[0]} with ${percent(row.answer_set.coverage)} probability.`);
+    const { letters: possible, coverage, calibrated_on: on, widened } = row.answer_set;
+    const all = possible.length === row.choices.length;
+    told.push(all ? `Such answers were often wrong, so do not rely on it: at ${percent(coverage)} no other is ruled out (learnt from ${on}).`
+      : `With ${percent(coverage)} probability the right answer is ${possible.map((letter) => choice(row, letter)).join(" or ")} (learnt from ${on}).`,
+    ...widened.map((reason) => `There are more of them because ${reason}.`));
   }
-  if (row.not_sure) told.push(`The answer is held back, ${row.not_sure}.`);
+  if (row.not_sure) told.push(`The answer is held back: ${row.not_sure}.`);
   if (gate) told.push(`It is ${gate.at_least} or better with ${percent(gate.probability)} probability: ${gate.verdict}; at most ${percent(gate.error_rate)} of such verdicts are wrong.`);
   return told.length ? card("How sure", lines(told)) : null;
 }
 
 function damage(row) {
   if (!row.map) return row.no_map ? card("Where the damage is", el("p", {}, row.no_map)) : null;
+  const seen = (box) => {
+    if (!box.distortion) return "";
+    const severity = box.severity === "none" ? "barely visible" : box.severity;
+    return ` (${[severity, inWords(row, "Global", box.distortion)].filter(Boolean).join(" ")})`;
+  };
   const boxes = row.map.worst.map((box, index) =>
-    `Box ${index + 1}: ${box.distortion ? `${box.distortion} (p ${number(box.probability)})` : "damage"}, q ${number(box.q)}, ${number(box.below)} below the map's median`);
+    `Box ${index + 1}, the ${box.place}: ${number(box.q)} of 5, ${number(box.below)} below the rest${seen(box)}`);
   if (!boxes.length) boxes.push(`No part is clearly worse than the rest: the map's median is ${number(row.map.median)}.`);
   return card("Where the damage is", lines(boxes));
 }

@@ -1,5 +1,5 @@
 // The form: what to send, how far it is, and what came of it.
-import { answer, batch, comparison, failed, spoken } from "./answer.js";
+import { answer, batch, chosen as chosenAnswer, comparison, failed, spoken } from "./answer.js";
 import { byId, el, number } from "./dom.js";
 import { scale } from "./scale.js";
 import { Refusal, ask, askEach, info, useToken } from "./talk.js";
@@ -237,7 +237,7 @@ function short({ route, found }) {
   if (route === "batches") return `${found.rows.length} pictures`;
   if (failed(found)) return "failed";
   if (route === "compare") return "compared";
-  return found.q === null ? String(found.final_answer).slice(0, 12) : `${found.final_answer} ${number(found.q)}`;
+  return found.q === null ? chosenAnswer(found).slice(0, 24) : `${found.final_answer} ${number(found.q)}`;
 }
 
 function presets(all) {

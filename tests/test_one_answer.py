@@ -1,0 +1,155 @@
+"""One row has one answer, with the same probabilities and the same reason, wherever it is shown."""
+
+import re
+from pathlib import Path
+
+import pytest
+from browser import needs_chromium
+from one_row import CHOICE, FAILED, RATING, UNSURE, WORDS, data, pages, row_of, texts
+from PIL import Image
+from pydantic import BaseModel
+
+from agentic_iqa_local.output.gallery.rows import account, entry
+from agentic_iqa_local.result import Assessment, DamagedBox, PassRecord, ToolExecutionLog
+
+PAGES = Path(__file__).parents[1] / "agentic_iqa_local" / "output" / "pages"
+LEVELS = ["Excellent", "Good", "Fair", "Poor", "Bad"]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    Image.new("RGB", (192, 192), (90, 120, 40)).save(tmp_path / "a.png")
+    return tmp_path
+
+
+def bar(surface: str, letter: str, label: str, p: float, rated: bool) -> str:
+    """A probability as a surface writes it."""
+    return {
+        "service": f"{letter} {label} {round(100 * p)} %",
+        "gallery": f"{letter}{'' if rated else '.'} {label} {p:.2f}",
+    }.get(surface, f"{label} {p:.0%}" if rated else f"{p:.1%} {letter}. {label}")
+
+
+@needs_chromium
+def test_a_choice_is_the_same_everywhere(folder):
+    """The letters alone prefer another answer than their product with the measurement: the product counts."""
+    row = row_of(str(folder / "a.png"), **CHOICE)
+    shown = texts(row) | pages([row], folder)[0]
+    for surface, text in shown.items():
+        assert "compression" in text, surface
+        assert re.search(r"0\.64|64 ?%|64\.0%", text), surface
+        assert not re.search(r"0\.26|26 ?%|31 ?%|0\.31", text), surface
+        if surface != "mcp":
+            assert row.quality_reasoning in text, surface
+    for surface in ("explain", "chat", "service", "gallery"):
+        for letter, label in zip("ABCD", row.choices, strict=True):
+            assert bar(surface, letter, label, row.product[letter], False) in shown[surface]
+        said = "With 90 ?% probability the right answer is compression or none"
+        assert re.search(said, shown[surface]), surface
+        assert row.measurement in shown[surface], surface
+    fields = data(row)
+    for surface in ("chat", "mcp"):
+        told = Assessment.model_validate(fields[surface])
+        assert (told.letter, told.p) == (row.letter, row.p), surface
+    assert [float(fields["csv"][f"p_{letter}"]) for letter in "ABCD"] == [*row.product.values()]
+    assert (fields["csv"]["answer"], fields["csv"]["reasoning"]) == (
+        "compression",
+        row.quality_reasoning,
+    )
+
+
+@needs_chromium
+def test_a_rating_is_the_same_everywhere(folder):
+    row = row_of(str(folder / "a.png"), **RATING)
+    shown = texts(row) | pages([row], folder)[0]
+    for surface, text in shown.items():
+        assert {"2.31", "Poor"} <= {*re.findall(r"[\d.]+\d|\w+", text)}, surface
+        assert "fail" in text.lower(), surface
+    for surface in ("explain", "chat", "service", "gallery"):
+        text = shown[surface]
+        told = [
+            "between 1.6 and 3.1", "learnt from a set", "evere compression", "light underexposure",
+            row.quality_reasoning, "top left", "1.23 of 5, 1.11 below the rest (extreme compression)",
+            "a thing to know", "LocalNR", "C, q 2.71", "D, q 2.31", "Missing tool scores for sky",
+        ]  # fmt: skip
+        assert [part for part in told if part not in text] == [], surface
+        for letter, word in zip("ABCDE", LEVELS, strict=True):
+            assert bar(surface, letter, word, row.p_c[letter], True) in text, surface
+        assert re.search(r"\b3\.(2|3|25) s", text), surface
+    line = data(row)["csv"]
+    assert (line["level"], line["gate"], line["q_low"]) == ("Poor", "fail", "1.62")
+
+
+EVERY = {"letters": [*"ABCD"], "coverage": 0.9, "calibrated_on": "a set"}
+OTHERS = [
+    (WORDS, "A fern beside a path."),
+    (RATING | UNSURE, "the interval is 1.52 levels wide, more than 1"),
+    (RATING | UNSURE, "the picture is too small for one"),
+    (FAILED, "expected a picture, got a text"),
+    (RATING | {"interval": None, "no_interval": "no interval: another model"}, "another model"),
+    (CHOICE | {"answer_set": None, "no_interval": "no set of answers: why"}, "answers: why"),
+    (CHOICE | {"answer_set": EVERY}, "do not rely on it"),
+]
+
+
+@needs_chromium
+def test_what_else_a_row_says_stands_on_each_full_account(folder):
+    rows = [row_of(str(folder / "a.png"), **fields) for fields, _ in OTHERS]
+    for row, paged, (_, said) in zip(rows, pages(rows, folder), OTHERS, strict=True):
+        shown = texts(row) | paged
+        for surface in ("explain", "chat", "service", "gallery"):
+            assert said in shown[surface], surface
+
+
+# Every field that a script reads exists
+
+_CHAIN = r"(?<![\w.])(?:{})((?:\??\.[a-z_]\w*)+)"
+_OF_JS = {"length", "map", "filter", "entries", "join", "slice", "at", "replace", "startsWith", "forEach", "toLowerCase"}  # fmt: skip
+READERS: list[tuple[str, str, type[BaseModel] | set[str]]] = [
+    ("serve/answer.js", "row", Assessment),
+    ("serve/answer.js", "run", ToolExecutionLog),
+    ("serve/answer.js", "pass", PassRecord),
+    ("serve/answer.js", "box", DamagedBox),
+    ("serve/pictures.js", "row", Assessment),
+    ("gallery_account.js", "tool", ToolExecutionLog),
+    ("gallery_account.js", "pass", PassRecord),
+    ("gallery_account.js", "worst", DamagedBox),
+]
+
+
+def models_in(annotation) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in getattr(annotation, "__args__", ()) for model in models_in(part)]
+
+
+def unknown(model: type[BaseModel], chain: list[str]) -> bool:
+    """Whether a chain of names leaves a model's fields."""
+    if not chain:
+        return False
+    if chain[0] not in model.model_fields:
+        return chain[0] not in _OF_JS
+    inner = models_in(model.model_fields[chain[0]].annotation)
+    return bool(inner) and unknown(inner[0], chain[1:])
+
+
+def chains(script: str, variable: str) -> set[str]:
+    text = (PAGES / script).read_text(encoding="utf-8")
+    return {found.replace("?", "")[1:] for found in re.findall(_CHAIN.format(variable), text)}
+
+
+@pytest.mark.parametrize(("script", "variable", "model"), READERS)
+def test_every_field_that_a_script_reads_is_one_of_the_rows(script, variable, model):
+    found = chains(script, variable)
+    assert found
+    assert {chain for chain in found if unknown(model, chain.split("."))} == set()
+
+
+def test_every_field_that_the_gallery_reads_is_given_to_it():
+    row = row_of(**RATING | {"reference": "b.png", "plan_corrections": ["one"], "no_map": "why"})
+    made = {*account(row)} - {*Assessment.model_fields}
+    read = [one.split(".") for one in chains("gallery_account.js", "told")]
+    assert [one for one in read if one[0] not in made and unknown(Assessment, one)] == []
+    listed = {*entry(row, "1", 0), "name", "place", "error", "answer", "held"}
+    for script in ("gallery.js", "gallery_account.js", "gallery_filters.js", "gallery_csv.js"):
+        assert {one.split(".")[0] for one in chains(script, "row")} - {"map"} <= listed, script
