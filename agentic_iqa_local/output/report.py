@@ -94,7 +94,7 @@ def _answer(row: Assessment) -> str | None:
         )
     if row.letter and row.choices and row.p:
         open_ = row.answer_set and len(row.answer_set.letters) == len(row.choices)
-        unsure = ", but such answers were often wrong" if open_ else ""
+        unsure = "; at 90 % no answer is ruled out" if open_ else ""
         return f"“{chosen_answer(row.choices, row.letter)}” (probability {row.p[row.letter]:.0%}{unsure})"
     said = row.final_answer or ""
     return said if len(said) > 1 else f"the model wrote “{said}” alone"
@@ -240,7 +240,9 @@ def sureness(row: Assessment) -> str:
         answers = " or ".join(chosen_answer(row.choices, letter) for letter in found.letters)
         said = f"With {found.coverage:.0%} probability the right answer is {answers}"
         if len(found.letters) == len(row.choices):
-            said = f"Such answers were often wrong, so do not rely on it: at {found.coverage:.0%} no other is ruled out"
+            said = (
+                f"At {found.coverage:.0%} no answer is ruled out: too many such answers were wrong"
+            )
         lines.append(f"{said} (learnt from {found.calibrated_on}).")
         lines += [f"There are more of them because {reason}." for reason in found.widened]
     lines += [f"{row.no_interval[0].upper()}{row.no_interval[1:]}."] if row.no_interval else []

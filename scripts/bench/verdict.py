@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
 from graphics import KINDS, draw
 from local_nr import parts_of
 from local_nr_pool import split
+from questions import FAMILIES
 
 from agentic_iqa_local import assess
 from agentic_iqa_local.result import Assessment
@@ -33,15 +34,6 @@ from agentic_iqa_local.result import Assessment
 RNG = np.random.default_rng(20261125)
 WORDS = {"none": 0, "slight": 1, "moderate": 2, "severe": 3, "extreme": 4}
 STEPS = {1: 1, 2: 2, 3: 2, 4: 3, 5: 4}  # the word of each severity of the pool
-FAMILIES = {  # what choices call each, and a question about it
-    "Blurs": ("Blur", "Is this picture blurry?"),
-    "Noise": ("Noise", "Is there noise in this picture?"),
-    "Compression": ("Compression", "Are there visible compression artefacts?"),
-    "Contrast": ("Contrast", "Is the contrast wrong?"),
-    "Sharpness": ("Oversharpening", "Is it oversharpened?"),
-    "Brightness change": ("Brightness", "Is it too dark or too bright?"),
-    "Color distortions": ("Colour distortion", "Is there a colour cast?"),
-}
 Ask = Callable[..., Any]  # a picture and what is asked → its row
 
 

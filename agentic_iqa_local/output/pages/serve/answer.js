@@ -117,7 +117,7 @@ function sure(row) {
   if (row.answer_set && row.choices) {
     const { letters: possible, coverage, calibrated_on: on, widened } = row.answer_set;
     const all = possible.length === row.choices.length;
-    told.push(all ? `Such answers were often wrong, so do not rely on it: at ${percent(coverage)} no other is ruled out (learnt from ${on}).`
+    told.push(all ? `At ${percent(coverage)} no answer is ruled out: too many such answers were wrong (learnt from ${on}).`
       : `With ${percent(coverage)} probability the right answer is ${possible.map((letter) => choice(row, letter)).join(" or ")} (learnt from ${on}).`,
     ...widened.map((reason) => `There are more of them because ${reason}.`));
   }
