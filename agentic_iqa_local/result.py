@@ -32,10 +32,10 @@ SCHEMA_VERSION = 5
 
 def file_sha256(path: str | Path) -> str | None:
     """What a row has as the `sha256` (hex) of its picture's file; None where there is none that could be a picture:
-    missing, no regular file, or beyond 1 GiB."""
+    missing, no regular file, beyond 1 GiB or beyond the memory that is left."""
     try:
         return hashlib.sha256(read_file(path)).hexdigest()
-    except ImageError:
+    except (ImageError, MemoryError):
         return None
 
 

@@ -116,6 +116,11 @@ class Observer:
         """A role, or what it does, has "started" or "finished", in the agent's first pass or a later one."""
 
     @contextmanager
+    def opening(self) -> Iterator[None]:
+        """The pictures of an assessment are opened."""
+        yield
+
+    @contextmanager
     def calling(self, what: str) -> Iterator[None]:
         """A call of MODEL, or of a tool by its name."""
         yield

@@ -1,5 +1,6 @@
 """Bands and frames are left out and said; pictures of one colour are refused; photographs stay whole."""
 
+import tracemalloc
 from io import BytesIO
 
 import numpy as np
@@ -102,3 +103,25 @@ def test_a_picture_of_one_colour_fails_with_the_reason(colour, small, tmp_path, 
     for images in ([tmp_path / "a.jpg"], [small, tmp_path / "a.jpg"]):
         row = assess(*images, services=services)
         assert f"{tmp_path}/a.jpg: nothing to judge, the picture is one colour" in row.error
+
+
+@pytest.mark.parametrize("kind", ["one colour", "half", "gradient", "bands", "frame", "photograph"])
+def test_frames_are_looked_for_in_little_memory(kind, photo):
+    """One byte a pixel is the luma. What is made of a part of the picture beside it does not grow with its height."""
+    width, height = 400, 5000
+    picture = Image.new("RGB", (width, height), "teal")
+    if kind == "half":
+        picture.paste("red", (0, 0, width // 2, height))
+    elif kind == "gradient":
+        picture = Image.linear_gradient("L").resize((width, height)).convert("RGB")
+    elif kind == "bands":
+        picture.paste(photo.resize((width, height - 2000)), (0, 1000))
+    elif kind == "frame":
+        picture.paste(photo.resize((width - 200, height - 200)), (100, 100))
+    elif kind == "photograph":
+        picture = photo.resize((width, height))
+    tracemalloc.start()
+    content_box(picture)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most / (width * height) < 1.5

@@ -7,6 +7,7 @@ import math
 import os
 import struct
 import sys
+import tracemalloc
 import zlib
 from pathlib import Path
 
@@ -74,12 +75,47 @@ def png(width, height, depth, colour_type, rows=b"", extra=b""):
     return b"\x89PNG\r\n\x1a\n" + header + extra + data
 
 
-def tiff(width, height, bits, photometric, strip, sample_format=1):
-    """A little-endian TIFF with one uncompressed grey strip behind its one directory."""
-    tags = {256: width, 257: height, 258: bits, 259: 1, 262: photometric, 273: 8 + 2 + 10 * 12 + 4, 277: 1,
-            278: height, 279: len(strip), 339: sample_format}  # fmt: skip
-    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
-    return b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + struct.pack("<I", 0) + strip
+def directory(tags, place, following=0, order="<", big=False):
+    """A TIFF's directory that lies at `place`, with the values of its tags behind it, by TIFF 6.0 and BigTIFF."""
+    count, entry, offset, kind = ("Q", "HHQ", "Q", 16) if big else ("H", "HHI", "I", 4)
+    room = struct.calcsize(order + offset)
+    behind = place + struct.calcsize(order + count) + len(tags) * (4 + 2 * room) + room
+    entries, values = struct.pack(order + count, len(tags)), b""
+    for tag, value in sorted(tags.items()):
+        numbers = value if isinstance(value, list) else [value]
+        packed = struct.pack(f"{order}{len(numbers)}{offset}", *numbers)
+        entries += struct.pack(order + entry, tag, kind, len(numbers))
+        if len(packed) > room:
+            entries += struct.pack(order + offset, behind + len(values))
+            values += packed
+        else:
+            entries += packed
+    return entries + struct.pack(order + offset, following) + values
+
+
+def tiff(width, height, bits, photometric, strip, sample_format=1, order="<", **more):
+    """A TIFF with one uncompressed strip before its directories: that of the picture, with the tags in `more` too
+    (t254=1), which leads to the `pages` and below which lie the pictures `below`, each a mapping of tags. With `big`
+    a BigTIFF."""
+    pages, below, big = more.pop("pages", []), more.pop("below", []), more.pop("big", False)
+    mark = b"II" if order == "<" else b"MM"
+    head = 16 if big else 8
+    samples = len(bits) if isinstance(bits, list) else 1
+    tags = {256: width, 257: height, 258: bits, 259: 1, 262: photometric, 273: head, 277: samples,
+            278: height, 279: len(strip), 339: [sample_format] * samples}  # fmt: skip
+    tags |= {int(name[1:]): value for name, value in more.items()}
+    content, places = strip, []
+    for one in below:
+        places.append(head + len(content))
+        content += directory(one, places[-1], order=order, big=big)
+    tags |= {330: places} if places else {}
+    following = 0
+    for one in [*reversed(pages), tags]:
+        place = head + len(content)
+        content += directory(one, place, following, order, big)
+        following = place
+    version = struct.pack(order + ("HHHQ" if big else "HI"), *((43, 8, 0) if big else (42,)), place)
+    return mark + version + content
 
 
 def refusal(path, **limits):
@@ -293,14 +329,147 @@ def test_limits_of_size(saved):
     assert "at most 100000000 pixels, but its header claims 60000x60000" in refusal(bomb)
 
 
-def test_samples_without_a_fixed_black_and_white(saved):
-    for content in (
-        encoded("TIFF", Image.new("F", (40, 40), 7)),
-        tiff(40, 40, 16, 1, bytes(3200), 2),
-    ):
-        assert "without a fixed black and white; save it as RGB first" in refusal(
-            saved("a.tif", content)
-        )
+@pytest.mark.parametrize("order", "<>")
+@pytest.mark.parametrize("samples", [1, 3])
+@pytest.mark.parametrize(
+    ("bits", "kind", "said"),
+    [
+        (32, 3, "32-bit floating-point numbers"),
+        (16, 3, "16-bit floating-point numbers"),
+        (64, 3, "64-bit floating-point numbers"),
+        (16, 2, "16-bit signed numbers"),
+        (8, 2, "8-bit signed numbers"),
+        (32, 1, "32-bit whole numbers"),
+        (64, 6, "64-bit numbers of another kind"),
+    ],
+)
+def test_samples_without_a_fixed_black_and_white(saved, order, samples, bits, kind, said):
+    strip = bytes(40 * 40 * samples * bits // 8)
+    content = tiff(40, 40, [bits] * samples, 1 + samples // 3, strip, kind, order)
+    said = f"this TIFF has {samples} × {said} a pixel"
+    assert said in refusal(saved("a.tif", content))
+
+
+def test_float_samples_of_other_formats(saved):
+    content = encoded("PPM", Image.fromarray(np.zeros((40, 40), np.float32)))
+    assert "without a fixed black and white; save it as RGB first" in refusal(saved("a", content))
+
+
+def test_a_tiff_of_more_bands_than_colours_is_named(saved):
+    content = tiff(40, 40, [8] * 5, 2, bytes(8000), t338=[0])
+    assert "5 × 8-bit whole numbers a pixel" in refusal(saved("a.tif", content))
+
+
+def test_premultiplied_grey_is_laid_over_a_background(saved):
+    """By TIFF 6.0 ExtraSamples 1 says that grey is multiplied by alpha: 51 at alpha 102 is 127.5, and over white
+    51 + (1 − 102/255)·255 = 204."""
+    content = tiff(40, 40, [8, 8], 1, bytes([51, 102]) * 1600, t338=[1])
+    pixels = load_image(saved("a.tif", content), background="white").pixels
+    assert abs(pixels.getpixel((0, 0))[0] - 204) <= 1
+
+
+FOREIGN = [(b"\xff\x0a", "JPEG XL"), (b"\0\0\0\x0cJXL \r\n\x87\n", "JPEG XL"), (b"8BPS\0\1", "Photoshop"),
+           (b"FUJIFILMCCD-RAW ", "raw photograph"), (b"IIRO\x08\0\0\0", "raw photograph"),
+           (b"IIU\0\x08\0\0\0", "raw photograph"), (b"\0\0\0\x18ftypcrx ", "raw photograph"),
+           (b"v/1\1", "OpenEXR"), (b"%PDF-1.7", "PDF")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("beginning", "said"), FOREIGN)
+def test_what_is_no_picture_here_is_named(saved, beginning, said):
+    assert said in refusal(saved("a.jpg", beginning + bytes(100)))
+
+
+# Several pictures in one file
+
+SENSOR, LINEAR = 32803, 34892  # PhotometricInterpretation of DNG 1.4
+LARGE = {254: 0, 256: 1500, 257: 1500, 258: 16, 262: SENSOR, 259: 1}
+RAW = "a camera's raw photograph"
+OTHER = "64×64 pixels, is smaller than another in it, 1500×1500"
+
+
+@pytest.mark.parametrize("order", "<>")
+@pytest.mark.parametrize("name", ["a.dng", "a.nef", "a.tif", "a.jpg"])
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"t254": 1, "below": [LARGE]}, f"{RAW}, of which only a preview of 64×64 pixels"),
+        ({"t254": 1, "below": [{254: 1, 513: 8, 514: 9}, LARGE | {262: LINEAR}]}, RAW),
+        ({"below": [LARGE]}, RAW),
+        ({"t254": 1, "below": [LARGE | {262: 2}]}, OTHER),
+        ({"t254": 1, "pages": [LARGE | {262: 2}]}, OTHER),
+        ({"pages": [LARGE | {262: 2}]}, OTHER),
+        ({"pages": [{256: 64, 257: 64, 262: 1}]}, "several frames or pages"),
+    ],
+)
+def test_a_preview_is_never_judged_in_place_of_the_photograph(saved, name, order, more, said):
+    content = tiff(64, 64, 8, 1, noise("L").tobytes(), order=order, **more)
+    assert said in refusal(saved(name, content))
+
+
+@pytest.mark.parametrize("big", [False, True])
+def test_raw_files_have_to_be_developed(saved, big):
+    content = tiff(64, 64, 16, SENSOR, bytes(8192), big=big)
+    assert refusal(saved("a.dng", content)).endswith("export it as JPEG or TIFF.")
+    of_canon = tiff(64, 64, 8, 1, b"CR\2\0" + bytes(4092))  # whose mark lies behind the header
+    assert RAW in refusal(saved("a.cr2", of_canon))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {
+            "below": [{254: 1, 256: 32, 257: 32, 262: 1}]
+        },  # a pyramid, as GDAL, vips and OME write them
+        {"pages": [{254: 1, 256: 32, 257: 32, 262: 1}, {254: 1, 256: 16, 257: 16, 262: 1}]},
+        {"pages": [{254: 4, 256: 64, 257: 64, 262: 4}]},  # a mask
+        {"t254": 1},  # says that it is a preview, but of nothing
+        {"below": [{254: 0, 256: 10**9, 257: 0}]},
+        {"t330": [2**31, 8, 8, 0]},  # leads nowhere
+    ],
+)
+@pytest.mark.parametrize("big", [False, True])
+def test_smaller_versions_beside_a_photograph_do_not_matter(saved, more, big):
+    content = tiff(64, 64, 8, 1, noise("L").tobytes(), big=big, **more)
+    assert load_image(saved("a.tif", content)).pixels.size == (64, 64)
+
+
+def test_directories_that_lead_to_each_other_end(saved):
+    content = bytearray(tiff(64, 64, 8, 1, noise("L").tobytes(), t330=[8 + 4096]))
+    with in_time():
+        assert load_image(saved("a.tif", bytes(content))).pixels.size == (64, 64)
+
+
+@pytest.mark.parametrize(("sizes", "fine"), [((96, 64), True), ((64, 64), True), ((64, 96), False)])
+def test_of_a_camera_s_jpeg_the_first_picture_is_no_preview(saved, sizes, fine):
+    first, second = (noise(size=(side, side)) for side in sizes)
+    path = saved("a.jpg", encoded("MPO", first, save_all=True, append_images=[second]))
+    if fine:
+        assert load_image(path).pixels.size == first.size
+    else:
+        assert "64×64 pixels, is smaller than another in it, 96×96" in refusal(path)
+
+
+# Memory
+
+
+def test_samples_of_16_bits_take_little_memory(saved):
+    """Beside Pillow's own pixels, which are not counted, there is the file alone, and parts."""
+    path = saved("a.png", Image.fromarray(np.zeros((4000, 400), np.uint16)))
+    tracemalloc.start()
+    load_image(path)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most / (4000 * 400) < 1
+
+
+@pytest.mark.parametrize("where", ["read_file", "to_rgb8"])
+def test_memory_that_runs_out_is_said_and_no_damage(saved, monkeypatch, where):
+    def exhausted(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr(f"agentic_iqa_local.images.reading.{where}", exhausted)
+    said = refusal(saved("a.png", noise()))
+    assert "memory ran out while the picture was opened; free some memory" in said
 
 
 WHOLE = {form: encoded(form) for form in FORMATS}

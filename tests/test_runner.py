@@ -18,14 +18,19 @@ from acting import Acting, Impatient, Unloadable, items
 from conftest import ROOT
 from scripted import loaded_batch
 
+from agentic_iqa_local.api import Conversation
 from agentic_iqa_local.batch.inputs import Item, row_key
 from agentic_iqa_local.batch.runner import BatchError, Runner
 from agentic_iqa_local.batch.work import Assessing, as_line
 from agentic_iqa_local.config import load_settings
+from agentic_iqa_local.images.files import ImageError
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.iqa_tools.runner import ToolRunner
 from agentic_iqa_local.judgement.assessment import assess
+from agentic_iqa_local.judgement.comparison import compare, rank
+from agentic_iqa_local.nodes import workbench
 from agentic_iqa_local.nodes.detection import YES_NO
+from agentic_iqa_local.nodes.workbench import OpenImages
 from agentic_iqa_local.services import Observer, Services
 from agentic_iqa_local.vlm_client import ModelLost, OutOfMemory, VLMError
 from agentic_iqa_local.vlm_client.transformers_client import TransformersSession
@@ -253,6 +258,41 @@ def test_an_agent_that_ran_out_of_memory_half_way_gives_no_score(crops, services
     (row,) = loaded_batch(services).rows(crops[:1])
     assert "memory ran out" in row.error
     assert row.q is None
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_picture_that_finds_no_memory_is_opened_again_alone(crops, services, monkeypatch, jobs):
+    opened, real = [], workbench.load_image
+
+    def exhausted(path, **limits):
+        opened.append(Path(path).name)
+        if Path(path).name == crops[0].image.name:
+            raise MemoryError
+        return real(path, **limits)
+
+    monkeypatch.setattr(workbench, "load_image", exhausted)
+    rows = list(loaded_batch(services, jobs=jobs).rows(crops[:2]))
+    lost, kept = sorted(rows, key=lambda row: row.error is None)
+    assert "memory ran out while the picture was opened" in lost.error
+    assert kept.error is None
+    assert opened.count(crops[0].image.name) == 2
+
+
+def test_whoever_asks_gets_a_sentence_where_a_picture_finds_no_memory(crops, services, monkeypatch):
+    def exhausted(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr(workbench, "load_image", exhausted)
+    path = crops[0].image
+    said = f"{path}: memory ran out while the picture was opened"
+    assert said in assess(path, services=services).error
+    assert said in compare(path, path, services=services).error
+    assert said in rank([path] * 3, services=services).failed[0].error
+    with pytest.raises(ImageError, match="memory ran out while the picture was opened"):
+        Conversation(services, path)
+    monkeypatch.undo()
+    monkeypatch.setattr(OpenImages, "views", exhausted)  # later than that
+    assert "memory ran out; free some, or crop the picture" in assess(path, services=services).error
 
 
 def test_a_tool_that_ran_out_of_memory_is_asked_again_before_another_stands_in(

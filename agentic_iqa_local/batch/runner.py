@@ -383,6 +383,14 @@ class _Watching(Observer):
             self._pipe.send(message)
 
     @contextmanager
+    def opening(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self.look_at(error, "the picture")
+            raise
+
+    @contextmanager
     def calling(self, what: str) -> Iterator[None]:
         self._say("in", what)
         try:
@@ -397,5 +405,5 @@ class _Watching(Observer):
         cause: BaseException | None = error
         while cause is not None:
             if isinstance(cause, OutOfMemory) or memory_ran_out(cause):
-                self.ran_out[what] = str(error)
+                self.ran_out[what] = str(error) or "memory ran out"  # a MemoryError says nothing
             cause = cause.__cause__

@@ -2,7 +2,8 @@
 
 import os
 import re
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from urllib.parse import unquote, urlsplit
 
 from agentic_iqa_local.errors import UserError, did_you_mean
@@ -42,6 +43,16 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
         return read_bytes(os.fspath(path), os.stat(path).st_size)
     except (FileError, OSError) as error:
         raise ImageError(f"{os.fspath(path)}: {error}", "check its disk.") from error
+
+
+@contextmanager
+def within_memory(path: str | os.PathLike[str], doing: str = "opened") -> Iterator[None]:
+    """Memory that runs out in this block becomes an `ImageError` about a picture."""
+    try:
+        yield
+    except MemoryError as error:
+        said = f"{os.fspath(path)}: memory ran out while the picture was {doing}"
+        raise ImageError(said, "free some memory, assess fewer at once, or crop it.") from error
 
 
 def local_path(item: str) -> str:

@@ -1,5 +1,6 @@
 """Bands, frames and mats: rows and columns of one colour around a photograph, which are no part of it."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -11,19 +12,18 @@ from agentic_iqa_local.images.reading import LoadedImage
 
 # Of the 841 photographs that these were set on none is trimmed. A band is flat, but for what compression does
 # to its last rows, and ends in a straight line, where a sky, a night or a white background ends raggedly.
-_FLAT, _STRAYS = (
-    4,
-    0.01,
-)  # distance from the band's luma, of 255, and the share of a row's pixels beyond it
+_FLAT = 4  # distance from the band's luma, of 255
+_STRAYS = 0.01  # the share of a row's pixels that may lie beyond it
 _CLEAR = 24  # distance that compression does not reach
-_STEP, _RAGGED = (
-    0.25,
-    0.04,
-)  # share of pixels that change clearly where a band ends, and may one row before
-_RINGING, _SMOOTHED = 16, 4  # rows at a band's end that compression disturbs, and that WebP smooths
-_LEAST, _LEAST_PART = 10, 50  # a band's pixels, and the fraction of the side that it takes at least
+_STEP = 0.25  # share of pixels that change clearly where a band ends
+_RAGGED = 0.04  # share of them that may one row before
+_RINGING = 16  # rows at a band's end that compression disturbs
+_SMOOTHED = 4  # rows at a band's end that WebP smooths
+_LEAST = 10  # pixels of a band
+_LEAST_PART = 50  # the fraction of the side that a band takes at least
 _LEAST_SIDE = 64  # what is left of a picture has so many pixels a side, or nothing is taken away
 _ONE_COLOUR = 6  # largest difference of any two pixels, in each channel, but for compression
+_BLOCK = 64  # rows that are looked at in one go
 
 
 def without_frames(
@@ -60,27 +60,39 @@ def moved(box: Box, offset: tuple[int, int]) -> Box:
 def content_box(image: Image.Image) -> Box:
     """The part of an RGB picture within all bands and frames, one within another; the whole picture where it has none,
     or where too little would be left."""
-    luma, cut = (
-        np.asarray(image.convert("L"), np.int16),
-        [0, 0, 0, 0],
-    )  # cut at the left, top, right, bottom
-
-    def inside() -> np.ndarray:
-        return luma[cut[1] : image.height - cut[3], cut[0] : image.width - cut[2]]
-
+    luma = _luma(image)
+    cut = [0, 0, 0, 0]  # at the left, top, right, bottom
     before: list[int] = []
     while before != cut:
         before = [*cut]
         for side in range(4):
-            cut[side] += _band(np.rot90(inside(), side - 1))
-    for side in range(4):  # one band of two may go over into a dark or white photograph
-        rows, wide = np.rot90(luma, side - 1), cut[(side + 2) % 4]
-        if cut[side] == 0 < wide and abs(np.median(rows[0]) - np.median(rows[-1])) <= _FLAT:
-            flat = _flat_rows(rows[:wide])
-            cut[side] = wide if flat >= wide - _SMOOTHED else flat
-    if min(inside().shape) < _LEAST_SIDE:
+            cut[side] += _band(np.rot90(_within(luma, cut), side - 1))
+    for side in range(4):
+        opposite = cut[(side + 2) % 4]
+        if cut[side] == 0 < opposite:
+            cut[side] = _second_band(np.rot90(luma, side - 1), opposite)
+    if min(_within(luma, cut).shape) < _LEAST_SIDE:
         return 0, 0, *image.size
-    return cut[0], cut[1], image.width - cut[2], image.height - cut[3]
+    left, top, right, bottom = cut
+    return left, top, image.width - right, image.height - bottom
+
+
+def _luma(image: Image.Image) -> np.ndarray:
+    """The luma of an RGB picture, one byte a pixel, made a block of rows at a time: Pillow's own copies would take
+    three times as much."""
+    luma = np.empty((image.height, image.width), np.uint8)
+    for top in range(0, image.height, _BLOCK):
+        bottom = min(top + _BLOCK, image.height)
+        block = image.crop((0, top, image.width, bottom))
+        luma[top:bottom] = np.asarray(block.convert("L"))
+    return luma
+
+
+def _within(luma: np.ndarray, cut: list[int]) -> np.ndarray:
+    """What is left of a picture's luma."""
+    left, top, right, bottom = cut
+    height, width = luma.shape
+    return luma[top : height - bottom, left : width - right]
 
 
 def _band(rows: np.ndarray) -> int:
@@ -89,20 +101,37 @@ def _band(rows: np.ndarray) -> int:
     flat = _flat_rows(rows)
     if flat < 2 or flat == len(rows):
         return 0
-    near = rows[flat - 1 : flat + _RINGING]
+    near = rows[flat - 1 : flat + _RINGING].astype(np.int16)
     steps = np.flatnonzero((np.abs(np.diff(near, axis=0)) > _CLEAR).mean(1) >= _STEP)
-    if not len(steps) or (np.abs(near[steps[0]] - np.median(rows[0])) > _CLEAR).mean() > _RAGGED:
+    if not len(steps):
+        return 0
+    last = near[steps[0]]  # row of the band
+    if (np.abs(last - np.median(rows[0])) > _CLEAR).mean() > _RAGGED:
         return 0
     end = flat + int(steps[0])
     return end if end >= max(_LEAST, len(rows) // _LEAST_PART) else 0
 
 
+def _second_band(rows: np.ndarray, opposite: int) -> int:
+    """How many of the first rows belong to a band where that at the other end has so many: one band of two may go over
+    into a dark or white photograph."""
+    if abs(np.median(rows[0]) - np.median(rows[-1])) > _FLAT:
+        return 0
+    flat = _flat_rows(rows[:opposite])
+    return opposite if flat >= opposite - _SMOOTHED else flat
+
+
 def _flat_rows(rows: np.ndarray) -> int:
-    """How many rows from the first have one luma."""
-    for first in (rows[:32], rows):  # most pictures have no band: their first rows show it
-        uneven = (np.abs(first - np.median(rows[:1])) > _FLAT).mean(1) > _STRAYS
+    """How many rows from the first have one luma. They are looked at in blocks: most pictures have no band, which
+    their first rows show, and of one that is all band no copy is made."""
+    colour = np.median(rows[0])
+    darkest = math.ceil(colour - _FLAT)
+    lightest = math.floor(colour + _FLAT)
+    for start in range(0, len(rows), _BLOCK):
+        block = rows[start : start + _BLOCK]
+        uneven = ((block < darkest) | (block > lightest)).mean(1) > _STRAYS
         if uneven.any():
-            return int(uneven.argmax())
+            return start + int(uneven.argmax())
     return len(rows)
 
 

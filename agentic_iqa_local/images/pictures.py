@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from agentic_iqa_local.images.colours import grey8
-from agentic_iqa_local.images.files import local_path
+from agentic_iqa_local.images.files import local_path, within_memory
 from agentic_iqa_local.images.reading import SEVERAL_PICTURES, strict_pillow
 
 _LONGEST_PATH = 4096  # characters; what is longer is data in a text
@@ -84,13 +84,27 @@ def as_file(picture: Picture) -> Iterator[PictureFile]:
         return
     with tempfile.TemporaryDirectory(prefix="agentic_iqa_") as folder:
         file = Path(folder) / "picture.png"
-        if isinstance(picture, (bytes, bytearray, memoryview)):
-            name = f"<{file.write_bytes(picture)} bytes>"
-        elif isinstance(picture, np.ndarray):
-            Image.fromarray(np.ascontiguousarray(picture)).save(file)
-            name = f"<array {picture.shape[1]}×{picture.shape[0]}>"
-        else:
-            image = grey8(picture) if picture.mode.startswith("I") else picture
-            image.save(file, "TIFF" if image.mode == "CMYK" else "PNG", exif=picture.getexif())
-            name = f"<Pillow image {picture.width}×{picture.height}>"
+        name = _name_in_memory(picture)
+        with within_memory(name, "written"):
+            _write(picture, file)
         yield PictureFile(str(file), name)
+
+
+def _name_in_memory(picture: Image.Image | np.ndarray | bytes | bytearray | memoryview) -> str:
+    """What a picture in memory is called."""
+    if isinstance(picture, np.ndarray):
+        return f"<array {picture.shape[1]}×{picture.shape[0]}>"
+    if isinstance(picture, Image.Image):
+        return f"<Pillow image {picture.width}×{picture.height}>"
+    return f"<{memoryview(picture).nbytes} bytes>"
+
+
+def _write(picture: Image.Image | np.ndarray | bytes | bytearray | memoryview, file: Path) -> None:
+    """Writes a picture in memory without loss."""
+    if isinstance(picture, np.ndarray):
+        Image.fromarray(np.ascontiguousarray(picture)).save(file)
+    elif isinstance(picture, Image.Image):
+        image = grey8(picture) if picture.mode.startswith("I") else picture
+        image.save(file, "TIFF" if image.mode == "CMYK" else "PNG", exif=picture.getexif())
+    else:
+        file.write_bytes(picture)

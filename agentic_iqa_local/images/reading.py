@@ -1,6 +1,7 @@
 """From a file to upright 8-bit RGB pixels, or to one sentence saying why not."""
 
 import hashlib
+import math
 import os
 import struct
 import threading
@@ -14,24 +15,22 @@ from typing import Any
 from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 
 from agentic_iqa_local.images.colours import to_rgb8
-from agentic_iqa_local.images.files import ImageError, read_file
+from agentic_iqa_local.images.files import ImageError, read_file, within_memory
+from agentic_iqa_local.images.tiff import check_tiff, is_tiff, not_a_colour, preview_only
 
 # Only these decoders run: Pillow also knows formats that start other programs (EPS) or hold no photograph.
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "JPEG2000", "GIF", "PPM", "AVIF")
 SEVERAL_PICTURES = ("MPO", "HEIF")  # of a camera: the main one is the photograph
-_HEIC_BRANDS = (
-    b"heic",
-    b"heix",
-    b"heim",
-    b"heis",
-    b"hevc",
-    b"hevx",
-    b"mif1",
-    b"msf1",
-)  # ISO 23008-12
-_DECODING = (
-    threading.Lock()
-)  # Pillow's settings and the warning filters belong to the whole process
+# Brands of ISO 23008-12
+_HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
+_RAW = "a camera's raw photograph"
+_NOT_READ = {  # beginnings of files that people take for pictures of one of FORMATS, and what they are
+    b"\xff\x0a": "a JPEG XL file", b"\0\0\0\x0cJXL ": "a JPEG XL file", b"8BPS": "a Photoshop document",
+    b"v/1\x01": "an OpenEXR file", b"#?RADIANCE": "a Radiance file", b"%PDF": "a PDF", b"<svg": "a drawing (SVG)",
+    b"\0\0\0\x18ftypcrx ": _RAW, b"FUJIFILM": _RAW, b"IIRO": _RAW, b"IIRS": _RAW, b"MMOR": _RAW, b"IIU\0": _RAW,
+}  # fmt: skip
+_MOST_SEEN = 16  # pictures of a camera's file that are looked at
+_DECODING = threading.Lock()  # Pillow's settings and the warning filters are the whole process's
 
 
 @dataclass(frozen=True)
@@ -69,18 +68,21 @@ def load_image(
 
     Raises:
         ImageError: for what is missing, unreadable, damaged, of another format, animated, too small or too
-            large, has 32-bit samples, or is transparent anywhere while there is no background.
+            large, a preview of a larger one, has samples of more than 16 bits or without a fixed black and
+            white, is transparent anywhere while there is no background, or needs more memory than there is.
     """
-    path, data = os.fspath(path), read_file(path)
-    with strict_pillow(path):
-        image = _open(path, data)
-        _check_header(path, image, max_pixels, min_side)
-        image.load()
-        with suppress(
-            SyntaxError, ValueError, struct.error
-        ):  # EXIF data that cannot be read turn nothing
-            ImageOps.exif_transpose(image, in_place=True)
-        pixels, notes = to_rgb8(path, image, background)
+    path = os.fspath(path)
+    with within_memory(path):
+        data = read_file(path)
+        with strict_pillow(path):
+            image = _open(path, data)
+            _check_header(path, image, max_pixels, min_side)
+            image.load()
+            with suppress(
+                SyntaxError, ValueError, struct.error
+            ):  # EXIF data that cannot be read turn nothing
+                ImageOps.exif_transpose(image, in_place=True)
+            pixels, notes = to_rgb8(path, image, background)
     return LoadedImage(path, pixels, *pixels.size, hashlib.sha256(data).hexdigest(), tuple(notes))
 
 
@@ -112,7 +114,7 @@ def strict_pillow(path: str) -> Iterator[None]:
         ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS = False, None
         try:
             yield
-        except ImageError:
+        except (ImageError, MemoryError):
             raise
         except Exception as error:  # plugins raise nearly any type on damaged data
             reason = str(error).strip().rstrip(".") or type(error).__name__
@@ -132,14 +134,29 @@ def _open(path: str, data: bytes) -> Image.Image:
                 f"{path}: this is a HEIC photograph, which needs an extra", advice
             ) from None
         return HeifImageFile(BytesIO(data))
+    if is_tiff(data):
+        check_tiff(path, data)
     try:
-        return Image.open(BytesIO(data), formats=FORMATS)
+        image = Image.open(BytesIO(data), formats=FORMATS)
     except UnidentifiedImageError:
-        content = "the content is no such picture, or damaged" if data else "the file is empty"
-        expected = f"{path}: expected a {', '.join(FORMATS)} or HEIC image, but {content}"
-        raise ImageError(
-            expected, f"get an intact copy{' or convert it to PNG' * bool(data)}."
-        ) from None
+        raise _not_read(path, data) from None
+    if image.format == "MPO":
+        _check_main_picture(path, data)
+    return image
+
+
+def _not_read(path: str, data: bytes) -> ImageError:
+    """What is wrong with a file that no decoder takes."""
+    if is_tiff(data) and (known := not_a_colour(path, data)):
+        return known
+    expected = f"{path}: expected a {', '.join(FORMATS)} or HEIC image"
+    for beginning, kind in _NOT_READ.items():
+        if data.startswith(beginning):
+            return ImageError(f"{expected}, but this is {kind}", "export it as PNG or JPEG.")
+    if not data:
+        return ImageError(f"{expected}, but the file is empty", "get an intact copy.")
+    said = "but the content is no such picture, or damaged"
+    return ImageError(f"{expected}, {said}", "get an intact copy or convert it to PNG.")
 
 
 def _check_header(path: str, image: Image.Image, max_pixels: int, min_side: int) -> None:
@@ -152,8 +169,20 @@ def _check_header(path: str, image: Image.Image, max_pixels: int, min_side: int)
     if min(width, height) < min_side:
         expected = f"expected at least {min_side} pixels on each side, but it is {width}x{height}"
         raise ImageError(f"{path}: {expected}", "use the original instead of a thumbnail.")
-    if image.format not in SEVERAL_PICTURES and getattr(image, "is_animated", False):
+    if image.format not in (*SEVERAL_PICTURES, "TIFF") and getattr(image, "is_animated", False):
         expected = (
             f"expected a single picture, but this {image.format} holds several frames or pages"
         )
         raise ImageError(f"{path}: {expected}", "extract one frame first.")
+
+
+def _check_main_picture(path: str, data: bytes) -> None:
+    """Raises ImageError where the first picture of a camera's JPEG is smaller than another, so a preview."""
+    image = Image.open(BytesIO(data))
+    first = largest = image.size
+    with suppress(Exception):  # a later picture may be damaged, or cut off
+        for frame in range(1, min(getattr(image, "n_frames", 1), _MOST_SEEN)):
+            image.seek(frame)
+            largest = max(largest, image.size, key=math.prod)
+    if math.prod(first) < math.prod(largest):
+        raise preview_only(path, first, largest)

@@ -148,13 +148,18 @@ def answered_row(
     )
     began = time.perf_counter()
     logged = PICTURE.set(PICTURE.get() or row.image)
+    changes: dict[str, Any]
     try:
         with opened() as images:
             changes = _answer(state, images, pipeline, map)
     except ImageError as error:
-        changes = {"error": str(error), "sha256": file_sha256(state["image_path"])}
+        changes = {"error": str(error)}
+    except MemoryError:
+        changes = {"error": f"{picture.name}: memory ran out; free some, or crop the picture."}
     finally:
         PICTURE.reset(logged)
+    if "sha256" not in changes:
+        changes["sha256"] = file_sha256(state["image_path"])
     changes["seconds"] = round(time.perf_counter() - began, 3)
     row = Assessment.model_validate(dict(row) | changes)
     for file in filter(None, (picture, original)):

@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from agentic_iqa_local.config import ImageSettings
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.images.crops import Box, native_views
+from agentic_iqa_local.images.files import within_memory
 from agentic_iqa_local.images.frames import moved, without_frames
 from agentic_iqa_local.images.reading import LoadedImage, load_image, load_pair
 from agentic_iqa_local.images.references import doubts
@@ -48,9 +49,10 @@ def load_pictures(
 ) -> tuple[LoadedImage, LoadedImage | None]:
     """A picture and its reference within a configuration's limits, without their frames. Raises ImageError."""
     options = limits.model_dump(include={"max_pixels", "min_side", "background"})
-    if reference_path is None:
-        return without_frames(load_image(image_path, **options))
-    return without_frames(*load_pair(image_path, reference_path, **options))
+    with within_memory(image_path):
+        if reference_path is None:
+            return without_frames(load_image(image_path, **options))
+        return without_frames(*load_pair(image_path, reference_path, **options))
 
 
 class RoleSession:
@@ -103,9 +105,10 @@ class OpenImages:
         self.services, self.observer = services, observer or Observer()
         self.sureness: Sureness | None = None
         self.evidence: ExecutorOutput | None = None
-        self.image, self.reference = load_pictures(
-            services.settings.images, image_path, reference_path
-        )
+        with self.observer.opening():
+            self.image, self.reference = load_pictures(
+                services.settings.images, image_path, reference_path
+            )
         self.identical = self.reference is not None and self.image.pixels == self.reference.pixels
         self.warnings: list[str] = []
         self.failed_tries: list[PlannerError] = []
