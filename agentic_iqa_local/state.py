@@ -271,6 +271,11 @@ class Detection(BaseModel):
     graphic: float | None = None
     error: str | None = None  # why LocalNR could not read it
 
+    @property
+    def unread(self) -> bool:
+        """Whether nobody looked: LocalNR could not, and the model's own word does not count."""
+        return self.error is not None and self.model_trust == 0
+
 
 class DamagedBox(BaseModel):
     """A part of the picture that is clearly worse than the rest."""

@@ -17,6 +17,7 @@ from scripted import (
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.nodes.executor import executor_node
 from agentic_iqa_local.nodes.planner import derive_flags
+from agentic_iqa_local.nodes.tool_runs import measure
 from agentic_iqa_local.nodes.workbench import OpenImages
 from agentic_iqa_local.state import ExecutorOutput, PlannerOutput
 from agentic_iqa_local.vlm_client import ModelLost, OutOfMemory, VLMError
@@ -106,14 +107,41 @@ def test_nothing_new_after_an_earlier_nodes_error_and_an_error_without_a_plan(pi
     assert set(executor_node(state)) == {"error"}
 
 
-@pytest.mark.parametrize("name", ["LPIPS", "FancyIQA"], ids=["unavailable", "unknown"])
-def test_a_named_tool_that_cannot_run_is_replaced_and_marked(picture, caplog, name):
+def test_a_named_tool_that_cannot_run_is_replaced_and_marked(picture, caplog):
+    name = "LPIPS"
     found = execute(picture, {"NIQE": 3.0}, required_tool=name)
     assert found.selected_tools == {"Global": {"Blurs": name}}
     logged = [(log.tool_name, log.fallback, log.normalized_score) for log in found.tool_logs]
     assert logged == [(name, False, None), ("NIQE", True, 3.0)]
     assert found.quality_scores == {"Global": {"Blurs": ("NIQE", 3.0)}}
-    assert f"{name} could not score: " in caplog.text
+    assert f"{name} could not score the picture: {name}: scripted to fail; NIQE ran" in caplog.text
+
+
+def test_in_place_of_a_name_that_no_tool_has_the_configured_ones_measure(picture, caplog):
+    found = execute(picture, {"NIQE": 3.0}, required_tool="FancyIQA")
+    assert [(log.tool_name, log.fallback) for log in found.tool_logs] == [
+        ("NIQE", False), ("FancyIQA", False)
+    ]  # fmt: skip
+    assert found.quality_scores == {"Global": {"Overall quality (NIQE)": ("NIQE", 3.0)}}
+    assert "There is no tool 'FancyIQA' here" in caplog.text
+
+
+def test_where_one_of_several_tools_fails_the_others_count(picture, caplog):
+    images = OpenImages(
+        scripted_services(scripted(), ScriptedTools({"NIQE": 3.0, "PIQE": 2.0})), str(picture)
+    )
+    chosen = [("Blurs", "MUSIQ"), ("Overall quality", "NIQE"), ("Noise", "MUSIQ")]
+    logs = measure("Global", chosen, images)
+    assert [(log.tool_name, log.normalized_score) for log in logs] == [
+        ("MUSIQ", None), ("NIQE", 3.0), ("MUSIQ", None)
+    ]  # fmt: skip
+    assert images.warnings == [
+        "MUSIQ could not score the picture: MUSIQ: scripted to fail; NIQE measured"
+    ]
+    assert [log.tool_name for log in measure("leaves", [("Blurs", "LPIPS")], images)] == [
+        "LPIPS", "NIQE"
+    ]  # fmt: skip
+    assert images.warnings[1].startswith("LPIPS could not score the region leaves: ")
 
 
 def test_only_listed_tools_can_be_selected(picture):

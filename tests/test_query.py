@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from conftest import DATA
@@ -16,6 +17,7 @@ from scripted import (
 
 from agentic_iqa_local import assess
 from agentic_iqa_local.iqa_tools import TOOLS
+from agentic_iqa_local.iqa_tools.local_nr import LocalNR
 from agentic_iqa_local.nodes.planner import correct_plan
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
 from agentic_iqa_local.nodes.query import (
@@ -26,7 +28,8 @@ from agentic_iqa_local.nodes.query import (
     named_metrics,
     region_in,
 )
-from agentic_iqa_local.output.report import headline
+from agentic_iqa_local.output.report import account, headline
+from agentic_iqa_local.services import Services
 from agentic_iqa_local.state import PlannerOutput
 
 
@@ -165,7 +168,6 @@ def test_every_tool_that_the_query_names_runs_and_counts(picture, pipeline):
     ("query", "name", "reason"),
     [
         ("Run BRISQUE.", "BRISQUE", "missing weights"),
-        ("What is the VMAF?", "VMAF", "it is not in the table of tools"),
         ("Use PSNR.", "PSNR", "compares with a reference image"),
     ],
 )
@@ -179,6 +181,46 @@ def test_a_named_tool_that_cannot_run_is_said_in_the_first_line(
     assert f"; {name} could not run ({reason}" in headline(row)
     assert headline(row).endswith(f"{row.tools[-1].tool_name} ran instead")
     assert row.tools[-1].normalized_score == row.q_bar
+
+
+@pytest.mark.parametrize("pipeline", ["agent", "letters"])
+def test_a_name_that_no_tool_has_is_said_and_the_configured_tools_measure(
+    photo_path, services, pipeline
+):
+    given = scripted_services(ScriptedClient(scripted_answers()), services.tools)
+    row = assess(photo_path, query="What is the VMAF?", pipeline=pipeline, services=given)
+    assert {run.tool_name for run in row.tools if run.error is None} == {"LocalNR", "NIQE"}
+    assert headline(row).endswith("; there is no tool VMAF here, LocalNR and NIQE measured")
+    assert any(line.startswith("There is no tool 'VMAF' here; ") for line in row.warnings)
+    assert row.plan is None or row.plan.required_tool == "VMAF"
+
+
+def test_the_letters_pipeline_says_that_it_runs_no_tool_beside_choices(picture):
+    services = scripted_services(ScriptedClient(scripted_answers()), ScriptedTools({"NIQE": 4.0}))
+    how = {"choices": ["Yes", "No"], "pipeline": "letters", "services": services}
+    row = assess(picture, query="Is its NIQE good?", **how)
+    assert any("NIQE did not measure" in line for line in row.warnings)
+
+
+@pytest.mark.parametrize("pipeline", ["agent", "letters"])
+@pytest.mark.parametrize("query", [DEFAULT_QUERY, "Is it noisy?", "Is there any distortion?"])
+def test_where_localnr_reads_no_number_nothing_is_said_of_distortions(
+    photo_path, services, monkeypatch, pipeline, query
+):
+    """The other tool goes on. The embedded model's own word of distortions counts for nothing."""
+    examine = LocalNR.examine
+    broken = {"quality": float("nan")}
+    monkeypatch.setattr(LocalNR, "examine", lambda *given: replace(examine(*given), **broken))
+    tools = Services(services.settings, "cpu", services.pool.clients)
+    row = assess(photo_path, query=query, pipeline=pipeline, services=tools)
+    assert (row.error, row.voters) == (None, ["NIQE"])
+    (failed,) = [run for run in row.tools if run.error]
+    assert (failed.tool_name, failed.raw_score) == ("LocalNR", None)
+    assert any("could not score the picture: " in line for line in row.warnings)
+    if pipeline == "agent":
+        assert row.evidence.distortion_analysis is None
+        assert "Distortions were not looked for: LocalNR failed" in row.quality_reasoning
+        assert not re.search(r"\bno (visible|noise|damage|distortion)|clean", account(row), re.I)
 
 
 @pytest.mark.parametrize("pipeline", ["agent", "letters"])

@@ -4,6 +4,15 @@ Importing this package pulls in neither torch nor pyiqa.
 """
 
 from agentic_iqa_local.iqa_tools.runner import ToolInfo, ToolReading, ToolRunner
-from agentic_iqa_local.iqa_tools.specs import TOOLS, ToolError, ToolSpec, find_tool
+from agentic_iqa_local.iqa_tools.specs import TOOLS, ToolError, ToolSpec, find_tool, is_tool
 
-__all__ = ["TOOLS", "ToolError", "ToolInfo", "ToolReading", "ToolRunner", "ToolSpec", "find_tool"]
+__all__ = [
+    "TOOLS",
+    "ToolError",
+    "ToolInfo",
+    "ToolReading",
+    "ToolRunner",
+    "ToolSpec",
+    "find_tool",
+    "is_tool",
+]

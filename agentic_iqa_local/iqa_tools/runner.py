@@ -218,12 +218,14 @@ class ToolRunner:
         pictures = [side_by_side(picture, crops) for picture in used]
         if spec.own:
             start = time.perf_counter()
-            return self._examined(*pictures).quality, time.perf_counter() - start, crops
-        with self._lock:
-            metric = self._metric(spec)
-            start = time.perf_counter()
-            raw = self._run(spec, metric, *pictures)
+            raw = self._examined(*pictures).quality
             seconds = time.perf_counter() - start
+        else:
+            with self._lock:
+                metric = self._metric(spec)
+                start = time.perf_counter()
+                raw = self._run(spec, metric, *pictures)
+                seconds = time.perf_counter() - start
         blind = spec.name in BLIND and raw == 0 and pictures[0] != pictures[1]
         if blind or not spec.is_score(raw):
             size = f"{image.width}×{image.height}"

@@ -164,11 +164,16 @@ def nearest_tools(name: str) -> list[str]:
     return list(dict.fromkeys(_BY_KEY[known].name for known in (*variant_of, *near)))[:3]
 
 
+def is_tool(name: str) -> bool:
+    """Whether there is a tool of this name, in any spelling that `find_tool` takes."""
+    return tool_key(name) in _BY_KEY
+
+
 def find_tool(name: str) -> ToolSpec:
     """The tool called `name`, in the field's spelling or pyiqa's; case, '-', '_' and spaces do not matter.
     Raises ToolError, with the nearest names, when there is none."""
-    if (spec := _BY_KEY.get(tool_key(name))) is not None:
-        return spec
+    if is_tool(name):
+        return _BY_KEY[tool_key(name)]
     near = nearest_tools(name)
     advice = f"did you mean {' or '.join(near)}?" if near else f"{command('tools')} lists all."
     raise ToolError(f"There is no tool {name!r} here", advice)

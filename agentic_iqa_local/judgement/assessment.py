@@ -24,7 +24,7 @@ from agentic_iqa_local.nodes.letter_reading import ROLE, answer_letter, read_and
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY, choice_letters, summarizer_prompt
 from agentic_iqa_local.nodes.query import named_metrics
 from agentic_iqa_local.nodes.summarizer import without_words
-from agentic_iqa_local.nodes.tool_runs import run_tool
+from agentic_iqa_local.nodes.tool_runs import known_and_unknown, measure
 from agentic_iqa_local.nodes.workbench import OpenImages
 from agentic_iqa_local.result import Assessment, Seen, SeenView, file_sha256
 from agentic_iqa_local.services import Observer, Services, load_services
@@ -242,23 +242,28 @@ def _agent(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
 
 def _letters(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
     """One read, and the tools that the query names, else those that are configured: no plan, no evidence in the
-    prompt, no reasoning. Raises VLMError, and ToolError where a configured one cannot measure."""
+    prompt, no reasoning. Raises VLMError, and ToolError where none of the configured ones can measure."""
     query, choices, settings = state["query"], state.get("choices"), images.services.settings.tools
     logs: list[ToolExecutionLog] = []
+    named, unknown = known_and_unknown(named_metrics(query, images.reference is not None))
     images.observer.step("summarizer", "started")
     if choices:
         prompt = summarizer_prompt(query, None, scoring=False, choices=choices)
         fusion = read_choices(prompt, choice_letters(choices), images)
         answer = fusion.vlm_letter
+        if named or unknown:
+            tools = " and ".join([*named, *unknown])
+            images.warn(
+                f"the pipeline letters runs no tool beside choices: {tools} did not measure"
+            )
     else:
-        named = named_metrics(query, images.reference is not None)
         tools = named or settings.configured(images.reference is not None)
-        logs = [log for tool in tools for log in run_tool("Global", OVERALL, tool, images)]
-        if not named and (failed := next((log.error for log in logs if log.error), None)):
-            raise ToolError(failed)
+        logs = measure("Global", [(OVERALL, tool) for tool in (*tools, *unknown)], images)
         scores = {
             log.tool_name: log.normalized_score for log in logs if log.normalized_score is not None
         }
+        if not (named or scores):
+            raise ToolError(logs[0].error or "no tool measured")
         fusion = read_and_fuse(query, None, list(scores.items()), images)
         answer = answer_letter(fusion)
     images.observer.step("summarizer", "finished")

@@ -194,7 +194,7 @@ def _named(images: OpenImages, damaged: DamagedBox) -> DamagedBox:
         TYPE_PREFIX,
         DISTORTION_TYPES,
     )
-    if reading.error and kinds is None:
+    if reading.unread or (reading.error and kinds is None):
         return damaged
     p = {
         kind: 1.0 if reading.error else p

@@ -107,7 +107,7 @@ def _read(images: OpenImages, box: Box | None) -> Detection:
     graphic = None if reference else examined.graphic
     if images.unlike_photograph is not None:
         return Detection(
-            graphic=graphic, error="it knows photographs alone, and this is unlike one"
+            graphic=graphic, error="LocalNR knows photographs alone, and this is unlike one"
         )
     families = {}
     for kind, ratio in load_detector().log_ratios(examined, reference).items():

@@ -57,6 +57,12 @@ def found_damage(evidence: Evidence) -> list[tuple[str, Analysis]]:
     ]
 
 
+def not_looked_for(evidence: Evidence) -> dict[str, str]:
+    """By object of which nobody could look for distortions, why."""
+    detection = by_object(evidence, "detection")
+    return {name: one.error for name, one in detection.items() if one.unread}
+
+
 # Votes
 
 
@@ -212,10 +218,11 @@ def find_gaps(
     evidence: Evidence, plan: PlannerOutput, fusion: FusionResult | None = None
 ) -> list[Gap]:
     """What another pass should gather anew, the most serious first. A missing part counts only where the plan asked
-    for it; a tool that was tried and could not run is a warning elsewhere, not a gap."""
+    for it; a tool that was tried and could not run is a warning elsewhere, not a gap, LocalNR's look among them."""
     evidence = evidence or ExecutorOutput()
     analysed, wanted = by_object(evidence, "distortion_analysis"), plan.plan.distortion_analysis
-    missing = ", ".join(name for name in plan.objects if wanted and name not in analysed)
+    tried = analysed.keys() | not_looked_for(evidence).keys()
+    missing = ", ".join(name for name in plan.objects if wanted and name not in tried)
     reasons = {
         "executor": evidence.error and f"Executor failed: {evidence.error}",
         "analysis": missing and f"Missing analysis for {missing}",

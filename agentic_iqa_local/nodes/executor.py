@@ -11,7 +11,7 @@ from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.detection import detect, found_families, severity_probabilities
-from agentic_iqa_local.nodes.evidence import by_object, doubts, mark_votes
+from agentic_iqa_local.nodes.evidence import by_object, doubts, mark_votes, not_looked_for
 from agentic_iqa_local.nodes.prompts import distortion_prompt
 from agentic_iqa_local.nodes.query import asks_where
 from agentic_iqa_local.nodes.reasoning import speaks_of
@@ -71,7 +71,7 @@ def gather(task: Task) -> None:
     finally:  # the analysis is evidence even if no tool could be chosen
         if flags.distortion_analysis:
             analyse(task, distortions)
-    if not task.named_tools():  # those that a query names all have a vote
+    if not task.named_tools()[0]:  # those that a query names all have a vote
         only_check = images.services.settings.fusion.trailing_tools == "check"
         mark_votes(evidence, images.reachable(), trailing_only_check=only_check)
     if asks_where(task.query):
@@ -112,8 +112,14 @@ def find_distortions(task: Task) -> ByObject:
 
 def analyse(task: Task, distortions: ByObject) -> None:
     """Puts a judgement of each distortion, and how probable each severity is, into the evidence. The model is not asked
-    again for those of the pass before that are not in doubt. Raises InvalidAnswer, VLMError."""
+    again for those of the pass before that are not in doubt, nor of an object that nobody could look at. Raises
+    InvalidAnswer, VLMError."""
     evidence, images = task.evidence, task.images
+    unread = not_looked_for(evidence)
+    if unread and images.unlike_photograph is None:
+        why = "; ".join(dict.fromkeys(unread.values()))
+        images.warn(f"distortions were not looked for: {why}")
+    distortions = {name: kinds for name, kinds in distortions.items() if name not in unread}
     before = (
         []
         if task.closes("contradiction")
@@ -149,7 +155,7 @@ def analyse(task: Task, distortions: ByObject) -> None:
     } or None
     evidence.distortion_analysis = {
         name: [judged[name, kind] for kind in kinds] for name, kinds in distortions.items()
-    }
+    } or None
 
 
 def _judgement(

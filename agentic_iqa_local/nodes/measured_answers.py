@@ -46,6 +46,8 @@ def measure_choices(
         distortions_in(query, plan.objects),
         by_object(evidence, "detection").get(name),
     )
+    if detection and detection.unread:
+        detection = None
     found = (
         _severities(choices, kinds, by_object(evidence, "severity_probabilities").get(name, {}))
         or (detection and (_exposures(choices, detection) or _families(choices, detection)))

@@ -14,6 +14,7 @@ from langgraph.runtime import Runtime
 from pydantic import ValidationError
 
 from agentic_iqa_local.errors import one_line
+from agentic_iqa_local.iqa_tools import is_tool
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.measured_answers import families_named
 from agentic_iqa_local.nodes.prompts import earlier_lines, planner_prompt
@@ -96,8 +97,11 @@ def correct_plan(
         "distortion_source": "Explicit" if named else "Inferred",
         "required_tool": next(iter(tools), None),
     }
+    derived = derive_flags("IQA", scope, **asked)
+    if tools and not is_tool(tools[0]):  # the model may choose what measures in its place
+        derived = revised(derived, tool_selection=scope == "Global")
     flags = revised(
-        derive_flags("IQA", scope, **asked),
+        derived,
         **{name: True for name, on in made.plan if on and before},
     )
     added = (

@@ -9,6 +9,7 @@ from agentic_iqa_local.nodes.evidence import (
     by_object,
     contradictions,
     found_damage,
+    not_looked_for,
     of_object,
     votes,
 )
@@ -101,7 +102,7 @@ def contradicts(
     for _, item in found_damage(evidence):
         found.setdefault(item.type, set()).add(item.severity)
     damaged = {kind for kind, severities in found.items() if severities - {"slight", UNCLEAR}}
-    analysed = bool(by_object(evidence, "distortion_analysis"))
+    analysed = bool(by_object(evidence, "distortion_analysis") or not_looked_for(evidence))
     claims = [
         (kind, claim[1].lower())
         for claim in _CLAIM.finditer(text)
@@ -112,10 +113,11 @@ def contradicts(
     there, denied = named_in(text)
     if denied & damaged:
         return True
-    if analysed and (choices or _looked_for(evidence)) and not there <= found.keys():
+    limited = choices or _looked_for(evidence) or not_looked_for(evidence)
+    if analysed and limited and not there <= found.keys():
         return True
     clean = _CLEAN.search(text) or (not claims and _NOTHING.search(text))
-    if clean and (damaged or _looked_for(evidence)):
+    if clean and (damaged or _looked_for(evidence) or not_looked_for(evidence)):
         return True
     return _names_another_level(text, fusion, choices)
 
@@ -252,6 +254,8 @@ def _notes(evidence: Evidence, fusion: FusionResult | None) -> list[str]:
             else ["No tool scores were available."]
         )
         notes += [f"{line}." for line in contradictions(evidence)]
+    for name, why in not_looked_for(evidence).items():
+        notes.append(f"Distortions{of_object(name)} were not looked for: {why.rstrip('.')}.")
     if evidence and evidence.error:
         notes.append(f"Part of the evidence is missing: {evidence.error}.")
     if (

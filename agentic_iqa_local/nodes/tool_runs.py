@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from agentic_iqa_local.iqa_tools import TOOLS, ToolError, find_tool
+from agentic_iqa_local.iqa_tools import TOOLS, ToolError, find_tool, is_tool
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
-from agentic_iqa_local.nodes.evidence import by_object, of_object
+from agentic_iqa_local.nodes.evidence import by_object
 from agentic_iqa_local.nodes.prompts import distortion_prompt
 from agentic_iqa_local.nodes.query import named_metrics
 from agentic_iqa_local.nodes.replies import selection_reply
@@ -47,17 +47,19 @@ class Task:
         """Whether a gap of one of these kinds is to be closed."""
         return any(gap.kind in kinds for gap in self.gaps)
 
-    def named_tools(self) -> list[str]:
-        """The tool that the plan requires, and others that the query names."""
-        planned, named = (
-            self.plan.required_tool,
-            named_metrics(self.query, self.images.reference is not None),
-        )
-        return (
-            [planned, *(tool for tool in named if tool in TOOLS and tool != planned)]
-            if planned
-            else []
-        )
+    def named_tools(self) -> tuple[list[str], list[str]]:
+        """The tools that the plan requires and the query names, and of these names those that no tool has."""
+        planned = self.plan.required_tool
+        if planned is None:
+            return [], []
+        names = [planned, *named_metrics(self.query, self.images.reference is not None)]
+        return known_and_unknown(names)
+
+
+def known_and_unknown(names: Iterable[str]) -> tuple[list[str], list[str]]:
+    """The tools of these names, each once, and the names that no tool has."""
+    each = dict.fromkeys(find_tool(name).name if is_tool(name) else name for name in names)
+    return [name for name in each if name in TOOLS], [name for name in each if name not in TOOLS]
 
 
 def choose_tools(task: Task, distortions: ByObject) -> Chosen:
@@ -66,8 +68,9 @@ def choose_tools(task: Task, distortions: ByObject) -> Chosen:
     flags, images, earlier = task.plan.plan, task.images, by_object(task.before, "selected_tools")
     if not (flags.tool_selection or flags.tool_execution):
         return {}
-    if named := task.named_tools():
-        first, beside = named[0], _whole(named[1:])
+    named, unknown = task.named_tools()
+    if named:
+        first, beside = named[0], _whole([*named[1:], *unknown])
         return {
             name: dict.fromkeys(kinds or [OVERALL], first) | beside
             for name, kinds in distortions.items()
@@ -88,7 +91,7 @@ def choose_tools(task: Task, distortions: ByObject) -> Chosen:
     ] or ranked[:1]
     for name, own in chosen.items() if flags.tool_execution else ():
         more = voting if name in new else _another(task, name, ranked)
-        own |= _whole(tool for tool in more if tool not in own.values())
+        own |= _whole(tool for tool in (*more, *unknown) if tool not in own.values())
     return chosen
 
 
@@ -150,38 +153,50 @@ def offered(images: OpenImages) -> tuple[list[str], list[str]]:
 
 
 def run_tools(evidence: ExecutorOutput, images: OpenImages) -> None:
-    """Runs the selected tools and logs each run in the evidence; a tool that cannot run is replaced, and marked so."""
+    """Runs the selected tools and logs each run in the evidence; see `measure`."""
     evidence.quality_scores = {}
     for name, tools in (evidence.selected_tools or {}).items():
-        for distortion, tool in tools.items():
-            logs = run_tool(name, distortion, tool, images)
-            evidence.tool_logs += logs
-            if (score := logs[-1].normalized_score) is not None:
-                evidence.quality_scores.setdefault(name, {})[distortion] = (
-                    logs[-1].tool_name,
-                    score,
-                )
+        for log in measure(name, list(tools.items()), images):
+            evidence.tool_logs.append(log)
+            if log.normalized_score is not None:
+                scores = evidence.quality_scores.setdefault(name, {})
+                scores[log.distortion] = (log.tool_name, log.normalized_score)
 
 
-def run_tool(name: str, distortion: str, tool: str, images: OpenImages) -> list[ToolExecutionLog]:
-    """The runs of one entry, of which the last counts: the chosen tool, and while that fails the ranked ones."""
-    logs = [first := _attempt(name, distortion, tool, images)]
-    if first.error is None:
+def measure(
+    name: str, entries: Sequence[tuple[str, str]], images: OpenImages
+) -> list[ToolExecutionLog]:
+    """The runs of the (distortion, tool) that are chosen for an object. Where none of these tools can measure, the
+    best of the others that can stands in. Warns of each one that cannot."""
+    logs = [_attempt(name, distortion, tool, images) for distortion, tool in entries]
+    failed = [log for log in logs if log.error]
+    if not failed:
         return logs
-    for stand_in in (
-        tool for tools in offered(images) for tool in tools if tool != first.tool_name
-    ):
-        logs.append(revised(_attempt(name, distortion, stand_in, images), fallback=True))
-        if logs[-1].error is None:
+    measured = [log.tool_name for log in logs if not log.error]
+    instead = f"{' and '.join(dict.fromkeys(measured))} measured"
+    if not measured:
+        stand_ins = _stand_in(failed, images)
+        logs += stand_ins
+        able = [log.tool_name for log in stand_ins if not log.error]
+        instead = f"{able[0]} ran instead" if able else "no other tool could either"
+    for tool, log in {log.tool_name: log for log in failed}.items():
+        whole = "the picture" if name == "Global" else f"the region {name}"
+        why = (log.error or "").rstrip(".")
+        lead = f"{tool} could not score {whole}: " if is_tool(tool) else ""
+        images.warn(f"{lead}{why}; {instead}")
+    return logs
+
+
+def _stand_in(failed: Sequence[ToolExecutionLog], images: OpenImages) -> list[ToolExecutionLog]:
+    """The runs that stand in for those that failed, by the ranked tools, until one of these can measure."""
+    tried = {log.tool_name for log in failed}
+    entries = dict.fromkeys((log.object_name, log.distortion) for log in failed)
+    logs: list[ToolExecutionLog] = []
+    for tool in (tool for tools in offered(images) for tool in tools if tool not in tried):
+        runs = [_attempt(name, distortion, tool, images) for name, distortion in entries]
+        logs += [revised(run, fallback=True) for run in runs]
+        if runs[0].error is None:
             break
-    instead = (
-        f"{logs[-1].tool_name} ran instead"
-        if logs[-1].error is None
-        else "no other tool could either"
-    )
-    images.warn(
-        f"{first.tool_name} could not score{of_object(name)}: {first.error.rstrip('.')}; {instead}"
-    )
     return logs
 
 

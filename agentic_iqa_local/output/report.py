@@ -4,7 +4,9 @@ import re
 from collections.abc import Iterator
 
 from agentic_iqa_local.errors import one_line
-from agentic_iqa_local.iqa_tools import TOOLS
+from agentic_iqa_local.iqa_tools import TOOLS, is_tool
+from agentic_iqa_local.iqa_tools.specs import nearest_tools
+from agentic_iqa_local.nodes.evidence import not_looked_for
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY, chosen_answer
 from agentic_iqa_local.nodes.query import WORDS, asked_about, distortions_in, pattern, says_present
 from agentic_iqa_local.output.words import (
@@ -53,9 +55,14 @@ def found_of_question(row: Assessment) -> list[str]:
     yet an answer to it; nothing for the default query and for an answer in words."""
     evidence = row.evidence
     analysis = evidence and evidence.distortion_analysis
-    if row.query == DEFAULT_QUERY or not row.level or not row.plan or not analysis or named(row):
+    if row.query == DEFAULT_QUERY or not row.level or not row.plan or named(row):
         return []
     kinds = distortions_in(row.query, row.plan.objects)
+    if not_looked_for(evidence):
+        unread = " or ".join(in_words(None, "Global", kind) for kind in kinds) or "damage"
+        return [f"{unread} was not looked for"]
+    if not analysis:
+        return []
     items = [
         (name, item)
         for name, items in analysis.items()
@@ -101,31 +108,24 @@ def _answer(row: Assessment) -> str | None:
 
 
 def _stand_ins(row: Assessment) -> list[str]:
-    """One line for each tool that the query names and that could not run: why, and what ran instead."""
-    lines: dict[str, str] = {}
-    for i, run in enumerate(row.tools):
-        if run.error and run.tool_name in named(row):
-            place = run.object_name, run.distortion
-            later = (
-                one
-                for one in row.tools[i + 1 :]
-                if not one.error and (one.object_name, one.distortion) == place
-            )
-            instead = next(
-                (f"{one.tool_name} ran instead" for one in later), "no other tool could run"
-            )
-            lines.setdefault(
-                run.tool_name, f"{run.tool_name} could not run ({_why_not(run)}), {instead}"
-            )
-    return list(lines.values())
+    """One line for each tool that the query names and that could not run: why, and what measured instead."""
+    failed = {run.tool_name: run for run in row.tools if run.error and run.tool_name in named(row)}
+    measured = [run for run in row.tools if not run.error]
+    stand_in = [f"{run.tool_name} ran instead" for run in measured if run.fallback]
+    others = " and ".join(dict.fromkeys(run.tool_name for run in measured))
+    instead = [*stand_in, f"{others} measured" if others else "no other tool could run"][0]
+    return [f"{_why_not(run)}, {instead}" for run in failed.values()]
 
 
 def _why_not(run: ToolExecutionLog) -> str:
-    """Why a tool could not run, in short."""
-    if run.tool_name not in TOOLS:
-        return "it is not in the table of tools"
+    """That a tool could not run and why, in short."""
+    if not is_tool(run.tool_name):
+        near = nearest_tools(run.tool_name)
+        nearest = f" (the nearest: {' and '.join(near)})" if near else ""
+        return f"there is no tool {run.tool_name} here{nearest}"
     reason = (run.error or "").removeprefix(f"{run.tool_name} ").removeprefix("is unavailable: ")
-    return re.split(r" \(|;", reason)[0].rstrip(".")
+    short = re.split(r" \(|;", reason)[0].rstrip(".")
+    return f"{run.tool_name} could not run ({short})"
 
 
 def summary(row: Assessment) -> str:
