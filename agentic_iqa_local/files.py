@@ -7,12 +7,13 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import stat
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import yaml
 
@@ -33,6 +34,7 @@ SCRIPTS = {"bundle": "fetch_models"} | {  # subcommand → its file in scripts/
 
 LARGEST = 4 * 2**20  # bytes of a JSON file
 LARGEST_YAML = 2**18  # bytes: PyYAML takes seconds for more
+TEMPORARY = ".partial"  # the suffix of a file that is being written
 LONGEST_MISTAKE = 300  # characters of a message that quotes keys
 
 
@@ -165,13 +167,6 @@ def place_for(path: Path) -> Path:
         return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
-def create(path: Path) -> int:
-    """A descriptor of a new file at `path`, open for appending; the caller closes it. What has the name already is
-    removed; a link is not followed. Raises OSError."""
-    path.unlink(missing_ok=True)
-    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_CREAT | os.O_EXCL, 0o666)
-
-
 def read_bytes(path: str | Path, largest: int = LARGEST) -> bytes:
     """The content of a regular file of at most `largest` bytes. Raises FileError. The size that the file system
     reports is not trusted: in /proc it is 0 for files that never end."""
@@ -212,6 +207,43 @@ class WriteError(UserError, ValueError):
     """What the disk did not take; what was there before is whole."""
 
 
+@contextmanager
+def replacing(path: Path, *, sync: bool = False) -> Iterator[BinaryIO]:
+    """A new file to write to, which takes the place of `path` once the block has ended without an error.
+
+    Every file that this package replaces is written here. A killed process leaves either the old or the new content,
+    with `sync` a power failure does too. Until its end the file has a name of its own, TEMPORARY, in the same folder:
+    nothing that lies there is written to, and after an error or Ctrl-C it is gone. A link at `path` is replaced,
+    never followed: where a user names a link, `place_for` gives the file that it leads to. Raises WriteError.
+    """
+    temporary = path.with_name(f"{path.name[:40]}.{secrets.token_hex(8)}{TEMPORARY}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        with open(os.open(temporary, flags, 0o666), "wb") as file:
+            yield file
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+        if sync:
+            sync_folder(path)
+    except BaseException as error:
+        with suppress(OSError):
+            temporary.unlink()
+        if not isinstance(error, OSError):
+            raise
+        reason = f"{path}: could not be written ({error.strerror})"
+        raise WriteError(reason, "make room there or choose another place") from error
+
+
+def remove_temporaries(folder: Path) -> None:
+    """Removes what a killed process left in `folder` of files that it was writing there."""
+    name = re.compile(rf".+\.[0-9a-f]{{16}}{re.escape(TEMPORARY)}")
+    for file in folder.iterdir():
+        if name.fullmatch(file.name):
+            file.unlink()
+
+
 def write_whole(
     path: Path,
     content: str | bytes | Iterable[bytes],
@@ -219,25 +251,11 @@ def write_whole(
     sync: bool = False,
     encoding: str = "utf-8",
 ) -> None:
-    """Replaces a file, so that a killed process leaves either the old or the new content; with `sync` a power failure
-    does too. A text ends with exactly one line end. A link at `path` is replaced, never followed. Raises WriteError."""
-    partial = path.with_name(path.name + ".partial")
+    """Replaces a file by this content, see `replacing`. A text ends with exactly one line end. Raises WriteError."""
     if isinstance(content, str):
         content = (content.rstrip("\n") + "\n").encode(encoding)
-    try:
-        with open(create(partial), "wb") as file:
-            file.writelines([content] if isinstance(content, bytes) else content)
-            file.flush()
-            if sync:
-                os.fsync(file.fileno())
-        partial.replace(path)
-        if sync:
-            sync_folder(path)
-    except OSError as error:
-        with suppress(OSError):
-            partial.unlink()
-        reason = f"{path}: could not be written ({error.strerror})"
-        raise WriteError(reason, "make room there or choose another place") from error
+    with replacing(path, sync=sync) as file:
+        file.writelines([content] if isinstance(content, bytes) else content)
 
 
 def sync_folder(path: Path) -> None:

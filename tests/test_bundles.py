@@ -183,6 +183,127 @@ def test_a_hostile_archive_writes_nothing(change, bundle, tmp_path):
     assert not (tmp_path / "deep").exists()
 
 
+def test_nothing_is_written_through_what_lies_beside_a_file(bundle, places, tmp_path):
+    precious, store = tmp_path / "precious", tmp_path / "store"
+    precious.write_text("mine")
+    (store / "a-model").mkdir(parents=True)
+    for place in (bundle, store / "a-model" / "config.json"):
+        place.with_name(f"{place.name}.partial").symlink_to(precious)
+    made(places, bundle)
+    unpack(bundle, store)
+    assert precious.read_text() == "mine"
+    assert verify(bundle) == []
+
+
+def named(*paths: str):
+    """A change of a bundle: its manifest, with its own right hash, gives the first files these paths."""
+
+    def change(members) -> None:
+        raw = members[1][1]
+        for old, new in zip(SIZES, paths, strict=False):
+            raw = raw.replace(f'"path": "{old}"'.encode(), f'"path": "{new}"'.encode())
+            (member,) = (member for member, _ in members if member.name == old)
+            member.name = new
+        members[0:2] = [(members[0][0], hash_line(raw)), (members[1][0], raw)]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "paths",
+    [
+        ["manifest.json/x"],
+        ["Manifest.json/x"],
+        ["manifest.json.sha256/x"],
+        ["m", "m/a.bin"],
+        ["m/a", "m/a/b"],
+        ["m/a", "m/A"],
+        ["m/a", "M/b"],
+        ["m/a", "m/a"],
+        ["x"],
+        ["m//a"],
+        ["m/./a"],
+        ["m/../a"],
+        ["/m/a"],
+        [""],
+        ["m/"],
+        ["m/a."],
+        ["m/a "],
+        ["m /a"],
+        ["m/.agentic_iqa.lock"],
+        ["m/\\u0000"],
+        ["m/e\u0301"],
+        ["m/\u00e9"],
+        [f"m/{'x' * 256}"],
+        ["m/" * 500 + "x"],
+    ],
+    ids=lambda paths: " and ".join(paths)[:40],
+)
+def test_what_unpack_could_not_store_verify_refuses_too(paths, bundle, tmp_path):
+    rewritten(bundle, named(*paths))
+    assert problems(bundle)
+    with pytest.raises(BundleError):
+        unpack(bundle, tmp_path / "store")
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize("paths", [["m/a", "m/a.partial"], [f"m/{'x' * 255}"], ["m/a=b, c~(1)"]])
+def test_what_verify_passes_unpack_stores(paths, bundle, tmp_path):
+    rewritten(bundle, named(*paths))
+    assert verify(bundle) == []
+    unpack(bundle, tmp_path / "store")
+    assert verify(tmp_path / "store") == []
+
+
+@pytest.mark.parametrize(
+    "path", ["a-model", "a-model/config.json", "tools/hub", "manifest.json.sha256", "manifest.json"]
+)
+def test_what_no_bundle_brought_is_not_replaced(path, bundle, tmp_path):
+    store = tmp_path / "store"
+    (store / path).parent.mkdir(parents=True)
+    (store / path).write_text("mine")
+    with pytest.raises(BundleError, match=path):
+        unpack(bundle, store)
+    assert (store / path).read_text() == "mine"
+    assert {file.name for file in store.rglob("*") if file.is_file()} == {Path(path).name, LOCK}
+    (store / path).unlink()
+    unpack(bundle, store)
+    assert verify(store) == []
+
+
+@FIXED
+@given(st.data())
+def test_an_archive_whose_headers_are_damaged_is_told_in_one_sentence(bundle, tmp_path, data):
+    """Also those with a right checksum, and whatever type or size they claim."""
+    whole = bytearray(bundle.read_bytes())
+    start = data.draw(st.sampled_from([at for at in range(0, 4096, 512) if whole[at + 257] == 117]))
+    at, new = data.draw(
+        st.one_of(
+            st.tuples(st.integers(0, 511), st.binary(min_size=1, max_size=1)),
+            st.tuples(st.just(124), st.sampled_from([b"\xff" * 12, b"\xff" * 10 + b"\xfc\0"])),
+            st.tuples(st.just(156), st.sampled_from([bytes([kind]) for kind in b"012567gxLKSV"])),
+        )
+    )
+    whole[start + at : start + at + len(new)] = new
+    whole[start + 148 : start + 156] = b" " * 8
+    whole[start + 148 : start + 156] = b"%06o\0 " % sum(whole[start : start + 512])
+    (tmp_path / "x.tar").write_bytes(whole)
+    shutil.rmtree(tmp_path / "store", ignore_errors=True)
+    if problems(tmp_path / "x.tar"):
+        with pytest.raises(BundleError):
+            unpack(tmp_path / "x.tar", tmp_path / "store")
+
+
+def test_a_sparse_file_without_a_map_is_told_in_one_sentence(bundle, tmp_path):
+    def change(members) -> None:
+        members[2][0].pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}
+
+    rewritten(bundle, change, tarfile.PAX_FORMAT)
+    assert problems(bundle)
+    with pytest.raises(BundleError):
+        unpack(bundle, tmp_path / "store")
+
+
 @pytest.mark.parametrize(
     "content", [b"", b"no archive at all" * 100, tarfile.TarInfo(MANIFEST_HASH).tobuf()]
 )

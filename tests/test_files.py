@@ -1,10 +1,20 @@
-"""The reader of small files: a regular file, of limited size, that is never waited for."""
+"""Small files are read that are regular, of limited size, and never waited for; and files are replaced as a whole."""
 
 import os
+import stat
 
 import pytest
 
-from agentic_iqa_local.files import FileError, open_regular, read_bytes, read_json
+from agentic_iqa_local.files import (
+    FileError,
+    WriteError,
+    open_regular,
+    read_bytes,
+    read_json,
+    remove_temporaries,
+    replacing,
+    write_whole,
+)
 
 
 @pytest.mark.parametrize(
@@ -32,3 +42,66 @@ def test_what_is_no_regular_file_is_not_waited_for(tmp_path):
         FileError, match="expected at most 100 bytes, got more"
     ):  # it says that it has none
         read_bytes("/proc/self/maps", largest=100)
+
+
+# Written
+
+
+def write_big(path):
+    """Writes NEW to `path` in two halves; in the middle yields the folder's names."""
+    with replacing(path, sync=True) as file:
+        file.write(b"ne")
+        yield os.listdir(path.parent)
+        file.write(b"w\n")
+
+
+def test_a_file_is_replaced_as_a_whole_and_nothing_beside_it_is_written_to(tmp_path):
+    path, precious = tmp_path / "x.tar", tmp_path / "precious"
+    path.write_text("old\n")
+    precious.write_text("mine\n")
+    (tmp_path / "x.tar.partial").symlink_to(precious)
+    writing = write_big(path)
+    (temporary,) = {*next(writing)} - {"x.tar", "precious", "x.tar.partial"}
+    assert path.read_text() == "old\n"
+    assert not (tmp_path / temporary).is_symlink()
+    next(writing, None)
+    assert path.read_text() == "new\n"
+    assert precious.read_text() == "mine\n"
+    assert sorted(os.listdir(tmp_path)) == ["precious", "x.tar", "x.tar.partial"]
+
+
+def test_a_link_is_replaced_and_a_new_file_has_the_permissions_of_any_other(tmp_path):
+    path, elsewhere, other = tmp_path / "link", tmp_path / "own.txt", tmp_path / "other"
+    elsewhere.write_text("mine")
+    other.touch()
+    path.symlink_to(elsewhere)
+    write_whole(path, "new")
+    assert not path.is_symlink()
+    assert elsewhere.read_text() == "mine"
+    assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE(other.stat().st_mode)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError, OSError(28, "No space left")])
+def test_what_was_not_finished_is_removed_and_the_old_file_stays(error, tmp_path):
+    path = tmp_path / ("x" * 255)  # no room for a longer name
+    path.write_text("old")
+
+    def content():
+        yield b"new"
+        raise error
+
+    with pytest.raises(WriteError if isinstance(error, OSError) else error):
+        write_whole(path, content())
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == [path.name]
+
+
+def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path):
+    for _ in write_big(tmp_path / "a.partial"):
+        pass
+    writing = write_big(tmp_path / "b")
+    next(writing)
+    remove_temporaries(tmp_path)
+    assert os.listdir(tmp_path) == ["a.partial"]
+    with pytest.raises(WriteError):
+        next(writing)

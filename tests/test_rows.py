@@ -29,7 +29,6 @@ from agentic_iqa_local.batch.rows import (
 from agentic_iqa_local.batch.work import Assessing, as_line
 from agentic_iqa_local.cli.main import main
 from agentic_iqa_local.config import load_settings
-from agentic_iqa_local.files import WriteError
 from agentic_iqa_local.result import file_sha256
 
 ONE, TWO, THREE = '{"n": 1}\n', '{"n": 2}\n', '{"n": 3}\n'
@@ -421,30 +420,6 @@ def test_a_row_of_another_form_is_named_by_its_line_and_stays(changes, path, tmp
     before = path.read_bytes()
     assert f"{path}, line 2: " in refused(RowsError, Results, path, ask(), resume=True)
     assert path.read_bytes() == before
-
-
-@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
-def test_what_lies_where_rows_are_written_anew_is_not_written_through(kind, path, tmp_path):
-    item, elsewhere, partial = (
-        Item(tmp_path / "a.png"),
-        tmp_path / "own.txt",
-        tmp_path / "rows.jsonl.partial",
-    )
-    with_rows(path, ask(), failed(item))
-    before = path.read_bytes()
-    elsewhere.write_text("mine")
-    if kind == "link":
-        partial.symlink_to(elsewhere)
-    else:
-        put(partial, kind)
-    again = {"resume": True, "retry": True, "asked": {item.key}}
-    if kind == "folder":
-        refused(WriteError, Results, path, ask(), **again)
-        assert path.read_bytes() == before
-    else:
-        with_rows(path, ask(), **again)
-        assert path.read_bytes() == b""
-    assert elsewhere.read_text() == "mine"
 
 
 @pytest.mark.parametrize("option", ["--out", "--csv"])

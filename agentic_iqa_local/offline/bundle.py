@@ -14,10 +14,11 @@ bundle in folder form; its manifest is that of all bundles unpacked into it, and
 import hashlib
 import io
 import os
+import re
 import shutil
 import tarfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
@@ -28,10 +29,14 @@ from rich.filesize import decimal
 
 from agentic_iqa_local.files import (
     FileError,
+    WriteError,
     file_hash,
     first_mistake,
     models_root,
     open_regular,
+    read_bytes,
+    remove_temporaries,
+    replacing,
     write_whole,
 )
 from agentic_iqa_local.iqa_tools.weights import (
@@ -112,25 +117,42 @@ def opened(bundle: str | Path, expect: str | None = None) -> Iterator[Bundle]:
     with file:
         try:
             tar = tarfile.open(fileobj=file, mode="r:")  # noqa: SIM115 # nothing but the file is to be closed
-            entries = tar.getmembers()
-        except tarfile.TarError as error:
+            entries = list(_members(tar))
+            members = {member.name: member for member in entries if _is_plain(member)}
+            raw, line = (_content(tar, members.get(name)) for name in OWN)
+        except Exception as error:  # tarfile raises nearly any type for a header that is damaged
             raise BundleError(
                 f"{bundle}: no bundle, or an incomplete copy ({error})", COPY_AGAIN
             ) from error
-        members = {member.name: member for member in entries if member.isreg()}
-
-        def open_member(path: str) -> IO[bytes]:
-            return cast(IO[bytes], tar.extractfile(members[path]))
-
-        raw, line = (
-            open_member(name).read(LARGEST_MANIFEST) if name in members else b"" for name in OWN
-        )
         manifest, sha256 = trusted_manifest(raw, line, bundle, expect)
         named = {entry.path for entry in manifest.files}
         if named - members.keys() or len(entries) != len(named) + len(OWN):
             wrong = f"expected the {len(named)} files of its manifest, got {len(entries) - len(OWN)} or others"
             raise BundleError(f"{bundle}: {wrong}", COPY_AGAIN)
-        yield Bundle(manifest, sha256, open_member)
+        yield Bundle(manifest, sha256, lambda path: cast(IO[bytes], tar.extractfile(members[path])))
+
+
+def _members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """The members of an archive. Raises ReadError where one does not lie behind the one before: with a negative
+    size Python's tarfile would read the same ones for ever (CVE-2025-8194)."""
+    end = -1
+    for member in tar:
+        if member.offset <= end or member.size < 0:
+            raise tarfile.ReadError(f"the size of {member.name[:100]} cannot be")
+        end = member.offset
+        yield member
+
+
+def _is_plain(member: tarfile.TarInfo) -> bool:
+    """Whether a member's bytes lie in the archive as they are: no link, device or folder, and without holes."""
+    return member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and not member.issparse()
+
+
+def _content(tar: tarfile.TarFile, member: tarfile.TarInfo | None) -> bytes:
+    """The beginning of a plain member, as long as a manifest may be; nothing where there is none."""
+    if member is None:
+        return b""
+    return cast(IO[bytes], tar.extractfile(member)).read(LARGEST_MANIFEST)
 
 
 def verify(
@@ -167,21 +189,23 @@ def unpack(
     with opened(bundle, expect) as source, _write_errors(root):
         root.mkdir(parents=True, exist_ok=True)
         with FileLock(root / LOCK, timeout=0):
-            before, new = store_manifest(root), source.manifest.without_wheels()
+            before = store_manifest(root)
+            new = source.manifest.without_wheels()
             joined = before.joined_with(new) if before else new
+            known = {entry.path for entry in before.files} if before else set()
             missing = [
                 entry
                 for entry in new.files
                 if not unchanged(root / entry.path, entry.size, entry.sha256)
             ]
+            _check_places(root, missing, known)
             require_space(root, sum(entry.size for entry in missing))
             for entry in missing:
-                with _complete(root / entry.path) as partial, partial.open("wb") as file:
-                    file.writelines(source.chunks(entry, progress))
-            old, kept = (
-                {entry.path for entry in one.files} if one else set() for one in (before, joined)
-            )
-            for path in old - kept:
+                place = root / entry.path
+                place.parent.mkdir(parents=True, exist_ok=True)
+                remove_temporaries(place.parent)
+                write_whole(place, source.chunks(entry, progress))
+            for path in known - {entry.path for entry in joined.files}:
                 (root / path).unlink(missing_ok=True)
             raw = joined.serialised()
             write_whole(root / MANIFEST_HASH, hash_line(raw))
@@ -218,7 +242,11 @@ def write_bundle(
     raw = manifest.serialised()
     require_space(out.parent, manifest.size + len(raw))
     own = {MANIFEST_HASH: hash_line(raw), MANIFEST: raw}
-    with _complete(out) as partial, tarfile.open(partial, "w", format=tarfile.GNU_FORMAT) as tar:
+    with (
+        _write_errors(out),
+        replacing(out) as archive,
+        tarfile.open(fileobj=archive, mode="w", format=tarfile.GNU_FORMAT) as tar,
+    ):
         for name in (*own, *(entry.path for entry in entries)):
             with io.BytesIO(own[name]) if name in own else files[name][0].open("rb") as file:
                 member = tarfile.TarInfo(name)
@@ -229,17 +257,34 @@ def write_bundle(
     return manifest, hashlib.sha256(raw).hexdigest()
 
 
-@contextmanager
-def _complete(target: Path) -> Iterator[Path]:
-    """Another name to write under; the file is `target` when the block ends well, and gone otherwise."""
-    partial = target.with_name(f"{target.name}.partial")
-    with _write_errors(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            yield partial
-            os.replace(partial, target)
-        finally:
-            partial.unlink(missing_ok=True)
+def _check_places(root: Path, missing: Sequence[StoredFile], known: Collection[str]) -> None:
+    """Raises BundleError where something in the models folder lies in the way of a file that is to be written.
+
+    Args:
+        root: The models folder.
+        missing: The files that are to be written.
+        known: The paths that earlier bundles brought, which may be replaced.
+    """
+    if os.path.lexists(root / MANIFEST_HASH) and not os.path.lexists(root / MANIFEST):
+        _check_interrupted(root / MANIFEST_HASH)
+    for entry in missing:
+        place = root / entry.path
+        in_the_way = place if entry.path not in known or place.is_dir() else None
+        for parent in place.parents[: len(Path(entry.path).parts) - 1]:
+            if os.path.lexists(parent) and not parent.is_dir():
+                in_the_way = parent
+        if in_the_way and os.path.lexists(in_the_way):
+            wrong = f"{in_the_way}: lies there already, and no bundle brought it"
+            raise BundleError(wrong, f"move {root / entry.top} away or choose another --models")
+
+
+def _check_interrupted(place: Path) -> None:
+    """Raises BundleError unless the file is what an interrupted unpacking leaves: the hash of a manifest alone."""
+    with suppress(FileError):
+        line = read_bytes(place, 1000).decode("latin-1")
+        if re.fullmatch(rf"[0-9a-f]{{64}}  {MANIFEST}\n", line):
+            return
+    raise BundleError(f"{place}: lies there already, and no bundle brought it", "move it away")
 
 
 def require_space(folder: Path, size: int) -> None:
@@ -261,6 +306,8 @@ def _write_errors(place: Path) -> Iterator[None]:
     except Timeout:
         wait = "wait until it has ended, then run this again"
         raise BundleError(f"{place}: another process unpacks into it", wait) from None
+    except WriteError as error:
+        raise BundleError(error.message, MAKE_ROOM) from error
     except OSError as error:
         raise BundleError(
             f"{place}: cannot be written ({error.strerror or error})", MAKE_ROOM

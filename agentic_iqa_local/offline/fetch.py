@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from agentic_iqa_local.config import ConfigError
 from agentic_iqa_local.errors import one_line
-from agentic_iqa_local.files import ROOT, file_hash
+from agentic_iqa_local.files import ROOT, file_hash, write_whole
 from agentic_iqa_local.iqa_tools.weights import HUB, HUGGINGFACE
 from agentic_iqa_local.offline.manifest import SEGMENT, WHEELS, BundleError, Notice
 
@@ -258,7 +258,7 @@ def wheels(engine: str, folder: Path) -> Iterator[Found]:
         lines.append(f"{name}=={version} --hash=sha256:{file_hash(wheel)}\n")
         yield Found(f"{WHEELS}/{wheel.name}", wheel, f"pip wheel {wheel.name}", "in the wheel")
     requirements = folder / "requirements.txt"
-    requirements.write_text("".join(lines), encoding="utf-8")
+    write_whole(requirements, "".join(lines))
     yield Found(f"{WHEELS}/{requirements.name}", requirements, "this script", OWN)
 
 

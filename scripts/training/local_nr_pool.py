@@ -32,6 +32,7 @@ from PIL import Image, ImageEnhance
 from scipy import ndimage
 from synthetic import PseudoMos, load_tiles, photo_files, split_photos
 
+from agentic_iqa_local.files import replacing, write_whole
 from agentic_iqa_local.iqa_tools.local_nr import ENCODER, LocalNR, pooled, quarter_of
 from agentic_iqa_local.iqa_tools.signals import signals
 from agentic_iqa_local.state import DISTORTION_TYPES, PLACES
@@ -286,9 +287,8 @@ def make_shard(number: int, folder: Path, encoder: Path, seed: int) -> int:
     )
     if seed == SEEDS["held_out"]:
         np.save(folder / f"pictures_{number:03d}.npy", np.stack(pictures))
-    partial = folder / f"rows_{number:03d}.partial"
-    partial.write_text(json.dumps(rows))
-    partial.replace(folder / f"rows_{number:03d}.json")  # its presence says that the shard is whole
+    # its presence says that the shard is whole
+    write_whole(folder / f"rows_{number:03d}.json", json.dumps(rows))
     return number
 
 
@@ -318,8 +318,8 @@ def main() -> None:
         folder = args.work / name
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / "tiles.npy").exists():
-            np.save(folder / "tiles.partial.npy", np.stack(load_tiles(files)))
-            (folder / "tiles.partial.npy").replace(folder / "tiles.npy")
+            with replacing(folder / "tiles.npy") as file:
+                np.save(file, np.stack(load_tiles(files)))
             print(f"{name}: {len(files)} files", flush=True)
         wanted += [
             (n, folder, args.encoder, SEEDS[name])
