@@ -166,29 +166,9 @@ def test_scripts_in_names_and_questions_stay_text(service):
         assert said.headers["content-security-policy"].startswith("default-src 'none'")
 
 
-FORM, JSON = "multipart/form-data; boundary=x", "application/json"
-HOSTILE = [
-    (FORM, b"--x\r\nContent-Disposition: form-data\r\n\r\n--x--"),
-    (FORM, b'--x\r\nContent-Disposition: form-data; name="image"; filename="a\0b"\r\n'),
-    ("multipart/form-data", b"--x"),
-    (JSON, b"[" * 100_000),
-    (JSON, b'{"image": "AAA"}'),
-    (JSON, b'{"image": 5, "query": "\\u0000"}'),
-    (JSON, b'{"images": [{"name": ["x"], "data": {}}]}'),
-    (JSON, b"\xff\xfe"),
-    ("text/plain", b"PK\x03\x04" * 10),
-]
-
-
-@pytest.mark.parametrize("path", ["assess", "compare", "batches", "chat/completions"])
-def test_malformed_requests_do_no_harm(service, path):
-    for kind, body in HOSTILE:
-        answer = service.post(f"/v1/{path}", content=body, headers={"Content-Type": kind})
-        assert 400 <= answer.status_code < 500, (kind, body[:50], answer.text)
-    assert service.get("/healthz").status_code == 200
-    with socket.create_connection(
-        (service.base_url.host, service.base_url.port), timeout=600
-    ) as one:
+def test_a_path_above_the_page_is_not_found(service):
+    address = service.base_url.host, service.base_url.port
+    with socket.create_connection(address, timeout=600) as one:
         one.sendall(
             b"GET /../../../etc/passwd HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
         )

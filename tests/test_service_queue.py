@@ -4,6 +4,8 @@ import asyncio
 import hashlib
 import json
 import logging
+import os
+import shutil
 import socket
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,6 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 import uvicorn
+from conftest import DATA
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -120,11 +123,12 @@ def body(*names):
     return Body(images=[Upload(name=name, data=name.encode()) for name in names])
 
 
-async def worked_off(batches, name):
-    """The status of a batch when it does not go on."""
+async def worked_off(batches, *names):
+    """The status of the last of these batches when none of them goes on."""
     work = asyncio.create_task(batches.work())
-    while (status := batches.status(name))["state"] not in ("finished", "stopped"):
-        await asyncio.sleep(0.01)
+    for name in names:
+        while (status := batches.status(name))["state"] not in ("finished", "stopped"):
+            await asyncio.sleep(0.01)
     work.cancel()
     await asyncio.wait([work])
     return status
@@ -178,6 +182,112 @@ def test_a_batch_whose_rows_cannot_be_written_is_stopped_with_a_reason_and_goes_
         again = Batches(tmp_path, Queue(Hashing(), 8), SET_UP)
         assert again.status(name)["state"] == "queued"
         assert (await worked_off(again, name))["done"] == 1
+
+    asyncio.run(main())
+
+
+ROW = new_row("a", None, "Rate it", None, "letters", SET_UP.settings)
+GOOD = ROW.model_dump_json()
+ROWS = {  # what lies in rows.jsonl
+    "evil": '{"evil": 1}\n',
+    "evil without an end": '{"evil": 1}',
+    "a list": "[]\n",
+    "a number for an error": json.dumps(json.loads(GOOD) | {"error": 5}) + "\n",
+    "no JSON": "{]\n",
+    "no UTF-8": b"\xff\xfe\n",
+    "deep": "[" * 100_000 + "\n",
+    "NaN": GOOD.replace('"q":null', '"q":NaN') + "\n",
+    "infinite": GOOD.replace('"q":null', '"q":1e999') + "\n",
+    "an old row": GOOD.replace('"schema_version":5', '"schema_version":4') + "\n",
+    "of another picture": GOOD.replace('"image":"a"', '"image":"/etc/passwd"') + "\n",
+    "twice": f"{GOOD}\n{GOOD}\n",
+}
+OPTIONS = ["", "[]", "{", '{"nope": 1}', '{"pipeline": ["x"]}', '{"target_width": NaN}', b"\xff"]
+
+
+def spoil(folder, part, how):
+    """Makes a stored batch's part of `folder` something else: a text, no text (None), or a kind of file."""
+    place = folder / part
+    if place.is_dir():
+        shutil.rmtree(place)
+    else:
+        place.unlink(missing_ok=True)
+    if how == "folder":
+        place.mkdir()
+    elif how == "pipe":
+        os.mkfifo(place)
+    elif how == "link":
+        place.symlink_to(DATA / "sumac.png")
+    elif how is not None:
+        place.write_bytes(how if isinstance(how, bytes) else how.encode())
+
+
+SPOILT = [
+    *(pytest.param("rows.jsonl", how, id=f"rows {name}") for name, how in ROWS.items()),
+    *(("options.json", how) for how in OPTIONS),
+    *((part, how) for part in ("rows.jsonl", "options.json") for how in ("folder", "pipe", "link")),
+    *(("pictures", how) for how in (None, "a file", "folder", "link")),
+    *((f"pictures/{how}", how) for how in ("folder", "pipe", "link")),
+    *(("reference", how) for how in (None, "a file", "link")),
+    ("reference/pipe", "pipe"),
+]
+
+
+@pytest.mark.parametrize(("part", "how"), SPOILT)
+def test_a_spoilt_batch_stops_itself_alone(tmp_path, caplog, part, how):
+    caplog.set_level(logging.CRITICAL)
+
+    async def main():
+        first = Batches(tmp_path, Queue(Hashing(), 8), SET_UP)
+        spoilt, sound = [(await first.submit(body("a")))["id"] for _ in range(2)]
+        names = [tmp_path / spoilt, tmp_path / "0 \udcff<b>#?"]  # it is the first
+        names[0].rename(names[1])
+        spoilt = "0 \\xff<b>#?"
+        spoil(names[1], part, how)
+        for _ in ("first", "restart"):
+            batches = Batches(tmp_path, Queue(Hashing(), 8), SET_UP)
+            new = (await batches.submit(body("a")))["id"]
+            assert (await worked_off(batches, sound, new, spoilt))["state"] == "stopped"
+            assert [batches.status(name)["state"] for name in (sound, new)] == ["finished"] * 2
+            told = batches.status(spoilt)
+            assert part.partition("/")[0] in told["error"]["message"]
+            assert str(tmp_path) not in json.dumps(batches.listed())
+            with pytest.raises(Refused, match=r"rows|pictures|expected"):
+                batches.gallery(spoilt)
+        batches.delete(spoilt)
+        assert spoilt not in [told["id"] for told in batches.listed()]
+        assert not os.path.lexists(names[1])
+
+    asyncio.run(main())
+
+
+def test_whatever_a_batch_raises_stops_it_alone(tmp_path, caplog):
+    async def main():
+        runner = Hashing()
+        batches = Batches(tmp_path, Queue(runner, 8), SET_UP)
+        bad, good = [(await batches.submit(body("a")))["id"] for _ in range(2)]
+        bad, good = sorted((bad, good))
+        runner.lost = [KeyError("of nobody")]
+        status = await worked_off(batches, good, bad)
+        assert (status["state"], batches.status(good)["state"]) == ("stopped", "finished")
+        assert "KeyError" in status["error"]["message"]
+
+    asyncio.run(main())
+
+
+def test_batches_go_on_when_their_folder_is_there_again(tmp_path, caplog):
+    async def main():
+        root = tmp_path / "root"
+        batches = Batches(root, Queue(Hashing(), 8), SET_UP)
+        with pytest.raises(OSError, match="root"):
+            batches.listed()
+        work = asyncio.create_task(batches.work())
+        await asyncio.sleep(0)
+        name = (await batches.submit(body("a")))["id"]
+        while batches.status(name)["state"] != "finished":
+            await asyncio.sleep(0.01)
+        work.cancel()
+        await asyncio.wait([work])
 
     asyncio.run(main())
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 from filelock import FileLock, Timeout
-from pydantic import BaseModel, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import from_json
 
 from agentic_iqa_local.files import (
@@ -42,6 +42,8 @@ class RowsError(WriteError):
 
 class StoredRow(Assessment):
     """A row of assess as it was written, with all fields."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
@@ -180,11 +182,17 @@ class RowFile:
 
 
 def rows_in(
-    file: BinaryIO, path: Path, schema: type[BaseModel], *, going_on: bool = False
+    file: BinaryIO,
+    path: Path,
+    schema: type[BaseModel],
+    *,
+    going_on: bool = False,
+    first: int = 1,
 ) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """(line, row) of an open file of rows, which messages call `path`. Where a run may be `going_on` with it, the
-    beginning of a row at its end is left out. Raises RowsError, which names a line that `schema` does not take."""
-    for number, line in enumerate(file, 1):
+    """(line, row) of an open file of rows, which messages call `path`, and whose next line has the number `first`.
+    Where a run may be `going_on` with it, the beginning of a row at its end is left out. Raises RowsError, which names
+    a line that `schema` does not take."""
+    for number, line in enumerate(file, first):
         if going_on and _is_beginning(line, schema):
             return
         try:

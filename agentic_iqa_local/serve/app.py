@@ -7,13 +7,13 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, closing, suppress
-from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Any
 
 import prometheus_client
 import uvicorn
 from fastapi import APIRouter, Depends, FastAPI, Query, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from sse_starlette import EventSourceResponse
@@ -28,11 +28,20 @@ from agentic_iqa_local.errors import UserError, one_line
 from agentic_iqa_local.serve import bodies
 from agentic_iqa_local.serve.asks import Ask, Refused, SetUp, failure_of, line_of
 from agentic_iqa_local.serve.batches import Batches
-from agentic_iqa_local.serve.bodies import Body, Compared, OnePicture, body_of, described
+from agentic_iqa_local.serve.bodies import (
+    JSON,
+    MOST_BYTES,
+    Body,
+    Compared,
+    Completion,
+    OnePicture,
+    body_of,
+    described,
+)
 from agentic_iqa_local.serve.queue import REQUESTS, Queue
+from agentic_iqa_local.serve.refusals import FOREIGN_HOST, RESPONSES, answer_of, refusal_of
 
 PAGE = Path(__file__).parent.parent / "output" / "pages" / "serve"
-MOST_BYTES = 2**27  # of the body of a request
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self';"
     " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -68,7 +77,8 @@ def _with_token(service: Here, given: Bearer) -> None:
     """Raises Refused (401) without the service's token, where it has one."""
     sent, wanted = given.credentials if given else "", service.token
     if wanted and not hmac.compare_digest(sent.encode(), wanted.encode()):
-        raise Refused(401, "token", "expected the service's token", "Authorization: Bearer TOKEN")
+        said, remedy = "expected the service's token", "send the header Authorization: Bearer TOKEN"
+        raise Refused(401, "token", said, remedy, {"WWW-Authenticate": "Bearer"})
 
 
 def _same_origin(request: Request) -> None:
@@ -104,8 +114,11 @@ def info(service: Here) -> dict[str, Any]:
 @public.get("/healthz")
 def healthz(service: Here) -> JSONResponse:
     """Whether the models answer."""
-    state, status = ("failing", 503) if service.queue.failure else ("ok", 200)
-    return JSONResponse({"status": state, "waiting": service.queue.waiting}, status)
+    waiting = {"waiting": service.queue.waiting}
+    if not service.queue.failure:
+        return JSONResponse({"status": "ok"} | waiting)
+    refused = Refused(503, "failing", service.queue.failure, "see the service's log")
+    return JSONResponse({"status": "failing"} | waiting | refused.body(), 503)
 
 
 @public.get("/metrics")
@@ -149,19 +162,20 @@ async def _events(service: Service, body: Body, asked: Ask) -> AsyncIterator[dic
         with suppress(RuntimeError):  # the service has ended
             loop.call_soon_threadsafe(steps.put_nowait, dict(step))
 
-    with body.stored(asked, service.uploads) as ask:
-        before = service.queue.waiting + service.queue.busy
-        yield {"event": "queued", "data": json.dumps({"position": before})}
-        answer = asyncio.create_task(service.queue.answer(ask, tell))
-        answer.add_done_callback(lambda _: steps.put_nowait(None))
-        try:
-            while step := await steps.get():
-                yield {"event": "progress", "data": json.dumps(step)}
-            yield {"event": body.event, "data": line_of(answer.result())}
-        except Refused as error:
-            yield {"event": "error", "data": json.dumps(error.body())}
-        finally:
-            answer.cancel()
+    try:
+        with body.stored(asked, service.uploads) as ask:
+            before = service.queue.waiting + service.queue.busy
+            yield {"event": "queued", "data": json.dumps({"position": before})}
+            answer = asyncio.create_task(service.queue.answer(ask, tell))
+            answer.add_done_callback(lambda _: steps.put_nowait(None))
+            try:
+                while step := await steps.get():
+                    yield {"event": "progress", "data": json.dumps(step)}
+                yield {"event": body.event, "data": line_of(answer.result())}
+            finally:
+                answer.cancel()
+    except Exception as error:
+        yield {"event": "error", "data": json.dumps(refusal_of(error).body())}
 
 
 @private.get("/models")
@@ -173,9 +187,10 @@ def models(service: Here) -> dict[str, Any]:
     }
 
 
-@private.post("/chat/completions")
-async def complete(sent: bodies.Completion, service: Here) -> Response:
+@private.post("/chat/completions", openapi_extra=described(Completion, [JSON]))
+async def complete(request: Request, service: Here) -> Response:
     """OpenAI's form: assesses the last picture (a data URL) with the last text as the query, and gives the account."""
+    sent = await body_of(request, Completion, [JSON])
     body = sent.picture()
     with body.stored(body.ask(service.set_up), service.uploads) as ask:
         row = await service.queue.answer(ask)
@@ -193,7 +208,7 @@ async def submit(request: Request, service: Here) -> dict[str, Any]:
 @private.get("/batches")
 def listed(service: Here) -> list[dict[str, Any]]:
     """Every batch, the newest first."""
-    return [service.batches.status(name) for name in reversed(service.batches.names())]
+    return service.batches.listed()
 
 
 @private.get("/batches/{name}")
@@ -207,7 +222,7 @@ def rows(
     name: str, service: Here, start: Annotated[int, Query(alias="from", ge=0)] = 0
 ) -> Response:
     """A batch's rows so far, from number ?from=N on, one a line."""
-    return Response(b"".join(service.batches.lines(name, start)), media_type="application/x-ndjson")
+    return Response(service.batches.lines(name, start), media_type="application/x-ndjson")
 
 
 @private.get("/batches/{name}/gallery")
@@ -234,32 +249,37 @@ def make_app(service: Service, hosts: list[str]) -> FastAPI:
         await asyncio.wait([work])
 
     app = FastAPI(title="agentic-iqa", version=__version__, docs_url=None, redoc_url=None, lifespan=working,
-                  redirect_slashes=False, dependencies=[Depends(_same_origin)])  # fmt: skip
+                  redirect_slashes=False, dependencies=[Depends(_same_origin)], responses=RESPONSES)  # fmt: skip
     app.state.service = service
     app.include_router(public)
     app.include_router(private)
-    app.mount("/", StaticFiles(directory=PAGE, html=True))
+    app.openapi()["components"]["schemas"] |= bodies.components()
+    # not mounted at "/": that would take every request whose method a route above does not take
+    app.router.default = StaticFiles(directory=PAGE, html=True)
     app.add_middleware(RequestBodyLimitMiddleware, max_body_size=MOST_BYTES)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)
 
     @app.middleware("http")
     async def mark(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
-        response = await answer(request)
+        try:
+            response = await answer(request)
+        except Exception as error:
+            response = answer_of(error)
+        plain = response.headers.get("content-type", "").startswith("text/plain")
+        if plain and response.status_code >= 400:  # of Starlette's middleware, which knows no other
+            foreign = response.status_code == 400
+            response = answer_of(FOREIGN_HOST if foreign else HTTPException(response.status_code))
         for name, value in HEADERS.items():
             response.headers.setdefault(name, value)
         route = getattr(request.scope.get("route"), "path", "other")
         REQUESTS.labels(route, response.status_code).inc()
         return response
 
-    @app.exception_handler(Refused)
-    async def refused(_: Request, error: Refused) -> Response:
-        return JSONResponse(error.body(), error.status, error.headers)
+    async def refused(_: Request, error: Exception) -> Response:
+        return answer_of(error)
 
-    @app.exception_handler(HTTPException)
-    async def other(request: Request, error: HTTPException) -> Response:
-        code = HTTPStatus(error.status_code).name.lower()
-        return await refused(request, Refused(error.status_code, code, str(error.detail)))
-
+    for kind in (HTTPException, RequestValidationError):  # which FastAPI would answer by itself
+        app.add_exception_handler(kind, refused)
     return app
 
 

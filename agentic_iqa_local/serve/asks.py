@@ -28,11 +28,15 @@ class Refused(UserError):
     """A request without an answer: a status of HTTP, a code for programs, a sentence and what to do about it."""
 
     def __init__(
-        self, status: int, code: str, message: str, remedy: str = "", retry_after: int | None = None
+        self,
+        status: int,
+        code: str,
+        message: str,
+        remedy: str = "",
+        headers: Mapping[str, str] | None = None,
     ):
         super().__init__(message, remedy)
-        self.status, self.code = status, code
-        self.headers = {"Retry-After": str(retry_after)} if retry_after else None
+        self.status, self.code, self.headers = status, code, headers
 
     def body(self) -> dict[str, Any]:
         """What stands in the answer of HTTP."""
@@ -73,20 +77,18 @@ class SetUp:
 
     def ask(self, options: Mapping[str, Any], known: Sequence[str] = TO_ASSESS) -> Ask:
         """What is asked with options of `config.Request`, of which `known` may be there. Empty ones, as forms send
-        them, count as left out. Raises Refused (400)."""
+        them, count as left out. Raises Refused (400), which quotes nothing of what was sent."""
         if unknown := [name for name in options if name not in known]:
-            hint = (
-                did_you_mean(unknown[0], known).removeprefix("; ")
-                or f"there are: {', '.join(known)}"
-            )
-            raise Refused(400, "unknown_field", f"{unknown[0][:80]}: there is no such field", hint)
+            near = did_you_mean(unknown[0][:80], known).removeprefix("; ")
+            remedy = near or f"there are: {', '.join(known)}"
+            raise Refused(400, "unknown_field", "one of the fields is not known", remedy)
+        given = {name: value for name, value in options.items() if value not in (None, "", [])}
         try:
-            request = Request.of(
-                {name: value for name, value in options.items() if value not in (None, "", [])}
-            )
+            request = Request.of(given)
             settings = request.applied_to(self.settings)
         except ConfigError as error:
-            raise Refused(400, "bad_request", error.message, error.remedy) from error
+            expected = error.message.partition(", got ")[0]  # what follows is what was sent
+            raise Refused(400, "bad_request", expected, error.remedy) from error
         return Ask(request, settings, request.pipeline or self.pipeline)
 
 

@@ -7,19 +7,19 @@ import os
 import secrets
 import shutil
 import time
+from contextlib import closing, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+from urllib.parse import quote
 
-from agentic_iqa_local.batch.rows import RowFile
 from agentic_iqa_local.errors import UserError, one_line
-from agentic_iqa_local.files import sync_folder, write_whole
-from agentic_iqa_local.images.pictures import PictureFile
+from agentic_iqa_local.files import path_text, sync_folder, write_whole
 from agentic_iqa_local.output.gallery.page import write_gallery
-from agentic_iqa_local.output.gallery.rows import read_rows
-from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.serve.asks import Answer, Ask, Refused, SetUp, line_of
 from agentic_iqa_local.serve.bodies import Body
 from agentic_iqa_local.serve.queue import Queue
+from agentic_iqa_local.serve.stored import OPTIONS, SpoiltBatch, StoredBatch
 
 logger = logging.getLogger(__name__)
 
@@ -27,73 +27,77 @@ AGAIN = 10.0  # seconds before a picture is tried again whose model was lost
 
 
 class Batches:
-    """The batches below `root`: folders with pictures/NAME, reference/NAME, options.json (written last) and
-    rows.jsonl, where each row names its picture. Unfinished ones go on when the service is started again."""
+    """The batches below `root`: folders with options.json, which is written last. Unfinished ones go on when the
+    service is started again; one that cannot go on is stopped, and the others are not."""
 
     def __init__(self, root: Path, queue: Queue, set_up: SetUp):
         self.root, self.queue, self.set_up, self._more = root, queue, set_up, asyncio.Event()
+        self._known: dict[str, StoredBatch] = {}
         self._stopped: dict[str, str] = {}  # batches that do not go on, and why
-        self._errors: dict[str, list[str | None]] = {}  # of the rows of each batch, each read once
 
-    def names(self) -> list[str]:
-        """Of all batches, the oldest first."""
-        return sorted(file.parent.name for file in self.root.glob("*/options.json"))
+    def _batches(self) -> dict[str, StoredBatch]:
+        """Every batch by its name, the oldest first. Raises OSError."""
+        found = {}
+        for file in sorted(os.listdir(self.root)):
+            name, folder = path_text(file), self.root / file
+            if os.path.lexists(folder / OPTIONS):
+                found[name] = self._known.setdefault(name, StoredBatch(folder))
+        return found
 
-    def _folder(self, name: str) -> Path:
-        """Raises Refused (404)."""
-        if name not in self.names():
+    def _batch(self, name: str) -> StoredBatch:
+        """Raises Refused (404), and OSError where the batches cannot be listed."""
+        batch = self._batches().get(name)
+        if batch is None:
             raise Refused(404, "no_batch", "there is no such batch", "GET /v1/batches lists them")
-        return self.root / name
+        return batch
 
-    def lines(self, name: str, start: int = 0) -> list[bytes]:
+    def lines(self, name: str, start: int = 0) -> bytes:
         """A batch's rows from number `start` on, a line of JSON each. Raises Refused."""
-        file = self._folder(name) / "rows.jsonl"
-        lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
-        return [line for line in lines[start:] if line.endswith(b"\n")]
+        return self._batch(name).lines(start)
+
+    def listed(self) -> list[dict[str, Any]]:
+        """How far every batch is, the newest first. Raises OSError."""
+        return [self._told(name, batch) for name, batch in reversed(self._batches().items())]
 
     def status(self, name: str) -> dict[str, Any]:
         """How far a batch is. Raises Refused."""
-        known, stopped = self._errors.get(name, []), self._stopped.get(name)
-        errors = self._errors[name] = known + [
-            json.loads(line)["error"] for line in self.lines(name, len(known))
-        ]
-        done, failed = len(errors), len(errors) - errors.count(None)
-        total = len(os.listdir(self.root / name / "pictures"))
-        state = (
-            "finished"
-            if done == total
-            else "stopped"
-            if stopped
-            else "running"
-            if done
-            else "queued"
-        )
-        links = {"self": f"/v1/batches/{name}"} | {
-            part: f"/v1/batches/{name}/{part}" for part in ("rows", "gallery")
-        }
-        about = {
-            "id": name,
-            "state": state,
-            "total": total,
-            "done": done,
-            "failed": failed,
-            "links": links,
-        }
-        return about | (
-            {"error": {"code": "stopped", "message": stopped, "remedy": None}} if stopped else {}
-        )
+        return self._told(name, self._batch(name))
+
+    def _told(self, name: str, batch: StoredBatch) -> dict[str, Any]:
+        """Of a spoilt batch that is counted which can be read."""
+        why = self._stopped.get(name)
+        total, errors = 0, list[str | None]()
+        try:
+            total = len(batch.pictures())
+            errors += batch.errors().values()
+        except SpoiltBatch as error:
+            why = error.message
+        else:
+            if len(errors) == total:
+                why = None
+        if why:
+            state = "stopped"
+        elif len(errors) == total:
+            state = "finished"
+        else:
+            state = "running" if errors else "queued"
+        failed = len(errors) - errors.count(None)
+        place = f"/v1/batches/{quote(name, safe='')}"
+        links = {"self": place, "rows": f"{place}/rows", "gallery": f"{place}/gallery"}
+        about = {"id": name, "state": state, "total": total, "done": len(errors), "failed": failed}
+        problem = {"error": {"code": "stopped", "message": why, "remedy": None}} if why else {}
+        return about | {"links": links} | problem
 
     def gallery(self, name: str) -> bytes:
         """The page of a batch's rows so far. Raises Refused where there are none."""
-        folder = self._folder(name)
-        try:
-            rows = read_rows(folder / "rows.jsonl")
-            write_gallery(rows, folder / "gallery.html", name=name, images=folder / "pictures")
-        except UserError as error:
-            raise Refused(
-                404, "no_gallery", "the batch has no rows yet", "ask again later"
-            ) from error
-        return (folder / "gallery.html").read_bytes()
+        batch = self._batch(name)
+        rows = batch.rows()
+        if not rows:
+            raise Refused(404, "no_gallery", "the batch has no rows yet", "ask again later")
+        with TemporaryDirectory() as folder:
+            page = Path(folder, "gallery.html")
+            write_gallery(rows, page, name=name, images=batch.folder / "pictures")
+            return page.read_bytes()
 
     async def submit(self, body: Body) -> dict[str, Any]:
         """Stores a batch on the disk; its status. Raises Refused for options that make no sense, or a full disk."""
@@ -120,52 +124,59 @@ class Batches:
                     number += 1
                     path = path.with_name(f"{number} {upload.name}")
                 write_whole(path, upload.data, sync=True)
-        write_whole(folder / "options.json", json.dumps(body.options), sync=True)
+        write_whole(folder / OPTIONS, json.dumps(body.options), sync=True)
         sync_folder(folder)
 
     def delete(self, name: str) -> None:
-        """Deletes a batch with its pictures and rows. Raises Refused."""
-        (self._folder(name) / "options.json").unlink()
-        self._errors.pop(name, None)
-        shutil.rmtree(self.root / name, ignore_errors=True)
+        """Deletes a batch with all that its folder holds. Raises Refused, and OSError for what cannot be deleted."""
+        folder = self._batch(name).folder
+        self._known.pop(name, None)  # so that whoever works on it sees that it is gone
+        if not folder.is_symlink():
+            _remove(folder / OPTIONS)  # from now on it is not listed
+        _remove(folder)
 
     async def work(self) -> None:
-        """Works on all batches, the oldest first, until it is cancelled."""
+        """Works on all batches, the oldest first, until it is cancelled. What one of them raises stops it alone."""
         while True:
             self._more.clear()
-            for name in self.names():
-                self._stopped.pop(name, None)
-                try:
-                    if self.status(name)["state"] != "finished":
-                        await self._work_on(self.root / name)
-                except* (UserError, OSError, ValueError) as errors:
-                    if name in self.names():  # else it was deleted meanwhile
-                        self._stopped[name] = one_line(str(errors.exceptions[0]))
-                        logger.error("batch %s is stopped: %s", name, self._stopped[name])
+            names = list[str]()
+            try:
+                names += self._batches()
+            except OSError as error:
+                logger.error("the batches cannot be listed: %s", one_line(str(error)))
+            for name in names:
+                await self._go_on_with(name)
             await self._more.wait()
 
-    async def _work_on(self, folder: Path) -> None:
-        """Writes the rows that a batch lacks. Raises UserError, ValueError or OSError where that cannot be done."""
-        asked = self.set_up.ask(json.loads((folder / "options.json").read_text()))
-        pictures, reference = (
-            [PictureFile(str(file), file.name) for file in sorted((folder / part).iterdir())]
-            for part in ("pictures", "reference")
-        )
-        rows = RowFile(folder / "rows.jsonl", Assessment)
+    async def _go_on_with(self, name: str) -> None:
+        self._stopped.pop(name, None)
+        with suppress(Refused, OSError):  # it was deleted meanwhile
+            batch = self._batch(name)
+            try:
+                await self._work_on(batch)
+            except* Exception as errors:
+                if self._known.get(name) is batch:  # else it was deleted meanwhile
+                    self._stopped[name] = _reason(errors.exceptions[0], batch)
+                    logger.error("batch %s is stopped: %s", one_line(name), self._stopped[name])
 
-        async def write() -> None:
-            for picture in left:
-                rows.append(line_of(await self._answer(asked.about([picture], *reference))))
-                rows.sync()
+    async def _work_on(self, batch: StoredBatch) -> None:
+        """Writes the rows that a batch lacks. Raises UserError or OSError where that cannot be done."""
+        if not batch.left():
+            return
+        asked = batch.ask(self.set_up)
+        with closing(batch.writer()) as rows:
+            rows.recover()
+            left = iter(batch.left())
 
-        try:
-            rows.recover(lambda row: row["image"])
-            left = (picture for picture in pictures if picture.name not in rows.done)
+            async def write() -> None:
+                for picture in left:
+                    answer = await self._answer(asked.about([picture], asked.reference))
+                    rows.append(line_of(answer))
+                    rows.sync()
+
             async with asyncio.TaskGroup() as workers:
                 for _ in range(self.queue.runner.jobs):
                     workers.create_task(write())
-        finally:
-            rows.close()
 
     async def _answer(self, ask: Ask) -> Answer:
         """The answer to a picture of a batch, which lets every request go first, and comes again for lost models."""
@@ -176,3 +187,20 @@ class Batches:
                 return await self.queue.answer(ask)
             except Refused:
                 await asyncio.sleep(AGAIN)
+
+
+def _remove(place: Path) -> None:
+    if place.is_symlink() or not place.is_dir():
+        place.unlink()
+    else:
+        shutil.rmtree(place)
+
+
+def _reason(error: Exception, batch: StoredBatch) -> str:
+    """Why a batch is stopped, without the places of the service's files."""
+    if isinstance(error, UserError):
+        return batch.hidden(error.message)
+    if isinstance(error, OSError):
+        return f"a file could not be read or written ({error.strerror})"
+    logger.error("a batch failed", exc_info=error)
+    return f"an unforeseen {type(error).__name__}; see the service's log"

@@ -5,10 +5,10 @@ import base64
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
@@ -19,7 +19,9 @@ from pydantic import (
     Field,
     ValidationError,
     WithJsonSchema,
+    model_validator,
 )
+from pydantic_core import from_json
 from starlette.datastructures import UploadFile
 
 from agentic_iqa_local.config import Request as Options
@@ -28,7 +30,11 @@ from agentic_iqa_local.files import first_mistake
 from agentic_iqa_local.images.pictures import PictureFile
 from agentic_iqa_local.serve.asks import TO_ASSESS, TO_COMPARE, Ask, Refused, SetUp
 
-MOST = 1000  # in a request
+MOST = 1000  # pictures in a request
+MOST_BYTES = 2**27  # of the body of a request
+FORM, JSON = "multipart/form-data", "application/json"
+COMPONENT = "#/components/schemas/{model}"  # where a route's OpenAPI refers to
+Sent = TypeVar("Sent", bound=BaseModel)
 
 
 def _fit_for_a_file(name: str) -> str:
@@ -115,23 +121,73 @@ class Compared(Body):
     images: list[Picture] = Field(min_length=2, max_length=MOST)
 
 
+def _is_data(url: str) -> str:
+    if not url.startswith("data:"):
+        raise ValueError("expected a data URL (data:image/png;base64,...), for nothing is fetched")
+    return url
+
+
+class Address(BaseModel):
+    """Where a picture is: in the address itself."""
+
+    url: Annotated[str, AfterValidator(_is_data)]
+
+
+class Part(BaseModel):
+    """A piece of a message: a text or a picture."""
+
+    type: Literal["text", "image_url"]
+    text: str | None = None
+    image_url: Address | None = None
+
+    @model_validator(mode="after")
+    def _has_what_it_is(self) -> Self:
+        if getattr(self, self.type) is None:
+            raise ValueError(f"expected {self.type}, which its type names")
+        return self
+
+
+def _in_parts(content: Any) -> list[Any]:
+    if content is None:
+        return []
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    if not isinstance(content, list):
+        raise ValueError("expected a text or a list of parts")
+    return content
+
+
+class Message(BaseModel):
+    """A turn of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: Annotated[
+        list[Part],
+        BeforeValidator(_in_parts, json_schema_input_type=str | list[Part] | None),
+    ] = []
+
+
 class Completion(BaseModel, extra="allow"):
     """What a client of OpenAI sends. Options of an assessment may stand beside it; OpenAI's own are ignored."""
 
-    messages: list[dict[str, Any]]
-    stream: bool = False
+    known: ClassVar = TO_ASSESS
+    messages: list[Message]
+    stream: bool | None = None
 
     def picture(self) -> OnePicture:
         """The last picture (a data URL) with the last text as its query. Raises Refused."""
-        fields = {
-            name: value for name, value in (self.model_extra or {}).items() if name in TO_ASSESS
-        }
-        for content in (message.get("content") for message in self.messages):
-            for part in content if isinstance(content, list) else [{"text": content}]:
-                if isinstance(url := part.get("image_url"), dict):
-                    fields["image"] = url.get("url")
-                elif part.get("text"):
-                    fields["query"] = part["text"]
+        sent = self.model_extra or {}
+        fields = {name: sent[name] for name in sent if name in TO_ASSESS}
+        for part in (part for message in self.messages for part in message.content):
+            if part.type == "image_url" and part.image_url:
+                fields["image"] = part.image_url.url
+            elif part.text:
+                fields["query"] = part.text
+        if "image" not in fields:
+            remedy = 'send a part {"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}'
+            raise Refused(
+                400, "bad_request", "image: expected a picture in the messages, found none", remedy
+            )
         return checked(OnePicture.model_validate, fields)
 
     def reply(self, row: Any, model: str) -> Response:
@@ -150,15 +206,24 @@ class Completion(BaseModel, extra="allow"):
         )
 
 
-async def body_of(request: Request, model: type[Any]) -> Any:
-    """The body of a request, of this model. Raises Refused for one that cannot be read or lacks a picture."""
+async def body_of(request: Request, model: type[Sent], kinds: Sequence[str] = (FORM, JSON)) -> Sent:
+    """The body of a request, of this model and one of these kinds. Raises Refused for one that cannot be read or
+    lacks a picture."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind == "multipart/form-data":
+    if kind not in kinds:
+        remedy = "curl -F image=@photo.jpg, or JSON with the file in base64"
+        raise Refused(415, "media_type", f"expected {' or '.join(kinds)}", remedy)
+    if kind == FORM:
         return checked(model.model_validate, await _form_fields(request))
-    if kind == "application/json":
-        return await asyncio.to_thread(checked, model.model_validate_json, await request.body())
-    remedy = "curl -F image=@photo.jpg, or JSON with the file in base64"
-    raise Refused(415, "media_type", "expected multipart/form-data or application/json", remedy)
+    return await asyncio.to_thread(_read, model, await request.body())
+
+
+def _read(model: type[Sent], content: bytes) -> Sent:
+    try:
+        fields = from_json(content, allow_inf_nan=False)
+    except ValueError as error:
+        raise Refused(400, "bad_request", f"expected JSON: {error}") from error
+    return checked(model.model_validate, fields)
 
 
 def checked(validate: Callable[[Any], Any], fields: Any) -> Any:
@@ -182,11 +247,18 @@ async def _form_fields(request: Request) -> dict[str, Any]:
     return fields
 
 
-def described(model: type[Body]) -> dict[str, Any]:
+def described(
+    model: type[Body | Completion], kinds: Sequence[str] = (FORM, JSON)
+) -> dict[str, Any]:
     """What OpenAPI says of a route's body: its pictures, and its options of `config.Request`."""
-    schema, options = model.model_json_schema(), Options.model_json_schema()["properties"]
+    schema = model.model_json_schema(ref_template=COMPONENT)
+    schema.pop("$defs", None)
+    options = Options.model_json_schema()["properties"]
     schema["properties"] |= {name: options[name] for name in model.known}
-    kinds = ("multipart/form-data", "application/json")
-    return {
-        "requestBody": {"required": True, "content": {kind: {"schema": schema} for kind in kinds}}
-    }
+    content = {kind: {"schema": schema} for kind in kinds}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def components() -> dict[str, Any]:
+    """The schemas that `described` refers to."""
+    return Completion.model_json_schema(ref_template=COMPONENT)["$defs"]

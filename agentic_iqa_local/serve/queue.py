@@ -51,7 +51,7 @@ class Queue:
                 "queue_full",
                 "the queue is full",
                 f"ask again in {seconds} s",
-                retry_after=seconds,
+                {"Retry-After": str(seconds)},
             )
 
     async def answer(
@@ -73,7 +73,8 @@ class Queue:
         except UserError as error:
             self.failure = str(error)
             remedy = "the models are loaded anew: ask again"
-            raise Refused(503, "failing", self.failure, remedy, retry_after=10) from error
+            headers = {"Retry-After": "10"}
+            raise Refused(503, "failing", self.failure, remedy, headers) from error
         self.failure = ""
         seconds = asyncio.get_running_loop().time() - began
         self.each += (seconds - self.each) / 8

@@ -1,0 +1,89 @@
+"""What a client gets in place of an answer: every error of every route in one form."""
+
+import logging
+from http import HTTPStatus
+from typing import Any
+
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from agentic_iqa_local.errors import UserError, one_line
+from agentic_iqa_local.serve.asks import Refused
+from agentic_iqa_local.serve.bodies import MOST_BYTES
+
+logger = logging.getLogger(__name__)
+
+FOREIGN_HOST = Refused(
+    400,
+    "foreign_host",
+    "this service does not answer to this host name",
+    "ask for localhost, or start the service with a token",
+)
+# of what FastAPI and Starlette raise by themselves: status → code, message, remedy
+KNOWN = {
+    404: ("not_found", "there is no such page or route", "GET /openapi.json lists the routes"),
+    405: ("method_not_allowed", "this address does not take this method", "see the header Allow"),
+    413: (
+        "request_entity_too_large",
+        f"expected a body of at most {MOST_BYTES} bytes, got more",
+        "send the pictures in several requests",
+    ),
+}
+
+
+class Problem(BaseModel):
+    """What is wrong: a code for programs, a sentence, and what to do about it."""
+
+    code: str
+    message: str
+    remedy: str | None
+
+
+class Failure(BaseModel):
+    """The body of every answer with a status from 400 on."""
+
+    error: Problem
+    row: dict[str, Any] | None = Field(default=None, description="of a picture that failed")
+
+
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": Failure, "description": "the request cannot be answered as it is"},
+    "5XX": {"model": Failure, "description": "the service cannot answer now"},
+}
+
+
+def refusal_of(error: Exception) -> Refused:
+    """What a client is told of an error, whatever it is; the log has what a client is not told."""
+    if isinstance(error, Refused):
+        return error
+    if isinstance(error, RequestValidationError):
+        first = error.errors()[0]
+        return Refused(400, "bad_request", f"{first['loc'][-1]}: {first['msg']}")
+    if isinstance(error, HTTPException):
+        return _of_framework(error)
+    if isinstance(error, ClientDisconnect):
+        return Refused(400, "client_left", "the client left before its request was whole")
+    if isinstance(error, (OSError, UserError)):
+        logger.error("a file could not be read or written: %s", one_line(str(error)))
+        said = "a file of the service could not be read or written"
+        return Refused(503, "storage", said, "see the service's log")
+    logger.error("a request failed", exc_info=error)
+    said = "the service failed at this request"
+    return Refused(500, "internal", said, "see the service's log")
+
+
+def _of_framework(error: HTTPException) -> Refused:
+    status, headers = error.status_code, error.headers
+    code, message, remedy = KNOWN.get(status, (HTTPStatus(status).name.lower(), error.detail, ""))
+    if status == 405 and headers is None:
+        headers = {"Allow": "GET, HEAD"}  # of the page's files, whose server names none
+    return Refused(status, code, message, remedy, headers)
+
+
+def answer_of(error: Exception) -> JSONResponse:
+    """The answer of HTTP to an error."""
+    refusal = refusal_of(error)
+    return JSONResponse(refusal.body(), refusal.status, refusal.headers)

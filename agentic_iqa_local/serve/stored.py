@@ -1,0 +1,140 @@
+"""A batch as it lies on the disk: all that is read of it is checked here, so that a spoilt one is told from a sound
+one."""
+
+import itertools
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from agentic_iqa_local.batch.inputs import LARGEST
+from agentic_iqa_local.batch.rows import RowFile, StoredRow, rows_in
+from agentic_iqa_local.errors import UserError, one_line
+from agentic_iqa_local.files import FileError, open_regular, path_text, read_json
+from agentic_iqa_local.images.pictures import PictureFile
+from agentic_iqa_local.output.gallery.rows import read_rows
+from agentic_iqa_local.result import Assessment
+from agentic_iqa_local.serve.asks import Ask, Refused, SetUp
+
+OPTIONS, ROWS = "options.json", "rows.jsonl"
+
+
+class SpoiltBatch(Refused):
+    """A batch whose files are not as the service writes them. The message names one, from the batch's folder on."""
+
+    def __init__(self, message: str):
+        super().__init__(409, "spoilt_batch", message, "mend its folder, or delete the batch")
+
+
+class StoredBatch:
+    """A folder with pictures/NAME, reference/NAME, options.json and rows.jsonl, where each row names its picture. No
+    link is followed. Whatever reads it raises SpoiltBatch for what is not so."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self._turn = threading.Lock()
+        self._errors: dict[str, str | None] = {}  # of the rows that were checked, by their pictures
+        self._end = 0  # where the rows end that were checked
+
+    def pictures(self) -> list[PictureFile]:
+        """In the order of their names, one at least."""
+        files = self._files("pictures")
+        if not files:
+            raise SpoiltBatch("pictures: expected a picture, found none")
+        return files
+
+    def ask(self, set_up: SetUp) -> Ask:
+        """What is asked of each picture: its options are checked as those of a request are."""
+        reference = self._files("reference")
+        if len(reference) > 1:
+            raise SpoiltBatch(f"reference: expected one file, found {len(reference)}")
+        with self._reading(OPTIONS):
+            self._is_no_link(OPTIONS)
+            asked = set_up.ask(read_json(self.folder / OPTIONS))
+        return asked.about([], *reference)
+
+    def errors(self) -> dict[str, str | None]:
+        """Why each picture that has a row failed, or None. Each row is read once."""
+        known = {path_text(picture.name) for picture in self.pictures()}
+        with self._turn, self._rows() as file:
+            if os.fstat(file.fileno()).st_size < self._end:
+                self._errors, self._end = {}, 0
+            file.seek(self._end)
+            first = len(self._errors) + 1
+            for line, row in rows_in(file, Path(ROWS), StoredRow, going_on=True, first=first):
+                if not line.endswith(b"\n"):  # it is still being written
+                    break
+                image = row["image"]
+                if image not in known or image in self._errors:
+                    expected = "expected one row for each picture of the batch"
+                    raise FileError(f"line {len(self._errors) + 1}: {expected}")
+                self._errors[image] = row["error"]
+                self._end += len(line)
+            return dict(self._errors)
+
+    def left(self) -> list[PictureFile]:
+        """The pictures that have no row yet."""
+        done = self.errors()
+        return [picture for picture in self.pictures() if path_text(picture.name) not in done]
+
+    def lines(self, start: int) -> bytes:
+        """The rows from number `start` on, a line of JSON each."""
+        count = len(self.errors())
+        with self._rows() as file:
+            return b"".join(itertools.islice(file, min(start, count), count))
+
+    def rows(self) -> list[Assessment]:
+        """Every row so far."""
+        if not self.errors():
+            return []
+        with self._reading(ROWS):
+            return read_rows(self.folder / ROWS)
+
+    def writer(self) -> RowFile:
+        """The file of rows, to go on with. Raises RowsError where it cannot be written."""
+        return RowFile(self.folder / ROWS, StoredRow)
+
+    def hidden(self, message: str) -> str:
+        """A message of a UserError without the place of the folder."""
+        return message.replace(one_line(f"{self.folder}{os.sep}"), "")
+
+    def _files(self, part: str) -> list[PictureFile]:
+        with self._reading(part):
+            self._is_no_link(part)
+            with os.scandir(self.folder / part) as entries:
+                files = sorted(entries, key=lambda entry: entry.name)
+            for file in files:
+                if not file.is_file(follow_symlinks=False):
+                    said = (
+                        f"{path_text(file.name)}: expected a file, got a folder, a link or a pipe"
+                    )
+                    raise FileError(said)
+        return [PictureFile(file.path, file.name) for file in files]
+
+    @contextmanager
+    def _rows(self) -> Iterator[BinaryIO]:
+        with self._reading(ROWS):
+            self._is_no_link(ROWS)
+            path = self.folder / ROWS
+            exists = os.path.exists(path)
+            with open(open_regular(path) if exists else os.devnull, "rb") as file:
+                if os.fstat(file.fileno()).st_size > LARGEST:
+                    raise FileError(f"expected at most {LARGEST} bytes, got more")
+                yield file
+
+    def _is_no_link(self, part: str) -> None:
+        if self.folder.is_symlink() or (self.folder / part).is_symlink():
+            raise FileError("expected it in the batch's own folder, got a link")
+
+    @contextmanager
+    def _reading(self, part: str) -> Iterator[None]:
+        """What is wrong with a part of the folder becomes a SpoiltBatch that names it, without the folder."""
+        try:
+            yield
+        except OSError as error:
+            raise SpoiltBatch(f"{part}: {error.strerror}") from error
+        except UserError as error:
+            said = self.hidden(error.message)
+            raise SpoiltBatch(said if said.startswith(part) else f"{part}: {said}") from error

@@ -1,0 +1,204 @@
+"""Malformed requests to every route: each gets a status of its own kind and the one form of an error, which quotes
+nothing of what was sent."""
+
+import base64
+import json
+import logging
+
+import pytest
+from starlette.testclient import TestClient
+from test_service_queue import SET_UP, Hashing
+
+from agentic_iqa_local.serve import app as app_module
+from agentic_iqa_local.serve.app import Service, make_app
+from agentic_iqa_local.serve.bodies import Body
+
+MARK = "mArK7331"
+FORM, JSON = "multipart/form-data; boundary=x", "application/json"
+DATA_URL = f"data:image/png;base64,{base64.b64encode(b'a picture').decode()}"
+SENT = {"type": "image_url", "image_url": {"url": DATA_URL}}
+CHAT, ROUTES = "/v1/chat/completions", ("/v1/assess", "/v1/compare", "/v1/batches")
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    batches, uploads = tmp_path_factory.mktemp("batches"), tmp_path_factory.mktemp("uploads")
+    return Service(SET_UP, Hashing(), batches, uploads)
+
+
+@pytest.fixture(scope="module")
+def client(service):
+    app = make_app(service, ["localhost"])
+    return TestClient(app, base_url="http://localhost", raise_server_exceptions=False)
+
+
+def problem(answer):
+    """The error of an answer, in the one form."""
+    told = answer.json()
+    assert set(told) == {"error"}
+    assert set(told["error"]) == {"code", "message", "remedy"}
+    assert answer.headers["content-security-policy"]
+    assert MARK not in answer.text
+    return told["error"]
+
+
+def said(*parts, **message):
+    """A chat's body with one message."""
+    return {"messages": [{"role": "user", "content": list(parts)} | message]}
+
+
+def with_picture(**options):
+    return said(SENT) | options
+
+
+CHATS = [
+    *({"messages": messages} for messages in (None, 5, {}, MARK, [None], [5], [[]], [MARK], [])),
+    *(said(part) for part in ("x", None, 5, [MARK], {}, {"type": MARK}, {"type": "text"})),
+    *(said(content=content) for content in (5, True, {"type": "text"}, None, [], MARK)),
+    *(said(SENT, role=role) for role in (None, MARK, 5)),
+    *(said({"type": "image_url", "image_url": url}) for url in (None, DATA_URL, 5, {}, [])),
+    *(
+        said({"type": "image_url", "image_url": {"url": url}})
+        for url in (None, 5, f"http://{MARK}/a.png", f"file:///{MARK}", f"data:,%{MARK}", "data:")
+    ),
+    said({"type": "text", "text": [MARK]}),
+    *(with_picture(stream=stream) for stream in ([MARK], MARK, {})),
+    with_picture(pipeline=MARK),
+    with_picture(query=[MARK]),
+    with_picture(choices=[MARK]),
+    with_picture(temperature=float("nan")),
+]
+OPTIONS = {
+    "query": (MARK * 1000, [MARK]), "choices": (MARK, [MARK], [MARK, 5]), "pipeline": (MARK, [MARK]),
+    "mode": (MARK, {MARK: 1}), "max_replan_iterations": (MARK, -1), "map": (MARK,), "at_least": (MARK, 9),
+    "error_rate": (MARK, 1e400), "target_width": (MARK,), "background": (MARK,), MARK: (1,),
+}  # fmt: skip
+CONTENTS = [
+    (JSON, content)
+    for content in (b"", b"null", b"5", b"[]", b"{", b"NaN", b"\xff\xfe", b"[" * 100_000, b'{"a":' * 9000)
+] + [
+    (FORM, b"--x\r\nContent-Disposition: form-data\r\n\r\n--x--"),
+    (FORM, b'--x\r\nContent-Disposition: form-data; name="image"; filename="a\0b"\r\n'),
+    ("multipart/form-data", b"--x"),
+    (JSON, b'{"image": "AAA"}'),
+    (JSON, b'{"image": 5, "query": "\\u0000"}'),
+    (JSON, b'{"images": [{"name": ["x"], "data": {}}]}'),
+    (JSON, b'{"image": {"name": "\\ud800", "data": "AAAA"}}'),
+    ("text/plain", MARK.encode()),
+    ("application/x-www-form-urlencoded", b"q=" + MARK.encode()),
+    ("", b"{}"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", [CHAT, *ROUTES])
+def test_a_malformed_body_is_told_in_the_one_form(client, caplog, path):
+    for kind, content in CONTENTS:
+        answer = client.post(path, content=content, headers={"Content-Type": kind})
+        allowed = kind.startswith(JSON) or (kind.startswith("multipart") and path != CHAT)
+        assert answer.status_code == (400 if allowed else 415), (kind, content[:60], answer.text)
+        problem(answer)
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("sent", CHATS)
+def test_a_malformed_chat_is_told_in_the_one_form(client, caplog, sent):
+    answer = client.post(CHAT, content=json.dumps(sent), headers={"Content-Type": JSON})
+    assert answer.status_code == 400
+    assert problem(answer)["code"] == "bad_request"
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("path", ROUTES)
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, values in OPTIONS.items() for value in values]
+)
+def test_an_option_is_named_and_not_quoted(client, path, name, value):
+    if path == "/v1/compare" and name not in (MARK, "pipeline", "background"):
+        name, value = MARK, 1
+    picture = base64.b64encode(b"a picture").decode()
+    sent = {"image": picture} if path == "/v1/assess" else {"images": [picture] * 2}
+    answer = client.post(
+        path, content=json.dumps(sent | {name: value}), headers={"Content-Type": JSON}
+    )
+    assert answer.status_code == 400
+    error = problem(answer)
+    if error["code"] == "bad_request" and "JSON" not in error["message"]:
+        assert error["message"].startswith(f"{name}: ")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "status"),
+    [
+        *(
+            ("GET", f"/v1/batches/none/rows?from={start}", {}, 400)
+            for start in ("abc", "-1", "NaN", "1.5", MARK, "9" * 5000)
+        ),
+        *(
+            (method, f"/v1/batches/{name}{part}", {}, 404)
+            for name in ("%2e%2e", "%00", "%ff", "*", "." * 300, MARK)
+            for method, part in (("GET", ""), ("GET", "/rows"), ("GET", "/gallery"), ("DELETE", ""))
+        ),
+        *(("GET", path, {}, 404) for path in (f"/{MARK}", "/v1", f"/v1/{MARK}", "/%00", "/docs")),
+        *(("GET", path, {}, 405) for path in (CHAT, "/v1/assess", "/v1/compare")),
+        *(("PUT", path, {}, 405) for path in ("/", "/v1/info", "/v1/batches", "/v1/batches/x")),
+        *(("GET", "/v1/info", {"Host": host}, 400) for host in ("evil.example", MARK, "[", "")),
+        *(("POST", CHAT, {"Origin": origin}, 403) for origin in ("http://evil.example", "null")),
+        ("POST", "/v1/assess", {"Content-Length": str(2**28), "Content-Type": JSON}, 413),
+        ("POST", "/v1/info", {"Content-Length": str(2**28)}, 413),
+    ],
+)
+def test_what_no_route_takes_is_told_in_the_one_form(client, method, path, headers, status):
+    answer = client.request(method, path, headers=headers)
+    assert answer.status_code == status
+    problem(answer)
+    assert ("allow" in answer.headers) == (status == 405)
+
+
+def test_a_missing_token_is_told_before_the_body_is_read(service, client, monkeypatch):
+    monkeypatch.setattr(service, "token", MARK)
+    for path in (CHAT, *ROUTES):
+        answer = client.post(path, content=b"[" * 100, headers={"Content-Type": JSON})
+        assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+        problem(answer)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(KeyError(MARK), 500), (OSError(28, MARK, f"/{MARK}"), 503)]
+)
+@pytest.mark.parametrize("accept", [JSON, "text/event-stream"])
+def test_an_unforeseen_error_is_told_in_a_sentence(
+    client, monkeypatch, caplog, error, status, accept
+):
+    caplog.set_level(logging.CRITICAL, "agentic_iqa_local")
+
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(Body, "stored", fail)
+    answer = client.post("/v1/assess", files={"image": b"x"}, headers={"Accept": accept})
+    assert MARK not in answer.text
+    if accept == JSON:
+        assert answer.status_code == status
+        problem(answer)
+    else:
+        assert answer.text.startswith('event: error\ndata: {"error": {"code": ')
+
+
+def test_a_chat_may_hold_whatever_openai_has_beside_it(client, monkeypatch):
+    monkeypatch.setattr("agentic_iqa_local.result.Result.explain", lambda _: "an account")
+    turns = [{"role": "system", "content": "Be brief"}, {"role": "assistant", "content": None}]
+    sent = with_picture(temperature=0.1, tools=[{"x": [1]}], stream=None, pipeline="letters")
+    sent["messages"] = turns + sent["messages"]
+    assert client.post(CHAT, json=sent).json()["choices"][0]["message"]["content"] == "an account"
+
+
+def test_openapi_describes_bodies_and_errors(client):
+    told = client.get("/openapi.json").json()
+    text = json.dumps(told)
+    for name in app_module.bodies.components():
+        assert name in told["components"]["schemas"]
+    assert "HTTPValidationError" not in text
+    assert "#/$defs/" not in text
+    for operations in told["paths"].values():
+        for operation in operations.values():
+            assert {"4XX", "5XX"} <= set(operation["responses"])
