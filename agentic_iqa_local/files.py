@@ -4,18 +4,19 @@ limited size, as bytes, JSON or YAML. A pipe, a device or a file larger than mem
 
 import functools
 import hashlib
-import json
 import os
 import re
 import secrets
 import stat
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import yaml
+from pydantic_core import from_json
 
 from agentic_iqa_local.errors import UserError, did_you_mean, one_line
 
@@ -34,6 +35,7 @@ SCRIPTS = {"bundle": "fetch_models"} | {  # subcommand → its file in scripts/
 
 LARGEST = 4 * 2**20  # bytes of a JSON file
 LARGEST_YAML = 2**18  # bytes: PyYAML takes seconds for more
+MOST_VALUES = 100_000  # of a YAML file, each counted as often as aliases (*name) repeat it
 TEMPORARY = ".partial"  # the suffix of a file that is being written
 LONGEST_MISTAKE = 300  # characters of a message that quotes keys
 
@@ -183,10 +185,8 @@ def read_json(path: str | Path, largest: int = LARGEST) -> dict[str, Any]:
     """The JSON object in a file of at most `largest` bytes. Raises FileError."""
     content = read_bytes(path, largest)
     try:
-        value = json.loads(content.decode("utf-8"))
-    except RecursionError:
-        raise FileError("expected JSON, got it nested too deeply") from None
-    except ValueError as error:
+        value = from_json(content)
+    except ValueError as error:  # also of what is nested too deeply, and of endless numbers
         raise FileError(f"expected JSON, got something else ({error})") from error
     if not isinstance(value, dict):
         raise FileError(f"expected a JSON object, got {type(value).__name__}")
@@ -267,29 +267,42 @@ def sync_folder(path: Path) -> None:
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain values only; a key that is given twice, of which YAML would take the last, is an error."""
+    """Plain values only. A key that is given twice, of which YAML would take the last, is an error, and so is a
+    merge (<<): merges of merges grow without end."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise yaml.MarkedYAMLError(
-                problem=f"expected each key once, got {twice[0]}", problem_mark=node.start_mark
-            )
+        names = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+        twice = [name for name, times in names.items() if times > 1]
+        if twice:
+            raise self._mistake(f"expected each key once, got {twice[0]}", node)
+        if any(key.tag == "tag:yaml.org,2002:merge" for key, _ in node.value):
+            raise self._mistake("expected each value written out, got a merge (<<)", node)
         return super().construct_mapping(node, deep)
+
+    @staticmethod
+    def _mistake(problem: str, node: yaml.Node) -> yaml.MarkedYAMLError:
+        return yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
 
 
 def read_yaml(path: str | Path) -> Any:
     """The plain value in a YAML file, the only kind of YAML that is read here. Raises FileError, also for a file
-    beyond `LARGEST_YAML`."""
+    beyond `LARGEST_YAML`, and for one whose aliases make it hold more than `MOST_VALUES`."""
     content = read_bytes(path, LARGEST_YAML)
     try:
-        return yaml.load(content.decode("utf-8"), _Loader)  # nosec B506 # a SafeLoader
+        value = yaml.load(content.decode("utf-8"), _Loader)  # nosec B506 # a SafeLoader
     except (
         Exception
     ) as error:  # PyYAML raises nearly any type: RecursionError, KeyError, AttributeError ...
         # it quotes the line, in which an address may hold a password
         quoted = re.sub("://[^/\\s]*@", "://", " ".join(str(error).split()))
         raise FileError(f"not valid YAML ({quoted})") from None
+    values = 0
+    for part in walk(value):
+        values += 1 + len(part)
+        if values > MOST_VALUES:
+            expected = f"expected at most {MOST_VALUES} values, its aliases make it more"
+            raise FileError(f"not valid YAML ({expected})")
+    return value
 
 
 _KINDS = {
