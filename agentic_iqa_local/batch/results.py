@@ -19,7 +19,7 @@ def picture_changed(row: dict[str, Any], since: float) -> bool:
     """Whether a row's picture is no longer the file of its `sha256`, or its reference was written `since` then. A
     picture that nobody touched since is not read; one that is not there has not changed."""
     with suppress(OSError, ValueError):
-        path, original = path_from_text(row["image"]), row.get("reference")
+        path, original = path_from_text(row.get("image") or ""), row.get("reference")
         if (
             row.get("sha256")
             and os.stat(path).st_ctime >= since

@@ -8,12 +8,20 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Annotated, Any, BinaryIO, Self
 
 from filelock import FileLock, Timeout
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import (
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import from_json
 
 from agentic_iqa_local.files import (
@@ -21,7 +29,7 @@ from agentic_iqa_local.files import (
     WriteError,
     first_mistake,
     place_for,
-    read_json,
+    read_bytes,
     sync_folder,
     write_whole,
 )
@@ -34,10 +42,20 @@ NAMED_CHANGES, LONGEST_VALUE = (
 LARGEST_NOTE = 2**26  # bytes of a run's description, which holds its command line
 SYNC_AFTER = 0.05  # seconds since the last sync: a disk takes a few milliseconds for each
 ELSEWHERE = "choose another --out"
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class RowsError(WriteError):
     """A file of rows that cannot be used or written; one sentence for the user. The rows in it are kept."""
+
+
+class _Model(BaseModel):
+    """What is told of a row's model to whoever reads the row."""
+
+    name: str
+    device: str
+    dtype: str
+    notice: str | None = None
 
 
 class StoredRow(Assessment):
@@ -53,6 +71,8 @@ class StoredRow(Assessment):
             raise ValueError(
                 f"schema_version: expected {SCHEMA_VERSION}, got {self.schema_version}"
             )
+        if self.model is not None:
+            _Model.model_validate(self.model)
         return self
 
 
@@ -226,21 +246,26 @@ def write_run(path: Path, run: dict[str, Any], identity: dict[str, Any]) -> None
     write_whole(path, json.dumps(run | {"identity": identity}, indent=1), sync=True)
 
 
+class RunNote(BaseModel):
+    """What is read again of a run's description: when it was last gone on with, and what its rows depend on."""
+
+    date: Annotated[AwareDatetime, Field(ge=EPOCH)] = EPOCH
+    identity: dict[str, JsonValue]
+
+
 def check_run(path: Path, identity: dict[str, Any]) -> float:
     """Raises RowsError unless the run that `path` describes has this `identity`; otherwise tells when that run was
     begun or last gone on with, in seconds since 1970."""
     try:
-        run = read_json(path, LARGEST_NOTE)
-        changed, began = (
-            differences(identity, run["identity"]),
-            datetime.fromisoformat(run.get("date", "1970-01-02")),
-        )
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise RowsError(f"{path}: this is no description of the run: {error}", ELSEWHERE) from error
+        run = RunNote.model_validate_json(read_bytes(path, LARGEST_NOTE))
+        changed = differences(identity, run.identity)
+    except (FileError, ValueError) as error:
+        why = first_mistake(error) if isinstance(error, ValidationError) else error
+        raise RowsError(f"{path}: this is no description of the run: {why}", ELSEWHERE) from error
     if changed:
         said = f"{path}: the rows are of a run with other settings: {changed}"
         raise RowsError(said, f"go on with the same or {ELSEWHERE}")
-    return began.timestamp()
+    return run.date.timestamp()
 
 
 def differences(now: dict[str, Any], expected: dict[str, Any]) -> str:

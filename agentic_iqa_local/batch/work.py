@@ -1,23 +1,16 @@
 """What is done with each item of a batch, and the one row that becomes of it: an answer, or a failure with its
 reason. Studies and the service have works of their own."""
 
-import hashlib
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from agentic_iqa_local.batch.inputs import Item
 from agentic_iqa_local.config import Pipeline, Settings
-from agentic_iqa_local.devices import versions
 from agentic_iqa_local.errors import one_line
-from agentic_iqa_local.files import file_hash, folder_hash, models_root
-from agentic_iqa_local.iqa_tools.calibration import map_file_hash
-from agentic_iqa_local.iqa_tools.reliability import SHIPPED as RELIABILITY
-from agentic_iqa_local.iqa_tools.runner import SHIPPED_MAPS
-from agentic_iqa_local.judgement.intervals import SHIPPED as SHIPPED_INTERVALS
+from agentic_iqa_local.files import models_root
+from agentic_iqa_local.judgement.identity import digest, identity
 from agentic_iqa_local.offline.manifest import store_manifest
 from agentic_iqa_local.result import SCHEMA_VERSION, Assessment
 from agentic_iqa_local.services import Observer, Services
@@ -105,29 +98,14 @@ class Assessing(Work[Item, Assessment]):
 
 
 def of_work(work: Work[Any, Any], device: str) -> dict[str, Any]:
-    """What the rows of a work depend on beside its questions: what `of_settings` gives, the models' folders by name,
-    and the calibration of intervals."""
+    """What the rows of a work depend on beside its questions: what `identity` lists, and the weights of tools in the
+    models folder. Raises BundleError for a models folder whose manifest is damaged, CalibrationError for tool maps
+    that cannot be read."""
     settings = work.settings
-    intervals = Path(settings.decisions.calibration or SHIPPED_INTERVALS)
-    folders = {settings.folder(settings.role(role).backend) for role in work.roles}
-    models = {folder.name: folder_hash(folder) for folder in folders if folder.is_dir()}
-    calibration = file_hash(intervals) if intervals.is_file() else None
-    return of_settings(settings, device) | {"interval calibration": calibration, "model": models}
-
-
-def of_settings(settings: Settings, device: str) -> dict[str, Any]:
-    """What the rows of every run depend on beside its models and its questions. Raises BundleError for a models folder
-    whose manifest is damaged, CalibrationError for tool maps that cannot be read."""
     stored = store_manifest(models_root(settings.models_dir))
     files = stored.files if stored else ()
     weights = sorted((file.path, file.sha256) for file in files if file.path.startswith("tools/"))
-    return {
-        "tool maps": map_file_hash(settings.tools.maps or SHIPPED_MAPS),
-        "tool reliability": file_hash(RELIABILITY),
-        "tool weights": hashlib.sha256(json.dumps(weights).encode()).hexdigest(),
-        "versions": versions(),
-        "device": device.partition(":")[0],
-    }
+    return identity(settings, work.roles, device) | {"tool weights": digest(weights)}
 
 
 def as_line(row: Assessment) -> str:

@@ -18,6 +18,7 @@ from agentic_iqa_local.images.pictures import Picture, PictureFile, as_file
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.judgement.fit import calibration_for
 from agentic_iqa_local.judgement.gates import Sureness
+from agentic_iqa_local.judgement.identity import named_in_row
 from agentic_iqa_local.judgement.quality_map import MapRequest, map_request, mapped
 from agentic_iqa_local.nodes.evidence import of_object
 from agentic_iqa_local.nodes.letter_reading import ROLE, answer_letter, read_and_fuse, read_choices
@@ -273,7 +274,8 @@ def _letters(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
 def _record(images: OpenImages) -> dict[str, Any]:
     """Tokens, views, model and warnings of an assessment, as far as it came. Warns where the model did not see the
     pixels as they are."""
-    client, views, pixels = images.services.client(ROLE), [], 0
+    services = images.services
+    client, views, pixels = services.client(ROLE), [], 0
     for box, seen in images.seen_views(ROLE):
         width, height = box[2] - box[0], box[3] - box[1]
         size = (seen.width, seen.height) if seen.width and seen.height else None
@@ -296,7 +298,8 @@ def _record(images: OpenImages) -> dict[str, Any]:
         # a folder's name may be no text that JSON can hold
         "model": {
             key: one_line(x) if isinstance(x, str) else x for key, x in client.describe().items()
-        },
+        }
+        | named_in_row(services.settings, services.device),
         "warnings": images.warnings,
         "failed_tries": images.failed_tries,
     }

@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from agentic_iqa_local.batch.runner import resumed
-from agentic_iqa_local.batch.work import ROLES, Work, of_settings
+from agentic_iqa_local.batch.work import ROLES, Work, of_work
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.devices import commit, describe_device, versions
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.files import folder_hash, path_text, write_whole
+from agentic_iqa_local.judgement.identity import named_in_row
 from agentic_iqa_local.nodes.letter_reading import ROLE
 from agentic_iqa_local.services import Observer, Services
 from agentic_iqa_local.studies.datasets import Dataset, DatasetError, Question, Sample, listed
@@ -39,9 +40,10 @@ class Studying(Work[Sample, dict[str, Any]]):
     roles = ROLES["agent"]
 
     def row(self, item: Sample, services: Services, observer: Observer) -> dict[str, Any]:
+        about = facts(item) | {"model": named_in_row(self.settings, services.device)}
         if isinstance(item, Question):
-            return facts(item) | answer(item, services, observer)
-        return facts(item) | infer(item, self.plan, services, observer)
+            return about | answer(item, services, observer)
+        return about | infer(item, self.plan, services, observer)
 
     def failure(self, item: Sample, error: str, sha256: str | None = None) -> dict[str, Any]:
         return facts(item) | {"error": one_line(error), "sha256": sha256}
@@ -132,9 +134,9 @@ def identity(dataset: Dataset, work: Studying, device: str) -> dict[str, Any]:
         examine(folders[role], weights=not backend.startswith("server."))
     return {
         "dataset": hashlib.sha256(json.dumps(scores).encode()).hexdigest(),
+        **of_work(work, device),
         "model": folder_hash(folders[ROLE]),
         "other_models": [folder_hash(folder) for role, folder in folders.items() if role != ROLE],
-        **of_settings(work.settings, device),
         "reads": json.loads(json.dumps(asdict(work.plan))),
         "configuration": json.loads(work.settings.model_dump_json(exclude={"fusion"})),
     }
