@@ -242,7 +242,7 @@ class ModelSettings(Section):
     # with $AGENTIC_IQA_SERVER_KEY; neither is ever written
     server: str = Field(default="http://127.0.0.1:8000", repr=False)
     served_name: str | None = None  # engine server: the model's name there; default: the only one
-    # engine server: seconds without an answer before a request is tried once more
+    # engine server: seconds within which a whole answer has to be there, also where a lost request is tried once more
     server_timeout: float = Field(default=600, gt=0, le=86400)
     # the smallest and the largest picture that is seen in one piece; default: the processor's own
     min_pixels: int | None = Field(default=None, ge=1)

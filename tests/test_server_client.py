@@ -2,15 +2,22 @@
 is about the tokens that were asked for, and every failure is one sentence. tests/vllm_engine has a real server."""
 
 import base64
+import gzip
 import io
+import itertools
 import json
 import logging
 import math
 import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx2
 import openai
 import pytest
+from attacks import in_time
 from conftest import EMBEDDED
 from families import SCORING
 from PIL import Image
@@ -177,12 +184,88 @@ def test_what_is_not_about_what_was_asked_is_refused(server, prompt):
         refused(said, read, server)
 
 
-@pytest.mark.parametrize("body", [b"", b"null", b"[]", b"{}", b"<html>", b"\xff"], ids=repr)
+DEEP = b"[" * 100_000 + b"]" * 100_000
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"null", b"[]", b"{}", b"<html>", b"\xff", DEEP], ids=lambda body: repr(body[:9])
+)
 @pytest.mark.parametrize("path", [MODELS, VERSION, CHAT])
 def test_an_answer_of_another_shape_is_one_sentence(server, prompt, path, body):
     server.answers |= {CHAT: letters(prompt, SOUND), path: body}
     for ask in (read, write):
         refused(f"server {server.url}: ", ask, server)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"usage": {"completion_tokens": "9"}}, "tokens: expected a whole number"),
+        ({"usage": {"completion_tokens": -1}}, "tokens: expected 0 or more"),
+        ({"choices": [{"message": {"content": ["x"]}}]}, "text: expected a text"),
+        ({"usage": {"prompt_tokens_details": {"cached_tokens": 1e999}}}, "infinity"),
+    ],
+    ids=str,
+)
+def test_a_part_of_another_kind_is_one_sentence(server, prompt, changes, said):
+    usage = {"completion_tokens": 1} | changes.get("usage", {})
+    answer = completion(prompt[0], {"message": {"content": "x"}})
+    server.answers[CHAT] = json.dumps(answer | changes | {"usage": usage}).encode()
+    refused(f"server {server.url}: .*{said}", write, server)
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+BODIES = {
+    "drips": (itertools.chain([HEAD + b"\r\n"], itertools.repeat(b" ")), "expected an answer in 1 s"),
+    "headers drip": (itertools.chain([HEAD + b"X: "], itertools.repeat(b"x")), "expected an answer in 1 s"),
+    "no end": (itertools.chain([HEAD + b"\r\n"], itertools.repeat(b" " * 2**20)), "expected at most 16777216 bytes"),
+    "compressed": ([HEAD + b"Content-Encoding: gzip\r\n\r\n" + gzip.compress(b" " * 2**20)], "got it compressed"),
+}  # fmt: skip
+
+
+@contextmanager
+def serving(pieces) -> Iterator[str]:
+    """The address of a server that has a model, and answers chats with these bytes, one after the other, until the
+    other side ends the connection."""
+    over = threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            answer = {"data": [{"id": "embedded"}], "version": "0.33"}
+            self.wfile.write(HEAD + b"\r\n" + json.dumps(answer).encode())
+
+        def do_POST(self):
+            try:
+                for piece in pieces:
+                    self.wfile.write(piece)
+                    if len(piece) == 1 and over.wait(0.01):
+                        return
+            except OSError:
+                over.set()
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
+        threading.Thread(target=listening.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{listening.server_address[1]}"
+        finally:
+            over.set()
+            listening.shutdown()
+
+
+@pytest.mark.parametrize(("pieces", "said"), BODIES.values(), ids=BODIES)
+def test_an_answer_without_end_is_refused_by_the_whole_time_or_the_whole_size(pieces, said):
+    """Each byte comes in time; all of them never do."""
+    limit = 1 if "expected an answer" in said else 600
+    with serving(pieces) as address, in_time():
+        client = ServerClient(
+            "embedded",
+            ModelSettings(path=str(EMBEDDED), server=address, server_timeout=limit),
+            "cpu",
+        )
+        refused(said, read, client)
 
 
 def test_a_wrong_or_missing_model_is_named(server):

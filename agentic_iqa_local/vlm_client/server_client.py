@@ -7,14 +7,18 @@ comes back as token ids, and an answer about other tokens is refused. Images tra
 import base64
 import functools
 import io
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Annotated, Any, Self, TypeVar
 
 import openai
 from PIL import Image
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentic_iqa_local.config import ConfigError, ModelSettings, server_key, split_server
+from agentic_iqa_local.files import first_mistake
 from agentic_iqa_local.vlm_client import ModelLost, VLMClient, VLMError, VLMSession
 from agentic_iqa_local.vlm_client.chat import chat_messages
 from agentic_iqa_local.vlm_client.constraints import constraint
@@ -23,7 +27,63 @@ from agentic_iqa_local.vlm_client.rendering import Rendered, Renderer, first_lin
 # A model folder's own generation settings, a repetition penalty among them, must not change an answer.
 PLAIN_SAMPLING = {"repetition_penalty": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0}
 
+# What an answer of another shape raises where it is read: nested too deeply, a number without end, no such part
+_OTHER_SHAPES = (
+    *(openai.APIError, AttributeError, LookupError, TypeError, ValueError),
+    *(ArithmeticError, RecursionError),
+)
+LARGEST_ANSWER = 2**24  # bytes; the token ids of a long prompt take some hundred thousand
+
 Answer = TypeVar("Answer")
+
+
+class _Deadline:
+    """The time limit of one question to a server, from the first connection to the last byte of the answer. The
+    library's own limit begins anew with each byte, which may come one at a time for ever."""
+
+    def __init__(self, seconds: float):
+        self.passed = False
+        self._stream: Any = None  # the connection, once there is one
+        self._timer = threading.Timer(seconds, self._end)
+        self._timer.daemon = True
+
+    def __enter__(self) -> "_Deadline":
+        self._timer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+
+    def heed(self, event: str, about: Mapping[str, Any]) -> None:
+        """Takes note of a connection; the library tells of every step of a request."""
+        if event.endswith(("connect_tcp.complete", "start_tls.complete")):
+            self._stream = about["return_value"]
+            if self.passed:
+                self._end()
+
+    def _end(self) -> None:
+        self.passed = True
+        if self._stream is not None:
+            with suppress(OSError):  # it is closed already
+                self._stream.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+
+
+def _checked(response: Any) -> None:
+    """Refuses an answer that is compressed, and one that does not end; both could fill the memory."""
+    if response.headers.get("Content-Encoding", "identity") != "identity":
+        raise ValueError("expected it plain, got it compressed")
+    response.headers.pop("Retry-After", None)  # the time limit is ours
+    whole = response.iter_raw
+
+    def limited(size: int | None = None) -> Iterator[bytes]:
+        received = 0
+        for chunk in whole(size):
+            received += len(chunk)
+            if received > LARGEST_ANSWER:
+                raise ValueError(f"expected at most {LARGEST_ANSWER} bytes, got more")
+            yield chunk
+
+    response.iter_raw = limited
 
 
 class ServerClient(VLMClient):
@@ -40,6 +100,7 @@ class ServerClient(VLMClient):
         except ConfigError as error:
             raise VLMError(error.message, error.remedy) from None
         self.label = f"server {self.url}"
+        self._asking = threading.local()  # the deadline of each thread's question
         self.openai = openai.OpenAI(
             base_url=f"{self.url}/v1",
             api_key=key or "none",
@@ -48,21 +109,48 @@ class ServerClient(VLMClient):
             # A proxy of the environment would be asked for this machine's own server, and a redirection would
             # take the pictures elsewhere.
             http_client=openai.DefaultHttpxClient(
-                trust_env=False, auth=login, follow_redirects=False
+                trust_env=False,
+                auth=login,
+                follow_redirects=False,
+                event_hooks={"request": [self._watch], "response": [_checked]},
             ),
         )
         self.served = self._served_model()
         about: Any = self.ask(lambda: self.openai.get(f"{self.url}/version", cast_to=object))
-        self.version = self.ask(lambda: str(about["version"]))
+        self.version = self.ask(lambda: str(about["version"])[:100])
 
     def ask(self, call: Callable[[], Answer]) -> Answer:
-        """What `call` gets from the server. Raises ModelLost where the server or its engine is gone, VLMError
-        for every other failure and for an answer of another shape."""
+        """What `call` gets from the server within `server_timeout`. Raises ModelLost where the server or its engine is
+        gone, VLMError for every other failure and for an answer of another shape."""
+        limit = self.settings.server_timeout
+        late = VLMError(
+            f"{self.label}: expected an answer in {limit:g} s, got none", "raise server_timeout"
+        )
+        with _Deadline(limit) as deadline:
+            self._asking.deadline = deadline
+            try:
+                return self._answer(call)
+            except openai.APITimeoutError:
+                raise late from None
+            except VLMError as error:
+                if deadline.passed:
+                    raise late from error
+                raise
+
+    def _watch(self, request: Any) -> None:
+        """Lets the deadline of this thread's question end a request, which gets a connection of its own."""
+        deadline: _Deadline = self._asking.deadline
+        if deadline.passed:  # this would be the second try
+            raise openai.APITimeoutError(request)
+        request.headers.update({"Accept-Encoding": "identity", "Connection": "close"})
+        request.extensions = {**request.extensions, "trace": deadline.heed}
+
+    def _answer(self, call: Callable[[], Answer]) -> Answer:
+        """As `ask`; a time limit that passed is APITimeoutError."""
         try:
             return call()
         except openai.APITimeoutError:
-            expected = f"expected an answer in {self.settings.server_timeout:g} s, got none"
-            raise VLMError(f"{self.label}: {expected}", "raise server_timeout") from None
+            raise
         except openai.APIStatusError as error:
             status = error.status_code
             lost = status in (502, 503, 504) or (status == 500 and not self._is_healthy())
@@ -72,8 +160,9 @@ class ServerClient(VLMClient):
             said = f"{self.label}: expected a vLLM server, got none ({first_line(error.__cause__ or error)})"
             advice = f"start one with vllm serve {self.renderer.folder} or set server"
             raise ModelLost(said, advice) from None
-        except (openai.APIError, AttributeError, LookupError, TypeError, ValueError) as error:
-            said = f"{self.label}: expected a vLLM server's answer, got something else ({first_line(error)})"
+        except _OTHER_SHAPES as error:
+            why = first_mistake(error) if isinstance(error, ValidationError) else first_line(error)
+            said = f"{self.label}: expected a vLLM server's answer, got something else ({why})"
             raise VLMError(said, "is it vLLM?") from None
 
     def _is_healthy(self) -> bool:
@@ -109,6 +198,19 @@ class ServerClient(VLMClient):
         self.openai.close()
 
 
+class _Written(BaseModel):
+    """What a server wrote."""
+
+    model_config = ConfigDict(strict=True)
+
+    text: str | None
+    tokens: Annotated[int, Field(ge=0, le=2**20)]
+
+    @classmethod
+    def of(cls, message: Any, usage: Any) -> Self:
+        return cls(text=message.content, tokens=usage.completion_tokens)
+
+
 class ServerSession(VLMSession):
     """One assessment's images, encoded once."""
 
@@ -128,26 +230,26 @@ class ServerSession(VLMSession):
     def _write(
         self, rendered: Rendered, schema: type[BaseModel], temperature: float, max_tokens: int
     ) -> str:
-        text, tokens = self._ask(
+        written = self._ask(
             rendered,
-            lambda answer: (answer.choices[0].message.content, answer.usage.completion_tokens),
+            lambda answer: _Written.of(answer.choices[0].message, answer.usage),
             max_tokens=max_tokens - len(rendered.answer_ids),
             temperature=temperature,
             seed=self.usage.calls,
             extra={"structured_outputs": constraint(schema, rendered.answer_prefix)},
         )
-        if text is None:
+        if written.text is None:
             said = f"{self.client.label}: expected an answer, got none"
             raise VLMError(said, "start it without a reasoning parser")
-        self.usage.decoded += tokens
-        self.usage.forward_passes += tokens
-        return rendered.answer_prefix + text
+        self.usage.decoded += written.tokens
+        self.usage.forward_passes += written.tokens
+        return rendered.answer_prefix + written.text
 
     def _logprobs(self, rendered: Rendered, tokens: list[int]) -> Mapping[int, float]:
         entries = self._ask(
             rendered,
             lambda answer: [
-                (one.token, one.logprob)
+                (str(one.token), one.logprob)
                 for one in answer.choices[0].logprobs.content[0].top_logprobs
             ],
             max_tokens=1,
