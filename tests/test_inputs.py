@@ -2,10 +2,12 @@
 what is read of a manifest."""
 
 import json
+import os
 from pathlib import Path
 
 import pyarrow
 import pytest
+from attacks import in_time
 from pyarrow import parquet
 
 from agentic_iqa_local.batch.inputs import (
@@ -149,6 +151,106 @@ def test_inputs_are_expanded(folder, items, expected):
     assert [str(path) for path in expand_inputs(items)] == expected
     address = (folder / "a[1].png").as_uri()
     assert expand_inputs([address]) == [folder / "a[1].png"]
+
+
+ODD = ("a.dng", "b.DNG", "c.jxl", "photo", "d.tga", "e.png.bak", "f.mov", ".hidden", ".DS_Store", "Thumbs.db", "a.xmp",
+       "notes.txt", "rows.jsonl", "page.html", "sub/x.png", "sub/y.cr2")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("items", "said"),
+    [
+        (
+            ["{0}"],
+            "2 .dng, 1 .jxl, 1 without suffix, 1 .tga, 2 other files, 1 subfolder (searched by '{0}/**/*')",
+        ),
+        (["{0}/**/*"], "2 .dng, 1 .jxl, 1 without suffix, 1 .tga, 1 .cr2, 2 other files"),
+        (
+            ["{0}/**/*", "{0}/sub"],
+            "2 .dng, 1 .jxl, 1 without suffix, 1 .tga, 1 .cr2, 2 other files",
+        ),
+        (["{0}", "{0}/sub"], "1 .cr2, 2 other files, 1 subfolder (searched by '{0}/**/*')"),
+        (["{0}/sub/*.png", "{0}/a.dng"], None),  # as it was asked
+    ],
+)
+def test_what_is_skipped_is_counted_once(tmp_path, caplog, items, said):
+    files(tmp_path, "a.png", *ODD)
+    expand_inputs([item.format(tmp_path) for item in items])
+    assert len(caplog.records) == (said is not None)
+    for part in (said or "").format(tmp_path).split(", "):
+        assert part in caplog.text
+
+
+def test_of_a_folder_with_other_files_alone_the_error_counts_them(tmp_path):
+    files(tmp_path, "a.dng", "b.dng")
+    with pytest.raises(ImageError, match=r"found none beside 2 \.dng; check the path"):
+        expand_inputs([str(tmp_path)])
+
+
+# Links
+
+
+@pytest.fixture
+def linked(tmp_path, monkeypatch):
+    files(tmp_path, "z.png", "a/deep/p.png", "b/q.png")
+    (tmp_path / "a" / "loop").symlink_to(tmp_path)
+    (tmp_path / "again").symlink_to(tmp_path)
+    (tmp_path / "best.png").symlink_to("z.png")
+    (tmp_path / "b" / "to_deep").symlink_to(tmp_path / "a" / "deep")
+    (tmp_path / "a" / "deep" / "nowhere.png").symlink_to("gone")
+    os.link(tmp_path / "z.png", tmp_path / "hard.png")
+    monkeypatch.chdir(tmp_path)
+
+
+REAL = ["a/deep/nowhere.png", "a/deep/p.png", "b/q.png", "hard.png", "z.png"]
+
+
+@pytest.mark.parametrize(
+    ("items", "expected"),
+    [
+        (["**/*"], REAL),
+        (["./**/*.png", "again/**/*", "a/loop/**/*", "."], REAL),
+        (["a/**/deep/**/*"], ["a/deep/nowhere.png", "a/deep/p.png"]),
+        (["again/**/p.png"], ["again/a/deep/p.png"]),
+        (["b/*/*"], ["b/to_deep/nowhere.png", "b/to_deep/p.png"]),
+        (["best.png", "z.png", "./z.png", "hard.png"], ["best.png", "hard.png"]),
+    ],
+)
+def test_each_real_file_is_one_picture(linked, items, expected):
+    """Two links to the folder above would be 2⁴⁰ paths."""
+    with in_time():
+        assert [str(path) for path in expand_inputs(items)] == expected
+
+
+def test_references_may_be_links_to_one_file(tmp_path):
+    images = files(tmp_path, "x/1.png", "x/2.png", "r/one.png")[:2]
+    for name in ("1.png", "2.png"):
+        (tmp_path / "r" / name).symlink_to("one.png")
+    assert references_in(tmp_path / "r", images) == [tmp_path / "r" / file.name for file in images]
+
+
+# Names that look like options
+
+
+@pytest.mark.parametrize(
+    ("command", "typed", "pictures"),
+    [
+        ("assess", ["--", "-a.png"], ["-a.png"]),
+        ("assess", ["x.png", "--", "-a.png", "--help.png", "-1.png", "@f"], ["x.png", "-a.png", "--help.png", "-1.png", "@f"]),
+        ("assess", ["--choices", "Yes", "No", "--query", "?", "--", "-a.png"], ["-a.png"]),
+        ("assess", ["--", "--json", "--help", "--help-all", "--version", "--"], ["--json", "--help", "--help-all", "--version", "--"]),
+        ("assess", ["./-a.png"], ["-a.png"]),
+        ("compare", ["b.png", "--", "-a.png"], ["b.png", "-a.png"]),
+    ],
+)  # fmt: skip
+def test_behind_two_dashes_everything_is_a_name(command, typed, pictures):
+    args = parse(command, typed)
+    assert [str(path) for path in map(Path, args.pictures)] == pictures
+    assert not args.json
+
+
+def test_one_picture_may_stand_behind_two_dashes():
+    assert Path(parse("chat", ["--cpu", "--", "-a.png"]).picture) == Path("-a.png")
 
 
 @pytest.mark.parametrize("item", ["empty", "*.tiff", "notes.*"])

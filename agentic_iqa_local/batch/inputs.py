@@ -8,9 +8,10 @@ import json
 import logging
 import os
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,6 +29,17 @@ from agentic_iqa_local.state import IMAGE_SUFFIXES
 logger = logging.getLogger(__name__)
 
 NAMED = 5  # rows, columns or pictures in a message
+# Suffixes of what people take for pictures, and of what lies beside pictures by nature or was written here
+_PICTURES_NOT_READ = {
+    ".jxl", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2", ".pef", ".srw",
+    ".raw", ".tga", ".psd", ".psb", ".exr", ".hdr", ".svg", ".ico", ".j2k", ".jpf", ".jpx",
+    ".jpm", ".pgm", ".pbm", ".pnm", ".pam", ".pfm", ".dds", ".pcx", ".xcf", ".apng", ".jxr",
+    ".heics", ".mpo", ".eps", ".pdf",
+}  # fmt: skip
+_BESIDE_PICTURES = {
+    ".xmp", ".txt", ".json", ".jsonl", ".csv", ".html", ".htm", ".md", ".yaml", ".yml", ".xml",
+    ".ini", ".db", ".log", ".parquet", ".aae", ".thm", ".partial", ".lock",
+}  # fmt: skip
 LARGEST = 2**29  # bytes: a million rows with long questions
 
 
@@ -161,40 +173,131 @@ def _parquet(content: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
 # Files, folders and globs
 
 
+@dataclass
+class Skipped:
+    """What lies in folders beside the pictures that are read: suffixes that a user may take for pictures, how many
+    other files, and the folders that have subfolders."""
+
+    suffixes: Counter[str] = field(default_factory=Counter)
+    others: int = 0
+    subfolders: dict[str, int] = field(default_factory=dict)
+    counted: set[str] = field(default_factory=set)
+
+    def add(self, file: Path) -> None:
+        place = os.path.realpath(file)
+        if place in self.counted:
+            return
+        self.counted.add(place)
+        suffix = file.suffix.lower()
+        if not suffix or suffix in _PICTURES_NOT_READ:
+            self.suffixes[suffix or "without suffix"] += 1
+        elif suffix not in _BESIDE_PICTURES:
+            self.others += 1
+
+    def __str__(self) -> str:
+        parts = [f"{count} {suffix}" for suffix, count in self.suffixes.most_common()]
+        parts += [f"{self.others} other files"] if self.others and parts else []
+        for folder, count in self.subfolders.items():
+            pattern = Path(glob.escape(folder), "**", "*")
+            parts.append(f"{count} subfolder{'s' * (count > 1)} (searched by '{pattern}')")
+        return ", ".join(parts)
+
+
 def expand_inputs(items: Sequence[str]) -> list[Path]:
-    """Files, folders and globs as a list of files in the order given, without duplicates.
+    """Files, folders and globs as a list of files in the order given, each real file once.
 
     A folder stands for the image files directly in it, a glob (`**` for any depth) for those it matches, both by
-    suffix, sorted as people count (2 before 10) and without hidden files. A plain path is kept even if nothing is
-    there: that row will be a failure. Raises ImageError for a folder or glob without images, and for an address on a
-    network.
+    suffix, sorted as people count (2 before 10) and without hidden files; a warning counts what else is there. A plain
+    path is kept even if nothing is there: that row will be a failure. Of several links to a file the first that is
+    named counts, in a folder or a glob the file itself, else the shortest path; hard links are files of their own.
+    Raises ImageError for a folder or glob without images, and for an address on a network.
     """
     files: dict[str, Path] = {}
+    skipped = Skipped()
     for item in map(local_path, items):
         several = os.path.isdir(item) or (glob.has_magic(item) and not os.path.exists(item))
-        for file in _image_files(item) if several else [Path(item)]:
-            files.setdefault(os.path.abspath(file), file)
+        for file in _each_once(_image_files(item, skipped)) if several else [Path(item)]:
+            files.setdefault(_place(file), file)
+    if said := str(skipped):
+        logger.warning(
+            "skipped, for only files named as pictures of known formats are read: %s", said
+        )
     return list(files.values())
 
 
-def _image_files(item: str) -> list[Path]:
+def _place(file: Path) -> str:
+    """Where a file really lies; of a link that leads nowhere, where the link does."""
+    if file.exists():
+        return os.path.realpath(file)
+    return os.path.join(os.path.realpath(file.parent), file.name)
+
+
+def _image_files(item: str, skipped: Skipped | None = None) -> list[Path]:
     """The image files of a folder or a glob, sorted; see `expand_inputs`. A link that leads nowhere fails its row."""
-    every = (
-        Path(item).glob("*") if os.path.isdir(item) else map(Path, glob.iglob(item, recursive=True))
-    )
-    visible = [path for path in every if not path.name.startswith(".")]
-    images = [
-        path for path in visible if path.suffix.lower() in IMAGE_SUFFIXES and not path.is_dir()
-    ]
-    if images:
-        return sorted(images, key=_natural_order)
+    skipped = Skipped() if skipped is None else skipped
+    folder = os.path.isdir(item)
+    images: list[Path] = []
+    for path in map(Path, os.scandir(item) if folder else _matching(item)):
+        if path.name.startswith(".") or (not folder and path.is_dir()):
+            continue
+        if path.is_dir():
+            skipped.subfolders[item] = skipped.subfolders.get(item, 0) + 1
+        elif path.suffix.lower() in IMAGE_SUFFIXES:
+            images.append(path)
+        else:
+            skipped.add(path)
+    if not images:
+        raise _no_images(item, folder, skipped)
+    return sorted(images, key=_natural_order)
+
+
+def _each_once(images: Iterable[Path]) -> list[Path]:
+    """Each real file among images of one folder or glob, sorted."""
+    own: dict[str, Path] = {}
+    for image in sorted(images, key=_by_directness):
+        own.setdefault(_place(image), image)
+    return sorted(own.values(), key=_natural_order)
+
+
+def _by_directness(path: Path) -> Any:
+    """A key that sorts files before links to them, and short paths first."""
+    return os.path.abspath(path) != _place(path), len(path.parts), _natural_order(path)
+
+
+def _no_images(item: str, folder: bool, skipped: Skipped) -> ImageError:
     said = f"expected a folder or a pattern with image files ({' '.join(sorted(IMAGE_SUFFIXES))}), but found none"
-    remedy = (
-        f"; subfolders are searched by '{Path(glob.escape(item), '**', '*')}'"
-        if os.path.isdir(item)
-        else ""
-    )
-    raise ImageError(f"{item}: {said}", f"check the path{remedy}")
+    beside = f" beside {skipped}" if skipped.suffixes else ""
+    pattern = Path(glob.escape(item), "**", "*")
+    remedy = f"; subfolders are searched by '{pattern}'" if folder else ""
+    return ImageError(f"{item}: {said}{beside}", f"check the path{remedy}")
+
+
+def _matching(pattern: str) -> Iterator[str]:
+    """The paths that a glob matches. Below `**` each folder is looked into once, wherever links lead."""
+    head, *tail = re.split(r"(?:^|(?<=/))\*\*(?:/+|$)", pattern, maxsplit=1)
+    if not tail:
+        yield from glob.iglob(pattern)
+        return
+    for top in glob.iglob(head) if head else [os.curdir]:
+        for folder in _folders(top):
+            yield from _matching(os.path.join(glob.escape(folder), tail[0] or "*"))
+
+
+def _folders(top: str) -> Iterator[str]:
+    """A folder and those below it, each once, and under its own path where it has one: links are followed last."""
+    waiting, links = [top], list[str]()
+    seen = set[str]()
+    while waiting or links:
+        folder = waiting.pop(0) if waiting else links.pop(0)
+        place = os.path.realpath(folder)
+        if place in seen:
+            continue
+        seen.add(place)
+        yield folder
+        with suppress(OSError):  # one that may not be read
+            for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+                if entry.is_dir() and not entry.name.startswith("."):
+                    (links if entry.is_symlink() else waiting).append(entry.path)
 
 
 def references_in(folder: Path, images: Iterable[Path]) -> list[Path]:

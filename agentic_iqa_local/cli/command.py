@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from rich_argparse import RawDescriptionRichHelpFormatter
 
 from agentic_iqa_local.cli.console import start_logging, tell
-from agentic_iqa_local.cli.options import GROUPS, UsageError, add, read
+from agentic_iqa_local.cli.options import GROUPS, UsageError, add, options_in, read
 from agentic_iqa_local.config import ConfigError
 from agentic_iqa_local.errors import UserError, did_you_mean, one_line
 from agentic_iqa_local.files import command, read_yaml
@@ -65,7 +65,7 @@ def parse(name: str, argv: list[str]) -> argparse.Namespace:
         action.required |= action.dest == entry.get("required")
     if basic := entry.get("basic", "").split():
         parser.add_argument("--help-all", action="help", help="show every option")
-        for action in parser._actions if "--help-all" not in argv else ():
+        for action in parser._actions if "--help-all" not in options_in(argv) else ():
             action.help = (
                 action.help if action.dest in ("help", "help_all", *basic) else argparse.SUPPRESS
             )

@@ -7,6 +7,7 @@ from importlib.metadata import version
 
 from agentic_iqa_local.cli.command import COMMANDS, Parser, run
 from agentic_iqa_local.cli.console import say, tell
+from agentic_iqa_local.cli.options import options_in
 from agentic_iqa_local.errors import nearest, one_line
 from agentic_iqa_local.files import PROGRAM
 
@@ -19,7 +20,7 @@ def main(argv: list[str] | None = None) -> int:
         words = _completed()
     name = " ".join(words[: 2 if words[0] == "study" else 1])
     rest = words[len(name.split()) :]
-    if "--version" in (name, *rest):
+    if "--version" in (name, *options_in(rest)):
         say(f"agentic_iqa_local {version('agentic_iqa_local')}")
     elif name in COMMANDS:
         return run(name, rest)

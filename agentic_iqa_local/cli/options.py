@@ -184,11 +184,25 @@ def as_flags(message: str) -> str:
     return re.sub(r"^\w+(?=:)|(?<!-)\b[a-z]+_[a-z_]+\b", flag, message)
 
 
+def options_in(argv: list[str]) -> list[str]:
+    """What of a command line may be options: what stands before a "--"."""
+    return argv[: argv.index("--")] if "--" in argv else argv
+
+
+def _with_names(argv: list[str]) -> list[str]:
+    """A command line whose names behind "--" look like no options: -a.png becomes ./-a.png, the same file."""
+    before = options_in(argv)
+    names = argv[len(before) :]
+    return (
+        before + names[:1] + [f"./{name}" if name.startswith("-") else name for name in names[1:]]
+    )
+
+
 def read(
     parser: argparse.ArgumentParser, argv: list[str], names: Iterable[str]
 ) -> argparse.Namespace:
     """The options in `argv`, of those with these names, as what they stand for, or one sentence and an exit."""
-    args = parser.parse_intermixed_args(argv)  # pictures may stand between options
+    args = parser.parse_intermixed_args(_with_names(argv))  # pictures may stand between options
     given = {name for name, value in vars(args).items() if value not in (None, False, [])}
     for name, needed in NEEDS.items():
         if name in given and not given.intersection(needed):
