@@ -16,8 +16,9 @@ from scripted import (
 )
 
 from agentic_iqa_local import assess
-from agentic_iqa_local.iqa_tools import TOOLS
+from agentic_iqa_local.iqa_tools import TOOLS, find_tool, is_tool
 from agentic_iqa_local.iqa_tools.local_nr import LocalNR
+from agentic_iqa_local.iqa_tools.specs import tool_key
 from agentic_iqa_local.nodes.planner import correct_plan
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
 from agentic_iqa_local.nodes.query import (
@@ -76,6 +77,31 @@ def test_tools_distortions_and_types_of_200_plans_that_a_person_wrote():
 )  # fmt: skip
 def test_names_of_tools_are_words_that_nobody_negates(query, tools):
     assert named_metrics(query, True) == tools
+
+
+@pytest.mark.parametrize(
+    ("query", "names"),
+    [
+        ("use HaarPSI", ["HaarPSI"]), ("FSIMc of this", ["FSIMc"]), ("clipscore?", ["clipscore"]),
+        ("Use laion_aes", ["laion_aes"]), ("Rate it with HPSv2", ["HPSv2"]), ("Use FancyIQA.", ["FancyIQA"]),
+        ("use niqe_matlab", ["niqe_matlab"]), ("PSNR-HVS please", ["PSNR-HVS"]), ("lpips-vgg score", ["lpips-vgg"]),
+        ("use topiq_foo", ["topiq_foo"]), ("MUSIQ AVA", ["musiq-ava"]), ("NIQE-v2?", ["NIQE-v2"]),
+        ("use lpips-vgg and NIQE", ["NIQE", "lpips-vgg"]), ("not lpips-vgg but NIQE", ["NIQE"]),
+        ("a NIQE-based rating", ["NIQE"]), ("the niqe_score", ["NIQE"]), ("LPIPS + SSIM", ["LPIPS", "SSIM"]),
+        ("niqe_matlab.png", []), ("Use IMG_1234 as it is", []), ("use AdobeRGB", []), ("a unique fid, in fidelity", []),
+        ("mad_max is a unique_id", []), ("I use YouTube with HDR10", []), ("Is the clip score high?", []),
+    ],
+)  # fmt: skip
+def test_a_name_that_no_tool_has_is_not_taken_for_one_that_has_it(query, names):
+    assert named_metrics(query, True) == names
+
+
+def test_every_metric_of_the_installed_pyiqa_is_a_tool_or_known_to_be_none():
+    from pyiqa import list_models
+
+    for metric in list_models():
+        (named,) = named_metrics(f"Use {metric}.", True)
+        assert tool_key(named) == tool_key(find_tool(metric).name if is_tool(metric) else metric)
 
 
 def test_every_tool_of_the_table_is_recognised_as_spelled():

@@ -8,8 +8,11 @@ files were read off pyiqa 0.1.16's sources, backbones that a constructor pulls i
 """
 
 import difflib
+import functools
+import importlib.util
 import math
 import re
+import runpy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -162,6 +165,17 @@ def nearest_tools(name: str) -> list[str]:
     variant_of = [known for known in _BY_KEY if len(known) > 2 and key.startswith(known)]
     near = difflib.get_close_matches(key, _BY_KEY, n=3, cutoff=0.6)
     return list(dict.fromkeys(_BY_KEY[known].name for known in (*variant_of, *near)))[:3]
+
+
+@functools.cache
+def pyiqa_names() -> tuple[str, ...]:
+    """The metrics of the installed pyiqa by its own names, read off its list without importing torch; none where it
+    is not installed."""
+    found = importlib.util.find_spec("pyiqa")
+    if found is None or found.origin is None:
+        return ()
+    listed = Path(found.origin).with_name("default_model_configs.py")
+    return tuple(runpy.run_path(str(listed))["DEFAULT_CONFIGS"])
 
 
 def is_tool(name: str) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from agentic_iqa_local.iqa_tools.specs import TOOLS, tool_key
+from agentic_iqa_local.iqa_tools.specs import TOOLS, pyiqa_names, tool_key
 
 WORDS: dict[str, Any] = yaml.safe_load(
     Path(__file__).with_name("words.yaml").read_text(encoding="utf-8")
@@ -33,23 +33,43 @@ _BY_REFERENCE = {
     "topiq": ("TOPIQ_NR", "TOPIQ_FR"),
     "wadiqam": ("WaDIQaM_NR", "WaDIQaM_FR"),
 }  # without, with one
+_OTHERS = list(itertools.chain(*WORDS["other_metrics"]))  # names that no tool has
+_LISTED = {tool_key(name): name for name in pyiqa_names()}
 _NAMES = (
-    {tool_key(name): name for name in (*WORDS["other_metrics"], *_BY_REFERENCE)}
+    _LISTED
+    | {tool_key(name): name for name in (*_OTHERS, *_BY_REFERENCE)}
     | {tool_key(name): spec.name for spec in TOOLS.values() for name in (spec.metric, spec.name)}
     | WORDS["full_names"]
 )
-_SPELLED = "|".join(
-    r"[ \-_.]?".join(map(re.escape, key)) for key in sorted(_NAMES, key=len, reverse=True)
+
+
+def _spelled(key: str) -> str:
+    """A name as people write it: with a blank or a sign anywhere, one of pyiqa's list alone where that has one. None
+    stands before a plus: "LPIPS + SSIM" are two."""
+    name = _NAMES[key]
+    parts = re.split("[-_]", name) if _LISTED.get(key) == name else [*key]
+    return r"[ \-_.]?".join(map(re.escape, parts)).replace(r"[ \-_.]?\+", r"\+")
+
+
+_SPELLED = "|".join(map(_spelled, sorted(_NAMES, key=len, reverse=True)))
+# What makes a name that of another metric: "niqe_matlab", "PSNR-HVS", "NIQE-v2"; but "niqe_score" and "NIQE-based"
+_VARIANT = (
+    rf"(?:(?![_-](?:{WORDS['behind_a_name']}|{'|'.join(map(re.escape, TOOLS))})\b)"
+    r"(?-i:_[A-Za-z0-9]+|-[A-Z][A-Z0-9]+|-[a-z]+\d\w*)(?:[-_][A-Za-z0-9]+)*)?"
 )
-_NAME = (
-    rf"(?<![A-Za-z0-9À-ɏ])(?:{_SPELLED})(?![A-Za-z0-9À-ɏ]|[\w-]*\.(?:png|jpe?g|webp|tiff?|csv)\b)"
+_END = r"(?![A-Za-z0-9À-ɏ]|[\w-]*\.(?:png|jpe?g|webp|tiff?|csv)\b)"
+_NAME = rf"(?<![A-Za-z0-9À-ɏ])(?:{_SPELLED}){_VARIANT}{_END}"
+# Written as no word is: "FancyIQA", "my_metric", "ABCv2"; a colour space and a file of a camera are none
+_STRANGE = (
+    r"(?-i:(?!\w*RGB\b)(?:[A-Za-z0-9]+_[A-Za-z]\w*|[A-Z][a-z]+[A-Z]{2,}\w*|[A-Z]{2,}[a-z]+\d\w*))"
 )
+_COMMAND = r"\b(?:use|using|run|compute|calculate)\s+"
 _METRIC = re.compile(
-    rf"(\b(?:use|run|compute|calculate)\s+)?({_NAME})([\s-]*(?:score|metric|index|value)s?\b)?",
+    rf"({_COMMAND})?({_NAME})([\s-]*(?:score|metric|index|value)s?\b)?|{_COMMAND}({_STRANGE}){_END}",
     re.IGNORECASE,
 )
 # "not X, Y or Z": nothing but fillers parts a negation from the name
-_LIST = rf"{_NAME}(?:(?:\s*[,/]\s*(?:(?:or|and|nor)\s+)?|\s+(?:or|and|nor)\s+){_NAME}){{0,9}}"  # bounded: linear time
+_LIST = rf"(?:{_NAME}(?:\s*[,/]\s*(?:(?:or|and|nor)\s+)?|\s+(?:or|and|nor)\s+)?){{1,10}}"  # bounded: linear time
 _REFUSED = re.compile(
     r"(?<!why )(?:\b(?:not|never|no|without|except|avoid|skip|ignore|instead of|rather than|other than|anything but)"
     rf"|n['’]t)\s+(?:(?:want|you|to|use|using|run|the|any|a|with|by|on)\s+)*{_LIST}",
@@ -72,11 +92,16 @@ def named_metrics(query: str, has_reference: bool) -> list[str]:
 
 
 def _metric(found: re.Match[str]) -> str | None:
-    """The metric that is named: by "UNIQUE" and "use unique", but not by "a unique photo"."""
-    name = _NAMES[tool_key(found[2]).replace(".", "")]
-    return (
-        name if name not in WORDS["words_too"] or found[1] or found[3] or found[2] == name else None
-    )
+    """The metric that is named: by "UNIQUE" and "use unique", but not by "a unique photo". A variant of a name and a
+    name that nobody knows are as the query has them."""
+    if found[4]:
+        return found[4]
+    key = tool_key(found[2]).replace(".", "")
+    name, asked_for = _NAMES.get(key, found[2]), found[1] or found[3]
+    of_word = any(key.startswith(tool_key(word)) for word in WORDS["words_too"])
+    is_word = name in WORDS["words_too"] or (of_word and key not in _NAMES)
+    exact = found[2] == name and key in _NAMES
+    return name if asked_for or exact or not is_word else None
 
 
 def _without_metrics(query: str) -> str:
