@@ -261,6 +261,20 @@ def test_a_spoilt_batch_stops_itself_alone(tmp_path, caplog, part, how):
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("end", [GOOD[:50], GOOD])
+def test_a_row_that_a_kill_cut_off_is_made_again_and_a_whole_one_is_kept(tmp_path, end):
+    async def main():
+        batches = Batches(tmp_path, Queue(Hashing(), 8), SET_UP)
+        name = (await batches.submit(body("a", "b")))["id"]
+        (tmp_path / name / "rows.jsonl").write_text(end)
+        status = await worked_off(batches, name)
+        assert (status["state"], status["done"]) == ("finished", 2)
+        rows = [json.loads(line)["sha256"] for line in batches.lines(name).splitlines()]
+        assert (rows[0] is None) == (end == GOOD)
+
+    asyncio.run(main())
+
+
 def test_whatever_a_batch_raises_stops_it_alone(tmp_path, caplog):
     async def main():
         runner = Hashing()
