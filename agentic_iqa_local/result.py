@@ -263,7 +263,8 @@ class Assessment(Result):
             return f"not sure: {rated}" if self.not_sure else rated
         if self.letter and self.choices and self.p:
             return f"{self.letter}. {chosen_answer(self.choices, self.letter)}, p {self.p[self.letter]:.2f}"
-        return self.final_answer or "no answer"
+        written = self.final_answer or ""
+        return written if len(written) > 1 else f"the model wrote “{written}” alone"
 
     def __repr__(self) -> str:
         return f"Assessment({one_line(f'{self.image}: {self.answer}'):.200})"

@@ -7,7 +7,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from agentic_iqa_local.errors import one_line
-from agentic_iqa_local.output.words import damage, level_word, named
+from agentic_iqa_local.output.words import damage, level_word, named, nothing_found
 from agentic_iqa_local.result import Assessment
 
 NARROWEST = 60  # columns: below this, lines are as wide as here
@@ -112,6 +112,7 @@ def _named_scores(row: Assessment) -> str:
 
 
 def worst_distortion(row: Assessment) -> str:
-    """The most severe distortion; "no damage seen" where the evidence holds none, and nothing without evidence."""
+    """The most severe distortion; where the evidence holds none what was looked for in vain, as in "no blur seen";
+    nothing without evidence."""
     looked = row.evidence and row.evidence.distortion_analysis
-    return [*damage(row), "no damage seen"][0] if looked else ""
+    return [*damage(row), f"{nothing_found(row)} seen"][0] if looked else ""

@@ -7,12 +7,13 @@ from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.iqa_tools import TOOLS, is_tool
 from agentic_iqa_local.iqa_tools.specs import nearest_tools
 from agentic_iqa_local.nodes.evidence import not_looked_for
-from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY, chosen_answer
+from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY, choice_letters, chosen_answer
 from agentic_iqa_local.nodes.query import WORDS, asked_about, distortions_in, pattern, says_present
 from agentic_iqa_local.output.words import (
     bullets,
     level_word,
     named,
+    nothing_found,
     safe_lines,
     trial,
     with_severity,
@@ -20,7 +21,7 @@ from agentic_iqa_local.output.words import (
 )
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.score_fusion import expected_level
-from agentic_iqa_local.state import UNCLEAR, ToolExecutionLog, in_words
+from agentic_iqa_local.state import UNCLEAR, PassRecord, ToolExecutionLog, in_words
 
 _YES_OR_NO, _ABOUT_QUALITY = pattern(WORDS["yes_or_no"]), pattern(WORDS["about_quality"])
 AGREE = 0.5  # levels between the tools' mean and the model's expectation
@@ -103,8 +104,7 @@ def _answer(row: Assessment) -> str | None:
         open_ = row.answer_set and len(row.answer_set.letters) == len(row.choices)
         unsure = "; at 90 % no answer is ruled out" if open_ else ""
         return f"“{chosen_answer(row.choices, row.letter)}” (probability {row.p[row.letter]:.0%}{unsure})"
-    said = row.final_answer or ""
-    return said if len(said) > 1 else f"the model wrote “{said}” alone"
+    return row.answer
 
 
 def _stand_ins(row: Assessment) -> list[str]:
@@ -198,7 +198,7 @@ def _damage(row: Assessment) -> str:
         [f"How severe the {' and the '.join(unclear)} would be cannot be told."] if unclear else []
     )
     if analysis and not seen and not unclear and not row.choices:
-        lines.append("No damage was found.")
+        lines.append(f"{nothing_found(row).capitalize()} was found.")
     if row.map is None and row.evidence and row.evidence.damaged_part:
         where = row.evidence.damaged_part
         lines.append(f"The damage is {where if where == 'everywhere' else f'at the {where}'}.")
@@ -246,7 +246,8 @@ def sureness(row: Assessment) -> str:
         lines.append(f"{said} (learnt from {found.calibrated_on}).")
         lines += [f"There are more of them because {reason}." for reason in found.widened]
     lines += [f"{row.no_interval[0].upper()}{row.no_interval[1:]}."] if row.no_interval else []
-    lines += [f"The answer is held back: {row.not_sure}."] if row.not_sure else []
+    held_back = (row.not_sure or "").removeprefix("not sure: ")
+    lines += [f"The answer is held back: {held_back}."] if held_back else []
     return " ".join(lines)
 
 
@@ -277,9 +278,19 @@ def _way(row: Assessment) -> list[str]:
     """What each pass concluded, where there were several."""
     return [
         f"Pass {one.number}{f', to close the gap “{asked}”' if (asked := (one.asked or '').rstrip('.')) else ''}:"
-        f" {one.concluded}."
+        f" {_concluded(row, one)}."
         for one in (row.passes if len(row.passes) > 1 else ())
     ]
+
+
+def _concluded(row: Assessment, one: PassRecord) -> str:
+    """What a pass answered: of a question the choice in place of its letter."""
+    letters = choice_letters(row.choices) if row.choices else []
+    return (
+        chosen_answer(row.choices or [], one.concluded)
+        if one.concluded in letters
+        else one.concluded
+    )
 
 
 def _numbers(row: Assessment) -> list[str]:

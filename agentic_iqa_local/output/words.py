@@ -44,9 +44,19 @@ def with_severity(row: Assessment, name: str, item: DistortionAnalysis) -> str:
     return kind if item.severity == UNCLEAR else f"{item.severity} {kind}"
 
 
+def nothing_found(row: Assessment) -> str:
+    """What was looked for in vain where nothing was found: "no damage", or "no blur" where a query named it alone."""
+    evidence = row.evidence
+    analysis = (evidence and evidence.distortion_analysis) or {}
+    if evidence is None or evidence.distortion_set is not None:
+        return "no damage"
+    named = [in_words(None, name, item.type) for name, items in analysis.items() for item in items]
+    return f"no {' or '.join(dict.fromkeys(named)) or 'damage'}"
+
+
 def types_seen(row: Assessment) -> list[str]:
-    """The types of the distortions that were seen, each once, in their order of names."""
-    return sorted({item.type for _, item in _seen(row)})
+    """The distortions that were seen, each once, in their order of names."""
+    return sorted({in_words(row.evidence, name, item.type) for name, item in _seen(row)})
 
 
 def _seen(row: Assessment) -> list[tuple[str, DistortionAnalysis]]:

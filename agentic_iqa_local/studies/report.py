@@ -186,7 +186,7 @@ def shown(table: pd.DataFrame) -> tuple[list[str], list[list[tuple[str, str]]]]:
 
 def _cell(row: dict[str, Any], name: str) -> tuple[str, str]:
     value, low, mark = row[name], row.get(f"{name}_low", np.nan), row.get(f"{name}_mark", "")
-    text = number(value)
+    text = f"{value:g}" if name == "level" and isinstance(value, float) else number(value)
     if low == low:
         text += f" ({number(low)} to {number(row[f'{name}_high'])})"
     known = isinstance(value, int | float) and value == value

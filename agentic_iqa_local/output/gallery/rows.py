@@ -13,7 +13,7 @@ from agentic_iqa_local.files import FileError, open_regular
 from agentic_iqa_local.nodes.evidence import found_damage
 from agentic_iqa_local.output.picture_lines import worst_distortion
 from agentic_iqa_local.output.report import decision, map_sentences, sureness
-from agentic_iqa_local.output.words import types_seen, with_severity
+from agentic_iqa_local.output.words import nothing_found, types_seen, with_severity
 from agentic_iqa_local.result import Assessment
 
 Row = dict[str, Any]
@@ -104,7 +104,9 @@ def account(row: Assessment) -> Row:
                 [with_severity(row, name, item), item.explanation]
                 for name, item in found_damage(row.evidence)
             ],
-            "looked": bool(row.evidence and row.evidence.distortion_analysis),
+            "nothing": f"{nothing_found(row)} was found"
+            if row.evidence and row.evidence.distortion_analysis
+            else None,
             "where": [*map_sentences(row)],
             "sure": sureness(row),
             "rests_on": decision(row),

@@ -35,7 +35,7 @@ function tableOf(headers, lines) {
 
 function portrait(row, told) {
   const picture = pictures[row.picture];
-  if (picture.missing) return make("div.portrait.missing", {}, make("p", {}, picture.missing));
+  if (picture.missing) return make("div.portrait.missing", {}, make("p", {}, reasoned({ error: picture.missing, image: row.image })[0]));
   const large = item("large", row.picture);
   const image = make("img", { alt: row.name, src: address(large ?? item("small", row.picture)), width: picture.size[0], height: picture.size[1] });
   const boxes = (told.map?.worst ?? []).map((worst, i) => place(make("div.damage", { "aria-hidden": "true" }, make("span", {}, String(i + 1))), {
@@ -53,7 +53,7 @@ function verdicts(row, told) {
   const found = [];
   if (told.gate) {
     const said = { pass: "Passes", fail: "Fails", unsure: "Unsure" }[told.gate.verdict];
-    found.push(make(`p.verdict.is-${told.gate.verdict}`, {}, make("strong", {}, said), ` at least ${number(told.gate.at_least, 1)}: ${Math.round(100 * told.gate.probability)} % probable`));
+    found.push(make(`p.verdict.is-${told.gate.verdict}`, {}, make("strong", {}, `${said}: `), `it is ${told.gate.at_least} or better with ${Math.round(100 * told.gate.probability)} % probability`));
   }
   if (told.not_sure) found.push(make("p.verdict.is-unsure", {}, make("strong", {}, "Held back: "), told.not_sure.replace(/^not sure: /, "")));
   return found;
@@ -86,7 +86,7 @@ function toolLines(told) {
 }
 
 function evidence(told) {
-  if (!told.found) return told.looked ? line("No damage was found.") : null;
+  if (!told.found) return line(told.nothing);
   return make("ul", {}, told.found.map(([seen, explanation]) => make("li", {}, make("strong", {}, `${seen}: `), explanation)));
 }
 
@@ -100,12 +100,13 @@ function cost(told) {
 function showAccount(row) {
   const told = item("accounts", row.place) ?? {};
   byId("heading").textContent = row.name;
-  const passes = (told.passes ?? []).map((pass) => [String(pass.number), pass.asked ?? "first look", pass.concluded, pass.gaps.join("; ")]);
+  const concluded = (pass) => told.choices?.["ABCDEFGHIJ".indexOf(pass.concluded)] ?? pass.concluded;
+  const passes = told.passes?.length > 1 ? told.passes.map((pass) => [String(pass.number), pass.asked ?? "first look", concluded(pass), pass.gaps.join("; ")]) : [];
   const facts = [
     make("div.rating", {}, rating(row, told)),
     section("Question", line(told.query), told.reference ? line(`Reference: ${told.reference}`, "p.soft") : null),
     section("Why", line(told.quality_reasoning)),
-    section(told.choices ? "Answers" : "The model's letters", told.probabilities ? barsOf(letters(told)) : null, line(told.rests_on, "p.soft")),
+    section(told.choices ? "Answers" : told.probabilities ? "The model's letters" : "What it rests on", told.probabilities ? barsOf(letters(told)) : null, line(told.rests_on, "p.soft")),
     section("How sure", line(told.sure)),
     section("Evidence", evidence(told)),
     section("Tools", tableOf(["Tool", "Raw", "1–5", "Vote", "Time"], toolLines(told))),

@@ -7,6 +7,12 @@ import { pictures } from "./pictures.js";
 const probabilities = (row) => row.product ?? row.p_c;
 const choice = (row, letter) => row.choices?.["ABCDEFGHIJ".indexOf(letter)] ?? letter;
 const SAID = { Blurs: "blur", "Color distortions": "colour distortion", Sharpness: "oversharpening" };
+const BASES = {
+  "same scene, fitted": "the difference of the scores, as fitted to pairs of one scene",
+  intervals: "the intervals of both",
+  "fused distributions": "the probabilities of both pictures' levels",
+  "same pixels": "their pixels, which are the same",
+};
 const ended = (text) => (/[.!?…]$/.test(text) ? text : `${text}.`);
 
 // A distortion of an object as a person says it (state.in_words).
@@ -40,7 +46,7 @@ export function spoken(row) {
 
 function headline(row) {
   if (row.error) {
-    return el("div", { class: "failed" }, el("strong", {}, `${row.image} could not be assessed`), el("p", {}, row.error));
+    return el("div", { class: "failed" }, el("strong", {}, `${row.image} could not be assessed`), el("p", {}, row.error.startsWith(`${row.image}: `) ? row.error.slice(row.image.length + 2) : row.error));
   }
   const notice = row.model?.notice && el("p", { class: "notice" }, `Note: ${row.model.notice}.`);
   if (row.q === null) return card(row.query, el("p", { class: "verdict" }, chosen(row)), why(row), notice);
@@ -55,7 +61,7 @@ function headline(row) {
 
 export function chosen(row) {
   const p = probabilities(row);
-  if (!row.choices || !p) return row.final_answer ?? "no answer";
+  if (!row.choices || !p) return row.final_answer?.length > 1 ? row.final_answer : `the model wrote “${row.final_answer ?? ""}” alone`;
   return `${choice(row, row.final_answer)} (p ${number(p[row.final_answer])})`;
 }
 
@@ -85,7 +91,7 @@ function tools(row) {
   if (!row.tools.length) return null;
   const cells = row.tools.map((run) => [
     run.tool_name, run.raw_score === null ? null : { number: run.raw_score.toPrecision(4) }, { number: number(run.normalized_score) },
-    `${run.object_name === "Global" ? "Whole picture" : run.object_name}: ${run.distortion}`, { number: `${number(run.execution_time)} s` },
+    `${run.object_name === "Global" ? "" : `${run.object_name}: `}${SAID[run.distortion] ?? run.distortion}`, { number: `${number(run.execution_time)} s` },
     [run.error, run.fallback && "stands in for another tool", run.trailing && "checks, without a vote", run.outvoted && "outvoted"].filter(Boolean).join("; "),
   ]);
   const remarks = cells.some((line) => line.at(-1));
@@ -121,7 +127,7 @@ function sure(row) {
       : `With ${percent(coverage)} probability the right answer is ${possible.map((letter) => choice(row, letter)).join(" or ")} (learnt from ${on}).`,
     ...widened.map((reason) => `There are more of them because ${reason}.`));
   }
-  if (row.not_sure) told.push(`The answer is held back: ${row.not_sure}.`);
+  if (row.not_sure) told.push(`The answer is held back: ${row.not_sure.replace(/^not sure: /, "")}.`);
   if (gate) told.push(`It is ${gate.at_least} or better with ${percent(gate.probability)} probability: ${gate.verdict}; at most ${percent(gate.error_rate)} of such verdicts are wrong.`);
   return told.length ? card("How sure", lines(told)) : null;
 }
@@ -140,10 +146,10 @@ function damage(row) {
 }
 
 function passes(row) {
-  if (!row.passes.length) return null;
+  if (row.passes.length < 2 && !row.plan_corrections.length) return null;
   const items = row.passes.map((pass) => el("li", {},
     el("strong", {}, `Pass ${pass.number}`), pass.asked ? ` to close: ${pass.asked}` : "",
-    el("ul", { class: "lines" }, [["Concluded", pass.concluded],
+    el("ul", { class: "lines" }, [["Concluded", row.choices ? choice(row, pass.concluded) : pass.concluded],
       ["Still open", pass.gaps.join("; ")]]
       .filter(([, text]) => text).map(([name, text]) => el("li", {}, `${name}: ${text}`)))));
   return card("Passes of the agent", el("ol", { class: "passes" }, items),
@@ -189,8 +195,8 @@ export function comparison(found, sent) {
     el("div", {}, el("strong", {}, `${index + 1}. ${row.image}`),
       el("p", {}, el("span", { class: `text-${letterOf(row.q)}` }, wordOf(row.final_answer)), ` q ${number(row.q)}`),
       scale(row.q, row.interval),
-      sure !== null && el("p", { class: "soft" }, sure < 0.5 ? "hardly told from the next" : `better than the next with ${percent(sure)} probability`), account(row))));
-  const notes = two ? [`This rests on ${found.pair.basis}.`] : [];
+      sure !== null && el("p", { class: "soft" }, sure < 0.5 ? "hardly told from the next" : `better than the next with ${sure < 0.995 ? percent(sure) : "more than 99 %"} probability`), account(row))));
+  const notes = two ? [`This rests on ${BASES[found.pair.basis] ?? found.pair.basis}.`] : [];
   const missing = (found.failed ?? []).map((row) => `${row.image}: ${row.error ?? "it has no rating"}`);
   return el("article", { class: "answer", "aria-label": "Comparison" },
     card("From the best on", el("ol", { class: "order" }, list)),
