@@ -81,8 +81,15 @@ def test_a_rating_is_the_same_everywhere(folder):
 
 
 EVERY = {"letters": [*"ABCD"], "coverage": 0.9, "calibrated_on": "a set"}
+ONLY_BLUR = {
+    "type": "Blurs",
+    "severity": "none",
+    "explanation": "it is there with probability 0.05",
+}
 OTHERS = [
     (WORDS, "A fern beside a path."),
+    (WORDS | {"final_answer": "D"}, "the model wrote “D” alone"),
+    (RATING | {"evidence": {"distortion_analysis": {"Global": [ONLY_BLUR]}}}, "o blur"),
     (RATING | UNSURE, "the interval is 1.52 levels wide, more than 1"),
     (RATING | UNSURE, "the picture is too small for one"),
     (FAILED, "expected a picture, got a text"),
