@@ -264,7 +264,7 @@ def test_images_that_a_tool_cannot_take(runner, photo):
         runner.score("NIQE", photo.resize((300, 191)))
     text = tool_table([find_info(runner, "NIQE"), find_info(runner, "LPIPS")])
     for said in (
-        "Raw score: lower is better.",
+        "Raw score: lower is better, from 0 to 50.",
         "crops. Reliability",
         "Unavailable: missing weights LPIPS",
     ):

@@ -185,7 +185,8 @@ def test_every_tool_that_the_query_names_runs_and_counts(picture, pipeline):
     assert {run.tool_name for run in row.tools} == {"NIQE", "PIQE"}
     assert row.q_bar == pytest.approx(3.0)  # (4 + 2) / 2
     assert headline(row).endswith(
-        "; NIQE 4 (4.00 of 5); PIQE 2 (2.00 of 5)"
+        "; NIQE 4 (lower is better, from 0 to 50: 4.00 of 5)"
+        "; PIQE 2 (lower is better, from 0 to 100: 2.00 of 5)"
     )  # what was asked for is told
 
 

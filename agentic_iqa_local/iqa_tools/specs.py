@@ -62,6 +62,13 @@ class ToolSpec:
     bounds: tuple[float, float] = (-math.inf, math.inf)
     of_copy: float | None = None
 
+    @property
+    def scale(self) -> str:
+        """How a raw score is to be read: its direction, and the range that is mapped to 1..5."""
+        low, high = self.domain
+        better = "lower" if self.lower_better else "higher"
+        return f"{better} is better, from {low:g} to {high:g}"
+
     def is_score(self, raw: float) -> bool:
         """Whether the tool can mean a raw value: one within its bounds, and not absurdly far from its domain."""
         low, high = self.domain

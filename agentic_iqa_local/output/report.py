@@ -35,7 +35,7 @@ def headline(row: Assessment) -> str:
         run.tool_name: run for run in row.tools if run.tool_name in named(row) and not run.error
     }
     scores = [
-        f"{name} {run.raw_score:.4g} ({run.normalized_score:.2f} of 5)"
+        f"{name} {run.raw_score:.4g} ({TOOLS[name].scale}: {run.normalized_score:.2f} of 5)"
         for name, run in asked.items()
     ]
     unlike = ["unlike a photograph"] if row.unlike_photograph else []
@@ -321,8 +321,8 @@ def _measured(run: ToolExecutionLog) -> str:
     """A tool's raw score, of what, and why it has no vote."""
     if run.error:
         return f"failed: {run.error}"
-    better = "lower" if run.tool_name in TOOLS and TOOLS[run.tool_name].lower_better else "higher"
-    parts = [f"raw {run.raw_score:.4g} ({better} is better)"]
+    scale = f" ({TOOLS[run.tool_name].scale})" if run.tool_name in TOOLS else ""
+    parts = [f"raw {run.raw_score:.4g}{scale}"]
     parts += ["of the whole picture"] if run.object_name != "Global" else []
     parts += ["stood in for another"] if run.fallback else []
     return "; ".join([*parts, *filter(None, [_no_vote(run)])])

@@ -163,7 +163,7 @@ def tool_table(tools: Sequence[ToolInfo]) -> str:
             else ("unavailable", f" Unavailable: {tool.reason}.")
         )
         about = (
-            f"{tool.spec.description}.{why} Raw score: {'lower' if tool.spec.lower_better else 'higher'} is better."
+            f"{tool.spec.description}.{why} Raw score: {tool.spec.scale}."
             f" Cost: {_cost(tool.spec)}. Reliability: {reliability.account(tool.name)}."
         )
         lines += [f"{tool.name:<14}{tool.spec.reference:<4}{reach:<12}{state}", *wrapped(about)]
