@@ -186,7 +186,9 @@ def read_json(path: str | Path, largest: int = LARGEST) -> dict[str, Any]:
     content = read_bytes(path, largest)
     try:
         value = from_json(content)
-    except ValueError as error:  # also of what is nested too deeply, and of endless numbers
+    except ValueError as error:
+        if "recursion limit" in str(error):
+            raise FileError("expected JSON, got it nested too deeply") from None
         raise FileError(f"expected JSON, got something else ({error})") from error
     if not isinstance(value, dict):
         raise FileError(f"expected a JSON object, got {type(value).__name__}")

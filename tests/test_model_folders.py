@@ -97,6 +97,9 @@ BAD = {
     "other weights": (lambda f: put(f, *TEXT, "transformers_weights", "x.bin"), "which names code or other weights"),
     "an adapter": (lambda f: write(f, "adapter_config.json", {}), "merge the adapter"),
     "no heads": (lambda f: put(f, *TOWER, "num_heads", 0), "cannot load it"),
+    "endless depth": (lambda f: put(f, *TOWER, "depth", 10**6), r"config\.json: depth is 1e\+06, its weights have"),
+    "endless layers": (lambda f: put(f, *TEXT, "num_hidden_layers", 10**12), "num_hidden_layers is 1e\\+12"),
+    "endless heads": (lambda f: put(f, *TEXT, "num_attention_heads", 10**9), "num_attention_heads is 1e\\+09"),
     "no chat template": (lambda f: (f / "chat_template.jinja").unlink(), "copy chat_template.jinja too"),
 }  # fmt: skip
 
@@ -161,6 +164,9 @@ def test_shards_with_the_names_that_qwen_published_and_pickles_beside_them_answe
 def test_a_processor_without_weights_serves_the_server_engine(folder):
     (folder / WEIGHTS).unlink()
     assert Renderer("model", ModelSettings(path=str(folder)), weights=False).limits.factor > 1
+    put(folder, *TEXT, "num_hidden_layers", 10**12)
+    with pytest.raises(VLMError, match="more than any model has"):
+        Renderer("model", ModelSettings(path=str(folder)), weights=False)
     with_code(folder)
     with pytest.raises(VLMError, match="auto_map"):
         Renderer("model", ModelSettings(path=str(folder)), weights=False)

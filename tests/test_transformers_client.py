@@ -137,13 +137,35 @@ def test_a_forward_pass_without_memory_is_a_sentence_and_leaves_a_clean_session(
     assert apart(read(session), plain_logprobs(lone, [pictures[0]])) < BOUND
 
 
-def test_a_model_that_overflows_is_refused(pictures, monkeypatch):
-    lone = load(EMBEDDED)
+FILE, DTYPE = "get the folder again", "set dtype: float32"
+
+
+@pytest.mark.parametrize(
+    ("factor", "dtype", "remedy"),
+    [
+        (float("inf"), "float32", FILE),
+        (float("nan"), "float32", FILE),
+        (float("nan"), "float16", FILE),
+        (float("inf"), "float16", DTYPE),  # 1e6 in the file is infinite there
+    ],
+)
+def test_logits_that_are_not_finite_are_refused_with_what_helps(
+    pictures, monkeypatch, factor, dtype, remedy
+):
+    lone = load(EMBEDDED, dtype=dtype)
     weight = lone.model.get_output_embeddings().weight
-    monkeypatch.setattr(weight, "data", weight.data * float("inf"))
+    monkeypatch.setattr(weight, "data", weight.data * factor)
     for ask in (lambda one: read(lone.open(one)), lambda one: read_many(lone, [one])):
-        with pytest.raises(VLMError, match=r"not finite in torch\.float32; set dtype: float32"):
+        with pytest.raises(VLMError, match=rf"not finite in torch\.{dtype}; .*{remedy}"):
             ask([pictures[0]])
+
+
+def test_a_weight_of_the_vision_tower_that_is_no_number_is_named(pictures, monkeypatch):
+    lone = load(EMBEDDED)
+    name, weight = next((n, w) for n, w in lone.model.named_parameters() if "visual" in n)
+    monkeypatch.setattr(weight, "data", weight.data * float("nan"))
+    with pytest.raises(VLMError, match=f"its weight {name} is not finite"):
+        read(lone.open([pictures[0]]))
 
 
 def test_the_exact_mode_asks_for_deterministic_kernels_and_gives_the_same_bits(pictures):

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_validator
 
 from agentic_iqa_local.batch.results import picture_changed
 from agentic_iqa_local.batch.rows import LARGEST_NOTE, RowFile, check_run, rows_in, write_run
@@ -39,11 +39,34 @@ class _View(BaseModel):
 _Read = Annotated[dict[Literal["views"], list[_View]], Field(min_length=1)]
 
 
+class _Fusion(BaseModel):
+    eta: float | None = None
+    sigma: float | None = None
+
+
+class _Agent(BaseModel):
+    fusion: _Fusion | None = None
+
+
 class _Row(BaseModel):
     """What is checked of a row: of an image with human scores, or of a question. A failed one lacks what was not
     reached."""
 
     key: str
+    image: str | None = None
+    reference: str | None = None
+    sha256: str | None = None
+    split: str | None = None
+    level: float | None = None
+    subset: str | None = None
+    task: str | None = None
+    question_type: str | None = None
+    error: str | None = None
+    agent: _Agent | None = None
+    agent_error: str | None = None
+    answered: str | None = None
+    probabilities: list[float] | None = None
+    alone: list[float] | None = None
     mos: Annotated[float, Field(ge=-MOST, le=MOST)] = 0.0
     group: str | None = None
     distortion: str | None = None
@@ -53,6 +76,63 @@ class _Row(BaseModel):
     cost: dict[str, dict[str, float]] = {}
     choices: list[str] | None = None
     answer: Annotated[int, Field(ge=0)] | None = None
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        """A rated image has its parts of the data set; a question's answer and probabilities are of its choices."""
+        lacking = {"group", "split"} - self.model_fields_set
+        if "mos" in self.model_fields_set and lacking:
+            raise ValueError(f"no {', '.join(sorted(lacking))}")
+        if self.answer is None:
+            return self
+        count = len(self.choices or ())
+        if self.answer >= count:
+            raise ValueError(f"answer: expected the number of a choice, of {count}")
+        if self.answered is not None and len(self.probabilities or ()) != count:
+            raise ValueError(f"probabilities: expected one for each choice, {count}")
+        return self
+
+
+class _Model(BaseModel):
+    name: str
+    notice: str | None = None
+    dtype: str | None = None
+    quantization: str | None = None
+
+
+class _Tools(BaseModel):
+    full_reference: list[str]
+    no_reference: list[str]
+
+
+class _Reads(BaseModel):
+    query: str
+
+
+class _Identity(BaseModel):
+    model: str
+    reads: _Reads
+
+
+class _Dataset(BaseModel):
+    key: str
+    images: Annotated[int, Field(ge=0)] = 0
+    missing: list[str] = []
+    left_out: dict[str, int] = {}
+
+
+class _Run(BaseModel):
+    """What a report, a fit or a comparison reads of run.json; the data set and the fusion are checked where they are
+    used too."""
+
+    dataset: _Dataset
+    model: _Model
+    fusion: FusionSettings
+    tools: _Tools
+    maps: dict[str, str]
+    identity: _Identity
+    git: str | None = None
+    versions: dict[str, str] = {}
 
 
 @contextmanager
@@ -95,12 +175,14 @@ def read_run(folder: Path) -> Run:
     file = folder / "run.json"
     try:
         run = read_json(file, LARGEST_NOTE)
+        _Run.model_validate(run)
         file = folder / "rows.jsonl"
         with os.fdopen(open_regular(file), "rb") as rows:
             return run, [row for _, row in rows_in(rows, file, _Row, going_on=True)]
-    except FileError as error:
+    except (FileError, ValidationError) as error:
+        mistake = first_mistake(error) if isinstance(error, ValidationError) else error
         raise StoreError(
-            f"{folder}: expected a folder that study.py run wrote", f"{file.name}: {error}"
+            f"{folder}: expected a folder that study.py run wrote", f"{file.name}: {mistake}"
         ) from error
 
 
@@ -111,10 +193,8 @@ def dataset_info(run: dict[str, Any]) -> DatasetInfo:
         expected = f"expected what a study writes, got no {', '.join(lacking)}"
         raise StudyError(f"run.json: {expected}", "report on a run of this version")
     told = run["dataset"]
-    if told.get("key") not in DATASETS:
-        expected = (
-            f"run.json: expected a data set of {', '.join(DATASETS)}, got {told.get('key')!r}"
-        )
+    if not isinstance(told, dict) or told.get("key") not in [*DATASETS]:
+        expected = f"run.json: expected a data set of {', '.join(DATASETS)}, got another"
         raise StudyError(expected, "correct its key")
     known = asdict(DATASETS[told["key"]])
     return _checked(DatasetInfo, {name: told.get(name, value) for name, value in known.items()})

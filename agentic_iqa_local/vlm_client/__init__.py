@@ -100,7 +100,8 @@ class LetterRead:
         for letter, value in values.items():
             if type(value) not in (int, float) or not NO_PROBABILITY < value <= LOGPROB_ROUNDING:
                 said = f"expected a finite log-probability of at most 0 for the letter {letter}, got {value!r:.40}"
-                raise VLMError(f"{engine}: {said}", "set dtype: float32, or use another model")
+                remedy = "its weights are damaged, or it overflows: load it in float32, or use another model"
+                raise VLMError(f"{engine}: {said}", remedy)
         if (total := math.fsum(map(math.exp, values.values()))) > 1 + LOGPROB_ROUNDING:
             said = f"expected probabilities of {', '.join(values)} that sum to at most 1, got {total:.4g}"
             raise VLMError(f"{engine}: {said}", "use another model or engine")

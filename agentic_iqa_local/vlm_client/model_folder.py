@@ -6,6 +6,7 @@ The headers of the weight files say how large the model is. Nothing here imports
 import functools
 import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,10 @@ LARGEST_INDEX = 16 * 2**20  # bytes; the index of 90 thousand tensors takes 9 MB
 OTHER_SOURCES = {"auto_map", "custom_pipelines", "custom_generate", "kernel_config", "use_kernels",
                  "transformers_weights", "checkpoint_path", "pretrained_cfg", "audio_tokenizer"}  # fmt: skip
 
+# Keys of the settings that say how often transformers builds a part, before it looks at the weights
+COUNTS = re.compile("^depth$|^(?!max_).*(layers?|blocks|experts|heads)$")
+MOST_PARTS = 10_000  # of a kind, where no weights are at hand to compare with
+
 
 @dataclass(frozen=True)
 class Weights:
@@ -35,6 +40,12 @@ class Weights:
         """How many numbers all tensors hold together."""
         return sum(map(math.prod, self.shapes.values()))
 
+    @functools.cached_property
+    def most_parts(self) -> int:
+        """How many layers, heads or experts there can be: each has a tensor, or a place in one of three dimensions."""
+        stacked = (shape[0] for shape in self.shapes.values() if len(shape) == 3)
+        return max(len(self.shapes), *stacked, 0)
+
 
 def examine(folder: Path, weights: bool = True) -> Weights | None:
     """Checks the settings of `folder`; with `weights`, what the headers of its weight files say. Raises VLMError."""
@@ -46,16 +57,26 @@ def examine(folder: Path, weights: bool = True) -> Weights | None:
         raise _refused(
             folder, "expected no adapter_config.json", "merge the adapter into the weights"
         )
-    for file in sorted(folder.glob("*config.json")):
-        for part in walk(read_object(folder, file.name)):
-            if named := sorted(
-                key for key in OTHER_SOURCES if isinstance(part, dict) and part.get(key)
-            ):
-                what = f"{file.name}: expected no {named[0]}, which names code or other weights"
-                raise _refused(
-                    folder, what, "use an edition of the model that transformers loads by itself"
-                )
-    return read_weights(folder) if weights else None
+    parts = [
+        (file.name, part)
+        for file in sorted(folder.glob("*config.json"))
+        for part in walk(read_object(folder, file.name))
+        if isinstance(part, dict)
+    ]
+    for name, part in parts:
+        if named := sorted(key for key in OTHER_SOURCES if part.get(key)):
+            what = f"{name}: expected no {named[0]}, which names code or other weights"
+            raise _refused(
+                folder, what, "use an edition of the model that transformers loads by itself"
+            )
+    found = read_weights(folder) if weights else None
+    most = found.most_parts if found else MOST_PARTS
+    for name, part in parts:
+        for key, count in part.items():
+            if isinstance(count, int) and COUNTS.search(key) and count > most:
+                has = f"its weights have {most} at most" if found else "more than any model has"
+                raise _refused(folder, f"{name}: {key} is {count:.6g}, {has}")
+    return found
 
 
 def read_object(folder: Path, name: str, **limits: int) -> dict[str, Any]:

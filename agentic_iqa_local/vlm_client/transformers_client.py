@@ -243,8 +243,20 @@ class TransformersClient(VLMClient):
             passed = Pass(logits, kept, None if delta is None else delta.clone(), seconds)
         if not torch.isfinite(logits).all():
             said = f"{self.name} gave logits that are not finite in {self.dtype}"
-            raise VLMError(said, "set dtype: float32")
+            raise VLMError(said, self._remedy_of_overflow())
         return passed
+
+    def _remedy_of_overflow(self) -> str:
+        """What helps where logits are not finite: another file where a weight is not finite itself; a dtype of more
+        range where there is one. In float16 a weight may be infinite that is not so in its file."""
+        half = self.dtype == torch.float16
+        for name, weight in self.model.named_parameters():
+            damaged = torch.isnan(weight) if half else ~torch.isfinite(weight)
+            if damaged.any():
+                return f"its weight {name} is not finite: get the folder again from its maker"
+        if self.dtype == torch.float32:
+            return "its weights are finite, but it overflows in float32 too: use another model"
+        return "set dtype: float32"
 
     @contextmanager
     def _errors(self, on: str) -> Iterator[None]:
