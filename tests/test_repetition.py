@@ -19,6 +19,7 @@ LOOPS = [
     "the picture is the picture is the picture is",
     "Edges are soft. Edges are soft. Edges are soft.",
     "The sky shows slight noise in it. The sky shows slight noise in it.",
+    "The picture sinks the picture sinks.",
     "noise\nnoise\nnoise\nnoise\nnoise\nnoise\nnoise",
     "very very very very blurry",
     "noise light grain noise grain light noise light grain noise light noise grain light noise grain"

@@ -45,7 +45,8 @@ def _loops(tokens: list[str], apart: list[bool]) -> bool:
             if alike and alike % size == 0 and not all(map(str.isnumeric, run)):
                 copies = alike // size + 1
                 listed = size == 1 and (any(apart[i - alike : i]) or len(tokens[i]) == 1)
-                if copies >= _most(size, listed):
+                says_nothing_else = size > 1 and copies * size == len(tokens)
+                if says_nothing_else or copies >= _most(size, listed):
                     return True
     return False
 
