@@ -45,7 +45,7 @@ def _loops(tokens: list[str], apart: list[bool]) -> bool:
             if alike and alike % size == 0 and not all(map(str.isnumeric, run)):
                 copies = alike // size + 1
                 listed = size == 1 and (any(apart[i - alike : i]) or len(tokens[i]) == 1)
-                says_nothing_else = size > 1 and copies * size == len(tokens)
+                says_nothing_else = len(set(run)) > 1 and copies * size == len(tokens)
                 if says_nothing_else or copies >= _most(size, listed):
                     return True
     return False
