@@ -34,6 +34,11 @@ SCRIPTS = {"bundle": "fetch_models"} | {  # subcommand → its file in scripts/
 }
 
 LARGEST = 4 * 2**20  # bytes of a JSON file
+BEGINNING = 2**20  # bytes in which a file's mark stands
+PAGE = re.compile(
+    rb'\A<!DOCTYPE html>[^>]*>\s*<head>\s*<meta name="generator" content="agentic_iqa_local">'
+)
+PNG = re.compile(rb"\A\x89PNG\r\n\x1a\n.{,4000}tEXtSoftware\0agentic_iqa_local", re.DOTALL)
 LARGEST_YAML = 2**18  # bytes: PyYAML takes seconds for more
 MOST_VALUES = 100_000  # of a YAML file, each counted as often as aliases (*name) repeat it
 TEMPORARY = ".partial"  # the suffix of a file that is being written
@@ -236,6 +241,16 @@ def replacing(path: Path, *, sync: bool = False) -> Iterator[BinaryIO]:
             raise
         reason = f"{path}: could not be written ({error.strerror})"
         raise WriteError(reason, "make room there or choose another place") from error
+
+
+def is_replaceable(place: Path, mark: re.Pattern[bytes]) -> bool:
+    """Whether nobody misses the file at `place`: there is none, it is empty, or its beginning bears the `mark` of
+    what this program writes there. Raises FileError."""
+    if not os.path.exists(place):
+        return True
+    with open(open_regular(place), "rb") as file, _usable("read"):
+        beginning = file.read(BEGINNING)
+    return not beginning or mark.search(beginning) is not None
 
 
 def remove_temporaries(folder: Path) -> None:

@@ -1,5 +1,8 @@
-"""No command replaces a file whose name is of another kind, and each says so before anything is loaded."""
+"""No command replaces a file of another kind, one of its inputs, or one that it did not write, and each says so before
+anything is loaded."""
 
+import json
+import os
 import shutil
 from pathlib import Path
 
@@ -7,6 +10,15 @@ import pytest
 from conftest import DATA
 
 from agentic_iqa_local.cli.main import main
+from agentic_iqa_local.cli.options import UsageError
+from agentic_iqa_local.cli.outputs import COMPARISONS, check_apart, output_file
+from agentic_iqa_local.files import PAGE, write_whole
+from agentic_iqa_local.judgement.comparison import Ranking
+from agentic_iqa_local.output import comparison_report, tables
+from agentic_iqa_local.output.comparison_report import comparison_csv
+from agentic_iqa_local.output.gallery.page import write_gallery
+from agentic_iqa_local.output.tables import csv_text
+from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.studies.store import StoreError, open_store
 
 PRECIOUS = b"what somebody would miss"  # without a line end, as pictures are
@@ -36,6 +48,91 @@ def test_a_file_of_another_kind_is_not_replaced(words, tmp_path, monkeypatch, ca
     assert said.startswith(f"error: {words[-2]} ")
     assert "expected a name with ." in said
     assert all(Path(name).read_bytes() == PRECIOUS for name in ("x.png", "x.jpg"))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["assess", "a.png", "--csv", "photo.csv"],
+        ["assess", "photo.html", "--gallery", "photo.html"],
+        ["assess", "a.png", "--map", "photo.png"],
+        ["compare", "a.png", "photo.png", "--out", "photo.json"],
+        ["best", "a.png", "photo.png", "--csv", "photo.csv"],
+        ["gallery", "photo.html"],
+        ["gallery", "photo.html", "--out", "photo.html"],
+        ["bundle", "--out", "photo.tar"],
+        ["study", "fit", "run", "--out", "photo.json"],
+        ["study", "report", "run", "--out", "run"],
+        ["study", "report", "run", "--out", "folder"],
+        ["study", "compare", "run", "other", "--out", "folder"],
+    ],
+    ids=" ".join,
+)
+def test_a_file_that_this_program_did_not_write_is_not_replaced(
+    words, tmp_path, monkeypatch, capfd
+):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("folder", "run", "other"):
+        Path(folder).mkdir()
+        for name in ("rows.jsonl", "run.json", "modes.csv", "report.html"):
+            Path(folder, name).write_text('{"mine": 1}\n')
+    for suffix in ("csv", "html", "png", "json", "tar"):
+        shutil.copy(DATA / "sumac.png", f"photo.{suffix}")
+    shutil.copy(DATA / "sumac.png", "a.png")
+    before = {file: file.read_bytes() for file in Path().rglob("*") if file.is_file()}
+    assert main(words) == 2
+    told, said = capfd.readouterr()
+    assert told == ""
+    assert said.startswith("error: ")
+    assert {file: file.read_bytes() for file in Path().rglob("*") if file.is_file()} == before
+
+
+@pytest.mark.parametrize("name", ["m.csv", "./m.csv", "link.csv", "hard.csv", "sub/../m.csv"])
+@pytest.mark.parametrize("option", ["--csv", "--out"])
+def test_an_output_is_no_input_whatever_it_is_called(option, name, tmp_path, monkeypatch, capfd):
+    """Also where the input is a file that this program wrote and would replace."""
+    suffix = ".csv" if option == "--csv" else ".jsonl"
+    monkeypatch.chdir(tmp_path)
+    Path("sub").mkdir()
+    shutil.copy(DATA / "sumac.png", "a.png")
+    manifest = Path(f"m{suffix}")
+    row = Assessment(image="a.png", query="Is it sharp?", mode="logits")
+    text = "\ufeff" + csv_text([row]) if suffix == ".csv" else '{"image": "a.png"}\n'
+    manifest.write_text(text, newline="")
+    Path(f"link{suffix}").symlink_to(manifest)
+    os.link(manifest, f"hard{suffix}")
+    before = manifest.read_bytes()
+    words = ["--manifest", str(manifest), option, name.replace(".csv", suffix)]
+    assert main(["assess", *words]) == 2
+    assert f"expected another file than the input {manifest}" in capfd.readouterr().err
+    assert manifest.read_bytes() == before
+
+
+def test_outputs_are_apart_from_each_other(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.png", "b.map.png"):
+        shutil.copy(DATA / "sumac.png", name)
+    outputs = [("--out", Path("x.json")), ("--map", Path("sub/../x.json"))]
+    with pytest.raises(UsageError, match=r"--map .*expected another file than that of --out"):
+        check_apart(outputs, [])
+    check_apart(outputs[:1], ["a.png", None])
+
+
+def test_what_this_program_wrote_it_replaces_but_not_a_table_with_a_column_of_the_users(tmp_path):
+    row = Assessment(image="a.png", query="Is it sharp?", mode="logits", error="no")
+    both = Ranking(order=[], failed=[row])
+    write_gallery([row], tmp_path / "g.html", name="g")
+    write_whole(tmp_path / "r.csv", csv_text([row]), encoding="utf-8-sig")
+    write_whole(tmp_path / "c.csv", comparison_csv([both]), encoding="utf-8-sig")
+    write_whole(tmp_path / "c.json", "\n".join(json.dumps(x.to_dict()) for x in (row, both)))
+    marks = {"g.html": PAGE, "r.csv": tables.CSV, "c.csv": comparison_report.CSV}
+    for name, mark in (marks | {"c.json": COMPARISONS}).items():
+        place = tmp_path / name
+        assert output_file("--out", place, place.suffix, mark=mark) == place
+    changed = (tmp_path / "r.csv").read_bytes().replace(b",sha256\r\n", b",sha256,mos\r\n")
+    (tmp_path / "r.csv").write_bytes(changed)
+    with pytest.raises(UsageError, match=r"rm \S*r\.csv"):
+        output_file("--csv", tmp_path / "r.csv", ".csv", mark=tables.CSV)
 
 
 def test_files_of_rows_that_are_another_s_are_not_cut(tmp_path):

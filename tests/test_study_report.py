@@ -442,7 +442,10 @@ def test_command_reports_on_several_runs(few_modes, tmp_path, capsys):
     status, said, errors = command(capsys, "report", *runs, "--out", out, "--draws", 10, "--png")
     assert status == 0, errors
     assert str(out / "report.html") in said
-    names = {"report.html", "datasets.csv", "datasets.parquet", "tid2013", "kadid10k"}
+    names = {"report.html", "report.txt", "datasets.csv", "datasets.parquet"} | {
+        "tid2013",
+        "kadid10k",
+    }
     assert {path.name for path in out.iterdir()} == names
     for name in ("scatter", "differences", "reliability", "by_distortion", "risk_coverage"):
         assert all((out / "kadid10k" / f"{name}.{kind}").is_file() for kind in ("svg", "png"))

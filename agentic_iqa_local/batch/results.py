@@ -9,10 +9,24 @@ from pathlib import Path
 from typing import Any
 
 from agentic_iqa_local.batch.inputs import row_key
-from agentic_iqa_local.batch.rows import RowFile, RowsError, StoredRow, check_run, write_run
+from agentic_iqa_local.batch.rows import (
+    DESCRIPTION,
+    ELSEWHERE,
+    RowFile,
+    RowsError,
+    StoredRow,
+    check_run,
+    write_run,
+)
 from agentic_iqa_local.errors import one_line
-from agentic_iqa_local.files import WriteError, path_from_text
+from agentic_iqa_local.files import WriteError, is_replaceable, path_from_text
 from agentic_iqa_local.result import file_sha256
+
+
+def _check_description(place: Path) -> None:
+    """Raises RowsError where what lies at the place of a run's description is somebody's."""
+    if os.path.lexists(place) and not is_replaceable(place, DESCRIPTION):
+        raise RowsError(f"{place}: this is no description of a run", ELSEWHERE)
 
 
 def picture_changed(row: dict[str, Any], since: float) -> bool:
@@ -55,7 +69,9 @@ class Results(RowFile):
         self.changed = 0  # pictures that did since
         description = self.path.with_name(f"{self.path.name}.run.json")
         try:
-            if not self.empty:
+            if self.empty:
+                _check_description(description)
+            else:
                 if not resume:
                     remedy = "add --resume to go on with them, or choose another --out"
                     raise RowsError(f"{self.path}: holds rows already", remedy)

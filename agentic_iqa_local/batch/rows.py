@@ -5,6 +5,7 @@ import codecs
 import errno
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -43,6 +44,7 @@ LARGEST_NOTE = 2**26  # bytes of a run's description, which holds its command li
 SYNC_AFTER = 0.05  # seconds since the last sync: a disk takes a few milliseconds for each
 ELSEWHERE = "choose another --out"
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+DESCRIPTION = re.compile(rb'\A\{\n "command": \[')  # what the description of a run begins with
 
 
 class RowsError(WriteError):

@@ -8,11 +8,11 @@ from agentic_iqa_local.batch.inputs import Item, expand_inputs, read_manifest, r
 from agentic_iqa_local.cli.console import Console, tell
 from agentic_iqa_local.cli.options import (
     UsageError,
-    check_outputs,
     check_set_up,
     chosen_settings,
     device_of,
 )
+from agentic_iqa_local.cli.outputs import answer_files, check_apart, check_outputs
 from agentic_iqa_local.files import ROOT, command
 from agentic_iqa_local.images.files import check_file
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
@@ -27,10 +27,7 @@ def assess(args: argparse.Namespace) -> int:
             str
         ] = []  # said once it is clear that the device is there: a mistake is one line
         check_outputs(args)
-        if args.manifest and args.csv and args.csv.resolve() == args.manifest.resolve():
-            raise UsageError(
-                f"--csv {args.csv}: expected another file than the manifest", "name a new one"
-            )
+        check_apart(answer_files(args), [args.manifest, args.config, args.fit])
         settings = chosen_settings(args, notes.append)
         if not (args.manifest or args.pictures):
             notes.append(

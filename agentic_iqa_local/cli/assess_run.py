@@ -18,10 +18,11 @@ from agentic_iqa_local.batch.work import Assessing, as_line
 from agentic_iqa_local.cli.command import stopped_by_ctrl_c
 from agentic_iqa_local.cli.console import Console, Progress, tell
 from agentic_iqa_local.cli.look import written
-from agentic_iqa_local.cli.options import UsageError, batch_of, output_file
+from agentic_iqa_local.cli.options import UsageError, batch_of
+from agentic_iqa_local.cli.outputs import answer_files, check_apart, output_file
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.errors import one_line
-from agentic_iqa_local.files import WriteError, path_text, write_whole
+from agentic_iqa_local.files import PNG, WriteError, path_text, write_whole
 from agentic_iqa_local.output.picture_lines import PictureLines
 from agentic_iqa_local.output.report import account, summary
 from agentic_iqa_local.output.tables import csv_text
@@ -50,6 +51,11 @@ class AssessRun:
     ):
         self.args, self.items, self.device, self.console = args, items, device, console
         maps = map_requests(args, items) if args.map else {}
+        drawn = [("--map", request.png) for request in maps.values() if request.png]
+        pictures = (path for item in items for path in (item.image, item.reference))
+        check_apart(
+            [*answer_files(args), *drawn], [*pictures, args.manifest, args.config, args.fit]
+        )
         self.work = Assessing(settings, args.pipeline or "agent", args.max_replan_iterations, maps)
         self.results = self._open_results() if args.out else None
         done = self.results.done if self.results else ()
@@ -211,13 +217,6 @@ def map_requests(args: argparse.Namespace, items: Sequence[Item]) -> "dict[str, 
         raise UsageError(
             f"--map {place}: {expected}", f"make it first: mkdir -p {shlex.quote(str(place))}"
         )
-    pngs: list[Path] = [output_file("--map", file, ".png") for file in files]
-    used = {
-        os.path.realpath(path) for item in items for path in (item.image, item.reference) if path
-    }
-    if used & {os.path.realpath(png) for png in pngs}:
-        raise UsageError(
-            f"--map {place}: expected another file than the pictures", "name a new one"
-        )
+    pngs: list[Path] = [output_file("--map", file, ".png", mark=PNG) for file in files]
     tiles = {"max_tiles": args.map_tiles} if args.map_tiles else {}
     return {item.key: MapRequest(png=png, **tiles) for item, png in zip(items, pngs, strict=True)}

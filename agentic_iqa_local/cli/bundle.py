@@ -9,7 +9,8 @@ from pathlib import Path
 from rich.filesize import decimal
 
 from agentic_iqa_local.cli.console import meter, say, tell
-from agentic_iqa_local.cli.options import UsageError, chosen_settings, output_file
+from agentic_iqa_local.cli.options import UsageError, chosen_settings
+from agentic_iqa_local.cli.outputs import output_file
 from agentic_iqa_local.config import ConfigError, Settings
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.files import PACKAGE, PROGRAM, ROOT, command, models_root
@@ -26,7 +27,8 @@ def collect(args: argparse.Namespace) -> None:
             "--wheels: expected a checkout with its locked versions, this is an installed package"
         )
     settings, name = chosen_settings(args), Path(args.config or "embedded").stem
-    out = output_file("--out", (args.out or Path(f"{name}.iqabundle.tar")).absolute(), ".tar")
+    named = (args.out or Path(f"{name}.iqabundle.tar")).absolute()
+    out = output_file("--out", named, ".tar", mark=bundles.BEGIN)
     downloads = out.with_name(f"{out.name}.downloads")
     repos, places = dict(map(fetch.repo_option, args.repo)), model_places(settings)
     if unused := set(repos) - set(places):

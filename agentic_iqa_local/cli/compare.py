@@ -9,6 +9,7 @@ from agentic_iqa_local.batch.work import Assessing
 from agentic_iqa_local.cli import options
 from agentic_iqa_local.cli.command import stopped_by_ctrl_c
 from agentic_iqa_local.cli.console import Console, Progress, tell
+from agentic_iqa_local.cli.outputs import answer_files, check_apart, check_outputs
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.files import write_whole
 from agentic_iqa_local.images.files import check_file
@@ -21,9 +22,10 @@ from agentic_iqa_local.result import Assessment, Result
 
 def compare(args: argparse.Namespace, best: bool = False) -> int:
     """Compares two pictures, orders several, or finds the best of each group. Raises UserError."""
-    options.check_outputs(args)
+    check_outputs(args, compared=True)
     settings, pipeline = options.chosen_settings(args), args.pipeline or "letters"
     items = [Item(file, args.reference) for file in expand_inputs(args.pictures)]
+    check_apart(answer_files(args), [args.reference, args.config, *(item.image for item in items)])
     for file in filter(None, (args.reference, *(item.image for item in items))):
         check_file(file)
     if not best and not 2 <= len(items) <= MOST_PICTURES:

@@ -8,8 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from agentic_iqa_local.cli.console import Console, say, tell
-from agentic_iqa_local.cli.options import SUFFIXES, chosen_settings, device_of, output_file
+from agentic_iqa_local.cli.options import chosen_settings, device_of
+from agentic_iqa_local.cli.outputs import SUFFIXES, check_apart, output_file
 from agentic_iqa_local.errors import one_line
+from agentic_iqa_local.files import PAGE
 from agentic_iqa_local.result import Assessment
 
 
@@ -46,7 +48,9 @@ def tools(args: argparse.Namespace) -> None:
 def gallery(args: argparse.Namespace) -> int:
     from agentic_iqa_local.output.gallery.rows import read_rows
 
-    out = output_file("--out", args.out or args.rows.with_suffix(".html"), *SUFFIXES["gallery"])
+    named = args.out or args.rows.with_suffix(".html")
+    out = output_file("--out", named, *SUFFIXES["gallery"], mark=PAGE)
+    check_apart([("--out", out)], [args.rows])
     message, missing = written(read_rows(args.rows), out, args.rows.name, args.images)
     say(message)
     return 1 if missing else 0

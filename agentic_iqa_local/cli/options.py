@@ -4,7 +4,6 @@ choose."""
 import argparse
 import os
 import re
-import shlex
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -14,7 +13,7 @@ from pydantic import BeforeValidator, StringConstraints
 from agentic_iqa_local.cli.console import tell
 from agentic_iqa_local.config import ConfigError, Count, Options, Request, Seconds, option
 from agentic_iqa_local.errors import UserError
-from agentic_iqa_local.files import FileError, about_missing_model, models_root, place_for
+from agentic_iqa_local.files import about_missing_model, models_root
 from agentic_iqa_local.state import CONTEXTS, Context
 
 if TYPE_CHECKING:
@@ -29,11 +28,6 @@ GROUPS = {  # options that several commands share
     "CLUSTER": ("cluster", "workers", "gpus_per_worker"),
     "SHOWN": ("json", "explain", "verbose"),
 }
-SUFFIXES = {
-    "out": (".jsonl", ".json"),
-    "csv": (".csv",),
-    "gallery": (".html", ".htm"),
-}  # of files of answers
 METAVARS = {
     "abstain_wider_than": "W", "at_least": "LEVEL", "background": "COLOUR", "batches": "DIR", "choices": "ANSWER",
     "cluster": "ADDRESS", "contexts": "CONTEXT", "expect": "HASH", "fit": "FILE", "host": "ADDRESS", "images": "DIR",
@@ -217,38 +211,6 @@ def read(
     except ConfigError as error:
         parser.error(as_flags(error.message))
     return argparse.Namespace(**vars(args) | {name: getattr(words, name) for name in fields})
-
-
-def output_file(option: str, file: Path, *suffixes: str) -> Path:
-    """The file that `option` writes, where `file` is a link the one that it leads to. Raises UsageError for a name
-    with another suffix, so that nothing of another kind is replaced, and for a place where nothing can be written."""
-    folder, wrong, remedy = file.absolute().parent, "", "choose a new file in a folder of yours"
-    try:
-        place = place_for(file)
-    except FileError as error:
-        raise UsageError(f"{option} {file}: {error}", remedy) from error
-    if place.suffix.lower() not in suffixes:
-        wrong, remedy = (
-            f"expected a name with {' or '.join(suffixes)}",
-            f"name it {file.stem}{suffixes[0]}",
-        )
-    elif not folder.is_dir():
-        wrong, remedy = (
-            f"there is no folder {folder}",
-            f"make it first: mkdir -p {shlex.quote(str(folder))}",
-        )
-    elif not os.access(place if place.exists() else folder, os.W_OK):
-        wrong = "it cannot be written"
-    if wrong:
-        raise UsageError(f"{option} {file}: {wrong}", remedy)
-    return place
-
-
-def check_outputs(args: argparse.Namespace) -> None:
-    """Gives the options for files of answers the places that they lead to. Raises UsageError, see `output_file`."""
-    for name, suffixes in SUFFIXES.items():
-        if file := getattr(args, name, None):
-            setattr(args, name, output_file(f"--{name}", file, *suffixes))
 
 
 def chosen_settings(args: argparse.Namespace, say: Callable[[str], None] = tell) -> "Settings":

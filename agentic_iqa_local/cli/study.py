@@ -18,12 +18,12 @@ from agentic_iqa_local.cli.options import (
     check_set_up,
     chosen_settings,
     device_of,
-    output_file,
 )
+from agentic_iqa_local.cli.outputs import output_file
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.files import command, write_whole
 from agentic_iqa_local.iqa_tools import find_tool
-from agentic_iqa_local.judgement.fit import read_fit
+from agentic_iqa_local.judgement.fit import FIT, read_fit
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
 from agentic_iqa_local.output.tracking import tracked
 from agentic_iqa_local.studies.compare import compare as compare_runs
@@ -31,7 +31,7 @@ from agentic_iqa_local.studies.datasets import load_dataset
 from agentic_iqa_local.studies.fitting import fit_runs
 from agentic_iqa_local.studies.report import as_text, report_runs, write_tables
 from agentic_iqa_local.studies.run import Plan, Studying, chosen, run_study
-from agentic_iqa_local.studies.store import read_run
+from agentic_iqa_local.studies.store import check_report_folder, make_report_folder, read_run
 
 GO_ON = "the same command goes on"
 Work = Callable[[argparse.Namespace], int | None]
@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def fit(args: argparse.Namespace) -> None:
-    place = output_file("--out", args.out, ".json")
+    place = output_file("--out", args.out, ".json", mark=FIT)
     found = fit_runs(
         args.runs, args.objective, split=args.split, share=args.share, called=args.called
     )
@@ -130,9 +130,12 @@ def report(args: argparse.Namespace) -> None:
 def compare(args: argparse.Namespace) -> None:
     if len({folder.resolve() for folder in args.runs}) < len(args.runs):
         raise UsageError("compare: one run is named twice", "name two different runs")
+    if args.out:
+        check_report_folder(args.out)
     tables, notes = compare_runs(read_runs(args.runs), modes=args.modes, draws=args.draws)
     say("\n".join([*(as_text(name, table) for name, table in tables.items()), *notes]))
     if args.out:
+        make_report_folder(args.out)
         write_tables(args.out, tables)
         say(f"\nWritten to {one_line(str(args.out))}")
 

@@ -1,6 +1,7 @@
 """A fit of a study: the letters' temperature, the tools' η and a calibration of the intervals, as `study fit`
 writes them and `assess --fit` reads them, and which calibration applies to a set-up."""
 
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -22,6 +23,7 @@ SCALES: dict[Objective, str] = {
     "srcc": "SRCC",
     "spread": "difference in spread between letters and tools, in levels (lower is better)",
 }
+FIT = re.compile(rb'\A\{"temperature":[^{]*"objective":')  # what a file of a fit begins with
 LARGEST_FIT = 2**26  # bytes: it names every image that it was made on
 Within = Annotated[float, Field(ge=LOWEST, le=HIGHEST)]
 

@@ -11,7 +11,14 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from agentic_iqa_local.errors import UserError, one_line
-from agentic_iqa_local.files import FileError, WriteError, place_for, write_whole
+from agentic_iqa_local.files import (
+    PNG,
+    FileError,
+    WriteError,
+    is_replaceable,
+    place_for,
+    write_whole,
+)
 from agentic_iqa_local.images.crops import Box
 from agentic_iqa_local.images.frames import moved
 from agentic_iqa_local.iqa_tools import ToolError
@@ -59,23 +66,36 @@ def mapped(images: OpenImages, request: MapRequest) -> dict[str, Any]:
     """What a row holds of the map that its assessment was asked for: `map`, or in `no_map` why there is none."""
     images.observer.step("map", "started")
     try:
+        place = _place_of(request.png) if request.png else None
         q_map, ssim = make_map(images, request)
     except (MapError, VLMError, ToolError) as error:
         return {"no_map": one_line(str(error))}
     finally:
         images.observer.step("map", "finished")
-    if request.png is not None:
+    if place is not None:
         from agentic_iqa_local.judgement.map_drawing import draw
 
         try:
-            write_whole(place_for(request.png), draw(q_map, images.image.pixels, ssim))
+            write_whole(place, draw(q_map, images.image.pixels, ssim))
             q_map.png = str(request.png)
-        except (FileError, WriteError) as error:
+        except WriteError as error:
             reason = (
                 f"it could not be written ({error.message}); choose a file in a folder of yours"
             )
             q_map.not_drawn = one_line(f"map {request.png}: {reason}")
     return {"map": q_map}
+
+
+def _place_of(png: Path) -> Path:
+    """Where a map is drawn to: the end of the link, if `png` is one. Raises MapError for a place that nothing can be
+    written to, and for a file that is no map of this program."""
+    try:
+        place = place_for(png)
+        if is_replaceable(place, PNG):
+            return place
+    except FileError as error:
+        raise MapError(f"map {png}: {error}; choose a file in a folder of yours") from error
+    raise MapError(f"map {png}: there is a file that is no map of this program; choose a new name")
 
 
 def make_map(images: OpenImages, request: MapRequest) -> tuple[QualityMap, np.ndarray | None]:

@@ -58,6 +58,7 @@ from agentic_iqa_local.offline.manifest import (
 )
 
 OWN = (MANIFEST, MANIFEST_HASH)
+BEGIN = re.compile(rf"\A{re.escape(MANIFEST_HASH)}\0".encode())  # of an archive
 CHUNK = 1 << 20  # bytes
 LOCK = ".agentic_iqa.lock"
 MAKE_ROOM = "make room or choose another folder"

@@ -1,5 +1,6 @@
 """Comparisons, orders and groups of pictures as text for a terminal and as a table. Pure: results in, lines out."""
 
+import re
 from collections.abc import Iterable, Iterator
 
 from agentic_iqa_local.errors import one_line
@@ -96,30 +97,23 @@ def _place(ranked: Ranked) -> str:
     return one_line(f"{ranked.place}. {row.image}: {row.answer}{ahead}")
 
 
+COLUMNS = ("kind", "group", "place", "image", "answer", "level", "q", "q_low", "q_high")
+COLUMNS = (*COLUMNS, "better_than_next", "error", "sha256")
+CSV = re.compile(rb"\A\xef\xbb\xbf" + ",".join(COLUMNS).encode() + rb"\r?\n")
+
+
 def comparison_csv(results: Iterable[Result]) -> str:
     """The pictures of each result from the best on, then those that failed, as CSV with a header.
 
     `place` is 1 for the best and empty for a picture that was not compared; `better_than_next` the probability
     that it is better than the one of the next place.
     """
-    columns = [
-        "kind",
-        "group",
-        "place",
-        "image",
-        "answer",
-        "level",
-        "q",
-        "q_low",
-        "q_high",
-        "better_than_next",
-    ]
     rows = (
         {"kind": getattr(result, "kind", "failed")} | verdict_cells(row) | place
         for result in results
         for row, place in _places(result)
     )
-    return as_csv([*columns, "error", "sha256"], rows)
+    return as_csv(COLUMNS, rows)
 
 
 def _places(result: Result) -> Iterator[tuple[Assessment, Row]]:

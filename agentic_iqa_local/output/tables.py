@@ -62,6 +62,12 @@ def write_csv(
     )
 
 
+ASKED = ("image", "reference", "query", "choices")
+FIRST = (*ASKED, *("answer", "level", "q", "q_low", "q_high", "not_sure", "gate"))
+FIRST = (*FIRST, "tools_mean", "model_letter")
+LAST = ("reasoning", "warnings", "error", "seconds", "model", "sha256")
+
+
 def csv_text(rows: Iterable[Assessment]) -> str:
     """Rows as CSV with a header, one line each.
 
@@ -74,29 +80,23 @@ def csv_text(rows: Iterable[Assessment]) -> str:
         letters |= set(row.p or ())
         tools |= {run.tool_name for run in row.tools}
     columns = [
-        *(
-            "image",
-            "reference",
-            "query",
-            "choices",
-            "answer",
-            "level",
-            "q",
-            "q_low",
-            "q_high",
-            "not_sure",
-            "gate",
-        ),
-        *(
-            "tools_mean",
-            "model_letter",
-            *(f"p_{letter}" for letter in sorted(letters)),
-            "distortions",
-        ),
+        *FIRST,
+        *(f"p_{letter}" for letter in sorted(letters)),
+        "distortions",
         *(f"{tool}{kind}" for tool in sorted(tools) for kind in (" raw", " 1-5")),
-        *("reasoning", "warnings", "error", "seconds", "model", "sha256"),
+        *LAST,
     ]
     return as_csv(columns, cells)
+
+
+CSV = re.compile(
+    rb"\A\xef\xbb\xbf"
+    + ",".join(FIRST).encode()
+    + rb",[^\r\n]*"
+    + ",".join(LAST).encode()
+    + rb"\r?\n"
+)
+"""What a file of `csv_text` begins with: the very columns, and none of a user's own."""
 
 
 def as_csv(columns: Sequence[str], rows: Iterable[Row]) -> str:

@@ -23,7 +23,13 @@ from agentic_iqa_local.studies import tables
 from agentic_iqa_local.studies.interval_tables import interval_tables
 from agentic_iqa_local.studies.plots import FIGURES, draw
 from agentic_iqa_local.studies.scored_run import SIGNIFICANCE, ScoredRun
-from agentic_iqa_local.studies.store import Run, dataset_info, make_folder
+from agentic_iqa_local.studies.store import (
+    Run,
+    check_report_folder,
+    dataset_info,
+    make_folder,
+    make_report_folder,
+)
 
 TOLD = ("accuracy", "modes", "differences")  # tables that a terminal shows
 UPPER = {"srcc", "plcc", "krcc", "rmse", "ece", "rps", "aurc", "mos"}
@@ -100,6 +106,9 @@ def report_runs(
     """Reports on runs, by name, into the folder `out`, each into one of its own where they are several, and returns
     what a terminal shows. The options are those of `analyse`. Raises FitError for a fit of another model, StudyError.
     """
+    folders = {name: out / name if len(runs) > 1 else out for name in runs}
+    for folder in (out, *folders.values()):
+        check_report_folder(folder)
     made: dict[str, dict[str, pd.DataFrame]] = {}
     studies: dict[str, Analysis] = {}
     for name, (run, rows) in runs.items():
@@ -117,8 +126,10 @@ def report_runs(
         {name: draw(study.run, study.tables, png) for name, study in studies.items()},
         [],
     )
+    make_report_folder(out)
     for name, by_name in made.items():
-        folder = out / name if len(runs) > 1 else out
+        folder = folders[name]
+        make_report_folder(folder)
         write_tables(folder, by_name)
         write_whole(folder / "run.json", json.dumps(runs[name][0], indent=1))
         for file, content in figures.get(name, {}).items():

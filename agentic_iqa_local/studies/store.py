@@ -15,7 +15,7 @@ from agentic_iqa_local.batch.rows import LARGEST_NOTE, RowFile, check_run, rows_
 from agentic_iqa_local.batch.rows import RowsError as StoreError
 from agentic_iqa_local.config import FusionSettings
 from agentic_iqa_local.errors import UserError
-from agentic_iqa_local.files import FileError, first_mistake, open_regular, read_json
+from agentic_iqa_local.files import FileError, first_mistake, open_regular, read_json, write_whole
 from agentic_iqa_local.state import LETTERS, ExecutorOutput
 from agentic_iqa_local.studies.datasets import DATASETS, MOST
 from agentic_iqa_local.studies.datasets.types import DatasetInfo
@@ -23,6 +23,7 @@ from agentic_iqa_local.studies.datasets.types import DatasetInfo
 Letter = Literal["A", "B", "C", "D", "E"]
 Letters = Annotated[dict[Letter, float], Field(min_length=len(LETTERS))]
 Run = tuple[dict[str, Any], list[dict[str, Any]]]  # run.json and the whole rows
+REPORT = "report.txt"  # in the folder of a report, which it marks as ours
 PARTS = {"dataset", "model", "fusion", "tools", "maps", "identity"}  # of run.json
 
 
@@ -168,6 +169,22 @@ def make_folder(folder: Path) -> None:
     except OSError as error:
         said = f"{folder}: expected a folder that can be written, got {error.strerror}"
         raise StoreError(said, "choose another --out") from error
+
+
+def check_report_folder(folder: Path) -> None:
+    """Raises StoreError unless a report may be written into `folder`: it is new, empty, or holds a report already."""
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return
+    if (folder / "rows.jsonl").exists() or not (folder / REPORT).is_file():
+        wrong = f"{folder}: expected a new folder, or that of a report, which has {REPORT}"
+        raise StoreError(f"{wrong}: it holds other files", "choose another --out")
+
+
+def make_report_folder(folder: Path) -> None:
+    """Makes the folder of a report, and says in it whose the files are. Raises StoreError, WriteError."""
+    check_report_folder(folder)
+    make_folder(folder)
+    write_whole(folder / REPORT, "agentic_iqa_local wrote this report; the next one replaces it")
 
 
 def read_run(folder: Path) -> Run:

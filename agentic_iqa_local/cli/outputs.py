@@ -1,0 +1,89 @@
+"""Which files a command may write: of the right kind, apart from its inputs, and where nobody's file lies. All of it
+is checked before anything is loaded."""
+
+import argparse
+import os
+import re
+import shlex
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from agentic_iqa_local.cli.options import UsageError
+from agentic_iqa_local.files import PAGE, FileError, is_replaceable, place_for
+
+SUFFIXES = {"out": (".jsonl", ".json"), "csv": (".csv",), "gallery": (".html", ".htm")}
+COMPARISONS = re.compile(rb'^\{"kind": "(comparison|ranking|group)"', re.MULTILINE)
+
+
+def output_file(
+    option: str, file: Path, *suffixes: str, mark: re.Pattern[bytes] | None = None
+) -> Path:
+    """The file that `option` writes, where `file` is a link the one that it leads to.
+
+    Args:
+        option: As it is typed, for messages.
+        file: As the user names it.
+        suffixes: Those that its name may have.
+        mark: What a file that is there bears if it may be replaced; None where the caller looks itself.
+
+    Raises:
+        UsageError: A name with another suffix, a place where nothing can be written, or somebody's file.
+    """
+    folder, remedy = file.absolute().parent, "choose a new file in a folder of yours"
+    try:
+        place = place_for(file)
+        foreign = mark is not None and not is_replaceable(place, mark)
+    except FileError as error:
+        raise UsageError(f"{option} {file}: {error}", remedy) from error
+    if place.suffix.lower() not in suffixes:
+        wrong = f"expected a name with {' or '.join(suffixes)}"
+        raise UsageError(f"{option} {file}: {wrong}", f"name it {file.stem}{suffixes[0]}")
+    if not folder.is_dir():
+        make = f"make it first: mkdir -p {shlex.quote(str(folder))}"
+        raise UsageError(f"{option} {file}: there is no folder {folder}", make)
+    if not os.access(place if place.exists() else folder, os.W_OK):
+        raise UsageError(f"{option} {file}: it cannot be written", remedy)
+    if foreign:
+        wrong = "there is a file that this command did not write, and it would be lost"
+        remedy = f"choose a new name, or remove it first: rm {shlex.quote(str(file))}"
+        raise UsageError(f"{option} {file}: {wrong}", remedy)
+    return place
+
+
+def check_outputs(args: argparse.Namespace, *, compared: bool = False) -> None:
+    """Gives the options for files of answers the places that they lead to. What is there already under --out is the
+    business of who goes on with rows; of comparisons it is replaced. Raises UsageError, see `output_file`."""
+    from agentic_iqa_local.output import comparison_report, tables
+
+    csv = comparison_report.CSV if compared else tables.CSV
+    marks = {"out": COMPARISONS if compared else None, "csv": csv, "gallery": PAGE}
+    for name, suffixes in SUFFIXES.items():
+        if file := getattr(args, name, None):
+            setattr(args, name, output_file(f"--{name}", file, *suffixes, mark=marks[name]))
+
+
+def check_apart(outputs: Iterable[tuple[str, Path]], inputs: Iterable[Path | str | None]) -> None:
+    """Raises UsageError where an output, (option, place), is one of the `inputs`, or another output."""
+    taken = {_identity(Path(file)): f"the input {file}" for file in inputs if file}
+    for option, place in outputs:
+        this = _identity(place)
+        if this in taken:
+            wrong = f"expected another file than {taken[this]}"
+            raise UsageError(f"{option} {place}: {wrong}", "name a new one")
+        taken[this] = f"that of {option}"
+
+
+def answer_files(args: argparse.Namespace) -> list[tuple[str, Path]]:
+    """The files of answers that a command line asks for, by option, with what is written beside them."""
+    files = [(f"--{name}", getattr(args, name, None)) for name in SUFFIXES]
+    found = [(option, file) for option, file in files if file]
+    return found + [(option, Path(f"{file}.run.json")) for option, file in found[:1] if args.out]
+
+
+def _identity(path: Path) -> tuple[int, int] | str:
+    """What is the same for two names of one file, links and hard links too, also of one that is not there yet."""
+    with suppress(OSError, ValueError):
+        found = os.stat(path)
+        return found.st_dev, found.st_ino
+    return os.path.realpath(path)
