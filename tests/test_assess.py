@@ -184,7 +184,7 @@ MISTAKES = [
     (["--manifest", "/nowhere/images.csv"], "/nowhere/images.csv"),
     (
         ["photo.png", "--map", "photo.png"],
-        "--map photo.png: expected another file than the pictures",
+        "--map photo.png: expected a new name",
     ),
     (["photo.jpg", "--strict"], "--strict: expected with --at-least or --abstain-wider-than"),
     (["photo.jpg", "--track", "mlflow"], "pip install 'agentic_iqa_local[track]'"),

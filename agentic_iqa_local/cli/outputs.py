@@ -45,9 +45,8 @@ def output_file(
     if not os.access(place if place.exists() else folder, os.W_OK):
         raise UsageError(f"{option} {file}: it cannot be written", remedy)
     if foreign:
-        wrong = "there is a file that this command did not write, and it would be lost"
-        remedy = f"choose a new name, or remove it first: rm {shlex.quote(str(file))}"
-        raise UsageError(f"{option} {file}: {wrong}", remedy)
+        wrong = "expected a new name, there is a file that this command did not write"
+        raise UsageError(f"{option} {file}: {wrong}", "choose another name, or move that file away")
     return place
 
 
