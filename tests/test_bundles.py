@@ -368,6 +368,20 @@ def test_a_bundle_is_refused_in_one_sentence(tmp_path, capsys, monkeypatch):
     assert "cannot be downloaded (no route)" in told
 
 
+def test_a_folder_of_downloads_that_is_not_ours_is_kept(tmp_path, capsys):
+    theirs = tmp_path / "x.iqabundle.tar.downloads" / "mine.txt"
+    theirs.parent.mkdir()
+    theirs.write_text("mine")
+    out = tmp_path / "x.iqabundle.tar"
+    assert main(["bundle", "--config", "embedded", "--out", str(out)]) == 1
+    assert "something else has the name" in capsys.readouterr().err
+    assert theirs.read_text() == "mine"
+    theirs.unlink()
+    theirs.parent.rmdir()
+    assert main(["bundle", "--config", "embedded", "--out", str(out)]) == 0
+    assert [file.name for file in tmp_path.iterdir()] == [out.name]
+
+
 def test_a_hugging_face_cache_is_taken_without_its_links(tmp_path, monkeypatch):
     inner = tmp_path / "hub" / "models--org--net"
     for folder in ("blobs", "refs", "snapshots/abc"):

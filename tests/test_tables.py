@@ -2,8 +2,12 @@
 
 import csv
 import io
+import tempfile
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scripted import (
     ScriptedClient,
     ScriptedTools,
@@ -13,8 +17,10 @@ from scripted import (
 )
 
 from agentic_iqa_local import assess
-from agentic_iqa_local.errors import one_line
-from agentic_iqa_local.output.tables import csv_text, safe_cell
+from agentic_iqa_local.batch.inputs import read_manifest
+from agentic_iqa_local.cells import plain_cell, safe_cell
+from agentic_iqa_local.output.tables import as_csv, csv_text
+from agentic_iqa_local.studies.datasets import load_dataset
 
 
 def rows(picture, *queries, **options):
@@ -60,12 +66,47 @@ def test_a_chosen_answer_stands_in_words_and_a_failure_has_its_reason_alone(pict
 
 
 @pytest.mark.parametrize(
-    "text", ["=HYPERLINK(1)", "+1+1|cmd", "-2+3", "@SUM(A1)", "\t=1", " =1", "\r=1"]
+    ("text", "cell"),
+    [
+        ("=HYPERLINK(1)", "'=HYPERLINK(1)"),
+        ("+1+1|cmd", "'+1+1|cmd"),
+        ("-2+3", "'-2+3"),
+        ("@SUM(A1)", "'@SUM(A1)"),
+        (" =1", "' =1"),
+        ('"=1', "'\"=1"),
+        # behind what begins a cell for some programs
+        ("a;=1", "a;'=1"),
+        ("\t=1", "\t'=1"),
+        ("a\n=1", "a\n'=1"),
+        ("a\r\n＝1", "a\r\n'＝1"),
+    ],
 )
-def test_no_text_is_taken_for_a_formula(text, picture):
-    assert safe_cell(text) == f"'{one_line(text)}"
-    (row,) = read(rows(picture, f"{text} rate it"))
-    assert row["query"].lstrip()[0] == "'"
+def test_no_text_is_taken_for_a_formula(text, cell, picture):
+    assert safe_cell(text) == cell
+    (row,) = read(rows(picture, f"rate it{text}"))
+    assert row["query"] == safe_cell(f"rate it{text}")
+
+
+ENDS = st.sampled_from(["\n", "\r\n", "\t", ";", ",", '"', "'", "''", "=", "-1", "+", "@", "|"])
+WORDS = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1)
+
+
+@given(st.lists(ENDS | WORDS).map("".join))
+def test_a_cell_is_read_as_the_text_that_was_written(text):
+    assert plain_cell(safe_cell(text)) == text
+
+
+@given(st.lists(ENDS | WORDS).map(lambda parts: "Rate it" + "".join(parts).strip()))
+def test_a_table_is_a_manifest_with_the_same_queries(text):
+    with tempfile.TemporaryDirectory() as folder:
+        manifest = Path(folder, "table.csv")
+        Path(folder, "a.png").touch()
+        row = {"image": "a.png", "query": text, "question": text, "choices": "x|y", "answer": "x"}
+        table = as_csv([*row], [row])
+        manifest.write_text(f"\ufeff{table}", encoding="utf-8", newline="")
+        assert [item.query for item in read_manifest(manifest)] == [text]
+        (question,) = load_dataset(manifest).items
+        assert question.question == text
 
 
 @pytest.mark.parametrize("value", ["a=b", "photo-1.png", "", -1.5, None])

@@ -18,6 +18,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 from pydantic_core import from_json
 
+from agentic_iqa_local.cells import plain_cell
 from agentic_iqa_local.config import Choices, check_query
 from agentic_iqa_local.errors import UserError, one_line
 from agentic_iqa_local.files import first_mistake, path_text, read_bytes
@@ -151,7 +152,10 @@ def _csv(content: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
     for row in reader:
         if None in row:
             raise ValueError(f"line {reader.line_num}: more cells than the header has")
-        yield reader.line_num, {name: cell for name, cell in row.items() if cell and name}
+        yield (
+            reader.line_num,
+            {name: plain_cell(cell) for name, cell in row.items() if cell and name},
+        )
 
 
 def _json_lines(content: bytes) -> Iterator[tuple[int, Any]]:

@@ -1,6 +1,7 @@
 """The commands bundle, verify and unpack: models for a machine without a network."""
 
 import argparse
+import os
 import shlex
 import shutil
 import sysconfig
@@ -19,6 +20,22 @@ from agentic_iqa_local.offline import bundle as bundles
 from agentic_iqa_local.offline import fetch
 from agentic_iqa_local.offline.manifest import WHEELS, BundleError
 
+MARK = "CACHEDIR.TAG"  # the common mark of a folder that may be deleted, see bford.info/cachedir
+SIGNATURE = "Signature: 8a477f597d28d172789f06886806bc55\n# Downloads of a bundle\n"
+
+
+def download_folder(out: Path) -> Path:
+    """The folder beside a bundle that holds what was downloaded until the bundle is whole: a run that was cut off
+    goes on with it. Raises BundleError for a folder of that name that is somebody else's."""
+    folder = out.with_name(f"{out.name}.downloads")
+    mark = folder / MARK
+    if os.path.lexists(folder) and not mark.is_file():
+        said = f"{folder}: expected to make this folder for downloads, something else has the name"
+        raise BundleError(said, "choose another --out, or move it away")
+    folder.mkdir(exist_ok=True)
+    mark.write_text(SIGNATURE)
+    return folder
+
 
 def collect(args: argparse.Namespace) -> None:
     """Finds, downloads and bundles what the options ask for. Raises UserError."""
@@ -29,7 +46,6 @@ def collect(args: argparse.Namespace) -> None:
     settings, name = chosen_settings(args), Path(args.config or "embedded").stem
     named = (args.out or Path(f"{name}.iqabundle.tar")).absolute()
     out = output_file("--out", named, ".tar", mark=bundles.BEGIN)
-    downloads = out.with_name(f"{out.name}.downloads")
     repos, places = dict(map(fetch.repo_option, args.repo)), model_places(settings)
     if unused := set(repos) - set(places):
         expected = f"expected a folder of configuration {name} ({', '.join(places)})"
@@ -45,6 +61,7 @@ def collect(args: argparse.Namespace) -> None:
         raise BundleError(
             "licences: expected to be accepted, nothing was downloaded", "add --accept-licences"
         )
+    downloads = download_folder(out)
     contents = [f"configuration {name}: {', '.join(places)}"]
     contents += [f"weights of the tools {', '.join(tool.name for tool in tools)}"] if tools else []
     found = [

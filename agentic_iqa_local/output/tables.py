@@ -3,12 +3,11 @@
 import csv
 import io
 import re
-import unicodedata
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any, TextIO
 
-from agentic_iqa_local.errors import one_line
+from agentic_iqa_local.cells import safe_cell
 from agentic_iqa_local.iqa_tools import ToolInfo, ToolSpec
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.nodes.prompts import chosen_answer
@@ -17,37 +16,6 @@ from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.state import LETTER_TO_LEVEL
 
 Row = dict[str, Any]
-
-_NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]+)?(e[+-]?[0-9]+)?|inf)")
-_SKIPPED = (
-    "C",
-    "Z",
-    "M",
-)  # Unicode's categories: controls and invisible characters, blanks, marks on no letter
-_QUOTES = "\"'`´‘’‚“”„«»"
-
-
-def safe_cell(value: Any) -> Any:
-    """`value` as a cell of CSV: on one line, and with an apostrophe before text that a spreadsheet may take
-    for a formula.
-
-    That is text whose first visible character, quotes aside, is one of = + - @ or a wide form of these, unless it is a
-    plain number. The same holds for what follows a semicolon, which separates cells where decimals have a comma.
-    """
-    if not isinstance(value, str):
-        return value
-    return one_line(";".join("'" * _is_formula(part) + part for part in value.split(";")))
-
-
-def _is_formula(text: str) -> bool:
-    if _NUMBER.fullmatch(text):
-        return False
-    seen = (
-        char
-        for char in text
-        if char not in _QUOTES and unicodedata.category(char)[0] not in _SKIPPED
-    )
-    return unicodedata.normalize("NFKC", next(seen, "")) in ("=", "+", "-", "@")
 
 
 def write_csv(

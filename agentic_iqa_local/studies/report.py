@@ -14,11 +14,11 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
+from agentic_iqa_local.cells import safe_cell
 from agentic_iqa_local.errors import one_line, printable
 from agentic_iqa_local.files import write_whole
 from agentic_iqa_local.judgement.fit import Fit, FitError
 from agentic_iqa_local.output import pages
-from agentic_iqa_local.output.tables import safe_cell
 from agentic_iqa_local.studies import tables
 from agentic_iqa_local.studies.interval_tables import interval_tables
 from agentic_iqa_local.studies.plots import FIGURES, draw

@@ -32,14 +32,15 @@ function setDecision(id, decision) {
   }
 }
 
-// The rule of the command line's --csv (tables.py): a cell stays on one line, and text that a spreadsheet may
-// take for a formula gets an apostrophe, also behind a semicolon, which separates cells where decimals have a comma.
+// The rule of the command line's --csv (cells.py): text that a spreadsheet may take for a formula gets an
+// apostrophe, also behind a semicolon, a tab or a line end, where a program may begin another cell.
 const PLAIN_NUMBER = /^[+-]?([0-9]+(\.[0-9]+)?(e[+-]?[0-9]+)?|inf)$/;
 const QUOTES = "\"'`´‘’‚“”„«»";
-const SHORT = { "\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r" };
+const SHORT = { "\b": "\\b", "\f": "\\f" };
 
-function oneLine(text) {
-  return text.replace(/[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}]/gu, (char) => SHORT[char] ??
+/** A text with everything escaped that may steer a terminal; tabs and line ends stay. */
+function printable(text) {
+  return text.replace(/(?![\t\n\r])[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}]/gu, (char) => SHORT[char] ??
     Array.from({ length: char.length }, (_, i) => `\\u${char.charCodeAt(i).toString(16).padStart(4, "0")}`).join(""));
 }
 
@@ -55,7 +56,7 @@ function isFormula(text) {
 function safeCell(value) {
   if (value === null || value === undefined) return "";
   if (typeof value !== "string") return String(value);
-  return oneLine(value.split(";").map((part) => (isFormula(part) ? `'${part}` : part)).join(";"));
+  return printable(value.split(/([;\t\n\r])/).map((part) => (isFormula(part) ? `'${part}` : part)).join(""));
 }
 
 const quoted = (cell) => (/[",\r\n]/.test(cell) ? `"${cell.replaceAll('"', '""')}"` : cell);

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from agentic_iqa_local.cells import plain_cell
 from agentic_iqa_local.config import check_choices
 from agentic_iqa_local.files import path_text, read_bytes
 from agentic_iqa_local.studies.datasets.types import (
@@ -219,7 +220,7 @@ def _table(lines: Sequence[str], columns: Collection[str]) -> Iterator[tuple[int
         reader := csv.reader(io.StringIO("\n".join(lines), newline=""), skipinitialspace=True)
     ):
         if names:
-            row = dict.fromkeys(names, "") | dict(zip(names, cells, strict=False))
+            row = dict.fromkeys(names, "") | dict(zip(names, map(plain_cell, cells), strict=False))
             if any(row[name] for name in columns or names):
                 yield reader.line_num, row
         elif any(header := [cell.strip().lower() for cell in cells]) and set(columns) <= set(
