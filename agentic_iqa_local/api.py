@@ -94,7 +94,7 @@ class IQA:
     def assess(
         self, image: "list[Picture] | tuple[Picture, ...]", *asked: Any, **options: Any
     ) -> "list[Assessment]": ...
-    def assess(self, image, reference=None, query=None, choices=None, *, map=False):
+    def assess(self, image, reference=None, query=None, choices=None, *, box=None, map=False):
         """The assessment of a picture, or of each in a list, in order.
 
         Args:
@@ -104,6 +104,7 @@ class IQA:
                 where there is none.
             query: A question or an instruction; a rating where it is left out.
             choices: 2 to 10 answers to choose from.
+            box: Where the regions of the query lie in each picture, as for `agentic_iqa_local.assess`.
             map: Whether the quality from place to place is mapped too; for one picture also the PNG to draw it to.
 
         Returns:
@@ -131,7 +132,7 @@ class IQA:
             )
         for picture in (*images, *(original for original in references if original is not None)):
             check_picture(picture)
-        how: dict[str, Any] = self._how(self.pipeline) | {"map": map}
+        how: dict[str, Any] = self._how(self.pipeline) | {"box": box, "map": map}
         results = [
             assess(one, original, query, choices, **how)
             for one, original in zip(images, references, strict=True)
@@ -247,8 +248,10 @@ class Conversation:
         """The picture's path, or what it is called where it was given in memory: "<array 512×384>"."""
         return os.fspath(self._picture.name)
 
-    def ask(self, query: str | None = None, choices: Sequence[str] | None = None) -> "Assessment":
-        """The assessment that answers a query, by default a rating; `choices` as for `agentic_iqa_local.assess`.
+    def ask(
+        self, query: str | None = None, choices: Sequence[str] | None = None, box: Any = None
+    ) -> "Assessment":
+        """The assessment that answers a query, by default a rating; the rest as for `agentic_iqa_local.assess`.
 
         What went wrong is in the result's `error`. Raises ValueError for a query or choices that make no sense,
         VLMError for a model that cannot be loaded and RuntimeError when the conversation, or its IQA, was closed.
@@ -260,7 +263,8 @@ class Conversation:
                 "Conversation: expected to be open, but it was closed; open the picture again"
             )
         settings = self._services.settings
-        state = start_state(self._picture, self._original, query, choices, self._limit, settings)
+        asked = query, choices, self._limit, settings, box
+        state = start_state(self._picture, self._original, *asked)
         context = {"turns": self._turns[-MOST_TURNS:]} if self._turns else None
         if context:
             state["prior_context"] = context

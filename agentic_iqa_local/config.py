@@ -50,6 +50,11 @@ DEFAULT_CONFIG = CONFIGS / "model_backends.yaml"
 ROLES = ("planner", "executor", "summarizer")
 LONGEST_TEXT = 4000  # characters of a query, or of all choices
 
+MOST_BOXES = 4  # regions of a picture
+_NUMBER = r"\s*(\d{1,6})\s*"
+_BOX = re.compile(rf"(?:([^=;]{{1,40}})=)?{','.join([_NUMBER] * 4)}")
+
+Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels
 Pipeline = Literal["agent", "letters"]
 Engine = Literal["transformers", "vllm", "server"]
 
@@ -122,6 +127,43 @@ def _opaque(colour: str) -> str:
     return colour
 
 
+def boxes_of(text: str | None) -> dict[str, Box]:
+    """The boxes in a text "NAME=LEFT,TOP,RIGHT,BOTTOM; ...", by the name of what lies there, "" without one. Raises
+    ValueError."""
+    boxes: dict[str, Box] = {}
+    for part in text.split(";") if text else ():
+        found = _BOX.fullmatch(part)
+        name = (found[1] or "").strip() if found else ""
+        box = tuple(map(int, found.groups()[1:])) if found else (0, 0, 0, 0)
+        if not (box[0] < box[2] and box[1] < box[3]) or name in boxes or name.lower() == "global":
+            expected = "expected NAME=LEFT,TOP,RIGHT,BOTTOM in pixels (the name may be left out)"
+            raise ValueError(
+                f"box: {expected}, several parted by ;, each name once, got {part!r:.80}"
+            )
+        boxes[name] = (box[0], box[1], box[2], box[3])
+    if len(boxes) > MOST_BOXES:
+        raise ValueError(f"box: expected at most {MOST_BOXES}, got {len(boxes)}")
+    return boxes
+
+
+def box_text(boxes: Mapping[str, Sequence[int]]) -> str:
+    """The text that `boxes_of` reads."""
+    texts = {name: ",".join(map(str, box)) for name, box in boxes.items()}
+    return "; ".join(f"{name}={text}" if name else text for name, text in texts.items())
+
+
+def check_box(value: Any) -> str:
+    """Boxes as one text: of such a text, of four numbers, or of {name: four numbers}. Raises ValueError."""
+    if not isinstance(value, (str, list, tuple, Mapping)):
+        raise ValueError(f"box: expected a text or four numbers, got {type(value).__name__}")
+    if not isinstance(value, str):
+        value = box_text(value if isinstance(value, Mapping) else {"": value})
+    _check_text("box", value)
+    if not value.strip():
+        raise ValueError("box: expected NAME=LEFT,TOP,RIGHT,BOTTOM, got an empty text")
+    return box_text(boxes_of(value))
+
+
 def _path(value: Any) -> str:
     with suppress(TypeError, UnicodeEncodeError):  # no path, or a name that no file has
         if isinstance(path := os.fspath(value), str) and b"\0" not in os.fsencode(path):
@@ -142,6 +184,7 @@ Seconds = Annotated[float, Field(gt=0)]
 Limit = Annotated[int, Field(ge=0)]
 Tiles = Annotated[int, Field(ge=9, le=4096)]
 Choices = Annotated[list[str], BeforeValidator(check_choices)]
+Boxes = Annotated[str, BeforeValidator(check_box)]
 # option → what it limits
 _LIMITS = {"error_rate": "at_least", "most_reads": "target_width"}
 
@@ -223,6 +266,9 @@ class ModelSettings(Section):
     quantization: Literal["none", "8bit", "4bit"] = "none"
     # auto: accelerate spreads the model over all visible devices
     device_map: Literal["none", "auto"] = "none"
+    # how the model writes where something lies, if it can: in pixels of what it sees (Qwen2.5-VL) or in thousandths of
+    # its sides (Qwen3-VL). none: it is not asked where the regions of a query are
+    boxes: Literal["none", "pixels", "thousandths"] = "none"
     # how a rating is read: at the letters A to E, or at the words Excellent to Bad, for a model trained to say these
     answers: Literal["letters", "words"] = "letters"
     # system_first is the paper's order; its roles share no image cache
@@ -553,5 +599,9 @@ class Request(Options):
         ' answers that it lists ("... A. too dark B. too bright", "yes or no") are the choices'
     )
     choices: Choices | None = option("2 to 10 answers: a multiple-choice question")
+    box: Boxes | None = option(
+        "where what the query names lies, [NAME=]LEFT,TOP,RIGHT,BOTTOM in pixels, several parted by ; : tools measure"
+        " it and letters are read there"
+    )
     map: bool = option("true: the quality from place to place too", default=False)
     map_tiles: Tiles | None = option("tiles that a map may read, 9 to 4096 (default: 256)")

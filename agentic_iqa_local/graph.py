@@ -12,7 +12,7 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.runtime import Runtime
 from langsmith import tracing_context
 
-from agentic_iqa_local.config import check_choices, check_limit
+from agentic_iqa_local.config import check_box, check_choices, check_limit
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.images.reading import ImageError
 from agentic_iqa_local.nodes.executor import executor_node
@@ -113,9 +113,10 @@ def initial_state(
     reference_path: str | None = None,
     max_replan_iterations: int | None = DEFAULT_MAX_REPLAN_ITERATIONS,
     choices: Sequence[str] | None = None,
+    box: Any = None,
 ) -> AgenticIQAState:
     """The state that a run starts from. A limit of None means the default; 0 stays 0. Without `choices` those
-    that the query itself lists are taken."""
+    that the query itself lists are taken. `box` as for `config.check_box`."""
     limit = (
         DEFAULT_MAX_REPLAN_ITERATIONS if max_replan_iterations is None else max_replan_iterations
     )
@@ -129,6 +130,8 @@ def initial_state(
         state["reference_path"] = str(reference_path)
     if choices := choices_in(query) if choices is None else choices:
         state["choices"] = list(choices)
+    if box is not None:
+        state["box"] = check_box(box)
     return state
 
 
@@ -139,6 +142,7 @@ def run_pipeline(
     max_replan_iterations: int | None = None,
     choices: Sequence[str] | None = None,
     *,
+    box: Any = None,
     services: Services | None = None,
 ) -> AgenticIQAState:
     """Assesses one image and returns the final state; a failure is in `state["error"]` (the Executor's in
@@ -146,6 +150,7 @@ def run_pipeline(
 
     `max_replan_iterations` n allows n − 1 replans: the Summarizer counts its request before the edge compares, so 0 and
     1 never replan and 2 replans at most once. None is the configuration's limit, which is 2 unless it says otherwise.
+    `box` says where the regions of the query lie, as for `config.check_box`.
     """
     services = services or load_services()
     limit = (
@@ -153,7 +158,7 @@ def run_pipeline(
         if max_replan_iterations is None
         else max_replan_iterations
     )
-    state = initial_state(query, image_path, reference_path, limit, choices)
+    state = initial_state(query, image_path, reference_path, limit, choices, box)
     try:
         images = OpenImages(services, state["image_path"], state.get("reference_path"))
     except ImageError as error:

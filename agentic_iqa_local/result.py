@@ -167,6 +167,9 @@ class Assessment(Result):
     reference: str | None = None
     query: str
     choices: list[str] | None = None
+    box: str | None = (
+        None  # where regions lie, as the caller said: "NAME=LEFT,TOP,RIGHT,BOTTOM; ..."
+    )
     mode: str  # logits, classification or uniform: where p_c came from
     pipeline: Pipeline = "agent"
     final_answer: str | None = None  # the fused level's letter, the chosen letter, or free text

@@ -232,6 +232,11 @@ class ToolExecutionLog(BaseModel):
     raw_score: float | None = None  # on the tool's own scale; None: it failed
     normalized_score: Score | None = None  # 1 (bad) to 5; None: it failed
     execution_time: float = Field(default=0.0, ge=0)  # seconds
+    # what it measured: the region that `object_name` names, or the whole picture, which stands for a region whose
+    # place is not known
+    measured: Literal["whole picture", "region"] = "whole picture"
+    # of a region: left, top, right, bottom in pixels of the upright image
+    box: tuple[int, int, int, int] | None = None
     fallback: bool = False  # whether it stands in for an unavailable tool
     cached: bool = False  # whether the raw score came from the cache on disk
     # native-resolution crops measured in place of all pixels; 0: all pixels
@@ -451,9 +456,10 @@ def replace(_old: Any, new: Any) -> Any:
 class AgenticIQAState(TypedDict):
     """What the graph carries from node to node.
 
-    It starts with the query and the image; the Planner adds `plan`, the Executor `executor_evidence`, the Summarizer
-    `summarizer_result` and, when it asks for another round, a higher `iteration_count` and one more `replan_history`
-    entry ("[Iteration 1] reason", at most ten, oldest dropped). A replan starts from the plan and evidence before it
+    It starts with the query and the image, and where the user says so with the regions' boxes (`config.boxes_of` reads
+    that text); the Planner adds `plan` and the boxes that its model found, the Executor `executor_evidence`, the
+    Summarizer `summarizer_result` and, when it asks for another round, a higher `iteration_count` and one more
+    `replan_history` entry ("[Iteration 1] reason", at most ten, oldest dropped). A replan starts from the plan and evidence before it
     and overwrites them. The Summarizer's result holds what the next round should close (`gaps`) and an account of the
     latest ten rounds (`passes`); nothing else grows with their number. A state without evidence or result is valid: the
     graph may end earlier.
@@ -463,6 +469,7 @@ class AgenticIQAState(TypedDict):
     image_path: str
     reference_path: NotRequired[str]
     choices: NotRequired[list[str]]
+    box: NotRequired[Annotated[str, replace]]
     plan: NotRequired[Annotated[PlannerOutput, replace]]
     plan_corrections: NotRequired[Annotated[list[str], replace]]
     executor_evidence: NotRequired[Annotated[ExecutorOutput | None, replace]]

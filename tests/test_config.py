@@ -146,6 +146,18 @@ WRONG = [
     ("choices", ["Yes"], "expected 2 to 10 answers, got 1"),
     ("choices", ["Yes", "yes "], "expected answers that differ and are not blank"),
     ("query", "x" * 4001, "expected at most 4000 characters, got 4001"),
+    *(
+        ("box", box, "expected NAME=LEFT,TOP,RIGHT,BOTTOM in pixels (the name may be left out)")
+        for box in (
+            "1,2,3",
+            "5,0,5,9",
+            "9,0,5,9",
+            "a=0,0,9",
+            "Global=0,0,9,9",
+            "0,0,9,9;0,0,8,8",
+            "1.5,2,3,4",
+        )
+    ),
 ]
 
 
@@ -200,3 +212,18 @@ def test_an_odd_option_is_refused_in_one_sentence_before_anything_is_loaded(opti
 
 def test_every_option_says_what_it_is():
     assert [name for name, field in Request.model_fields.items() if not field.description] == []
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (" 1, 2,30,40 ", "1,2,30,40"),
+        ((1, 2, 30, 40), "1,2,30,40"),
+        ("the leaves = 1,2,30,40;sky=0,0,9,9", "the leaves=1,2,30,40; sky=0,0,9,9"),
+        ({"sky": [0, 0, 9, 9]}, "sky=0,0,9,9"),
+    ],
+    ids=str,
+)
+def test_boxes_in_every_form_are_one_text(given, text):
+    assert Request.of({"box": given}).box == text
+    assert Request.of({"box": text}).box == text

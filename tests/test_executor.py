@@ -14,9 +14,10 @@ from scripted import (
     scripted_services,
 )
 
-from agentic_iqa_local.config import Settings
+from agentic_iqa_local.config import Settings, box_text
+from agentic_iqa_local.nodes.evidence import should_replan
 from agentic_iqa_local.nodes.executor import executor_node
-from agentic_iqa_local.nodes.planner import derive_flags
+from agentic_iqa_local.nodes.planner import correct_plan, derive_flags
 from agentic_iqa_local.nodes.tool_runs import measure
 from agentic_iqa_local.nodes.workbench import OpenImages
 from agentic_iqa_local.state import ExecutorOutput, PlannerOutput
@@ -166,12 +167,52 @@ def test_slow_tools_are_not_offered_but_can_be_named(picture):
     assert named.quality_scores == {"Global": {"Blurs": ("MAD", 2.0)}}
 
 
-def test_a_tool_that_is_named_for_a_region_sees_the_whole_picture(picture):
-    answers = {"DetectionReply": {"car": ["Blurs"]}, "AnalysisReply": moderate_blur("car")}
+LEAVES = {"DetectionReply": {"leaves": ["Blurs"]}, "AnalysisReply": moderate_blur("leaves")}
+
+
+def test_a_tool_that_is_named_for_a_region_without_a_box_says_that_it_saw_the_whole_picture(
+    picture, caplog
+):
     found = execute(
-        picture, {"NIQE": 2.6}, scripted(**answers), query_scope=["car"], required_tool="NIQE"
+        picture, {"NIQE": 2.6}, scripted(**LEAVES), query_scope=["leaves"], required_tool="NIQE"
     )
-    assert found.quality_scores == {"car": {"Blurs": ("NIQE", 2.6)}}
+    assert found.quality_scores == {"leaves": {"Blurs": ("NIQE", 2.6)}}
+    assert [(log.measured, log.box) for log in found.tool_logs] == [("whole picture", None)]
+    assert "NIQE measured the whole picture, which stands for leaves" in caplog.text
+
+
+@pytest.mark.parametrize("tool", [None, "NIQE"])
+def test_tools_measure_the_box_of_a_region_and_nothing_in_place_of_one_without(
+    picture, caplog, tool
+):
+    """On the 96×64 picture the leaves have a box; of the sky nobody knows where it is."""
+    boxes = {"leaves": (8, 16, 56, 56)}
+    tools = ScriptedTools({"NIQE": 2.6})
+    nothing = {"leaves": [], "sky": []}
+    chosen = {"leaves": {"Overall quality": "NIQE"}}
+    client = scripted(DetectionReply=nothing, AnalysisReply=nothing, SelectionReply=chosen)
+    services = scripted_services(client, tools)
+    made = PlannerOutput.model_validate(plan_reply(query_scope=["leaves", "sky"]))
+    query = f"Rate the leaves and the sky{' with NIQE' if tool else ''}"
+    planned = correct_plan(made, query, False, boxes=boxes)
+    assert (planned.query_scope, planned.required_tool) == (["leaves", "sky"], tool)
+    assert (planned.plan.tool_selection, planned.plan.tool_execution) == (tool is None, True)
+    found = executor_node(
+        {"query": query, "image_path": picture, "plan": planned, "box": box_text(boxes)},
+        {"configurable": {"services": services}},
+    )["executor_evidence"]
+    sizes = {
+        log.object_name: size for log, (_, size) in zip(found.tool_logs, tools.runs, strict=False)
+    }
+    assert sizes["leaves"] == (48, 40)
+    assert ("sky" in sizes) is (tool is not None)
+    measured = {(log.object_name, log.measured, log.box) for log in found.tool_logs}
+    of_sky = {("sky", "whole picture", None)} if tool else set()
+    assert measured == {("leaves", "region", (8, 16, 56, 56))} | of_sky
+    need_replan, reason = should_replan(found, planned.query_scope, planned)
+    if tool is None:
+        assert (need_replan, reason) == (True, "Missing tool scores for sky region")
+        assert "Missing tool scores for sky region: say where that lies" in caplog.text
 
 
 def test_no_model_computes_while_a_tool_runs_that_changes_parts_of_transformers(picture):

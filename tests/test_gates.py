@@ -158,6 +158,8 @@ def test_an_answer_that_is_too_unsure_or_unlike_the_calibrations_is_held_back():
         assert found["no_interval"].startswith("no interval: ")
         assert reason in found["no_interval"]
         assert found["not_sure"] == "not sure: there is no interval to tell"
+    of.of_part = True
+    assert "the query is about a part" in of.fields(fused(), None)["no_interval"]
 
 
 def test_a_set_holds_the_choices_that_are_not_ruled_out_or_why_there_is_none():

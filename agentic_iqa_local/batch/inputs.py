@@ -19,7 +19,7 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 from pydantic_core import from_json
 
 from agentic_iqa_local.cells import plain_cell
-from agentic_iqa_local.config import Choices, check_query
+from agentic_iqa_local.config import Boxes, Choices, check_query
 from agentic_iqa_local.errors import UserError, one_line
 from agentic_iqa_local.files import first_mistake, path_text, read_bytes
 from agentic_iqa_local.images.files import ImageError, local_path
@@ -57,6 +57,7 @@ class Item:
     reference: Path | None = None
     query: str = DEFAULT_QUERY
     choices: tuple[str, ...] | None = None
+    box: str | None = None
 
     def __post_init__(self) -> None:
         if self.choices is None:
@@ -66,7 +67,8 @@ class Item:
     def key(self) -> str:
         """What tells rows apart; `row_key` finds it in a row."""
         reference = self.reference and path_text(self.reference)
-        return json.dumps([path_text(self.image), reference, self.query, self.choices])
+        about = [path_text(self.image), reference, self.query, self.choices]
+        return json.dumps([*about, self.box] if self.box else about)
 
 
 @functools.lru_cache(maxsize=1024)  # a million pictures have the same query
@@ -76,7 +78,8 @@ def _choices_in(query: str) -> tuple[str, ...] | None:
 
 def row_key(row: Mapping[str, Any]) -> str:
     """The key of the item that a row is about. Raises KeyError for a row of something else."""
-    return json.dumps([row[name] for name in ("image", "reference", "query", "choices")])
+    about = [row[name] for name in ("image", "reference", "query", "choices")]
+    return json.dumps([*about, box] if (box := row.get("box")) else about)
 
 
 # Manifests
@@ -90,8 +93,11 @@ class _Record(BaseModel):
         Annotated[Choices, BeforeValidator(lambda x: x.split("|") if isinstance(x, str) else x)]
         | None
     ) = None
+    box: Boxes | None = None
 
-    def item(self, folder: Path, query: str | None, choices: Sequence[str] | None) -> Item:
+    def item(
+        self, folder: Path, query: str | None, choices: Sequence[str] | None, box: str | None
+    ) -> Item:
         """The item of a record. Raises ValueError for files that are not there."""
         image, reference = folder / self.image, folder / self.reference if self.reference else None
         for column, file in (("image", image), ("reference", reference)):
@@ -103,17 +109,21 @@ class _Record(BaseModel):
             reference,
             self.query or query or DEFAULT_QUERY,
             tuple(choices) if choices else None,
+            self.box or box,
         )
 
 
 def read_manifest(
-    path: Path, query: str | None = None, choices: Sequence[str] | None = None
+    path: Path,
+    query: str | None = None,
+    choices: Sequence[str] | None = None,
+    box: str | None = None,
 ) -> list[Item]:
     """The items of a manifest, each once: CSV with a header (choices separated by |), JSON lines, or Parquet.
 
-    Its columns are `image` and, where wanted, `reference`, `query` and `choices`; `query` and `choices` stand in for
-    empty ones. Paths are relative to the manifest. Raises ManifestError, which names lines that are malformed or name
-    a file that is not there.
+    Its columns are `image` and, where wanted, `reference`, `query`, `choices` and `box`; `query`, `choices` and `box`
+    stand in for empty ones. Paths are relative to the manifest. Raises ManifestError, which names lines that are
+    malformed or name a file that is not there.
     """
     reader = {".csv": _csv, ".jsonl": _json_lines, ".parquet": _parquet}.get(path.suffix.lower())
     if reader is None:
@@ -124,7 +134,7 @@ def read_manifest(
     try:
         for number, record in reader(read_bytes(path, LARGEST)):
             try:
-                items[_Record.model_validate(record).item(path.parent, query, choices)] = None
+                items[_Record.model_validate(record).item(path.parent, query, choices, box)] = None
                 ignored |= record.keys() - _Record.model_fields.keys()
             except ValueError as error:
                 why = first_mistake(error) if isinstance(error, ValidationError) else error

@@ -74,6 +74,7 @@ class Assessing(Work[Item, Assessment]):
         how: dict[str, Any] = {
             "pipeline": self.pipeline,
             "max_replan_iterations": self.max_replan_iterations,
+            "box": item.box,
         }
         how |= {"map": self.maps.get(item.key, False), "services": services, "observer": observer}
         return assess(item.image, item.reference, item.query, item.choices, **how)
@@ -82,7 +83,13 @@ class Assessing(Work[Item, Assessment]):
         from agentic_iqa_local.judgement.assessment import new_row
 
         row = new_row(
-            item.image, item.reference, item.query, item.choices, self.pipeline, self.settings
+            item.image,
+            item.reference,
+            item.query,
+            item.choices,
+            self.pipeline,
+            self.settings,
+            item.box,
         )
         row.error, row.sha256 = one_line(error), sha256
         return row

@@ -46,7 +46,7 @@ def assess(args: argparse.Namespace) -> int:
 def wanted(args: argparse.Namespace) -> list[Item]:
     """The items that the command line names. Raises UserError, also for pictures that are not there."""
     if args.manifest:
-        return read_manifest(args.manifest, args.query, args.choices)
+        return read_manifest(args.manifest, args.query, args.choices, args.box)
     sample = os.path.relpath(SAMPLE) if SAMPLE.is_relative_to(Path.cwd()) else str(SAMPLE)
     files = expand_inputs(args.pictures or [sample])
     for file in files:
@@ -63,6 +63,6 @@ def wanted(args: argparse.Namespace) -> list[Item]:
         )
     query, choices = args.query or DEFAULT_QUERY, args.choices and tuple(args.choices)
     return [
-        Item(file, original, query, choices)
+        Item(file, original, query, choices, args.box)
         for file, original in zip(files, references, strict=True)
     ]

@@ -85,7 +85,7 @@ class AssessRun:
     def _open_results(self) -> Results:
         """The file of rows, before anything is loaded."""
         args = self.args
-        asks: dict[str, Any] = {"query": args.query, "choices": args.choices}
+        asks: dict[str, Any] = {"query": args.query, "choices": args.choices, "box": args.box}
         asks["reference"] = args.reference and path_text(args.reference.absolute())
         paths = [path for item in self.items for path in (item.image, item.reference) if path]
         asks["working folder"] = None if all(path.is_absolute() for path in paths) else os.getcwd()

@@ -29,7 +29,8 @@ GROUPS = {  # options that several commands share
     "SHOWN": ("json", "explain", "verbose"),
 }
 METAVARS = {
-    "abstain_wider_than": "W", "at_least": "LEVEL", "background": "COLOUR", "batches": "DIR", "choices": "ANSWER",
+    "abstain_wider_than": "W", "at_least": "LEVEL", "background": "COLOUR", "batches": "DIR", "box": "BOX",
+    "choices": "ANSWER",
     "cluster": "ADDRESS", "contexts": "CONTEXT", "expect": "HASH", "fit": "FILE", "host": "ADDRESS", "images": "DIR",
     "models": "DIR", "modes": "MODE", "mos_range": "X", "query": "TEXT", "repo": "FOLDER=ORG/NAME@REVISION",
     "root": "DIR", "target_width": "W", "tools": "TOOL",

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from typing import Any
 
-from agentic_iqa_local.config import Pipeline, Settings, check_query
+from agentic_iqa_local.config import Pipeline, Settings, box_text, boxes_of, check_query
 from agentic_iqa_local.errors import PICTURE, one_line
 from agentic_iqa_local.files import path_text
 from agentic_iqa_local.graph import initial_state, run_graph
@@ -24,6 +24,7 @@ from agentic_iqa_local.nodes.evidence import of_object
 from agentic_iqa_local.nodes.letter_reading import ROLE, answer_letter, read_and_fuse, read_choices
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY, choice_letters, summarizer_prompt
 from agentic_iqa_local.nodes.query import named_metrics
+from agentic_iqa_local.nodes.regions import with_boxes
 from agentic_iqa_local.nodes.summarizer import without_words
 from agentic_iqa_local.nodes.tool_runs import known_and_unknown, measure
 from agentic_iqa_local.nodes.workbench import OpenImages
@@ -46,6 +47,7 @@ def assess(
     *,
     pipeline: Pipeline = "agent",
     max_replan_iterations: int | None = None,
+    box: Any = None,
     map: bool | str | Path | MapRequest = False,
     services: Services | None = None,
     observer: Observer | None = None,
@@ -59,6 +61,8 @@ def assess(
         choices: 2 to 10 answers, which make it a multiple-choice question.
         pipeline: "letters" reads the letters once and runs the configured tools, without planning.
         max_replan_iterations: n allows n - 1 replans; the configuration's where it is left out.
+        box: Where the regions that the query names lie: "NAME=LEFT,TOP,RIGHT,BOTTOM" in pixels of the upright picture,
+            several parted by ";", four numbers, or {name: four numbers}. Tools measure them.
         map: Whether the quality is mapped from place to place too; a path is the PNG that it is drawn to.
         services: Models and tools; those of the embedded set-up where it is left out, loaded once.
         observer: Sees each call of them.
@@ -77,7 +81,7 @@ def assess(
     ):
         services = services or load_services()
         state = start_state(
-            picture, original, query, choices, max_replan_iterations, services.settings
+            picture, original, query, choices, max_replan_iterations, services.settings, box
         )
 
         def opened() -> AbstractContextManager[OpenImages]:
@@ -98,13 +102,15 @@ def start_state(
     choices: Sequence[str] | None,
     max_replan_iterations: int | None,
     settings: Settings,
+    box: Any = None,
 ) -> AgenticIQAState:
     """The state that an assessment starts from, a rating where there is no query. Raises ValueError."""
     query = DEFAULT_QUERY if query is None else check_query(query)
     limit = (
         settings.max_replan_iterations if max_replan_iterations is None else max_replan_iterations
     )
-    return initial_state(query, str(picture.path), original and str(original.path), limit, choices)
+    reference = original and str(original.path)
+    return initial_state(query, str(picture.path), reference, limit, choices, box)
 
 
 def new_row(
@@ -114,6 +120,7 @@ def new_row(
     choices: Sequence[str] | None,
     pipeline: Pipeline,
     settings: Settings,
+    box: str | None = None,
 ) -> Assessment:
     """What is known of an assessment before it begins."""
     return Assessment(
@@ -121,6 +128,7 @@ def new_row(
         reference=None if reference is None else path_text(reference),
         query=query,
         choices=list(choices) if choices else None,
+        box=box,
         mode=settings.fusion.mode,
         fusion=settings.fusion,
         pipeline=pipeline,
@@ -146,12 +154,14 @@ def answered_row(
         state.get("choices"),
         pipeline,
         settings,
+        state.get("box"),
     )
     began = time.perf_counter()
     logged = PICTURE.set(PICTURE.get() or row.image)
     changes: dict[str, Any]
     try:
         with opened() as images:
+            images.locate(state.get("box"))
             changes = _answer(state, images, pipeline, map)
     except ImageError as error:
         changes = {"error": str(error)}
@@ -189,6 +199,7 @@ def _answer(
         reference=images.reference is not None,
         query=state["query"],
         unlike_photograph=images.unlike_photograph is not None,
+        of_part=bool(images.boxes),
     )
     if sureness.unlike_photograph:
         images.warn(UNLIKE_PHOTOGRAPH)
@@ -245,12 +256,15 @@ def _letters(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
     """One read, and the tools that the query names, else those that are configured: no plan, no evidence in the
     prompt, no reasoning. Raises VLMError, and ToolError where none of the configured ones can measure."""
     query, choices, settings = state["query"], state.get("choices"), images.services.settings.tools
+    boxes = with_boxes((), boxes_of(state.get("box")))
+    images.locate(box_text({name: box for name, box in boxes.items() if box}))
+    regions = [*boxes]
     logs: list[ToolExecutionLog] = []
     named, unknown = known_and_unknown(named_metrics(query, images.reference is not None))
     images.observer.step("summarizer", "started")
     if choices:
         prompt = summarizer_prompt(query, None, scoring=False, choices=choices)
-        fusion = read_choices(prompt, choice_letters(choices), images)
+        fusion = read_choices(prompt, choice_letters(choices), images, regions)
         answer = fusion.vlm_letter
         if named or unknown:
             tools = " and ".join([*named, *unknown])
@@ -259,13 +273,17 @@ def _letters(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
             )
     else:
         tools = named or settings.configured(images.reference is not None)
-        logs = measure("Global", [(OVERALL, tool) for tool in (*tools, *unknown)], images)
+        entries = [(OVERALL, tool) for tool in (*tools, *unknown)]
+        logs = [log for name in regions or ["Global"] for log in measure(name, entries, images)]
         scores = {
-            log.tool_name: log.normalized_score for log in logs if log.normalized_score is not None
+            (log.object_name, log.tool_name): log.normalized_score
+            for log in logs
+            if log.normalized_score is not None
         }
         if not (named or scores):
             raise ToolError(logs[0].error or "no tool measured")
-        fusion = read_and_fuse(query, None, list(scores.items()), images)
+        voting = [(tool, score) for (_, tool), score in scores.items()]
+        fusion = read_and_fuse(query, None, voting, images, objects=regions)
         answer = answer_letter(fusion)
     images.observer.step("summarizer", "finished")
     return fusion.model_dump() | {"final_answer": answer, "tools": logs}

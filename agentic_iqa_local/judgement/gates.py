@@ -30,6 +30,7 @@ class Sureness:
     reference: bool = False
     query: str = ""
     unlike_photograph: bool = False
+    of_part: bool = False  # the letters are read on boxes, whatever a plan says
     reads: int = 0
 
     def wants_more(self, fusion: FusionResult, plan: PlannerOutput | None, reads: int) -> bool:
@@ -68,7 +69,7 @@ class Sureness:
             return calibration
         if fusion.mode != calibration.mode:
             return f"calibrated in mode {calibration.mode}, this is mode {fusion.mode}"
-        if plan and plan.query_scope != "Global":
+        if self.of_part or (plan and plan.query_scope != "Global"):
             return "ranges are known for whole pictures only, and the query is about a part"
         look = "crops" if fusion.crops else "both orders" if fusion.both_orders else "one order"
         part = calibration.of(

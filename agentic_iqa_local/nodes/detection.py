@@ -77,7 +77,9 @@ def detect(task: Task) -> dict[str, Detection]:
         for name, listed in lists.items():
             kinds = dict.fromkeys([*listed, *DISTORTION_TYPES])
             models[name] = {kind: sure if kind in listed else 1 - sure for kind in kinds}
-    return {name: detection_of(images, None, models.get(name, {})) for name in objects}
+    return {
+        name: detection_of(images, images.boxes.get(name), models.get(name, {})) for name in objects
+    }
 
 
 def detection_of(images: OpenImages, box: Box | None, model: Mapping[str, float]) -> Detection:

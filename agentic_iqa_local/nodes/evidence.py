@@ -92,7 +92,7 @@ def votes(evidence: Evidence, vote: str = "runs", *, checking: bool = False) -> 
         for of_kinds in _counting(evidence, checking=checking).values()
         for pair in of_kinds.values()
     ]
-    # Tools measure the whole picture, and two different scores cannot come from one run.
+    # Two different scores cannot come from one run: a tool's run on the whole picture has one, whatever is listed.
     return scores if vote == "entries" else sorted(set(scores), key=itemgetter(1, 0))
 
 
@@ -242,7 +242,7 @@ def _score_gap(evidence: ExecutorOutput, plan: PlannerOutput) -> str | None:
         by_object(evidence, "quality_scores"),
         [log for log in evidence.tool_logs if log.error],
     )
-    if not (scores or failed):
+    if plan.query_scope == "Global" and not (scores or failed):
         return "No tool scores available"
     for name in plan.objects:
         tried = {log.distortion for log in failed if log.object_name == name} | scores.get(

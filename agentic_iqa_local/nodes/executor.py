@@ -18,7 +18,14 @@ from agentic_iqa_local.nodes.reasoning import speaks_of
 from agentic_iqa_local.nodes.repetition import sound
 from agentic_iqa_local.nodes.replanning import gaps_to_close
 from agentic_iqa_local.nodes.replies import analysis_reply
-from agentic_iqa_local.nodes.tool_runs import ROLE, ByObject, Task, choose_tools, run_tools
+from agentic_iqa_local.nodes.tool_runs import (
+    ROLE,
+    ByObject,
+    Task,
+    choose_tools,
+    give_box,
+    run_tools,
+)
 from agentic_iqa_local.nodes.workbench import opened
 from agentic_iqa_local.state import (
     UNCLEAR,
@@ -71,6 +78,8 @@ def gather(task: Task) -> None:
     finally:  # the analysis is evidence even if no tool could be chosen
         if flags.distortion_analysis:
             analyse(task, distortions)
+    for name in unmeasured(task):
+        images.warn(f"Missing tool scores for {name} region: {give_box(name)}")
     if not task.named_tools()[0]:  # those that a query names all have a vote
         only_check = images.services.settings.fusion.trailing_tools == "check"
         mark_votes(evidence, images.reachable(), trailing_only_check=only_check)
@@ -83,6 +92,13 @@ def gather(task: Task) -> None:
         except ToolError as error:
             images.warn(f"where the damage lies was not measured: {error}")
     evidence.uncertainty = doubts(evidence)
+
+
+def unmeasured(task: Task) -> list[str]:
+    """The regions of a question about quality that no tool can measure, for nobody said where they are."""
+    if task.plan.query_type != "IQA" or any(task.named_tools()):
+        return []
+    return [name for name in task.plan.objects if name not in ("Global", *task.images.boxes)]
 
 
 def find_distortions(task: Task) -> ByObject:

@@ -4,6 +4,7 @@ tools' scores. They are read once; where a narrower interval is asked for, with 
 import statistics
 from collections.abc import Callable, Sequence
 
+from agentic_iqa_local.images.crops import Box
 from agentic_iqa_local.iqa_tools.reliability import Score, load_reliability
 from agentic_iqa_local.nodes.ask import ask, read_letters
 from agentic_iqa_local.nodes.evidence import votes
@@ -37,8 +38,8 @@ def _mean(readings: Sequence[Probabilities]) -> Probabilities:
 
 
 class _Letters:
-    """The letters of one picture, read after `prompt(turned, crop)`: `turned` where A stands for Bad, of a `crop`
-    without the evidence of the whole picture."""
+    """The letters of one picture, read on the `looks` after `prompt(turned, crop)`: `turned` where A stands for Bad, of
+    a `crop` without the evidence of the whole picture."""
 
     def __init__(
         self,
@@ -46,18 +47,18 @@ class _Letters:
         letters: Sequence[str],
         mode: Mode,
         images: OpenImages,
+        looks: Sequence[Box],
     ):
-        self.prompt, self.letters, self.images = prompt, letters, images
+        self.prompt, self.letters, self.images, self.looks = prompt, letters, images, looks
         self.mode: Mode = mode
         self.whole: dict[bool, Probabilities] = {}
         self.crops: list[Probabilities] = []
         self.off_masses: list[float] = []
 
     def read_whole(self, turned: bool) -> None:
-        """Every view of the picture in one order."""
-        self.whole[turned] = _mean(
-            [self._read(session, turned) for session in self.images.sessions(ROLE)]
-        )
+        """Every look at the picture, or at its regions, in one order."""
+        sessions = self.images.sessions(ROLE, self.looks)
+        self.whole[turned] = _mean([self._read(session, turned) for session in sessions])
 
     def read_crops(self) -> None:
         """Every crop in both orders."""
@@ -70,8 +71,9 @@ class _Letters:
     def closer_look(self) -> tuple[int, Callable[[], None]] | None:
         """The cheapest look that is left: how many reads it takes, and what reads them."""
         if True not in self.whole:
-            return len(self.images.views(ROLE)), lambda: self.read_whole(turned=True)
-        crops = [] if self.crops else self.images.crops(ROLE)
+            return len(self.looks), lambda: self.read_whole(turned=True)
+        of_regions = self.looks != self.images.views(ROLE)
+        crops = [] if self.crops or of_regions else self.images.crops(ROLE)
         return (2 * len(crops), self.read_crops) if crops else None
 
     def _read(self, session: RoleSession, turned: bool, crop: bool = False) -> Probabilities:
@@ -130,10 +132,11 @@ def read_and_fuse(
     *,
     earlier: Sequence[str] = (),
     plan: PlannerOutput | None = None,
+    objects: Sequence[str] = (),
 ) -> FusionResult:
     """p_c from the model's letters, after a prompt with the `evidence` and the `earlier` turns, fused with the `tools`'
     scores, 1..5. The picture is looked at more closely as long as the `sureness` of the images wants more of the answer
-    to `plan`. Raises InvalidAnswer, VLMError."""
+    to `plan`; where each of its `objects` has a box, at these. Raises InvalidAnswer, VLMError."""
     mode, sureness = _usable_mode(images), images.sureness
     measured = [score for _, score in (*tools, *votes(evidence, checking=True))]
     apart = max(measured) - min(measured) if measured else None
@@ -152,7 +155,7 @@ def read_and_fuse(
             query, told, scoring=True, reversed_letters=turned, earlier=earlier
         )
 
-    letters = _Letters(prompt, LETTERS, mode, images)
+    letters = _Letters(prompt, LETTERS, mode, images, images.looks(ROLE, objects))
     letters.read_whole(turned=False)
     while True:
         fusion = _fused(revised(letters.result(), disagreement=apart), tools, images)
@@ -199,13 +202,16 @@ def answer_letter(fusion: FusionResult) -> str:
     )
 
 
-def read_choices(prompt: Prompt, letters: Sequence[str], images: OpenImages) -> FusionResult:
-    """Probabilities of the user's own choices, averaged over the picture's views. Raises InvalidAnswer, and VLMError
-    in uniform mode, which prefers no letter."""
+def read_choices(
+    prompt: Prompt, letters: Sequence[str], images: OpenImages, objects: Sequence[str] = ()
+) -> FusionResult:
+    """Probabilities of the user's own choices, averaged over the picture's views, or those of the `objects`' boxes.
+    Raises InvalidAnswer, and VLMError in uniform mode, which prefers no letter."""
     if (mode := _usable_mode(images)) == "uniform":
         said = "mode uniform reads no letters, so it cannot answer a question with choices"
         raise VLMError(said, "use logits or classification")
-    read = _Letters(lambda turned, crop: prompt, letters, mode, images)
+    looks = images.looks(ROLE, objects)
+    read = _Letters(lambda turned, crop: prompt, letters, mode, images, looks)
     read.read_whole(turned=False)
     return read.result()
 

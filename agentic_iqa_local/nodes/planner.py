@@ -6,13 +6,14 @@ words, or the paper's rules for the flags, code corrects it and says so. A repla
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.runtime import Runtime
 from pydantic import ValidationError
 
+from agentic_iqa_local.config import Box, box_text, boxes_of
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.iqa_tools import is_tool
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
@@ -24,6 +25,7 @@ from agentic_iqa_local.nodes.query import (
     named_metrics,
     region_in,
 )
+from agentic_iqa_local.nodes.regions import found_boxes, with_boxes
 from agentic_iqa_local.nodes.replanning import gaps_to_close
 from agentic_iqa_local.nodes.replies import PlannerReply
 from agentic_iqa_local.nodes.workbench import opened
@@ -73,15 +75,18 @@ def correct_plan(
     has_reference: bool,
     before: PlannerOutput | None = None,
     choices: Sequence[str] = (),
+    boxes: Mapping[str, Box] | None = None,
 ) -> PlannerOutput:
     """The plan that the model made, with its derivable fields set by rule.
 
     `choices` that name distortions make the question one about quality. `before` is on a replan the last pass's plan,
-    whose type and regions stay; the model may then add parts and distortions.
+    whose type and regions stay; the model may then add parts and distortions. `boxes` say where regions lie: tools
+    are chosen for these, and run.
     """
     plans = [before, made] if before else [made]
     named_regions = (region_in(query, name) for plan in plans for name in plan.objects)
-    regions = list(dict.fromkeys(filter(None, named_regions)))
+    located = with_boxes(dict.fromkeys(filter(None, named_regions)), boxes or {})
+    regions = list(located)
     scope: Any = regions or "Global"
     fixed = {
         "query_scope": scope,
@@ -97,13 +102,13 @@ def correct_plan(
         "distortion_source": "Explicit" if named else "Inferred",
         "required_tool": next(iter(tools), None),
     }
-    derived = derive_flags("IQA", scope, **asked)
+    flags, chosen = derive_flags("IQA", scope, **asked), any(located.values())
     if tools and not is_tool(tools[0]):  # the model may choose what measures in its place
-        derived = revised(derived, tool_selection=scope == "Global")
-    flags = revised(
-        derived,
-        **{name: True for name, on in made.plan if on and before},
-    )
+        flags = revised(flags, tool_selection=scope == "Global" or chosen)
+    elif chosen:
+        flags = revised(flags, tool_selection=not tools)
+    flags = revised(flags, tool_execution=flags.tool_execution or chosen)
+    flags = revised(flags, **{name: True for name, on in made.plan if on and before})
     added = (
         [kind for kinds in (made.distortions or {}).values() for kind in kinds] if before else []
     )
@@ -129,7 +134,8 @@ def planner_node(
     config: RunnableConfig | None = None,
     runtime: Runtime[Any] | None = None,
 ) -> dict[str, Any]:
-    """Returns `plan` and `plan_corrections`, or `error` when no valid plan could be had."""
+    """Returns `plan`, `plan_corrections` and, where the place of a region is known, `box`; or `error` when no valid
+    plan could be had."""
     query, choices, has_reference = (
         state["query"],
         state.get("choices"),
@@ -154,14 +160,20 @@ def planner_node(
             reply = ask(
                 images.session("planner"), prompt, PlannerReply, images.services.section("planner")
             )
+            made = PlannerOutput.model_validate(reply.model_dump(by_alias=True))
+            boxes, rest = boxes_of(state.get("box")), (has_reference, before, choices or ())
+            plan = correct_plan(made, query, *rest, boxes)
+            boxes = {name: box for name, box in with_boxes(plan.objects, boxes).items() if box}
+            if plan.query_type == "IQA" and not gaps:  # a replan has the boxes of the first pass
+                without = [name for name in plan.objects if name not in ("Global", *boxes)]
+                boxes |= found_boxes(query, without, images)
+                plan = correct_plan(made, query, *rest, boxes)
     except (InvalidAnswer, VLMError, OSError, ValueError) as error:
         reason = one_line(
             error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
         )
         logger.error("Planner failed: %s", reason)
         return {"error": f"Planner: {reason}"}
-    made = PlannerOutput.model_validate(reply.model_dump(by_alias=True))
-    plan = correct_plan(made, query, has_reference, before, choices or ())
     lines = corrections(made, plan)
     if plan.query_type == "IQA":
         plan = revised(
@@ -170,4 +182,5 @@ def planner_node(
     for line in lines:
         logger.info("Plan corrected by rule: %s", one_line(line))
     logger.info("Plan: %s", one_line(plan.model_dump_json()))
-    return {"plan": plan, "plan_corrections": lines}
+    changes = {"plan": plan, "plan_corrections": lines}
+    return changes | ({"box": box_text(boxes)} if boxes else {})

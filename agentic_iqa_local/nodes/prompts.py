@@ -123,6 +123,11 @@ def distortion_prompt(
     return Prompt(_template(template), "\n".join(lines))
 
 
+def boxes_prompt(query: str, names: Sequence[str]) -> Prompt:
+    """Asks where the objects that a query names lie."""
+    return Prompt(_template("boxes"), "\n".join([*_query(query), f"Objects: {_json(names)}"]))
+
+
 def evidence_parts(evidence: ExecutorOutput | None) -> dict[str, str]:
     """The evidence as JSON, by title: {object: [{type, severity, explanation}]} and {object: {distortion: [tool,
     score]}}; a part without content is left out."""

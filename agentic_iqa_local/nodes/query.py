@@ -133,6 +133,11 @@ def _stemmed(text: str) -> str:
     )
 
 
+def same_words(one: str, other: str) -> bool:
+    """Whether two names have the same words, but for articles and plurals."""
+    return _stemmed(one) == _stemmed(other)
+
+
 def asks_where(query: str) -> bool:
     """Whether a query wants to know in which part of the picture something is."""
     return bool(_WHERE.search(query))

@@ -104,10 +104,14 @@ def summarize(
     try:
         if scoring:
             voting = votes(evidence, images.services.settings.fusion.vote)
-            fusion = read_and_fuse(query, evidence, voting, images, earlier=earlier, plan=plan)
+            about = {"plan": plan, "objects": plan.objects}
+            fusion = read_and_fuse(query, evidence, voting, images, earlier=earlier, **about)
         elif choices:
             fusion = _with_measurement(
-                read_choices(prompt, choice_letters(choices), images), state, plan, images
+                read_choices(prompt, choice_letters(choices), images, plan.objects),
+                state,
+                plan,
+                images,
             )
         begun = ANSWER_PREFIX + answer_letter(fusion) if fusion else ""
         schema, section = answer_reply(letters), images.services.section(ROLE)

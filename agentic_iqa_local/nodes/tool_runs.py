@@ -75,6 +75,12 @@ def choose_tools(task: Task, distortions: ByObject) -> Chosen:
             name: dict.fromkeys(kinds or [OVERALL], first) | beside
             for name, kinds in distortions.items()
         }
+    # where no tool is named, a region is measured where it lies, and not by the whole picture in its place
+    distortions = {
+        name: kinds
+        for name, kinds in distortions.items()
+        if name == "Global" or name in images.boxes or unknown
+    }
     good, worse = offered(images)
     if not (ranked := good + worse):
         raise ToolError(
@@ -156,11 +162,21 @@ def run_tools(evidence: ExecutorOutput, images: OpenImages) -> None:
     """Runs the selected tools and logs each run in the evidence; see `measure`."""
     evidence.quality_scores = {}
     for name, tools in (evidence.selected_tools or {}).items():
-        for log in measure(name, list(tools.items()), images):
-            evidence.tool_logs.append(log)
+        logs = measure(name, list(tools.items()), images)
+        evidence.tool_logs += logs
+        for log in logs:
             if log.normalized_score is not None:
                 scores = evidence.quality_scores.setdefault(name, {})
                 scores[log.distortion] = (log.tool_name, log.normalized_score)
+        whole = {log.tool_name: None for log in logs if log.error is None and log.box is None}
+        if whole and name != "Global":
+            stands = f"measured the whole picture, which stands for {name}"
+            images.warn(f"{' and '.join(whole)} {stands}: {give_box(name)}")
+
+
+def give_box(name: str) -> str:
+    """What a user can do about a region whose place is not known."""
+    return f"say where that lies (box: {name}=LEFT,TOP,RIGHT,BOTTOM)"
 
 
 def measure(
@@ -204,7 +220,7 @@ def _attempt(name: str, distortion: str, tool: str, images: OpenImages) -> ToolE
     log = ToolExecutionLog(tool_name=tool, object_name=name, distortion=distortion)
     try:
         log.tool_name = find_tool(tool).name
-        reading = images.score(log.tool_name)
+        reading = images.score(log.tool_name, images.boxes.get(name))
     except ToolError as error:
         return revised(log, error=str(error))
     measured = {
@@ -212,4 +228,6 @@ def _attempt(name: str, distortion: str, tool: str, images: OpenImages) -> ToolE
         "normalized_score": reading.normalized,
         "crops": len(reading.crops),
     }
+    if box := images.box_of(name):
+        measured |= {"measured": "region", "box": box}
     return revised(log, **measured, execution_time=reading.seconds)

@@ -16,10 +16,10 @@ from langgraph.runtime import Runtime
 from PIL import Image
 from pydantic import BaseModel
 
-from agentic_iqa_local.config import ImageSettings
+from agentic_iqa_local.config import ImageSettings, boxes_of
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.images.crops import Box, native_views
-from agentic_iqa_local.images.files import within_memory
+from agentic_iqa_local.images.files import ImageError, within_memory
 from agentic_iqa_local.images.frames import moved, without_frames
 from agentic_iqa_local.images.reading import LoadedImage, load_image, load_pair
 from agentic_iqa_local.images.references import doubts
@@ -118,6 +118,9 @@ class OpenImages:
         ] = []  # by client and box, those that are closed too
         self._other_usage = TokenUsage()  # of batches, less that of earlier turns
         self._readings: dict[tuple[str, Box | None], ToolReading] = {}
+        self.boxes: dict[
+            str, Box
+        ] = {}  # of regions, in pixels of `image`; "" is one without a name
         lines = [*self.image.warnings]
         if reference := self.reference:
             lines += [f"the reference {reference.path}: {line}" for line in reference.warnings]
@@ -171,6 +174,60 @@ class OpenImages:
             )
         return views
 
+    def locate(self, boxes: str | None) -> None:
+        """Takes up where regions lie (`config.boxes_of`, in pixels of the upright picture). Raises ImageError for a box
+        that is not in the picture, its frame apart, or too small to be judged."""
+        self.boxes = {}
+        left, top = self.image.offset
+        right, bottom = left + self.image.width, top + self.image.height
+        least = self.services.settings.images.min_side
+        for name, box in boxes_of(boxes).items():
+            inside = left <= box[0] and top <= box[1] and box[2] <= right and box[3] <= bottom
+            if not inside or min(box[2] - box[0], box[3] - box[1]) < least:
+                place = f"within {left},{top},{right},{bottom} with sides of {least} pixels or more"
+                got = ",".join(map(str, box))
+                raise ImageError(f"{self.image.path}: box {name}: expected {place}, got {got}")
+            self.boxes[name] = moved(box, (-left, -top))
+
+    def box_of(self, name: str) -> Box | None:
+        """Where a region lies in the upright picture, if that is known."""
+        box = self.boxes.get(name)
+        return moved(box, self.image.offset) if box else None
+
+    def box_in_view(self, role: str, written: Sequence[int], *, thousandths: bool) -> Box | None:
+        """A box that the role's model wrote of its first view, in what it saw or in thousandths of that, as one in
+        pixels of the upright picture; None for one that is no part of the view, or too small."""
+        view, seen = self.seen_views(role)[0]
+        wide, high = (1000, 1000) if thousandths else (seen.width, seen.height)
+        left, top, right, bottom = written
+        if not wide or not high or not (left < right <= wide and top < bottom <= high):
+            return None
+        x, y = (view[2] - view[0]) / wide, (view[3] - view[1]) / high
+        box = round(left * x), round(top * y), round(right * x), round(bottom * y)
+        least = self.services.settings.images.min_side
+        return moved(box, view[:2]) if min(box[2] - box[0], box[3] - box[1]) >= least else None
+
+    def looks(self, role: str, objects: Sequence[str]) -> list[Box]:
+        """What the letters of a question about `objects` are read on: the regions, where each one's box is known, else
+        the views of the whole picture."""
+        boxes = [self.boxes[name] for name in objects if name in self.boxes]
+        if not boxes or len(boxes) < len(objects):
+            return self.views(role)
+        limits = self.services.client(role).limits
+        views: list[Box] = []
+        for left, top, right, bottom in boxes:
+            width, height = right - left, bottom - top
+            parts = native_views(
+                width,
+                height,
+                factor=limits.factor,
+                min_pixels=limits.min_pixels,
+                max_pixels=limits.max_pixels or width * height,
+                max_views=self.services.settings.images.max_crops,
+            )
+            views += [moved(part, (left, top)) for part in parts]
+        return views
+
     def crops(self, role: str) -> list[Box]:
         """Up to five crops of a quarter of the pixels each, for a closer look; none where the picture is read in
         several views anyhow, or a crop would be below the model's range."""
@@ -216,10 +273,13 @@ class OpenImages:
         with closing(self._open_on(role, box)) as session:
             yield RoleSession(session, role, box, self)
 
-    def sessions(self, role: str) -> Iterator[RoleSession]:
-        """The role's model opened on each view in turn; the first stays open, as its cache is reused."""
-        yield self.session(role)
-        for box in self.views(role)[1:]:
+    def sessions(self, role: str, boxes: Sequence[Box] | None = None) -> Iterator[RoleSession]:
+        """The role's model opened on each box in turn, by default on each view; the first view stays open, as its cache
+        is reused."""
+        for box in self.views(role) if boxes is None else boxes:
+            if box == self.views(role)[0]:
+                yield self.session(role)
+                continue
             with self.session_on(role, box) as session:
                 yield session
 
@@ -317,8 +377,10 @@ def opened(
     """The images that the graph runs on, else those of the state, opened for this block with the services in
     `config["configurable"]` or the default ones."""
     if runtime is not None and runtime.context is not None:
+        runtime.context.locate(state.get("box"))
         yield runtime.context
         return
     services = (config or {}).get("configurable", {}).get("services") or load_services()
     with closing(OpenImages(services, state["image_path"], state.get("reference_path"))) as images:
+        images.locate(state.get("box"))
         yield images

@@ -17,8 +17,8 @@ from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.services import Observer, Services
 
-TO_ASSESS = ("query", "choices", "pipeline", "mode", "max_replan_iterations", "map", "at_least", "error_rate",
-             "target_width", "background")  # fmt: skip
+TO_ASSESS = ("query", "choices", "box", "pipeline", "mode", "max_replan_iterations", "map", "at_least",
+             "error_rate", "target_width", "background")  # fmt: skip
 TO_COMPARE = ("pipeline", "background")
 
 Answer: TypeAlias = Assessment | Comparison | Ranking
@@ -104,9 +104,8 @@ def answered(ask: Ask, services: Services, observer: Observer | None = None) -> 
     }
     how |= {"max_replan_iterations": request.max_replan_iterations, "observer": observer}
     if len(ask.pictures) == 1:
-        return assess(
-            ask.pictures[0], query=request.query, choices=request.choices, map=request.map, **how
-        )
+        how |= {"query": request.query, "choices": request.choices, "box": request.box}
+        return assess(ask.pictures[0], map=request.map, **how)
     if len(ask.pictures) == 2:
         return compare(*ask.pictures, **how)
     return rank(ask.pictures, **how)
@@ -138,7 +137,13 @@ class Serving(Work[Ask, Answer]):
         query = request.query or DEFAULT_QUERY
         for picture in item.pictures:
             row = new_row(
-                picture.name, original, query, request.choices, item.pipeline, item.settings
+                picture.name,
+                original,
+                query,
+                request.choices,
+                item.pipeline,
+                item.settings,
+                request.box,
             )
             row.error = one_line(picture.hide(error))
             rows.append(row)
