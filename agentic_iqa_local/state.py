@@ -459,10 +459,10 @@ class AgenticIQAState(TypedDict):
     It starts with the query and the image, and where the user says so with the regions' boxes (`config.boxes_of` reads
     that text); the Planner adds `plan` and the boxes that its model found, the Executor `executor_evidence`, the
     Summarizer `summarizer_result` and, when it asks for another round, a higher `iteration_count` and one more
-    `replan_history` entry ("[Iteration 1] reason", at most ten, oldest dropped). A replan starts from the plan and evidence before it
-    and overwrites them. The Summarizer's result holds what the next round should close (`gaps`) and an account of the
-    latest ten rounds (`passes`); nothing else grows with their number. A state without evidence or result is valid: the
-    graph may end earlier.
+    `replan_history` entry ("[Iteration 1] reason", at most ten, oldest dropped). A replan starts from the plan and
+    evidence before it and overwrites them. The Summarizer's result holds what the next round should close (`gaps`) and
+    an account of the latest ten rounds (`passes`); nothing else grows with their number. A state without evidence or
+    result is valid: the graph may end earlier.
     """
 
     query: str

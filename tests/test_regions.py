@@ -67,6 +67,7 @@ def test_a_region_is_measured_and_its_letters_read_in_its_box(picture, box):
     assert client.sizes == [(96, 64), (32, 32)]
     assert row.voters == ["NIQE"]
     assert row.q_bar == 2.6
+    assert "of the region" in row.explain()
 
 
 def test_a_box_where_the_query_names_no_region_is_a_region(picture):

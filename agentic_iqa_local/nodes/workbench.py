@@ -186,7 +186,8 @@ class OpenImages:
             if not inside or min(box[2] - box[0], box[3] - box[1]) < least:
                 place = f"within {left},{top},{right},{bottom} with sides of {least} pixels or more"
                 got = ",".join(map(str, box))
-                raise ImageError(f"{self.image.path}: box {name}: expected {place}, got {got}")
+                named = f"box {name}" if name else "box"
+                raise ImageError(f"{self.image.path}: {named}: expected {place}, got {got}")
             self.boxes[name] = moved(box, (-left, -top))
 
     def box_of(self, name: str) -> Box | None:

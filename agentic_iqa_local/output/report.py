@@ -323,7 +323,8 @@ def _measured(run: ToolExecutionLog) -> str:
         return f"failed: {run.error}"
     scale = f" ({TOOLS[run.tool_name].scale})" if run.tool_name in TOOLS else ""
     parts = [f"raw {run.raw_score:.4g}{scale}"]
-    parts += ["of the whole picture"] if run.object_name != "Global" else []
+    if run.object_name != "Global":
+        parts.append(f"of the {run.measured}")
     parts += ["stood in for another"] if run.fallback else []
     return "; ".join([*parts, *filter(None, [_no_vote(run)])])
 
