@@ -230,6 +230,8 @@ class ToolExecutionLog(BaseModel):
     object_name: str
     distortion: str
     raw_score: float | None = None  # on the tool's own scale; None: it failed
+    # how a raw score is read: "lower is better, from 0 to 50"; None: no such tool
+    scale: str | None = None
     normalized_score: Score | None = None  # 1 (bad) to 5; None: it failed
     execution_time: float = Field(default=0.0, ge=0)  # seconds
     # what it measured: the region that `object_name` names, or the whole picture, which stands for a region whose

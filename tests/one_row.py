@@ -26,7 +26,9 @@ EVIDENCE = {
     "detection": {"Global": {"exposure": {"too dark": 0.8, "too bright": 0.1}}},
 }
 TOOL = {"tool_name": "LocalNR", "object_name": "Global", "distortion": "Overall quality"}
-RUNS = [TOOL | {"raw_score": 2.345, "normalized_score": 2.345, "execution_time": 0.25}]
+SCALE = "higher is better, from 1 to 5"
+MEASURED = {"raw_score": 2.345, "normalized_score": 2.345, "scale": SCALE, "execution_time": 0.25}
+RUNS = [TOOL | MEASURED]
 WORST = {
     "box": (0, 0, 96, 96),
     "place": "top left",

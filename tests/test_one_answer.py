@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from browser import needs_chromium
-from one_row import CHOICE, FAILED, RATING, UNSURE, WORDS, data, pages, row_of, texts
+from one_row import CHOICE, FAILED, RATING, SCALE, UNSURE, WORDS, data, pages, row_of, texts
 from PIL import Image
 from pydantic import BaseModel
 
@@ -70,7 +70,7 @@ def test_a_rating_is_the_same_everywhere(folder):
         told = [
             "between 1.6 and 3.1", "learnt from a set", "evere compression", "light underexposure",
             row.quality_reasoning, "top left", "1.23 of 5, 1.11 below the rest (extreme compression)",
-            "a thing to know", "LocalNR", "C, q 2.71", "D, q 2.31", "Missing tool scores for sky",
+            "a thing to know", "LocalNR", f"({SCALE})", "C, q 2.71", "D, q 2.31", "Missing tool scores for sky",
         ]  # fmt: skip
         assert [part for part in told if part not in text] == [], surface
         for letter, word in zip("ABCDE", LEVELS, strict=True):
@@ -78,6 +78,7 @@ def test_a_rating_is_the_same_everywhere(folder):
         assert re.search(r"\b3\.(2|3|25) s", text), surface
     line = data(row)["csv"]
     assert (line["level"], line["gate"], line["q_low"]) == ("Poor", "fail", "1.62")
+    assert line["LocalNR scale"] == SCALE
 
 
 EVERY = {"letters": [*"ABCD"], "coverage": 0.9, "calibrated_on": "a set"}

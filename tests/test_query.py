@@ -15,8 +15,8 @@ from scripted import (
     scripted_services,
 )
 
-from agentic_iqa_local import assess
-from agentic_iqa_local.iqa_tools import TOOLS, find_tool, is_tool
+from agentic_iqa_local import assess, compare
+from agentic_iqa_local.iqa_tools import TOOLS, find_tool, is_tool, runner
 from agentic_iqa_local.iqa_tools.local_nr import LocalNR
 from agentic_iqa_local.iqa_tools.specs import tool_key
 from agentic_iqa_local.nodes.planner import correct_plan
@@ -27,6 +27,7 @@ from agentic_iqa_local.nodes.query import (
     choices_in,
     distortions_in,
     named_metrics,
+    quoted_scores,
     region_in,
 )
 from agentic_iqa_local.output.report import account, headline
@@ -177,6 +178,46 @@ def test_a_question_about_damage_is_one_about_quality(query, about_quality):
 # The whole way
 
 
+@pytest.mark.parametrize(
+    ("query", "quoted"),
+    [
+        ("Is NIQE 5.1 good?", [("NIQE", 5.1)]), ("NIQE is 5,1, is that good?", [("NIQE", 5.1)]),
+        ("my PSNR of 32dB", [("PSNR", 32)]), ("PSNR: 32 dB, SSIM = .93", [("PSNR", 32), ("SSIM", 0.93)]),
+        ("a NIQE score of about 5. Good?", [("NIQE", 5)]), ("WaDIQaM_FR −0.05", [("WaDIQaM_FR", -0.05)]),
+        ("VMAF 90", []), ("not NIQE 5.1", []), ("Rate it with NIQE 1 to 5", []), ("SSIM 93 %", []),
+        ("Run NIQE 3 times", []), ("1. NIQE 2. PSNR 3. SSIM", []), ("Use NIQE. 3 people are in it", []),
+        ("SSIM with 11x11 windows", []), ("SSIM 11x11", []), ("NIQE 3/5", []), ("NIQE is 1 of my tools", []),
+    ],
+)  # fmt: skip
+def test_a_number_that_the_query_gives_for_a_tool_is_found(query, quoted):
+    assert quoted_scores(query, has_reference=False) == quoted
+
+
+@pytest.mark.parametrize("pipeline", ["agent", "letters"])
+@pytest.mark.parametrize(
+    ("given", "meaning"),
+    [
+        ("NIQE 5.1 (lower is better, from 0 to 50)", "which is {:.2f} of 5"),
+        ("SSIM 3 (higher is better, from 0 to 1)", "which the tool cannot return"),
+        ("BRISQUE 30 (lower is better, from 0 to 100)", "for which there is no map to 1 to 5"),
+    ],
+)
+def test_a_number_that_the_query_gives_is_told_and_moves_nothing(
+    picture, services, given, meaning, pipeline
+):
+    settings = scripted_services(ScriptedClient(scripted_answers()), services.tools)
+    name, number = given.split()[:2]
+    rows = [
+        assess(picture, query=query, pipeline=pipeline, services=settings)
+        for query in (f"Is {name} {number} good?", f"Is {name} good?")
+    ]
+    level = meaning.format(services.tools.maps["NIQE"](5.1))
+    said = f"The question gives {given}, {level}: a number that was not measured here"
+    assert (rows[0].quality_reasoning or "").startswith(said)
+    assert said not in (rows[1].quality_reasoning or "")
+    assert rows[0].q == rows[1].q
+
+
 @pytest.mark.parametrize("pipeline", ["agent", "letters"])
 def test_every_tool_that_the_query_names_runs_and_counts(picture, pipeline):
     tools = ScriptedTools({"NIQE": 4.0, "PIQE": 2.0, "QAlign": 5.0})
@@ -185,8 +226,8 @@ def test_every_tool_that_the_query_names_runs_and_counts(picture, pipeline):
     assert {run.tool_name for run in row.tools} == {"NIQE", "PIQE"}
     assert row.q_bar == pytest.approx(3.0)  # (4 + 2) / 2
     assert headline(row).endswith(
-        "; NIQE 4 (lower is better, from 0 to 50: 4.00 of 5)"
-        "; PIQE 2 (lower is better, from 0 to 100: 2.00 of 5)"
+        "; NIQE 4 (lower is better, from 0 to 50): 4.00 of 5"
+        "; PIQE 2 (lower is better, from 0 to 100): 2.00 of 5"
     )  # what was asked for is told
 
 
@@ -248,6 +289,23 @@ def test_where_localnr_reads_no_number_nothing_is_said_of_distortions(
         assert row.evidence.distortion_analysis is None
         assert "Distortions were not looked for: LocalNR failed" in row.quality_reasoning
         assert not re.search(r"\bno (visible|noise|damage|distortion)|clean", account(row), re.I)
+
+
+@pytest.mark.parametrize("broken", ["LocalNR", "NIQE"])
+def test_a_tool_that_returns_no_number_ends_neither_a_map_nor_a_comparison(
+    photo_path, noisy_path, services, monkeypatch, broken
+):
+    examine, nan = LocalNR.examine, float("nan")
+    if broken == "LocalNR":
+        monkeypatch.setattr(LocalNR, "examine", lambda *of: replace(examine(*of), quality=nan))
+    else:
+        monkeypatch.setattr(runner, "create_metric", lambda *_: lambda *pictures: nan)
+    tools = Services(services.settings, "cpu", services.pool.clients)
+    row = assess(noisy_path, map=True, pipeline="letters", services=tools)
+    assert (row.error, {run.tool_name for run in row.tools if run.error}) == (None, {broken})
+    assert (row.map is None, bool(row.no_map)) == (broken == "LocalNR",) * 2
+    compared = compare(photo_path, noisy_path, services=tools)
+    assert (compared.error, compared.better) == (None, compared.first)
 
 
 @pytest.mark.parametrize("pipeline", ["agent", "letters"])

@@ -76,6 +76,15 @@ _REFUSED = re.compile(
     re.IGNORECASE,
 )
 
+# The number that a query gives for the tool before it; no range ("1 to 5"), share, size, count or number of a list
+_QUOTED = re.compile(
+    rf"(?:\s*\b(?:{WORDS['before_a_score']})\b|\s*[=:≈~<>≤≥(]|\s+[-–—](?=\s)){{0,4}}\s*"
+    r"(?<![\w.,])([-−]?(?:\d+(?:[.,]\d+)?|\.\d+))(?![\d%])(?:\s?dB)?"
+    r"(?!\w|[.,]\d|[.)]?\s*(?:[-–—/×]\s*\d|%|(?:to|of|out of)\b)"
+    rf"|\s+(?:{WORDS['counted']})\b|[.)]\s*{_NAME})",
+    re.IGNORECASE,
+)
+
 
 def _plain(text: str) -> str:
     return unicodedata.normalize("NFKC", text)
@@ -84,11 +93,32 @@ def _plain(text: str) -> str:
 def named_metrics(query: str, has_reference: bool) -> list[str]:
     """The tools that the query names, in its order, and behind them well-known metrics that are no tools here. A name
     in a negated phrase ("not NIQE") does not count."""
-    found = map(_metric, _METRIC.finditer(_REFUSED.sub(" ; ", _plain(query))))
-    named = dict.fromkeys(
-        _BY_REFERENCE.get(name, (name, name))[has_reference] for name in found if name
-    )
+    found = map(_metric, _METRIC.finditer(_asked_for(query)))
+    named = dict.fromkeys(_by_reference(name, has_reference) for name in found if name)
     return sorted(named, key=lambda name: name not in TOOLS)
+
+
+def quoted_scores(query: str, has_reference: bool) -> list[tuple[str, float]]:
+    """The tools that the query gives a number for, with the number: of "Is NIQE 5.1 good?" NIQE and 5.1."""
+    text = _asked_for(query)
+    quoted: dict[str, float] = {}
+    for found in _METRIC.finditer(text):
+        name = _by_reference(_metric(found) or "", has_reference)
+        number = _QUOTED.match(text, found.end())
+        if name in TOOLS and number:
+            quoted.setdefault(
+                name, float(number[1].replace("\N{MINUS SIGN}", "-").replace(",", "."))
+            )
+    return list(quoted.items())
+
+
+def _asked_for(query: str) -> str:
+    """The query without names of metrics in negated phrases."""
+    return _REFUSED.sub(" ; ", _plain(query))
+
+
+def _by_reference(name: str, has_reference: bool) -> str:
+    return _BY_REFERENCE.get(name, (name, name))[has_reference]
 
 
 def _metric(found: re.Match[str]) -> str | None:

@@ -1,14 +1,15 @@
 """The tools: which of them measure what, what each measured or why it could not, and what stands in for it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from agentic_iqa_local.iqa_tools import TOOLS, ToolError, find_tool, is_tool
+from agentic_iqa_local.iqa_tools.calibration import LogisticMap
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.evidence import by_object
 from agentic_iqa_local.nodes.prompts import distortion_prompt
-from agentic_iqa_local.nodes.query import named_metrics
+from agentic_iqa_local.nodes.query import named_metrics, quoted_scores
 from agentic_iqa_local.nodes.replies import selection_reply
 from agentic_iqa_local.nodes.workbench import OpenImages
 from agentic_iqa_local.state import (
@@ -99,6 +100,24 @@ def choose_tools(task: Task, distortions: ByObject) -> Chosen:
         more = voting if name in new else _another(task, name, ranked)
         own |= _whole(tool for tool in (*more, *unknown) if tool not in own.values())
     return chosen
+
+
+def told_of_quoted(query: str, images: OpenImages) -> list[str]:
+    """A sentence for each number that a query gives for a tool: how it is read, and which quality it would be."""
+    maps = images.services.tools.maps
+    return [
+        f"The question gives {name} {raw:g} ({find_tool(name).scale}), {_meaning(name, raw, maps)}:"
+        " a number that was not measured here and does not count."
+        for name, raw in quoted_scores(query, images.reference is not None)
+    ]
+
+
+def _meaning(name: str, raw: float, maps: Mapping[str, LogisticMap]) -> str:
+    if not find_tool(name).is_score(raw):
+        return "which the tool cannot return"
+    if name not in maps:
+        return "for which there is no map to 1 to 5"
+    return f"which is {maps[name](raw):.2f} of 5"
 
 
 def _whole(tools: Iterable[str]) -> dict[str, str]:
@@ -219,8 +238,9 @@ def _stand_in(failed: Sequence[ToolExecutionLog], images: OpenImages) -> list[To
 def _attempt(name: str, distortion: str, tool: str, images: OpenImages) -> ToolExecutionLog:
     log = ToolExecutionLog(tool_name=tool, object_name=name, distortion=distortion)
     try:
-        log.tool_name = find_tool(tool).name
-        reading = images.score(log.tool_name, images.boxes.get(name))
+        spec = find_tool(tool)
+        log = revised(log, tool_name=spec.name, scale=spec.scale)
+        reading = images.score(spec.name, images.boxes.get(name))
     except ToolError as error:
         return revised(log, error=str(error))
     measured = {

@@ -7,7 +7,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from agentic_iqa_local.errors import one_line
-from agentic_iqa_local.output.words import damage, level_word, named, nothing_found
+from agentic_iqa_local.output.words import damage, level_word, named, nothing_found, raw_with_scale
 from agentic_iqa_local.result import Assessment
 
 NARROWEST = 60  # columns: below this, lines are as wide as here
@@ -107,8 +107,11 @@ def _bar(share: float, width: int) -> str:
 
 def _named_scores(row: Assessment) -> str:
     """The raw scores of the tools that the query names; nothing where it names none that ran."""
-    scores = {run.tool_name: run.raw_score for run in row.tools if run.tool_name in named(row)}
-    return ", ".join(f"{name} {score:.4g}" for name, score in scores.items() if score is not None)
+    runs = {run.tool_name: run for run in row.tools if run.tool_name in named(row)}
+    measured = [run for run in runs.values() if run.raw_score is not None]
+    if len(measured) == 1:  # the line has no room for the scales of several
+        return f"{measured[0].tool_name} {raw_with_scale(measured[0])}"
+    return ", ".join(f"{run.tool_name} {run.raw_score:.4g}" for run in measured)
 
 
 def worst_distortion(row: Assessment) -> str:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from agentic_iqa_local.errors import one_line
-from agentic_iqa_local.iqa_tools import TOOLS, is_tool
+from agentic_iqa_local.iqa_tools import is_tool
 from agentic_iqa_local.iqa_tools.specs import nearest_tools
 from agentic_iqa_local.nodes.evidence import not_looked_for
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY, choice_letters, chosen_answer
@@ -14,6 +14,7 @@ from agentic_iqa_local.output.words import (
     level_word,
     named,
     nothing_found,
+    raw_with_scale,
     safe_lines,
     trial,
     with_severity,
@@ -35,7 +36,7 @@ def headline(row: Assessment) -> str:
         run.tool_name: run for run in row.tools if run.tool_name in named(row) and not run.error
     }
     scores = [
-        f"{name} {run.raw_score:.4g} ({TOOLS[name].scale}: {run.normalized_score:.2f} of 5)"
+        f"{name} {raw_with_scale(run)}: {run.normalized_score:.2f} of 5"
         for name, run in asked.items()
     ]
     unlike = ["unlike a photograph"] if row.unlike_photograph else []
@@ -321,8 +322,7 @@ def _measured(run: ToolExecutionLog) -> str:
     """A tool's raw score, of what, and why it has no vote."""
     if run.error:
         return f"failed: {run.error}"
-    scale = f" ({TOOLS[run.tool_name].scale})" if run.tool_name in TOOLS else ""
-    parts = [f"raw {run.raw_score:.4g}{scale}"]
+    parts = [f"raw {raw_with_scale(run)}"]
     if run.object_name != "Global":
         parts.append(f"of the {run.measured}")
     parts += ["stood in for another"] if run.fallback else []

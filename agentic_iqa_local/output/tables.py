@@ -39,8 +39,8 @@ LAST = ("reasoning", "warnings", "error", "seconds", "model", "sha256")
 def csv_text(rows: Iterable[Assessment]) -> str:
     """Rows as CSV with a header, one line each.
 
-    Every tool has two columns, its raw score and its score in 1..5; every letter has one. A failed row has
-    its error and no score.
+    Every tool has three columns, its raw score, how that is read and its score in 1..5; every letter
+    has one. A failed row has its error and no score.
     """
     cells, letters, tools = [], set(LETTER_TO_LEVEL), set[str]()
     for row in rows:
@@ -51,7 +51,7 @@ def csv_text(rows: Iterable[Assessment]) -> str:
         *FIRST,
         *(f"p_{letter}" for letter in sorted(letters)),
         "distortions",
-        *(f"{tool}{kind}" for tool in sorted(tools) for kind in (" raw", " 1-5")),
+        *(f"{tool}{kind}" for tool in sorted(tools) for kind in (" raw", " scale", " 1-5")),
         *LAST,
     ]
     return as_csv(columns, cells)
@@ -110,6 +110,7 @@ def _cells(row: Assessment) -> Row:
         if run.raw_score is not None:
             cells |= {
                 f"{run.tool_name} raw": run.raw_score,
+                f"{run.tool_name} scale": run.scale,
                 f"{run.tool_name} 1-5": run.normalized_score,
             }
     return cells

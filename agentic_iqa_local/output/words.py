@@ -15,6 +15,7 @@ from agentic_iqa_local.state import (
     UNCLEAR,
     DistortionAnalysis,
     Severity,
+    ToolExecutionLog,
     in_words,
 )
 
@@ -61,6 +62,12 @@ def types_seen(row: Assessment) -> list[str]:
 
 def _seen(row: Assessment) -> list[tuple[str, DistortionAnalysis]]:
     return [(name, item) for name, item in found_damage(row.evidence) if item.severity != UNCLEAR]
+
+
+def raw_with_scale(run: ToolExecutionLog) -> str:
+    """A raw score with the direction and range of its tool: "5.1 (lower is better, from 0 to 50)"."""
+    scale = f" ({run.scale})" if run.scale else ""
+    return f"{run.raw_score:.4g}{scale}"
 
 
 def trial(row: Assessment) -> str:

@@ -77,7 +77,7 @@ function letters(told) {
 
 function toolLines(told) {
   return (told.tools ?? []).map((tool) => [
-    tool.tool_name, tool.error ? `failed: ${tool.error}` : number(tool.raw_score, 3),
+    tool.tool_name, tool.error ? `failed: ${tool.error}` : `${number(tool.raw_score, 3)}${tool.scale ? ` (${tool.scale})` : ""}`,
     tool.error ? null : number(tool.normalized_score),
     [tool.object_name === "Global" ? "" : tool.object_name, tool.trailing ? "checks only" : "", tool.outvoted ? "outvoted" : "",
       tool.fallback ? "stands in" : ""].filter(Boolean).join(", ") || (told.probabilities && !told.choices && !tool.error ? "votes" : ""),

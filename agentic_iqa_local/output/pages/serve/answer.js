@@ -90,12 +90,12 @@ function rest(row) {
 function tools(row) {
   if (!row.tools.length) return null;
   const cells = row.tools.map((run) => [
-    run.tool_name, run.raw_score === null ? null : { number: run.raw_score.toPrecision(4) }, { number: number(run.normalized_score) },
+    run.tool_name, run.raw_score === null ? null : `${run.raw_score.toPrecision(4)}${run.scale ? ` (${run.scale})` : ""}`, { number: number(run.normalized_score) },
     `${run.object_name === "Global" ? "" : `${run.object_name}: `}${SAID[run.distortion] ?? run.distortion}`, { number: `${number(run.execution_time)} s` },
     [run.error, run.fallback && "stands in for another tool", run.trailing && "checks, without a vote", run.outvoted && "outvoted"].filter(Boolean).join("; "),
   ]);
   const remarks = cells.some((line) => line.at(-1));
-  const headers = ["Tool", { number: "Raw score" }, { number: "Of 5" }, "Measured", { number: "Time" }, ...(remarks ? ["Remarks"] : [])];
+  const headers = ["Tool", "Raw score", { number: "Of 5" }, "Measured", { number: "Time" }, ...(remarks ? ["Remarks"] : [])];
   return card("Tools", table(headers, cells.map((line) => (remarks ? line : line.slice(0, -1))), "Tools"));
 }
 
