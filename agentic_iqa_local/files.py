@@ -4,25 +4,27 @@ limited size, as bytes, JSON or YAML. A pipe, a device or a file larger than mem
 
 import functools
 import hashlib
+import math
 import os
 import re
 import secrets
 import stat
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import yaml
-from pydantic_core import from_json
+from pydantic_core import ValidationError, from_json
 
 from agentic_iqa_local.errors import UserError, did_you_mean, one_line
 
 if TYPE_CHECKING:
-    from pydantic import ValidationError
+    from pydantic import BaseModel
 
+Model = TypeVar("Model", bound="BaseModel")
 PACKAGE = Path(__file__).resolve().parent
 # configs/ and models/ lie beside the package in a checkout, and inside it where a wheel was installed.
 ROOT = PACKAGE if (PACKAGE / "configs").is_dir() else PACKAGE.parent
@@ -186,18 +188,34 @@ def read_bytes(path: str | Path, largest: int = LARGEST) -> bytes:
     return content
 
 
-def read_json(path: str | Path, largest: int = LARGEST) -> dict[str, Any]:
-    """The JSON object in a file of at most `largest` bytes. Raises FileError."""
-    content = read_bytes(path, largest)
+def read_json(path: str | Path, largest: int = LARGEST, *, finite: bool = True) -> dict[str, Any]:
+    """The JSON object in a file of at most `largest` bytes; see `parsed_object`. Raises FileError."""
+    return parsed_object(read_bytes(path, largest), finite=finite)
+
+
+def parsed_object(content: bytes, *, finite: bool = True) -> dict[str, Any]:
+    """The JSON object in a text, with numbers that a float can hold; infinite ones too, unless all are to be `finite`.
+    Raises FileError."""
     try:
-        value = from_json(content)
+        value = from_json(content, allow_inf_nan=not finite)
     except ValueError as error:
         if "recursion limit" in str(error):
             raise FileError("expected JSON, got it nested too deeply") from None
         raise FileError(f"expected JSON, got something else ({error})") from error
     if not isinstance(value, dict):
         raise FileError(f"expected a JSON object, got {type(value).__name__}")
+    for part in walk(value):
+        members = part.values() if isinstance(part, dict) else part
+        if not all(_fits(member, finite) for member in members):
+            raise FileError("expected numbers that a float can hold, got one that is too large")
     return value
+
+
+def _fits(value: Any, finite: bool) -> bool:
+    """Whether a value of JSON is no number beyond those of floats."""
+    if isinstance(value, float):
+        return math.isfinite(value) or not finite
+    return not isinstance(value, int) or abs(value) <= sys.float_info.max
 
 
 def walk(value: Any) -> Iterator[dict | list]:
@@ -322,19 +340,28 @@ def read_yaml(path: str | Path) -> Any:
     return value
 
 
+def read_record(path: Path, kind: type[Model], read: Callable[[Path], Any] = read_yaml) -> Model:
+    """What a file that ships with this package holds, checked. Raises FileError, which names the file."""
+    try:
+        return kind.model_validate(read(path))
+    except (FileError, ValidationError) as error:
+        why = first_mistake(error) if isinstance(error, ValidationError) else error.message
+        raise FileError(f"{path}: {why}", "get the checkout or the installation again") from None
+
+
 _KINDS = {
     "int": "a whole number", "float": "a number", "finite": "a number", "bool": "true or false", "string": "a text",
     "list": "a list", "dict": "a mapping", "model": "a mapping", "mapping": "a mapping",
 }  # fmt: skip
 _SAID = {
-    "greater_than": "expected more than {gt:g}", "greater_than_equal": "expected {ge:g} or more",
-    "less_than": "expected less than {lt:g}", "less_than_equal": "expected {le:g} or less",
+    "greater_than": "expected more than {gt}", "greater_than_equal": "expected {ge} or more",
+    "less_than": "expected less than {lt}", "less_than_equal": "expected {le} or less",
     "extra_forbidden": "unknown key", "missing": "expected a value, got none",
     "too_short": "expected {min_length} or more", "too_long": "expected {max_length} or fewer",
 }  # fmt: skip
 
 
-def first_mistake(error: "ValidationError", quoted: bool = False) -> str:
+def first_mistake(error: ValidationError, quoted: bool = False) -> str:
     """The first mistake that pydantic found, as a sentence: "fusion.eta: expected more than 0".
 
     Args:
@@ -349,7 +376,8 @@ def first_mistake(error: "ValidationError", quoted: bool = False) -> str:
     kind, (name, _, rest) = first["type"], first["type"].partition("_")
     text = first["msg"].removeprefix("Value error, ").removeprefix(f"{place}: ")
     if kind in _SAID:
-        text = _SAID[kind].format(**about)
+        bounds = {k: f"{v:g}" if isinstance(v, float) else v for k, v in about.items()}
+        text = _SAID[kind].format(**bounds)
     elif name in _KINDS and rest in ("type", "parsing", "from_float", "parsing_size", "number"):
         text = f"expected {_KINDS[name]}"
     elif kind == "literal_error":

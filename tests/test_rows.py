@@ -263,7 +263,9 @@ def test_a_run_goes_on_with_the_same_identity_alone(tmp_path):
     assert "letters" not in said
 
 
-@pytest.mark.parametrize("text", ["[]", "{}", '{"identity": 3}'])
+@pytest.mark.parametrize(
+    "text", ["[]", "{}", '{"identity": 3}', '{"identity": {}, "date": "0001-01-01"}']
+)
 def test_what_describes_no_run_is_refused(tmp_path, text):
     (tmp_path / "run.json").write_text(text)
     with pytest.raises(RowsError, match="no description of the run"):

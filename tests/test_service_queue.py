@@ -1,6 +1,7 @@
 """Many clients of the service at once, and batches, with a runner that only hashes what it is given."""
 
 import asyncio
+import dataclasses
 import hashlib
 import json
 import logging
@@ -182,6 +183,33 @@ def test_a_batch_whose_rows_cannot_be_written_is_stopped_with_a_reason_and_goes_
         again = Batches(tmp_path, Queue(Hashing(), 8), SET_UP)
         assert again.status(name)["state"] == "queued"
         assert (await worked_off(again, name))["done"] == 1
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("how", ["other settings", "no note"])
+def test_a_batch_with_rows_goes_on_with_the_same_settings_alone(tmp_path, how):
+    other = dataclasses.replace(SET_UP, pipeline="agent") if how == "other settings" else SET_UP
+
+    async def main():
+        runner = Hashing()
+        begun = Batches(tmp_path, Queue(runner, 8), SET_UP)
+        name = (await begun.submit(body("a", "b")))["id"]
+        await worked_off(begun, name)
+        place, rows = tmp_path / name, tmp_path / name / "rows.jsonl"
+        rows.write_bytes(rows.read_bytes().splitlines(keepends=True)[0])  # as a kill leaves it
+        if how == "no note":
+            (place / "run.json").unlink()
+        again = Batches(tmp_path, Queue(runner, 8), other)
+        fresh = (await again.submit(body("a")))["id"]
+        status = await worked_off(again, fresh, name)
+        assert (status["state"], status["done"]) == ("stopped", 1)
+        expected = 'pipeline is "agent", expected "letters"' if other != SET_UP else "older version"
+        assert expected in status["error"]["message"]
+        assert again.lines(name) == rows.read_bytes()
+        assert again.status(fresh)["state"] == "finished"
+        rows.unlink()  # nothing is mixed now
+        assert (await worked_off(Batches(tmp_path, Queue(runner, 8), other), name))["done"] == 2
 
     asyncio.run(main())
 

@@ -470,6 +470,17 @@ def test_command_refuses_bad_input_with_one_sentence(few_modes, tmp_path, capsys
     assert not any(tmp_path.glob("out/*"))
 
 
+@pytest.mark.parametrize(("part", "forged"), [("model", []), ("dataset", {"key": []})])
+@pytest.mark.parametrize("name", ["report", "compare", "fit"])
+def test_a_forged_run_is_refused_by_each_command(few_modes, tmp_path, capsys, name, part, forged):
+    run = store(tmp_path / "run", make_run() | {part: forged}, few_modes[:20])
+    out = tmp_path / ("fit.json" if name == "fit" else "out")
+    runs = [run, store(tmp_path / "other", make_run(), few_modes[:20])]
+    status, _, said = command(capsys, name, *runs, "--out", out)
+    assert (status, len(said.splitlines())) == (2, 1)
+    assert f"run.json: {part}" in said
+
+
 def test_runs_without_scores_or_direction_are_refused(rows):
     for of, run, message in (
         ([{"key": "a", "question": "Is it sharp?"}], make_run(), "human score"),

@@ -29,12 +29,15 @@ from agentic_iqa_local.files import (
     FileError,
     WriteError,
     first_mistake,
+    parsed_object,
     place_for,
-    read_bytes,
+    read_json,
     sync_folder,
     write_whole,
 )
+from agentic_iqa_local.nodes.prompts import choice_letters
 from agentic_iqa_local.result import SCHEMA_VERSION, Assessment
+from agentic_iqa_local.state import LETTERS
 
 NAMED_CHANGES, LONGEST_VALUE = (
     5,
@@ -75,7 +78,19 @@ class StoredRow(Assessment):
             )
         if self.model is not None:
             _Model.model_validate(self.model)
+        if self.p_c and not self.error:
+            self._has_answer(set(self.p_c))
         return self
+
+    def _has_answer(self, known: set[str]) -> None:
+        """Raises ValueError unless the answer is among those that have a probability, which a rating and given
+        choices name."""
+        if self.final_answer not in known or known != set(self.product or known):
+            raise ValueError("final_answer: expected an answer that has a probability")
+        if self.q is not None and known != set(LETTERS):
+            raise ValueError(f"p_c: expected {', '.join(LETTERS)}")
+        if self.choices and not known <= set(choice_letters(self.choices)):
+            raise ValueError("p_c: expected the letters of the choices")
 
 
 class RowFile:
@@ -218,8 +233,9 @@ def rows_in(
         if going_on and _is_beginning(line, schema):
             return
         try:
+            row = parsed_object(line)
             schema.model_validate_json(line, strict=True)
-            yield line, from_json(line, allow_inf_nan=False)
+            yield line, row
         except ValueError as error:
             why = first_mistake(error) if isinstance(error, ValidationError) else error
             said = f"expected rows as this program writes them ({why})"
@@ -259,7 +275,7 @@ def check_run(path: Path, identity: dict[str, Any]) -> float:
     """Raises RowsError unless the run that `path` describes has this `identity`; otherwise tells when that run was
     begun or last gone on with, in seconds since 1970."""
     try:
-        run = RunNote.model_validate_json(read_bytes(path, LARGEST_NOTE))
+        run = RunNote.model_validate(read_json(path, LARGEST_NOTE))
         changed = differences(identity, run.identity)
     except (FileError, ValueError) as error:
         why = first_mistake(error) if isinstance(error, ValidationError) else error

@@ -2,7 +2,6 @@
 
 import argparse
 import csv
-import json
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -52,11 +51,8 @@ def noted(work: Work) -> Work:
 
 def figures(folder: Path) -> Iterator[dict[str, float]]:
     """Of a run how many images it has and how many failed; of a report each mode's SRCC and PLCC."""
-    rows = folder / "rows.jsonl"
-    if rows.is_file():
-        errors = [
-            json.loads(line).get("error") for line in rows.read_text(encoding="utf-8").splitlines()
-        ]
+    if (folder / "rows.jsonl").is_file():
+        errors = [row.get("error") for row in read_run(folder)[1]]
         yield {"images": len(errors), "failures": sum(error is not None for error in errors)}
     for file in sorted(folder.rglob("modes.csv")):
         for mode in csv.DictReader(file.read_text(encoding="utf-8").splitlines()):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from agentic_iqa_local.files import ROOT, read_yaml
+from agentic_iqa_local.files import ROOT, read_record
 from agentic_iqa_local.iqa_tools.calibration import Record
 
 if TYPE_CHECKING:
@@ -105,5 +105,5 @@ def expit(value: float) -> float:
 
 @functools.cache
 def load_detector(path: Path = SHIPPED) -> DetectorRecord:
-    """The record that ships. Raises ValueError for a file that is damaged."""
-    return DetectorRecord.model_validate(read_yaml(path))
+    """The record that ships. Raises FileError for a file that is damaged."""
+    return read_record(path, DetectorRecord)

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from pydantic import Field
 
-from agentic_iqa_local.files import ROOT, read_yaml
+from agentic_iqa_local.files import ROOT, read_record
 from agentic_iqa_local.iqa_tools.calibration import FLAT, HIGHEST, LOWEST, Record
 
 SHIPPED = ROOT / "configs" / "tool_reliability.yaml"
@@ -145,5 +145,5 @@ class Reliability(Record):
 
 @functools.cache
 def load_reliability(path: Path = SHIPPED) -> Reliability:
-    """The records that ship. Raises ValueError for a file that is damaged."""
-    return Reliability.model_validate(read_yaml(path))
+    """The records that ship. Raises FileError for a file that is damaged."""
+    return read_record(path, Reliability)

@@ -8,10 +8,12 @@ of the models folder names, and not what torch or Hugging Face keep in caches of
 import os
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+from pydantic import BaseModel, Field, ValidationError
 
 from agentic_iqa_local.errors import UserError
-from agentic_iqa_local.files import FileError, command, file_hash, read_json
+from agentic_iqa_local.files import FileError, command, file_hash, first_mistake, read_json
 from agentic_iqa_local.iqa_tools.specs import ToolError, ToolSpec
 
 MANIFEST, LARGEST_MANIFEST = "manifest.json", 16 << 20  # its name, and its bytes at most
@@ -48,22 +50,33 @@ def unlisted(root: Path, known: Collection[str], folders: Collection[str]) -> li
     ]
 
 
+class Listed(BaseModel):
+    """What is read again of a file in the manifest, beside its source and licence."""
+
+    path: str
+    size: Annotated[int, Field(ge=0)]
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+class _Manifest(BaseModel):
+    files: tuple[Listed, ...]
+
+
 class Weights:
     """The files that the manifest of the models folder `root` names. Raises ToolError for a damaged manifest."""
 
     def __init__(self, root: Path):
         self.root, self.hub, self.huggingface = root, root / HUB, root / HUGGINGFACE
-        self._files: dict[str, dict[str, Any]] = {}
-        if os.path.lexists(root / MANIFEST):
-            try:
-                files = read_json(root / MANIFEST, LARGEST_MANIFEST)["files"]
-                self._files = {
-                    file["path"]: file for file in files if file["sha256"] and file["size"] >= 0
-                }
-            except (FileError, KeyError, TypeError) as error:
-                raise ToolError(
-                    f"{root / MANIFEST}: damaged ({error})", "unpack its bundle again."
-                ) from error
+        self._files: dict[str, Listed] = {}
+        if not os.path.lexists(root / MANIFEST):
+            return
+        try:
+            found = _Manifest.model_validate(read_json(root / MANIFEST, LARGEST_MANIFEST))
+        except (FileError, ValidationError) as error:
+            why = first_mistake(error) if isinstance(error, ValidationError) else error
+            damaged = f"{root / MANIFEST}: damaged ({why})"
+            raise ToolError(damaged, "unpack its bundle again.") from error
+        self._files = {file.path: file for file in found.files}
 
     def missing(self, spec: ToolSpec) -> str | None:
         """Why `spec` has not its weights, by names and sizes alone; None if it has them."""
@@ -75,17 +88,17 @@ class Weights:
             return f"missing weights {names} (expected in {folders}; {remedy})"
         for path, file in self._needed(spec).items():
             place = self.root / path
-            if not place.is_file() or place.stat().st_size != file["size"]:
+            if not place.is_file() or place.stat().st_size != file.size:
                 return f"missing weights {place} (unpack its bundle again)"
         return None
 
     def check(self, spec: ToolSpec) -> None:
         """Raises ToolError that names a file which `spec` loads and whose SHA-256 is not the manifest's."""
         for path, file in self._needed(spec).items():
-            if file_hash(self.root / path) != file["sha256"]:
+            if file_hash(self.root / path) != file.sha256:
                 raise ToolError(
                     f"{spec.name} is unavailable: {self.root / path} is damaged or was changed: expected the"
-                    f" SHA-256 of {MANIFEST}, {file['sha256']}",
+                    f" SHA-256 of {MANIFEST}, {file.sha256}",
                     "unpack its bundle again.",
                 )
 
@@ -97,8 +110,8 @@ class Weights:
         top = folder.relative_to(root).parts[0]
         brought = [path for path in self._files if path.startswith(f"{top}/")]
         for path in brought:
-            size, sha256 = self._files[path]["size"], self._files[path]["sha256"]
-            if (root / path).is_relative_to(folder) and not unchanged(root / path, size, sha256):
+            file, place = self._files[path], root / path
+            if place.is_relative_to(folder) and not unchanged(place, file.size, file.sha256):
                 why = f"{root / path} is damaged or was changed: expected the SHA-256 of {MANIFEST}"
                 raise BundleError(why, "unpack its bundle again")
         for error in unlisted(root, self._files, {top} if brought else ()):
@@ -111,10 +124,10 @@ class Weights:
         repository = weight.removeprefix("hf:").replace("/", "--")
         return self.huggingface / f"models--{repository}"
 
-    def _of(self, weight: str) -> dict[str, dict[str, Any]]:
+    def _of(self, weight: str) -> dict[str, Listed]:
         begin = self._place(weight).relative_to(self.root).as_posix()
         begin += "/" * weight.startswith("hf:")
         return {path: file for path, file in self._files.items() if path.startswith(begin)}
 
-    def _needed(self, spec: ToolSpec) -> dict[str, dict[str, Any]]:
+    def _needed(self, spec: ToolSpec) -> dict[str, Listed]:
         return {path: file for weight in spec.weights for path, file in self._of(weight).items()}

@@ -6,15 +6,15 @@ regression on the differences of what was measured answers, fitted on synthetic 
 """
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated
 
 import numpy as np
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 from scipy import special
 from scipy.stats import mannwhitneyu, norm
 
 from agentic_iqa_local.config import Pipeline, Settings
-from agentic_iqa_local.files import ROOT, folder_hash
+from agentic_iqa_local.files import ROOT, folder_hash, read_json, read_record
 from agentic_iqa_local.iqa_tools.calibration import HIGHEST, LOWEST, Record
 from agentic_iqa_local.judgement.intervals import IntervalCalibration
 from agentic_iqa_local.result import Assessment
@@ -53,14 +53,18 @@ class PairFit(Record):
         return sum(weight * values[name] for name, weight in self.weights.items())
 
 
-FITS_FILE = TypeAdapter(dict[Literal["fits"], tuple[PairFit, ...]])
+class PairFits(Record):
+    """The file of fits that ships."""
+
+    fits: tuple[PairFit, ...]
 
 
 def fit_for(settings: Settings, pipeline: Pipeline, *, reference: bool) -> PairFit | None:
-    """The shipped fit of a set-up's model for pictures that were assessed so; None where there is none."""
+    """The shipped fit of a set-up's model for pictures that were assessed so; None where there is none.
+    Raises FileError for a damaged file."""
     folder = settings.folder(settings.summarizer.backend)
     wanted = folder.is_dir() and folder_hash(folder), pipeline, reference
-    fits = FITS_FILE.validate_json(SHIPPED.read_bytes())["fits"]
+    fits = read_record(SHIPPED, PairFits, read_json).fits
     return next((fit for fit in fits if (fit.model, fit.pipeline, fit.reference) == wanted), None)
 
 

@@ -1,11 +1,10 @@
 """How much memory a model's weights and cache need, and how much a device has."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
-from agentic_iqa_local.vlm_client.model_folder import read_weights
+from agentic_iqa_local.vlm_client.model_folder import read_object, read_weights
 
 GIB = 2**30
 WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a number
@@ -18,7 +17,7 @@ def weight_bytes(folder: Path, quantization: str, width: int) -> int:
     """Bytes of a folder's weights once loaded in a dtype of `width` bytes: quantised are the matrices of the language
     layers alone. A folder that is quantised already is counted as it lies on disk."""
     weights = read_weights(folder)
-    if "quantization_config" in json.loads((folder / "config.json").read_text(encoding="utf-8")):
+    if "quantization_config" in read_object(folder, "config.json"):
         return sum(file.stat().st_size for file in weights.files)
     total = 0.0
     for name, shape in weights.shapes.items():

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from agentic_iqa_local.batch.work import ROLES, Work
+from agentic_iqa_local.batch.work import ROLES, Assessing, Work
 from agentic_iqa_local.config import ConfigError, Pipeline, Request, Settings
 from agentic_iqa_local.errors import UserError, did_you_mean, one_line
 from agentic_iqa_local.images.pictures import PictureFile
@@ -58,6 +58,11 @@ class Ask:
 
     def about(self, pictures: Sequence[PictureFile], reference: PictureFile | None = None) -> "Ask":
         return replace(self, pictures=pictures, reference=reference)
+
+    def identity(self, device: str) -> dict[str, Any]:
+        """What the answers depend on beside the pictures. Raises BundleError, CalibrationError."""
+        asked = {"request": self.request.model_dump(mode="json")}
+        return Assessing(self.settings, self.pipeline).identity(device, asked)
 
     @property
     def image(self) -> Path:

@@ -160,10 +160,13 @@ class Batches:
                     logger.error("batch %s is stopped: %s", one_line(name), self._stopped[name])
 
     async def _work_on(self, batch: StoredBatch) -> None:
-        """Writes the rows that a batch lacks. Raises UserError or OSError where that cannot be done."""
+        """Writes the rows that a batch lacks. Raises UserError or OSError where that cannot be done, and where those
+        that it has are of other settings."""
         if not batch.left():
             return
         asked = batch.ask(self.set_up)
+        identity = await asyncio.to_thread(asked.identity, self.queue.runner.device)
+        batch.keep_to(identity)
         with closing(batch.writer()) as rows:
             rows.recover()
             left = iter(batch.left())

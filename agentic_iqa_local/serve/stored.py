@@ -7,10 +7,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from agentic_iqa_local.batch.inputs import LARGEST
-from agentic_iqa_local.batch.rows import RowFile, StoredRow, rows_in
+from agentic_iqa_local.batch.rows import RowFile, StoredRow, check_run, rows_in, write_run
 from agentic_iqa_local.errors import UserError, one_line
 from agentic_iqa_local.files import FileError, open_regular, path_text, read_json
 from agentic_iqa_local.images.pictures import PictureFile
@@ -18,7 +18,7 @@ from agentic_iqa_local.output.gallery.rows import read_rows
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.serve.asks import Ask, Refused, SetUp
 
-OPTIONS, ROWS = "options.json", "rows.jsonl"
+OPTIONS, ROWS, RUN = "options.json", "rows.jsonl", "run.json"
 
 
 class SpoiltBatch(Refused):
@@ -29,8 +29,9 @@ class SpoiltBatch(Refused):
 
 
 class StoredBatch:
-    """A folder with pictures/NAME, reference/NAME, options.json and rows.jsonl, where each row names its picture. No
-    link is followed. Whatever reads it raises SpoiltBatch for what is not so."""
+    """A folder with pictures/NAME, reference/NAME, options.json, rows.jsonl, where each row names its picture, and
+    run.json, which says what the rows depend on. No link is followed. Whatever reads it raises SpoiltBatch for what is
+    not so."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -91,6 +92,20 @@ class StoredBatch:
             return []
         with self._reading(ROWS):
             return read_rows(self.folder / ROWS)
+
+    def keep_to(self, identity: dict[str, Any]) -> None:
+        """Notes what the rows depend on, as long as there are none; after that it must be the same, so that a batch
+        that goes on after a restart has rows of one kind. Rows without such a note are of an older version."""
+        begun = bool(self.errors())
+        with self._reading(RUN):
+            self._is_no_link(RUN)
+            place = self.folder / RUN
+            if not begun:
+                write_run(place, {}, identity)
+            elif place.exists():
+                check_run(place, identity)
+            else:
+                raise FileError("expected what the rows depend on, they are of an older version")
 
     def writer(self) -> RowFile:
         """The file of rows, to go on with. Raises RowsError where it cannot be written."""

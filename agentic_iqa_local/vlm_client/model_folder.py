@@ -82,7 +82,9 @@ def examine(folder: Path, weights: bool = True) -> Weights | None:
 def read_object(folder: Path, name: str, **limits: int) -> dict[str, Any]:
     """The JSON object in a file of `folder`. Raises VLMError."""
     try:
-        return read_json(folder / name, **limits)
+        return read_json(
+            folder / name, finite=False, **limits
+        )  # some models' settings say Infinity
     except FileError as error:
         raise _refused(folder, f"{name} cannot be used: {error}") from error
 

@@ -30,9 +30,9 @@ from synthetic import PseudoMos, split_photos
 
 from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.devices import choose_device
-from agentic_iqa_local.files import folder_hash, write_whole
+from agentic_iqa_local.files import folder_hash, read_json, read_record, write_whole
 from agentic_iqa_local.judgement.assessment import assess
-from agentic_iqa_local.judgement.preference import FITS_FILE, SHIPPED, PairFit, measurements
+from agentic_iqa_local.judgement.preference import SHIPPED, PairFit, PairFits, measurements
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.services import Services
 
@@ -183,9 +183,9 @@ def fit(args: argparse.Namespace) -> None:
         date=datetime.date.today().isoformat(),
     )
     key = (new.model, new.pipeline, new.reference)
-    known = FITS_FILE.validate_json(args.out.read_bytes())["fits"] if args.out.is_file() else ()
+    known = read_record(args.out, PairFits, read_json).fits if args.out.is_file() else ()
     others = [one for one in known if (one.model, one.pipeline, one.reference) != key]
-    write_whole(args.out, FITS_FILE.dump_json({"fits": (*others, new)}, indent=1) + b"\n")
+    write_whole(args.out, PairFits(fits=(*others, new)).model_dump_json(indent=1))
     print(
         json.dumps({" + ".join(names): round(loss, 4) for names, loss in losses.items()}, indent=1)
     )
