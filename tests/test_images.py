@@ -399,6 +399,8 @@ OTHER = "64×64 pixels, is smaller than another in it, 1500×1500"
         ({"t254": 1, "pages": [LARGE | {262: 2}]}, OTHER),
         ({"pages": [LARGE | {262: 2}]}, OTHER),
         ({"pages": [{256: 64, 257: 64, 262: 1}]}, "several frames or pages"),
+        ({"t254": 4, "pages": [{256: 64, 257: 64, 262: 1}]}, "a preview or a mask of another"),
+        ({"t254": 1, "below": [{256: 64, 257: 64, 262: 1}]}, "a preview or a mask of another"),
     ],
 )
 def test_a_preview_is_never_judged_in_place_of_the_photograph(saved, name, order, more, said):

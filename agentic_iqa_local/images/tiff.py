@@ -12,10 +12,11 @@ _NUMBERS = {3: "H", 4: "I", 13: "I", 16: "Q", 18: "Q"}  # types of values that a
 _SUBFILE, _WIDTH, _HEIGHT, _BITS, _PHOTOMETRIC, _SAMPLES = 254, 256, 257, 258, 262, 277
 _BELOW, _SAMPLE_FORMAT = 330, 339
 _TAGS = (_SUBFILE, _WIDTH, _HEIGHT, _BITS, _PHOTOMETRIC, _SAMPLES, _BELOW, _SAMPLE_FORMAT)
-_VERSIONS = 1 | 4  # bits of _SUBFILE: a smaller version of another picture, where one is seen
+_VERSIONS = 1 | 4  # bits of _SUBFILE: a smaller version of another picture, or where one is seen
 _SENSOR = (32803, 34892)  # values of _PHOTOMETRIC: what a camera's sensor measured
 _KINDS = {1: "whole numbers", 2: "signed numbers", 3: "floating-point numbers"}
 _MOST_PICTURES, _MOST_TAGS, _MOST_VALUES = 64, 1024, 64  # that are looked at
+MEANT = "export the one that you mean as JPEG or TIFF."
 _DEEPEST = 16  # bits of a sample that is a colour
 
 
@@ -35,6 +36,11 @@ class _Picture:
     @property
     def pixels(self) -> int:
         return self.first(_WIDTH) * self.first(_HEIGHT)
+
+    @property
+    def is_version(self) -> bool:
+        """Whether it says that it is no picture of its own, but a preview or a mask of another."""
+        return bool(self.first(_SUBFILE) & _VERSIONS)
 
     @property
     def from_sensor(self) -> bool:
@@ -72,7 +78,13 @@ def check_tiff(path: str, data: bytes) -> None:
         )
     if shown.pixels < largest.pixels:
         raise preview_only(path, shown.size, largest.size)
-    if sum(not page.first(_SUBFILE) & _VERSIONS for page in pages) > 1:
+    originals = [picture for picture in pages + below if not picture.is_version]
+    if shown.is_version and originals:
+        expected = (
+            "expected a picture, but the first in this file is a preview or a mask of another"
+        )
+        raise ImageError(f"{path}: {expected} in it", MEANT)
+    if sum(not page.is_version for page in pages) > 1:
         expected = "expected a single picture, but this TIFF holds several frames or pages"
         raise ImageError(f"{path}: {expected}", "extract one frame first.")
     if not shown.is_colour and (error := not_a_colour(path, data)):
@@ -84,7 +96,7 @@ def preview_only(path: str, first: tuple[int, int], largest: tuple[int, int]) ->
     sizes = "{}×{} pixels, is smaller than another in it, {}×{}".format(*first, *largest)
     return ImageError(
         f"{path}: expected one picture, but the first in this file, {sizes}",
-        "export the one that you mean as JPEG or TIFF.",
+        MEANT,
     )
 
 
