@@ -368,14 +368,19 @@ def test_a_bundle_is_refused_in_one_sentence(tmp_path, capsys, monkeypatch):
     assert "cannot be downloaded (no route)" in told
 
 
-def test_a_folder_of_downloads_that_is_not_ours_is_kept(tmp_path, capsys):
-    theirs = tmp_path / "x.iqabundle.tar.downloads" / "mine.txt"
+# the common mark of a folder that may be deleted, as another program writes it
+CACHE = "Signature: 8a477f597d28d172789f06886806bc55\n# made by another program\n"
+
+
+@pytest.mark.parametrize(("name", "text"), [("mine.txt", "mine"), ("CACHEDIR.TAG", CACHE)])
+def test_a_folder_of_downloads_that_is_not_ours_is_kept(tmp_path, capsys, name, text):
+    theirs = tmp_path / "x.iqabundle.tar.downloads" / name
     theirs.parent.mkdir()
-    theirs.write_text("mine")
+    theirs.write_text(text)
     out = tmp_path / "x.iqabundle.tar"
     assert main(["bundle", "--config", "embedded", "--out", str(out)]) == 1
     assert "something else has the name" in capsys.readouterr().err
-    assert theirs.read_text() == "mine"
+    assert theirs.read_text() == text
     theirs.unlink()
     theirs.parent.rmdir()
     assert main(["bundle", "--config", "embedded", "--out", str(out)]) == 0

@@ -14,7 +14,7 @@ from agentic_iqa_local.cli.options import UsageError, chosen_settings
 from agentic_iqa_local.cli.outputs import output_file
 from agentic_iqa_local.config import ConfigError, Settings
 from agentic_iqa_local.errors import one_line
-from agentic_iqa_local.files import PACKAGE, PROGRAM, ROOT, command, models_root
+from agentic_iqa_local.files import PACKAGE, PROGRAM, ROOT, command, models_root, write_whole
 from agentic_iqa_local.iqa_tools import find_tool
 from agentic_iqa_local.offline import bundle as bundles
 from agentic_iqa_local.offline import fetch
@@ -29,11 +29,17 @@ def download_folder(out: Path) -> Path:
     goes on with it. Raises BundleError for a folder of that name that is somebody else's."""
     folder = out.with_name(f"{out.name}.downloads")
     mark = folder / MARK
-    if os.path.lexists(folder) and not mark.is_file():
-        said = f"{folder}: expected to make this folder for downloads, something else has the name"
-        raise BundleError(said, "choose another --out, or move it away")
-    folder.mkdir(exist_ok=True)
-    mark.write_text(SIGNATURE)
+    if os.path.lexists(folder):
+        # other programs mark folders so too, with another second line
+        own = folder.is_dir() and mark.is_file() and mark.read_bytes() == SIGNATURE.encode()
+        if not own:
+            said = (
+                f"{folder}: expected to make this folder for downloads, something else has the name"
+            )
+            raise BundleError(said, "choose another --out, or move it away")
+        return folder
+    folder.mkdir()
+    write_whole(mark, SIGNATURE)
     return folder
 
 

@@ -128,7 +128,7 @@ def opened(bundle: str | Path, expect: str | None = None) -> Iterator[Bundle]:
         manifest, sha256 = trusted_manifest(raw, line, bundle, expect)
         named = {entry.path for entry in manifest.files}
         if named - members.keys() or len(entries) != len(named) + len(OWN):
-            wrong = f"expected the {len(named)} files of its manifest, got {len(entries) - len(OWN)} or others"
+            wrong = "expected each file of its manifest once, plain, and nothing else"
             raise BundleError(f"{bundle}: {wrong}", COPY_AGAIN)
         yield Bundle(manifest, sha256, lambda path: cast(IO[bytes], tar.extractfile(members[path])))
 
