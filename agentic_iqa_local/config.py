@@ -494,7 +494,8 @@ def load_settings(name: str | Path | None = None) -> Settings:
     except FileError as error:
         raise ConfigError(f"{path}: {error}") from None
     if not isinstance(data, dict):
-        raise ConfigError(f"{path}: expected a mapping of sections, got {type(data).__name__}")
+        got = "nothing" if data is None else type(data).__name__
+        raise ConfigError(f"{path}: expected a mapping of sections, got {got}")
     try:
         return Settings.model_validate(data)
     except ValidationError as error:

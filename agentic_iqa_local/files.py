@@ -325,9 +325,9 @@ def read_yaml(path: str | Path) -> Any:
     content = read_bytes(path, LARGEST_YAML)
     try:
         value = yaml.load(content.decode("utf-8"), _Loader)  # nosec B506 # a SafeLoader
-    except (
-        Exception
-    ) as error:  # PyYAML raises nearly any type: RecursionError, KeyError, AttributeError ...
+    except RecursionError:
+        raise FileError("expected YAML, got it nested too deeply") from None
+    except Exception as error:  # PyYAML raises nearly any type: KeyError, AttributeError ...
         # it quotes the line, in which an address may hold a password
         quoted = re.sub("://[^/\\s]*@", "://", " ".join(str(error).split()))
         raise FileError(f"not valid YAML ({quoted})") from None
