@@ -196,11 +196,13 @@ class Runner(Generic[AnyItem, Row]):
         with self._loading:
             if self._process and not self._process.ended:
                 return self._process
-            atexit.register(self.close)  # else the end of this process would wait for that one
             for _ in range(STARTS):
                 self._process = process = _Process(
                     self.work, self.device, self._most, self._services
                 )
+                # Else the end of this process would wait for that one. What is registered last is called first, and
+                # to start a process is what makes multiprocessing register its own waiting.
+                atexit.register(self.close)
                 if self._closing:
                     process.end()
                 with suppress(EOFError, OSError), process.pipe() as pipe:  # it died
