@@ -94,6 +94,19 @@ def test_what_hangs_or_crashes_costs_one_picture_and_a_new_process(tmp_path, cap
     assert not [line for line in running if "spawn_main" in " ".join(line)]
 
 
+def test_a_command_that_ends_once_it_has_loaded_does_not_wait_for_its_process():
+    """As Ctrl-C in the meantime ends it."""
+    loaded = "from test_runner import acting; acting().load(); raise KeyboardInterrupt"
+    ends = subprocess.run(
+        [sys.executable, "-c", f"if __name__ == '__main__': {loaded}"],
+        env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"},
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=120,
+    )
+    assert ends.stderr.endswith("KeyboardInterrupt\n")
+
+
 def test_processes_that_die_while_they_load_end_the_batch(tmp_path, monkeypatch):
     monkeypatch.setattr(
         Acting, "__reduce__", lambda self: (os._exit, (7,))
