@@ -96,6 +96,10 @@ BAD = {
     "code": (with_code, "no auto_map, which names code"),
     "other weights": (lambda f: put(f, *TEXT, "transformers_weights", "x.bin"), "which names code or other weights"),
     "an adapter": (lambda f: write(f, "adapter_config.json", {}), "merge the adapter"),
+    "other sizes": (
+        lambda f: put(f, *TOWER, "spatial_merge_size", 0),
+        "sizes in its config.json are not those of its weights",
+    ),
     "no heads": (lambda f: put(f, *TOWER, "num_heads", 0), "cannot load it"),
     "endless depth": (lambda f: put(f, *TOWER, "depth", 10**6), r"config\.json: depth is 1e\+06, its weights have"),
     "endless layers": (lambda f: put(f, *TEXT, "num_hidden_layers", 10**12), "num_hidden_layers is 1e\\+12"),

@@ -60,7 +60,10 @@ def loading(folder: Path) -> Iterator[None]:
     except VLMError:
         raise
     except Exception as error:
-        said = f"transformers {transformers.__version__} cannot load it ({first_line(error)})"
+        why = first_line(error)
+        if "ignore_mismatched_sizes" in why:  # which is advice for programmers
+            why = "sizes in its config.json are not those of its weights"
+        said = f"transformers {transformers.__version__} cannot load it ({why})"
         raise VLMError(f"model folder {folder}: {said}") from error
 
 
