@@ -53,9 +53,10 @@ def output_file(
 def check_outputs(args: argparse.Namespace, *, compared: bool = False) -> None:
     """Gives the options for files of answers the places that they lead to. What is there already under --out is the
     business of who goes on with rows; of comparisons it is replaced. Raises UsageError, see `output_file`."""
-    from agentic_iqa_local.output import comparison_report, tables
-
-    csv = comparison_report.CSV if compared else tables.CSV
+    if compared:
+        from agentic_iqa_local.output.comparison_report import CSV as csv
+    else:
+        from agentic_iqa_local.output.tables import CSV as csv
     marks = {"out": COMPARISONS if compared else None, "csv": csv, "gallery": PAGE}
     for name, suffixes in SUFFIXES.items():
         if file := getattr(args, name, None):

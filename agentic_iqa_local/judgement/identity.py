@@ -18,8 +18,8 @@ from agentic_iqa_local.iqa_tools.calibration import map_file_hash
 from agentic_iqa_local.iqa_tools.runner import SHIPPED_MAPS
 from agentic_iqa_local.iqa_tools.specs import DATA, TOOLS
 from agentic_iqa_local.judgement.intervals import SHIPPED as SHIPPED_INTERVALS
-from agentic_iqa_local.nodes.letter_reading import ROLE
 
+ANSWERS = "summarizer"  # the role whose model a row names
 PROMPTS = tuple(sorted((PACKAGE / "nodes" / "templates").glob("*.txt")))
 SHIPPED = (
     *PROMPTS,
@@ -61,8 +61,10 @@ def identity(settings: Settings, roles: Iterable[str], device: str) -> dict[str,
 def named_in_row(settings: Settings, device: str) -> dict[str, Any]:
     """What a row alone says of what decided it: the model's hash, that of the prompts, that of everything, and the
     versions."""
-    folder = settings.folder(settings.role(ROLE).backend)
-    everything = identity(settings, [ROLE], device) | {"settings": settings.model_dump(mode="json")}
+    folder = settings.folder(settings.role(ANSWERS).backend)
+    everything = identity(settings, [ANSWERS], device) | {
+        "settings": settings.model_dump(mode="json")
+    }
     return {
         "sha256": folder_hash(folder)[:SHORT] if folder.is_dir() else None,
         "prompts": digest({_name(file): _hash(file) for file in PROMPTS})[:SHORT],
