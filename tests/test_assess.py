@@ -191,7 +191,7 @@ MISTAKES = [
     (["--manifest", "images.csv", "photo.jpg"], "photo.jpg: expected without --manifest"),
     (
         ["photo.jpg", "--config", "mine.yaml"],
-        "tools.no_reference: There is no tool 'NIQUE' here; did you mean UNIQUE or NIQE",
+        "tools.no_reference: there is no tool 'NIQUE' here; did you mean UNIQUE, NIQE or ",
     ),
 ]
 
@@ -266,7 +266,7 @@ def test_a_tool_of_study_run_that_cannot_run_here_is_a_mistake(tmp_path, monkeyp
     study = ["study", "run", "scores.csv", "--mos-range", "1", "5", "--out", "study", "--tools"]
     for tool, said in (
         ("MUSIQ", "tools: MUSIQ cannot run here: missing weights musiq"),
-        ("lpips-vgg", "There is no tool 'lpips-vgg' here; did you mean LPIPS"),
+        ("lpips-vgg", "there is no tool 'lpips-vgg' here; did you mean LPIPS"),
     ):
         assert main([*study, tool]) == 2
         assert said in capfd.readouterr().err

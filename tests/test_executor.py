@@ -124,7 +124,7 @@ def test_in_place_of_a_name_that_no_tool_has_the_configured_ones_measure(picture
         ("NIQE", False), ("FancyIQA", False)
     ]  # fmt: skip
     assert found.quality_scores == {"Global": {"Overall quality (NIQE)": ("NIQE", 3.0)}}
-    assert "There is no tool 'FancyIQA' here" in caplog.text
+    assert "there is no tool 'FancyIQA' here" in caplog.text
 
 
 def test_where_one_of_several_tools_fails_the_others_count(picture, caplog):

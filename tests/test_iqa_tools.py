@@ -126,7 +126,7 @@ def test_every_row_of_the_table_names_a_pyiqa_metric_of_its_kind():
 
 
 def test_maps_of_other_tools_or_directions_are_refused(tmp_path):
-    with pytest.raises(ToolError, match="There is no tool 'VSl' here; did you mean VSI"):
+    with pytest.raises(ToolError, match="there is no tool 'VSl' here; did you mean VSI"):
         ToolRunner(maps_path=map_file(tmp_path / "maps.yaml", plain(tool="VSl")))
     with pytest.raises(
         CalibrationError, match="map of GMSD must be named GMSD and have lower_better: true"
@@ -430,7 +430,7 @@ def test_find_tool_forgives_spelling_and_suggests():
         "afine_all_scale": "A-FINE",
     }
     assert {spelling: find_tool(spelling).name for spelling in spellings} == spellings
-    with pytest.raises(ToolError, match="There is no tool 'LPISP' here; did you mean LPIPS"):
+    with pytest.raises(ToolError, match="there is no tool 'LPISP' here; did you mean LPIPS"):
         find_tool("LPISP")
 
 

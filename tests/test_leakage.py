@@ -98,7 +98,7 @@ def test_a_map_touches_the_scale_where_it_was_fitted(maps):
 def test_unknown_training_data_are_not_clean_and_unknown_tools_are_refused():
     found = exposures("tid2013", ["Q-ReAlign"], {})
     assert found == [Exposure("tool Q-ReAlign", "training data unknown")]
-    with pytest.raises(ToolError, match="There is no tool"):
+    with pytest.raises(ToolError, match="there is no tool"):
         exposures("kadid10k", ["TOPIQ_XR"], {})
 
 

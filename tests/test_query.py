@@ -86,7 +86,8 @@ def test_names_of_tools_are_words_that_nobody_negates(query, tools):
         ("use HaarPSI", ["HaarPSI"]), ("FSIMc of this", ["FSIMc"]), ("clipscore?", ["clipscore"]),
         ("Use laion_aes", ["laion_aes"]), ("Rate it with HPSv2", ["HPSv2"]), ("Use FancyIQA.", ["FancyIQA"]),
         ("use niqe_matlab", ["niqe_matlab"]), ("PSNR-HVS please", ["PSNR-HVS"]), ("lpips-vgg score", ["lpips-vgg"]),
-        ("use topiq_foo", ["topiq_foo"]), ("MUSIQ AVA", ["musiq-ava"]), ("NIQE-v2?", ["NIQE-v2"]),
+        ("use LPIPSS", ["LPIPSS"]), ("use NIQUE to rate it", ["NIQUE"]), ("Use ONLY what you SEE", []),
+        ("use YOUR eyes, run EVERY tool", []), ("use topiq_foo", ["topiq_foo"]), ("MUSIQ AVA", ["musiq-ava"]), ("NIQE-v2?", ["NIQE-v2"]),
         ("use lpips-vgg and NIQE", ["NIQE", "lpips-vgg"]), ("not lpips-vgg but NIQE", ["NIQE"]),
         ("a NIQE-based rating", ["NIQE"]), ("the niqe_score", ["NIQE"]), ("LPIPS + SSIM", ["LPIPS", "SSIM"]),
         ("niqe_matlab.png", []), ("Use IMG_1234 as it is", []), ("use AdobeRGB", []), ("a unique fid, in fidelity", []),
@@ -259,7 +260,7 @@ def test_a_name_that_no_tool_has_is_said_and_the_configured_tools_measure(
     row = assess(photo_path, query="What is the VMAF?", pipeline=pipeline, services=given)
     assert {run.tool_name for run in row.tools if run.error is None} == {"LocalNR", "NIQE"}
     assert headline(row).endswith("; there is no tool VMAF here, LocalNR and NIQE measured")
-    assert any(line.startswith("There is no tool 'VMAF' here; ") for line in row.warnings)
+    assert any(line.startswith("there is no tool 'VMAF' here; ") for line in row.warnings)
     assert row.plan is None or row.plan.required_tool == "VMAF"
 
 

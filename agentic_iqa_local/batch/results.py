@@ -73,8 +73,8 @@ class Results(RowFile):
                 _check_description(description)
             else:
                 if not resume:
-                    remedy = "add --resume to go on with them, or choose another --out"
-                    raise RowsError(f"{self.path}: holds rows already", remedy)
+                    remedy = "add --resume if it holds rows to go on with, or choose another --out"
+                    raise RowsError(f"{self.path}: there is something in it already", remedy)
                 since = check_run(description, identity)
                 self.recover(
                     row_key,

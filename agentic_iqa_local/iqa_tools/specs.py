@@ -196,5 +196,7 @@ def find_tool(name: str) -> ToolSpec:
     if is_tool(name):
         return _BY_KEY[tool_key(name)]
     near = nearest_tools(name)
-    advice = f"did you mean {' or '.join(near)}?" if near else f"{command('tools')} lists all."
-    raise ToolError(f"There is no tool {name!r} here", advice)
+    *first, last = near or [""]
+    named = f"{', '.join(first)} or {last}" if first else last
+    advice = f"did you mean {named}?" if near else f"{command('tools')} lists all."
+    raise ToolError(f"there is no tool {name!r} here", advice)

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from agentic_iqa_local.errors import nearest
 from agentic_iqa_local.iqa_tools.specs import TOOLS, pyiqa_names, tool_key
 
 WORDS: dict[str, Any] = yaml.safe_load(
@@ -59,10 +60,9 @@ _VARIANT = (
 )
 _END = r"(?![A-Za-z0-9À-ɏ]|[\w-]*\.(?:png|jpe?g|webp|tiff?|csv)\b)"
 _NAME = rf"(?<![A-Za-z0-9À-ɏ])(?:{_SPELLED}){_VARIANT}{_END}"
-# Written as no word is: "FancyIQA", "my_metric", "ABCv2"; a colour space and a file of a camera are none
-_STRANGE = (
-    r"(?-i:(?!\w*RGB\b)(?:[A-Za-z0-9]+_[A-Za-z]\w*|[A-Z][a-z]+[A-Z]{2,}\w*|[A-Z]{2,}[a-z]+\d\w*))"
-)
+# Written as no word is: "FancyIQA", "my_metric", "ABCv2"; a colour space and a file of a camera are none. Capitals
+# alone may be a word that is stressed.
+_STRANGE = r"(?-i:(?!\w*RGB\b)(?:[A-Za-z0-9]+_[A-Za-z]\w*|[A-Z][a-z]+[A-Z]{2,}\w*|[A-Z]{2,}[a-z]+\d\w*|[A-Z]{4,}))"
 _COMMAND = r"\b(?:use|using|run|compute|calculate)\s+"
 _METRIC = re.compile(
     rf"({_COMMAND})?({_NAME})([\s-]*(?:score|metric|index|value)s?\b)?|{_COMMAND}({_STRANGE}){_END}",
@@ -123,9 +123,10 @@ def _by_reference(name: str, has_reference: bool) -> str:
 
 def _metric(found: re.Match[str]) -> str | None:
     """The metric that is named: by "UNIQUE" and "use unique", but not by "a unique photo". A variant of a name and a
-    name that nobody knows are as the query has them."""
+    name that nobody knows are as the query has them; capitals alone are one where a name is near ("LPIPSS")."""
     if found[4]:
-        return found[4]
+        stressed = found[4].isalpha() and found[4].isupper()
+        return found[4] if not stressed or nearest(tool_key(found[4]), _NAMES) else None
     key = tool_key(found[2]).replace(".", "")
     name, asked_for = _NAMES.get(key, found[2]), found[1] or found[3]
     of_word = any(key.startswith(tool_key(word)) for word in WORDS["words_too"])

@@ -218,7 +218,8 @@ def measure(
         whole = "the picture" if name == "Global" else f"the region {name}"
         why = (log.error or "").rstrip(".")
         lead = f"{tool} could not score {whole}: " if is_tool(tool) else ""
-        images.warn(f"{lead}{why}; {instead}")
+        end = "" if why.endswith("?") else ";"
+        images.warn(f"{lead}{why}{end} {instead}")
     return logs
 
 
