@@ -5,6 +5,7 @@ from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
+from test_study_report import make_run, store
 
 from agentic_iqa_local.cli.study import figures
 from agentic_iqa_local.errors import UserError
@@ -56,12 +57,13 @@ def test_without_the_package_it_is_said_what_to_install(monkeypatch):
 
 
 def test_of_a_study_its_images_and_failures_and_each_mode_are_noted(tmp_path):
-    (tmp_path / "rows.jsonl").write_text('{"error": null}\n{"error": "no"}\n{}\n')
-    (tmp_path / "set").mkdir()
-    (tmp_path / "set" / "modes.csv").write_text(
+    rows = [{"key": "a", "error": None}, {"key": "b", "error": "no"}, {"key": "c"}]
+    folder = store(tmp_path / "run", make_run("tid2013"), rows)
+    (folder / "set").mkdir()
+    (folder / "set" / "modes.csv").write_text(
         'mode,srcc,plcc\n"letters, image alone",0.5,0.25\nlogits,,0.75\n'
     )
-    assert list(figures(tmp_path)) == [
+    assert list(figures(folder)) == [
         {"images": 3, "failures": 1},
         {"set/letters, image alone srcc": 0.5, "set/letters, image alone plcc": 0.25},
         {"set/logits plcc": 0.75},
