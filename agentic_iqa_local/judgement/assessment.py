@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from typing import Any
 
-from agentic_iqa_local.config import Pipeline, Settings, box_text, boxes_of, check_query
+from agentic_iqa_local.config import Pipeline, Settings, boxes_of, check_query
 from agentic_iqa_local.errors import PICTURE, one_line
 from agentic_iqa_local.files import path_text
 from agentic_iqa_local.graph import initial_state, run_graph
@@ -161,7 +161,7 @@ def answered_row(
     changes: dict[str, Any]
     try:
         with opened() as images:
-            images.locate(state.get("box"))
+            images.locate(boxes_of(state.get("box")))
             changes = _answer(state, images, pipeline, map)
     except ImageError as error:
         changes = {"error": str(error)}
@@ -260,8 +260,8 @@ def _letters(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
     prompt, no reasoning. Raises VLMError, and ToolError where none of the configured ones can measure."""
     query, choices, settings = state["query"], state.get("choices"), images.services.settings.tools
     boxes = with_boxes((), boxes_of(state.get("box")))
-    images.locate(box_text({name: box for name, box in boxes.items() if box}))
-    regions = [*boxes]
+    images.locate({name: box for name, box in boxes.items() if box})
+    regions = [*images.boxes]
     logs: list[ToolExecutionLog] = []
     named, unknown = known_and_unknown(named_metrics(query, images.reference is not None))
     images.observer.step("summarizer", "started")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -174,14 +174,14 @@ class OpenImages:
             )
         return views
 
-    def locate(self, boxes: str | None) -> None:
-        """Takes up where regions lie (`config.boxes_of`, in pixels of the upright picture). Raises ImageError for a box
+    def locate(self, boxes: Mapping[str, Box]) -> None:
+        """Takes up where regions lie, by their names in pixels of the upright picture. Raises ImageError for a box
         that is not in the picture, its frame apart, or too small to be judged."""
         self.boxes = {}
         left, top = self.image.offset
         right, bottom = left + self.image.width, top + self.image.height
         least = self.services.settings.images.min_side
-        for name, box in boxes_of(boxes).items():
+        for name, box in boxes.items():
             inside = left <= box[0] and top <= box[1] and box[2] <= right and box[3] <= bottom
             if not inside or min(box[2] - box[0], box[3] - box[1]) < least:
                 place = f"within {left},{top},{right},{bottom} with sides of {least} pixels or more"
@@ -378,10 +378,10 @@ def opened(
     """The images that the graph runs on, else those of the state, opened for this block with the services in
     `config["configurable"]` or the default ones."""
     if runtime is not None and runtime.context is not None:
-        runtime.context.locate(state.get("box"))
+        runtime.context.locate(boxes_of(state.get("box")))
         yield runtime.context
         return
     services = (config or {}).get("configurable", {}).get("services") or load_services()
     with closing(OpenImages(services, state["image_path"], state.get("reference_path"))) as images:
-        images.locate(state.get("box"))
+        images.locate(boxes_of(state.get("box")))
         yield images
