@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from PIL import Image, ImageCms, ImageFile
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
-from agentic_iqa_local.images.crops import native_views
 from agentic_iqa_local.images.files import ImageError, check_file, local_path
 from agentic_iqa_local.images.pictures import as_file, check_picture
 from agentic_iqa_local.images.reading import load_image, load_pair
+from agentic_iqa_local.state import native_views
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "JPEG2000", "AVIF")
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 from PIL import Image
 
-from agentic_iqa_local.images.crops import Box
 from agentic_iqa_local.images.files import ImageError
 from agentic_iqa_local.images.reading import LoadedImage
+from agentic_iqa_local.state import Box
 
 # Of the 841 photographs that these were set on none is trimmed. A band is flat, but for what compression does
 # to its last rows, and ends in a straight line, where a sky, a night or a white background ends raggedly.

@@ -2,8 +2,8 @@
 
 from PIL import Image
 
-from agentic_iqa_local.images.crops import Box, native_views
 from agentic_iqa_local.iqa_tools.specs import ToolSpec
+from agentic_iqa_local.state import Box, native_views
 
 BLOCK = 96  # of NIQE, six of PIQE's: the sides of crops are multiples, so no block lies in two
 

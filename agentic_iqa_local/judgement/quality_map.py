@@ -19,7 +19,6 @@ from agentic_iqa_local.files import (
     place_for,
     write_whole,
 )
-from agentic_iqa_local.images.crops import Box
 from agentic_iqa_local.images.frames import moved
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.judgement.tiles import Tiling, damaged_boxes, smallest_side, tiling
@@ -29,7 +28,7 @@ from agentic_iqa_local.nodes.letter_reading import ROLE
 from agentic_iqa_local.nodes.workbench import OpenImages
 from agentic_iqa_local.result import MapCost, QualityMap
 from agentic_iqa_local.score_fusion import expected_level, letter_probabilities
-from agentic_iqa_local.state import DISTORTION_TYPES, LETTERS, DamagedBox, Severity, revised
+from agentic_iqa_local.state import DISTORTION_TYPES, LETTERS, Box, DamagedBox, Severity, revised
 from agentic_iqa_local.vlm_client import PixelLimits, VLMError
 
 TILE = 192  # pixels a side, at least

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agentic_iqa_local.images.crops import Box
-from agentic_iqa_local.state import DamagedBox
+from agentic_iqa_local.state import Box, DamagedBox
 
 BLOCK = 8  # a JPEG's blocks keep their place in the model's patches
 FEWEST = 3  # tiles along a side: with fewer no part of the picture stands out against a rest

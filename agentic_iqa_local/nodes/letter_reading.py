@@ -4,7 +4,6 @@ tools' scores. They are read once; where a narrower interval is asked for, with 
 import statistics
 from collections.abc import Callable, Sequence
 
-from agentic_iqa_local.images.crops import Box
 from agentic_iqa_local.iqa_tools.reliability import Score, load_reliability
 from agentic_iqa_local.nodes.ask import ask, read_letters
 from agentic_iqa_local.nodes.evidence import votes
@@ -20,6 +19,7 @@ from agentic_iqa_local.score_fusion import (
 from agentic_iqa_local.state import (
     LETTER_TO_LEVEL,
     LETTERS,
+    Box,
     ExecutorOutput,
     FusionResult,
     Mode,

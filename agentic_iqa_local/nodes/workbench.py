@@ -18,7 +18,6 @@ from pydantic import BaseModel
 
 from agentic_iqa_local.config import ImageSettings, boxes_of
 from agentic_iqa_local.errors import one_line
-from agentic_iqa_local.images.crops import Box, native_views
 from agentic_iqa_local.images.files import ImageError, within_memory
 from agentic_iqa_local.images.frames import moved, without_frames
 from agentic_iqa_local.images.reading import LoadedImage, load_image, load_pair
@@ -26,7 +25,7 @@ from agentic_iqa_local.images.references import doubts
 from agentic_iqa_local.iqa_tools import ToolError, ToolReading
 from agentic_iqa_local.iqa_tools.detector import load_detector
 from agentic_iqa_local.services import ALONE, MODEL, Observer, Services, load_services
-from agentic_iqa_local.state import AgenticIQAState, ExecutorOutput, PlannerError
+from agentic_iqa_local.state import AgenticIQAState, Box, ExecutorOutput, PlannerError, native_views
 from agentic_iqa_local.vlm_client import (
     LetterRead,
     SeenImage,
