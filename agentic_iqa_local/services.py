@@ -10,7 +10,7 @@ from agentic_iqa_local.config import ConfigError, RoleSettings, Settings, load_s
 from agentic_iqa_local.devices import choose_device
 from agentic_iqa_local.files import models_root
 from agentic_iqa_local.iqa_tools import ToolError, ToolRunner
-from agentic_iqa_local.iqa_tools.weights import BundleError, Weights, environment
+from agentic_iqa_local.iqa_tools.weights import BundleError, ListedFiles, environment
 from agentic_iqa_local.vlm_client import ClientPool, VLMClient, VLMError
 
 ALONE = ("QAlign",)  # changes parts of transformers while it runs: no model may run beside it
@@ -61,7 +61,7 @@ class Services:
         backend = self.section(role).backend
         if backend not in self.pool.clients:
             try:
-                Weights(models_root(self.settings.models_dir)).check_model(
+                ListedFiles(models_root(self.settings.models_dir)).check_model(
                     self.settings.folder(backend)
                 )
             except (BundleError, ToolError) as error:

@@ -92,10 +92,12 @@ class ScriptedTools:
 
     def available(self, full_reference: bool) -> list[ToolInfo]:
         specs = [
-            ToolSpec(n, n, "NR", False, (1, 5), ("Blurs", "Noise"), "scripted", 16)
-            for n in self.names
-        ]
-        return [ToolInfo(spec, None, (1.0, 5.0), "test") for spec in specs]
+            ToolSpec(
+                name=name, metric=name, reference="NR", domain=(1, 5), good_for=("Blurs", "Noise"), description="scripted"
+            )
+            for name in self.names
+        ]  # fmt: skip
+        return [ToolInfo(spec, None, (1.0, 5.0)) for spec in specs]
 
     def score(self, name, image, reference=None) -> ToolReading:
         self.runs.append((name, image.size))

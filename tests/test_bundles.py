@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from agentic_iqa_local.cli import bundle as command
 from agentic_iqa_local.cli.main import main
-from agentic_iqa_local.iqa_tools.weights import MANIFEST, BundleError, Weights, environment
+from agentic_iqa_local.iqa_tools.weights import MANIFEST, BundleError, ListedFiles, environment
 from agentic_iqa_local.offline import fetch
 from agentic_iqa_local.offline.bundle import LOCK, opened, unpack, verify, write_bundle
 from agentic_iqa_local.offline.manifest import MANIFEST_HASH, WHEELS, hash_line, store_manifest
@@ -100,7 +100,7 @@ def test_the_embedded_models_bundle_arrives_byte_for_byte_and_no_other_is_expect
     assert main(["unpack", str(out), "--expect", sha256, "--models", str(store)]) == 0
     for file in EMBEDDED.iterdir():
         assert (store / "embedded" / file.name).read_bytes() == file.read_bytes()
-    Weights(store).check_model(store / "embedded")
+    ListedFiles(store).check_model(store / "embedded")
     assert main(["verify", str(store)]) == 0
 
 
@@ -316,17 +316,17 @@ def test_what_is_no_bundle_is_told_in_one_sentence(content, tmp_path, capsys):
 def test_a_model_is_refused_once_a_file_of_it_has_changed_or_another_has_joined(bundle, tmp_path):
     store = tmp_path / "store"
     unpack(bundle, store)
-    Weights(store).check_model(store / "a-model")
+    ListedFiles(store).check_model(store / "a-model")
     (store / "a-model" / "added.safetensors").write_bytes(b"x")
     assert "added.safetensors" in problems(store)
     with pytest.raises(BundleError, match=r"added\.safetensors"):
-        Weights(store).check_model(store / "a-model")
+        ListedFiles(store).check_model(store / "a-model")
     (store / "a-model" / "added.safetensors").unlink()
     weights = store / "a-model" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[::-1])
     with pytest.raises(BundleError, match=r"model\.safetensors is damaged or was changed"):
-        Weights(store).check_model(store / "a-model")
-    Weights(store).check_model(EMBEDDED)  # no bundle brought this one
+        ListedFiles(store).check_model(store / "a-model")
+    ListedFiles(store).check_model(EMBEDDED)  # no bundle brought this one
 
 
 def test_a_full_disk_is_told_before_anything_is_written(bundle, tmp_path, monkeypatch):

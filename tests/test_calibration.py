@@ -16,25 +16,13 @@ from scripts.training.map_fit import evaluate, fit_logistic
 
 
 def plain(**changes) -> LogisticMap:
-    fields = {
-        "tool": "T",
-        "b1": 2,
-        "b2": 1,
-        "b3": 0,
-        "b4": 0,
-        "b5": 3,
-        "domain": (-10, 10),
-        "lower_better": False,
-    }
-    return LogisticMap(**(fields | {"source": "test", "fitted_on": "none"} | changes))
+    fields = dict(tool="T", b1=2, b2=1, b3=0, b4=0, b5=3, domain=(-10, 10), lower_better=False)
+    return LogisticMap(**fields | {"source": "test", "fitted_on": "none"} | changes)
 
 
-def map_file(path: Path, *maps: LogisticMap, **extra) -> Path:
-    path.write_text(
-        yaml.safe_dump(
-            {"maps": [m.model_dump(mode="json", exclude_none=True) | extra for m in maps]}
-        )
-    )
+def map_file(path: Path, *maps: LogisticMap) -> Path:
+    entries = [logistic.model_dump(mode="json", exclude_none=True) for logistic in maps]
+    path.write_text(yaml.safe_dump({"maps": entries}))
     return path
 
 
@@ -76,7 +64,6 @@ def test_a_map_that_turns_or_says_nothing_is_not_monotone():
     [
         ({"domain": (1, 0)}, "low < high"),
         ({"b1": math.nan}, "finite"),
-        ({"b4": math.inf}, "finite"),
         ({"b4": 1e308, "domain": (0, 10)}, "too large"),
         ({"slope": 1}, "Extra inputs"),
     ],
@@ -87,41 +74,36 @@ def test_a_map_that_gives_no_numbers_is_none(changes, message):
 
 
 def test_a_raw_score_that_is_not_finite_is_refused():
-    for raw in (math.nan, math.inf, -math.inf):
-        with pytest.raises(CalibrationError, match="T: expected a finite raw score"):
-            plain()(raw)
+    with pytest.raises(CalibrationError, match="T: expected a finite raw score"):
+        plain()(math.nan)
 
 
-def test_malformed_files_are_refused(tmp_path):
-    malformed = "an entry of maps is malformed"
-    for text, message in (
-        ("maps: 3", "list `maps`"),
+TURNING = plain(tool="VSI", b1=-2, b2=2, b3=0.5, b4=0.75, domain=(0, 3))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
         ("[]", "list `maps`"),
-        ("maps: [{tool: VSI, b1: 1}]", malformed),
-    ):
-        (path := tmp_path / "maps.yaml").write_text(text)
-        with pytest.raises(CalibrationError, match=message):
-            read_map_file(path)
-
-
-def test_maps_that_cannot_be_used_are_refused_by_name_unless_they_are_marked(tmp_path):
+        ("maps: [{tool: VSI, b1: 1}]", "maps.0.b2: expected a value"),
+        ([TURNING], "map of VSI is not monotone"),
+        ([plain(), plain()], "map of T is the second usable one"),
+    ],
+)
+def test_maps_that_cannot_be_used_are_refused_by_name(tmp_path, content, message):
     path = tmp_path / "maps.yaml"
-    turning = plain(tool="VSI", b1=-2, b2=2, b3=0.5, b4=0.75, domain=(0, 3))
-    for maps, extra, message in (
-        ([turning], {}, "map of VSI is not monotone"),
-        ([plain()], {"status": "good", "reason": "it is"}, "malformed: reason"),
-        ([plain(), plain()], {}, "map of T is the second usable one"),
-    ):
-        with pytest.raises(CalibrationError, match=message):
-            read_map_file(map_file(path, *maps, **extra))
-    text = map_file(path, turning, status="rejected", reason="it turns").read_text()
-    path.write_text(
-        text + map_file(path, plain(tool="VSI"), plain(tool="B")).read_text().partition("\n")[2]
-    )
-    assert read_map_file(path) == (
-        {"VSI": plain(tool="VSI"), "B": plain(tool="B")},
-        {"VSI": "it turns"},
-    )
+    if isinstance(content, str):
+        path.write_text(content)
+    else:
+        map_file(path, *content)
+    with pytest.raises(CalibrationError, match=message):
+        read_map_file(path)
+
+
+def test_a_map_that_is_marked_as_rejected_is_left_out(tmp_path):
+    marked = TURNING.model_copy(update={"status": "rejected", "reason": "it turns"})
+    path = map_file(tmp_path / "maps.yaml", marked, plain(tool="VSI"))
+    assert read_map_file(path) == ({"VSI": plain(tool="VSI")}, {"VSI": "it turns"})
 
 
 # The fit
@@ -132,24 +114,15 @@ COMMON = {"tool": "T", "lower_better": False, "source": "a paper", "fitted_on": 
 @pytest.mark.parametrize("lower_better", [False, True])
 def test_fit_finds_a_known_curve(lower_better):
     sign = -1 if lower_better else 1
-    truth = plain(
-        b1=sign * 3,
-        b2=0.2,
-        b3=40,
-        b4=sign * 0.005,
-        b5=3,
-        domain=(0, 100),
-        lower_better=lower_better,
-    )
+    curve = dict(b1=sign * 3, b2=0.2, b3=40, b4=sign * 0.005)
+    truth = plain(**curve, domain=(0, 100), lower_better=lower_better)
     x = np.random.default_rng(0).uniform(0, 100, 200)
     y = np.array([truth.unclipped(v) for v in x])
-    found, quality = fit_logistic(x, y, domain=(0, 100), **COMMON | {"lower_better": lower_better})
-    assert (quality.srcc, quality.n) == (pytest.approx(1), 200)
-    assert quality.rmse < 1e-3
+    found, _ = fit_logistic(x, y, domain=(0, 100), **COMMON | {"lower_better": lower_better})
     assert max(abs(found.unclipped(v) - truth.unclipped(v)) for v in np.linspace(0, 100, 50)) < 5e-3
 
 
-def test_fit_of_noisy_scores_stays_monotone_and_of_contrary_scores_is_refused():
+def test_a_fit_of_noisy_scores_is_monotone_of_contrary_ones_none():
     rng = np.random.default_rng(1)
     y = rng.uniform(1, 5, 300)
     common = COMMON | {"domain": (-20, 20)}
@@ -162,15 +135,12 @@ def test_fit_of_noisy_scores_stays_monotone_and_of_contrary_scores_is_refused():
         fit_logistic([math.nan] * 50, [3.0] * 50, **common)
 
 
-def test_a_fit_says_what_it_was_made_of_and_sees_no_score_beyond_the_domain():
+def test_a_fit_sees_no_score_beyond_the_domain():
     x = np.linspace(0, 4, 40)
     beyond = np.concatenate([x, np.full(40, 1e4)])
-    options = COMMON | {"domain": (0, 4), "license": "CC0", "notes": "a line"}
-    found, quality = fit_logistic(beyond, 1 + np.minimum(beyond, 4), **options)
-    assert (found.domain, found.license, found.notes) == ((0, 4), "CC0", "a line")
+    found, _ = fit_logistic(beyond, 1 + np.minimum(beyond, 4), domain=(0, 4), **COMMON)
     assert (found.tool, found.source, found.fitted_on) == ("T", "a paper", "KonIQ-10k")
     assert [found(v) for v in (0, 2, 4, 1e4)] == pytest.approx([1, 3, 5, 5], abs=0.05)
-    assert quality.rmse < 0.05
 
 
 @pytest.mark.parametrize("lower_better", [False, True])

@@ -20,7 +20,7 @@ from agentic_iqa_local.iqa_tools.calibration import read_map_file
 from agentic_iqa_local.iqa_tools.detector import load_detector
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.iqa_tools.specs import TOOLS
-from agentic_iqa_local.iqa_tools.weights import MANIFEST, Weights
+from agentic_iqa_local.iqa_tools.weights import MANIFEST, ListedFiles
 from agentic_iqa_local.judgement import preference
 from agentic_iqa_local.judgement.fit import read_fit
 from agentic_iqa_local.output.gallery.page import write_gallery
@@ -89,7 +89,7 @@ def intervals(file: Path):
 
 
 def weights(file: Path):
-    found = Weights(file.parent)
+    found = ListedFiles(file.parent)
     for spec in TOOLS.values():
         found.missing(spec)
     found.check_model(file.parent / "model")

@@ -8,7 +8,6 @@ import runpy
 import subprocess
 import sys
 import urllib.request
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -54,18 +53,7 @@ RTOL = {"NIQE": 6e-2, "VSI": 2e-2}
 # MAD takes seconds an image: one pair stands for it.
 GOLDEN = [(tool, i) for tool in OFFICIAL for i in range(5) if tool != "MAD" or i == 2]
 WEIGHT_FREE_FR = {
-    "PSNR",
-    "PSNRY",
-    "SSIM",
-    "SSIMC",
-    "MS-SSIM",
-    "CW-SSIM",
-    "FSIM",
-    "VSI",
-    "VIF",
-    "GMSD",
-    "MAD",
-    "NLPD",
+    spec.name for spec in TOOLS.values() if spec.reference == "FR" and not spec.weights
 }
 WEIGHT_FREE_NR = {"PIQE", "NIQE", "LocalNR"}
 # Rows of Table 5 that turn inside their tool's range, found by hand before this code existed.
@@ -113,12 +101,11 @@ def store(root: Path, files: dict[str, bytes | Path]) -> Path:
     return root
 
 
-def test_every_row_of_the_table_names_a_pyiqa_metric_of_its_kind():
+def test_every_tool_is_a_pyiqa_metric_of_its_kind():
     from pyiqa.default_model_configs import DEFAULT_CONFIGS
 
-    assert [spec.name for spec in TOOLS.values() if spec.own] == ["LocalNR"]
     for spec in TOOLS.values():
-        if spec.own:
+        if spec.name == "LocalNR":
             continue
         config = DEFAULT_CONFIGS[spec.metric]
         kind = config["metric_mode"], config.get("lower_better", False)
@@ -134,28 +121,23 @@ def test_maps_of_other_tools_or_directions_are_refused(tmp_path):
         ToolRunner(maps_path=map_file(tmp_path / "maps.yaml", plain(tool="GMSD")))
 
 
-def test_shipped_maps_run_one_way_and_say_where_they_come_from():
-    entries = yaml.safe_load(SHIPPED.read_text(encoding="utf-8"))["maps"]
+def test_shipped_maps_run_one_way_over_their_tools_domain():
     turning = set()
-    for entry in entries:
+    for entry in yaml.safe_load(SHIPPED.read_text(encoding="utf-8"))["maps"]:
         spec = TOOLS[entry["tool"]]
         assert (tuple(entry["domain"]), entry["lower_better"]) == (spec.domain, spec.lower_better)
-        assert entry["source"]
-        assert entry["fitted_on"]
         b1, b2, b3, b4, b5 = (entry[f"b{i}"] for i in range(1, 6))
         x = np.linspace(*spec.domain, 100_001)
-        steps = np.diff(b1 * (0.5 - expit(-b2 * (x - b3))) + b4 * x + b5) * (
-            -1 if spec.lower_better else 1
-        )
-        if (steps < -1e-9).any():
+        steps = np.diff(b1 * (0.5 - expit(-b2 * (x - b3))) + b4 * x + b5)
+        if (steps > 1e-9 if spec.lower_better else steps < -1e-9).any():
             turning.add(spec.name)
-            assert entry["status"] == "rejected"
     assert turning == REJECTED
-    assert not REJECTED & set(read_map_file(SHIPPED)[0])
-    assert set(read_map_file(SHIPPED)[0]) >= WEIGHT_FREE_FR | WEIGHT_FREE_NR
+    maps, rejected = read_map_file(SHIPPED)
+    assert set(rejected) == REJECTED
+    assert set(maps) >= WEIGHT_FREE_FR | WEIGHT_FREE_NR
 
 
-def test_fit_script_writes_a_map_that_the_runner_takes(tmp_path, monkeypatch, photo):
+def test_the_fit_script_writes_a_map_that_the_runner_takes(tmp_path, monkeypatch, photo):
     rng = np.random.default_rng(0)
     photo.save(tmp_path / "clean.png")
     rows = ["image,reference,mos"]
@@ -177,12 +159,9 @@ def test_fit_script_writes_a_map_that_the_runner_takes(tmp_path, monkeypatch, ph
     maps = read_map_file(out)[0]
     assert maps["VSI"] == plain(tool="VSI", domain=(0, 1))
     assert maps["PSNR"].fitted_on == "mine"
-    # MOS 100 and 8 are levels 5 and 1.32.
-    assert ToolRunner(maps_path=out).score("PSNR", photo, photo).normalized > 4
-    assert (
-        ToolRunner(maps_path=out).score("PSNR", Image.open(tmp_path / "23.png"), photo).normalized
-        < 2
-    )
+    # MOS 8 is level 1.32
+    worst = Image.open(tmp_path / "23.png")
+    assert ToolRunner(maps_path=out).score("PSNR", worst, photo).normalized < 2
 
 
 @pytest.mark.parametrize(("tool", "index"), GOLDEN)
@@ -213,9 +192,7 @@ def test_raw_scores_are_those_of_pyiqa_itself(runner, photo, tool):
     assert runner.measure(tool, picture, photo) == pytest.approx(theirs, rel=1e-6)
 
 
-def test_a_large_picture_is_measured_on_five_native_crops_of_it_and_of_its_reference(
-    tmp_path, monkeypatch
-):
+def test_a_large_pair_is_measured_on_five_native_crops(tmp_path, monkeypatch):
     seen = []
     stand_in(
         monkeypatch, lambda *a, **k: lambda *pictures: seen.append(pictures) or torch.tensor(100.0)
@@ -248,32 +225,24 @@ def test_a_large_picture_is_measured_on_five_native_crops_of_it_and_of_its_refer
     assert [crops_of(TOOLS[tool], *size) for tool, size in whole] == [()] * 4
 
 
-def test_a_picture_without_texture_is_refused_in_words(tmp_path):
-    with pytest.raises(
-        ToolError, match="NIQE finds too little texture in an image of 200×300; use another tool"
-    ):
-        ToolRunner(models=tmp_path).score("NIQE", Image.new("RGB", (200, 300), "grey"))
-
-
-def test_images_that_a_tool_cannot_take(runner, photo):
-    with pytest.raises(ToolError, match="VSI compares with a reference image and got none"):
-        runner.score("VSI", photo)
+def test_images_that_a_tool_cannot_take_are_refused(runner, photo):
+    with pytest.raises(ToolError, match="TOPIQ_FR compares with a reference image and got none"):
+        runner.score("TOPIQ_FR", photo)
     with pytest.raises(ToolError, match="VSI failed on an image of 192×192"):
         runner.score("VSI", photo, photo.resize((100, 90)))
     with pytest.raises(ToolError, match="NIQE needs at least 192 pixels a side, got 300×191"):
         runner.score("NIQE", photo.resize((300, 191)))
-    text = tool_table([find_info(runner, "NIQE"), find_info(runner, "LPIPS")])
-    for said in (
-        "Raw score: lower is better, from 0 to 50.",
-        "crops. Reliability",
-        "Unavailable: missing weights LPIPS",
-    ):
-        assert said in " ".join(text.split())
+    with pytest.raises(ToolError, match="NIQE failed on an image of 200×300"):  # without texture
+        runner.score("NIQE", Image.new("RGB", (200, 300), "grey"))
 
 
-def test_tools_that_cannot_score_say_why(tmp_path, photo, monkeypatch):
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hf"))
-    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+def test_the_list_of_tools_says_how_each_is_read_and_what_it_lacks(runner):
+    text = " ".join(tool_table(runner.info()).split())
+    assert "Raw score: lower is better, from 0 to 50." in text
+    assert "Unavailable: missing weights LPIPS" in text
+
+
+def test_tools_that_cannot_score_say_why(tmp_path, photo):
     bare = ToolRunner(models=tmp_path)
     with pytest.raises(
         ToolError,
@@ -291,31 +260,10 @@ def test_tools_that_cannot_score_say_why(tmp_path, photo, monkeypatch):
     assert known["CNNIQA"].reason == "no map: fit one with python scripts/fit_tools.py"
     assert "models--timm--resnet50.a1_in1k (expected in " in known["TOPIQ_FR"].reason
     files = {f"hub/{weights[-1]}": b"", f"{TIMM}/snapshots/0/model.safetensors": b""}
-    assert find_info(ToolRunner(models=store(tmp_path / "whole", files)), "TOPIQ_FR").available
-
-
-def test_what_a_tool_lacks_is_known_before_it_is_loaded(tmp_path, monkeypatch):
-    (weight,) = TOOLS["MUSIQ"].weights
-    models = store(tmp_path / "models", {f"hub/{weight}": b"weights"})
-    runner = ToolRunner(models=models)
-    assert runner.unavailable(["MUSIQ", "LocalNR", "NIQE"]) == {}
-    (models / "tools/hub" / weight).write_bytes(b"wei")
-    assert f"missing weights {models}/tools/hub/{weight}" in runner.unavailable(["MUSIQ"])["MUSIQ"]
-
-    data = tmp_path / "data"
-    data.mkdir()
-    monkeypatch.setattr("agentic_iqa_local.iqa_tools.runner.DATA", data)
-    bare = runner.unavailable(["NIQE", "LocalNR", "VSI"])
-    for tool in ("NIQE", "LocalNR"):
-        assert f"missing weights {TOOLS[tool].bundled}, expected in {data}" in bare.pop(tool)
-    assert not bare
-    (data / TOOLS["NIQE"].bundled).touch()
-    (data / TOOLS["LocalNR"].bundled).write_bytes(
-        (DATA / TOOLS["LocalNR"].bundled).read_bytes()[:-1]
-    )
-    damaged = runner.unavailable(["NIQE", "LocalNR"])
-    assert "is empty" in damaged["NIQE"]
-    assert "is damaged" in damaged["LocalNR"]
+    whole = ToolRunner(models=store(tmp_path / "whole", files))
+    assert whole.unavailable(["TOPIQ_FR"]) == {}
+    (tmp_path / "whole" / "tools/hub" / weights[-1]).write_bytes(b"more")
+    assert "missing weights" in whole.unavailable(["TOPIQ_FR"])["TOPIQ_FR"]
 
 
 def test_configured_tools_are_built_before_the_first_picture(tmp_path, monkeypatch):
@@ -346,32 +294,17 @@ def odd_pictures() -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("name", odd_pictures())
-def test_a_copy_of_its_reference_has_the_best_score_of_every_tool_that_compares(runner, name):
+def test_a_copy_of_its_reference_has_the_best_score(runner, name):
     grey = Image.fromarray(odd_pictures()[name].astype(np.uint8)).convert("RGB")
     for tool in WEIGHT_FREE_FR:
         reading = runner.score(tool, grey, grey.copy())
         assert reading.normalized == runner.maps[tool].reachable[1], tool
         assert TOOLS[tool].is_score(reading.raw), tool
-    # by the metrics' definitions
-    assert [TOOLS[tool].of_copy for tool in ("SSIM", "VIF", "GMSD", "LPIPS")] == [1, 1, 0, 0]
-
-
-@pytest.mark.parametrize("name", odd_pictures())
-def test_of_a_nearly_identical_odd_picture_no_tool_gives_an_impossible_score(runner, name):
-    pixels = odd_pictures()[name].astype(np.uint8)
-    changed = pixels.copy()
-    changed[50, 60] = 255 - changed[50, 60]
-    pictures = [Image.fromarray(one).convert("RGB") for one in (changed, pixels)]
-    for tool in WEIGHT_FREE_FR - {"MAD"}:  # MAD takes seconds
-        low, high = TOOLS[tool].bounds
-        with suppress(ToolError):  # it may say that this is no score
-            assert low - 1e-4 <= runner.measure(tool, *pictures) <= high + 1e-4, tool
 
 
 @pytest.mark.parametrize(
     ("tool", "raw"),
-    [("VIF", -0.0025), ("SSIM", 1.5), ("CW-SSIM", 13.8), ("PSNR", math.inf), ("GMSD", -math.inf),
-     ("NIQE", 1e308), ("NIQE", 1j), ("PIQE", None), ("PIQE", torch.tensor([1.0, 2.0]))],
+    [("VIF", -0.0025), ("SSIM", 1.5), ("PSNR", math.inf), ("PSNR", math.nan), ("NIQE", 1e308), ("PIQE", None)],
 )  # fmt: skip
 def test_what_a_metric_cannot_mean_is_a_failure_of_that_tool(
     tmp_path, photo, monkeypatch, tool, raw
@@ -379,15 +312,6 @@ def test_what_a_metric_cannot_mean_is_a_failure_of_that_tool(
     stand_in(monkeypatch, lambda *a, **k: lambda *images: raw)
     with pytest.raises(ToolError, match=rf"^{tool} (returned .*which is no score|failed on)"):
         ToolRunner(models=tmp_path).score(tool, photo, photo.rotate(90))
-
-
-def test_a_missing_reference_is_named_before_missing_weights(tmp_path, photo):
-    with pytest.raises(ToolError, match="TOPIQ_FR compares with a reference image and got none"):
-        ToolRunner(models=tmp_path).score("TOPIQ_FR", photo)
-
-
-def find_info(runner: ToolRunner, name: str):
-    return next(info for info in runner.info() if info.name == name)
 
 
 def stand_in(monkeypatch, build):
@@ -399,9 +323,7 @@ def stand_in(monkeypatch, build):
 TIMM = "huggingface/models--timm--resnet50.a1_in1k"
 
 
-def test_a_pickle_that_holds_more_than_weights_is_refused_though_the_manifest_names_it(
-    tmp_path, photo, monkeypatch
-):
+def test_a_pickle_with_code_is_refused_though_listed(tmp_path, photo, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (weight,) = TOOLS["CNNIQA"].weights
     torch.save({"params": Touch()}, tmp_path / "evil.pth")
@@ -411,8 +333,6 @@ def test_a_pickle_that_holds_more_than_weights_is_refused_though_the_manifest_na
     ):
         ToolRunner(models=models).measure("CNNIQA", photo)
     assert not Path("touched").exists()
-    torch.load(tmp_path / "evil.pth", weights_only=False)  # and it would have run
-    assert Path("touched").exists()
 
 
 def test_a_models_folder_whose_manifest_is_damaged_is_refused(tmp_path):
@@ -434,7 +354,7 @@ def test_find_tool_forgives_spelling_and_suggests():
         find_tool("LPISP")
 
 
-def test_a_fresh_process_imports_little_prints_nothing_and_leaves_transformers_llama_as_it_was(
+def test_a_fresh_process_stays_quiet_and_leaves_llama_as_it_was(
     tmp_path,
 ):
     """pyiqa replaces parts of it for Q-Align, while LLaVA's language model is a Llama in the same process. A grey
@@ -461,10 +381,8 @@ assert parts() == before
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_weight_free_tools_rank_a_clean_photo_above_a_noisy_blur_within_their_reach(runner, photo):
+def test_weight_free_tools_rank_a_photo_above_a_noisy_blur(runner, photo):
     assert {info.name for info in runner.available(full_reference=False)} == WEIGHT_FREE_NR
-    assert {info.spec.reference for info in runner.info(full_reference=False)} == {"NR"}
-    assert {info.name for info in runner.info()} == set(TOOLS)
     blurred = np.asarray(photo.filter(ImageFilter.GaussianBlur(3)), float)
     noise = np.random.default_rng(0).normal(0, 20, blurred.shape)
     bad = Image.fromarray(np.clip(blurred + noise, 0, 255).astype(np.uint8))
@@ -474,16 +392,9 @@ def test_weight_free_tools_rank_a_clean_photo_above_a_noisy_blur_within_their_re
         clean, spoilt = runner.score(info.name, photo, photo), runner.score(info.name, bad, photo)
         low, high = info.reachable
         assert low <= spoilt.normalized < clean.normalized <= high, info.name
-        assert clean.tool == info.name
 
 
-def test_failures_name_tool_and_image_and_random_crops_repeat(tmp_path, photo, monkeypatch):
-    stand_in(monkeypatch, lambda *a, **k: lambda *images: torch.tensor([math.nan]))
-    with pytest.raises(ToolError, match="PSNR returned nan, which is no score, for 192×192"):
-        ToolRunner(models=tmp_path).score("PSNR", photo, photo.rotate(180))
-    stand_in(monkeypatch, lambda *a, **k: lambda *images: 1 / 0)
-    with pytest.raises(ToolError, match="PSNR failed on an image of 192×192: division by zero"):
-        ToolRunner(models=tmp_path).score("PSNR", photo, photo.rotate(180))
+def test_random_crops_repeat(tmp_path, photo, monkeypatch):
     stand_in(monkeypatch, lambda *a, **k: lambda *images: np.random.rand())
     runner = ToolRunner(models=tmp_path)
     np.random.seed(7)
@@ -495,10 +406,6 @@ def test_failures_name_tool_and_image_and_random_crops_repeat(tmp_path, photo, m
 def test_downloads_are_refused_while_a_metric_is_built(tmp_path, photo, monkeypatch, loader):
     from pyiqa.utils.download_util import load_file_from_url
 
-    monkeypatch.setattr(
-        urllib.request, "urlopen", original := lambda url: pytest.fail("reached the network")
-    )
-
     def build(*args, **options):
         # `urlopen` is looked up when called, as CLIP's downloader does
         loaders = {"pyiqa": load_file_from_url, "torch.hub": torch.hub.load_state_dict_from_url}
@@ -509,4 +416,3 @@ def test_downloads_are_refused_while_a_metric_is_built(tmp_path, photo, monkeypa
         ToolError, match=r"PSNR could not be built on cpu: Refused to download https://example\.inv"
     ):
         ToolRunner(models=tmp_path).score("PSNR", photo, photo.rotate(180))
-    assert urllib.request.urlopen is original

@@ -106,8 +106,7 @@ class Assessing(Work[Item, Assessment]):
 
 def of_work(work: Work[Any, Any], device: str) -> dict[str, Any]:
     """What the rows of a work depend on beside its questions: what `identity` lists, and the weights of tools in the
-    models folder. Raises BundleError for a models folder whose manifest is damaged, CalibrationError for tool maps
-    that cannot be read."""
+    models folder. Raises BundleError for a models folder whose manifest is damaged."""
     settings = work.settings
     stored = store_manifest(models_root(settings.models_dir))
     files = stored.files if stored else ()

@@ -9,17 +9,17 @@ AgenticIQA (arXiv 2509.26006) prints it without the `1 +`; with that misprint mo
 every image to the same value.
 """
 
-import hashlib
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import ValidationError, model_validator
 
 from agentic_iqa_local.errors import UserError
-from agentic_iqa_local.files import FileError, first_mistake, read_bytes, read_yaml
+from agentic_iqa_local.files import FileError, first_mistake, read_yaml
+from agentic_iqa_local.iqa_tools.specs import FileRecord
 
 LOWEST, HIGHEST = 1.0, 5.0
 FLAT = 0.05  # a map that spans less, in levels, says nothing
@@ -36,18 +36,12 @@ def logistic_curve(b: Sequence[float] | np.ndarray, x: Any) -> Any:
     return b[0] * np.tanh(b[1] * (x - b[2]) / 2) / 2 + b[3] * x + b[4]
 
 
-class Record(BaseModel):
-    """A part of a file of figures."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class LogisticMap(Record):
+class LogisticMap(FileRecord):
     """One tool's map from its raw score to 1..5.
 
     `domain` is the raw range in which the map is checked and used; `lower_better` says which way the raw
     score runs; `source` says where the parameters come from and `fitted_on` names the data set (scores there
-    are in-sample).
+    are in-sample). A map with the status "rejected" is kept for its `reason` and never used.
     """
 
     tool: str
@@ -62,17 +56,16 @@ class LogisticMap(Record):
     fitted_on: str
     license: str | None = None
     notes: str | None = None
+    status: Literal["rejected"] | None = None
+    reason: str | None = None
 
     @model_validator(mode="after")
-    def _domain_is_a_range(self) -> Self:
-        if not self.domain[0] < self.domain[1]:
-            raise ValueError(
-                f"expected domain [low, high] with low < high, got {list(self.domain)}"
-            )
-        if not all(math.isfinite(self.unclipped(x)) for x in self.domain):
-            raise ValueError(
-                "expected parameters that give a number over the domain, got them too large"
-            )
+    def _gives_numbers_over_a_range(self) -> Self:
+        low, high = self.domain
+        if low >= high:
+            raise ValueError(f"expected domain [low, high] with low < high, got [{low}, {high}]")
+        if not (math.isfinite(self.unclipped(low)) and math.isfinite(self.unclipped(high))):
+            raise ValueError("expected numbers over the domain, the parameters are too large")
         return self
 
     def unclipped(self, raw: Any) -> Any:
@@ -84,24 +77,32 @@ class LogisticMap(Record):
         was checked; the result is clipped to the scale, so different raw scores may tie at 1 or 5. Raises
         CalibrationError for one that is not finite."""
         if not math.isfinite(raw):
-            raise CalibrationError(
-                f"{self.tool}: expected a finite raw score, got {raw}", "measure again."
-            )
+            mistake = f"{self.tool}: expected a finite raw score, got {raw}"
+            raise CalibrationError(mistake, "measure again.")
         low, high = self.domain
-        return float(min(HIGHEST, max(LOWEST, self.unclipped(min(high, max(low, raw))))))
+        quality = self.unclipped(min(high, max(low, raw)))
+        return float(min(HIGHEST, max(LOWEST, quality)))
 
     @property
     def reachable(self) -> tuple[float, float]:
         """Lowest and highest quality that the map can return."""
-        ends = self(self.domain[0]), self(self.domain[1])
+        low, high = self.domain
+        ends = self(low), self(high)
         return min(ends), max(ends)
 
     @property
     def monotone(self) -> bool:
         """Whether the map runs the right way all over the domain, and is not flat: seen at 1001 places."""
-        curve = self.unclipped(np.linspace(*self.domain, 1001))
-        steps = -np.diff(curve) if self.lower_better else np.diff(curve)
+        steps = np.diff(self.unclipped(np.linspace(*self.domain, 1001)))
+        if self.lower_better:
+            steps = -steps
         return bool(steps.min() >= -ROUNDING and steps.max() > ROUNDING)
+
+
+class MapFile(FileRecord):
+    """What a file of maps holds."""
+
+    maps: tuple[LogisticMap, ...]
 
 
 def read_map_file(path: str | Path) -> tuple[dict[str, LogisticMap], dict[str, str]]:
@@ -110,38 +111,25 @@ def read_map_file(path: str | Path) -> tuple[dict[str, LogisticMap], dict[str, s
     Raises CalibrationError for an unreadable file, a malformed entry, a second usable map for a tool, or a
     map that is not monotone and not marked: a map that turns would rank a worse picture above a better one.
     """
+    expected = f"{path}: expected a YAML file with a list `maps` of entries"
+    try:
+        entries = MapFile.model_validate(read_yaml(path)).maps
+    except ValidationError as error:
+        raise CalibrationError(f"{expected}: {first_mistake(error)}.") from None
+    except FileError as error:
+        raise CalibrationError(f"{expected} ({error}).") from error
     maps: dict[str, LogisticMap] = {}
     rejected: dict[str, str] = {}
-    try:
-        for entry in read_yaml(path)["maps"]:
-            reason = (
-                entry.pop("reason", "none was given")
-                if entry.pop("status", None) == "rejected"
-                else ""
+    advice = "correct it, or mark the entry `status: rejected` with a `reason`."
+    for entry in entries:
+        if entry.status == "rejected":
+            rejected[entry.tool] = entry.reason or "none was given"
+            continue
+        if entry.tool in maps:
+            raise CalibrationError(
+                f"{path}: the map of {entry.tool} is the second usable one", advice
             )
-            logistic = LogisticMap.model_validate(entry)
-            if reason:
-                rejected[logistic.tool] = reason
-            elif logistic.tool in maps or not logistic.monotone:
-                mistake = "is the second usable one" if logistic.tool in maps else "is not monotone"
-                advice = "correct it, or mark the entry `status: rejected` with a `reason`."
-                raise CalibrationError(f"{path}: the map of {logistic.tool} {mistake}", advice)
-            else:
-                maps[logistic.tool] = logistic
-    except ValidationError as error:
-        raise CalibrationError(
-            f"{path}: an entry of maps is malformed: {first_mistake(error)}."
-        ) from None
-    except (FileError, TypeError, KeyError, AttributeError) as error:
-        raise CalibrationError(
-            f"{path}: expected a YAML file with a list `maps` of entries ({error})."
-        ) from error
+        if not entry.monotone:
+            raise CalibrationError(f"{path}: the map of {entry.tool} is not monotone", advice)
+        maps[entry.tool] = entry
     return maps, rejected
-
-
-def map_file_hash(path: str | Path) -> str:
-    """SHA-256 (hex) of a file of maps. Raises CalibrationError where it cannot be read."""
-    try:
-        return hashlib.sha256(read_bytes(path)).hexdigest()
-    except FileError as error:
-        raise CalibrationError(f"{path}: tool maps: {error}", "correct tools.maps.") from error

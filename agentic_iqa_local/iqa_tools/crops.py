@@ -9,8 +9,8 @@ BLOCK = 96  # of NIQE, six of PIQE's: the sides of crops are multiples, so no bl
 
 
 def crops_of(spec: ToolSpec, width: int, height: int) -> tuple[Box, ...]:
-    """The parts of a picture of this size that the tool measures at native resolution; empty where it
-    measures the whole picture.
+    """The parts of a picture of this size that the tool measures at native resolution; empty for a picture that it
+    measures whole.
 
     Five of one size and about the picture's aspect, at the centre and the quarters' centres, with
     `most_megapixels` in all, for tools that pool measurements of small neighbourhoods. The others measure the
@@ -26,7 +26,9 @@ def crops_of(spec: ToolSpec, width: int, height: int) -> tuple[Box, ...]:
     pixels = int(most * 1e6 / 5)
     boxes = tuple(native_views(width, height, factor=BLOCK, min_pixels=1, max_pixels=pixels))
     left, top, right, bottom = boxes[0]
-    return boxes if min(right - left, bottom - top) >= spec.min_side else ()
+    if min(right - left, bottom - top) < spec.min_side:
+        return ()
+    return boxes
 
 
 def side_by_side(picture: Image.Image, boxes: tuple[Box, ...]) -> Image.Image:
@@ -34,8 +36,9 @@ def side_by_side(picture: Image.Image, boxes: tuple[Box, ...]) -> Image.Image:
     boxes, the picture itself."""
     if not boxes:
         return picture
-    width, height = boxes[0][2] - boxes[0][0], boxes[0][3] - boxes[0][1]
-    montage = Image.new(picture.mode, (width * len(boxes), height))
+    left, top, right, bottom = boxes[0]
+    width = right - left
+    montage = Image.new(picture.mode, (width * len(boxes), bottom - top))
     for column, box in enumerate(boxes):
         montage.paste(picture.crop(box), (column * width, 0))
     return montage

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from agentic_iqa_local.files import ROOT, read_record
-from agentic_iqa_local.iqa_tools.calibration import Record
+from agentic_iqa_local.iqa_tools.specs import FileRecord
 
 if TYPE_CHECKING:
     from agentic_iqa_local.iqa_tools.local_nr import Examination
@@ -26,7 +26,7 @@ WORD_SEVERITIES = {"none": 0.0, "slight": 1.0, "moderate": 2.5, "severe": 4.0, "
 Probability = Field(gt=0, lt=1)
 
 
-class FamilyError(Record):
+class FamilyError(FileRecord):
     """LocalNR's record with one family: what makes a probability of its reading (slopes of the log-odds that it reads
     of the whole picture and of the likeliest quarter, and the intercept, at the `base` rate of the pictures it was
     measured on), how often damage of it is read as such, that of a kind that its training left out, and how often it is
@@ -51,7 +51,7 @@ class FamilyError(Record):
         return min(math.log(self.most), max(least, reading))
 
 
-class DetectorError(Record):
+class DetectorError(FileRecord):
     """The records of all families, how probable each is before anything is read, and the standard deviation of a
     severity that is read, of 1..5."""
 
@@ -60,7 +60,7 @@ class DetectorError(Record):
     severity_sigma: float = Field(gt=0)
 
 
-class DetectorRecord(Record):
+class DetectorRecord(FileRecord):
     """What configs/detector.yaml holds. `left_out`: the assumed share of damage of kinds that LocalNR never learned;
     `graphic`: from which probability on content counts as unlike a photograph."""
 
@@ -77,19 +77,20 @@ class DetectorRecord(Record):
     def log_ratios(self, examined: "Examination", reference: bool) -> dict[str, float]:
         """By family, ln of the likelihood ratio of what LocalNR read of it."""
         errors = self.of(reference).families
-        return {
-            kind: errors[kind].log_ratio(presence, examined.presence_in_part[kind], self.left_out)
-            for kind, presence in examined.presence.items()
-        }
+        ratios = {}
+        for family, presence in examined.presence.items():
+            in_part = examined.presence_in_part[family]
+            ratios[family] = errors[family].log_ratio(presence, in_part, self.left_out)
+        return ratios
 
     def severity_likelihood(self, severity: float, reference: bool) -> dict[str, float]:
         """Of each severity word but none, the Gaussian likelihood of a `severity` (1..5) that LocalNR reads."""
         sigma = self.of(reference).severity_sigma
-        return {
-            word: math.exp(-0.5 * ((severity - value) / sigma) ** 2)
-            for word, value in WORD_SEVERITIES.items()
-            if value
-        }
+        likelihood = {}
+        for word, value in WORD_SEVERITIES.items():
+            if word != "none":
+                likelihood[word] = math.exp(-0.5 * ((severity - value) / sigma) ** 2)
+        return likelihood
 
 
 def logit(probability: float) -> float:

@@ -20,13 +20,9 @@ class CPUKernels(TorchFunctionMode):
     computed here."""
 
     def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict | None = None,
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict | None = None
     ) -> Any:
-        if func is torch.conv2d and (args[0].dtype, args[0].device.type) == (torch.float64, "cpu"):
+        if func is torch.conv2d:
             func = _conv2d
         return func(*args, **(kwargs or {}))
 
@@ -34,27 +30,21 @@ class CPUKernels(TorchFunctionMode):
 def _conv2d(
     x: Tensor, weight: Tensor, bias=None, stride=1, padding=0, dilation=1, groups=1
 ) -> Tensor:
-    channels, depth, tall, wide = weight.shape
-    if (bias, stride, padding, dilation, depth, channels) != (
-        None,
-        1,
-        0,
-        1,
-        1,
-        groups,
-    ) or x.ndim != 4:
+    on_cpu = (x.dtype, x.device.type, x.ndim) == (torch.float64, "cpu", 4)
+    one_filter_each = tuple(weight.shape[:2]) == (groups, 1)
+    plain = (bias, stride, padding, dilation) == (None, 1, 0, 1)
+    if not (on_cpu and one_filter_each and plain):
         return torch.conv2d(x, weight, bias, stride, padding, dilation, groups)
     x = x.contiguous()
+    tall, wide = weight.shape[2:]
     height, width = x.shape[2] - tall + 1, x.shape[3] - wide + 1
-    result = x.new_zeros(len(x), channels, height, width)
+    result = x.new_zeros(len(x), groups, height, width)
     rows = max(1, MOST_PIXELS // width)
-    for source, output, taps in zip(
-        x.unbind(1), result.unbind(1), weight[:, 0].tolist(), strict=True
-    ):
+    for channel, taps in enumerate(weight[:, 0].tolist()):
         for top in range(0, height, rows):
-            sums = output[:, top : top + rows]
+            sums = result[:, channel, top : top + rows]
             for i, line in enumerate(taps):
-                part = source[:, top + i : top + i + sums.shape[1]]
+                part = x[:, channel, top + i : top + i + sums.shape[1]]
                 for j, tap in enumerate(line):
                     sums.add_(part[..., j : j + width], alpha=tap)
     return result

@@ -11,7 +11,7 @@ docs/tools.md); no human score was used. Knows nothing of pyiqa, of maps to 1..5
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import timm
@@ -39,9 +39,8 @@ QUALITY, SEVERITY = 3.0, 2.5  # the middle of each scale, around which the outpu
 # photograph (logits).
 STRONGEST, PRESENCE, SEVERITIES = slice(1, 9), slice(9, 16), slice(16, 23)
 TOO_DARK, TOO_BRIGHT, GRAPHIC, OUTPUTS = 23, 24, 25, 26
-# Damage is of one quarter where that quarter's lead over the second is more than LOCAL_LEAD of its severity,
-# and this is at least LOCAL_SEVERITY. It is everywhere where it is not, unless the picture is clean with at
-# least CLEAN.
+# Damage is of one quarter if that quarter's lead over the second is more than LOCAL_LEAD of its severity, and the
+# severity is at least LOCAL_SEVERITY. Otherwise it is everywhere, unless the picture is clean with at least CLEAN.
 LOCAL_LEAD, LOCAL_SEVERITY, CLEAN = 0.5, 0.6, 0.3
 
 
@@ -49,16 +48,16 @@ LOCAL_LEAD, LOCAL_SEVERITY, CLEAN = 0.5, 0.6, 0.3
 class Examination:
     """What LocalNR reads of a picture.
 
-    `quality` 1..5. `families`: the probability of each of FAMILIES to be the strongest distortion's ("none": clean).
-    `presence`: of each family by itself, that it is there, read of the whole picture; `presence_in_part`: the same of
-    the quarter in which it is likeliest. `severities`: how strong it is if it is there, 1..5, read where it is
-    likeliest. `exposure`: the probability that it is "too dark", and that it is "too bright". `graphic`: the
-    probability that this is no photograph but a screenshot, a drawing, a chart or a code. `places`: by family a
-    rows×columns float32 array of its severity there, 0..5, in cells of equal size that cover the picture.
+    `quality` is in 1..5, and `clean` is the probability that there is no distortion. By family, `presence` is the
+    probability that it is there, read of the whole picture; `presence_in_part` is the same of the quarter in which it
+    is likeliest; `severities` say how strong it is if it is there, 1..5, read where it is likeliest; and `places` are
+    rows×columns float32 arrays of its severity there, 0..5, in cells of equal size that cover the picture.
+    `exposure` has the probabilities that the picture is "too dark" and "too bright", and `graphic` is the probability
+    that it is no photograph but a screenshot, a drawing, a chart or a code.
     """
 
     quality: float
-    families: dict[str, float]
+    clean: float
     presence: dict[str, float]
     presence_in_part: dict[str, float]
     severities: dict[str, float]
@@ -66,36 +65,27 @@ class Examination:
     graphic: float
     places: dict[str, np.ndarray]
 
-    @property
-    def is_finite(self) -> bool:
-        """Whether everything that was read is a number."""
-        read = [self.families, self.presence, self.presence_in_part, self.severities, self.exposure]
-        numbers = [self.quality, self.graphic, *(x for part in read for x in part.values())]
-        return bool(np.isfinite([*numbers, *(x.sum() for x in self.places.values())]).all())
-
     def damaged_part(self) -> str | None:
         """Where the damage lies: one of PLACES, by the family whose strength differs most between them, or
-        EVERYWHERE; None where none is seen."""
-        if min(next(iter(self.places.values())).shape) > 1:
-            grid = torch.from_numpy(np.stack([*self.places.values()]))
-            quarters = torch.stack(
-                [quarter_of(grid, place).mean((1, 2)) for place in PLACES], 1
-            ).numpy()
-            second, first = np.sort(quarters)[:, -2:].T
-            family = (first - second).argmax()
-            most, lead = first[family], first[family] - second[family]
-            if most >= LOCAL_SEVERITY and lead > LOCAL_LEAD * (most + 0.1):
-                return list(PLACES)[quarters[family].argmax()]
-        return EVERYWHERE if self.families["none"] < CLEAN else None
+        EVERYWHERE; None if none is seen."""
+        grid = torch.from_numpy(np.stack([*self.places.values()]))
+        if min(grid.shape[1:]) > 1:
+            quarters = [quarter_of(grid, place).mean((1, 2)) for place in PLACES]
+            strengths, places = torch.stack(quarters, 1).sort(descending=True)
+            leads = strengths[:, 0] - strengths[:, 1]
+            family = leads.argmax()
+            most = strengths[family, 0]
+            if most >= LOCAL_SEVERITY and leads[family] > LOCAL_LEAD * (most + 0.1):
+                return list(PLACES)[places[family, 0]]
+        return EVERYWHERE if self.clean < CLEAN else None
 
 
 def quarter_of(grid: torch.Tensor, place: str) -> torch.Tensor:
     """One quarter of a B×rows×columns×… grid; a middle row or column belongs to none."""
-    rows, columns = (
-        slice(0, side // 2) if second == 0 else slice((side + 1) // 2, side)
-        for side, second in zip(grid.shape[1:3], PLACES[place], strict=True)
-    )
-    return grid[:, rows, columns]
+    is_lower, is_right = PLACES[place]
+    rows, columns = grid.shape[1] // 2, grid.shape[2] // 2
+    half = grid[:, -rows:] if is_lower else grid[:, :rows]
+    return half[:, :, -columns:] if is_right else half[:, :, :columns]
 
 
 class LocalNR(nn.Module):
@@ -112,12 +102,10 @@ class LocalNR(nn.Module):
     def load(cls, path: Path = WEIGHTS, device: str = "cpu") -> Self:
         """The network with the weights of a safetensors file, in float32, ready to measure."""
         weights = load_file(path)
-        with torch.device(
-            "meta"
-        ):  # nothing is drawn from torch's generator, which is the whole process's
-            network = cls(
-                *(len(weights[f"{head}.hidden.bias"]) for head in ("picture", "pair", "place"))
-            )
+        widths = [len(weights[f"{head}.hidden.bias"]) for head in ("picture", "pair", "place")]
+        # on no device, so that nothing is drawn from torch's generator, which is the whole process's
+        with torch.device("meta"):
+            network = cls(*widths)
         network.load_state_dict(weights, assign=True)
         network.float().to(device, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
         return network.eval().requires_grad_(False)
@@ -125,27 +113,33 @@ class LocalNR(nn.Module):
     def encode(self, pixels: torch.Tensor) -> torch.Tensor:
         """B×3×H×W in 0..1 → B×rows×columns×STATISTICS: of each scale the mean of each channel and its
         deviation in the cell."""
-        rows, columns = (max(1, round(side / CELL)) for side in pixels.shape[2:])
+        grid = [max(1, round(side / CELL)) for side in pixels.shape[2:]]
         statistics = []
         for picture in (pixels, avg_pool2d(pixels, SCALES)):
-            depths = self.encoder((2 * picture - 1).contiguous(memory_format=torch.channels_last))
-            mean = torch.cat([adaptive_avg_pool2d(depth, (rows, columns)) for depth in depths], 1)
-            square = torch.cat(
-                [adaptive_avg_pool2d(depth.square(), (rows, columns)) for depth in depths], 1
-            )
-            statistics += [mean, (square - mean.square()).clamp_min(0).sqrt()]
+            means, deviations = [], []
+            for depth in self.encoder(
+                (2 * picture - 1).contiguous(memory_format=torch.channels_last)
+            ):
+                mean = adaptive_avg_pool2d(depth, grid)
+                square = adaptive_avg_pool2d(depth.square(), grid)
+                means.append(mean)
+                deviations.append((square - mean.square()).clamp_min(0).sqrt())
+            statistics += means + deviations
         return torch.cat(statistics, 1).permute(0, 2, 3, 1)
 
     def describe(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """1×3×H×W in 0..1 → (views×(STATISTICS + SIGNALS) of the whole picture and of its quarters, where it is large
-        enough for them; its cells as `encode` gives them)."""
+        """1×3×H×W in 0..1 → (views×(STATISTICS + SIGNALS) of the whole picture and, if it is large enough, of its
+        quarters; its cells as `encode` gives them)."""
         cells = self.encode(pixels)
-        views = [torch.cat([pooled(cells), signals(pixels)], 1)]
+        views = [(cells, pixels)]
         if min(cells.shape[1:3]) > 1:
             for place in PLACES:
-                quarter = quarter_of(pixels.permute(0, 2, 3, 1), place).permute(0, 3, 1, 2)
-                views.append(torch.cat([pooled(quarter_of(cells, place)), signals(quarter)], 1))
-        return torch.cat(views), cells
+                quarter = quarter_of(pixels[0], place)[
+                    None
+                ]  # its rows and columns come second and third too
+                views.append((quarter_of(cells, place), quarter))
+        described = [torch.cat([pooled(part), signals(shown)], 1) for part, shown in views]
+        return torch.cat(described), cells
 
     def pixels(self, image: Image.Image | np.ndarray) -> torch.Tensor:
         """An RGB picture, as an image or H×W×3 uint8 → 1×3×H×W in 0..1 on the network's device."""
@@ -157,30 +151,31 @@ class LocalNR(nn.Module):
         """All that the network reads of an RGB picture of 64 pixels a side or more. With a `reference` of the same size
         families and severities are read from what differs: what the original shows too is content, not damage."""
         described, cells = self.describe(self.pixels(image))
-        outputs = self.picture(described)
-        places, damage = self.place(per_cell(cells)), outputs
+        damage = outputs = self.picture(described)
+        places = self.place(per_cell(cells))
         if reference is not None:
             original, original_cells = self.describe(self.pixels(reference))
             damage = self.pair(described - original)
             places = places - self.place(per_cell(original_cells))
         presence = damage[:, PRESENCE].sigmoid()
-        part = presence[int(len(presence) > 1) :].amax(0)  # of the quarters, where there are any
-        where = presence.argmax(0)
-        severities = damage[:, SEVERITIES].gather(0, where[None])[0] + SEVERITY
-        places = places[0].clamp(0, 5).cpu().numpy()
+        quarters = presence[1:] if len(presence) > 1 else presence
+        likeliest = presence.argmax(0, keepdim=True)
+        severities = damage[:, SEVERITIES].gather(0, likeliest)[0] + SEVERITY
+        dark, bright = damage[0, TOO_DARK : TOO_BRIGHT + 1].sigmoid().tolist()
         return Examination(
             quality=(outputs[0, 0] + QUALITY).clamp(1, 5).item(),
-            families=dict(zip(FAMILIES, damage[0, STRONGEST].softmax(-1).tolist(), strict=True)),
-            presence=dict(zip(DISTORTION_TYPES, presence[0].tolist(), strict=True)),
-            presence_in_part=dict(zip(DISTORTION_TYPES, part.tolist(), strict=True)),
-            severities=dict(zip(DISTORTION_TYPES, severities.clamp(1, 5).tolist(), strict=True)),
-            exposure={
-                "too dark": damage[0, TOO_DARK].sigmoid().item(),
-                "too bright": damage[0, TOO_BRIGHT].sigmoid().item(),
-            },
+            clean=damage[0, STRONGEST].softmax(-1)[FAMILIES.index("none")].item(),
+            presence=_by_family(presence[0].tolist()),
+            presence_in_part=_by_family(quarters.amax(0).tolist()),
+            severities=_by_family(severities.clamp(1, 5).tolist()),
+            exposure={"too dark": dark, "too bright": bright},
             graphic=outputs[0, GRAPHIC].sigmoid().item(),
-            places={family: places[..., i] for i, family in enumerate(DISTORTION_TYPES)},
+            places=_by_family(places[0].clamp(0, 5).permute(2, 0, 1).cpu().numpy()),
         )
+
+
+def _by_family(values: Any) -> dict[str, Any]:
+    return dict(zip(DISTORTION_TYPES, values, strict=True))
 
 
 class _Head(nn.Module):
@@ -194,7 +189,8 @@ class _Head(nn.Module):
         super().__init__()
         self.register_buffer("centre", torch.zeros(inputs))
         self.register_buffer("scale", torch.ones(inputs))
-        self.hidden, self.out = nn.Linear(inputs, width), nn.Linear(width, outputs)
+        self.hidden = nn.Linear(inputs, width)
+        self.out = nn.Linear(width, outputs)
 
     def forward(self, statistics: torch.Tensor) -> torch.Tensor:
         standard = ((statistics - self.centre) / self.scale).clamp(-FARTHEST, FARTHEST)

@@ -14,18 +14,17 @@ from typing import Any
 from unittest.mock import patch
 
 from agentic_iqa_local.iqa_tools.specs import DATA, ToolError, ToolSpec
-from agentic_iqa_local.iqa_tools.weights import Weights
+from agentic_iqa_local.iqa_tools.weights import ListedFiles
 
-_BUILDING = (
-    threading.Lock()
-)  # what is replaced while a metric is built belongs to the whole process
+# what is replaced while a metric is built belongs to the whole process
+_BUILDING = threading.Lock()
 
 
-def create_metric(spec: ToolSpec, weights: Weights, device: str) -> Any:
+def create_metric(spec: ToolSpec, files: ListedFiles, device: str) -> Any:
     """pyiqa's metric, built on `device` from files of the models folder alone. Raises nearly anything."""
     options = {"pretrained_model_path": str(DATA / spec.bundled)} if spec.bundled else {}
     pyiqa = import_pyiqa()
-    with _BUILDING, _offline(weights), llama_kept(spec.metric):
+    with _BUILDING, _offline(files), llama_kept(spec.metric):
         return pyiqa.create_metric(spec.metric, device=device, **options)
 
 
@@ -38,9 +37,8 @@ def import_pyiqa() -> Any:
         import pyiqa
         from pyiqa import archs
 
-        archs._lazy_import_arch(
-            "all of them"
-        )  # now rather than with some metric: Q-Align is among them
+        # all of them now, rather than with some metric: Q-Align is among them
+        archs._lazy_import_arch("all of them")
     return pyiqa
 
 
@@ -50,12 +48,8 @@ def llama_kept(metric: str = "") -> Iterator[None]:
     would break every other Llama in the process; while `metric` "qalign" is built or runs they are put in."""
     from transformers.models.llama import configuration_llama, modeling_llama
 
-    owners = (
-        configuration_llama,
-        modeling_llama,
-        modeling_llama.LlamaModel,
-        modeling_llama.LlamaForCausalLM,
-    )
+    model, causal = modeling_llama.LlamaModel, modeling_llama.LlamaForCausalLM
+    owners = (configuration_llama, modeling_llama, model, causal)
     before = [dict(vars(owner)) for owner in owners]
     if metric == "qalign":
         from pyiqa.archs.q_align.modeling_llama2 import replace_llama_modality_adaptive
@@ -73,14 +67,14 @@ def llama_kept(metric: str = "") -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _offline(weights: Weights) -> Iterator[None]:
-    """While a metric is built: it finds its files below `weights`, of pickles loads tensors alone, downloads
+def _offline(files: ListedFiles) -> Iterator[None]:
+    """While a metric is built: it finds its files in the models folder, loads tensors alone of pickles, downloads
     raise, and what pyiqa prints goes to stderr."""
     import torch
 
     def refuse(url: Any, *_: Any, **__: Any) -> None:
         address = getattr(url, "full_url", url)
-        raise ToolError(f"Refused to download {address}: expected the file below {weights.hub}.")
+        raise ToolError(f"Refused to download {address}: expected the file below {files.hub}.")
 
     original = torch.load
 
@@ -88,9 +82,8 @@ def _offline(weights: Weights) -> Iterator[None]:
         try:
             return original(file, *args, **(options | {"weights_only": True}))
         except pickle.UnpicklingError as error:
-            raise ToolError(
-                f"{file}: expected weights alone, got code, which was not run"
-            ) from error
+            mistake = f"{file}: expected weights alone, got code, which was not run"
+            raise ToolError(mistake) from error
 
     replaced = {
         "torch.load": load,
@@ -98,10 +91,10 @@ def _offline(weights: Weights) -> Iterator[None]:
         "pyiqa.utils.download_util.download_url_to_file": refuse,
         "torch.hub.download_url_to_file": refuse,  # torchvision's too
         "urllib.request.urlopen": refuse,  # CLIP's
-        "pyiqa.utils.download_util.DEFAULT_CACHE_DIR": str(weights.hub / "pyiqa"),
-        "torch.hub._hub_dir": str(weights.hub),
+        "pyiqa.utils.download_util.DEFAULT_CACHE_DIR": str(files.hub / "pyiqa"),
+        "torch.hub._hub_dir": str(files.hub),
         "huggingface_hub.constants.HF_HUB_OFFLINE": True,  # a missing file would cost half a minute of retries
-        "huggingface_hub.constants.HF_HUB_CACHE": str(weights.huggingface),  # read at import
+        "huggingface_hub.constants.HF_HUB_CACHE": str(files.huggingface),  # read at import
     }
     with contextlib.ExitStack() as stack:
         for name, value in replaced.items():

@@ -14,18 +14,18 @@ import numpy as np
 from pydantic import Field
 
 from agentic_iqa_local.files import ROOT, read_record
-from agentic_iqa_local.iqa_tools.calibration import FLAT, HIGHEST, LOWEST, Record
+from agentic_iqa_local.iqa_tools.calibration import FLAT, HIGHEST, LOWEST
+from agentic_iqa_local.iqa_tools.specs import FileRecord
 
 SHIPPED = ROOT / "configs" / "tool_reliability.yaml"
 CLEARLY_WORSE = 0.05  # of SRCC, on average over the data sets that two tools share
 
 Score = tuple[str, float]  # a tool and its score, 1..5
-Reachable = Mapping[
-    str, tuple[float, float]
-]  # by tool, the lowest and highest score that its map can return
+# by tool, the lowest and highest score that its map can return
+Reachable = Mapping[str, tuple[float, float]]
 
 
-class Published(Record):
+class Published(FileRecord):
     """Correlation with human scores on one data set; `seen`: the tool was trained on it."""
 
     data_set: str
@@ -35,7 +35,7 @@ class Published(Record):
     seen: bool = False
 
 
-class ToolRecord(Record):
+class ToolRecord(FileRecord):
     """One tool's figures, and the standard deviation of its error in levels."""
 
     tool: str
@@ -43,7 +43,7 @@ class ToolRecord(Record):
     published: tuple[Published, ...]
 
 
-class Reliability(Record):
+class Reliability(FileRecord):
     """What is known of all tools; `sigma` in levels of the 1..5 scale."""
 
     sources: dict[str, str]
@@ -59,52 +59,62 @@ class Reliability(Record):
 
     def _unseen(self, tool: str) -> dict[str, float]:
         """SRCC by data set, without those that the tool was trained on."""
-        published = self._records[tool].published if tool in self._records else ()
+        if tool not in self._records:
+            return {}
+        published = self._records[tool].published
         return {entry.data_set: entry.srcc for entry in published if not entry.seen}
 
     def lead(self, tool: str, other: str) -> float | None:
         """How much higher the SRCC of `tool` is than that of `other`, on average over the data sets that both
-        have and neither has seen; None where there are none."""
+        have and neither has seen; None without such a set."""
         ours, theirs = self._unseen(tool), self._unseen(other)
-        shared = ours.keys() & theirs.keys()
-        return sum(ours[name] - theirs[name] for name in shared) / len(shared) if shared else None
+        leads = [ours[name] - theirs[name] for name in ours.keys() & theirs.keys()]
+        return sum(leads) / len(leads) if leads else None
 
     def trusted(self, tools: Sequence[str]) -> list[str]:
         """Those of `tools` that are not clearly worse than any of them, best first. A tool of which nothing
-        is known is trusted only where nothing is known of any."""
+        is known is trusted only if nothing is known of any."""
         known = [tool for tool in tools if tool in self._records]
-        worse = self.clearly_worse(known)
-        wins = {tool: sum((self.lead(tool, other) or 0) > 0 for other in known) for tool in known}
-        return sorted(
-            wins.keys() - worse, key=lambda tool: (-wins[tool], known.index(tool))
-        ) or list(tools)
+        wins = {}
+        for tool in known:
+            leads = self._leads(tool, known)
+            if min(leads) >= -CLEARLY_WORSE:
+                wins[tool] = sum(lead > 0 for lead in leads)
+        return sorted(wins, key=lambda tool: -wins[tool]) or list(tools)
 
     def clearly_worse(self, tools: Sequence[str]) -> set[str]:
         """Those of `tools` that another of them is known to lead by more than CLEARLY_WORSE."""
-        leads = {tool: [self.lead(tool, other) or 0 for other in tools] for tool in tools}
-        return {tool for tool, over_others in leads.items() if min(over_others) < -CLEARLY_WORSE}
+        return {tool for tool in tools if min(self._leads(tool, tools)) < -CLEARLY_WORSE}
+
+    def _leads(self, tool: str, others: Sequence[str]) -> list[float]:
+        return [self.lead(tool, other) or 0 for other in others]
 
     def trailing(self, tools: Sequence[str], best: str) -> list[str]:
         """`tools` in the order of how far their SRCC trails that of `best`; those that share no data set with
         it last, as given."""
-        leads = {tool: lead for tool in tools if (lead := self.lead(tool, best)) is not None}
-        return sorted(tools, key=lambda tool: -leads.get(tool, -2.0))
+
+        def distance(tool: str) -> float:
+            lead = self.lead(best, tool)
+            return math.inf if lead is None else lead
+
+        return sorted(tools, key=distance)
 
     def summary(self, tool: str) -> str:
-        """The tool's SRCC on the data sets that it has not seen, for whoever chooses among tools; empty where
-        none is known."""
-        unseen = self._unseen(tool)
-        return f"SRCC {sum(unseen.values()) / len(unseen):.2f}" if unseen else ""
+        """The tool's mean SRCC on the data sets that it has not seen, for whoever chooses among tools; empty for an
+        unknown tool."""
+        unseen = self._unseen(tool).values()
+        return f"SRCC {sum(unseen) / len(unseen):.2f}" if unseen else ""
 
     def account(self, tool: str) -> str:
         """What is known of a tool, for a reader: "SRCC 0.89 on tid2013, 0.88 on kadid10k; off by about 0.44
         levels"."""
-        if (record := self._records.get(tool)) is None:
+        if tool not in self._records:
             return "no published figure was found"
-        seen = {True: " (trained on it)", False: ""}
-        figures = [
-            f"{entry.srcc:.2f} on {entry.data_set}{seen[entry.seen]}" for entry in record.published
-        ]
+        record = self._records[tool]
+        figures = []
+        for entry in record.published:
+            seen = " (trained on it)" if entry.seen else ""
+            figures.append(f"{entry.srcc:.2f} on {entry.data_set}{seen}")
         return f"SRCC {', '.join(figures)}; off by about {record.sigma:.2f} levels"
 
     def sigma(self, tool: str) -> float:
@@ -127,20 +137,22 @@ class Reliability(Record):
         """Standard deviation of how far two tools' scores, (tool, score 1..5), lie apart by their errors
         alone, in levels: √(σ_i² + σ_j² − 2ρσ_iσ_j). Near-copies make errors of their own too, so that ρ is
         that of any two tools."""
-        a, b = (self._sigma_at(score, reachable) for score in (one, other))
+        a, b = self._sigma_at(one, reachable), self._sigma_at(other, reachable)
         return math.sqrt(a**2 + b**2 - 2 * self.error_correlation * a * b)
 
     def _sigma_at(self, score: Score, reachable: Reachable) -> float:
         tool, level = score
         low, high = reachable.get(tool, (LOWEST, HIGHEST))
-        beyond = (
-            HIGHEST - high if level >= high - FLAT else low - LOWEST if level <= low + FLAT else 0.0
-        )
+        beyond = 0.0
+        if level >= high - FLAT:
+            beyond = HIGHEST - high
+        elif level <= low + FLAT:
+            beyond = low - LOWEST
         return math.sqrt(self.sigma(tool) ** 2 + beyond**2 / 3)
 
     def _correlation(self, a: str, b: str) -> float:
-        copies = a == b or any(a in copies and b in copies for copies in self.near_copies)
-        return 1.0 if copies else self.error_correlation
+        copies = any({a, b} <= {*names} for names in self.near_copies)
+        return 1.0 if a == b or copies else self.error_correlation
 
 
 @functools.cache

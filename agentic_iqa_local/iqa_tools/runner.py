@@ -7,7 +7,7 @@ import importlib.util
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,15 +18,17 @@ from PIL import Image
 
 from agentic_iqa_local.files import ROOT, models_root
 from agentic_iqa_local.iqa_tools.calibration import CalibrationError, read_map_file
-from agentic_iqa_local.iqa_tools.crops import Box, crops_of, side_by_side
+from agentic_iqa_local.iqa_tools.crops import crops_of, side_by_side
 from agentic_iqa_local.iqa_tools.pyiqa_metrics import create_metric, import_pyiqa, llama_kept
 from agentic_iqa_local.iqa_tools.specs import DATA, TOOLS, ToolError, ToolSpec, find_tool
-from agentic_iqa_local.iqa_tools.weights import Weights
+from agentic_iqa_local.iqa_tools.weights import ListedFiles
+from agentic_iqa_local.state import Box
 
 if TYPE_CHECKING:
     from agentic_iqa_local.iqa_tools.local_nr import Examination
 
 SHIPPED_MAPS = ROOT / "configs" / "tool_maps.yaml"
+FIT_ONE = "fit one with python scripts/fit_tools.py"
 PATCH_SEED = 0
 # Tools whose 0 says that they saw nothing: VIF of a reference without information; MAD of a picture twice as high as
 # wide, whose luminance it loses, since pyiqa transposes its contrast sensitivity.
@@ -36,13 +38,12 @@ MOST_EXAMINATIONS = 8  # kept: a picture and the regions and crops of one assess
 
 @dataclass(frozen=True)
 class ToolInfo:
-    """What a user or a prompt may know of a tool: its row in the table, why it is unavailable (None if it is
-    not), and the qualities that its map can reach and where the map comes from (None without one)."""
+    """What a user or a prompt may know of a tool: its row in the table, why it is unavailable (None: it is
+    available), and the qualities that its map can reach (None: it has no map)."""
 
     spec: ToolSpec
     reason: str | None
     reachable: tuple[float, float] | None
-    source: str | None
 
     @property
     def name(self) -> str:
@@ -56,8 +57,8 @@ class ToolInfo:
 @dataclass(frozen=True)
 class ToolReading:
     """One measurement: the metric's own number, its quality in 1..5, and the seconds it took: without the
-    metric's construction, but for LocalNR with its loading, and near 0 where its reading was there. `crops` are
-    the parts that it was measured on, empty where on all pixels."""
+    metric's construction, but for LocalNR with its loading, and near 0 for a picture that LocalNR has read before.
+    `crops` are the parts that it was measured on, empty for all pixels."""
 
     tool: str
     raw: float
@@ -79,8 +80,8 @@ class ToolRunner:
         ToolError: for a map of an unknown tool, and for a damaged manifest.
 
     A lock lets one measurement run at a time, so a runner may be shared between threads. Measuring raises
-    ToolError for a tool that is unknown, lacks a file or has one that is not the manifest's, a reference that
-    is lacking, a picture that is too small, a result that is not finite, and a metric that fails.
+    ToolError for a tool that is unknown, lacks a file or has one that is not the manifest's, a missing reference,
+    a picture that is too small, a result that is no score, and a metric that fails.
     """
 
     def __init__(
@@ -92,35 +93,40 @@ class ToolRunner:
         self.device = device
         self.maps, self._rejected = read_map_file(maps_path or SHIPPED_MAPS)
         for name, logistic in self.maps.items():
-            if name != (spec := find_tool(name)).name or logistic.lower_better != spec.lower_better:
-                expected = (
-                    f"named {spec.name} and have lower_better: {str(spec.lower_better).lower()}"
+            spec = find_tool(name)
+            if name != spec.name or logistic.lower_better != spec.lower_better:
+                direction = f"lower_better: {str(spec.lower_better).lower()}"
+                raise CalibrationError(
+                    f"The map of {name} must be named {spec.name} and have {direction}."
                 )
-                raise CalibrationError(f"The map of {name} must be {expected}.")
-        self.weights = Weights(models_root(models))
+        self.files = ListedFiles(models_root(models))
         self._metrics: dict[str, Any] = {}
         self._examinations: dict[Any, Examination] = {}
         self._lock = threading.Lock()
 
     def info(self, full_reference: bool | None = None) -> list[ToolInfo]:
         """Every tool, or those that can run with a reference (True: all) or without one (False: NR)."""
-        specs = [
-            spec for spec in TOOLS.values() if full_reference is not False or spec.reference == "NR"
-        ]
-        found = [(spec, self._unavailable(spec), self.maps.get(spec.name)) for spec in specs]
-        return [
-            ToolInfo(spec, reason, of and of.reachable, of and of.source)
-            for spec, reason, of in found
-        ]
+        infos = []
+        for spec in TOOLS.values():
+            if spec.reference == "FR" and full_reference is False:
+                continue
+            logistic = self.maps.get(spec.name)
+            reachable = logistic.reachable if logistic else None
+            infos.append(ToolInfo(spec, self._unavailable(spec), reachable))
+        return infos
 
     def available(self, full_reference: bool) -> list[ToolInfo]:
         """The tools of `info` that can score now."""
         return [info for info in self.info(full_reference) if info.available]
 
     def unavailable(self, names: Iterable[str]) -> dict[str, str]:
-        """Why those of the tools called `names` that cannot score now cannot. Nothing is loaded."""
-        reasons = {name: self._unavailable(find_tool(name)) for name in names}
-        return {name: reason for name, reason in reasons.items() if reason is not None}
+        """Why tools among those called `names` cannot score now. Nothing is loaded."""
+        reasons = {}
+        for name in names:
+            reason = self._unavailable(find_tool(name))
+            if reason is not None:
+                reasons[name] = reason
+        return reasons
 
     def prepare(self, names: Iterable[str] = ()) -> None:
         """Imports pyiqa, which for a moment changes what models run on (see `llama_kept`): call it before
@@ -129,9 +135,8 @@ class ToolRunner:
             try:
                 import_pyiqa()
             except ImportError as error:
-                raise ToolError(
-                    f"pyiqa cannot be imported: {error}", "install its requirements again."
-                ) from error
+                mistake = f"pyiqa cannot be imported: {error}"
+                raise ToolError(mistake, "install its requirements again.") from error
             for name in names:
                 self._metric(find_tool(name))
 
@@ -139,74 +144,76 @@ class ToolRunner:
         self, name: str, image: Image.Image, reference: Image.Image | None = None
     ) -> ToolReading:
         """Quality of `image` (RGB) in 1..5 with its raw score; NR tools leave `reference` unused. A copy of its
-        reference has the best quality of a tool that compares: that is known, and measured only where its raw score
-        is not. Odd pictures make of it what they like: VIF of a checkerboard with itself is below 0."""
-        spec = _with_reference(find_tool(name), reference)
-        logistic = self.maps[_usable(spec, self._unavailable).name]
+        reference has the best quality of a tool that compares, which is measured only for its raw score if that is
+        unknown. Odd pictures make of it what they like: VIF of a checkerboard with itself is below 0."""
+        spec = find_tool(name)
+        _require_reference(spec, reference)
+        _require(spec, self._unavailable(spec))
+        logistic = self.maps[spec.name]
         copy = spec.reference == "FR" and image == reference
         if copy and spec.of_copy is not None:
             return ToolReading(spec.name, spec.of_copy, logistic.reachable[1], 0.0)
         raw, seconds, crops = self._measured(spec, image, reference)
-        level = logistic.reachable[1] if copy else logistic(raw)
-        return ToolReading(spec.name, raw, level, seconds, crops)
+        quality = logistic.reachable[1] if copy else logistic(raw)
+        return ToolReading(spec.name, raw, quality, seconds, crops)
 
     def measure(self, name: str, image: Image.Image, reference: Image.Image | None = None) -> float:
         """The metric's own number, for which no map is needed."""
-        spec = _with_reference(find_tool(name), reference)
-        return self._measured(_usable(spec, self._missing), image, reference)[0]
+        spec = find_tool(name)
+        _require_reference(spec, reference)
+        _require(spec, self._missing(spec))
+        raw, _, _ = self._measured(spec, image, reference)
+        return raw
 
     def examine(self, image: Image.Image, reference: Image.Image | None = None) -> "Examination":
-        """All that LocalNR reads of an RGB picture, against its `reference` where there is one; of
-        native-resolution crops where it is too large for the tool. The latest pictures are not read twice."""
+        """All that LocalNR reads of an RGB picture, or of how it differs from its `reference`; of native-resolution
+        crops if it is too large for the tool. The latest pictures are not read twice."""
         crops = crops_of(TOOLS["LocalNR"], *image.size)
-        return self._examined(*(side_by_side(one, crops) for one in (image, reference) if one))
+        return self._examined([side_by_side(one, crops) for one in (image, reference) if one])
 
     def places(self, image: Image.Image, reference: Image.Image | None = None) -> "Examination":
-        """As `examine`, but where the picture is too large it is reduced, so that `places` covers all of it."""
-        most = (TOOLS["LocalNR"].most_megapixels or math.inf) * 1e6
+        """As `examine`, but a picture that is too large is reduced, so that `places` covers all of it."""
         pictures = [one for one in (image, reference) if one]
-        if (share := most / (image.width * image.height)) < 1:
-            size = (max(1, int(image.width * share**0.5)), max(1, int(image.height * share**0.5)))
-            pictures = [one.resize(size, Image.Resampling.BOX) for one in pictures]
-        return self._examined(*pictures)
+        most = TOOLS["LocalNR"].most_megapixels or math.inf
+        share = most * 1e6 / (image.width * image.height)
+        if share < 1:
+            width, height = (max(1, int(side * share**0.5)) for side in image.size)
+            pictures = [one.resize((width, height), Image.Resampling.BOX) for one in pictures]
+        return self._examined(pictures)
 
     def ssim_map(self, image: Image.Image, reference: Image.Image) -> np.ndarray:
         """SSIM (Wang et al., IEEE TIP 13(4), 2004, equation 13) at each place of two RGB pictures of one size,
         rows×columns float64: 1 where nothing was lost. Their mean is the metric's score."""
         import torch
 
-        _usable(TOOLS["SSIM"], self._missing)
-        with self._lock, _failures("SSIM's map", image):
+        _require(TOOLS["SSIM"], self._missing(TOOLS["SSIM"]))
+        with self._lock, _failures("SSIM's map", image), torch.inference_mode():
             import_pyiqa()
             from pyiqa.archs.func_util import preprocess_rgb
             from pyiqa.archs.ssim_arch import ssim
 
-            with torch.inference_mode():
-                lumas = [
-                    preprocess_rgb(self._tensor(one), True, 255).double()
-                    for one in (image, reference)
-                ]
-                values: Any = ssim(*lumas, data_range=255, get_ssim_map=True)
-                return values[0, 0].cpu().numpy()
+            lumas = []
+            for picture in (image, reference):
+                lumas.append(preprocess_rgb(self._tensor(picture), True, 255).double())
+            values: Any = ssim(*lumas, data_range=255, get_ssim_map=True)
+            return values[0, 0].cpu().numpy()
 
     def _unavailable(self, spec: ToolSpec) -> str | None:
         """Why a tool gives no quality; None if it does."""
-        if (reason := self._missing(spec)) is not None or spec.name in self.maps:
+        reason = self._missing(spec)
+        if reason is not None or spec.name in self.maps:
             return reason
         if spec.name in self._rejected:
-            return f"no usable map: {self._rejected[spec.name]}; fit one with python scripts/fit_tools.py"
-        return spec.no_map or "no map: fit one with python scripts/fit_tools.py"
+            return f"no usable map: {self._rejected[spec.name]}; {FIT_ONE}"
+        return spec.no_map or f"no map: {FIT_ONE}"
 
     def _missing(self, spec: ToolSpec) -> str | None:
         """Which module or file a tool lacks; None if it lacks nothing."""
         needed = spec.modules if spec.own else ("pyiqa", *spec.modules)
-        if absent := [module for module in needed if importlib.util.find_spec(module) is None]:
-            # pkg_resources left setuptools with version 81.
-            older = " (setuptools<81)" if "pkg_resources" in absent else ""
-            return f"missing Python module {', '.join(absent)}{older}"
-        if spec.bundled and (reason := _damaged(DATA / spec.bundled)):
-            return reason
-        return self.weights.missing(spec)
+        for module in needed:
+            if importlib.util.find_spec(module) is None:
+                return f"missing Python module {module}"
+        return self.files.missing(spec)
 
     def _measured(
         self, spec: ToolSpec, image: Image.Image, reference: Image.Image | None
@@ -214,60 +221,57 @@ class ToolRunner:
         """(the metric's own number, seconds, the crops that it was measured on). Raises ToolError."""
         _require_size(spec, image)
         crops = crops_of(spec, *image.size)
-        used = (image, reference) if spec.reference == "FR" and reference else (image,)
-        pictures = [side_by_side(picture, crops) for picture in used]
+        pictures = [side_by_side(image, crops)]
+        if spec.reference == "FR" and reference:
+            pictures.append(side_by_side(reference, crops))
         if spec.own:
             start = time.perf_counter()
-            raw = self._examined(*pictures).quality
+            raw = self._examined(pictures).quality
             seconds = time.perf_counter() - start
         else:
             with self._lock:
                 metric = self._metric(spec)
                 start = time.perf_counter()
-                raw = self._run(spec, metric, *pictures)
+                raw = self._run(spec, metric, pictures)
                 seconds = time.perf_counter() - start
         blind = spec.name in BLIND and raw == 0 and pictures[0] != pictures[1]
         if blind or not spec.is_score(raw):
-            size = f"{image.width}×{image.height}"
-            raise ToolError(
-                f"{spec.name} returned {raw:g}, which is no score, for {size}", "use another tool."
-            )
+            got = f"{spec.name} returned {raw:g}, which is no score, for {_size(image)}"
+            raise ToolError(got, "use another tool.")
         return raw, seconds, crops
 
-    def _examined(self, *pictures: Image.Image) -> "Examination":
-        spec = _usable(TOOLS["LocalNR"], self._missing)
+    def _examined(self, pictures: list[Image.Image]) -> "Examination":
+        spec = TOOLS["LocalNR"]
+        _require(spec, self._missing(spec))
         _require_size(spec, pictures[0])
-        key = tuple((one.size, hash(one.tobytes())) for one in pictures)
+        key = tuple((picture.size, hash(picture.tobytes())) for picture in pictures)
         with self._lock:
             if key not in self._examinations:
                 metric = self._metric(spec)
                 with _failures(spec.name, pictures[0]):
-                    read = metric.examine(*pictures)
-                    if not read.is_finite:
-                        raise ValueError("it read nan or infinity, which says nothing")
-                latest = list(self._examinations.items())[1 - MOST_EXAMINATIONS :]
-                self._examinations = dict([*latest, (key, read)])
+                    self._examinations[key] = metric.examine(*pictures)
+                if len(self._examinations) > MOST_EXAMINATIONS:
+                    del self._examinations[next(iter(self._examinations))]
             return self._examinations[key]
 
     def _metric(self, spec: ToolSpec) -> Any:
         if spec.name not in self._metrics:
-            self.weights.check(spec)
-            build = self._local_nr if spec.own else create_metric
+            self.files.check(spec)
             try:
-                self._metrics[spec.name] = build(spec, self.weights, self.device)
+                self._metrics[spec.name] = self._build(spec)
             except Exception as error:
-                raise ToolError(
-                    f"{spec.name} could not be built on {self.device}: {error}"
-                ) from error
+                mistake = f"{spec.name} could not be built on {self.device}: {error}"
+                raise ToolError(mistake) from error
         return self._metrics[spec.name]
 
-    @staticmethod
-    def _local_nr(spec: ToolSpec, _: Weights, device: str) -> Any:
+    def _build(self, spec: ToolSpec) -> Any:
+        if not spec.own:
+            return create_metric(spec, self.files, self.device)
         from agentic_iqa_local.iqa_tools.local_nr import LocalNR
 
-        return LocalNR.load(DATA / spec.bundled, device)
+        return LocalNR.load(DATA / spec.bundled, self.device)
 
-    def _run(self, spec: ToolSpec, metric: Any, *pictures: Image.Image) -> float:
+    def _run(self, spec: ToolSpec, metric: Any, pictures: list[Image.Image]) -> float:
         import torch
 
         from agentic_iqa_local.iqa_tools.kernels import CPUKernels
@@ -278,7 +282,7 @@ class ToolRunner:
         llama = llama_kept("qalign") if spec.metric == "qalign" else nullcontext()
         try:
             with torch.inference_mode(), CPUKernels(), llama, _failures(spec.name, pictures[0]):
-                return float(metric(*(self._tensor(picture) for picture in pictures)))
+                return float(metric(*map(self._tensor, pictures)))
         finally:
             np.random.set_state(state)
 
@@ -290,41 +294,25 @@ class ToolRunner:
         return pixels.permute(2, 0, 1)[None].to(torch.float32) / 255
 
 
-def _usable(spec: ToolSpec, why_not: Callable[[ToolSpec], str | None]) -> ToolSpec:
-    if (reason := why_not(spec)) is not None:
+def _require(spec: ToolSpec, reason: str | None) -> None:
+    if reason is not None:
         raise ToolError(f"{spec.name} is unavailable: {reason}.")
-    return spec
 
 
-def _damaged(file: Path) -> str | None:
-    """What is wrong with a parameter file that ships here, as far as its head tells; None if nothing is."""
-    again = "(install the package again)"
-    if not file.is_file():
-        return f"missing weights {file.name}, expected in {file.parent} {again}"
-    if file.suffix == ".safetensors":
-        from safetensors import SafetensorError, safe_open
-
-        try:
-            with safe_open(file, "np"):
-                return None
-        except (SafetensorError, OSError) as error:
-            return f"{file} is damaged: {error} {again}"
-    return None if file.stat().st_size else f"{file} is empty {again}"
-
-
-def _with_reference(spec: ToolSpec, reference: Image.Image | None) -> ToolSpec:
+def _require_reference(spec: ToolSpec, reference: Image.Image | None) -> None:
     if spec.reference == "FR" and reference is None:
-        lacks = "compares with a reference image and got none"
-        raise ToolError(f"{spec.name} {lacks}", "pass one or choose a no-reference tool.")
-    return spec
+        mistake = f"{spec.name} compares with a reference image and got none"
+        raise ToolError(mistake, "pass one or choose a no-reference tool.")
 
 
 def _require_size(spec: ToolSpec, image: Image.Image) -> None:
     if min(image.size) < spec.min_side:
-        got = f"got {image.width}×{image.height}"
-        raise ToolError(
-            f"{spec.name} needs at least {spec.min_side} pixels a side, {got}", "use another tool."
-        )
+        needs = f"{spec.name} needs at least {spec.min_side} pixels a side, got {_size(image)}"
+        raise ToolError(needs, "use another tool.")
+
+
+def _size(image: Image.Image) -> str:
+    return f"{image.width}×{image.height}"
 
 
 @contextmanager
@@ -333,9 +321,5 @@ def _failures(name: str, image: Image.Image) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        size = f"an image of {image.width}×{image.height}"
-        if type(error).__name__.endswith("LinAlgError"):  # the features of flat blocks are 0 / 0
-            raise ToolError(
-                f"{name} finds too little texture in {size}", "use another tool."
-            ) from error
-        raise ToolError(f"{name} failed on {size}: {error}") from error
+        mistake = f"{name} failed on an image of {_size(image)}: {error}"
+        raise ToolError(mistake, "use another tool.") from error

@@ -30,9 +30,11 @@ def signals(pixels: Tensor) -> Tensor:
 def _of_one(rgb: Tensor) -> Tensor:
     ycc = torch.einsum("ij,jhw->ihw", _YCC.to(rgb), 255 * rgb)
     luma = ycc[0]
-    (row, across), (column, down) = _block_grid(luma.T), _block_grid(luma)
-    spectrum = [*_bands(luma, row, column), *_noise(ycc), *_pyramid(ycc)]
-    return torch.stack([*across, *down, *spectrum, *_tones(rgb, ycc), *_edges(rgb)]).float()
+    row, across = _block_grid(luma.T)
+    column, down = _block_grid(luma)
+    values = [*across, *down, *_bands(luma, row, column), *_noise(ycc), *_pyramid(ycc)]
+    values += [*_tones(rgb, ycc), *_edges(rgb)]
+    return torch.stack(values).float()
 
 
 def _log(value: Tensor, floor: float = 1e-2) -> Tensor:
@@ -42,24 +44,22 @@ def _log(value: Tensor, floor: float = 1e-2) -> Tensor:
 def _block_grid(luma: Tensor) -> tuple[int, list[Tensor]]:
     """Of the columns' edges: the phase of a grid of 8 pixels, and how far the third difference there, at phase 0,
     and on a grid of 4 stands out."""
-    third = (luma[:, 3:] - 3 * luma[:, 2:-1] + 3 * luma[:, 1:-2] - luma[:, :-3]).abs().mean(0)
+    third = luma.diff(n=3).abs().mean(0)
     third = third[: len(third) // BLOCK * BLOCK].view(-1, BLOCK).mean(0)
     phase = int(third.argmax())
     middle = _log(third.median())
     fours = third.view(2, 4).mean(0)
-    return (phase + 2) % BLOCK, [
-        _log(third[phase]) - middle,
-        _log(third[6 - 1]) - middle,  # a grid that begins at the picture's edge
-        _log(fours.max()) - _log(fours.median()),
-    ]
+    at_phase = _log(third[phase]) - middle
+    at_edge = _log(third[5]) - middle  # a grid that begins at the picture's edge
+    on_fours = _log(fours.max()) - _log(fours.median())
+    return (phase + 2) % BLOCK, [at_phase, at_edge, on_fours]
 
 
 def _dct() -> Tensor:
     """The 64 basis pictures of the orthonormal 8×8 DCT, 64×1×8×8."""
     place = torch.arange(BLOCK)
-    basis = torch.cos(math.pi * (2 * place[None] + 1) * place[:, None] / (2 * BLOCK)) * math.sqrt(
-        2 / BLOCK
-    )
+    angles = math.pi * (2 * place[None] + 1) * place[:, None] / (2 * BLOCK)
+    basis = torch.cos(angles) * math.sqrt(2 / BLOCK)
     basis[0] /= math.sqrt(2)
     return torch.einsum("ui,vj->uvij", basis, basis).reshape(BLOCK**2, 1, BLOCK, BLOCK)
 
@@ -71,20 +71,20 @@ _ORDER = torch.arange(BLOCK)[:, None] + torch.arange(BLOCK)[None]
 def _bands(luma: Tensor, row: int, column: int) -> list[Tensor]:
     """Of the blocks on the grid that begins at (row, column): the energy in each band and the share of coefficients
     that quantisation left at zero; and how both differ half a block away."""
+    energy, zeros = _on_grid(luma, row, column)
+    energy_off, zeros_off = _on_grid(luma, (row + 4) % BLOCK, (column + 4) % BLOCK)
+    return [*energy, *(energy_off - energy), *zeros, *(zeros - zeros_off)]
 
-    def measured(row: int, column: int) -> tuple[list[Tensor], list[Tensor]]:
-        blocks = conv2d(luma[None, None, row:, column:], _BASIS.to(luma), stride=BLOCK)[0].abs()
-        energy, zeros = [], []
-        for first, last in BANDS:
-            band = blocks[((first <= _ORDER) & (last >= _ORDER)).flatten()]
-            energy.append(_log(band.mean(), 0.05))
-            zeros.append((band < 0.75).float().mean())
-        return energy, zeros
 
-    energy, zeros = measured(row, column)
-    energy_off, zeros_off = measured((row + 4) % BLOCK, (column + 4) % BLOCK)
-    risen = [off - on for on, off in zip(energy, energy_off, strict=True)]
-    return [*energy, *risen, *zeros, *(on - off for on, off in zip(zeros, zeros_off, strict=True))]
+def _on_grid(luma: Tensor, row: int, column: int) -> tuple[Tensor, Tensor]:
+    """The energy and the share of zeros in each of BANDS."""
+    blocks = conv2d(luma[None, None, row:, column:], _BASIS.to(luma), stride=BLOCK)[0].abs()
+    energy, zeros = [], []
+    for first, last in BANDS:
+        band = blocks[((first <= _ORDER) & (last >= _ORDER)).flatten()]
+        energy.append(_log(band.mean(), 0.05))
+        zeros.append((band < 0.75).float().mean())
+    return torch.stack(energy), torch.stack(zeros)
 
 
 def _noise(ycc: Tensor) -> list[Tensor]:
@@ -93,17 +93,16 @@ def _noise(ycc: Tensor) -> list[Tensor]:
     values = []
     for channels in (ycc, avg_pool2d(ycc[None], 2)[0]):
         rows, columns = (side // 2 * 2 for side in channels.shape[1:])
-        even = channels[:, :rows, :columns]
-        detail = (
-            even[:, ::2, ::2] - even[:, 1::2, ::2] - even[:, ::2, 1::2] + even[:, 1::2, 1::2]
-        ).abs() / 2
+        top, bottom = channels[:, :rows:2, :columns], channels[:, 1:rows:2, :columns]
+        rising = top - bottom
+        detail = (rising[..., ::2] - rising[..., 1::2]).abs() / 2
         flat = detail.flatten(1)
-        middle, mean = _log(flat.median(1).values, 0.1), _log(flat.mean(1), 0.1)
-        values += [*middle, *(mean - middle)]
+        middle = _log(flat.median(1).values, 0.1)
+        values += [*middle, *(_log(flat.mean(1), 0.1) - middle)]
         luma = channels[:1]
-        mean, square = (avg_pool2d(part[None], BLOCK).flatten() for part in (luma, luma.square()))
+        mean, square = avg_pool2d(luma, BLOCK).flatten(), avg_pool2d(luma.square(), BLOCK).flatten()
         deviation = (square - mean.square()).clamp_min(0).sqrt()
-        values += [*_log(deviation.quantile(_at(SPREADS, mean)), 0.1)]
+        values += _log(deviation.quantile(mean.new_tensor(SPREADS)), 0.1)
     return values
 
 
@@ -113,13 +112,13 @@ def _pyramid(ycc: Tensor) -> list[Tensor]:
     values, level = [], ycc
     for depth in range(5):
         smaller = avg_pool2d(level[None], 2, ceil_mode=True, count_include_pad=False)
-        band = (
-            level - interpolate(smaller, level.shape[1:], mode="bilinear", align_corners=False)[0]
-        )
+        enlarged = interpolate(smaller, level.shape[1:], mode="bilinear", align_corners=False)
+        band = level - enlarged[0]
         spread = _log(band.flatten(1).square().mean(1).sqrt(), 0.05)
-        values += list(spread) if depth < 3 else [spread[0]]
         if depth < 3:
-            values.append(_log(band[0].abs().mean(), 0.05) - spread[0])
+            values += [*spread, _log(band[0].abs().mean(), 0.05) - spread[0]]
+        else:
+            values.append(spread[0])
         level = smaller[0]
     return values
 
@@ -128,28 +127,24 @@ def _tones(rgb: Tensor, ycc: Tensor) -> list[Tensor]:
     """Percentiles of luma, clipped shares, contrast; saturation, the mean colour of all, of the lightest and of the
     darkest pixels; how many colours there are."""
     luma, colour = ycc[0].flatten(), ycc[1:].flatten(1)
+    sample = luma if luma.numel() < 2**24 else luma[::8]  # torch's quantile takes no more
+    tones = sample.quantile(luma.new_tensor(TONES))
     saturation = (rgb.amax(0) - rgb.amin(0)).flatten()
-    tones = (
-        luma.quantile(_at(TONES, luma))
-        if luma.numel() < 2**24
-        else luma[::8].quantile(_at(TONES, luma))
-    )
+    saturation = saturation[:: max(1, len(saturation) // 2**22)]
     light, dark = luma >= tones[-2], luma <= tones[1]
     codes = (255 * rgb).round().long().flatten(1)[:, :: max(1, luma.numel() // 65536)]
-    distinct = torch.tensor(
-        len((codes[0] * 65536 + codes[1] * 256 + codes[2]).unique()) / codes.shape[1]
-    )
+    distinct = (codes[0] * 65536 + codes[1] * 256 + codes[2]).unique()
     return [
         *(tones / 255),
         (luma <= 3).float().mean(),
         (luma >= 252).float().mean(),
         luma.std() / 64,
-        *saturation[:: max(1, len(saturation) // 2**22)].quantile(_at((0.5, 0.95), luma)),
+        *saturation.quantile(luma.new_tensor((0.5, 0.95))),
         *(colour.mean(1) / 32),
         *_log(colour.std(1), 0.5),
         *(colour[:, light].mean(1) / 32),
         *(colour[:, dark].mean(1) / 32),
-        _log(distinct.to(luma), 1e-4),
+        _log(luma.new_tensor(len(distinct) / codes.shape[1]), 1e-4),
     ]
 
 
@@ -157,17 +152,11 @@ def _edges(rgb: Tensor) -> list[Tensor]:
     """How well the gradients of red and of blue agree with green's, along rows and along columns, and how often a
     pixel stands out from its neighbours on both sides."""
     values = []
-    for step in (rgb[:, :, 1:] - rgb[:, :, :-1], rgb[:, 1:] - rgb[:, :-1]):
-        flat = step.flatten(1)
-        flat = flat / (flat.norm(dim=1, keepdim=True) + 1e-3)
-        values += [_log(1 - flat[0] @ flat[1], 1e-3), _log(1 - flat[2] @ flat[1], 1e-3)]
-    green = 255 * rgb[1]
-    spike = torch.minimum(
-        (green[:, 1:-1] - green[:, :-2]).abs(), (green[:, 1:-1] - green[:, 2:]).abs()
-    )
+    for axis in (2, 1):
+        flat = rgb.diff(dim=axis).flatten(1)
+        red, green, blue = flat / (flat.norm(dim=1, keepdim=True) + 1e-3)
+        values += [_log(1 - red @ green, 1e-3), _log(1 - blue @ green, 1e-3)]
+    steps = (255 * rgb[1]).diff().abs()
+    spike = torch.minimum(steps[:, :-1], steps[:, 1:])
     values.append(_log((spike > 25).float().mean(), 1e-4))
     return values
-
-
-def _at(shares: tuple[float, ...], like: Tensor) -> Tensor:
-    return torch.tensor(shares, dtype=like.dtype, device=like.device)

@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.errors import UserError, one_line
 from agentic_iqa_local.files import FileError, first_mistake, folder_hash, read_bytes
-from agentic_iqa_local.iqa_tools.calibration import Record
+from agentic_iqa_local.iqa_tools.specs import FileRecord
 from agentic_iqa_local.judgement.intervals import SHIPPED, IntervalCalibration
 
 NO_FIT = "calibrate this set-up with study.py fit, and give the fit with --fit"
@@ -32,7 +32,7 @@ class FitError(UserError, ValueError):
     """Rows that nothing can be fitted on, or a file that is no fit; one sentence for the user."""
 
 
-class Fit(Record):
+class Fit(FileRecord):
     """A fitted temperature and η with where they come from.
 
     `before` and `after` are the objective, on its scale of SCALES, with the configuration's parameters and with these;

@@ -14,7 +14,6 @@ from agentic_iqa_local import __version__
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.devices import versions
 from agentic_iqa_local.files import CONFIGS, PACKAGE, ROOT, file_hash, folder_hash
-from agentic_iqa_local.iqa_tools.calibration import map_file_hash
 from agentic_iqa_local.iqa_tools.runner import SHIPPED_MAPS
 from agentic_iqa_local.iqa_tools.specs import DATA, TOOLS
 from agentic_iqa_local.judgement.intervals import SHIPPED as SHIPPED_INTERVALS
@@ -24,6 +23,7 @@ PROMPTS = tuple(sorted((PACKAGE / "nodes" / "templates").glob("*.txt")))
 SHIPPED = (
     *PROMPTS,
     PACKAGE / "nodes" / "words.yaml",
+    DATA / "tools.yaml",
     *sorted({DATA / spec.bundled for spec in TOOLS.values() if spec.bundled}),
     CONFIGS / "detector.yaml",
     CONFIGS / "tool_reliability.yaml",
@@ -42,15 +42,12 @@ def identity(settings: Settings, roles: Iterable[str], device: str) -> dict[str,
         settings: The set-up, which names tool maps, a calibration and models.
         roles: Whose models are asked.
         device: "cpu" or "cuda:N"; its kind counts.
-
-    Raises:
-        CalibrationError: Tool maps that cannot be read.
     """
     folders = {settings.folder(settings.role(role).backend) for role in roles}
     intervals = Path(settings.decisions.calibration or SHIPPED_INTERVALS)
     return {
         "files": {_name(file): _hash(file) for file in SHIPPED},
-        "tool maps": map_file_hash(settings.tools.maps or SHIPPED_MAPS),
+        "tool maps": _hash(Path(settings.tools.maps or SHIPPED_MAPS)),
         "interval calibration": _hash(intervals),
         "model": {folder.name: folder_hash(folder) for folder in folders if folder.is_dir()},
         "versions": _versions(),

@@ -17,7 +17,8 @@ from pydantic import Field
 
 from agentic_iqa_local.config import Pipeline
 from agentic_iqa_local.files import ROOT
-from agentic_iqa_local.iqa_tools.calibration import HIGHEST, LOWEST, Record
+from agentic_iqa_local.iqa_tools.calibration import HIGHEST, LOWEST
+from agentic_iqa_local.iqa_tools.specs import FileRecord
 from agentic_iqa_local.result import AnswerSet, Condition, Interval
 from agentic_iqa_local.score_fusion import LEVELS, fused_distribution
 
@@ -73,7 +74,7 @@ def features(p: np.ndarray, measured: Mapping[str, np.ndarray]) -> np.ndarray:
     return np.nan_to_num(np.stack([columns[name] for name in FEATURES], axis=1), nan=0.0)
 
 
-class Errors(Record):
+class Errors(FileRecord):
     """The errors of pictures assessed under one condition, in levels, with the pictures' difficulties and the
     weights by which FEATURES give a difficulty."""
 
@@ -149,7 +150,7 @@ def reached(probabilities: np.ndarray) -> np.ndarray:
     )
 
 
-class Answers(Record):
+class Answers(FileRecord):
     """Questions with known answers: of each the number of choices, and what is `reached` with the right one. Answers
     by the letters alone and by their product with a measurement err differently, and are known apart."""
 
@@ -168,7 +169,7 @@ class Answers(Record):
         return alike if len(alike) >= FEWEST_QUESTIONS else np.array(self.right)
 
 
-class IntervalCalibration(Record):
+class IntervalCalibration(FileRecord):
     """Pictures and questions of known truth as one model answered them. `model` is the hash of its folder
     (`files.folder_hash`); `dtype` and `quantization` are as its client describes them."""
 

@@ -15,7 +15,8 @@ from scipy.stats import mannwhitneyu, norm
 
 from agentic_iqa_local.config import Pipeline, Settings
 from agentic_iqa_local.files import ROOT, folder_hash, read_json, read_record
-from agentic_iqa_local.iqa_tools.calibration import HIGHEST, LOWEST, Record
+from agentic_iqa_local.iqa_tools.calibration import HIGHEST, LOWEST
+from agentic_iqa_local.iqa_tools.specs import FileRecord
 from agentic_iqa_local.judgement.intervals import IntervalCalibration
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.score_fusion import LEVELS, expected_level, fused_distribution
@@ -27,7 +28,7 @@ UNKNOWN_SIGMA = 1.0  # levels: the error of the letters, where no tool tells its
 MOST_LOGIT = 7.0  # a probability of 0.9991: no fit was tested beyond it
 
 
-class PairFit(Record):
+class PairFit(FileRecord):
     """How differences between two pictures of one scene give the probability that the first is better:
     sigmoid(Σ weight · difference), without an offset, so that neither place is preferred."""
 
@@ -53,7 +54,7 @@ class PairFit(Record):
         return sum(weight * values[name] for name, weight in self.weights.items())
 
 
-class PairFits(Record):
+class PairFits(FileRecord):
     """The file of fits that ships."""
 
     fits: tuple[PairFit, ...]

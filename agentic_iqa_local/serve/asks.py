@@ -60,7 +60,7 @@ class Ask:
         return replace(self, pictures=pictures, reference=reference)
 
     def identity(self, device: str) -> dict[str, Any]:
-        """What the answers depend on beside the pictures. Raises BundleError, CalibrationError."""
+        """What the answers depend on beside the pictures. Raises BundleError."""
         asked = {"request": self.request.model_dump(mode="json")}
         return Assessing(self.settings, self.pipeline).identity(device, asked)
 

@@ -126,7 +126,7 @@ def run_study(dataset: Dataset, batch: Any, folder: Path) -> Generator[int]:
 
 def identity(dataset: Dataset, work: Studying, device: str) -> dict[str, Any]:
     """What rows depend on; a run goes on only with the same. Raises VLMError for a model's folder that cannot be
-    opened, CalibrationError for such tool maps."""
+    opened."""
     scores, folders = [(item.key, getattr(item, "mos", None)) for item in dataset.items], {}
     for role in work.roles:
         backend = work.settings.role(role).backend
