@@ -220,7 +220,7 @@ class Conversation:
         from agentic_iqa_local.images.pictures import as_file
         from agentic_iqa_local.images.reading import ImageError
         from agentic_iqa_local.judgement.assessment import start_state
-        from agentic_iqa_local.nodes.workbench import OpenImages
+        from agentic_iqa_local.nodes.workbench import Workbench
 
         self._services, self._limit = services, max_replan_iterations
         self._turns: list[dict[str, str]] = []
@@ -232,15 +232,13 @@ class Conversation:
                 self._picture, self._original, None, None, self._limit, services.settings
             )
             try:
-                self._images = OpenImages(
-                    services, state["image_path"], state.get("reference_path")
-                )
+                self._bench = Workbench(services, state["image_path"], state.get("reference_path"))
             except ImageError as error:
                 reason = self._picture.hide(str(error))
                 raise ImageError(
                     self._original.hide(reason) if self._original else reason
                 ) from None
-            files.callback(self._images.close)
+            files.callback(self._bench.close)
             self._open: ExitStack | None = files.pop_all()
 
     @property
@@ -268,12 +266,12 @@ class Conversation:
         context = {"turns": self._turns[-MOST_TURNS:]} if self._turns else None
         if context:
             state["prior_context"] = context
-        self._images.begin_turn()
-        opened = functools.partial(nullcontext, self._images)
+        self._bench.begin_turn()
+        opened = functools.partial(nullcontext, self._bench)
         try:
             row = answered_row(state, self._picture, self._original, "agent", settings, opened)
         except BaseException:  # also Ctrl-C: a cache may hold half a pass
-            self._images.close()
+            self._bench.close()
             raise
         self._asked += 1
         row.turn, row.prior_context = self._asked, context

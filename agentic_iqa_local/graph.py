@@ -20,7 +20,7 @@ from agentic_iqa_local.nodes.planner import planner_node
 from agentic_iqa_local.nodes.query import choices_in
 from agentic_iqa_local.nodes.replanning import DEFAULT_MAX_REPLAN_ITERATIONS, replan_limit
 from agentic_iqa_local.nodes.summarizer import summarizer_node
-from agentic_iqa_local.nodes.workbench import OpenImages
+from agentic_iqa_local.nodes.workbench import Workbench
 from agentic_iqa_local.services import Observer, Services, load_services
 from agentic_iqa_local.state import AgenticIQAState
 
@@ -94,17 +94,17 @@ def build_graph(with_summarizer: bool = True) -> Graph:
 
 
 def run_graph(
-    state: AgenticIQAState, images: OpenImages, graph: Graph | None = None
+    state: AgenticIQAState, bench: Workbench, graph: Graph | None = None
 ) -> AgenticIQAState:
-    """Runs the graph on opened images and returns the final state."""
+    """Runs the graph on a workbench and returns the final state."""
     config: RunnableConfig = {
         "recursion_limit": 3 * (replan_limit(state) + 2)
     }  # three nodes a round, and two rounds
     with tracing_context(
         enabled=False
     ):  # LangChain would follow environment variables to a tracing server
-        final: Any = (graph or build_graph()).invoke(state, config, context=images)
-    return final | {"failed_tries": list(images.failed_tries)}
+        final: Any = (graph or build_graph()).invoke(state, config, context=bench)
+    return final | {"failed_tries": list(bench.models.failed_tries)}
 
 
 def initial_state(
@@ -160,11 +160,11 @@ def run_pipeline(
     )
     state = initial_state(query, image_path, reference_path, limit, choices, box)
     try:
-        images = OpenImages(services, state["image_path"], state.get("reference_path"))
+        bench = Workbench(services, state["image_path"], state.get("reference_path"))
     except ImageError as error:
         return {**state, "error": str(error)}
-    with closing(images):
-        return run_graph(state, images)
+    with closing(bench):
+        return run_graph(state, bench)
 
 
 def visualize_graph() -> str:

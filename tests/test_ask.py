@@ -27,7 +27,9 @@ PLAN = plan_reply(query_scope=["sky"], distortions={"sky": ["Noise"]})
 def asked(text, schema=None, prefix=""):
     """The answer of a model that always writes `text`."""
     session = SimpleNamespace(
-        role="summarizer", evidence=None, failed_tries=[], generate=lambda *_, **__: text
+        role="summarizer",
+        models=SimpleNamespace(failed_tries=[]),
+        generate=lambda *_, **__: text,
     )
     return ask(
         session,

@@ -19,7 +19,7 @@ from agentic_iqa_local.nodes.evidence import should_replan
 from agentic_iqa_local.nodes.executor import executor_node
 from agentic_iqa_local.nodes.planner import correct_plan, derive_flags
 from agentic_iqa_local.nodes.tool_runs import measure
-from agentic_iqa_local.nodes.workbench import OpenImages
+from agentic_iqa_local.nodes.workbench import Workbench
 from agentic_iqa_local.state import ExecutorOutput, PlannerOutput
 from agentic_iqa_local.vlm_client import ModelLost, OutOfMemory, VLMError
 
@@ -128,21 +128,21 @@ def test_in_place_of_a_name_that_no_tool_has_the_configured_ones_measure(picture
 
 
 def test_where_one_of_several_tools_fails_the_others_count(picture, caplog):
-    images = OpenImages(
+    bench = Workbench(
         scripted_services(scripted(), ScriptedTools({"NIQE": 3.0, "PIQE": 2.0})), str(picture)
     )
     chosen = [("Blurs", "MUSIQ"), ("Overall quality", "NIQE"), ("Noise", "MUSIQ")]
-    logs = measure("Global", chosen, images)
+    logs = measure("Global", chosen, bench)
     assert [(log.tool_name, log.normalized_score) for log in logs] == [
         ("MUSIQ", None), ("NIQE", 3.0), ("MUSIQ", None)
     ]  # fmt: skip
-    assert images.warnings == [
+    assert bench.warnings == [
         "MUSIQ could not score the picture: MUSIQ: scripted to fail; NIQE measured"
     ]
-    assert [log.tool_name for log in measure("leaves", [("Blurs", "LPIPS")], images)] == [
+    assert [log.tool_name for log in measure("leaves", [("Blurs", "LPIPS")], bench)] == [
         "LPIPS", "NIQE"
     ]  # fmt: skip
-    assert images.warnings[1].startswith("LPIPS could not score the region leaves: ")
+    assert bench.warnings[1].startswith("LPIPS could not score the region leaves: ")
 
 
 def test_only_listed_tools_can_be_selected(picture):
@@ -229,7 +229,7 @@ def test_no_model_computes_while_a_tool_runs_that_changes_parts_of_transformers(
     client.lock = threading.Lock()
     services = scripted_services(client, Tools({"QAlign": 3.0, "NIQE": 3.0}))
     services.pool.clients["transformers.again"] = client  # one model under two names is held once
-    images = OpenImages(services, str(picture))
-    images.score("QAlign"), images.score("NIQE")
+    bench = Workbench(services, str(picture))
+    bench.tools.score("QAlign"), bench.tools.score("NIQE")
     assert held == [("QAlign", True), ("NIQE", False)]
     assert not client.lock.locked()

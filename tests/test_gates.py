@@ -18,7 +18,7 @@ from agentic_iqa_local.judgement.gates import Sureness
 from agentic_iqa_local.judgement.intervals import FEATURES, Answers, Errors, IntervalCalibration
 from agentic_iqa_local.nodes.letter_reading import read_and_fuse
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
-from agentic_iqa_local.nodes.workbench import OpenImages
+from agentic_iqa_local.nodes.workbench import Workbench
 from agentic_iqa_local.result import Condition
 from agentic_iqa_local.state import LOOKS, FusionResult, PlannerOutput, revised
 
@@ -85,9 +85,9 @@ def test_letters_are_looked_at_more_closely_while_the_interval_is_too_wide(
     client = ScriptedClient(
         scripted_answers(), {letter: math.log(p) for letter, p in LIKE_HALF.items()}
     )
-    images = OpenImages(scripted_services(client, ScriptedTools({}), Settings()), large)
-    images.sureness = sureness(**decisions)
-    fusion = read_and_fuse(DEFAULT_QUERY, None, [("NIQE", 3.0)], images)
+    bench = Workbench(scripted_services(client, ScriptedTools({}), Settings()), large)
+    bench.wants_more = sureness(**decisions).wants_more
+    fusion = read_and_fuse(DEFAULT_QUERY, None, [("NIQE", 3.0)], bench)
     read = [name for name, _ in client.calls].count("read_letters")
     assert (read, fusion.both_orders, fusion.crops) == (reads, both_orders, crops)
     if crops:  # E[level] is 3.45 by LIKE_HALF and 2.55 by its mirror, which the other order gives

@@ -29,7 +29,7 @@ from agentic_iqa_local.graph import (
     visualize_graph,
 )
 from agentic_iqa_local.nodes.prompts import REASONING_LIMIT
-from agentic_iqa_local.nodes.workbench import OpenImages
+from agentic_iqa_local.nodes.workbench import Workbench
 from agentic_iqa_local.state import SummarizerOutput
 from agentic_iqa_local.vlm_client import VLMError
 
@@ -217,22 +217,22 @@ def test_a_summarizer_that_fails_on_replan_leaves_the_earlier_answer_and_a_warni
     picture, failure
 ):
     client = never_satisfied(SummaryReply=[SUMMARY, failure])
-    images = OpenImages(scripted_services(client, ScriptedTools({"NIQE": 4.5})), picture)
-    final = run_graph(initial_state(QUERY, picture, max_replan_iterations=3), images)
-    images.close()
+    bench = Workbench(scripted_services(client, ScriptedTools({"NIQE": 4.5})), picture)
+    final = run_graph(initial_state(QUERY, picture, max_replan_iterations=3), bench)
+    bench.close()
     result = final["summarizer_result"]
     assert (result.error, result.final_answer, result.need_replan) == (None, "B", False)
     concluded = [told.concluded.split(",")[0] for told in result.passes]
     assert concluded == ["B", "Unable to determine"]
     assert final["iteration_count"] == 1
-    assert any("another pass was asked for and failed" in line for line in images.warnings)
+    assert any("another pass was asked for and failed" in line for line in bench.warnings)
 
 
 def test_without_the_summarizer_the_graph_ends_after_the_executor(picture):
     client = never_satisfied()
-    images = OpenImages(scripted_services(client, ScriptedTools({"NIQE": 4.5})), picture)
-    final = run_graph(initial_state(QUERY, picture), images, build_graph(with_summarizer=False))
-    images.close()
+    bench = Workbench(scripted_services(client, ScriptedTools({"NIQE": 4.5})), picture)
+    final = run_graph(initial_state(QUERY, picture), bench, build_graph(with_summarizer=False))
+    bench.close()
     assert (final["executor_evidence"].quality_scores, "summarizer_result" in final) == (
         SCORES,
         False,

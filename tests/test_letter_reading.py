@@ -17,7 +17,7 @@ from scripted import (
 
 from agentic_iqa_local import assess, run_pipeline
 from agentic_iqa_local.nodes.letter_reading import read_and_fuse
-from agentic_iqa_local.nodes.workbench import OpenImages
+from agentic_iqa_local.nodes.workbench import Workbench
 
 RATING = "Rate the perceptual quality of this image.", None
 
@@ -61,12 +61,12 @@ def large(tmp_path_factory):
 
 def test_letters_and_what_lies_off_them_are_means_over_all_views_which_are_closed_once_read(large):
     client = Views()
-    images = OpenImages(scripted_services(client, ScriptedTools({})), large)
-    fusion = read_and_fuse(*RATING, [("NIQE", 3.0)], images)
+    bench = Workbench(scripted_services(client, ScriptedTools({})), large)
+    fusion = read_and_fuse(*RATING, [("NIQE", 3.0)], bench)
     assert fusion.off_letter_mass == pytest.approx((0.1 + 0.2 + 0.3 + 0.4 + 0.5) / 5)
     assert fusion.p_c == pytest.approx({"A": 0.2, "B": 0, "C": 0, "D": 0, "E": 0.8}, abs=1e-9)
     assert [session.closed for session in client.sessions] == [False, True, True, True, True]
-    images.close()
+    bench.close()
     assert client.sessions[0].closed
 
 

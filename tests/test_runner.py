@@ -28,9 +28,9 @@ from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.iqa_tools.runner import ToolRunner
 from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.judgement.comparison import compare, rank
-from agentic_iqa_local.nodes import workbench
+from agentic_iqa_local.nodes import pictures
 from agentic_iqa_local.nodes.detection import YES_NO
-from agentic_iqa_local.nodes.workbench import OpenImages
+from agentic_iqa_local.nodes.sessions import Models
 from agentic_iqa_local.services import Observer, Services
 from agentic_iqa_local.vlm_client import ModelLost, OutOfMemory, VLMError
 from agentic_iqa_local.vlm_client.transformers_client import TransformersSession
@@ -275,7 +275,7 @@ def test_an_agent_that_ran_out_of_memory_half_way_gives_no_score(crops, services
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_picture_that_finds_no_memory_is_opened_again_alone(crops, services, monkeypatch, jobs):
-    opened, real = [], workbench.load_image
+    opened, real = [], pictures.load_image
 
     def exhausted(path, **limits):
         opened.append(Path(path).name)
@@ -283,7 +283,7 @@ def test_a_picture_that_finds_no_memory_is_opened_again_alone(crops, services, m
             raise MemoryError
         return real(path, **limits)
 
-    monkeypatch.setattr(workbench, "load_image", exhausted)
+    monkeypatch.setattr(pictures, "load_image", exhausted)
     rows = list(loaded_batch(services, jobs=jobs).rows(crops[:2]))
     lost, kept = sorted(rows, key=lambda row: row.error is None)
     assert "memory ran out while the picture was opened" in lost.error
@@ -295,7 +295,7 @@ def test_whoever_asks_gets_a_sentence_where_a_picture_finds_no_memory(crops, ser
     def exhausted(*_, **__):
         raise MemoryError
 
-    monkeypatch.setattr(workbench, "load_image", exhausted)
+    monkeypatch.setattr(pictures, "load_image", exhausted)
     path = crops[0].image
     said = f"{path}: memory ran out while the picture was opened"
     assert said in assess(path, services=services).error
@@ -304,7 +304,7 @@ def test_whoever_asks_gets_a_sentence_where_a_picture_finds_no_memory(crops, ser
     with pytest.raises(ImageError, match="memory ran out while the picture was opened"):
         Conversation(services, path)
     monkeypatch.undo()
-    monkeypatch.setattr(OpenImages, "views", exhausted)  # later than that
+    monkeypatch.setattr(Models, "views", exhausted)  # later than that
     assert "memory ran out; free some, or crop the picture" in assess(path, services=services).error
 
 

@@ -232,7 +232,7 @@ def test_every_prompt_is_logged_as_it_is_sent_and_every_letter_read(
     assert all(text.startswith(chat) and "System:" not in text for text in whole[1:])
     scoring = next(text for text in whole if text.endswith('{"final_answer": "'))
     assert SCORING_PROMPT_TEMPLATE.removeprefix("System:\n") in scoring
-    letters = re.match(r".*the summarizer about the picture after [^:]*: \": (.*); off", read[-1])
+    letters = re.match(r".*the summarizer after [^:]*: \": (.*); off", read[-1])
     odds = {one[0]: math.exp(float(one[2:])) for one in letters[1].split(", ")}
     p_c = {letter: odd / sum(odds.values()) for letter, odd in odds.items()}
     assert p_c == pytest.approx(row.p_c, abs=1e-4)

@@ -24,7 +24,7 @@ from agentic_iqa_local.files import folder_hash
 from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.judgement.fit import Fit
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
-from agentic_iqa_local.nodes.workbench import OpenImages
+from agentic_iqa_local.nodes.workbench import Workbench
 from agentic_iqa_local.result import file_sha256
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.state import LETTER_TO_LEVEL, LETTERS
@@ -119,10 +119,10 @@ def test_a_row_holds_every_read_and_the_agents_own_score(stored, few, services):
 def test_reversed_letters_are_stored_by_meaning(stored, services):
     """Reversed means A. Bad ... E. Excellent: the stored "A" is what the model gave to its letter E."""
     row = read_run(stored)[1][2]
-    images = OpenImages(services, row["image"])
+    bench = Workbench(services, row["image"])
     prompt = summarizer_prompt(DEFAULT_QUERY, None, scoring=True, reversed_letters=True)
-    read = images.session("summarizer").read_letters(prompt, ANSWER_PREFIX, LETTERS)
-    images.close()
+    read = bench.models.session("summarizer").read_letters(prompt, ANSWER_PREFIX, LETTERS)
+    bench.close()
     kept = row["reads"]["image_alone"]["views"][0]["reversed"]
     assert kept == pytest.approx(
         {LETTERS[4 - i]: read.logprobs[letter] for i, letter in enumerate(LETTERS)}, abs=1e-4

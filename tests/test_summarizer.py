@@ -273,7 +273,6 @@ def test_responses_and_failed_attempts_are_logged(picture, caplog):
     ]
     told = {(r["error_type"], r["details"]["exception"], r["details"]["backend"]) for r in records}
     assert told == {("validation_error", "ValidationError", "transformers.embedded")}
-    assert {r["details"]["evidence"] for r in records} == {"2 distortions, 2 tool scores"}
     assert any(output in message for message in messages(caplog, logging.ERROR))
     debug = messages(caplog, logging.DEBUG)
     answered = [message for message in debug if message.startswith("VLM response")]
@@ -336,7 +335,7 @@ def test_a_backend_that_raises_is_asked_three_times_and_ends_in_an_error_of_the_
     assert len(client.calls) == calls
     logged = [m for m in messages(caplog, logging.WARNING) if m.startswith("Attempt")]
     assert len(logged) == calls
-    assert all('"error_type":"api_error"' in m and "2 tool scores" in m for m in logged)
+    assert all('"error_type":"api_error"' in m for m in logged)
 
 
 def test_a_backend_that_recovers_within_three_calls_gives_the_answer(picture):

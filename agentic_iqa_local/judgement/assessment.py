@@ -27,7 +27,7 @@ from agentic_iqa_local.nodes.query import named_metrics
 from agentic_iqa_local.nodes.regions import with_boxes
 from agentic_iqa_local.nodes.summarizer import without_words
 from agentic_iqa_local.nodes.tool_runs import known_and_unknown, measure, told_of_quoted
-from agentic_iqa_local.nodes.workbench import OpenImages
+from agentic_iqa_local.nodes.workbench import Workbench
 from agentic_iqa_local.result import Assessment, Seen, SeenView, file_sha256
 from agentic_iqa_local.services import Observer, Services, load_services
 from agentic_iqa_local.state import OVERALL, AgenticIQAState, FusionResult, ToolExecutionLog
@@ -84,9 +84,9 @@ def assess(
             picture, original, query, choices, max_replan_iterations, services.settings, box
         )
 
-        def opened() -> AbstractContextManager[OpenImages]:
+        def opened() -> AbstractContextManager[Workbench]:
             return closing(
-                OpenImages(services, state["image_path"], state.get("reference_path"), observer)
+                Workbench(services, state["image_path"], state.get("reference_path"), observer)
             )
 
         row = answered_row(state, picture, original, pipeline, services.settings, opened, request)
@@ -141,7 +141,7 @@ def answered_row(
     original: PictureFile | None,
     pipeline: Pipeline,
     settings: Settings,
-    opened: Callable[[], AbstractContextManager[OpenImages]],
+    opened: Callable[[], AbstractContextManager[Workbench]],
     map: MapRequest | None = None,
 ) -> Assessment:
     """The answer to a state's question about the pictures that `opened` gives for its time, with the names that
@@ -160,9 +160,9 @@ def answered_row(
     logged = PICTURE.set(PICTURE.get() or row.image)
     changes: dict[str, Any]
     try:
-        with opened() as images:
-            images.locate(boxes_of(state.get("box")))
-            changes = _answer(state, images, pipeline, map)
+        with opened() as bench:
+            bench.pictures.locate(boxes_of(state.get("box")))
+            changes = _answer(state, bench, pipeline, map)
     except ImageError as error:
         changes = {"error": str(error)}
     except MemoryError:
@@ -186,33 +186,34 @@ def answered_row(
 
 
 def _answer(
-    state: AgenticIQAState, images: OpenImages, pipeline: Pipeline, map: MapRequest | None
+    state: AgenticIQAState, bench: Workbench, pipeline: Pipeline, map: MapRequest | None
 ) -> dict[str, Any]:
     """What the row of an answer holds."""
-    services = images.services
+    services = bench.services
     _ = services.tools  # a bad maps file is an error of the set-up, not of an image
 
-    images.sureness = sureness = Sureness(
+    sureness = Sureness(
         services.settings.decisions,
         calibration_for(services.settings, services.client(ROLE).describe()),
         pipeline=pipeline,
-        reference=images.reference is not None,
+        reference=bench.pictures.has_reference,
         query=state["query"],
-        unlike_photograph=images.unlike_photograph is not None,
-        of_part=bool(images.boxes),
+        unlike_photograph=bench.tools.unlike_photograph is not None,
+        of_part=bool(bench.pictures.boxes),
     )
+    bench.wants_more = sureness.wants_more
     if sureness.unlike_photograph:
-        images.warn(UNLIKE_PHOTOGRAPH)
+        bench.warn(UNLIKE_PHOTOGRAPH)
     changes: dict[str, Any]
     try:
-        changes = _letters(state, images) if pipeline == "letters" else _agent(state, images)
+        changes = _letters(state, bench) if pipeline == "letters" else _agent(state, bench)
     except ToolError as error:
-        changes = {"error": f"{images.image.path}: {error}"}
+        changes = {"error": f"{bench.pictures.image.path}: {error}"}
     except (ImageError, VLMError) as error:
         changes = {"error": str(error)}
     if not changes.get("error"):
-        changes |= mapped(images, map) if map else {}
-        if quoted := told_of_quoted(state["query"], images):
+        changes |= mapped(bench, map) if map else {}
+        if quoted := told_of_quoted(state["query"], bench):
             reasoning = [*quoted, changes.get("quality_reasoning") or ""]
             changes["quality_reasoning"] = " ".join(reasoning).strip()
         if changes.get("p_c"):
@@ -220,15 +221,15 @@ def _answer(
                 {name: changes[name] for name in FusionResult.model_fields}
             )
             changes |= sureness.fields(fusion, changes.get("plan"))
-    return changes | _record(images)
+    return changes | _record(bench)
 
 
-def _agent(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
+def _agent(state: AgenticIQAState, bench: Workbench) -> dict[str, Any]:
     """What the graph answers; where another pass broke off, the answer of the pass before stays."""
-    final: dict[str, Any] = {**run_graph(state, images)}
+    final: dict[str, Any] = {**run_graph(state, bench)}
     result, error = final.get("summarizer_result"), final.get("error") or None
     if error and result and not result.error:
-        images.warn(
+        bench.warn(
             f"another pass was asked for and failed ({error}); the answer is that of the pass before"
         )
         error = None
@@ -239,14 +240,14 @@ def _agent(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
     if evidence is not None:
         changes |= {"evidence": evidence, "tools": evidence.tool_logs}
         if evidence.error:
-            images.warn(f"the Executor failed, its evidence is incomplete: {evidence.error}")
+            bench.warn(f"the Executor failed, its evidence is incomplete: {evidence.error}")
         for log in (log for log in evidence.tool_logs if log.outvoted):
             apart = f"its score{of_object(log.object_name)} stands apart from every other tool's"
-            images.warn(f"{log.tool_name} has no vote: {apart}")
+            bench.warn(f"{log.tool_name} has no vote: {apart}")
     if result is None or error:
         return changes
     if result.error and result.fusion:
-        images.warn(
+        bench.warn(
             "the model gave no valid reasoning in three tries: sentences made of the evidence stand in for it"
         )
         result = without_words(result.fusion, evidence, state.get("choices"))
@@ -255,29 +256,27 @@ def _agent(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
     return changes | (result.fusion.model_dump() if result.fusion else {})
 
 
-def _letters(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
+def _letters(state: AgenticIQAState, bench: Workbench) -> dict[str, Any]:
     """One read, and the tools that the query names, else those that are configured: no plan, no evidence in the
     prompt, no reasoning. Raises VLMError, and ToolError where none of the configured ones can measure."""
-    query, choices, settings = state["query"], state.get("choices"), images.services.settings.tools
+    query, choices, settings = state["query"], state.get("choices"), bench.services.settings.tools
     boxes = with_boxes((), boxes_of(state.get("box")))
-    images.locate({name: box for name, box in boxes.items() if box})
-    regions = [*images.boxes]
+    bench.pictures.locate({name: box for name, box in boxes.items() if box})
+    regions = [*bench.pictures.boxes]
     logs: list[ToolExecutionLog] = []
-    named, unknown = known_and_unknown(named_metrics(query, images.reference is not None))
-    images.observer.step("summarizer", "started")
+    named, unknown = known_and_unknown(named_metrics(query, bench.pictures.has_reference))
+    bench.observer.step("summarizer", "started")
     if choices:
         prompt = summarizer_prompt(query, None, scoring=False, choices=choices)
-        fusion = read_choices(prompt, choice_letters(choices), images, regions)
+        fusion = read_choices(prompt, choice_letters(choices), bench, regions)
         answer = fusion.vlm_letter
         if named or unknown:
             tools = " and ".join([*named, *unknown])
-            images.warn(
-                f"the pipeline letters runs no tool beside choices: {tools} did not measure"
-            )
+            bench.warn(f"the pipeline letters runs no tool beside choices: {tools} did not measure")
     else:
-        tools = named or settings.configured(images.reference is not None)
+        tools = named or settings.configured(bench.pictures.has_reference)
         entries = [(OVERALL, tool) for tool in (*tools, *unknown)]
-        logs = [log for name in regions or ["Global"] for log in measure(name, entries, images)]
+        logs = [log for name in regions or ["Global"] for log in measure(name, entries, bench)]
         scores = {
             (log.object_name, log.tool_name): log.normalized_score
             for log in logs
@@ -286,41 +285,41 @@ def _letters(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
         if not (named or scores):
             raise ToolError(logs[0].error or "no tool measured")
         voting = [(tool, score) for (_, tool), score in scores.items()]
-        fusion = read_and_fuse(query, None, voting, images, objects=regions)
+        fusion = read_and_fuse(query, None, voting, bench, objects=regions)
         answer = answer_letter(fusion)
-    images.observer.step("summarizer", "finished")
+    bench.observer.step("summarizer", "finished")
     return fusion.model_dump() | {"final_answer": answer, "tools": logs}
 
 
-def _record(images: OpenImages) -> dict[str, Any]:
+def _record(bench: Workbench) -> dict[str, Any]:
     """Tokens, views, model and warnings of an assessment, as far as it came. Warns where the model did not see the
     pixels as they are."""
-    services = images.services
+    services = bench.services
     client, views, pixels = services.client(ROLE), [], 0
-    for box, seen in images.seen_views(ROLE):
+    for box, seen in bench.models.seen_views(ROLE):
         width, height = box[2] - box[0], box[3] - box[1]
         size = (seen.width, seen.height) if seen.width and seen.height else None
         views.append(SeenView(box=box, pixels=size, tokens=seen.tokens))
         if size is None:
-            images.warn(
+            bench.warn(
                 f"{client.name}'s processor resizes and tiles: which pixels it saw is not known exactly"
             )
         elif width * height > size[0] * size[1]:
             resized = f"{width}×{height} pixels to {size[0]}×{size[1]}"
-            images.warn(f"{client.name}'s processor resized {resized}: distortions may look milder")
+            bench.warn(f"{client.name}'s processor resized {resized}: distortions may look milder")
         pixels = None if size is None or pixels is None else pixels + size[0] * size[1]
     return {
-        "tokens": images.usage,
+        "tokens": bench.models.usage,
         "seen": Seen(pixels=pixels, tokens=sum(view.tokens for view in views), views=views)
         if views
         else None,
-        "sha256": images.image.sha256,
-        "unlike_photograph": images.unlike_photograph,
+        "sha256": bench.pictures.image.sha256,
+        "unlike_photograph": bench.tools.unlike_photograph,
         # a folder's name may be no text that JSON can hold
         "model": {
             key: one_line(x) if isinstance(x, str) else x for key, x in client.describe().items()
         }
         | named_in_row(services.settings, services.device),
-        "warnings": images.warnings,
-        "failed_tries": images.failed_tries,
+        "warnings": bench.warnings,
+        "failed_tries": bench.models.failed_tries,
     }

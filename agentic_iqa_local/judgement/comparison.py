@@ -18,7 +18,7 @@ from agentic_iqa_local.judgement import ordering, preference
 from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.judgement.fit import calibration_for
 from agentic_iqa_local.judgement.intervals import IntervalCalibration
-from agentic_iqa_local.nodes.workbench import load_pictures
+from agentic_iqa_local.nodes.pictures import load_pictures
 from agentic_iqa_local.result import Assessment, Result
 from agentic_iqa_local.services import Services, load_services
 

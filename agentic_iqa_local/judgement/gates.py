@@ -21,8 +21,7 @@ from agentic_iqa_local.state import LETTERS, FusionResult, PlannerOutput
 
 @dataclass
 class Sureness:
-    """How sure one assessment is asked to be. `calibration` is the set-up's, or why it has none; `reads` counts the
-    letter reads of the answer so far."""
+    """How sure one assessment is asked to be. `calibration` is the set-up's, or why it has none."""
 
     decisions: DecisionSettings
     calibration: IntervalCalibration | str
@@ -31,16 +30,15 @@ class Sureness:
     query: str = ""
     unlike_photograph: bool = False
     of_part: bool = False  # the letters are read on boxes, whatever a plan says
-    reads: int = 0
 
     def wants_more(self, fusion: FusionResult, plan: PlannerOutput | None, reads: int) -> bool:
-        """Whether `reads` more letter reads are to make the interval narrower: it is wider than asked for, and
-        the budget of reads allows them."""
+        """Whether the letters are to be read closer, `reads` times in all, to make the interval narrower: it is wider
+        than asked for, and the budget of reads allows that."""
         wanted, most_reads = self.decisions.target_width, self.decisions.most_reads
         interval = None if wanted is None or fusion.q is None else self.interval(fusion, plan)
         if wanted is None or not isinstance(interval, Interval) or interval.width <= wanted:
             return False
-        return most_reads is None or self.reads + reads <= most_reads
+        return most_reads is None or reads <= most_reads
 
     def fields(self, fusion: FusionResult, plan: PlannerOutput | None) -> dict[str, Any]:
         """What a row says of how sure an answer is: of a rating `interval`, `not_sure` and `gate`, of a question

@@ -25,7 +25,7 @@ from agentic_iqa_local.judgement.tiles import Tiling, damaged_boxes, smallest_si
 from agentic_iqa_local.nodes import prompts
 from agentic_iqa_local.nodes.detection import detection_of, severity_probabilities, strongest
 from agentic_iqa_local.nodes.letter_reading import ROLE
-from agentic_iqa_local.nodes.workbench import OpenImages
+from agentic_iqa_local.nodes.workbench import Workbench
 from agentic_iqa_local.result import MapCost, QualityMap
 from agentic_iqa_local.score_fusion import expected_level, letter_probabilities
 from agentic_iqa_local.state import DISTORTION_TYPES, LETTERS, Box, DamagedBox, Severity, revised
@@ -61,21 +61,21 @@ def map_request(wanted: bool | str | Path | MapRequest) -> MapRequest | None:
     return MapRequest() if wanted is True else MapRequest(Path(wanted))
 
 
-def mapped(images: OpenImages, request: MapRequest) -> dict[str, Any]:
+def mapped(bench: Workbench, request: MapRequest) -> dict[str, Any]:
     """What a row holds of the map that its assessment was asked for: `map`, or in `no_map` why there is none."""
-    images.observer.step("map", "started")
+    bench.observer.step("map", "started")
     try:
         place = _place_of(request.png) if request.png else None
-        q_map, ssim = make_map(images, request)
+        q_map, ssim = make_map(bench, request)
     except (MapError, VLMError, ToolError) as error:
         return {"no_map": one_line(str(error))}
     finally:
-        images.observer.step("map", "finished")
+        bench.observer.step("map", "finished")
     if place is not None:
         from agentic_iqa_local.judgement.map_drawing import draw
 
         try:
-            write_whole(place, draw(q_map, images.image.pixels, ssim))
+            write_whole(place, draw(q_map, bench.pictures.image.pixels, ssim))
             q_map.png = str(request.png)
         except WriteError as error:
             reason = (
@@ -97,31 +97,33 @@ def _place_of(png: Path) -> Path:
     raise MapError(f"map {png}: there is a file that is no map of this program; choose a new name")
 
 
-def make_map(images: OpenImages, request: MapRequest) -> tuple[QualityMap, np.ndarray | None]:
+def make_map(bench: Workbench, request: MapRequest) -> tuple[QualityMap, np.ndarray | None]:
     """The map of an opened picture by the Summarizer's model, and SSIM's map against its reference. Raises MapError for
     a picture, a model or a mode that allows none, VLMError and ToolError for a model or a tool that fails."""
-    began, before, reference = time.perf_counter(), images.usage, images.reference
-    tiles = _tiling(images, request)
+    began, before, reference = time.perf_counter(), bench.models.usage, bench.pictures.reference
+    tiles = _tiling(bench, request)
     prompt = prompts.summarizer_prompt(prompts.DEFAULT_QUERY, None, scoring=True)
     chunks = [tiles.boxes[first : first + AT_ONCE] for first in range(0, len(tiles.boxes), AT_ONCE)]
     reads = [
         p
         for boxes in chunks
-        for p in _read_boxes(images, boxes, prompt, prompts.ANSWER_PREFIX, LETTERS)
+        for p in _read_boxes(bench, boxes, prompt, prompts.ANSWER_PREFIX, LETTERS)
     ]
     letters = tiles.cells(np.array([expected_level(p) for p in reads]))
-    with images.observer.measuring("LocalNR", images.services) as local_nr:
-        places = local_nr.places(images.image.pixels).places
+    with bench.observer.measuring("LocalNR", bench.services) as local_nr:
+        places = local_nr.places(bench.pictures.image.pixels).places
     severity = np.max(
         [tiles.resampled(grid) for grid in places.values()], axis=0
     )  # of the strongest distortion
     tool = np.interp(severity, range(6), LEVEL_OF_SEVERITY)
     cells = (1 - TOOL_WEIGHT) * letters + TOOL_WEIGHT * tool
     ssim = (
-        images.services.tools.ssim_map(images.image.pixels, reference.pixels) if reference else None
+        bench.services.tools.ssim_map(bench.pictures.image.pixels, reference.pixels)
+        if reference
+        else None
     )
-    worst = [_named(images, box) for box in damaged_boxes(tiles, cells)]
-    left, top = images.image.offset  # places are in pixels of the original
+    worst = [_named(bench, box) for box in damaged_boxes(tiles, cells)]
+    left, top = bench.pictures.image.offset  # places are in pixels of the original
     return QualityMap(
         tile=tiles.tile,
         stride=tiles.stride,
@@ -136,8 +138,8 @@ def make_map(images: OpenImages, request: MapRequest) -> tuple[QualityMap, np.nd
         similarity={} if ssim is None else {"SSIM": tiles.resampled(ssim).tolist()},
         cost=MapCost(
             tiles=len(reads),
-            tokens=images.usage.prefilled
-            + images.usage.decoded
+            tokens=bench.models.usage.prefilled
+            + bench.models.usage.decoded
             - before.prefilled
             - before.decoded,
             seconds=round(time.perf_counter() - began, 3),
@@ -152,10 +154,14 @@ def _tile_sides(limits: PixelLimits) -> list[int]:
     return sorted({side for side in sides if side**2 <= (limits.max_pixels or side**2)})
 
 
-def _tiling(images: OpenImages, request: MapRequest) -> Tiling:
+def _tiling(bench: Workbench, request: MapRequest) -> Tiling:
     """The tiles to read. Raises MapError."""
-    client, width, height = images.services.client(ROLE), images.image.width, images.image.height
-    if images.services.settings.fusion.mode != "logits" or not client.reads_logits:
+    client, width, height = (
+        bench.services.client(ROLE),
+        bench.pictures.image.width,
+        bench.pictures.image.height,
+    )
+    if bench.services.settings.fusion.mode != "logits" or not client.reads_logits:
         raise MapError(
             "map: expected mode logits, for tiles are read by their letters", "leave --mode out"
         )
@@ -180,34 +186,34 @@ def _tiling(images: OpenImages, request: MapRequest) -> Tiling:
 
 
 def _read_boxes(
-    images: OpenImages,
+    bench: Workbench,
     boxes: Sequence[Box],
     prompt: prompts.Prompt,
     answer_prefix: str,
     answers: Sequence[str],
 ) -> list[dict[str, float]]:
     """Of each part of the picture, alone, how probable each answer is after `answer_prefix`. Raises VLMError."""
-    reads = images.read_parts(ROLE, boxes, prompt, answer_prefix, answers)
-    temperature = images.services.settings.fusion.temperature if answers == LETTERS else 1.0
+    reads = bench.models.read_parts(ROLE, boxes, prompt, answer_prefix, answers)
+    temperature = bench.services.settings.fusion.temperature if answers == LETTERS else 1.0
     return [letter_probabilities(read.logprobs, temperature) for read in reads]
 
 
-def _named(images: OpenImages, damaged: DamagedBox) -> DamagedBox:
+def _named(bench: Workbench, damaged: DamagedBox) -> DamagedBox:
     """A damaged box with the scores of the configured tools that can measure it, its distortion and how severe that
     is: what the model reads of the box alone times what LocalNR reads of it, as the Executor would judge it."""
 
     def said(prompt: prompts.Prompt, prefix: str, words: Sequence[str]) -> dict[str, float] | None:
         try:
-            return _read_boxes(images, [damaged.box], prompt, prefix, words)[0]
+            return _read_boxes(bench, [damaged.box], prompt, prefix, words)[0]
         except VLMError:  # it reads letters alone, or two words begin with the same token
             return None
 
-    settings, scores = images.services.settings.tools, {}
-    for tool in settings.configured(images.reference is not None):
+    scores = {}
+    for tool in bench.tools.configured():
         with suppress(ToolError):
-            scores[tool] = images.score(tool, damaged.box).normalized
+            scores[tool] = bench.tools.score(tool, damaged.box).normalized
     damaged = revised(damaged, tools=scores)
-    reading = detection_of(images, damaged.box, {})
+    reading = detection_of(bench, damaged.box, {})
     kinds = said(
         prompts.distortion_prompt("detection", prompts.DEFAULT_QUERY, ["Global"]),
         TYPE_PREFIX,
@@ -222,7 +228,7 @@ def _named(images: OpenImages, damaged: DamagedBox) -> DamagedBox:
     }
     if kinds:
         p = {
-            kind: kinds[kind] ** images.services.model_trust("executor") * weight
+            kind: kinds[kind] ** bench.services.model_trust("executor") * weight
             for kind, weight in p.items()
         }
     p = {kind: weight / sum(p.values()) for kind, weight in p.items()}
@@ -231,7 +237,7 @@ def _named(images: OpenImages, damaged: DamagedBox) -> DamagedBox:
     analysis = prompts.distortion_prompt("analysis", prompts.DEFAULT_QUERY, {"Global": [likeliest]})
     own = said(analysis, SEVERITY_PREFIX.replace("TYPE", likeliest), get_args(Severity))
     severities = (
-        severity_probabilities(reading, {"type": likeliest, "severity": "unclear"}, own, images)
+        severity_probabilities(reading, {"type": likeliest, "severity": "unclear"}, own, bench)
         or {}
     )
     severity = max(severities, key=severities.__getitem__, default=None)

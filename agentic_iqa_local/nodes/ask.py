@@ -12,9 +12,8 @@ from pydantic import BaseModel
 
 from agentic_iqa_local.config import RoleSettings
 from agentic_iqa_local.errors import one_line
-from agentic_iqa_local.nodes.evidence import summed_up
 from agentic_iqa_local.nodes.prompts import Prompt
-from agentic_iqa_local.nodes.workbench import RoleSession
+from agentic_iqa_local.nodes.sessions import RoleSession
 from agentic_iqa_local.state import PlannerError
 from agentic_iqa_local.vlm_client import LetterRead, ModelLost, OutOfMemory, VLMError
 
@@ -49,7 +48,7 @@ def ask(
     """The model's answer to a prompt, as a `schema`: keys that it does not have are dropped, no value is converted.
     `answer_prefix` is the JSON that the answer begins with, up to a text's open end.
 
-    A failed try is logged, kept in the session's `failed_tries` and repeated with "Return ONLY valid JSON" added.
+    A failed try is logged, kept in `failed_tries` and repeated with "Return ONLY valid JSON" added.
     After three tries it raises InvalidAnswer, or what the model itself raised last (VLMError).
     """
     text: str | None = None
@@ -77,7 +76,7 @@ def ask(
         raise
     except ValueError as error:
         logger.error("No %s after %d attempts. Full VLM output: %r", wanted, TRIES, text)
-        raise InvalidAnswer(session.failed_tries[-TRIES:]) from error
+        raise InvalidAnswer(session.models.failed_tries[-TRIES:]) from error
 
 
 def read_letters(
@@ -117,10 +116,9 @@ def _in_three_tries(
                 attempt=attempt,
                 backend=backend,
                 role=session.role,
-                evidence=summed_up(session.evidence),
                 output=None if written is None else _shortened(written, MOST_KEPT),
             )
-            session.failed_tries.append(failure)
+            session.models.failed_tries.append(failure)
             told = one_line(failure.model_dump_json(exclude={"details": {"output"}}))
             logger.warning("Attempt %d of %d gave no %s: %s", attempt, TRIES, wanted, told)
             if attempt == TRIES or isinstance(error, (OutOfMemory, ModelLost)):

@@ -16,9 +16,9 @@ from agentic_iqa_local.nodes.ask import ask
 from agentic_iqa_local.nodes.prompts import distortion_prompt
 from agentic_iqa_local.nodes.replies import detection_reply
 from agentic_iqa_local.nodes.tool_runs import ROLE, Task
-from agentic_iqa_local.nodes.workbench import Box, OpenImages
+from agentic_iqa_local.nodes.workbench import Workbench
 from agentic_iqa_local.score_fusion import letter_probabilities, written_probabilities
-from agentic_iqa_local.state import DISTORTION_TYPES, Detection, FamilyDetection
+from agentic_iqa_local.state import DISTORTION_TYPES, Box, Detection, FamilyDetection
 from agentic_iqa_local.vlm_client import ModelLost, OutOfMemory, VLMError
 
 logger = logging.getLogger(__name__)
@@ -30,15 +30,12 @@ PRESENT = 0.5  # from which probability on a family is evidence
 def read_presence(task: Task) -> dict[str, dict[str, float]]:
     """{object: {family: the model's probability of Yes}}; empty in modes without logits, and where one token cannot
     tell Yes from No. Where nothing is to be looked for, only the families that the query names are read."""
-    images, plan, found = task.images, task.plan, {}
-    if (
-        images.services.settings.fusion.mode != "logits"
-        or not images.services.client(ROLE).reads_logits
-    ):
+    bench, plan, found = task.bench, task.plan, {}
+    if bench.settings.fusion.mode != "logits" or not bench.services.client(ROLE).reads_logits:
         return {}
     prompt, session = (
         distortion_prompt("presence", task.query, plan.objects, task.reason),
-        images.session(ROLE),
+        bench.models.session(ROLE),
     )
     named = {} if plan.plan.distortion_detection else plan.distortions or {}
     try:
@@ -64,30 +61,31 @@ def read_presence(task: Task) -> dict[str, dict[str, float]]:
 def detect(task: Task) -> dict[str, Detection]:
     """Of each object of a task, how probable each family of distortions is. Without logits the model writes a list.
     Raises InvalidAnswer, VLMError."""
-    images, objects, models = task.images, task.plan.objects, read_presence(task)
+    bench, objects, models = task.bench, task.plan.objects, read_presence(task)
     if task.plan.plan.distortion_detection and not models:
         sure, section = (
-            images.services.settings.fusion.classification_confidence,
-            images.services.section(ROLE),
+            bench.settings.fusion.classification_confidence,
+            bench.services.section(ROLE),
         )
         prompt = distortion_prompt("detection", task.query, objects, task.reason)
-        lists = ask(images.session(ROLE), prompt, detection_reply(objects), section).model_dump(
-            by_alias=True
-        )
+        lists = ask(
+            bench.models.session(ROLE), prompt, detection_reply(objects), section
+        ).model_dump(by_alias=True)
         for name, listed in lists.items():
             kinds = dict.fromkeys([*listed, *DISTORTION_TYPES])
             models[name] = {kind: sure if kind in listed else 1 - sure for kind in kinds}
     return {
-        name: detection_of(images, images.boxes.get(name), models.get(name, {})) for name in objects
+        name: detection_of(bench, bench.pictures.boxes.get(name), models.get(name, {}))
+        for name in objects
     }
 
 
-def detection_of(images: OpenImages, box: Box | None, model: Mapping[str, float]) -> Detection:
+def detection_of(bench: Workbench, box: Box | None, model: Mapping[str, float]) -> Detection:
     """How probable each family is in the picture or in a region `box` (pixels): odds times odds. `model` has the
     model's own probabilities, whose odds `fusion.model_trust` draws towards the prior."""
-    detection = _read(images, box)
-    trust = detection.model_trust = images.services.model_trust(ROLE)
-    prior = logit(load_detector().of(images.reference is not None).prior)
+    detection = _read(bench, box)
+    trust = detection.model_trust = bench.services.model_trust(ROLE)
+    prior = logit(load_detector().of(bench.pictures.has_reference).prior)
     kinds = dict.fromkeys([*model, *DISTORTION_TYPES])
     detection.families = {kind: detection.families.get(kind, FamilyDetection()) for kind in kinds}
     for kind, family in detection.families.items():
@@ -99,15 +97,15 @@ def detection_of(images: OpenImages, box: Box | None, model: Mapping[str, float]
     return detection
 
 
-def _read(images: OpenImages, box: Box | None) -> Detection:
+def _read(bench: Workbench, box: Box | None) -> Detection:
     """What LocalNR reads of the picture or of a region; why it could not is the `error`."""
     try:
-        examined = images.examine(box)
+        examined = bench.tools.examine(box)
     except ToolError as error:
         return Detection(error=one_line(str(error)))
-    reference = images.reference is not None
+    reference = bench.pictures.has_reference
     graphic = None if reference else examined.graphic
-    if images.unlike_photograph is not None:
+    if bench.tools.unlike_photograph is not None:
         return Detection(
             graphic=graphic, error="LocalNR knows photographs alone, and this is unlike one"
         )
@@ -146,7 +144,7 @@ def severity_probabilities(
     detection: Detection | None,
     item: Mapping[str, str],
     words: Mapping[str, float] | None,
-    images: OpenImages,
+    bench: Workbench,
 ) -> dict[str, float] | None:
     """How probable each severity of a family is: the model's `words`, or what it wrote in `item`, times LocalNR's
     Gaussian. Sums to 1; a family that is there is not "none". None where nothing is known beyond what was written."""
@@ -154,12 +152,12 @@ def severity_probabilities(
     if family is None or family.severity is None:
         return dict(words) if words else None
     trust, sure = (
-        images.services.model_trust(ROLE),
-        images.services.settings.fusion.classification_confidence,
+        bench.services.model_trust(ROLE),
+        bench.settings.fusion.classification_confidence,
     )
     if words is None and item["severity"] in WORD_SEVERITIES:
         words = written_probabilities(item["severity"], list(WORD_SEVERITIES), sure)
-    likelihood = load_detector().severity_likelihood(family.severity, images.reference is not None)
+    likelihood = load_detector().severity_likelihood(family.severity, bench.pictures.has_reference)
     weights = {
         word: like * (words or {}).get(word, 1.0) ** trust for word, like in likelihood.items()
     }

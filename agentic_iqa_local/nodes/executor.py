@@ -54,9 +54,8 @@ def executor_node(
     gaps, evidence = gaps_to_close(state), ExecutorOutput()
     before = (state.get("executor_evidence") if gaps else None) or ExecutorOutput()
     try:
-        with opened(state, config, runtime) as images:
-            images.evidence = evidence
-            gather(Task(evidence, state["query"], plan, images, before, gaps))
+        with opened(state, config, runtime) as bench:
+            gather(Task(evidence, state["query"], plan, bench, before, gaps))
     except (InvalidAnswer, ToolError, VLMError, OSError, ValueError) as error:
         evidence = revised(
             evidence,
@@ -69,28 +68,26 @@ def executor_node(
 def gather(task: Task) -> None:
     """Fills the task's evidence in place, subtask by subtask; on a replan what is missing or in doubt, and one more
     tool if scores disagree. Raises InvalidAnswer, ToolError, VLMError."""
-    evidence, images, flags = task.evidence, task.images, task.plan.plan
+    evidence, bench, flags = task.evidence, task.bench, task.plan.plan
     distortions = find_distortions(task)
     try:
         evidence.selected_tools = choose_tools(task, distortions) or None
         if flags.tool_execution:
-            run_tools(evidence, images)
+            run_tools(evidence, bench)
     finally:  # the analysis is evidence even if no tool could be chosen
         if flags.distortion_analysis:
             analyse(task, distortions)
     for name in unmeasured(task):
-        images.warn(f"Missing tool scores for {name} region: {give_box(name)}")
+        bench.warn(f"Missing tool scores for {name} region: {give_box(name)}")
     if not task.named_tools()[0]:  # those that a query names all have a vote
-        only_check = images.services.settings.fusion.trailing_tools == "check"
-        mark_votes(evidence, images.reachable(), trailing_only_check=only_check)
+        only_check = bench.settings.fusion.trailing_tools == "check"
+        mark_votes(evidence, bench.tools.reachable(), trailing_only_check=only_check)
     if asks_where(task.query):
         try:
-            places = images.services.tools.places(
-                images.image.pixels, images.reference and images.reference.pixels
-            )
+            places = bench.services.tools.places(*bench.pictures.parts())
             evidence.damaged_part = places.damaged_part()
         except ToolError as error:
-            images.warn(f"where the damage lies was not measured: {error}")
+            bench.warn(f"where the damage lies was not measured: {error}")
     evidence.uncertainty = doubts(evidence)
 
 
@@ -98,7 +95,9 @@ def unmeasured(task: Task) -> list[str]:
     """The regions of a question about quality that no tool can measure, for nobody said where they are."""
     if task.plan.query_type != "IQA" or any(task.named_tools()):
         return []
-    return [name for name in task.plan.objects if name not in ("Global", *task.images.boxes)]
+    return [
+        name for name in task.plan.objects if name not in ("Global", *task.bench.pictures.boxes)
+    ]
 
 
 def find_distortions(task: Task) -> ByObject:
@@ -130,11 +129,11 @@ def analyse(task: Task, distortions: ByObject) -> None:
     """Puts a judgement of each distortion, and how probable each severity is, into the evidence. The model is not asked
     again for those of the pass before that are not in doubt, nor of an object that nobody could look at. Raises
     InvalidAnswer, VLMError."""
-    evidence, images = task.evidence, task.images
+    evidence, bench = task.evidence, task.bench
     unread = not_looked_for(evidence)
-    if unread and images.unlike_photograph is None:
+    if unread and bench.tools.unlike_photograph is None:
         why = "; ".join(dict.fromkeys(unread.values()))
-        images.warn(f"distortions were not looked for: {why}")
+        bench.warn(f"distortions were not looked for: {why}")
     distortions = {name: kinds for name, kinds in distortions.items() if name not in unread}
     before = (
         []
@@ -153,14 +152,14 @@ def analyse(task: Task, distortions: ByObject) -> None:
     if asked := {name: kinds for name, kinds in asked.items() if kinds}:
         prompt = distortion_prompt("analysis", task.query, asked, task.reason)
         reply = ask(
-            images.session(ROLE), prompt, analysis_reply(asked), images.services.section(ROLE)
+            bench.models.session(ROLE), prompt, analysis_reply(asked), bench.services.section(ROLE)
         )
         for name, items in reply.model_dump(by_alias=True).items():
             detection = by_object(evidence, "detection").get(name)
             for item in items:
                 place = name, item["type"]
-                probable[place] = severity_probabilities(detection, item, None, images)
-                words = sound(item["explanation"], f"its words on {item['type']}", images.warn)
+                probable[place] = severity_probabilities(detection, item, None, bench)
+                words = sound(item["explanation"], f"its words on {item['type']}", bench.warn)
                 judged[place] = _judgement(item, words, probable[place], detection)
     told = {
         name: {kind: p for kind in kinds if (p := probable[name, kind])}

@@ -155,10 +155,12 @@ def planner_node(
         prompt = planner_prompt(
             query, has_reference, choices, history, before, evidence, earlier_lines(context)
         )
-        with opened(state, config, runtime) as images:
-            images.evidence = evidence
+        with opened(state, config, runtime) as bench:
             reply = ask(
-                images.session("planner"), prompt, PlannerReply, images.services.section("planner")
+                bench.models.session("planner"),
+                prompt,
+                PlannerReply,
+                bench.services.section("planner"),
             )
             made = PlannerOutput.model_validate(reply.model_dump(by_alias=True))
             boxes, rest = boxes_of(state.get("box")), (has_reference, before, choices or ())
@@ -166,7 +168,7 @@ def planner_node(
             boxes = {name: box for name, box in with_boxes(plan.objects, boxes).items() if box}
             if plan.query_type == "IQA" and not gaps:  # a replan has the boxes of the first pass
                 without = [name for name in plan.objects if name not in ("Global", *boxes)]
-                boxes |= found_boxes(query, without, images)
+                boxes |= found_boxes(query, without, bench)
                 plan = correct_plan(made, query, *rest, boxes)
     except (InvalidAnswer, VLMError, OSError, ValueError) as error:
         reason = one_line(

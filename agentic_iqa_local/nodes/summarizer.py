@@ -37,7 +37,7 @@ from agentic_iqa_local.nodes.replanning import (
     replan_limit,
 )
 from agentic_iqa_local.nodes.replies import answer_reply
-from agentic_iqa_local.nodes.workbench import OpenImages, opened
+from agentic_iqa_local.nodes.workbench import Workbench, opened
 from agentic_iqa_local.state import (
     LETTERS,
     AgenticIQAState,
@@ -77,12 +77,11 @@ def summarizer_node(
         "Summarizer: query_type=%s, mode=%s, %s, %s", plan.query_type, mode, known, pictures
     )
     try:
-        with opened(state, config, runtime) as images:
-            images.evidence = evidence
-            answer = summarize(state, plan, scoring, images)
+        with opened(state, config, runtime) as bench:
+            answer = summarize(state, plan, scoring, bench)
             if answer.error and _earlier(state):
                 failed = f"another pass was asked for and failed ({answer.error})"
-                images.warn(f"{failed}; the answer is that of the pass before")
+                bench.warn(f"{failed}; the answer is that of the pass before")
     except (VLMError, OSError, ValueError) as error:
         answer = _without_answer(error)
     return close_pass(state, plan, answer)
@@ -92,7 +91,7 @@ def summarizer_node(
 
 
 def summarize(
-    state: AgenticIQAState, plan: PlannerOutput, scoring: bool, images: OpenImages
+    state: AgenticIQAState, plan: PlannerOutput, scoring: bool, bench: Workbench
 ) -> SummarizerOutput:
     """The answer, without the replan decision; where the model failed in three tries, one with that `error`, and with
     the fusion if that was read."""
@@ -103,24 +102,24 @@ def summarize(
     fusion = None
     try:
         if scoring:
-            voting = votes(evidence, images.services.settings.fusion.vote)
+            voting = votes(evidence, bench.settings.fusion.vote)
             about = {"plan": plan, "objects": plan.objects}
-            fusion = read_and_fuse(query, evidence, voting, images, earlier=earlier, **about)
+            fusion = read_and_fuse(query, evidence, voting, bench, earlier=earlier, **about)
         elif choices:
             fusion = _with_measurement(
-                read_choices(prompt, choice_letters(choices), images, plan.objects),
+                read_choices(prompt, choice_letters(choices), bench, plan.objects),
                 state,
                 plan,
-                images,
+                bench,
             )
         begun = ANSWER_PREFIX + answer_letter(fusion) if fusion else ""
-        schema, section = answer_reply(letters), images.services.section(ROLE)
-        written = ask(images.session(ROLE), prompt, schema, section, answer_prefix=begun)
+        schema, section = answer_reply(letters), bench.services.section(ROLE)
+        written = ask(bench.models.session(ROLE), prompt, schema, section, answer_prefix=begun)
     except (InvalidAnswer, VLMError) as error:
         return _without_answer(error, fusion)
     used = {"distortion_analysis", "quality_scores"}
-    words = sound(written.quality_reasoning, "its reasoning", images.warn)
-    answer = sound(written.final_answer, "its answer", images.warn)
+    words = sound(written.quality_reasoning, "its reasoning", bench.warn)
+    answer = sound(written.final_answer, "its answer", bench.warn)
     return SummarizerOutput(
         final_answer=answer or " ".join(from_evidence(evidence, fusion, choices)) or NO_ANSWER,
         quality_reasoning=reasoned(words, evidence, fusion, choices),
@@ -151,7 +150,7 @@ def _earlier(state: AgenticIQAState) -> SummarizerOutput | None:
 
 
 def _with_measurement(
-    letters: FusionResult, state: AgenticIQAState, plan: PlannerOutput, images: OpenImages
+    letters: FusionResult, state: AgenticIQAState, plan: PlannerOutput, bench: Workbench
 ) -> FusionResult:
     """The letters of a question, about distortions as far as the model is trusted, times what was measured."""
     measured, rests_on = measure_choices(
@@ -159,7 +158,7 @@ def _with_measurement(
     )
     if measured is None:
         return revised(letters, measurement=rests_on)
-    trust = 1.0 if rests_on == SCORES else images.services.model_trust(ROLE)
+    trust = 1.0 if rests_on == SCORES else bench.services.model_trust(ROLE)
     weights = {letter: p**trust * measured[letter] for letter, p in letters.p_c.items()}
     total = sum(weights.values())
     product = (

@@ -11,7 +11,7 @@ from agentic_iqa_local.nodes.evidence import by_object
 from agentic_iqa_local.nodes.prompts import distortion_prompt
 from agentic_iqa_local.nodes.query import named_metrics, quoted_scores
 from agentic_iqa_local.nodes.replies import selection_reply
-from agentic_iqa_local.nodes.workbench import OpenImages
+from agentic_iqa_local.nodes.workbench import Workbench
 from agentic_iqa_local.state import (
     OVERALL,
     ExecutorOutput,
@@ -35,7 +35,7 @@ class Task:
     evidence: ExecutorOutput
     query: str
     plan: PlannerOutput
-    images: OpenImages
+    bench: Workbench
     before: ExecutorOutput
     gaps: Sequence[Gap]
 
@@ -53,7 +53,7 @@ class Task:
         planned = self.plan.required_tool
         if planned is None:
             return [], []
-        names = [planned, *named_metrics(self.query, self.images.reference is not None)]
+        names = [planned, *named_metrics(self.query, self.bench.pictures.has_reference)]
         return known_and_unknown(names)
 
 
@@ -66,7 +66,7 @@ def known_and_unknown(names: Iterable[str]) -> tuple[list[str], list[str]]:
 def choose_tools(task: Task, distortions: ByObject) -> Chosen:
     """What is to run: the tools that the query names, else those that the model chooses with the configuration's; on
     a replan those of the pass before and another one. Raises ToolError when no tool can run."""
-    flags, images, earlier = task.plan.plan, task.images, by_object(task.before, "selected_tools")
+    flags, bench, earlier = task.plan.plan, task.bench, by_object(task.before, "selected_tools")
     if not (flags.tool_selection or flags.tool_execution):
         return {}
     named, unknown = task.named_tools()
@@ -80,35 +80,35 @@ def choose_tools(task: Task, distortions: ByObject) -> Chosen:
     distortions = {
         name: kinds
         for name, kinds in distortions.items()
-        if name == "Global" or name in images.boxes or unknown
+        if name == "Global" or name in bench.pictures.boxes or unknown
     }
-    good, worse = offered(images)
+    good, worse = offered(bench)
     if not (ranked := good + worse):
         raise ToolError(
-            "no IQA tool can run on these images: see the tools listed as unavailable and their reasons"
+            "no IQA tool can run on these bench: see the tools listed as unavailable and their reasons"
         )
     new = {name: kinds or [OVERALL] for name, kinds in distortions.items() if name not in earlier}
     chosen = {name: dict(earlier.get(name, {})) for name in distortions}
     if new and flags.tool_selection:
-        chosen |= select_tools(task.query, new, good, images)
-    compared = images.reference is not None
-    able = {tool.name for tool in images.services.tools.available(compared)}
-    voting = [
-        tool for tool in images.services.settings.tools.configured(compared) if tool in able
-    ] or ranked[:1]
+        chosen |= select_tools(task.query, new, good, bench)
+    compared = bench.pictures.has_reference
+    able = {tool.name for tool in bench.services.tools.available(compared)}
+    voting = [tool for tool in bench.settings.tools.configured(compared) if tool in able] or ranked[
+        :1
+    ]
     for name, own in chosen.items() if flags.tool_execution else ():
         more = voting if name in new else _another(task, name, ranked)
         own |= _whole(tool for tool in (*more, *unknown) if tool not in own.values())
     return chosen
 
 
-def told_of_quoted(query: str, images: OpenImages) -> list[str]:
+def told_of_quoted(query: str, bench: Workbench) -> list[str]:
     """A sentence for each number that a query gives for a tool: how it is read, and which quality it would be."""
-    maps = images.services.tools.maps
+    maps = bench.services.tools.maps
     return [
         f"The question gives {name} {raw:g} ({find_tool(name).scale}), {_meaning(name, raw, maps)}:"
         " a number that was not measured here and does not count."
-        for name, raw in quoted_scores(query, images.reference is not None)
+        for name, raw in quoted_scores(query, bench.pictures.has_reference)
     ]
 
 
@@ -134,7 +134,7 @@ def _another(task: Task, name: str, ranked: Sequence[str]) -> list[str]:
 
 
 def select_tools(
-    query: str, distortions: ByObject, names: Sequence[str], images: OpenImages
+    query: str, distortions: ByObject, names: Sequence[str], bench: Workbench
 ) -> Chosen:
     """The model's choice of a tool for each distortion among `names`; one alone is no choice."""
     if len(names) == 1:
@@ -150,23 +150,23 @@ def select_tools(
     prompt = distortion_prompt("selection", query, distortions, tools=told)
     try:
         reply = selection_reply(distortions, names)
-        return ask(images.session(ROLE), prompt, reply, images.services.section(ROLE)).model_dump(
-            by_alias=True
-        )
+        return ask(
+            bench.models.session(ROLE), prompt, reply, bench.services.section(ROLE)
+        ).model_dump(by_alias=True)
     except InvalidAnswer as error:
-        images.warn(f"the model chose no tool ({error}); those of the configuration measured")
+        bench.warn(f"the model chose no tool ({error}); those of the configuration measured")
         return {}
 
 
-def offered(images: OpenImages) -> tuple[list[str], list[str]]:
-    """The tools that can run on these images, and behind them those that are clearly worse; in either the best first,
+def offered(bench: Workbench) -> tuple[list[str], list[str]]:
+    """The tools that can run on these bench, and behind them those that are clearly worse; in either the best first,
     between equals the configuration's. With a reference those that compare: they beat one that has to guess."""
     settings, compared, reliability = (
-        images.services.settings.tools,
-        images.reference is not None,
+        bench.settings.tools,
+        bench.pictures.has_reference,
         load_reliability(),
     )
-    available = [tool.name for tool in images.services.tools.available(compared)]
+    available = [tool.name for tool in bench.services.tools.available(compared)]
     names = dict.fromkeys(
         tool for tool in (*settings.configured(compared), *available) if tool in available
     )
@@ -177,11 +177,11 @@ def offered(images: OpenImages) -> tuple[list[str], list[str]]:
     return good, reliability.trailing(others, good[0]) if others else []
 
 
-def run_tools(evidence: ExecutorOutput, images: OpenImages) -> None:
+def run_tools(evidence: ExecutorOutput, bench: Workbench) -> None:
     """Runs the selected tools and logs each run in the evidence; see `measure`."""
     evidence.quality_scores = {}
     for name, tools in (evidence.selected_tools or {}).items():
-        logs = measure(name, list(tools.items()), images)
+        logs = measure(name, list(tools.items()), bench)
         evidence.tool_logs += logs
         for log in logs:
             if log.normalized_score is not None:
@@ -190,7 +190,7 @@ def run_tools(evidence: ExecutorOutput, images: OpenImages) -> None:
         whole = {log.tool_name: None for log in logs if log.error is None and log.box is None}
         if whole and name != "Global":
             stands = f"measured the whole picture, which stands for {name}"
-            images.warn(f"{' and '.join(whole)} {stands}: {give_box(name)}")
+            bench.warn(f"{' and '.join(whole)} {stands}: {give_box(name)}")
 
 
 def give_box(name: str) -> str:
@@ -199,18 +199,18 @@ def give_box(name: str) -> str:
 
 
 def measure(
-    name: str, entries: Sequence[tuple[str, str]], images: OpenImages
+    name: str, entries: Sequence[tuple[str, str]], bench: Workbench
 ) -> list[ToolExecutionLog]:
     """The runs of the (distortion, tool) that are chosen for an object. Where none of these tools can measure, the
     best of the others that can stands in. Warns of each one that cannot."""
-    logs = [_attempt(name, distortion, tool, images) for distortion, tool in entries]
+    logs = [_attempt(name, distortion, tool, bench) for distortion, tool in entries]
     failed = [log for log in logs if log.error]
     if not failed:
         return logs
     measured = [log.tool_name for log in logs if not log.error]
     instead = f"{' and '.join(dict.fromkeys(measured))} measured"
     if not measured:
-        stand_ins = _stand_in(failed, images)
+        stand_ins = _stand_in(failed, bench)
         logs += stand_ins
         able = [log.tool_name for log in stand_ins if not log.error]
         instead = f"{able[0]} ran instead" if able else "no other tool could either"
@@ -219,29 +219,29 @@ def measure(
         why = (log.error or "").rstrip(".")
         lead = f"{tool} could not score {whole}: " if is_tool(tool) else ""
         end = "" if why.endswith("?") else ";"
-        images.warn(f"{lead}{why}{end} {instead}")
+        bench.warn(f"{lead}{why}{end} {instead}")
     return logs
 
 
-def _stand_in(failed: Sequence[ToolExecutionLog], images: OpenImages) -> list[ToolExecutionLog]:
+def _stand_in(failed: Sequence[ToolExecutionLog], bench: Workbench) -> list[ToolExecutionLog]:
     """The runs that stand in for those that failed, by the ranked tools, until one of these can measure."""
     tried = {log.tool_name for log in failed}
     entries = dict.fromkeys((log.object_name, log.distortion) for log in failed)
     logs: list[ToolExecutionLog] = []
-    for tool in (tool for tools in offered(images) for tool in tools if tool not in tried):
-        runs = [_attempt(name, distortion, tool, images) for name, distortion in entries]
+    for tool in (tool for tools in offered(bench) for tool in tools if tool not in tried):
+        runs = [_attempt(name, distortion, tool, bench) for name, distortion in entries]
         logs += [revised(run, fallback=True) for run in runs]
         if runs[0].error is None:
             break
     return logs
 
 
-def _attempt(name: str, distortion: str, tool: str, images: OpenImages) -> ToolExecutionLog:
+def _attempt(name: str, distortion: str, tool: str, bench: Workbench) -> ToolExecutionLog:
     log = ToolExecutionLog(tool_name=tool, object_name=name, distortion=distortion)
     try:
         spec = find_tool(tool)
         log = revised(log, tool_name=spec.name, scale=spec.scale)
-        reading = images.score(spec.name, images.boxes.get(name))
+        reading = bench.tools.score(spec.name, bench.pictures.boxes.get(name))
     except ToolError as error:
         return revised(log, error=str(error))
     measured = {
@@ -249,6 +249,6 @@ def _attempt(name: str, distortion: str, tool: str, images: OpenImages) -> ToolE
         "normalized_score": reading.normalized,
         "crops": len(reading.crops),
     }
-    if box := images.box_of(name):
+    if box := bench.pictures.box_of(name):
         measured |= {"measured": "region", "box": box}
     return revised(log, **measured, execution_time=reading.seconds)

@@ -20,7 +20,8 @@ from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.letter_reading import ROLE
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, Prompt, summarizer_prompt
 from agentic_iqa_local.nodes.replies import answer_reply
-from agentic_iqa_local.nodes.workbench import OpenImages, RoleSession
+from agentic_iqa_local.nodes.sessions import RoleSession
+from agentic_iqa_local.nodes.workbench import Workbench
 from agentic_iqa_local.services import Observer, Services
 from agentic_iqa_local.state import CONTEXTS, LETTERS, ExecutorOutput
 from agentic_iqa_local.studies.datasets import Question, RatedImage
@@ -51,16 +52,16 @@ def infer(
 ) -> dict[str, Any]:
     """A row's part that comes from models and tools. What fails is an `error` where it failed; nothing is filled in."""
     try:
-        images = OpenImages(services, *_paths(sample), observer)
+        bench = Workbench(services, *_paths(sample), observer)
     except ImageError as error:
         return {"error": str(error)}
     row: dict[str, Any] = {"cost": {}}
 
     @contextmanager
     def spending(part: str) -> Iterator[None]:
-        began, before = time.perf_counter(), images.usage
+        began, before = time.perf_counter(), bench.models.usage
         yield
-        used, seconds = images.usage - before, time.perf_counter() - began
+        used, seconds = bench.models.usage - before, time.perf_counter() - began
         spent = {
             "seconds": seconds,
             "prefilled": used.prefilled,
@@ -71,8 +72,8 @@ def infer(
 
     try:
         with spending("agent"):  # before the tools, so that it pays for those that it runs
-            evidence = _gather(plan.query, images, row)
-        row["tools"] = {tool: _tool(tool, images, row["cost"]) for tool in plan.tools}
+            evidence = _gather(plan.query, bench, row)
+        row["tools"] = {tool: _tool(tool, bench, row["cost"]) for tool in plan.tools}
         row["reads"] = {}
         without_scores = evidence and evidence.model_copy(
             update={"quality_scores": None, "tool_logs": []}
@@ -85,15 +86,17 @@ def infer(
                 summarizer_prompt(plan.query, shown[context], scoring=True, reversed_letters=True),
             )
             if context == "image_alone" or evidence is not None:
-                row["reads"][context] = {"views": list(_views(images, prompts, context, spending))}
-            if context == "image_alone" and images.crops(ROLE):
-                row["reads"][CROPS] = {"views": list(_crops(images, prompts, spending))}
+                row["reads"][context] = {"views": list(_views(bench, prompts, context, spending))}
+            if context == "image_alone" and bench.models.crops(ROLE):
+                row["reads"][CROPS] = {"views": list(_crops(bench, prompts, spending))}
     except (VLMError, InvalidAnswer) as error:
         row |= {"error": str(error), "model_failed": isinstance(error, VLMError)}
     finally:
-        row["seen"] = [{"box": box, "tokens": seen.tokens} for box, seen in images.seen_views(ROLE)]
-        row |= {"sha256": images.image.sha256, "warnings": images.warnings}
-        images.close()
+        row["seen"] = [
+            {"box": box, "tokens": seen.tokens} for box, seen in bench.models.seen_views(ROLE)
+        ]
+        row |= {"sha256": bench.pictures.image.sha256, "warnings": bench.warnings}
+        bench.close()
     return row
 
 
@@ -122,11 +125,11 @@ def _paths(sample: RatedImage | Question) -> tuple[str, str | None]:
     return str(sample.image), sample.reference and str(sample.reference)
 
 
-def _gather(query: str, images: OpenImages, row: dict[str, Any]) -> ExecutorOutput | None:
+def _gather(query: str, bench: Workbench, row: dict[str, Any]) -> ExecutorOutput | None:
     """The whole agent: plan, evidence and its own result go into `row`."""
-    paths = images.image.path, images.reference and images.reference.path
+    paths = bench.pictures.image.path, bench.pictures.reference and bench.pictures.reference.path
     state = run_graph(
-        initial_state(query, *paths, images.services.settings.max_replan_iterations), images
+        initial_state(query, *paths, bench.services.settings.max_replan_iterations), bench
     )
     plan, evidence, result = (
         state.get(name) for name in ("plan", "executor_evidence", "summarizer_result")
@@ -147,26 +150,25 @@ def _gather(query: str, images: OpenImages, row: dict[str, Any]) -> ExecutorOutp
 
 
 def _views(
-    images: OpenImages, prompts: Sequence[Prompt], read: str, spending: Spending
+    bench: Workbench, prompts: Sequence[Prompt], read: str, spending: Spending
 ) -> Iterator[View]:
     """Letters of every view in both orders, and the letter that the model writes."""
-    for session in images.sessions(ROLE):
+    for session in bench.models.sessions(ROLE, bench.models.views(ROLE)):
         letters = _letters(session, prompts, read, spending)
         with spending(f"{read}, generated"):
             reply = ask(
                 session,
                 prompts[0],
                 answer_reply(LETTERS, reasoned=False),
-                images.services.section(ROLE),
+                bench.services.section(ROLE),
             )
         yield letters | {"generated": reply.final_answer}
 
 
-def _crops(images: OpenImages, prompts: Sequence[Prompt], spending: Spending) -> Iterator[View]:
+def _crops(bench: Workbench, prompts: Sequence[Prompt], spending: Spending) -> Iterator[View]:
     """Letters of each crop by itself in both orders."""
-    for crop in images.crops(ROLE):
-        with images.session_on(ROLE, crop) as session:
-            yield _letters(session, prompts, CROPS, spending)
+    for session in bench.models.sessions(ROLE, bench.models.crops(ROLE)):
+        yield _letters(session, prompts, CROPS, spending)
 
 
 def _letters(
@@ -183,9 +185,9 @@ def _letters(
     }
 
 
-def _tool(tool: str, images: OpenImages, costs: dict[str, Any]) -> dict[str, Any]:
+def _tool(tool: str, bench: Workbench, costs: dict[str, Any]) -> dict[str, Any]:
     try:
-        reading = images.score(tool)
+        reading = bench.tools.score(tool)
     except ToolError as error:
         return {"error": str(error)}
     costs[tool] = {"seconds": reading.seconds}

@@ -34,7 +34,7 @@ def run_program(program: str, pair: tuple[Path, Path], services) -> dict:
         choice_letters,
         summarizer_prompt,
     )
-    from agentic_iqa_local.nodes.workbench import OpenImages
+    from agentic_iqa_local.nodes.workbench import Workbench
     from agentic_iqa_local.state import LETTERS
 
     began = time.perf_counter()
@@ -45,8 +45,8 @@ def run_program(program: str, pair: tuple[Path, Path], services) -> dict:
         tools = sum(t.execution_time for t in row.tools)
         reads, usage = [row.p_c], asdict(row.tokens) if row.tokens else {}
     else:
-        images = OpenImages(services, str(pair[0]))
-        session, tools, reads = images.session("summarizer"), 0.0, []
+        bench = Workbench(services, str(pair[0]))
+        session, tools, reads = bench.models.session("summarizer"), 0.0, []
         asked = [(summarizer_prompt(DEFAULT_QUERY, None, scoring=True), LETTERS)]
         if program == "letters_twice":
             asked.append(
@@ -65,11 +65,11 @@ def run_program(program: str, pair: tuple[Path, Path], services) -> dict:
             start = time.perf_counter()
             reads.append(session.read_letters(prompt, ANSWER_PREFIX, letters).logprobs)
             each.append(time.perf_counter() - start)
-        usage = asdict(images.usage) | {
+        usage = asdict(bench.models.usage) | {
             "first_read": each[0],
             "later_reads": statistics.mean(each[1:]) if each[1:] else None,
         }
-        images.close()
+        bench.close()
     return {
         "seconds": time.perf_counter() - began,
         "tool_seconds": tools,
