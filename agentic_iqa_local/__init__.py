@@ -2,7 +2,7 @@
 
     from agentic_iqa_local import IQA, assess, compare
     result = assess("photo.jpg")  # the embedded set-up
-    print(result.level, result.q, result.p_c)
+    print(result.level, result.q, result.p)
     print(compare("before.jpg", "after.jpg").probability)  # that the first is better
     with IQA(config="qwen2_5_vl_7b", gpu=0) as iqa:
         results = iqa(["photo.jpg", array, pillow_image])

@@ -5,7 +5,7 @@ import html
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, computed_field, model_validator
 
 import agentic_iqa_local
 from agentic_iqa_local.config import FusionSettings, Pipeline
@@ -17,6 +17,7 @@ from agentic_iqa_local.state import (
     LEVEL_WORDS,
     DamagedBox,
     ExecutorOutput,
+    FusionResult,
     Look,
     PassRecord,
     PlannerError,
@@ -25,9 +26,9 @@ from agentic_iqa_local.state import (
 )
 from agentic_iqa_local.vlm_client import TokenUsage
 
-# 5: intervals and what follows from them. 4: passes, failed tries, turns of conversations. 3: eta and sigma.
-# 2: answers that a query lists are choices, and part of a row's key
-SCHEMA_VERSION = 5
+# 6: the reading and its fusion are one field. 5: intervals and what follows from them. 4: passes, failed
+# tries, turns of conversations. 3: eta and sigma. 2: answers that a query lists are choices
+SCHEMA_VERSION = 6
 
 
 def file_sha256(path: str | Path) -> str | None:
@@ -170,22 +171,10 @@ class Assessment(Result):
     box: str | None = (
         None  # where regions lie, as the caller said: "NAME=LEFT,TOP,RIGHT,BOTTOM; ..."
     )
-    mode: str  # logits, classification or uniform: where p_c came from
     pipeline: Pipeline = "agent"
     final_answer: str | None = None  # the fused level's letter, the chosen letter, or free text
-    vlm_letter: str | None = None  # the reading and its fusion, as in `state.FusionResult`
-    p_c: dict[str, float] | None = None
-    off_letter_mass: float | None = None
-    measured: dict[str, float] | None = None
-    product: dict[str, float] | None = None
-    measurement: str | None = None
-    alpha: dict[int, float] | None = None
-    q_bar: float | None = None
-    q: float | None = None
-    dq_dqbar: float | None = None
-    eta: float | None = None
-    sigma: float | None = None
-    fusion: FusionSettings | None = None  # the settings that made q; their eta may be auto
+    fusion: FusionResult | None = None  # the letters that were read, and q; None for free text
+    fusion_settings: FusionSettings | None = None  # what q was made with; their eta may be auto
     interval: Interval | None = None  # where the true quality lies with 90 % probability, 1..5
     answer_set: AnswerSet | None = (
         None  # of a question: the choices among which the right one is, with 90 %
@@ -207,12 +196,6 @@ class Assessment(Result):
     replan_history: list[str] = []
     iteration_count: int = 0
     passes: list[PassRecord] = []  # each round of plan, evidence and answer; the latest ten
-    both_orders: bool = False  # more of the reading and its fusion
-    order_gap: float | None = None
-    crops: int = 0
-    crop_spread: float | None = None
-    voters: list[str] = []
-    disagreement: float | None = None
     tokens: TokenUsage | None = None  # of every model call of the assessment
     seen: Seen | None = None
     model: dict[str, Any] | None = None
@@ -227,16 +210,35 @@ class Assessment(Result):
     prior_context: dict[str, Any] | None = None
     error: str | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _nests_the_reading(cls, row: Any) -> Any:
+        """Up to schema 5 a row had the fields of the reading beside the others, and its settings as `fusion`."""
+        if not isinstance(row, dict) or row.get("schema_version", SCHEMA_VERSION) not in range(6):
+            return row
+        reading = {name: row[name] for name in FusionResult.model_fields if name in row}
+        return row | {
+            "schema_version": SCHEMA_VERSION,
+            "fusion": reading if row.get("p_c") else None,
+            "fusion_settings": row.get("fusion"),
+        }
+
+    @computed_field
+    @property
+    def q(self) -> float | None:
+        """The fused quality score, 1..5; None where nothing was rated."""
+        return self.fusion and self.fusion.q
+
     @property
     def p(self) -> dict[str, float] | None:
         """The probability of each answer: the product with what was measured, else the letters' own."""
-        return self.product or self.p_c
+        return self.fusion and self.fusion.p
 
     @property
     def letter(self) -> str | None:
         """The letter that was answered: of the level (A Excellent to E Bad) or of a choice; None for free
         text and failures."""
-        return self.final_answer if self.p_c and not self.error else None
+        return self.final_answer if self.fusion and not self.error else None
 
     @property
     def level(self) -> str | None:

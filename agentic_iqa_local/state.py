@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, NotRequired, Self, TypedDict, TypeVa
 
 from pydantic import (
     BaseModel,
+    ConfigDict,
     Field,
     JsonValue,
     StringConstraints,
@@ -347,6 +348,8 @@ class FusionResult(BaseModel):
 
     For the user's own choices only the letters are filled: a choice has no quality level, so there is no q.
     """
+
+    model_config = ConfigDict(allow_inf_nan=False)
 
     mode: Mode
     # the model's own most probable letter, before the tools count; None in uniform mode

@@ -31,7 +31,7 @@ class Acting(Assessing):
         pass
 
     def failure(self, item, error, sha256=None):
-        return Assessment(image=str(item.image), query=item.query, mode="logits", error=error)
+        return Assessment(image=str(item.image), query=item.query, error=error)
 
     def row(self, item, services, observer):
         match item.image.stem.partition("-")[0]:

@@ -48,33 +48,40 @@ PASSES = [
     {"number": 2, "asked": "Missing tool scores for sky", "concluded": "D, q 2.31", "q": 2.31},
 ]
 COMMON = {
-    "query": "Rate the perceptual quality of this image.", "mode": "logits", "evidence": EVIDENCE, "tools": RUNS,
+    "query": "Rate the perceptual quality of this image.", "evidence": EVIDENCE, "tools": RUNS,
     "seconds": 3.25, "warnings": ["a thing to know"], "quality_reasoning": "Blocks show, and it is dark.",
     "model": {"name": "a model", "device": "cpu", "dtype": "float32", "notice": None}, "sha256": "0" * 64,
     "tokens": {"prefilled": 1234, "reused": 567, "decoded": 89},
 }  # fmt: skip
+LETTERS = {"mode": "logits", "off_letter_mass": 0.01}
 CHOICE = {
     "query": "Which distortion is the strongest?",
     "choices": ["blur", "noise", "compression", "none"],
     "final_answer": "C",
-    "vlm_letter": "D",
-    "p_c": {"A": 0.21, "B": 0.22, "C": 0.26, "D": 0.31},
-    "measured": {"A": 0.10, "B": 0.05, "C": 0.65, "D": 0.20},
-    "product": {"A": 0.08, "B": 0.04, "C": 0.64, "D": 0.24},
-    "measurement": "LocalNR's reading of which distortion is the strongest",
+    "fusion": LETTERS
+    | {
+        "vlm_letter": "D",
+        "p_c": {"A": 0.21, "B": 0.22, "C": 0.26, "D": 0.31},
+        "measured": {"A": 0.10, "B": 0.05, "C": 0.65, "D": 0.20},
+        "product": {"A": 0.08, "B": 0.04, "C": 0.64, "D": 0.24},
+        "measurement": "LocalNR's reading of which distortion is the strongest",
+    },
     "answer_set": CALIBRATED | {"letters": ["C", "D"]},
 }
 RATING = {
     "final_answer": "D",
-    "vlm_letter": "C",
-    "p_c": {"A": 0.02, "B": 0.11, "C": 0.42, "D": 0.32, "E": 0.13},
-    "q": 2.31,
-    "q_bar": 2.345,
-    "eta": 1.25,
-    "sigma": 0.63,
-    "dq_dqbar": 0.71,
-    "alpha": {1: 0.1, 2: 0.6, 3: 0.2, 4: 0.07, 5: 0.03},
-    "voters": ["LocalNR"],
+    "fusion": LETTERS
+    | {
+        "vlm_letter": "C",
+        "p_c": {"A": 0.02, "B": 0.11, "C": 0.42, "D": 0.32, "E": 0.13},
+        "q": 2.31,
+        "q_bar": 2.345,
+        "eta": 1.25,
+        "sigma": 0.63,
+        "dq_dqbar": 0.71,
+        "alpha": {1: 0.1, 2: 0.6, 3: 0.2, 4: 0.07, 5: 0.03},
+        "voters": ["LocalNR"],
+    },
     "interval": CALIBRATED | {"low": 1.62, "high": 3.14, "difficulty": 0.5, "condition": CONDITION},
     "gate": {"at_least": 3.5, "probability": 0.03, "error_rate": 0.1, "verdict": "fail"},
     "map": MAP,

@@ -136,12 +136,12 @@ def test_a_fused_score_stays_when_the_reasoning_fails_three_times(picture):
     result = state["summarizer_result"]
     assert result.final_answer == "Unable to determine"
     assert result.quality_reasoning == "VLM output parsing failed"
-    assert (row.error, row.level, row.vlm_letter) == (
+    assert (row.error, row.level, row.fusion.vlm_letter) == (
         None,
         "Poor",
         "D",
     )  # tools and letters both say 2
-    assert (row.q, row.q_bar, row.p_c) == (result.fusion.q, 2.0, result.fusion.p_c)
+    assert (row.q, row.fusion.q_bar, row.fusion.p_c) == (result.fusion.q, 2.0, result.fusion.p_c)
     assert row.quality_reasoning.startswith(
         "Moderate blur: Edges appear soft. The quality is poor."
     )

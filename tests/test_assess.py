@@ -23,8 +23,7 @@ def refuse(*_, **__):
 socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = socket.create_connection = refuse
 """
 FIELDS = {
-    "schema_version", "image", "reference", "query", "choices", "mode", "final_answer", "vlm_letter", "p_c",
-    "off_letter_mass", "alpha", "q_bar", "q", "dq_dqbar", "tools", "plan", "evidence", "quality_reasoning",
+    "schema_version", "image", "reference", "query", "choices", "final_answer", "q", "fusion", "fusion_settings", "tools", "plan", "evidence", "quality_reasoning",
     "need_replan", "replan_history", "iteration_count", "tokens", "seen", "model", "seconds", "error",
 }  # fmt: skip
 
@@ -73,7 +72,7 @@ def test_piped_rows_are_json_alone_and_stderr_has_warnings_that_name_their_pictu
     assert len(rows) == 2
     for row in rows:
         assert set(row) >= FIELDS
-        assert (row["query"], set(row["p_c"])) == (query, set("ABCDE"))
+        assert (row["query"], set(row["fusion"]["p_c"])) == (query, set("ABCDE"))
         assert 1 <= row["q"] <= 5
         assert row["model"]["notice"]
     warnings = [line for line in done.stderr.splitlines() if line.startswith("WARNING")]

@@ -72,7 +72,7 @@ def test_what_cannot_be_answered_is_one_sentence_and_status_2(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.stdin", io.StringIO("Rate it\n"))
     (tmp_path / "bad.png").write_text("no picture")
-    (tmp_path / "rows.jsonl").write_text('{"schema_version": 5, "turn": null}\n')  # of a batch
+    (tmp_path / "rows.jsonl").write_text('{"schema_version": 6, "turn": null}\n')  # of a batch
     try:
         status = main(
             ["chat", *[photo_path if word == "PHOTO" else word for word in args], "--cpu"]
@@ -102,9 +102,7 @@ def test_at_a_terminal_ctrl_c_stops_a_question_and_the_next_is_answered(monkeypa
             asked.append(query)
             if len(asked) == 1:
                 raise KeyboardInterrupt
-            return Assessment(
-                image="a.png", query=query, mode="logits", final_answer="The plant is sharp."
-            )
+            return Assessment(image="a.png", query=query, final_answer="The plant is sharp.")
 
     shown = Typed()
     monkeypatch.setattr("sys.stdin", Typed("And the plant?\nAnd now?\nexit\nRate it\n"))

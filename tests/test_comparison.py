@@ -34,13 +34,15 @@ from agentic_iqa_local.judgement.preference import (
     sigmoid,
 )
 from agentic_iqa_local.output.comparison_report import comparison_csv
-from agentic_iqa_local.state import ToolExecutionLog
+from agentic_iqa_local.state import FusionResult, ToolExecutionLog
 
 
 def rated(q: float, name: str = "a.png", local_nr: float | None = None, sha256: str | None = None):
     """A row with a q, and what a fit may weigh."""
     row = new_row(name, None, "Rate it", None, "letters", Settings())
-    row.q, row.p_c, row.q_bar, row.eta, row.sigma = q, dict.fromkeys("ABCDE", 0.2), q, 1.0, 0.7
+    p_c = dict.fromkeys("ABCDE", 0.2)
+    letters = {"mode": "logits", "vlm_letter": "C", "p_c": p_c, "off_letter_mass": 0.0}
+    row.fusion = FusionResult(**letters, q=q, q_bar=q, eta=1.0, sigma=0.7)
     row.final_answer, row.sha256 = "C", sha256 or name
     if local_nr is not None:
         about = {"tool_name": "LocalNR", "object_name": "Global", "distortion": "Overall"}

@@ -21,6 +21,7 @@ from agentic_iqa_local.cli import console
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.output.picture_lines import PictureLines
 from agentic_iqa_local.result import Assessment
+from agentic_iqa_local.state import FusionResult
 
 SCRIPT = str(ROOT / "scripts" / "assess.py")
 
@@ -106,18 +107,17 @@ def rated(name: str, q: float, letter: str) -> Assessment:
     row = {
         "image": name,
         "query": "rate",
-        "mode": "logits",
         "final_answer": letter,
-        "q": q,
         "interval": interval,
     }
-    return Assessment.model_validate(row | {"p_c": {letter: 1.0}})
+    fusion = FusionResult(
+        mode="logits", vlm_letter=letter, p_c={letter: 1.0}, off_letter_mass=0.0, q=q
+    )
+    return Assessment.model_validate(row | {"fusion": fusion})
 
 
 def failed(name: str) -> Assessment:
-    return Assessment(
-        image=name, query="rate", mode="logits", error=f"{name}: expected \x1b[2J none " + "x" * 200
-    )
+    return Assessment(image=name, query="rate", error=f"{name}: expected \x1b[2J none " + "x" * 200)
 
 
 NAMES = [

@@ -135,7 +135,7 @@ def test_a_question_that_was_broken_off_leaves_no_half_computed_cache(
     for conversation in (broken, whole):
         conversation.close()
     assert (again.turn, again.error) == (2, None)
-    assert again.p_c == pytest.approx(expected.p_c)
+    assert again.fusion.p_c == pytest.approx(expected.fusion.p_c)
 
 
 # Errors

@@ -13,6 +13,7 @@ from agentic_iqa_local.cli.main import main
 from agentic_iqa_local.output.gallery.page import thumbnail
 from agentic_iqa_local.output.gallery.rows import identities, read_rows
 from agentic_iqa_local.result import Assessment, Gate, Interval
+from agentic_iqa_local.state import FusionResult
 
 HOSTILE = "</script><script>document.title='ran'</script>"
 CALIBRATED = {
@@ -55,9 +56,9 @@ def lines(folder, count=3):
         row = Assessment(
             image=str(file),
             query=f"=cmd|{HOSTILE}",
-            mode="logits",
-            q=float(level),
-            p_c=p_c,
+            fusion=FusionResult(
+                mode="logits", vlm_letter=letter, p_c=p_c, off_letter_mass=0.0, q=float(level)
+            ),
             final_answer=letter,
             interval=Interval(low=max(1, level - 0.5), high=min(5, level + 0.5), **CALIBRATED),
             gate=Gate(
@@ -68,11 +69,7 @@ def lines(folder, count=3):
             ),
         )
         rows.append(row.to_dict())
-    rows.append(
-        Assessment(
-            image="gone.png", query="Rate", mode="logits", error="gone.png: none; look"
-        ).to_dict()
-    )
+    rows.append(Assessment(image="gone.png", query="Rate", error="gone.png: none; look").to_dict())
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder / "rows.jsonl"
 
@@ -103,13 +100,14 @@ def test_thumbnails_stand_upright(tmp_path):
 
 def test_a_row_keeps_its_decision_when_rows_are_added_and_pictures_are_moved():
     rows = [
-        Assessment(image=f"/old/{name}", sha256="0" * 64, query="Rate", mode="logits")
+        Assessment(image=f"/old/{name}", sha256="0" * 64, query="Rate")
         for name in ("a.png", "b.png", "a.png")
     ]
     first, second, again = identities(rows)
     assert len({first, second, again}) == 3
     moved = [
-        row.model_copy(update={"image": row.image.replace("old", "new"), "q": 1.5}) for row in rows
+        row.model_copy(update={"image": row.image.replace("old", "new"), "seconds": 1.5})
+        for row in rows
     ]
     assert identities([rows[1].model_copy(update={"sha256": "1" * 64}), *moved])[1:] == [
         first,

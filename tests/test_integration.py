@@ -34,20 +34,20 @@ def test_a_rating_holds_its_own_arithmetic(which, request):
         t.tool_name: t.normalized_score for t in row.tools if t.normalized_score and not t.trailing
     }
     q_bar = sum(scores.values()) / len(scores)
-    weights = [math.exp(-row.eta * (q_bar - c) ** 2) for c in range(1, 6)]
+    weights = [math.exp(-row.fusion.eta * (q_bar - c) ** 2) for c in range(1, 6)]
     alpha = [w / sum(weights) for w in weights]
-    joint = [a * row.p_c[letter] for a, letter in zip(alpha, "EDCBA", strict=True)]
+    joint = [a * row.fusion.p_c[letter] for a, letter in zip(alpha, "EDCBA", strict=True)]
     w = [j / sum(joint) for j in joint]
     q = sum(c * x for c, x in zip(range(1, 6), w, strict=True))
     variance = sum(c * c * x for c, x in zip(range(1, 6), w, strict=True)) - q * q
-    assert (row.error, row.q_bar) == (None, pytest.approx(q_bar))
-    assert [row.alpha[c] for c in range(1, 6)] == pytest.approx(alpha)
-    assert sum(row.p_c.values()) == pytest.approx(1)
+    assert (row.error, row.fusion.q_bar) == (None, pytest.approx(q_bar))
+    assert [row.fusion.alpha[c] for c in range(1, 6)] == pytest.approx(alpha)
+    assert sum(row.fusion.p_c.values()) == pytest.approx(1)
     assert row.q == pytest.approx(q)
-    assert row.dq_dqbar == pytest.approx(2 * row.eta * variance)
-    assert row.eta == pytest.approx(1 / (2 * row.sigma**2))
+    assert row.fusion.dq_dqbar == pytest.approx(2 * row.fusion.eta * variance)
+    assert row.fusion.eta == pytest.approx(1 / (2 * row.fusion.sigma**2))
     assert row.final_answer == LETTERS[5 - math.floor(q + 0.5)]
-    assert row.vlm_letter == max(row.p_c, key=row.p_c.get)
+    assert row.fusion.vlm_letter == max(row.fusion.p_c, key=row.fusion.p_c.get)
 
 
 def test_the_image_is_prefilled_once_for_all_roles(rated, photo_path, services):
@@ -58,7 +58,7 @@ def test_the_image_is_prefilled_once_for_all_roles(rated, photo_path, services):
     naive = assess(photo_path, services=separate)
     assert naive.tokens.reused == 0
     assert naive.tokens.prefilled == rated.tokens.prefilled + rated.tokens.reused
-    assert naive.p_c == pytest.approx(rated.p_c, abs=1e-4)
+    assert naive.fusion.p_c == pytest.approx(rated.fusion.p_c, abs=1e-4)
     assert rated.tokens.reused >= 3 * 256
 
 
@@ -71,9 +71,9 @@ def test_flat_logits_give_uniform_letters_and_the_fusion_of_them(photo_path, ser
         pipeline="letters",
         services=Services(Settings(), "cpu", {BACKEND: flat}, services.tools),
     )
-    assert list(row.p_c.values()) == pytest.approx([0.2] * 5, abs=1e-6)
-    assert row.off_letter_mass == pytest.approx(1 - 5 / flat.vocabulary, abs=1e-6)
-    weights = {c: math.exp(-row.eta * (row.q_bar - c) ** 2) for c in range(1, 6)}
+    assert list(row.fusion.p_c.values()) == pytest.approx([0.2] * 5, abs=1e-6)
+    assert row.fusion.off_letter_mass == pytest.approx(1 - 5 / flat.vocabulary, abs=1e-6)
+    weights = {c: math.exp(-row.fusion.eta * (row.fusion.q_bar - c) ** 2) for c in range(1, 6)}
     assert row.q == pytest.approx(
         sum(c * w for c, w in weights.items()) / sum(weights.values()), abs=1e-6
     )
@@ -82,8 +82,8 @@ def test_flat_logits_give_uniform_letters_and_the_fusion_of_them(photo_path, ser
 
 def test_repeating_an_assessment_repeats_every_number(rated, photo_path, services):
     again = assess(photo_path, services=services)
-    assert (again.p_c, again.q, again.quality_reasoning) == (
-        rated.p_c,
+    assert (again.fusion.p_c, again.q, again.quality_reasoning) == (
+        rated.fusion.p_c,
         rated.q,
         rated.quality_reasoning,
     )
@@ -94,22 +94,22 @@ def test_other_scoring_modes(mode, photo_path, services, rated):
     settings = Settings(fusion={"mode": mode})
     other = Services(settings, "cpu", services.pool.clients, services.tools)
     row = assess(photo_path, services=other)
-    assert (row.mode, row.off_letter_mass) == (mode, None)
+    assert (row.fusion.mode, row.fusion.off_letter_mass) == (mode, None)
     if mode == "uniform":
-        assert (row.vlm_letter, set(row.p_c.values())) == (None, {0.2})
+        assert (row.fusion.vlm_letter, set(row.fusion.p_c.values())) == (None, {0.2})
     else:  # greedy generation at the same position answers the most probable letter
-        assert row.vlm_letter == rated.vlm_letter
-        assert row.p_c[row.vlm_letter] == pytest.approx(0.8)
-        assert min(row.p_c.values()) == pytest.approx(0.05)
+        assert row.fusion.vlm_letter == rated.fusion.vlm_letter
+        assert row.fusion.p_c[row.fusion.vlm_letter] == pytest.approx(0.8)
+        assert min(row.fusion.p_c.values()) == pytest.approx(0.05)
 
 
 def test_choices_are_answered_with_probabilities(photo_path, services):
     query, choices = "Which distortion is most visible in the image?", ["Noise", "Blurs", "None"]
     row = assess(photo_path, query=query, choices=choices, services=services)
-    assert (row.error, row.q, set(row.p_c)) == (None, None, {"A", "B", "C"})
-    assert sum(row.p_c.values()) == pytest.approx(1)
-    assert row.final_answer == max(row.product, key=row.product.get)
-    assert row.measurement == "LocalNR's reading of which distortion is the strongest"
+    assert (row.error, row.q, set(row.fusion.p_c)) == (None, None, {"A", "B", "C"})
+    assert sum(row.fusion.p_c.values()) == pytest.approx(1)
+    assert row.final_answer == max(row.fusion.product, key=row.fusion.product.get)
+    assert row.fusion.measurement == "LocalNR's reading of which distortion is the strongest"
 
 
 def test_a_large_photograph_is_scored_on_native_crops(photo_path, services):

@@ -102,7 +102,7 @@ def test_an_answer_is_that_of_the_command(answers, folder, capfd):
     assert as_a_command("assess", folder / "1.png", "--cpu", "--pipeline", "letters") == 0
     row, found = json.loads(capfd.readouterr().out), answers["letters"]
     assert not found.is_error
-    for field in ("q", "final_answer", "sha256", "p_c"):
+    for field in ("q", "final_answer", "sha256"):
         assert found.structured_content[field] == row[field]
     assert f"q {row['q']:.2f}" in said(found)
 

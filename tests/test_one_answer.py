@@ -1,5 +1,6 @@
 """One row has one answer, with the same probabilities and the same reason, wherever it is shown."""
 
+import json
 import re
 from pathlib import Path
 
@@ -9,7 +10,8 @@ from one_row import CHOICE, FAILED, RATING, SCALE, UNSURE, WORDS, data, pages, r
 from PIL import Image
 from pydantic import BaseModel
 
-from agentic_iqa_local.output.gallery.rows import account, entry
+from agentic_iqa_local.config import FusionSettings
+from agentic_iqa_local.output.gallery.rows import account, entry, read_rows
 from agentic_iqa_local.result import Assessment, DamagedBox, PassRecord, ToolExecutionLog
 
 PAGES = Path(__file__).parents[1] / "agentic_iqa_local" / "output" / "pages"
@@ -43,15 +45,17 @@ def test_a_choice_is_the_same_everywhere(folder):
             assert row.quality_reasoning in text, surface
     for surface in ("explain", "chat", "service", "gallery"):
         for letter, label in zip("ABCD", row.choices, strict=True):
-            assert bar(surface, letter, label, row.product[letter], False) in shown[surface]
+            assert bar(surface, letter, label, row.fusion.product[letter], False) in shown[surface]
         said = "With 90 ?% probability the right answer is compression or none"
         assert re.search(said, shown[surface]), surface
-        assert row.measurement in shown[surface], surface
+        assert row.fusion.measurement in shown[surface], surface
     fields = data(row)
     for surface in ("chat", "mcp"):
         told = Assessment.model_validate(fields[surface])
         assert (told.letter, told.p) == (row.letter, row.p), surface
-    assert [float(fields["csv"][f"p_{letter}"]) for letter in "ABCD"] == [*row.product.values()]
+    assert [float(fields["csv"][f"p_{letter}"]) for letter in "ABCD"] == [
+        *row.fusion.product.values()
+    ]
     assert (fields["csv"]["answer"], fields["csv"]["reasoning"]) == (
         "compression",
         row.quality_reasoning,
@@ -74,7 +78,7 @@ def test_a_rating_is_the_same_everywhere(folder):
         ]  # fmt: skip
         assert [part for part in told if part not in text] == [], surface
         for letter, word in zip("ABCDE", LEVELS, strict=True):
-            assert bar(surface, letter, word, row.p_c[letter], True) in text, surface
+            assert bar(surface, letter, word, row.fusion.p_c[letter], True) in text, surface
         assert re.search(r"\b3\.(2|3|25) s", text), surface
     line = data(row)["csv"]
     assert (line["level"], line["gate"], line["q_low"]) == ("Poor", "fail", "1.62")
@@ -109,6 +113,17 @@ def test_what_else_a_row_says_stands_on_each_full_account(folder):
             assert said in shown[surface], surface
 
 
+def test_a_row_of_schema_5_is_read(tmp_path):
+    """The fields of its reading stand beside the others, and `fusion` has the settings."""
+    row = row_of(**RATING, fusion_settings=FusionSettings())
+    new = row.to_dict()
+    settings = {"fusion": new.pop("fusion_settings")}
+    old = new | new.pop("fusion") | settings | {"schema_version": 5}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(old) + "\n")
+    (read,) = read_rows(tmp_path / "rows.jsonl")
+    assert read == row
+
+
 # Every field that a script reads exists
 
 _CHAIN = r"(?<![\w.])(?:{})((?:\??\.[a-z_]\w*)+)"
@@ -135,6 +150,8 @@ def unknown(model: type[BaseModel], chain: list[str]) -> bool:
     """Whether a chain of names leaves a model's fields."""
     if not chain:
         return False
+    if chain[0] in model.model_computed_fields:
+        return len(chain) > 1
     if chain[0] not in model.model_fields:
         return chain[0] not in _OF_JS
     inner = models_in(model.model_fields[chain[0]].annotation)

@@ -96,7 +96,7 @@ def test_an_output_is_no_input_whatever_it_is_called(option, name, tmp_path, mon
     Path("sub").mkdir()
     shutil.copy(DATA / "sumac.png", "a.png")
     manifest = Path(f"m{suffix}")
-    row = Assessment(image="a.png", query="Is it sharp?", mode="logits")
+    row = Assessment(image="a.png", query="Is it sharp?")
     text = "\ufeff" + csv_text([row]) if suffix == ".csv" else '{"image": "a.png"}\n'
     manifest.write_text(text, newline="")
     Path(f"link{suffix}").symlink_to(manifest)
@@ -119,7 +119,7 @@ def test_outputs_are_apart_from_each_other(tmp_path, monkeypatch, capfd):
 
 
 def test_what_this_program_wrote_it_replaces_but_not_a_table_with_a_column_of_the_users(tmp_path):
-    row = Assessment(image="a.png", query="Is it sharp?", mode="logits", error="no")
+    row = Assessment(image="a.png", query="Is it sharp?", error="no")
     both = Ranking(order=[], failed=[row])
     write_gallery([row], tmp_path / "g.html", name="g")
     write_whole(tmp_path / "r.csv", csv_text([row]), encoding="utf-8-sig")

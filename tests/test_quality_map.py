@@ -156,7 +156,11 @@ def test_the_agent_rates_with_a_map_as_without(damaged, services):
     assert worst.severity == max(worst.severities, key=worst.severities.get)
     assert sum(worst.severities.values()) == pytest.approx(1)
     assert watching.steps.count("map started") == 1  # however many passes
-    assert (row.q, row.p_c, row.q_bar) == (plain.q, plain.p_c, plain.q_bar)
+    assert (row.q, row.fusion.p_c, row.fusion.q_bar) == (
+        plain.q,
+        plain.fusion.p_c,
+        plain.fusion.q_bar,
+    )
 
 
 def test_with_a_reference_ssims_map_stands_beside_it(damaged, photo, services, tmp_path):

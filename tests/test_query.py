@@ -225,7 +225,7 @@ def test_every_tool_that_the_query_names_runs_and_counts(picture, pipeline):
     services = scripted_services(ScriptedClient(scripted_answers()), tools)
     row = assess(picture, query="Compare NIQE and PIQE.", pipeline=pipeline, services=services)
     assert {run.tool_name for run in row.tools} == {"NIQE", "PIQE"}
-    assert row.q_bar == pytest.approx(3.0)  # (4 + 2) / 2
+    assert row.fusion.q_bar == pytest.approx(3.0)  # (4 + 2) / 2
     assert headline(row).endswith(
         "; NIQE 4 (lower is better, from 0 to 50): 4.00 of 5"
         "; PIQE 2 (lower is better, from 0 to 100): 2.00 of 5"
@@ -249,7 +249,7 @@ def test_a_named_tool_that_cannot_run_is_said_in_the_first_line(
     assert row.error is None
     assert f"; {name} could not run ({reason}" in headline(row)
     assert headline(row).endswith(f"{row.tools[-1].tool_name} ran instead")
-    assert row.tools[-1].normalized_score == row.q_bar
+    assert row.tools[-1].normalized_score == row.fusion.q_bar
 
 
 @pytest.mark.parametrize("pipeline", ["agent", "letters"])
@@ -282,7 +282,7 @@ def test_where_localnr_reads_no_number_nothing_is_said_of_distortions(
     monkeypatch.setattr(LocalNR, "examine", lambda *given: replace(examine(*given), **broken))
     tools = Services(services.settings, "cpu", services.pool.clients)
     row = assess(photo_path, query=query, pipeline=pipeline, services=tools)
-    assert (row.error, row.voters) == (None, ["NIQE"])
+    assert (row.error, row.fusion.voters) == (None, ["NIQE"])
     (failed,) = [run for run in row.tools if run.error]
     assert (failed.tool_name, failed.raw_score) == ("LocalNR", None)
     assert any("could not score the picture: " in line for line in row.warnings)
@@ -313,7 +313,7 @@ def test_a_tool_that_returns_no_number_ends_neither_a_map_nor_a_comparison(
 def test_answers_in_the_query_are_offered_to_the_model(picture, pipeline):
     services = scripted_services(ScriptedClient(scripted_answers()), ScriptedTools({"NIQE": 4.0}))
     row = assess(picture, query="Is it noisy? yes or no", pipeline=pipeline, services=services)
-    assert (row.choices, set(row.p_c)) == (["yes", "no"], {"A", "B"})
+    assert (row.choices, set(row.fusion.p_c)) == (["yes", "no"], {"A", "B"})
 
 
 def test_a_rating_that_answers_a_question_is_preceded_by_what_was_found_of_it(noisy_path, services):
@@ -348,4 +348,4 @@ def test_a_region_is_not_measured_by_tools_that_see_whole_pictures(picture):
     answers = scripted_answers(**region, AnalysisReply=moderate_blur("sky"))
     services = scripted_services(ScriptedClient(answers), ScriptedTools({"NIQE": 4.0}))
     row = assess(picture, query="Is the sky blurred?", max_replan_iterations=0, services=services)
-    assert (row.plan.query_scope, row.tools, row.q_bar) == (["sky"], [], None)
+    assert (row.plan.query_scope, row.tools, row.fusion.q_bar) == (["sky"], [], None)

@@ -55,7 +55,7 @@ def test_the_models_words_stand_as_they_are_and_the_notes_follow(picture):
     client = ScriptedClient(scripted_answers(SummaryReply=SUMMARY))
     row = assess(picture, services=scripted_services(client, ScriptedTools({"NIQE": 3.0})))
     assert row.quality_reasoning.startswith("Moderate blur. ")
-    assert row.quality_reasoning.endswith(f"the model alone {level_word(row.vlm_letter)}.")
+    assert row.quality_reasoning.endswith(f"the model alone {level_word(row.fusion.vlm_letter)}.")
     assert "Reasoning: Moderate blur." in " ".join(account(row).split())
 
 

@@ -65,8 +65,8 @@ def test_a_region_is_measured_and_its_letters_read_in_its_box(picture, box):
     assert {(log.measured, log.box) for log in row.tools} == {("region", LEAVES)}
     # the letters see what of 48×40 pixels is a multiple of the model's 32
     assert client.sizes == [(96, 64), (32, 32)]
-    assert row.voters == ["NIQE"]
-    assert row.q_bar == 2.6
+    assert row.fusion.voters == ["NIQE"]
+    assert row.fusion.q_bar == 2.6
     assert "of the region" in row.explain()
 
 

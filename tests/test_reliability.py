@@ -151,10 +151,10 @@ def test_eta_auto_comes_from_the_tools_that_ran(tmp_path, eta, told, sigma):
         ScriptedClient(scripted_answers()), ScriptedTools({"NIQE": 3.0}), settings
     )
     row = assess(tmp_path / "a.png", services=services)
-    assert row.eta == pytest.approx(told)
-    assert row.sigma == (None if sigma is None else pytest.approx(sigma))
+    assert row.fusion.eta == pytest.approx(told)
+    assert row.fusion.sigma == (None if sigma is None else pytest.approx(sigma))
     # α ∝ exp(−η(q̄ − c)²) with q̄ = 3: the ratio of the levels 3 and 4 is exp(η)
-    assert math.log(row.alpha[3] / row.alpha[4]) == pytest.approx(told)
+    assert math.log(row.fusion.alpha[3] / row.fusion.alpha[4]) == pytest.approx(told)
 
 
 def test_tools_that_trail_the_best_come_in_the_order_of_their_distance():

@@ -117,7 +117,7 @@ def test_tools_that_disagree_bring_a_third_and_the_one_alone_loses_its_vote(pict
     assert "tools disagree about Global (LocalNR 2.00, NIQE 4.90)" in row.passes[0].gaps[0]
     assert [name for name, _ in tools.runs] == ["LocalNR", "NIQE", "BRISQUE"]  # each once
     assert {log.tool_name for log in row.tools if log.outvoted} == {"NIQE"}
-    assert row.q_bar == pytest.approx(2.05)  # of LocalNR and BRISQUE
+    assert row.fusion.q_bar == pytest.approx(2.05)  # of LocalNR and BRISQUE
     assert any(line.startswith("NIQE has no vote: its score stands apart") for line in row.warnings)
     assert not row.need_replan
 
@@ -161,7 +161,7 @@ def test_a_second_pass_that_breaks_off_leaves_the_evidence_of_the_first_and_its_
     scores = {"NIQE": 4.9, "LocalNR": 2.0, "BRISQUE": 2.1}
     row, _, _ = rated(picture, {"AnalysisReply": [judged("unclear"), "no JSON"]}, scores)
     assert (row.error, [log.outvoted for log in row.tools]) == (None, [False, False])
-    assert row.q_bar == pytest.approx(2.0)  # NIQE only checks LocalNR
+    assert row.fusion.q_bar == pytest.approx(2.0)  # NIQE only checks LocalNR
     assert f"the Executor failed, its evidence is incomplete: {row.evidence.error}" in row.warnings
     assert row.replan_history[1] == f"[Iteration 2] Executor failed: {row.evidence.error}"
     assert len(row.passes) == 2
@@ -175,5 +175,5 @@ def test_a_tool_that_another_clearly_leads_only_checks_it(picture, rule, expecte
     """The record has LocalNR lead NIQE by 0.11 of SRCC."""
     settings = Settings(fusion={"trailing_tools": rule})
     row, _, _ = rated(picture, {}, {"NIQE": 2.4, "LocalNR": 2.6}, settings)
-    assert row.q_bar == pytest.approx(expected)
+    assert row.fusion.q_bar == pytest.approx(expected)
     assert {log.tool_name for log in row.tools if log.trailing} == checks

@@ -224,9 +224,9 @@ ROWS = {  # what lies in rows.jsonl
     "no JSON": "{]\n",
     "no UTF-8": b"\xff\xfe\n",
     "deep": "[" * 100_000 + "\n",
-    "NaN": GOOD.replace('"q":null', '"q":NaN') + "\n",
-    "infinite": GOOD.replace('"q":null', '"q":1e999') + "\n",
-    "an old row": GOOD.replace('"schema_version":5', '"schema_version":4') + "\n",
+    "NaN": GOOD.replace('"seconds":0.0', '"seconds":NaN') + "\n",
+    "infinite": GOOD.replace('"seconds":0.0', '"seconds":1e999') + "\n",
+    "a row of a later version": GOOD.replace('"schema_version":6', '"schema_version":7') + "\n",
     "of another picture": GOOD.replace('"image":"a"', '"image":"/etc/passwd"') + "\n",
     "twice": f"{GOOD}\n{GOOD}\n",
 }

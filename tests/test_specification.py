@@ -235,4 +235,4 @@ def test_every_prompt_is_logged_as_it_is_sent_and_every_letter_read(
     letters = re.match(r".*the summarizer after [^:]*: \": (.*); off", read[-1])
     odds = {one[0]: math.exp(float(one[2:])) for one in letters[1].split(", ")}
     p_c = {letter: odd / sum(odds.values()) for letter, odd in odds.items()}
-    assert p_c == pytest.approx(row.p_c, abs=1e-4)
+    assert p_c == pytest.approx(row.fusion.p_c, abs=1e-4)

@@ -381,18 +381,18 @@ def test_a_fit_changes_what_an_assessment_gives_and_fits_of_other_models_are_ref
     )
     image = str(manifest.parent / "3.png")
     plain, fitted = (assess(image, pipeline="letters", services=each) for each in (services, told))
-    roots = {letter: p**0.5 for letter, p in plain.p_c.items()}
-    assert fitted.p_c == pytest.approx(
+    roots = {letter: p**0.5 for letter, p in plain.fusion.p_c.items()}
+    assert fitted.fusion.p_c == pytest.approx(
         {letter: root / sum(roots.values()) for letter, root in roots.items()}, abs=1e-6
     )
     # (2) and (4) of the paper with the fit's η
     weights = {
-        c: math.exp(-0.5 * (plain.q_bar - c) ** 2) * fitted.p_c[letter]
+        c: math.exp(-0.5 * (plain.fusion.q_bar - c) ** 2) * fitted.fusion.p_c[letter]
         for letter, c in LETTER_TO_LEVEL.items()
     }
     q = sum(c * weight for c, weight in weights.items()) / sum(weights.values())
     assert fitted.q == pytest.approx(q, abs=1e-6)
-    assert fitted.fusion.fitted == "rps on 1 images of koniq10k"
+    assert fitted.fusion_settings.fitted == "rps on 1 images of koniq10k"
     with pytest.raises(ConfigError, match="made with another"):
         choose_settings(fit=str(tmp_path / "other.json"))
 

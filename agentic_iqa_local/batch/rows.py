@@ -37,7 +37,7 @@ from agentic_iqa_local.files import (
 )
 from agentic_iqa_local.nodes.prompts import choice_letters
 from agentic_iqa_local.result import SCHEMA_VERSION, Assessment
-from agentic_iqa_local.state import LETTERS
+from agentic_iqa_local.state import LETTERS, FusionResult
 
 NAMED_CHANGES, LONGEST_VALUE = (
     5,
@@ -78,14 +78,15 @@ class StoredRow(Assessment):
             )
         if self.model is not None:
             _Model.model_validate(self.model)
-        if self.p_c and not self.error:
-            self._has_answer(set(self.p_c))
+        if self.fusion and not self.error:
+            self._has_answer(self.fusion)
         return self
 
-    def _has_answer(self, known: set[str]) -> None:
+    def _has_answer(self, fusion: FusionResult) -> None:
         """Raises ValueError unless the answer is among those that have a probability, which a rating and given
         choices name."""
-        if self.final_answer not in known or known != set(self.product or known):
+        known = set(fusion.p_c)
+        if self.final_answer not in known or known != set(fusion.p):
             raise ValueError("final_answer: expected an answer that has a probability")
         if self.q is not None and known != set(LETTERS):
             raise ValueError(f"p_c: expected {', '.join(LETTERS)}")
@@ -234,7 +235,7 @@ def rows_in(
             return
         try:
             row = parsed_object(line)
-            schema.model_validate_json(line, strict=True)
+            schema.model_validate_json(line)
             yield line, row
         except ValueError as error:
             why = first_mistake(error) if isinstance(error, ValidationError) else error
@@ -276,6 +277,7 @@ def check_run(path: Path, identity: dict[str, Any]) -> float:
     begun or last gone on with, in seconds since 1970."""
     try:
         run = RunNote.model_validate(read_json(path, LARGEST_NOTE))
+        run.identity.pop("schema version", None)  # of runs up to schema 5, whose rows are read too
         changed = differences(identity, run.identity)
     except (FileError, ValueError) as error:
         why = first_mistake(error) if isinstance(error, ValidationError) else error

@@ -12,7 +12,7 @@ from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.files import models_root
 from agentic_iqa_local.judgement.identity import digest, identity
 from agentic_iqa_local.offline.manifest import store_manifest
-from agentic_iqa_local.result import SCHEMA_VERSION, Assessment
+from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.services import Observer, Services
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class Assessing(Work[Item, Assessment]):
         """What the rows of a run depend on, by the names that a user is told: `asked` and what `of_work` gives."""
         apart = {"decisions": {"calibration"}, "models": {"__all__": {"path"}}}
         own, limit = self.max_replan_iterations, self.settings.max_replan_iterations
-        about = {"schema version": SCHEMA_VERSION, "pipeline": self.pipeline, **asked}
+        about = {"pipeline": self.pipeline, **asked}
         about["max_replan_iterations"] = limit if own is None else own
         configuration = self.settings.model_dump(mode="json", exclude=apart)  # pyright: ignore[reportArgumentType]
         return configuration | of_work(self, device) | about

@@ -30,7 +30,7 @@ from agentic_iqa_local.nodes.tool_runs import known_and_unknown, measure, told_o
 from agentic_iqa_local.nodes.workbench import Workbench
 from agentic_iqa_local.result import Assessment, Seen, SeenView, file_sha256
 from agentic_iqa_local.services import Observer, Services, load_services
-from agentic_iqa_local.state import OVERALL, AgenticIQAState, FusionResult, ToolExecutionLog
+from agentic_iqa_local.state import OVERALL, AgenticIQAState, ToolExecutionLog
 from agentic_iqa_local.vlm_client import VLMError
 
 UNLIKE_PHOTOGRAPH = (
@@ -129,8 +129,7 @@ def new_row(
         query=query,
         choices=list(choices) if choices else None,
         box=box,
-        mode=settings.fusion.mode,
-        fusion=settings.fusion,
+        fusion_settings=settings.fusion,
         pipeline=pipeline,
     )
 
@@ -216,10 +215,7 @@ def _answer(
         if quoted := told_of_quoted(state["query"], bench):
             reasoning = [*quoted, changes.get("quality_reasoning") or ""]
             changes["quality_reasoning"] = " ".join(reasoning).strip()
-        if changes.get("p_c"):
-            fusion = FusionResult.model_validate(
-                {name: changes[name] for name in FusionResult.model_fields}
-            )
+        if fusion := changes.get("fusion"):
             changes |= sureness.fields(fusion, changes.get("plan"))
     return changes | _record(bench)
 
@@ -251,9 +247,8 @@ def _agent(state: AgenticIQAState, bench: Workbench) -> dict[str, Any]:
             "the model gave no valid reasoning in three tries: sentences made of the evidence stand in for it"
         )
         result = without_words(result.fusion, evidence, state.get("choices"))
-    names = ("final_answer", "quality_reasoning", "error", "need_replan")
-    changes |= {name: getattr(result, name) for name in names}
-    return changes | (result.fusion.model_dump() if result.fusion else {})
+    names = ("final_answer", "quality_reasoning", "error", "need_replan", "fusion")
+    return changes | {name: getattr(result, name) for name in names}
 
 
 def _letters(state: AgenticIQAState, bench: Workbench) -> dict[str, Any]:
@@ -288,7 +283,7 @@ def _letters(state: AgenticIQAState, bench: Workbench) -> dict[str, Any]:
         fusion = read_and_fuse(query, None, voting, bench, objects=regions)
         answer = answer_letter(fusion)
     bench.observer.step("summarizer", "finished")
-    return fusion.model_dump() | {"final_answer": answer, "tools": logs}
+    return {"fusion": fusion, "final_answer": answer, "tools": logs}
 
 
 def _record(bench: Workbench) -> dict[str, Any]:

@@ -73,8 +73,8 @@ def measurements(row: Assessment) -> dict[str, float]:
     """What a fit may weigh of an assessment, in levels: q, the letters' expected level, and each tool's score of
     the whole picture."""
     values = {} if row.q is None else {"q": row.q}
-    if row.p_c and set(row.p_c) == set(LETTERS):
-        values["letters"] = expected_level(row.p_c)
+    if row.fusion and set(row.fusion.p_c) == set(LETTERS):
+        values["letters"] = expected_level(row.fusion.p_c)
     for run in row.tools:
         if run.normalized_score is not None and run.object_name == "Global":
             values.setdefault(run.tool_name, run.normalized_score)
@@ -84,13 +84,15 @@ def measurements(row: Assessment) -> dict[str, float]:
 def draws_of(row: Assessment, calibration: IntervalCalibration | None) -> np.ndarray:
     """Equally probable values of a rated picture's true quality, 1..5, rising: those of its interval's
     calibration; without one the fused distribution w ∝ α·p_c over the levels, widened by the tools' error σ."""
-    assert row.q is not None
-    assert row.p_c is not None
+    fusion = row.fusion
+    assert fusion is not None
+    assert fusion.q is not None
     if calibration is not None and row.interval is not None:
-        return calibration.predictive(row.interval, row.q)
-    p = np.array([row.p_c[letter] for letter in reversed(LETTERS)])
-    weights = fused_distribution(p, math.nan if row.q_bar is None else row.q_bar, row.eta or 1.0)
-    sigma = row.sigma or UNKNOWN_SIGMA
+        return calibration.predictive(row.interval, fusion.q)
+    p = np.array([fusion.p_c[letter] for letter in reversed(LETTERS)])
+    q_bar = math.nan if fusion.q_bar is None else fusion.q_bar
+    weights = fused_distribution(p, q_bar, fusion.eta or 1.0)
+    sigma = fusion.sigma or UNKNOWN_SIGMA
     grid = np.linspace(LOWEST - 4 * sigma, HIGHEST + 4 * sigma, 2001)
     below = norm.cdf((grid[:, None] - np.array(LEVELS)) / sigma) @ weights
     shares = (np.arange(DRAWS) + 0.5) / DRAWS

@@ -256,23 +256,26 @@ def decision(row: Assessment) -> str:
     """What the answer rests on: the model's eye, the tools, or both."""
     if row.plan and row.plan.query_type == "Other":
         return "The question is not about technical quality, so no tool measured anything."
-    if row.measurement:
-        what = "The answer also rests on" if row.measured else "No measurement counts:"
-        return f"{what} {row.measurement}."
-    if row.q is None or not row.p_c:
+    fusion = row.fusion
+    if fusion and fusion.measurement:
+        what = "The answer also rests on" if fusion.measured else "No measurement counts:"
+        return f"{what} {fusion.measurement}."
+    if fusion is None or fusion.q is None:
         return ""
-    if row.q_bar is None:
+    if fusion.q_bar is None:
         return "No tool gave a score, so the score is the model's alone."
-    expected = expected_level(row.p_c)
-    apart = abs(row.q_bar - expected)
-    decided = "the tools" if abs(row.q - row.q_bar) <= abs(row.q - expected) else "the model"
+    expected = expected_level(fusion.p_c)
+    apart = abs(fusion.q_bar - expected)
+    decided = (
+        "the tools" if abs(fusion.q - fusion.q_bar) <= abs(fusion.q - expected) else "the model"
+    )
     ends = "they agree" if apart < AGREE else f"they differ, and {decided} decided"
-    model = "has no preference" if row.vlm_letter is None else f"alone says {expected:.2f}"
+    model = "has no preference" if fusion.vlm_letter is None else f"alone says {expected:.2f}"
     voters = {
         run.tool_name for run in row.tools if run.normalized_score is not None and not _no_vote(run)
     }
     tools = f"The tool {voters.pop()} says" if len(voters) == 1 else "The tools say on average"
-    return f"{tools} {row.q_bar:.2f}, the model {model}: {ends}."
+    return f"{tools} {fusion.q_bar:.2f}, the model {model}: {ends}."
 
 
 def _way(row: Assessment) -> list[str]:
@@ -297,15 +300,16 @@ def _concluded(row: Assessment, one: PassRecord) -> str:
 def _numbers(row: Assessment) -> list[str]:
     """A table: each tool, the model and what came of both, with the score from 1 to 5 and what it is made of."""
     cells = [(run.tool_name, run.normalized_score, _measured(run)) for run in row.tools]
-    if row.q is not None and row.p_c:
-        shares = ", ".join(f"{level_word(letter)} {p:.0%}" for letter, p in row.p_c.items())
-        cells.append(("model alone", expected_level(row.p_c), shares))
+    fusion = row.fusion
+    if fusion and fusion.q is not None:
+        shares = ", ".join(f"{level_word(letter)} {p:.0%}" for letter, p in fusion.p_c.items())
+        cells.append(("model alone", expected_level(fusion.p_c), shares))
         weight = (
             ""
-            if row.sigma is None
-            else f"; standard error of the tools {row.sigma:.2f} (η {row.eta:.2f})"
+            if fusion.sigma is None
+            else f"; standard error of the tools {fusion.sigma:.2f} (η {fusion.eta:.2f})"
         )
-        cells.append(("together", row.q, f"q{weight}"))
+        cells.append(("together", fusion.q, f"q{weight}"))
     elif row.choices and row.p:
         words = {
             f"{letter}. {chosen_answer(row.choices, letter)}": p for letter, p in row.p.items()

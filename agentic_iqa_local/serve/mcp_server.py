@@ -26,7 +26,7 @@ LONG = (
     "passes",
     "failed_tries",
     "map",
-    "fusion",
+    "fusion_settings",
     "tokens",
     "seen",
     "model",

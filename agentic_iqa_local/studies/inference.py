@@ -111,8 +111,8 @@ def answer(
     alone = assess(*_paths(sample), sample.question, sample.choices, pipeline="letters", **told)
     row = {
         "probabilities": result.p and list(result.p.values()),
-        "measured": result.product is not None,
-        "alone": alone.p_c and list(alone.p_c.values()),
+        "measured": result.fusion is not None and result.fusion.product is not None,
+        "alone": alone.p and list(alone.p.values()),
         "answered": None if result.error else result.final_answer,
         "plan": result.plan and result.plan.model_dump(mode="json"),
         "sha256": result.sha256,

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from agentic_iqa_local.batch.results import picture_changed
 from agentic_iqa_local.batch.rows import LARGEST_NOTE, RowFile, check_run, rows_in, write_run
@@ -52,6 +52,8 @@ class _Agent(BaseModel):
 class _Row(BaseModel):
     """What is checked of a row: of an image with human scores, or of a question. A failed one lacks what was not
     reached."""
+
+    model_config = ConfigDict(strict=True)
 
     key: str
     image: str | None = None

@@ -43,7 +43,7 @@ def run_program(program: str, pair: tuple[Path, Path], services) -> dict:
         if row.error:
             raise RuntimeError(row.error)
         tools = sum(t.execution_time for t in row.tools)
-        reads, usage = [row.p_c], asdict(row.tokens) if row.tokens else {}
+        reads, usage = [row.fusion and row.fusion.p_c], asdict(row.tokens) if row.tokens else {}
     else:
         bench = Workbench(services, str(pair[0]))
         session, tools, reads = bench.models.session("summarizer"), 0.0, []

@@ -211,7 +211,7 @@ def test_whole_assessments_at_once_agree(
             [(tool.tool_name, tool.raw_score) for tool in each.tools] for each in (row, alone)
         ]
         assert measured[0] == measured[1]
-        assert row.p_c == pytest.approx(alone.p_c, abs=BOUND)
+        assert row.fusion.p_c == pytest.approx(alone.fusion.p_c, abs=BOUND)
         assert row.q == pytest.approx(alone.q, abs=1e-3)
         if engine == "vllm":  # a server does not say in which format it computes
             ends = [(each.interval.low, each.interval.high) for each in (row, alone)]

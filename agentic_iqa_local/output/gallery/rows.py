@@ -20,9 +20,9 @@ Row = dict[str, Any]
 
 # Parts of a row that the account leaves out: they repeat others, or no reader asks for them.
 _LEFT_OUT = {
-    **dict.fromkeys(("schema_version", "alpha", "fusion", "eta", "sigma", "dq_dqbar", "off_letter_mass"), True),
+    **dict.fromkeys(("schema_version", "fusion", "fusion_settings"), True),
     **dict.fromkeys(("replan_history", "prior_context", "failed_tries"), True),
-    **dict.fromkeys(("p_c", "measured", "product", "measurement", "answer_set", "evidence"), True),
+    **dict.fromkeys(("answer_set", "evidence"), True),
     "plan": {"plan"},
     "model": {"hardware"},
     "seen": {"views"},

@@ -4,7 +4,7 @@ import { bars, letterOf, scale, wordOf } from "./scale.js";
 import { pictures } from "./pictures.js";
 
 // The probability of each answer as the answer was chosen: with what was measured, where something was.
-const probabilities = (row) => row.product ?? row.p_c;
+const probabilities = (row) => row.fusion?.product ?? row.fusion?.p_c;
 const choice = (row, letter) => row.choices?.["ABCDEFGHIJ".indexOf(letter)] ?? letter;
 const SAID = { Blurs: "blur", "Color distortions": "colour distortion", Sharpness: "oversharpening" };
 const BASES = {
@@ -81,10 +81,11 @@ function letters(row) {
 // What the answer rests on.
 function rest(row) {
   const soft = (text) => el("p", { class: "soft" }, text);
-  if (row.measurement) return soft(row.product ? `The answer also rests on ${row.measurement}.` : `No measurement counts: ${row.measurement}.`);
+  const measurement = row.fusion?.measurement;
+  if (measurement) return soft(row.fusion.product ? `The answer also rests on ${measurement}.` : `No measurement counts: ${measurement}.`);
   if (row.q === null) return null;
-  if (row.q_bar === null) return soft("No tool gave a score, so q is the model's alone.");
-  return soft(`The tools' mean is ${number(row.q_bar)} of 5; fused with η ${number(row.eta)}. q moves by ${number(row.dq_dqbar)} when the tools' mean moves by one.`);
+  if (row.fusion.q_bar === null) return soft("No tool gave a score, so q is the model's alone.");
+  return soft(`The tools' mean is ${number(row.fusion.q_bar)} of 5; fused with η ${number(row.fusion.eta)}. q moves by ${number(row.fusion.dq_dqbar)} when the tools' mean moves by one.`);
 }
 
 function tools(row) {
