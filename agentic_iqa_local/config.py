@@ -273,11 +273,6 @@ class ModelSettings(Section):
     answers: Literal["letters", "words"] = "letters"
     # system_first is the paper's order; its roles share no image cache
     prompt_layout: PromptLayout = "images_first"
-    share_prefix: bool = (
-        True  # false computes the images again in every call, to measure what sharing saves
-    )
-    # transformers: text that a schema leaves no choice about is put in instead of decoded; false to measure that
-    skip_template: bool = True
     # the same bits run after run, whatever else is asked meanwhile: deterministic kernels; vLLM answers one request
     # at a time and without its cache; slower
     exact: bool = False
@@ -288,7 +283,7 @@ class ModelSettings(Section):
     # with $AGENTIC_IQA_SERVER_KEY; neither is ever written
     server: str = Field(default="http://127.0.0.1:8000", repr=False)
     served_name: str | None = None  # engine server: the model's name there; default: the only one
-    # engine server: seconds within which a whole answer has to be there, also where a lost request is tried once more
+    # engine server: seconds to wait for an answer
     server_timeout: float = Field(default=600, gt=0, le=86400)
     # the smallest and the largest picture that is seen in one piece; default: the processor's own
     min_pixels: int | None = Field(default=None, ge=1)

@@ -1,7 +1,5 @@
 """The embedded model: its card is of its weights, and it sees what its card says that it sees."""
 
-import json
-
 import numpy as np
 import pytest
 from conftest import DATA, EMBEDDED, ROOT
@@ -37,12 +35,8 @@ def level(session, *, reversed_letters=False):
 
 def test_card_and_records_are_of_these_weights():
     digest = file_hash(EMBEDDED / "model.safetensors")
-    assert digest == "8e8ce1099eb69185889a1831882b287058753f7a5a1679be7b1ff392df34cc7d"
-    assert digest in (EMBEDDED / "README.md").read_text(encoding="utf-8")
-    for record in ("training.json", "evaluation.json"):
-        assert (
-            json.loads((EMBEDDED / record).read_text(encoding="utf-8"))["weights_sha256"] == digest
-        )
+    for card in ("README.md", "training.json", "evaluation.json"):
+        assert digest in (EMBEDDED / card).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("file", ["intervals.json", "comparisons.json"])
@@ -53,9 +47,6 @@ def test_what_ships_for_it_is_of_this_folder(file):
 def test_the_folder_is_small_safetensors_without_code():
     assert sum(f.stat().st_size for f in EMBEDDED.iterdir()) <= 32e6
     assert not [f.name for f in EMBEDDED.iterdir() if f.suffix in {".py", ".bin", ".pt", ".pkl"}]
-    assert json.loads((EMBEDDED / "config.json").read_text())["architectures"] == [
-        "Qwen2_5_VLForConditionalGeneration"
-    ]
     assert "auto_map" not in (EMBEDDED / "config.json").read_text()
 
 
@@ -67,24 +58,20 @@ def test_its_note_names_the_command_that_fetches_the_next(client):
 def seen(client):
     """Two photographs that training never saw, clean and with eleven kinds of distortion at three severities by turns,
     made here: (family, severity, level, level with A for Bad, the types that the model names)."""
-    rows, prompt, reply = (
-        [],
-        distortion_prompt("detection", DEFAULT_QUERY, ["Global"]),
-        detection_reply(["Global"]),
-    )
+    prompt = distortion_prompt("detection", DEFAULT_QUERY, ["Global"])
+    reply, rows = detection_reply(["Global"]), []
     parts = [Part(kind, severity) for kind in KINDS for severity in (1, 3, 5)]
     for turn, name in enumerate(("sumac", "prudential")):
         clean = np.asarray(Image.open(DATA / f"{name}.png").convert("RGB"))[96:416, 96:416]
-        for part in [None, *parts[turn::2]]:
-            picture = (
-                distort(clean, (part,), np.random.default_rng(part.severity)).image
-                if part
-                else clean
-            )
+        pictures = [(None, 0, clean)]
+        for part in parts[turn::2]:
+            picture = distort(clean, (part,), np.random.default_rng(part.severity)).image
+            pictures.append((part.family, part.severity, picture))
+        for family, severity, picture in pictures:
             session = client.open([Image.fromarray(picture)])
             types = ask(session, prompt, reply, RoleSettings()).model_dump(by_alias=True)["Global"]
             levels = level(session), level(session, reversed_letters=True)
-            rows.append((part and part.family, part.severity if part else 0, *levels, types))
+            rows.append((family, severity, *levels, types))
     return rows
 
 
@@ -94,10 +81,8 @@ def test_levels_fall_with_the_severity(seen):
 
 def test_strong_distortions_are_named(seen):
     """By chance one of eight would be right."""
-    assert (
-        np.mean([types[:1] == [family] for family, severity, _, _, types in seen if severity >= 3])
-        > 0.5
-    )
+    right = [types[:1] == [family] for family, severity, _, _, types in seen if severity >= 3]
+    assert np.mean(right) > 0.5
 
 
 def test_levels_do_not_hang_on_the_letters_order(seen):

@@ -16,7 +16,7 @@ from agentic_iqa_local.nodes.replies import answer_reply, detection_reply
 from agentic_iqa_local.offline.fetch import REPOS
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.state import LETTERS, LEVEL_WORDS
-from agentic_iqa_local.vlm_client.chat import in_words
+from agentic_iqa_local.vlm_client.chat import asking_for_words
 from agentic_iqa_local.vlm_client.transformers_client import TransformersClient
 
 RESIZING = {"llava_clip", "llava_siglip"}  # to one square
@@ -103,7 +103,7 @@ def test_a_preset_gives_the_letters_of_a_plain_pass_and_a_whole_assessment(
     settings = load_settings(preset).with_options(model=str(build(preset, tmp_path / "model")))
     (backend,) = settings.backends
     model = TransformersClient("model", settings.model(backend), "cpu")
-    asked, words = in_words(SCORING) if preset == "q_sit_mini" else (SCORING, {})
+    asked, words = asking_for_words(SCORING) if preset == "q_sit_mini" else (SCORING, {})
     picture = photo.crop((0, 0, 448, 384))
     plain = plain_logprobs(model, [picture], asked)
     found = read(model, [picture])
@@ -127,7 +127,7 @@ def test_words_are_asked_for_and_read_in_either_order():
         (SCORING, [*LEVEL_WORDS.values()]),
         (REVERSED, [*LEVEL_WORDS.values()][::-1]),
     ):
-        asked, words = in_words(prompt)
+        asked, words = asking_for_words(prompt)
         assert [*words.items()] == [*zip("ABCDE", order, strict=True)]
         assert "".join(f"{word}\n" for word in order) in asked.instructions
         assert "<one word>" in asked.instructions

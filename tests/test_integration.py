@@ -50,15 +50,8 @@ def test_a_rating_holds_its_own_arithmetic(which, request):
     assert row.fusion.vlm_letter == max(row.fusion.p_c, key=row.fusion.p_c.get)
 
 
-def test_the_image_is_prefilled_once_for_all_roles(rated, photo_path, services):
-    """Had each role and read prefilled it, every further one would cost 256 tokens more."""
-    separate = Services(
-        Settings(), "cpu", {BACKEND: load(EMBEDDED, share_prefix=False)}, services.tools
-    )
-    naive = assess(photo_path, services=separate)
-    assert naive.tokens.reused == 0
-    assert naive.tokens.prefilled == rated.tokens.prefilled + rated.tokens.reused
-    assert naive.fusion.p_c == pytest.approx(rated.fusion.p_c, abs=1e-4)
+def test_the_image_is_prefilled_once_for_all_roles(rated):
+    """The image is 256 tokens, which three further roles and reads take from the cache."""
     assert rated.tokens.reused >= 3 * 256
 
 

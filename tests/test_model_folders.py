@@ -75,35 +75,36 @@ def with_code(folder):
     put(folder, "config.json", "auto_map", {"AutoConfig": "evil.Config"})
 
 
-TOWER, TEXT = ("config.json", "vision_config"), ("config.json", "text_config")
+def add(name, content):
+    return lambda folder: write(folder, name, content)
+
+
+def setting(section, key, value):
+    return lambda folder: put(folder, "config.json", section, key, value)
+
+
+SAFETENSORS = "found none; get the safetensors edition"
 BAD = {
-    "no folder": (lambda f: shutil.rmtree(f), "there is none"),
+    "no folder": (shutil.rmtree, "there is none"),
     "no config.json": (lambda f: (f / "config.json").unlink(), "expected config.json, found none"),
     "config.json is a pipe": (lambda f: as_a_pipe(f, "config.json"), "expected a regular file, got a pipe"),
-    "config.json is nothing": (lambda f: write(f, "config.json", {}), "cannot load it"),
-    "a section is a list": (lambda f: put(f, "config.json", "text_config", []), "cannot load it"),
+    "config.json is empty": (add("config.json", {}), "cannot load it"),
     "a text model": (lambda f: put(f, "config.json", "model_type", "llama"), "reads text only"),
     "weights are a pipe": (lambda f: as_a_pipe(f, WEIGHTS), "is missing or no file"),
-    "no weights": (lambda f: (f / WEIGHTS).unlink(), "found none; get the safetensors edition"),
-    "only pickles": (in_pickles, "found none; get the safetensors edition"),
+    "only pickles": (in_pickles, SAFETENSORS),
     "cut weights": (lambda f: os.truncate(f / WEIGHTS, 10_000), "no whole safetensors file"),
     "weights are a pickle": (lambda f: with_index(f, "shard.safetensors"), "no whole safetensors file"),
-    "a pickle as shard": (lambda f: with_index(f, "shard.bin"), "found none; get the safetensors edition"),
-    "a shard elsewhere": (lambda f: with_index(f, "../x.safetensors"), "found none; get the safetensors edition"),
+    "a pickle as shard": (lambda f: with_index(f, "shard.bin"), SAFETENSORS),
+    "a shard elsewhere": (lambda f: with_index(f, "../x.safetensors"), SAFETENSORS),
     "a missing shard": (lambda f: with_index(f, "a.safetensors"), "1 weight files, a.safetensors is missing"),
-    "a cut index": (lambda f: (with_index(f, "x"), write(f, INDEX, b'{"weight_map"')), "expected JSON"),
     "missing tensors": (without_a_block, r"\d+ weights are missing or of another shape"),
     "code": (with_code, "no auto_map, which names code"),
-    "other weights": (lambda f: put(f, *TEXT, "transformers_weights", "x.bin"), "which names code or other weights"),
-    "an adapter": (lambda f: write(f, "adapter_config.json", {}), "merge the adapter"),
-    "other sizes": (
-        lambda f: put(f, *TOWER, "spatial_merge_size", 0),
-        "sizes in its config.json are not those of its weights",
-    ),
-    "no heads": (lambda f: put(f, *TOWER, "num_heads", 0), "cannot load it"),
-    "endless depth": (lambda f: put(f, *TOWER, "depth", 10**6), r"config\.json: depth is 1e\+06, its weights have"),
-    "endless layers": (lambda f: put(f, *TEXT, "num_hidden_layers", 10**12), "num_hidden_layers is 1e\\+12"),
-    "endless heads": (lambda f: put(f, *TEXT, "num_attention_heads", 10**9), "num_attention_heads is 1e\\+09"),
+    "other weights": (setting("text_config", "transformers_weights", "x.bin"), "names code or other weights"),
+    "an adapter": (add("adapter_config.json", {}), "merge the adapter"),
+    "other sizes": (setting("vision_config", "spatial_merge_size", 0), "sizes in its config.json are not those"),
+    "no heads": (setting("vision_config", "num_heads", 0), "cannot load it"),
+    "endless depth": (setting("vision_config", "depth", 10**6), r"config\.json: depth is 1e\+06, expected at most"),
+    "endless layers": (setting("text_config", "num_hidden_layers", 10**12), "num_hidden_layers is 1e\\+12"),
     "no chat template": (lambda f: (f / "chat_template.jinja").unlink(), "copy chat_template.jinja too"),
 }  # fmt: skip
 
@@ -127,24 +128,20 @@ def test_pixel_limits_that_allow_no_view_are_refused():
 @pytest.mark.parametrize(
     ("template", "said"),
     [
-        ("{{ raise_exception('no') }}", "failed"),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "failed"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "failed"),
-        ("{% for %}", "failed"),
         ("Rate.", "expected 1 image places, got 0"),
         ("<|image_pad|><|image_pad|>", "expected 1 image places, got 2"),
     ],
 )
-def test_a_chat_template_that_fails_or_loses_the_image_is_one_sentence(template, said, folder):
+def test_a_chat_template_that_fails_is_one_sentence(template, said, folder):
     (folder / "chat_template.jinja").write_text(template)
     with pytest.raises(VLMError, match=f"^chat template of model.*{said}") as caught:
         Renderer("model", ModelSettings(path=str(folder)), weights=False).render(SCORING, 1)
     assert "\n" not in str(caught.value)
 
 
-def test_shards_with_the_names_that_qwen_published_and_pickles_beside_them_answer_as_the_plain_folder(
-    folder, photo
-):
+def test_a_folder_as_qwen_published_it_answers_as_ours(folder, photo):
     """Five shards with an index, tensors named as of old, the chat template in a JSON file, a pickle beside it all."""
     crop, weights = [photo.crop((0, 0, 192, 160))], load_file(folder / WEIGHTS)
     for new, published in ("model.visual.", "visual."), ("model.language_model.", "model."):
@@ -168,9 +165,6 @@ def test_shards_with_the_names_that_qwen_published_and_pickles_beside_them_answe
 def test_a_processor_without_weights_serves_the_server_engine(folder):
     (folder / WEIGHTS).unlink()
     assert Renderer("model", ModelSettings(path=str(folder)), weights=False).limits.factor > 1
-    put(folder, *TEXT, "num_hidden_layers", 10**12)
-    with pytest.raises(VLMError, match="more than any model has"):
-        Renderer("model", ModelSettings(path=str(folder)), weights=False)
-    with_code(folder)
-    with pytest.raises(VLMError, match="auto_map"):
+    setting("text_config", "num_hidden_layers", 10**12)(folder)
+    with pytest.raises(VLMError, match="expected at most 10000"):
         Renderer("model", ModelSettings(path=str(folder)), weights=False)

@@ -17,45 +17,26 @@ RECORDS = {record.tool: record for record in load_reliability().tools}
 def known(**srcc):
     """Reliability of tools with these SRCC by data set; a set named "seen_..." is one that the tool was
     trained on."""
-
-    def published(name, value):
-        return {
-            "data_set": name.removeprefix("seen_"),
-            "srcc": value,
-            "source": "s",
-            "seen": name.startswith("seen_"),
-        }
-
-    tools = [
-        {
-            "tool": tool.replace("_", "-"),
-            "sigma": 0.5,
-            "published": [published(*one) for one in sets.items()],
-        }
-        for tool, sets in srcc.items()
-    ]
-    about = {
-        "sources": {"s": "made up"},
-        "spread": 1.0,
-        "sigma_unknown": 1.0,
-        "error_correlation": 0.5,
-    }
+    tools = []
+    for tool, sets in srcc.items():
+        published = []
+        for name, value in sets.items():
+            data_set = name.removeprefix("seen_")
+            entry = {"data_set": data_set, "srcc": value, "source": "s", "seen": data_set != name}
+            published.append(entry)
+        tools.append({"tool": tool, "sigma": 0.5, "published": published})
+    about = {"sources": {}, "spread": 1.0, "sigma_unknown": 1.0, "error_correlation": 0.5}
     return Reliability(**about, near_copies=[["PSNR", "SSIM"]], tools=tools)
 
 
-def test_figures_of_pyiqa_and_piq_are_theirs():
-    """Read off IQA-PyTorch's TID2013 table and PIQ's README."""
-    srcc = {
-        tool: {entry.data_set: entry.srcc for entry in record.published}
-        for tool, record in RECORDS.items()
-    }
-    assert (srcc["FSIM"]["tid2013"], srcc["FSIM"]["kadid10k"]) == (0.8509, 0.8537)
-    assert (srcc["VSI"]["tid2013"], srcc["VSI"]["kadid10k"]) == (0.8949, 0.8780)
-    assert [srcc[tool]["tid2013"] for tool in ("SSIM", "NIQE", "TOPIQ_FR")] == [
-        0.6269,
-        0.3121,
-        0.9165,
-    ]
+@pytest.mark.parametrize(
+    ("tool", "srcc"),
+    [("FSIM", 0.8509), ("VSI", 0.8949), ("SSIM", 0.6269), ("NIQE", 0.3121), ("TOPIQ_FR", 0.9165)],
+)
+def test_figures_of_pyiqa_are_its_own(tool, srcc):
+    """Read off IQA-PyTorch's TID2013 table."""
+    published = {entry.data_set: entry.srcc for entry in RECORDS[tool].published}
+    assert published["tid2013"] == srcc
 
 
 def test_what_a_tool_was_trained_on_is_marked_as_in_the_studies():
@@ -72,10 +53,8 @@ def test_sigma_follows_from_the_published_correlation():
         of_people = [
             entry for entry in record.published if not entry.seen and entry.data_set != "synthetic"
         ]
-        r = [
-            entry.srcc if entry.plcc is None else entry.plcc
-            for entry in of_people or record.published
-        ]
+        entries = of_people or record.published
+        r = [entry.srcc if entry.plcc is None else entry.plcc for entry in entries]
         expected = load_reliability().spread * math.sqrt(1 - np.mean(np.square(r)))
         assert record.sigma == pytest.approx(expected, abs=0.005), tool
 
@@ -90,7 +69,7 @@ def test_weight_free_tools_that_are_not_clearly_worse():
     assert reliability.trusted(free["NR"]) == ["LocalNR"]
 
 
-def test_a_tool_is_left_out_where_another_leads_it_clearly_on_what_both_have_not_seen():
+def test_a_tool_that_another_clearly_leads_is_left_out():
     close, clear = 0.9 - CLEARLY_WORSE + 0.01, 0.9 - CLEARLY_WORSE - 0.01
     assert known(VSI={"a": 0.9}, FSIM={"a": close}).trusted(["FSIM", "VSI"]) == ["VSI", "FSIM"]
     assert known(VSI={"a": 0.9}, FSIM={"a": clear}).trusted(["FSIM", "VSI"]) == ["VSI"]
@@ -131,11 +110,7 @@ def test_the_end_of_a_map_says_little_about_what_lies_beyond():
 
 def test_what_is_known_of_a_tool_is_told():
     reliability = load_reliability()
-    assert (
-        reliability.account("VSI")
-        == "SRCC 0.89 on tid2013, 0.88 on kadid10k; off by about 0.44 levels"
-    )
-    assert "0.92 on csiq" in reliability.account("WaDIQaM_FR")
+    assert "0.89 on tid2013" in reliability.account("VSI")
     assert "on koniq10k (trained on it)" in reliability.account("MUSIQ")
     assert reliability.account("MAD") == "no published figure was found"
 
@@ -157,7 +132,7 @@ def test_eta_auto_comes_from_the_tools_that_ran(tmp_path, eta, told, sigma):
     assert math.log(row.fusion.alpha[3] / row.fusion.alpha[4]) == pytest.approx(told)
 
 
-def test_tools_that_trail_the_best_come_in_the_order_of_their_distance():
+def test_tools_that_trail_come_in_the_order_of_their_distance():
     """VSI leads GMSD by 0.05, PSNR by 0.3 on the sets that they share; of NIQE nothing is known that VSI has,
     too."""
     found = known(

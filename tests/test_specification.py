@@ -223,14 +223,9 @@ def test_every_prompt_is_logged_as_it_is_sent_and_every_letter_read(
     read = [m for m in told if m.startswith("Letters read for the")]
     assert len(sent) == row.tokens.calls
     assert len(read) == (8 if pipeline == "agent" else 1)  # of them seven say Yes or No
-    whole = [""]
-    for text in sent:  # what a prompt shares with the one above is counted
-        count = re.match(r"\[the first (\d+) characters are those of the prompt above\]\n", text)
-        shared, rest = (int(count[1]), text[count.end() :]) if count else (0, text)
-        whole.append(whole[-1][:shared] + rest)
-    chat = "<|im_start|>user\n<|vision_start|><image 512×512><|vision_end|>The image is the test image.\n"
-    assert all(text.startswith(chat) and "System:" not in text for text in whole[1:])
-    scoring = next(text for text in whole if text.endswith('{"final_answer": "'))
+    chat = "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>The image is the test image.\n"
+    assert all(text.startswith(chat) and "System:" not in text for text in sent)
+    scoring = next(text for text in sent if text.endswith('{"final_answer": "'))
     assert SCORING_PROMPT_TEMPLATE.removeprefix("System:\n") in scoring
     letters = re.match(r".*the summarizer after [^:]*: \": (.*); off", read[-1])
     odds = {one[0]: math.exp(float(one[2:])) for one in letters[1].split(", ")}

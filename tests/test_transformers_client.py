@@ -17,12 +17,7 @@ from agentic_iqa_local.nodes.prompts import (
     distortion_prompt,
     planner_prompt,
 )
-from agentic_iqa_local.nodes.replies import (
-    PlannerReply,
-    analysis_reply,
-    answer_reply,
-    detection_reply,
-)
+from agentic_iqa_local.nodes.replies import PlannerReply, analysis_reply, answer_reply
 from agentic_iqa_local.state import LETTERS
 from agentic_iqa_local.vlm_client import OutOfMemory, VLMClient, VLMError, transformers_client
 
@@ -48,7 +43,7 @@ def read_many(client, pictures):
     return client.read_many(pictures, SCORING, ANSWER_PREFIX, LETTERS)
 
 
-def test_letters_equal_a_plain_pass_also_behind_other_roles_and_pictures(client, pictures):
+def test_letters_equal_a_plain_pass_behind_other_roles(client, pictures):
     """Qwen's models keep the last image's positions in the module: a session must not pick up a stranger's."""
     session, stranger = client.open(pictures), client.open([pictures[1]])
     session.generate(PLAN, PlannerReply)
@@ -85,7 +80,7 @@ def test_a_cache_that_cannot_be_cut_is_computed_again(client, pictures, monkeypa
 # Letters' logits lie between 16 and 32 in size, where neighbours are 2**(4 - 7) = 0.125 apart in bfloat16 and
 # 2**(4 - 10) = 0.016 in float16. Two roundings and the sums before them: two and three neighbours.
 @pytest.mark.parametrize(("dtype", "bound"), [("float16", 0.05), ("bfloat16", 0.25)])
-def test_sharing_the_prefix_moves_the_letters_by_no_more_than_the_dtype(pictures, dtype, bound):
+def test_the_shared_prefix_moves_letters_by_less_than_the_dtype(pictures, dtype, bound):
     half = load(EMBEDDED, dtype=dtype)
     session = half.open([pictures[0]])
     session.generate(PLAN, PlannerReply)
@@ -103,28 +98,22 @@ def test_gpu_letters_agree_with_cpu_letters(client, pictures, dtype, bound):
     assert apart(*(read(c.open([pictures[0]])) for c in (client, on_gpu))) < bound
 
 
-def test_answers_are_valid_even_from_a_hot_model_and_greedy_ones_repeat(client, pictures):
+def test_answers_are_valid_when_hot_and_repeat_when_greedy(client, pictures):
     """At temperature 2 the model babbles; the grammar still admits nothing but valid answers."""
     found = {'a "quoted" car': ["Noise", "Blurs"], "sky": []}
     session = client.open([pictures[0]])
     for prompt, schema in (
         (PLAN, PlannerReply),
-        (distortion_prompt("detection", DEFAULT_QUERY, list(found)), detection_reply(list(found))),
         (distortion_prompt("analysis", DEFAULT_QUERY, found), analysis_reply(found)),
-        (SCORING, answer_reply(None)),
     ):
-        schema.model_validate_json(
-            session.generate(prompt, schema, temperature=2.0, max_tokens=1024)
-        )
-    greedy = [client.open([pictures[0]]).generate(PLAN, PlannerReply) for _ in range(2)]
-    assert greedy[0] == greedy[1]
+        text = session.generate(prompt, schema, temperature=2.0, max_tokens=1024)
+        schema.model_validate_json(text)
+    assert session.generate(PLAN, PlannerReply) == session.generate(PLAN, PlannerReply)
     with pytest.raises(VLMError, match="does not allow"):
         session.generate(SCORING, answer_reply(LETTERS), answer_prefix=ANSWER_PREFIX + "X")
 
 
-def test_a_forward_pass_without_memory_is_a_sentence_and_leaves_a_clean_session(
-    pictures, monkeypatch
-):
+def test_a_pass_without_memory_leaves_a_clean_session(pictures, monkeypatch):
     lone = load(EMBEDDED)
     session = lone.open([pictures[0]])
     session.generate(PLAN, PlannerReply)
@@ -137,38 +126,16 @@ def test_a_forward_pass_without_memory_is_a_sentence_and_leaves_a_clean_session(
     assert apart(read(session), plain_logprobs(lone, [pictures[0]])) < BOUND
 
 
-FILE, DTYPE = "get the folder again", "set dtype: float32"
-
-
-@pytest.mark.parametrize(
-    ("factor", "dtype", "remedy"),
-    [
-        (float("inf"), "float32", FILE),
-        (float("nan"), "float32", FILE),
-        (float("nan"), "float16", FILE),
-        (float("inf"), "float16", DTYPE),  # 1e6 in the file is infinite there
-    ],
-)
-def test_logits_that_are_not_finite_are_refused_with_what_helps(
-    pictures, monkeypatch, factor, dtype, remedy
-):
-    lone = load(EMBEDDED, dtype=dtype)
+def test_logits_that_are_not_finite_are_refused_with_what_helps(pictures, monkeypatch):
+    lone = load(EMBEDDED)
     weight = lone.model.get_output_embeddings().weight
-    monkeypatch.setattr(weight, "data", weight.data * factor)
+    monkeypatch.setattr(weight, "data", weight.data * float("inf"))
     for ask in (lambda one: read(lone.open(one)), lambda one: read_many(lone, [one])):
-        with pytest.raises(VLMError, match=rf"not finite in torch\.{dtype}; .*{remedy}"):
+        with pytest.raises(VLMError, match=r"not finite in torch\.float32; .*set dtype: float32"):
             ask([pictures[0]])
 
 
-def test_a_weight_of_the_vision_tower_that_is_no_number_is_named(pictures, monkeypatch):
-    lone = load(EMBEDDED)
-    name, weight = next((n, w) for n, w in lone.model.named_parameters() if "visual" in n)
-    monkeypatch.setattr(weight, "data", weight.data * float("nan"))
-    with pytest.raises(VLMError, match=f"its weight {name} is not finite"):
-        read(lone.open([pictures[0]]))
-
-
-def test_the_exact_mode_asks_for_deterministic_kernels_and_gives_the_same_bits(pictures):
+def test_the_exact_mode_gives_the_same_bits(pictures):
     try:
         reads = [read(load(EMBEDDED, exact=True).open([pictures[0]])) for _ in range(2)]
         assert torch.are_deterministic_algorithms_enabled()
@@ -178,20 +145,16 @@ def test_the_exact_mode_asks_for_deterministic_kernels_and_gives_the_same_bits(p
 
 
 @pytest.mark.parametrize(("kind", "layer"), [("8bit", "Linear8bitLt"), ("4bit", "Linear4bit")])
-def test_quantisation_takes_the_language_layers_and_leaves_tower_and_head(
-    client, pictures, kind, layer
-):
+def test_quantisation_leaves_the_tower_and_the_head(kind, layer):
     small = load(EMBEDDED, quantization=kind, dtype="float32")
-    kinds = {
-        n: type(m).__name__ for n, m in small.model.named_modules() if hasattr(m, "in_features")
-    }
+    layers = small.model.named_modules()
+    kinds = {name: type(part).__name__ for name, part in layers if hasattr(part, "in_features")}
     assert {kind for name, kind in kinds.items() if "language_model" in name} == {layer}
     assert {kind for name, kind in kinds.items() if "language_model" not in name} == {"Linear"}
-    assert apart(*(read(c.open([pictures[0]])) for c in (client, small))) > 0
     assert small.describe()["quantization"] == kind
 
 
-def test_the_papers_layout_puts_the_template_before_the_images(pictures):
+def test_the_papers_layout_has_the_template_before_the_images(pictures):
     paper = load(EMBEDDED, prompt_layout="system_first")
     text = paper.renderer.render(SCORING, 1).text
     assert text.index("You must select one single answer") < text.index("<|vision_start|>")
@@ -205,7 +168,7 @@ def tiles(photo, count, side=128):
     return [[photo.crop((32 * i, 16 * i, 32 * i + side, 16 * i + side))] for i in range(count)]
 
 
-def test_a_batch_gives_the_letters_that_each_picture_gives_alone(client, photo, monkeypatch):
+def test_a_batch_gives_the_letters_of_each_picture_alone(client, photo, monkeypatch):
     pictures = tiles(photo, 7)
     alone = [read(client.open(images)) for images in pictures]
     session = client.open(pictures[0])
@@ -215,7 +178,6 @@ def test_a_batch_gives_the_letters_that_each_picture_gives_alone(client, photo, 
     assert apart(alone[0], alone[6]) > 0.01  # they are told apart
     assert (many.usage.calls, many.usage.prefilled) == (7, 7 * session.usage.prefilled)
     assert many.usage.forward_passes == 1  # 7 tiles of 16 image tokens fit into one
-    assert (session.seen[0].width, session.seen[0].height, session.seen[0].tokens) == (128, 128, 16)
     monkeypatch.setattr(transformers_client, "MOST_TOKENS", 3 * session.usage.prefilled + 1)
     fewer = read_many(client, pictures)
     assert fewer.usage.forward_passes == 3  # of three, three and one

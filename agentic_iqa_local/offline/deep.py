@@ -77,7 +77,7 @@ def plain_forward(setup: Setup) -> Finding | None:
     import torch
     from transformers import AutoModelForImageTextToText, AutoProcessor
 
-    from agentic_iqa_local.vlm_client.chat import chat_messages, in_words
+    from agentic_iqa_local.vlm_client.chat import asking_for_words, chat_messages
 
     backend = setup.settings.summarizer.backend
     if backend.startswith("server."):
@@ -97,7 +97,7 @@ def plain_forward(setup: Setup) -> Finding | None:
             "the folder holds quantised weights, of which no plain float32 pass can be made",
             "none",
         )
-    scoring, words = in_words(SCORING) if options.answers == "words" else (SCORING, {})
+    scoring, words = asking_for_words(SCORING) if options.answers == "words" else (SCORING, {})
     messages = chat_messages(scoring, 1, options.prompt_layout)
     text = (
         processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)

@@ -26,7 +26,7 @@ from agentic_iqa_local.studies.datasets import Dataset, DatasetError, Question, 
 from agentic_iqa_local.studies.inference import Plan, answer, infer
 from agentic_iqa_local.studies.store import make_folder, open_store, read_run
 from agentic_iqa_local.vlm_client import VLMError
-from agentic_iqa_local.vlm_client.model_folder import examine
+from agentic_iqa_local.vlm_client.model_folder import check_files
 
 FAILURES_IN_A_ROW = 5
 
@@ -131,7 +131,7 @@ def identity(dataset: Dataset, work: Studying, device: str) -> dict[str, Any]:
     for role in work.roles:
         backend = work.settings.role(role).backend
         folders[role] = work.settings.folder(backend)
-        examine(folders[role], weights=not backend.startswith("server."))
+        check_files(folders[role], weights=not backend.startswith("server."))
     return {
         "dataset": hashlib.sha256(json.dumps(scores).encode()).hexdigest(),
         **of_work(work, device),

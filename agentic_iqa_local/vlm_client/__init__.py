@@ -71,6 +71,7 @@ class TokenUsage:
         return TokenUsage(*map(operator.sub, astuple(self), astuple(other)))
 
 
+OVERFLOW = "its weights are damaged, or it overflows: set dtype: float32, or use another model"
 LOGPROB_ROUNDING = 1e-3
 """Tolerance: how far a log-probability may lie above 0, and the sum of the letters' probabilities above 1. A
 softmax in float32 over 10⁵ tokens is off by less than a tenth of it."""
@@ -94,17 +95,17 @@ class LetterRead:
         """The letters' part of `logprobs`, which are by token id. Raises VLMError, which begins with `engine`,
         unless each is a number above NO_PROBABILITY and at most 0, and the probabilities sum to at most 1, both
         within LOGPROB_ROUNDING."""
-        values: dict[str, Any] = {
-            letter: logprobs.get(token) for letter, token in token_ids.items()
-        }
-        for letter, value in values.items():
-            if type(value) not in (int, float) or not NO_PROBABILITY < value <= LOGPROB_ROUNDING:
-                said = f"expected a finite log-probability of at most 0 for the letter {letter}, got {value!r:.40}"
-                remedy = "its weights are damaged, or it overflows: load it in float32, or use another model"
-                raise VLMError(f"{engine}: {said}", remedy)
-        if (total := math.fsum(map(math.exp, values.values()))) > 1 + LOGPROB_ROUNDING:
-            said = f"expected probabilities of {', '.join(values)} that sum to at most 1, got {total:.4g}"
-            raise VLMError(f"{engine}: {said}", "use another model or engine")
+        values: dict[str, Any] = {}
+        for letter, token in token_ids.items():
+            values[letter] = value = logprobs.get(token)
+            is_number = type(value) in (int, float)
+            if not is_number or not NO_PROBABILITY < value <= LOGPROB_ROUNDING:
+                expected = f"a finite log-probability of at most 0 for the letter {letter}"
+                raise VLMError(f"{engine}: expected {expected}, got {value!r:.40}", OVERFLOW)
+        total = math.fsum(map(math.exp, values.values()))
+        if total > 1 + LOGPROB_ROUNDING:
+            expected = f"probabilities of {', '.join(values)} that sum to at most 1"
+            raise VLMError(f"{engine}: expected {expected}, got {total:.4g}", "use another model")
         return cls(values, max(0.0, 1.0 - total), token_ids)
 
 
@@ -135,7 +136,6 @@ class VLMSession:
         self.usage = TokenUsage()
         self.seen: list[SeenImage] = []
         self._expanded: Expanded | None = None
-        self._logged = ""  # the last prompt
 
     def generate(
         self,
@@ -149,7 +149,6 @@ class VLMSession:
         """The answer, by default greedy, as JSON text with `answer_prefix` at its beginning; it is cut at
         `max_tokens`. Raises VLMError."""
         rendered = self.client.renderer.render(prompt, len(self.images), answer_prefix)
-        self._logged = self.client.renderer.log(rendered, self.images, self._logged)
         return self._write(rendered, schema, temperature, max_tokens)
 
     def read_letters(
@@ -160,10 +159,8 @@ class VLMSession:
         rendered, token_ids = self.client.renderer.letters(
             prompt, len(self.images), answer_prefix, letters
         )
-        self._logged = self.client.renderer.log(rendered, self.images, self._logged)
-        return LetterRead.of(
-            self.client.label, self._logprobs(rendered, list(token_ids.values())), token_ids
-        )
+        logprobs = self._logprobs(rendered, list(token_ids.values()))
+        return LetterRead.of(self.client.label, logprobs, token_ids)
 
     def close(self) -> None:
         """Frees the cache."""
@@ -181,9 +178,10 @@ class VLMSession:
 
     def _expand(self, rendered: "Rendered") -> "Expanded":
         """The images after the processor, computed with whichever prompt comes first."""
-        expanded = self._expanded or self.client.renderer.expand(rendered, self.images)
-        self._expanded, self.seen = expanded, expanded.seen
-        return expanded
+        if self._expanded is None:
+            self._expanded = self.client.renderer.expand(rendered, self.images)
+            self.seen = self._expanded.seen
+        return self._expanded
 
     def _count(self, prompt: list[int], reused: int) -> None:
         """Counts a call whose prompt, with the answer so far, was found in the cache up to `reused` tokens."""
@@ -202,15 +200,24 @@ class VLMClient:
     """One loaded model: a folder's processor (`renderer`), and what an engine does with it.
 
     `label` is what messages call the model, `limits` its range of pixels. `trust` is how far its own Yes and No
-    about distortions and its severities count, 0..1, as its folder says; 1 unmeasured.
+    about distortions and its severities count, 0..1, as its folder says; 1 for a model that was not measured.
     """
 
     reads_logits = True
 
     def __init__(self, name: str, settings: "ModelSettings", renderer: "Renderer"):
         self.name = self.label = name
-        self.settings, self.renderer, self.at_once = settings, renderer, settings.max_in_flight
+        self.settings, self.renderer = settings, renderer
+        self.at_once = settings.max_in_flight
         self.limits, self.trust = renderer.limits, renderer.trust
+
+    def require(self, engine: str, **only: Any) -> None:
+        """Raises VLMError for a setting that the engine would ignore: one with another value than its `only` one."""
+        for key, value in only.items():
+            got = getattr(self.settings, key)
+            if got != value:
+                mistake = f"backend {engine}: expected {key}: {value}, got {got}"
+                raise VLMError(mistake, "change it or use another engine")
 
     def open(self, images: "Sequence[Image.Image]") -> VLMSession:
         """A session on one image, or on [reference, test image]."""

@@ -7,7 +7,7 @@ import functools
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from agentic_iqa_local.files import FileError, about_missing_model, read_json, w
 from agentic_iqa_local.vlm_client import VLMError
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+SHARD = re.compile(r"[^/\\]+\.safetensors")  # a file of the folder itself
 LARGEST_INDEX = 16 * 2**20  # bytes; the index of 90 thousand tensors takes 9 MB
 # Keys of the settings by which transformers or vLLM load more than the folder's own safetensors.
 OTHER_SOURCES = {"auto_map", "custom_pipelines", "custom_generate", "kernel_config", "use_kernels",
@@ -25,12 +26,13 @@ OTHER_SOURCES = {"auto_map", "custom_pipelines", "custom_generate", "kernel_conf
 
 # Keys of the settings that say how often transformers builds a part, before it looks at the weights
 COUNTS = re.compile("^depth$|^(?!max_).*(layers?|blocks|experts|heads)$")
-MOST_PARTS = 10_000  # of a kind, where no weights are at hand to compare with
+MOST_PARTS = 10_000  # of a kind, for a folder without weights to compare with
+COPY_AGAIN = "copy the folder again from its maker"
 
 
 @dataclass(frozen=True)
-class Weights:
-    """What the headers of a folder's weight files say: each tensor's shape."""
+class WeightFiles:
+    """A folder's weight files, and each tensor's shape as their headers say."""
 
     files: tuple[Path, ...]
     shapes: Mapping[str, tuple[int, ...]]
@@ -47,78 +49,83 @@ class Weights:
         return max(len(self.shapes), *stacked, 0)
 
 
-def examine(folder: Path, weights: bool = True) -> Weights | None:
-    """Checks the settings of `folder`; with `weights`, what the headers of its weight files say. Raises VLMError."""
+def check_files(folder: Path, weights: bool = True) -> WeightFiles | None:
+    """Checks the settings of `folder`; with `weights`, the weight files too. Raises VLMError."""
     if not os.path.isdir(folder):  # False for a name that is too long too
         raise VLMError(*about_missing_model(folder))
     if not (folder / "config.json").exists():
         raise _refused(folder, "expected config.json, found none", "this is no transformers model")
     if (folder / "adapter_config.json").exists():
-        raise _refused(
-            folder, "expected no adapter_config.json", "merge the adapter into the weights"
-        )
-    parts = [
-        (file.name, part)
-        for file in sorted(folder.glob("*config.json"))
-        for part in walk(read_object(folder, file.name))
-        if isinstance(part, dict)
-    ]
-    for name, part in parts:
-        if named := sorted(key for key in OTHER_SOURCES if part.get(key)):
-            what = f"{name}: expected no {named[0]}, which names code or other weights"
-            raise _refused(
-                folder, what, "use an edition of the model that transformers loads by itself"
-            )
+        advice = "merge the adapter into the weights"
+        raise _refused(folder, "expected no adapter_config.json", advice)
+    for name, section in _sections(folder):
+        for key in OTHER_SOURCES:
+            if section.get(key):
+                mistake = f"{name}: expected no {key}, which names code or other weights"
+                advice = "use an edition of the model that transformers loads by itself"
+                raise _refused(folder, mistake, advice)
     found = read_weights(folder) if weights else None
-    most = found.most_parts if found else MOST_PARTS
-    for name, part in parts:
-        for key, count in part.items():
-            if isinstance(count, int) and COUNTS.search(key) and count > most:
-                has = f"its weights have {most} at most" if found else "more than any model has"
-                raise _refused(folder, f"{name}: {key} is {count:.6g}, {has}")
+    _check_counts(folder, found.most_parts if found else MOST_PARTS)
     return found
+
+
+def _check_counts(folder: Path, most: int) -> None:
+    """Raises VLMError for settings by which transformers would build more than `most` parts of a kind."""
+    for name, section in _sections(folder):
+        for key, count in section.items():
+            if isinstance(count, int) and COUNTS.search(key) and count > most:
+                expected = f"expected at most {most}, as many as it can have weights for"
+                raise _refused(folder, f"{name}: {key} is {count:.6g}, {expected}")
+
+
+def _sections(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each object in the folder's settings, with its file's name."""
+    for file in sorted(folder.glob("*config.json")):
+        for part in walk(read_object(folder, file.name)):
+            if isinstance(part, dict):
+                yield file.name, part
 
 
 def read_object(folder: Path, name: str, **limits: int) -> dict[str, Any]:
     """The JSON object in a file of `folder`. Raises VLMError."""
     try:
-        return read_json(
-            folder / name, finite=False, **limits
-        )  # some models' settings say Infinity
+        # some models' settings say Infinity
+        return read_json(folder / name, finite=False, **limits)
     except FileError as error:
         raise _refused(folder, f"{name} cannot be used: {error}") from error
 
 
-def read_weights(folder: Path) -> Weights:
+def read_weights(folder: Path) -> WeightFiles:
     """The headers of the files that transformers loads. Raises VLMError for weights that are no whole safetensors."""
-    if (folder / WHOLE).exists():
-        names = [WHOLE]
-    elif (folder / INDEX).exists():
-        places = read_object(folder, INDEX, largest=LARGEST_INDEX).get("weight_map")
-        names = sorted(set(map(str, places.values()))) if isinstance(places, dict) else []
-    else:
-        names = []
-    if not names or any(
-        Path(name).name != name or Path(name).suffix != ".safetensors" for name in names
-    ):
-        what = f"expected {WHOLE}, or {INDEX} and the *.safetensors files that it names, found none"
-        raise _refused(folder, what, "get the safetensors edition from the model's maker")
-    if missing := [name for name in names if not (folder / name).is_file()]:
-        raise _refused(
-            folder, f"expected {len(names)} weight files, {missing[0]} is missing or no file"
-        )
-    shapes: dict[str, tuple[int, ...]] = {}
-    for name in names:
+    files, shapes = _weight_files(folder), {}
+    for file in files:
         try:
-            with safe_open(folder / name, framework="numpy") as file:
-                tensors = file.keys()
-                shapes |= {tensor: tuple(file.get_slice(tensor).get_shape()) for tensor in tensors}
+            with safe_open(file, framework="numpy") as opened:
+                for tensor in opened.keys():  # noqa: SIM118 - it is no dict
+                    shapes[tensor] = tuple(opened.get_slice(tensor).get_shape())
         except (SafetensorError, OSError) as error:
-            raise _refused(folder, f"{name!r} is no whole safetensors file: {error}") from error
-    return Weights(tuple(folder / name for name in names), shapes)
+            mistake = f"{file.name!r} is no whole safetensors file: {error}"
+            raise _refused(folder, mistake) from error
+    return WeightFiles(files, shapes)
 
 
-def _refused(
-    folder: Path, what: str, remedy: str = "copy the folder again from its maker"
-) -> VLMError:
-    return VLMError(f"model folder {folder}: {what}", remedy)
+def _weight_files(folder: Path) -> tuple[Path, ...]:
+    """The one file of weights, or those that an index names. Raises VLMError for none, and for one that is missing."""
+    names = [WHOLE] if (folder / WHOLE).exists() else []
+    if not names and (folder / INDEX).exists():
+        places = read_object(folder, INDEX, largest=LARGEST_INDEX).get("weight_map")
+        if isinstance(places, dict):
+            names = sorted(set(map(str, places.values())))
+    if not names or not all(map(SHARD.fullmatch, names)):
+        expected = f"expected {WHOLE}, or {INDEX} and the *.safetensors files that it names"
+        advice = "get the safetensors edition from the model's maker"
+        raise _refused(folder, f"{expected}, found none", advice)
+    for name in names:
+        if not (folder / name).is_file():
+            expected = f"expected {len(names)} weight files, {name} is missing or no file"
+            raise _refused(folder, expected)
+    return tuple(folder / name for name in names)
+
+
+def _refused(folder: Path, mistake: str, remedy: str = COPY_AGAIN) -> VLMError:
+    return VLMError(f"model folder {folder}: {mistake}", remedy)

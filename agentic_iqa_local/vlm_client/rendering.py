@@ -3,7 +3,6 @@
 An answer is encoded after the prompt, not by itself: many tokenizers begin a text differently from its middle.
 """
 
-import itertools
 import logging
 import os
 import threading
@@ -23,8 +22,8 @@ from transformers import AutoConfig, AutoProcessor
 from agentic_iqa_local.config import ModelSettings
 from agentic_iqa_local.files import command
 from agentic_iqa_local.vlm_client import PixelLimits, SeenImage, VLMError
-from agentic_iqa_local.vlm_client.chat import ChatPrompt, chat_messages, in_words
-from agentic_iqa_local.vlm_client.model_folder import examine
+from agentic_iqa_local.vlm_client.chat import ChatPrompt, asking_for_words, chat_messages
+from agentic_iqa_local.vlm_client.model_folder import check_files
 
 logger = logging.getLogger(__name__)
 
@@ -36,19 +35,19 @@ SEQUENCE_INPUTS = ("input_ids", "attention_mask", "mm_token_type_ids", "token_ty
 def check_folder(folder: Path, weights: bool = True) -> Any:
     """The configuration of a model folder. Raises VLMError unless it is that of a vision-language model and, with
     `weights`, safetensors are there."""
-    examine(folder, weights)
+    check_files(folder, weights)
     with loading(folder):
         config = AutoConfig.from_pretrained(folder, **LOCAL)  # nosec B615 # a local folder
     if type(config) not in transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
-        said = f"expected a vision-language model, got {config.model_type}, which reads text only"
-        raise VLMError(f"model folder {folder}: {said}", "use a Qwen-VL, LLaVA or similar folder")
+        got = f"expected a vision-language model, got {config.model_type}, which reads text only"
+        raise VLMError(f"model folder {folder}: {got}", "use a Qwen-VL, LLaVA or similar folder")
     return config
 
 
 def first_line(error: BaseException) -> str:
     """The first line of an error's message: transformers lists hundreds of names in some."""
-    line = next(iter(str(error).strip().splitlines()), type(error).__name__)
-    return line if len(line) <= 300 else f"{line[:300]}…"
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:300]
 
 
 @contextmanager
@@ -63,8 +62,8 @@ def loading(folder: Path) -> Iterator[None]:
         why = first_line(error)
         if "ignore_mismatched_sizes" in why:  # which is advice for programmers
             why = "sizes in its config.json are not those of its weights"
-        said = f"transformers {transformers.__version__} cannot load it ({why})"
-        raise VLMError(f"model folder {folder}: {said}") from error
+        mistake = f"transformers {transformers.__version__} cannot load it ({why})"
+        raise VLMError(f"model folder {folder}: {mistake}") from error
 
 
 @dataclass(frozen=True)
@@ -95,6 +94,11 @@ class Expanded:
     inputs: dict[str, torch.Tensor]
     seen: list[SeenImage]
 
+    @property
+    def form(self) -> tuple[Any, ...]:
+        """What images must have in common to be stacked in one batch: tokens, their types and the inputs' shapes."""
+        return self.ids, self.types, {name: value.shape for name, value in self.inputs.items()}
+
 
 class Renderer:
     """The processor and tokenizer of a model folder. Raises VLMError for a folder that cannot serve prompts
@@ -106,25 +110,21 @@ class Renderer:
         self.config = check_folder(self.folder, weights)
         with loading(self.folder):
             self.processor = AutoProcessor.from_pretrained(self.folder, **LOCAL)  # nosec B615 # a local folder
-            if not (self.processor.chat_template or self.processor.tokenizer.chat_template):
-                expected = "expected a chat template, found none"
-                raise VLMError(
-                    f"model folder {self.folder}: {expected}", "copy chat_template.jinja too"
-                )
             self.tokenizer = self.processor.tokenizer
             self.placeholder = self.tokenizer.convert_tokens_to_ids(self.processor.image_token)
             added = [token.content for token in self.tokenizer.added_tokens_decoder.values()]
-            special = {
-                token for token in (*added, *self.tokenizer.all_special_tokens) if len(token) > 1
-            }
+            special = {*added, *self.tokenizer.all_special_tokens}
             self.special_tokens = sorted(special, key=len, reverse=True)
             self.limits = self._set_limits()
+        if not (self.processor.chat_template or self.tokenizer.chat_template):
+            mistake = f"model folder {self.folder}: expected a chat template, found none"
+            raise VLMError(mistake, "copy chat_template.jinja too")
         self.notice = getattr(self.config, "agentic_iqa_notice", None)
-        self.trust = float(getattr(self.config, "agentic_iqa_trust", 1.0))
         if self.notice:  # the embedded model's
             self.notice += (
                 f"; {command('bundle')} --config {NEXT_SET_UP} fetches the next larger one"
             )
+        self.trust = float(getattr(self.config, "agentic_iqa_trust", 1.0))
         self.holds_in_bfloat16 = getattr(self.config, "agentic_iqa_bfloat16", False) is True
 
     def _set_limits(self) -> PixelLimits:
@@ -132,30 +132,19 @@ class Renderer:
         range of their own."""
         settings, images = self.settings, self.processor.image_processor
         self.size: dict[str, int] | None = None  # the range, as the image processor takes it
-        size = {
-            key: value
-            for key, value in dict(getattr(images, "size", {})).items()
-            if value is not None
-        }
-        patch = getattr(images, "patch_size", None)
-        by_pixels = size.keys() >= {"shortest_edge", "longest_edge"} and hasattr(
-            images, "merge_size"
-        )
-        if not patch or not by_pixels:
-            return PixelLimits(
-                factor=1, min_pixels=settings.min_pixels or 1, max_pixels=settings.max_pixels
-            )
-        factor = patch * images.merge_size
-        low, high = (
-            settings.min_pixels or size["shortest_edge"],
-            settings.max_pixels or size["longest_edge"],
-        )
-        if not max(low, factor * factor) <= high:
-            least = f"at least {factor * factor} max_pixels (one token of {factor}×{factor})"
-            said = f"model {self.name}: expected min_pixels ≤ max_pixels and {least}, got {low} and {high}"
-            raise VLMError(said, "correct the configuration")
+        size = dict(getattr(images, "size", {}))
+        own_low, own_high = size.get("shortest_edge"), size.get("longest_edge")
+        patch, merge = getattr(images, "patch_size", None), getattr(images, "merge_size", None)
+        if not (patch and merge and own_low and own_high):
+            return PixelLimits(1, settings.min_pixels or 1, settings.max_pixels)
+        factor = patch * merge
+        low, high = settings.min_pixels or own_low, settings.max_pixels or own_high
+        if max(low, factor**2) > high:
+            least = f"at least {factor**2} max_pixels (one token of {factor}×{factor})"
+            expected = f"expected min_pixels ≤ max_pixels and {least}, got {low} and {high}"
+            raise VLMError(f"model {self.name}: {expected}", "correct the configuration")
         self.size = images.size = {"shortest_edge": low, "longest_edge": high}
-        return PixelLimits(factor=factor, min_pixels=low, max_pixels=high)
+        return PixelLimits(factor, low, high)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`, without special tokens around it."""
@@ -166,61 +155,50 @@ class Renderer:
         """`text` with this tokenizer's special tokens broken up, so that a query cannot end its turn or pose
         as an image."""
         for token in self.special_tokens:
-            if token in text:
+            if len(token) > 1:
                 text = text.replace(token, f"{token[0]} {token[1:]}")
         return text
 
     def letters(
         self, prompt: ChatPrompt, images: int, answer_prefix: str, letters: Sequence[str]
     ) -> tuple[Rendered, dict[str, int]]:
-        """`prompt` as it is asked where `letters`, or the words that stand for them, are read, and the token id of
-        each. Raises VLMError where one is not a single token."""
-        asked, words = in_words(prompt) if self.settings.answers == "words" else (prompt, {})
-        rendered = self.render(asked, images, answer_prefix)
+        """`prompt` as it is asked to read `letters`, or the words that stand for them, and the token id of each.
+        Raises VLMError for one that is not a single token."""
+        words: dict[str, str] = {}
+        if self.settings.answers == "words":
+            prompt, words = asking_for_words(prompt)
+        rendered = self.render(prompt, images, answer_prefix)
         return rendered, resolve_letters(self.encode, rendered.text, letters, words)
 
     def render(self, prompt: ChatPrompt, images: int, answer_prefix: str = "") -> Rendered:
-        """`prompt` about `images` pictures, and the answer so far. Raises VLMError for a template or
-        tokenizer that breaks what the letter read and the shared prefix rest on."""
+        """`prompt` about `images` pictures, and the answer so far; it is logged for debugging. Raises VLMError for a
+        template or tokenizer that breaks what the letter read and the shared prefix rest on."""
         prompt = replace(prompt, case=self.defuse(prompt.case))
         messages = chat_messages(prompt, images, self.settings.prompt_layout)
+        template = f"chat template of {self.name}"
         try:
             text = self.processor.apply_chat_template(
                 messages, add_generation_prompt=True, tokenize=False
             )
         except (
             Exception
-        ) as error:  # a template is a program of the folder's maker: it can raise anything
-            said = f"chat template of {self.name} failed ({first_line(error)})"
-            raise VLMError(said, "get the folder from its maker") from error
-        short, whole = self.encode(text), self.encode(text + answer_prefix)
+        ) as error:  # it is a program of the folder's maker, which can raise anything
+            mistake = f"{template} failed ({first_line(error)})"
+            raise VLMError(mistake, "get the folder from its maker") from error
+        whole_text = text + answer_prefix
+        logger.debug("Prompt of the %s, as it is sent:\n%s", prompt.asker or "model", whole_text)
+        short, whole = self.encode(text), self.encode(whole_text)
         if whole[: len(short)] != short:
-            said = "expected the answer to begin with a token of its own, it merges with the prompt"
-            raise VLMError(f"tokenizer of {self.name}: {said}")
+            expected = (
+                "expected the answer to begin with a token of its own, it merges with the prompt"
+            )
+            raise VLMError(f"tokenizer of {self.name}: {expected}")
         places = [i for i, token in enumerate(short) if token == self.placeholder]
         if len(places) != images:
-            raise VLMError(
-                f"chat template of {self.name}: expected {images} image places, got {len(places)}"
-            )
-        answer, head, tail = whole[len(short) :], short[: places[0]], short[places[-1] + 1 :]
-        return Rendered(prompt, answer_prefix, text + answer_prefix, short, answer, head, tail)
-
-    def log(self, rendered: Rendered, images: Sequence[Image.Image], above: str = "") -> str:
-        """Logs, for debugging, the text that the model gets, with the images' sizes in their places, and returns it.
-        Whole lines that it begins with as the prompt `above` did are counted only."""
-        if not logger.isEnabledFor(logging.DEBUG):
-            return ""
-        before, *after = rendered.text.split(self.processor.image_token)
-        sizes = [f"<image {image.width}×{image.height}>" for image in images]
-        text = before + "".join(map("".join, zip(sizes, after, strict=True)))
-        pairs = zip(above.splitlines(True), text.splitlines(True), strict=False)
-        shared = sum(
-            len(line) for _, line in itertools.takewhile(lambda two: two[0] == two[1], pairs)
-        )
-        begun = f"[the first {shared} characters are those of the prompt above]\n" if shared else ""
-        told = "Prompt of the %s, as it is sent:\n%s%s"
-        logger.debug(told, rendered.prompt.asker or "model", begun, text[shared:])
-        return text
+            raise VLMError(f"{template}: expected {images} image places, got {len(places)}")
+        head, tail = short[: places[0]], short[places[-1] + 1 :]
+        answer = whole[len(short) :]
+        return Rendered(prompt, answer_prefix, whole_text, short, answer, head, tail)
 
     def expand(self, rendered: Rendered, images: Sequence[Image.Image]) -> Expanded:
         """Runs the image processor. The images of one assessment are expanded once, with whichever prompt
@@ -236,8 +214,8 @@ class Renderer:
         head, tail = rendered.head, [*rendered.tail, *rendered.answer_ids]
         end = len(ids) - len(tail)
         if ids[: len(head)] != head or ids[end:] != tail:
-            said = "expected to expand images only, but it changes the text around them too"
-            raise VLMError(f"processor of {self.name}: {said}")
+            expected = "expected to expand images only, but it changes the text around them too"
+            raise VLMError(f"processor of {self.name}: {expected}")
         block = ids[len(head) : end]
         types = batch.get("mm_token_type_ids")
         return Expanded(
@@ -248,19 +226,19 @@ class Renderer:
         )
 
     def _seen(self, batch: Mapping[str, Any], tokens: int, count: int) -> list[SeenImage]:
-        """What the model sees of each of `count` images; `tokens` for each where their grid does not say."""
+        """What the model sees of each of `count` images, each of which became `tokens` unless their grid says other."""
         if "image_grid_thw" in batch:
-            processor = self.processor.image_processor
-            patch, merge = processor.patch_size, processor.merge_size
-            return [
-                SeenImage(int(w) * patch, int(h) * patch, int(h) * int(w) // merge**2)
-                for _, h, w in batch["image_grid_thw"].tolist()
-            ]
-        if batch["pixel_values"].ndim == 4 and len(batch["pixel_values"]) == count:
-            height, width = batch["pixel_values"].shape[-2:]
-            return [SeenImage(width, height, tokens)] * count
-        # tiles of a resized picture, and often a thumbnail: no one size says what was seen
-        return [SeenImage(None, None, tokens)] * count
+            images = self.processor.image_processor
+            seen = []
+            for _, rows, columns in batch["image_grid_thw"].tolist():
+                width, height = columns * images.patch_size, rows * images.patch_size
+                seen.append(SeenImage(width, height, rows * columns // images.merge_size**2))
+            return seen
+        *_, height, width = batch["pixel_values"].shape
+        if len(batch["pixel_values"].shape) != 4 or len(batch["pixel_values"]) != count:
+            # tiles of a resized picture, and often a thumbnail: no one size says what was seen
+            width = height = None
+        return [SeenImage(width, height, tokens)] * count
 
 
 def resolve_letters(
@@ -269,27 +247,30 @@ def resolve_letters(
     letters: Sequence[str],
     words: Mapping[str, str] | None = None,
 ) -> dict[str, int]:
-    """Letter, or word → token id after `tail`. `A`, ` A` and `"A` are different tokens with different distributions, so
-    an id is what the tokenizer makes of a letter right after the prompt's own end: encode(tail + letter) must be
-    encode(tail) plus exactly one id. A word (an entry of several characters, or what `words` has in place of a letter)
-    stands for its first token there, which no other word may begin with. Raises VLMError where one merges with the
-    tail, a letter splits, or two share an id."""
+    """The token id of each letter, or word, right after `tail`, the prompt's own end.
+
+    `A`, ` A` and `"A` are different tokens with different distributions, so encode(tail + letter) must be encode(tail)
+    plus exactly one id. A word (an entry of several characters, or what `words` has in place of a letter) stands for
+    its first token there, which no other word may begin with. Raises VLMError for one that merges with the tail, a
+    letter that splits, and two that share an id.
+    """
     base = encode(tail)
     ids: dict[str, int] = {}
     for letter in letters:
-        said = (words or {}).get(letter, letter)
-        longer = encode(tail + said)
+        answer = (words or {}).get(letter, letter)
+        longer = encode(tail + answer)
         tokens = longer[len(base) :]
-        if longer[: len(base)] != base or not tokens or (len(said) == 1 and len(tokens) > 1):
-            expected = f"expected the answer letter {said!r} to be one token after {tail[-24:]!r}"
+        merges = longer[: len(base)] != base
+        splits = len(answer) == 1 and len(tokens) > 1
+        if merges or splits or not tokens:
+            expected = f"expected the answer letter {answer!r} to be one token after {tail[-24:]!r}"
             got = f"got {longer[len(base) - 1 :]} after {base[-2:]}"
-            raise VLMError(
-                f"tokenizer: {expected}, {got}", "this model's letters cannot be read here"
-            )
+            advice = "this model's letters cannot be read here"
+            raise VLMError(f"tokenizer: {expected}, {got}", advice)
         ids[letter] = tokens[0]
     if len(set(ids.values())) != len(ids):
-        said = (
-            f"expected a token of its own for each of the letters {', '.join(letters)}, got {ids}"
+        listed = ", ".join(letters)
+        raise VLMError(
+            f"tokenizer: expected a token of its own for each of the letters {listed}, got {ids}"
         )
-        raise VLMError(f"tokenizer: {said}")
     return ids

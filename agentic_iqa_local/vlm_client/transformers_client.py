@@ -35,6 +35,7 @@ from agentic_iqa_local.devices import (
     memory_ran_out,
 )
 from agentic_iqa_local.vlm_client import (
+    OVERFLOW,
     LetterRead,
     ManyReads,
     ModelLost,
@@ -79,9 +80,8 @@ class TransformersClient(VLMClient):
         self.tokenizer = self.renderer.tokenizer
         if settings.exact:
             make_deterministic()
-        self.dtype = getattr(
-            torch, choose_dtype(settings.dtype, device, self.renderer.holds_in_bfloat16)
-        )
+        dtype = choose_dtype(settings.dtype, device, self.renderer.holds_in_bfloat16)
+        self.dtype = getattr(torch, dtype)
         self.model = self._load(device)
         self.device = self.model.device
         named = inspect.signature(self.model.forward).parameters  # transformers renames it
@@ -101,40 +101,40 @@ class TransformersClient(VLMClient):
         options: dict[str, Any] = {"dtype": self.dtype, "use_safetensors": True, **LOCAL}
         if settings.attention != "auto":
             options["attn_implementation"] = settings.attention
-        if settings.quantization != "none":
-            options |= {"quantization_config": self._quantization(), "device_map": {"": device}}
-        elif settings.device_map == "auto":
+        if settings.device_map == "auto":
             options["device_map"] = "auto"
+        if settings.quantization != "none":
+            options["quantization_config"] = self._quantization()
+            options["device_map"] = {"": device}
         transformers.utils.logging.disable_progress_bar()  # stderr may be a caller's own
         with loading(folder):
-            model, loaded = AutoModelForImageTextToText.from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]  # with output_loading_info it is a pair
+            loaded: Any = AutoModelForImageTextToText.from_pretrained(
                 folder, output_loading_info=True, **options
             )  # nosec B615 # a local folder
+            model, info = loaded
             model.eval()
             if "device_map" not in options:
                 model.to(device)
-        if absent := sorted(
-            {*loaded["missing_keys"], *(str(key) for key in loaded["mismatched_keys"])}
-        ):
-            said = f"{len(absent)} weights are missing or of another shape ({absent[0]}, ...)"
-            raise VLMError(f"model folder {folder}: {said}", "copy the folder again")
+        absent = sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]]))
+        if absent:
+            lacks = f"{len(absent)} weights are missing or of another shape ({absent[0]}, ...)"
+            raise VLMError(f"model folder {folder}: {lacks}", "copy the folder again")
         if model.config.model_type == "smolvlm" and hasattr(model.model, "inputs_merger"):
-            # transformers 5.20 fails where a picture's tokens are no multiple of the patch size (SmolVLM2-2.2B);
+            # transformers 5.20 fails if a picture's tokens are no multiple of the patch size (SmolVLM2-2.2B);
             # Idefics3, its parent class, puts them in the same places.
             merge = transformers.Idefics3Model.inputs_merger
             model.model.inputs_merger = functools.partial(merge, model.model)
         return model
 
     def _quantization(self) -> BitsAndBytesConfig:
-        options: dict[str, Any] = {"load_in_8bit": True}
-        if self.settings.quantization == "4bit":
-            options = {
-                "load_in_4bit": True,
-                "bnb_4bit_quant_type": "nf4",
-                "bnb_4bit_use_double_quant": True,
-            }
+        in_4bit = self.settings.quantization == "4bit"
         return BitsAndBytesConfig(
-            bnb_4bit_compute_dtype=self.dtype, llm_int8_skip_modules=FULL_PRECISION, **options
+            load_in_8bit=not in_4bit,
+            load_in_4bit=in_4bit,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=self.dtype,
+            llm_int8_skip_modules=FULL_PRECISION,
         )
 
     def open(self, images: Sequence[Image.Image]) -> "TransformersSession":
@@ -175,26 +175,19 @@ class TransformersClient(VLMClient):
     ) -> ManyReads:
         """`VLMClient.read_many`. Pictures that become equally many tokens go through the model side by side,
         as many as MOST_TOKENS and the model's range of pixels allow; others one by one."""
-        rendered, token_ids = self.renderer.letters(
-            prompt, len(pictures[0]), answer_prefix, letters
-        )
+        first = pictures[0]
+        rendered, token_ids = self.renderer.letters(prompt, len(first), answer_prefix, letters)
         expanded = [self.renderer.expand(rendered, images) for images in pictures]
-        # only pictures that became the same tokens and equally large inputs can be stacked
-        forms = [
-            (one.ids, one.types, {name: x.shape for name, x in one.inputs.items()})
-            for one in expanded
-        ]
-        if any(form != forms[0] for form in forms):
+        if any(one.form != expanded[0].form for one in expanded):
             return super().read_many(pictures, prompt, answer_prefix, letters)
-        self.renderer.log(rendered, pictures[0])
         length = len(rendered.prompt_with(expanded[0])) + len(rendered.answer_ids)
-        pixels = sum(image.width * image.height for image in pictures[0])
-        at_once = max(
-            1, min(MOST_TOKENS // length, (self.limits.max_pixels or MOST_PIXELS) // pixels)
-        )
+        pixels = sum(image.width * image.height for image in first)
+        most_pixels = self.limits.max_pixels or MOST_PIXELS
+        at_once = max(1, min(MOST_TOKENS // length, most_pixels // pixels))
         reads, usage = [], TokenUsage(calls=len(pictures), prefilled=length * len(pictures))
-        for first in range(0, len(expanded), at_once):
-            passed = self.run(self.prompt_inputs(rendered, expanded[first : first + at_once]))
+        for start in range(0, len(expanded), at_once):
+            batch = expanded[start : start + at_once]
+            passed = self.run(self.prompt_inputs(rendered, batch))
             usage.prefill_seconds += passed.seconds
             usage.forward_passes += 1
             for row in passed.logits.double().log_softmax(-1):
@@ -212,12 +205,11 @@ class TransformersClient(VLMClient):
         inputs = {"input_ids": torch.tensor([ids] * rows)}
         if first.types is not None:
             types = [0] * len(rendered.head) + first.types
-            inputs["mm_token_type_ids"] = torch.tensor(
-                [types + [0] * (len(ids) - len(types))] * rows
-            )
-        return inputs | {
-            name: torch.cat([one.inputs[name] for one in pictures]) for name in first.inputs
-        }
+            types += [0] * (len(ids) - len(types))
+            inputs["mm_token_type_ids"] = torch.tensor([types] * rows)
+        for name in first.inputs:
+            inputs[name] = torch.cat([one.inputs[name] for one in pictures])
+        return inputs
 
     @torch.inference_mode()
     def run(
@@ -228,35 +220,21 @@ class TransformersClient(VLMClient):
         with self._errors(f"{inputs['input_ids'].numel()} tokens"), self.lock:
             began = time.perf_counter()
             for name, value in inputs.items():
-                inputs[name] = value.to(
-                    self.device, self.dtype if value.is_floating_point() else None
-                )
+                dtype = self.dtype if value.is_floating_point() else None
+                inputs[name] = value.to(self.device, dtype)
             inner = self.model.model
             if cache is None and hasattr(inner, "rope_deltas"):
                 inner.rope_deltas = None
             inputs |= {self.cache_name: cache, "use_cache": keep, "logits_to_keep": 1}
             output = self.model(**inputs)
             delta = getattr(inner, "rope_deltas", None)
+            delta = None if delta is None else delta.clone()
             logits = output.logits[:, -1].float().cpu()
             seconds = time.perf_counter() - began
-            kept = output[self.cache_name] if keep else None
-            passed = Pass(logits, kept, None if delta is None else delta.clone(), seconds)
         if not torch.isfinite(logits).all():
-            said = f"{self.name} gave logits that are not finite in {self.dtype}"
-            raise VLMError(said, self._remedy_of_overflow())
-        return passed
-
-    def _remedy_of_overflow(self) -> str:
-        """What helps where logits are not finite: another file where a weight is not finite itself; a dtype of more
-        range where there is one. In float16 a weight may be infinite that is not so in its file."""
-        half = self.dtype == torch.float16
-        for name, weight in self.model.named_parameters():
-            damaged = torch.isnan(weight) if half else ~torch.isfinite(weight)
-            if damaged.any():
-                return f"its weight {name} is not finite: get the folder again from its maker"
-        if self.dtype == torch.float32:
-            return "its weights are finite, but it overflows in float32 too: use another model"
-        return "set dtype: float32"
+            mistake = f"{self.name} gave logits that are not finite in {self.dtype}"
+            raise VLMError(mistake, OVERFLOW)
+        return Pass(logits, output[self.cache_name] if keep else None, delta, seconds)
 
     @contextmanager
     def _errors(self, on: str) -> Iterator[None]:
@@ -264,16 +242,15 @@ class TransformersClient(VLMClient):
         try:
             yield
         except (RuntimeError, MemoryError) as error:
+            why = f"on {on} ({first_line(error)})"
             if memory_ran_out(error):
-                said = f"{self.name}: memory ran out on {on} ({first_line(error)})"
                 advice = (
                     "lower max_pixels, quantise, assess fewer images at once, or use another device"
                 )
-                raise OutOfMemory(said, advice) from error
-            failed = f"{self.name} failed on {on} ({first_line(error)})"
-            if isinstance(
-                error, torch.AcceleratorError
-            ):  # the process's hold on its card is broken
+                raise OutOfMemory(f"{self.name}: memory ran out {why}", advice) from error
+            failed = f"{self.name} failed {why}"
+            if isinstance(error, torch.AcceleratorError):
+                # the process's hold on its card is broken
                 raise ModelLost(failed, "the card has to be opened anew") from error
             raise VLMError(failed) from error
 
@@ -301,34 +278,22 @@ class TransformersSession(VLMSession):
         """Template text that the schema leaves no choice about is not decoded token by token but run through in
         one piece."""
         client = self.client
-        matcher = llguidance.LLMatcher(
-            client.grammar_tokenizer, client.grammar(json.dumps(json_schema(schema)))
-        )
+        grammar = client.grammar(json.dumps(json_schema(schema)))
+        matcher = llguidance.LLMatcher(client.grammar_tokenizer, grammar)
         answer = [*rendered.answer_ids]
         if not matcher.consume_tokens(answer):
-            raise VLMError(
-                f"schema {schema.__name__} does not allow an answer that begins with {rendered.answer_prefix!r}"
-            )
-        mask = llguidance.numpy.allocate_token_bitmask(1, client.vocabulary)
+            begins = f"an answer that begins with {rendered.answer_prefix!r}"
+            raise VLMError(f"schema {schema.__name__} does not allow {begins}")
         new_call = True
         while not matcher.is_stopped() and len(answer) < max_tokens:
-            if client.settings.skip_template and (forced := matcher.compute_ff_tokens()):
+            if forced := matcher.compute_ff_tokens():
                 matcher.consume_tokens(forced)
                 answer += forced
                 self.usage.forced += len(forced)
                 continue
             logits = self._advance(rendered, answer, new_call=new_call)
             new_call = False
-            llguidance.numpy.fill_next_token_bitmask(matcher, mask)
-            allowed = np.unpackbits(mask[0].view(np.uint8), bitorder="little")[: client.vocabulary]
-            logits = logits.masked_fill(torch.from_numpy(allowed) == 0, float("-inf"))
-            token = int(logits.argmax())
-            if temperature:
-                token = int(
-                    torch.multinomial(
-                        (logits / temperature).softmax(-1), 1, generator=self._generator
-                    )
-                )
+            token = self._choose(logits, matcher, temperature)
             self.usage.decoded += 1
             matcher.consume_token(token)
             if token in client.stop_ids:
@@ -338,10 +303,22 @@ class TransformersSession(VLMSession):
             raise VLMError(f"constrained generation failed: {error}")
         return client.tokenizer.decode(answer, skip_special_tokens=True)
 
+    def _choose(
+        self, logits: torch.Tensor, matcher: llguidance.LLMatcher, temperature: float
+    ) -> int:
+        """The likeliest token that the grammar allows next, or one drawn at a `temperature` above 0."""
+        mask = llguidance.numpy.allocate_token_bitmask(1, self.client.vocabulary)
+        llguidance.numpy.fill_next_token_bitmask(matcher, mask)
+        allowed = np.unpackbits(mask[0].view(np.uint8), bitorder="little")[: len(logits)]
+        logits = logits.masked_fill(torch.from_numpy(allowed) == 0, float("-inf"))
+        if not temperature:
+            return int(logits.argmax())
+        probabilities = (logits / temperature).softmax(-1)
+        return int(torch.multinomial(probabilities, 1, generator=self._generator))
+
     def _logprobs(self, rendered: Rendered, tokens: list[int]) -> Mapping[int, float]:
-        logprobs = (
-            self._advance(rendered, rendered.answer_ids, new_call=True).double().log_softmax(-1)
-        )
+        logits = self._advance(rendered, rendered.answer_ids, new_call=True)
+        logprobs = logits.double().log_softmax(-1)
         return {token: logprobs[token].item() for token in tokens}
 
     def _drop_cache(self) -> None:
@@ -352,18 +329,12 @@ class TransformersSession(VLMSession):
         through the model."""
         expanded = self._expand(rendered)
         ids = rendered.prompt_with(expanded) + answer
-        kept = self._cut_cache(ids, len(rendered.head) + len(expanded.ids), new_call)
+        kept = self._cut_cache(ids, len(rendered.head) + len(expanded.ids))
         new = ids[kept:]
         if kept:
             inputs = self._model_inputs(new, kept)
         else:
             inputs = self.client.prompt_inputs(replace(rendered, answer_ids=answer), [expanded])
-        usage = self.usage
-        usage.calls += new_call
-        usage.reused += kept if new_call else 0
-        # the last decoded token comes back as input: it was counted when it was chosen
-        usage.prefilled += len(new) - (not new_call)
-        usage.forward_passes += 1
         try:
             passed = self.client.run(inputs, self._cache, keep=True)
         except VLMError:
@@ -372,25 +343,30 @@ class TransformersSession(VLMSession):
         self._cache, self._cached = passed.cache, ids
         if not kept:
             self._delta = passed.delta
+        usage = self.usage
+        usage.forward_passes += 1
+        if new_call:
+            usage.calls += 1
+            usage.reused += kept
+            usage.prefilled += len(new)
+        else:
+            usage.prefilled += len(new) - 1  # the last token was counted when it was chosen
         if new_call or len(new) > 1:
             usage.prefill_seconds += passed.seconds
         else:
             usage.decode_seconds += passed.seconds
         return passed.logits[0]
 
-    def _cut_cache(self, ids: list[int], image_end: int, new_call: bool) -> int:
+    def _cut_cache(self, ids: list[int], image_end: int) -> int:
         """How many leading `ids` the cache holds, after the rest was cut off it; at least the last id is
-        always computed, for its logits. 0, and no cache, where it does not hold the images whole or cannot be
+        always computed, for its logits. 0, and no cache, if it does not hold the images whole or cannot be
         cut (sliding windows, linear attention)."""
-        if self._cache is None or (new_call and not self.client.settings.share_prefix):
-            self._drop_cache()
-            return 0
         limit = min(len(self._cached), len(ids) - 1)
         kept = next((i for i in range(limit) if ids[i] != self._cached[i]), limit)
         if kept == len(self._cached):
             return kept
         with suppress(RuntimeError, NotImplementedError, ValueError, AttributeError):
-            if kept >= image_end:
+            if self._cache is not None and kept >= image_end:
                 self._cache.crop(kept - len(self._cached))
                 if self._cache.get_seq_length() == kept:
                     return kept

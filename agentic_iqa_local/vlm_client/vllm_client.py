@@ -68,14 +68,10 @@ class VllmClient(VLMClient):
         """Raises VLMError for what vLLM would ignore or cannot do, rather than doing something else."""
         from vllm.platforms import current_platform
 
-        settings, on_gpu = self.settings, self.device.startswith("cuda")
-        if current_platform.is_cpu() == on_gpu:
-            said = f"backend vllm: this vLLM is built for {'a GPU' if not on_gpu else 'a CPU'}"
-            raise VLMError(f"{said}, the device is {self.device}", "install the other build")
-        for key, only in (("quantization", "none"), ("attention", "auto"), ("device_map", "none")):
-            if (got := getattr(settings, key)) != only:
-                said = f"backend vllm: expected {key}: {only}, got {got}, which only the transformers engine does"
-                raise VLMError(said, "change it or use that engine")
+        if current_platform.is_cpu() == self.device.startswith("cuda"):
+            mistake = f"backend vllm: this vLLM is not built for the device {self.device}"
+            raise VLMError(mistake, "install the other build")
+        self.require("vllm", quantization="none", attention="auto", device_map="none")
 
     def _engine_config(self):
         from vllm import EngineArgs
@@ -103,7 +99,7 @@ class VllmClient(VLMClient):
             max_num_batched_tokens=max(context, 8192) if on_gpu else context,
             max_num_seqs=1 if settings.exact else settings.max_in_flight,
             limit_mm_per_prompt={"image": 2, "video": 0},
-            enable_prefix_caching=settings.share_prefix and not settings.exact,
+            enable_prefix_caching=not settings.exact,
             load_format="safetensors",
             generation_config="vllm",
             structured_outputs_config={"backend": "guidance", "disable_any_whitespace": True},

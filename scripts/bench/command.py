@@ -1,16 +1,15 @@
-"""Measures what prefix sharing, engines and batching save, as ratios within one run.
+"""Measures what engines and batching save, as ratios within one run.
 
     bash scripts/with_env.sh --vllm-cpu python scripts/bench.py run --out benchmarks/cpu_embedded.json
-    python scripts/bench.py run --gpu 0 --build 7B --arms naive shared --out benchmarks/gpu_7b.json
+    python scripts/bench.py run --gpu 0 --build 7B --out benchmarks/gpu_7b.json
     python scripts/bench.py quantization --gpu 0 --model models/Qwen2.5-VL-7B-Instruct --out benchmarks/gpu_8bit.json
     python scripts/bench.py tools --threads 1 --side 512 1024 2048 3464 --out benchmarks/cpu_tools.json
     python scripts/bench.py maps --out benchmarks/cpu_maps.json
 
-Arms: naive (transformers, every role computes the images again, template text is decoded), shared (transformers with
-its cache), vllm_cold (vLLM without its prefix cache), vllm. All arms get the same weights, prompts and whole pictures,
-take turns image by image, and must agree on the letters within the bound, or the arm's row is void. Programs: letters
-(one read), letters_twice (forward and reversed), agent_nr and agent_fr (the whole agent), questions (five on one
-picture). docs/performance.md shows what the committed files hold.
+The engines transformers and vllm get the same weights, prompts and whole pictures, take turns image by image, and must
+agree on the letters within the bound, or the engine's row is void. Programs: letters (one read), letters_twice (forward
+and reversed), agent_nr and agent_fr (the whole agent), questions (five on one picture). docs/performance.md shows what
+the committed files hold.
 """
 
 import argparse
@@ -26,21 +25,21 @@ from bench.bars import bars
 from bench.maps import maps
 from bench.parts import quantization, tools
 from bench.runs import PROGRAMS, cold, run
-from bench.setup import ARMS, SHAPES
+from bench.setup import ENGINES, SHAPES
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    run = commands.add_parser("run", help="measure the arms")
-    run.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), help="default: all")
+    run = commands.add_parser("run", help="measure the engines")
+    run.add_argument("--engines", nargs="+", choices=ENGINES, default=ENGINES, help="default: both")
     run.add_argument(
         "--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS), help="default: all"
     )
     cold = commands.add_parser(
-        "cold", help="cold start and peak memory of one arm (run calls this for each)"
+        "cold", help="cold start and peak memory of one engine (run calls this for each)"
     )
-    cold.add_argument("--arm", choices=ARMS, required=True)
+    cold.add_argument("--engine", choices=ENGINES, required=True)
     quantization = commands.add_parser("quantization", help="what bitsandbytes does to the letters")
     tools = commands.add_parser(
         "tools", help="memory and seconds of each tool that is available here"

@@ -1,4 +1,4 @@
-"""Programs on every arm, in turns: seconds, counted work and letters, and cold starts."""
+"""Programs on every engine, in turns: seconds, counted work and letters, and cold starts."""
 
 import argparse
 import json
@@ -14,7 +14,7 @@ from agentic_iqa_local.files import ROOT
 from bench.setup import build, environment, pictures, progress, services_of
 
 PROGRAMS = ("letters", "letters_twice", "agent_nr", "agent_fr", "questions")
-# of the letters' log-probabilities between arms
+# of the letters' log-probabilities between engines
 BOUNDS = {"float32": 1e-3, "bfloat16": 0.25, "float16": 0.05}
 QUESTIONS = [
     ("Is the picture sharp?", ["Yes", "No"]),
@@ -89,40 +89,40 @@ def run(args: argparse.Namespace) -> dict:
             "images": args.images,
             "date": time.strftime("%Y-%m-%d"),
             "environment": environment(args),
-            "cold": {arm: cold_start(arm, args, folder) for arm in args.arms},
+            "cold": {engine: cold_start(engine, args, folder) for engine in args.engines},
             "rows": [],
         }
-        arms, tools = {}, None
-        for arm in args.arms:
-            arms[arm] = services_of(arm, args, folder, tools)
-            tools = arms[arm].tools
-        result["dtype"] = arms[args.arms[0]].client("summarizer").describe()["dtype"]
+        engines, tools = {}, None
+        for engine in args.engines:
+            engines[engine] = services_of(engine, args, folder, tools)
+            tools = engines[engine].tools
+        result["dtype"] = engines[args.engines[0]].client("summarizer").describe()["dtype"]
         bound = BOUNDS[result["dtype"]]
         for program in args.programs:
-            result["rows"] += _measured(program, arms, args, Path(scratch), bound)
+            result["rows"] += _measured(program, engines, args, Path(scratch), bound)
         result["bare_forward"] = bare_forward(
-            arms, pictures(args.images, args.side, Path(scratch), "bare"), args
+            engines, pictures(args.images, args.side, Path(scratch), "bare"), args
         )
-        for services in arms.values():
+        for services in engines.values():
             services.client("summarizer").close()
     return result
 
 
 def _measured(
-    program: str, arms: dict, args: argparse.Namespace, scratch: Path, bound: float
+    program: str, engines: dict, args: argparse.Namespace, scratch: Path, bound: float
 ) -> list[dict]:
-    """A row of one program for each arm; the arms take turns, picture by picture, once each has run it on a small
+    """A row of one program for each engine; the engines take turns, picture by picture, once each has run it on a small
     one."""
     (warm,) = pictures(1, args.side // 2, scratch, f"{program}/warm")
-    for services in arms.values():
+    for services in engines.values():
         run_program(program, warm, services)
-    found: dict[str, list[dict]] = {arm: [] for arm in arms}
+    found: dict[str, list[dict]] = {engine: [] for engine in engines}
     for pair in pictures(args.images, args.side, scratch, f"{program}/measured"):
-        for arm, services in arms.items():
-            progress(f"{program}, {arm}")
-            found[arm].append(run_program(program, pair, services))
+        for engine, services in engines.items():
+            progress(f"{program}, {engine}")
+            found[engine].append(run_program(program, pair, services))
     first, out = next(iter(found.values())), []
-    for arm, rows in found.items():
+    for engine, rows in found.items():
         gap = max(_gap(one, other) for one, other in zip(rows, first, strict=True))
         seconds = [row["seconds"] for row in rows]
         means = [
@@ -130,7 +130,7 @@ def _measured(
         ]
         row = {
             "program": program,
-            "arm": arm,
+            "engine": engine,
             "images": len(rows),
             "median_seconds": statistics.median(seconds),
         }
@@ -149,7 +149,7 @@ def _gap(one: dict, other: dict) -> float:
     )
 
 
-def bare_forward(arms: dict, pairs: list, args: argparse.Namespace) -> dict | None:
+def bare_forward(engines: dict, pairs: list, args: argparse.Namespace) -> dict | None:
     """A letter read on a fresh session against the bare pass of processor's inputs through the model, taking turns."""
     import torch
 
@@ -157,9 +157,9 @@ def bare_forward(arms: dict, pairs: list, args: argparse.Namespace) -> dict | No
     from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
     from agentic_iqa_local.state import LETTERS
 
-    if "shared" not in arms:
+    if "transformers" not in engines:
         return None
-    client = arms["shared"].client("summarizer")
+    client = engines["transformers"].client("summarizer")
     prompt = summarizer_prompt(DEFAULT_QUERY, None, scoring=True)
     bare, read = [], []
     for pair in pairs:
@@ -184,15 +184,15 @@ def bare_forward(arms: dict, pairs: list, args: argparse.Namespace) -> dict | No
     return {"bare_seconds": statistics.median(bare), "read_seconds": statistics.median(read)}
 
 
-def cold_start(arm: str, args: argparse.Namespace, folder: Path) -> dict:
+def cold_start(engine: str, args: argparse.Namespace, folder: Path) -> dict:
     """Seconds from the start of a process to its first letters, and its peak memory."""
-    progress(f"cold start, {arm}")
+    progress(f"cold start, {engine}")
     command = [
         sys.executable,
         str(ROOT / "scripts" / "bench.py"),
         "cold",
-        "--arm",
-        arm,
+        "--engine",
+        engine,
         "--model",
         str(folder),
     ]
@@ -205,7 +205,7 @@ def cold_start(arm: str, args: argparse.Namespace, folder: Path) -> dict:
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise SystemExit(f"cold start of {arm} failed:\n{done.stderr[-2000:]}")
+        raise SystemExit(f"cold start of {engine} failed:\n{done.stderr[-2000:]}")
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
@@ -214,7 +214,7 @@ def cold(args: argparse.Namespace) -> dict:
 
     began = time.time()
     with tempfile.TemporaryDirectory() as scratch:
-        services = services_of(args.arm, args, args.model)
+        services = services_of(args.engine, args, args.model)
         run_program("letters", pictures(1, args.side, Path(scratch), "cold")[0], services)
     import torch
 

@@ -1,4 +1,4 @@
-"""What is measured: models, pictures, the arms' services, and the machine."""
+"""What is measured: models, pictures, the engines' services, and the machine."""
 
 import argparse
 import sys
@@ -7,12 +7,7 @@ from pathlib import Path
 
 from agentic_iqa_local.files import EMBEDDED, ROOT
 
-ARMS = {
-    "naive": ("transformers", False),
-    "shared": ("transformers", True),
-    "vllm_cold": ("vllm", False),
-    "vllm": ("vllm", True),
-}
+ENGINES = ("transformers", "vllm")
 # of Qwen2.5-VL: text (hidden, MLP, layers, heads, key-value heads), tower (hidden, MLP, layers, heads)
 SHAPES = {
     "0.5B": ((896, 4864, 24, 14, 2), (640, 1728, 16, 10)),
@@ -27,7 +22,6 @@ PACKAGES = [
     "llguidance",
     "pyiqa",
     "bitsandbytes",
-    "langgraph",
     "numpy",
 ]
 
@@ -112,25 +106,15 @@ def pictures(count: int, side: int, scratch: Path, name: str) -> list[tuple[Path
     return files
 
 
-def services_of(arm: str, args: argparse.Namespace, folder: Path, tools=None):
-    """Services of one arm, loaded."""
+def services_of(engine: str, args: argparse.Namespace, folder: Path, tools=None):
+    """Services of one engine, loaded."""
     from agentic_iqa_local.config import ModelSettings, load_settings
-    from agentic_iqa_local.devices import choose_device, describe_device
+    from agentic_iqa_local.devices import choose_device
     from agentic_iqa_local.services import Services
 
-    engine, shared = ARMS[arm]
     settings = load_settings().with_options(engine=engine).with_options(model=str(folder))
     device = choose_device(args.gpu, args.gpu is None)
-    model = ModelSettings(
-        path=str(folder),
-        dtype=args.dtype,
-        share_prefix=shared,
-        skip_template=shared,
-        max_pixels=args.side**2,
-    )
-    if arm == "vllm_cold" and device != "cpu":  # the other vLLM arm needs its half of the card
-        half = float(describe_device(device)["memory_total_bytes"] or 0) / 2**31
-        model = model.model_copy(update={"left_for_tools_gib": half})
+    model = ModelSettings(path=str(folder), dtype=args.dtype, max_pixels=args.side**2)
     settings = settings.model_copy(update={"models": {folder.name: model}})
     services = Services(settings, device, tools=tools)
     services.client("summarizer")
