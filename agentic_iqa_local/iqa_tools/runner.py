@@ -249,7 +249,10 @@ class ToolRunner:
             if key not in self._examinations:
                 metric = self._metric(spec)
                 with _failures(spec.name, pictures[0]):
-                    self._examinations[key] = metric.examine(*pictures)
+                    read = metric.examine(*pictures)
+                    if not math.isfinite(read.quality):
+                        raise ValueError("it read no number, which says nothing")
+                    self._examinations[key] = read
                 if len(self._examinations) > MOST_EXAMINATIONS:
                     del self._examinations[next(iter(self._examinations))]
             return self._examinations[key]
