@@ -16,6 +16,8 @@ from pydantic import (
     Field,
     JsonValue,
     StringConstraints,
+    ValidationInfo,
+    computed_field,
     field_validator,
     model_validator,
 )
@@ -173,12 +175,15 @@ class PlannerInput(BaseModel):
 
     @field_validator("image_path", "reference_path")
     @classmethod
-    def _is_an_image_file(cls, path: str | None) -> str | None:
+    def _is_an_image_file(cls, path: str | None, info: ValidationInfo) -> str | None:
+        """The name tells what is an image only where nobody has looked inside: the context {"decoded": True}
+        says that one has."""
         if path is None:
             return None
         if not os.path.isfile(path):  # unlike Path.is_file it says no to a name that is too long
             raise ValueError(f"Image file not found: {path}")
-        if Path(path).suffix.lower() not in IMAGE_SUFFIXES:
+        decoded = (info.context or {}).get("decoded")
+        if not decoded and Path(path).suffix.lower() not in IMAGE_SUFFIXES:
             expected = f"expected one of {', '.join(IMAGE_SUFFIXES)}"
             raise ValueError(f"Invalid image format: {path} ({expected})")
         return path
@@ -302,7 +307,8 @@ class DamagedBox(BaseModel):
 
 
 class ExecutorOutput(BaseModel):
-    """The evidence. Every part but the logs is None when the plan did not ask for it."""
+    """The evidence. Every part but the logs is None when the plan did not ask for it. The scores are those of the
+    logs; `nodes.evidence.findings` has the distortions in one list."""
 
     distortion_set: dict[str, list[str]] | None = None
     # by object, what the distortions that count as found rest on
@@ -311,7 +317,6 @@ class ExecutorOutput(BaseModel):
     # {object: {distortion: {severity: probability}}}, each summing to 1: the model's times what LocalNR reads
     severity_probabilities: dict[str, dict[str, dict[str, float]]] | None = None
     selected_tools: dict[str, dict[str, str]] | None = None
-    quality_scores: dict[str, dict[str, tuple[str, Score]]] | None = None
     tool_logs: list[ToolExecutionLog] = Field(default_factory=list)
     # where LocalNR's map has the damage: a quarter ("top left") or "everywhere". None where the query does
     # not ask for a place, the tool sees no damage, or it could not run.
@@ -320,6 +325,30 @@ class ExecutorOutput(BaseModel):
     # what a subtask could not tell, or the model's own probabilities left open
     uncertainty: str | None = None
     error: str | None = None  # why the executor failed, when it did
+
+    @model_validator(mode="before")
+    @classmethod
+    def _logs_of_scores(cls, given: Any) -> Any:
+        """Scores that come without their logs, as in a row on disk, count as runs."""
+        if not isinstance(given, dict) or given.get("tool_logs"):
+            return given
+        logs = []
+        for name, scores in (given.get("quality_scores") or {}).items():
+            for distortion, (tool, score) in scores.items():
+                log = {"object_name": name, "distortion": distortion, "tool_name": tool}
+                logs.append(log | {"normalized_score": score})
+        return given | {"tool_logs": logs}
+
+    @computed_field
+    @property
+    def quality_scores(self) -> dict[str, dict[str, tuple[str, float]]] | None:
+        """{object: {distortion: (tool, score)}} of the runs that measured."""
+        scores: dict[str, dict[str, tuple[str, float]]] = {}
+        for log in self.tool_logs:
+            if log.normalized_score is not None:
+                measured = scores.setdefault(log.object_name, {})
+                measured[log.distortion] = (log.tool_name, log.normalized_score)
+        return scores or None
 
     @property
     def is_empty(self) -> bool:

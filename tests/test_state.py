@@ -115,7 +115,7 @@ def test_executor_output_round_trips_and_every_part_is_optional():
     [
         *({"distortion_analysis": {"Global": [{"type": "Blurs", "severity": severity, "explanation": text}]}}
           for severity, text in (("moderate", "  "), ("mild", "Soft."))),
-        *({"quality_scores": {"Global": {"Blurs": ("NIQE", score)}}} for score in (5.1, float("nan"))),
+        *({"quality_scores": {"Global": {"Blurs": ("NIQE", score)}}, "tool_logs": []} for score in (5.1, float("nan"))),
         {"tool_logs": [{"object_name": "Global", "distortion": "Blurs"}]}, {"tool_logs": [LOG | {"normalized_score": 6.0}]},
     ],
     ids=str,

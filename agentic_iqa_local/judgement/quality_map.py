@@ -236,10 +236,7 @@ def _named(bench: Workbench, damaged: DamagedBox) -> DamagedBox:
     reading.families[likeliest].probability = 1.0  # the map shows that there is damage
     analysis = prompts.distortion_prompt("analysis", prompts.DEFAULT_QUERY, {"Global": [likeliest]})
     own = said(analysis, SEVERITY_PREFIX.replace("TYPE", likeliest), get_args(Severity))
-    severities = (
-        severity_probabilities(reading, {"type": likeliest, "severity": "unclear"}, own, bench)
-        or {}
-    )
+    severities = severity_probabilities(reading, likeliest, "unclear", own, bench)
     severity = max(severities, key=severities.__getitem__, default=None)
     about = {"distortion": likeliest, "probability": p[likeliest], "distortions": p}
     return revised(damaged, **about, severity=severity, severities=severities)

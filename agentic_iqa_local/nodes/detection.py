@@ -30,26 +30,21 @@ PRESENT = 0.5  # from which probability on a family is evidence
 def read_presence(task: Task) -> dict[str, dict[str, float]]:
     """{object: {family: the model's probability of Yes}}; empty in modes without logits, and where one token cannot
     tell Yes from No. Where nothing is to be looked for, only the families that the query names are read."""
-    bench, plan, found = task.bench, task.plan, {}
-    if bench.settings.fusion.mode != "logits" or not bench.services.client(ROLE).reads_logits:
+    bench, plan = task.bench, task.plan
+    logits = bench.settings.fusion.mode == "logits" and bench.services.client(ROLE).reads_logits
+    if not logits:
         return {}
-    prompt, session = (
-        distortion_prompt("presence", task.query, plan.objects, task.reason),
-        bench.models.session(ROLE),
-    )
+    prompt = distortion_prompt("presence", task.query, plan.objects, task.reason)
+    session = bench.models.session(ROLE)
     named = {} if plan.plan.distortion_detection else plan.distortions or {}
+    found: dict[str, dict[str, float]] = {}
     try:
         for name in plan.objects:
-            kinds, begun = (
-                named.get(name) or DISTORTION_TYPES,
-                f'{{{json.dumps(name, ensure_ascii=False)}: {{"',
-            )
-            reads = {
-                kind: session.read_letters(prompt, f'{begun}{kind}": "', YES_NO) for kind in kinds
-            }
-            found[name] = {
-                kind: letter_probabilities(read.logprobs)["Yes"] for kind, read in reads.items()
-            }
+            found[name] = {}
+            for kind in named.get(name) or DISTORTION_TYPES:
+                prefix = f'{{{json.dumps(name, ensure_ascii=False)}: {{"{kind}": "'
+                read = session.read_letters(prompt, prefix, YES_NO)
+                found[name][kind] = letter_probabilities(read.logprobs)["Yes"]
     except (OutOfMemory, ModelLost):
         raise
     except VLMError as error:
@@ -58,26 +53,30 @@ def read_presence(task: Task) -> dict[str, dict[str, float]]:
     return found
 
 
-def detect(task: Task) -> dict[str, Detection]:
-    """Of each object of a task, how probable each family of distortions is. Without logits the model writes a list.
-    Raises InvalidAnswer, VLMError."""
-    bench, objects, models = task.bench, task.plan.objects, read_presence(task)
-    if task.plan.plan.distortion_detection and not models:
-        sure, section = (
-            bench.settings.fusion.classification_confidence,
-            bench.services.section(ROLE),
+def list_presence(task: Task) -> dict[str, dict[str, float]]:
+    """The same of a model without logits, from the list that it writes. Raises InvalidAnswer, VLMError."""
+    bench, objects = task.bench, task.plan.objects
+    sure, section = bench.settings.fusion.classification_confidence, bench.services.section(ROLE)
+    prompt = distortion_prompt("detection", task.query, objects, task.reason)
+    reply = ask(bench.models.session(ROLE), prompt, detection_reply(objects), section)
+    found: dict[str, dict[str, float]] = {}
+    for name, listed in reply.model_dump(by_alias=True).items():
+        found[name] = dict.fromkeys([*listed, *DISTORTION_TYPES], 1 - sure) | dict.fromkeys(
+            listed, sure
         )
-        prompt = distortion_prompt("detection", task.query, objects, task.reason)
-        lists = ask(
-            bench.models.session(ROLE), prompt, detection_reply(objects), section
-        ).model_dump(by_alias=True)
-        for name, listed in lists.items():
-            kinds = dict.fromkeys([*listed, *DISTORTION_TYPES])
-            models[name] = {kind: sure if kind in listed else 1 - sure for kind in kinds}
-    return {
-        name: detection_of(bench, bench.pictures.boxes.get(name), models.get(name, {}))
-        for name in objects
-    }
+    return found
+
+
+def detect(task: Task) -> dict[str, Detection]:
+    """Of each object of a task, how probable each family of distortions is. Raises InvalidAnswer, VLMError."""
+    models = read_presence(task)
+    if task.plan.plan.distortion_detection and not models:
+        models = list_presence(task)
+    boxes = task.bench.pictures.boxes
+    detections = {}
+    for name in task.plan.objects:
+        detections[name] = detection_of(task.bench, boxes.get(name), models.get(name, {}))
+    return detections
 
 
 def detection_of(bench: Workbench, box: Box | None, model: Mapping[str, float]) -> Detection:
@@ -86,14 +85,16 @@ def detection_of(bench: Workbench, box: Box | None, model: Mapping[str, float]) 
     detection = _read(bench, box)
     trust = detection.model_trust = bench.services.model_trust(ROLE)
     prior = logit(load_detector().of(bench.pictures.has_reference).prior)
-    kinds = dict.fromkeys([*model, *DISTORTION_TYPES])
-    detection.families = {kind: detection.families.get(kind, FamilyDetection()) for kind in kinds}
-    for kind, family in detection.families.items():
+    read, detection.families = detection.families, {}
+    for kind in dict.fromkeys([*model, *DISTORTION_TYPES]):
+        family = detection.families[kind] = read.get(kind, FamilyDetection())
         family.model = model.get(kind)
-        own = prior if family.model is None else trust * logit(family.model) + (1 - trust) * prior
-        family.probability = expit(
-            own + (0.0 if family.measured is None else logit(family.measured))
-        )
+        odds = prior
+        if family.model is not None:
+            odds = trust * logit(family.model) + (1 - trust) * prior
+        if family.measured is not None:
+            odds += logit(family.measured)
+        family.probability = expit(odds)
     return detection
 
 
@@ -104,19 +105,18 @@ def _read(bench: Workbench, box: Box | None) -> Detection:
     except ToolError as error:
         return Detection(error=one_line(str(error)))
     reference = bench.pictures.has_reference
-    graphic = None if reference else examined.graphic
+    detection = Detection(graphic=None if reference else examined.graphic)
     if bench.tools.unlike_photograph is not None:
-        return Detection(
-            graphic=graphic, error="LocalNR knows photographs alone, and this is unlike one"
-        )
-    families = {}
+        detection.error = "LocalNR knows photographs alone, and this is unlike one"
+        return detection
     for kind, ratio in load_detector().log_ratios(examined, reference).items():
-        read, severity = (
-            max(examined.presence[kind], examined.presence_in_part[kind]),
-            examined.severities[kind],
+        detection.families[kind] = FamilyDetection(
+            read=max(examined.presence[kind], examined.presence_in_part[kind]),
+            measured=expit(ratio),
+            severity=examined.severities[kind],
         )
-        families[kind] = FamilyDetection(read=read, measured=expit(ratio), severity=severity)
-    return Detection(graphic=graphic, families=families, exposure=examined.exposure)
+    detection.exposure = examined.exposure
+    return detection
 
 
 def found_families(detection: Detection) -> list[str]:
@@ -130,37 +130,35 @@ def strongest(detection: Detection) -> dict[str, float]:
     """{family or "none": probability that it is the strongest}: none as far as no family is there, the rest by
     probability times severity. Sums to 1."""
     families = detection.families
-    weights = {
-        kind: family.probability * (family.severity or 1.0) for kind, family in families.items()
-    }
-    there, total = (
-        max(family.probability for family in families.values()),
-        sum(weights.values()) or 1.0,
-    )
-    return {kind: there * weight / total for kind, weight in weights.items()} | {"none": 1 - there}
+    weights = {kind: one.probability * (one.severity or 1.0) for kind, one in families.items()}
+    there = max(family.probability for family in families.values())
+    total = sum(weights.values()) or 1.0
+    shares = {kind: there * weight / total for kind, weight in weights.items()}
+    return shares | {"none": 1 - there}
 
 
 def severity_probabilities(
     detection: Detection | None,
-    item: Mapping[str, str],
+    kind: str,
+    written: str,
     words: Mapping[str, float] | None,
     bench: Workbench,
-) -> dict[str, float] | None:
-    """How probable each severity of a family is: the model's `words`, or what it wrote in `item`, times LocalNR's
-    Gaussian. Sums to 1; a family that is there is not "none". None where nothing is known beyond what was written."""
-    family = detection.families.get(item["type"]) if detection else None
+) -> dict[str, float]:
+    """How probable each severity of a family is: the model's `words`, or the word that it has `written`, times
+    LocalNR's Gaussian. Sums to 1; a family that is there is not "none". Empty where nothing is known beyond what was
+    written."""
+    family = detection.families.get(kind) if detection else None
     if family is None or family.severity is None:
-        return dict(words) if words else None
-    trust, sure = (
-        bench.services.model_trust(ROLE),
-        bench.settings.fusion.classification_confidence,
-    )
-    if words is None and item["severity"] in WORD_SEVERITIES:
-        words = written_probabilities(item["severity"], list(WORD_SEVERITIES), sure)
+        return dict(words or {})
+    if words is None and written in WORD_SEVERITIES:
+        sure = bench.settings.fusion.classification_confidence
+        words = written_probabilities(written, list(WORD_SEVERITIES), sure)
+    trust = bench.services.model_trust(ROLE)
     likelihood = load_detector().severity_likelihood(family.severity, bench.pictures.has_reference)
-    weights = {
-        word: like * (words or {}).get(word, 1.0) ** trust for word, like in likelihood.items()
-    }
+    weights = {}
+    for word, like in likelihood.items():
+        weights[word] = like * (words or {}).get(word, 1.0) ** trust
     there = 1.0 if family.probability >= PRESENT else family.probability
     total = sum(weights.values())
-    return {"none": 1 - there} | {word: there * weight / total for word, weight in weights.items()}
+    shares = {word: there * weight / total for word, weight in weights.items()}
+    return {"none": 1 - there} | shares

@@ -1,28 +1,33 @@
-"""Which scores of the evidence vote, what contradicts what, and whether another pass is needed. Pure functions.
+"""What the evidence says: its findings, which scores vote, what contradicts what, and whether another pass is needed.
+Pure functions.
 
 The limits were set on synthetic pictures, so that few sound passes are doubted; human scores were not looked at.
 """
 
 import statistics
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any
 
 from agentic_iqa_local.iqa_tools.detector import load_detector
 from agentic_iqa_local.iqa_tools.reliability import Reachable, Score, load_reliability
 from agentic_iqa_local.state import (
     OVERALL,
     UNCLEAR,
+    DistortionAnalysis,
     ExecutorOutput,
     FusionResult,
     Gap,
+    GapKind,
     PlannerOutput,
+    ToolExecutionLog,
+    in_words,
 )
-from agentic_iqa_local.state import DistortionAnalysis as Analysis
 
 Evidence = ExecutorOutput | None  # None: nothing was gathered
 
 SEVERE = ("severe", "extreme")
+MILD = ("none", "slight")
 HIGH_SCORE = 4.0
 LOW_SCORE = 2.2  # 6 − 4.0 = 2.0, raised since most tools without weights cannot score below 2.0
 LOW_QUALITY = 2.9  # the fused score below which damage should have been found
@@ -34,73 +39,97 @@ def of_object(name: str) -> str:
     return "" if name == "Global" else f" of {name}"
 
 
-def by_object(evidence: Evidence, part: str) -> dict[str, Any]:
-    """A part of the evidence, {object: ...}; empty where there is none."""
-    return (evidence and getattr(evidence, part)) or {}
+# Findings
+
+
+@dataclass(frozen=True)
+class Finding:
+    """How one distortion of one object was judged: a row of the evidence."""
+
+    object: str
+    type: str
+    severity: str
+    explanation: str
+    severities: dict[str, float]  # probability of each severity; empty where it was not read
+    words: str  # as a person calls it: "underexposure"
+
+    @property
+    def is_there(self) -> bool:
+        return self.severity != "none"
+
+    @property
+    def in_place(self) -> str:
+        """ "blur of sky", of the whole picture without an object."""
+        return f"{self.words}{of_object(self.object)}"
+
+    @property
+    def with_severity(self) -> str:
+        """ "severe blur of sky"; without a severity that cannot be told."""
+        return self.in_place if self.severity == UNCLEAR else f"{self.severity} {self.in_place}"
+
+
+def findings(evidence: Evidence) -> list[Finding]:
+    """Every distortion that was judged, there or not."""
+    if evidence is None:
+        return []
+    rows = []
+    probabilities = evidence.severity_probabilities or {}
+    for name, items in (evidence.distortion_analysis or {}).items():
+        for item in items:
+            severities = probabilities.get(name, {}).get(item.type, {})
+            words = in_words(evidence, name, item.type)
+            rows.append(
+                Finding(name, item.type, item.severity, item.explanation, severities, words)
+            )
+    return rows
+
+
+def found_damage(evidence: Evidence) -> list[Finding]:
+    """Each distortion that was judged to be there."""
+    return [finding for finding in findings(evidence) if finding.is_there]
+
+
+def not_looked_for(evidence: Evidence) -> dict[str, str]:
+    """Why nobody could look for distortions, by object."""
+    detections = (evidence and evidence.detection) or {}
+    return {name: one.error for name, one in detections.items() if one.error and one.unread}
 
 
 def summed_up(evidence: Evidence) -> str:
     """The evidence in a few words, for the log."""
-    analysed = by_object(evidence, "distortion_analysis").values()
-    measured = by_object(evidence, "quality_scores").values()
-    return f"{sum(map(len, analysed))} distortions, {sum(map(len, measured))} tool scores"
-
-
-def found_damage(evidence: Evidence) -> list[tuple[str, Analysis]]:
-    """(object, judgement) of each distortion that was judged to be there."""
-    analysis = by_object(evidence, "distortion_analysis")
-    return [
-        (name, item)
-        for name, items in analysis.items()
-        for item in items
-        if item.severity != "none"
-    ]
-
-
-def not_looked_for(evidence: Evidence) -> dict[str, str]:
-    """By object of which nobody could look for distortions, why."""
-    detection = by_object(evidence, "detection")
-    return {name: one.error for name, one in detection.items() if one.unread}
+    scores = len(voting_runs(evidence, checking=True))
+    return f"{len(findings(evidence))} distortions, {scores} tool scores"
 
 
 # Votes
 
 
-def _counting(evidence: Evidence, *, checking: bool = False) -> dict[str, dict[str, Score]]:
-    """{object: {distortion: score}} of the scores that have a vote; `checking`: also of those that only check them."""
-    logs = evidence.tool_logs if evidence else []
-    silent = {
-        (log.object_name, log.tool_name)
-        for log in logs
-        if log.outvoted or (log.trailing and not checking)
-    }
-    return {
-        name: {
-            kind: (tool, score)
-            for kind, (tool, score) in scores.items()
-            if (name, tool) not in silent
-        }
-        for name, scores in by_object(evidence, "quality_scores").items()
-    }
+def voting_runs(evidence: Evidence, *, checking: bool = False) -> list[ToolExecutionLog]:
+    """The tool runs whose scores have a vote; `checking`: also those that only check a better tool."""
+    runs = []
+    for run in evidence.tool_logs if evidence else ():
+        silent = run.outvoted or (run.trailing and not checking)
+        if run.normalized_score is not None and not silent:
+            runs.append(run)
+    return runs
 
 
 def votes(evidence: Evidence, vote: str = "runs", *, checking: bool = False) -> list[Score]:
     """The scores that q̄ is the mean of, the lowest first: one for each distinct run, or one for each listed entry
     ("entries"); none of a tool that was outvoted, nor, unless `checking`, of one that only checks a better one."""
-    scores = [
-        pair
-        for of_kinds in _counting(evidence, checking=checking).values()
-        for pair in of_kinds.values()
-    ]
+    scores = _scores(voting_runs(evidence, checking=checking))
     # Two different scores cannot come from one run: a tool's run on the whole picture has one, whatever is listed.
     return scores if vote == "entries" else sorted(set(scores), key=itemgetter(1, 0))
 
 
+def _scores(runs: Iterable[ToolExecutionLog]) -> list[Score]:
+    return [(run.tool_name, run.normalized_score) for run in runs if run.normalized_score]
+
+
 def _apart(one: Score, other: Score, reachable: Reachable) -> bool:
     """Whether two tools' scores lie further apart than their errors explain."""
-    return abs(one[1] - other[1]) > APART * load_reliability().sigma_of_difference(
-        one, other, reachable
-    )
+    sigma = load_reliability().sigma_of_difference(one, other, reachable)
+    return abs(one[1] - other[1]) > APART * sigma
 
 
 def outvoted(scores: Sequence[Score], reachable: Reachable) -> str | None:
@@ -108,13 +137,16 @@ def outvoted(scores: Sequence[Score], reachable: Reachable) -> str | None:
     median. Two against one is a vote, one against one and two against two are none."""
     if len(scores) < 3:
         return None
-    middle = statistics.median(score for _, score in scores)
-    alone = [
-        one
-        for one in scores
-        if all(_apart(one, other, reachable) for other in scores if other[0] != one[0])
-    ]
-    return max(alone, key=lambda one: abs(one[1] - middle))[0] if alone else None
+    alone = []
+    for one in scores:
+        others = [other for other in scores if other[0] != one[0]]
+        if all(_apart(one, other, reachable) for other in others):
+            alone.append(one)
+    if not alone:
+        return None
+    median = statistics.median(score for _, score in scores)
+    tool, _ = max(alone, key=lambda one: abs(one[1] - median))
+    return tool
 
 
 def mark_votes(
@@ -123,24 +155,23 @@ def mark_votes(
     """Takes votes away in place: of a tool whose score stands apart from all others', and, if `trailing_only_check`, of
     one that is clearly less reliable than another. Notes which of the other tools disagree."""
     lines = []
-    for name, scores in by_object(evidence, "quality_scores").items():
-        measured = list(dict.fromkeys(scores.values()))
-        outlier = outvoted(measured, reachable)
-        others = sorted((pair for pair in measured if pair[0] != outlier), key=itemgetter(1))
-        worse = (
-            load_reliability().clearly_worse([tool for tool, _ in others])
-            if trailing_only_check
-            else set()
-        )
-        for log in evidence.tool_logs:
-            if log.object_name == name:
-                log.outvoted, log.trailing = log.tool_name == outlier, log.tool_name in worse
+    for name in dict.fromkeys(run.object_name for run in evidence.tool_logs):
+        runs = [run for run in evidence.tool_logs if run.object_name == name]
+        scores = list(dict.fromkeys(_scores(runs)))
+        outlier = outvoted(scores, reachable)
+        others = sorted((pair for pair in scores if pair[0] != outlier), key=itemgetter(1))
+        worse = set[str]()
+        if trailing_only_check:
+            worse = load_reliability().clearly_worse([tool for tool, _ in others])
+        for run in runs:
+            run.outvoted = run.tool_name == outlier
+            run.trailing = run.tool_name in worse
         if others and _apart(others[0], others[-1], reachable):
-            lines.append(f"tools disagree about {name} ({_in_words(others)})")
+            lines.append(f"tools disagree about {name} ({_listed(others)})")
     evidence.disagreement = "; ".join(lines) or None
 
 
-def _in_words(scores: Iterable[Score]) -> str:
+def _listed(scores: Iterable[Score]) -> str:
     return ", ".join(f"{tool} {score:.2f}" for tool, score in dict.fromkeys(scores))
 
 
@@ -152,37 +183,57 @@ def contradictions(evidence: ExecutorOutput, fusion: FusionResult | None = None)
     object whose scores are all below 2.2, or the fused one below 2.9, though no more than slight damage was found.
     What is no photograph contradicts nothing: the tools know photographs alone."""
     lines = []
-    for name, items in by_object(evidence, "distortion_analysis").items():
-        detection, scores = (
-            by_object(evidence, "detection").get(name),
-            _counting(evidence).get(name, {}),
-        )
-        if detection and (detection.graphic or 0.0) >= load_detector().graphic:
+    detections = evidence.detection or {}
+    for name, items in (evidence.distortion_analysis or {}).items():
+        graphic = detections[name].graphic if name in detections else None
+        if graphic is not None and graphic >= load_detector().graphic:
             continue
-        for item in items:
-            own = [scores[item.type]] if item.type in scores else list(scores.values())
-            if item.severity in SEVERE and own and all(score > HIGH_SCORE for _, score in own):
-                lines.append(
-                    f"{item.severity} {item.type} of {name} but high scores ({_in_words(own)})"
-                )
-        if any(item.severity not in ("none", "slight") for item in items):
-            continue
-        mild = (
-            ", ".join(f"slight {item.type}" for item in items if item.severity == "slight")
-            or "no distortion"
-        )
-        if scores and all(score < LOW_SCORE for _, score in scores.values()):
-            lines.append(f"{mild} of {name} but low scores ({_in_words(scores.values())})")
-        elif name == "Global" and fusion and fusion.q is not None and fusion.q < LOW_QUALITY:
-            lines.append(f"{mild} was found but the fused score is {fusion.q:.1f} of 5")
+        runs = [run for run in voting_runs(evidence) if run.object_name == name]
+        lines += _severe_but_high(name, items, runs)
+        if all(item.severity in MILD for item in items):
+            q = fusion.q if fusion and name == "Global" else None
+            lines += _mild_but_low(name, items, runs, q)
     return [f"Contradictory evidence: {line}" for line in lines]
+
+
+def _severe_but_high(
+    name: str, items: Iterable[DistortionAnalysis], runs: Sequence[ToolExecutionLog]
+) -> list[str]:
+    lines = []
+    for item in items:
+        own = _scores(run for run in runs if run.distortion == item.type) or _scores(runs)
+        high = own and min(score for _, score in own) > HIGH_SCORE
+        if item.severity in SEVERE and high:
+            said = f"{item.severity} {item.type} of {name}"
+            lines.append(f"{said} but high scores ({_listed(own)})")
+    return lines
+
+
+def _mild_but_low(
+    name: str,
+    items: Iterable[DistortionAnalysis],
+    runs: Sequence[ToolExecutionLog],
+    q: float | None,
+) -> list[str]:
+    slight = ", ".join(f"slight {item.type}" for item in items if item.severity == "slight")
+    mild = slight or "no distortion"
+    scores = _scores(runs)
+    if scores and max(score for _, score in scores) < LOW_SCORE:
+        return [f"{mild} of {name} but low scores ({_listed(scores)})"]
+    if q is not None and q < LOW_QUALITY:
+        return [f"{mild} was found but the fused score is {q:.1f} of 5"]
+    return []
 
 
 def doubts(evidence: ExecutorOutput) -> str | None:
     """What the evidence leaves open by its own account, for `ExecutorOutput.uncertainty`; None where nothing is."""
-    unclear = [(name, item) for name, item in found_damage(evidence) if item.severity == UNCLEAR]
-    lines = [f"cannot tell how severe {item.type} of {name} is" for name, item in unclear]
-    return "; ".join(filter(None, [*lines, evidence.disagreement])) or None
+    lines = []
+    for finding in findings(evidence):
+        if finding.severity == UNCLEAR:
+            lines.append(f"cannot tell how severe {finding.type} of {finding.object} is")
+    if evidence.disagreement:
+        lines.append(evidence.disagreement)
+    return "; ".join(lines) or None
 
 
 # Another pass
@@ -196,22 +247,17 @@ def should_replan(
 ) -> tuple[bool, str]:
     """(need_replan, reason). Without a plan the analysis must cover the scope, and there must be scores. With one,
     and the letters if they were read, the first of `find_gaps` decides."""
+    evidence = executor_output or ExecutorOutput()
     if plan is not None:
-        gaps = find_gaps(executor_output, plan, fusion)
+        gaps = find_gaps(evidence, plan, fusion)
         return bool(gaps), gaps[0].reason if gaps else ""
-    objects = ["Global"] if query_scope == "Global" else query_scope
-    missing = [
-        name
-        for name in objects
-        if name not in (by_object(executor_output, "distortion_analysis") or objects)
-    ]
+    objects = ["Global"] if query_scope == "Global" else list(query_scope)
+    missing = [name for name in objects if name not in (evidence.distortion_analysis or objects)]
     if missing:
         return True, f"Missing analysis for {', '.join(missing)}"
-    return (
-        (False, "")
-        if by_object(executor_output, "quality_scores")
-        else (True, "No tool scores available")
-    )
+    if not evidence.quality_scores:
+        return True, "No tool scores available"
+    return False, ""
 
 
 def find_gaps(
@@ -220,39 +266,45 @@ def find_gaps(
     """What another pass should gather anew, the most serious first. A missing part counts only where the plan asked
     for it; a tool that was tried and could not run is a warning elsewhere, not a gap, LocalNR's look among them."""
     evidence = evidence or ExecutorOutput()
-    analysed, wanted = by_object(evidence, "distortion_analysis"), plan.plan.distortion_analysis
-    tried = analysed.keys() | not_looked_for(evidence).keys()
-    missing = ", ".join(name for name in plan.objects if wanted and name not in tried)
-    reasons = {
-        "executor": evidence.error and f"Executor failed: {evidence.error}",
-        "analysis": missing and f"Missing analysis for {missing}",
-        "scores": plan.plan.tool_execution and _score_gap(evidence, plan),
-        "contradiction": next(iter(contradictions(evidence, fusion)), None),
-        "tools" if evidence.disagreement else "severity": evidence.uncertainty
-        and f"Executor is uncertain: {evidence.uncertainty}",
-    }
-    return [
-        Gap.model_validate({"kind": kind, "reason": why}) for kind, why in reasons.items() if why
-    ]
+    reasons: dict[GapKind, str | None] = {}
+    if evidence.error:
+        reasons["executor"] = f"Executor failed: {evidence.error}"
+    if plan.plan.distortion_analysis:
+        reasons["analysis"] = _analysis_gap(evidence, plan)
+    if plan.plan.tool_execution:
+        reasons["scores"] = _score_gap(evidence, plan)
+    reasons["contradiction"] = next(iter(contradictions(evidence, fusion)), None)
+    if evidence.uncertainty:
+        kind = "tools" if evidence.disagreement else "severity"
+        reasons[kind] = f"Executor is uncertain: {evidence.uncertainty}"
+    return [Gap(kind=kind, reason=reason) for kind, reason in reasons.items() if reason]
+
+
+def _analysis_gap(evidence: ExecutorOutput, plan: PlannerOutput) -> str | None:
+    tried = {*(evidence.distortion_analysis or {}), *not_looked_for(evidence)}
+    missing = ", ".join(name for name in plan.objects if name not in tried)
+    return f"Missing analysis for {missing}" if missing else None
 
 
 def _score_gap(evidence: ExecutorOutput, plan: PlannerOutput) -> str | None:
-    """Which scores are missing, but for those whose tools were tried and failed."""
-    scores, failed = (
-        by_object(evidence, "quality_scores"),
-        [log for log in evidence.tool_logs if log.error],
-    )
-    if plan.query_scope == "Global" and not (scores or failed):
+    """Which scores are missing; a tool that was tried and failed leaves no gap."""
+    if plan.query_scope == "Global" and not evidence.tool_logs:
         return "No tool scores available"
     for name in plan.objects:
-        tried = {log.distortion for log in failed if log.object_name == name} | scores.get(
-            name, {}
-        ).keys()
+        tried = {run.distortion for run in evidence.tool_logs if run.object_name == name}
         if not tried:
             return f"Missing tool scores for {name} region"
-        items = by_object(evidence, "distortion_analysis").get(name, [])
-        key = [item.type for item in items if item.severity in ("moderate", *SEVERE)]
-        missing = set(key if plan.distortions is None else plan.distortions.get(name, ())) - tried
-        if missing and not any(purpose.startswith(OVERALL) for purpose in tried):
+        if any(purpose.startswith(OVERALL) for purpose in tried):
+            continue
+        missing = _key_distortions(evidence, plan, name) - tried
+        if missing:
             return f"Missing tool scores for {', '.join(sorted(missing))} of {name}"
     return None
+
+
+def _key_distortions(evidence: ExecutorOutput, plan: PlannerOutput, name: str) -> set[str]:
+    """The plan's distortions of an object, else those that were judged to be more than slight."""
+    if plan.distortions is not None:
+        return set(plan.distortions.get(name, ()))
+    items = (evidence.distortion_analysis or {}).get(name, [])
+    return {item.type for item in items if item.severity in ("moderate", *SEVERE)}

@@ -11,7 +11,7 @@ from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.detection import detect, found_families, severity_probabilities
-from agentic_iqa_local.nodes.evidence import by_object, doubts, mark_votes, not_looked_for
+from agentic_iqa_local.nodes.evidence import doubts, mark_votes, not_looked_for
 from agentic_iqa_local.nodes.prompts import distortion_prompt
 from agentic_iqa_local.nodes.query import asks_where
 from agentic_iqa_local.nodes.reasoning import speaks_of
@@ -39,6 +39,9 @@ from agentic_iqa_local.vlm_client import VLMError
 
 logger = logging.getLogger(__name__)
 
+# By object and distortion: how it was judged, and how probable each severity is
+Judged = dict[tuple[str, str], tuple[DistortionAnalysis, dict[str, float]]]
+
 
 def executor_node(
     state: AgenticIQAState,
@@ -49,7 +52,8 @@ def executor_node(
     beside what the pass before found, or what was found so far."""
     if state.get("error"):
         return {}
-    if (plan := state.get("plan")) is None:
+    plan = state.get("plan")
+    if plan is None:
         return {"error": "Executor: the state has no plan; the Planner must run first"}
     gaps, evidence = gaps_to_close(state), ExecutorOutput()
     before = (state.get("executor_evidence") if gaps else None) or ExecutorOutput()
@@ -57,10 +61,8 @@ def executor_node(
         with opened(state, config, runtime) as bench:
             gather(Task(evidence, state["query"], plan, bench, before, gaps))
     except (InvalidAnswer, ToolError, VLMError, OSError, ValueError) as error:
-        evidence = revised(
-            evidence,
-            **{name: part for name, part in before if part} | {"error": one_line(str(error))},
-        )
+        kept = {name: part for name, part in before if part}
+        evidence = revised(evidence, **kept | {"error": one_line(str(error))})
         logger.error("Executor failed: %s", evidence.error)
     return {"executor_evidence": ExecutorOutput.model_validate(evidence.model_dump())}
 
@@ -95,34 +97,37 @@ def unmeasured(task: Task) -> list[str]:
     """The regions of a question about quality that no tool can measure, for nobody said where they are."""
     if task.plan.query_type != "IQA" or any(task.named_tools()):
         return []
-    return [
-        name for name in task.plan.objects if name not in ("Global", *task.bench.pictures.boxes)
-    ]
+    measured = ("Global", *task.bench.pictures.boxes)
+    return [name for name in task.plan.objects if name not in measured]
 
 
 def find_distortions(task: Task) -> ByObject:
     """By object, the distortions that the query names, those of the pass before, and those that are now detected.
     Raises InvalidAnswer, VLMError."""
-    evidence, objects, look = task.evidence, task.plan.objects, task.plan.plan.distortion_detection
-    named, earlier = task.plan.distortions or {}, by_object(task.before, "distortion_set")
-    detected = (
-        {} if task.closes("contradiction", "executor") else by_object(task.before, "detection")
-    )
-    if (look or named) and not detected.keys() >= set(objects):
-        detected = detect(task)
-    evidence.detection = {name: detected[name] for name in objects if name in detected} or None
-    found = (
-        {name: found_families(one) for name, one in by_object(evidence, "detection").items()}
-        if look
-        else {}
-    )
-    parts = (named, earlier, found)
-    distortions = {
-        name: list(dict.fromkeys(k for part in parts for k in part.get(name, [])))
-        for name in objects
-    }
-    evidence.distortion_set = distortions if look or earlier else None
+    evidence, look = task.evidence, task.plan.plan.distortion_detection
+    named, earlier = task.plan.distortions or {}, task.before.distortion_set or {}
+    detections = detections_of(task)
+    evidence.detection = detections or None
+    distortions = {}
+    for name in task.plan.objects:
+        kinds = [*named.get(name, ()), *earlier.get(name, ())]
+        if look and name in detections:
+            kinds += found_families(detections[name])
+        distortions[name] = list(dict.fromkeys(kinds))
+    if look or earlier:
+        evidence.distortion_set = distortions
     return distortions
+
+
+def detections_of(task: Task) -> dict[str, Detection]:
+    """What is read of each object; what the pass before read counts where it is in no doubt."""
+    known: dict[str, Detection] = {}
+    if not task.closes("contradiction", "executor"):
+        known = task.before.detection or {}
+    objects, wanted = task.plan.objects, task.plan.plan.distortion_detection
+    if (wanted or task.plan.distortions) and not known.keys() >= set(objects):
+        known = detect(task)
+    return {name: known[name] for name in objects if name in known}
 
 
 def analyse(task: Task, distortions: ByObject) -> None:
@@ -132,67 +137,84 @@ def analyse(task: Task, distortions: ByObject) -> None:
     evidence, bench = task.evidence, task.bench
     unread = not_looked_for(evidence)
     if unread and bench.tools.unlike_photograph is None:
-        why = "; ".join(dict.fromkeys(unread.values()))
-        bench.warn(f"distortions were not looked for: {why}")
-    distortions = {name: kinds for name, kinds in distortions.items() if name not in unread}
-    before = (
-        []
-        if task.closes("contradiction")
-        else by_object(task.before, "distortion_analysis").items()
-    )
-    judged = {
-        (name, one.type): one for name, items in before for one in items if one.severity != UNCLEAR
-    }
-    earlier = by_object(task.before, "severity_probabilities")
-    probable = {(name, kind): earlier.get(name, {}).get(kind) for name, kind in judged}
-    asked = {
-        name: [kind for kind in kinds if (name, kind) not in judged]
-        for name, kinds in distortions.items()
-    }
-    if asked := {name: kinds for name, kinds in asked.items() if kinds}:
-        prompt = distortion_prompt("analysis", task.query, asked, task.reason)
-        reply = ask(
-            bench.models.session(ROLE), prompt, analysis_reply(asked), bench.services.section(ROLE)
-        )
-        for name, items in reply.model_dump(by_alias=True).items():
-            detection = by_object(evidence, "detection").get(name)
-            for item in items:
-                place = name, item["type"]
-                probable[place] = severity_probabilities(detection, item, None, bench)
-                words = sound(item["explanation"], f"its words on {item['type']}", bench.warn)
-                judged[place] = _judgement(item, words, probable[place], detection)
-    told = {
-        name: {kind: p for kind in kinds if (p := probable[name, kind])}
-        for name, kinds in distortions.items()
-    }
-    evidence.severity_probabilities = {
-        name: of_kinds for name, of_kinds in told.items() if of_kinds
-    } or None
-    evidence.distortion_analysis = {
-        name: [judged[name, kind] for kind in kinds] for name, kinds in distortions.items()
-    } or None
+        bench.warn(f"distortions were not looked for: {'; '.join(dict.fromkeys(unread.values()))}")
+    looked_for = {name: kinds for name, kinds in distortions.items() if name not in unread}
+    judged = _undoubted(task)
+    asked: ByObject = {}
+    for name, kinds in looked_for.items():
+        kinds = [kind for kind in kinds if (name, kind) not in judged]
+        if kinds:
+            asked[name] = kinds
+    if asked:
+        judged |= judge(task, asked)
+    analysis, probabilities = {}, {}
+    for name, kinds in looked_for.items():
+        analysis[name] = [judged[name, kind][0] for kind in kinds]
+        probabilities[name] = {kind: judged[name, kind][1] for kind in kinds}
+    evidence.distortion_analysis = analysis or None
+    evidence.severity_probabilities = _known(probabilities)
 
 
-def _judgement(
-    item: dict[str, str],
+def _known(
+    probabilities: dict[str, dict[str, dict[str, float]]],
+) -> dict[str, dict[str, dict[str, float]]] | None:
+    """The probabilities without those that nobody could tell."""
+    known = {}
+    for name, kinds in probabilities.items():
+        told = {kind: p for kind, p in kinds.items() if p}
+        if told:
+            known[name] = told
+    return known or None
+
+
+def _undoubted(task: Task) -> Judged:
+    """The judgements of the pass before that another one need not repeat."""
+    judged: Judged = {}
+    if task.closes("contradiction"):
+        return judged
+    probabilities = task.before.severity_probabilities or {}
+    for name, items in (task.before.distortion_analysis or {}).items():
+        for item in items:
+            if item.severity != UNCLEAR:
+                judged[name, item.type] = item, probabilities.get(name, {}).get(item.type, {})
+    return judged
+
+
+def judge(task: Task, asked: ByObject) -> Judged:
+    """The model's judgement of each distortion, with LocalNR's reading. Raises InvalidAnswer, VLMError."""
+    bench = task.bench
+    prompt = distortion_prompt("analysis", task.query, asked, task.reason)
+    section = bench.services.section(ROLE)
+    reply = ask(bench.models.session(ROLE), prompt, analysis_reply(asked), section)
+    detections = task.evidence.detection or {}
+    judged: Judged = {}
+    for name, items in reply.model_dump(by_alias=True).items():
+        for item in map(DistortionAnalysis.model_validate, items):
+            detection = detections.get(name)
+            p = severity_probabilities(detection, item.type, item.severity, None, bench)
+            words = sound(item.explanation, f"its words on {item.type}", bench.warn)
+            judged[name, item.type] = _likeliest(item, words, p, detection), p
+    return judged
+
+
+def _likeliest(
+    item: DistortionAnalysis,
     words: str | None,
-    p: dict[str, float] | None,
+    p: dict[str, float],
     detection: Detection | None,
 ) -> DistortionAnalysis:
     """A distortion with its likeliest severity, explained by the model's `words` where they are about this distortion
     and this severity, else by the measurement."""
-    likeliest = max(p, key=p.__getitem__) if p else item["severity"]
-    if words and likeliest == item["severity"] and speaks_of(words, item["type"]):
-        return DistortionAnalysis.model_validate(item)
-    judged = item | {"severity": likeliest}
-    if detection is None:
-        return DistortionAnalysis.model_validate(
-            judged | {"explanation": "The model judged it so."}
-        )
-    family = detection.families[item["type"]]
-    reading = f"it is there with probability {family.probability:.2f}"
-    if likeliest != "none" and family.severity is not None:
-        reading = f"{detection.tool} reads severity {family.severity:.1f} of 5"
-    differs = detection.model_trust and likeliest != item["severity"]
-    wrote = f"; the model wrote {item['severity']}" if differs else ""
-    return DistortionAnalysis.model_validate(judged | {"explanation": f"{reading}{wrote}."})
+    severity = max(p, key=p.__getitem__) if p else item.severity
+    if words and severity == item.severity and speaks_of(words, item.type):
+        return item
+    explanation = "The model judged it so."
+    if detection is not None:
+        family = detection.families[item.type]
+        explanation = f"it is there with probability {family.probability:.2f}"
+        if severity != "none" and family.severity is not None:
+            explanation = f"{detection.tool} reads severity {family.severity:.1f} of 5"
+        if detection.model_trust and severity != item.severity:
+            explanation += f"; the model wrote {item.severity}"
+        explanation += "."
+    return revised(item, severity=severity, explanation=explanation)

@@ -10,7 +10,7 @@ from typing import Any
 from agentic_iqa_local.iqa_tools.detector import WORD_SEVERITIES
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.nodes.detection import strongest
-from agentic_iqa_local.nodes.evidence import Evidence, by_object, votes
+from agentic_iqa_local.nodes.evidence import Evidence, votes
 from agentic_iqa_local.nodes.prompts import choice_letters
 from agentic_iqa_local.nodes.query import WORDS, asked_about, distortions_in, pattern, says_present
 from agentic_iqa_local.state import Detection, ExecutorOutput, PlannerOutput, in_words
@@ -44,12 +44,12 @@ def measure_choices(
     (name,), query = plan.objects, asked_about(query)
     kinds, detection = (
         distortions_in(query, plan.objects),
-        by_object(evidence, "detection").get(name),
+        (evidence.detection or {}).get(name),
     )
     if detection and detection.unread:
         detection = None
     found = (
-        _severities(choices, kinds, by_object(evidence, "severity_probabilities").get(name, {}))
+        _severities(choices, kinds, (evidence.severity_probabilities or {}).get(name, {}))
         or (detection and (_exposures(choices, detection) or _families(choices, detection)))
         or _levels(query, choices, evidence)
         or (detection and _presence(query, choices, kinds, detection))

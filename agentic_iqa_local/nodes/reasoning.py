@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from agentic_iqa_local.nodes.evidence import (
     Evidence,
-    by_object,
+    Finding,
     contradictions,
+    findings,
     found_damage,
     not_looked_for,
     of_object,
@@ -23,7 +24,6 @@ from agentic_iqa_local.state import (
     LETTER_TO_LEVEL,
     LEVEL_WORDS,
     UNCLEAR,
-    DistortionAnalysis,
     FusionResult,
     in_words,
 )
@@ -65,7 +65,7 @@ def reasoned(
         written = ""
     written = _in_plain_words(written, evidence)
     said = [written] if written else from_evidence(evidence, fusion, choices)
-    if fusion and choices and (fusion.measured or by_object(evidence, "distortion_analysis")):
+    if fusion and choices and (fusion.measured or _analysed(evidence)):
         said = from_evidence(evidence, fusion, choices)
         if written and _is_about(written, evidence, fusion, choices):
             said.append(written)
@@ -75,8 +75,8 @@ def reasoned(
 def _in_plain_words(text: str, evidence: Evidence) -> str:
     """A text whose sentences begin with a name of our list, as a small model's do, with that name in plain words."""
     text = text.removeprefix("None: ")
-    for name, item in found_damage(evidence):
-        label, words = f"{item.type}:", f"{in_words(evidence, name, item.type)}:"
+    for finding in found_damage(evidence):
+        label, words = f"{finding.type}:", f"{finding.words}:"
         text = text.replace(label, words.capitalize()).replace(label.lower(), words)
     return text
 
@@ -99,10 +99,10 @@ def contradicts(
     looked for it, or names another level than the answer. Of a question about distortions also whether it names one
     that was not found. A small model writes so of clean pictures too."""
     found: dict[str, set[str]] = {}
-    for _, item in found_damage(evidence):
-        found.setdefault(item.type, set()).add(item.severity)
+    for finding in found_damage(evidence):
+        found.setdefault(finding.type, set()).add(finding.severity)
     damaged = {kind for kind, severities in found.items() if severities - {"slight", UNCLEAR}}
-    analysed = bool(by_object(evidence, "distortion_analysis") or not_looked_for(evidence))
+    analysed = bool(_analysed(evidence) or not_looked_for(evidence))
     claims = [
         (kind, claim[1].lower())
         for claim in _CLAIM.finditer(text)
@@ -139,13 +139,16 @@ def speaks_of(text: str, kind: str) -> bool:
     return kind not in denied and (not there or kind in there)
 
 
-def _looked_for(evidence: Evidence) -> list[tuple[str, DistortionAnalysis]]:
-    """(object, judgement) of each distortion that a query names, where only these were looked for; empty where all
-    were."""
+def _analysed(evidence: Evidence) -> bool:
+    """Whether distortions were judged, found or not."""
+    return evidence is not None and bool(evidence.distortion_analysis)
+
+
+def _looked_for(evidence: Evidence) -> list[Finding]:
+    """Each distortion that a query names, where only these were looked for; empty where all were."""
     if evidence is None or evidence.distortion_set is not None:
         return []
-    analysis = by_object(evidence, "distortion_analysis")
-    return [(name, item) for name, items in analysis.items() for item in items]
+    return findings(evidence)
 
 
 def _names_another_level(text: str, fusion: FusionResult | None, choices: Choices) -> bool:
@@ -159,7 +162,7 @@ def _names_another_level(text: str, fusion: FusionResult | None, choices: Choice
 
 def _is_about(text: str, evidence: Evidence, fusion: FusionResult, choices: Choices) -> bool:
     """Whether a text names a distortion that was found, or words of the answer that was chosen."""
-    found = {item.type for _, item in found_damage(evidence)}
+    found = {finding.type for finding in found_damage(evidence)}
     answer = chosen_answer(choices or (), answer_letter(fusion)).casefold()
     words = {word for word in re.findall(r"\w+", answer) if word not in ("yes", "no", "none")}
     return bool(named_in(text)[0] & found or words & {*re.findall(r"\w+", text.casefold())})
@@ -199,36 +202,27 @@ def _findings(evidence: Evidence, choices: Choices) -> list[str]:
     """What was found, and what was looked for in vain. Damage that no choice names stands behind the rest."""
     offered = {kind for choice in choices or () for kind in distortions_in(choice)}
     found = found_damage(evidence)
-    asked = [(name, item) for name, item in found if not offered or item.type in offered]
-    said = [_finding(evidence, name, item) for name, item in asked]
-    others = [
-        f"{item.severity} {_kind(evidence, name, item)}"
-        for name, item in found
-        if (name, item) not in asked
-    ]
+    asked = [finding for finding in found if not offered or finding.type in offered]
+    said = [_finding(finding) for finding in asked]
+    others = [f"{one.severity} {one.in_place}" for one in found if one not in asked]
     missing = [
-        f"{in_words(None, name, item.type)}{of_object(name)}"
-        for name, items in by_object(evidence, "distortion_analysis").items()
-        for item in items
-        if item.severity == "none" and (found or _looked_for(evidence))
+        f"{in_words(None, one.object, one.type)}{of_object(one.object)}"
+        for one in findings(evidence)
+        if one.severity == "none" and (found or _looked_for(evidence))
     ]
     said += [f"No {kind} was found." for kind in missing]
-    if by_object(evidence, "distortion_analysis") and not found and not missing:
-        errors = [one.error for one in by_object(evidence, "detection").values() if one.error]
+    if _analysed(evidence) and not found and not missing:
+        detections = (evidence and evidence.detection) or {}
+        errors = [one.error for one in detections.values() if one.error]
         partly = "The model saw no distortion as a whole."
         said.append(partly if errors or _place(evidence) else "No visible distortion was found.")
     return said + ([f"Not among the answers: {' and '.join(others)}."] if others else [])
 
 
-def _finding(evidence: Evidence, name: str, item: DistortionAnalysis) -> str:
-    kind = _kind(evidence, name, item)
-    if item.severity == UNCLEAR:
-        return f"The severity of {kind} cannot be told."
-    return f"{item.severity.capitalize()} {kind}: {item.explanation.rstrip('.')}."
-
-
-def _kind(evidence: Evidence, name: str, item: DistortionAnalysis) -> str:
-    return f"{in_words(evidence, name, item.type)}{of_object(name)}"
+def _finding(finding: Finding) -> str:
+    if finding.severity == UNCLEAR:
+        return f"The severity of {finding.in_place} cannot be told."
+    return f"{finding.with_severity.capitalize()}: {finding.explanation.rstrip('.')}."
 
 
 # Where the damage is, and what must be said

@@ -1,16 +1,15 @@
 """The tools: which of them measure what, what each measured or why it could not, and what stands in for it."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from agentic_iqa_local.iqa_tools import TOOLS, ToolError, find_tool, is_tool
-from agentic_iqa_local.iqa_tools.calibration import LogisticMap
+from agentic_iqa_local.iqa_tools import ToolError, find_tool, is_tool
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
-from agentic_iqa_local.nodes.evidence import by_object
 from agentic_iqa_local.nodes.prompts import distortion_prompt
-from agentic_iqa_local.nodes.query import named_metrics, quoted_scores
+from agentic_iqa_local.nodes.query import named_metrics
 from agentic_iqa_local.nodes.replies import selection_reply
+from agentic_iqa_local.nodes.tool_readings import ToolReadings
 from agentic_iqa_local.nodes.workbench import Workbench
 from agentic_iqa_local.state import (
     OVERALL,
@@ -18,7 +17,6 @@ from agentic_iqa_local.state import (
     Gap,
     PlannerOutput,
     ToolExecutionLog,
-    revised,
 )
 
 ROLE = "executor"  # its model chooses
@@ -53,84 +51,77 @@ class Task:
         planned = self.plan.required_tool
         if planned is None:
             return [], []
-        names = [planned, *named_metrics(self.query, self.bench.pictures.has_reference)]
-        return known_and_unknown(names)
+        names = named_metrics(self.query, self.bench.pictures.has_reference)
+        return known_and_unknown([planned, *names])
 
 
 def known_and_unknown(names: Iterable[str]) -> tuple[list[str], list[str]]:
     """The tools of these names, each once, and the names that no tool has."""
-    each = dict.fromkeys(find_tool(name).name if is_tool(name) else name for name in names)
-    return [name for name in each if name in TOOLS], [name for name in each if name not in TOOLS]
+    known, unknown = dict[str, None](), dict[str, None]()
+    for name in names:
+        if is_tool(name):
+            known[find_tool(name).name] = None
+        else:
+            unknown[name] = None
+    return list(known), list(unknown)
+
+
+# Which tools
 
 
 def choose_tools(task: Task, distortions: ByObject) -> Chosen:
     """What is to run: the tools that the query names, else those that the model chooses with the configuration's; on
     a replan those of the pass before and another one. Raises ToolError when no tool can run."""
-    flags, bench, earlier = task.plan.plan, task.bench, by_object(task.before, "selected_tools")
+    flags = task.plan.plan
     if not (flags.tool_selection or flags.tool_execution):
         return {}
     named, unknown = task.named_tools()
+    kinds_of = {name: kinds or [OVERALL] for name, kinds in distortions.items()}
     if named:
-        first, beside = named[0], _whole([*named[1:], *unknown])
-        return {
-            name: dict.fromkeys(kinds or [OVERALL], first) | beside
-            for name, kinds in distortions.items()
-        }
-    # where no tool is named, a region is measured where it lies, and not by the whole picture in its place
-    distortions = {
-        name: kinds
-        for name, kinds in distortions.items()
-        if name == "Global" or name in bench.pictures.boxes or unknown
-    }
-    good, worse = offered(bench)
-    if not (ranked := good + worse):
+        beside = _whole([*named[1:], *unknown])
+        return {name: dict.fromkeys(kinds, named[0]) | beside for name, kinds in kinds_of.items()}
+    if not unknown:  # a region is measured where it lies, and not by the whole picture in its place
+        places = ("Global", *task.bench.pictures.boxes)
+        kinds_of = {name: kinds for name, kinds in kinds_of.items() if name in places}
+    return _choose_among_offered(task, kinds_of, unknown)
+
+
+def _choose_among_offered(task: Task, distortions: ByObject, unknown: Sequence[str]) -> Chosen:
+    flags, tools = task.plan.plan, task.bench.tools
+    good, worse = offered(tools)
+    if not good:
         raise ToolError(
-            "no IQA tool can run on these bench: see the tools listed as unavailable and their reasons"
+            "no IQA tool can run on these images: see the tools listed as unavailable and their reasons"
         )
-    new = {name: kinds or [OVERALL] for name, kinds in distortions.items() if name not in earlier}
+    earlier = task.before.selected_tools or {}
+    new = {name: kinds for name, kinds in distortions.items() if name not in earlier}
     chosen = {name: dict(earlier.get(name, {})) for name in distortions}
     if new and flags.tool_selection:
-        chosen |= select_tools(task.query, new, good, bench)
-    compared = bench.pictures.has_reference
-    able = {tool.name for tool in bench.services.tools.available(compared)}
-    voting = [tool for tool in bench.settings.tools.configured(compared) if tool in able] or ranked[
-        :1
-    ]
-    for name, own in chosen.items() if flags.tool_execution else ():
-        more = voting if name in new else _another(task, name, ranked)
-        own |= _whole(tool for tool in (*more, *unknown) if tool not in own.values())
+        chosen |= select_tools(task.query, new, good, task.bench)
+    if flags.tool_execution:
+        for name, own in chosen.items():
+            more = voting(tools, good) if name in new else another(task, name, [*good, *worse])
+            own |= _whole([*more, *unknown], besides=own.values())
     return chosen
 
 
-def told_of_quoted(query: str, bench: Workbench) -> list[str]:
-    """A sentence for each number that a query gives for a tool: how it is read, and which quality it would be."""
-    maps = bench.services.tools.maps
-    return [
-        f"The question gives {name} {raw:g} ({find_tool(name).scale}), {_meaning(name, raw, maps)}:"
-        " a number that was not measured here and does not count."
-        for name, raw in quoted_scores(query, bench.pictures.has_reference)
-    ]
+def _whole(tools: Iterable[str], besides: Collection[str] = ()) -> dict[str, str]:
+    """Entries of tools that judge the whole, each under a name of its own, but none that is there already."""
+    return {f"{OVERALL} ({tool})": tool for tool in tools if tool not in besides}
 
 
-def _meaning(name: str, raw: float, maps: Mapping[str, LogisticMap]) -> str:
-    if not find_tool(name).is_score(raw):
-        return "which the tool cannot return"
-    if name not in maps:
-        return "for which there is no map to 1 to 5"
-    return f"which is {maps[name](raw):.2f} of 5"
+def voting(tools: ToolReadings, good: Sequence[str]) -> list[str]:
+    """The configuration's tools that can run, else the best of the others."""
+    available = tools.available()
+    return [tool for tool in tools.configured() if tool in available] or list(good[:1])
 
 
-def _whole(tools: Iterable[str]) -> dict[str, str]:
-    """Entries of tools that judge the whole, each under a name of its own."""
-    return {f"{OVERALL} ({tool})": tool for tool in tools}
-
-
-def _another(task: Task, name: str, ranked: Sequence[str]) -> list[str]:
+def another(task: Task, name: str, ranked: Sequence[str]) -> list[str]:
     """The tool that a replan adds for an object: the best untried one, where another opinion may close the gap."""
+    if not task.closes("scores", "contradiction", "tools"):
+        return []
     tried = {log.tool_name for log in task.before.tool_logs if log.object_name == name}
-    return [tool for tool in ranked if tool not in tried][
-        : task.closes("scores", "contradiction", "tools")
-    ]
+    return [tool for tool in ranked if tool not in tried][:1]
 
 
 def select_tools(
@@ -139,54 +130,48 @@ def select_tools(
     """The model's choice of a tool for each distortion among `names`; one alone is no choice."""
     if len(names) == 1:
         return {name: dict.fromkeys(kinds, names[0]) for name, kinds in distortions.items()}
-    told = []
-    for tool in map(find_tool, names):
-        kind = "full-reference" if tool.reference == "FR" else "no-reference"
-        good_for, srcc = (
-            ", ".join(tool.good_for) or "any distortion",
-            load_reliability().summary(tool.name),
-        )
-        told.append((tool.name, "; ".join(filter(None, (kind, good_for, srcc)))))
-    prompt = distortion_prompt("selection", query, distortions, tools=told)
+    described = [(name, _description(name)) for name in names]
+    prompt = distortion_prompt("selection", query, distortions, tools=described)
+    schema, section = selection_reply(distortions, names), bench.services.section(ROLE)
     try:
-        reply = selection_reply(distortions, names)
-        return ask(
-            bench.models.session(ROLE), prompt, reply, bench.services.section(ROLE)
-        ).model_dump(by_alias=True)
+        reply = ask(bench.models.session(ROLE), prompt, schema, section)
     except InvalidAnswer as error:
         bench.warn(f"the model chose no tool ({error}); those of the configuration measured")
         return {}
+    return reply.model_dump(by_alias=True)
 
 
-def offered(bench: Workbench) -> tuple[list[str], list[str]]:
-    """The tools that can run on these bench, and behind them those that are clearly worse; in either the best first,
+def _description(name: str) -> str:
+    """What the model is told of a tool."""
+    tool = find_tool(name)
+    kind = "full-reference" if tool.reference == "FR" else "no-reference"
+    good_for = ", ".join(tool.good_for) or "any distortion"
+    return "; ".join(filter(None, (kind, good_for, load_reliability().summary(name))))
+
+
+def offered(tools: ToolReadings) -> tuple[list[str], list[str]]:
+    """The tools that can run on these pictures, and behind them those that are clearly worse; in either the best first,
     between equals the configuration's. With a reference those that compare: they beat one that has to guess."""
-    settings, compared, reliability = (
-        bench.settings.tools,
-        bench.pictures.has_reference,
-        load_reliability(),
-    )
-    available = [tool.name for tool in bench.services.tools.available(compared)]
-    names = dict.fromkeys(
-        tool for tool in (*settings.configured(compared), *available) if tool in available
-    )
-    names = [tool for tool in names if tool not in settings.not_offered]
-    names = [tool for tool in names if compared and find_tool(tool).reference == "FR"] or names
-    good = reliability.trusted(names)
+    available, left_out = tools.available(), tools.services.settings.tools.not_offered
+    names = []
+    for tool in dict.fromkeys([*tools.configured(), *available]):
+        if tool in available and tool not in left_out:
+            names.append(tool)
+    if tools.pictures.has_reference:
+        names = [tool for tool in names if find_tool(tool).reference == "FR"] or names
+    good = load_reliability().trusted(names)
     others = [tool for tool in names if tool not in good]
-    return good, reliability.trailing(others, good[0]) if others else []
+    return good, load_reliability().trailing(others, good[0]) if others else []
+
+
+# What they measure
 
 
 def run_tools(evidence: ExecutorOutput, bench: Workbench) -> None:
     """Runs the selected tools and logs each run in the evidence; see `measure`."""
-    evidence.quality_scores = {}
     for name, tools in (evidence.selected_tools or {}).items():
         logs = measure(name, list(tools.items()), bench)
         evidence.tool_logs += logs
-        for log in logs:
-            if log.normalized_score is not None:
-                scores = evidence.quality_scores.setdefault(name, {})
-                scores[log.distortion] = (log.tool_name, log.normalized_score)
         whole = {log.tool_name: None for log in logs if log.error is None and log.box is None}
         if whole and name != "Global":
             stands = f"measured the whole picture, which stands for {name}"
@@ -203,52 +188,66 @@ def measure(
 ) -> list[ToolExecutionLog]:
     """The runs of the (distortion, tool) that are chosen for an object. Where none of these tools can measure, the
     best of the others that can stands in. Warns of each one that cannot."""
-    logs = [_attempt(name, distortion, tool, bench) for distortion, tool in entries]
+    logs = [_run(name, distortion, tool, bench.tools) for distortion, tool in entries]
     failed = [log for log in logs if log.error]
     if not failed:
         return logs
-    measured = [log.tool_name for log in logs if not log.error]
-    instead = f"{' and '.join(dict.fromkeys(measured))} measured"
-    if not measured:
-        stand_ins = _stand_in(failed, bench)
-        logs += stand_ins
-        able = [log.tool_name for log in stand_ins if not log.error]
-        instead = f"{able[0]} ran instead" if able else "no other tool could either"
-    for tool, log in {log.tool_name: log for log in failed}.items():
-        whole = "the picture" if name == "Global" else f"the region {name}"
-        why = (log.error or "").rstrip(".")
-        lead = f"{tool} could not score {whole}: " if is_tool(tool) else ""
-        end = "" if why.endswith("?") else ";"
-        bench.warn(f"{lead}{why}{end} {instead}")
+    if len(failed) == len(logs):
+        logs += _stand_in(failed, bench.tools)
+    _warn_of_failures(failed, [log for log in logs if not log.error], bench)
     return logs
 
 
-def _stand_in(failed: Sequence[ToolExecutionLog], bench: Workbench) -> list[ToolExecutionLog]:
+def _warn_of_failures(
+    failed: Sequence[ToolExecutionLog], able: Sequence[ToolExecutionLog], bench: Workbench
+) -> None:
+    instead = "no other tool could either"
+    if able and able[0].fallback:
+        instead = f"{able[0].tool_name} ran instead"
+    elif able:
+        instead = f"{' and '.join(dict.fromkeys(log.tool_name for log in able))} measured"
+    name = failed[0].object_name
+    whole = "the picture" if name == "Global" else f"the region {name}"
+    for tool, error in {log.tool_name: str(log.error) for log in failed}.items():
+        lead = f"{tool} could not score {whole}: " if is_tool(tool) else ""
+        why = error.rstrip(".")
+        end = "" if why.endswith("?") else ";"
+        bench.warn(f"{lead}{why}{end} {instead}")
+
+
+def _stand_in(failed: Sequence[ToolExecutionLog], tools: ToolReadings) -> list[ToolExecutionLog]:
     """The runs that stand in for those that failed, by the ranked tools, until one of these can measure."""
     tried = {log.tool_name for log in failed}
     entries = dict.fromkeys((log.object_name, log.distortion) for log in failed)
+    good, worse = offered(tools)
     logs: list[ToolExecutionLog] = []
-    for tool in (tool for tools in offered(bench) for tool in tools if tool not in tried):
-        runs = [_attempt(name, distortion, tool, bench) for name, distortion in entries]
-        logs += [revised(run, fallback=True) for run in runs]
-        if runs[0].error is None:
+    for tool in (*good, *worse):
+        if tool in tried:
+            continue
+        for name, distortion in entries:
+            logs.append(_run(name, distortion, tool, tools, fallback=True))
+        if logs[-1].error is None:
             break
     return logs
 
 
-def _attempt(name: str, distortion: str, tool: str, bench: Workbench) -> ToolExecutionLog:
-    log = ToolExecutionLog(tool_name=tool, object_name=name, distortion=distortion)
+def _run(
+    name: str, distortion: str, tool: str, tools: ToolReadings, *, fallback: bool = False
+) -> ToolExecutionLog:
+    """One run of a tool on an object, or its failure."""
+    log = ToolExecutionLog(
+        tool_name=tool, object_name=name, distortion=distortion, fallback=fallback
+    )
     try:
         spec = find_tool(tool)
-        log = revised(log, tool_name=spec.name, scale=spec.scale)
-        reading = bench.tools.score(spec.name, bench.pictures.boxes.get(name))
+        log.tool_name, log.scale = spec.name, spec.scale
+        reading = tools.score(spec.name, tools.pictures.boxes.get(name))
     except ToolError as error:
-        return revised(log, error=str(error))
-    measured = {
-        "raw_score": reading.raw,
-        "normalized_score": reading.normalized,
-        "crops": len(reading.crops),
-    }
-    if box := bench.pictures.box_of(name):
-        measured |= {"measured": "region", "box": box}
-    return revised(log, **measured, execution_time=reading.seconds)
+        log.error = str(error)
+        return log
+    log.raw_score, log.normalized_score = reading.raw, reading.normalized
+    log.crops, log.execution_time = len(reading.crops), reading.seconds
+    log.box = tools.pictures.box_of(name)
+    if log.box:
+        log.measured = "region"
+    return log

@@ -6,14 +6,13 @@ from collections.abc import Iterable, Sequence
 from typing import get_args
 
 from agentic_iqa_local.errors import one_line
-from agentic_iqa_local.nodes.evidence import found_damage, of_object
+from agentic_iqa_local.nodes.evidence import Finding, findings, found_damage
 from agentic_iqa_local.nodes.query import named_metrics
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.state import (
     LETTER_TO_LEVEL,
     LEVEL_WORDS,
     UNCLEAR,
-    DistortionAnalysis,
     Severity,
     ToolExecutionLog,
     in_words,
@@ -35,33 +34,25 @@ def named(row: Assessment) -> list[str]:
 def damage(row: Assessment) -> list[str]:
     """Each distortion that was seen, the most severe first."""
     severities = get_args(Severity)  # from the mildest on
-    found = sorted(_seen(row), key=lambda one: -severities.index(one[1].severity))
-    return [with_severity(row, name, item) for name, item in found]
-
-
-def with_severity(row: Assessment, name: str, item: DistortionAnalysis) -> str:
-    """A distortion with its severity: "severe blur of sky", of the whole picture without an object."""
-    kind = f"{in_words(row.evidence, name, item.type)}{of_object(name)}"
-    return kind if item.severity == UNCLEAR else f"{item.severity} {kind}"
+    found = sorted(_seen(row), key=lambda one: -severities.index(one.severity))
+    return [finding.with_severity for finding in found]
 
 
 def nothing_found(row: Assessment) -> str:
     """What was looked for in vain where nothing was found: "no damage", or "no blur" where a query named it alone."""
-    evidence = row.evidence
-    analysis = (evidence and evidence.distortion_analysis) or {}
-    if evidence is None or evidence.distortion_set is not None:
+    if row.evidence is None or row.evidence.distortion_set is not None:
         return "no damage"
-    named = [in_words(None, name, item.type) for name, items in analysis.items() for item in items]
+    named = [in_words(None, one.object, one.type) for one in findings(row.evidence)]
     return f"no {' or '.join(dict.fromkeys(named)) or 'damage'}"
 
 
 def types_seen(row: Assessment) -> list[str]:
     """The distortions that were seen, each once, in their order of names."""
-    return sorted({in_words(row.evidence, name, item.type) for name, item in _seen(row)})
+    return sorted({finding.words for finding in _seen(row)})
 
 
-def _seen(row: Assessment) -> list[tuple[str, DistortionAnalysis]]:
-    return [(name, item) for name, item in found_damage(row.evidence) if item.severity != UNCLEAR]
+def _seen(row: Assessment) -> list[Finding]:
+    return [finding for finding in found_damage(row.evidence) if finding.severity != UNCLEAR]
 
 
 def raw_with_scale(run: ToolExecutionLog) -> str:

@@ -75,9 +75,7 @@ def infer(
             evidence = _gather(plan.query, bench, row)
         row["tools"] = {tool: _tool(tool, bench, row["cost"]) for tool in plan.tools}
         row["reads"] = {}
-        without_scores = evidence and evidence.model_copy(
-            update={"quality_scores": None, "tool_logs": []}
-        )
+        without_scores = evidence and evidence.model_copy(update={"tool_logs": []})
         shown = {"image_alone": None, "without_scores": without_scores, "all_evidence": evidence}
         for context in plan.contexts:
             usual = summarizer_prompt(plan.query, shown[context], scoring=True)

@@ -13,7 +13,7 @@ from agentic_iqa_local.files import FileError, open_regular
 from agentic_iqa_local.nodes.evidence import found_damage
 from agentic_iqa_local.output.picture_lines import worst_distortion
 from agentic_iqa_local.output.report import decision, map_sentences, sureness
-from agentic_iqa_local.output.words import nothing_found, types_seen, with_severity
+from agentic_iqa_local.output.words import nothing_found, types_seen
 from agentic_iqa_local.result import Assessment
 
 Row = dict[str, Any]
@@ -101,8 +101,8 @@ def account(row: Assessment) -> Row:
         | {
             "probabilities": row.p,
             "found": [
-                [with_severity(row, name, item), item.explanation]
-                for name, item in found_damage(row.evidence)
+                [finding.with_severity, finding.explanation]
+                for finding in found_damage(row.evidence)
             ],
             "nothing": f"{nothing_found(row)} was found"
             if row.evidence and row.evidence.distortion_analysis
