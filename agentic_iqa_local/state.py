@@ -16,7 +16,6 @@ from pydantic import (
     Field,
     JsonValue,
     StringConstraints,
-    ValidationInfo,
     computed_field,
     field_validator,
     model_validator,
@@ -175,15 +174,12 @@ class PlannerInput(BaseModel):
 
     @field_validator("image_path", "reference_path")
     @classmethod
-    def _is_an_image_file(cls, path: str | None, info: ValidationInfo) -> str | None:
-        """The name tells what is an image only where nobody has looked inside: the context {"decoded": True}
-        says that one has."""
+    def _is_an_image_file(cls, path: str | None) -> str | None:
         if path is None:
             return None
         if not os.path.isfile(path):  # unlike Path.is_file it says no to a name that is too long
             raise ValueError(f"Image file not found: {path}")
-        decoded = (info.context or {}).get("decoded")
-        if not decoded and Path(path).suffix.lower() not in IMAGE_SUFFIXES:
+        if Path(path).suffix.lower() not in IMAGE_SUFFIXES:
             expected = f"expected one of {', '.join(IMAGE_SUFFIXES)}"
             raise ValueError(f"Invalid image format: {path} ({expected})")
         return path

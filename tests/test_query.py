@@ -16,7 +16,7 @@ from scripted import (
 )
 
 from agentic_iqa_local import assess, compare
-from agentic_iqa_local.iqa_tools import TOOLS, find_tool, is_tool, runner
+from agentic_iqa_local.iqa_tools import TOOLS, find_tool, is_tool
 from agentic_iqa_local.iqa_tools.local_nr import LocalNR
 from agentic_iqa_local.iqa_tools.specs import tool_key
 from agentic_iqa_local.nodes.planner import correct_plan
@@ -54,12 +54,12 @@ def test_everyday_queries_by_rule(row):
         assert plan.query_scope == row["scope"]
 
 
-def test_tools_distortions_and_types_of_200_plans_that_a_person_wrote():
+def test_200_plans_that_a_person_wrote_follow_from_the_queries():
+    """Tool, distortions and type of each."""
     for row in rows("planner_queries.jsonl"):
         query, plan = row["query"], row["plan"]
-        assert named_metrics(query, row["reference"])[:1] == [
-            *filter(None, [plan["required_tool"]])
-        ], query
+        named = named_metrics(query, row["reference"])
+        assert named == [*filter(None, [plan["required_tool"]])], query
         if plan["query_type"] == "IQA":
             written = {kind for kinds in (plan["distortions"] or {}).values() for kind in kinds}
             assert set(distortions_in(query)) == written, query
@@ -68,57 +68,36 @@ def test_tools_distortions_and_types_of_200_plans_that_a_person_wrote():
 
 
 @pytest.mark.parametrize(
-    ("query", "tools"),
-    [
-        ("Photo by Nima, is it sharp?", []), ("The file is niqe.png", []), ("USE MAD", ["MAD"]),
-        ("There is no reference so use NIQE", ["NIQE"]), ("SSIM and MS-SSIM", ["SSIM", "MS-SSIM"]), ("ＶＳＩ", ["VSI"]),  # full-width
-        ("I do not want you to use NIQE", []), ("Anything but NIQE", []), ("NIQE and " * 400, ["NIQE"]),
-        ("Don't use NIQE, BRISQUE or PIQE", []), ("Don't use NIQE, use BRISQUE", ["BRISQUE"]), ("not NIQE but PIQE", ["PIQE"]),
-    ],
-)  # fmt: skip
-def test_names_of_tools_are_words_that_nobody_negates(query, tools):
-    assert named_metrics(query, True) == tools
-
-
-@pytest.mark.parametrize(
     ("query", "names"),
     [
-        ("use HaarPSI", ["HaarPSI"]), ("FSIMc of this", ["FSIMc"]), ("clipscore?", ["clipscore"]),
-        ("Use laion_aes", ["laion_aes"]), ("Rate it with HPSv2", ["HPSv2"]), ("Use FancyIQA.", ["FancyIQA"]),
-        ("use niqe_matlab", ["niqe_matlab"]), ("PSNR-HVS please", ["PSNR-HVS"]), ("lpips-vgg score", ["lpips-vgg"]),
-        ("use LPIPSS", ["LPIPSS"]), ("use NIQUE to rate it", ["NIQUE"]), ("Use ONLY what you SEE", []),
-        ("use YOUR eyes, run EVERY tool", []), ("use topiq_foo", ["topiq_foo"]), ("MUSIQ AVA", ["musiq-ava"]), ("NIQE-v2?", ["NIQE-v2"]),
-        ("use lpips-vgg and NIQE", ["NIQE", "lpips-vgg"]), ("not lpips-vgg but NIQE", ["NIQE"]),
-        ("a NIQE-based rating", ["NIQE"]), ("the niqe_score", ["NIQE"]), ("LPIPS + SSIM", ["LPIPS", "SSIM"]),
-        ("niqe_matlab.png", []), ("Use IMG_1234 as it is", []), ("use AdobeRGB", []), ("a unique fid, in fidelity", []),
-        ("mad_max is a unique_id", []), ("I use YouTube with HDR10", []), ("Is the clip score high?", []),
+        ("Photo by Nima, is it sharp?", []), ("The file is niqe.png", []), ("USE MAD", ["MAD"]),
+        ("There is no reference so use NIQE", ["NIQE"]), ("ＶＳＩ", ["VSI"]),  # full-width
+        ("I do not want you to use NIQE", []), ("Anything but NIQE", []), ("NIQE and " * 400, ["NIQE"]),
+        ("Don't use NIQE, BRISQUE or PIQE", []), ("not NIQE but PIQE", ["PIQE"]), ("LPIPS + SSIM", ["LPIPS", "SSIM"]),
+        ("a NIQE-based rating", ["NIQE"]), ("the niqe_score", ["NIQE"]), ("Is the clip score high?", []),
+        # names that no tool has
+        ("use HaarPSI", ["HaarPSI"]), ("Use laion_aes", ["laion_aes"]), ("Use FancyIQA.", ["FancyIQA"]),
+        ("use niqe_matlab", ["niqe_matlab"]), ("PSNR-HVS please", ["PSNR-HVS"]), ("NIQE-v2?", ["NIQE-v2"]),
+        ("use lpips-vgg and NIQE", ["NIQE", "lpips-vgg"]), ("use LPIPSS", ["LPIPSS"]), ("MUSIQ AVA", ["musiq-ava"]),
+        ("Use ONLY what you SEE", []), ("Use IMG_1234 as it is", []), ("use AdobeRGB", []), ("a unique fid", []),
     ],
 )  # fmt: skip
-def test_a_name_that_no_tool_has_is_not_taken_for_one_that_has_it(query, names):
+def test_names_of_metrics_and_words_that_only_look_like_them(query, names):
     assert named_metrics(query, True) == names
 
 
-def test_every_metric_of_the_installed_pyiqa_is_a_tool_or_known_to_be_none():
+def test_every_tool_and_every_metric_of_pyiqa_is_recognised():
     from pyiqa import list_models
 
-    for metric in list_models():
+    for metric in [*TOOLS, *list_models()]:
         (named,) = named_metrics(f"Use {metric}.", True)
         assert tool_key(named) == tool_key(find_tool(metric).name if is_tool(metric) else metric)
-
-
-def test_every_tool_of_the_table_is_recognised_as_spelled():
-    for name in TOOLS:
-        assert (
-            named_metrics(f"Use {name}.", True)
-            == named_metrics(f"{name} score please", True)
-            == [name]
-        )
 
 
 @pytest.mark.parametrize(
     ("query", "name", "region"),
     [
-        ("Is it risky?", "sky", None), ("Rate this image of a cat.", "this image", None), ("Rate this image!!!", "!!!", None),
+        ("Is it risky?", "sky", None), ("Rate this image of a cat.", "this image", None),
         ("Rate this photo of my dog.", "photo of my dog", "dog"), ("Are the boxes sharp?", "box", "box"),
     ],
 )  # fmt: skip
@@ -129,12 +108,11 @@ def test_regions_are_words_of_the_query(query, name, region):
 @pytest.mark.parametrize(
     ("query", "choices"),
     [
-        ("Tell me: a) is it sharp b) is it noisy", None), ("A. same B. same", None), ("A. only one", None),  # no answers
+        ("Tell me: a) is it sharp b) is it noisy", None), ("A. same B. same", None),  # no answers
         ("Photo by J. A. Smith. B. Miller edited. Rate it.", None), ("Is the person saying yes or no?", None),
         ("Rate this. A. good B. bad. Which one?", ["good", "bad"]), ("How? A.too dark\nB.too bright", ["too dark", "too bright"]),
         ("Which is it: A: Blur, B: Noise or C: JPEG?", ["Blur", "Noise", "JPEG"]), ("Is it blurry? 1. yes 2. no", ["yes", "no"]),
-        ("曝光如何？A. 太暗 B. 太亮 C. 正好", ["太暗", "太亮", "正好"]), ("Sharp? Y/N", ["Y", "N"]),
-        ("Yes or no: is it sharp?", ["Yes", "no"]),
+        ("曝光如何？A. 太暗 B. 太亮", ["太暗", "太亮"]), ("Sharp? Y/N", ["Y", "N"]), ("Yes or no: is it sharp?", ["Yes", "no"]),
     ],
 )  # fmt: skip
 def test_answers_that_a_query_lists(query, choices):
@@ -151,9 +129,8 @@ def test_whether_a_query_asks_for_a_place(query, asks):
 @pytest.mark.parametrize(
     ("query", "kinds"),
     [
-        ("Is it too sharp?", ["Sharpness"]), ("Is it sharp?", ["Blurs"]), ("Noise first, then blur.", ["Noise", "Blurs"]),
-        ("How is the exposure? A. too dark B. too noisy", ["Brightness change"]), ("Is the dog in focus?", ["Blurs"]),
-        ("Blur, noise, compression or contrast: which is worst?", []), ("It is noisy. What else is wrong with it?", []),  # open
+        ("Is it too sharp?", ["Sharpness"]), ("Noise first, then blur.", ["Noise", "Blurs"]), ("Is the dog in focus?", ["Blurs"]),
+        ("How is the exposure? A. too dark B. too noisy", ["Brightness change"]), ("It is noisy. What else is wrong with it?", []),  # open
         ("What is the peak signal-to-noise ratio?", []), ("Focus on the dog and rate its quality.", []),
         ("Ignore the noise, how is the contrast?", ["Contrast"]), ("Apart from the noise and the blur, is anything wrong?", []),
         ("Ignore everything except blur.", ["Blurs"]), ("Don't ignore the noise.", ["Noise"]), ("Does it have colour noise?", ["Noise"]),
@@ -167,7 +144,6 @@ def test_words_for_distortions_and_words_that_only_look_like_them(query, kinds):
     ("query", "about_quality"),
     [
         ("Is this photo too noisy to print?", True), ("Which part of the picture is damaged?", True),
-        ("Which corner is worst?", True), ("Which is the worst photograph?", False),
         ("What should I fix first?", True), ("What's wrong with it?", True),
         ("Where was this taken?", False), ("How many colours has the flag?", False), ("Is it dark outside?", False),
     ],
@@ -179,19 +155,44 @@ def test_a_question_about_damage_is_one_about_quality(query, about_quality):
 # The whole way
 
 
+@pytest.fixture(scope="module")
+def noisy_row(noisy_path, services):
+    return assess(noisy_path, query="Is it noisy?", services=services)
+
+
 @pytest.mark.parametrize(
     ("query", "quoted"),
     [
         ("Is NIQE 5.1 good?", [("NIQE", 5.1)]), ("NIQE is 5,1, is that good?", [("NIQE", 5.1)]),
-        ("my PSNR of 32dB", [("PSNR", 32)]), ("PSNR: 32 dB, SSIM = .93", [("PSNR", 32), ("SSIM", 0.93)]),
-        ("a NIQE score of about 5. Good?", [("NIQE", 5)]), ("WaDIQaM_FR −0.05", [("WaDIQaM_FR", -0.05)]),
-        ("VMAF 90", []), ("not NIQE 5.1", []), ("Rate it with NIQE 1 to 5", []), ("SSIM 93 %", []),
-        ("Run NIQE 3 times", []), ("1. NIQE 2. PSNR 3. SSIM", []), ("Use NIQE. 3 people are in it", []),
-        ("SSIM with 11x11 windows", []), ("SSIM 11x11", []), ("NIQE 3/5", []), ("NIQE is 1 of my tools", []),
+        ("PSNR: 32 dB, SSIM = .93", [("PSNR", 32), ("SSIM", 0.93)]), ("a NIQE score of about 5. Good?", [("NIQE", 5)]),
+        ("WaDIQaM_FR −0.05", [("WaDIQaM_FR", -0.05)]), ("VMAF 90", []), ("not NIQE 5.1", []), ("Rate it with NIQE 1 to 5", []),
+        ("SSIM 93 %", []), ("Run NIQE 3 times", []), ("1. NIQE 2. PSNR", []), ("Use NIQE. 3 people are in it", []), ("SSIM 11x11", []),
     ],
 )  # fmt: skip
 def test_a_number_that_the_query_gives_for_a_tool_is_found(query, quoted):
     assert quoted_scores(query, has_reference=False) == quoted
+
+
+@pytest.mark.parametrize("pipeline", ["agent", "letters"])
+@pytest.mark.parametrize(
+    ("given", "meaning"),
+    [
+        ("NIQE 5.1 (lower is better, from 0 to 50)", "which is {:.2f} of 5"),
+        ("SSIM 3 (higher is better, from 0 to 1)", "which the tool cannot return"),
+        ("BRISQUE 30 (lower is better, from 0 to 100)", "for which there is no map to 1 to 5"),
+    ],
+)
+def test_a_number_that_the_query_gives_is_told_and_moves_nothing(
+    picture, services, given, meaning, pipeline
+):
+    settings = scripted_services(ScriptedClient(scripted_answers()), services.tools)
+    name, number = given.split()[:2]
+    how = {"pipeline": pipeline, "services": settings}
+    row = assess(picture, query=f"Is {name} {number} good?", **how)
+    level = meaning.format(services.tools.maps["NIQE"](5.1))
+    said = f"The question gives {given}, {level}: a number that was not measured here"
+    assert row.quality_reasoning.startswith(said)
+    assert row.q == assess(picture, query=f"Is {name} good?", **how).q
 
 
 @pytest.mark.parametrize("pipeline", ["agent", "letters"])
@@ -209,19 +210,15 @@ def test_every_tool_that_the_query_names_runs_and_counts(picture, pipeline):
 
 @pytest.mark.parametrize("pipeline", ["agent", "letters"])
 @pytest.mark.parametrize(
-    ("query", "name", "reason"),
-    [
-        ("Run BRISQUE.", "BRISQUE", "missing weights"),
-        ("Use PSNR.", "PSNR", "compares with a reference image"),
-    ],
+    ("name", "reason"),
+    [("BRISQUE", "missing weights"), ("PSNR", "compares with a reference image")],
 )
 def test_a_named_tool_that_cannot_run_is_said_in_the_first_line(
-    picture, services, query, name, reason, pipeline
+    picture, services, name, reason, pipeline
 ):
     """With the real tools; the best of those that can run stands in, and is told."""
     given = scripted_services(ScriptedClient(scripted_answers()), services.tools)
-    row = assess(picture, query=query, pipeline=pipeline, services=given)
-    assert row.error is None
+    row = assess(picture, query=f"Use {name}.", pipeline=pipeline, services=given)
     assert f"; {name} could not run ({reason}" in headline(row)
     assert headline(row).endswith(f"{row.tools[-1].tool_name} ran instead")
     assert row.tools[-1].normalized_score == row.fusion.q_bar
@@ -246,41 +243,37 @@ def test_the_letters_pipeline_says_that_it_runs_no_tool_beside_choices(picture):
     assert any("NIQE did not measure" in line for line in row.warnings)
 
 
-@pytest.mark.parametrize("pipeline", ["agent", "letters"])
-@pytest.mark.parametrize("query", [DEFAULT_QUERY, "Is it noisy?", "Is there any distortion?"])
-def test_where_localnr_reads_no_number_nothing_is_said_of_distortions(
-    photo_path, services, monkeypatch, pipeline, query
-):
-    """The other tool goes on. The embedded model's own word of distortions counts for nothing."""
+@pytest.fixture
+def without_local_nr(services, monkeypatch):
+    """Services whose LocalNR reads no number."""
     examine = LocalNR.examine
     broken = {"quality": float("nan")}
     monkeypatch.setattr(LocalNR, "examine", lambda *given: replace(examine(*given), **broken))
-    tools = Services(services.settings, "cpu", services.pool.clients)
-    row = assess(photo_path, query=query, pipeline=pipeline, services=tools)
-    assert (row.error, row.fusion.voters) == (None, ["NIQE"])
-    (failed,) = [run for run in row.tools if run.error]
-    assert (failed.tool_name, failed.raw_score) == ("LocalNR", None)
-    assert any("could not score the picture: " in line for line in row.warnings)
-    if pipeline == "agent":
-        assert row.evidence.distortion_analysis is None
-        assert "Distortions were not looked for: LocalNR failed" in row.quality_reasoning
-        assert not re.search(r"\bno (visible|noise|damage|distortion)|clean", account(row), re.I)
+    return Services(services.settings, "cpu", services.pool.clients)
 
 
-@pytest.mark.parametrize("broken", ["LocalNR", "NIQE"])
-def test_a_tool_that_returns_no_number_ends_neither_a_map_nor_a_comparison(
-    photo_path, noisy_path, services, monkeypatch, broken
+@pytest.mark.parametrize("query", [DEFAULT_QUERY, "Is it noisy?"])
+def test_where_localnr_reads_no_number_nothing_is_said_of_distortions(
+    photo_path, without_local_nr, query
 ):
-    examine, nan = LocalNR.examine, float("nan")
-    if broken == "LocalNR":
-        monkeypatch.setattr(LocalNR, "examine", lambda *of: replace(examine(*of), quality=nan))
-    else:
-        monkeypatch.setattr(runner, "create_metric", lambda *_: lambda *pictures: nan)
-    tools = Services(services.settings, "cpu", services.pool.clients)
-    row = assess(noisy_path, map=True, pipeline="letters", services=tools)
-    assert (row.error, {run.tool_name for run in row.tools if run.error}) == (None, {broken})
-    assert (row.map is None, bool(row.no_map)) == (broken == "LocalNR",) * 2
-    compared = compare(photo_path, noisy_path, services=tools)
+    """The other tool goes on. The embedded model's own word of distortions counts for nothing."""
+    row = assess(photo_path, query=query, services=without_local_nr)
+    assert (row.error, row.fusion.voters) == (None, ["NIQE"])
+    assert [run.tool_name for run in row.tools if run.error] == ["LocalNR"]
+    assert any("could not score the picture: " in line for line in row.warnings)
+    assert row.evidence.distortion_analysis is None
+    assert "Distortions were not looked for: LocalNR failed" in row.quality_reasoning
+    assert not re.search(r"\bno (visible|noise|damage|distortion)|clean", account(row), re.I)
+
+
+def test_a_tool_that_returns_no_number_ends_neither_a_map_nor_a_comparison(
+    photo_path, noisy_path, without_local_nr
+):
+    how = {"pipeline": "letters", "services": without_local_nr}
+    row = assess(noisy_path, map=True, **how)
+    assert (row.error, row.map) == (None, None)
+    assert row.no_map
+    compared = compare(photo_path, noisy_path, services=without_local_nr)
     assert (compared.error, compared.better) == (None, compared.first)
 
 
@@ -291,31 +284,20 @@ def test_answers_in_the_query_are_offered_to_the_model(picture, pipeline):
     assert (row.choices, set(row.fusion.p_c)) == (["yes", "no"], {"A", "B"})
 
 
-def test_a_rating_that_answers_a_question_is_preceded_by_what_was_found_of_it(noisy_path, services):
-    row = assess(noisy_path, query="Is it noisy?", services=services)
-    assert re.match(
-        r"yes, (severe|extreme) noise; [A-E] ", headline(row).removeprefix(f"{noisy_path}: ")
-    )
-    about_blur = row.model_copy(update={"query": "Is it sharp?"})
-    assert headline(about_blur).startswith(f"{noisy_path}: yes, no blur found; ")
-    but_noise = row.model_copy(update={"query": "Is it sharp, apart from the noise?"})
-    assert headline(but_noise).startswith(f"{noisy_path}: yes, no blur found; ")
-    counted = row.model_copy(update={"query": "How many people are in it?"})
-    assert headline(counted).startswith(
-        f"{noisy_path}: not answered, since only picture quality is judged; "
-    )
-    in_other_words = row.model_copy(
-        update={"query": "Are there halos?"}
-    )  # a distortion, by a word of its own
-    assert headline(in_other_words).startswith(f"{noisy_path}: no, no oversharpening found; ")
-    to_mend = row.model_copy(update={"query": "What should I fix first?"})
-    assert re.match(
-        r"(the only fault|the faults) found: .*noise",
-        headline(to_mend).removeprefix(f"{noisy_path}: "),
-    )
-    assert headline(row.model_copy(update={"query": DEFAULT_QUERY})).startswith(
-        f"{noisy_path}: {row.letter} "
-    )
+@pytest.mark.parametrize(
+    ("query", "begins"),
+    [
+        ("Is it noisy?", "yes, (severe|extreme) noise; [A-E] "),
+        ("Is it sharp, apart from the noise?", "yes, no blur found; "),
+        ("Are there halos?", "no, no oversharpening found; "),  # a distortion, by a word of its own
+        ("How noisy is it?", "(severe|extreme) noise; "),
+        ("How many people are in it?", "judged for picture quality alone: .*noise"),
+        (DEFAULT_QUERY, "[A-E] "),
+    ],
+)
+def test_a_rating_is_preceded_by_what_was_found_of_the_question(noisy_row, query, begins):
+    said = headline(noisy_row.model_copy(update={"query": query}))
+    assert re.match(begins, said.removeprefix(f"{noisy_row.image}: "))
 
 
 def test_a_region_is_not_measured_by_tools_that_see_whole_pictures(picture):

@@ -26,7 +26,7 @@ from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY, choice_letters, summa
 from agentic_iqa_local.nodes.query import named_metrics
 from agentic_iqa_local.nodes.regions import with_boxes
 from agentic_iqa_local.nodes.summarizer import without_words
-from agentic_iqa_local.nodes.tool_runs import known_and_unknown, measure
+from agentic_iqa_local.nodes.tool_runs import known_and_unknown, measure, told_of_quoted
 from agentic_iqa_local.nodes.workbench import Workbench
 from agentic_iqa_local.result import Assessment, Seen, SeenView, file_sha256
 from agentic_iqa_local.services import Observer, Services, load_services
@@ -212,6 +212,10 @@ def _answer(
         changes = {"error": str(error)}
     if not changes.get("error"):
         changes |= mapped(bench, map) if map else {}
+        told = told_of_quoted(state["query"], bench)
+        if told:
+            reasoning = [*told, changes.get("quality_reasoning") or ""]
+            changes["quality_reasoning"] = " ".join(reasoning).strip()
         if fusion := changes.get("fusion"):
             changes |= sureness.fields(fusion, changes.get("plan"))
     return changes | _record(bench)

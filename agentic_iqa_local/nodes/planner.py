@@ -4,6 +4,7 @@ The model fills every field from the query. Where its answer differs from what i
 words, or the paper's rules for the flags, code corrects it and says so. A replan may add distortions.
 """
 
+import itertools
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,6 @@ from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.runtime import Runtime
-from pydantic import ValidationError
 
 from agentic_iqa_local.config import Box, box_text, boxes_of
 from agentic_iqa_local.errors import one_line
@@ -25,15 +25,14 @@ from agentic_iqa_local.nodes.query import (
     named_metrics,
     region_in,
 )
-from agentic_iqa_local.nodes.regions import found_boxes, with_boxes
+from agentic_iqa_local.nodes.regions import ROLE, found_boxes, with_boxes
 from agentic_iqa_local.nodes.replanning import gaps_to_close
 from agentic_iqa_local.nodes.replies import PlannerReply
-from agentic_iqa_local.nodes.workbench import opened
+from agentic_iqa_local.nodes.workbench import Workbench, opened
 from agentic_iqa_local.state import (
     AgenticIQAState,
     Gap,
     PlanControlFlags,
-    PlannerInput,
     PlannerOutput,
     revised,
 )
@@ -48,25 +47,27 @@ def derive_flags(
     """The Executor's switches by the paper's rules. Other: everything off. IQA: analysis on, detection when the
     distortions are to be inferred; tools are selected when the query names neither a region nor a tool, and executed
     when it names a tool or no region."""
-    quality, whole, tool = query_type == "IQA", query_scope == "Global", required_tool is not None
+    if query_type != "IQA":
+        return PlanControlFlags()
+    whole, tool = query_scope == "Global", required_tool is not None
     return PlanControlFlags(
-        distortion_detection=quality and distortion_source == "Inferred",
-        distortion_analysis=quality,
-        tool_selection=quality and whole and not tool,
-        tool_execution=quality and (tool or whole),
+        distortion_detection=distortion_source == "Inferred",
+        distortion_analysis=True,
+        tool_selection=whole and not tool,
+        tool_execution=whole or tool,
     )
 
 
 def flags_against(gaps: Sequence[Gap], flags: PlanControlFlags, scores: bool) -> PlanControlFlags:
     """The flags, with the parts on that can close the gaps of the last pass. `scores`: whether tools had measured,
     so that another one may decide."""
-    closing = {
-        "distortion_detection": ("contradiction",),
-        "distortion_analysis": ("analysis", "contradiction", "severity"),
-        "tool_execution": ("scores", "contradiction", "tools") if scores else ("scores",),
-    }
     kinds = {gap.kind for gap in gaps}
-    return revised(flags, **{name: True for name, closed in closing.items() if kinds & {*closed}})
+    closing = {
+        "distortion_detection": {"contradiction"},
+        "distortion_analysis": {"analysis", "contradiction", "severity"},
+        "tool_execution": {"scores", "contradiction", "tools"} if scores else {"scores"},
+    }
+    return revised(flags, **{part: True for part, closed in closing.items() if kinds & closed})
 
 
 def correct_plan(
@@ -79,54 +80,78 @@ def correct_plan(
 ) -> PlannerOutput:
     """The plan that the model made, with its derivable fields set by rule.
 
-    `choices` that name distortions make the question one about quality. `before` is on a replan the last pass's plan,
-    whose type and regions stay; the model may then add parts and distortions. `boxes` say where regions lie: tools
-    are chosen for these, and run.
+    Args:
+        made: The model's plan.
+        query: The question, whose own words win.
+        has_reference: Whether a reference is given.
+        before: On a replan the last pass's plan: its type and regions stay, and the model may add distortions.
+        choices: Answers to choose from. If they name distortions, the question is about quality.
+        boxes: Where regions lie. Tools are chosen for these, and run.
     """
     plans = [before, made] if before else [made]
-    named_regions = (region_in(query, name) for plan in plans for name in plan.objects)
-    located = with_boxes(dict.fromkeys(filter(None, named_regions)), boxes or {})
-    regions = list(located)
-    scope: Any = regions or "Global"
-    fixed = {
+    regions = _regions(plans, query, boxes)
+    scope: Any = list(regions) or "Global"
+    facts = {
         "query_scope": scope,
         "reference_mode": "Full-Reference" if has_reference else "No-Reference",
     }
     tools = named_metrics(query, has_reference)
-    planned = any(plan.query_type == "IQA" for plan in plans)
-    if not (tools or planned or asks_about_damage(query) or families_named(choices)):
+    if not (tools or _is_about_quality(plans, query, choices)):
         nothing = {"distortion_source": "Inferred", "distortions": None, "required_tool": None}
-        return revised(made, query_type="Other", plan=PlanControlFlags(), **fixed, **nothing)
-    named = distortions_in(query, regions)
-    asked = {
-        "distortion_source": "Explicit" if named else "Inferred",
-        "required_tool": next(iter(tools), None),
-    }
-    flags, chosen = derive_flags("IQA", scope, **asked), any(located.values())
-    if tools and not is_tool(tools[0]):  # the model may choose what measures in its place
-        flags = revised(flags, tool_selection=scope == "Global" or chosen)
-    elif chosen:
-        flags = revised(flags, tool_selection=not tools)
-    flags = revised(flags, tool_execution=flags.tool_execution or chosen)
-    flags = revised(flags, **{name: True for name, on in made.plan if on and before})
-    added = (
-        [kind for kinds in (made.distortions or {}).values() for kind in kinds] if before else []
+        return revised(made, query_type="Other", plan=PlanControlFlags(), **facts, **nothing)
+    kinds = distortions_in(query, regions)
+    source = "Explicit" if kinds else "Inferred"
+    tool = next(iter(tools), None)
+    if before:
+        kinds = list(dict.fromkeys([*kinds, *itertools.chain(*(made.distortions or {}).values())]))
+    return revised(
+        made,
+        query_type="IQA",
+        distortion_source=source,
+        distortions=dict.fromkeys(regions or ["Global"], kinds) if kinds else None,
+        required_tool=tool,
+        plan=_flags(scope, source, tool, any(regions.values())),
+        **facts,
     )
-    kinds = list(dict.fromkeys([*named, *added]))
-    distortions = dict.fromkeys(regions or ["Global"], kinds) if kinds else None
-    return revised(made, query_type="IQA", plan=flags, distortions=distortions, **fixed, **asked)
+
+
+def _is_about_quality(plans: Sequence[PlannerOutput], query: str, choices: Sequence[str]) -> bool:
+    planned = any(plan.query_type == "IQA" for plan in plans)
+    return planned or asks_about_damage(query) or families_named(choices) is not None
+
+
+def _regions(
+    plans: Sequence[PlannerOutput], query: str, boxes: Mapping[str, Box] | None
+) -> dict[str, Box | None]:
+    """The regions that the query names or the user marked, each with its box if there is one."""
+    names = [region_in(query, name) for plan in plans for name in plan.objects]
+    return with_boxes(dict.fromkeys(filter(None, names)), boxes or {})
+
+
+def _flags(scope: Any, source: str, tool: str | None, boxed: bool) -> PlanControlFlags:
+    """The paper's flags; and tools measure a region that has a box, and the model chooses in place of a tool that
+    there is none of."""
+    flags = derive_flags("IQA", scope, source, tool)
+    measurable = scope == "Global" or boxed
+    return revised(
+        flags,
+        tool_selection=measurable and not (tool and is_tool(tool)),
+        tool_execution=flags.tool_execution or measurable,
+    )
 
 
 def corrections(made: PlannerOutput, corrected: PlannerOutput) -> list[str]:
     """A line for each field in which the corrected plan differs from what the model made."""
-    before, after = (
-        {
-            k: v if isinstance(v, str) else json.dumps(v, ensure_ascii=False)
-            for k, v in plan.model_dump().items()
-        }
-        for plan in (made, corrected)
-    )
-    return [f"{name}: {old} → {after[name]}" for name, old in before.items() if old != after[name]]
+    old, new = made.model_dump(), corrected.model_dump()
+    return [
+        f"{name}: {_shown(old[name])} → {_shown(new[name])}"
+        for name in old
+        if old[name] != new[name]
+    ]
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def planner_node(
@@ -136,53 +161,57 @@ def planner_node(
 ) -> dict[str, Any]:
     """Returns `plan`, `plan_corrections` and, where the place of a region is known, `box`; or `error` when no valid
     plan could be had."""
-    query, choices, has_reference = (
-        state["query"],
-        state.get("choices"),
-        bool(state.get("reference_path")),
-    )
-    history, gaps = state.get("replan_history", []), gaps_to_close(state)
-    before, evidence = (state.get("plan"), state.get("executor_evidence")) if gaps else (None, None)
-    context = state.get("prior_context", {}) | ({"replan_history": history} if history else {})
-    given = {name: state.get(name) for name in PlannerInput.model_fields} | {
-        "prior_context": context or None
-    }
-    decoded = (
-        runtime is not None and runtime.context is not None
-    )  # the graph's files are known to hold images
     try:
-        PlannerInput.model_validate(given, context={"decoded": decoded})
-        prompt = planner_prompt(
-            query, has_reference, choices, history, before, evidence, earlier_lines(context)
-        )
         with opened(state, config, runtime) as bench:
-            reply = ask(
-                bench.models.session("planner"),
-                prompt,
-                PlannerReply,
-                bench.services.section("planner"),
-            )
-            made = PlannerOutput.model_validate(reply.model_dump(by_alias=True))
-            boxes, rest = boxes_of(state.get("box")), (has_reference, before, choices or ())
-            plan = correct_plan(made, query, *rest, boxes)
-            boxes = {name: box for name, box in with_boxes(plan.objects, boxes).items() if box}
-            if plan.query_type == "IQA" and not gaps:  # a replan has the boxes of the first pass
-                without = [name for name in plan.objects if name not in ("Global", *boxes)]
-                boxes |= found_boxes(query, without, bench)
-                plan = correct_plan(made, query, *rest, boxes)
+            return _planned(state, bench)
     except (InvalidAnswer, VLMError, OSError, ValueError) as error:
-        reason = one_line(
-            error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
-        )
+        reason = one_line(str(error))
         logger.error("Planner failed: %s", reason)
         return {"error": f"Planner: {reason}"}
+
+
+def _planned(state: AgenticIQAState, bench: Workbench) -> dict[str, Any]:
+    """The changes of the state by a plan that the model makes. Raises InvalidAnswer, VLMError."""
+    query, choices = state["query"], state.get("choices") or []
+    has_reference = bool(state.get("reference_path"))
+    gaps = gaps_to_close(state)
+    before = state.get("plan") if gaps else None
+    evidence = state.get("executor_evidence") if gaps else None
+    prompt = planner_prompt(
+        query,
+        has_reference,
+        choices,
+        state.get("replan_history", []),
+        before,
+        evidence,
+        earlier_lines(state.get("prior_context")),
+    )
+    reply = ask(bench.models.session(ROLE), prompt, PlannerReply, bench.services.section(ROLE))
+    made = PlannerOutput.model_validate(reply.model_dump(by_alias=True))
+
+    boxes = boxes_of(state.get("box"))
+    plan = correct_plan(made, query, has_reference, before, choices, boxes)
+    if plan.query_type == "IQA" and not gaps:  # a replan has the boxes of the first pass
+        boxes = _located(plan, boxes, query, bench)
+        plan = correct_plan(made, query, has_reference, before, choices, boxes)
     lines = corrections(made, plan)
+    if lines:
+        logger.info("Plan corrected by rule: %s", one_line("; ".join(lines)))
     if plan.query_type == "IQA":
-        plan = revised(
-            plan, plan=flags_against(gaps, plan.plan, bool(evidence and evidence.quality_scores))
-        )
-    for line in lines:
-        logger.info("Plan corrected by rule: %s", one_line(line))
+        measured = bool(evidence and evidence.quality_scores)
+        plan = revised(plan, plan=flags_against(gaps, plan.plan, measured))
     logger.info("Plan: %s", one_line(plan.model_dump_json()))
-    changes = {"plan": plan, "plan_corrections": lines}
-    return changes | ({"box": box_text(boxes)} if boxes else {})
+    changes: dict[str, Any] = {"plan": plan, "plan_corrections": lines}
+    if boxes:
+        changes["box"] = box_text(boxes)
+    return changes
+
+
+def _located(
+    plan: PlannerOutput, boxes: Mapping[str, Box], query: str, bench: Workbench
+) -> dict[str, Box]:
+    """The boxes of a plan's regions: the user's, and for the rest those that the model writes."""
+    regions = with_boxes(plan.objects, boxes)
+    own = {name: box for name, box in regions.items() if box}
+    without = [name for name in regions if name not in ("Global", *own)]
+    return own | found_boxes(query, without, bench)

@@ -1,7 +1,8 @@
-"""What a query says in so many words: tools, regions, distortions, a place, answers to choose from. Rules of text, the
-same for every model; the words stand in words.yaml."""
+"""What a query says in so many words: tools, regions, distortions, a place, answers to choose from.
 
-import itertools
+These are rules of text, the same for every model. The words stand in words.yaml.
+"""
+
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -28,73 +29,68 @@ def pattern(words: str | list[str]) -> re.Pattern[str]:
     return re.compile(rf"\b(?:{alternatives(words)})\b", re.IGNORECASE)
 
 
+def _plain(text: str) -> str:
+    return unicodedata.normalize("NFKC", text)  # full-width letters are letters
+
+
 # Tools
 
-_BY_REFERENCE = {
+_BY_REFERENCE = {  # a name of two tools: the one without a reference, the one with one
     "topiq": ("TOPIQ_NR", "TOPIQ_FR"),
     "wadiqam": ("WaDIQaM_NR", "WaDIQaM_FR"),
-}  # without, with one
-_OTHERS = list(itertools.chain(*WORDS["other_metrics"]))  # names that no tool has
+}
 _LISTED = {tool_key(name): name for name in pyiqa_names()}
-_NAMES = (
+_NAMES = (  # by `tool_key`
     _LISTED
-    | {tool_key(name): name for name in (*_OTHERS, *_BY_REFERENCE)}
+    | {tool_key(name): name for name in (*WORDS["other_metrics"], *_BY_REFERENCE)}
     | {tool_key(name): spec.name for spec in TOOLS.values() for name in (spec.metric, spec.name)}
     | WORDS["full_names"]
 )
 
 
 def _spelled(key: str) -> str:
-    """A name as people write it: with a blank or a sign anywhere, one of pyiqa's list alone where that has one. None
-    stands before a plus: "LPIPS + SSIM" are two."""
-    name = _NAMES[key]
-    parts = re.split("[-_]", name) if _LISTED.get(key) == name else [*key]
+    """A name as people write it, with a blank or a sign anywhere ("N.I.Q.E.", "MS SSIM"). A name that only pyiqa's
+    list has may have one where the list does. A plus follows directly: "LPIPS + SSIM" are two."""
+    listed = _LISTED.get(key) == _NAMES[key]
+    parts = re.split("[-_]", _NAMES[key]) if listed else [*key]
     return r"[ \-_.]?".join(map(re.escape, parts)).replace(r"[ \-_.]?\+", r"\+")
 
 
-_SPELLED = "|".join(map(_spelled, sorted(_NAMES, key=len, reverse=True)))
-# What makes a name that of another metric: "niqe_matlab", "PSNR-HVS", "NIQE-v2"; but "niqe_score" and "NIQE-based"
-_VARIANT = (
-    rf"(?:(?![_-](?:{WORDS['behind_a_name']}|{'|'.join(map(re.escape, TOOLS))})\b)"
-    r"(?-i:_[A-Za-z0-9]+|-[A-Z][A-Z0-9]+|-[a-z]+\d\w*)(?:[-_][A-Za-z0-9]+)*)?"
-)
+_SPELLED = "|".join(_spelled(key) for key in sorted(_NAMES, key=len, reverse=True))
+_BEGIN = r"(?<![A-Za-z0-9À-ɏ])"
+# What makes a name that of another metric ("niqe_matlab", "PSNR-HVS", "NIQE-v2"), unlike "niqe_score" and "NIQE-based"
+_TAIL = r"(?-i:(?!_(?:score|value|index)\b)(?:_[A-Za-z0-9]+|-[A-Z][A-Z0-9]+|-[a-z]+\d\w*))*"
 _END = r"(?![A-Za-z0-9À-ɏ]|[\w-]*\.(?:png|jpe?g|webp|tiff?|csv)\b)"
-_NAME = rf"(?<![A-Za-z0-9À-ɏ])(?:{_SPELLED}){_VARIANT}{_END}"
-# Written as no word is: "FancyIQA", "my_metric", "ABCv2"; a colour space and a file of a camera are none. Capitals
-# alone may be a word that is stressed.
-_STRANGE = r"(?-i:(?!\w*RGB\b)(?:[A-Za-z0-9]+_[A-Za-z]\w*|[A-Z][a-z]+[A-Z]{2,}\w*|[A-Z]{2,}[a-z]+\d\w*|[A-Z]{4,}))"
+_NAME = rf"{_BEGIN}(?:{_SPELLED}){_TAIL}{_END}"
 _COMMAND = r"\b(?:use|using|run|compute|calculate)\s+"
 _METRIC = re.compile(
-    rf"({_COMMAND})?({_NAME})([\s-]*(?:score|metric|index|value)s?\b)?|{_COMMAND}({_STRANGE}){_END}",
+    rf"(?P<command>{_COMMAND})?{_BEGIN}(?P<written>(?P<name>{_SPELLED}){_TAIL}){_END}"
+    r"(?P<score>[\s-]*(?:score|metric|index|value)s?\b)?"
+    rf"|{_COMMAND}(?P<unlisted>(?-i:[A-Za-z]*[A-Z]{{3}}\w*)){_END}",
     re.IGNORECASE,
 )
 # "not X, Y or Z": nothing but fillers parts a negation from the name
-_LIST = rf"(?:{_NAME}(?:\s*[,/]\s*(?:(?:or|and|nor)\s+)?|\s+(?:or|and|nor)\s+)?){{1,10}}"  # bounded: linear time
+_LIST = rf"(?:{_NAME}(?:\s*[,/]\s*(?:(?:or|and|nor)\s+)?|\s+(?:or|and|nor)\s+)?){{1,10}}"
 _REFUSED = re.compile(
     r"(?<!why )(?:\b(?:not|never|no|without|except|avoid|skip|ignore|instead of|rather than|other than|anything but)"
     rf"|n['’]t)\s+(?:(?:want|you|to|use|using|run|the|any|a|with|by|on)\s+)*{_LIST}",
     re.IGNORECASE,
 )
-
 # The number that a query gives for the tool before it; no range ("1 to 5"), share, size, count or number of a list
 _QUOTED = re.compile(
     rf"(?:\s*\b(?:{WORDS['before_a_score']})\b|\s*[=:≈~<>≤≥(]|\s+[-–—](?=\s)){{0,4}}\s*"
-    r"(?<![\w.,])([-−]?(?:\d+(?:[.,]\d+)?|\.\d+))(?![\d%])(?:\s?dB)?"
+    r"(?<![\w.,])(?P<number>[-−]?(?:\d+(?:[.,]\d+)?|\.\d+))(?![\d%])(?:\s?dB)?"
     r"(?!\w|[.,]\d|[.)]?\s*(?:[-–—/×]\s*\d|%|(?:to|of|out of)\b)"
     rf"|\s+(?:{WORDS['counted']})\b|[.)]\s*{_NAME})",
     re.IGNORECASE,
 )
 
 
-def _plain(text: str) -> str:
-    return unicodedata.normalize("NFKC", text)
-
-
 def named_metrics(query: str, has_reference: bool) -> list[str]:
     """The tools that the query names, in its order, and behind them well-known metrics that are no tools here. A name
     in a negated phrase ("not NIQE") does not count."""
-    found = map(_metric, _METRIC.finditer(_asked_for(query)))
-    named = dict.fromkeys(_by_reference(name, has_reference) for name in found if name)
+    found = [_metric(match, has_reference) for match in _METRIC.finditer(_asked_for(query))]
+    named = dict.fromkeys(filter(None, found))
     return sorted(named, key=lambda name: name not in TOOLS)
 
 
@@ -102,13 +98,12 @@ def quoted_scores(query: str, has_reference: bool) -> list[tuple[str, float]]:
     """The tools that the query gives a number for, with the number: of "Is NIQE 5.1 good?" NIQE and 5.1."""
     text = _asked_for(query)
     quoted: dict[str, float] = {}
-    for found in _METRIC.finditer(text):
-        name = _by_reference(_metric(found) or "", has_reference)
-        number = _QUOTED.match(text, found.end())
-        if name in TOOLS and number:
-            quoted.setdefault(
-                name, float(number[1].replace("\N{MINUS SIGN}", "-").replace(",", "."))
-            )
+    for match in _METRIC.finditer(text):
+        name = _metric(match, has_reference)
+        given = _QUOTED.match(text, match.end())
+        if name in TOOLS and given:
+            number = given["number"].replace("\N{MINUS SIGN}", "-").replace(",", ".")
+            quoted.setdefault(name, float(number))
     return list(quoted.items())
 
 
@@ -117,55 +112,94 @@ def _asked_for(query: str) -> str:
     return _REFUSED.sub(" ; ", _plain(query))
 
 
-def _by_reference(name: str, has_reference: bool) -> str:
-    return _BY_REFERENCE.get(name, (name, name))[has_reference]
-
-
-def _metric(found: re.Match[str]) -> str | None:
-    """The metric that is named: by "UNIQUE" and "use unique", but not by "a unique photo". A variant of a name and a
-    name that nobody knows are as the query has them; capitals alone are one where a name is near ("LPIPSS")."""
-    if found[4]:
-        stressed = found[4].isalpha() and found[4].isupper()
-        return found[4] if not stressed or nearest(tool_key(found[4]), _NAMES) else None
-    key = tool_key(found[2]).replace(".", "")
-    name, asked_for = _NAMES.get(key, found[2]), found[1] or found[3]
-    of_word = any(key.startswith(tool_key(word)) for word in WORDS["words_too"])
-    is_word = name in WORDS["words_too"] or (of_word and key not in _NAMES)
-    exact = found[2] == name and key in _NAMES
-    return name if asked_for or exact or not is_word else None
+def _metric(match: re.Match[str], has_reference: bool = False) -> str | None:
+    """The metric that is named. A name that is a word too counts as it is spelled, after a command or before "score":
+    "UNIQUE" and "use unique", but not "a unique photo". A variant of a name is a metric of its own; a name that
+    nobody lists counts if it is near to one, or ends as metrics do."""
+    unlisted = match["unlisted"]
+    if unlisted:
+        alike = unlisted.endswith("IQA") or nearest(tool_key(unlisted), _NAMES)
+        return unlisted if alike else None
+    name, written = (tool_key(match[part]).replace(".", "") for part in ("name", "written"))
+    clear = match["command"] or match["score"] or match["name"] == _NAMES[name]
+    if _NAMES[name] in WORDS["words_too"] and not clear:
+        return None
+    metric = _NAMES.get(written, match["written"])
+    return _BY_REFERENCE.get(metric, (metric, metric))[has_reference]
 
 
 def _without_metrics(query: str) -> str:
-    return _METRIC.sub(lambda found: "." if _metric(found) else found[0], _plain(query))
+    return _METRIC.sub(lambda match: "." if _metric(match) else match[0], _plain(query))
+
+
+# Distortions
+
+_FAMILIES = {kind: alternatives(words) for kind, words in WORDS["distortions"].items()}
+_NAMED = pattern([f"(?P<{kind.replace(' ', '_')}>{words})" for kind, words in _FAMILIES.items()])
+_DAMAGE, _ANY, _VIRTUE, _ABSENCE, _OPEN, _LEFT_OUT = (
+    pattern(WORDS[name])
+    for name in ("damage", "any_distortion", "virtue", "absence", "open_question", "left_out")
+)
+
+
+def distortions_in(query: str, regions: Iterable[str] = ()) -> list[str]:
+    """The distortions that a question about quality names outside the names of its `regions`, in its order; none where
+    it asks for others too."""
+    text = asked_about(query)
+    if _OPEN.search(text):
+        return []
+    for region in regions:
+        text = re.sub(rf"\b{re.escape(region)}\b", ".", text, flags=re.IGNORECASE)
+    groups = [str(match.lastgroup) for match in _NAMED.finditer(text)]
+    return [kind.replace("_", " ") for kind in dict.fromkeys(groups)]
+
+
+def asks_about_damage(query: str) -> bool:
+    """Whether a query names damage by a word that means nothing else, or asks where damage is."""
+    words = _ANY if asks_where(query) else _DAMAGE
+    return bool(words.search(asked_about(query)))
+
+
+def says_present(query: str, kinds: Sequence[str]) -> bool | None:
+    """Whether Yes says that the distortions named are there ("Is it noisy?": True) or that they are not ("Is it
+    sharp?": False); None where the question names none."""
+    if not kinds and not _ANY.search(query):
+        return None
+    denied = bool(_ABSENCE.search(query))
+    praised = bool(kinds and _VIRTUE.search(query) and not _DAMAGE.search(query))
+    return denied == praised
+
+
+def asked_about(query: str) -> str:
+    """The question without the answers that it offers, names of metrics, and what is not to be looked at."""
+    question, _ = _split(_YES_NO.sub(" ", _plain(query)))
+    return _LEFT_OUT.sub(".", " ".join(_without_metrics(question).split()))
 
 
 # Regions and places
 
-_NO_REGION, _WHERE = re.compile(alternatives(WORDS["no_region"])), pattern(WORDS["where"])
+_NO_REGION = "|".join([*WORDS["no_region"], *_FAMILIES.values()])
+_ENDS = re.compile(rf"^(?:\W|\b(?:{_NO_REGION})\b)+|(?:\W|\b(?:{_NO_REGION})\b)+$", re.IGNORECASE)
+_WHERE = pattern(WORDS["where"])
 
 
 def region_in(query: str, name: str) -> str | None:
-    """The region that a plan calls `name`, without words for the picture at either end ("photo of my dog": dog); None
-    where nothing is left, or the query does not hold it, a plural's s apart."""
-    words = re.findall(r"[^\W_]+(?:['’-][^\W_]+)*", _plain(name))
-    kept = [i for i, word in enumerate(words) if not _NO_REGION.fullmatch(word.casefold())]
-    if not kept:
-        return None
-    region, text = " ".join(words[kept[0] : kept[-1] + 1]), _without_metrics(query)
+    """The region that a plan calls `name`, without words for the picture or its quality at either end ("photo of my
+    dog": dog); None where nothing is left, or where the query does not hold it."""
+    region, text = _ENDS.sub("", _plain(name)), _without_metrics(query)
     unspaced = not region.isascii() and region in text  # Chinese and its like
-    return region if unspaced or f" {_stemmed(region)} " in f" {_stemmed(text)} " else None
+    named = f" {_stemmed(region)} " in f" {_stemmed(text)} "
+    return region if region and (unspaced or named) else None
 
 
 def _stemmed(text: str) -> str:
-    """The words but articles, without the s or es of a plural."""
-    words = re.findall(r"[^\W_]+", text.casefold())
-    return " ".join(
-        re.sub(r"(?<=\w\w)e?s?$", "", word) for word in words if word not in ("the", "a")
-    )
+    """The words without articles and without the s or es of a plural."""
+    words = re.findall(r"(?!(?:the|a)\b)\b[^\W_]+", text.casefold())
+    return " ".join(re.sub(r"(?<=\w\w)e?s?$", "", word) for word in words)
 
 
 def same_words(one: str, other: str) -> bool:
-    """Whether two names have the same words, but for articles and plurals."""
+    """Whether two names have the same words, apart from articles and plurals."""
     return _stemmed(one) == _stemmed(other)
 
 
@@ -174,59 +208,13 @@ def asks_where(query: str) -> bool:
     return bool(_WHERE.search(query))
 
 
-# Distortions
-
-_NAMED = pattern(
-    [
-        f"(?P<{kind.replace(' ', '_')}>{alternatives(ws)})"
-        for kind, ws in WORDS["distortions"].items()
-    ]
-)
-_DAMAGE, _DAMAGE_SOMEWHERE = pattern(WORDS["damage"]), pattern(WORDS["damage_somewhere"])
-_ANY, _VIRTUE, _VICE, _ABSENCE = (
-    pattern(WORDS[name]) for name in ("any_distortion", "virtue", "vice", "absence")
-)
-_OPEN, _LEFT_OUT = pattern(WORDS["open_question"]), pattern(WORDS["left_out"])
-
-
-def distortions_in(query: str, regions: Iterable[str] = ()) -> list[str]:
-    """The distortions that a question about quality names outside the names of its `regions`, in its order; none where
-    it lists more than three, or asks for others too."""
-    text = asked_about(query)
-    for region in regions:
-        text = re.sub(rf"\b{re.escape(region)}\b", ".", text, flags=re.IGNORECASE)
-    kinds = dict.fromkeys(
-        (found.lastgroup or "").replace("_", " ") for found in _NAMED.finditer(text)
-    )
-    return [] if len(kinds) > 3 or _OPEN.search(text) else [*kinds]
-
-
-def asks_about_damage(query: str) -> bool:
-    """Whether a query names damage by a word that means nothing else, or asks where damage is."""
-    text = asked_about(query)
-    return bool(_DAMAGE.search(text) or (asks_where(query) and _DAMAGE_SOMEWHERE.search(text)))
-
-
-def says_present(query: str, kinds: Sequence[str]) -> bool | None:
-    """Whether Yes says that the distortions named are there (True) or that they are not (False); None where the
-    question names none, or both a virtue and a damage."""
-    damaged = bool((_VICE if kinds else _ANY).search(query))
-    if damaged == bool(kinds and _VIRTUE.search(query)):
-        return None
-    return damaged != bool(_ABSENCE.search(query))
-
-
-def asked_about(query: str) -> str:
-    """The question without the answers that it offers, names of metrics, and what is not to be looked at."""
-    text = _YES_NO.sub(" ", _plain(query))
-    return _LEFT_OUT.sub(".", " ".join(_without_metrics(text[: _lettered(text)[0]]).split()))
-
-
 # Answers to choose from
 
-# A., a), (A) or 1., and what ends the clause before it; an initial ("J. A. Smith") ends none
-_MARK = re.compile(
-    r"((?:^|(?<!\b[A-Z])\.|[?:!,;\n。、])\s*)?(?<!\w)(?:[(\[]([A-Ja-j])[)\]]|([A-Ja-j1-9])[.):、])\s*(?=[^\s.])"
+# The mark of an answer: A., a), (A) or 1.; the first one begins a clause. An initial ("J. A. Smith") begins none.
+_MARK = r"(?<!\w)[(\[]?([A-Ja-j1-9])[)\].:、]\s*(?=[^\s.])"
+_NEXT_MARK = re.compile(_MARK)
+_FIRST_MARK = re.compile(
+    rf"(?:(?:^|(?<!\b[A-Z])\.|[?:!,;\n。、])\s*(?=[(\[]?[Aa])|[?:\n]\s*(?=[(\[]?1)){_MARK}"
 )
 # What a person answers is short, and no question or instruction
 _NO_ANSWER = re.compile(
@@ -244,34 +232,37 @@ _YES_NO = re.compile(
 
 
 def choices_in(query: str) -> list[str] | None:
-    """The answers that the query offers: a lettered list ("A. too dark B. too bright"; after a question
-    numbers do too) or "yes or no"; None where it offers none. A list of questions or instructions is none."""
+    """The answers that the query offers: a lettered or numbered list ("A. too dark B. too bright") or "yes or no";
+    None where it offers none. A list of questions or instructions is none."""
     text = _plain(query)
+    _, answers = _split(text)
     pair = _YES_NO.search(text)
-    return _lettered(text)[1] or ([word for word in pair.groups() if word] if pair else None)
+    if pair and not answers:
+        answers = [word for word in pair.groups() if word]
+    return answers or None
 
 
-def _lettered(text: str) -> tuple[int, list[str]]:
-    """Where a list of answers begins, and the answers; the text's end and nothing where it has none."""
-    marks: list[re.Match[str]] = []
-    for mark in _MARK.finditer(text):
-        sign, clause = mark[2] or mark[3], mark[1]
-        begins = clause is not None and (
-            sign in "Aa" or (sign == "1" and clause[:1] in ("?", ":", "\n"))
-        )
-        if ord(sign) == ord(marks[-1][2] or marks[-1][3]) + 1 if marks else begins:
-            marks.append(mark)
+def _split(text: str) -> tuple[str, list[str]]:
+    """The text before a list of answers, and the answers; the whole text and nothing where it has no list."""
+    marks = _marks(text)
     if len(marks) < 2:
-        return len(text), []
-    parts = [
-        text[mark.end() : after.start()].strip().split("\n")[0]
-        for mark, after in itertools.pairwise(marks)
-    ]
-    parts.append(_END_OF_LIST.split(text[marks[-1].end() :].strip())[0])
-    answers = [_END_OF_ANSWER.sub("", part) for part in parts]
+        return text, []
+    ends = [*(mark.start() for mark in marks[1:]), len(text)]
+    parts = [text[mark.end() : end].strip() for mark, end in zip(marks, ends, strict=True)]
+    answers = [_END_OF_ANSWER.sub("", _END_OF_LIST.split(part)[0]) for part in parts]
     different = len({answer.casefold() for answer in answers}) == len(answers)
-    return (
-        (marks[0].start(), answers)
-        if different and not any(map(_NO_ANSWER.match, answers))
-        else (len(text), [])
-    )
+    if not different or any(map(_NO_ANSWER.match, answers)):
+        return text, []
+    return text[: marks[0].start()], answers
+
+
+def _marks(text: str) -> list[re.Match[str]]:
+    """The marks A, B, C, ... or 1, 2, 3, ... of a list of answers."""
+    first = _FIRST_MARK.search(text)
+    if first is None:
+        return []
+    marks = [first]
+    for mark in _NEXT_MARK.finditer(text, first.end()):
+        if ord(mark[1]) == ord(marks[-1][1]) + 1:
+            marks.append(mark)
+    return marks

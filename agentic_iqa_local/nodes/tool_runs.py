@@ -7,7 +7,7 @@ from agentic_iqa_local.iqa_tools import ToolError, find_tool, is_tool
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.prompts import distortion_prompt
-from agentic_iqa_local.nodes.query import named_metrics
+from agentic_iqa_local.nodes.query import named_metrics, quoted_scores
 from agentic_iqa_local.nodes.replies import selection_reply
 from agentic_iqa_local.nodes.tool_readings import ToolReadings
 from agentic_iqa_local.nodes.workbench import Workbench
@@ -103,6 +103,22 @@ def _choose_among_offered(task: Task, distortions: ByObject, unknown: Sequence[s
             more = voting(tools, good) if name in new else another(task, name, [*good, *worse])
             own |= _whole([*more, *unknown], besides=own.values())
     return chosen
+
+
+def told_of_quoted(query: str, bench: Workbench) -> list[str]:
+    """A sentence for each number that a query gives for a tool: how it is read, and which quality it would be."""
+    maps, told = bench.services.tools.maps, []
+    for name, raw in quoted_scores(query, bench.pictures.has_reference):
+        tool, meaning = find_tool(name), "for which there is no map to 1 to 5"
+        if not tool.is_score(raw):
+            meaning = "which the tool cannot return"
+        elif name in maps:
+            meaning = f"which is {maps[name](raw):.2f} of 5"
+        told.append(
+            f"The question gives {name} {raw:g} ({tool.scale}), {meaning}:"
+            " a number that was not measured here and does not count."
+        )
+    return told
 
 
 def _whole(tools: Iterable[str], besides: Collection[str] = ()) -> dict[str, str]:

@@ -8,7 +8,7 @@ from agentic_iqa_local.iqa_tools import is_tool
 from agentic_iqa_local.iqa_tools.specs import nearest_tools
 from agentic_iqa_local.nodes.evidence import found_damage, not_looked_for
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY, choice_letters, chosen_answer
-from agentic_iqa_local.nodes.query import WORDS, asked_about, distortions_in, pattern, says_present
+from agentic_iqa_local.nodes.query import asked_about, distortions_in, says_present
 from agentic_iqa_local.output.words import (
     bullets,
     level_word,
@@ -23,7 +23,10 @@ from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.score_fusion import expected_level
 from agentic_iqa_local.state import UNCLEAR, PassRecord, ToolExecutionLog, in_words
 
-_YES_OR_NO, _ABOUT_QUALITY = pattern(WORDS["yes_or_no"]), pattern(WORDS["about_quality"])
+# A question that Yes or No answers
+_YES_OR_NO = re.compile(
+    r"(is|are|was|were|does|do|did|has|have|can|could|would|will|should)\b", re.IGNORECASE
+)
 AGREE = 0.5  # levels between the tools' mean and the model's expectation
 
 
@@ -54,36 +57,27 @@ def headline(row: Assessment) -> str:
 def found_of_question(row: Assessment) -> list[str]:
     """What was found of the distortions that a question names, or of all where it names none, since a rating is not
     yet an answer to it; nothing for the default query and for an answer in words."""
-    evidence = row.evidence
-    analysis = evidence and evidence.distortion_analysis
     if row.query == DEFAULT_QUERY or not row.level or not row.plan or named(row):
         return []
     kinds = distortions_in(row.query, row.plan.objects)
-    if not_looked_for(evidence):
-        unread = " or ".join(in_words(None, "Global", kind) for kind in kinds) or "damage"
-        return [f"{unread} was not looked for"]
-    if not analysis:
+    words = [in_words(row.evidence, row.plan.objects[0], kind) for kind in kinds]
+    sought = " or ".join(words) or "damage"
+    if not_looked_for(row.evidence):
+        return [f"{sought} was not looked for"]
+    if not (row.evidence and row.evidence.distortion_analysis):
         return []
     found = [
         finding.with_severity
-        for finding in found_damage(evidence)
+        for finding in found_damage(row.evidence)
         if not kinds or finding.type in kinds
     ]
-    sought = " or ".join(
-        dict.fromkeys(in_words(evidence, name, kind) for name in analysis for kind in kinds)
-    )
-    nothing = f"no {sought or 'damage'} found"
-    present = (
-        says_present(asked_about(row.query), kinds)
-        if kinds and _YES_OR_NO.match(row.query)
-        else None
-    )
-    lead = "" if present is None else "yes, " if present == bool(found) else "no, "
-    if not kinds and not _ABOUT_QUALITY.search(row.query):
-        lead = "not answered, since only picture quality is judged; what was found: "
-    elif found and not kinds:
-        lead = f"the {'only fault' if len(found) == 1 else 'faults'} found: "
-    return [f"{lead}{' and '.join(found) or nothing}"]
+    said = " and ".join(found) or f"no {sought} found"
+    if not kinds:
+        return [f"judged for picture quality alone: {said}"]
+    if not _YES_OR_NO.match(row.query):
+        return [said]
+    yes = says_present(asked_about(row.query), kinds) == bool(found)
+    return [f"{'yes' if yes else 'no'}, {said}"]
 
 
 def _answer(row: Assessment) -> str | None:
