@@ -39,11 +39,6 @@ PromptLayout = Literal["images_first", "system_first"]
 """Where a role's instructions stand in the chat: behind the images, whose cache then serves every role, or
 before them, which is the paper's order."""
 
-Context = Literal[
-    "image_alone", "without_scores", "all_evidence"
-]  # what stands in the prompt of a study
-CONTEXTS: tuple[Context, ...] = get_args(Context)
-
 DistortionType = Literal[
     "Blurs",
     "Color distortions",

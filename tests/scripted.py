@@ -14,7 +14,7 @@ from agentic_iqa_local.config import Pipeline, Settings
 from agentic_iqa_local.iqa_tools import ToolError, ToolInfo, ToolReading, ToolSpec
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.state import PlanControlFlags
-from agentic_iqa_local.studies.run import Plan, Studying, run_study
+from agentic_iqa_local.studies.run import Plan, StudyWork, run_study
 from agentic_iqa_local.vlm_client import LetterRead, PixelLimits, SeenImage, TokenUsage, VLMError
 
 BACKEND = "transformers.embedded"
@@ -178,7 +178,7 @@ def loaded_batch(services: Services, pipeline: Pipeline = "agent", **window) -> 
 
 def study_here(dataset, services: Services, plan: Plan, folder: Path, **window) -> Iterator[int]:
     """A study in this process, on services."""
-    work = Studying(services.settings, plan)
+    work = StudyWork(services.settings, plan)
     return run_study(dataset, Runner(work, services.device, services=services, **window), folder)
 
 

@@ -7,25 +7,23 @@ import pytest
 from scipy import stats
 from test_study_report import make_rows, make_run, store
 
+from agentic_iqa_local.config import FusionSettings
 from agentic_iqa_local.judgement.fit import FitError, read_fit
-from agentic_iqa_local.score_fusion import fused_distribution
+from agentic_iqa_local.score_fusion import LEVELS, fused_distribution
 from agentic_iqa_local.studies.datasets import DatasetError
 from agentic_iqa_local.studies.fitting import fit_letters, fit_runs
-from agentic_iqa_local.studies.readings import LEVELS, Readings
-from agentic_iqa_local.studies.store import fusion_settings
+from agentic_iqa_local.studies.readings import Readings
 
-SETTINGS = fusion_settings(make_run())  # temperature and η are 1
+SETTINGS = FusionSettings(eta=1.0)
 
 
 def sharpened(rows, by):
     """The rows with letters `by` times as sharp: a temperature of `by` makes them what they were."""
     rows = json.loads(json.dumps([row for row in rows if row.get("reads")]))
     for row in rows:
-        for view in (view for read in row["reads"].values() for view in read["views"]):
-            view |= {
-                order: {x: by * p for x, p in view[order].items()}
-                for order in ("forward", "reversed")
-            }
+        for view in row["reads"]["all_evidence"]["views"]:
+            for order in ("forward", "reversed"):
+                view[order] = {letter: by * p for letter, p in view[order].items()}
     return rows
 
 

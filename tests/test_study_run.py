@@ -29,9 +29,10 @@ from agentic_iqa_local.result import file_sha256
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.state import LETTER_TO_LEVEL, LETTERS
 from agentic_iqa_local.studies.datasets import DatasetError, load_dataset
-from agentic_iqa_local.studies.readings import Readings, scored_modes
-from agentic_iqa_local.studies.run import Plan, Studying, chosen, run_study
-from agentic_iqa_local.studies.store import StoreError, dataset_info, open_store, read_run
+from agentic_iqa_local.studies.modes import scored_modes
+from agentic_iqa_local.studies.readings import Readings
+from agentic_iqa_local.studies.run import Plan, StudyWork, chosen, run_study
+from agentic_iqa_local.studies.store import StoreError, open_store, read_run
 from agentic_iqa_local.studies.tables import accuracy
 from agentic_iqa_local.vlm_client import VLMError
 
@@ -72,48 +73,44 @@ def no_inference(monkeypatch):
 # What is stored
 
 
-def test_a_row_holds_every_read_and_the_agents_own_score(stored, few, services):
-    run, rows = read_run(stored)
+def test_a_row_holds_every_read_and_each_tools_score(stored, few):
+    rows = read_run(stored)[1]
     assert [row["key"] for row in rows] == [item.image.name for item in few.items]
+    views = {"image_alone": 1, "image_alone/crops": 5, "all_evidence": 1}
     for row in rows:
         assert "error" not in row
-        assert list(row["reads"]) == [
-            "image_alone",
-            "image_alone/crops",
-            "without_scores",
-            "all_evidence",
-        ]
-        for name, read in row["reads"].items():
-            assert len(read["views"]) == (5 if name == "image_alone/crops" else 1)
-            for view in read["views"]:
+        assert {name: len(read["views"]) for name, read in row["reads"].items()} == views
+        for name in views:
+            for view in row["reads"][name]["views"]:
                 assert set(view["forward"]) == set(view["reversed"]) == set(LETTERS)
                 assert name == "image_alone/crops" or view["generated"] in LETTERS
         assert {tool: set(read) for tool, read in row["tools"].items()} == {
             tool: {"raw", "normalized"} for tool in TOOLS
         }
-        reads = [
-            f"{read}, {source}"
-            for read in row["reads"]
-            for source in ("forward", "both orders", "generated")
-        ]
-        assert {"agent", *reads, *TOOLS} - row["cost"].keys() == {"image_alone/crops, generated"}
-        one, both, written = (
-            row["cost"][f"all_evidence, {source}"]
-            for source in ("forward", "both orders", "generated")
-        )
-        assert (one["decoded"], both["decoded"]) == (0, 0)  # letters are read, not written
-        assert min(written["decoded"], one["prefilled"], row["cost"]["agent"]["decoded"]) > 0
-        assert both["prefilled"] > one["prefilled"]
-        assert both["seconds"] > one["seconds"]
-    modes = scored_modes(Readings(rows), FusionSettings(eta="auto"), None, ())
-    assert modes["logits"].scores == pytest.approx(
-        [row["agent"]["fusion"]["q"] for row in rows], abs=1e-6
-    )
-    assert rows[3]["agent"]["fusion"]["q"] == pytest.approx(
-        assess(rows[3]["image"], services=services).q, abs=1e-6
-    )
-    assert run["identity"]["reads"]["tools"] == list(TOOLS)
-    assert run["versions"]["torch"]
+
+
+def test_the_cost_is_stored_by_the_part_of_the_work(stored):
+    cost = read_run(stored)[1][0]["cost"]
+    written = {"image_alone, generated", "all_evidence, generated"}
+    assert cost.keys() == {
+        "agent",
+        "image_alone",
+        "image_alone/crops",
+        "all_evidence",
+        *written,
+        *TOOLS,
+    }
+    assert cost["all_evidence"]["decoded"] == 0  # letters are read, not written
+    decoded = cost["agent"]["decoded"], cost["all_evidence, generated"]["decoded"]
+    assert min(*decoded, cost["all_evidence"]["prefilled"], cost["agent"]["seconds"]) > 0
+
+
+def test_the_mode_logits_is_what_an_assessment_answers(stored, services):
+    rows = read_run(stored)[1]
+    logits = scored_modes(Readings(rows), FusionSettings(eta="auto"))["logits"].scores
+    own = [row["agent"]["fusion"]["q"] for row in rows]
+    assert logits == pytest.approx(own, abs=1e-6)
+    assert own[3] == pytest.approx(assess(rows[3]["image"], services=services).q, abs=1e-6)
 
 
 def test_reversed_letters_are_stored_by_meaning(stored, services):
@@ -142,7 +139,7 @@ def test_a_second_run_adds_nothing_and_another_plan_is_refused(stored, few, serv
 
 @pytest.mark.usefixtures("no_inference")
 def test_a_stop_keeps_the_rows_and_the_same_study_goes_on(manifest, services, tmp_path):
-    batch = Runner(Studying(services.settings, Plan()), services=services)
+    batch = Runner(StudyWork(services.settings, Plan()), services=services)
     counts = run_study(load_dataset(manifest), batch, tmp_path / "run")
     assert [next(counts), next(counts)] == [0, 1]
     counts.close()
@@ -246,10 +243,9 @@ def test_a_told_range_is_kept_with_the_run_and_can_be_told_later(tmp_path, servi
     for told, low, high in ((None, None, None), ((1, 5), 1, 5), (None, 1, 5), ((0, 10), 0, 10)):
         dataset = load_dataset(tmp_path / "scores.csv", mos_range=told)
         assert list(study_here(dataset, services, Plan(), tmp_path / "run"))[-1] == 1
-        known = read_run(tmp_path / "run")[0]["dataset"]
-        assert (known["low"], known["high"]) == (low, high)
-    # the middle of 0..10 is that of 1..5
-    assert dataset_info(read_run(tmp_path / "run")[0]).to_levels(5) == 3
+        known = read_run(tmp_path / "run")[0].dataset
+        assert (known.low, known.high) == (low, high)
+    assert known.to_levels(5) == 3  # the middle of 0..10 is that of 1..5
 
 
 def test_a_limit_draws_the_same_images_of_a_split(tmp_path, picture):
@@ -422,7 +418,7 @@ def test_questions_are_answered_and_counted_by_task(tmp_path, photo, monkeypatch
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.partition(" in ")[0]) == (0, "2 rows"), done.stderr
     run, rows = read_run(tmp_path / "run")
-    assert run["dataset"]["kind"] == "MCQ"
+    assert run.dataset.kind == "MCQ"
     assert {row["question"]: (row["choices"], row["answer"]) for row in rows} == {
         "Is it sharp?": (["Yes", "No"], 1),
         "Which is it, mostly?": (["noisy", "blurred", "fine"], 2),

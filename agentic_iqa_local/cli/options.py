@@ -14,7 +14,6 @@ from agentic_iqa_local.cli.console import tell
 from agentic_iqa_local.config import ConfigError, Count, Options, Request, Seconds, option
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.files import about_missing_model, models_root
-from agentic_iqa_local.state import CONTEXTS, Context
 
 if TYPE_CHECKING:
     from agentic_iqa_local.batch.work import Work
@@ -103,9 +102,6 @@ class Words(Request):
     limit: Count | None = option("only N images, drawn evenly with a fixed seed")
     mos_range: tuple[float, float] | None = option(
         "a manifest: the lowest and the highest score of its scale"
-    )
-    contexts: list[Context] = option(
-        f"what stands in the prompt: {', '.join(CONTEXTS)} (default: all)", [*CONTEXTS]
     )
     tools: list[str] | None = option(
         "tools to run or to take (default: those of the configuration)"

@@ -26,10 +26,10 @@ from agentic_iqa_local.judgement.fit import FIT, read_fit
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
 from agentic_iqa_local.output.tracking import tracked
 from agentic_iqa_local.studies.compare import compare as compare_runs
-from agentic_iqa_local.studies.datasets import load_dataset
+from agentic_iqa_local.studies.datasets import Dataset, load_dataset
 from agentic_iqa_local.studies.fitting import fit_runs
 from agentic_iqa_local.studies.report import as_text, report_runs, write_tables
-from agentic_iqa_local.studies.run import Plan, Studying, chosen, run_study
+from agentic_iqa_local.studies.run import Plan, StudyWork, chosen, run_study
 from agentic_iqa_local.studies.store import check_report_folder, make_report_folder, read_run
 
 GO_ON = "the same command goes on"
@@ -50,7 +50,8 @@ def noted(work: Work) -> Work:
 
 
 def figures(folder: Path) -> Iterator[dict[str, float]]:
-    """Of a run how many images it has and how many failed; of a report each mode's SRCC and PLCC."""
+    """Of a run how many images it has and how many failed; of a report each mode's SRCC and
+    PLCC."""
     if (folder / "rows.jsonl").is_file():
         errors = [row.get("error") for row in read_run(folder)[1]]
         yield {"images": len(errors), "failures": sum(error is not None for error in errors)}
@@ -65,22 +66,15 @@ def run(args: argparse.Namespace) -> int:
     """Makes a study's rows; the exit status. Raises UserError."""
     found = load_dataset(args.dataset, args.key, part_of=args.part_of, mos_range=args.mos_range)  # nosec B615
     dataset = chosen(found, args.split, args.limit)
-    if missing := dataset.missing:
-        tell(
-            one_line(
-                f"{len(missing)} files that the scores name are missing, the first: {missing[0]}"
-            )
-        )
-    for reason, number in dataset.left_out.items():
-        tell(f"{number} rows are left out: {one_line(reason)}")
+    for note in left_out(dataset):
+        tell(one_line(note))
     settings = chosen_settings(args)
-    full_reference = dataset.info.kind == "FR" or any(item.reference for item in dataset.items)
-    tools = tuple(
-        find_tool(tool).name for tool in args.tools or settings.tools.configured(full_reference)
-    )
+    full_reference = any(item.reference for item in dataset.items)
+    names = args.tools or settings.tools.configured(full_reference)
+    tools = tuple(find_tool(name).name for name in names)
     check_set_up(settings, "agent", *tools)
-    plan, total = Plan(args.query or DEFAULT_QUERY, tuple(args.contexts), tools), len(dataset.items)
-    batch = batch_of(args, Studying(settings, plan), device_of(args))
+    work = StudyWork(settings, Plan(args.query or DEFAULT_QUERY, tools))
+    batch, total = batch_of(args, work, device_of(args)), len(dataset.items)
     with closing(run_study(dataset, batch, args.out)) as counts:
         done = next(counts)
         with Progress(total, done) as shown, stopped_by_ctrl_c(batch, GO_ON):
@@ -90,14 +84,21 @@ def run(args: argparse.Namespace) -> int:
         tell(f"interrupted: {done} of {total} images have their rows; {GO_ON}")
         return 130
     errors = [row["error"] for row in read_run(args.out)[1] if row.get("error")]
-    failed = (
-        f", {len(errors)} of them failures (the first: {one_line(str(errors[0]))})"
-        if errors
-        else ""
-    )
+    failed = ""
+    if errors:
+        failed = f", {len(errors)} of them failures (the first: {one_line(str(errors[0]))})"
     report_on = f"{command('study')} report {shlex.quote(str(args.out))}"
     say(one_line(f"{total} rows in {args.out}{failed}; next: {report_on} --out DIR"))
     return 0
+
+
+def left_out(dataset: Dataset) -> Iterator[str]:
+    """What of a data set has no part in a run."""
+    if dataset.missing:
+        first = dataset.missing[0]
+        yield f"{len(dataset.missing)} files that the scores name are missing, the first: {first}"
+    for reason, number in dataset.left_out.items():
+        yield f"{number} rows are left out: {reason}"
 
 
 def fit(args: argparse.Namespace) -> None:
@@ -108,19 +109,17 @@ def fit(args: argparse.Namespace) -> None:
     write_whole(place, found.model_dump_json())
     said = "intervals of q are not calibrated, they need an absolute category scale"
     if own := found.intervals:
-        questions = " and sets of answers" * bool(own.questions)
-        said = f"calibrates intervals of q for {len(own.ratings)} ways to assess{questions}"
+        said = f"calibrates intervals of q for {len(own.ratings)} ways to assess"
+        if own.questions:
+            said += " and sets of answers"
     say(one_line(f"{found.account}; {said}; written to {args.out}"))
 
 
 @noted
 def report(args: argparse.Namespace) -> None:
     fitted = read_fit(Path(args.fit)) if args.fit else None
-    runs, how = (
-        read_runs(args.runs),
-        {"png": args.png, "draws": args.draws, "baseline": args.baseline},
-    )
-    say(report_runs(runs, args.out, fit=fitted, **how))
+    how = {"png": args.png, "draws": args.draws, "baseline": args.baseline}
+    say(report_runs(read_runs(args.runs), args.out, fit=fitted, **how))
 
 
 def compare(args: argparse.Namespace) -> None:

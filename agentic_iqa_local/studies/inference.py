@@ -1,14 +1,16 @@
-"""Everything that a study needs of one image, in one pass: no mode is chosen here, `readings` derives them all later.
+"""Everything that a study needs of one image, in one pass: no mode is chosen here, `modes` derives
+them all later.
 
-The agent plans and gathers evidence as always. Then the letters are read image alone, with evidence but without scores,
-and with all evidence, each right after {"final_answer": " with the letters forward (A. Excellent) and reversed (A. Bad,
-stored by meaning). Beside the image alone its crops are read too (`CROPS`), as an assessment does that is to be surer.
+The agent plans and gathers evidence as always. Then the letters are read image alone and with all
+evidence, each right after {"final_answer": " with the letters forward (A. Excellent) and reversed
+(A. Bad, stored by meaning). Beside the image alone its crops are read too (`CROPS`), as an
+assessment does that is to be surer.
 """
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,90 +25,81 @@ from agentic_iqa_local.nodes.replies import answer_reply
 from agentic_iqa_local.nodes.sessions import RoleSession
 from agentic_iqa_local.nodes.workbench import Workbench
 from agentic_iqa_local.services import Observer, Services
-from agentic_iqa_local.state import CONTEXTS, LETTERS, ExecutorOutput
+from agentic_iqa_local.state import LETTERS, ExecutorOutput
 from agentic_iqa_local.studies.datasets import Question, RatedImage
 from agentic_iqa_local.vlm_client import VLMError
 
 CROPS = "image_alone/crops"  # the name of that read
 MEANING = dict(zip(LETTERS, reversed(LETTERS), strict=True))  # of a letter in the reversed order
 
-Spending = Callable[
-    [str], AbstractContextManager[None]
-]  # a block whose seconds and tokens count to a part of the cost
-View = dict[
-    str, Any
-]  # log-probabilities of the letters, "forward" and "reversed", and the letter "generated"
-
 
 @dataclass(frozen=True)
 class Plan:
-    """What is read of each image."""
+    """What is asked of each image, and the tools that measure it beside those of the agent."""
 
     query: str = DEFAULT_QUERY
-    contexts: tuple[str, ...] = CONTEXTS
     tools: tuple[str, ...] = ()
 
 
 def infer(
     sample: RatedImage, plan: Plan, services: Services, observer: Observer | None = None
 ) -> dict[str, Any]:
-    """A row's part that comes from models and tools. What fails is an `error` where it failed; nothing is filled in."""
+    """A row's part that comes from models and tools. What fails is an `error` where it failed;
+    nothing is filled in."""
     try:
         bench = Workbench(services, *_paths(sample), observer)
     except ImageError as error:
         return {"error": str(error)}
     row: dict[str, Any] = {"cost": {}}
-
-    @contextmanager
-    def spending(part: str) -> Iterator[None]:
-        began, before = time.perf_counter(), bench.models.usage
-        yield
-        used, seconds = bench.models.usage - before, time.perf_counter() - began
-        spent = {
-            "seconds": seconds,
-            "prefilled": used.prefilled,
-            "reused": used.reused,
-            "decoded": used.decoded,
-        }
-        row["cost"].setdefault(part, Counter()).update(spent)
-
     try:
-        with spending("agent"):  # before the tools, so that it pays for those that it runs
-            evidence = _gather(plan.query, bench, row)
-        row["tools"] = {tool: _tool(tool, bench, row["cost"]) for tool in plan.tools}
-        row["reads"] = {}
-        without_scores = evidence and evidence.model_copy(update={"tool_logs": []})
-        shown = {"image_alone": None, "without_scores": without_scores, "all_evidence": evidence}
-        for context in plan.contexts:
-            usual = summarizer_prompt(plan.query, shown[context], scoring=True)
-            prompts = (
-                usual,
-                summarizer_prompt(plan.query, shown[context], scoring=True, reversed_letters=True),
-            )
-            if context == "image_alone" or evidence is not None:
-                row["reads"][context] = {"views": list(_views(bench, prompts, context, spending))}
-            if context == "image_alone" and bench.models.crops(ROLE):
-                row["reads"][CROPS] = {"views": list(_crops(bench, prompts, spending))}
+        _read_all(plan, bench, row)
     except (VLMError, InvalidAnswer) as error:
         row |= {"error": str(error), "model_failed": isinstance(error, VLMError)}
     finally:
-        row["seen"] = [
-            {"box": box, "tokens": seen.tokens} for box, seen in bench.models.seen_views(ROLE)
-        ]
         row |= {"sha256": bench.pictures.image.sha256, "warnings": bench.warnings}
         bench.close()
     return row
 
 
+def _read_all(plan: Plan, bench: Workbench, row: dict[str, Any]) -> None:
+    """Puts the agent's work, the tools' scores and the letters into `row`."""
+    with _spending(bench, row, "agent"):  # before the tools, so that it pays for those that it runs
+        evidence = _gather(plan.query, bench, row)
+    row["tools"] = {tool: _tool(tool, bench, row["cost"]) for tool in plan.tools}
+    row["reads"] = {}
+    prompts, models = _prompts(plan.query, None), bench.models
+    row["reads"]["image_alone"] = {"views": _views(bench, prompts, "image_alone", row)}
+    crops = []
+    for session in models.sessions(ROLE, models.crops(ROLE)):
+        with _spending(bench, row, CROPS):
+            crops.append(_letters(session, prompts))
+    if crops:
+        row["reads"][CROPS] = {"views": crops}
+    if evidence is not None:
+        prompts = _prompts(plan.query, evidence)
+        row["reads"]["all_evidence"] = {"views": _views(bench, prompts, "all_evidence", row)}
+
+
+@contextmanager
+def _spending(bench: Workbench, row: dict[str, Any], part: str) -> Iterator[None]:
+    """Counts the seconds and tokens of a block to a part of the row's cost."""
+    began, before = time.perf_counter(), bench.models.usage
+    yield
+    used, spent = bench.models.usage - before, row["cost"].setdefault(part, Counter())
+    spent["seconds"] += time.perf_counter() - began
+    for tokens in ("prefilled", "reused", "decoded"):
+        spent[tokens] += getattr(used, tokens)
+
+
 def answer(
     sample: Question, services: Services, observer: Observer | None = None
 ) -> dict[str, Any]:
-    """A row of a multiple-choice question: the probability of each choice, whether a measurement is part of it, and
-    the letter that the agent answered; and `alone` the probabilities by the pipeline letters, which reads the picture
-    alone."""
-    told = {"services": services, "observer": observer}
-    result = assess(*_paths(sample), sample.question, sample.choices, **told)
-    alone = assess(*_paths(sample), sample.question, sample.choices, pipeline="letters", **told)
+    """A row of a multiple-choice question: the probability of each choice, whether a measurement is
+    part of it, and the letter that the agent answered; and `alone` the probabilities by the
+    pipeline letters, which reads the picture alone."""
+    asked = (*_paths(sample), sample.question, sample.choices)
+    result = assess(*asked, services=services, observer=observer)
+    alone = assess(*asked, pipeline="letters", services=services, observer=observer)
     row = {
         "probabilities": result.p and list(result.p.values()),
         "measured": result.fusion is not None and result.fusion.product is not None,
@@ -116,7 +109,9 @@ def answer(
         "sha256": result.sha256,
         "warnings": result.warnings,
     }
-    return row | ({"error": result.error} if result.error else {})
+    if result.error:
+        row["error"] = result.error
+    return row
 
 
 def _paths(sample: RatedImage | Question) -> tuple[str, str | None]:
@@ -125,62 +120,47 @@ def _paths(sample: RatedImage | Question) -> tuple[str, str | None]:
 
 def _gather(query: str, bench: Workbench, row: dict[str, Any]) -> ExecutorOutput | None:
     """The whole agent: plan, evidence and its own result go into `row`."""
-    paths = bench.pictures.image.path, bench.pictures.reference and bench.pictures.reference.path
-    state = run_graph(
-        initial_state(query, *paths, bench.services.settings.max_replan_iterations), bench
-    )
-    plan, evidence, result = (
-        state.get(name) for name in ("plan", "executor_evidence", "summarizer_result")
-    )
-    own = {"final_answer", "quality_reasoning", "fusion"}
-    row |= {
-        "plan": plan and plan.model_dump(mode="json"),
-        "plan_corrections": state.get("plan_corrections", []),
-        "replan_history": state.get("replan_history", []),
-        "passes": [told.model_dump(mode="json") for told in result.passes] if result else [],
-        "evidence": evidence and evidence.model_dump(mode="json"),
-        "agent": result and result.model_dump(mode="json", include=own),
-        "agent_error": state.get("error")
-        or (evidence and evidence.error)
-        or (result and result.error),
-    }
+    pictures, limit = bench.pictures, bench.services.settings.max_replan_iterations
+    paths = pictures.image.path, pictures.reference and pictures.reference.path
+    state = run_graph(initial_state(query, *paths, limit), bench)
+    evidence, result = state.get("executor_evidence"), state.get("summarizer_result")
+    for key, told in (("plan", state.get("plan")), ("evidence", evidence), ("agent", result)):
+        row[key] = told and told.model_dump(mode="json")
+    failed = (told.error for told in (evidence, result) if told)
+    row["agent_error"] = state.get("error") or next(filter(None, failed), None)
     return evidence
 
 
+def _prompts(query: str, evidence: ExecutorOutput | None) -> list[Prompt]:
+    """What is asked with the letters forward, and reversed."""
+    return [
+        summarizer_prompt(query, evidence, scoring=True, reversed_letters=turned)
+        for turned in (False, True)
+    ]
+
+
 def _views(
-    bench: Workbench, prompts: Sequence[Prompt], read: str, spending: Spending
-) -> Iterator[View]:
+    bench: Workbench, prompts: Sequence[Prompt], read: str, row: dict[str, Any]
+) -> list[dict[str, Any]]:
     """Letters of every view in both orders, and the letter that the model writes."""
+    views = []
     for session in bench.models.sessions(ROLE, bench.models.views(ROLE)):
-        letters = _letters(session, prompts, read, spending)
-        with spending(f"{read}, generated"):
-            reply = ask(
-                session,
-                prompts[0],
-                answer_reply(LETTERS, reasoned=False),
-                bench.services.section(ROLE),
-            )
-        yield letters | {"generated": reply.final_answer}
+        with _spending(bench, row, read):
+            letters = _letters(session, prompts)
+        schema, section = answer_reply(LETTERS, reasoned=False), bench.services.section(ROLE)
+        with _spending(bench, row, f"{read}, generated"):
+            reply = ask(session, prompts[0], schema, section)
+        views.append(letters | {"generated": reply.final_answer})
+    return views
 
 
-def _crops(bench: Workbench, prompts: Sequence[Prompt], spending: Spending) -> Iterator[View]:
-    """Letters of each crop by itself in both orders."""
-    for session in bench.models.sessions(ROLE, bench.models.crops(ROLE)):
-        yield _letters(session, prompts, CROPS, spending)
-
-
-def _letters(
-    session: RoleSession, prompts: Sequence[Prompt], read: str, spending: Spending
-) -> View:
+def _letters(session: RoleSession, prompts: Sequence[Prompt]) -> dict[str, Any]:
     """Log-probabilities of the letters in both orders, by what they mean in the usual order."""
-    with spending(f"{read}, both orders"):
-        with spending(f"{read}, forward"):
-            usual = session.read_letters(prompts[0], ANSWER_PREFIX, LETTERS).logprobs
-        opposite = session.read_letters(prompts[1], ANSWER_PREFIX, LETTERS).logprobs
-    return {
-        "forward": usual,
-        "reversed": {MEANING[letter]: value for letter, value in opposite.items()},
-    }
+    usual, opposite = (
+        session.read_letters(prompt, ANSWER_PREFIX, LETTERS).logprobs for prompt in prompts
+    )
+    turned = {MEANING[letter]: value for letter, value in opposite.items()}
+    return {"forward": usual, "reversed": turned}
 
 
 def _tool(tool: str, bench: Workbench, costs: dict[str, Any]) -> dict[str, Any]:
@@ -189,5 +169,4 @@ def _tool(tool: str, bench: Workbench, costs: dict[str, Any]) -> dict[str, Any]:
     except ToolError as error:
         return {"error": str(error)}
     costs[tool] = {"seconds": reading.seconds}
-    scored = {"raw": reading.raw, "normalized": reading.normalized}
-    return scored | ({"crops": len(reading.crops)} if reading.crops else {})
+    return {"raw": reading.raw, "normalized": reading.normalized}

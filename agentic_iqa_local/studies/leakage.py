@@ -1,4 +1,5 @@
-"""Which data sets each tool, tool map and model has seen, by what it was trained or fitted on (leakage.yaml).
+"""Which data sets each tool, tool map and model has seen, by what it was trained or fitted on
+(leakage.yaml).
 
 A data set counts as seen as a whole, also where its test split was kept out of the training.
 """
@@ -35,8 +36,9 @@ _NAME = re.compile(rf"(?<![\w-])(?:{'|'.join(_LOOSE)})(?![\w-])")
 class Exposure(NamedTuple):
     """How a part of the pipeline ("tool NAME", "map of NAME" or "model") met a data set.
 
-    What touches ranks spoils every figure. What touches the scale alone spoils levels, errors and all figures of fused
-    or averaged scores, but not the rank correlation of one raw score: a monotone map does not reorder it.
+    What touches ranks spoils every figure. What touches the scale alone spoils levels, errors and
+    all figures of fused or averaged scores, but not the rank correlation of one raw score: a
+    monotone map does not reorder it.
     """
 
     what: str
@@ -53,20 +55,19 @@ def exposures(
 ) -> list[Exposure]:
     """How tools, their maps and the model have met the data set of a key; empty when none has.
 
-    `maps` says what the map of each tool was fitted on; raw scores have none. `model` is the name of the model that
-    takes part, if one does: the Q-Align family is known by it, of others the training is unknown. `notice` is what it
-    says of itself; only the embedded model does. Raises ToolError for an unknown tool.
+    `maps` says what the map of each tool was fitted on; raw scores have none. `model` is the name
+    of the model that takes part, if one does: the Q-Align family is known by it, of others the
+    training is unknown. `notice` is what it says of itself; only the embedded model does. Raises
+    ToolError for an unknown tool.
     """
     seen = {dataset, *SHARING_IMAGES.get(dataset, ())}
-    names = [find_tool(tool).name for tool in tools]
-    parts = [(f"tool {name}", TRAINED_ON[name], SCALED_ON.get(name, ())) for name in names]
-    if model is not None and notice:
-        parts.append(("model", [], SCALED_ON["embedded"]))
-    elif model is not None:
-        plain = re.sub(r"[^a-z0-9]", "", model.lower())
-        kin = next((tool for name, tool in _Q_ALIGN.items() if name in plain), None)
-        parts.append(("model", TRAINED_ON[kin] if kin else [UNKNOWN], ()))
-    parts += [(f"map of {name}", [], datasets_in(maps.get(name, ""))) for name in names]
+    parts = []
+    for name in (find_tool(tool).name for tool in tools):
+        parts.append((f"tool {name}", TRAINED_ON[name], SCALED_ON.get(name, [])))
+        parts.append((f"map of {name}", [], datasets_in(maps.get(name, ""))))
+    if model is not None:
+        scaled = SCALED_ON["embedded"] if notice else []
+        parts.append(("model", [] if notice else _training_of(model), scaled))
     found = []
     for what, trained, scaled in parts:
         if seen.intersection(trained):
@@ -78,8 +79,17 @@ def exposures(
     return found
 
 
+def _training_of(model: str) -> list[str]:
+    """What a model was trained on, by its name."""
+    plain = re.sub(r"[^a-z0-9]", "", model.lower())
+    for name, tool in _Q_ALIGN.items():
+        if name in plain:
+            return TRAINED_ON[tool]
+    return [UNKNOWN]
+
+
 def datasets_in(text: str) -> list[str]:
-    """Keys of the data sets that `text` names, such as what a map was fitted on; the longest name at a place counts."""
-    return list(
-        dict.fromkeys(_NAMES[re.sub(r"[\W_]", "", name)] for name in _NAME.findall(text.lower()))
-    )
+    """Keys of the data sets that `text` names, such as what a map was fitted on; the longest name
+    at a place counts."""
+    names = [re.sub(r"[\W_]", "", name) for name in _NAME.findall(text.lower())]
+    return list(dict.fromkeys(_NAMES[name] for name in names))

@@ -1,16 +1,16 @@
-"""Reports on runs: tables as CSV and Parquet, figures, and report.html, one page that asks nothing of the network.
+"""Reports on runs: tables as CSV and Parquet, figures, and report.html, one page that asks nothing
+of the network.
 
-Text of rows and of run.json (queries, file names, labels) is untrusted: it is escaped wherever it goes, and the page's
-policy runs no script but the one of this package.
+Text of rows and of run.json (queries, file names, labels) is untrusted: it is escaped wherever it
+goes, and the page's policy runs no script but the one of this package.
 """
 
 import base64
-import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
@@ -21,18 +21,12 @@ from agentic_iqa_local.judgement.fit import Fit, FitError
 from agentic_iqa_local.output import pages
 from agentic_iqa_local.studies import tables
 from agentic_iqa_local.studies.interval_tables import interval_tables
-from agentic_iqa_local.studies.plots import FIGURES, draw
+from agentic_iqa_local.studies.plots import TITLES, draw
 from agentic_iqa_local.studies.scored_run import SIGNIFICANCE, ScoredRun
-from agentic_iqa_local.studies.store import (
-    Run,
-    check_report_folder,
-    dataset_info,
-    make_folder,
-    make_report_folder,
-)
+from agentic_iqa_local.studies.store import Run, Stored, check_report_folder, make_report_folder
 
-TOLD = ("accuracy", "modes", "differences")  # tables that a terminal shows
-UPPER = {"srcc", "plcc", "krcc", "rmse", "ece", "rps", "aurc", "mos"}
+PRINTED = ("accuracy", "modes", "differences")  # tables that a terminal shows
+UPPER = re.compile(r"\b(srcc|plcc|krcc|rmse|ece|rps|mos)\b")
 OPPOSITE = -0.4  # SRCC: a manifest's scores below it seem to call the worse pictures higher
 
 
@@ -45,54 +39,62 @@ class Analysis(NamedTuple):
 
 
 def analyse(
-    run: dict[str, Any], rows: Sequence[dict[str, Any]], fit: Fit | None = None, **options: Any
+    run: Run, rows: Sequence[dict[str, Any]], fit: Fit | None = None, **options: Any
 ) -> Analysis:
-    """All figures of a run (what `store.read_run` gives). `fit` adds the mode "logits, fitted" and calibrates the
-    intervals; rows that it has seen are left out. The other options, and StudyError, are those of `ScoredRun`."""
-    if fit and fit.dataset == run["dataset"]["key"]:
-        rows = [row for row in rows if not fit.used(row)]
-    fitted = {"temperature": fit.temperature, "eta": fit.eta} if fit else None
+    """All figures of a run (what `store.read_run` gives). `fit` adds the mode "logits, fitted" and
+    calibrates the intervals; rows that it has seen are left out. The other options, and StudyError,
+    are those of `ScoredRun`. Raises FitError for a fit of another model."""
+    fitted = None
+    if fit:
+        fitted = {"temperature": fit.temperature, "eta": fit.eta}
+        if fit.model != run.identity.model:
+            said = "--fit: expected a fit of the run's model, it was made with another"
+            raise FitError(said, "fit it anew")
+        if fit.dataset == run.dataset.key:
+            rows = [row for row in rows if not fit.used(row)]
     scored = ScoredRun(run, rows, fitted=fitted, **options)
-    intervals, missing = interval_tables(scored, fit)
+    intervals, why_none = interval_tables(scored, fit)
     made = {
         "modes": tables.modes(scored),
         "differences": tables.differences(scored),
-        **tables.within(scored),
+        "within": tables.within(scored),
         "calibration": tables.calibration(scored),
-        "risk_coverage": tables.risk_coverage(scored),
         **intervals,
-        "cost": tables.cost(scored),
+        "cost": tables.cost(rows),
         "exposures": scored.exposures,
         "failures": tables.failures(rows),
         "worst": tables.worst(scored),
+        "scores": scored.scores,
     }
-    return Analysis(
-        scored, made, [one_line(note) for note in (*_notes(scored, made, fit), *missing)]
-    )
+    notes = [*_notes_of_data(scored, made["modes"]), *_notes_of_figures(scored, made, fit)]
+    if why_none:
+        notes.append(f"No figures of intervals: {why_none}.")
+    return Analysis(scored, made, [one_line(note) for note in notes])
 
 
-def _notes(run: ScoredRun, made: dict[str, pd.DataFrame], fit: Fit | None) -> Iterator[str]:
-    told, (draws, units), compared = (
-        run.run["dataset"],
-        run.draws.counts.shape,
-        len(made["differences"]),
-    )
-    yield f"Asked of the model: {run.run['identity']['reads']['query']}"
-    if (absent := told.get("images", 0) - len(run.rows)) > 0:
-        yield f"{absent} of {told['images']} images take no part: they have no row yet, or the fit was made on them."
-    if missing := told.get("missing"):
-        yield f"{len(missing)} files that the authors' list names are absent, the first is {missing[0]}."
-    yield from (
-        f"{count} images are left out: {reason}."
-        for reason, count in told.get("left_out", {}).items()
-    )
-    if not run.info.higher_is_better:
+def _notes_of_data(run: ScoredRun, modes: pd.DataFrame) -> Iterator[str]:
+    told = run.run.dataset
+    yield f"Asked of the model: {run.run.identity.reads.query}"
+    absent = told.images - len(run.rows)
+    if absent > 0:
+        yield f"{absent} of {told.images} images take no part: they have no row yet, or the fit was made on them."
+    if told.missing:
+        yield f"{len(told.missing)} files that the authors' list names are absent, the first is {told.missing[0]}."
+    for reason, count in told.left_out.items():
+        yield f"{count} images are left out: {reason}."
+    if not told.higher_is_better:
         yield "In this set a lower score is better: every figure is with the scores turned around."
-    if run.info.key == "manifest":
+    if told.key == "manifest":
         yield "A manifest counts as a set that nothing was trained on; --part-of says which set its images are from."
-        if run.sampled(tables.srcc, run.product)[0] < OPPOSITE:
+        if modes.set_index("mode").srcc[run.product] < OPPOSITE:
             yield "Lower scores seem to be better here, as in DMOS: multiply them by -1 in the manifest, run it again."
-    yield f"Intervals: {draws} bootstrap draws of {units} {run.draws.over}; KRCC on at most {tables.KRCC_DRAWS}."
+
+
+def _notes_of_figures(
+    run: ScoredRun, made: Mapping[str, pd.DataFrame], fit: Fit | None
+) -> Iterator[str]:
+    draws, compared = len(run.draws.places), len(made["differences"])
+    yield f"Intervals: {draws} bootstrap draws of {run.draws.units} {run.draws.over}; KRCC on at most {tables.KRCC_DRAWS}."
     if 2 * compared / (draws + 1) >= SIGNIFICANCE:
         yield f"{draws} draws are too few to decide any of {compared} comparisons after Holm's correction."
     yield f"The product's mode is “{run.product}”; every mode is compared with “{run.baseline}”, named beforehand."
@@ -101,81 +103,66 @@ def _notes(run: ScoredRun, made: dict[str, pd.DataFrame], fit: Fit | None) -> It
 
 
 def report_runs(
-    runs: Mapping[str, Run], out: Path, *, fit: Fit | None = None, png: bool = False, **options: Any
+    runs: Mapping[str, Stored],
+    out: Path,
+    *,
+    fit: Fit | None = None,
+    png: bool = False,
+    **options: Any,
 ) -> str:
-    """Reports on runs, by name, into the folder `out`, each into one of its own where they are several, and returns
-    what a terminal shows. The options are those of `analyse`. Raises FitError for a fit of another model, StudyError.
-    """
+    """Reports on runs, by name, into the folder `out`, each into one of its own where they are
+    several, and returns what a terminal shows. The options are those of `analyse`, as is what it
+    raises."""
     folders = {name: out / name if len(runs) > 1 else out for name in runs}
     for folder in (out, *folders.values()):
         check_report_folder(folder)
-    made: dict[str, dict[str, pd.DataFrame]] = {}
-    studies: dict[str, Analysis] = {}
+    said, parts = [], []
     for name, (run, rows) in runs.items():
-        if dataset_info(run).kind == "MCQ":
-            made[name] = {"accuracy": tables.accuracy(rows)}
-            continue
-        if fit and fit.model != run["identity"]["model"]:
-            raise FitError(
-                f"--fit: expected a fit of the model of {name}, it was made with another",
-                "fit it anew",
-            )
-        studies[name] = analyse(run, rows, fit=fit, name=name, **options)
-        made[name] = studies[name].tables
-    figures, said = (
-        {name: draw(study.run, study.tables, png) for name, study in studies.items()},
-        [],
-    )
-    make_report_folder(out)
-    for name, by_name in made.items():
-        folder = folders[name]
-        make_report_folder(folder)
-        write_tables(folder, by_name)
-        write_whole(folder / "run.json", json.dumps(runs[name][0], indent=1))
-        for file, content in figures.get(name, {}).items():
-            write_whole(folder / file, content)
-        said += [
-            one_line(name),
-            *(as_text(each, by_name[each]) for each in TOLD if each in by_name),
-        ]
-        said += [f"- {note}" for note in (studies[name].notes if name in studies else ())]
-    datasets = over_datasets([*studies.values()]) if len(studies) > 1 else None
-    if datasets is not None:
+        said.append(one_line(name))
+        if run.dataset.kind == "MCQ":
+            made, figures, notes = {"accuracy": tables.accuracy(rows)}, {}, []
+        else:
+            study = analyse(run, rows, fit=fit, name=name, **options)
+            made, notes, figures = study.tables, study.notes, draw(study.run, study.tables, png)
+            parts.append((study, figures))
+        make_report_folder(out)
+        make_report_folder(folders[name])
+        write_whole(folders[name] / "run.json", run.model_dump_json(indent=1))
+        write_tables(folders[name], made)
+        for file, content in figures.items():
+            write_whole(folders[name] / file, content)
+        said += [as_text(each, made[each]) for each in PRINTED if each in made]
+        said += [f"- {note}" for note in notes]
+    datasets = None
+    if len(parts) > 1:
+        datasets = over_datasets([study for study, _ in parts])
         write_tables(out, {"datasets": datasets})
         said += ["", as_text("datasets", datasets)]
-    if studies:
-        write_page(
-            [(study, figures[name]) for name, study in studies.items()],
-            out / "report.html",
-            datasets,
-        )
+    if parts:
+        write_page(parts, out / "report.html", datasets)
         said += ["", one_line(f"Written to {out}: open {out / 'report.html'}")]
     return "\n".join(said)
 
 
 def over_datasets(studies: Sequence[Analysis]) -> pd.DataFrame:
-    """SRCC of each mode on each data set, and the mean over the sets that nothing of the mode has seen."""
+    """SRCC of each mode in each run, and the mean over the runs on sets that nothing of the mode
+    has seen."""
     parts = []
     for study in studies:
-        run, told = (
-            study.run,
-            {"model": study.run.run["model"]["name"], "dataset": study.run.info.title},
-        )
-        parts.append(study.tables["modes"].assign(**told, run=run.name))
+        about = {"model": study.run.run.model.name, "run": study.run.name}
+        parts.append(study.tables["modes"].assign(**about))
     table = pd.concat(parts)
-    twice = table.duplicated(["model", "mode", "dataset"], keep=False)
-    table["model"] = table.model.mask(twice, table.model + " (" + table.run + ")")
     table["clean"] = table.srcc.where(table.seen == "")
-    wide = table.pivot(index=["model", "mode"], columns="dataset", values=["srcc", "seen", "clean"])
+    wide = table.pivot(index=["model", "mode"], columns="run", values=["srcc", "seen", "clean"])
     clean = wide["clean"].astype(float)
-    found = pd.concat([wide["srcc"].astype(float), wide["seen"].add_suffix("_mark")], axis=1)
-    found = found.assign(mean_of_clean=clean.mean(axis=1), clean_data_sets=clean.count(axis=1))
+    found = wide["srcc"].astype(float).join(wide["seen"].add_suffix("_mark"))
+    found = found.assign(mean_of_clean=clean.mean(axis=1), clean_runs=clean.count(axis=1))
     return found.sort_values("mean_of_clean", ascending=False).reset_index()
 
 
 def number(value: Any) -> str:
     """A number for a reader: — where there is none."""
-    if value is None or value != value:
+    if pd.isna(value):
         return "—"
     if not isinstance(value, float):
         return str(value)
@@ -185,23 +172,26 @@ def number(value: Any) -> str:
 
 
 def shown(table: pd.DataFrame) -> tuple[list[str], list[list[tuple[str, str]]]]:
-    """Headers and cells for a reader: what is shown, with an interval or a mark beside its value, and the number to
-    sort by or nothing."""
-    columns = [name for name in table.columns if not str(name).endswith(("_low", "_high", "_mark"))]
+    """Headers and cells for a reader: what is shown, with an interval or a mark beside its value,
+    and the number to sort by or nothing."""
+    columns = [name for name in table.columns if not name.endswith(("_low", "_high", "_mark"))]
     headers = [
-        " ".join(word.upper() if word in UPPER else word for word in name.split("_"))
-        for name in columns
+        UPPER.sub(lambda found: found[0].upper(), name.replace("_", " ")) for name in columns
     ]
-    return headers, [[_cell(row, name) for name in columns] for row in table.to_dict("records")]
+    rows = table.to_dict("records")
+    return headers, [[_cell(row, name) for name in columns] for row in rows]
 
 
 def _cell(row: dict[str, Any], name: str) -> tuple[str, str]:
-    value, low, mark = row[name], row.get(f"{name}_low", np.nan), row.get(f"{name}_mark", "")
-    text = f"{value:g}" if name == "level" and isinstance(value, float) else number(value)
-    if low == low:
+    value, low, mark = row[name], row.get(f"{name}_low"), row.get(f"{name}_mark")
+    text = number(value)
+    if not isinstance(value, int | float) or pd.isna(value):
+        return text, ""
+    if not pd.isna(low):
         text += f" ({number(low)} to {number(row[f'{name}_high'])})"
-    known = isinstance(value, int | float) and value == value
-    return f"{text} {mark}" if known and mark else text, repr(float(value)) if known else ""
+    if mark:
+        text += f" {mark}"
+    return text, repr(float(value))
 
 
 def as_text(name: str, table: pd.DataFrame) -> str:
@@ -212,19 +202,16 @@ def as_text(name: str, table: pd.DataFrame) -> str:
 
 
 def write_tables(folder: Path, by_name: Mapping[str, pd.DataFrame]) -> None:
-    """Every table that has rows, with each bound in its own column, as CSV with six digits and as Parquet."""
-    make_folder(folder)
+    """Every table that has rows, with each bound in its own column, as CSV with six digits and as
+    Parquet."""
     for name, table in by_name.items():
-        if len(table):
-            cells = table.map(safe_cell).set_axis(
-                [safe_cell(column) for column in table.columns], axis=1
-            )
-            write_whole(
-                folder / f"{name}.csv",
-                cells.to_csv(index=False, float_format="%.6g", lineterminator="\n"),
-            )
-            mixed = {column: "string" for column in table.columns if table[column].dtype == object}
-            write_whole(folder / f"{name}.parquet", table.astype(mixed).to_parquet(index=False))
+        if table.empty:
+            continue
+        cells = table.map(safe_cell).rename(columns=safe_cell)
+        text = cells.to_csv(index=False, float_format="%.6g", lineterminator="\n")
+        write_whole(folder / f"{name}.csv", text)
+        mixed = {column: "string" for column in table.columns if table[column].dtype == object}
+        write_whole(folder / f"{name}.parquet", table.astype(mixed).to_parquet(index=False))
 
 
 def write_page(
@@ -237,5 +224,5 @@ def write_page(
     environment.filters["base64"] = lambda content: base64.b64encode(content).decode()
     style, script = pages.source("report.css"), pages.source("report.js")
     told = {"style": Markup(style), "script": Markup(script), "policy": pages.policy(style, script)}
-    told |= {"parts": parts, "shown": shown, "titles": FIGURES, "datasets": datasets}
+    told |= {"parts": parts, "shown": shown, "titles": TITLES, "datasets": datasets}
     write_whole(file, printable(environment.get_template("report.html.jinja").render(told)))

@@ -1,5 +1,5 @@
-"""One pass over a data set into a `Store`: who ran it on what, and a row for each image, made by the same runner as a
-batch of assess (`batch.runner`)."""
+"""One pass over a data set into a `Store`: who ran it on what, and a row for each image, made by
+the same runner as a batch of assess (`batch.runner`)."""
 
 import hashlib
 import json
@@ -13,18 +13,26 @@ from typing import Any
 
 import numpy as np
 
+from agentic_iqa_local.batch.rows import LARGEST_NOTE
 from agentic_iqa_local.batch.runner import resumed
 from agentic_iqa_local.batch.work import ROLES, Work, of_work
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.devices import commit, describe_device, versions
 from agentic_iqa_local.errors import one_line
-from agentic_iqa_local.files import folder_hash, path_text, write_whole
+from agentic_iqa_local.files import folder_hash, path_text, read_json, write_whole
 from agentic_iqa_local.judgement.identity import named_in_row
 from agentic_iqa_local.nodes.letter_reading import ROLE
 from agentic_iqa_local.services import Observer, Services
-from agentic_iqa_local.studies.datasets import Dataset, DatasetError, Question, Sample, listed
+from agentic_iqa_local.studies.datasets import (
+    Dataset,
+    DatasetError,
+    DatasetInfo,
+    Question,
+    Sample,
+    listed,
+)
 from agentic_iqa_local.studies.inference import Plan, answer, infer
-from agentic_iqa_local.studies.store import make_folder, open_store, read_run
+from agentic_iqa_local.studies.store import make_folder, open_store
 from agentic_iqa_local.vlm_client import VLMError
 from agentic_iqa_local.vlm_client.model_folder import check_files
 
@@ -32,7 +40,7 @@ FAILURES_IN_A_ROW = 5
 
 
 @dataclass(frozen=True)
-class Studying(Work[Sample, dict[str, Any]]):
+class StudyWork(Work[Sample, dict[str, Any]]):
     """The inference that a plan asks for, on each image."""
 
     settings: Settings
@@ -58,58 +66,49 @@ class Studying(Work[Sample, dict[str, Any]]):
 
 def facts(item: Sample) -> dict[str, Any]:
     """What the data set says of an image or a question, as a row holds it."""
-    return asdict(item) | {
-        "image": path_text(item.image),
-        "reference": item.reference and path_text(item.reference),
-    }
+    reference = item.reference and path_text(item.reference)
+    return asdict(item) | {"image": path_text(item.image), "reference": reference}
 
 
 def chosen(dataset: Dataset, split: str | None = None, limit: int | None = None) -> Dataset:
-    """The data set's images of `split`, at most `limit`, drawn evenly with a fixed seed. Raises DatasetError."""
+    """The data set's images of `split`, at most `limit`, drawn evenly with a fixed seed. Raises
+    DatasetError."""
     kept = [item for item in dataset.items if split in (None, item.split)]
     if not kept:
         known = listed(sorted({item.split for item in dataset.items if item.split})) or "unknown"
-        expected = f"expected images of the split {split}, found none"
-        raise DatasetError(f"{dataset.root}: {expected}", f"the splits are {known}")
+        said = f"{dataset.root}: expected images of the split {split}, found none"
+        raise DatasetError(said, f"the splits are {known}")
     if limit is not None and limit < len(kept):
-        kept = [
-            kept[i]
-            for i in sorted(np.random.default_rng(0).choice(len(kept), limit, replace=False))
-        ]
+        drawn = np.random.default_rng(0).choice(len(kept), limit, replace=False)
+        kept = [kept[i] for i in sorted(drawn)]
     return replace(dataset, items=tuple(kept))
 
 
 def run_study(dataset: Dataset, batch: Any, folder: Path) -> Generator[int]:
-    """Fills `folder` with the rows that it lacks, yielding how many there are as each is on disk. `batch` is a `Runner`
-    or a `RayRunner` of a `Studying`; its model is loaded before the first yield, after everything else was checked.
+    """Fills `folder` with the rows that it lacks, yielding how many there are as each is on disk.
+    `batch` is a `Runner` or a `RayRunner` of a `StudyWork`; its model is loaded before the first
+    yield, after everything else was checked.
 
     Raises:
         DatasetError: An image is listed twice.
-        StoreError: The folder is another's, or it cannot be written.
-        BatchError, VLMError: The batch cannot go on, or the model fails on FAILURES_IN_A_ROW images one after the
-            other. The same command tries again what the model failed on.
+        StoreError: The folder is another's, or it cannot be written. BatchError, VLMError: The
+            batch cannot go on, or the model fails on FAILURES_IN_A_ROW images one after the other.
+            The same command tries again what the model failed on.
     """
     key, count = Counter(item.key for item in dataset.items).most_common(1)[0]
     if count > 1:
-        raise DatasetError(
-            f"{dataset.root}: expected each image once, {key} is listed again", "remove one line"
-        )
+        said = f"{dataset.root}: expected each image once, {key} is listed again"
+        raise DatasetError(said, "remove one line")
     known, run = identity(dataset, batch.work, batch.device), {}
     make_folder(folder)
-    if not (folder / "run.json").exists():
+    is_new = not (folder / "run.json").exists()
+    if is_new:
         batch.load()
         run = describe(dataset, batch.work.settings, batch.description)
     with open_store(folder, run, known) as store:
-        if (
-            dataset.info.key == "manifest" and dataset.info.scale
-        ):  # it can be told later: no row depends on it
-            told = read_run(folder)[0]
-            told["dataset"] |= {
-                name: getattr(dataset.info, name) for name in ("low", "high", "scale")
-            }
-            write_whole(folder / "run.json", json.dumps(told, indent=1), sync=True)
+        _note_scale(folder, dataset.info)
         left = [item for item in dataset.items if item.key not in store.done]
-        if left and not run:
+        if left and not is_new:
             batch.load()
         yield len(store.done)
         failed = 0  # one after the other
@@ -119,32 +118,45 @@ def run_study(dataset: Dataset, batch: Any, folder: Path) -> Generator[int]:
             yield count
             failed = failed + 1 if row.get("model_failed") else 0
             if failed == FAILURES_IN_A_ROW:
-                raise VLMError(
-                    f"the model failed on {failed} images one after the other: {row['error']}"
-                )
+                said = f"the model failed on {failed} images one after the other: {row['error']}"
+                raise VLMError(said)
 
 
-def identity(dataset: Dataset, work: Studying, device: str) -> dict[str, Any]:
-    """What rows depend on; a run goes on only with the same. Raises VLMError for a model's folder that cannot be
-    opened."""
-    scores, folders = [(item.key, getattr(item, "mos", None)) for item in dataset.items], {}
+def _note_scale(folder: Path, info: DatasetInfo) -> None:
+    """Puts the ends of a manifest's scale into run.json: they can be told later, for no row depends
+    on them."""
+    if info.key == "manifest" and info.scale:
+        told = read_json(folder / "run.json", LARGEST_NOTE)
+        told["dataset"] |= info.model_dump(include={"low", "high", "scale"})
+        write_whole(folder / "run.json", json.dumps(told, indent=1), sync=True)
+
+
+def identity(dataset: Dataset, work: StudyWork, device: str) -> dict[str, Any]:
+    """What rows depend on; a run goes on only with the same. Raises VLMError for a model's folder
+    that cannot be opened."""
+    scores = [(item.key, getattr(item, "mos", None)) for item in dataset.items]
+    folders = {}
     for role in work.roles:
         backend = work.settings.role(role).backend
         folders[role] = work.settings.folder(backend)
         check_files(folders[role], weights=not backend.startswith("server."))
+    hashes = {role: folder_hash(folder) for role, folder in folders.items()}
     return {
         "dataset": hashlib.sha256(json.dumps(scores).encode()).hexdigest(),
         **of_work(work, device),
-        "model": folder_hash(folders[ROLE]),
-        "other_models": [folder_hash(folder) for role, folder in folders.items() if role != ROLE],
-        "reads": json.loads(json.dumps(asdict(work.plan))),
-        "configuration": json.loads(work.settings.model_dump_json(exclude={"fusion"})),
+        "model": hashes.pop(ROLE),
+        "other_models": list(hashes.values()),
+        "reads": {"query": work.plan.query, "tools": list(work.plan.tools)},
+        "configuration": work.settings.model_dump(mode="json", exclude={"fusion"}),
     }
 
 
 def describe(dataset: Dataset, settings: Settings, loaded: dict[str, Any]) -> dict[str, Any]:
-    """Command, versions, what is `loaded` where (`Studying.describe`), configuration and data set, for run.json."""
-    told = {"missing": [path_text(name) for name in dataset.missing], "left_out": dataset.left_out}
+    """Command, versions, what is `loaded` where (`StudyWork.describe`), configuration and data set,
+    for run.json."""
+    about = dataset.info.model_dump() | {"root": path_text(dataset.root)}
+    about |= {"images": len(dataset.items), "left_out": dataset.left_out}
+    about["missing"] = [path_text(name) for name in dataset.missing]
     return {
         "command": [one_line(word) for word in (Path(sys.argv[0]).name, *sys.argv[1:])],
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -153,7 +165,5 @@ def describe(dataset: Dataset, settings: Settings, loaded: dict[str, Any]) -> di
         **loaded,
         "fusion": settings.fusion.model_dump(mode="json"),
         "tools": settings.tools.model_dump(mode="json"),
-        "dataset": asdict(dataset.info)
-        | {"root": path_text(dataset.root), "images": len(dataset.items)}
-        | told,
+        "dataset": about,
     }

@@ -1,11 +1,12 @@
-"""IQA data sets read from the folders as their authors ship them (sets.yaml), and a user's own manifests and questions.
-Nothing here downloads."""
+"""IQA data sets read from the folders as their authors ship them (sets.yaml), and a user's own
+manifests and questions. Nothing here downloads."""
 
 from agentic_iqa_local.studies.datasets.loading import DATASETS, load_dataset
 from agentic_iqa_local.studies.datasets.types import (
     MOST,
     Dataset,
     DatasetError,
+    DatasetInfo,
     Question,
     RatedImage,
     Sample,
@@ -17,6 +18,7 @@ __all__ = [
     "MOST",
     "Dataset",
     "DatasetError",
+    "DatasetInfo",
     "Question",
     "RatedImage",
     "Sample",

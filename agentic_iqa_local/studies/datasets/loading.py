@@ -3,7 +3,6 @@
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 import yaml
 
 from agentic_iqa_local.files import FileError, open_regular
-from agentic_iqa_local.studies.datasets.reader import DatasetReader, Row, lines_of, number
+from agentic_iqa_local.studies.datasets.reader import Cells, DatasetReader, lines_of, number
 from agentic_iqa_local.studies.datasets.types import (
     MOST,
     Dataset,
@@ -32,9 +31,7 @@ def _declared() -> Iterator[Layout]:
     for key, told in declared.items():
         info, scores = told.pop("info"), told.pop("scores", {})
         scores = {None: scores} if isinstance(scores, str) else scores
-        yield Layout(
-            DatasetInfo(key, **info | {"seen_as": tuple(info.get("seen_as", ()))}), scores, **told
-        )
+        yield Layout(DatasetInfo(key=key, **info), scores, **told)
 
 
 LAYOUTS = {layout.info.key: layout for layout in _declared()}
@@ -49,27 +46,32 @@ def load_dataset(
     part_of: str | None = None,
     mos_range: Sequence[float] | None = None,
 ) -> Dataset:
-    """The data set in a folder as its authors ship it, or a manifest or questions of the user's own.
+    """The data set in a folder as its authors ship it, or a manifest or questions of the user's
+    own.
 
-    A manifest has `image` and `mos`, if known `reference`, `group`, `distortion`, `level`, `split` and `subset`.
-    Questions have `image`, `question`, `choices` and `answer`, if known `reference`, `task`, `question_type` and
-    `split`. Their paths are relative to the file's folder or absolute, and may lead anywhere.
+    A manifest has `image` and `mos`, if known `reference`, `group`, `distortion`, `level`, `split`
+    and `subset`. Questions have `image`, `question`, `choices` and `answer`, if known `reference`,
+    `task`, `question_type` and `split`. Their paths are relative to the file's folder or absolute,
+    and may lead anywhere.
 
     Args:
         folder: The folder, or the user's file.
         key: Which set a folder is, where the layout does not tell.
-        part_of: The key of the data set that a manifest lists a part of, and whose scale its scores have.
-        mos_range: The lowest and the highest score of a manifest, whose scale is of absolute categories.
+        part_of: The key of the data set that a manifest lists a part of, and whose scale its scores
+            have.
+        mos_range: The lowest and the highest score of a manifest, whose scale is of absolute
+            categories.
 
     Raises:
-        DatasetError: It is not laid out as expected, a score is no number within `mos_range`, or no image is there.
+        DatasetError: It is not laid out as expected, a score is no number within `mos_range`, or no
+            image is there.
     """
     path = Path(folder)
     try:
         if os.path.isdir(path):  # Path.is_dir raises for a name that is too long
             layout = LAYOUTS[_key(path, key)]
             reader = DatasetReader(layout.info, path)
-            rows: Iterable[tuple[str, Row]] = _rows(reader, layout)
+            rows: Iterable[tuple[str, Cells]] = _rows(reader, layout)
         else:
             os.close(open_regular(path))
             reader, rows = _own(path)
@@ -85,13 +87,13 @@ def load_dataset(
     if reader.by_user and reader.info.kind != "MCQ":
         title = f"part of {reader.info.title}" if part_of else path.name
         kind = "FR" if any(item.reference for item in reader.items) else "NR"
-        better = reader.info.higher_is_better is not False
-        reader.info = replace(reader.info, title=title, kind=kind, higher_is_better=better)
+        reader.info = reader.info.model_copy(update={"title": title, "kind": kind})
     return reader.dataset()
 
 
 def _key(path: Path, key: str | None) -> str:
-    """The key of the data set in a folder: the one that is named, or the first whose marks are there."""
+    """The key of the data set in a folder: the one that is named, or the first whose marks are
+    there."""
     if key in READ:
         return key
     if key is not None:
@@ -116,7 +118,7 @@ def _key(path: Path, key: str | None) -> str:
     )
 
 
-def _own(path: Path) -> tuple[DatasetReader, list[tuple[str, Row]]]:
+def _own(path: Path) -> tuple[DatasetReader, list[tuple[str, Cells]]]:
     """A user's manifest, or questions where the first row has one and no score."""
     if path.suffix.lower() not in OWN_FILES:
         raise DatasetError(
@@ -159,10 +161,11 @@ def _told(
     if not -MOST <= low < high <= MOST:
         said = f"--mos-range {low:g} {high:g}: expected two numbers, the lower end of the scale first, such as 1 5"
         raise DatasetError(said, "where lower scores are better, turn them around in the manifest")
-    return replace(reader.info, low=low, high=high, scale="absolute categories")
+    told = {"low": float(low), "high": float(high), "scale": "absolute categories"}
+    return reader.info.model_copy(update=told)
 
 
-def _rows(reader: DatasetReader, layout: Layout) -> Iterator[tuple[str, Row]]:
+def _rows(reader: DatasetReader, layout: Layout) -> Iterator[tuple[str, Cells]]:
     """The rows of the authors' files under our names, with the places of their images."""
     for split, where, row in _authors_rows(reader, layout):
         if layout.name:
@@ -180,7 +183,7 @@ def _rows(reader: DatasetReader, layout: Layout) -> Iterator[tuple[str, Row]]:
         yield where, {"split": split} | row
 
 
-def _authors_rows(reader: DatasetReader, layout: Layout) -> Iterator[tuple[str | None, str, Row]]:
+def _authors_rows(reader: DatasetReader, layout: Layout) -> Iterator[tuple[str | None, str, Cells]]:
     """Split, place and fields of each row of the authors' files, as they are."""
     for split, name in layout.scores.items():
         if (file := reader.find(name)) is None:
@@ -200,8 +203,9 @@ def _authors_rows(reader: DatasetReader, layout: Layout) -> Iterator[tuple[str |
             )
 
 
-def _cell(row: Row, column: str | list[str]) -> Any:
-    """A row's field, or the mean category of observers by the columns of the shares who chose 1, 2, ..."""
+def _cell(row: Cells, column: str | list[str]) -> Any:
+    """A row's field, or the mean category of observers by the columns of the shares who chose 1, 2,
+    ..."""
     if isinstance(column, str):
         return row.get(column)
     return sum(category * number(row[share]) for category, share in enumerate(column, 1))

@@ -1,4 +1,5 @@
-"""What a data set is: what is known of it, how it lies on disk, its images with human scores or its questions."""
+"""What a data set is: what is known of it, how it lies on disk, its images with human scores or its
+questions."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from pydantic import BaseModel
 
 from agentic_iqa_local.errors import UserError, one_line
 
@@ -17,19 +19,18 @@ class DatasetError(UserError, ValueError):
     """A folder or a file that cannot be read as a data set."""
 
 
-@dataclass(frozen=True)
-class DatasetInfo:
+class DatasetInfo(BaseModel, frozen=True):
     """What is known of a data set.
 
-    `low` and `high` are the ends of the scale, or the range of the scores where the scale has none (difference, elo);
-    None when unknown, as `scale` is. `seen_as` holds further names under which metrics state that they were trained on
-    the set, in lower-case letters and digits only.
+    `low` and `high` are the ends of the scale, or the range of the scores where the scale has none
+    (difference, elo); None when unknown, as `scale` is. `seen_as` holds further names under which
+    metrics state that they were trained on the set, in lower-case letters and digits only.
     """
 
     key: str
     title: str
     kind: Literal["FR", "NR", "MCQ"]
-    higher_is_better: bool | None = None
+    higher_is_better: bool = True
     low: float | None = None
     high: float | None = None
     scale: Literal["absolute categories", "paired comparison", "difference", "elo"] | None = None
@@ -42,19 +43,17 @@ class DatasetInfo:
         return self.scale == "absolute categories" and None not in (self.low, self.high)
 
     def to_levels(self, mos: np.ndarray) -> np.ndarray:
-        """Scores (n,) on 1..5, linearly and with 5 best; those of some sets go a little beyond the ends of their scale
-        and are cut there. Raises DatasetError unless the scale is `on_levels`."""
+        """Scores (n,) on 1..5, linearly and with 5 best; those of some sets go a little beyond the
+        ends of their scale and are cut there. Raises DatasetError unless the scale is
+        `on_levels`."""
+        if self.key == "manifest" and not self.on_levels:
+            said = f"{self.title}: expected to be told the ends of its scale"
+            remedy = "repeat the run's command with --mos-range LOW HIGH, such as 1 5"
+            raise DatasetError(said, f"{remedy}: stored rows are kept")
         if not self.on_levels or self.low is None or self.high is None:
-            if self.key == "manifest":
-                remedy = "repeat the run's command with --mos-range LOW HIGH, such as 1 5: stored rows are kept"
-                raise DatasetError(
-                    f"{self.title}: expected to be told the ends of its scale", remedy
-                )
-            expected = f"an absolute category scale with both ends known, got {self.scale or 'an unknown scale'}"
-            raise DatasetError(
-                f"{self.key}: expected {expected}",
-                "use what needs ranks only: fit --objective srcc",
-            )
+            said = f"{self.key}: expected an absolute category scale with both ends known"
+            remedy = "use what needs ranks only: fit --objective srcc"
+            raise DatasetError(f"{said}, got {self.scale or 'an unknown scale'}", remedy)
         worst, best = (self.low, self.high) if self.higher_is_better else (self.high, self.low)
         return np.clip(1 + 4 * (mos - worst) / (best - worst), 1, 5)
 
@@ -63,11 +62,12 @@ class DatasetInfo:
 class Layout:
     """How the scores of a data set lie in its folder.
 
-    `scores` names the file of each split, or of None; the first has a line that matches `told_by`, and the folders
-    `beside` it tell the layout too. `columns` are the table's by our names, where a list holds the shares of observers
-    who chose the categories 1, 2, ...; `line` is the pattern of a line of what is no table, `name` that of an image's
-    name: their groups are further fields. `values` are the authors' by ours of a field. `image` and `reference` are the
-    names of a row's files.
+    `scores` names the file of each split, or of None; the first has a line that matches `told_by`,
+    and the folders `beside` it tell the layout too. `columns` are the table's by our names, where a
+    list holds the shares of observers who chose the categories 1, 2, ...; `line` is the pattern of
+    a line of what is no table, `name` that of an image's name: their groups are further fields.
+    `values` are the authors' by ours of a field. `image` and `reference` are the names of a row's
+    files.
     """
 
     info: DatasetInfo
@@ -84,9 +84,10 @@ class Layout:
 
 @dataclass(frozen=True)
 class RatedImage:
-    """One image with its human score. `key` names it in rows; `mos` is as the authors give it; `group` is the reference
-    scene or the prompt; `level` counts the authors' strengths of a distortion from 1; `split` is the official train,
-    val or test; `subset` is set where the part of the data set predicts the score: figures are to be given within it.
+    """One image with its human score. `key` names it in rows; `mos` is as the authors give it;
+    `group` is the reference scene or the prompt; `level` counts the authors' strengths of a
+    distortion from 1; `split` is the official train, val or test; `subset` is set where the part of
+    the data set predicts the score: figures are to be given within it.
     """
 
     key: str
@@ -102,7 +103,8 @@ class RatedImage:
 
 @dataclass(frozen=True)
 class Question:
-    """One multiple-choice question. `key` names it in rows; `answer` is the index of the right one of `choices`."""
+    """One multiple-choice question. `key` names it in rows; `answer` is the index of the right one
+    of `choices`."""
 
     key: str
     image: Path
@@ -122,8 +124,8 @@ Sample = RatedImage | Question
 class Dataset:
     """A data set as it is on disk: `items` are of RatedImage, or of Question for multiple choice.
 
-    `missing` names the files that the scores list and that are absent, `left_out` counts by reason the rows that are
-    not used: a set never shrinks silently.
+    `missing` names the files that the scores list and that are absent, `left_out` counts by reason
+    the rows that are not used: a set never shrinks silently.
     """
 
     info: DatasetInfo
