@@ -219,7 +219,7 @@ def test_every_prompt_is_logged_as_it_is_sent_and_every_letter_read(
     caplog.set_level(logging.DEBUG, "agentic_iqa_local")
     row = assess(photo_path, pipeline=pipeline, services=services)
     told = [r.getMessage() for r in caplog.records if r.levelno == logging.DEBUG]
-    sent = [m.partition("as it is sent:\n")[2] for m in told if m.startswith("Prompt of the")]
+    sent = [m.partition("as it is sent:\n")[2] for m in told if m.startswith("Prompt, as it is sent")]
     read = [m for m in told if m.startswith("Letters read for the")]
     assert len(sent) == row.tokens.calls
     assert len(read) == (8 if pipeline == "agent" else 1)  # of them seven say Yes or No

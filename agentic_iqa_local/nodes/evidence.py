@@ -14,20 +14,17 @@ from agentic_iqa_local.iqa_tools.reliability import Reachable, Score, load_relia
 from agentic_iqa_local.state import (
     OVERALL,
     UNCLEAR,
-    DistortionAnalysis,
     ExecutorOutput,
     FusionResult,
     Gap,
     GapKind,
     PlannerOutput,
-    ToolExecutionLog,
     in_words,
 )
 
 Evidence = ExecutorOutput | None  # None: nothing was gathered
 
 SEVERE = ("severe", "extreme")
-MILD = ("none", "slight")
 HIGH_SCORE = 4.0
 LOW_SCORE = 2.2  # 6 − 4.0 = 2.0, raised since most tools without weights cannot score below 2.0
 LOW_QUALITY = 2.9  # the fused score below which damage should have been found
@@ -52,10 +49,6 @@ class Finding:
     explanation: str
     severities: dict[str, float]  # probability of each severity; empty where it was not read
     words: str  # as a person calls it: "underexposure"
-
-    @property
-    def is_there(self) -> bool:
-        return self.severity != "none"
 
     @property
     def in_place(self) -> str:
@@ -86,7 +79,7 @@ def findings(evidence: Evidence) -> list[Finding]:
 
 def found_damage(evidence: Evidence) -> list[Finding]:
     """Each distortion that was judged to be there."""
-    return [finding for finding in findings(evidence) if finding.is_there]
+    return [finding for finding in findings(evidence) if finding.severity != "none"]
 
 
 def not_looked_for(evidence: Evidence) -> dict[str, str]:
@@ -97,33 +90,32 @@ def not_looked_for(evidence: Evidence) -> dict[str, str]:
 
 def summed_up(evidence: Evidence) -> str:
     """The evidence in a few words, for the log."""
-    scores = len(voting_runs(evidence, checking=True))
+    scores = len(votes(evidence, "entries", checking=True))
     return f"{len(findings(evidence))} distortions, {scores} tool scores"
 
 
 # Votes
 
 
-def voting_runs(evidence: Evidence, *, checking: bool = False) -> list[ToolExecutionLog]:
-    """The tool runs whose scores have a vote; `checking`: also those that only check a better tool."""
-    runs = []
+def votes(
+    evidence: Evidence,
+    vote: str = "runs",
+    *,
+    checking: bool = False,
+    name: str | None = None,
+    distortion: str | None = None,
+) -> list[Score]:
+    """The scores that q̄ is the mean of, the lowest first, or those about one object or distortion: one for each
+    distinct run, or one for each listed entry ("entries"); none of a tool that was outvoted, nor, unless `checking`,
+    of one that only checks a better one."""
+    scores = []
     for run in evidence.tool_logs if evidence else ():
         silent = run.outvoted or (run.trailing and not checking)
-        if run.normalized_score is not None and not silent:
-            runs.append(run)
-    return runs
-
-
-def votes(evidence: Evidence, vote: str = "runs", *, checking: bool = False) -> list[Score]:
-    """The scores that q̄ is the mean of, the lowest first: one for each distinct run, or one for each listed entry
-    ("entries"); none of a tool that was outvoted, nor, unless `checking`, of one that only checks a better one."""
-    scores = _scores(voting_runs(evidence, checking=checking))
+        about = name in (None, run.object_name) and distortion in (None, run.distortion)
+        if run.normalized_score is not None and about and not silent:
+            scores.append((run.tool_name, run.normalized_score))
     # Two different scores cannot come from one run: a tool's run on the whole picture has one, whatever is listed.
     return scores if vote == "entries" else sorted(set(scores), key=itemgetter(1, 0))
-
-
-def _scores(runs: Iterable[ToolExecutionLog]) -> list[Score]:
-    return [(run.tool_name, run.normalized_score) for run in runs if run.normalized_score]
 
 
 def _apart(one: Score, other: Score, reachable: Reachable) -> bool:
@@ -156,23 +148,21 @@ def mark_votes(
     one that is clearly less reliable than another. Notes which of the other tools disagree."""
     lines = []
     for name in dict.fromkeys(run.object_name for run in evidence.tool_logs):
-        runs = [run for run in evidence.tool_logs if run.object_name == name]
-        scores = list(dict.fromkeys(_scores(runs)))
+        scores = votes(evidence, name=name)
         outlier = outvoted(scores, reachable)
-        others = sorted((pair for pair in scores if pair[0] != outlier), key=itemgetter(1))
-        worse = set[str]()
-        if trailing_only_check:
-            worse = load_reliability().clearly_worse([tool for tool, _ in others])
-        for run in runs:
-            run.outvoted = run.tool_name == outlier
-            run.trailing = run.tool_name in worse
+        others = [score for score in scores if score[0] != outlier]
+        worse = load_reliability().clearly_worse(list(dict(others)))
+        for run in evidence.tool_logs:
+            if run.object_name == name:
+                run.outvoted = run.tool_name == outlier
+                run.trailing = trailing_only_check and run.tool_name in worse
         if others and _apart(others[0], others[-1], reachable):
             lines.append(f"tools disagree about {name} ({_listed(others)})")
     evidence.disagreement = "; ".join(lines) or None
 
 
 def _listed(scores: Iterable[Score]) -> str:
-    return ", ".join(f"{tool} {score:.2f}" for tool, score in dict.fromkeys(scores))
+    return ", ".join(f"{tool} {score:.2f}" for tool, score in scores)
 
 
 # Doubts
@@ -183,42 +173,38 @@ def contradictions(evidence: ExecutorOutput, fusion: FusionResult | None = None)
     object whose scores are all below 2.2, or the fused one below 2.9, though no more than slight damage was found.
     What is no photograph contradicts nothing: the tools know photographs alone."""
     lines = []
-    detections = evidence.detection or {}
-    for name, items in (evidence.distortion_analysis or {}).items():
-        graphic = detections[name].graphic if name in detections else None
-        if graphic is not None and graphic >= load_detector().graphic:
-            continue
-        runs = [run for run in voting_runs(evidence) if run.object_name == name]
-        lines += _severe_but_high(name, items, runs)
-        if all(item.severity in MILD for item in items):
+    for name in evidence.distortion_analysis or {}:
+        if _is_photograph(evidence, name):
+            lines += _severe_but_high(evidence, name)
             q = fusion.q if fusion and name == "Global" else None
-            lines += _mild_but_low(name, items, runs, q)
+            lines += _mild_but_low(evidence, name, q)
     return [f"Contradictory evidence: {line}" for line in lines]
 
 
-def _severe_but_high(
-    name: str, items: Iterable[DistortionAnalysis], runs: Sequence[ToolExecutionLog]
-) -> list[str]:
+def _is_photograph(evidence: ExecutorOutput, name: str) -> bool:
+    detection = (evidence.detection or {}).get(name)
+    graphic = detection.graphic if detection else None
+    return graphic is None or graphic < load_detector().graphic
+
+
+def _severe_but_high(evidence: ExecutorOutput, name: str) -> list[str]:
     lines = []
-    for item in items:
-        own = _scores(run for run in runs if run.distortion == item.type) or _scores(runs)
-        high = own and min(score for _, score in own) > HIGH_SCORE
-        if item.severity in SEVERE and high:
-            said = f"{item.severity} {item.type} of {name}"
-            lines.append(f"{said} but high scores ({_listed(own)})")
+    for one in findings(evidence):
+        if one.object == name and one.severity in SEVERE:
+            own = votes(evidence, name=name, distortion=one.type) or votes(evidence, name=name)
+            if own and own[0][1] > HIGH_SCORE:
+                said = f"{one.severity} {one.type} of {name}"
+                lines.append(f"{said} but high scores ({_listed(own)})")
     return lines
 
 
-def _mild_but_low(
-    name: str,
-    items: Iterable[DistortionAnalysis],
-    runs: Sequence[ToolExecutionLog],
-    q: float | None,
-) -> list[str]:
-    slight = ", ".join(f"slight {item.type}" for item in items if item.severity == "slight")
-    mild = slight or "no distortion"
-    scores = _scores(runs)
-    if scores and max(score for _, score in scores) < LOW_SCORE:
+def _mild_but_low(evidence: ExecutorOutput, name: str, q: float | None) -> list[str]:
+    found = [one for one in found_damage(evidence) if one.object == name]
+    if any(one.severity != "slight" for one in found):
+        return []
+    mild = ", ".join(f"slight {one.type}" for one in found) or "no distortion"
+    scores = votes(evidence, name=name)
+    if scores and scores[-1][1] < LOW_SCORE:
         return [f"{mild} of {name} but low scores ({_listed(scores)})"]
     if q is not None and q < LOW_QUALITY:
         return [f"{mild} was found but the fused score is {q:.1f} of 5"]

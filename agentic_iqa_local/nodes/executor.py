@@ -139,32 +139,16 @@ def analyse(task: Task, distortions: ByObject) -> None:
     if unread and bench.tools.unlike_photograph is None:
         bench.warn(f"distortions were not looked for: {'; '.join(dict.fromkeys(unread.values()))}")
     looked_for = {name: kinds for name, kinds in distortions.items() if name not in unread}
-    judged = _undoubted(task)
-    asked: ByObject = {}
-    for name, kinds in looked_for.items():
-        kinds = [kind for kind in kinds if (name, kind) not in judged]
-        if kinds:
-            asked[name] = kinds
-    if asked:
-        judged |= judge(task, asked)
+    judged = judge(task, looked_for)
     analysis, probabilities = {}, {}
     for name, kinds in looked_for.items():
         analysis[name] = [judged[name, kind][0] for kind in kinds]
-        probabilities[name] = {kind: judged[name, kind][1] for kind in kinds}
+        for kind in kinds:
+            _, p = judged[name, kind]
+            if p:
+                probabilities.setdefault(name, {})[kind] = p
     evidence.distortion_analysis = analysis or None
-    evidence.severity_probabilities = _known(probabilities)
-
-
-def _known(
-    probabilities: dict[str, dict[str, dict[str, float]]],
-) -> dict[str, dict[str, dict[str, float]]] | None:
-    """The probabilities without those that nobody could tell."""
-    known = {}
-    for name, kinds in probabilities.items():
-        told = {kind: p for kind, p in kinds.items() if p}
-        if told:
-            known[name] = told
-    return known or None
+    evidence.severity_probabilities = probabilities or None
 
 
 def _undoubted(task: Task) -> Judged:
@@ -180,14 +164,20 @@ def _undoubted(task: Task) -> Judged:
     return judged
 
 
-def judge(task: Task, asked: ByObject) -> Judged:
+def judge(task: Task, distortions: ByObject) -> Judged:
     """The model's judgement of each distortion, with LocalNR's reading. Raises InvalidAnswer, VLMError."""
-    bench = task.bench
+    bench, judged = task.bench, _undoubted(task)
+    asked: ByObject = {}
+    for name, kinds in distortions.items():
+        doubted = [kind for kind in kinds if (name, kind) not in judged]
+        if doubted:
+            asked[name] = doubted
+    if not asked:
+        return judged
     prompt = distortion_prompt("analysis", task.query, asked, task.reason)
     section = bench.services.section(ROLE)
     reply = ask(bench.models.session(ROLE), prompt, analysis_reply(asked), section)
     detections = task.evidence.detection or {}
-    judged: Judged = {}
     for name, items in reply.model_dump(by_alias=True).items():
         for item in map(DistortionAnalysis.model_validate, items):
             detection = detections.get(name)

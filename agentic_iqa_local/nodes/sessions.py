@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import BaseModel
@@ -36,12 +36,11 @@ class RoleSession:
 
     def generate(self, prompt: ChatPrompt, schema: type[BaseModel], **options: Any) -> str:
         with self.models.calling(self.role):
-            return self.session.generate(replace(prompt, asker=self.role), schema, **options)
+            return self.session.generate(prompt, schema, **options)
 
     def read_letters(
         self, prompt: ChatPrompt, answer_prefix: str, letters: Sequence[str]
     ) -> LetterRead:
-        prompt = replace(prompt, asker=self.role)
         with self.models.calling(self.role):
             read = self.session.read_letters(prompt, answer_prefix, letters)
         _log_letters(self.role, answer_prefix, read)
@@ -164,9 +163,8 @@ class Models:
     ) -> list[LetterRead]:
         """The letters of parts of the picture, each alone and without the reference, in one batch. Raises VLMError."""
         images = [[self.pictures.image.pixels.crop(box)] for box in boxes]
-        asked = replace(prompt, asker=f"{role} about parts of the picture")
         with self.calling(role) as client:
-            batch = client.read_many(images, asked, answer_prefix, letters)
+            batch = client.read_many(images, prompt, answer_prefix, letters)
         self._other_usage += batch.usage
         for read in batch.reads:
             _log_letters(role, answer_prefix, read)

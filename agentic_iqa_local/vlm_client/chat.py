@@ -15,13 +15,12 @@ PAIR_PREAMBLE = "The first image is the pristine reference, the second image is 
 class ChatPrompt:
     """What a model is asked: its instructions (a template) and the case at hand (query and evidence). `preamble` says
     what the images are (default: a test image, or a reference and a test image); `words` are the answers that the
-    instructions list as A, B, C and so on, for models that say the word; `asker` is who asks, for the log."""
+    instructions list as A, B, C and so on, for models that say the word."""
 
     instructions: str
     case: str
     preamble: str | None = None
     words: tuple[str, ...] = ()
-    asker: str = ""
 
 
 def chat_messages(

@@ -186,7 +186,7 @@ class Renderer:
             mistake = f"{template} failed ({first_line(error)})"
             raise VLMError(mistake, "get the folder from its maker") from error
         whole_text = text + answer_prefix
-        logger.debug("Prompt of the %s, as it is sent:\n%s", prompt.asker or "model", whole_text)
+        logger.debug("Prompt, as it is sent:\n%s", whole_text)
         short, whole = self.encode(text), self.encode(whole_text)
         if whole[: len(short)] != short:
             expected = (
