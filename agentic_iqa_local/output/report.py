@@ -60,7 +60,7 @@ def found_of_question(row: Assessment) -> list[str]:
     if row.query == DEFAULT_QUERY or not row.level or not row.plan or named(row):
         return []
     kinds = distortions_in(row.query, row.plan.objects)
-    words = [in_words(row.evidence, row.plan.objects[0], kind) for kind in kinds]
+    words = [in_words(None, "", kind) for kind in kinds]
     sought = " or ".join(words) or "damage"
     if not_looked_for(row.evidence):
         return [f"{sought} was not looked for"]
