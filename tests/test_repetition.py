@@ -20,7 +20,6 @@ LOOPS = [
     "Edges are soft. Edges are soft. Edges are soft.",
     "The sky shows slight noise in it. The sky shows slight noise in it.",
     "The picture sinks the picture sinks.",
-    "noise\nnoise\nnoise\nnoise\nnoise\nnoise\nnoise",
     "very very very very blurry",
     "noise light grain noise grain light noise light grain noise light noise grain light noise grain"
     " noise light grain noise light noise light grain noise grain light noise light grain",
@@ -30,29 +29,22 @@ LOOPS = [
     "图像质量很好，图像质量很好，图像质量很好。",
     "ノイズがノイズがノイズがノイズが",
     "Шум шум шум шум шум",
-    "Das Bild ist das Bild ist das Bild ist das Bild",
     "ภาพเบลอภาพเบลอภาพเบลอ",
-    "n-gram n-gram n-gram n-gram",
 ]
 SOUND = [
     "",
-    "A",
-    "Moderate blur.",
     "The image shows moderate blur affecting sharpness, consistent with tool score of 2.6.",
     "Severe noise: LocalNR reads severity 3.4 of 5. Moderate blur: Edges smear in one direction. The"
     " quality is fair. Fused score 2.63 of 5: LocalNR says 2.71, the model alone Poor.",
     "Slight blur of the sky, slight blur of the sea, slight blur of the trees; no noise, no banding.",
     "| sky | blur | none |\n| sea | blur | none |\n| leaves | blur | none |",
-    "| Blur | none | none | none | none |",
     "none, none, none, none",
     "Crops: 3.2 3.2 3.2 3.2 3.2 3.2 3.2 3.2; the mean is 3.2.",
-    "1000000000 0 0 0 0 0 0 0 0 0 0",
     "1. Blur: the edges are soft. 2. Noise: the sky is grainy. 3. Contrast: the tones are flat.",
     "It is very, very, very sharp, and that is that.",
     "The noise that is there is noise that low light makes, not noise that compression makes.",
     "Mississippi, Tartar and Baden-Baden are sharp; the papperlapapp of the couscous is not.",
     "图像清晰，色彩自然，天空有轻微噪点，树叶边缘略显模糊，但整体质量良好。",
-    "谢谢谢谢，哈哈，天天向上。",
     "この画像は全体的に少しぼやけていますが、ノイズはほとんど見られません。",
     "Das Bild ist unscharf, weil die Kamera sich bewegt hat, und das Rauschen im Himmel ist stark.",
     "L'image est nette, les couleurs sont justes, et le bruit est à peine visible dans le ciel.",
@@ -75,25 +67,19 @@ def test_sentences_lists_numbers_and_tables_pass(text):
 LOOP = "soft soft soft soft soft soft soft"
 
 
-@pytest.mark.parametrize("asked", ["a rating", "a choice", "words"])
-def test_no_written_field_of_a_row_repeats_itself_and_the_row_says_so(picture, asked):
-    query_type = "Other" if asked == "words" else "IQA"
-    analysis = {"Global": [moderate_blur()["Global"][0] | {"explanation": LOOP}]}
-    answer = {"words": LOOP, "a choice": "B", "a rating": "C"}[asked]
+@pytest.mark.parametrize(
+    ("query", "choices", "answer"),
+    [("What grows here?", None, LOOP), ("Is it blurry?", ["Yes", "No"], "B"), (None, None, "C")],
+)
+def test_no_written_field_of_a_row_repeats_itself(picture, query, choices, answer):
+    """The row says that the model did."""
     replies = scripted_answers(
-        PlannerReply=plan_reply(query_type=query_type),
-        AnalysisReply=analysis,
+        PlannerReply=plan_reply(query_type="Other" if answer == LOOP else "IQA"),
+        AnalysisReply={"Global": [moderate_blur()["Global"][0] | {"explanation": LOOP}]},
         SummaryReply={"final_answer": answer, "quality_reasoning": LOOP},
     )
     services = scripted_services(ScriptedClient(replies), ScriptedTools({"NIQE": 3.0}))
-    query, choices = {
-        "words": ("What grows here?", None),
-        "a choice": ("Is it blurry?", ["Yes", "No"]),
-        "a rating": (None, None),
-    }[asked]
     row = assess(picture, query=query, choices=choices, services=services)
-    shown = row.model_dump_json(exclude={"failed_tries"})
-    assert row.error is None
+    shown = row.model_dump_json(exclude={"failed_tries"}) + account(row)
     assert "soft soft" not in shown
     assert "the model repeated itself in its reasoning" in shown
-    assert "soft soft" not in account(row)
