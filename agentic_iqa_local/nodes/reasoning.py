@@ -164,7 +164,7 @@ def _what_was_found(evidence: ExecutorOutput, choices: Choices) -> list[str]:
     offered = {kind for choice in choices or () for kind in distortions_in(choice)}
     said, others = [], []
     for finding in findings(evidence):
-        if finding.is_there and offered and finding.type not in offered:
+        if finding.severity != "none" and offered and finding.type not in offered:
             others.append(finding.with_severity)
         else:
             said.append(_sentence(finding))
@@ -177,7 +177,7 @@ def _what_was_found(evidence: ExecutorOutput, choices: Choices) -> list[str]:
 
 
 def _sentence(finding: Finding) -> str:
-    if not finding.is_there:
+    if finding.severity == "none":
         return f"No {in_words(None, '', finding.type)}{of_object(finding.object)} was found."
     if finding.severity == UNCLEAR:
         return f"The severity of {finding.in_place} cannot be told."
