@@ -1,7 +1,7 @@
 """`IQA`: one set-up, loaded once, that Python code asks about many pictures, and `Conversation`: many
 questions about one."""
 
-import functools
+import itertools
 import os
 import weakref
 from collections.abc import Sequence
@@ -83,7 +83,6 @@ class IQA:
             check_folder(settings.folder(backend), weights=not backend.startswith("server."))
         self.pipeline: Pipeline = chosen.pipeline or "agent"
         self._compared_by: Pipeline = chosen.pipeline or "letters"
-        self.max_replan_iterations = chosen.max_replan_iterations
         self._services: Services | None = Services(settings, choose_device(chosen.gpu, chosen.cpu))
         self._conversations: weakref.WeakSet[Conversation] = weakref.WeakSet()
         _ = self._services.tools  # a bad file of maps is an error now
@@ -118,26 +117,18 @@ class IQA:
         from agentic_iqa_local.judgement.assessment import assess
         from agentic_iqa_local.judgement.quality_map import map_request
 
-        self._opened()
-        several = isinstance(image, (list, tuple))
-        images = list(image) if several else [image]
-        listed = isinstance(reference, (list, tuple))
-        references = list(reference) if listed else [reference] * len(images)
-        if len(references) != len(images) or (listed and not several):
-            expected = f"expected one, or a list of as many as there are pictures, {len(images)}"
-            raise ValueError(f"reference: {expected}, got {len(references)}")
-        if several and (request := map_request(map)) and request.png:
-            raise ValueError(
-                f"map: expected True for several pictures, got one file, {request.png}; ask one by one"
-            )
-        for picture in (*images, *(original for original in references if original is not None)):
-            check_picture(picture)
-        how: dict[str, Any] = self._how(self.pipeline) | {"box": box, "map": map}
-        results = [
-            assess(one, original, query, choices, **how)
-            for one, original in zip(images, references, strict=True)
-        ]
-        return results if several else results[0]
+        how = {"services": self._opened(), "pipeline": self.pipeline, "box": box, "map": map}
+        if not isinstance(image, (list, tuple)):
+            return assess(image, reference, query, choices, **how)
+        request = map_request(map)
+        if request and request.png:
+            expected = f"expected True for several pictures, got one file, {request.png}"
+            raise ValueError(f"map: {expected}; ask one by one")
+        pairs = list(zip(image, _of_each(reference, len(image)), strict=True))
+        for picture in itertools.chain.from_iterable(pairs):
+            if picture is not None:
+                check_picture(picture)
+        return [assess(one, original, query, choices, **how) for one, original in pairs]
 
     __call__ = assess
 
@@ -146,17 +137,15 @@ class IQA:
         `comparison.compare`."""
         from agentic_iqa_local.judgement.comparison import compare
 
-        return compare(first, second, **self._how(self._compared_by) | how)
+        how = {"services": self._opened(), "pipeline": self._compared_by} | how
+        return compare(first, second, **how)
 
     def rank(self, pictures: "Sequence[Picture]", **how: Any) -> "Ranking":
         """The order of pictures from the best to the worst; arguments as for `compare`."""
         from agentic_iqa_local.judgement.comparison import rank
 
-        return rank(pictures, **self._how(self._compared_by) | how)
-
-    def _how(self, pipeline: Pipeline) -> dict[str, Any]:
-        limit = self.max_replan_iterations
-        return {"services": self._opened(), "pipeline": pipeline, "max_replan_iterations": limit}
+        how = {"services": self._opened(), "pipeline": self._compared_by} | how
+        return rank(pictures, **how)
 
     def open(self, image: "Picture", reference: "Picture | None" = None) -> "Conversation":
         """A conversation about a picture, which stays open for it. Raises what `Conversation` does, and ValueError
@@ -164,9 +153,7 @@ class IQA:
         if self.pipeline != "agent":
             expected = f"open: expected the pipeline agent, got {self.pipeline}"
             raise ValueError(f"{expected}; make another IQA, or assess one by one")
-        conversation = Conversation(
-            self._opened(), image, reference, max_replan_iterations=self.max_replan_iterations
-        )
+        conversation = Conversation(self._opened(), image, reference)
         self._conversations.add(conversation)
         return conversation
 
@@ -197,6 +184,16 @@ class IQA:
         )
 
 
+def _of_each(reference: Any, count: int) -> "list[Picture | None]":
+    """The reference of each of so many pictures. Raises ValueError for a list of another length."""
+    if not isinstance(reference, (list, tuple)):
+        return [reference] * count
+    if len(reference) != count:
+        expected = f"expected one, or a list of as many as there are pictures, {count}"
+        raise ValueError(f"reference: {expected}, got {len(reference)}")
+    return list(reference)
+
+
 class Conversation:
     """Questions about one picture, which stays open: its tokens are computed once, each tool measures it
     once, and the model knows the turns before a question.
@@ -214,30 +211,25 @@ class Conversation:
         services: "Services",
         image: "Picture",
         reference: "Picture | None" = None,
-        *,
-        max_replan_iterations: int | None = None,
     ):
         from agentic_iqa_local.images.pictures import as_file
         from agentic_iqa_local.images.reading import ImageError
-        from agentic_iqa_local.judgement.assessment import start_state
         from agentic_iqa_local.nodes.workbench import Workbench
 
-        self._services, self._limit = services, max_replan_iterations
+        self._services = services
         self._turns: list[dict[str, str]] = []
         self._asked = 0
         with ExitStack() as files:
             self._picture = files.enter_context(as_file(image))
             self._original = None if reference is None else files.enter_context(as_file(reference))
-            state = start_state(
-                self._picture, self._original, None, None, self._limit, services.settings
-            )
+            original = self._original and str(self._original.path)
             try:
-                self._bench = Workbench(services, state["image_path"], state.get("reference_path"))
+                self._bench = Workbench(services, str(self._picture.path), original)
             except ImageError as error:
                 reason = self._picture.hide(str(error))
-                raise ImageError(
-                    self._original.hide(reason) if self._original else reason
-                ) from None
+                if self._original:
+                    reason = self._original.hide(reason)
+                raise ImageError(reason) from None
             files.callback(self._bench.close)
             self._open: ExitStack | None = files.pop_all()
 
@@ -260,16 +252,14 @@ class Conversation:
             raise RuntimeError(
                 "Conversation: expected to be open, but it was closed; open the picture again"
             )
-        settings = self._services.settings
-        asked = query, choices, self._limit, settings, box
-        state = start_state(self._picture, self._original, *asked)
+        services, pictures = self._services, (self._picture, self._original)
+        state = start_state(services.settings, *pictures, query, choices, box)
         context = {"turns": self._turns[-MOST_TURNS:]} if self._turns else None
         if context:
             state["prior_context"] = context
         self._bench.begin_turn()
-        opened = functools.partial(nullcontext, self._bench)
         try:
-            row = answered_row(state, self._picture, self._original, "agent", settings, opened)
+            row = answered_row(state, *pictures, "agent", services, nullcontext(self._bench))
         except BaseException:  # also Ctrl-C: a cache may hold half a pass
             self._bench.close()
             raise

@@ -563,6 +563,8 @@ class Options(Decisions):
         for limit, limited in _LIMITS.items():
             if limit in given and getattr(parts["decisions"], limited) is None:
                 raise ConfigError(f"{limit}: expected with {limited}, which it limits")
+        if self.max_replan_iterations is not None:
+            settings = revised(settings, max_replan_iterations=self.max_replan_iterations)
         return revised(settings, **parts)
 
     def _with_models(self, settings: Settings) -> Settings:

@@ -12,13 +12,13 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.runtime import Runtime
 from langsmith import tracing_context
 
-from agentic_iqa_local.config import check_box, check_choices, check_limit
+from agentic_iqa_local.config import Settings, check_box, check_choices, check_limit
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.images.reading import ImageError
 from agentic_iqa_local.nodes.executor import executor_node
 from agentic_iqa_local.nodes.planner import planner_node
 from agentic_iqa_local.nodes.query import choices_in
-from agentic_iqa_local.nodes.replanning import DEFAULT_MAX_REPLAN_ITERATIONS, replan_limit
+from agentic_iqa_local.nodes.replanning import replan_limit
 from agentic_iqa_local.nodes.summarizer import summarizer_node
 from agentic_iqa_local.nodes.workbench import Workbench
 from agentic_iqa_local.services import Observer, Services, load_services
@@ -31,14 +31,17 @@ Graph = CompiledStateGraph[AgenticIQAState, Any]
 
 def decide_next_node(state: AgenticIQAState) -> Literal["planner", "__end__"]:
     """Conditional edge after the Summarizer: "planner" if a replan is needed and iterations < max, else "__end__"."""
-    result = None if state.get("error") else state.get("summarizer_result")
-    need_replan, reason = (result.need_replan, result.replan_reason) if result else (False, None)
-    iteration, limit = state.get("iteration_count", 0), replan_limit(state)
+    result = state.get("summarizer_result")
+    need_replan = result is not None and result.need_replan and not state.get("error")
+    iteration = state.get("iteration_count", 0)
+    limit = replan_limit(state)
     decision = "planner" if need_replan and iteration < limit else "__end__"
-    told = "need_replan=%s, iteration_count=%d, max_replan_iterations=%d, decision=%s"
-    logger.info(told, need_replan, iteration, limit, decision)
-    if decision == "planner":
-        logger.info("Replanning triggered: %s", reason)
+    logger.info(
+        "need_replan=%s, iteration_count=%d, max_replan_iterations=%d, decision=%s",
+        need_replan, iteration, limit, decision,
+    )  # fmt: skip
+    if result and decision == "planner":
+        logger.info("Replanning triggered: %s", result.replan_reason)
         logger.info("Iteration %d/%d", iteration, limit)
     elif need_replan:
         logger.warning("Max replanning iterations (%d) reached", limit)
@@ -52,8 +55,8 @@ def decide_next_node(state: AgenticIQAState) -> Literal["planner", "__end__"]:
 
 
 def _observed(role: str, node: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """The node, whose beginning and end the assessment's observer is told. What it raises becomes an error of
-    the state, but for a lack of memory, with which a batch knows what to do."""
+    """The node, which tells the assessment's observer when it begins and ends. What it raises becomes an error of the
+    state; a lack of memory is raised, since a batch knows what to do with it."""
 
     def run(
         state: AgenticIQAState,
@@ -79,17 +82,18 @@ def _observed(role: str, node: Callable[..., dict[str, Any]]) -> Callable[..., d
 @functools.cache
 def build_graph(with_summarizer: bool = True) -> Graph:
     """The graph, compiled once. Without the Summarizer it ends after the Executor and never replans."""
-    nodes = {"planner": planner_node, "executor": executor_node}
-    nodes |= {"summarizer": summarizer_node} if with_summarizer else {}
     graph = StateGraph[AgenticIQAState, Any](AgenticIQAState)
-    graph.add_sequence([(role, _observed(role, node)) for role, node in nodes.items()])
+    graph.add_node("planner", _observed("planner", planner_node))
+    graph.add_node("executor", _observed("executor", executor_node))
     graph.add_edge(START, "planner")
-    if with_summarizer:
-        graph.add_conditional_edges(
-            "summarizer", decide_next_node, {"planner": "planner", "__end__": END}
-        )
-    else:
+    graph.add_edge("planner", "executor")
+    if not with_summarizer:
         graph.add_edge("executor", END)
+        return graph.compile()
+    graph.add_node("summarizer", _observed("summarizer", summarizer_node))
+    graph.add_edge("executor", "summarizer")
+    ways = {"planner": "planner", "__end__": END}
+    graph.add_conditional_edges("summarizer", decide_next_node, ways)
     return graph.compile()
 
 
@@ -97,12 +101,10 @@ def run_graph(
     state: AgenticIQAState, bench: Workbench, graph: Graph | None = None
 ) -> AgenticIQAState:
     """Runs the graph on a workbench and returns the final state."""
-    config: RunnableConfig = {
-        "recursion_limit": 3 * (replan_limit(state) + 2)
-    }  # three nodes a round, and two rounds
-    with tracing_context(
-        enabled=False
-    ):  # LangChain would follow environment variables to a tracing server
+    # three nodes a round, and two rounds more than the limit
+    config: RunnableConfig = {"recursion_limit": 3 * (replan_limit(state) + 2)}
+    # LangChain would follow environment variables to a tracing server
+    with tracing_context(enabled=False):
         final: Any = (graph or build_graph()).invoke(state, config, context=bench)
     return final | {"failed_tries": list(bench.models.failed_tries)}
 
@@ -111,25 +113,29 @@ def initial_state(
     query: str,
     image_path: str,
     reference_path: str | None = None,
-    max_replan_iterations: int | None = DEFAULT_MAX_REPLAN_ITERATIONS,
+    max_replan_iterations: int | None = None,
     choices: Sequence[str] | None = None,
     box: Any = None,
+    *,
+    settings: Settings | None = None,
 ) -> AgenticIQAState:
-    """The state that a run starts from. A limit of None means the default; 0 stays 0. Without `choices` those
-    that the query itself lists are taken. `box` as for `config.check_box`."""
-    limit = (
-        DEFAULT_MAX_REPLAN_ITERATIONS if max_replan_iterations is None else max_replan_iterations
-    )
-    check_limit(limit)
+    """The state that a run starts from. A limit of None is that of the settings. Without `choices` those that the query
+    itself lists are taken. `box` as for `config.check_box`. Raises ValueError."""
     check_choices(choices)
+    if max_replan_iterations is None:
+        max_replan_iterations = (settings or Settings()).max_replan_iterations
     state = AgenticIQAState(
-        query=query, image_path=str(image_path), iteration_count=0, replan_history=[]
+        query=query,
+        image_path=str(image_path),
+        iteration_count=0,
+        max_replan_iterations=check_limit(max_replan_iterations),
+        replan_history=[],
     )
-    state["max_replan_iterations"] = limit
     if reference_path is not None:
         state["reference_path"] = str(reference_path)
-    if choices := choices_in(query) if choices is None else choices:
-        state["choices"] = list(choices)
+    listed = choices_in(query) if choices is None else choices
+    if listed:
+        state["choices"] = list(listed)
     if box is not None:
         state["box"] = check_box(box)
     return state
@@ -153,12 +159,8 @@ def run_pipeline(
     `box` says where the regions of the query lie, as for `config.check_box`.
     """
     services = services or load_services()
-    limit = (
-        services.settings.max_replan_iterations
-        if max_replan_iterations is None
-        else max_replan_iterations
-    )
-    state = initial_state(query, image_path, reference_path, limit, choices, box)
+    asked = max_replan_iterations, choices, box
+    state = initial_state(query, image_path, reference_path, *asked, settings=services.settings)
     try:
         bench = Workbench(services, state["image_path"], state.get("reference_path"))
     except ImageError as error:

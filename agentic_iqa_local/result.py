@@ -1,15 +1,16 @@
 """The result of an assessment: what assess prints, field by field."""
 
 import hashlib
-import html
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, computed_field, model_validator
 
-import agentic_iqa_local
-from agentic_iqa_local.config import FusionSettings, Pipeline
+from agentic_iqa_local.config import FusionSettings, Pipeline, Settings
 from agentic_iqa_local.errors import one_line
+from agentic_iqa_local.files import path_text
 from agentic_iqa_local.images.files import ImageError, read_file
 from agentic_iqa_local.nodes.prompts import chosen_answer
 from agentic_iqa_local.state import (
@@ -57,7 +58,7 @@ class Seen(BaseModel):
 
 
 class Result(BaseModel):
-    """What a command answers with: a line of JSON, and an account in words that a notebook shows, too."""
+    """What a command answers with: a line of JSON."""
 
     model_config = ConfigDict(protected_namespaces=())
 
@@ -65,17 +66,8 @@ class Result(BaseModel):
         """The fields of a JSON line, as plain Python values."""
         return self.model_dump(mode="json")
 
-    def explain(self) -> str:
-        """The readable account that `--explain` prints."""
-        return agentic_iqa_local.explain(self)  # the package finds what lies above this module
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({' '.join(self.explain().split()):.300})"
-
-    __str__ = __repr__
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(self.explain())}</pre>"
+    def __str__(self) -> str:
+        return repr(self)
 
 
 class Condition(BaseModel):
@@ -274,4 +266,25 @@ class Assessment(Result):
     def __repr__(self) -> str:
         return f"Assessment({one_line(f'{self.image}: {self.answer}'):.200})"
 
-    __str__ = __repr__
+
+def new_row(
+    image: str | os.PathLike[str],
+    reference: str | os.PathLike[str] | None,
+    query: str,
+    choices: Sequence[str] | None,
+    pipeline: Pipeline,
+    settings: Settings,
+    box: str | None = None,
+    error: str | None = None,
+) -> Assessment:
+    """What is known of an assessment before it begins, or where it failed with an `error`."""
+    return Assessment(
+        image=path_text(image),
+        reference=None if reference is None else path_text(reference),
+        query=query,
+        choices=list(choices) if choices else None,
+        box=box,
+        fusion_settings=settings.fusion,
+        pipeline=pipeline,
+        error=error and one_line(error),
+    )

@@ -14,7 +14,6 @@ from PIL import Image
 
 from agentic_iqa_local import compare, rank
 from agentic_iqa_local.config import Settings
-from agentic_iqa_local.judgement.assessment import new_row
 from agentic_iqa_local.judgement.comparison import Candidate, Judge
 from agentic_iqa_local.judgement.ordering import (
     MOST_DIFFERENT,
@@ -33,7 +32,8 @@ from agentic_iqa_local.judgement.preference import (
     probability_above,
     sigmoid,
 )
-from agentic_iqa_local.output.comparison_report import comparison_csv
+from agentic_iqa_local.output.comparison_report import comparison_csv, explain
+from agentic_iqa_local.result import new_row
 from agentic_iqa_local.state import FusionResult, ToolExecutionLog
 
 
@@ -172,7 +172,7 @@ def test_both_orders_say_the_same(services, photo_path, noisy_path):
     assert (fields["kind"], fields["pair"]["probability"]) == ("comparison", there.probability)
     assert fields["pair"]["basis"] == "same scene, fitted"  # the embedded model has a fit
     assert fit_for(services.settings, "agent", reference=False) is None
-    assert "The same scene" in there.explain()
+    assert "The same scene" in explain(there)
     assert [line.split(",")[2] for line in comparison_csv([there, back]).splitlines()[1:]] == list(
         "1212"
     )
@@ -182,7 +182,7 @@ def test_a_reference_of_another_size_is_one_sentence(services, photo, noisy_path
     found = compare(noisy_path, photo, reference=photo.resize((300, 300)), services=services)
     assert found.probability is None
     assert "size" in found.error
-    assert "not compared" in found.explain()
+    assert "not compared" in explain(found)
 
 
 def test_an_order_is_by_damage_and_failures_stand_beside_it(services, photo):
@@ -195,4 +195,4 @@ def test_an_order_is_by_damage_and_failures_stand_beside_it(services, photo):
     assert ranking.best is ranking.order[0].assessment
     assert ranking.order[-1].better_than_next is None
     assert len(ranking.failed) == 1
-    assert "FAILED" in ranking.explain()
+    assert "FAILED" in explain(ranking)

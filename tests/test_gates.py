@@ -19,6 +19,7 @@ from agentic_iqa_local.judgement.intervals import FEATURES, Answers, Errors, Int
 from agentic_iqa_local.nodes.letter_reading import read_and_fuse
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
 from agentic_iqa_local.nodes.workbench import Workbench
+from agentic_iqa_local.output.comparison_report import explain
 from agentic_iqa_local.result import Condition
 from agentic_iqa_local.state import LOOKS, FusionResult, PlannerOutput, revised
 
@@ -197,7 +198,7 @@ def test_the_embedded_model_has_an_interval_that_tells_where_it_is_from():
     assert row.interval.low < row.q < row.interval.high
     assert row.interval.calibrated_on.startswith("synthetic distortions")
     assert json.loads(json.dumps(row.to_dict()))["interval"]["condition"]["pipeline"] == "letters"
-    assert f"{row.interval.low:.1f} and {row.interval.high:.1f}" in " ".join(row.explain().split())
+    assert f"{row.interval.low:.1f} and {row.interval.high:.1f}" in " ".join(explain(row).split())
 
 
 def test_a_calibration_of_another_set_up_is_refused(tmp_path):

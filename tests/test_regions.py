@@ -15,6 +15,7 @@ from scripted import (
 from agentic_iqa_local import assess
 from agentic_iqa_local.batch.inputs import Item, read_manifest, row_key
 from agentic_iqa_local.config import Settings
+from agentic_iqa_local.output.comparison_report import explain
 
 LEAVES = (8, 16, 56, 56)
 REPLIES = {
@@ -67,7 +68,7 @@ def test_a_region_is_measured_and_its_letters_read_in_its_box(picture, box):
     assert client.sizes == [(96, 64), (32, 32)]
     assert row.fusion.voters == ["NIQE"]
     assert row.fusion.q_bar == 2.6
-    assert "of the region" in row.explain()
+    assert "of the region" in explain(row)
 
 
 def test_a_box_where_the_query_names_no_region_is_a_region(picture):

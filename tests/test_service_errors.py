@@ -185,7 +185,7 @@ def test_an_unforeseen_error_is_told_in_a_sentence(
 
 
 def test_a_chat_may_hold_whatever_openai_has_beside_it(client, monkeypatch):
-    monkeypatch.setattr("agentic_iqa_local.result.Result.explain", lambda _: "an account")
+    monkeypatch.setattr("agentic_iqa_local.serve.bodies.explain", lambda _: "an account")
     turns = [{"role": "system", "content": "Be brief"}, {"role": "assistant", "content": None}]
     sent = with_picture(temperature=0.1, tools=[{"x": [1]}], stream=None, pipeline="letters")
     sent["messages"] = turns + sent["messages"]

@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 from agentic_iqa_local.batch.runner import BatchError
 from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.errors import UserError, one_line
-from agentic_iqa_local.judgement.assessment import new_row
 from agentic_iqa_local.judgement.comparison import Ranking
+from agentic_iqa_local.result import new_row
 from agentic_iqa_local.serve import batches as batches_module
 from agentic_iqa_local.serve.app import Service, listening, make_app
 from agentic_iqa_local.serve.asks import Refused, Serving, SetUp

@@ -12,7 +12,7 @@ from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.files import models_root
 from agentic_iqa_local.judgement.identity import digest, identity
 from agentic_iqa_local.offline.manifest import store_manifest
-from agentic_iqa_local.result import Assessment
+from agentic_iqa_local.result import Assessment, new_row
 from agentic_iqa_local.services import Observer, Services
 
 if TYPE_CHECKING:
@@ -61,7 +61,6 @@ class Assessing(Work[Item, Assessment]):
 
     settings: Settings
     pipeline: Pipeline = "agent"
-    max_replan_iterations: int | None = None
     maps: "Mapping[str, MapRequest]" = field(default_factory=dict)
 
     @property
@@ -73,33 +72,21 @@ class Assessing(Work[Item, Assessment]):
 
         how: dict[str, Any] = {
             "pipeline": self.pipeline,
-            "max_replan_iterations": self.max_replan_iterations,
             "box": item.box,
         }
         how |= {"map": self.maps.get(item.key, False), "services": services, "observer": observer}
         return assess(item.image, item.reference, item.query, item.choices, **how)
 
     def failure(self, item: Item, error: str, sha256: str | None = None) -> Assessment:
-        from agentic_iqa_local.judgement.assessment import new_row
-
-        row = new_row(
-            item.image,
-            item.reference,
-            item.query,
-            item.choices,
-            self.pipeline,
-            self.settings,
-            item.box,
-        )
-        row.error, row.sha256 = one_line(error), sha256
+        asked = item.query, item.choices, self.pipeline, self.settings, item.box
+        row = new_row(item.image, item.reference, *asked, error=error)
+        row.sha256 = sha256
         return row
 
     def identity(self, device: str, asked: Mapping[str, Any]) -> dict[str, Any]:
         """What the rows of a run depend on, by the names that a user is told: `asked` and what `of_work` gives."""
         apart = {"decisions": {"calibration"}, "models": {"__all__": {"path"}}}
-        own, limit = self.max_replan_iterations, self.settings.max_replan_iterations
         about = {"pipeline": self.pipeline, **asked}
-        about["max_replan_iterations"] = limit if own is None else own
         configuration = self.settings.model_dump(mode="json", exclude=apart)  # pyright: ignore[reportArgumentType]
         return configuration | of_work(self, device) | about
 

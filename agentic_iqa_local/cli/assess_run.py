@@ -56,7 +56,7 @@ class AssessRun:
         check_apart(
             [*answer_files(args), *drawn], [*pictures, args.manifest, args.config, args.fit]
         )
-        self.work = Assessing(settings, args.pipeline or "agent", args.max_replan_iterations, maps)
+        self.work = Assessing(settings, args.pipeline or "agent", maps)
         self.results = self._open_results() if args.out else None
         done = self.results.done if self.results else ()
         self.left = [item for item in items if item.key not in done]

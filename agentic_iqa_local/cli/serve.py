@@ -17,7 +17,6 @@ from agentic_iqa_local.cli.options import (
 )
 from agentic_iqa_local.serve.asks import Serving, SetUp
 from agentic_iqa_local.services import Services
-from agentic_iqa_local.state import revised
 
 
 def token_for(host: str) -> str | None:
@@ -41,8 +40,6 @@ def serve(args: argparse.Namespace) -> None:
     from agentic_iqa_local.serve import app
 
     settings = chosen_settings(args)
-    if args.max_replan_iterations is not None:
-        settings = revised(settings, max_replan_iterations=args.max_replan_iterations)
     set_up = SetUp(settings, args.pipeline or "agent")
     check_set_up(settings, set_up.pipeline)
     args.batches.mkdir(mode=0o700, parents=True, exist_ok=True)

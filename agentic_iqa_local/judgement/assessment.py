@@ -2,16 +2,14 @@
 result (`result.Assessment`)."""
 
 import logging
-import os
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from agentic_iqa_local.config import Pipeline, Settings, boxes_of, check_query
 from agentic_iqa_local.errors import PICTURE, one_line
-from agentic_iqa_local.files import path_text
 from agentic_iqa_local.graph import initial_state, run_graph
 from agentic_iqa_local.images.files import ImageError
 from agentic_iqa_local.images.pictures import Picture, PictureFile, as_file
@@ -28,15 +26,16 @@ from agentic_iqa_local.nodes.regions import with_boxes
 from agentic_iqa_local.nodes.summarizer import without_words
 from agentic_iqa_local.nodes.tool_runs import known_and_unknown, measure, told_of_quoted
 from agentic_iqa_local.nodes.workbench import Workbench
-from agentic_iqa_local.result import Assessment, Seen, SeenView, file_sha256
+from agentic_iqa_local.result import Assessment, Seen, SeenView, file_sha256, new_row
 from agentic_iqa_local.services import Observer, Services, load_services
-from agentic_iqa_local.state import OVERALL, AgenticIQAState, ToolExecutionLog
-from agentic_iqa_local.vlm_client import VLMError
+from agentic_iqa_local.state import OVERALL, AgenticIQAState, Box, ExecutorOutput, ToolExecutionLog
+from agentic_iqa_local.vlm_client import SeenImage, VLMError
 
 UNLIKE_PHOTOGRAPH = (
     "the content is unlike a photograph (a screenshot, drawing, chart or code): LocalNR and NIQE know"
     " photographs alone, so that q says little; a reference would help"
 )
+NO_WORDS = "the model gave no valid reasoning in three tries: sentences made of the evidence stand in for it"
 
 
 def assess(
@@ -75,63 +74,43 @@ def assess(
         ValueError, TypeError: Arguments that make no sense.
     """
     request = map_request(map)
-    with (
-        as_file(image) as picture,
-        nullcontext() if reference is None else as_file(reference) as original,
-    ):
+    with as_file(image) as picture, _original(reference) as original:
         services = services or load_services()
-        state = start_state(
-            picture, original, query, choices, max_replan_iterations, services.settings, box
-        )
-
-        def opened() -> AbstractContextManager[Workbench]:
-            return closing(
-                Workbench(services, state["image_path"], state.get("reference_path"), observer)
-            )
-
-        row = answered_row(state, picture, original, pipeline, services.settings, opened, request)
+        asked = query, choices, box, max_replan_iterations
+        state = start_state(services.settings, picture, original, *asked)
+        opening = _opened(state, services, observer)
+        row = answered_row(state, picture, original, pipeline, services, opening, request)
     if row.error and observer is None:  # a batch shows its failures itself
         logging.getLogger(__name__).warning("not assessed: %s", row.error)
     return row
 
 
 def start_state(
+    settings: Settings,
     picture: PictureFile,
     original: PictureFile | None,
     query: str | None,
     choices: Sequence[str] | None,
-    max_replan_iterations: int | None,
-    settings: Settings,
     box: Any = None,
+    max_replan_iterations: int | None = None,
 ) -> AgenticIQAState:
     """The state that an assessment starts from, a rating where there is no query. Raises ValueError."""
     query = DEFAULT_QUERY if query is None else check_query(query)
-    limit = (
-        settings.max_replan_iterations if max_replan_iterations is None else max_replan_iterations
-    )
-    reference = original and str(original.path)
-    return initial_state(query, str(picture.path), reference, limit, choices, box)
+    paths = str(picture.path), original and str(original.path)
+    return initial_state(query, *paths, max_replan_iterations, choices, box, settings=settings)
 
 
-def new_row(
-    image: str | os.PathLike[str],
-    reference: str | os.PathLike[str] | None,
-    query: str,
-    choices: Sequence[str] | None,
-    pipeline: Pipeline,
-    settings: Settings,
-    box: str | None = None,
-) -> Assessment:
-    """What is known of an assessment before it begins."""
-    return Assessment(
-        image=path_text(image),
-        reference=None if reference is None else path_text(reference),
-        query=query,
-        choices=list(choices) if choices else None,
-        box=box,
-        fusion_settings=settings.fusion,
-        pipeline=pipeline,
-    )
+def _original(reference: Picture | None) -> AbstractContextManager[PictureFile | None]:
+    return nullcontext() if reference is None else as_file(reference)
+
+
+@contextmanager
+def _opened(
+    state: AgenticIQAState, services: Services, observer: Observer | None
+) -> Iterator[Workbench]:
+    paths = state["image_path"], state.get("reference_path")
+    with closing(Workbench(services, *paths, observer)) as bench:
+        yield bench
 
 
 def answered_row(
@@ -139,183 +118,214 @@ def answered_row(
     picture: PictureFile,
     original: PictureFile | None,
     pipeline: Pipeline,
-    settings: Settings,
-    opened: Callable[[], AbstractContextManager[Workbench]],
+    services: Services,
+    opening: AbstractContextManager[Workbench],
     map: MapRequest | None = None,
 ) -> Assessment:
-    """The answer to a state's question about the pictures that `opened` gives for its time, with the names that
-    the caller has for them; whatever goes wrong with them is its `error`. Raises VLMError for a model that cannot
-    be loaded."""
-    row = new_row(
+    """The answer to a state's question about the pictures that `opening` opens, with the names that the caller has for
+    them; whatever goes wrong with them is its `error`. Raises VLMError for a model that cannot be loaded."""
+    asked = new_row(
         picture.name,
         original and original.name,
         state["query"],
         state.get("choices"),
         pipeline,
-        settings,
+        services.settings,
         state.get("box"),
     )
+    row = asked.model_copy()
     began = time.perf_counter()
     logged = PICTURE.set(PICTURE.get() or row.image)
-    changes: dict[str, Any]
     try:
-        with opened() as bench:
+        with opening as bench:
             bench.pictures.locate(boxes_of(state.get("box")))
-            changes = _answer(state, bench, pipeline, map)
+            _answer(row, state, bench, map)
     except ImageError as error:
-        changes = {"error": str(error)}
+        row = asked.model_copy(update={"error": str(error)})
     except MemoryError:
-        changes = {"error": f"{picture.name}: memory ran out; free some, or crop the picture."}
+        error = f"{picture.name}: memory ran out; free some, or crop the picture."
+        row = asked.model_copy(update={"error": error})
     finally:
         PICTURE.reset(logged)
-    if "sha256" not in changes:
-        changes["sha256"] = file_sha256(state["image_path"])
-    changes["seconds"] = round(time.perf_counter() - began, 3)
-    row = Assessment.model_validate(dict(row) | changes)
-    for file in filter(None, (picture, original)):
-        row.error, row.warnings = (
-            row.error and file.hide(row.error),
-            [file.hide(line) for line in row.warnings],
-        )
-    row.error, row.warnings = (
-        row.error and one_line(row.error),
-        [one_line(line) for line in row.warnings],
-    )
+    if row.sha256 is None:
+        row.sha256 = file_sha256(state["image_path"])
+    row.seconds = round(time.perf_counter() - began, 3)
+    files = [picture] if original is None else [picture, original]
+    row.warnings = [_said(line, files) for line in row.warnings]
+    row.error = row.error and _said(row.error, files)
     return row
 
 
+def _said(text: str, files: Sequence[PictureFile]) -> str:
+    """A text in one line, with the names of files in place of their paths."""
+    for file in files:
+        text = file.hide(text)
+    return one_line(text)
+
+
 def _answer(
-    state: AgenticIQAState, bench: Workbench, pipeline: Pipeline, map: MapRequest | None
-) -> dict[str, Any]:
-    """What the row of an answer holds."""
+    row: Assessment, state: AgenticIQAState, bench: Workbench, map: MapRequest | None
+) -> None:
+    """Fills a row with the answer, how sure it is and what it took."""
     services = bench.services
     _ = services.tools  # a bad maps file is an error of the set-up, not of an image
-
+    row.sha256 = bench.pictures.image.sha256
+    row.unlike_photograph = bench.tools.unlike_photograph
     sureness = Sureness(
         services.settings.decisions,
         calibration_for(services.settings, services.client(ROLE).describe()),
-        pipeline=pipeline,
+        pipeline=row.pipeline,
         reference=bench.pictures.has_reference,
-        query=state["query"],
-        unlike_photograph=bench.tools.unlike_photograph is not None,
+        query=row.query,
+        unlike_photograph=row.unlike_photograph is not None,
         of_part=bool(bench.pictures.boxes),
     )
     bench.wants_more = sureness.wants_more
     if sureness.unlike_photograph:
         bench.warn(UNLIKE_PHOTOGRAPH)
-    changes: dict[str, Any]
     try:
-        changes = _letters(state, bench) if pipeline == "letters" else _agent(state, bench)
+        if row.pipeline == "letters":
+            _read_once(row, bench)
+        else:
+            _run_agent(row, state, bench)
     except ToolError as error:
-        changes = {"error": f"{bench.pictures.image.path}: {error}"}
+        row.error = f"{bench.pictures.image.path}: {error}"
     except (ImageError, VLMError) as error:
-        changes = {"error": str(error)}
-    if not changes.get("error"):
-        changes |= mapped(bench, map) if map else {}
-        told = told_of_quoted(state["query"], bench)
-        if told:
-            reasoning = [*told, changes.get("quality_reasoning") or ""]
-            changes["quality_reasoning"] = " ".join(reasoning).strip()
-        if fusion := changes.get("fusion"):
-            changes |= sureness.fields(fusion, changes.get("plan"))
-    return changes | _record(bench)
+        row.error = str(error)
+    if not row.error:
+        if map:
+            _set(row, mapped(bench, map))
+        quoted = told_of_quoted(row.query, bench)
+        if quoted:
+            row.quality_reasoning = " ".join([*quoted, row.quality_reasoning or ""]).strip()
+        if row.fusion:
+            _set(row, sureness.fields(row.fusion, row.plan))
+    _record(row, bench)
 
 
-def _agent(state: AgenticIQAState, bench: Workbench) -> dict[str, Any]:
-    """What the graph answers; where another pass broke off, the answer of the pass before stays."""
-    final: dict[str, Any] = {**run_graph(state, bench)}
-    result, error = final.get("summarizer_result"), final.get("error") or None
-    if error and result and not result.error:
-        bench.warn(
-            f"another pass was asked for and failed ({error}); the answer is that of the pass before"
-        )
-        error = None
-    evidence = final.get("executor_evidence")
-    names = ("plan", "plan_corrections", "replan_history", "iteration_count")
-    changes: dict[str, Any] = {name: final[name] for name in names if final.get(name) is not None}
-    changes |= {"passes": result.passes if result else [], "error": error}
-    if evidence is not None:
-        changes |= {"evidence": evidence, "tools": evidence.tool_logs}
-        if evidence.error:
-            bench.warn(f"the Executor failed, its evidence is incomplete: {evidence.error}")
-        for log in (log for log in evidence.tool_logs if log.outvoted):
+def _set(row: Assessment, fields: Mapping[str, Any]) -> None:
+    for name, value in fields.items():
+        setattr(row, name, value)
+
+
+def _run_agent(row: Assessment, state: AgenticIQAState, bench: Workbench) -> None:
+    """The graph's answer; where another pass broke off, the answer of the pass before stays."""
+    final = run_graph(state, bench)
+    result = final.get("summarizer_result")
+    row.plan = final.get("plan")
+    row.plan_corrections = final.get("plan_corrections") or []
+    row.replan_history = final.get("replan_history") or []
+    row.iteration_count = final.get("iteration_count") or 0
+    row.error = final.get("error") or None
+    _take_evidence(row, final.get("executor_evidence"), bench)
+    if result is None:
+        return
+    row.passes = result.passes
+    if row.error and not result.error:
+        failed = f"another pass was asked for and failed ({row.error})"
+        bench.warn(f"{failed}; the answer is that of the pass before")
+        row.error = None
+    if row.error:
+        return
+    if result.error and result.fusion:
+        bench.warn(NO_WORDS)
+        result = without_words(result.fusion, row.evidence, row.choices)
+    row.fusion = result.fusion
+    row.final_answer = result.final_answer
+    row.quality_reasoning = result.quality_reasoning
+    row.need_replan = result.need_replan
+    row.error = result.error
+
+
+def _take_evidence(row: Assessment, evidence: ExecutorOutput | None, bench: Workbench) -> None:
+    if evidence is None:
+        return
+    row.evidence = evidence
+    row.tools = evidence.tool_logs
+    if evidence.error:
+        bench.warn(f"the Executor failed, its evidence is incomplete: {evidence.error}")
+    for log in evidence.tool_logs:
+        if log.outvoted:
             apart = f"its score{of_object(log.object_name)} stands apart from every other tool's"
             bench.warn(f"{log.tool_name} has no vote: {apart}")
-    if result is None or error:
-        return changes
-    if result.error and result.fusion:
-        bench.warn(
-            "the model gave no valid reasoning in three tries: sentences made of the evidence stand in for it"
-        )
-        result = without_words(result.fusion, evidence, state.get("choices"))
-    names = ("final_answer", "quality_reasoning", "error", "need_replan", "fusion")
-    return changes | {name: getattr(result, name) for name in names}
 
 
-def _letters(state: AgenticIQAState, bench: Workbench) -> dict[str, Any]:
+def _read_once(row: Assessment, bench: Workbench) -> None:
     """One read, and the tools that the query names, else those that are configured: no plan, no evidence in the
     prompt, no reasoning. Raises VLMError, and ToolError where none of the configured ones can measure."""
-    query, choices, settings = state["query"], state.get("choices"), bench.services.settings.tools
-    boxes = with_boxes((), boxes_of(state.get("box")))
-    bench.pictures.locate({name: box for name, box in boxes.items() if box})
+    known = {name: box for name, box in with_boxes((), boxes_of(row.box)).items() if box}
+    bench.pictures.locate(known)
+    bench.observer.step("summarizer", "started")
+    if row.choices:
+        _choose_once(row, bench)
+    else:
+        _rate_once(row, bench)
+    bench.observer.step("summarizer", "finished")
+
+
+def _choose_once(row: Assessment, bench: Workbench) -> None:
+    choices = row.choices or []
+    prompt = summarizer_prompt(row.query, None, scoring=False, choices=choices)
+    row.fusion = read_choices(prompt, choice_letters(choices), bench, [*bench.pictures.boxes])
+    row.final_answer = row.fusion.vlm_letter
+    known, unknown = _named_tools(row, bench)
+    if known or unknown:
+        tools = " and ".join([*known, *unknown])
+        bench.warn(f"the pipeline letters runs no tool beside choices: {tools} did not measure")
+
+
+def _rate_once(row: Assessment, bench: Workbench) -> None:
+    known, unknown = _named_tools(row, bench)
+    tools = known or bench.settings.tools.configured(bench.pictures.has_reference)
+    entries = [(OVERALL, tool) for tool in (*tools, *unknown)]
     regions = [*bench.pictures.boxes]
     logs: list[ToolExecutionLog] = []
-    named, unknown = known_and_unknown(named_metrics(query, bench.pictures.has_reference))
-    bench.observer.step("summarizer", "started")
-    if choices:
-        prompt = summarizer_prompt(query, None, scoring=False, choices=choices)
-        fusion = read_choices(prompt, choice_letters(choices), bench, regions)
-        answer = fusion.vlm_letter
-        if named or unknown:
-            tools = " and ".join([*named, *unknown])
-            bench.warn(f"the pipeline letters runs no tool beside choices: {tools} did not measure")
-    else:
-        tools = named or settings.configured(bench.pictures.has_reference)
-        entries = [(OVERALL, tool) for tool in (*tools, *unknown)]
-        logs = [log for name in regions or ["Global"] for log in measure(name, entries, bench)]
-        scores = {
-            (log.object_name, log.tool_name): log.normalized_score
-            for log in logs
-            if log.normalized_score is not None
-        }
-        if not (named or scores):
-            raise ToolError(logs[0].error or "no tool measured")
-        voting = [(tool, score) for (_, tool), score in scores.items()]
-        fusion = read_and_fuse(query, None, voting, bench, objects=regions)
-        answer = answer_letter(fusion)
-    bench.observer.step("summarizer", "finished")
-    return {"fusion": fusion, "final_answer": answer, "tools": logs}
+    for name in regions or ["Global"]:
+        logs += measure(name, entries, bench)
+    scores = {}  # a tool that stands in for two others votes once
+    for log in logs:
+        if log.normalized_score is not None:
+            scores[log.object_name, log.tool_name] = log.normalized_score
+    if not known and not scores:
+        raise ToolError(logs[0].error or "no tool measured")
+    votes = [(tool, score) for (_, tool), score in scores.items()]
+    row.fusion = read_and_fuse(row.query, None, votes, bench, objects=regions)
+    row.final_answer = answer_letter(row.fusion)
+    row.tools = logs
 
 
-def _record(bench: Workbench) -> dict[str, Any]:
-    """Tokens, views, model and warnings of an assessment, as far as it came. Warns where the model did not see the
-    pixels as they are."""
-    services = bench.services
-    client, views, pixels = services.client(ROLE), [], 0
-    for box, seen in bench.models.seen_views(ROLE):
-        width, height = box[2] - box[0], box[3] - box[1]
-        size = (seen.width, seen.height) if seen.width and seen.height else None
-        views.append(SeenView(box=box, pixels=size, tokens=seen.tokens))
-        if size is None:
-            bench.warn(
-                f"{client.name}'s processor resizes and tiles: which pixels it saw is not known exactly"
-            )
-        elif width * height > size[0] * size[1]:
-            resized = f"{width}×{height} pixels to {size[0]}×{size[1]}"
-            bench.warn(f"{client.name}'s processor resized {resized}: distortions may look milder")
-        pixels = None if size is None or pixels is None else pixels + size[0] * size[1]
-    return {
-        "tokens": bench.models.usage,
-        "seen": Seen(pixels=pixels, tokens=sum(view.tokens for view in views), views=views)
-        if views
-        else None,
-        "sha256": bench.pictures.image.sha256,
-        "unlike_photograph": bench.tools.unlike_photograph,
-        # a folder's name may be no text that JSON can hold
-        "model": {
-            key: one_line(x) if isinstance(x, str) else x for key, x in client.describe().items()
-        }
-        | named_in_row(services.settings, services.device),
-        "warnings": bench.warnings,
-        "failed_tries": bench.models.failed_tries,
+def _named_tools(row: Assessment, bench: Workbench) -> tuple[list[str], list[str]]:
+    """The tools that the query names, and the names in it of which there is no tool."""
+    return known_and_unknown(named_metrics(row.query, bench.pictures.has_reference))
+
+
+def _record(row: Assessment, bench: Workbench) -> None:
+    """Tokens, views, model and warnings of an assessment, as far as it came."""
+    client = bench.services.client(ROLE)
+    views = [_view(box, seen, client.name, bench) for box, seen in bench.models.seen_views(ROLE)]
+    if views:
+        sizes = [view.pixels for view in views]
+        pixels = None if None in sizes else sum(width * height for width, height in sizes)
+        row.seen = Seen(pixels=pixels, tokens=sum(view.tokens for view in views), views=views)
+    row.tokens = bench.models.usage
+    row.failed_tries = bench.models.failed_tries
+    # a folder's name may be no text that JSON can hold
+    about = {
+        name: one_line(value) if isinstance(value, str) else value
+        for name, value in client.describe().items()
     }
+    row.model = about | named_in_row(bench.settings, bench.services.device)
+    row.warnings = bench.warnings
+
+
+def _view(box: Box, seen: SeenImage, model: str, bench: Workbench) -> SeenView:
+    """A view as the model saw it. Warns where it did not see the pixels as they are."""
+    width, height = box[2] - box[0], box[3] - box[1]
+    if not seen.width or not seen.height:
+        resizes = f"{model}'s processor resizes and tiles"
+        bench.warn(f"{resizes}: which pixels it saw is not known exactly")
+        return SeenView(box=box, pixels=None, tokens=seen.tokens)
+    if width * height > seen.width * seen.height:
+        resized = f"{width}×{height} pixels to {seen.width}×{seen.height}"
+        bench.warn(f"{model}'s processor resized {resized}: distortions may look milder")
+    return SeenView(box=box, pixels=(seen.width, seen.height), tokens=seen.tokens)

@@ -59,6 +59,11 @@ class Comparison(Result):
     def same_scene(self) -> bool | None:
         return self.pair and self.pair.same_scene
 
+    def __repr__(self) -> str:
+        names = f"{self.first.image}, {self.second.image}"
+        found = self.error if self.probability is None else f"{self.probability:.3f}"
+        return f"Comparison({one_line(f'{names}: {found}'):.300})"
+
     @property
     def better(self) -> Assessment | None:
         """The picture that is more probably the better one; None where both are equally probable."""
@@ -99,6 +104,10 @@ class Ranking(Result):
     @property
     def best(self) -> Assessment | None:
         return self.order[0].assessment if self.order else None
+
+    def __repr__(self) -> str:
+        names = " > ".join(ranked.assessment.image for ranked in self.order)
+        return f"Ranking({one_line(names):.300})"
 
     def to_dict(self) -> dict[str, Any]:
         """The fields of a JSON line, as plain Python values; a group's names its best picture."""

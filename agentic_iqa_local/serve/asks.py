@@ -11,10 +11,10 @@ from agentic_iqa_local.batch.work import ROLES, Assessing, Work
 from agentic_iqa_local.config import ConfigError, Pipeline, Request, Settings
 from agentic_iqa_local.errors import UserError, did_you_mean, one_line
 from agentic_iqa_local.images.pictures import PictureFile
-from agentic_iqa_local.judgement.assessment import assess, new_row
+from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.judgement.comparison import Comparison, Ranking, compare, rank
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
-from agentic_iqa_local.result import Assessment
+from agentic_iqa_local.result import Assessment, new_row
 from agentic_iqa_local.services import Observer, Services
 
 TO_ASSESS = ("query", "choices", "box", "pipeline", "mode", "max_replan_iterations", "map", "at_least",
@@ -107,7 +107,7 @@ def answered(ask: Ask, services: Services, observer: Observer | None = None) -> 
         "pipeline": ask.pipeline,
         "services": services,
     }
-    how |= {"max_replan_iterations": request.max_replan_iterations, "observer": observer}
+    how["observer"] = observer
     if len(ask.pictures) == 1:
         how |= {"query": request.query, "choices": request.choices, "box": request.box}
         return assess(ask.pictures[0], map=request.map, **how)
@@ -140,17 +140,8 @@ class Serving(Work[Ask, Answer]):
     def failure(self, item: Ask, error: str, sha256: str | None = None) -> Answer:
         request, original, rows = item.request, item.reference and item.reference.name, []
         query = request.query or DEFAULT_QUERY
+        asked = query, request.choices, item.pipeline, item.settings, request.box
         for picture in item.pictures:
-            row = new_row(
-                picture.name,
-                original,
-                query,
-                request.choices,
-                item.pipeline,
-                item.settings,
-                request.box,
-            )
-            row.error = one_line(picture.hide(error))
-            rows.append(row)
+            rows.append(new_row(picture.name, original, *asked, error=picture.hide(error)))
         rows[0].sha256 = sha256
         return rows[0] if len(rows) == 1 else Ranking(order=[], failed=rows)

@@ -28,6 +28,7 @@ from agentic_iqa_local.config import Request as Options
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.files import first_mistake
 from agentic_iqa_local.images.pictures import PictureFile
+from agentic_iqa_local.output.comparison_report import explain
 from agentic_iqa_local.serve.asks import TO_ASSESS, TO_COMPARE, Ask, Refused, SetUp
 
 MOST = 1000  # pictures in a request
@@ -195,7 +196,7 @@ class Completion(BaseModel, extra="allow"):
         choice = {"index": 0, "finish_reason": "stop"}
         choice["delta" if self.stream else "message"] = {
             "role": "assistant",
-            "content": row.explain(),
+            "content": explain(row),
         }
         about = {"id": f"chatcmpl-{row.sha256}", "created": int(time.time()), "model": model}
         kind = "chat.completion.chunk" if self.stream else "chat.completion"

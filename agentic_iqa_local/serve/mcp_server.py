@@ -15,7 +15,7 @@ from agentic_iqa_local.config import Request
 from agentic_iqa_local.errors import UserError, one_line
 from agentic_iqa_local.images.files import check_file
 from agentic_iqa_local.images.pictures import PictureFile
-from agentic_iqa_local.output.comparison_report import headline_of
+from agentic_iqa_local.output.comparison_report import explain, headline_of
 from agentic_iqa_local.serve.asks import TO_ASSESS, TO_COMPARE, Answer, SetUp, answered, failure_of
 from agentic_iqa_local.services import Services
 
@@ -110,9 +110,7 @@ def run(pictures: Pictures) -> None:
             text = TextContent(text=f"error: {one_line(str(error))}")
             return CallToolResult(content=[text], is_error=True)
         found = {"summary": headline_of(answer)} | short(answer.to_dict())
-        return CallToolResult(
-            content=[TextContent(text=answer.explain())], structured_content=found
-        )
+        return CallToolResult(content=[TextContent(text=explain(answer))], structured_content=found)
 
     server = Server(
         "agentic-iqa", version=__version__, on_list_tools=list_tools, on_call_tool=call_tool
