@@ -6,8 +6,10 @@ import json
 
 from browser import browser_page
 
+from agentic_iqa_local.output.account import parts_of
 from agentic_iqa_local.output.comparison_report import headline_of
 from agentic_iqa_local.output.gallery.page import write_gallery
+from agentic_iqa_local.output.pages import ACCOUNT
 from agentic_iqa_local.output.report import account, summary
 from agentic_iqa_local.output.tables import csv_text
 from agentic_iqa_local.result import Assessment
@@ -121,8 +123,8 @@ def data(row: Assessment) -> dict[str, dict]:
     return {"chat": told["row"], "mcp": short(row.to_dict()), "csv": line}
 
 
-def open_service_page(page, row: dict, kind: str = "row") -> None:
-    """The service's page with its answer to one picture: this row, or another kind of answer."""
+def open_service_page(page, row: Assessment) -> None:
+    """The service's page with its answer to one picture: this row."""
 
     def answer(route):
         path = route.request.url.removeprefix(f"{ORIGIN}/").partition("?")[0] or "index.html"
@@ -131,9 +133,11 @@ def open_service_page(page, row: dict, kind: str = "row") -> None:
             about |= {"limits": {"bytes": 10**8, "pictures": 9}, "token_required": False}
             return route.fulfill(json=about | {"small_model": False})
         if path.startswith("v1/"):
-            event = f"event: {kind}\ndata: {json.dumps(row)}\n\n"
-            return route.fulfill(body=event, content_type="text/event-stream")
-        return route.fulfill(path=PAGE / path)
+            events = {"accounts": [parts_of(row)], "row": row.to_dict()}
+            told = [f"event: {name}\ndata: {json.dumps(data)}\n\n" for name, data in events.items()]
+            return route.fulfill(body="".join(told), content_type="text/event-stream")
+        file = PAGE / path
+        return route.fulfill(path=file if file.exists() else ACCOUNT / path)
 
     page.unroute_all()
     page.route(f"{ORIGIN}/**", answer)
@@ -161,7 +165,7 @@ def pages(rows: list[Assessment], folder) -> list[dict[str, str]]:
     with browser_page() as watched:
         page = watched.page
         for row in rows:
-            open_service_page(page, row.to_dict())
+            open_service_page(page, row)
             told = {"service": ask_service_page(page, [file])}
             open_gallery(page, [row], folder)
             page.locator(".card").first.click()

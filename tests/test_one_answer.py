@@ -8,11 +8,10 @@ import pytest
 from browser import needs_chromium
 from one_row import CHOICE, FAILED, RATING, SCALE, UNSURE, WORDS, data, pages, row_of, texts
 from PIL import Image
-from pydantic import BaseModel
 
 from agentic_iqa_local.config import FusionSettings
-from agentic_iqa_local.output.gallery.rows import account, entry, read_rows
-from agentic_iqa_local.result import Assessment, DamagedBox, PassRecord, ToolExecutionLog
+from agentic_iqa_local.output.gallery.rows import read_rows
+from agentic_iqa_local.result import Assessment
 
 PAGES = Path(__file__).parents[1] / "agentic_iqa_local" / "output" / "pages"
 LEVELS = ["Excellent", "Good", "Fair", "Poor", "Bad"]
@@ -24,12 +23,10 @@ def folder(tmp_path):
     return tmp_path
 
 
-def bar(surface: str, letter: str, label: str, p: float, rated: bool) -> str:
+def share(surface: str, label: str, p: float) -> str:
     """A probability as a surface writes it."""
-    return {
-        "service": f"{letter} {label} {round(100 * p)} %",
-        "gallery": f"{letter}{'' if rated else '.'} {label} {p:.2f}",
-    }.get(surface, f"{label} {p:.0%}" if rated else f"{p:.1%} {letter}. {label}")
+    in_page = surface in ("service", "gallery")
+    return f"{label} {round(100 * p)} %" if in_page else f"{p:.1%} {label}"
 
 
 @needs_chromium
@@ -45,7 +42,8 @@ def test_a_choice_is_the_same_everywhere(folder):
             assert row.quality_reasoning in text, surface
     for surface in ("explain", "chat", "service", "gallery"):
         for letter, label in zip("ABCD", row.choices, strict=True):
-            assert bar(surface, letter, label, row.fusion.product[letter], False) in shown[surface]
+            told = share(surface, f"{letter}. {label}", row.fusion.product[letter])
+            assert told in shown[surface], surface
         said = "With 90 ?% probability the right answer is compression or none"
         assert re.search(said, shown[surface]), surface
         assert row.fusion.measurement in shown[surface], surface
@@ -78,7 +76,7 @@ def test_a_rating_is_the_same_everywhere(folder):
         ]  # fmt: skip
         assert [part for part in told if part not in text] == [], surface
         for letter, word in zip("ABCDE", LEVELS, strict=True):
-            assert bar(surface, letter, word, row.fusion.p_c[letter], True) in text, surface
+            assert share(surface, f"{letter} {word}", row.fusion.p_c[letter]) in text, surface
         assert re.search(r"\b3\.(2|3|25) s", text), surface
     line = data(row)["csv"]
     assert (line["level"], line["gate"], line["q_low"]) == ("Poor", "fail", "1.62")
@@ -122,59 +120,3 @@ def test_a_row_of_schema_5_is_read(tmp_path):
     (tmp_path / "rows.jsonl").write_text(json.dumps(old) + "\n")
     (read,) = read_rows(tmp_path / "rows.jsonl")
     assert read == row
-
-
-# Every field that a script reads exists
-
-_CHAIN = r"(?<![\w.])(?:{})((?:\??\.[a-z_]\w*)+)"
-_OF_JS = {"length", "map", "filter", "entries", "join", "slice", "at", "replace", "startsWith", "forEach", "toLowerCase"}  # fmt: skip
-READERS: list[tuple[str, str, type[BaseModel] | set[str]]] = [
-    ("serve/answer.js", "row", Assessment),
-    ("serve/answer.js", "run", ToolExecutionLog),
-    ("serve/answer.js", "pass", PassRecord),
-    ("serve/answer.js", "box", DamagedBox),
-    ("serve/pictures.js", "row", Assessment),
-    ("gallery_account.js", "tool", ToolExecutionLog),
-    ("gallery_account.js", "pass", PassRecord),
-    ("gallery_account.js", "worst", DamagedBox),
-]
-
-
-def models_in(annotation) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [model for part in getattr(annotation, "__args__", ()) for model in models_in(part)]
-
-
-def unknown(model: type[BaseModel], chain: list[str]) -> bool:
-    """Whether a chain of names leaves a model's fields."""
-    if not chain:
-        return False
-    if chain[0] in model.model_computed_fields:
-        return len(chain) > 1
-    if chain[0] not in model.model_fields:
-        return chain[0] not in _OF_JS
-    inner = models_in(model.model_fields[chain[0]].annotation)
-    return bool(inner) and unknown(inner[0], chain[1:])
-
-
-def chains(script: str, variable: str) -> set[str]:
-    text = (PAGES / script).read_text(encoding="utf-8")
-    return {found.replace("?", "")[1:] for found in re.findall(_CHAIN.format(variable), text)}
-
-
-@pytest.mark.parametrize(("script", "variable", "model"), READERS)
-def test_every_field_that_a_script_reads_is_one_of_the_rows(script, variable, model):
-    found = chains(script, variable)
-    assert found
-    assert {chain for chain in found if unknown(model, chain.split("."))} == set()
-
-
-def test_every_field_that_the_gallery_reads_is_given_to_it():
-    row = row_of(**RATING | {"reference": "b.png", "plan_corrections": ["one"], "no_map": "why"})
-    made = {*account(row)} - {*Assessment.model_fields}
-    read = [one.split(".") for one in chains("gallery_account.js", "told")]
-    assert [one for one in read if one[0] not in made and unknown(Assessment, one)] == []
-    listed = {*entry(row, "1", 0), "name", "place", "error", "answer", "held"}
-    for script in ("gallery.js", "gallery_account.js", "gallery_filters.js", "gallery_csv.js"):
-        assert {one.split(".")[0] for one in chains(script, "row")} - {"map"} <= listed, script

@@ -65,8 +65,8 @@ def test_the_page_in_each_of_its_states(service, size, dark):
         assert row["image"] == HOSTILE
         assert f"q {row['q']:.2f}" in page.inner_text(".verdict")
         assert f"{row['q']:.2f} of 5" in page.inner_text("#status")
-        rows = page.locator("section.card:has(h2:text-is('Tools')) tbody tr")
-        assert rows.count() == len(row["tools"])
+        rows = page.locator("section.part:has(h2:text-is('Scores')) tbody tr")
+        assert rows.count() == len(row["tools"]) + 2  # the model alone, and both together
         page.click("text=Side by side")
         assert page.locator(".frame.beside").count() == 1
         clean(watched, service)

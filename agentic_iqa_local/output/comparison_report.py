@@ -7,7 +7,7 @@ from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.judgement.comparison import Comparison, Pair, Ranked, Ranking
 from agentic_iqa_local.output.report import account, headline
 from agentic_iqa_local.output.tables import Row, as_csv, verdict_cells
-from agentic_iqa_local.output.words import bullets, safe_lines, trial, wrapped
+from agentic_iqa_local.output.words import bullets, safe_lines, trial_notice, wrapped
 from agentic_iqa_local.result import Assessment, Result
 
 _BASES = {
@@ -58,7 +58,7 @@ def comparison_headline(found: Comparison) -> str:
     p = max(found.pair.probability, 1 - found.pair.probability)
     other = found.second if found.better is found.first else found.first
     return one_line(
-        f"{found.better.image}: better than {other.image} (probability {_rounded(p)}){trial(other)}"
+        f"{found.better.image}: better than {other.image} (probability {_rounded(p)}){trial_notice(other)}"
     )
 
 
@@ -83,7 +83,7 @@ def _group_headline(found: Ranking) -> str:
     ahead = (
         "" if sure is None else f" (better than the second best with probability {_rounded(sure)})"
     )
-    others = ", ".join(ranked.assessment.image for ranked in found.order[1:]) + trial(
+    others = ", ".join(ranked.assessment.image for ranked in found.order[1:]) + trial_notice(
         found.order[0].assessment
     )
     return one_line(

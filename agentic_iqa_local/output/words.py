@@ -61,7 +61,7 @@ def raw_with_scale(run: ToolExecutionLog) -> str:
     return f"{run.raw_score:.4g}{scale}"
 
 
-def trial(row: Assessment) -> str:
+def trial_notice(row: Assessment) -> str:
     """What follows an answer of a small model that only proves an installation; nothing behind others."""
     return " [trial model, not for real judgements]" if (row.model or {}).get("notice") else ""
 

@@ -25,8 +25,10 @@ from starlette.staticfiles import StaticFiles
 from agentic_iqa_local import __version__
 from agentic_iqa_local.batch.runner import Runner
 from agentic_iqa_local.errors import UserError, one_line
+from agentic_iqa_local.output.account import parts_of
+from agentic_iqa_local.output.pages import ACCOUNT, FOLDER
 from agentic_iqa_local.serve import bodies
-from agentic_iqa_local.serve.asks import Ask, Refused, SetUp, failure_of, line_of
+from agentic_iqa_local.serve.asks import Ask, Refused, SetUp, failure_of, line_of, rows_of
 from agentic_iqa_local.serve.batches import Batches
 from agentic_iqa_local.serve.bodies import (
     JSON,
@@ -41,7 +43,7 @@ from agentic_iqa_local.serve.bodies import (
 from agentic_iqa_local.serve.queue import REQUESTS, Queue
 from agentic_iqa_local.serve.refusals import FOREIGN_HOST, RESPONSES, answer_of, refusal_of
 
-PAGE = Path(__file__).parent.parent / "output" / "pages" / "serve"
+PAGE = FOLDER / "serve"
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self';"
     " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -155,7 +157,7 @@ async def _answered(request: Request, service: Service, body: Body) -> Response:
 
 
 async def _events(service: Service, body: Body, asked: Ask) -> AsyncIterator[dict[str, str]]:
-    """First "queued", "progress" for each step, and at last the answer or an "error"."""
+    """First "queued", "progress" for each step, and at last the pictures' "accounts" and the answer, or an "error"."""
     steps, loop = asyncio.Queue[Any](), asyncio.get_running_loop()
 
     def tell(step: Any) -> None:
@@ -171,7 +173,10 @@ async def _events(service: Service, body: Body, asked: Ask) -> AsyncIterator[dic
             try:
                 while step := await steps.get():
                     yield {"event": "progress", "data": json.dumps(step)}
-                yield {"event": body.event, "data": line_of(answer.result())}
+                found = answer.result()
+                accounts = [parts_of(row) for row in rows_of(found)]
+                yield {"event": "accounts", "data": one_line(json.dumps(accounts))}
+                yield {"event": body.event, "data": line_of(found)}
             finally:
                 answer.cancel()
     except Exception as error:
@@ -225,6 +230,12 @@ def rows(
     return Response(service.batches.lines(name, start), media_type="application/x-ndjson")
 
 
+@private.get("/batches/{name}/accounts")
+def accounts(name: str, service: Here) -> list[list[dict[str, Any]]]:
+    """What the page shows of each of a batch's rows so far: the parts of its account."""
+    return [parts_of(row) for row in service.batches.rows(name)]
+
+
 @private.get("/batches/{name}/gallery")
 def gallery(name: str, service: Here) -> HTMLResponse:
     """A page of a batch's pictures and rows, to look through, sort and triage; it opens from disk too."""
@@ -255,7 +266,9 @@ def make_app(service: Service, hosts: list[str]) -> FastAPI:
     app.include_router(private)
     app.openapi()["components"]["schemas"] |= bodies.components()
     # not mounted at "/": that would take every request whose method a route above does not take
-    app.router.default = StaticFiles(directory=PAGE, html=True)
+    page = StaticFiles(directory=PAGE, html=True)
+    page.all_directories.append(ACCOUNT)
+    app.router.default = page
     app.add_middleware(RequestBodyLimitMiddleware, max_body_size=MOST_BYTES)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)
 

@@ -123,6 +123,15 @@ def failure_of(answer: Answer) -> str | None:
     return answer.error
 
 
+def rows_of(answer: Answer) -> list[Assessment]:
+    """The pictures of an answer: of a comparison the first and the second, of an order the best first."""
+    if isinstance(answer, Comparison):
+        return [answer.first, answer.second]
+    if isinstance(answer, Ranking):
+        return [*(ranked.assessment for ranked in answer.order), *answer.failed]
+    return [answer]
+
+
 def line_of(answer: Answer) -> str:
     """An answer as one line of JSON."""
     return one_line(json.dumps(answer.to_dict(), ensure_ascii=False))

@@ -16,6 +16,7 @@ from urllib.parse import quote
 from agentic_iqa_local.errors import UserError, one_line
 from agentic_iqa_local.files import path_text, sync_folder, write_whole
 from agentic_iqa_local.output.gallery.page import write_gallery
+from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.serve.asks import Answer, Ask, Refused, SetUp, line_of
 from agentic_iqa_local.serve.bodies import Body
 from agentic_iqa_local.serve.queue import Queue
@@ -87,6 +88,10 @@ class Batches:
         about = {"id": name, "state": state, "total": total, "done": len(errors), "failed": failed}
         problem = {"error": {"code": "stopped", "message": why, "remedy": None}} if why else {}
         return about | {"links": links} | problem
+
+    def rows(self, name: str) -> list[Assessment]:
+        """A batch's rows so far. Raises Refused."""
+        return self._batch(name).rows()
 
     def gallery(self, name: str) -> bytes:
         """The page of a batch's rows so far. Raises Refused where there are none."""

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
-from markupsafe import Markup
 
 from agentic_iqa_local.cells import safe_cell
 from agentic_iqa_local.errors import one_line, printable
@@ -222,7 +221,6 @@ def write_page(
     """One page with a section for each study and its figures, by their files' names."""
     environment = pages.environment(Path(__file__).parent)
     environment.filters["base64"] = lambda content: base64.b64encode(content).decode()
-    style, script = pages.source("report.css"), pages.source("report.js")
-    told = {"style": Markup(style), "script": Markup(script), "policy": pages.policy(style, script)}
+    told = pages.own_files(["account/account.css", "report.css"], ["report.js"])
     told |= {"parts": parts, "shown": shown, "titles": TITLES, "datasets": datasets}
     write_whole(file, printable(environment.get_template("report.html.jinja").render(told)))

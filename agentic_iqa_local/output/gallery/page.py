@@ -25,8 +25,11 @@ from agentic_iqa_local.output.words import level_word
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.state import LETTERS
 
-STYLE = ("gallery.css",)
-SCRIPT = (
+STYLES = ("account/account.css", "gallery.css")
+SCRIPTS = (
+    "account/dom.js",
+    "account/scale.js",
+    "account/account.js",
     "gallery_parts.js",
     "gallery_csv.js",
     "gallery_filters.js",
@@ -37,8 +40,8 @@ BLOCK = {"accounts": 50, "small": 50, "large": 5}  # of how many items each bloc
 
 
 class Thumbnail(NamedTuple):
-    """What the page knows of a picture before it shows it, and two copies as WebP in base64. Of one that cannot be
-    read `about` has the reason, as `missing`."""
+    """What the page knows of a picture before it shows it, and two copies as WebP in base64. `about` has the reason,
+    as `missing`, for one that cannot be read."""
 
     about: dict[str, Any]
     small: str | None = None
@@ -54,35 +57,34 @@ def write_gallery(
     path, by as much of its end as matches. Raises WriteError.
     """
     places = {path: place for place, path in enumerate(dict.fromkeys(row.image for row in rows))}
-    # the longest sides of thumbnails and of larger copies, of 1,000 pictures about 10 MB; of very many there are none
-    sides = (320, 720) if len(places) <= 400 else (240, 480 if len(places) <= 1500 else None)
+    sides = _sides(len(places))
     pictures = [thumbnail(_found(path, images), *sides) for path in places]
+    entries = []
+    for row, key in zip(rows, identities(rows), strict=True):
+        entries.append(entry(row, key, places[row.image]))
     index = {
         "name": one_line(name),
         "block": BLOCK,
         "levels": [[letter, level_word(letter)] for letter in LETTERS],
-        "rows": [
-            entry(row, key, places[row.image])
-            for row, key in zip(rows, identities(rows), strict=True)
-        ],
+        "rows": entries,
         "pictures": [picture.about for picture in pictures],
     }
-    blocks = {
-        "accounts": list(map(account, rows)),
-        "small": [picture.small for picture in pictures],
-        "large": [picture.large for picture in pictures],
-    }
-    style, script = pages.source(*STYLE), pages.source(*SCRIPT)
+    blocks = [
+        *_blocks("accounts", [account(row) for row in rows]),
+        *_blocks("small", [picture.small for picture in pictures]),
+        *_blocks("large", [picture.large for picture in pictures]),
+    ]
     page = pages.environment().get_template("gallery.html.jinja")
-    told = {"name": one_line(name), "style": Markup(style), "script": Markup(script)}
-    told |= {"policy": pages.policy(style, script), "index": _json(index)}
-    write_whole(
-        file,
-        page.render(
-            told, blocks=[block for kind in blocks for block in _blocks(kind, blocks[kind])]
-        ),
-    )
+    own = pages.own_files(STYLES, SCRIPTS)
+    write_whole(file, page.render(own, name=one_line(name), index=_json(index), blocks=blocks))
     return sum("missing" in picture.about for picture in pictures)
+
+
+def _sides(pictures: int) -> tuple[int, int | None]:
+    """The longest sides of thumbnails and of larger copies: 1,000 pictures take about 10 MB."""
+    if pictures <= 400:
+        return 320, 720
+    return 240, 480 if pictures <= 1500 else None
 
 
 def _found(path: str, images: Path | None) -> Path:
@@ -90,14 +92,18 @@ def _found(path: str, images: Path | None) -> Path:
     original = Path(path_from_text(path))
     if images is None:
         return original
-    parts = original.parts
-    ends = (images.joinpath(*parts[start:]) for start in range(original.is_absolute(), len(parts)))
-    return next((end for end in ends if ".." not in end.parts and os.path.isfile(end)), original)
+    names = original.relative_to(original.anchor).parts
+    if ".." not in names:
+        for start in range(len(names)):
+            place = images.joinpath(*names[start:])
+            if os.path.isfile(place):
+                return place
+    return original
 
 
 def thumbnail(path: Path, side: int, view: int | None) -> Thumbnail:
-    """Of the picture in a file, turned upright as its EXIF data say; transparent pixels become white. `side` and `view`
-    are the longest sides of the copies in pixels; the larger one is only made of a picture beyond `side`."""
+    """A picture of a file, turned upright as its EXIF data say; transparent pixels become white. `side` and `view`
+    are the longest sides of the copies in pixels; the larger one is only made if the picture is larger than `side`."""
     try:
         loaded = load_image(path, min_side=1, background="white")
     except ImageError as error:

@@ -2,16 +2,18 @@
 
 import base64
 import hashlib
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import jinja2
+from markupsafe import Markup
 
 FOLDER = Path(__file__).parent
-
-
-def source(*names: str) -> str:
-    """The text of files of this folder, one behind the other."""
-    return "\n".join((FOLDER / name).read_text(encoding="utf-8") for name in names)
+ACCOUNT = FOLDER / "account"  # what all pages share: colours, texts, the scale and the account
+MODULE = re.compile(
+    r"^(import .*\n|export )", re.MULTILINE
+)  # what a script that is no module lacks
 
 
 def environment(folder: Path = FOLDER) -> jinja2.Environment:
@@ -26,13 +28,20 @@ def environment(folder: Path = FOLDER) -> jinja2.Environment:
     )
 
 
-def policy(style: str, script: str) -> str:
-    """A Content-Security-Policy: nothing from anywhere, of styles and scripts those of this page alone."""
-    allowed = [
-        base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-        for text in (style, script)
-    ]
-    return (
-        f"default-src 'none'; img-src data:; style-src 'sha256-{allowed[0]}';"
-        f" script-src 'sha256-{allowed[1]}'; base-uri 'none'; form-action 'none'"
+def own_files(styles: Sequence[str], scripts: Sequence[str]) -> dict[str, Markup | str]:
+    """The `style` and the `script` of a page that opens from disk, made of files of this folder, and its `policy`:
+    nothing comes from anywhere, and no other style or script runs."""
+    style, script = _source(styles), MODULE.sub("", _source(scripts))
+    policy = (
+        f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}';"
+        " base-uri 'none'; form-action 'none'"
     )
+    return {"style": Markup(style), "script": Markup(script), "policy": policy}
+
+
+def _source(names: Sequence[str]) -> str:
+    return "\n".join((FOLDER / name).read_text(encoding="utf-8") for name in names)
+
+
+def _hash(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

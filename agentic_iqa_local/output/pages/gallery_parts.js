@@ -1,32 +1,24 @@
 "use strict";
 // What the other files build on: the data, and elements made of text alone. Nothing here reads text as HTML.
-const SVG = "http://www.w3.org/2000/svg";
 const index = JSON.parse(document.getElementById("index").textContent);
 const { rows, pictures } = index;
 const words = new Map(index.levels);
 rows.forEach((row, place) => { row.place = place; row.name = row.image.slice(row.image.lastIndexOf("/") + 1); });
 
-const byId = (id) => document.getElementById(id);
-
-/** An element with attributes and children (texts, elements; null is left out). */
-function make(tag, attributes = {}, ...children) {
+const split = (tag) => {
   const [name, ...classes] = tag.split(".");
-  const element = document.createElement(name);
-  return filled(element, classes, attributes, children);
+  return [name, classes.length ? { class: classes.join(" ") } : {}];
+};
+
+/** An element with attributes and children (texts, elements; null is left out): make("p.soft", {}, "text"). */
+function make(tag, attributes = {}, ...children) {
+  const [name, classes] = split(tag);
+  return el(name, { ...classes, ...attributes }, ...children);
 }
 
 function draw(tag, attributes = {}, ...children) {
-  const [name, ...classes] = tag.split(".");
-  return filled(document.createElementNS(SVG, name), classes, attributes, children);
-}
-
-function filled(element, classes, attributes, children) {
-  if (classes.length) element.setAttribute("class", classes.join(" "));
-  for (const [name, value] of Object.entries(attributes)) {
-    if (value !== null && value !== undefined && value !== false) element.setAttribute(name, value === true ? "" : value);
-  }
-  element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== ""));
-  return element;
+  const [name, classes] = split(tag);
+  return svg(name, { ...classes, ...attributes }, ...children);
 }
 
 /** Places or sizes an element; through the object model, which the page's policy allows. */
@@ -55,7 +47,6 @@ function item(kind, number) {
 
 const address = (content) => `data:image/webp;base64,${content}`;
 const share = (q) => `${((Math.min(5, Math.max(1, q)) - 1) / 4) * 100}%`;
-const number = (value, digits = 2) => value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
 const count = (value) => value.toLocaleString("en");
 const counted = (value, one, many = `${one}s`) => `${count(value)} ${value === 1 ? one : many}`;
 

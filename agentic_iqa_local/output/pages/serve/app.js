@@ -202,8 +202,8 @@ function steps() {
   };
 }
 
-function keep(route, found, sent) {
-  const one = { route, found, sent };
+function keep(route, { found, accounts }, sent) {
+  const one = { route, found, accounts, sent };
   past.unshift(one);
   answered = true;
   byId("history-part").hidden = false;
@@ -218,7 +218,7 @@ function present(one) {
   addresses = [...pictures, reference].filter(Boolean);
   const named = one.sent.names.map((name, i) => [name, pictures[i]]);
   const several = { compare: comparison, batches: batch }[one.route];
-  byId("answer").replaceChildren(several ? several(one.found, named) : answer(one.found, pictures[0], reference));
+  byId("answer").replaceChildren(several ? several(one.found, one.accounts, named) : answer(one.found, one.accounts, pictures[0], reference));
   say(told(one));
   byId("history").replaceChildren(...past.map((other) => el("li", {}, el("button", {
     type: "button", "aria-current": String(other === one), onclick: () => present(other),

@@ -21,13 +21,14 @@ export async function info() {
   return answer.json();
 }
 
-// Sends a form; calls tell(name, data) for each event. Resolves with the data of the last one.
+// Sends a form; calls tell(name, data) for each event. Resolves with the answer and the accounts of its pictures.
 export async function ask(route, form, tell, signal) {
   const headers = { Accept: "text/event-stream", ...(token ? { Authorization: `Bearer ${token}` } : {}) };
   const answer = await fetch(`v1/${route}`, { method: "POST", body: form, headers, signal });
   if (!answer.ok) throw await refusal(answer);
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let text = "";
+  let accounts = [];
   for (;;) {
     const { value, done } = await reader.read();
     if (done) throw new Refusal(0, { message: "the service ended the connection before it answered", remedy: "ask again" });
@@ -39,8 +40,9 @@ export async function ask(route, form, tell, signal) {
       if (!found) continue;
       const [name, data] = [found[1], JSON.parse(found[2])];
       if (name === "error") throw new Refusal(answer.status, data.error);
-      if (name === "row" || name === "comparison") return data;
-      tell(name, data);
+      if (name === "row" || name === "comparison") return { found: data, accounts };
+      if (name === "accounts") accounts = data;
+      else tell(name, data);
     }
   }
 }
@@ -63,7 +65,9 @@ export async function askEach(route, form, tell, signal) {
       if (about.state === "stopped") throw new Refusal(503, about.error);
     }
     const lines = (await (await send(`${place}/rows`)).text()).trim().split("\n");
-    return { rows: lines.map((line) => JSON.parse(line)), gallery: await (await send(`${place}/gallery`)).text() };
+    const rows = lines.map((line) => JSON.parse(line));
+    const gallery = await (await send(`${place}/gallery`)).text();
+    return { found: { rows, gallery }, accounts: await (await send(`${place}/accounts`)).json() };
   } finally {
     fetch(`v1/${route}${place}`, { method: "DELETE", headers, keepalive: true });
   }

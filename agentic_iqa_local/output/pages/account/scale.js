@@ -22,7 +22,7 @@ export function scale(q, interval) {
     svg("line", { x1: at(interval.low), x2: at(interval.high), y1: 20, y2: 20, class: "range" }),
     ...[interval.low, interval.high].map((end) => svg("line", { x1: at(end), x2: at(end), y1: 14, y2: 26, class: "range" })),
   ];
-  const told = interval ? `, between ${number(interval.low, 1)} and ${number(interval.high, 1)} with ${percent(interval.coverage)} probability` : "";
+  const told = interval ? `, between ${number(interval.low, 1)} and ${number(interval.high, 1)}` : "";
   const drawn = svg("svg", { viewBox: "0 8 600 42", role: "img", "aria-label": `q ${number(q)} of 5${told}` },
     ...steps, ...(range ?? []), svg("circle", { cx: at(q), cy: 20, r: 8, class: "mark" }));
   return el("div", { class: "scale" }, drawn, words);
