@@ -81,8 +81,8 @@ def test_the_page_in_each_of_its_states(service, size, dark):
             "all => all.every(one => one.naturalWidth > 0)"
         )
         page.locator(".order summary").first.click()
-        page.wait_for_selector(".order .bars li")
-        assert page.locator(".order .bars li").count() == 5
+        page.wait_for_selector(".order [open] .bars li")
+        assert page.locator(".order [open] .bars li").count() == 5
         clean(watched, service)
         page.locator("#history button").last.click()
         assert f"q {row['q']:.2f}" in page.inner_text(".verdict")
