@@ -53,6 +53,11 @@ def _byte(char: str) -> str | None:
     return f"\\x{ord(char) - 0xDC00:02x}" if "\udc80" <= char <= "\udcff" else None
 
 
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: "1 file", "2 files"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def nearest(name: str, names: Iterable[str]) -> str | None:
     """The one of `names` that a name which there is none of is near to."""
     return next(iter(difflib.get_close_matches(name, list(names), n=1, cutoff=0.75)), None)

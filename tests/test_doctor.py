@@ -10,8 +10,9 @@ from conftest import EMBEDDED
 
 from agentic_iqa_local.cli.main import main
 from agentic_iqa_local.config import load_settings
-from agentic_iqa_local.offline import deep, doctor
-from agentic_iqa_local.offline.doctor import Setup, examine, unmet
+from agentic_iqa_local.offline import checks, deep
+from agentic_iqa_local.offline.checks import Finding, Setup, unmet
+from agentic_iqa_local.offline.doctor import examine
 from agentic_iqa_local.offline.memory import cache_bytes, weight_bytes
 
 NAMES = ["packages", "device", "models folder", "disk", "folder transformers.embedded", "memory"]
@@ -78,7 +79,7 @@ def calls_out(setup):
 
 
 def sound(setup, backend=""):
-    return "pass", "sound", ""
+    return Finding("pass", "sound")
 
 
 @pytest.mark.parametrize(
@@ -94,8 +95,8 @@ def test_a_check_that_goes_wrong_is_a_failed_check_and_the_next_goes_on(
     broken, timeout, told, monkeypatch
 ):
     for name in ("device", "models_folder", "disk", "folder", "memory", "model", "tools"):
-        monkeypatch.setattr(doctor, name, sound)
-    monkeypatch.setattr(doctor, "packages", broken)
+        monkeypatch.setattr(checks, name, sound)
+    monkeypatch.setattr(checks, "packages", broken)
     first, *others = examine(Setup(load_settings(), cpu=True), timeout=timeout)
     assert first.status == "fail"
     assert told in first.found

@@ -19,8 +19,6 @@ from agentic_iqa_local.files import CONFIGS
 from agentic_iqa_local.iqa_tools.calibration import read_map_file
 from agentic_iqa_local.iqa_tools.detector import load_detector
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
-from agentic_iqa_local.iqa_tools.specs import TOOLS
-from agentic_iqa_local.iqa_tools.weights import MANIFEST, ListedFiles
 from agentic_iqa_local.judgement import preference
 from agentic_iqa_local.judgement.fit import read_fit
 from agentic_iqa_local.output.gallery.page import write_gallery
@@ -88,13 +86,6 @@ def intervals(file: Path):
         part.ends(np.array([3.0]), np.array([0.5]), 0.9)
 
 
-def weights(file: Path):
-    found = ListedFiles(file.parent)
-    for spec in TOOLS.values():
-        found.missing(spec)
-    found.check_model(file.parent / "model")
-
-
 def shipped(name):
     return yaml.safe_load((CONFIGS / name).read_text(encoding="utf-8"))  # JSON is YAML
 
@@ -110,11 +101,6 @@ KINDS = {
     "run of a study": ("run.json", study, report),
     "fit": ("fit.json", lambda: shipped("intervals.json"), intervals),
     "maps": ("maps.yaml", lambda: {"maps": shipped("tool_maps.yaml")["maps"][:2]}, read_map_file),
-    "manifest": (
-        MANIFEST,
-        lambda: {"files": [{"path": "model/config.json", "size": 2, "sha256": SHA256}]},
-        weights,
-    ),
 }
 
 

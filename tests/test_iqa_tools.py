@@ -24,7 +24,8 @@ from agentic_iqa_local.iqa_tools import TOOLS, ToolError, ToolRunner, find_tool
 from agentic_iqa_local.iqa_tools.calibration import CalibrationError, read_map_file
 from agentic_iqa_local.iqa_tools.crops import crops_of
 from agentic_iqa_local.iqa_tools.specs import DATA
-from agentic_iqa_local.offline.bundle import unpack, write_bundle
+from agentic_iqa_local.iqa_tools.weights import SUMS, BundleError
+from agentic_iqa_local.offline.bundle import finish_bundle
 from agentic_iqa_local.output.tables import tool_table
 from agentic_iqa_local.services import Services
 
@@ -88,16 +89,12 @@ def photo() -> Image.Image:
 
 
 def store(root: Path, files: dict[str, bytes | Path]) -> Path:
-    """A models folder whose manifest names `files` (path below tools/ → content, or the file that has it)."""
-    places = {}
+    """A models folder whose list names `files` (path below tools/ → content, or the file that has it)."""
     for path, content in files.items():
-        places[f"tools/{path}"] = place = root.with_name(f"{root.name}.source") / path
+        place = root / "tools" / path
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(content if isinstance(content, bytes) else content.read_bytes())
-    files = {path: (place, "made by a test", "mit") for path, place in places.items()}
-    bundle = root.with_name(f"{root.name}.tar")
-    write_bundle(bundle, files, ("a test's files",))
-    unpack(bundle, root)
+    finish_bundle(root, ["tools"])
     return root
 
 
@@ -262,7 +259,7 @@ def test_tools_that_cannot_score_say_why(tmp_path, photo):
     files = {f"hub/{weights[-1]}": b"", f"{TIMM}/snapshots/0/model.safetensors": b""}
     whole = ToolRunner(models=store(tmp_path / "whole", files))
     assert whole.unavailable(["TOPIQ_FR"]) == {}
-    (tmp_path / "whole" / "tools/hub" / weights[-1]).write_bytes(b"more")
+    (tmp_path / "whole" / "tools/hub" / weights[-1]).unlink()
     assert "missing weights" in whole.unavailable(["TOPIQ_FR"])["TOPIQ_FR"]
 
 
@@ -335,11 +332,11 @@ def test_a_pickle_with_code_is_refused_though_listed(tmp_path, photo, monkeypatc
     assert not Path("touched").exists()
 
 
-def test_a_models_folder_whose_manifest_is_damaged_is_refused(tmp_path):
-    for damaged in ("{", "[]", "{}", '{"files": [1]}', '{"files": [{"path": "a", "size": "b"}]}'):
-        (tmp_path / "manifest.json").write_text(damaged)
-        with pytest.raises(ToolError, match=r"manifest\.json: damaged"):
-            ToolRunner(models=tmp_path)
+@pytest.mark.parametrize("damaged", ["{", "", "0" * 64 + "  ../a"])
+def test_a_models_folder_whose_list_is_damaged_is_refused(damaged, tmp_path):
+    (tmp_path / SUMS).write_text(damaged)
+    with pytest.raises(BundleError, match=SUMS):
+        ToolRunner(models=tmp_path)
 
 
 def test_find_tool_forgives_spelling_and_suggests():

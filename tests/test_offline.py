@@ -16,7 +16,7 @@ from conftest import MODELS, ROOT
 from agentic_iqa_local.cli.main import main
 from agentic_iqa_local.iqa_tools import TOOLS, ToolError, ToolRunner
 from agentic_iqa_local.iqa_tools.weights import HUB
-from agentic_iqa_local.offline.bundle import write_bundle
+from agentic_iqa_local.offline.bundle import begin_bundle, finish_bundle
 from agentic_iqa_local.offline.fetch import copied_source
 
 # Python's own account of what a process and its children ask of a network, one event a line in $SOCKETS, each
@@ -159,7 +159,7 @@ def test_the_main_job_of_an_installation_is_the_checkouts_and_asks_for_no_networ
             ["assess", "--config", "qwen2_5_vl_7b"],
             "model Qwen2.5-VL-7B-Instruct: there is none; fetch it on a",
         ),
-        (["unpack", "a.tar"], "expected a models folder outside the package; pass --models"),
+        (["unpack", "a"], "expected a models folder outside the package; pass --models"),
     ],
     ids=["help", "no model", "unpack"],
 )
@@ -191,11 +191,14 @@ def test_a_bundled_tool_scores_without_a_network_and_is_refused_after_one_byte_h
     from pyiqa.archs.cnniqa_arch import CNNIQA
 
     (weight,) = TOOLS["CNNIQA"].weights
-    file, bundle, store = tmp_path / "weights.pth", tmp_path / "tools.tar", tmp_path / "store"
+    bundle, store = tmp_path / "bundle", tmp_path / "store"
+    file = bundle / HUB / weight
+    begin_bundle(bundle)
+    file.parent.mkdir(parents=True)
     torch.manual_seed(0)
     metric = CNNIQA(pretrained=None).eval()
     torch.save({"params": metric.state_dict()}, file)
-    write_bundle(bundle, {f"tools/hub/{weight}": (file, "a test", "mit")}, ("a tool",))
+    finish_bundle(bundle, ["tools"])
     assert main(["unpack", str(bundle), "--models", str(store)]) == 0
 
     code = """

@@ -34,7 +34,6 @@ PRECIOUS = b"what somebody would miss"  # without a line end, as pictures are
         ["chat", "a.png", "--out", "x.png"],
         ["compare", "a.png", "x.png", "--out", "x.png"],
         ["gallery", "rows.jsonl", "--out", "x.png"],
-        ["bundle", "--out", "x.png"],
     ],
 )
 def test_a_file_of_another_kind_is_not_replaced(words, tmp_path, monkeypatch, capfd):

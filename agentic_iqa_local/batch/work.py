@@ -10,8 +10,8 @@ from agentic_iqa_local.batch.inputs import Item
 from agentic_iqa_local.config import Pipeline, Settings
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.files import models_root
+from agentic_iqa_local.iqa_tools.weights import stored_sums
 from agentic_iqa_local.judgement.identity import digest, identity
-from agentic_iqa_local.offline.manifest import store_manifest
 from agentic_iqa_local.result import Assessment, new_row
 from agentic_iqa_local.services import Observer, Services
 
@@ -93,11 +93,10 @@ class Assessing(Work[Item, Assessment]):
 
 def of_work(work: Work[Any, Any], device: str) -> dict[str, Any]:
     """What the rows of a work depend on beside its questions: what `identity` lists, and the weights of tools in the
-    models folder. Raises BundleError for a models folder whose manifest is damaged."""
+    models folder. Raises BundleError for a models folder whose list is damaged."""
     settings = work.settings
-    stored = store_manifest(models_root(settings.models_dir))
-    files = stored.files if stored else ()
-    weights = sorted((file.path, file.sha256) for file in files if file.path.startswith("tools/"))
+    sums = stored_sums(models_root(settings.models_dir))
+    weights = sorted(pair for pair in sums.items() if pair[0].startswith("tools/"))
     return identity(settings, work.roles, device) | {"tool weights": digest(weights)}
 
 

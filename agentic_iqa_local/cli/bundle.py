@@ -1,99 +1,63 @@
 """The commands bundle, verify and unpack: models for a machine without a network."""
 
 import argparse
-import os
 import shlex
-import shutil
-import sysconfig
+from collections.abc import Iterable
 from pathlib import Path
 
 from rich.filesize import decimal
 
-from agentic_iqa_local.cli.console import meter, say, tell
+from agentic_iqa_local.cli.console import say, tell, watch
 from agentic_iqa_local.cli.options import UsageError, chosen_settings
-from agentic_iqa_local.cli.outputs import output_file
 from agentic_iqa_local.config import ConfigError, Settings
-from agentic_iqa_local.errors import one_line
-from agentic_iqa_local.files import PACKAGE, PROGRAM, ROOT, command, models_root, write_whole
+from agentic_iqa_local.errors import counted, one_line
+from agentic_iqa_local.files import (
+    PACKAGE,
+    PROGRAM,
+    ROOT,
+    command,
+    file_hash,
+    models_root,
+    read_bytes,
+    write_whole,
+)
 from agentic_iqa_local.iqa_tools import find_tool
+from agentic_iqa_local.iqa_tools.weights import SUMS, BundleError
 from agentic_iqa_local.offline import bundle as bundles
 from agentic_iqa_local.offline import fetch
-from agentic_iqa_local.offline.manifest import WHEELS, BundleError
-
-MARK = "CACHEDIR.TAG"  # the common mark of a folder that may be deleted, see bford.info/cachedir
-SIGNATURE = "Signature: 8a477f597d28d172789f06886806bc55\n# Downloads of a bundle\n"
-
-
-def download_folder(out: Path) -> Path:
-    """The folder beside a bundle that holds what was downloaded until the bundle is whole: a run that was cut off
-    goes on with it. Raises BundleError for a folder of that name that is somebody else's."""
-    folder = out.with_name(f"{out.name}.downloads")
-    mark = folder / MARK
-    if os.path.lexists(folder):
-        # other programs mark folders so too, with another second line
-        own = folder.is_dir() and mark.is_file() and mark.read_bytes() == SIGNATURE.encode()
-        if not own:
-            said = (
-                f"{folder}: expected to make this folder for downloads, something else has the name"
-            )
-            raise BundleError(said, "choose another --out, or move it away")
-        return folder
-    folder.mkdir()
-    write_whole(mark, SIGNATURE)
-    return folder
 
 
 def collect(args: argparse.Namespace) -> None:
     """Finds, downloads and bundles what the options ask for. Raises UserError."""
     if args.wheels and not (ROOT / fetch.LOCKS[args.wheels]).is_file():
-        raise UsageError(
+        wrong = (
             "--wheels: expected a checkout with its locked versions, this is an installed package"
         )
-    settings, name = chosen_settings(args), Path(args.config or "embedded").stem
-    named = (args.out or Path(f"{name}.iqabundle.tar")).absolute()
-    out = output_file("--out", named, ".tar", mark=bundles.BEGIN)
-    repos, places = dict(map(fetch.repo_option, args.repo)), model_places(settings)
-    if unused := set(repos) - set(places):
-        expected = f"expected a folder of configuration {name} ({', '.join(places)})"
-        raise ConfigError(f"--repo {min(unused)}: {expected}")
-    sources = {folder: fetch.model_repo(folder, place, repos) for folder, place in places.items()}
-    names = args.tools or (*settings.tools.full_reference, *settings.tools.no_reference)
-    tools = [tool for tool in map(find_tool, names) if tool.weights]
-    weights = dict.fromkeys(weight for tool in tools for weight in tool.weights)
-    notices = fetch.notices_of(sources, weights, bool(tools), args.wheels)
-    for notice in notices:
-        tell(one_line(f"This licence restricts what you may do: {notice}"))
-    if notices and not args.accept_licences:
-        raise BundleError(
-            "licences: expected to be accepted, nothing was downloaded", "add --accept-licences"
-        )
-    downloads = download_folder(out)
-    contents = [f"configuration {name}: {', '.join(places)}"]
-    contents += [f"weights of the tools {', '.join(tool.name for tool in tools)}"] if tools else []
-    found = [
-        f
-        for name, place in places.items()
-        for f in fetch.model_files(name, place, sources[name], downloads)
-    ]
-    found += [f for w in weights for f in fetch.tool_weight(w, downloads)]
+        raise UsageError(wrong)
+    settings = chosen_settings(args)
+    name = Path(args.config or "embedded").stem
+    places = model_places(settings)
+    repos = chosen_repos(args.repo, places)
+    weights = tool_weights(args.tools or settings.tools.all_configured)
+    licences = [(fetch.model_licence(folder, repo), folder) for folder, repo in repos.items()]
+    licences += [(fetch.weight_licence(weight), weight) for weight in weights]
+    if weights or args.wheels:
+        licences.append(fetch.PYIQA)
     if args.wheels:
-        found += fetch.wheels(args.wheels, downloads / WHEELS)
-        platform = f"Python {sysconfig.get_python_version()} on {sysconfig.get_platform()}"
-        contents.append(f"wheels of the engine {args.wheels} for {platform}")
-    with meter() as progress:
-        files = {one.path: (one.file, one.source, one.licence) for one in found}
-        manifest, sha256 = bundles.write_bundle(out, files, tuple(contents), notices, progress)
-    shutil.rmtree(downloads, ignore_errors=True)
-    config = f" --config {shlex.quote(args.config)}" if args.config else ""
-    for line in (
-        f"Wrote {out}: {len(manifest.files)} files, {decimal(manifest.size)}.",
-        f"Manifest SHA-256: {sha256}",
-        "Copy it, with a copy of this checkout and your own configuration. There, without a network:",
-        f"  {PROGRAM} unpack {shlex.quote(out.name)} --expect {sha256} --models models",
-        f"  {command('doctor')}{config}",
-        f"  {command('assess')} PHOTO{config} --explain",
-    ):
-        say(one_line(line))
+        licences.append(fetch.NVIDIA)
+    notices = fetch.restrictions(licences)
+    require_acceptance(notices, args.accept_licences)
+
+    out = (args.out or Path(f"{name}.iqabundle")).absolute()
+    bundles.begin_bundle(out)
+    parts = [fetch.fetch_model(folder, places[folder], repos[folder], out) for folder in places]
+    parts += [fetch.fetch_weight(weight, out) for weight in weights]
+    if args.wheels:
+        parts.append(fetch.fetch_wheels(args.wheels, out))
+    about = write_about(out, parts, notices)
+    sha256 = bundles.finish_bundle(out, [about, *(part.path for part in parts)], watch)
+    describe(out)
+    say_next(out, sha256, args.config)
 
 
 def model_places(settings: Settings) -> dict[str, Path]:
@@ -101,49 +65,94 @@ def model_places(settings: Settings) -> dict[str, Path]:
     places: dict[str, Path] = {}
     for backend in settings.backends:
         name = backend.partition(".")[2]
-        folder = settings.models[name].path or name if name in settings.models else name
+        loading = settings.models.get(name)
+        folder = (loading and loading.path) or name
         if "/" in folder:
-            raise ConfigError(
-                f"models.path: expected the name of a folder in the models folder, got {folder}"
-            )
+            expected = "expected the name of a folder in the models folder"
+            raise ConfigError(f"models.path: {expected}, got {folder}")
         places[folder] = settings.folder(backend)
     return places
 
 
+def chosen_repos(options: list[str], places: dict[str, Path]) -> dict[str, fetch.Repo | None]:
+    """The repository of each model folder, None for one that is here. Raises ConfigError, BundleError."""
+    given = dict(map(fetch.repo_option, options))
+    for folder in given:
+        if folder not in places:
+            expected = f"expected a folder of the configuration ({', '.join(places)})"
+            raise ConfigError(f"--repo {folder}: {expected}")
+    return {folder: fetch.model_repo(folder, place, given) for folder, place in places.items()}
+
+
+def tool_weights(names: Iterable[str]) -> list[str]:
+    """The weights of these tools, each once. Raises ToolError."""
+    weights: dict[str, None] = {}
+    for name in names:
+        weights |= dict.fromkeys(find_tool(name).weights)
+    return list(weights)
+
+
+def require_acceptance(notices: list[str], accepted: bool) -> None:
+    """Tells which licences restrict the use. Raises BundleError if there are any, and they were not accepted."""
+    for notice in notices:
+        tell(f"This licence restricts what you may do: {notice}")
+    if notices and not accepted:
+        wrong = "licences: expected to be accepted, nothing was downloaded"
+        raise BundleError(wrong, "add --accept-licences")
+
+
+def write_about(out: Path, parts: list[fetch.Part], notices: list[str]) -> str:
+    """Writes where a bundle's files were taken from; the file's path in the bundle, which bears a model's name."""
+    lines = [f"{part.path}: {part.source}, licence {part.licence}" for part in parts]
+    lines += [f"Licence that restricts what you may do: {notice}" for notice in notices]
+    path = f"{bundles.ABOUT}/{parts[0].path}.txt"
+    (out / path).parent.mkdir(exist_ok=True)
+    write_whole(out / path, "\n".join(map(one_line, lines)))
+    return path
+
+
+def say_next(out: Path, sha256: str, configuration: str | None) -> None:
+    """Prints what to do with a bundle that is finished."""
+    config = f" --config {shlex.quote(configuration)}" if configuration else ""
+    for line in (
+        "Copy the folder, with a copy of this checkout and your own configuration. There, without a network:",
+        f"  {PROGRAM} unpack {shlex.quote(out.name)} --expect {sha256} --models models",
+        f"  {command('doctor')}{config}",
+        f"  {command('assess')} PHOTO{config} --explain",
+    ):
+        say(one_line(line))
+
+
 def verify(args: argparse.Namespace) -> int:
     bundle = args.bundle or models_root(args.models)
-    describe(bundle, args.expect)
-    with meter() as progress:
-        problems = bundles.verify(bundle, args.expect, progress)
+    problems = bundles.verify(bundle, args.expect, watch)
     for problem in problems:
         tell(f"error: {problem}")
-    if not problems:
-        say("Every file is as its manifest says.")
-    return 1 if problems else 0
+    if problems:
+        return 1
+    describe(bundle)
+    say("Every file is as the list says.")
+    return 0
 
 
 def unpack(args: argparse.Namespace) -> None:
     root = models_root(args.models)
     if root.is_relative_to(PACKAGE):
-        raise UsageError(
-            "expected a models folder outside the package",
-            "pass --models or set AGENTIC_IQA_MODELS",
-        )
-    describe(args.bundle, args.expect)
-    with meter() as progress:
-        bundles.unpack(args.bundle, root, args.expect, progress)
+        remedy = "pass --models or set AGENTIC_IQA_MODELS"
+        raise UsageError("expected a models folder outside the package", remedy)
+    bundles.unpack(args.bundle, root, args.expect, watch)
+    describe(args.bundle)
     say(f"Unpacked into {one_line(str(root))}.")
     if root != models_root():
         say(one_line(f"Let the package know: export AGENTIC_IQA_MODELS={shlex.quote(str(root))}"))
 
 
-def describe(bundle: Path, expect: str | None) -> None:
-    """Prints what a bundle holds and which licences bind."""
-    with bundles.opened(bundle, expect) as opened:
-        manifest = opened.manifest
-    size = decimal(manifest.size)
-    say(
-        f"{one_line(str(bundle))}: {len(manifest.files)} files, {size}, manifest SHA-256 {opened.sha256}"
-    )
-    for line in (*manifest.contents, *(f"Licence: {notice}" for notice in manifest.notices)):
-        say(f"  {line}")
+def describe(bundle: Path) -> None:
+    """Prints what a bundle holds, where that came from and which licences bind."""
+    sums = bundles.bundle_sums(bundle)
+    size = decimal(sum((bundle / path).stat().st_size for path in sums))
+    sha256 = file_hash(bundle / SUMS)
+    say(one_line(f"{bundle}: {counted(len(sums), 'file')}, {size}, SHA-256 of {SUMS}: {sha256}"))
+    for path in sums:
+        if path.startswith(f"{bundles.ABOUT}/"):
+            say(read_bytes(bundle / path).decode(errors="replace").rstrip())

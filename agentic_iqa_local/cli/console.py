@@ -5,8 +5,8 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TextIO
 
 from agentic_iqa_local.errors import name_picture, one_line, printable
@@ -54,16 +54,14 @@ def _live_line(*columns: Any, shown: bool = True) -> "Bar":
     )
 
 
-@contextmanager
-def meter() -> Iterator[Callable[[str, int], None]]:
-    """What is to be told of a file and how many more of its bytes are done; a terminal shows it."""
-    from rich.progress import DownloadColumn, TextColumn, TransferSpeedColumn
+def watch(names: Iterable[str]) -> Iterator[str]:
+    """Yields the names; a terminal shows how many are done."""
+    from rich.console import Console as Terminal
+    from rich.progress import track
 
-    with _live_line(
-        DownloadColumn(), TransferSpeedColumn(), TextColumn("{task.description}", markup=False)
-    ) as shown:
-        task = shown.add_task("", total=None)
-        yield lambda path, size: shown.update(task, advance=size, description=one_line(path[-100:]))
+    every = list(names)
+    hidden = not sys.stderr.isatty()
+    yield from track(every, "files", console=Terminal(stderr=True), transient=True, disable=hidden)
 
 
 class Progress(AbstractContextManager):

@@ -17,11 +17,12 @@ from agentic_iqa_local.result import Assessment
 
 def doctor(args: argparse.Namespace) -> int:
     """Prints the checks; 1 where one failed. Raises UserError for a configuration that cannot be used."""
-    from agentic_iqa_local.offline.doctor import Setup, examine
+    from agentic_iqa_local.offline.checks import Setup
+    from agentic_iqa_local.offline.doctor import examine
 
     checks = []
     for check in examine(
-        Setup(chosen_settings(args), args.gpu, args.cpu, args.quick), deep=args.deep
+        Setup(chosen_settings(args), args.gpu, args.cpu, args.quick), is_deep=args.deep
     ):
         checks.append(check)
         if not args.json:

@@ -1,25 +1,26 @@
-"""The files that models and tools load: whether the models folder has them, with the bytes that its manifest names.
+"""The files that models and tools load: whether the models folder has them, with the bytes that its list names.
 
-Weights of pyiqa's metrics are pickles, and another file gives other numbers. So a tool loads what the manifest
-of the models folder names, and not what torch or Hugging Face keep in caches of their own.
-`scripts/fetch_models.py` makes a bundle of files in such caches.
+Weights of pyiqa's metrics are pickles, and another file gives other numbers. So a tool loads what SHA256SUMS, the list
+of the models folder, names, and not what torch or Hugging Face keep in caches of their own.
 """
 
 import os
+import re
 from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated
-
-from pydantic import BaseModel, Field, ValidationError
 
 from agentic_iqa_local.errors import UserError
-from agentic_iqa_local.files import FileError, command, file_hash, first_mistake, read_json
+from agentic_iqa_local.files import FileError, command, file_hash, read_bytes
 from agentic_iqa_local.iqa_tools.specs import ToolError, ToolSpec
 
-MANIFEST, LARGEST_MANIFEST = "manifest.json", 16 << 20  # its name, and its bytes at most
+SUMS = "SHA256SUMS"  # a bundle's or the models folder's list, as sha256sum writes and checks it
+LARGEST_SUMS = 16 << 20  # bytes
 HUB = "tools/hub"  # what pyiqa's metrics load, laid out as torch's hub folder
 HUGGINGFACE = "tools/huggingface"  # snapshots, laid out as huggingface_hub's cache
 UNPACK = "unpack its bundle again"
+
+_NAME = r"(?=[^. ])[A-Za-z0-9_+=@,!~() .-]+(?<![. ])"  # begins with no dot, so it leads nowhere else
+_LINE = re.compile(rf"([0-9a-f]{{64}})  ({_NAME}(?:/{_NAME})+)")
 
 
 class BundleError(UserError, RuntimeError):
@@ -28,17 +29,50 @@ class BundleError(UserError, RuntimeError):
 
 def environment(root: Path) -> dict[str, str]:
     """The variables with which torch, timm and transformers find the models folder's files and look nowhere else; for
-    a folder `root` without a manifest, only those that keep them from the network."""
+    a folder `root` without a list, only those that keep them from the network."""
     variables = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-    if (root / MANIFEST).is_file():
+    if (root / SUMS).is_file():
         variables["TORCH_HOME"] = str((root / HUB).parent.absolute())
         variables["HF_HUB_CACHE"] = str((root / HUGGINGFACE).absolute())
     return variables
 
 
-def unchanged(place: Path, size: int, sha256: str) -> bool:
-    """Whether a regular file of this size and SHA-256 lies at `place`."""
-    return place.is_file() and place.stat().st_size == size and file_hash(place) == sha256
+def sum_line(path: str, sha256: str) -> str:
+    """A file's line in SHA256SUMS. Raises BundleError for a path that no bundle may hold."""
+    line = f"{sha256}  {path}"
+    if not _LINE.fullmatch(line):
+        wrong = f"expected FOLDER/FILE of plain names, got {path[:300]!r}"
+        raise BundleError(wrong, "rename or leave out that file")
+    return f"{line}\n"
+
+
+def read_sums(root: Path) -> dict[str, str]:
+    """Path → SHA-256 of each file that the list of a bundle or of the models folder names. Raises BundleError."""
+    place = root / SUMS
+    try:
+        lines = read_bytes(place, LARGEST_SUMS).decode(errors="replace").splitlines()
+    except FileError as error:
+        wrong = f"{root}: expected a folder with the list {SUMS} ({error})"
+        remedy = (
+            "name a bundle, whole; archives and folders with manifest.json, the bundles of earlier"
+            " versions, are not read: make the bundle again"
+        )
+        raise BundleError(wrong, remedy) from None
+    sums: dict[str, str] = {}
+    for line in lines:
+        match = _LINE.fullmatch(line)
+        if match is None or match[2] in sums:
+            expected = "expected a SHA-256 and a relative path of plain names in each line, each path once"
+            raise BundleError(f"{place}: damaged: {expected}, got {line[:300]!r}", UNPACK)
+        sums[match[2]] = match[1]
+    if not sums:
+        raise BundleError(f"{place}: lists no file: an unfinished bundle", "make it again")
+    return sums
+
+
+def stored_sums(root: Path) -> dict[str, str]:
+    """As `read_sums`; nothing for a models folder that no bundle was unpacked into."""
+    return read_sums(root) if os.path.lexists(root / SUMS) else {}
 
 
 def unlisted(root: Path, known: Collection[str], folders: Collection[str]) -> list[BundleError]:
@@ -46,78 +80,60 @@ def unlisted(root: Path, known: Collection[str], folders: Collection[str]) -> li
     errors = []
     for folder in sorted(folders):
         for place in sorted((root / folder).rglob("*")):
-            if not place.is_dir() and str(place.relative_to(root)) not in known:
-                mistake = f"{place}: expected files of {root / MANIFEST} only, got this one"
+            is_folder = place.is_dir() and not place.is_symlink()
+            if not is_folder and str(place.relative_to(root)) not in known:
+                mistake = f"{place}: expected files of {root / SUMS} only, got this one"
                 errors.append(BundleError(mistake, "remove it"))
     return errors
 
 
-class ListedFile(BaseModel):
-    """What is read again of a file in the manifest, beside its source and licence."""
-
-    path: str
-    size: Annotated[int, Field(ge=0)]
-    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-
-
-class _Manifest(BaseModel):
-    files: tuple[ListedFile, ...]
-
-
 class ListedFiles:
-    """The files that the manifest of the models folder `root` names. Raises ToolError for a damaged manifest."""
+    """The files that the list of the models folder `root` names. Raises BundleError for a damaged list."""
 
     def __init__(self, root: Path):
         self.root, self.hub, self.huggingface = root, root / HUB, root / HUGGINGFACE
-        self._files: tuple[ListedFile, ...] = ()
-        manifest = root / MANIFEST
-        if not os.path.lexists(manifest):
-            return
-        try:
-            self._files = _Manifest.model_validate(read_json(manifest, LARGEST_MANIFEST)).files
-        except FileError as error:
-            raise ToolError(f"{manifest}: damaged ({error})", UNPACK) from error
-        except ValidationError as error:
-            raise ToolError(f"{manifest}: damaged ({first_mistake(error)})", UNPACK) from error
+        self._sums = stored_sums(root)
 
     def missing(self, spec: ToolSpec) -> str | None:
-        """Why `spec` lacks its weights, by names and sizes alone; None if it has them."""
+        """Why `spec` lacks its weights, by names alone; None if it has them."""
         unnamed = [self._place(weight) for weight in spec.weights if not self._below(weight)]
         if unnamed:
             names = ", ".join(place.name for place in unnamed)
             folders = " and ".join(dict.fromkeys(str(place.parent) for place in unnamed))
             remedy = f"{command('bundle')} --tools {spec.name} makes a bundle of them"
             return f"missing weights {names} (expected in {folders}; {remedy})"
-        for file in self._needed(spec):
-            place = self.root / file.path
-            if not place.is_file() or place.stat().st_size != file.size:
-                return f"missing weights {place} ({UNPACK})"
+        for path in self._needed(spec):
+            if not (self.root / path).is_file():
+                return f"missing weights {self.root / path} ({UNPACK})"
         return None
 
     def check(self, spec: ToolSpec) -> None:
-        """Raises ToolError that names a file which `spec` loads and whose SHA-256 is not the manifest's."""
-        for file in self._needed(spec):
-            if file_hash(self.root / file.path) != file.sha256:
-                raise ToolError(f"{spec.name} is unavailable: {self._damaged(file)}", UNPACK)
+        """Raises ToolError that names a file which `spec` loads and whose SHA-256 is not that of the list."""
+        for path in self._needed(spec):
+            if not self._is_whole(path):
+                raise ToolError(f"{spec.name} is unavailable: {self._damaged(path)}", UNPACK)
 
     def check_model(self, folder: Path) -> None:
-        """Raises BundleError unless a model's folder is as the manifest says; silent for one that no bundle brought."""
+        """Raises BundleError unless a model's folder is as the list says; silent for one that no bundle brought."""
         root, folder = self.root.resolve(), folder.resolve()
         if root not in folder.parents:
             return
         top = folder.relative_to(root).parts[0]
-        brought = [file for file in self._files if file.path.startswith(f"{top}/")]
-        for file in brought:
-            place = root / file.path
-            if place.is_relative_to(folder) and not unchanged(place, file.size, file.sha256):
-                raise BundleError(self._damaged(file), UNPACK)
+        brought = [path for path in self._sums if path.startswith(f"{top}/")]
+        for path in brought:
+            if (root / path).is_relative_to(folder) and not self._is_whole(path):
+                raise BundleError(self._damaged(path), UNPACK)
         if brought:
-            for error in unlisted(root, {file.path for file in brought}, [top]):
+            for error in unlisted(root, brought, [top]):
                 raise error
 
-    def _damaged(self, file: ListedFile) -> str:
-        expected = f"expected the SHA-256 of {MANIFEST}, {file.sha256}"
-        return f"{self.root / file.path} is damaged or was changed: {expected}"
+    def _is_whole(self, path: str) -> bool:
+        place = self.root / path
+        return place.is_file() and file_hash(place) == self._sums[path]
+
+    def _damaged(self, path: str) -> str:
+        expected = f"expected the SHA-256 of {SUMS}, {self._sums[path]}"
+        return f"{self.root / path} is damaged or was changed: {expected}"
 
     def _place(self, weight: str) -> Path:
         """Where a weight of the table of tools lies."""
@@ -126,10 +142,10 @@ class ListedFiles:
         repository = weight.removeprefix("hf:").replace("/", "--")
         return self.huggingface / f"models--{repository}"
 
-    def _below(self, weight: str) -> list[ListedFile]:
+    def _below(self, weight: str) -> list[str]:
         """The listed file, or files of a snapshot, of a weight of the table of tools."""
         path = self._place(weight).relative_to(self.root).as_posix()
-        return [file for file in self._files if f"{file.path}/".startswith(f"{path}/")]
+        return [listed for listed in self._sums if f"{listed}/".startswith(f"{path}/")]
 
-    def _needed(self, spec: ToolSpec) -> list[ListedFile]:
-        return [file for weight in spec.weights for file in self._below(weight)]
+    def _needed(self, spec: ToolSpec) -> list[str]:
+        return [path for weight in spec.weights for path in self._below(weight)]

@@ -1,315 +1,203 @@
-"""Bundles carry model files to a machine without a network: written, verified and unpacked.
+"""Bundles carry model files to a machine without a network: a folder and the list of its files, SHA256SUMS.
 
-A bundle is an uncompressed tar archive that begins with the manifest, or the folder that it unpacks to:
+    SHA256SUMS             a line "HASH  PATH" for each file; `sha256sum -c SHA256SUMS` checks them without this program
+    about/NAME.txt         where the files were taken from and under which licences
+    FOLDER/...             a vision-language model
+    tools/hub, tools/huggingface  what pyiqa's metrics load
+    wheels/                an offline installation of the environment
 
-    manifest.json.sha256, manifest.json  every file with size, SHA-256, source and licence
-    FOLDER/...                           a vision-language model
-    tools/hub, tools/huggingface         what pyiqa's metrics load
-    wheels/                              an offline installation of the environment
-
-Only regular files that the manifest names are taken from an archive, under the manifest's names. The models folder is a
-bundle in folder form; its manifest is that of all bundles unpacked into it, and is written last.
+The models folder has the same form; its list is that of all bundles unpacked into it, and is written last. The list of
+a bundle that is not finished is empty.
 """
 
 import hashlib
-import io
 import os
-import re
 import shutil
-import tarfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path
-from typing import IO, cast
+from collections.abc import Callable, Collection, Iterable, Iterator
+from pathlib import Path, PurePosixPath
 
 from filelock import FileLock, Timeout
-from pydantic import ValidationError
 from rich.filesize import decimal
 
-from agentic_iqa_local.files import (
-    FileError,
-    WriteError,
-    file_hash,
-    first_mistake,
-    models_root,
-    open_regular,
-    read_bytes,
-    remove_temporaries,
-    replacing,
-    write_whole,
-)
+from agentic_iqa_local.config import ConfigError
+from agentic_iqa_local.files import file_hash, models_root, remove_temporaries, write_whole
 from agentic_iqa_local.iqa_tools.weights import (
-    LARGEST_MANIFEST,
-    MANIFEST,
+    SUMS,
     BundleError,
-    unchanged,
+    read_sums,
+    stored_sums,
+    sum_line,
     unlisted,
 )
-from agentic_iqa_local.offline.manifest import (
-    MANIFEST_HASH,
-    Manifest,
-    Notice,
-    StoredFile,
-    hash_line,
-    read_folder_manifest,
-    store_manifest,
-    trusted_manifest,
-)
 
-OWN = (MANIFEST, MANIFEST_HASH)
-BEGIN = re.compile(rf"\A{re.escape(MANIFEST_HASH)}\0".encode())  # of an archive
+ABOUT, TOOLS, WHEELS = "about", "tools", "wheels"  # folders that are no models
 CHUNK = 1 << 20  # bytes
-LOCK = ".agentic_iqa.lock"
-MAKE_ROOM = "make room or choose another folder"
-COPY_AGAIN = "go on with 'rsync --append-verify' or copy it again, then run the same command"
-Progress = Callable[[str, int], None]  # a file's path and how many of its bytes were just done
+LOCK = ".agentic_iqa.lock"  # lies in a models folder, never in a bundle
+Watch = Callable[[Iterable[str]], Iterable[str]]  # shows which file is being read
 
 
-def silent(path: str, size: int) -> None:
-    """Shows no progress."""
+def bundle_sums(bundle: Path, expect: str | None = None) -> dict[str, str]:
+    """Path → SHA-256 of a bundle's files. Raises BundleError unless the list can be read and has the SHA-256
+    `expect`."""
+    sums = read_sums(bundle)
+    found = file_hash(bundle / SUMS)
+    if expect not in (None, found):
+        wrong = f"{bundle}: expected {SUMS} with SHA-256 {expect} (--expect), got {found}"
+        raise BundleError(wrong, "this is another bundle or a changed one")
+    return sums
 
 
-@dataclass(frozen=True)
-class Bundle:
-    """An opened bundle: its manifest, that one's SHA-256, and what opens a file by its path (raises FileError)."""
-
-    manifest: Manifest
-    sha256: str
-    open: Callable[[str], IO[bytes]]
-
-    def chunks(self, entry: StoredFile, progress: Progress) -> Iterator[bytes]:
-        """A file's bytes. Raises BundleError, after the last of them at the latest, unless they are the manifest's."""
-        digest, size = hashlib.sha256(), 0
-        try:
-            with self.open(entry.path) as file:
-                while chunk := file.read(CHUNK):
-                    digest.update(chunk)
-                    size += len(chunk)
-                    progress(entry.path, len(chunk))
-                    yield chunk
-        except (OSError, FileError, tarfile.TarError) as error:
-            raise BundleError(f"{entry.path} cannot be read: {error}", "copy it again") from error
-        if size != entry.size or digest.hexdigest() != entry.sha256:
-            wanted, got = (
-                f"{entry.size} bytes with SHA-256 {entry.sha256}",
-                f"{size} with {digest.hexdigest()}",
-            )
-            raise BundleError(
-                f"{entry.path} is damaged: expected {wanted}, got {got}", "copy it again"
-            )
+def model_folders(paths: Iterable[str]) -> set[str]:
+    """The folders of models, each of which one bundle brings alone; tools' weights of several lie together."""
+    return {path.partition("/")[0] for path in paths} - {ABOUT, TOOLS, WHEELS}
 
 
-@contextmanager
-def opened(bundle: str | Path, expect: str | None = None) -> Iterator[Bundle]:
-    """A bundle to read from. Raises BundleError unless its manifest can be trusted and has the SHA-256 `expect`, and
-    unless an archive is whole and holds the manifest's files alone."""
-    bundle = Path(bundle)
-    if bundle.is_dir():
-        manifest, sha256 = read_folder_manifest(bundle, expect)
-        yield Bundle(manifest, sha256, lambda path: open(open_regular(bundle / path), "rb"))  # noqa: SIM115
-        return
-    try:
-        file = open(open_regular(bundle), "rb")  # noqa: SIM115 # closed below
-    except FileError as error:
-        raise BundleError(
-            f"{bundle}: {error}", "name a bundle: an archive, or a folder with manifest.json"
-        ) from None
-    with file:
-        try:
-            tar = tarfile.open(fileobj=file, mode="r:")  # noqa: SIM115 # nothing but the file is to be closed
-            entries = list(_members(tar))
-            members = {member.name: member for member in entries if _is_plain(member)}
-            raw, line = (_content(tar, members.get(name)) for name in OWN)
-        except Exception as error:  # tarfile raises nearly any type for a header that is damaged
-            raise BundleError(
-                f"{bundle}: no bundle, or an incomplete copy ({error})", COPY_AGAIN
-            ) from error
-        manifest, sha256 = trusted_manifest(raw, line, bundle, expect)
-        named = {entry.path for entry in manifest.files}
-        if named - members.keys() or len(entries) != len(named) + len(OWN):
-            wrong = "expected each file of its manifest once, plain, and nothing else"
-            raise BundleError(f"{bundle}: {wrong}", COPY_AGAIN)
-        yield Bundle(manifest, sha256, lambda path: cast(IO[bytes], tar.extractfile(members[path])))
+def verify(bundle: Path, expect: str | None = None, watch: Watch = iter) -> list[BundleError]:
+    """An error for each file that is missing, damaged, no regular file or not listed; empty when all is well. Reads
+    every byte if every file is there. Raises BundleError for a list that cannot be trusted."""
+    sums = bundle_sums(bundle, expect)
+    errors = _misplaced(bundle, sums)
+    if errors:
+        return errors
+    for path in watch(sums):
+        found = file_hash(bundle / path)
+        if found != sums[path]:
+            errors.append(_damaged(path, sums[path], found))
+    return errors
 
 
-def _members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """The members of an archive. Raises ReadError where one does not lie behind the one before: with a negative
-    size Python's tarfile would read the same ones for ever (CVE-2025-8194)."""
-    end = -1
-    for member in tar:
-        if member.offset <= end or member.size < 0:
-            raise tarfile.ReadError(f"the size of {member.name[:100]} cannot be")
-        end = member.offset
-        yield member
+def _misplaced(bundle: Path, sums: Collection[str]) -> list[BundleError]:
+    """An error for each listed file that is missing, a link or a device, and for each file that is not listed."""
+    errors = []
+    real = os.path.realpath(bundle)
+    for path in sums:
+        place = os.path.join(real, path)
+        if os.path.realpath(place) != place or not os.path.isfile(place):
+            wrong = f"{path}: expected a regular file, got none, a link or a device"
+            errors.append(BundleError(wrong, "copy it again"))
+    is_models_folder = (bundle / LOCK).exists()  # where other models may lie, too
+    folders = model_folders(sums) if is_models_folder else {""}
+    return errors + unlisted(bundle, {*sums, SUMS}, folders)
 
 
-def _is_plain(member: tarfile.TarInfo) -> bool:
-    """Whether a member's bytes lie in the archive as they are: no link, device or folder, and without holes."""
-    return member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and not member.issparse()
+def _damaged(path: str, expected: str, found: str) -> BundleError:
+    wrong = f"{path} is damaged: expected SHA-256 {expected}, got {found}"
+    return BundleError(wrong, "copy it again")
 
 
-def _content(tar: tarfile.TarFile, member: tarfile.TarInfo | None) -> bytes:
-    """The beginning of a plain member, as long as a manifest may be; nothing where there is none."""
-    if member is None:
-        return b""
-    return cast(IO[bytes], tar.extractfile(member)).read(LARGEST_MANIFEST)
+def unpack(bundle: Path, root: Path, expect: str | None = None, watch: Watch = iter) -> None:
+    """Puts a bundle's files, except wheels, into the models folder `root`.
 
-
-def verify(
-    bundle: str | Path, expect: str | None = None, progress: Progress = silent
-) -> list[BundleError]:
-    """An error for each file that is missing or damaged; empty when all is well. Reads every byte.
-
-    Raises BundleError when the manifest itself cannot be trusted or is not `expect`, and for an incomplete archive.
-    """
-    problems: list[BundleError] = []
-    with opened(bundle, expect) as source:
-        for entry in source.manifest.files:
-            try:
-                for _ in source.chunks(entry, progress):
-                    pass
-            except BundleError as error:
-                problems.append(error)
-        if os.path.isdir(bundle):
-            known = {entry.path for entry in source.manifest.files}
-            problems += unlisted(Path(bundle), known, source.manifest.models)
-    return problems
-
-
-def unpack(
-    bundle: str | Path, root: str | Path, expect: str | None = None, progress: Progress = silent
-) -> Manifest:
-    """Puts a bundle's files, but for wheels, into the models folder `root` and returns their manifest.
-
-    A file gets its name only when its bytes are those of the manifest; what lies there with the right bytes is kept, so
+    A file gets its name only when its bytes are those of the list; what lies there with the right bytes is kept, so
     that the same call completes an interrupted unpacking. What an earlier bundle brought of the same model is removed.
     Raises BundleError, also where there is too little space or another process unpacks there.
     """
     root = models_root(root)
-    with opened(bundle, expect) as source, _write_errors(root):
-        root.mkdir(parents=True, exist_ok=True)
-        with FileLock(root / LOCK, timeout=0):
-            before = store_manifest(root)
-            new = source.manifest.without_wheels()
-            joined = before.joined_with(new) if before else new
-            known = {entry.path for entry in before.files} if before else set()
-            missing = [
-                entry
-                for entry in new.files
-                if not unchanged(root / entry.path, entry.size, entry.sha256)
-            ]
-            _check_places(root, missing, known)
-            require_space(root, sum(entry.size for entry in missing))
-            for entry in missing:
-                place = root / entry.path
-                place.parent.mkdir(parents=True, exist_ok=True)
-                remove_temporaries(place.parent)
-                write_whole(place, source.chunks(entry, progress))
-            for path in known - {entry.path for entry in joined.files}:
-                (root / path).unlink(missing_ok=True)
-            raw = joined.serialised()
-            write_whole(root / MANIFEST_HASH, hash_line(raw))
-            write_whole(root / MANIFEST, raw)
-    return new
-
-
-def write_bundle(
-    out: Path,
-    files: Mapping[str, tuple[Path, str, str]],
-    contents: tuple[str, ...],
-    notices: tuple[Notice, ...] = (),
-    progress: Progress = silent,
-) -> tuple[Manifest, str]:
-    """Writes an archive of `files` (path → where it lies, source, licence), and returns its manifest and that one's
-    SHA-256. `contents` says in words what it holds. Raises BundleError."""
+    sums = bundle_sums(bundle, expect)
+    for error in _misplaced(bundle, sums):
+        raise error
+    new = {path: sha256 for path, sha256 in sums.items() if not path.startswith(f"{WHEELS}/")}
+    root.mkdir(parents=True, exist_ok=True)
     try:
-        entries = []
-        for path, (place, source, licence) in sorted(files.items()):
-            size, sha256 = place.stat().st_size, file_hash(place)
-            entries.append(
-                StoredFile(path=path, size=size, sha256=sha256, source=source, licence=licence)
-            )
-            progress(path, size)
-        manifest = Manifest(contents=contents, notices=notices, files=tuple(entries))
-    except OSError as error:
-        raise BundleError(
-            f"{error.filename}: cannot be read ({error.strerror})", "make it readable"
-        ) from error
-    except ValidationError as error:
-        raise BundleError(
-            f"bundle: {first_mistake(error)}", "rename or leave out that file"
-        ) from error
-    raw = manifest.serialised()
-    require_space(out.parent, manifest.size + len(raw))
-    own = {MANIFEST_HASH: hash_line(raw), MANIFEST: raw}
-    with (
-        _write_errors(out),
-        replacing(out) as archive,
-        tarfile.open(fileobj=archive, mode="w", format=tarfile.GNU_FORMAT) as tar,
-    ):
-        for name in (*own, *(entry.path for entry in entries)):
-            with io.BytesIO(own[name]) if name in own else files[name][0].open("rb") as file:
-                member = tarfile.TarInfo(name)
-                member.size = file.seek(0, os.SEEK_END)
-                file.seek(0)
-                tar.addfile(member, file)
-            progress(name, member.size)
-    return manifest, hashlib.sha256(raw).hexdigest()
+        with FileLock(root / LOCK, timeout=0):
+            _add(bundle, root, new, watch)
+    except Timeout:
+        wrong = f"{root}: another process unpacks into it"
+        raise BundleError(wrong, "wait until it has ended, then run this again") from None
 
 
-def _check_places(root: Path, missing: Sequence[StoredFile], known: Collection[str]) -> None:
-    """Raises BundleError where something in the models folder lies in the way of a file that is to be written.
+def _add(bundle: Path, root: Path, new: dict[str, str], watch: Watch) -> None:
+    before = stored_sums(root)
+    missing = [path for path, sha256 in new.items() if not _has(root / path, sha256)]
+    for path in missing:
+        _check_place(root, path, before)
+    _require_space(root, sum((bundle / path).stat().st_size for path in missing))
+    for path in watch(missing):
+        place = root / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        remove_temporaries(place.parent)
+        write_whole(place, _checked_bytes(bundle, path, new[path]))
+    replaced = model_folders(new)
+    kept = dict(new)
+    for path, sha256 in before.items():
+        if path in new:
+            continue
+        if path.partition("/")[0] in replaced:
+            (root / path).unlink(missing_ok=True)
+        else:
+            kept[path] = sha256
+    write_whole(root / SUMS, "".join(sum_line(path, kept[path]) for path in sorted(kept)))
+
+
+def _has(place: Path, sha256: str) -> bool:
+    return place.is_file() and file_hash(place) == sha256
+
+
+def _checked_bytes(bundle: Path, path: str, sha256: str) -> Iterator[bytes]:
+    """A file's bytes. Raises BundleError after the last of them unless their SHA-256 is that of the list."""
+    digest = hashlib.sha256()
+    with (bundle / path).open("rb") as file:
+        while chunk := file.read(CHUNK):
+            digest.update(chunk)
+            yield chunk
+    if digest.hexdigest() != sha256:
+        raise _damaged(path, sha256, digest.hexdigest())
+
+
+def _check_place(root: Path, path: str, known: Collection[str]) -> None:
+    """Raises BundleError if something that no bundle brought (`known`) lies where a file is to be written."""
+    place = root / path
+    in_the_way = os.path.lexists(place) and (path not in known or place.is_dir())
+    for parent in PurePosixPath(path).parents:
+        folder = root / parent
+        if os.path.lexists(folder) and not folder.is_dir():
+            place, in_the_way = folder, True
+    if in_the_way:
+        wrong = f"{place}: lies there already, and no bundle brought it"
+        raise BundleError(wrong, "move it away or choose another --models")
+
+
+def _require_space(folder: Path, size: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if size > free:
+        wrong = f"{folder}: expected {decimal(size)} of free space, got {decimal(free)}"
+        raise BundleError(wrong, "make room or choose another folder")
+
+
+def begin_bundle(folder: Path) -> None:
+    """Makes the folder of a new bundle, or goes on with an unfinished one, whose list is empty. Raises ConfigError for
+    anything else that lies there."""
+    sums = folder / SUMS
+    unfinished = sums.is_file() and sums.stat().st_size == 0
+    if os.path.lexists(folder) and not unfinished:
+        wrong = f"--out {folder}: expected a new name or an unfinished bundle, something lies there"
+        raise ConfigError(wrong, "choose another --out, or move it away")
+    folder.mkdir(exist_ok=True)
+    sums.touch()
+
+
+def finish_bundle(folder: Path, parts: Collection[str], watch: Watch = iter) -> str:
+    """Writes the list of a bundle's files, and returns that list's SHA-256.
 
     Args:
-        root: The models folder.
-        missing: The files that are to be written.
-        known: The paths that earlier bundles brought, which may be replaced.
+        folder: The bundle.
+        parts: The paths of the files and folders that belong to it. What a download left beside them is removed.
+        watch: Shows which file is being read.
+
+    Raises:
+        BundleError: A file lies there that belongs to no part, or whose name no bundle may hold.
     """
-    if os.path.lexists(root / MANIFEST_HASH) and not os.path.lexists(root / MANIFEST):
-        _check_interrupted(root / MANIFEST_HASH)
-    for entry in missing:
-        place = root / entry.path
-        in_the_way = place if entry.path not in known or place.is_dir() else None
-        for parent in place.parents[: len(Path(entry.path).parts) - 1]:
-            if os.path.lexists(parent) and not parent.is_dir():
-                in_the_way = parent
-        if in_the_way and os.path.lexists(in_the_way):
-            wrong = f"{in_the_way}: lies there already, and no bundle brought it"
-            raise BundleError(wrong, f"move {root / entry.top} away or choose another --models")
-
-
-def _check_interrupted(place: Path) -> None:
-    """Raises BundleError unless the file is what an interrupted unpacking leaves: the hash of a manifest alone."""
-    with suppress(FileError):
-        line = read_bytes(place, 1000).decode("latin-1")
-        if re.fullmatch(rf"[0-9a-f]{{64}}  {MANIFEST}\n", line):
-            return
-    raise BundleError(f"{place}: lies there already, and no bundle brought it", "move it away")
-
-
-def require_space(folder: Path, size: int) -> None:
-    """Raises BundleError unless `size` bytes are free on the disk of `folder`, which may not exist yet."""
-    free = shutil.disk_usage(
-        next(place for place in (folder, *folder.parents) if place.exists())
-    ).free
-    if size > free:
-        raise BundleError(
-            f"{folder}: expected {decimal(size)} of free space, got {decimal(free)}", MAKE_ROOM
-        )
-
-
-@contextmanager
-def _write_errors(place: Path) -> Iterator[None]:
-    """What the file system raises about `place` becomes BundleError."""
-    try:
-        yield
-    except Timeout:
-        wait = "wait until it has ended, then run this again"
-        raise BundleError(f"{place}: another process unpacks into it", wait) from None
-    except WriteError as error:
-        raise BundleError(error.message, MAKE_ROOM) from error
-    except OSError as error:
-        raise BundleError(
-            f"{place}: cannot be written ({error.strerror or error})", MAKE_ROOM
-        ) from error
+    for cache in list(folder.rglob(".cache")):  # huggingface_hub's, beside what it downloads
+        shutil.rmtree(cache)
+    paths = []
+    for place in sorted(folder.rglob("*")):
+        path = place.relative_to(folder).as_posix()
+        if place.is_dir() or path == SUMS:
+            continue
+        if not any(f"{path}/".startswith(f"{part}/") for part in parts):
+            wrong = f"{place}: belongs to nothing that was asked for"
+            raise BundleError(wrong, "remove it, or choose another --out")
+        paths.append(path)
+    lines = [sum_line(path, file_hash(folder / path)) for path in watch(paths)]
+    write_whole(folder / SUMS, "".join(lines))
+    return file_hash(folder / SUMS)

@@ -1,9 +1,9 @@
 """`doctor --deep`: are the letters those of a plain forward pass, alone as in a batch, by both engines? Do the tools
 measure on the GPU what they measure on the CPU?
 
-The plain pass uses of this package the words of the prompt alone, so that a fault anywhere between a picture and its
-letters shows. Bounds are of the coarser number format: rounding in float32, two or three steps of a half-precision
-format at the size of a logit. Quantised models are told, not judged.
+The plain pass uses only the prompt's words of this package, so that a fault anywhere between a picture and its letters
+shows. Bounds are those of the coarser number format: rounding in float32, two or three steps of a half-precision format
+at the size of a logit. Quantised models are reported, not judged.
 """
 
 import importlib.util
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
-from agentic_iqa_local.offline.doctor import Finding, Setup, pictures
+from agentic_iqa_local.offline.checks import Finding, Setup, pictures
 from agentic_iqa_local.score_fusion import expected_level, letter_probabilities
 from agentic_iqa_local.state import LETTERS
 
@@ -48,6 +48,7 @@ def _read_alone(client: Any) -> tuple[Letters, ...]:
 
 
 def _format(client: Any) -> str:
+    """The number format that a client computes in, by the names of BOUNDS, or how its weights are quantised."""
     about = client.describe()
     if about.get("quantization", "none") != "none":
         return str(about["quantization"])
@@ -56,20 +57,27 @@ def _format(client: Any) -> str:
 
 
 def compared(
-    what: str, ours: tuple[Letters, ...], theirs: tuple[Letters, ...], *kinds: str
+    what: str, ours: tuple[Letters, ...], theirs: tuple[Letters, ...], *formats: str
 ) -> Finding:
-    """Two readings of the same pictures, by the bound of the coarsest of their number formats; quantised ones are only
-    told."""
-    logprob = max(abs(a[x] - b[x]) for a, b in zip(ours, theirs, strict=True) for x in LETTERS)
-    levels = (
-        [expected_level(letter_probabilities(read)) for read in one] for one in (ours, theirs)
+    """Two readings of the same pictures, by the bound of the coarsest of their number formats; quantised ones only
+    warn."""
+    nats = levels = 0.0
+    for a, b in zip(ours, theirs, strict=True):
+        nats = max(nats, *(abs(a[letter] - b[letter]) for letter in LETTERS))
+        levels = max(levels, abs(_level(a) - _level(b)))
+    most_nats, most_levels = max(BOUNDS.get(name, BOUNDS["bfloat16"]) for name in formats)
+    found = (
+        f"{what}: |Δ log-probability| ≤ {nats:.2g} (bound {most_nats:g}),"
+        f" |Δq| ≤ {levels:.2g} levels (bound {most_levels:g})"
     )
-    q = max(abs(a - b) for a, b in zip(*levels, strict=True))
-    nats, most = max(BOUNDS.get(kind, BOUNDS["bfloat16"]) for kind in kinds)
-    found = f"{what}: |Δ log-probability| ≤ {logprob:.2g} (bound {nats:g}), |Δq| ≤ {q:.2g} levels (bound {most:g})"
-    if logprob <= nats and q <= most:
-        return "pass", found, ""
-    return "warn" if {"8bit", "4bit"} & {*kinds} else "fail", found, REMEDY
+    if nats <= most_nats and levels <= most_levels:
+        return Finding("pass", found)
+    quantised = "8bit" in formats or "4bit" in formats
+    return Finding("warn" if quantised else "fail", found, REMEDY)
+
+
+def _level(letters: Letters) -> float:
+    return expected_level(letter_probabilities(letters))
 
 
 def plain_forward(setup: Setup) -> Finding | None:
@@ -92,20 +100,18 @@ def plain_forward(setup: Setup) -> Finding | None:
         use_safetensors=True,
     ).eval()
     if getattr(model.config, "quantization_config", None) is not None:
-        return (
-            "warn",
-            "the folder holds quantised weights, of which no plain float32 pass can be made",
-            "none",
-        )
+        found = "the folder holds quantised weights, and no plain float32 pass can be made of them"
+        return Finding("warn", found, "none")
     scoring, words = asking_for_words(SCORING) if options.answers == "words" else (SCORING, {})
     messages = chat_messages(scoring, 1, options.prompt_layout)
-    text = (
-        processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        + ANSWER_PREFIX
-    )
+    text = processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    text += ANSWER_PREFIX
     encode = processor.tokenizer.encode
     end = len(encode(text, add_special_tokens=False))
-    tokens = {x: encode(text + words.get(x, x), add_special_tokens=False)[end] for x in LETTERS}
+    tokens = {
+        letter: encode(text + words.get(letter, letter), add_special_tokens=False)[end]
+        for letter in LETTERS
+    }
     plain: list[Letters] = []
     for picture in pictures():
         inputs = processor(
@@ -146,8 +152,8 @@ def tools_on_gpu(setup: Setup) -> Finding | None:
     gaps = np.abs(np.subtract(measured(setup.services.tools), measured(on_cpu))).max(1)
     found = f"{len(names)} tools on the GPU as on the CPU: |Δ| ≤ {gaps.max():.2g} levels (bound {TOOL_BOUND:g})"
     if gaps.max() <= TOOL_BOUND:
-        return "pass", found, ""
-    return "fail", f"{found}, {names[gaps.argmax()]} most of all", REMEDY
+        return Finding("pass", found)
+    return Finding("fail", f"{found}, {names[gaps.argmax()]} most of all", REMEDY)
 
 
 def engines(setup: Setup) -> Finding | None:
@@ -159,13 +165,10 @@ def engines(setup: Setup) -> Finding | None:
     if own == "server" or importlib.util.find_spec("vllm") is None:
         return None
     client = setup.services.client("summarizer")
-    ours, kind = _read_alone(client), _format(client)
+    ours, own_format = _read_alone(client), _format(client)
     setup.services.close()  # both need the card
     other = "transformers" if own == "vllm" else "vllm"
     client = create_vlm_client(f"{other}.{name}", setup.settings.model(backend), setup.device)
-    theirs, kinds = _read_alone(client), (kind, _format(client))
+    theirs, other_format = _read_alone(client), _format(client)
     client.close()
-    return compared(f"letters of {other} against {own}", theirs, ours, *kinds)
-
-
-CHECKS = (plain_forward, batches, tools_on_gpu, engines)
+    return compared(f"letters of {other} against {own}", theirs, ours, own_format, other_format)

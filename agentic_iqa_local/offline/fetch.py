@@ -1,22 +1,24 @@
-"""Finds what a configuration needs, on this machine, on the Hugging Face Hub or on a web server, and downloads what is
-missing. Nothing else in this package reaches a network; the command bundle uses it, on a connected machine."""
+"""Finds what a configuration needs, on this machine, on the Hugging Face Hub or on a web server, and puts it into a
+bundle's folder. Nothing else in this package downloads; the command bundle uses it, on a connected machine."""
 
-import os
 import re
+import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
-from shutil import copytree, ignore_patterns, rmtree
+from pathlib import Path
 from typing import NamedTuple
 
 from agentic_iqa_local.config import ConfigError
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.files import ROOT, file_hash, write_whole
-from agentic_iqa_local.iqa_tools.weights import HUB, HUGGINGFACE
-from agentic_iqa_local.offline.manifest import SEGMENT, WHEELS, BundleError, Notice
+from agentic_iqa_local.iqa_tools.weights import HUB, HUGGINGFACE, BundleError
+from agentic_iqa_local.offline.bundle import WHEELS
+
+HUB_PAGE = "https://huggingface.co"
 
 
 class Repo(NamedTuple):
@@ -26,16 +28,11 @@ class Repo(NamedTuple):
     revision: str = "main"
     licence: str = "unknown"
 
-    def page(self, commit: str) -> str:
-        """The address of its files."""
-        return f"https://huggingface.co/{self.name}/tree/{commit}"
 
-
-class Found(NamedTuple):
-    """A file for the bundle: its path there, where it lies now, where it came from and under which licence."""
+class Part(NamedTuple):
+    """A file or folder of a bundle: its path there, where it came from and under which licence."""
 
     path: str
-    file: Path
     source: str
     licence: str
 
@@ -73,7 +70,8 @@ CLIP_HASHES = {
     "clip/RN50.pt": "afeb0e10f9e5a86da6080e35cf09123aca3b358a0c3e3b6c78a7b63bc04b6762",
     "clip/ViT-B-32.pt": "40d365715913c9da98579312b702a82c18be219cc2a73407c4526f58eba950af",
 }
-# of a model; remote code and other frameworks' weights stay behind
+# of a model; remote code, other frameworks' weights, hidden files and subfolders stay behind
+LEFT_OUT = [".*", "*/*"]
 CARRIED = [
     "*.safetensors",
     "*.json",
@@ -111,52 +109,77 @@ TERMS = {  # licence → what it says, where it stands
         "https://docs.nvidia.com/cuda/eula/",
     ),
 }
+UNKNOWN = ("it may restrict what you do: read the model card", "no link known")
 # (licence, what is under it) of programs
 PYIQA = ("PolyForm-Noncommercial-1.0.0", "pyiqa, which runs the tools")
 NVIDIA = ("LicenseRef-NVIDIA-Proprietary", "CUDA libraries that torch's wheels for Linux bring")
 
 
 def model_repo(folder: str, local: Path, repos: dict[str, Repo]) -> Repo | None:
-    """The repository that a model folder is downloaded from; None where it lies in `local`. Raises BundleError."""
+    """The repository that a model folder is downloaded from; None if it lies in `local`. Raises BundleError."""
     if folder not in repos and local.is_dir():
         return None
-    if repo := repos.get(folder) or REPOS.get(folder):
-        return repo
-    wrong = f"expected the folder {local} or a known repository, found neither"
-    raise BundleError(
-        f"model {folder}: {wrong}", f"pass --models DIR, or --repo {folder}=ORG/NAME@REVISION"
-    )
+    repo = repos.get(folder) or REPOS.get(folder)
+    if repo is None:
+        wrong = f"expected the folder {local} or a known repository, found neither"
+        remedy = f"pass --models DIR, or --repo {folder}=ORG/NAME@REVISION"
+        raise BundleError(f"model {folder}: {wrong}", remedy)
+    return repo
 
 
-def model_files(folder: str, local: Path, repo: Repo | None, downloads: Path) -> list[Found]:
-    """A vision-language model's files, from the folder `local` or downloaded from `repo`. Remote code, other
-    frameworks' weights and subfolders stay behind. Raises BundleError."""
+def model_licence(folder: str, repo: Repo | None) -> str:
+    """The licence of a model folder's files, "unknown" for one of the user's own."""
     if repo:
-        from huggingface_hub import HfApi, snapshot_download
+        return repo.licence
+    if folder == "embedded":
+        return EMBEDDED_LICENCE
+    return REPOS[folder].licence if folder in REPOS else "unknown"
 
-        with _network_errors(
-            f"{repo.name}@{repo.revision}"
-        ):  # what is there already is kept, hashes are compared
-            commit = str(HfApi().model_info(repo.name, revision=repo.revision).sha)
-            place = downloads / f"{repo.name.replace('/', '--')}@{commit}"
-            snapshot_download(repo.name, revision=commit, local_dir=place, allow_patterns=CARRIED)
-        source, licence = repo.page(commit), repo.licence
+
+def fetch_model(folder: str, local: Path, repo: Repo | None, bundle: Path) -> Part:
+    """Puts a vision-language model's files into a bundle, from the folder `local` or downloaded from `repo`. Raises
+    BundleError."""
+    place = bundle / folder
+    if repo:
+        source = _download_model(repo, place)
     else:
-        place, source = local, f"local folder {folder}"
-        licence = EMBEDDED_LICENCE if folder == "embedded" else REPOS.get(folder, Repo("")).licence
-    names = [
-        name for name in sorted(os.listdir(place)) if (place / name).is_file() and _is_carried(name)
-    ]
+        source = f"local folder {folder}"
+        names = [path.name for path in local.iterdir() if path.is_file()]
+        _copy(local, _carried(names), place)
+    names = sorted(path.name for path in place.iterdir())
     if "config.json" not in names or not any(name.endswith(".safetensors") for name in names):
-        wrong = f"expected config.json and weights as *.safetensors, found {', '.join(names) or 'neither'}"
-        raise BundleError(f"{place}: {wrong}", "choose the safetensors edition")
-    return [Found(f"{folder}/{name}", place / name, source, licence) for name in names]
+        wrong = f"{folder}: expected config.json and weights as *.safetensors, found {', '.join(names) or 'neither'}"
+        raise BundleError(wrong, "choose the safetensors edition")
+    return Part(folder, source, model_licence(folder, repo))
 
 
-def _is_carried(name: str) -> bool:
-    return SEGMENT.fullmatch(name) is not None and any(
-        PurePosixPath(name).match(kind) for kind in CARRIED
-    )
+def _download_model(repo: Repo, place: Path) -> str:
+    """Downloads a repository's files; what is there already is kept if its hash is right. The commit's address."""
+    from huggingface_hub import HfApi, snapshot_download
+
+    with _network_errors(f"{repo.name}@{repo.revision}"):
+        commit = str(HfApi().model_info(repo.name, revision=repo.revision).sha)
+        snapshot_download(
+            repo.name,
+            revision=commit,
+            local_dir=place,
+            allow_patterns=CARRIED,
+            ignore_patterns=LEFT_OUT,
+        )
+    return f"{HUB_PAGE}/{repo.name}/tree/{commit}"
+
+
+def _carried(names: Iterable[str], *more: str) -> list[str]:
+    from huggingface_hub.utils import filter_repo_objects
+
+    patterns = [*CARRIED, *more]
+    return list(filter_repo_objects(names, allow_patterns=patterns, ignore_patterns=LEFT_OUT))
+
+
+def _copy(folder: Path, names: Iterable[str], place: Path) -> None:
+    place.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        shutil.copyfile(folder / name, place / name)
 
 
 @contextmanager
@@ -175,124 +198,116 @@ def _network_errors(what: str) -> Iterator[None]:
         raise BundleError(f"{what}: cannot be downloaded ({reason})", remedy) from error
 
 
-def tool_weight(weight: str, downloads: Path) -> list[Found]:
-    """The files of one weight of the tools' table: a file of torch's hub folder, or "hf:ORG/NAME", a repository. Raises
-    BundleError, also for a file that is not its publisher's."""
+def weight_licence(weight: str) -> str:
+    """The licence of a weight of the tools' table."""
     if weight.startswith("hf:"):
-        return _snapshot_files(weight.removeprefix("hf:"))
-    path, name, begins, url, licence = (
-        f"{HUB}/{weight}",
-        PurePosixPath(weight).name,
-        "",
-        "",
-        PYIQA_WEIGHTS.licence,
-    )
+        return "unknown"
     if weight in CLIP_HASHES:
-        begins, licence = CLIP_HASHES[weight], "mit"
-        url = f"{CLIP}{begins}/{name}"
-    elif not weight.startswith("pyiqa/") and weight not in PYIQA_CHECKPOINTS:
-        begins, url, licence = (
-            PurePosixPath(name).stem.rpartition("-")[2],
-            TORCHVISION + name,
-            "bsd-3-clause",
-        )
-    file = downloads / "weights" / name
-    with _network_errors(url or PYIQA_WEIGHTS.name):
-        if not url:
-            from huggingface_hub import hf_hub_download
-
-            url = PYIQA_WEIGHTS.page(PYIQA_WEIGHTS.revision)
-            hf_hub_download(
-                PYIQA_WEIGHTS.name, name, revision=PYIQA_WEIGHTS.revision, local_dir=file.parent
-            )
-        elif not file.is_file():
-            from torch.hub import download_url_to_file
-
-            file.parent.mkdir(parents=True, exist_ok=True)
-            download_url_to_file(url, str(file), hash_prefix=begins)
-    return [Found(path, file, url, licence)]
+        return "mit"
+    return PYIQA_WEIGHTS.licence if _is_pyiqas(weight) else "bsd-3-clause"
 
 
-def _snapshot_files(name: str) -> list[Found]:
-    """A repository as the Hugging Face cache lays it out, with files where it has links; `refs/main` names the commit.
-    What lies in the cache already ($HF_HUB_CACHE) is not downloaded."""
+def _is_pyiqas(weight: str) -> bool:
+    return weight.startswith("pyiqa/") or weight in PYIQA_CHECKPOINTS
+
+
+def fetch_weight(weight: str, bundle: Path) -> Part:
+    """Puts one weight of the tools' table into a bundle: a file of torch's hub folder, or the repository "hf:ORG/NAME".
+    Raises BundleError, also for a file that is not its publisher's."""
+    if weight.startswith("hf:"):
+        return _fetch_snapshot(weight.removeprefix("hf:"), bundle)
+    path = f"{HUB}/{weight}"
+    file = bundle / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if _is_pyiqas(weight):
+        source = _download_pyiqas(file)
+    elif weight in CLIP_HASHES:
+        source = f"{CLIP}{CLIP_HASHES[weight]}/{file.name}"
+        _download_file(source, file, CLIP_HASHES[weight])
+    else:
+        source = TORCHVISION + file.name
+        _download_file(source, file, file.stem.rpartition("-")[2])
+    return Part(path, source, weight_licence(weight))
+
+
+def _download_pyiqas(file: Path) -> str:
+    from huggingface_hub import hf_hub_download
+
+    name, revision = PYIQA_WEIGHTS.name, PYIQA_WEIGHTS.revision
+    with _network_errors(name):
+        hf_hub_download(name, file.name, revision=revision, local_dir=file.parent)
+    return f"{HUB_PAGE}/{name}/tree/{revision}"
+
+
+def _download_file(url: str, file: Path, hash_prefix: str) -> None:
+    from torch.hub import download_url_to_file
+
+    if not file.is_file():
+        with _network_errors(url):
+            download_url_to_file(url, str(file), hash_prefix=hash_prefix)
+
+
+def _fetch_snapshot(name: str, bundle: Path) -> Part:
+    """Puts a repository into a bundle as the Hugging Face cache lays it out, with files in place of links; `refs/main`
+    names the commit. What lies in the cache already ($HF_HUB_CACHE) is not downloaded."""
     from huggingface_hub import snapshot_download
 
     with _network_errors(name):
-        place = Path(snapshot_download(name, allow_patterns=[*CARRIED, "*.bin"]))
-    names = sorted(file.name for file in place.iterdir() if file.is_file())
-    pickles = not any(name.endswith(".safetensors") for name in names)
-    kept = [name for name in names if _is_carried(name) or (pickles and name.endswith(".bin"))]
-    repository = place.parents[1]
-    files, source = (
-        [repository / "refs" / "main", *(place / name for name in kept)],
-        Repo(name).page(place.name),
-    )
-    return [
-        Found(f"{HUGGINGFACE}/{file.relative_to(repository.parent)}", file, source, "unknown")
-        for file in files
-    ]
+        snapshot = Path(snapshot_download(name, allow_patterns=[*CARRIED, "*.bin"]))
+    names = sorted(path.name for path in snapshot.iterdir() if path.is_file())
+    has_safetensors = any(name.endswith(".safetensors") for name in names)
+    repository = snapshot.parents[1]
+    path = f"{HUGGINGFACE}/{repository.name}"
+    kept = _carried(names) if has_safetensors else _carried(names, "*.bin")
+    _copy(snapshot, kept, bundle / path / "snapshots" / snapshot.name)
+    _copy(repository / "refs", ["main"], bundle / path / "refs")
+    return Part(path, f"{HUB_PAGE}/{name}/tree/{snapshot.name}", "unknown")
 
 
-def wheels(engine: str, folder: Path) -> Iterator[Found]:
+def fetch_wheels(engine: str, bundle: Path) -> Part:
     """Builds or downloads a wheel of every package of an engine's lock and of this project, and a list of them with
     their hashes. Raises BundleError."""
-    rmtree(folder, ignore_errors=True)
+    folder = bundle / WHEELS
+    shutil.rmtree(folder, ignore_errors=True)
     with tempfile.TemporaryDirectory() as place:  # pip leaves files in a source that it builds from
         source = copied_source(Path(place) / "source")
         command = [sys.executable, "-m", "pip", "wheel", "--disable-pip-version-check", "--no-deps"]
-        command += [
-            "--wheel-dir",
-            str(folder),
-            "--requirement",
-            str(ROOT / LOCKS[engine]),
-            str(source),
-        ]
-        if status := subprocess.run(command, stdout=sys.stderr, check=False).returncode:
-            raise BundleError(
-                f"wheels: pip ended with status {status}", "its own message stands above"
-            )
+        command += ["--wheel-dir", str(folder), "--requirement", str(ROOT / LOCKS[engine])]
+        status = subprocess.run([*command, str(source)], stdout=sys.stderr, check=False).returncode
+    if status:
+        wrong = f"wheels: pip ended with status {status}"
+        raise BundleError(wrong, "its own message stands above")
     lines = []
     for wheel in sorted(folder.glob("*.whl")):
         name, version, *_ = wheel.name.split("-")
         lines.append(f"{name}=={version} --hash=sha256:{file_hash(wheel)}\n")
-        yield Found(f"{WHEELS}/{wheel.name}", wheel, f"pip wheel {wheel.name}", "in the wheel")
-    requirements = folder / "requirements.txt"
-    write_whole(requirements, "".join(lines))
-    yield Found(f"{WHEELS}/{requirements.name}", requirements, "this script", OWN)
+    write_whole(folder / "requirements.txt", "".join(lines))
+    platform = f"Python {sysconfig.get_python_version()} on {sysconfig.get_platform()}"
+    return Part(WHEELS, f"pip wheel for {engine}, {platform}", "in each wheel")
 
 
 def copied_source(folder: Path) -> Path:
     """A copy of the checkout without what its wheel is not built of, in the new `folder`, which is returned."""
     names = (".*", "runs", "build", "*.egg-info", "__pycache__", "docs", "benchmarks")
-    copytree(ROOT, folder, ignore=ignore_patterns(*names), symlinks=True)
+    shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*names), symlinks=True)
     return folder
 
 
-def notices_of(
-    sources: dict[str, Repo | None], weights: Iterable[str], tools: bool, wheels: str | None
-) -> tuple[Notice, ...]:
-    """A notice for each licence that restricts the use of what goes into a bundle."""
-    licences = [(repo.licence, folder) for folder, repo in sources.items() if repo]
-    licences += [
-        (REPOS[folder].licence, folder)
-        for folder in sources
-        if not sources[folder] and folder in REPOS
-    ]
-    licences += [("unknown" if w.startswith("hf:") else PYIQA_WEIGHTS.licence, w) for w in weights]
-    licences += [PYIQA] * (tools or bool(wheels)) + [NVIDIA] * bool(wheels)
-    under: dict[str, dict[str, None]] = {}
-    for licence, of in licences:
+def restrictions(licences: Iterable[tuple[str, str]]) -> list[str]:
+    """A sentence for each licence that restricts the use of what goes into a bundle.
+
+    Args:
+        licences: Pairs of a licence and what is under it.
+    """
+    under: dict[str, list[str]] = {}
+    for licence, what in licences:
         if licence not in FREE:
-            under.setdefault(licence, {})[of] = None
-    unknown = "it may restrict what you do: read the model card", "no link known"
-    told = (
-        (licence, one_line(", ".join(of))[:500], *TERMS.get(licence, unknown))
-        for licence, of in under.items()
-    )
-    return tuple(
-        Notice(licence=licence, of=of, says=says, url=url) for licence, of, says, url in told
-    )
+            under.setdefault(licence, []).append(what)
+    sentences = []
+    for licence, names in under.items():
+        says, url = TERMS.get(licence, UNKNOWN)
+        sentences.append(one_line(f"{', '.join(names)}: {licence}, {says} ({url})"))
+    return sentences
 
 
 def repo_option(text: str) -> tuple[str, Repo]:
