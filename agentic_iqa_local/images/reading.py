@@ -1,7 +1,6 @@
 """From a file to upright 8-bit RGB pixels, or to one sentence saying why not."""
 
 import hashlib
-import math
 import os
 import struct
 import threading
@@ -16,7 +15,7 @@ from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 
 from agentic_iqa_local.images.colours import to_rgb8
 from agentic_iqa_local.images.files import ImageError, read_file, within_memory
-from agentic_iqa_local.images.tiff import check_tiff, is_tiff, not_a_colour, preview_only
+from agentic_iqa_local.images.tiff import check_colour, check_largest, check_tiff, is_tiff
 
 # Only these decoders run: Pillow also knows formats that start other programs (EPS) or hold no photograph.
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "JPEG2000", "GIF", "PPM", "AVIF")
@@ -146,9 +145,9 @@ def _open(path: str, data: bytes) -> Image.Image:
 
 
 def _not_read(path: str, data: bytes) -> ImageError:
-    """What is wrong with a file that no decoder takes."""
-    if is_tiff(data) and (known := not_a_colour(path, data)):
-        return known
+    """What is wrong with a file that no decoder takes. Raises ImageError of a TIFF with samples of another kind."""
+    if is_tiff(data):
+        check_colour(path, data)
     expected = f"{path}: expected a {', '.join(FORMATS)} or HEIC image"
     for beginning, kind in _NOT_READ.items():
         if data.startswith(beginning):
@@ -179,10 +178,9 @@ def _check_header(path: str, image: Image.Image, max_pixels: int, min_side: int)
 def _check_main_picture(path: str, data: bytes) -> None:
     """Raises ImageError where the first picture of a camera's JPEG is smaller than another, so a preview."""
     image = Image.open(BytesIO(data))
-    first = largest = image.size
+    sizes = [image.size]
     with suppress(Exception):  # a later picture may be damaged, or cut off
         for frame in range(1, min(getattr(image, "n_frames", 1), _MOST_SEEN)):
             image.seek(frame)
-            largest = max(largest, image.size, key=math.prod)
-    if math.prod(first) < math.prod(largest):
-        raise preview_only(path, first, largest)
+            sizes.append(image.size)
+    check_largest(path, sizes[0], sizes)

@@ -1,158 +1,133 @@
-"""What a file built like a TIFF holds, by its tags: photographs, previews, or numbers that are no colours yet. The raw
-files of many cameras (DNG, NEF, CR2, ARW) are built so, and the first picture in them is a preview."""
+"""What a file built like a TIFF holds, by its tags: photographs, previews, or numbers that are no colours yet. The
+raw files of many cameras (DNG, NEF, CR2, ARW) are built so, and the first picture in them is a preview."""
 
-import struct
-from dataclasses import dataclass
+import math
+from io import BytesIO
+
+from PIL.TiffImagePlugin import ImageFileDirectory_v2 as Directory
 
 from agentic_iqa_local.images.files import ImageError
 
-_ORDERS = {b"II": "<", b"MM": ">"}  # of bytes
-_PLAIN, _BIG = 42, 43  # versions of the format
-_NUMBERS = {3: "H", 4: "I", 13: "I", 16: "Q", 18: "Q"}  # types of values that are read
+_BIG = b"II\x2b\x00"  # a BigTIFF, which Pillow reads in this order of bytes alone
+_HEADERS = (b"II\x2a\x00", b"MM\x00\x2a", _BIG)
 _SUBFILE, _WIDTH, _HEIGHT, _BITS, _PHOTOMETRIC, _SAMPLES = 254, 256, 257, 258, 262, 277
 _BELOW, _SAMPLE_FORMAT = 330, 339
-_TAGS = (_SUBFILE, _WIDTH, _HEIGHT, _BITS, _PHOTOMETRIC, _SAMPLES, _BELOW, _SAMPLE_FORMAT)
-_VERSIONS = 1 | 4  # bits of _SUBFILE: a smaller version of another picture, or where one is seen
+_VERSIONS = 1 | 4  # bits of _SUBFILE: a smaller version of another picture, or a mask of one
 _SENSOR = (32803, 34892)  # values of _PHOTOMETRIC: what a camera's sensor measured
 _KINDS = {1: "whole numbers", 2: "signed numbers", 3: "floating-point numbers"}
-_MOST_PICTURES, _MOST_TAGS, _MOST_VALUES = 64, 1024, 64  # that are looked at
-MEANT = "export the one that you mean as JPEG or TIFF."
+_MOST_PICTURES = 64  # that are looked at
 _DEEPEST = 16  # bits of a sample that is a colour
-
-
-@dataclass(frozen=True)
-class _Picture:
-    """A picture in a file, by its tags."""
-
-    tags: dict[int, tuple[int, ...]]
-
-    def first(self, tag: int, default: int = 0) -> int:
-        return next(iter(self.tags.get(tag, ())), default)
-
-    @property
-    def size(self) -> tuple[int, int]:
-        return self.first(_WIDTH), self.first(_HEIGHT)
-
-    @property
-    def pixels(self) -> int:
-        return self.first(_WIDTH) * self.first(_HEIGHT)
-
-    @property
-    def is_version(self) -> bool:
-        """Whether it says that it is no picture of its own, but a preview or a mask of another."""
-        return bool(self.first(_SUBFILE) & _VERSIONS)
-
-    @property
-    def from_sensor(self) -> bool:
-        return self.first(_PHOTOMETRIC) in _SENSOR
-
-    @property
-    def is_colour(self) -> bool:
-        """Whether its samples have a fixed black and white."""
-        return self.first(_SAMPLE_FORMAT, 1) not in (2, 3) and self.first(_BITS, 1) <= _DEEPEST
+_ADVICE = "export the one that you mean as JPEG or TIFF."
 
 
 def is_tiff(data: bytes) -> bool:
     """Whether a file is built like a TIFF or a BigTIFF."""
-    order = _ORDERS.get(data[:2])
-    return order is not None and data[2:4] in (
-        struct.pack(f"{order}H", version) for version in (_PLAIN, _BIG)
-    )
+    return data.startswith(_HEADERS)
 
 
 def check_tiff(path: str, data: bytes) -> None:
-    """Raises ImageError where the picture that would be read of a file built like a TIFF is not the one that is meant:
+    """Raises ImageError if the picture that would be read of a file built like a TIFF is not the one that is meant:
     a preview, one page of several, or samples without a fixed black and white."""
     pages, below = _pictures(data)
     if not pages:
         return
-    shown, largest = pages[0], max(pages + below, key=lambda picture: picture.pixels)
-    raw = any(picture.from_sensor for picture in pages + below) or data[8:10] == b"CR"
-    preview = "{}×{} pixels".format(*shown.size)
-    if raw:
+    shown, every = pages[0], pages + below
+    if any(map(_is_of_sensor, every)) or data[8:10] == b"CR":
         expected = "expected a picture, but this is a camera's raw photograph"
-        only = f", of which only a preview of {preview} can be shown"
-        raise ImageError(
-            f"{path}: {expected}{'' if shown.from_sensor else only}",
-            "develop it first: export it as JPEG or TIFF.",
-        )
-    if shown.pixels < largest.pixels:
-        raise preview_only(path, shown.size, largest.size)
-    originals = [picture for picture in pages + below if not picture.is_version]
-    if shown.is_version and originals:
-        expected = (
-            "expected a picture, but the first in this file is a preview or a mask of another"
-        )
-        raise ImageError(f"{path}: {expected} in it", MEANT)
-    if sum(not page.is_version for page in pages) > 1:
+        if not _is_of_sensor(shown):
+            width, height = _size(shown)
+            expected += f", of which only a preview of {width}×{height} pixels can be shown"
+        raise ImageError(f"{path}: {expected}", "develop it first: export it as JPEG or TIFF.")
+    check_largest(path, _size(shown), [_size(picture) for picture in every])
+    if _is_version(shown) and not all(map(_is_version, every)):
+        expected = "expected a picture, but the first in this file is a preview or a mask"
+        raise ImageError(f"{path}: {expected} of another in it", _ADVICE)
+    if sum(not _is_version(page) for page in pages) > 1:
         expected = "expected a single picture, but this TIFF holds several frames or pages"
         raise ImageError(f"{path}: {expected}", "extract one frame first.")
-    if not shown.is_colour and (error := not_a_colour(path, data)):
-        raise error
+    kind, bits = _first(shown, _SAMPLE_FORMAT, 1), _first(shown, _BITS, 1)
+    if kind in (2, 3) or bits > _DEEPEST:
+        check_colour(path, data)
 
 
-def preview_only(path: str, first: tuple[int, int], largest: tuple[int, int]) -> ImageError:
-    """What is wrong with a file whose first picture is smaller than another."""
-    sizes = "{}×{} pixels, is smaller than another in it, {}×{}".format(*first, *largest)
-    return ImageError(
-        f"{path}: expected one picture, but the first in this file, {sizes}",
-        MEANT,
-    )
+def check_largest(path: str, first: tuple[int, int], sizes: list[tuple[int, int]]) -> None:
+    """Raises ImageError if a file's first picture has fewer pixels than another, so that it is a preview."""
+    largest = max(sizes, key=math.prod)
+    if math.prod(first) < math.prod(largest):
+        said = "{}×{} pixels, is smaller than another in it, {}×{}".format(*first, *largest)
+        expected = "expected one picture, but the first in this file"
+        raise ImageError(f"{path}: {expected}, {said}", _ADVICE)
 
 
-def not_a_colour(path: str, data: bytes) -> ImageError | None:
-    """What is wrong with a TIFF whose samples are not read; None where it cannot be told."""
+def check_colour(path: str, data: bytes) -> None:
+    """Raises ImageError that names the samples of a TIFF that no decoder takes, if its tags tell of a picture."""
     pages, _ = _pictures(data)
-    if not pages or not pages[0].pixels:
-        return None
+    if not pages or not math.prod(_size(pages[0])):
+        return
     picture = pages[0]
-    kind = _KINDS.get(picture.first(_SAMPLE_FORMAT, 1), "numbers of another kind")
-    samples, bits = picture.first(_SAMPLES, 1), picture.first(_BITS, 1)
-    colours = f"photometric interpretation {picture.first(_PHOTOMETRIC)}"
+    kind = _KINDS.get(_first(picture, _SAMPLE_FORMAT, 1), "numbers of another kind")
+    samples, bits = _first(picture, _SAMPLES, 1), _first(picture, _BITS, 1)
+    colours = f"photometric interpretation {_first(picture, _PHOTOMETRIC, 0)}"
     got = f"this TIFF has {samples} × {bits}-bit {kind} a pixel ({colours})"
-    return ImageError(
-        f"{path}: expected grey, RGB or CMYK samples of 8 or 16 bits, but {got}",
-        "export it as it is meant to look, as RGB with 8 or 16 bits a sample.",
-    )
+    expected = f"expected grey, RGB or CMYK samples of 8 or 16 bits, but {got}"
+    advice = "export it as it is meant to look, as RGB with 8 or 16 bits a sample."
+    raise ImageError(f"{path}: {expected}", advice)
 
 
-def _pictures(data: bytes) -> tuple[list[_Picture], list[_Picture]]:
+def _first(picture: Directory, tag: int, default: int) -> int:
+    """The first number of a tag; `default` if there is none."""
+    value = picture.get(tag, default)
+    numbers = value if isinstance(value, tuple) else (value,)
+    return numbers[0] if numbers and isinstance(numbers[0], int) else default
+
+
+def _size(picture: Directory) -> tuple[int, int]:
+    return _first(picture, _WIDTH, 0), _first(picture, _HEIGHT, 0)
+
+
+def _is_version(picture: Directory) -> bool:
+    """Whether it says that it is no picture of its own, but a preview or a mask of another."""
+    return bool(_first(picture, _SUBFILE, 0) & _VERSIONS)
+
+
+def _is_of_sensor(picture: Directory) -> bool:
+    return _first(picture, _PHOTOMETRIC, 0) in _SENSOR
+
+
+def _pictures(data: bytes) -> tuple[list[Directory], list[Directory]]:
     """The pages of a file, and the pictures that hang below them."""
-    order = _ORDERS[data[:2]]
-    big = struct.unpack_from(f"{order}H", data, 2)[0] == _BIG
-    pages, below, seen = list[_Picture](), list[_Picture](), set[int]()
-    start = struct.unpack_from(f"{order}{'Q' if big else 'I'}", data.ljust(16), 8 if big else 4)[0]
-    waiting = [(start, pages)]
-    while waiting and len(seen) < _MOST_PICTURES:
+    pages, below = list[Directory](), list[Directory]()
+    waiting = [(_header(data).next, pages)]
+    seen = {0}  # no directory lies there
+    while waiting and len(seen) <= _MOST_PICTURES:
         place, found = waiting.pop()
         if place in seen:
             continue
         seen.add(place)
-        try:
-            picture, following = _read(data, place, order, big)
-        except struct.error:  # it lies beyond the end of the file
+        picture = _read(data, place)
+        if picture is None:
             continue
         found.append(picture)
-        waiting += [(other, below) for other in picture.tags.get(_BELOW, ())]
-        waiting += [(following, found)] if following else []
+        lower = picture.get(_BELOW, ())
+        for other in lower if isinstance(lower, tuple) else (lower,):
+            waiting.append((other, below))
+        waiting.append((picture.next, found))
     return pages, below
 
 
-def _read(data: bytes, place: int, order: str, big: bool) -> tuple[_Picture, int]:
-    """A picture's tags, from its directory, and the place of the next directory. Raises struct.error."""
-    counts, entries, offsets = ("Q", "HHQ8s", "Q") if big else ("H", "HHI4s", "I")
-    (count,) = struct.unpack_from(order + counts, data, place)
-    place += struct.calcsize(order + counts)
-    tags = {}
-    for _ in range(min(count, _MOST_TAGS)):
-        tag, kind, number, value = struct.unpack_from(order + entries, data, place)
-        place += struct.calcsize(order + entries)
-        if tag not in _TAGS or kind not in _NUMBERS or number > _MOST_VALUES:
-            continue
-        numbers = f"{order}{number}{_NUMBERS[kind]}"
-        if struct.calcsize(numbers) <= len(value):
-            tags[tag] = struct.unpack_from(numbers, value)
-        else:
-            (elsewhere,) = struct.unpack(order + offsets, value)
-            tags[tag] = struct.unpack_from(numbers, data, elsewhere)
-    return _Picture(tags), struct.unpack_from(order + offsets, data, place)[0]
+def _read(data: bytes, place: int) -> Directory | None:
+    """The tags of a picture; None if they lie beyond the end of the file."""
+    picture = _header(data)
+    file = BytesIO(data)
+    try:
+        file.seek(place)
+        picture.load(file)
+    except (OverflowError, ValueError):
+        return None
+    return picture if len(picture) else None
+
+
+def _header(data: bytes) -> Directory:
+    """An empty directory whose `next` is the place of the first one of the file."""
+    length = 16 if data.startswith(_BIG) else 8
+    return Directory(data[:length].ljust(length, b"\0"))
