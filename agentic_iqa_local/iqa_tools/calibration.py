@@ -1,12 +1,12 @@
 """Raw tool scores to the 1..5 quality scale: the five-parameter logistic, its check and its file.
 
-The form is that of Sheikh, Sabir and Bovik, "A Statistical Evaluation of Recent Full Reference Image Quality
-Assessment Algorithms", IEEE TIP 15(11), 2006 (the VQEG form):
+The form is that of Sheikh, Sabir and Bovik, "A Statistical Evaluation of Recent Full Reference
+Image Quality Assessment Algorithms", IEEE TIP 15(11), 2006 (the VQEG form):
 
     f(x) = b1 * (1/2 - 1 / (1 + exp(b2 * (x - b3)))) + b4 * x + b5
 
-AgenticIQA (arXiv 2509.26006) prints it without the `1 +`; with that misprint most rows of its Table 5 map
-every image to the same value.
+AgenticIQA (arXiv 2509.26006) prints it without the `1 +`; with that misprint most rows of its Table
+5 map every image to the same value.
 """
 
 import math
@@ -39,9 +39,10 @@ def logistic_curve(b: Sequence[float] | np.ndarray, x: Any) -> Any:
 class LogisticMap(FileRecord):
     """One tool's map from its raw score to 1..5.
 
-    `domain` is the raw range in which the map is checked and used; `lower_better` says which way the raw
-    score runs; `source` says where the parameters come from and `fitted_on` names the data set (scores there
-    are in-sample). A map with the status "rejected" is kept for its `reason` and never used.
+    `domain` is the raw range in which the map is checked and used; `lower_better` says which way
+    the raw score runs; `source` says where the parameters come from and `fitted_on` names the data
+    set (scores there are in-sample). A map with the status "rejected" is kept for its `reason` and
+    never used.
     """
 
     tool: str
@@ -69,13 +70,14 @@ class LogisticMap(FileRecord):
         return self
 
     def unclipped(self, raw: Any) -> Any:
-        """The bare formula at `raw`, a number or an array: neither held inside the domain nor clipped to 1..5."""
+        """The bare formula at `raw`, a number or an array: neither held inside the domain nor
+        clipped to 1..5."""
         return logistic_curve((self.b1, self.b2, self.b3, self.b4, self.b5), raw)
 
     def __call__(self, raw: float) -> float:
-        """Quality in [1, 5]. A raw score outside the domain counts as the domain's nearer end, where the map
-        was checked; the result is clipped to the scale, so different raw scores may tie at 1 or 5. Raises
-        CalibrationError for one that is not finite."""
+        """Quality in [1, 5]. A raw score outside the domain counts as the domain's nearer end,
+        where the map was checked; the result is clipped to the scale, so different raw scores may
+        tie at 1 or 5. Raises CalibrationError for one that is not finite."""
         if not math.isfinite(raw):
             mistake = f"{self.tool}: expected a finite raw score, got {raw}"
             raise CalibrationError(mistake, "measure again.")
@@ -92,7 +94,8 @@ class LogisticMap(FileRecord):
 
     @property
     def monotone(self) -> bool:
-        """Whether the map runs the right way all over the domain, and is not flat: seen at 1001 places."""
+        """Whether the map runs the right way all over the domain, and is not flat: seen at 1001
+        places."""
         steps = np.diff(self.unclipped(np.linspace(*self.domain, 1001)))
         if self.lower_better:
             steps = -steps
@@ -108,8 +111,9 @@ class MapFile(FileRecord):
 def read_map_file(path: str | Path) -> tuple[dict[str, LogisticMap], dict[str, str]]:
     """Usable maps by tool, and the reason for each tool whose entry is marked `status: rejected`.
 
-    Raises CalibrationError for an unreadable file, a malformed entry, a second usable map for a tool, or a
-    map that is not monotone and not marked: a map that turns would rank a worse picture above a better one.
+    Raises CalibrationError for an unreadable file, a malformed entry, a second usable map for a
+    tool, or a map that is not monotone and not marked: a map that turns would rank a worse picture
+    above a better one.
     """
     expected = f"{path}: expected a YAML file with a list `maps` of entries"
     try:

@@ -9,16 +9,16 @@ BLOCK = 96  # of NIQE, six of PIQE's: the sides of crops are multiples, so no bl
 
 
 def crops_of(spec: ToolSpec, width: int, height: int) -> tuple[Box, ...]:
-    """The parts of a picture of this size that the tool measures at native resolution; empty for a picture that it
-    measures whole.
+    """The parts of a picture of this size that the tool measures at native resolution; empty for a
+    picture that it measures whole.
 
     Five of one size and about the picture's aspect, at the centre and the quarters' centres, with
-    `most_megapixels` in all, for tools that pool measurements of small neighbourhoods. The others measure the
-    whole: FSIM, VSI and GMSD first scale a picture by its size, PIQE by its brightest pixel, and CW-SSIM weighs
-    places by their distance from the centre.
+    `most_megapixels` in all, for tools that pool measurements of small neighbourhoods. The others
+    measure the whole: FSIM, VSI and GMSD first scale a picture by its size, PIQE by its brightest
+    pixel, and CW-SSIM weighs places by their distance from the centre.
 
-    Measured with a third of the pixels against all, on mosaics of photographs: NIQE differs by 0.02 levels on
-    average, SRCC 0.99; the others by 0.03 to 0.09, SRCC 0.98.
+    Measured with a third of the pixels against all, on mosaics of photographs: NIQE differs by 0.02
+    levels on average, SRCC 0.99; the others by 0.03 to 0.09, SRCC 0.98.
     """
     most = spec.most_megapixels
     if most is None or width * height <= most * 1e6 or min(width, height) < BLOCK:
@@ -32,8 +32,8 @@ def crops_of(spec: ToolSpec, width: int, height: int) -> tuple[Box, ...]:
 
 
 def side_by_side(picture: Image.Image, boxes: tuple[Box, ...]) -> Image.Image:
-    """The crops side by side: a metric pools over all of them, as it would over the whole picture. Without
-    boxes, the picture itself."""
+    """The crops side by side: a metric pools over all of them, as it would over the whole picture.
+    Without boxes, the picture itself."""
     if not boxes:
         return picture
     left, top, right, bottom = boxes[0]

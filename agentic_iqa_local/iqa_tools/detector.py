@@ -1,9 +1,9 @@
-"""How far LocalNR's readings can be trusted: from what it reads of a picture to how much more likely that is
-with a distortion than without it.
+"""How far LocalNR's readings can be trusted: from what it reads of a picture to how much more
+likely that is with a distortion than without it.
 
-The figures are measured on held-out photographs (configs/detector.yaml says how). LocalNR never says more
-than its own record of hits and false alarms allows, so a model that is sure of what it sees wins against a
-reading that is wrong.
+The figures are measured on held-out photographs (configs/detector.yaml says how). LocalNR never
+says more than its own record of hits and false alarms allows, so a model that is sure of what it
+sees wins against a reading that is wrong.
 """
 
 import functools
@@ -27,10 +27,11 @@ Probability = Field(gt=0, lt=1)
 
 
 class FamilyError(FileRecord):
-    """LocalNR's record with one family: what makes a probability of its reading (slopes of the log-odds that it reads
-    of the whole picture and of the likeliest quarter, and the intercept, at the `base` rate of the pictures it was
-    measured on), how often damage of it is read as such, that of a kind that its training left out, and how often it is
-    read where it is not. A reading is never worth more than `most` to one."""
+    """LocalNR's record with one family: what makes a probability of its reading (slopes of the
+    log-odds that it reads of the whole picture and of the likeliest quarter, and the intercept, at
+    the `base` rate of the pictures it was measured on), how often damage of it is read as such,
+    that of a kind that its training left out, and how often it is read where it is not. A reading
+    is never worth more than `most` to one."""
 
     slope: float = Field(ge=0)
     slope_in_part: float = Field(ge=0)
@@ -42,8 +43,8 @@ class FamilyError(FileRecord):
     most: float = Field(gt=1)
 
     def log_ratio(self, presence: float, in_part: float, left_out: float) -> float:
-        """ln of how many times likelier LocalNR's `presence` is with the family than without; `left_out` is
-        the share of damage that it never learned."""
+        """ln of how many times likelier LocalNR's `presence` is with the family than without;
+        `left_out` is the share of damage that it never learned."""
         hit = (1 - left_out) * self.hit + left_out * self.hit_left_out
         whole, part = self.slope * logit(presence), self.slope_in_part * logit(in_part)
         reading = whole + part + self.intercept - logit(self.base)
@@ -52,8 +53,8 @@ class FamilyError(FileRecord):
 
 
 class DetectorError(FileRecord):
-    """The records of all families, how probable each is before anything is read, and the standard deviation of a
-    severity that is read, of 1..5."""
+    """The records of all families, how probable each is before anything is read, and the standard
+    deviation of a severity that is read, of 1..5."""
 
     families: dict[str, FamilyError]
     prior: float = Probability
@@ -61,8 +62,9 @@ class DetectorError(FileRecord):
 
 
 class DetectorRecord(FileRecord):
-    """What configs/detector.yaml holds. `left_out`: the assumed share of damage of kinds that LocalNR never learned;
-    `graphic`: from which probability on content counts as unlike a photograph."""
+    """What configs/detector.yaml holds. `left_out`: the assumed share of damage of kinds that
+    LocalNR never learned; `graphic`: from which probability on content counts as unlike a
+    photograph."""
 
     source: str
     left_out: float = Field(ge=0, lt=1)
@@ -84,7 +86,8 @@ class DetectorRecord(FileRecord):
         return ratios
 
     def severity_likelihood(self, severity: float, reference: bool) -> dict[str, float]:
-        """Of each severity word but none, the Gaussian likelihood of a `severity` (1..5) that LocalNR reads."""
+        """Of each severity word but none, the Gaussian likelihood of a `severity` (1..5) that
+        LocalNR reads."""
         sigma = self.of(reference).severity_sigma
         likelihood = {}
         for word, value in WORD_SEVERITIES.items():

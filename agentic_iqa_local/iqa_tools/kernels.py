@@ -1,7 +1,8 @@
 """A quicker float64 convolution on a CPU; the numbers stay but for rounding in the last bits.
 
-torch copies each pixel's neighbourhood out before it multiplies (im2col): SSIM's window of 11×11 pixels makes
-11.6 GB of a picture of 12 megapixels. Shifted pictures, times their weights, are added up instead.
+torch copies each pixel's neighbourhood out before it multiplies (im2col): SSIM's window of 11×11
+pixels makes 11.6 GB of a picture of 12 megapixels. Shifted pictures, times their weights, are added
+up instead.
 """
 
 from collections.abc import Callable
@@ -11,13 +12,14 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-# Of output at a time: they stay in the cache, and torch shares out among threads only what has 32768 elements
+# Of output at a time: they stay in the cache, and torch shares out among threads only what has
+# 32768 elements
 MOST_PIXELS = 2**15 - 1
 
 
 class CPUKernels(TorchFunctionMode):
-    """While it is active in a thread, torch.conv2d with one filter a channel, stride 1 and no padding is
-    computed here."""
+    """While it is active in a thread, torch.conv2d with one filter a channel, stride 1 and no
+    padding is computed here."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict | None = None

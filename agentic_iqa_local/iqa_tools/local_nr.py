@@ -1,12 +1,13 @@
-"""LocalNR: this project's own no-reference quality tool, trained without human scores. It is no published
-metric, so its figures are ours.
+"""LocalNR: this project's own no-reference quality tool, trained without human scores. It is no
+published metric, so its figures are ours.
 
-EfficientNet-lite0 (Tan and Le, ICML 2019; ImageNet weights, Apache-2.0), frozen, describes each place of a
-picture by the mean and the deviation of its features at five depths, at the picture's own resolution and at
-half of it. One hidden layer makes of their pooled statistics the quality, the family and the severity;
-another makes of a single place how strong each family is there. Both learned from synthetic distortions of
-clean photographs whose quality four full-reference metrics gave (scripts/training/local_nr.py,
-docs/tools.md); no human score was used. Knows nothing of pyiqa, of maps to 1..5 or of models that answer.
+EfficientNet-lite0 (Tan and Le, ICML 2019; ImageNet weights, Apache-2.0), frozen, describes each
+place of a picture by the mean and the deviation of its features at five depths, at the picture's
+own resolution and at half of it. One hidden layer makes of their pooled statistics the quality, the
+family and the severity; another makes of a single place how strong each family is there. Both
+learned from synthetic distortions of clean photographs whose quality four full-reference metrics
+gave (scripts/training/local_nr.py, docs/tools.md); no human score was used. Knows nothing of pyiqa,
+of maps to 1..5 or of models that answer.
 """
 
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from agentic_iqa_local.state import DISTORTION_TYPES, EVERYWHERE, PLACES
 
 WEIGHTS = Path(__file__).parent / "data" / "local_nr.safetensors"
 ENCODER = "tf_efficientnet_lite0"
-CELL = 64  # pixels a side, about: a picture is divided into round(side / CELL) rows and columns of equal size
+CELL = 64  # pixels a side, about: a picture has round(side / CELL) rows and columns of equal size
 SCALES = 2
 CHANNELS = 16 + 24 + 40 + 112 + 320  # of the five depths, strides 2 to 32
 STATISTICS = 2 * SCALES * CHANNELS
@@ -34,13 +35,14 @@ FAMILIES = (*DISTORTION_TYPES, "none")
 SMALLEST = 0.02  # a deviation below it counts as none: added before the logarithm
 FARTHEST = 6.0  # standard deviations from the training's mean; what lies beyond says no more
 QUALITY, SEVERITY = 3.0, 2.5  # the middle of each scale, around which the outputs lie
-# The outputs of the heads of whole pictures: quality; which family is the strongest; of each family whether it is there
-# (logit) and how severe it is if so; whether the picture was made too dark or too bright, and whether it is no
-# photograph (logits).
+# The outputs of the heads of whole pictures: quality; which family is the strongest; of each family
+# whether it is there (logit) and how severe it is if so; whether the picture was made too dark or
+# too bright, and whether it is no photograph (logits).
 STRONGEST, PRESENCE, SEVERITIES = slice(1, 9), slice(9, 16), slice(16, 23)
 TOO_DARK, TOO_BRIGHT, GRAPHIC, OUTPUTS = 23, 24, 25, 26
-# Damage is of one quarter if that quarter's lead over the second is more than LOCAL_LEAD of its severity, and the
-# severity is at least LOCAL_SEVERITY. Otherwise it is everywhere, unless the picture is clean with at least CLEAN.
+# Damage is of one quarter if that quarter's lead over the second is more than LOCAL_LEAD of its
+# severity, and the severity is at least LOCAL_SEVERITY. Otherwise it is everywhere, unless the
+# picture is clean with at least CLEAN.
 LOCAL_LEAD, LOCAL_SEVERITY, CLEAN = 0.5, 0.6, 0.3
 
 
@@ -48,11 +50,12 @@ LOCAL_LEAD, LOCAL_SEVERITY, CLEAN = 0.5, 0.6, 0.3
 class Examination:
     """What LocalNR reads of a picture.
 
-    `quality` is in 1..5, and `clean` is the probability that there is no distortion. By family, `presence` is the
-    probability that it is there, read of the whole picture; `presence_in_part` is the same of the quarter in which it
-    is likeliest; `severities` say how strong it is if it is there, 1..5, read where it is likeliest; and `places` are
-    rows×columns float32 arrays of its severity there, 0..5, in cells of equal size that cover the picture.
-    `exposure` has the probabilities that the picture is "too dark" and "too bright", and `graphic` is the probability
+    `quality` is in 1..5, and `clean` is the probability that there is no distortion. By family,
+    `presence` is the probability that it is there, read of the whole picture; `presence_in_part` is
+    the same of the quarter in which it is likeliest; `severities` say how strong it is if it is
+    there, 1..5, read where it is likeliest; and `places` are rows×columns float32 arrays of its
+    severity there, 0..5, in cells of equal size that cover the picture. `exposure` has the
+    probabilities that the picture is "too dark" and "too bright", and `graphic` is the probability
     that it is no photograph but a screenshot, a drawing, a chart or a code.
     """
 
@@ -66,8 +69,8 @@ class Examination:
     places: dict[str, np.ndarray]
 
     def damaged_part(self) -> str | None:
-        """Where the damage lies: one of PLACES, by the family whose strength differs most between them, or
-        EVERYWHERE; None if none is seen."""
+        """Where the damage lies: one of PLACES, by the family whose strength differs most between
+        them, or EVERYWHERE; None if none is seen."""
         grid = torch.from_numpy(np.stack([*self.places.values()]))
         if min(grid.shape[1:]) > 1:
             quarters = [quarter_of(grid, place).mean((1, 2)) for place in PLACES]
@@ -89,7 +92,8 @@ def quarter_of(grid: torch.Tensor, place: str) -> torch.Tensor:
 
 
 class LocalNR(nn.Module):
-    """The network. The widths are the hidden layers' sizes. It is built without weights: `load` reads them."""
+    """The network. The widths are the hidden layers' sizes. It is built without weights: `load`
+    reads them."""
 
     def __init__(self, picture_width: int, pair_width: int, place_width: int):
         super().__init__()
@@ -103,7 +107,8 @@ class LocalNR(nn.Module):
         """The network with the weights of a safetensors file, in float32, ready to measure."""
         weights = load_file(path)
         widths = [len(weights[f"{head}.hidden.bias"]) for head in ("picture", "pair", "place")]
-        # on no device, so that nothing is drawn from torch's generator, which is the whole process's
+        # on no device, so that nothing is drawn from torch's generator, which is the whole
+        # process's
         with torch.device("meta"):
             network = cls(*widths)
         network.load_state_dict(weights, assign=True)
@@ -111,9 +116,10 @@ class LocalNR(nn.Module):
         return network.eval().requires_grad_(False)
 
     def encode(self, pixels: torch.Tensor) -> torch.Tensor:
-        """B×3×H×W in 0..1 → B×rows×columns×STATISTICS: of each scale the mean of each channel and its
-        deviation in the cell."""
-        grid = [max(1, round(side / CELL)) for side in pixels.shape[2:]]
+        """B×3×H×W in 0..1 → B×rows×columns×STATISTICS: of each scale the mean of each channel and
+        its deviation in the cell."""
+        height, width = pixels.shape[2:]
+        grid = max(1, round(height / CELL)), max(1, round(width / CELL))
         statistics = []
         for picture in (pixels, avg_pool2d(pixels, SCALES)):
             means, deviations = [], []
@@ -128,8 +134,8 @@ class LocalNR(nn.Module):
         return torch.cat(statistics, 1).permute(0, 2, 3, 1)
 
     def describe(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """1×3×H×W in 0..1 → (views×(STATISTICS + SIGNALS) of the whole picture and, if it is large enough, of its
-        quarters; its cells as `encode` gives them)."""
+        """1×3×H×W in 0..1 → (views×(STATISTICS + SIGNALS) of the whole picture and, if it is large
+        enough, of its quarters; its cells as `encode` gives them)."""
         cells = self.encode(pixels)
         views = [(cells, pixels)]
         if min(cells.shape[1:3]) > 1:
@@ -148,8 +154,9 @@ class LocalNR(nn.Module):
 
     @torch.inference_mode()
     def examine(self, image: Image.Image, reference: Image.Image | None = None) -> Examination:
-        """All that the network reads of an RGB picture of 64 pixels a side or more. With a `reference` of the same size
-        families and severities are read from what differs: what the original shows too is content, not damage."""
+        """All that the network reads of an RGB picture of 64 pixels a side or more. With a
+        `reference` of the same size families and severities are read from what differs: what the
+        original shows too is content, not damage."""
         described, cells = self.describe(self.pixels(image))
         damage = outputs = self.picture(described)
         places = self.place(per_cell(cells))
@@ -212,8 +219,8 @@ def per_cell(cells: torch.Tensor) -> torch.Tensor:
 def pooled(cells: torch.Tensor) -> torch.Tensor:
     """B×rows×columns×STATISTICS → B×STATISTICS: mean and log-deviation over the whole picture.
 
-    The variance over the picture is the mean over its cells, all of one size, of variance and squared mean,
-    less the squared mean.
+    The variance over the picture is the mean over its cells, all of one size, of variance and
+    squared mean, less the squared mean.
     """
     mean, deviation = _parts(cells.flatten(1, 2))
     over_all = mean.mean(1)

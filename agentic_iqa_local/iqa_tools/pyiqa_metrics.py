@@ -1,7 +1,8 @@
-"""Builds pyiqa's metrics, offline: the only module that imports pyiqa, and that only when a metric is built.
+"""Builds pyiqa's metrics, offline: the only module that imports pyiqa, and that only when a metric
+is built.
 
-torch, pyiqa and huggingface_hub are imported inside functions: they take seconds, and most commands do without
-them.
+torch, pyiqa and huggingface_hub are imported inside functions: they take seconds, and most commands
+do without them.
 """
 
 import contextlib
@@ -21,7 +22,8 @@ _BUILDING = threading.Lock()
 
 
 def create_metric(spec: ToolSpec, files: ListedFiles, device: str) -> Any:
-    """pyiqa's metric, built on `device` from files of the models folder alone. Raises nearly anything."""
+    """pyiqa's metric, built on `device` from files of the models folder alone. Raises nearly
+    anything."""
     options = {"pretrained_model_path": str(DATA / spec.bundled)} if spec.bundled else {}
     pyiqa = import_pyiqa()
     with _BUILDING, _offline(files), llama_kept(spec.metric):
@@ -29,9 +31,10 @@ def create_metric(spec: ToolSpec, files: ListedFiles, device: str) -> Any:
 
 
 def import_pyiqa() -> Any:
-    """pyiqa with all its metrics' modules. For a moment this changes the Llama that models run on, see
-    `llama_kept`."""
-    # NIQE warns so of a picture with less than two blocks that have texture; its score is refused later
+    """pyiqa with all its metrics' modules. For a moment this changes the Llama that models run on,
+    see `llama_kept`."""
+    # NIQE warns so of a picture with less than two blocks that have texture; its score is refused
+    # later
     warnings.filterwarnings("ignore", message=r"cov\(\): degrees of freedom is <= 0")
     with contextlib.redirect_stdout(sys.stderr), llama_kept():
         import pyiqa
@@ -44,8 +47,9 @@ def import_pyiqa() -> Any:
 
 @contextlib.contextmanager
 def llama_kept(metric: str = "") -> Iterator[None]:
-    """Restores transformers' Llama afterwards. pyiqa's Q-Align replaces parts of it when it is imported, which
-    would break every other Llama in the process; while `metric` "qalign" is built or runs they are put in."""
+    """Restores transformers' Llama afterwards. pyiqa's Q-Align replaces parts of it when it is
+    imported, which would break every other Llama in the process; while `metric` "qalign" is built
+    or runs they are put in."""
     from transformers.models.llama import configuration_llama, modeling_llama
 
     model, causal = modeling_llama.LlamaModel, modeling_llama.LlamaForCausalLM
@@ -68,8 +72,8 @@ def llama_kept(metric: str = "") -> Iterator[None]:
 
 @contextlib.contextmanager
 def _offline(files: ListedFiles) -> Iterator[None]:
-    """While a metric is built: it finds its files in the models folder, loads tensors alone of pickles, downloads
-    raise, and what pyiqa prints goes to stderr."""
+    """While a metric is built: it finds its files in the models folder, loads tensors alone of
+    pickles, downloads raise, and what pyiqa prints goes to stderr."""
     import torch
 
     def refuse(url: Any, *_: Any, **__: Any) -> None:
@@ -93,7 +97,8 @@ def _offline(files: ListedFiles) -> Iterator[None]:
         "urllib.request.urlopen": refuse,  # CLIP's
         "pyiqa.utils.download_util.DEFAULT_CACHE_DIR": str(files.hub / "pyiqa"),
         "torch.hub._hub_dir": str(files.hub),
-        "huggingface_hub.constants.HF_HUB_OFFLINE": True,  # a missing file would cost half a minute of retries
+        # a missing file would cost half a minute of retries
+        "huggingface_hub.constants.HF_HUB_OFFLINE": True,
         "huggingface_hub.constants.HF_HUB_CACHE": str(files.huggingface),  # read at import
     }
     with contextlib.ExitStack() as stack:

@@ -1,8 +1,8 @@
-"""How far each tool can be trusted: which tools are clearly worse than another for the case at hand, and the
-error of a mean.
+"""How far each tool can be trusted: which tools are clearly worse than another for the case at
+hand, and the error of a mean.
 
-The figures are published ones (configs/tool_reliability.yaml names each source). Those on a data set that a
-tool's weights were trained on do not count.
+The figures are published ones (configs/tool_reliability.yaml names each source). Those on a data
+set that a tool's weights were trained on do not count.
 """
 
 import functools
@@ -65,15 +65,15 @@ class Reliability(FileRecord):
         return {entry.data_set: entry.srcc for entry in published if not entry.seen}
 
     def lead(self, tool: str, other: str) -> float | None:
-        """How much higher the SRCC of `tool` is than that of `other`, on average over the data sets that both
-        have and neither has seen; None without such a set."""
+        """How much higher the SRCC of `tool` is than that of `other`, on average over the data sets
+        that both have and neither has seen; None without such a set."""
         ours, theirs = self._unseen(tool), self._unseen(other)
         leads = [ours[name] - theirs[name] for name in ours.keys() & theirs.keys()]
         return sum(leads) / len(leads) if leads else None
 
     def trusted(self, tools: Sequence[str]) -> list[str]:
-        """Those of `tools` that are not clearly worse than any of them, best first. A tool of which nothing
-        is known is trusted only if nothing is known of any."""
+        """Those of `tools` that are not clearly worse than any of them, best first. A tool of which
+        nothing is known is trusted only if nothing is known of any."""
         known = [tool for tool in tools if tool in self._records]
         wins = {}
         for tool in known:
@@ -90,8 +90,8 @@ class Reliability(FileRecord):
         return [self.lead(tool, other) or 0 for other in others]
 
     def trailing(self, tools: Sequence[str], best: str) -> list[str]:
-        """`tools` in the order of how far their SRCC trails that of `best`; those that share no data set with
-        it last, as given."""
+        """`tools` in the order of how far their SRCC trails that of `best`; those that share no
+        data set with it last, as given."""
 
         def distance(tool: str) -> float:
             lead = self.lead(best, tool)
@@ -100,14 +100,14 @@ class Reliability(FileRecord):
         return sorted(tools, key=distance)
 
     def summary(self, tool: str) -> str:
-        """The tool's mean SRCC on the data sets that it has not seen, for whoever chooses among tools; empty for an
-        unknown tool."""
+        """The tool's mean SRCC on the data sets that it has not seen, for whoever chooses among
+        tools; empty for an unknown tool."""
         unseen = self._unseen(tool).values()
         return f"SRCC {sum(unseen) / len(unseen):.2f}" if unseen else ""
 
     def account(self, tool: str) -> str:
-        """What is known of a tool, for a reader: "SRCC 0.89 on tid2013, 0.88 on kadid10k; off by about 0.44
-        levels"."""
+        """What is known of a tool, for a reader: "SRCC 0.89 on tid2013, 0.88 on kadid10k; off by
+        about 0.44 levels"."""
         if tool not in self._records:
             return "no published figure was found"
         record = self._records[tool]
@@ -124,19 +124,19 @@ class Reliability(FileRecord):
     def sigma_of_mean(self, scores: Sequence[Score], reachable: Reachable) -> float:
         """Standard deviation of the error of the mean of (tool, score 1..5), in levels.
 
-        Var = 1/n² Σ_ij ρ_ij σ_i σ_j, with ρ = 1 for a tool with itself and its near-copies, so that they
-        count once. A score at the end of what its map can return says only that quality is there or beyond:
-        truth is anywhere from that end to the scale's, so that the mean square of a uniform error, (distance
-        between the ends)²/3, comes on top.
+        Var = 1/n² Σ_ij ρ_ij σ_i σ_j, with ρ = 1 for a tool with itself and its near-copies, so that
+        they count once. A score at the end of what its map can return says only that quality is
+        there or beyond: truth is anywhere from that end to the scale's, so that the mean square of
+        a uniform error, (distance between the ends)²/3, comes on top.
         """
         sigmas = np.array([self._sigma_at(score, reachable) for score in scores])
         rho = np.array([[self._correlation(a, b) for b, _ in scores] for a, _ in scores])
         return float(math.sqrt(sigmas @ rho @ sigmas) / len(scores))
 
     def sigma_of_difference(self, one: Score, other: Score, reachable: Reachable) -> float:
-        """Standard deviation of how far two tools' scores, (tool, score 1..5), lie apart by their errors
-        alone, in levels: √(σ_i² + σ_j² − 2ρσ_iσ_j). Near-copies make errors of their own too, so that ρ is
-        that of any two tools."""
+        """Standard deviation of how far two tools' scores, (tool, score 1..5), lie apart by their
+        errors alone, in levels: √(σ_i² + σ_j² − 2ρσ_iσ_j). Near-copies make errors of their own
+        too, so that ρ is that of any two tools."""
         a, b = self._sigma_at(one, reachable), self._sigma_at(other, reachable)
         return math.sqrt(a**2 + b**2 - 2 * self.error_correlation * a * b)
 

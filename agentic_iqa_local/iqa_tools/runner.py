@@ -1,4 +1,5 @@
-"""Runs the tools: which are available, and their scores of a picture. Knows nothing of models that answer.
+"""Runs the tools: which are available, and their scores of a picture. Knows nothing of models that
+answer.
 
 What a metric needs is looked for in the models folder before it is built; nothing is ever fetched.
 """
@@ -30,16 +31,16 @@ if TYPE_CHECKING:
 SHIPPED_MAPS = ROOT / "configs" / "tool_maps.yaml"
 FIT_ONE = "fit one with python scripts/fit_tools.py"
 PATCH_SEED = 0
-# Tools whose 0 says that they saw nothing: VIF of a reference without information; MAD of a picture twice as high as
-# wide, whose luminance it loses, since pyiqa transposes its contrast sensitivity.
+# Tools whose 0 says that they saw nothing: VIF of a reference without information; MAD of a picture
+# twice as high as wide, whose luminance it loses, since pyiqa transposes its contrast sensitivity.
 BLIND = ("MAD", "VIF")
 MOST_EXAMINATIONS = 8  # kept: a picture and the regions and crops of one assessment
 
 
 @dataclass(frozen=True)
 class ToolInfo:
-    """What a user or a prompt may know of a tool: its row in the table, why it is unavailable (None: it is
-    available), and the qualities that its map can reach (None: it has no map)."""
+    """What a user or a prompt may know of a tool: its row in the table, why it is unavailable
+    (None: it is available), and the qualities that its map can reach (None: it has no map)."""
 
     spec: ToolSpec
     reason: str | None
@@ -56,9 +57,10 @@ class ToolInfo:
 
 @dataclass(frozen=True)
 class ToolReading:
-    """One measurement: the metric's own number, its quality in 1..5, and the seconds it took: without the
-    metric's construction, but for LocalNR with its loading, and near 0 for a picture that LocalNR has read before.
-    `crops` are the parts that it was measured on, empty for all pixels."""
+    """One measurement: the metric's own number, its quality in 1..5, and the seconds it took:
+    without the metric's construction, but for LocalNR with its loading, and near 0 for a picture
+    that LocalNR has read before. `crops` are the parts that it was measured on, empty for all
+    pixels."""
 
     tool: str
     raw: float
@@ -79,9 +81,10 @@ class ToolRunner:
         CalibrationError: for a file of maps that cannot be trusted.
         ToolError: for a map of an unknown tool, and for a damaged manifest.
 
-    A lock lets one measurement run at a time, so a runner may be shared between threads. Measuring raises
-    ToolError for a tool that is unknown, lacks a file or has one that is not the manifest's, a missing reference,
-    a picture that is too small, a result that is no score, and a metric that fails.
+    A lock lets one measurement run at a time, so a runner may be shared between threads. Measuring
+    raises ToolError for a tool that is unknown, lacks a file or has one that is not the manifest's,
+    a missing reference, a picture that is too small, a result that is no score, and a metric that
+    fails.
     """
 
     def __init__(
@@ -105,7 +108,8 @@ class ToolRunner:
         self._lock = threading.Lock()
 
     def info(self, full_reference: bool | None = None) -> list[ToolInfo]:
-        """Every tool, or those that can run with a reference (True: all) or without one (False: NR)."""
+        """Every tool, or those that can run with a reference (True: all) or without one (False:
+        NR)."""
         infos = []
         for spec in TOOLS.values():
             if spec.reference == "FR" and full_reference is False:
@@ -129,8 +133,9 @@ class ToolRunner:
         return reasons
 
     def prepare(self, names: Iterable[str] = ()) -> None:
-        """Imports pyiqa, which for a moment changes what models run on (see `llama_kept`): call it before
-        tools and models run side by side. Builds the tools called `names`. Raises ToolError."""
+        """Imports pyiqa, which for a moment changes what models run on (see `llama_kept`): call it
+        before tools and models run side by side. Builds the tools called `names`. Raises
+        ToolError."""
         with self._lock:
             try:
                 import_pyiqa()
@@ -143,9 +148,10 @@ class ToolRunner:
     def score(
         self, name: str, image: Image.Image, reference: Image.Image | None = None
     ) -> ToolReading:
-        """Quality of `image` (RGB) in 1..5 with its raw score; NR tools leave `reference` unused. A copy of its
-        reference has the best quality of a tool that compares, which is measured only for its raw score if that is
-        unknown. Odd pictures make of it what they like: VIF of a checkerboard with itself is below 0."""
+        """Quality of `image` (RGB) in 1..5 with its raw score; NR tools leave `reference` unused. A
+        copy of its reference has the best quality of a tool that compares, which is measured only
+        for its raw score if that is unknown. Odd pictures make of it what they like: VIF of a
+        checkerboard with itself is below 0."""
         spec = find_tool(name)
         _require_reference(spec, reference)
         _require(spec, self._unavailable(spec))
@@ -166,13 +172,15 @@ class ToolRunner:
         return raw
 
     def examine(self, image: Image.Image, reference: Image.Image | None = None) -> "Examination":
-        """All that LocalNR reads of an RGB picture, or of how it differs from its `reference`; of native-resolution
-        crops if it is too large for the tool. The latest pictures are not read twice."""
+        """All that LocalNR reads of an RGB picture, or of how it differs from its `reference`; of
+        native-resolution crops if it is too large for the tool. The latest pictures are not read
+        twice."""
         crops = crops_of(TOOLS["LocalNR"], *image.size)
         return self._examined([side_by_side(one, crops) for one in (image, reference) if one])
 
     def places(self, image: Image.Image, reference: Image.Image | None = None) -> "Examination":
-        """As `examine`, but a picture that is too large is reduced, so that `places` covers all of it."""
+        """As `examine`, but a picture that is too large is reduced, so that `places` covers all of
+        it."""
         pictures = [one for one in (image, reference) if one]
         most = TOOLS["LocalNR"].most_megapixels or math.inf
         share = most * 1e6 / (image.width * image.height)
@@ -182,8 +190,9 @@ class ToolRunner:
         return self._examined(pictures)
 
     def ssim_map(self, image: Image.Image, reference: Image.Image) -> np.ndarray:
-        """SSIM (Wang et al., IEEE TIP 13(4), 2004, equation 13) at each place of two RGB pictures of one size,
-        rows×columns float64: 1 where nothing was lost. Their mean is the metric's score."""
+        """SSIM (Wang et al., IEEE TIP 13(4), 2004, equation 13) at each place of two RGB pictures
+        of one size, rows×columns float64: 1 where nothing was lost. Their mean is the metric's
+        score."""
         import torch
 
         _require(TOOLS["SSIM"], self._missing(TOOLS["SSIM"]))
@@ -218,7 +227,8 @@ class ToolRunner:
     def _measured(
         self, spec: ToolSpec, image: Image.Image, reference: Image.Image | None
     ) -> tuple[float, float, tuple[Box, ...]]:
-        """(the metric's own number, seconds, the crops that it was measured on). Raises ToolError."""
+        """(the metric's own number, seconds, the crops that it was measured on). Raises
+        ToolError."""
         _require_size(spec, image)
         crops = crops_of(spec, *image.size)
         pictures = [side_by_side(image, crops)]
@@ -279,7 +289,8 @@ class ToolRunner:
 
         from agentic_iqa_local.iqa_tools.kernels import CPUKernels
 
-        # MANIQA, TReS and others draw crops from NumPy's global state: same image, same crops, same score.
+        # MANIQA, TReS and others draw crops from NumPy's global state: same image, same crops, same
+        # score.
         state = np.random.get_state()
         np.random.seed(PATCH_SEED)
         llama = llama_kept("qalign") if spec.metric == "qalign" else nullcontext()

@@ -1,7 +1,8 @@
-"""Classical measurements of a picture's signal that LocalNR reads beside its encoder's features: block grids, frequency
-bands, noise, tones, colours.
+"""Classical measurements of a picture's signal that LocalNR reads beside its encoder's features:
+block grids, frequency bands, noise, tones, colours.
 
-An encoder that was trained to recognise objects keeps little of them. Each is cheap, and none is learned.
+An encoder that was trained to recognise objects keeps little of them. Each is cheap, and none is
+learned.
 """
 
 import math
@@ -23,7 +24,8 @@ _YCC = torch.tensor(
 
 
 def signals(pixels: Tensor) -> Tensor:
-    """B×3×H×W RGB in 0..1, at least 32 pixels a side → B×SIGNALS numbers, most of them logarithms."""
+    """B×3×H×W RGB in 0..1, at least 32 pixels a side → B×SIGNALS numbers, most of them
+    logarithms."""
     return torch.stack([_of_one(picture) for picture in pixels])
 
 
@@ -42,8 +44,8 @@ def _log(value: Tensor, floor: float = 1e-2) -> Tensor:
 
 
 def _block_grid(luma: Tensor) -> tuple[int, list[Tensor]]:
-    """Of the columns' edges: the phase of a grid of 8 pixels, and how far the third difference there, at phase 0,
-    and on a grid of 4 stands out."""
+    """Of the columns' edges: the phase of a grid of 8 pixels, and how far the third difference
+    there, at phase 0, and on a grid of 4 stands out."""
     third = luma.diff(n=3).abs().mean(0)
     third = third[: len(third) // BLOCK * BLOCK].view(-1, BLOCK).mean(0)
     phase = int(third.argmax())
@@ -69,8 +71,8 @@ _ORDER = torch.arange(BLOCK)[:, None] + torch.arange(BLOCK)[None]
 
 
 def _bands(luma: Tensor, row: int, column: int) -> list[Tensor]:
-    """Of the blocks on the grid that begins at (row, column): the energy in each band and the share of coefficients
-    that quantisation left at zero; and how both differ half a block away."""
+    """Of the blocks on the grid that begins at (row, column): the energy in each band and the share
+    of coefficients that quantisation left at zero; and how both differ half a block away."""
     energy, zeros = _on_grid(luma, row, column)
     energy_off, zeros_off = _on_grid(luma, (row + 4) % BLOCK, (column + 4) % BLOCK)
     return [*energy, *(energy_off - energy), *zeros, *(zeros - zeros_off)]
@@ -88,8 +90,8 @@ def _on_grid(luma: Tensor, row: int, column: int) -> tuple[Tensor, Tensor]:
 
 
 def _noise(ycc: Tensor) -> list[Tensor]:
-    """The median and the mean of the finest diagonal detail of each channel at two scales, and how the deviation of
-    luma is spread over small blocks."""
+    """The median and the mean of the finest diagonal detail of each channel at two scales, and how
+    the deviation of luma is spread over small blocks."""
     values = []
     for channels in (ycc, avg_pool2d(ycc[None], 2)[0]):
         rows, columns = (side // 2 * 2 for side in channels.shape[1:])
@@ -107,8 +109,8 @@ def _noise(ycc: Tensor) -> list[Tensor]:
 
 
 def _pyramid(ycc: Tensor) -> list[Tensor]:
-    """The deviation in each band of a Laplacian pyramid, five of luma and three of colour, and how peaked the first
-    three of luma are."""
+    """The deviation in each band of a Laplacian pyramid, five of luma and three of colour, and how
+    peaked the first three of luma are."""
     values, level = [], ycc
     for depth in range(5):
         smaller = avg_pool2d(level[None], 2, ceil_mode=True, count_include_pad=False)
@@ -124,8 +126,8 @@ def _pyramid(ycc: Tensor) -> list[Tensor]:
 
 
 def _tones(rgb: Tensor, ycc: Tensor) -> list[Tensor]:
-    """Percentiles of luma, clipped shares, contrast; saturation, the mean colour of all, of the lightest and of the
-    darkest pixels; how many colours there are."""
+    """Percentiles of luma, clipped shares, contrast; saturation, the mean colour of all, of the
+    lightest and of the darkest pixels; how many colours there are."""
     luma, colour = ycc[0].flatten(), ycc[1:].flatten(1)
     sample = luma if luma.numel() < 2**24 else luma[::8]  # torch's quantile takes no more
     tones = sample.quantile(luma.new_tensor(TONES))
@@ -149,8 +151,8 @@ def _tones(rgb: Tensor, ycc: Tensor) -> list[Tensor]:
 
 
 def _edges(rgb: Tensor) -> list[Tensor]:
-    """How well the gradients of red and of blue agree with green's, along rows and along columns, and how often a
-    pixel stands out from its neighbours on both sides."""
+    """How well the gradients of red and of blue agree with green's, along rows and along columns,
+    and how often a pixel stands out from its neighbours on both sides."""
     values = []
     for axis in (2, 1):
         flat = rgb.diff(dim=axis).flatten(1)

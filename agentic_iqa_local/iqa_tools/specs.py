@@ -1,4 +1,5 @@
-"""The tools by name: what each measures, which way it runs, and which files it needs, as data/tools.yaml lists them."""
+"""The tools by name: what each measures, which way it runs, and which files it needs, as
+data/tools.yaml lists them."""
 
 import difflib
 import functools
@@ -32,14 +33,16 @@ class FileRecord(BaseModel):
 class ToolSpec(FileRecord):
     """One tool.
 
-    `metric` is pyiqa's name of it, or with `own` that of a tool of this package, which pyiqa has no part in.
-    `domain` is the raw range over which a map must be monotone, `bounds` are the ends that the metric's definition
-    sets to its raw value, and `of_copy` is that value of a picture against itself (None: only measuring tells).
-    `weights` are the files that it needs (empty: none to fetch), `bundled` is a parameter file in this package's data
-    folder, and `modules` are Python modules that its code imports beyond pyiqa's own requirements. `min_side` is the
-    smallest image side in pixels that it accepts, and `most_megapixels` the largest picture that is measured whole
-    (None: any); of a larger one crops are. `seconds` is what a megapixel takes on one CPU core (None: not measured).
-    `no_map` says why a map to 1..5 would mean nothing for it (empty: a map makes sense).
+    `metric` is pyiqa's name of it, or with `own` that of a tool of this package, which pyiqa has no
+    part in. `domain` is the raw range over which a map must be monotone, `bounds` are the ends that
+    the metric's definition sets to its raw value, and `of_copy` is that value of a picture against
+    itself (None: only measuring tells). `weights` are the files that it needs (empty: none to
+    fetch), `bundled` is a parameter file in this package's data folder, and `modules` are Python
+    modules that its code imports beyond pyiqa's own requirements. `min_side` is the smallest image
+    side in pixels that it accepts, and `most_megapixels` the largest picture that is measured whole
+    (None: any); of a larger one crops are. `seconds` is what a megapixel takes on one CPU core
+    (None: not measured). `no_map` says why a map to 1..5 would mean nothing for it (empty: a map
+    makes sense).
     """
 
     model_config = ConfigDict(allow_inf_nan=True)
@@ -70,7 +73,8 @@ class ToolSpec(FileRecord):
         return f"{better} is better, from {low:g} to {high:g}"
 
     def is_score(self, raw: float) -> bool:
-        """Whether the tool can mean a raw value: one within its bounds, and not absurdly far from its domain."""
+        """Whether the tool can mean a raw value: one within its bounds, and not absurdly far from
+        its domain."""
         low, high = self.domain
         lowest, highest = self.bounds
         far = FARTHEST * (high - low)
@@ -101,8 +105,8 @@ def is_tool(name: str) -> bool:
 
 
 def find_tool(name: str) -> ToolSpec:
-    """The tool called `name`, in the field's spelling or pyiqa's; case, '-', '_' and spaces do not matter.
-    Raises ToolError, with the nearest names, when there is none."""
+    """The tool called `name`, in the field's spelling or pyiqa's; case, '-', '_' and spaces do not
+    matter. Raises ToolError, with the nearest names, when there is none."""
     if is_tool(name):
         return _BY_KEY[tool_key(name)]
     advice = f"{command('tools')} lists all."
@@ -122,8 +126,8 @@ def nearest_tools(name: str) -> list[str]:
 
 @functools.cache
 def pyiqa_names() -> tuple[str, ...]:
-    """The metrics of the installed pyiqa by its own names, read off its list without importing torch; none without
-    pyiqa."""
+    """The metrics of the installed pyiqa by its own names, read off its list without importing
+    torch; none without pyiqa."""
     package = importlib.util.find_spec("pyiqa")
     if package is None or package.origin is None:
         return ()

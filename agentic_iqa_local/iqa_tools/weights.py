@@ -1,7 +1,9 @@
-"""The files that models and tools load: whether the models folder has them, with the bytes that its list names.
+"""The files that models and tools load: whether the models folder has them, with the bytes that its
+list names.
 
-Weights of pyiqa's metrics are pickles, and another file gives other numbers. So a tool loads what SHA256SUMS, the list
-of the models folder, names, and not what torch or Hugging Face keep in caches of their own.
+Weights of pyiqa's metrics are pickles, and another file gives other numbers. So a tool loads what
+SHA256SUMS, the list of the models folder, names, and not what torch or Hugging Face keep in caches
+of their own.
 """
 
 import os
@@ -24,12 +26,13 @@ _LINE = re.compile(rf"([0-9a-f]{{64}})  ({_NAME}(?:/{_NAME})+)")
 
 
 class BundleError(UserError, RuntimeError):
-    """A bundle or models folder that cannot be trusted, read or written; the message names the file."""
+    """A bundle or models folder that cannot be trusted, read or written; the message names the
+    file."""
 
 
 def environment(root: Path) -> dict[str, str]:
-    """The variables with which torch, timm and transformers find the models folder's files and look nowhere else; for
-    a folder `root` without a list, only those that keep them from the network."""
+    """The variables with which torch, timm and transformers find the models folder's files and look
+    nowhere else; for a folder `root` without a list, only those that keep them from the network."""
     variables = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     if (root / SUMS).is_file():
         variables["TORCH_HOME"] = str((root / HUB).parent.absolute())
@@ -47,7 +50,8 @@ def sum_line(path: str, sha256: str) -> str:
 
 
 def read_sums(root: Path) -> dict[str, str]:
-    """Path → SHA-256 of each file that the list of a bundle or of the models folder names. Raises BundleError."""
+    """Path → SHA-256 of each file that the list of a bundle or of the models folder names. Raises
+    BundleError."""
     place = root / SUMS
     try:
         lines = read_bytes(place, LARGEST_SUMS).decode(errors="replace").splitlines()
@@ -76,7 +80,8 @@ def stored_sums(root: Path) -> dict[str, str]:
 
 
 def unlisted(root: Path, known: Collection[str], folders: Collection[str]) -> list[BundleError]:
-    """An error for each file in `folders` of `root` that is not among the `known`: a loader might prefer it."""
+    """An error for each file in `folders` of `root` that is not among the `known`: a loader might
+    prefer it."""
     errors = []
     for folder in sorted(folders):
         for place in sorted((root / folder).rglob("*")):
@@ -88,7 +93,8 @@ def unlisted(root: Path, known: Collection[str], folders: Collection[str]) -> li
 
 
 class ListedFiles:
-    """The files that the list of the models folder `root` names. Raises BundleError for a damaged list."""
+    """The files that the list of the models folder `root` names. Raises BundleError for a damaged
+    list."""
 
     def __init__(self, root: Path):
         self.root, self.hub, self.huggingface = root, root / HUB, root / HUGGINGFACE
@@ -108,13 +114,15 @@ class ListedFiles:
         return None
 
     def check(self, spec: ToolSpec) -> None:
-        """Raises ToolError that names a file which `spec` loads and whose SHA-256 is not that of the list."""
+        """Raises ToolError that names a file which `spec` loads and whose SHA-256 is not that of
+        the list."""
         for path in self._needed(spec):
             if not self._is_whole(path):
                 raise ToolError(f"{spec.name} is unavailable: {self._damaged(path)}", UNPACK)
 
     def check_model(self, folder: Path) -> None:
-        """Raises BundleError unless a model's folder is as the list says; silent for one that no bundle brought."""
+        """Raises BundleError unless a model's folder is as the list says; silent for one that no
+        bundle brought."""
         root, folder = self.root.resolve(), folder.resolve()
         if root not in folder.parents:
             return

@@ -1,8 +1,9 @@
 """A vision-language model: its client, its session, and the table of engines.
 
-A client holds one loaded model. A session is opened on an assessment's images and offers two operations:
-generation constrained to a pydantic schema, and the letter read. Both render the prompt here, the same for every
-engine. Nothing here knows quality levels, plans or tools, and nothing imports torch.
+A client holds one loaded model. A session is opened on an assessment's images and offers two
+operations: generation constrained to a pydantic schema, and the letter read. Both render the prompt
+here, the same for every engine. Nothing here knows quality levels, plans or tools, and nothing
+imports torch.
 """
 
 import importlib
@@ -39,30 +40,24 @@ class VLMError(UserError, RuntimeError):
 
 
 class OutOfMemory(VLMError):
-    """A call for which the device or the host had no memory left. With fewer calls at once, or a smaller
-    image, it may succeed."""
+    """A call for which the device or the host had no memory left. With fewer calls at once, or a
+    smaller image, it may succeed."""
 
 
 class ModelLost(VLMError):
-    """A model that can no longer answer: its engine, its server or its card has failed, so every later call
-    would fail too."""
+    """A model that can no longer answer: its engine, its server or its card has failed, so every
+    later call would fail too."""
 
 
 @dataclass
 class TokenUsage:
-    """Work of `calls` reads and generations. `prefilled` tokens went through the model as input, among them the
-    `forced` ones: a schema's template text, where the engine need not decode it. `reused` tokens were found in the
-    cache, `decoded` ones were chosen one by one. The seconds are those of the model's `forward_passes` alone, 0 where
-    the engine does not tell them."""
+    """Work of `calls` reads and generations: `prefilled` tokens went through the model as input,
+    `reused` ones were found in the cache, and `decoded` ones were chosen one by one."""
 
     calls: int = 0
     prefilled: int = 0
     reused: int = 0
-    forced: int = 0
     decoded: int = 0
-    forward_passes: int = 0
-    prefill_seconds: float = 0.0
-    decode_seconds: float = 0.0
 
     def __add__(self, other: "TokenUsage") -> "TokenUsage":
         return TokenUsage(*map(operator.add, astuple(self), astuple(other)))
@@ -73,18 +68,18 @@ class TokenUsage:
 
 OVERFLOW = "its weights are damaged, or it overflows: set dtype: float32, or use another model"
 LOGPROB_ROUNDING = 1e-3
-"""Tolerance: how far a log-probability may lie above 0, and the sum of the letters' probabilities above 1. A
-softmax in float32 over 10⁵ tokens is off by less than a tenth of it."""
+"""Tolerance: how far a log-probability may lie above 0, and the sum of the letters' probabilities
+above 1. A softmax in float32 over 10⁵ tokens is off by less than a tenth of it."""
 
 NO_PROBABILITY = -9999.0
-"""What vLLM's server writes for −inf. Letters are read without a mask, and finite logits give every token a
-log-probability far above this, so −inf means that the model overflowed."""
+"""What vLLM's server writes for −inf. Letters are read without a mask, and finite logits give every
+token a log-probability far above this, so −inf means that the model overflowed."""
 
 
 @dataclass(frozen=True)
 class LetterRead:
-    """Raw log-probabilities (natural log, over the full vocabulary) of the answer letters at one position, and the
-    probability of all other tokens, 0..1."""
+    """Raw log-probabilities (natural log, over the full vocabulary) of the answer letters at one
+    position, and the probability of all other tokens, 0..1."""
 
     logprobs: dict[str, float]
     off_letter_mass: float
@@ -92,14 +87,13 @@ class LetterRead:
 
     @classmethod
     def of(cls, engine: str, logprobs: Mapping[int, float], token_ids: dict[str, int]) -> Self:
-        """The letters' part of `logprobs`, which are by token id. Raises VLMError, which begins with `engine`,
-        unless each is a number above NO_PROBABILITY and at most 0, and the probabilities sum to at most 1, both
-        within LOGPROB_ROUNDING."""
-        values: dict[str, Any] = {}
+        """The letters' part of `logprobs`, which are by token id. Raises VLMError, which begins
+        with `engine`, unless each is a number above NO_PROBABILITY and at most 0, and the
+        probabilities sum to at most 1, both within LOGPROB_ROUNDING."""
+        values = {}
         for letter, token in token_ids.items():
             values[letter] = value = logprobs.get(token)
-            is_number = type(value) in (int, float)
-            if not is_number or not NO_PROBABILITY < value <= LOGPROB_ROUNDING:
+            if value is None or not NO_PROBABILITY < value <= LOGPROB_ROUNDING:
                 expected = f"a finite log-probability of at most 0 for the letter {letter}"
                 raise VLMError(f"{engine}: expected {expected}, got {value!r:.40}", OVERFLOW)
         total = math.fsum(map(math.exp, values.values()))
@@ -111,7 +105,8 @@ class LetterRead:
 
 @dataclass(frozen=True)
 class SeenImage:
-    """What the model saw of one image: pixels after the processor (None where it tiles), and the tokens they became."""
+    """What the model saw of one image: pixels after the processor (None where it tiles), and the
+    tokens they became."""
 
     width: int | None
     height: int | None
@@ -120,7 +115,8 @@ class SeenImage:
 
 @dataclass(frozen=True)
 class PixelLimits:
-    """The model's range: sides are multiples of `factor` pixels; None where the processor sets no such limit."""
+    """The model's range: sides are multiples of `factor` pixels; None where the processor sets no
+    such limit."""
 
     factor: int
     min_pixels: int
@@ -128,8 +124,9 @@ class PixelLimits:
 
 
 class VLMSession:
-    """A model opened on one assessment's images (the reference first, if there is one): `usage` says what was
-    computed so far, `seen` what the model saw of each image. An engine adds `_write` and `_logprobs`."""
+    """A model opened on one assessment's images (the reference first, if there is one): `usage`
+    says what was computed so far, `seen` what the model saw of each image. An engine adds `_write`
+    and `_logprobs`."""
 
     def __init__(self, client: Any, images: "Sequence[Image.Image]"):
         self.client, self.images = client, list(images)
@@ -146,16 +143,16 @@ class VLMSession:
         temperature: float = 0.0,
         max_tokens: int = 512,
     ) -> str:
-        """The answer, by default greedy, as JSON text with `answer_prefix` at its beginning; it is cut at
-        `max_tokens`. Raises VLMError."""
+        """The answer, by default greedy, as JSON text with `answer_prefix` at its beginning; it is
+        cut at `max_tokens`. Raises VLMError."""
         rendered = self.client.renderer.render(prompt, len(self.images), answer_prefix)
         return self._write(rendered, schema, temperature, max_tokens)
 
     def read_letters(
         self, prompt: "ChatPrompt", answer_prefix: str, letters: Sequence[str]
     ) -> LetterRead:
-        """Log-probabilities of `letters` as the token right after `answer_prefix`. Raises VLMError if one is
-        not a single token. Of words the first token is read."""
+        """Log-probabilities of `letters` as the token right after `answer_prefix`. Raises VLMError
+        if one is not a single token. Of words the first token is read."""
         rendered, token_ids = self.client.renderer.letters(
             prompt, len(self.images), answer_prefix, letters
         )
@@ -173,18 +170,19 @@ class VLMSession:
         raise NotImplementedError
 
     def _logprobs(self, rendered: "Rendered", tokens: list[int]) -> Mapping[int, float]:
-        """The log-probability of each of `tokens` right after `rendered`, by token id. Raises VLMError."""
+        """The log-probability of each of `tokens` right after `rendered`, by token id. Raises
+        VLMError."""
         raise NotImplementedError
 
     def _expand(self, rendered: "Rendered") -> "Expanded":
         """The images after the processor, computed with whichever prompt comes first."""
-        if self._expanded is None:
-            self._expanded = self.client.renderer.expand(rendered, self.images)
-            self.seen = self._expanded.seen
-        return self._expanded
+        expanded = self._expanded or self.client.renderer.expand(rendered, self.images)
+        self._expanded, self.seen = expanded, expanded.seen
+        return expanded
 
     def _count(self, prompt: list[int], reused: int) -> None:
-        """Counts a call whose prompt, with the answer so far, was found in the cache up to `reused` tokens."""
+        """Counts a call whose prompt, with the answer so far, was found in the cache up to `reused`
+        tokens."""
         self.usage += TokenUsage(calls=1, reused=reused, prefilled=len(prompt) - reused)
 
 
@@ -199,8 +197,9 @@ class ManyReads:
 class VLMClient:
     """One loaded model: a folder's processor (`renderer`), and what an engine does with it.
 
-    `label` is what messages call the model, `limits` its range of pixels. `trust` is how far its own Yes and No
-    about distortions and its severities count, 0..1, as its folder says; 1 for a model that was not measured.
+    `label` is what messages call the model, `limits` its range of pixels. `trust` is how far its
+    own Yes and No about distortions and its severities count, 0..1, as its folder says; 1 for a
+    model that was not measured.
     """
 
     reads_logits = True
@@ -212,7 +211,8 @@ class VLMClient:
         self.limits, self.trust = renderer.limits, renderer.trust
 
     def require(self, engine: str, **only: Any) -> None:
-        """Raises VLMError for a setting that the engine would ignore: one with another value than its `only` one."""
+        """Raises VLMError for a setting that the engine would ignore: one with another value than
+        its `only` one."""
         for key, value in only.items():
             got = getattr(self.settings, key)
             if got != value:
@@ -230,9 +230,10 @@ class VLMClient:
         answer_prefix: str,
         letters: Sequence[str],
     ) -> ManyReads:
-        """What a session's `read_letters` would give of each of `pictures` (one or more, each the images of a
-        session), to rounding, at the cost of one batch: by a session for each, `at_once` of them at a time, for an
-        engine that batches what several threads ask of it. Raises VLMError."""
+        """What a session's `read_letters` would give of each of `pictures` (one or more, each the
+        images of a session), to rounding, at the cost of one batch: by a session for each,
+        `at_once` of them at a time, for an engine that batches what several threads ask of it.
+        Raises VLMError."""
 
         def read(images: "Sequence[Image.Image]") -> tuple[LetterRead, TokenUsage]:
             with closing(self.open(images)) as session:
@@ -278,8 +279,8 @@ class ClientPool:
 
 
 def create_vlm_client(backend: str, settings: "ModelSettings", device: str = "cpu") -> VLMClient:
-    """Loads the model that `backend` ("transformers.<folder>") names. Raises VLMError for an unknown backend
-    or bad folder."""
+    """Loads the model that `backend` ("transformers.<folder>") names. Raises VLMError for an
+    unknown backend or bad folder."""
     try:
         engine, name = split_backend(backend)
     except ValueError as error:

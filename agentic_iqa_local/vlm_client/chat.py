@@ -13,9 +13,10 @@ PAIR_PREAMBLE = "The first image is the pristine reference, the second image is 
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """What a model is asked: its instructions (a template) and the case at hand (query and evidence). `preamble` says
-    what the images are (default: a test image, or a reference and a test image); `words` are the answers that the
-    instructions list as A, B, C and so on, for models that say the word."""
+    """What a model is asked: its instructions (a template) and the case at hand (query and
+    evidence). `preamble` says what the images are (default: a test image, or a reference and a test
+    image); `words` are the answers that the instructions list as A, B, C and so on, for models that
+    say the word."""
 
     instructions: str
     case: str
@@ -29,8 +30,8 @@ def chat_messages(
     layout: PromptLayout,
     parts: Sequence[dict[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
-    """`prompt` as chat messages for `images` (1, or 2 with the reference first). `parts` stand for the images,
-    by default as transformers takes them."""
+    """`prompt` as chat messages for `images` (1, or 2 with the reference first). `parts` stand for
+    the images, by default as transformers takes them."""
     instructions = prompt.instructions.removeprefix("System:\n").rstrip("\n")
     preamble = prompt.preamble or (TEST_PREAMBLE if images == 1 else PAIR_PREAMBLE)
     pictures = parts or [{"type": "image"}] * images
@@ -45,8 +46,8 @@ def _message(role: str, text: str, pictures: Sequence[dict[str, Any]] = ()) -> d
 
 
 def asking_for_words(prompt: ChatPrompt) -> tuple[ChatPrompt, dict[str, str]]:
-    """`prompt` asking for a word instead of its letter, and the word that is read for each letter. A prompt
-    without `words` comes back as it is, with none."""
+    """`prompt` asking for a word instead of its letter, and the word that is read for each letter.
+    A prompt without `words` comes back as it is, with none."""
     instructions = prompt.instructions
     if prompt.words:
         instructions = instructions.replace("<one letter>", "<one word>")

@@ -1,4 +1,5 @@
-"""What an answer may be: a pydantic schema as llguidance takes it, whole or from where a begun answer stops."""
+"""What an answer may be: a pydantic schema as llguidance takes it, whole or from where a begun
+answer stops."""
 
 import json
 from typing import Any
@@ -7,7 +8,8 @@ from pydantic import BaseModel
 
 from agentic_iqa_local.vlm_client import VLMError
 
-# JSON as json.dumps writes it: one spelling for each answer, and no blanks for a small model to pad with.
+# JSON as json.dumps writes it: one spelling for each answer, and no blanks for a small model to pad
+# with.
 JSON_STYLE = {
     "x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 }
@@ -24,9 +26,11 @@ def constraint(schema: type[BaseModel], begun: str) -> dict[str, Any]:
 
 
 def rest_of_answer(schema: type[BaseModel], begun: str) -> str:
-    """A Lark grammar (llguidance's dialect) of what may follow `begun`, which ends within the first field's value.
+    """A Lark grammar (llguidance's dialect) of what may follow `begun`, which ends within the first
+    field's value.
 
-    That field must be a choice among given values. Raises VLMError where the schema allows no answer that begins so.
+    That field must be a choice among given values. Raises VLMError where the schema allows no
+    answer that begins so.
     """
     whole = json_schema(schema)
     (first, values), *others = whole["properties"].items()

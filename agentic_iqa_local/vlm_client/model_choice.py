@@ -1,5 +1,5 @@
-"""Which model `--gpu N` takes where none was chosen: the largest complete vision-language model below the
-models folder. Reads configurations and the headers of weight files, and loads nothing."""
+"""Which model `--gpu N` takes where none was chosen: the largest complete vision-language model
+below the models folder. Reads configurations and the headers of weight files, and loads nothing."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ NEEDED = (  # one file of each
 
 @dataclass(frozen=True)
 class ModelChoice:
-    """The folder that was found (None: the embedded model is left) and the set-up that fits it; `said` tells in
-    one line what was chosen and why."""
+    """The folder that was found (None: the embedded model is left) and the set-up that fits it;
+    `said` tells in one line what was chosen and why."""
 
     folder: Path | None
     config: str | None
@@ -29,7 +29,8 @@ class ModelChoice:
 
 
 def choose(root: Path) -> ModelChoice:
-    """The largest complete model below `root` by the bytes of its weights; of equal ones the first."""
+    """The largest complete model below `root` by the bytes of its weights; of equal ones the
+    first."""
     sizes: dict[Path, int] = {}
     left_out = []
     for folder in _folders(root):
@@ -41,16 +42,17 @@ def choose(root: Path) -> ModelChoice:
     also = f"; left out: {'; '.join(left_out)}" if left_out else ""
     if not sizes:
         said = (
-            f"warning: no model chosen and no complete vision-language model below {root}: the small embedded one"
-            " answers, which is no judge of photographs; put a folder such as Qwen2.5-VL-7B-Instruct there, or name one"
-            " with --model"
+            f"warning: no model chosen and no complete vision-language model below {root}:"
+            " the small embedded one answers, which is no judge of photographs; put a folder"
+            " such as Qwen2.5-VL-7B-Instruct there, or name one with --model"
         )
         return ModelChoice(None, None, one_line(said + also))
     folder = max(sizes, key=sizes.__getitem__)
     config = _set_up_for(folder.name)
     about = f"{sizes[folder] / 1e9:.1f} GB" + (f", set-up {config}" if config else "")
-    said = f"no model chosen: {folder.name}, the largest of {len(sizes)} below {root} ({about}); --model or --config"
-    return ModelChoice(folder, config, one_line(f"{said} names another{also}"))
+    said = f"no model chosen: {folder.name}, the largest of {len(sizes)} below {root} ({about})"
+    another = "; --model or --config names another"
+    return ModelChoice(folder, config, one_line(said + another + also))
 
 
 def _folders(root: Path) -> Iterator[Path]:
@@ -61,8 +63,9 @@ def _folders(root: Path) -> Iterator[Path]:
 
 
 def _size(folder: Path) -> int | None:
-    """Bytes of the weights of a complete vision-language model; None for a model of another kind, and for one
-    of this project's own small ones. Raises VLMError for one that misses something or is damaged."""
+    """Bytes of the weights of a complete vision-language model; None for a model of another kind,
+    and for one of this project's own small ones. Raises VLMError for one that misses something or
+    is damaged."""
     config = read_object(folder, "config.json")
     writes_text = "ForConditionalGeneration" in str(config.get("architectures"))
     if not writes_text or not isinstance(config.get("vision_config"), dict) or NOTICE in config:
@@ -75,7 +78,8 @@ def _size(folder: Path) -> int | None:
 
 
 def _set_up_for(name: str) -> str | None:
-    """The shipped set-up that is made for a folder of this name and keeps its weights as they are."""
+    """The shipped set-up that is made for a folder of this name and keeps its weights as they
+    are."""
     for path in sorted(CONFIGS.glob("*.yaml")):
         try:
             settings = load_settings(path)

@@ -1,6 +1,8 @@
-"""A model folder's files, examined before any library opens them: weights as safetensors, no remote code.
+"""A model folder's files, examined before any library opens them: weights as safetensors, no remote
+code.
 
-The headers of the weight files say how large the model is. Nothing here imports torch or transformers.
+The headers of the weight files say how large the model is. Nothing here imports torch or
+transformers.
 """
 
 import functools
@@ -21,8 +23,10 @@ WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD = re.compile(r"[^/\\]+\.safetensors")  # a file of the folder itself
 LARGEST_INDEX = 16 * 2**20  # bytes; the index of 90 thousand tensors takes 9 MB
 # Keys of the settings by which transformers or vLLM load more than the folder's own safetensors.
-OTHER_SOURCES = {"auto_map", "custom_pipelines", "custom_generate", "kernel_config", "use_kernels",
-                 "transformers_weights", "checkpoint_path", "pretrained_cfg", "audio_tokenizer"}  # fmt: skip
+OTHER_SOURCES = (
+    *("auto_map", "custom_pipelines", "custom_generate", "kernel_config", "use_kernels"),
+    *("transformers_weights", "checkpoint_path", "pretrained_cfg", "audio_tokenizer"),
+)
 
 # Keys of the settings that say how often transformers builds a part, before it looks at the weights
 COUNTS = re.compile("^depth$|^(?!max_).*(layers?|blocks|experts|heads)$")
@@ -44,7 +48,8 @@ class WeightFiles:
 
     @functools.cached_property
     def most_parts(self) -> int:
-        """How many layers, heads or experts there can be: each has a tensor, or a place in one of three dimensions."""
+        """How many layers, heads or experts there can be: each has a tensor, or a place in one of
+        three dimensions."""
         stacked = (shape[0] for shape in self.shapes.values() if len(shape) == 3)
         return max(len(self.shapes), *stacked, 0)
 
@@ -70,7 +75,8 @@ def check_files(folder: Path, weights: bool = True) -> WeightFiles | None:
 
 
 def _check_counts(folder: Path, most: int) -> None:
-    """Raises VLMError for settings by which transformers would build more than `most` parts of a kind."""
+    """Raises VLMError for settings by which transformers would build more than `most` parts of a
+    kind."""
     for name, section in _sections(folder):
         for key, count in section.items():
             if isinstance(count, int) and COUNTS.search(key) and count > most:
@@ -96,7 +102,8 @@ def read_object(folder: Path, name: str, **limits: int) -> dict[str, Any]:
 
 
 def read_weights(folder: Path) -> WeightFiles:
-    """The headers of the files that transformers loads. Raises VLMError for weights that are no whole safetensors."""
+    """The headers of the files that transformers loads. Raises VLMError for weights that are no
+    whole safetensors."""
     files, shapes = _weight_files(folder), {}
     for file in files:
         try:
@@ -110,7 +117,8 @@ def read_weights(folder: Path) -> WeightFiles:
 
 
 def _weight_files(folder: Path) -> tuple[Path, ...]:
-    """The one file of weights, or those that an index names. Raises VLMError for none, and for one that is missing."""
+    """The one file of weights, or those that an index names. Raises VLMError for none, and for one
+    that is missing."""
     names = [WHOLE] if (folder / WHOLE).exists() else []
     if not names and (folder / INDEX).exists():
         places = read_object(folder, INDEX, largest=LARGEST_INDEX).get("weight_map")

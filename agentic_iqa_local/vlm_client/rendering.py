@@ -1,6 +1,7 @@
 """A model folder's processor: one prompt as chat text and token ids, the same for every engine.
 
-An answer is encoded after the prompt, not by itself: many tokenizers begin a text differently from its middle.
+An answer is encoded after the prompt, not by itself: many tokenizers begin a text differently from
+its middle.
 """
 
 import logging
@@ -33,8 +34,8 @@ SEQUENCE_INPUTS = ("input_ids", "attention_mask", "mm_token_type_ids", "token_ty
 
 
 def check_folder(folder: Path, weights: bool = True) -> Any:
-    """The configuration of a model folder. Raises VLMError unless it is that of a vision-language model and, with
-    `weights`, safetensors are there."""
+    """The configuration of a model folder. Raises VLMError unless it is that of a vision-language
+    model and, with `weights`, safetensors are there."""
     check_files(folder, weights)
     with loading(folder):
         config = AutoConfig.from_pretrained(folder, **LOCAL)  # nosec B615 # a local folder
@@ -52,8 +53,9 @@ def first_line(error: BaseException) -> str:
 
 @contextmanager
 def loading(folder: Path) -> Iterator[None]:
-    """What transformers raises while it reads a folder becomes VLMError. That can be anything: tokenizers
-    raises bare Exceptions, and sizes that do not fit together end in errors of every kind."""
+    """What transformers raises while it reads a folder becomes VLMError. That can be anything:
+    tokenizers raises bare Exceptions, and sizes that do not fit together end in errors of every
+    kind."""
     try:
         yield
     except VLMError:
@@ -68,8 +70,8 @@ def loading(folder: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Rendered:
-    """A prompt with one placeholder for each image and the answer so far, as text and as the ids of each; `head` and
-    `tail` are the prompt's ids before the first image and after the last."""
+    """A prompt with one placeholder for each image and the answer so far, as text and as the ids of
+    each; `head` and `tail` are the prompt's ids before the first image and after the last."""
 
     prompt: ChatPrompt
     answer_prefix: str
@@ -86,8 +88,8 @@ class Rendered:
 
 @dataclass(frozen=True)
 class Expanded:
-    """An assessment's images after the processor: the ids from the first image to the last with their token
-    types, the pixel inputs of the model, and what it sees of each image."""
+    """An assessment's images after the processor: the ids from the first image to the last with
+    their token types, the pixel inputs of the model, and what it sees of each image."""
 
     ids: list[int]
     types: list[int] | None
@@ -96,13 +98,14 @@ class Expanded:
 
     @property
     def form(self) -> tuple[Any, ...]:
-        """What images must have in common to be stacked in one batch: tokens, their types and the inputs' shapes."""
+        """What images must have in common to be stacked in one batch: tokens, their types and the
+        inputs' shapes."""
         return self.ids, self.types, {name: value.shape for name, value in self.inputs.items()}
 
 
 class Renderer:
-    """The processor and tokenizer of a model folder. Raises VLMError for a folder that cannot serve prompts
-    with images."""
+    """The processor and tokenizer of a model folder. Raises VLMError for a folder that cannot serve
+    prompts with images."""
 
     def __init__(self, name: str, settings: ModelSettings, weights: bool = True):
         self.name, self.settings, self.folder = name, settings, Path(settings.path or name)
@@ -128,8 +131,8 @@ class Renderer:
         self.holds_in_bfloat16 = getattr(self.config, "agentic_iqa_bfloat16", False) is True
 
     def _set_limits(self) -> PixelLimits:
-        """The processor's pixel range, narrowed by the configuration. Processors that force a size get no
-        range of their own."""
+        """The processor's pixel range, narrowed by the configuration. Processors that force a size
+        get no range of their own."""
         settings, images = self.settings, self.processor.image_processor
         self.size: dict[str, int] | None = None  # the range, as the image processor takes it
         size = dict(getattr(images, "size", {}))
@@ -152,8 +155,8 @@ class Renderer:
             return self.tokenizer.encode(text, add_special_tokens=False)
 
     def defuse(self, text: str) -> str:
-        """`text` with this tokenizer's special tokens broken up, so that a query cannot end its turn or pose
-        as an image."""
+        """`text` with this tokenizer's special tokens broken up, so that a query cannot end its
+        turn or pose as an image."""
         for token in self.special_tokens:
             if len(token) > 1:
                 text = text.replace(token, f"{token[0]} {token[1:]}")
@@ -162,8 +165,8 @@ class Renderer:
     def letters(
         self, prompt: ChatPrompt, images: int, answer_prefix: str, letters: Sequence[str]
     ) -> tuple[Rendered, dict[str, int]]:
-        """`prompt` as it is asked to read `letters`, or the words that stand for them, and the token id of each.
-        Raises VLMError for one that is not a single token."""
+        """`prompt` as it is asked to read `letters`, or the words that stand for them, and the
+        token id of each. Raises VLMError for one that is not a single token."""
         words: dict[str, str] = {}
         if self.settings.answers == "words":
             prompt, words = asking_for_words(prompt)
@@ -171,8 +174,9 @@ class Renderer:
         return rendered, resolve_letters(self.encode, rendered.text, letters, words)
 
     def render(self, prompt: ChatPrompt, images: int, answer_prefix: str = "") -> Rendered:
-        """`prompt` about `images` pictures, and the answer so far; it is logged for debugging. Raises VLMError for a
-        template or tokenizer that breaks what the letter read and the shared prefix rest on."""
+        """`prompt` about `images` pictures, and the answer so far; it is logged for debugging.
+        Raises VLMError for a template or tokenizer that breaks what the letter read and the shared
+        prefix rest on."""
         prompt = replace(prompt, case=self.defuse(prompt.case))
         messages = chat_messages(prompt, images, self.settings.prompt_layout)
         template = f"chat template of {self.name}"
@@ -201,8 +205,8 @@ class Renderer:
         return Rendered(prompt, answer_prefix, whole_text, short, answer, head, tail)
 
     def expand(self, rendered: Rendered, images: Sequence[Image.Image]) -> Expanded:
-        """Runs the image processor. The images of one assessment are expanded once, with whichever prompt
-        comes first."""
+        """Runs the image processor. The images of one assessment are expanded once, with whichever
+        prompt comes first."""
         with self._lock:
             batch = self.processor(
                 text=[rendered.text],
@@ -226,7 +230,8 @@ class Renderer:
         )
 
     def _seen(self, batch: Mapping[str, Any], tokens: int, count: int) -> list[SeenImage]:
-        """What the model sees of each of `count` images, each of which became `tokens` unless their grid says other."""
+        """What the model sees of each of `count` images, each of which became `tokens` unless their
+        grid says other."""
         if "image_grid_thw" in batch:
             images = self.processor.image_processor
             seen = []
@@ -249,10 +254,11 @@ def resolve_letters(
 ) -> dict[str, int]:
     """The token id of each letter, or word, right after `tail`, the prompt's own end.
 
-    `A`, ` A` and `"A` are different tokens with different distributions, so encode(tail + letter) must be encode(tail)
-    plus exactly one id. A word (an entry of several characters, or what `words` has in place of a letter) stands for
-    its first token there, which no other word may begin with. Raises VLMError for one that merges with the tail, a
-    letter that splits, and two that share an id.
+    `A`, ` A` and `"A` are different tokens with different distributions, so encode(tail + letter)
+    must be encode(tail) plus exactly one id. A word (an entry of several characters, or what
+    `words` has in place of a letter) stands for its first token there, which no other word may
+    begin with. Raises VLMError for one that merges with the tail, a letter that splits, and two
+    that share an id.
     """
     base = encode(tail)
     ids: dict[str, int] = {}

@@ -1,7 +1,9 @@
-"""A model served by vLLM's OpenAI-compatible server on this machine or this rack: one copy for several users.
+"""A model served by vLLM's OpenAI-compatible server on this machine or this rack: one copy for
+several users.
 
-The processor's files lie here too (no weights are needed): prompts are rendered locally, what the server made of them
-comes back as token ids, and an answer about other tokens is refused. Images travel as PNG, so that no pixel changes.
+The processor's files lie here too (no weights are needed): prompts are rendered locally, what the
+server made of them comes back as token ids, and an answer about other tokens is refused. Images
+travel as PNG, so that no pixel changes.
 """
 
 import base64
@@ -23,7 +25,8 @@ from agentic_iqa_local.vlm_client.chat import chat_messages
 from agentic_iqa_local.vlm_client.constraints import constraint
 from agentic_iqa_local.vlm_client.rendering import Rendered, Renderer, first_line
 
-# A model folder's own generation settings, a repetition penalty among them, must not change an answer.
+# A model folder's own generation settings, a repetition penalty among them, must not change an
+# answer.
 PLAIN_SAMPLING = {"repetition_penalty": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0}
 NOT_REACHED = (502, 503, 504)  # what stands between gives these statuses when the server is gone
 
@@ -50,7 +53,7 @@ class Completion(ChatCompletion):
     """A chat completion of a vLLM server, with the token ids that it saw."""
 
     prompt_token_ids: list[int]
-    usage: CompletionUsage
+    usage: CompletionUsage  # pyright: ignore[reportGeneralTypeIssues]  # always there
 
 
 Answer = TypeVar("Answer", bound=BaseModel)
@@ -68,8 +71,8 @@ class ServerClient(VLMClient):
         except ConfigError as error:
             raise VLMError(error.message, error.remedy) from None
         self.label = f"server {self.url}"
-        # A proxy of the environment would be asked for this machine's own server, and a redirection would take the
-        # pictures elsewhere.
+        # A proxy of the environment would be asked for this machine's own server, and a redirection
+        # would take the pictures elsewhere.
         http = openai.DefaultHttpxClient(trust_env=False, auth=login, follow_redirects=False)
         self.openai = openai.OpenAI(
             base_url=f"{self.url}/v1",
@@ -83,8 +86,9 @@ class ServerClient(VLMClient):
         self.version = self.ask(ServerVersion, f"{self.url}/version").version[:100]
 
     def ask(self, kind: type[Answer], path: str, body: dict[str, Any] | None = None) -> Answer:
-        """What the server has at `path`, or answers to a `body` that is posted there. Raises ModelLost for a server or
-        engine that is gone, VLMError for every other failure and for an answer of another shape."""
+        """What the server has at `path`, or answers to a `body` that is posted there. Raises
+        ModelLost for a server or engine that is gone, VLMError for every other failure and for an
+        answer of another shape."""
         try:
             if body is None:
                 text = self.openai.get(path, cast_to=str)
@@ -117,7 +121,8 @@ class ServerClient(VLMClient):
         return True
 
     def _served_model(self) -> str:
-        """The name under which the server has the model. Raises VLMError unless it serves it, or one model only."""
+        """The name under which the server has the model. Raises VLMError unless it serves it, or
+        one model only."""
         models = [model.id for model in self.ask(ServedModels, "/models").data]
         wanted = self.settings.served_name
         if wanted in models:
@@ -175,7 +180,6 @@ class ServerSession(VLMSession):
             mistake = f"{self.client.label}: expected an answer, got none"
             raise VLMError(mistake, "start it without a reasoning parser")
         self.usage.decoded += completion.usage.completion_tokens
-        self.usage.forward_passes += completion.usage.completion_tokens
         return rendered.answer_prefix + text
 
     def _logprobs(self, rendered: Rendered, tokens: list[int]) -> Mapping[int, float]:
@@ -187,7 +191,6 @@ class ServerSession(VLMSession):
             logprob_token_ids=tokens,
             return_tokens_as_token_ids=True,
         )
-        self.usage.forward_passes += 1
         logprobs = completion.choices[0].logprobs
         given = {}
         for position in (logprobs and logprobs.content) or ():
@@ -201,8 +204,8 @@ class ServerSession(VLMSession):
             raise VLMError(f"{self.client.label}: {expected}", advice) from None
 
     def _complete(self, rendered: Rendered, **options: Any) -> Completion:
-        """One chat completion with `options`, among them vLLM's own. Raises VLMError if the server saw other tokens
-        than the processor here makes."""
+        """One chat completion with `options`, among them vLLM's own. Raises VLMError if the server
+        saw other tokens than the processor here makes."""
         client, renderer = self.client, self.client.renderer
         whole = rendered.prompt_with(self._expand(rendered)) + rendered.answer_ids
         layout = client.settings.prompt_layout

@@ -1,18 +1,18 @@
-"""One model folder served by transformers: any that AutoProcessor and AutoModelForImageTextToText load from
-safetensors.
+"""One model folder served by transformers: any that AutoProcessor and AutoModelForImageTextToText
+load from safetensors.
 
-One prompt's life: `_render` makes its token ids; `_advance` finds how much of them the cache already holds,
-drops the rest of the cache and runs only the new tokens; `read_letters` stops there and looks at the logits,
-`generate` goes on token by token under a grammar. The cache holds exactly one sequence, the last one: images
-and preamble are at its front, so every role and retry continues from them, and a reasoning continues from the
-letter read before it. `read_many` reads the letters of many pictures side by side, without a cache.
+One prompt's life: `_render` makes its token ids; `_advance` finds how much of them the cache
+already holds, drops the rest of the cache and runs only the new tokens; `read_letters` stops there
+and looks at the logits, `generate` goes on token by token under a grammar. The cache holds exactly
+one sequence, the last one: images and preamble are at its front, so every role and retry continues
+from them, and a reasoning continues from the letter read before it. `read_many` reads the letters
+of many pictures side by side, without a cache.
 """
 
 import functools
 import inspect
 import json
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -63,13 +63,12 @@ FULL_PRECISION = ["model.visual", "model.vision_tower", "model.vision_model", "l
 
 
 class Pass(NamedTuple):
-    """One forward pass: N×V logits (float32, on the CPU) of the last tokens, the cache, how far Qwen's text
-    positions lag behind token counts after the images, and its seconds."""
+    """One forward pass: N×V logits (float32, on the CPU) of the last tokens, the cache, and how far
+    Qwen's text positions lag behind token counts after the images."""
 
     logits: torch.Tensor
     cache: Any
     delta: torch.Tensor | None
-    seconds: float
 
 
 class TransformersClient(VLMClient):
@@ -120,8 +119,8 @@ class TransformersClient(VLMClient):
             lacks = f"{len(absent)} weights are missing or of another shape ({absent[0]}, ...)"
             raise VLMError(f"model folder {folder}: {lacks}", "copy the folder again")
         if model.config.model_type == "smolvlm" and hasattr(model.model, "inputs_merger"):
-            # transformers 5.20 fails if a picture's tokens are no multiple of the patch size (SmolVLM2-2.2B);
-            # Idefics3, its parent class, puts them in the same places.
+            # transformers 5.20 fails if a picture's tokens are no multiple of the patch size
+            # (SmolVLM2-2.2B); Idefics3, its parent class, puts them in the same places.
             merge = transformers.Idefics3Model.inputs_merger
             model.model.inputs_merger = functools.partial(merge, model.model)
         return model
@@ -156,16 +155,6 @@ class TransformersClient(VLMClient):
             "hardware": describe_device(str(self.device)),
         }
 
-    @functools.lru_cache(maxsize=256)  # noqa: B019 - clients live as long as the process
-    def grammar(self, schema: str) -> str:
-        """A JSON schema (as JSON text) compiled for llguidance. Raises VLMError when it cannot be."""
-        grammar = llguidance.LLMatcher.grammar_from_json_schema(schema)
-        check = llguidance.LLMatcher.validate_grammar_with_warnings
-        failed, messages = check(grammar, self.grammar_tokenizer)
-        if failed:
-            raise VLMError(f"schema cannot constrain generation: {messages[0]}")
-        return grammar
-
     def read_many(
         self,
         pictures: Sequence[Sequence[Image.Image]],
@@ -173,8 +162,8 @@ class TransformersClient(VLMClient):
         answer_prefix: str,
         letters: Sequence[str],
     ) -> ManyReads:
-        """`VLMClient.read_many`. Pictures that become equally many tokens go through the model side by side,
-        as many as MOST_TOKENS and the model's range of pixels allow; others one by one."""
+        """`VLMClient.read_many`. Pictures that become equally many tokens go through the model side
+        by side, as many as MOST_TOKENS and the model's range of pixels allow; others one by one."""
         first = pictures[0]
         rendered, token_ids = self.renderer.letters(prompt, len(first), answer_prefix, letters)
         expanded = [self.renderer.expand(rendered, images) for images in pictures]
@@ -186,11 +175,8 @@ class TransformersClient(VLMClient):
         at_once = max(1, min(MOST_TOKENS // length, most_pixels // pixels))
         reads, usage = [], TokenUsage(calls=len(pictures), prefilled=length * len(pictures))
         for start in range(0, len(expanded), at_once):
-            batch = expanded[start : start + at_once]
-            passed = self.run(self.prompt_inputs(rendered, batch))
-            usage.prefill_seconds += passed.seconds
-            usage.forward_passes += 1
-            for row in passed.logits.double().log_softmax(-1):
+            batch = self.prompt_inputs(rendered, expanded[start : start + at_once])
+            for row in self.run(batch).logits.double().log_softmax(-1):
                 logprobs = {token: row[token].item() for token in token_ids.values()}
                 reads.append(LetterRead.of(self.label, logprobs, token_ids))
         return ManyReads(reads, usage)
@@ -198,8 +184,9 @@ class TransformersClient(VLMClient):
     def prompt_inputs(
         self, rendered: Rendered, pictures: Sequence[Expanded]
     ) -> dict[str, torch.Tensor]:
-        """The model's inputs for one prompt with its answer so far about each of `pictures`, which became
-        equally many tokens: nothing is padded, so that each row is what it would be alone."""
+        """The model's inputs for one prompt with its answer so far about each of `pictures`, which
+        became equally many tokens: nothing is padded, so that each row is what it would be
+        alone."""
         first, rows = pictures[0], len(pictures)
         ids = rendered.prompt_with(first) + rendered.answer_ids
         inputs = {"input_ids": torch.tensor([ids] * rows)}
@@ -215,10 +202,9 @@ class TransformersClient(VLMClient):
     def run(
         self, inputs: dict[str, Any], cache: DynamicCache | None = None, keep: bool = False
     ) -> Pass:
-        """One forward pass after `cache`; with `keep` the pass has its own. Raises VLMError, OutOfMemory or
-        ModelLost."""
+        """One forward pass after `cache`; with `keep` the pass has its own. Raises VLMError,
+        OutOfMemory or ModelLost."""
         with self._errors(f"{inputs['input_ids'].numel()} tokens"), self.lock:
-            began = time.perf_counter()
             for name, value in inputs.items():
                 dtype = self.dtype if value.is_floating_point() else None
                 inputs[name] = value.to(self.device, dtype)
@@ -230,11 +216,10 @@ class TransformersClient(VLMClient):
             delta = getattr(inner, "rope_deltas", None)
             delta = None if delta is None else delta.clone()
             logits = output.logits[:, -1].float().cpu()
-            seconds = time.perf_counter() - began
         if not torch.isfinite(logits).all():
             mistake = f"{self.name} gave logits that are not finite in {self.dtype}"
             raise VLMError(mistake, OVERFLOW)
-        return Pass(logits, output[self.cache_name] if keep else None, delta, seconds)
+        return Pass(logits, output[self.cache_name] if keep else None, delta)
 
     @contextmanager
     def _errors(self, on: str) -> Iterator[None]:
@@ -275,10 +260,10 @@ class TransformersSession(VLMSession):
     def _write(
         self, rendered: Rendered, schema: type[BaseModel], temperature: float, max_tokens: int
     ) -> str:
-        """Template text that the schema leaves no choice about is not decoded token by token but run through in
-        one piece."""
+        """Template text that the schema leaves no choice about is not decoded token by token but
+        run through in one piece."""
         client = self.client
-        grammar = client.grammar(json.dumps(json_schema(schema)))
+        grammar = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(json_schema(schema)))
         matcher = llguidance.LLMatcher(client.grammar_tokenizer, grammar)
         answer = [*rendered.answer_ids]
         if not matcher.consume_tokens(answer):
@@ -289,7 +274,6 @@ class TransformersSession(VLMSession):
             if forced := matcher.compute_ff_tokens():
                 matcher.consume_tokens(forced)
                 answer += forced
-                self.usage.forced += len(forced)
                 continue
             logits = self._advance(rendered, answer, new_call=new_call)
             new_call = False
@@ -306,7 +290,8 @@ class TransformersSession(VLMSession):
     def _choose(
         self, logits: torch.Tensor, matcher: llguidance.LLMatcher, temperature: float
     ) -> int:
-        """The likeliest token that the grammar allows next, or one drawn at a `temperature` above 0."""
+        """The likeliest token that the grammar allows next, or one drawn at a `temperature` above
+        0."""
         mask = llguidance.numpy.allocate_token_bitmask(1, self.client.vocabulary)
         llguidance.numpy.fill_next_token_bitmask(matcher, mask)
         allowed = np.unpackbits(mask[0].view(np.uint8), bitorder="little")[: len(logits)]
@@ -325,8 +310,8 @@ class TransformersSession(VLMSession):
         self._cache, self._cached, self._delta = None, [], None
 
     def _advance(self, rendered: Rendered, answer: list[int], *, new_call: bool) -> torch.Tensor:
-        """Logits (float32, V) after the prompt and `answer`; only what the cache does not hold already goes
-        through the model."""
+        """Logits (float32, V) after the prompt and `answer`; only what the cache does not hold
+        already goes through the model."""
         expanded = self._expand(rendered)
         ids = rendered.prompt_with(expanded) + answer
         kept = self._cut_cache(ids, len(rendered.head) + len(expanded.ids))
@@ -343,24 +328,16 @@ class TransformersSession(VLMSession):
         self._cache, self._cached = passed.cache, ids
         if not kept:
             self._delta = passed.delta
-        usage = self.usage
-        usage.forward_passes += 1
         if new_call:
-            usage.calls += 1
-            usage.reused += kept
-            usage.prefilled += len(new)
+            self._count(ids, kept)
         else:
-            usage.prefilled += len(new) - 1  # the last token was counted when it was chosen
-        if new_call or len(new) > 1:
-            usage.prefill_seconds += passed.seconds
-        else:
-            usage.decode_seconds += passed.seconds
+            self.usage.prefilled += len(new) - 1  # the last token was counted when it was chosen
         return passed.logits[0]
 
     def _cut_cache(self, ids: list[int], image_end: int) -> int:
-        """How many leading `ids` the cache holds, after the rest was cut off it; at least the last id is
-        always computed, for its logits. 0, and no cache, if it does not hold the images whole or cannot be
-        cut (sliding windows, linear attention)."""
+        """How many leading `ids` the cache holds, after the rest was cut off it; at least the last
+        id is always computed, for its logits. 0, and no cache, if it does not hold the images whole
+        or cannot be cut (sliding windows, linear attention)."""
         limit = min(len(self._cached), len(ids) - 1)
         kept = next((i for i in range(limit) if ids[i] != self._cached[i]), limit)
         if kept == len(self._cached):
@@ -374,8 +351,9 @@ class TransformersSession(VLMSession):
         return 0
 
     def _model_inputs(self, new: list[int], kept: int) -> dict[str, torch.Tensor]:
-        """Inputs for `new` tokens after `kept` cached ones. Positions are always given: Qwen's models otherwise take
-        them from the image that ran last in the process, and the logits are silently wrong."""
+        """Inputs for `new` tokens after `kept` cached ones. Positions are always given: Qwen's
+        models otherwise take them from the image that ran last in the process, and the logits are
+        silently wrong."""
         positions = torch.arange(kept, kept + len(new))[None]
         if self._delta is not None:
             positions = (positions + self._delta.cpu())[None].expand(3, -1, -1)

@@ -1,13 +1,14 @@
 """One model folder served by vLLM in this process, for many assessments at once.
 
-One prompt's life: the renderer makes its token ids, one place for each image; the engine's thread hands them with the
-images to vLLM, steps everything that is in flight together, and gives the result back to the session that waits for it.
-vLLM finds the images and the preamble in its prefix cache, so every role continues from them. Letters are read with
-`logprob_token_ids`, which gives the raw log-probabilities of exactly those ids over the full vocabulary.
+One prompt's life: the renderer makes its token ids, one place for each image; the engine's thread
+hands them with the images to vLLM, steps everything that is in flight together, and gives the
+result back to the session that waits for it. vLLM finds the images and the preamble in its prefix
+cache, so every role continues from them. Letters are read with `logprob_token_ids`, which gives the
+raw log-probabilities of exactly those ids over the full vocabulary.
 """
 # pyright: reportMissingImports=false
-# vllm is an extra, in an environment of its own; it is imported inside functions, so that a sentence can say
-# that it is missing.
+# vllm is an extra, in an environment of its own; it is imported inside functions, so that a sentence
+# can say that it is missing.
 
 import logging
 import math
@@ -39,7 +40,8 @@ from agentic_iqa_local.vlm_client.constraints import constraint
 from agentic_iqa_local.vlm_client.rendering import Rendered, Renderer, first_line
 
 TEXT_TOKENS = 4096  # room for instructions, evidence and answer beside the images
-CPU_BLOCK = 32  # tokens a block of the cache: vLLM's default of 128 on a CPU would never share a short prefix
+# Tokens a block of the cache: vLLM's default of 128 on a CPU would never share a short prefix
+CPU_BLOCK = 32
 
 
 class VllmClient(VLMClient):
@@ -51,8 +53,9 @@ class VllmClient(VLMClient):
         try:
             import vllm
         except ImportError as error:
-            said = f"backend vllm: expected the package vllm, it cannot be imported ({first_line(error)})"
-            raise VLMError(said, "install it or use the backend transformers") from error
+            expected = "backend vllm: expected the package vllm, it cannot be imported"
+            advice = "install it or use the backend transformers"
+            raise VLMError(f"{expected} ({first_line(error)})", advice) from error
         self.version = vllm.__version__
         self._check_settings()
         try:
@@ -60,12 +63,13 @@ class VllmClient(VLMClient):
         except (
             Exception
         ) as error:  # it reads a stranger's folder, as transformers does: see `loading`
-            said = f"vLLM {self.version} cannot load it ({first_line(error)})"
-            raise ModelLost(f"model folder {self.renderer.folder}: {said}") from error
+            mistake = f"vLLM {self.version} cannot load it ({first_line(error)})"
+            raise ModelLost(f"model folder {self.renderer.folder}: {mistake}") from error
         self.dtype = str(self.engine.config.model_config.dtype).removeprefix("torch.")
 
     def _check_settings(self) -> None:
-        """Raises VLMError for what vLLM would ignore or cannot do, rather than doing something else."""
+        """Raises VLMError for what vLLM would ignore or cannot do, rather than doing something
+        else."""
         from vllm.platforms import current_platform
 
         if current_platform.is_cpu() == self.device.startswith("cuda"):
@@ -79,24 +83,22 @@ class VllmClient(VLMClient):
         settings, on_gpu = self.settings, self.device.startswith("cuda")
         if settings.exact:
             make_deterministic()
+        context = self._context()
         options: dict[str, Any]
         if on_gpu:
-            options = {
-                "dtype": settings.dtype,
-                "device_ids": [int(self.device.partition(":")[2] or 0)],
-            }
+            options = {"dtype": settings.dtype, "max_num_batched_tokens": max(context, 8192)}
+            options["device_ids"] = [torch.device(self.device).index or 0]
             options["gpu_memory_utilization"] = gpu_share(self.device, settings.left_for_tools_gib)
         else:
             dtype = choose_dtype(settings.dtype, self.device, self.renderer.holds_in_bfloat16)
-            options = {"dtype": dtype, "enforce_eager": True, "block_size": CPU_BLOCK}
+            options = {"dtype": dtype, "max_num_batched_tokens": context}
+            options |= {"enforce_eager": True, "block_size": CPU_BLOCK}
         if self.renderer.size:
             options["mm_processor_kwargs"] = {"size": self.renderer.size}
-        context = self._context()
         return EngineArgs(
             model=str(self.renderer.folder),
             seed=0,
             max_model_len=context,
-            max_num_batched_tokens=max(context, 8192) if on_gpu else context,
             max_num_seqs=1 if settings.exact else settings.max_in_flight,
             limit_mm_per_prompt={"image": 2, "video": 0},
             enable_prefix_caching=not settings.exact,
@@ -108,14 +110,14 @@ class VllmClient(VLMClient):
         ).create_engine_config()
 
     def _context(self) -> int:
-        """Tokens of two images of the largest size and of a long prompt, as far as the model reaches."""
-        reach = (
-            getattr(self.renderer.config.get_text_config(), "max_position_embeddings", None)
-            or 32768
-        )
-        if self.limits.max_pixels is None or self.limits.factor == 1:
+        """Tokens of two images of the largest size and of a long prompt, as far as the model
+        reaches."""
+        text_config = self.renderer.config.get_text_config()
+        reach = getattr(text_config, "max_position_embeddings", None) or 32768
+        factor, most = self.limits.factor, self.limits.max_pixels
+        if most is None or factor == 1:
             return min(reach, 2 * TEXT_TOKENS + 8192)
-        return min(reach, 2 * self.limits.max_pixels // self.limits.factor**2 + TEXT_TOKENS)
+        return min(reach, 2 * most // factor**2 + TEXT_TOKENS)
 
     def open(self, images: Sequence[Image.Image]) -> "VllmSession":
         return VllmSession(self, images)
@@ -135,15 +137,14 @@ class VllmClient(VLMClient):
 
 
 def gpu_share(device: str, left_gib: float) -> float:
-    """vLLM's gpu_memory_utilization: the share of the card that is free now, less `left_gib` for the tools,
-    which load later. Raises VLMError when nothing is left for the model."""
+    """vLLM's gpu_memory_utilization: the share of the card that is free now, less `left_gib` for
+    the tools, which load later. Raises VLMError when nothing is left for the model."""
     free, total = torch.cuda.mem_get_info(device)
     share = (free - left_gib * 2**30) / total
     if share <= 0.05:
-        said = f"{device}: {free / 2**30:.1f} of {total / 2**30:.1f} GiB are free"
-        advice = "nothing is left for the model"
+        mistake = f"{device}: {free / 2**30:.1f} of {total / 2**30:.1f} GiB are free"
         raise VLMError(
-            f"{said} and left_for_tools_gib keeps {left_gib} of them for the tools", advice
+            mistake, f"nothing is left for the model: lower left_for_tools_gib {left_gib}"
         )
     return math.floor(share * 1000) / 1000
 
@@ -152,8 +153,8 @@ _RUNNING: set["Engine"] = set()
 
 
 class Engine:
-    """vLLM's engine on a thread of its own: requests of all sessions come in through a queue and are stepped
-    together."""
+    """vLLM's engine on a thread of its own: requests of all sessions come in through a queue and
+    are stepped together."""
 
     def __init__(self, config, device: str):
         from vllm.v1.engine.llm_engine import LLMEngine
@@ -161,26 +162,25 @@ class Engine:
         # warns of its own thread counts, once an image
         logging.getLogger("vllm.v1.worker.cpu_worker").setLevel(logging.ERROR)
         self.config, self._device = config, device
-        self._engine = LLMEngine.from_vllm_config(config)  # with statistics: they time each request
+        self._engine = LLMEngine.from_vllm_config(config)
         self._requests: queue.SimpleQueue = queue.SimpleQueue()
         self._pending: dict[str, Future] = {}
         self._count = 0
         self._closed = False
         self._ended: VLMError = ModelLost("vLLM's engine has stopped", "load the model again")
-        self._closing = (
-            threading.Lock()
-        )  # nothing is put into the queue after the last reader has gone
+        self._closing = threading.Lock()  # nothing is queued after the last reader has gone
         _RUNNING.add(self)
         self._thread = threading.Thread(target=self._run, name="vllm-engine", daemon=True)
         self._thread.start()
-        # Python's own exit handlers run after threads were joined: a daemon inside native code would then be torn down.
+        # Python's own exit handlers run after threads were joined: a daemon inside native code
+        # would then be torn down.
         close = weakref.WeakMethod(self.close)
         at_exit = threading._register_atexit  # pyright: ignore[reportAttributeAccessIssue]  # there is no public way
         at_exit(lambda: (alive := close()) and alive())
 
     def ask(self, prompt: dict[str, Any], params) -> Any:
         """The finished output of one request. Raises ModelLost, VLMError."""
-        future: Future = Future()
+        future = Future()
         with self._closing:
             if self._closed:
                 raise self._ended
@@ -203,10 +203,9 @@ class Engine:
                     if output.finished:
                         self._pending.pop(output.request_id).set_result(output)
         except Exception as error:
-            said = f"vLLM's engine failed ({first_line(error)})"
-            self._ended = ModelLost(
-                said, "where its memory ran out, lower max_in_flight or max_pixels"
-            )
+            mistake = f"vLLM's engine failed ({first_line(error)})"
+            advice = "if its memory ran out, lower max_in_flight or max_pixels"
+            self._ended = ModelLost(mistake, advice)
         finally:
             with self._closing:
                 self._closed = True
@@ -219,8 +218,8 @@ class Engine:
             self._free()
 
     def _free(self) -> None:
-        """Frees model and cache. vLLM's shutdown also ends what all engines of a process share: it is left to
-        the last one."""
+        """Frees model and cache. vLLM's shutdown also ends what all engines of a process share: it
+        is left to the last one."""
         _RUNNING.discard(self)
         client = self._engine.engine_core
         if _RUNNING:
@@ -231,8 +230,8 @@ class Engine:
         del self._engine
 
     def _take(self) -> bool:
-        """Hands all waiting requests to vLLM, waiting for one when nothing is in flight; False when the
-        engine is to stop."""
+        """Hands all waiting requests to vLLM, waiting for one when nothing is in flight; False when
+        the engine is to stop."""
         while not self._pending or not self._requests.empty():
             if (request := self._requests.get()) is None:
                 return False
@@ -269,9 +268,7 @@ class VllmSession(VLMSession):
             ),
         )
         output = self._ask(rendered, params)
-        chosen = output.outputs[0].token_ids
-        self.usage.decoded += len(chosen)
-        self.usage.forward_passes += len(chosen)
+        self.usage.decoded += len(output.outputs[0].token_ids)
         return rendered.answer_prefix + output.outputs[0].text
 
     def _logprobs(self, rendered: Rendered, tokens: list[int]) -> Mapping[int, float]:
@@ -281,12 +278,11 @@ class VllmSession(VLMSession):
             max_tokens=1, temperature=0, logprob_token_ids=tokens, detokenize=False
         )
         given = self._ask(rendered, params).outputs[0].logprobs[0]
-        self.usage.forward_passes += 1
         return {token: given[token].logprob for token in tokens if token in given}
 
     def _ask(self, rendered: Rendered, params) -> Any:
-        """Runs one request and counts its prompt. Raises VLMError when vLLM saw other tokens than the
-        processor makes."""
+        """Runs one request and counts its prompt. Raises VLMError when vLLM saw other tokens than
+        the processor makes."""
         whole = rendered.prompt_with(self._expand(rendered)) + rendered.answer_ids
         prompt = {
             "prompt_token_ids": rendered.prompt_ids + rendered.answer_ids,
@@ -294,10 +290,8 @@ class VllmSession(VLMSession):
         }
         output = self.client.engine.ask(prompt, params)
         if output.prompt_token_ids != whole:
-            said = f"expected vLLM to see the {len(whole)} tokens that the processor makes, it saw others"
-            raise VLMError(f"{self.client.name}: {said}", "serve this model with transformers")
-        times = output.metrics
-        self.usage.prefill_seconds += times.first_token_ts - times.scheduled_ts
-        self.usage.decode_seconds += times.last_token_ts - times.first_token_ts
+            expected = f"expected vLLM to see the {len(whole)} tokens that the processor makes"
+            advice = "serve this model with transformers"
+            raise VLMError(f"{self.client.name}: {expected}, it saw others", advice)
         self._count(whole, output.num_cached_tokens or 0)
         return output
