@@ -21,7 +21,9 @@ HUB = "tools/hub"  # what pyiqa's metrics load, laid out as torch's hub folder
 HUGGINGFACE = "tools/huggingface"  # snapshots, laid out as huggingface_hub's cache
 UNPACK = "unpack its bundle again"
 
-_NAME = r"(?=[^. ])[A-Za-z0-9_+=@,!~() .-]+(?<![. ])"  # begins with no dot, so it leads nowhere else
+_NAME = (
+    r"(?=[^. ])[A-Za-z0-9_+=@,!~() .-]+(?<![. ])"  # begins with no dot, so it leads nowhere else
+)
 _LINE = re.compile(rf"([0-9a-f]{{64}})  ({_NAME}(?:/{_NAME})+)")
 
 
@@ -66,7 +68,9 @@ def read_sums(root: Path) -> dict[str, str]:
     for line in lines:
         match = _LINE.fullmatch(line)
         if match is None or match[2] in sums:
-            expected = "expected a SHA-256 and a relative path of plain names in each line, each path once"
+            expected = (
+                "expected a SHA-256 and a relative path of plain names in each line, each path once"
+            )
             raise BundleError(f"{place}: damaged: {expected}, got {line[:300]!r}", UNPACK)
         sums[match[2]] = match[1]
     if not sums:
