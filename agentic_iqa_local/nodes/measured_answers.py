@@ -15,13 +15,13 @@ from agentic_iqa_local.nodes.detection import strongest
 from agentic_iqa_local.nodes.evidence import Evidence, votes
 from agentic_iqa_local.nodes.prompts import choice_letters
 from agentic_iqa_local.nodes.query import WORDS, asked_about, distortions_in, pattern, says_present
-from agentic_iqa_local.state import Detection, ExecutorOutput, PlannerOutput, in_words
+from agentic_iqa_local.state import Detection, ExecutorOutput, PlannerOutput
 
-EXPOSURE, SIDES = "Brightness change", ("too dark", "too bright")
-SCORES = "the tools' scores"
+EXPOSURE = "Brightness change"
+SCORES, DETECTED = "the tools' scores", "LocalNR's reading of the distortions"
 LEAST = 0.01  # no choice is ruled out by a measurement
 
-Measured = tuple[list[float], str]  # a weight for each choice, and what the weights rest on
+Weights = list[float] | None  # one for each choice
 
 _YES_NO = {"yes": re.compile(r"^\W*yes\b", re.I), "no": re.compile(r"^\W*no\b(?! \w)", re.I)}
 _SIDES, _SEVERITIES, _LEVELS = (
@@ -36,19 +36,20 @@ _NONE, _QUALITY, _GOOD, _BAD = (
 def measure_choices(
     query: str, choices: Sequence[str], plan: PlannerOutput, evidence: Evidence
 ) -> tuple[dict[str, float] | None, str]:
-    """The probability of each choice's letter by the evidence, and what it rests on (SCORES, or words for what was
-    detected); None where the evidence says nothing, and why."""
+    """The probability of each choice's letter by the evidence, and what it rests on (SCORES or DETECTED); None where
+    the evidence says nothing, and why."""
     if plan.query_type != "IQA" or evidence is None or len(plan.objects) != 1:
         about = "the question is not about the technical quality of one object"
         return None, f"{about}: the letters stand alone"
     asked = asked_about(query)
-    by_distortions = _by_distortions(asked, choices, plan.objects[0], evidence)
-    found = by_distortions or _by_scores(asked, choices, evidence)
-    if found is None:
+    weights, basis = _by_distortions(asked, choices, plan.objects[0], evidence), DETECTED
+    if weights is None:
+        weights, basis = _by_scores(asked, choices, evidence), SCORES
+    if weights is None:
         return None, "no answer names what was measured: the letters stand alone"
-    weights = [max(LEAST, weight) for weight in found[0]]
+    weights = [max(LEAST, weight) for weight in weights]
     p = [weight / sum(weights) for weight in weights]
-    return dict(zip(choice_letters(choices), p, strict=True)), found[1]
+    return dict(zip(choice_letters(choices), p, strict=True)), basis
 
 
 def _matched(choices: Sequence[str], table: Mapping[Any, re.Pattern[str]]) -> list[Any] | None:
@@ -59,9 +60,9 @@ def _matched(choices: Sequence[str], table: Mapping[Any, re.Pattern[str]]) -> li
     return keys if len(keys) == len(choices) == len(set(keys)) else None
 
 
-def _yes_or_no(choices: Sequence[str], yes: float, basis: str) -> Measured | None:
+def _yes_or_no(choices: Sequence[str], yes: float) -> Weights:
     answers = _matched(choices, _YES_NO)
-    return ([yes if one == "yes" else 1 - yes for one in answers], basis) if answers else None
+    return [yes if one == "yes" else 1 - yes for one in answers] if answers else None
 
 
 # By the distortions that were detected
@@ -69,50 +70,31 @@ def _yes_or_no(choices: Sequence[str], yes: float, basis: str) -> Measured | Non
 
 def _by_distortions(
     asked: str, choices: Sequence[str], name: str, evidence: ExecutorOutput
-) -> Measured | None:
+) -> Weights:
+    """Choices that are severities of the one family that the question names, that name families, or that are Yes and
+    No to a question whether a family is there."""
     kinds = distortions_in(asked, [name])
-    severities = (evidence.severity_probabilities or {}).get(name, {})
-    found = _severities(choices, kinds, severities)
-    detection = (evidence.detection or {}).get(name)
-    if found or detection is None or detection.unread:
-        return found
-    found = _exposures(choices, detection) or _families(choices, detection)
-    return found or _presence(asked, choices, kinds, detection)
-
-
-def _severities(
-    choices: Sequence[str], kinds: Sequence[str], read: dict[str, dict[str, float]]
-) -> Measured | None:
-    """Choices that are severities of the one family that the question names; a word that is no choice counts for
-    the nearest that is."""
     words = _matched(choices, _SEVERITIES)
-    if words is None or len(kinds) != 1 or kinds[0] not in read:
+    read = (evidence.severity_probabilities or {}).get(name, {})
+    if words and len(kinds) == 1 and kinds[0] in read:
+        return _severities(words, read[kinds[0]])
+    detection = (evidence.detection or {}).get(name)
+    if detection is None or detection.unread:
         return None
+    named = families_named(choices)
+    if named:
+        return _strongest(named, detection)
+    return _presence(asked, choices, kinds, detection)
+
+
+def _severities(words: Sequence[str], read: Mapping[str, float]) -> Weights:
+    """A word that is no choice counts for the nearest that is."""
     weights = dict.fromkeys(words, 0.0)
-    for word, p in read[kinds[0]].items():
+    for word, p in read.items():
         severity = WORD_SEVERITIES[word]
         nearest = min(words, key=lambda one: abs(WORD_SEVERITIES[one] - severity))
         weights[nearest] += p
-    kind = in_words(None, "", kinds[0])
-    return list(weights.values()), f"LocalNR's reading of how severe the {kind} is"
-
-
-def _by_side(detection: Detection, changed: float) -> dict[str, float]:
-    """The probability of either side, where that of a change of brightness is `changed`."""
-    read = detection.exposure or dict.fromkeys(SIDES, 1.0)
-    total = sum(read.values()) or 1.0
-    return {side: changed * read[side] / total for side in SIDES}
-
-
-def _exposures(choices: Sequence[str], detection: Detection) -> Measured | None:
-    """Choices between too dark, too bright and neither."""
-    sides = _matched(choices, _SIDES)
-    if sides is None or not set(SIDES) <= set(sides):
-        return None
-    changed = detection.families[EXPOSURE].probability
-    p = _by_side(detection, changed) | {"neither": 1 - changed}
-    basis = "LocalNR's reading of whether the picture is too dark or too bright"
-    return [p[side] for side in sides], basis
+    return list(weights.values())
 
 
 def families_named(choices: Sequence[str]) -> list[list[str]] | None:
@@ -125,45 +107,54 @@ def families_named(choices: Sequence[str]) -> list[list[str]] | None:
 def _family_or_side(choice: str) -> list[str]:
     kinds = distortions_in(choice)
     if kinds == [EXPOSURE]:
-        return [side for side in SIDES if _SIDES[side].search(choice)] or kinds
-    if not kinds and _NONE.search(choice):
+        kinds = _sides_in(choice) or kinds
+    if kinds in ([], [EXPOSURE]) and _NONE.search(choice):
         return ["none"]
     return kinds
 
 
-def _families(choices: Sequence[str], detection: Detection) -> Measured | None:
-    """Choices that name families of distortions, or that there is none."""
-    named = families_named(choices)
-    if named is None or len(set(map(tuple, named))) < len(named):
+def _sides_in(text: str) -> list[str]:
+    return [side for side, words in _SIDES.items() if words.search(text)]
+
+
+def _by_side(detection: Detection, changed: float) -> dict[str, float]:
+    """The probability of too dark and of too bright, where that of a change of brightness is `changed`."""
+    read = detection.exposure or dict.fromkeys(_SIDES, 1.0)
+    total = sum(read.values()) or 1.0
+    return {side: changed * share / total for side, share in read.items()}
+
+
+def _strongest(named: Sequence[Sequence[str]], detection: Detection) -> Weights:
+    """How probable each choice is the strongest of all families; of sides of a right exposure, how probable it is."""
+    if len(set(map(tuple, named))) < len(named):
         return None
-    p = strongest(detection)
-    p |= _by_side(detection, p[EXPOSURE])
-    basis = "LocalNR's reading of which distortion is the strongest"
-    return [max(map(p.__getitem__, kinds)) for kinds in named], basis
+    changed = detection.families[EXPOSURE].probability
+    p = _by_side(detection, changed) | {"none": 1 - changed}
+    if not p.keys() >= {kind for kinds in named for kind in kinds}:
+        p = strongest(detection)
+        p |= _by_side(detection, p[EXPOSURE])
+    return [max(p[kind] for kind in kinds) for kinds in named]
 
 
 def _presence(
     asked: str, choices: Sequence[str], kinds: Sequence[str], detection: Detection
-) -> Measured | None:
+) -> Weights:
     """Yes and No to a question whether a named family, or any distortion, is there."""
     present = says_present(asked, kinds)
     if present is None:
         return None
     p = {kind: family.probability for kind, family in detection.families.items()}
-    there = max(p[kind] for kind in kinds or p)
-    sought = " or ".join(in_words(None, "", kind) for kind in kinds) or "any distortion"
-    basis = f"LocalNR's reading of whether there is {sought}"
-    sides = [side for side in SIDES if _SIDES[side].search(asked)]
+    sides = _sides_in(asked)
     if present and kinds == [EXPOSURE] and len(sides) == 1:
-        there = _by_side(detection, there)[sides[0]]
-        basis = f"LocalNR's reading of whether the picture is {sides[0]}"
-    return _yes_or_no(choices, there if present else 1 - there, basis)
+        kinds, p = sides, _by_side(detection, p[EXPOSURE])
+    there = max(p[kind] for kind in kinds or p)
+    return _yes_or_no(choices, there if present else 1 - there)
 
 
 # By the tools' scores
 
 
-def _by_scores(asked: str, choices: Sequence[str], evidence: ExecutorOutput) -> Measured | None:
+def _by_scores(asked: str, choices: Sequence[str], evidence: ExecutorOutput) -> Weights:
     """Choices that are levels of quality, or Yes and No to a question whether the quality is good or bad."""
     scores = votes(evidence)
     if not scores or not _QUALITY.search(asked):
@@ -172,8 +163,8 @@ def _by_scores(asked: str, choices: Sequence[str], evidence: ExecutorOutput) -> 
     quality = NormalDist(fmean(score for _, score in scores), sigma)
     levels = _matched(choices, _LEVELS)
     if levels:
-        return [quality.pdf(level) / quality.pdf(quality.mean) for level in levels], SCORES
+        return [quality.pdf(level) / quality.pdf(quality.mean) for level in levels]
     good, bad = bool(_GOOD.search(asked)), bool(_BAD.search(asked))
     if good == bad:
         return None
-    return _yes_or_no(choices, 1 - quality.cdf(3.5) if good else quality.cdf(2.5), SCORES)
+    return _yes_or_no(choices, 1 - quality.cdf(3.5) if good else quality.cdf(2.5))

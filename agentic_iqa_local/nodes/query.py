@@ -19,14 +19,9 @@ WORDS: dict[str, Any] = yaml.safe_load(
 )
 
 
-def alternatives(words: str | list[str]) -> str:
-    """A row of the tables as one expression."""
-    return words if isinstance(words, str) else "|".join(words)
-
-
-def pattern(words: str | list[str]) -> re.Pattern[str]:
+def pattern(words: Iterable[str]) -> re.Pattern[str]:
     """Any of the words, whole and in any case."""
-    return re.compile(rf"\b(?:{alternatives(words)})\b", re.IGNORECASE)
+    return re.compile(rf"\b(?:{'|'.join(words)})\b", re.IGNORECASE)
 
 
 def _plain(text: str) -> str:
@@ -134,7 +129,7 @@ def _without_metrics(query: str) -> str:
 
 # Distortions
 
-_FAMILIES = {kind: alternatives(words) for kind, words in WORDS["distortions"].items()}
+_FAMILIES = {kind: "|".join(words) for kind, words in WORDS["distortions"].items()}
 _NAMED = pattern([f"(?P<{kind.replace(' ', '_')}>{words})" for kind, words in _FAMILIES.items()])
 _DAMAGE, _ANY, _VIRTUE, _ABSENCE, _OPEN, _LEFT_OUT = (
     pattern(WORDS[name])

@@ -62,16 +62,12 @@ def reasoned(
         Else the model's words, or sentences made of the evidence where the words contradict it.
     """
     known = evidence or ExecutorOutput()
-    words = text or ""
-    for finding in found_damage(known):  # the names of our list, in plain words
-        words = words.replace(f"{finding.type}:", f"{finding.words.capitalize()}:")
-    if not agrees(words, known, fusion, choices):
-        words = ""
+    words = text if text and agrees(text, known, fusion, choices) else ""
     said = from_evidence(known, fusion, choices)
-    if fusion and choices and (fusion.measured or known.distortion_analysis):
+    if fusion and fusion.measured:
         named, _ = named_in(words)
-        if named & {finding.type for finding in found_damage(known)}:
-            said.append(words)
+        found = {finding.type for finding in found_damage(known)}
+        said += [words] if named & found else []
     elif words:
         said = [words]
     return " ".join([*_place(known), *said, *_missing(known, fusion), *_of_fusion(fusion)])
@@ -100,13 +96,18 @@ def _fits(text: str, evidence: ExecutorOutput) -> bool:
     judged = {(finding.type, finding.severity) for finding in found_damage(evidence)}
     damaged = {kind for kind, severity in judged if severity not in ("slight", UNCLEAR)}
     there, denied = named_in(text)
-    if denied & damaged or not there <= {kind for kind, _ in judged}:
+    if denied & damaged or not there <= dict(judged).keys() or not _claims(text) <= judged:
         return False
-    for claim in _CLAIM.finditer(text):
-        if not judged.issuperset((kind, claim[1].lower()) for kind in distortions_in(claim[2])):
-            return False
     partly = evidence.distortion_set is None or not_looked_for(evidence)
     return not (_CLEAN.search(text) and (damaged or partly))
+
+
+def _claims(text: str) -> set[tuple[str, str]]:
+    """The distortions that a text gives a severity, with that severity."""
+    claims = set()
+    for claim in _CLAIM.finditer(text):
+        claims.update((kind, claim[1].lower()) for kind in distortions_in(claim[2]))
+    return claims
 
 
 def named_in(text: str) -> tuple[set[str], set[str]]:
@@ -135,7 +136,7 @@ def _level(letter: str) -> str:
 def from_evidence(evidence: Evidence, fusion: FusionResult | None, choices: Choices) -> list[str]:
     """Sentences that say which answer was chosen and by what, what was found of all that was looked for, and the
     level."""
-    said = _what_was_found(evidence or ExecutorOutput(), choices)
+    said = _what_was_found(evidence or ExecutorOutput())
     if fusion and choices:
         return [_chosen(evidence, fusion, choices), *said]
     if fusion:
@@ -159,17 +160,9 @@ def _chosen(evidence: Evidence, fusion: FusionResult, choices: Sequence[str]) ->
     return f"{answer}: by {basis} it has {shares}."
 
 
-def _what_was_found(evidence: ExecutorOutput, choices: Choices) -> list[str]:
-    """What was found, and what was looked for in vain. Damage that no choice names stands behind the rest."""
-    offered = {kind for choice in choices or () for kind in distortions_in(choice)}
-    said, others = [], []
-    for finding in findings(evidence):
-        if finding.severity != "none" and offered and finding.type not in offered:
-            others.append(finding.with_severity)
-        else:
-            said.append(_sentence(finding))
-    if others:
-        said.append(f"Not among the answers: {' and '.join(others)}.")
+def _what_was_found(evidence: ExecutorOutput) -> list[str]:
+    """What was found, and what was looked for in vain."""
+    said = [_sentence(finding) for finding in findings(evidence)]
     if evidence.distortion_analysis and not said:
         nothing = "No visible distortion was found."
         said = ["The model saw no distortion as a whole." if evidence.damaged_part else nothing]
