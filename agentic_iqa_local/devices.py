@@ -50,30 +50,41 @@ def choose_device(gpu: str | int | None = None, cpu: bool = False) -> str:
 
     if gpu is None and not torch.cuda.is_available():
         return "cpu"
-    name, count = "0" if gpu is None else str(gpu).strip(), torch.cuda.device_count()
+    name = "0" if gpu is None else str(gpu).strip()
     if re.fullmatch(r"MIG-[\w/-]+", name):
         _make_visible(name)
         return "cuda:0"
     if re.fullmatch(r"[0-9]{1,9}", name):
-        matches, expected = [int(name)] if int(name) < count else [], "the index of a visible GPU"
-    elif uuid := re.fullmatch(r"(?:GPU-)?([0-9a-f][0-9a-f-]*)", name, re.IGNORECASE):
-        uuids = [
-            str(torch.cuda.get_device_properties(index).uuid).lower() for index in range(count)
-        ]
-        matches = [index for index in range(count) if uuids[index].startswith(uuid[1].lower())]
-        expected = f"a UUID, or its beginning, that one visible GPU has (found on {len(matches)})"
-    else:
+        if int(name) >= torch.cuda.device_count():
+            raise _not_there(name, "the index of a visible GPU")
+        return f"cuda:{int(name)}"
+    uuid = re.fullmatch(r"(?:GPU-)?([0-9a-f][0-9a-f-]*)", name, re.IGNORECASE)
+    if uuid is None:
         raise DeviceError(f"--gpu {name}: expected {_FORMS}", "use one of these, or --cpu.")
+    return f"cuda:{_index_of(name, uuid[1].lower())}"
+
+
+def _index_of(name: str, beginning: str) -> int:
+    """The index of the one visible GPU whose UUID has this beginning. Raises DeviceError."""
+    import torch
+
+    matches = []
+    for index in range(torch.cuda.device_count()):
+        uuid = str(torch.cuda.get_device_properties(index).uuid).lower()
+        if uuid.startswith(beginning):
+            matches.append(index)
     if len(matches) != 1:
+        expected = f"a UUID, or its beginning, that one visible GPU has (found on {len(matches)})"
         raise _not_there(name, expected)
-    return f"cuda:{matches[0]}"
+    return matches[0]
 
 
 def _make_visible(mig: str) -> None:
     """Makes one MIG device the only one that CUDA sees. Raises DeviceError."""
     import torch
 
-    visible, again = os.environ.get(_VISIBLE), f"start again with {_VISIBLE}={mig}"
+    visible = os.environ.get(_VISIBLE)
+    again = f"start again with {_VISIBLE}={mig}"
     # CUDA stops reading the list at the first entry that is none, and an index does not say which MIG devices
     # it stands for.
     listed = takewhile(lambda entry: entry.startswith("MIG-"), (visible or "").split(","))
@@ -93,24 +104,24 @@ def _not_there(name: str, expected: str) -> DeviceError:
     """The error that lists the devices to choose from, or says why there are none."""
     import torch
 
-    count, visible = torch.cuda.device_count(), os.environ.get(_VISIBLE)
+    count = torch.cuda.device_count()
+    visible = os.environ.get(_VISIBLE)
     build = f"with CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
     if torch.version.cuda and not count:
         try:
             torch.cuda.init()
-        except (
-            RuntimeError
-        ) as error:  # torch says here whether a driver is missing, too old, or shows no GPU
+        # torch says here whether a driver is missing, too old, or shows no GPU
+        except RuntimeError as error:
             build += f"; torch says: {str(error).strip().split('. ')[0]}"
-    gpus = [torch.cuda.get_device_properties(index) for index in range(count)]
-    listed = (
-        ", ".join(f"{index}: {gpu.name} GPU-{gpu.uuid}" for index, gpu in enumerate(gpus)) or "none"
-    )
+    listed = []
+    for index in range(count):
+        gpu = torch.cuda.get_device_properties(index)
+        listed.append(f"{index}: {gpu.name} GPU-{gpu.uuid}")
+    gpus = ", ".join(listed) or "none"
     setting = f"{_VISIBLE} is not set" if visible is None else f"{_VISIBLE}={visible}"
+    built = f"torch {torch.__version__} built {build}"
+    there = f"but the visible GPUs are: {gpus} ({setting}; {built})"
     choices = ("", "--gpu 0 or ")[count] if count < 2 else f"--gpu 0 to --gpu {count - 1}, or "
-    there = (
-        f"but the visible GPUs are: {listed} ({setting}; torch {torch.__version__} built {build})"
-    )
     return DeviceError(f"--gpu {name}: expected {expected}, {there}", f"use {choices}--cpu.")
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import yaml
-from pydantic_core import ValidationError, from_json
+from pydantic_core import ErrorDetails, ValidationError, from_json
 
 from agentic_iqa_local.errors import UserError, did_you_mean, one_line
 
@@ -127,12 +127,15 @@ def path_from_text(text: str) -> str:
     """The path that `path_text` made the text of."""
     if "\\x" not in text:
         return text
-    name = re.sub(
-        rb"\\(\\|x[0-9a-f]{2})",
-        lambda found: bytes.fromhex(found[1][1:].decode()) if len(found[1]) > 1 else b"\\",
-        text.encode(),
-    )
+    name = re.sub(rb"\\(\\|x[0-9a-f]{2})", _unescaped, text.encode())
     return os.fsdecode(name)
+
+
+def _unescaped(found: re.Match[bytes]) -> bytes:
+    escape = found[1]
+    if escape == b"\\":
+        return escape
+    return bytes.fromhex(escape[1:].decode())
 
 
 @contextmanager
@@ -370,24 +373,35 @@ def first_mistake(error: ValidationError, quoted: bool = False) -> str:
             make them endless, and an address may hold a password.
     """
     first = error.errors(include_url=False)[0]
-    given, about = first["input"], first.get("ctx", {})
     # of an option its name alone, without the branch of a union
     place = ".".join(map(str, first["loc"][:1] if quoted else first["loc"]))
-    kind, (name, _, rest) = first["type"], first["type"].partition("_")
-    text = first["msg"].removeprefix("Value error, ").removeprefix(f"{place}: ")
-    if kind in _SAID:
-        bounds = {k: f"{v:g}" if isinstance(v, float) else v for k, v in about.items()}
-        text = _SAID[kind].format(**bounds)
-    elif name in _KINDS and rest in ("type", "parsing", "from_float", "parsing_size", "number"):
-        text = f"expected {_KINDS[name]}"
-    elif kind == "literal_error":
-        text = f"expected {about['expected']}".replace("'", "")
+    text = _expected(first).removeprefix(f"{place}: ")
     if quoted and ", got " not in text:
-        text += (
-            f", got {given!r:.80}"
-            if isinstance(given, (str, int, float))
-            else f", got {type(given).__name__}"
-        )
-        if kind == "literal_error":
-            text += did_you_mean(str(given)[:80], re.findall("'(.*?)'", about["expected"]))
+        text += _got(first)
     return (f"{place}: {text}" if place else text)[:LONGEST_MISTAKE]
+
+
+def _expected(mistake: ErrorDetails) -> str:
+    """What was expected in the place of a mistake."""
+    kind, about = mistake["type"], mistake.get("ctx", {})
+    if kind in _SAID:
+        bounds = {key: f"{x:g}" if isinstance(x, float) else x for key, x in about.items()}
+        return _SAID[kind].format(**bounds)
+    if kind == "literal_error":
+        return f"expected {about['expected']}".replace("'", "")
+    name, _, rest = kind.partition("_")
+    if name in _KINDS and rest in ("type", "parsing", "from_float", "parsing_size", "number"):
+        return f"expected {_KINDS[name]}"
+    return mistake["msg"].removeprefix("Value error, ")
+
+
+def _got(mistake: ErrorDetails) -> str:
+    """What was given in the place of a mistake, and of a wrong word the nearest right one."""
+    given = mistake["input"]
+    if not isinstance(given, (str, int, float)):
+        return f", got {type(given).__name__}"
+    near = ""
+    if mistake["type"] == "literal_error":
+        words = re.findall("'(.*?)'", mistake["ctx"]["expected"])
+        near = did_you_mean(str(given)[:80], words)
+    return f", got {given!r:.80}{near}"

@@ -17,8 +17,8 @@ from scripted import (
 )
 
 from agentic_iqa_local import assess
+from agentic_iqa_local.batch.cells import plain_cell, safe_cell
 from agentic_iqa_local.batch.inputs import read_manifest
-from agentic_iqa_local.cells import plain_cell, safe_cell
 from agentic_iqa_local.output.tables import as_csv, csv_text
 from agentic_iqa_local.studies.datasets import load_dataset
 

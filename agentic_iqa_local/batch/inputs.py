@@ -18,7 +18,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 from pydantic_core import from_json
 
-from agentic_iqa_local.cells import plain_cell
+from agentic_iqa_local.batch.cells import plain_cell
 from agentic_iqa_local.config import Boxes, Choices, check_query
 from agentic_iqa_local.errors import UserError, one_line
 from agentic_iqa_local.files import first_mistake, path_text, read_bytes

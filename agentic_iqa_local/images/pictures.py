@@ -39,36 +39,45 @@ Picture: TypeAlias = (
 def check_picture(picture: Picture) -> None:
     """Raises TypeError or ValueError for what is no picture. No file is read; a Pillow image is decoded."""
     if isinstance(picture, str):
-        if len(picture) > _LONGEST_PATH or picture.startswith("data:"):
-            raise ValueError(
-                "image: expected a path, got data in a text; give bytes: base64.b64decode(text)"
-            )
-        local_path(picture)  # an address is refused
+        _check_path(picture)
     elif isinstance(picture, Image.Image):
-        if picture.mode not in _MODES:  # I and F have no fixed white: a conversion would clip
-            expected = "image: expected a Pillow image of 8 or 16 bits with a fixed white"
-            raise ValueError(
-                f"{expected}, got mode {picture.mode}; scale its values, or use .convert('RGB')"
-            )
-        if getattr(picture, "is_animated", False) and picture.format not in SEVERAL_PICTURES:
-            raise ValueError(
-                f"image: expected one picture, got a {picture.format} of several; give image.copy()"
-            )
-        with strict_pillow("image"):
-            picture.load()
+        _check_image(picture)
     elif isinstance(picture, np.ndarray):
-        one_picture = picture.ndim == 2 or (picture.ndim == 3 and picture.shape[2] in (3, 4))
-        if picture.dtype != np.uint8 or 0 in picture.shape or not one_picture:
-            got = f"{'×'.join(map(str, picture.shape))} of {picture.dtype}"
-            advice = "scale it with (array * (255 / white)).round().astype('uint8'), put channels last with transpose"
-            raise ValueError(
-                f"image: expected an array H×W, H×W×3 (RGB) or H×W×4 (RGBA) of uint8, got {got}; {advice}"
-            )
+        _check_array(picture)
     elif not isinstance(picture, (os.PathLike, bytes, bytearray, memoryview, PictureFile)):
         expected = (
             "a path, a Pillow image, a NumPy array H×W×3 of uint8 or the bytes of an image file"
         )
         raise TypeError(f"image: expected {expected}, got {type(picture).__name__}")
+
+
+def _check_path(path: str) -> None:
+    if len(path) > _LONGEST_PATH or path.startswith("data:"):
+        expected = "image: expected a path, got data in a text"
+        raise ValueError(f"{expected}; give bytes: base64.b64decode(text)")
+    local_path(path)  # an address is refused
+
+
+def _check_image(image: Image.Image) -> None:
+    if image.mode not in _MODES:  # I and F have no fixed white: a conversion would clip
+        expected = "image: expected a Pillow image of 8 or 16 bits with a fixed white"
+        advice = "scale its values, or use .convert('RGB')"
+        raise ValueError(f"{expected}, got mode {image.mode}; {advice}")
+    if getattr(image, "is_animated", False) and image.format not in SEVERAL_PICTURES:
+        got = f"a {image.format} of several"
+        raise ValueError(f"image: expected one picture, got {got}; give image.copy()")
+    with strict_pillow("image"):
+        image.load()
+
+
+def _check_array(array: np.ndarray) -> None:
+    channels = array.shape[2:]
+    if array.dtype == np.uint8 and array.size and channels in ((), (3,), (4,)) and array.ndim > 1:
+        return
+    got = f"{'×'.join(map(str, array.shape))} of {array.dtype}"
+    expected = "image: expected an array H×W, H×W×3 (RGB) or H×W×4 (RGBA) of uint8"
+    advice = "scale it with (array * (255 / white)).round().astype('uint8'), put channels last with transpose"
+    raise ValueError(f"{expected}, got {got}; {advice}")
 
 
 @contextmanager

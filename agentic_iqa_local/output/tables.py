@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any, TextIO
 
-from agentic_iqa_local.cells import safe_cell
+from agentic_iqa_local.batch.cells import safe_cell
 from agentic_iqa_local.iqa_tools import ToolInfo, ToolSpec
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.nodes.prompts import chosen_answer

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from agentic_iqa_local.cells import safe_cell
+from agentic_iqa_local.batch.cells import safe_cell
 from agentic_iqa_local.errors import one_line, printable
 from agentic_iqa_local.files import write_whole
 from agentic_iqa_local.judgement.fit import Fit, FitError

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from agentic_iqa_local.cells import plain_cell
+from agentic_iqa_local.batch.cells import plain_cell
 from agentic_iqa_local.config import check_choices
 from agentic_iqa_local.files import path_text, read_bytes
 from agentic_iqa_local.studies.datasets.types import (
