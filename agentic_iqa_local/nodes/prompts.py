@@ -3,10 +3,10 @@
 One assessment is one conversation prefix (images, then a fixed preamble) that every role continues with its own text.
 """
 
-import functools
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from string import ascii_uppercase
 from typing import Any, Literal
 
 from agentic_iqa_local.nodes.replies import whole_sentences
@@ -21,21 +21,13 @@ ANSWER_PREFIX = '{"final_answer": "'
 """The Summarizer's own answer up to the letter: the JSON value position at which the letters are read."""
 
 
-@functools.cache
-def _template(name: str) -> str:
-    """The text of templates/NAME.txt, without the file's last line break."""
-    return (
-        (Path(__file__).parent / "templates" / f"{name}.txt")
-        .read_text(encoding="utf-8")
-        .removesuffix("\n")
-    )
-
-
+_TEMPLATES = {
+    file.stem: file.read_text(encoding="utf-8").removesuffix("\n")
+    for file in (Path(__file__).parent / "templates").glob("*.txt")
+}
 # AgenticIQA's (arXiv 2509.26006), word for word
-EXPLANATION_PROMPT_TEMPLATE, SCORING_PROMPT_TEMPLATE = (
-    _template("explanation") + "\n",
-    _template("scoring") + "\n",
-)
+EXPLANATION_PROMPT_TEMPLATE = _TEMPLATES["explanation"] + "\n"
+SCORING_PROMPT_TEMPLATE = _TEMPLATES["scoring"] + "\n"
 
 LEVELS = tuple(LEVEL_WORDS.values())  # from Excellent to Bad
 _OPTIONS, _REVERSED = (
@@ -49,22 +41,22 @@ LONGEST_QUERY, LONGEST_ANSWER = 300, 200  # characters of an earlier turn
 
 def earlier_lines(context: dict[str, Any] | None) -> list[str]:
     """The lines of a prompt that tell of the turns of `PlannerInput.prior_context`."""
-    told = [
-        f"{_json(whole_sentences(one['query'], LONGEST_QUERY))} was answered"
-        f" {_json(whole_sentences(one['answer'], LONGEST_ANSWER))}"
-        for one in (context or {}).get("turns", [])
-    ]
-    return ["Earlier in this conversation:", *told] if told else []
+    lines = []
+    for turn in (context or {}).get("turns", []):
+        query = _json(whole_sentences(turn["query"], LONGEST_QUERY))
+        answer = _json(whole_sentences(turn["answer"], LONGEST_ANSWER))
+        lines.append(f"{query} was answered {answer}")
+    return ["Earlier in this conversation:", *lines] if lines else []
 
 
 def choice_letters(choices: Sequence[str]) -> list[str]:
     """A, B, C, ... for the user's own choices."""
-    return [chr(ord("A") + i) for i in range(len(choices))]
+    return list(ascii_uppercase[: len(choices)])
 
 
 def chosen_answer(choices: Sequence[str], letter: str) -> str:
     """The user's own answer that a letter stands for."""
-    return choices[choice_letters(choices).index(letter)]
+    return choices[ascii_uppercase.index(letter)]
 
 
 def _json(value: Any) -> str:
@@ -73,9 +65,12 @@ def _json(value: Any) -> str:
 
 
 def _query(query: str, choices: Sequence[str] | None = None) -> list[str]:
-    lettered = zip(choice_letters(choices or ()), choices or (), strict=True)
-    listed = [f"{letter}. {_json(choice)[1:-1]}" for letter, choice in lettered]
-    return [f"Query: {_json(query)}", *(["Choices:", *listed] if listed else [])]
+    lines = [f"Query: {_json(query)}"]
+    if choices:
+        lines.append("Choices:")
+        for letter, choice in zip(ascii_uppercase, choices, strict=False):
+            lines.append(f"{letter}. {_json(choice)[1:-1]}")
+    return lines
 
 
 def planner_prompt(
@@ -89,17 +84,15 @@ def planner_prompt(
 ) -> Prompt:
     """The Planner's prompt, with the `earlier` turns of a conversation. On a replan `replan_history` says what the
     Summarizer found missing, `plan` and `evidence` what the last round did and found."""
-    lines = [
-        *earlier,
-        *_query(query, choices),
-        f"Reference image: {'given' if has_reference else 'none'}",
-    ]
+    given = "given" if has_reference else "none"
+    lines = [*earlier, *_query(query, choices), f"Reference image: {given}"]
     if replan_history:
-        lines += [f"The last plan: {plan.model_dump_json()}"] if plan else []
+        if plan:
+            lines.append(f"The last plan: {plan.model_dump_json()}")
         lines += [f"Its evidence: {part}" for part in evidence_parts(evidence).values()]
         lines.append("The last plans left gaps. Plan again to close them:")
         lines += [" ".join(line.split()) for line in replan_history]
-    return Prompt(_template("planner"), "\n".join(lines))
+    return Prompt(_TEMPLATES["planner"], "\n".join(lines))
 
 
 def distortion_prompt(
@@ -112,38 +105,35 @@ def distortion_prompt(
     """Asks, by its `template`, `about` objects which types of distortions they have, Yes or No of each ("presence") or
     as a list ("detection"); or about {object: [distortion]} how severe each is ("analysis") or for a tool of `tools`,
     (name, description), for each ("selection"). `gap` says why it is asked again."""
-    lines = [
-        *_query(query),
-        f"{'Distortions' if isinstance(about, dict) else 'Objects'}: {_json(about)}",
-    ]
-    lines += [f"The last pass left a gap. Look again: {' '.join(gap.split())}"] if gap else []
-    lines += (
-        ["Tools:", *(f"- {name}: {description}" for name, description in tools)] if tools else []
-    )
-    return Prompt(_template(template), "\n".join(lines))
+    what = "Distortions" if isinstance(about, dict) else "Objects"
+    lines = [*_query(query), f"{what}: {_json(about)}"]
+    if gap:
+        lines.append(f"The last pass left a gap. Look again: {' '.join(gap.split())}")
+    if tools:
+        lines.append("Tools:")
+        lines += [f"- {name}: {description}" for name, description in tools]
+    return Prompt(_TEMPLATES[template], "\n".join(lines))
 
 
 def boxes_prompt(query: str, names: Sequence[str]) -> Prompt:
     """Asks where the objects that a query names lie."""
-    return Prompt(_template("boxes"), "\n".join([*_query(query), f"Objects: {_json(names)}"]))
+    return Prompt(_TEMPLATES["boxes"], "\n".join([*_query(query), f"Objects: {_json(names)}"]))
 
 
 def evidence_parts(evidence: ExecutorOutput | None) -> dict[str, str]:
     """The evidence as JSON, by title: {object: [{type, severity, explanation}]} and {object: {distortion: [tool,
     score]}}; a part without content is left out."""
-    evidence = evidence or ExecutorOutput()
-    scores = {
-        name: {
-            distortion: [tool, round(score, 2)] for distortion, (tool, score) in of_object.items()
-        }
-        for name, of_object in (evidence.quality_scores or {}).items()
-    }
-    analysis = evidence.model_dump(include={"distortion_analysis"})["distortion_analysis"]
-    return {
-        title: _json(part)
-        for title, part in (("Distortion analysis", analysis), ("Tool scores", scores))
-        if part
-    }
+    parts = {}
+    if evidence and evidence.distortion_analysis:
+        analysis = evidence.model_dump(include={"distortion_analysis"})
+        parts["Distortion analysis"] = _json(analysis["distortion_analysis"])
+    if evidence and evidence.quality_scores:
+        scores: dict[str, dict[str, Any]] = {}
+        for name, measured in evidence.quality_scores.items():
+            rounded = {kind: [tool, round(score, 2)] for kind, (tool, score) in measured.items()}
+            scores[name] = rounded
+        parts["Tool scores"] = _json(scores)
+    return parts
 
 
 def summarizer_prompt(

@@ -17,7 +17,7 @@ from agentic_iqa_local.output.words import (
     wrapped,
 )
 from agentic_iqa_local.result import Assessment
-from agentic_iqa_local.state import ToolExecutionLog, in_words
+from agentic_iqa_local.state import ExecutorOutput, PlannerOutput, ToolExecutionLog, in_words
 
 # A question that Yes or No answers
 _YES_OR_NO = re.compile(
@@ -43,27 +43,32 @@ def headline(row: Assessment) -> str:
 def found_of_question(row: Assessment) -> list[str]:
     """What was found of the distortions that a question names, or of all where it names none, since a rating is not
     yet an answer to it; nothing for the default query and for an answer in words."""
-    if row.query == DEFAULT_QUERY or not row.level or not row.plan or named(row):
+    if row.query == DEFAULT_QUERY or named(row) or not (row.level and row.plan and row.evidence):
         return []
-    kinds = distortions_in(row.query, row.plan.objects)
-    words = [in_words(None, "", kind) for kind in kinds]
-    sought = " or ".join(words) or "damage"
-    if not_looked_for(row.evidence):
+    return _found_of(row.query, row.plan, row.evidence)
+
+
+def _found_of(query: str, plan: PlannerOutput, evidence: ExecutorOutput) -> list[str]:
+    kinds = distortions_in(query, plan.objects)
+    sought = " or ".join(in_words(None, "", kind) for kind in kinds) or "damage"
+    if not_looked_for(evidence):
         return [f"{sought} was not looked for"]
-    if not (row.evidence and row.evidence.distortion_analysis):
+    if not evidence.distortion_analysis:
         return []
-    found = [
-        finding.with_severity
-        for finding in found_damage(row.evidence)
-        if not kinds or finding.type in kinds
-    ]
-    said = " and ".join(found) or f"no {sought} found"
+    found = found_damage(evidence)
+    if kinds:
+        found = [one for one in found if one.type in kinds]
+    said = " and ".join(one.with_severity for one in found) or f"no {sought} found"
+    return [f"{_lead(query, kinds, bool(found))}{said}"]
+
+
+def _lead(query: str, kinds: list[str], found: bool) -> str:
+    """What stands before what was found: an answer to a question that names distortions and is one of Yes or No."""
     if not kinds:
-        return [f"judged for picture quality alone: {said}"]
-    if not _YES_OR_NO.match(row.query):
-        return [said]
-    yes = says_present(asked_about(row.query), kinds) == bool(found)
-    return [f"{'yes' if yes else 'no'}, {said}"]
+        return "judged for picture quality alone: "
+    if not _YES_OR_NO.match(query):
+        return ""
+    return "yes, " if says_present(asked_about(query), kinds) == found else "no, "
 
 
 def _answer(row: Assessment) -> str:
