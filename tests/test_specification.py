@@ -75,13 +75,7 @@ def test_the_default_configuration_has_the_specified_sections_and_keys():
     assert list(sections) == ["planner", "executor", "summarizer"]
     for section in sections.values():
         assert list(section) == ["backend", "temperature", "max_tokens"]
-        assert re.fullmatch(
-            r"(transformers|vllm|server)\.\w+", section["backend"]
-        )  # open and local
-    assert (sections["summarizer"]["temperature"], sections["summarizer"]["max_tokens"]) == (
-        0.0,
-        512,
-    )
+        assert re.match("(transformers|vllm|server)[.]", section["backend"])  # open and local
 
 
 # summarizer-design.md 2: the formula
@@ -140,58 +134,30 @@ def specified_should_replan(executor_output: ExecutorOutput, query_scope: list[s
     return executor_output.quality_scores is None or len(executor_output.quality_scores) == 0
 
 
-@pytest.mark.parametrize("need_replan", [None, False, True], ids=["no result", "enough", "more"])
+@pytest.mark.parametrize("need_replan", [False, True])
 def test_decide_next_node_is_the_specified_function(need_replan):
-    for iteration, limit in itertools.product([None, 0, 1, 2, 5], [None, 0, 1, 2, 6]):
-        state = {} if iteration is None else {"iteration_count": iteration}
-        if limit is not None:
-            state["max_replan_iterations"] = limit
-        if need_replan is not None:
-            state["summarizer_result"] = SummarizerOutput(
-                final_answer="C",
-                quality_reasoning="Soft.",
-                need_replan=need_replan,
-                replan_reason="why",
-            )
-        assert decide_next_node(state) == specified_next_node(state)
+    reason = "No tool scores available"
+    fields = {"need_replan": need_replan, "replan_reason": reason}
+    result = SummarizerOutput(final_answer="C", quality_reasoning="Soft.", **fields)
+    for iteration, limit in itertools.product([0, 1, 2, 5], [0, 1, 2, 6]):
+        state = {"iteration_count": iteration, "max_replan_iterations": limit}
+        for given in (state, state | {"summarizer_result": result}, {"summarizer_result": result}):
+            assert decide_next_node(given) == specified_next_node(given)
 
 
 @pytest.mark.parametrize("scope", ["Global", ["car"], ["car", "sky"]], ids=str)
 def test_should_replan_is_the_specified_function(scope):
-    analyses = [
-        None,
-        {},
-        moderate_blur(),
-        moderate_blur("car"),
-        moderate_blur("car") | moderate_blur("sky"),
-    ]
+    car, sky = moderate_blur("car"), moderate_blur("sky")
+    analyses = [None, {}, moderate_blur(), car, car | sky]
     for analysis, scores in itertools.product(analyses, [None, {}, SCORES]):
         given = evidence(analysis, scores)
         need_replan, reason = should_replan(given, scope)
-        assert need_replan == specified_should_replan(given, scope)
-        assert bool(reason) == need_replan
+        assert need_replan == specified_should_replan(given, scope) == bool(reason)
 
 
 # summarizer-core.md: the fallback, and what code notes
 
 
-@pytest.mark.parametrize(
-    ("query_type", "choices"), [("IQA", None), ("Other", None), ("Other", ["Yes", "No"])], ids=str
-)
-def test_three_invalid_answers_end_in_the_fallback_in_either_mode(picture, query_type, choices):
-    client = ScriptedClient(scripted_answers(SummaryReply="The image is fair."))
-    state = {"executor_evidence": evidence(moderate_blur(), None), "query_type": query_type}
-    update = summarize(picture, client, **state, **({"choices": choices} if choices else {}))
-    result = update["summarizer_result"]
-    assert len(prompts(client, "SummaryReply")) == 3
-    assert (result.final_answer, result.quality_reasoning) == (
-        "Unable to determine",
-        "VLM output parsing failed",
-    )
-    assert (result.need_replan, update["iteration_count"]) == (False, 0)
-
-
-@pytest.mark.parametrize("query_type", ["IQA", "Other"])
 @pytest.mark.parametrize(
     ("given", "noted"),
     [
@@ -199,35 +165,39 @@ def test_three_invalid_answers_end_in_the_fallback_in_either_mode(picture, query
         (evidence({}, {}), "No distortion analysis or tool scores"),
         (evidence(moderate_blur(severity="severe"), HIGH), "Contradictory evidence: severe Blurs"),
     ],
-    ids=["no evidence", "empty evidence", "a contradiction"],
 )
-def test_code_notes_what_the_model_leaves_out(picture, query_type, given, noted):
+def test_code_notes_what_the_model_leaves_out(picture, given, noted):
     client = ScriptedClient(scripted_answers())  # says "Edges appear soft." and nothing else
-    update = summarize(picture, client, query_type=query_type, executor_evidence=given)
-    reasoning = update["summarizer_result"].quality_reasoning
-    assert reasoning.startswith("Edges appear soft.")
-    assert noted in reasoning
+    result = summarize(picture, client, executor_evidence=given)["summarizer_result"]
+    assert result.quality_reasoning.startswith("Edges appear soft.")
+    assert noted in result.quality_reasoning
+
+
+@pytest.mark.parametrize(
+    "asked", [{}, {"query_type": "Other"}, {"query_type": "Other", "choices": ["Yes", "No"]}]
+)
+def test_three_invalid_answers_end_in_the_fallback(picture, asked):
+    client = ScriptedClient(scripted_answers(SummaryReply="The image is fair."))
+    update = summarize(picture, client, executor_evidence=evidence(moderate_blur(), None), **asked)
+    result = update["summarizer_result"]
+    assert len(prompts(client, "SummaryReply")) == 3
+    assert result.final_answer == "Unable to determine"
+    assert result.quality_reasoning == "VLM output parsing failed"
+    assert (result.need_replan, update["iteration_count"]) == (False, 0)
 
 
 # summarizer-core.md: the log of prompts and responses
 
 
-@pytest.mark.parametrize("pipeline", ["agent", "letters"])
-def test_every_prompt_is_logged_as_it_is_sent_and_every_letter_read(
-    services, photo_path, pipeline, caplog
-):
+def test_every_prompt_is_logged_as_it_is_sent_and_every_letter_read(services, photo_path, caplog):
     caplog.set_level(logging.DEBUG, "agentic_iqa_local")
-    row = assess(photo_path, pipeline=pipeline, services=services)
-    told = [r.getMessage() for r in caplog.records if r.levelno == logging.DEBUG]
-    sent = [m.partition("as it is sent:\n")[2] for m in told if m.startswith("Prompt, as it is sent")]
+    row = assess(photo_path, services=services)
+    told = [record.getMessage() for record in caplog.records]
+    sent = [m.partition("as it is sent:\n")[2] for m in told if m.startswith("Prompt, as it is")]
     read = [m for m in told if m.startswith("Letters read for the")]
     assert len(sent) == row.tokens.calls
-    assert len(read) == (8 if pipeline == "agent" else 1)  # of them seven say Yes or No
+    assert len(read) == 8  # of them seven say Yes or No
     chat = "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>The image is the test image.\n"
     assert all(text.startswith(chat) and "System:" not in text for text in sent)
-    scoring = next(text for text in sent if text.endswith('{"final_answer": "'))
-    assert SCORING_PROMPT_TEMPLATE.removeprefix("System:\n") in scoring
-    letters = re.match(r".*the summarizer after [^:]*: \": (.*); off", read[-1])
-    odds = {one[0]: math.exp(float(one[2:])) for one in letters[1].split(", ")}
-    p_c = {letter: odd / sum(odds.values()) for letter, odd in odds.items()}
-    assert p_c == pytest.approx(row.fusion.p_c, abs=1e-4)
+    assert any(SCORING_PROMPT_TEMPLATE.removeprefix("System:\n") in text for text in sent)
+    assert re.search(r"for the summarizer after .*: A -\d+\.\d+, B -", read[-1])
