@@ -13,7 +13,7 @@ from agentic_iqa_local.iqa_tools import ToolError, ToolRunner
 from agentic_iqa_local.iqa_tools.weights import BundleError, ListedFiles, environment
 from agentic_iqa_local.vlm_client import ClientPool, VLMClient, VLMError
 
-ALONE = ("QAlign",)  # changes parts of transformers while it runs: no model may run beside it
+CHANGES_TRANSFORMERS = ("QAlign",)  # tools that do so while they run: no model may run meanwhile
 MODEL = "the model"
 
 
@@ -34,11 +34,7 @@ class Services:
 
     @property
     def tools(self) -> ToolRunner:
-        return self._tools or self.renew_tools()
-
-    def renew_tools(self) -> ToolRunner:
-        """Tools anew, where there are none or a measurement by those that are there does not return."""
-        self._tools = tools_of(self.settings, self.device)
+        self._tools = self._tools or tools_of(self.settings, self.device)
         return self._tools
 
     def prepare_tools(self) -> None:
@@ -79,13 +75,9 @@ class Services:
     @contextmanager
     def models_waiting(self) -> Iterator[None]:
         """Meanwhile no loaded model computes that shares its classes with the tools: those of transformers."""
-        locks = {
-            id(lock): lock
-            for client in self.pool.clients.values()
-            if (lock := getattr(client, "lock", None))
-        }
+        locks = {getattr(client, "lock", None) for client in self.pool.clients.values()}
         with ExitStack() as held:
-            for _, lock in sorted(locks.items()):
+            for lock in sorted(locks - {None}, key=id):
                 held.enter_context(lock)
             yield
 

@@ -106,7 +106,7 @@ def test_letters_are_looked_at_more_closely_while_the_interval_is_too_wide(
     ],
 )
 def test_an_answer_that_is_a_little_unlike_them_has_a_wider_one(of, fusion, plan, reason, ends):
-    interval = of.interval(fusion, PlannerOutput(**PLAN | plan))
+    interval = of.fields(fusion, PlannerOutput(**PLAN | plan))["interval"]
     assert [reason in line for line in interval.widened] == [True]
     assert (interval.low, interval.high) == pytest.approx(ends, abs=0.011)
 

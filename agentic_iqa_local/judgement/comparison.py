@@ -1,7 +1,6 @@
 """Which of two pictures is better and how probable that is, the order of several, and the best of each group of
 near-duplicates."""
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -35,7 +34,7 @@ class Pair(BaseModel):
     scene_distance: float  # share of their hashes' bits that differ, 0..1; up to MOST_DIFFERENT is the same scene
     probability: float  # that the first picture is the better one, 0..1
     # what the probability rests on
-    basis: Literal["same scene, fitted", "intervals", "fused distributions", "same pixels"]
+    basis: Literal["same scene, fitted", "intervals", "fused distributions"]
     fitted_on: str | None = None  # set, size and date of the fit, where it rests on one
 
 
@@ -73,11 +72,8 @@ class Comparison(Result):
 
     @property
     def warnings(self) -> list[str]:
-        return [
-            f"{one_line(row.image)}: {line}"
-            for row in (self.first, self.second)
-            for line in row.warnings
-        ]
+        rows = (self.first, self.second)
+        return [f"{one_line(row.image)}: {line}" for row in rows for line in row.warnings]
 
 
 class Ranked(BaseModel):
@@ -111,9 +107,10 @@ class Ranking(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """The fields of a JSON line, as plain Python values; a group's names its best picture."""
-        return super().to_dict() | (
-            {"best": self.best.image} if self.best and self.kind == "group" else {}
-        )
+        fields = super().to_dict()
+        if self.best and self.kind == "group":
+            fields["best"] = self.best.image
+        return fields
 
 
 @dataclass
@@ -138,9 +135,10 @@ class Judge:
     def compared(self, rows: Sequence[Assessment], files: Sequence[Path]) -> Comparison:
         """The comparison of two assessed pictures in these files."""
         candidates = self.candidates(rows, files)
-        error = "; ".join(f"{row.image}: {row.reason}" for row in rows if row.error) or None
-        pair = self.compare(*candidates) if error is None else None
-        return Comparison(first=rows[0], second=rows[1], pair=pair, error=error)
+        if len(candidates) == 2:
+            return Comparison(first=rows[0], second=rows[1], pair=self.compare(*candidates))
+        errors = [f"{row.image}: {row.reason}" for row in rows if row.error]
+        return Comparison(first=rows[0], second=rows[1], error="; ".join(errors))
 
     def ranked(self, rows: Sequence[Assessment], files: Sequence[Path]) -> Ranking:
         """The order of assessed pictures in these files; what failed stands beside it. Raises as `rank`."""
@@ -154,17 +152,19 @@ class Judge:
         rated: list[Candidate] = []
         for row, file in zip(rows, files, strict=True):
             if row.error is None and row.q is None:
-                expected = (
-                    "expected a rating, got an answer without q; compare with the default query"
-                )
-                row.error = f"{row.image}: {expected}"
+                expected = "expected a rating, got an answer without q"
+                row.error = f"{row.image}: {expected}; compare with the default query"
             if row.error is None:
-                known = calibration_for(self.settings, row.model or {}) if row.interval else None
-                calibration = known if isinstance(known, IntervalCalibration) else None
-                seen = ordering.fingerprint(load_pictures(self.settings.images, file)[0].pixels)
-                draws = preference.draws_of(row, calibration)
-                rated.append(Candidate(len(rated), row, seen, draws, calibration is not None))
+                rated.append(self._candidate(len(rated), row, file))
         return rated
+
+    def _candidate(self, index: int, row: Assessment, file: Path) -> Candidate:
+        known = calibration_for(self.settings, row.model or {}) if row.interval else None
+        calibration = known if isinstance(known, IntervalCalibration) else None
+        picture, _ = load_pictures(self.settings.images, file)
+        seen = ordering.fingerprint(picture.pixels)
+        draws = preference.draws_of(row, calibration)
+        return Candidate(index, row, seen, draws, calibration is not None)
 
     def compare(self, one: Candidate, other: Candidate) -> Pair:
         """What is known of a pair: of one scene by the fit, where it applies."""
@@ -177,46 +177,45 @@ class Judge:
             probability=preference.probability_above(one.draws, other.draws),
             basis="intervals" if one.calibrated and other.calibrated else "fused distributions",
         )
-        if one.row.sha256 is not None and one.row.sha256 == other.row.sha256:
-            pair.probability, pair.basis = 0.5, "same pixels"
-        elif self.fit and pair.same_scene:
-            first, second = self.fit.strength(one.row), self.fit.strength(other.row)
-            if first is not None and second is not None:
-                pair.probability, pair.basis = (
-                    preference.sigmoid(first - second),
-                    "same scene, fitted",
-                )
-                pair.fitted_on = self.fit.fitted_on
+        if self.fit is None or not pair.same_scene:
+            return pair
+        first, second = self.fit.strength(one.row), self.fit.strength(other.row)
+        if first is not None and second is not None:
+            pair.probability = preference.sigmoid(first - second)
+            pair.basis = "same scene, fitted"
+            pair.fitted_on = self.fit.fitted_on
         return pair
 
     def rank(self, candidates: Sequence[Candidate]) -> Ranking:
         """The order of rated pictures. Raises ConfigError beyond MOST_PICTURES."""
-        if len(candidates) > (most := ordering.MOST_PICTURES):
-            raise ConfigError(
-                f"expected at most {most} pictures, got {len(candidates)}", "divide them"
-            )
-        own = [self.fit and self.fit.strength(candidate.row) for candidate in candidates]
-        prior = [c.row.q or 0.0 if s is None else s for c, s in zip(candidates, own, strict=True)]
-        chosen = ordering.pairs_to_compare(prior)
-        pairs = {(i, j): self.compare(candidates[i], candidates[j]) for i, j in chosen}
-        ahead = {two: pair.probability for two, pair in pairs.items()}
-        strength = ordering.strengths(len(candidates), ahead, prior).tolist()
-        ahead |= {(j, i): 1 - p for (i, j), p in ahead.items()}
-        order = sorted(range(len(candidates)), key=lambda i: -strength[i])
-        # as compared, or from the strengths where the pair was not
-        sure = [
-            ahead.get((i, j), preference.sigmoid(strength[i] - strength[j]))
-            for i, j in itertools.pairwise(order)
-        ]
+        count = len(candidates)
+        if count > ordering.MOST_PICTURES:
+            expected = f"expected at most {ordering.MOST_PICTURES} pictures"
+            raise ConfigError(f"{expected}, got {count}", "divide them")
+        prior = [self._prior(candidate.row) for candidate in candidates]
+        pairs, ahead = [], {}
+        for i, j in ordering.pairs_to_compare(prior):
+            pair = self.compare(candidates[i], candidates[j])
+            pairs.append(pair)
+            ahead[i, j] = pair.probability
+            ahead[j, i] = 1 - pair.probability
+        strength = ordering.strengths(ahead, prior).tolist()
+        order = sorted(range(count), key=lambda i: -strength[i])
         places = []
-        for place, (i, p) in enumerate(zip(order, [*sure, None], strict=False), start=1):
-            about = {
-                "strength": strength[i],
-                "better_than_next": p,
-                "assessment": candidates[i].row,
-            }
-            places.append(Ranked(place=place, index=candidates[i].index, **about))
-        return Ranking(order=places, pairs=list(pairs.values()))
+        for place, i in enumerate(order, start=1):
+            surer = None  # than the next
+            if place < count:
+                j = order[place]
+                # as compared, or from the strengths where the pair was not
+                surer = ahead.get((i, j), preference.sigmoid(strength[i] - strength[j]))
+            one = candidates[i]
+            about = {"place": place, "index": one.index, "assessment": one.row}
+            places.append(Ranked(**about, strength=strength[i], better_than_next=surer))
+        return Ranking(order=places, pairs=pairs)
+
+    def _prior(self, row: Assessment) -> float:
+        strength = self.fit and self.fit.strength(row)
+        return row.q or 0.0 if strength is None else strength
 
     def groups(self, candidates: Sequence[Candidate]) -> Iterator[Ranking]:
         """The groups of near-duplicates, in the order of their first pictures. Raises as `rank`."""
@@ -257,12 +256,12 @@ def _judged(
     pipeline: Pipeline = "letters",
     **how: Any,
 ) -> Answer:
-    settings = (services := services or load_services()).settings
+    services = services or load_services()
+    settings = services.settings
     judge = Judge(settings, preference.fit_for(settings, pipeline, reference=reference is not None))
     with ExitStack() as opened:
         original = None if reference is None else opened.enter_context(as_file(reference))
         files = [opened.enter_context(as_file(picture)) for picture in pictures]
-        rows = [
-            assess(file, original, services=services, pipeline=pipeline, **how) for file in files
-        ]
+        how |= {"services": services, "pipeline": pipeline}
+        rows = [assess(file, original, **how) for file in files]
         return answer(judge, rows, [Path(file.path) for file in files])

@@ -58,32 +58,28 @@ def pairs_to_compare(prior: Sequence[float]) -> list[tuple[int, int]]:
     They are all neighbours in the order by prior strength, so that every two pictures are linked; one link of each
     picture over 2, 4, 8, ... places, since along neighbours alone errors would add up; and then the nearest others.
     """
-    order = sorted(range(len(prior)), key=lambda i: -prior[i])
-    reaches = itertools.cycle(
-        [2**k for k in range(1, len(order).bit_length()) if 2**k < len(order)] or [1]
-    )
-    ends = (
-        (i, place + reach) for (place, i), reach in zip(enumerate(order), reaches, strict=False)
-    )
-    links = [(i, order[end]) for i, end in ends if end < len(order)]
-    near = [
-        pair for apart in range(2, NEAR + 1) for pair in zip(order, order[apart:], strict=False)
-    ]
-    chosen = dict.fromkeys([*itertools.pairwise(order), *links, *near])
-    return list(chosen)[: PAIRS_PER_PICTURE * len(order)]
+    count = len(prior)
+    order = sorted(range(count), key=lambda i: -prior[i])
+    chosen = dict.fromkeys(itertools.pairwise(order))
+    powers = max((count - 1).bit_length() - 1, 0)  # 2, 4, ... below the count
+    for place in range(count if powers else 0):
+        end = place + 2 ** (place % powers + 1)
+        if end < count:
+            chosen[order[place], order[end]] = None
+    for apart in range(2, NEAR + 1):
+        chosen |= dict.fromkeys(zip(order, order[apart:], strict=False))
+    return list(chosen)[: PAIRS_PER_PICTURE * count]
 
 
-def strengths(
-    pictures: int, comparisons: Mapping[tuple[int, int], float], prior: Sequence[float]
-) -> np.ndarray:
-    """Bradley–Terry strengths of so many pictures, (pictures,), of mean 0, from pairs (i, j) with the probability that
-    i is better, which must link all of them. `prior`: where the search starts, (pictures,)."""
+def strengths(ahead: Mapping[tuple[int, int], float], prior: Sequence[float]) -> np.ndarray:
+    """Bradley–Terry strengths, (pictures,), of mean 0, from the probabilities that i is better than j and j than i, of
+    pairs that link all pictures. `prior`: where the search starts, (pictures,)."""
+    pictures = len(prior)
     if pictures < 2:
         return np.zeros(pictures)
     wins = np.zeros((pictures, pictures))
-    for (i, j), p in comparisons.items():
+    for (i, j), p in ahead.items():
         wins[i, j] = np.clip(p, 1 - SURE, SURE)
-        wins[j, i] = 1 - wins[i, j]
     start = np.array(prior, np.float64) - float(np.mean(prior))
     return choix.ilsr_pairwise_dense(
         wins, alpha=REGULARISATION, initial_params=start, max_iter=1000, tol=1e-6

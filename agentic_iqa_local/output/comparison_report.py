@@ -14,7 +14,6 @@ _BASES = {
     "same scene, fitted": "the difference of the scores, as fitted to pairs of one scene",
     "intervals": "the intervals of both",
     "fused distributions": "the probabilities of both pictures' levels",
-    "same pixels": "their pixels, which are the same",
 }
 
 

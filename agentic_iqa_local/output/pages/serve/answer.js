@@ -11,7 +11,6 @@ const BASES = {
   "same scene, fitted": "the difference of the scores, as fitted to pairs of one scene",
   intervals: "the intervals of both",
   "fused distributions": "the probabilities of both pictures' levels",
-  "same pixels": "their pixels, which are the same",
 };
 
 // row: as the command line's --json; image, reference: addresses of what was sent.
