@@ -14,7 +14,7 @@ from scripted import in_this_process
 from agentic_iqa_local.cli.main import main
 from agentic_iqa_local.iqa_tools import ToolRunner
 from agentic_iqa_local.judgement.assessment import assess
-from agentic_iqa_local.judgement.quality_map import _tile_sides
+from agentic_iqa_local.judgement.quality_map import tile_sides
 from agentic_iqa_local.judgement.tiles import Tiling, damaged_boxes, place_in, smallest_side, tiling
 from agentic_iqa_local.services import MODEL, Observer, Services
 from agentic_iqa_local.state import DISTORTION_TYPES
@@ -84,9 +84,9 @@ def test_tiles_are_half_overlapping_and_small():
     assert tiling(4000, 3000, [192, 256, 384], 160).tile == 384
     assert smallest_side(192) == 384  # 192 + 2·96
     assert tiling(383, 1000, [192], 160) is None
-    assert _tile_sides(PixelLimits(32, 96**2, 512**2)) == [192, 256, 384, 512]
-    assert _tile_sides(PixelLimits(28, 56**2, 12845056))[0] == 196  # 7 · 28, the first from 192 on
-    assert _tile_sides(PixelLimits(32, 32**2, 128**2)) == []
+    assert tile_sides(PixelLimits(32, 96**2, 512**2)) == [192, 256, 384, 512]
+    assert tile_sides(PixelLimits(28, 56**2, 12845056))[0] == 196  # 7 · 28, the first from 192 on
+    assert tile_sides(PixelLimits(32, 32**2, 128**2)) == []
 
 
 def test_a_cell_is_the_mean_of_its_tiles_weighted_by_what_they_cover():

@@ -28,7 +28,15 @@ from agentic_iqa_local.nodes.letter_reading import ROLE
 from agentic_iqa_local.nodes.workbench import Workbench
 from agentic_iqa_local.result import MapCost, QualityMap
 from agentic_iqa_local.score_fusion import expected_level, letter_probabilities
-from agentic_iqa_local.state import DISTORTION_TYPES, LETTERS, Box, DamagedBox, Severity, revised
+from agentic_iqa_local.state import (
+    DISTORTION_TYPES,
+    LETTERS,
+    Box,
+    DamagedBox,
+    Detection,
+    Severity,
+    revised,
+)
 from agentic_iqa_local.vlm_client import PixelLimits, VLMError
 
 TILE = 192  # pixels a side, at least
@@ -66,22 +74,13 @@ def mapped(bench: Workbench, request: MapRequest) -> dict[str, Any]:
     bench.observer.step("map", "started")
     try:
         place = _place_of(request.png) if request.png else None
-        q_map, ssim = make_map(bench, request)
+        q_map = make_map(bench, request.max_tiles)
     except (MapError, VLMError, ToolError) as error:
         return {"no_map": one_line(str(error))}
     finally:
         bench.observer.step("map", "finished")
     if place is not None:
-        from agentic_iqa_local.judgement.map_drawing import draw
-
-        try:
-            write_whole(place, draw(q_map, bench.pictures.image.pixels, ssim))
-            q_map.png = str(request.png)
-        except WriteError as error:
-            reason = (
-                f"it could not be written ({error.message}); choose a file in a folder of yours"
-            )
-            q_map.not_drawn = one_line(f"map {request.png}: {reason}")
+        _draw(q_map, bench, place, str(request.png))
     return {"map": q_map}
 
 
@@ -97,33 +96,30 @@ def _place_of(png: Path) -> Path:
     raise MapError(f"map {png}: there is a file that is no map of this program; choose a new name")
 
 
-def make_map(bench: Workbench, request: MapRequest) -> tuple[QualityMap, np.ndarray | None]:
-    """The map of an opened picture by the Summarizer's model, and SSIM's map against its reference. Raises MapError for
-    a picture, a model or a mode that allows none, VLMError and ToolError for a model or a tool that fails."""
-    began, before, reference = time.perf_counter(), bench.models.usage, bench.pictures.reference
-    tiles = _tiling(bench, request)
-    prompt = prompts.summarizer_prompt(prompts.DEFAULT_QUERY, None, scoring=True)
-    chunks = [tiles.boxes[first : first + AT_ONCE] for first in range(0, len(tiles.boxes), AT_ONCE)]
-    reads = [
-        p
-        for boxes in chunks
-        for p in _read_boxes(bench, boxes, prompt, prompts.ANSWER_PREFIX, LETTERS)
-    ]
-    letters = tiles.cells(np.array([expected_level(p) for p in reads]))
-    with bench.observer.measuring("LocalNR", bench.services) as local_nr:
-        places = local_nr.places(bench.pictures.image.pixels).places
-    severity = np.max(
-        [tiles.resampled(grid) for grid in places.values()], axis=0
-    )  # of the strongest distortion
-    tool = np.interp(severity, range(6), LEVEL_OF_SEVERITY)
+def _draw(q_map: QualityMap, bench: Workbench, place: Path, name: str) -> None:
+    from agentic_iqa_local.judgement.map_drawing import draw
+
+    try:
+        write_whole(place, draw(q_map, bench.pictures.image.pixels))
+        q_map.png = name
+    except WriteError as error:
+        why = f"it could not be written ({error.message}); choose a file in a folder of yours"
+        q_map.not_drawn = one_line(f"map {name}: {why}")
+
+
+def make_map(bench: Workbench, max_tiles: int) -> QualityMap:
+    """The map of an opened picture by the Summarizer's model. Raises MapError for a picture, a model or a mode that
+    allows none, VLMError and ToolError for a model or a tool that fails."""
+    began, before = time.perf_counter(), bench.models.usage
+    tiles = _tiling(bench, max_tiles)
+    letters = tiles.cells(np.array(_letter_levels(bench, tiles.boxes)))
+    tool = _tool_levels(bench, tiles)
     cells = (1 - TOOL_WEIGHT) * letters + TOOL_WEIGHT * tool
-    ssim = (
-        bench.services.tools.ssim_map(bench.pictures.image.pixels, reference.pixels)
-        if reference
-        else None
-    )
     worst = [_named(bench, box) for box in damaged_boxes(tiles, cells)]
-    left, top = bench.pictures.image.offset  # places are in pixels of the original
+    after = bench.models.usage
+    tokens = after.prefilled + after.decoded - before.prefilled - before.decoded
+    seconds = round(time.perf_counter() - began, 3)
+    left, top = offset = bench.pictures.image.offset  # places are in pixels of the original
     return QualityMap(
         tile=tiles.tile,
         stride=tiles.stride,
@@ -134,53 +130,68 @@ def make_map(bench: Workbench, request: MapRequest) -> tuple[QualityMap, np.ndar
         tool=tool.tolist(),
         tool_weight=TOOL_WEIGHT,
         median=float(np.median(cells)),
-        worst=[revised(part, box=moved(part.box, (left, top))) for part in worst],
-        similarity={} if ssim is None else {"SSIM": tiles.resampled(ssim).tolist()},
-        cost=MapCost(
-            tiles=len(reads),
-            tokens=bench.models.usage.prefilled
-            + bench.models.usage.decoded
-            - before.prefilled
-            - before.decoded,
-            seconds=round(time.perf_counter() - began, 3),
-        ),
-    ), ssim
-
-
-def _tile_sides(limits: PixelLimits) -> list[int]:
-    """The sides of tiles that a model sees at native resolution, rising; empty where none lies in its range."""
-    factor, least = limits.factor, max(TILE, limits.min_pixels**0.5)
-    sides = [int(-(-least * times // factor)) * factor for times in LARGER]
-    return sorted({side for side in sides if side**2 <= (limits.max_pixels or side**2)})
-
-
-def _tiling(bench: Workbench, request: MapRequest) -> Tiling:
-    """The tiles to read. Raises MapError."""
-    client, width, height = (
-        bench.services.client(ROLE),
-        bench.pictures.image.width,
-        bench.pictures.image.height,
+        worst=[revised(part, box=moved(part.box, offset)) for part in worst],
+        similarity=_similarity(bench, tiles),
+        cost=MapCost(tiles=len(tiles.boxes), tokens=tokens, seconds=seconds),
     )
-    if bench.services.settings.fusion.mode != "logits" or not client.reads_logits:
-        raise MapError(
-            "map: expected mode logits, for tiles are read by their letters", "leave --mode out"
-        )
-    if not (sides := _tile_sides(client.limits)):
+
+
+def _letter_levels(bench: Workbench, boxes: Sequence[Box]) -> list[float]:
+    """The level of each tile by the letters."""
+    prompt = prompts.summarizer_prompt(prompts.DEFAULT_QUERY, None, scoring=True)
+    levels = []
+    for first in range(0, len(boxes), AT_ONCE):
+        chunk = boxes[first : first + AT_ONCE]
+        for p in _read_boxes(bench, chunk, prompt, prompts.ANSWER_PREFIX, LETTERS):
+            levels.append(expected_level(p))
+    return levels
+
+
+def _tool_levels(bench: Workbench, tiles: Tiling) -> np.ndarray:
+    """The level of each cell by the strongest distortion that LocalNR sees there."""
+    with bench.observer.measuring("LocalNR", bench.services) as local_nr:
+        places = local_nr.places(bench.pictures.image.pixels).places
+    severity = np.max([tiles.resampled(grid) for grid in places.values()], axis=0)
+    return np.interp(severity, range(6), LEVEL_OF_SEVERITY)
+
+
+def _similarity(bench: Workbench, tiles: Tiling) -> dict[str, list[list[float]]]:
+    reference = bench.pictures.reference
+    if reference is None:
+        return {}
+    ssim = bench.services.tools.ssim_map(bench.pictures.image.pixels, reference.pixels)
+    return {"SSIM": tiles.resampled(ssim).tolist()}
+
+
+def tile_sides(limits: PixelLimits) -> list[int]:
+    """The sides of tiles that a model sees at native resolution, rising; empty where none lies in its range."""
+    least = max(TILE, limits.min_pixels**0.5)
+    sides = {int(-(-least * times // limits.factor)) * limits.factor for times in LARGER}
+    return sorted(side for side in sides if side**2 <= (limits.max_pixels or side**2))
+
+
+def _tiling(bench: Workbench, max_tiles: int) -> Tiling:
+    """The tiles to read. Raises MapError."""
+    client = bench.services.client(ROLE)
+    width, height = bench.pictures.image.width, bench.pictures.image.height
+    if bench.settings.fusion.mode != "logits" or not client.reads_logits:
+        expected = "map: expected mode logits, for tiles are read by their letters"
+        raise MapError(expected, "leave --mode out")
+    sides = tile_sides(client.limits)
+    if not sides:
         expected = f"map: expected a model that sees tiles of {TILE} pixels a side or more"
-        raise MapError(
-            f"{expected}, {client.name} sees at most {client.limits.max_pixels} pixels",
-            "raise max_pixels",
+        got = f"{client.name} sees at most {client.limits.max_pixels} pixels"
+        raise MapError(f"{expected}, {got}", "raise max_pixels")
+    least = smallest_side(sides[0])
+    if min(width, height) < least:
+        expected = f"map: expected a picture of at least {least} pixels a side"
+        remedy = "as small a picture is one place: its q stands for it"
+        raise MapError(f"{expected} for tiles of {sides[0]}, got {width}×{height}", remedy)
+    tiles = tiling(width, height, sides, max_tiles)
+    if tiles is None:
+        got = (
+            f"{max_tiles} tiles of at most {sides[-1]} pixels a side do not cover {width}×{height}"
         )
-    if min(width, height) < (least := smallest_side(sides[0])):
-        expected = (
-            f"map: expected a picture of at least {least} pixels a side for tiles of {sides[0]}"
-        )
-        raise MapError(
-            f"{expected}, got {width}×{height}",
-            "as small a picture is one place: its q stands for it",
-        )
-    if (tiles := tiling(width, height, sides, request.max_tiles)) is None:
-        got = f"{request.max_tiles} tiles of at most {sides[-1]} pixels a side do not cover {width}×{height}"
         raise MapError(f"map: {got}", "allow more with --map-tiles")
     return tiles
 
@@ -192,51 +203,53 @@ def _read_boxes(
     answer_prefix: str,
     answers: Sequence[str],
 ) -> list[dict[str, float]]:
-    """Of each part of the picture, alone, how probable each answer is after `answer_prefix`. Raises VLMError."""
+    """For each part of the picture, alone, how probable each answer is after `answer_prefix`. Raises VLMError."""
     reads = bench.models.read_parts(ROLE, boxes, prompt, answer_prefix, answers)
-    temperature = bench.services.settings.fusion.temperature if answers == LETTERS else 1.0
+    temperature = bench.settings.fusion.temperature if answers == LETTERS else 1.0
     return [letter_probabilities(read.logprobs, temperature) for read in reads]
 
 
 def _named(bench: Workbench, damaged: DamagedBox) -> DamagedBox:
     """A damaged box with the scores of the configured tools that can measure it, its distortion and how severe that
     is: what the model reads of the box alone times what LocalNR reads of it, as the Executor would judge it."""
-
-    def said(prompt: prompts.Prompt, prefix: str, words: Sequence[str]) -> dict[str, float] | None:
-        try:
-            return _read_boxes(bench, [damaged.box], prompt, prefix, words)[0]
-        except VLMError:  # it reads letters alone, or two words begin with the same token
-            return None
-
-    scores = {}
     for tool in bench.tools.configured():
         with suppress(ToolError):
-            scores[tool] = bench.tools.score(tool, damaged.box).normalized
-    damaged = revised(damaged, tools=scores)
+            damaged.tools[tool] = bench.tools.score(tool, damaged.box).normalized
     reading = detection_of(bench, damaged.box, {})
-    kinds = said(
-        prompts.distortion_prompt("detection", prompts.DEFAULT_QUERY, ["Global"]),
-        TYPE_PREFIX,
-        DISTORTION_TYPES,
-    )
-    if reading.unread or (reading.error and kinds is None):
+    asked = prompts.distortion_prompt("detection", prompts.DEFAULT_QUERY, ["Global"])
+    own = _said(bench, damaged.box, asked, TYPE_PREFIX, DISTORTION_TYPES)
+    if reading.unread or (reading.error and own is None):
         return damaged
-    p = {
-        kind: 1.0 if reading.error else p
-        for kind, p in strongest(reading).items()
-        if kind != "none"
-    }
-    if kinds:
-        p = {
-            kind: kinds[kind] ** bench.services.model_trust("executor") * weight
-            for kind, weight in p.items()
-        }
-    p = {kind: weight / sum(p.values()) for kind, weight in p.items()}
-    likeliest = max(p, key=p.__getitem__)
-    reading.families[likeliest].probability = 1.0  # the map shows that there is damage
-    analysis = prompts.distortion_prompt("analysis", prompts.DEFAULT_QUERY, {"Global": [likeliest]})
-    own = said(analysis, SEVERITY_PREFIX.replace("TYPE", likeliest), get_args(Severity))
-    severities = severity_probabilities(reading, likeliest, "unclear", own, bench)
-    severity = max(severities, key=severities.__getitem__, default=None)
-    about = {"distortion": likeliest, "probability": p[likeliest], "distortions": p}
-    return revised(damaged, **about, severity=severity, severities=severities)
+    p = _distortions(reading, own, bench.services.model_trust("executor"))
+    kind = max(p, key=p.__getitem__)
+    damaged.distortion, damaged.probability, damaged.distortions = kind, p[kind], p
+    reading.families[kind].probability = 1.0  # the map shows that there is damage
+    asked = prompts.distortion_prompt("analysis", prompts.DEFAULT_QUERY, {"Global": [kind]})
+    prefix = SEVERITY_PREFIX.replace("TYPE", kind)
+    own = _said(bench, damaged.box, asked, prefix, get_args(Severity))
+    damaged.severities = severity_probabilities(reading, kind, "unclear", own, bench)
+    damaged.severity = max(damaged.severities, key=damaged.severities.__getitem__, default=None)
+    return damaged
+
+
+def _distortions(
+    reading: Detection, own: dict[str, float] | None, trust: float
+) -> dict[str, float]:
+    """How probable each type is as a box's strongest: by LocalNR, if it could read the box, and by the model."""
+    weights = {}
+    for kind, p in strongest(reading).items():
+        if kind != "none":
+            read = 1.0 if reading.error else p
+            weights[kind] = read * own[kind] ** trust if own else read
+    total = sum(weights.values())
+    return {kind: weight / total for kind, weight in weights.items()}
+
+
+def _said(
+    bench: Workbench, box: Box, prompt: prompts.Prompt, prefix: str, words: Sequence[str]
+) -> dict[str, float] | None:
+    """How probable the model finds each word; None for one that reads letters alone, or begins two words alike."""
+    try:
+        return _read_boxes(bench, [box], prompt, prefix, words)[0]
+    except VLMError:
+        return None
