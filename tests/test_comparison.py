@@ -121,18 +121,22 @@ def test_pairs_to_compare_are_linear_and_link_all(prior):
     assert set(itertools.pairwise(order)) <= set(pairs)
 
 
+def both_ways(ahead):
+    return ahead | {(j, i): 1 - p for (i, j), p in ahead.items()}
+
+
 def test_strengths_are_bradley_and_terry_s():
     """Where P(i beats j) is sigmoid(s_i − s_j), the likelihood is greatest at s itself, up to a constant; of ten
     comparisons of each pair, decided 7:3, 6:4 and 8:2, choix's own optimiser finds it."""
     true = np.array([2.0, -1.0, 0.5, 0.0, -1.5])
     pairs = pairs_to_compare(list(true))
-    found = strengths(5, {(i, j): sigmoid(true[i] - true[j]) for i, j in pairs}, [0.0] * 5)
+    found = strengths(both_ways({(i, j): sigmoid(true[i] - true[j]) for i, j in pairs}), [0.0] * 5)
     np.testing.assert_allclose(found, true - true.mean(), atol=1e-3)
     decided = {(0, 1): 0.7, (1, 2): 0.6, (0, 2): 0.8}
     data = [pair if k < 10 * p else pair[::-1] for pair, p in decided.items() for k in range(10)]
     expected = choix.opt_pairwise(3, data, alpha=1e-9)
-    np.testing.assert_allclose(strengths(3, decided, [0.0] * 3), expected, atol=1e-3)
-    assert strengths(1, {}, [3.0]).tolist() == [0.0]
+    np.testing.assert_allclose(strengths(both_ways(decided), [0.0] * 3), expected, atol=1e-3)
+    assert strengths({}, [3.0]).tolist() == [0.0]
 
 
 def test_of_one_scene_the_fit_answers_and_of_others_independent_draws():
@@ -144,7 +148,7 @@ def test_of_one_scene_the_fit_answers_and_of_others_independent_draws():
     assert (apart.basis, apart.probability < same.probability) == ("fused distributions", True)
     assert judge_with().compare(*candidates(rows)).probability == apart.probability
     itself = judge_with(q=4.0).compare(*candidates([rated(3.5), rated(3.5)]))
-    assert (itself.probability, itself.basis) == (0.5, "same pixels")
+    assert itself.probability == 0.5
 
 
 def test_comparisons_of_an_order_are_linear():
