@@ -467,7 +467,8 @@ def find_config(name: str | Path | None) -> Path:
     if name is None or str(name) == EMBEDDED.name:
         return DEFAULT_CONFIG
     for path in (Path(name), CONFIGS / f"{name}.yaml"):
-        if os.path.isfile(path):  # unlike Path.is_file it says no to a name that is too long
+        # unlike Path.exists it says no to a name that is too long; a pipe is told as such when it is read
+        if os.path.exists(path) and not os.path.isdir(path):
             return path
     others = {
         path.stem

@@ -4,20 +4,42 @@ import argparse
 import os
 import pkgutil
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
+from pydantic import BaseModel, RootModel
 from rich_argparse import RawDescriptionRichHelpFormatter
 
 from agentic_iqa_local.cli.console import start_logging, tell
-from agentic_iqa_local.cli.options import GROUPS, UsageError, add, options_in, read
+from agentic_iqa_local.cli.options import UsageError, add, option_names, options_in, read
 from agentic_iqa_local.config import ConfigError
 from agentic_iqa_local.errors import UserError, did_you_mean, one_line
-from agentic_iqa_local.files import command, read_yaml
+from agentic_iqa_local.files import command, read_record
 
-COMMANDS: dict[str, dict[str, Any]] = read_yaml(Path(__file__).with_name("commands.yaml"))
+
+class Command(BaseModel):
+    """A command as commands.yaml declares it."""
+
+    line: str
+    about: str
+    work: str
+    takes: dict[str, str | None] = {}
+    usage: str = ""
+    options: str
+    basic: str = ""
+    helps: dict[str, str] = {}
+    required: str = ""
+    failed: int = 2
+
+
+class Commands(RootModel[dict[str, Command]]):
+    """commands.yaml."""
+
+
+COMMANDS = read_record(Path(__file__).with_name("commands.yaml"), Commands).root
 
 
 class Help(RawDescriptionRichHelpFormatter):
@@ -31,59 +53,68 @@ class Parser(argparse.ArgumentParser):
     """A parser whose errors are one sentence."""
 
     def error(self, message: str) -> NoReturn:
-        message = message.removeprefix("argument ").replace(
-            "the following arguments are required:", "expected also"
-        )
-        if message.startswith("unrecognized arguments: "):
-            given = (message.removeprefix("unrecognized arguments: ").split() or ["''"])[0]
+        message = message.removeprefix("argument ")
+        message = message.replace("the following arguments are required:", "expected also")
+        _, unknown, words = message.partition("unrecognized arguments: ")
+        if unknown:
+            given = words.split()[0] if words.split() else "''"
             message = f"unknown option {given}{did_you_mean(given, self._option_string_actions)}"
         end = "" if message[-1] in ".?" else "."
         self.exit(2, f"error: {one_line(message)}{end} All options: {self.prog} --help\n")
 
 
-def parse(name: str, argv: list[str]) -> argparse.Namespace:
-    """The options that a subcommand is given, or one sentence and an exit."""
-    entry, (first, *second) = COMMANDS[name], name.split()
-    typed = " ".join([command(first), *second])
-    takes, several = entry.get("takes", "").rstrip("+*?"), entry.get("takes", "")[-1:]
-    usage = f"%(prog)s {f'[{takes}]' if several in ('*', '?') else takes}{' ...' * (several in ('+', '*'))} [options]"
-    parser = Parser(
-        typed, usage.replace("  ", " "), entry["about"].replace("{}", typed), formatter_class=Help
-    )
-    if takes:
-        dest, kind = (
-            takes.lower() + "s" * (several in ("+", "*")),
-            str if takes == "PICTURE" and several else Path,
-        )
-        about = "pictures, folders or globs" if kind is str else None
-        nargs = several if several in ("+", "*", "?") else None
-        parser.add_argument(dest, nargs=nargs, metavar=takes, type=kind, help=about)
-    names = [one for word in entry["options"].split() for one in GROUPS.get(word, (word,))]
-    helps = entry.get("helps", {})
-    add(parser, *(one for one in names if one not in helps), **helps)
-    for action in parser._actions:
-        action.required |= action.dest == entry.get("required")
-    if basic := entry.get("basic", "").split():
+def parser_of(name: str, every_option: bool = True) -> Parser:
+    """The parser of a command; of its rarer options --help is silent unless `every_option` is to be shown."""
+    entry = COMMANDS[name]
+    first, _, second = name.partition(" ")
+    typed = f"{command(first)} {second}".rstrip()
+    usage = f"%(prog)s {entry.usage} [options]".replace("  ", " ")
+    parser = Parser(typed, usage, entry.about.replace("{}", typed), formatter_class=Help)
+    for taken, nargs in entry.takes.items():
+        kind = str if taken == "pictures" else Path
+        about = entry.helps.get(taken)
+        parser.add_argument(taken, nargs=nargs, metavar=taken.upper(), type=kind, help=about)
+    for option in option_names(entry.options):
+        shown = every_option or not entry.basic or option in entry.basic.split()
+        about = entry.helps.get(option) if shown else argparse.SUPPRESS
+        add(parser, option, about, required=option == entry.required)
+    if entry.basic:
         parser.add_argument("--help-all", action="help", help="show every option")
-        for action in parser._actions if "--help-all" not in options_in(argv) else ():
-            action.help = (
-                action.help if action.dest in ("help", "help_all", *basic) else argparse.SUPPRESS
-            )
-    if "_ARGCOMPLETE" in os.environ:  # a shell asks what may stand here
-        import argcomplete
+    return parser
 
-        argcomplete.autocomplete(parser)
-    return read(parser, argv, names)
+
+def parse(name: str, argv: list[str]) -> argparse.Namespace:
+    """The options that a command is given, or one sentence and an exit."""
+    parser = parser_of(name, every_option="--help-all" in options_in(argv))
+    return read(parser, argv, option_names(COMMANDS[name].options))
+
+
+def complete() -> NoReturn:
+    """Tells a shell what may stand where its user typed Tab, and ends."""
+    import argcomplete
+
+    parser = Parser()
+    groups = {"": parser.add_subparsers()}
+    for name in COMMANDS:
+        *group, last = name.split()
+        above = " ".join(group)
+        if above not in groups:
+            groups[above] = groups[""].add_parser(above).add_subparsers()
+        groups[above].add_parser(last, parents=[parser_of(name)], add_help=False)
+    argcomplete.autocomplete(parser)
+    sys.exit()
 
 
 def run(name: str, argv: list[str]) -> int:
     """Does a subcommand's work; its exit status."""
     args = parse(name, argv)
     start_logging(getattr(args, "verbose", 0))
-    work = f"agentic_iqa_local.cli.{COMMANDS[name]['work']}"
-    return exit_status(
-        lambda: pkgutil.resolve_name(work)(args), failed=COMMANDS[name].get("failed", 2)
-    )
+    entry = COMMANDS[name]
+
+    def work() -> int | None:
+        return pkgutil.resolve_name(f"agentic_iqa_local.cli.{entry.work}")(args)
+
+    return exit_status(work, failed=entry.failed)
 
 
 def exit_status(action: Callable[[], int | None], *, failed: int = 2) -> int:
@@ -108,19 +139,14 @@ def exit_status(action: Callable[[], int | None], *, failed: int = 2) -> int:
         tell(f"error: {error}")
         return 2 if isinstance(error, (UsageError, ConfigError)) else failed
     except OSError as error:
-        tell(
-            one_line(
-                f"error: {error.filename}: {error.strerror}"
-                if error.filename
-                else f"error: {error}"
-            )
-        )
+        said = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        tell(f"error: {one_line(said)}")
         return failed
 
 
 @contextmanager
 def like_ctrl_c(handler: Callable[..., object]) -> Iterator[None]:
-    """Gives Ctrl-C, SIGTERM and SIGHUP one handler, but for those that are ignored, as nohup has SIGHUP."""
+    """Gives Ctrl-C, SIGTERM and SIGHUP one handler, except those that are ignored, as nohup ignores SIGHUP."""
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     heeded = [number for number in signals if signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, handler) for number in heeded}

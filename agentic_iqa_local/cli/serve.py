@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 
 from agentic_iqa_local.cli.command import like_ctrl_c
 from agentic_iqa_local.cli.options import (
+    STATE,
     UsageError,
     batch_of,
     check_set_up,
@@ -42,29 +43,31 @@ def serve(args: argparse.Namespace) -> None:
     settings = chosen_settings(args)
     set_up = SetUp(settings, args.pipeline or "agent")
     check_set_up(settings, set_up.pipeline)
-    args.batches.mkdir(mode=0o700, parents=True, exist_ok=True)
+    batches = args.batches or STATE / "agentic-iqa" / "batches"
+    batches.mkdir(mode=0o700, parents=True, exist_ok=True)
     hosts = ["*"] if token else ["localhost", "127.0.0.1", "[::1]"]
     with (
         app.listening(args.host, args.port) as address,
         TemporaryDirectory(prefix="agentic-iqa-") as uploads,
     ):
         runner = batch_of(args, Serving(set_up), device_of(args))
-        service = app.Service(set_up, runner, args.batches, Path(uploads), token=token)
+        service = app.Service(set_up, runner, batches, Path(uploads), token=token)
         app.serve(service, address, hosts, log_requests=args.verbose > 0)
 
 
 def mcp(args: argparse.Namespace) -> None:
     """Serves until stdin is closed. Raises UserError for a set-up that cannot be used."""
-    if not args.root.is_dir():
+    root = Path(args.root)
+    if not root.is_dir():
         raise UsageError(
-            f"--root {args.root}: expected a folder", "name the one that holds the pictures"
+            f"--root {root}: expected a folder", "name the one that holds the pictures"
         )
     from agentic_iqa_local.serve.mcp_server import Pictures, run
 
     settings = chosen_settings(args)
     check_set_up(settings, "agent")
     services = Services(settings, device_of(args))
-    pictures = Pictures(args.root, SetUp(settings, "agent"), services)
+    pictures = Pictures(root, SetUp(settings, "agent"), services)
     with like_ctrl_c(_stop):
         run(pictures)
     if pictures.turn.locked():  # nobody waits for its answer any more
