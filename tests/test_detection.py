@@ -10,7 +10,7 @@ from scripted import ScriptedClient, ScriptedTools, plan_reply, scripted_answers
 from agentic_iqa_local import state
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.iqa_tools.detector import FamilyError, load_detector, logit
-from agentic_iqa_local.nodes.evidence import findings, found_damage
+from agentic_iqa_local.nodes.evidence import found_damage
 from agentic_iqa_local.nodes.executor import executor_node
 from agentic_iqa_local.nodes.measured_answers import measure_choices
 from agentic_iqa_local.nodes.summarizer import summarizer_node
@@ -101,20 +101,14 @@ def test_of_graphics_localnrs_reading_counts_for_nothing(picture):
     assert family_of(evidence).probability == pytest.approx(0.3)
 
 
-@pytest.mark.parametrize(("severity", "word"), [(1.0, "slight"), (4.0, "severe")])
-def test_the_severity_is_the_models_words_times_a_gaussian(picture, severity, word):
-    told = {"yes": {"Noise": 0.9}, "severity": word, "mode": "classification"}
-    evidence = gather(picture, reading(severity=severity, Noise=1 - 1e-6), **told)
-    sigma = load_detector().no_reference.severity_sigma
-    weights = {}
-    for other, centre in {"slight": 1.0, "moderate": 2.5, "severe": 4.0, "extreme": 5.0}.items():
-        written = 0.8 if other == word else 0.05
-        weights[other] = written * math.exp(-0.5 * ((severity - centre) / sigma) ** 2)
-    total = sum(weights.values())
-    expected = {"none": 0.0} | {other: weight / total for other, weight in weights.items()}
-    (finding,) = findings(evidence)
-    assert finding.severity == word
-    assert finding.severities == pytest.approx(expected)
+def test_the_severity_is_the_models_words_times_a_gaussian(picture):
+    told = {"yes": {"Noise": 0.9}, "severity": "severe", "mode": "classification"}
+    evidence = gather(picture, reading(severity=4.0, Noise=1 - 1e-6), **told)
+    p = evidence.severity_probabilities["Global"]["Noise"]
+    distance = (4.0 - 2.5) / load_detector().no_reference.severity_sigma
+    assert sum(p.values()) == pytest.approx(1)
+    assert p["severe"] / p["moderate"] == pytest.approx(0.8 / 0.05 * math.exp(distance**2 / 2))
+    assert evidence.distortion_analysis["Global"][0].severity == "severe"
 
 
 def test_a_reading_says_no_more_than_its_record_allows():

@@ -14,9 +14,8 @@ from scripted import (
     scripted_services,
 )
 
-from agentic_iqa_local.config import box_text
 from agentic_iqa_local.nodes.executor import executor_node
-from agentic_iqa_local.nodes.planner import correct_plan, derive_flags
+from agentic_iqa_local.nodes.planner import derive_flags
 from agentic_iqa_local.nodes.tool_runs import measure
 from agentic_iqa_local.nodes.workbench import Workbench
 from agentic_iqa_local.state import ExecutorOutput, PlanControlFlags, PlannerOutput
@@ -149,27 +148,6 @@ def test_a_tool_that_is_named_for_a_region_without_a_box_says_that_it_saw_the_wh
     assert found.quality_scores == {"leaves": {"Blurs": ("NIQE", 2.6)}}
     assert [(log.measured, log.box) for log in found.tool_logs] == [("whole picture", None)]
     assert "NIQE measured the whole picture, which stands for leaves" in caplog.text
-
-
-@pytest.mark.parametrize("tool", [None, "NIQE"])
-def test_tools_measure_a_region_in_its_box_alone(picture, caplog, tool):
-    """On the 96×64 picture the leaves have a box; of the sky nobody knows where it is: a tool measures the whole
-    picture in its place only where the query names it."""
-    nothing = {"leaves": [], "sky": []}
-    selection = {"leaves": {"Overall quality": "NIQE"}}
-    client = scripted(DetectionReply=nothing, AnalysisReply=nothing, SelectionReply=selection)
-    services = scripted_services(client, ScriptedTools({"NIQE": 2.6}))
-    boxes = {"leaves": (8, 16, 56, 56)}
-    made = PlannerOutput.model_validate(plan_reply(query_scope=["leaves", "sky"]))
-    query = f"Rate the leaves and the sky{' with NIQE' if tool else ''}"
-    planned = correct_plan(made, query, False, boxes=boxes)
-    assert (planned.plan.tool_selection, planned.plan.tool_execution) == (tool is None, True)
-    state = {"query": query, "image_path": picture, "plan": planned, "box": box_text(boxes)}
-    found = executor_node(state, {"configurable": {"services": services}})["executor_evidence"]
-    measured = {(log.object_name, log.measured, log.box) for log in found.tool_logs}
-    of_sky = {("sky", "whole picture", None)} if tool else set()
-    assert measured == {("leaves", "region", (8, 16, 56, 56))} | of_sky
-    assert ("Missing tool scores for sky region: say where" in caplog.text) is (tool is None)
 
 
 def test_no_model_computes_while_qalign_runs(picture):

@@ -177,14 +177,6 @@ def test_an_executor_that_fails_on_replan_reaches_the_summarizer(picture, failur
     assert final["summarizer_result"].need_replan
 
 
-def test_whatever_a_client_raises_is_an_error_of_the_state(picture):
-    client = never_satisfied()
-    client.open = lambda images: 1 / 0
-    final = run(client, picture)
-    assert "scripted: ZeroDivisionError: " in final["error"]
-    assert (final["iteration_count"], "summarizer_result" in final) == (0, False)
-
-
 @FAILURES
 def test_a_summarizer_that_fails_on_replan_leaves_the_earlier_answer(picture, failure):
     client = never_satisfied(SummaryReply=[SUMMARY, failure])

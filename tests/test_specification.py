@@ -82,24 +82,19 @@ def test_the_default_configuration_has_the_specified_sections_and_keys():
 
 
 def test_fusion_is_the_formula_of_the_design():
-    """q̄, α_c, p_c and q in the design's own terms, over random scores, log-probabilities and η."""
-    levels, random = (1, 2, 3, 4, 5), np.random.default_rng(5)
-    for _ in range(100):
-        scores, eta = random.uniform(1, 5, random.integers(1, 5)).tolist(), random.uniform(0.2, 4)
-        log_p = dict(zip("EDCBA", random.normal(0, 2, 5).tolist(), strict=True))
-        mean = sum(scores) / len(scores)
-        gauss = {c: math.exp(-eta * (mean - c) ** 2) for c in levels}
-        alpha = {c: gauss[c] / sum(gauss.values()) for c in levels}
-        odds = dict(zip(levels, map(math.exp, log_p.values()), strict=True))
-        p = {c: odds[c] / sum(odds.values()) for c in levels}
-        q = sum(alpha[c] * p[c] * c for c in levels)
-        fusion, literal = ScoreFusion(eta), ScoreFusion(eta, normalize=False)
-        assert fusion.compute_perceptual_weights(scores) == pytest.approx(alpha)
-        assert fusion.extract_vlm_probabilities(log_p) == pytest.approx(p)
-        assert literal.fuse_scores(scores, p) == pytest.approx(q)
-        assert fusion.fuse_scores(scores, p) == pytest.approx(
-            q / sum(alpha[c] * p[c] for c in levels)
-        )
+    scores, eta = [2.6, 3.4], 1.5
+    log_p = dict(zip("EDCBA", [-3.0, -0.5, -1.0, -2.0, -6.0], strict=True))
+    levels = np.arange(1, 6)
+    gauss = np.exp(-eta * (np.mean(scores) - levels) ** 2)
+    alpha = gauss / gauss.sum()
+    odds = np.exp(list(log_p.values()))
+    p = dict(zip(levels.tolist(), odds / odds.sum(), strict=True))
+    joint = alpha * [*p.values()]
+    fusion, literal = ScoreFusion(eta), ScoreFusion(eta, normalize=False)
+    assert [*fusion.compute_perceptual_weights(scores).values()] == pytest.approx(alpha)
+    assert fusion.extract_vlm_probabilities(log_p) == pytest.approx(p)
+    assert literal.fuse_scores(scores, p) == pytest.approx(joint @ levels)
+    assert fusion.fuse_scores(scores, p) == pytest.approx(joint @ levels / joint.sum())
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.5])

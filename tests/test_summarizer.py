@@ -213,12 +213,6 @@ def test_classification_replaces_missing_logits_only_by_configuration(picture):
     assert fusion.p_c == pytest.approx(dict.fromkeys("ABCE", 0.05) | {"D": 0.8})
 
 
-@pytest.mark.parametrize(("choices", "value"), [(None, math.nan), (["Yes", "No"], -math.inf)])
-def test_no_answer_is_made_of_letters_that_could_not_be_read(picture, choices, value):
-    client = scripted(dict.fromkeys("ABCDE", value))
-    assert failure_of(run(client, state_of(picture, choices=choices)))
-
-
 def test_without_tool_scores_the_letters_decide_alone(picture):
     fusion = result_of(scripted(), picture, executor_evidence=None).fusion
     assert fusion.alpha == dict.fromkeys((1, 2, 3, 4, 5), 0.2)
