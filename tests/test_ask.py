@@ -130,7 +130,7 @@ def rated(picture, **replies):
     ]
 
 
-def test_failed_tries_of_every_role_stand_in_the_row_although_a_later_one_succeeded(picture):
+def test_failed_tries_of_every_role_stand_in_the_row(picture):
     detection = ["?", {"Global": []}]
     row, tries = rated(
         picture,

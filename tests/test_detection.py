@@ -150,7 +150,7 @@ FAMILIES, YES_NO = ["Blur", "Noise", "JPEG artifacts", "None"], ["Yes", "No"]
         ("What is it?", ["A dog", "A cat"], NOISY, None),
     ],
 )  # fmt: skip
-def test_choices_that_name_what_was_measured_have_its_probabilities(query, choices, known, p):
+def test_choices_that_name_a_measurement_have_its_probabilities(query, choices, known, p):
     found, _ = measure_choices(query, choices, PLAN, known)
     assert found == (p and pytest.approx(dict(zip("ABCD", p, strict=False))))
 
@@ -187,13 +187,13 @@ def test_a_row_has_the_letters_the_measurement_and_their_product(picture):
     assert result.final_answer == "A"
 
 
-def test_letters_against_the_measurement_are_named_in_the_reasoning(picture):
+def test_letters_against_the_measurement_are_named(picture):
     result = answered(picture, "Is it noisy?", 0.001, 0.998)
     assert result.final_answer == "B"
     assert "decided against what was measured" in result.quality_reasoning
 
 
-def test_letters_about_distortions_count_as_far_as_the_model_is_trusted(picture):
+def test_letters_about_distortions_count_as_far_as_trusted(picture):
     """Without trust the measurement alone decides; letters about the level of quality always count."""
     noisy = answered(picture, "Is it noisy?", 0.001, 0.99, model_trust=0.0)
     assert noisy.fusion.product == pytest.approx(noisy.fusion.measured)

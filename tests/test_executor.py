@@ -83,7 +83,7 @@ def test_what_was_found_stays_when_a_later_part_fails(picture):
     assert found.quality_scores == {"Global": {"Blurs": ("NIQE", 2.6)}}
 
 
-def test_an_earlier_error_ends_the_executor_and_a_missing_plan_is_one(picture):
+def test_an_earlier_error_ends_the_executor_and_no_plan_is_one(picture):
     state = {"query": QUERY, "image_path": picture}
     assert executor_node({**state, "plan": plan(), "error": "Planner: no valid JSON"}) == {}
     assert set(executor_node(state)) == {"error"}
@@ -139,7 +139,7 @@ def test_slow_tools_are_not_offered_but_can_be_named(picture):
 LEAVES = {"DetectionReply": {"leaves": ["Blurs"]}, "AnalysisReply": moderate_blur("leaves")}
 
 
-def test_a_tool_that_is_named_for_a_region_without_a_box_says_that_it_saw_the_whole_picture(
+def test_a_tool_named_for_a_region_without_a_box_sees_the_whole(
     picture, caplog
 ):
     found = execute(

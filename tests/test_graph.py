@@ -133,7 +133,7 @@ def test_a_run_starts_from_what_it_is_given(picture):
         initial_state(QUERY, picture, max_replan_iterations=-1)
 
 
-def test_a_long_limit_is_reached_and_the_planner_is_told_of_the_last_ten_rounds(picture):
+def test_a_long_limit_is_reached_and_the_last_ten_rounds_told(picture):
     client = never_satisfied()
     final = run(client, picture, 14)  # 42 steps: the recursion limit allows them
     assert calls(client)["PlannerReply"] == final["iteration_count"] == 14
@@ -178,7 +178,7 @@ def test_an_executor_that_fails_on_replan_reaches_the_summarizer(picture, failur
 
 
 @FAILURES
-def test_a_summarizer_that_fails_on_replan_leaves_the_earlier_answer(picture, failure):
+def test_a_summarizer_that_fails_on_replan_leaves_the_answer(picture, failure):
     client = never_satisfied(SummaryReply=[SUMMARY, failure])
     with closing(Workbench(services_of(client), picture)) as bench:
         final = run_graph(initial_state(QUERY, picture, max_replan_iterations=3), bench)
@@ -188,7 +188,7 @@ def test_a_summarizer_that_fails_on_replan_leaves_the_earlier_answer(picture, fa
     assert any("another pass was asked for and failed" in line for line in bench.warnings)
 
 
-def test_without_the_summarizer_the_graph_ends_after_the_executor(picture):
+def test_without_summarizer_the_graph_ends_after_the_executor(picture):
     client = never_satisfied()
     with closing(Workbench(services_of(client), picture)) as bench:
         final = run_graph(initial_state(QUERY, picture), bench, build_graph(with_summarizer=False))

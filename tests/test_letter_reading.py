@@ -59,7 +59,7 @@ def large(tmp_path_factory):
     return str(path)
 
 
-def test_letters_are_means_over_all_views_which_are_closed_once_read(large):
+def test_letters_are_means_over_all_views_which_are_then_closed(large):
     client = Views()
     bench = Workbench(scripted_services(client, ScriptedTools({})), large)
     fusion = read_and_fuse(*RATING, [("NIQE", 3.0)], bench)
@@ -68,7 +68,7 @@ def test_letters_are_means_over_all_views_which_are_closed_once_read(large):
     assert [session.closed for session in client.sessions] == [False, True, True, True, True]
 
 
-def test_every_session_is_closed_when_an_assessment_or_a_pipeline_ends(large, picture):
+def test_every_session_is_closed_at_the_end(large, picture):
     client = Views()
     services = scripted_services(client, ScriptedTools({"NIQE": 3.0}))
     assert assess(large, services=services).error is None

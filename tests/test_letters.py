@@ -27,7 +27,7 @@ def tokenizer():
     )
 
 
-def test_letters_and_words_of_levels_have_the_ids_of_the_whole_vocabulary(tokenizer):
+def test_letters_and_words_of_levels_have_their_known_ids(tokenizer):
     letters = resolve_letters(tokenizer.encode, ANSWER_PREFIX, LETTERS)
     assert letters == {"A": 32, "B": 33, "C": 34, "D": 35, "E": 36}
     words = dict(zip(LETTERS, LEVEL_WORDS.values(), strict=True))

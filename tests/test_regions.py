@@ -82,14 +82,14 @@ def test_the_letters_pipeline_measures_and_reads_the_box_too(picture):
 
 
 @pytest.mark.parametrize("box", ["0,0,97,64", "40,0,96,65", "0,0,31,64", "leaves=900,0,950,40"])
-def test_a_box_outside_the_picture_or_too_small_is_an_error_of_the_row(picture, box):
+def test_a_box_outside_the_picture_or_too_small_is_an_error(picture, box):
     row, sizes = asked(picture, box=box)
     assert "expected within 0,0,96,64 with sides of 32 pixels or more" in row.error
     assert (row.q, sizes) == (None, set())
 
 
 @pytest.mark.parametrize("limit", [0, 2])
-def test_a_region_without_a_place_is_a_gap_beside_one_that_is_measured(picture, limit):
+def test_a_region_without_a_place_is_a_gap_beside_a_measured_one(picture, limit):
     both = {"leaves": [], "sky": []}
     client = Client(
         PlannerReply=plan_reply(query_scope=["leaves", "sky"]),
@@ -106,7 +106,7 @@ def test_a_region_without_a_place_is_a_gap_beside_one_that_is_measured(picture, 
     assert client.sizes == [(96, 64)]  # the letters are about both
 
 
-def test_a_region_without_a_place_alone_is_a_warning_and_no_replan(picture):
+def test_a_region_without_a_place_alone_is_only_a_warning(picture):
     """The paper's flags ask for no tools then: another pass could find none either."""
     row, sizes = asked(picture)
     assert (row.plan.plan.tool_execution, row.replan_history, sizes) == (False, [], set())

@@ -102,7 +102,7 @@ def test_a_missed_distortion_is_looked_for_again(picture):
     assert not row.need_replan
 
 
-def test_tools_that_disagree_bring_a_third_and_one_loses_its_vote(picture):
+def test_tools_that_disagree_bring_a_third_and_one_is_outvoted(picture):
     replies = {"SelectionReply": {"Global": {"Blurs": "NIQE"}}}
     row, _, tools = rated(picture, replies, {"NIQE": 4.9, "LocalNR": 2.0, "BRISQUE": 2.1})
     assert "tools disagree about Global (LocalNR 2.00, NIQE 4.90)" in row.passes[0].gaps[0]

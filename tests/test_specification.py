@@ -70,7 +70,7 @@ def test_the_documents_names_can_be_imported(module, names):
     assert [name for name in names.split() if not hasattr(found, name)] == []
 
 
-def test_the_default_configuration_has_the_specified_sections_and_keys():
+def test_the_default_configuration_has_the_specified_keys():
     sections = yaml.safe_load((ROOT / "configs" / "model_backends.yaml").read_text())
     assert list(sections) == ["planner", "executor", "summarizer"]
     for section in sections.values():
@@ -184,7 +184,7 @@ def test_three_invalid_answers_end_in_the_fallback(picture, asked):
 # summarizer-core.md: the log of prompts and responses
 
 
-def test_every_prompt_is_logged_as_it_is_sent_and_every_letter_read(services, photo_path, caplog):
+def test_every_prompt_is_logged_and_every_letter_read(services, photo_path, caplog):
     caplog.set_level(logging.DEBUG, "agentic_iqa_local")
     row = assess(photo_path, services=services)
     told = [record.getMessage() for record in caplog.records]

@@ -186,7 +186,7 @@ def test_the_mode_follows_the_query_type_and_choices_mean_qa(
     assert {prompt.instructions for _, prompt in client.calls} == {template}
 
 
-def test_choices_are_read_as_their_own_letters_without_a_quality_score(picture):
+def test_choices_are_read_as_their_own_letters_without_q(picture):
     client = scripted(
         {"A": math.log(0.3), "B": math.log(0.6), "C": math.log(0.1)}
     )  # which sum to 1
@@ -196,7 +196,7 @@ def test_choices_are_read_as_their_own_letters_without_a_quality_score(picture):
     assert (result.fusion.q, result.fusion.q_bar, result.fusion.alpha) == (None, None, None)
 
 
-def test_a_question_without_choices_gets_free_text_and_no_letters(picture):
+def test_a_question_without_choices_gets_free_text(picture):
     client = scripted(
         SummaryReply={"final_answer": " the sky ", "quality_reasoning": "It is blurred."}
     )
@@ -205,7 +205,7 @@ def test_a_question_without_choices_gets_free_text_and_no_letters(picture):
     assert prompts(client, "read_letters") == []
 
 
-def test_classification_replaces_missing_logits_only_by_configuration(picture):
+def test_classification_replaces_logits_only_by_configuration(picture):
     client = scripted(reads_logits=False, LetterReply={"final_answer": "D"})
     assert "logits" in failure_of(run(client, state_of(picture)))
     fusion = result_of(client, picture, {"on_missing_logits": "classification"}).fusion
@@ -380,7 +380,7 @@ def test_with_the_plan_specific_gaps_are_named(known, named, gap):
     assert gap in reason
 
 
-def test_a_region_without_scores_is_a_gap_and_a_failed_tool_is_none():
+def test_a_region_without_scores_is_a_gap_a_failed_tool_is_none():
     both = moderate_blur("car") | moderate_blur("sky")
     scores = {"car": {"Blurs": ["NIQE", 2.6]}}
     asked = plan(query_scope=["car", "sky"])
