@@ -2,6 +2,7 @@
 one says."""
 
 import json
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -26,52 +27,37 @@ def test_texts_of_earlier_turns_cannot_pose_as_instructions():
 
 
 @pytest.fixture
-def scripted():
-    """An IQA whose model and tools are scripted, its client and its tools."""
+def scripted(picture):
+    """A conversation with a scripted model and scripted tools, and these."""
     client, tools = ScriptedClient(scripted_answers()), ScriptedTools({"NIQE": 2.6})
-    iqa = IQA(cpu=True)
-    iqa._services = scripted_services(client, tools)
-    return iqa, client, tools
+    with Conversation(scripted_services(client, tools), picture) as conversation:
+        yield conversation, client, tools
 
 
-def test_planner_and_summarizer_are_told_of_earlier_turns(scripted, picture):
-    iqa, client, tools = scripted
-    with iqa.open(picture) as conversation:
-        first, second = conversation.ask("Rate it"), conversation.ask("Is it sharp?")
+def test_planner_and_summarizer_are_told_of_earlier_turns(scripted):
+    conversation, client, tools = scripted
+    first, second = conversation.ask("Rate it"), conversation.ask("Is it sharp?")
     line = f'"Rate it" was answered {json.dumps(first.answer)}'
-    told = {
-        "PlannerReply": True,
-        "read_letters": True,
-        "SummaryReply": True,
-        "DetectionReply": False,
-    }
-    for role, expected in told.items():
-        assert any(line in prompt.case for prompt in prompts(client, role)) is expected
+    for role in ("PlannerReply", "read_letters", "SummaryReply"):
+        assert any(line in prompt.case for prompt in prompts(client, role))
     assert (first.turn, first.prior_context, second.turn) == (1, None, 2)
     assert second.prior_context["turns"] == [{"query": "Rate it", "answer": first.answer}]
     assert Assessment.model_validate_json(as_line(second)).prior_context == second.prior_context
     assert (client.opened, tools.runs) == ([1], [("NIQE", (96, 64))])  # both once
 
 
-def test_a_failed_turn_is_not_told_of_and_its_tries_and_warnings_are_its_own(scripted, picture):
-    iqa, client, tools = scripted
+def test_a_failed_turn_is_not_told_of_and_its_warnings_are_its_own(scripted):
+    conversation, client, tools = scripted
     answer, client.answer = client.answer, scripted_answers(PlannerReply="no plan")
-    with iqa.open(picture) as conversation:
-        assert "no valid JSON" in conversation.ask("Rate it").error
-        client.answer = answer
-        del tools.scores["NIQE"]
-        warned = conversation.ask("Use NIQE")
-        tools.scores["NIQE"] = 2.6
-        row = conversation.ask("Rate it again")
-    assert (warned.turn, warned.prior_context, warned.error, warned.failed_tries) == (
-        2,
-        None,
-        None,
-        [],
-    )
-    assert [
-        any("NIQE could not score" in line for line in one.warnings) for one in (warned, row)
-    ] == [True, False]
+    assert "no valid JSON" in conversation.ask("Rate it").error
+    client.answer = answer
+    score = tools.scores.pop("NIQE")
+    warned = conversation.ask("Use NIQE")
+    tools.scores["NIQE"] = score
+    row = conversation.ask("Rate it again")
+    assert (warned.turn, warned.prior_context, warned.failed_tries) == (2, None, [])
+    assert any("NIQE could not score" in line for line in warned.warnings)
+    assert not any("NIQE could not score" in line for line in row.warnings)
 
 
 # What stays open
@@ -79,16 +65,10 @@ def test_a_failed_turn_is_not_told_of_and_its_tries_and_warnings_are_its_own(scr
 
 def test_a_second_question_of_the_real_model_computes_its_own_text_alone(services, photo_path):
     alone = assess(photo_path, query="Rate it", services=services)
-    conversation = Conversation(services, photo_path)
-    first, second, third = (
-        conversation.ask(query) for query in ("Rate it", "And the noise?", "Rate it")
-    )
-    conversation.close()
+    with Conversation(services, photo_path) as conversation:
+        first, second, third = map(conversation.ask, ("Rate it", "And the noise?", "Rate it"))
     assert first.q == pytest.approx(alone.q)  # the first turn is told of nothing
-    assert (first.tokens.prefilled, first.tokens.reused) == (
-        alone.tokens.prefilled,
-        alone.tokens.reused,
-    )
+    assert first.tokens == alone.tokens
     for later in (second, third):  # every call of a later turn finds the image in the cache
         assert later.error is None
         assert later.tokens.reused >= later.tokens.calls * first.seen.tokens
@@ -96,27 +76,25 @@ def test_a_second_question_of_the_real_model_computes_its_own_text_alone(service
     assert second.plan.query_type == "IQA"  # whatever the model plans
 
 
-def test_pictures_in_memory_and_references_are_open_as_long_as_the_conversation(scripted, picture):
+def test_pictures_in_memory_are_open_as_long_as_the_conversation(picture, tmp_path, monkeypatch):
+    """With a reference; both are files for that time."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    services = scripted_services(ScriptedClient(scripted_answers()), ScriptedTools({"NIQE": 2.6}))
     pixels = np.asarray(Image.open(picture))
-    conversation = scripted[0].open(pixels, Path(picture).read_bytes())
-    folder = Path(conversation._picture.path).parent
-    rows = [conversation.ask(), conversation.ask()]
+    with Conversation(services, pixels, Path(picture).read_bytes()) as conversation:
+        rows = [conversation.ask(), conversation.ask()]
+        assert list(tmp_path.iterdir())
+    assert not list(tmp_path.iterdir())
     assert [row.image for row in rows] == ["<array 96×64>"] * 2
-    assert all("same pixels" in row.warnings[0] for row in rows)
     assert all(row.plan.reference_mode == "Full-Reference" for row in rows)
-    assert folder.is_dir()
-    conversation.close()
-    assert not folder.exists()
 
 
 def test_a_question_that_was_broken_off_leaves_no_half_computed_cache(
     services, photo_path, monkeypatch
 ):
     """Ctrl-C in the midst of a pass: some layers of the cache are longer than others."""
-    client = services.client("summarizer")
-    broken, whole = Conversation(services, photo_path), Conversation(services, photo_path)
-    broken.ask("Rate it")
-    real, calls = type(client.model).forward, []
+    model = type(services.client("summarizer").model)
+    real, calls = model.forward, []
 
     def forward(self, *args, **options):
         result = real(self, *args, **options)  # the cache has grown
@@ -125,15 +103,15 @@ def test_a_question_that_was_broken_off_leaves_no_half_computed_cache(
             raise KeyboardInterrupt
         return result
 
-    monkeypatch.setattr(type(client.model), "forward", forward)
-    with pytest.raises(KeyboardInterrupt):
-        broken.ask("Use NIQE")
-    monkeypatch.undo()
-    again = broken.ask("Rate it")
-    whole.ask("Rate it")
-    expected = whole.ask("Rate it")
-    for conversation in (broken, whole):
-        conversation.close()
+    with Conversation(services, photo_path) as broken, Conversation(services, photo_path) as whole:
+        broken.ask("Rate it")
+        monkeypatch.setattr(model, "forward", forward)
+        with pytest.raises(KeyboardInterrupt):
+            broken.ask("Use NIQE")
+        monkeypatch.undo()
+        again = broken.ask("Rate it")
+        whole.ask("Rate it")
+        expected = whole.ask("Rate it")
     assert (again.turn, again.error) == (2, None)
     assert again.fusion.p_c == pytest.approx(expected.fusion.p_c)
 
@@ -141,17 +119,15 @@ def test_a_question_that_was_broken_off_leaves_no_half_computed_cache(
 # Errors
 
 
-def test_a_closed_conversation_says_so(scripted, picture):
-    iqa, _, _ = scripted
+def test_a_closed_conversation_says_so(picture):
+    """By hand, twice, or by its IQA."""
+    iqa = IQA(cpu=True)
     by_hand, by_iqa = iqa.open(picture), iqa.open(picture)
     by_hand.close()
     by_hand.close()
-    iqa._services.close = lambda: None
     iqa.close()
     for conversation in (by_hand, by_iqa):
-        with pytest.raises(
-            RuntimeError, match="Conversation: expected to be open, but it was closed"
-        ):
+        with pytest.raises(RuntimeError, match="Conversation: expected to be open"):
             conversation.ask("Rate it")
     with pytest.raises(RuntimeError, match="IQA: expected to be open"):
         iqa.open(picture)
