@@ -70,7 +70,7 @@ def test_csv_json_lines_and_parquet_say_the_same(tmp_path):
         Item(tmp_path / "a.png", tmp_path / "b.png", "Sharp, or not?", ("Yes", "No")),
     ]
     for suffix in ("csv", "jsonl", "parquet"):
-        assert read_manifest(tmp_path / f"rows.{suffix}", "Rate it.") == expected
+        assert read_manifest(tmp_path / f"rows.{suffix}", query="Rate it.") == expected
     assert read_manifest(tmp_path / "rows.csv")[0].query == DEFAULT_QUERY
 
 
@@ -162,14 +162,14 @@ ODD = ("a.dng", "b.DNG", "c.jxl", "photo", "d.tga", "e.png.bak", "f.mov", ".hidd
     [
         (
             ["{0}"],
-            "2 .dng, 1 .jxl, 1 without suffix, 1 .tga, 2 other files, 1 subfolder (searched by '{0}/**/*')",
+            "2 .dng, 1 .jxl, 1 without suffix, 1 .tga, 1 .mov, 1 .bak, 1 subfolder (searched by '{0}/**/*')",
         ),
-        (["{0}/**/*"], "2 .dng, 1 .jxl, 1 without suffix, 1 .tga, 1 .cr2, 2 other files"),
+        (["{0}/**/*"], "2 .dng, 1 .jxl, 1 without suffix, 1 .tga, 1 .cr2, 1 .mov, 1 .bak"),
         (
             ["{0}/**/*", "{0}/sub"],
-            "2 .dng, 1 .jxl, 1 without suffix, 1 .tga, 1 .cr2, 2 other files",
+            "2 .dng, 1 .jxl, 1 without suffix, 1 .tga, 1 .cr2, 1 .mov, 1 .bak",
         ),
-        (["{0}", "{0}/sub"], "1 .cr2, 2 other files, 1 subfolder (searched by '{0}/**/*')"),
+        (["{0}", "{0}/sub"], "1 .cr2, 1 .mov, 1 .bak, 1 subfolder (searched by '{0}/**/*')"),
         (["{0}/sub/*.png", "{0}/a.dng"], None),  # as it was asked
     ],
 )

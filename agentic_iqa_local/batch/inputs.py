@@ -30,13 +30,7 @@ from agentic_iqa_local.state import IMAGE_SUFFIXES
 logger = logging.getLogger(__name__)
 
 NAMED = 5  # rows, columns or pictures in a message
-# Suffixes of what people take for pictures, and of what lies beside pictures by nature or was written here
-_PICTURES_NOT_READ = {
-    ".jxl", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2", ".pef", ".srw",
-    ".raw", ".tga", ".psd", ".psb", ".exr", ".hdr", ".svg", ".ico", ".j2k", ".jpf", ".jpx",
-    ".jpm", ".pgm", ".pbm", ".pnm", ".pam", ".pfm", ".dds", ".pcx", ".xcf", ".apng", ".jxr",
-    ".heics", ".mpo", ".eps", ".pdf",
-}  # fmt: skip
+# Suffixes of what lies beside pictures by nature or was written here
 _BESIDE_PICTURES = {
     ".xmp", ".txt", ".json", ".jsonl", ".csv", ".html", ".htm", ".md", ".yaml", ".yml", ".xml",
     ".ini", ".db", ".log", ".parquet", ".aae", ".thm", ".partial", ".lock",
@@ -85,72 +79,74 @@ def row_key(row: Mapping[str, Any]) -> str:
 # Manifests
 
 
-class _Record(BaseModel):
+def _split(choices: Any) -> Any:
+    return choices.split("|") if isinstance(choices, str) else choices
+
+
+class ManifestLine(BaseModel):
+    """The columns of a manifest; those that a line leaves empty are as the command says."""
+
     image: str = Field(min_length=1)
     reference: str | None = None
     query: Annotated[str, BeforeValidator(check_query)] | None = None
-    choices: (
-        Annotated[Choices, BeforeValidator(lambda x: x.split("|") if isinstance(x, str) else x)]
-        | None
-    ) = None
+    choices: Annotated[Choices, BeforeValidator(_split)] | None = None
     box: Boxes | None = None
 
-    def item(
-        self, folder: Path, query: str | None, choices: Sequence[str] | None, box: str | None
-    ) -> Item:
-        """The item of a record. Raises ValueError for files that are not there."""
-        image, reference = folder / self.image, folder / self.reference if self.reference else None
-        for column, file in (("image", image), ("reference", reference)):
-            if file and not os.path.isfile(file):
-                raise ValueError(f"{column}: there is no file {file}")
-        choices = self.choices or choices
-        return Item(
-            image,
-            reference,
-            self.query or query or DEFAULT_QUERY,
-            tuple(choices) if choices else None,
-            self.box or box,
-        )
+    def item(self, folder: Path, asked: Mapping[str, Any]) -> Item:
+        """The item of a line of a manifest in `folder`. Raises ValueError for files that are not there."""
+        files: dict[str, Path] = {}
+        for column in ("image", "reference"):
+            name = getattr(self, column)
+            if not name:
+                continue
+            files[column] = folder / name
+            if not os.path.isfile(files[column]):
+                raise ValueError(f"{column}: there is no file {files[column]}")
+        own = self.model_dump(exclude={"image", "reference"}, exclude_none=True)
+        about = {"query": DEFAULT_QUERY} | dict(asked) | own
+        if choices := about.pop("choices", None):
+            about["choices"] = tuple(choices)
+        return Item(**files, **about)
 
 
-def read_manifest(
-    path: Path,
-    query: str | None = None,
-    choices: Sequence[str] | None = None,
-    box: str | None = None,
-) -> list[Item]:
+def read_manifest(path: Path, **asked: Any) -> list[Item]:
     """The items of a manifest, each once: CSV with a header (choices separated by |), JSON lines, or Parquet.
 
-    Its columns are `image` and, where wanted, `reference`, `query`, `choices` and `box`; `query`, `choices` and `box`
-    stand in for empty ones. Paths are relative to the manifest. Raises ManifestError, which names lines that are
-    malformed or name a file that is not there.
+    Args:
+        path: Its columns are those of `ManifestLine`. Paths in it are relative to it.
+        asked: `query`, `choices` and `box` of lines that have none.
+
+    Raises:
+        ManifestError: Names the lines that are malformed or name a file that is not there.
     """
     reader = {".csv": _csv, ".jsonl": _json_lines, ".parquet": _parquet}.get(path.suffix.lower())
     if reader is None:
         raise ManifestError(
             f"{path}: expected a manifest named .csv, .jsonl or .parquet", "rename or convert it"
         )
-    items, bad, ignored = dict[Item, None](), list[str](), set[str]()
+    asked = {name: value for name, value in asked.items() if value}
+    items = dict[Item, None]()
+    bad = list[str]()
+    ignored = set[str]()
     try:
         for number, record in reader(read_bytes(path, LARGEST)):
             try:
-                items[_Record.model_validate(record).item(path.parent, query, choices, box)] = None
-                ignored |= record.keys() - _Record.model_fields.keys()
+                line = ManifestLine.model_validate(record)
+                items[line.item(path.parent, asked)] = None
+                ignored |= record.keys() - ManifestLine.model_fields.keys()
             except ValueError as error:
                 why = first_mistake(error) if isinstance(error, ValidationError) else error
                 bad.append(f"line {number}: {why}")
     except (ValueError, csv.Error, OSError) as error:  # the last: of pyarrow
-        raise ManifestError(
-            f"{path}: cannot be read as {path.suffix[1:]}: {error}", "correct the manifest"
-        ) from error
+        said = f"{path}: cannot be read as {path.suffix[1:]}: {error}"
+        raise ManifestError(said, "correct the manifest") from error
     if bad or not items:
         said = "; ".join(bad[:NAMED]) or "expected a row for each image, found none"
         raise ManifestError(f"{path}: {said}", "correct the manifest")
     if ignored:
         names = one_line(", ".join(sorted(ignored)[:NAMED]))
-        logger.warning(
-            "%s: not used: %s (known are %s)", path, names, ", ".join(_Record.model_fields)
-        )
+        known = ", ".join(ManifestLine.model_fields)
+        logger.warning("%s: not used: %s (known are %s)", path, names, known)
     return list(items)
 
 
@@ -162,10 +158,8 @@ def _csv(content: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
     for row in reader:
         if None in row:
             raise ValueError(f"line {reader.line_num}: more cells than the header has")
-        yield (
-            reader.line_num,
-            {name: plain_cell(cell) for name, cell in row.items() if cell and name},
-        )
+        filled = {name: plain_cell(cell) for name, cell in row.items() if cell and name}
+        yield reader.line_num, filled
 
 
 def _json_lines(content: bytes) -> Iterator[tuple[int, Any]]:
@@ -189,28 +183,19 @@ def _parquet(content: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
 
 @dataclass
 class Skipped:
-    """What lies in folders beside the pictures that are read: suffixes that a user may take for pictures, how many
-    other files, and the folders that have subfolders."""
+    """What lies in folders beside the pictures that are read."""
 
-    suffixes: Counter[str] = field(default_factory=Counter)
-    others: int = 0
-    subfolders: dict[str, int] = field(default_factory=dict)
-    counted: set[str] = field(default_factory=set)
+    files: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))  # by suffix
+    subfolders: Counter[str] = field(default_factory=Counter)  # how many, by folder
 
     def add(self, file: Path) -> None:
-        place = os.path.realpath(file)
-        if place in self.counted:
-            return
-        self.counted.add(place)
         suffix = file.suffix.lower()
-        if not suffix or suffix in _PICTURES_NOT_READ:
-            self.suffixes[suffix or "without suffix"] += 1
-        elif suffix not in _BESIDE_PICTURES:
-            self.others += 1
+        if suffix not in _BESIDE_PICTURES:
+            self.files[suffix or "without suffix"].add(os.path.realpath(file))
 
     def __str__(self) -> str:
-        parts = [f"{count} {suffix}" for suffix, count in self.suffixes.most_common()]
-        parts += [f"{self.others} other files"] if self.others and parts else []
+        counts = Counter({suffix: len(files) for suffix, files in self.files.items()})
+        parts = [f"{count} {suffix}" for suffix, count in counts.most_common()]
         for folder, count in self.subfolders.items():
             pattern = Path(glob.escape(folder), "**", "*")
             parts.append(f"{count} subfolder{'s' * (count > 1)} (searched by '{pattern}')")
@@ -255,7 +240,7 @@ def _image_files(item: str, skipped: Skipped | None = None) -> list[Path]:
         if path.name.startswith(".") or (not folder and path.is_dir()):
             continue
         if path.is_dir():
-            skipped.subfolders[item] = skipped.subfolders.get(item, 0) + 1
+            skipped.subfolders[item] += 1
         elif path.suffix.lower() in IMAGE_SUFFIXES:
             images.append(path)
         else:
@@ -280,7 +265,7 @@ def _by_directness(path: Path) -> Any:
 
 def _no_images(item: str, folder: bool, skipped: Skipped) -> ImageError:
     said = f"expected a folder or a pattern with image files ({' '.join(sorted(IMAGE_SUFFIXES))}), but found none"
-    beside = f" beside {skipped}" if skipped.suffixes else ""
+    beside = f" beside {skipped}" if skipped.files else ""
     pattern = Path(glob.escape(item), "**", "*")
     remedy = f"; subfolders are searched by '{pattern}'" if folder else ""
     return ImageError(f"{item}: {said}{beside}", f"check the path{remedy}")

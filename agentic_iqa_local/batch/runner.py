@@ -69,16 +69,18 @@ class Runner(Generic[AnyItem, Row]):
         timeout: float = TIMEOUT,
         services: Services | None = None,
     ):
-        self.work, self.device, self.jobs, self.timeout = work, device, jobs, timeout
+        self.work = work
+        self.device = device
+        self.jobs = jobs
+        self.timeout = timeout
         self.description: dict[str, Any] = {}  # what the work says of the loaded models
         self.stopping = False
-        self._services, self._most = services, jobs
+        self._services = services
+        self._most = jobs
         self._process: _Process | None = None
-        self._threads, self._loading, self._turn = (
-            ThreadPoolExecutor(jobs),
-            threading.Lock(),
-            threading.Condition(),
-        )
+        self._threads = ThreadPoolExecutor(jobs)
+        self._loading = threading.Lock()
+        self._turn = threading.Condition()
         self._running = self._alone = 0  # items that are worked on; those that are to be alone
         self._closing = False
 
@@ -95,12 +97,13 @@ class Runner(Generic[AnyItem, Row]):
 
     def rows(self, items: Iterable[AnyItem]) -> Iterator[Row]:
         """A row for each item, as soon as it is there; then the process ends. Raises what `submit` says."""
-        items, finished, pending = iter(items), SimpleQueue[Future[Row]](), 0
+        items = iter(items)
+        finished = SimpleQueue[Future[Row]]()
+        pending = 0
         try:
             while True:
-                for item in itertools.islice(
-                    items, 0 if self.stopping else self.jobs + AHEAD - pending
-                ):
+                room = 0 if self.stopping else self.jobs + AHEAD - pending
+                for item in itertools.islice(items, room):
                     self.submit(item).add_done_callback(finished.put)
                     pending += 1
                 if not pending:
@@ -130,58 +133,55 @@ class Runner(Generic[AnyItem, Row]):
     # What follows runs in threads, one for each job.
 
     def _row(self, item: AnyItem, told: Told | None) -> Row:
-        deaths, alone = 0, False
+        alone, deaths = False, 0
         while True:
             with self._room(alone):
                 if self._closing or (self.stopping and not alone):
                     raise CancelledError
-                last = alone or self.jobs == 1
+                by_itself = alone or self.jobs == 1
                 kind, about = self._ask(self._loaded(), item, alone, told)
             if kind == "row":
                 return about
             if kind == "lost":
                 raise about
             if kind == "again":
-                if self.jobs == self._most > 1:
-                    self.jobs //= 2
-                    logger.warning(
-                        "memory ran out with %d images at once; going on with %d",
-                        self._most,
-                        self.jobs,
-                    )
+                self._use_less_memory()
             elif self._closing:
                 raise CancelledError
             else:
-                why = (
-                    f"timed out after {self.timeout:g} s"
-                    if kind == "late"
-                    else f"the process ended {about}"
-                )
-                logger.warning("%s: %s; going on with a new one", one_line(str(item.image)), why)
-                deaths += last
-                if kind == "late" and last:
-                    sha256 = (
-                        file_sha256(item.image) if about else None
-                    )  # else reading the file may be what hangs
-                    seen = f", last seen in {about}" if about else ""
-                    return self.work.failure(
-                        item, f"{why}{seen}; raise --timeout if it was at work", sha256
-                    )
-                if deaths >= MOST_DEATHS:
-                    error = f"{deaths} processes died while they assessed this image alone, the last {about}"
-                    return self.work.failure(item, error)
+                deaths += by_itself
+                if error := self._ended(item, kind, about, by_itself, deaths):
+                    # A picture that no call of a model or tool has begun on may be what hangs when it is read.
+                    sha256 = file_sha256(item.image) if about and kind == "late" else None
+                    return self.work.failure(item, error, sha256)
             alone = True
+
+    def _use_less_memory(self) -> None:
+        """From now on fewer items are worked on at once; of several that ran out together the first halves them."""
+        if self.jobs == self._most > 1:
+            self.jobs //= 2
+            said = "memory ran out with %d images at once; going on with %d"
+            logger.warning(said, self._most, self.jobs)
+
+    def _ended(self, item: AnyItem, kind: str, about: str, by_itself: bool, deaths: int) -> str:
+        """Warns that the process ended over an item. Returns why the item failed, empty if it is tried again."""
+        why = f"the process ended {about}"
+        if kind == "late":
+            why = f"timed out after {self.timeout:g} s"
+        logger.warning("%s: %s; going on with a new one", one_line(str(item.image)), why)
+        if kind == "late" and by_itself:
+            seen = f", last seen in {about}" if about else ""
+            return f"{why}{seen}; raise --timeout if it was at work"
+        if deaths >= MOST_DEATHS:
+            return f"{deaths} processes died while they assessed this image alone, the last {about}"
+        return ""
 
     @contextmanager
     def _room(self, alone: bool) -> Iterator[None]:
         """Waits until an item may begin; one that is to be alone goes before all that are not."""
         with self._turn:
             self._alone += alone
-            self._turn.wait_for(
-                lambda: (
-                    not self._running if alone else self._running < self.jobs and not self._alone
-                )
-            )
+            self._turn.wait_for(partial(self._may_begin, alone))
             self._running += 1
         try:
             yield
@@ -190,6 +190,11 @@ class Runner(Generic[AnyItem, Row]):
                 self._running -= 1
                 self._alone -= alone
                 self._turn.notify_all()
+
+    def _may_begin(self, alone: bool) -> bool:
+        if alone:
+            return not self._running
+        return self._running < self.jobs and not self._alone
 
     def _loaded(self) -> "_Process":
         """The process that has the models, which is started where there is none."""
@@ -222,7 +227,8 @@ class Runner(Generic[AnyItem, Row]):
     ) -> tuple[str, Any]:
         """What became of an item: "row", "again" or "lost" with what the process says, "died" with how it ended, or
         "late" with the model or the tool that it was last seen in."""
-        began, place = time.monotonic(), ""
+        began = time.monotonic()
+        place = ""
         with suppress(EOFError, OSError), process.pipe() as pipe:  # it died
             pipe.send((item, alone))
             while pipe.poll(self.seconds_left(began, place)):
@@ -245,7 +251,9 @@ class _Process:
     """The process that has the models; with `services` threads of this one."""
 
     def __init__(self, work: Work, device: str, jobs: int, services: Services | None):
-        self._apart, self._turn, self._jobs = services is None, threading.Lock(), jobs
+        self._apart = services is None
+        self._turn = threading.Lock()
+        self._jobs = jobs
         self.ended = ""  # how
         ends = [SPAWN.Pipe() for _ in range(jobs + 1)]
         log, *self._free = [ours for ours, _ in ends]
@@ -274,7 +282,8 @@ class _Process:
         with self._turn:
             if self.ended:
                 return
-            if idle := len(self._free) == self._jobs and not died:
+            idle = len(self._free) == self._jobs and not died
+            if idle:
                 for pipe in self._free:
                     with suppress(OSError):
                         pipe.send(None)
@@ -292,7 +301,8 @@ class _Process:
 def _show_log(pipe: Any) -> None:
     with suppress(EOFError, OSError):
         while record := pipe.recv():
-            if (named := logging.getLogger(record.name)).isEnabledFor(record.levelno):
+            named = logging.getLogger(record.name)
+            if named.isEnabledFor(record.levelno):
                 named.handle(record)
 
 
@@ -304,7 +314,8 @@ def _serve(
 ) -> None:
     """Loads, says so, and takes items from each pipe but the first, which gets the log."""
     log, *pipes = pipes
-    if apart := services is None:
+    apart = services is None
+    if apart:
         os.setsid()  # so that what libraries start can be ended together with it, and Ctrl-C is the parent's
         told_there = logging.handlers.QueueHandler(SimpleNamespace(put_nowait=log.send))  # pyright: ignore
         told_there.addFilter(name_picture)

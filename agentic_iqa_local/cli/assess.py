@@ -46,7 +46,7 @@ def assess(args: argparse.Namespace) -> int:
 def wanted(args: argparse.Namespace) -> list[Item]:
     """The items that the command line names. Raises UserError, also for pictures that are not there."""
     if args.manifest:
-        return read_manifest(args.manifest, args.query, args.choices, args.box)
+        return read_manifest(args.manifest, query=args.query, choices=args.choices, box=args.box)
     sample = os.path.relpath(SAMPLE) if SAMPLE.is_relative_to(Path.cwd()) else str(SAMPLE)
     files = expand_inputs(args.pictures or [sample])
     for file in files:
