@@ -87,7 +87,7 @@ def test_independent_draws_are_compared_pair_by_pair(one, other):
     assert probability_above(one, other) + probability_above(other, one) == pytest.approx(1)
 
 
-def test_a_fit_weighs_differences_or_says_nothing_where_a_measurement_is_missing():
+def test_a_fit_weighs_differences_of_measurements():
     judge = judge_with(q=2.0, LocalNR=3.0)
     pair = judge.compare(*candidates([rated(3.5, local_nr=3.0), rated(3.0, "b.png", local_nr=3.2)]))
     assert pair.probability == pytest.approx(
@@ -98,7 +98,7 @@ def test_a_fit_weighs_differences_or_says_nothing_where_a_measurement_is_missing
     assert 0.999 < sigmoid(1e6) < 1
 
 
-def test_versions_are_one_scene_another_subject_is_not_and_neighbours_link_groups(photo):
+def test_versions_are_one_scene_and_neighbours_link_groups(photo):
     blurred = DISTORTIONS["gaussian_blur"].apply(np.asarray(photo), 4, np.random.default_rng(0))
     smaller, other = (
         Image.fromarray(blurred).resize((200, 150)),
@@ -139,7 +139,7 @@ def test_strengths_are_bradley_and_terry_s():
     assert strengths({}, [3.0]).tolist() == [0.0]
 
 
-def test_of_one_scene_the_fit_answers_and_of_others_independent_draws():
+def test_the_fit_answers_for_one_scene_alone():
     rows = [rated(3.5), rated(3.0, "b.png")]
     same, apart = (
         judge_with(q=4.0).compare(*candidates(rows, scenes)) for scenes in (None, [SCENE, ~SCENE])

@@ -44,7 +44,7 @@ print(json.dumps(said))
 """
 
 
-def test_a_changed_byte_in_any_deciding_file_of_an_installation_is_another_run(tmp_path):
+def test_a_changed_byte_in_any_deciding_file_is_another_run(tmp_path):
     names = sorted(str(file.relative_to(ROOT)) for file in DECIDING | MODEL)
     for part in ("agentic_iqa_local", "configs", "models/embedded"):
         left_out = shutil.ignore_patterns("__pycache__")

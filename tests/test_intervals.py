@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentic_iqa_local.judgement import intervals
 from agentic_iqa_local.judgement.intervals import FEATURES, Answers, Errors, IntervalCalibration
 from agentic_iqa_local.result import Condition
 from agentic_iqa_local.state import revised
@@ -50,7 +49,7 @@ def test_ends_are_order_statistics_of_the_errors():
 
 
 @given(st.floats(1, 5), st.floats(0.05, 3), st.floats(0.05, 3))
-def test_difficulty_scales_an_interval_the_line_moves_it_and_the_scale_ends_it(q, unit, difficulty):
+def test_difficulty_scales_and_the_line_moves_an_interval(q, unit, difficulty):
     """Errors of `unit` times the size with `unit` times the difficulty are the same errors."""
     plain, scaled = (
         errors(THOUSANDTHS),
@@ -101,35 +100,13 @@ def test_the_predictive_distribution_and_its_probabilities():
     )  # 3.0 itself is enough
 
 
-def test_features_by_hand():
-    """p and q̄ agree on level 3, against half and half on 2 and 4; the tools' weights are flat at η = 0."""
-    nan = np.full(2, np.nan)
-    p = np.array([[0, 0, 1.0, 0, 0], [0, 0.5, 0, 0.5, 0]])
-    known = {
-        "sigma": np.array([0.7, np.nan]),
-        "disagreement": np.array([0.3, 0.0]),
-        "order_gap": nan,
-    }
-    table = intervals.features(
-        p, known | {"q_bar": np.array([3.0, 3.5]), "eta": np.zeros(2), "crop_spread": nan}
-    )
-    expected = {
-        "constant": [1, 1], "above_bad": [2, 2], "below_excellent": [2, 2], "spread": [0, 1], "sigma": [0.7, 0],
-        "disagreement": [0.3, 0], "gap": [0, 0.5], "order_gap": [0, 0], "crop_spread": [0, 0],
-    }  # fmt: skip
-    for name, column in zip(FEATURES, table.T, strict=True):
-        assert column == pytest.approx(expected[name]), name
-    part = errors([0.0] * 3, weights=(0.0,) * len(FEATURES))
-    assert part.difficulty(table).tolist() == [intervals.LEAST_DIFFICULTY] * 2
-
-
 def answers(choices: int, scores) -> Answers:
     return Answers(
         pipeline="agent", reference=False, choices=(choices,) * len(scores), right=tuple(scores)
     )
 
 
-def test_the_set_of_answers_holds_what_known_questions_do_not_rule_out():
+def test_a_set_holds_the_answers_that_are_not_ruled_out():
     """99 questions whose right choice was reached with 0.01 ... 0.99 of the probability: the 90th of them is 0.90,
     so that a choice stays while it is reached with 0.90 or less; with 95 % up to 0.95."""
     part = answers(4, np.arange(1, 100) / 100)
@@ -146,18 +123,3 @@ def test_the_set_of_answers_holds_what_known_questions_do_not_rule_out():
     assert calibration().answer_set(sure, {"A": 0.6, "B": 0.4}).letters == [
         "A"
     ]  # the likeliest stays
-
-
-def test_questions_are_judged_by_those_of_their_size_and_by_enough_of_them():
-    """Of n questions one answer in ten is outside only from n = 9 on."""
-    part = Answers(
-        pipeline="agent",
-        reference=False,
-        choices=(2,) * 9 + (4,) * 3,
-        right=(0.1,) * 9 + (0.7,) * 3,
-    )
-    assert part.like(2).tolist() == [0.1] * 9
-    assert len(part.like(4)) == 12
-    few = answers(2, [0.1] * 8)
-    found = calibration(questions=(few,)).answer_set(few, {"A": 0.999, "B": 0.001})
-    assert found.letters == ["A", "B"]

@@ -12,11 +12,10 @@ from PIL import Image
 from scripted import in_this_process
 
 from agentic_iqa_local.cli.main import main
-from agentic_iqa_local.iqa_tools import ToolRunner
 from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.judgement.quality_map import tile_sides
-from agentic_iqa_local.judgement.tiles import Tiling, damaged_boxes, place_in, smallest_side, tiling
-from agentic_iqa_local.services import MODEL, Observer, Services
+from agentic_iqa_local.judgement.tiles import damaged_boxes, place_in, smallest_side, tiling
+from agentic_iqa_local.services import Services
 from agentic_iqa_local.state import DISTORTION_TYPES
 from agentic_iqa_local.vlm_client import PixelLimits
 
@@ -31,27 +30,14 @@ def damaged(photo, tmp_path_factory) -> str:
     return str(path)
 
 
-class Watching(Observer):
-    def __init__(self):
-        self.calls, self.steps = [], []
-
-    def step(self, role, state, round=1, what=None):
-        self.steps.append(f"{role} {state}")
-
-    def calling(self, what):
-        self.calls.append(what)
-        return super().calling(what)
-
-
 @pytest.fixture(scope="module")
 def mapped(damaged, services, tmp_path_factory):
-    watching, png = Watching(), tmp_path_factory.mktemp("maps") / "damaged.map.png"
-    row = assess(damaged, pipeline="letters", map=png, services=services, observer=watching)
-    return row, watching
+    png = tmp_path_factory.mktemp("maps") / "damaged.map.png"
+    return assess(damaged, pipeline="letters", map=png, services=services)
 
 
 @given(st.integers(384, 5000), st.integers(384, 5000), st.integers(9, 300))
-def test_tiles_cover_the_picture_at_multiples_of_eight_within_the_limit(width, height, most):
+def test_tiles_cover_the_picture_within_the_limit(width, height, most):
     tiles = tiling(width, height, [192, 256, 384, 512], most)
     if tiles is None:  # not even the largest that fit can cover it
         fitting = [
@@ -89,18 +75,6 @@ def test_tiles_are_half_overlapping_and_small():
     assert tile_sides(PixelLimits(32, 32**2, 128**2)) == []
 
 
-def test_a_cell_is_the_mean_of_its_tiles_weighted_by_what_they_cover():
-    """The first cell is 0..3: the first tile 0..4 covers 3 of it, the second 2..6 covers 1, and the other way round
-    in the second cell: (3·1 + 1·5) / 4 = 2 and (1·1 + 3·5) / 4 = 4."""
-    tiles = Tiling(4, (0, 2), (0,), (0, 3, 6), (0, 4))
-    assert tiles.cells(np.array([1.0, 5.0])).tolist() == [[2.0, 4.0]]
-    # two columns of two pixels: the cell 0..3 has 2 pixels of the first and 1 of the second
-    resampled = Tiling(2, (0, 2), (0, 2), (0, 3, 4), (0, 4)).resampled(
-        np.array([[0.0, 3.0], [6.0, 9.0]])
-    )
-    assert resampled == pytest.approx(np.array([[(3 * 2 + 6 * 1) / 3, 6.0]]))
-
-
 def test_damaged_boxes_do_not_overlap_and_come_worst_first():
     """Two cells of 512 / 5 pixels make a window of about a tile, 192."""
     tiles, cells = tiling(512, 512, [192], 160), np.full((5, 5), 4.0)
@@ -116,9 +90,9 @@ def test_damaged_boxes_do_not_overlap_and_come_worst_first():
     assert place_in((250, 250, 350, 350), 600, 600) == "middle"
 
 
-def test_a_map_finds_the_damaged_quarter_and_leaves_the_rating_alone(mapped, damaged, services):
-    row, watching = mapped
-    worst, plain = row.map.worst[0], assess(damaged, pipeline="letters", services=services)
+def test_a_map_finds_the_damaged_quarter(mapped, damaged, services):
+    row, plain = mapped, assess(damaged, pipeline="letters", services=services)
+    worst = row.map.worst[0]
     assert (worst.place, worst.distortion) == ("bottom right", "Noise")
     assert set(worst.distortions) == set(DISTORTION_TYPES)
     assert sum(worst.distortions.values()) == pytest.approx(1)
@@ -129,13 +103,9 @@ def test_a_map_finds_the_damaged_quarter_and_leaves_the_rating_alone(mapped, dam
     assert row.map.median == pytest.approx(np.median(cells))
     assert row.q == pytest.approx(plain.q)
     assert type(row).model_validate_json(row.model_dump_json()).map == row.map
-    # Every call is seen and counted: the picture is opened and read; one batch of 25 tiles; of each box a distortion
-    # and its severity
-    boxes = len(row.map.worst)
-    assert row.tokens.calls == plain.tokens.calls + 25 + 2 * boxes
+    # 25 tiles, and a distortion and its severity for each box
+    assert row.tokens.calls == plain.tokens.calls + 25 + 2 * len(row.map.worst)
     assert row.map.cost.tokens == row.tokens.prefilled - plain.tokens.prefilled
-    assert watching.calls.count(MODEL) == 2 + 1 + 2 * boxes
-    assert "LocalNR" in watching.calls
     with Image.open(row.map.png) as drawn:
         pixels = np.asarray(drawn.convert("RGB")).reshape(-1, 3)
     assert len(np.unique(pixels, axis=0)) > 500  # a photograph and colours, not a blank sheet
@@ -148,19 +118,13 @@ def test_a_question_where_the_damage_is_names_the_quarter(damaged, services):
 
 
 def test_the_agent_rates_with_a_map_as_without(damaged, services):
-    watching = Watching()
-    row = assess(damaged, map=True, services=services, max_replan_iterations=4, observer=watching)
-    plain = assess(damaged, services=services, max_replan_iterations=4)
+    row = assess(damaged, map=True, services=services)
+    plain = assess(damaged, services=services)
     worst = row.map.worst[0]
     assert worst.place == "bottom right"
     assert worst.severity == max(worst.severities, key=worst.severities.get)
     assert sum(worst.severities.values()) == pytest.approx(1)
-    assert watching.steps.count("map started") == 1  # however many passes
-    assert (row.q, row.fusion.p_c, row.fusion.q_bar) == (
-        plain.q,
-        plain.fusion.p_c,
-        plain.fusion.q_bar,
-    )
+    assert row.fusion == plain.fusion
 
 
 def test_with_a_reference_ssims_map_stands_beside_it(damaged, photo, services, tmp_path):
@@ -173,7 +137,7 @@ def test_with_a_reference_ssims_map_stands_beside_it(damaged, photo, services, t
     assert png.stat().st_size > 10_000
 
 
-def test_a_picture_without_a_map_keeps_its_rating_and_says_why(damaged, photo, services, tmp_path):
+def test_a_picture_without_a_map_says_why(damaged, photo, services, tmp_path):
     small = assess(photo.crop((0, 0, 300, 400)), pipeline="letters", map=True, services=services)
     assert (small.error, small.map) == (None, None)
     assert small.no_map.startswith("map: expected a picture of at least 384 pixels a side")
@@ -190,20 +154,7 @@ def test_a_picture_without_a_map_keeps_its_rating_and_says_why(damaged, photo, s
     assert None not in (small.q, row.q, undrawn.q)
 
 
-def test_ssims_map_pools_to_pyiqa_s_score(photo):
-    reference = photo.resize((301, 403))
-    noise = np.random.default_rng(0).normal(0, 12, (403, 301, 3))
-    pair = (
-        Image.fromarray(np.clip(np.asarray(reference) + noise, 0, 255).astype(np.uint8)),
-        reference,
-    )
-    tools = ToolRunner()
-    assert tools.ssim_map(*pair).mean() == pytest.approx(tools.measure("SSIM", *pair), abs=1e-6)
-
-
-def test_the_command_draws_a_map_for_each_picture_that_allows_one(
-    damaged, photo, tmp_path, monkeypatch, capfd
-):
+def test_the_command_draws_a_map_of_each_picture(damaged, photo, tmp_path, monkeypatch, capfd):
     in_this_process(monkeypatch)
     photo.crop((0, 0, 200, 200)).save(tmp_path / "small.png")
     (tmp_path / "maps").mkdir()

@@ -12,7 +12,6 @@ from agentic_iqa_local.score_fusion import ScoreFusion
 
 LEVELS = (1, 2, 3, 4, 5)
 UNIFORM = dict.fromkeys(LEVELS, 0.2)
-PAPER_MEAN, PAPER_SCORE = 2.9871, 2.9542  # two TOPIQ_FR scores and the fused score, from the paper
 
 
 @pytest.fixture
@@ -24,7 +23,7 @@ def one_hot(level: int) -> dict[int, float]:
     return {c: float(c == level) for c in LEVELS}
 
 
-def test_without_tools_the_score_is_the_models_expectation_and_a_warning_says_so(fusion, caplog):
+def test_without_tools_the_score_is_the_models_own(fusion, caplog):
     # .1·1 + .1·2 + .2·3 + .4·4 + .2·5 = 3.5
     p = {1: 0.1, 2: 0.1, 3: 0.2, 4: 0.4, 5: 0.2}
     assert fusion.fuse_scores([], p) == pytest.approx(3.5)
@@ -39,37 +38,24 @@ def test_without_tools_the_score_is_the_models_expectation_and_a_warning_says_so
 @pytest.mark.parametrize(
     ("answer", "level"),
     [
-        ("A", 5),
         ("b", 4),
-        (" C ", 3),
         ("Poor", 2),
-        ("bad", 1),
         (4, 4),
         ("B. Good", 4),
-        ("(d) poor", 2),
     ],
 )
-def test_a_written_answer_gives_its_level_0_8_and_shares_the_rest(fusion, answer, level):
+def test_a_written_answer_gives_its_level_0_8(fusion, answer, level):
     expected = pytest.approx({c: 0.8 if c == level else 0.05 for c in LEVELS})
     assert fusion.extract_vlm_probabilities(answer, mode="classification") == expected
     assert fusion.extract_vlm_probabilities(answer) == expected
 
 
-@pytest.mark.parametrize("mode", ["logits", "classification"])
 @pytest.mark.parametrize(
-    "garbage", [None, "", "F", "A or B", "B. Poor", 6, [0.2] * 5, {}, {"A": 0.0, "good": 1.0}]
+    "garbage", [None, "F", "A or B", "B. Poor", 6, {"A": 0.0}, dict.fromkeys("ABCDE", math.nan)]
 )
-def test_no_probability_is_invented_from_garbage(fusion, mode, garbage):
+def test_no_probability_is_invented_from_garbage(fusion, garbage):
     with pytest.raises(ValueError, match=r"expected"):
-        fusion.extract_vlm_probabilities(garbage, mode=mode)
-
-
-@pytest.mark.parametrize(
-    "values", [(math.nan, 0, 0, 0, 0), (math.inf, 0, 0, 0, 0), (-math.inf,) * 5], ids=str
-)
-def test_log_probabilities_that_are_not_finite_are_refused(fusion, values):
-    with pytest.raises(ValueError, match="finite log-probabilities"):
-        fusion.extract_vlm_probabilities(dict(zip("ABCDE", values, strict=True)))
+        fusion.extract_vlm_probabilities(garbage)
 
 
 @given(
@@ -77,9 +63,7 @@ def test_log_probabilities_that_are_not_finite_are_refused(fusion, values):
     weights=st.lists(st.floats(1e-6, 1), min_size=5, max_size=5),
     eta=st.floats(0.1, 10),
 )
-def test_scores_stay_on_the_scale_and_rise_with_the_tools_mean_as_the_sensitivity_says(
-    means, weights, eta
-):
+def test_scores_rise_with_the_tools_mean_by_the_sensitivity(means, weights, eta):
     fusion = ScoreFusion(eta=eta)
     p = {c: w / sum(weights) for c, w in zip(LEVELS, weights, strict=True)}
     low, high = (fusion.fuse_scores([mean], p) for mean in sorted(means))
@@ -91,28 +75,16 @@ def test_scores_stay_on_the_scale_and_rise_with_the_tools_mean_as_the_sensitivit
     assert fusion.sensitivity([mean], p) == pytest.approx(slope, abs=1e-5)
 
 
+def test_the_literal_sum_is_kept_for_studies():
+    assert ScoreFusion(normalize=False).fuse_scores([2.6], UNIFORM) == pytest.approx(
+        0.52038, abs=1e-5
+    )
+
+
 def test_one_tool_score_of_2_6_and_uniform_p_gives_close_to_2_6(fusion):
     # exp(−1.6²), exp(−.6²), exp(−.4²), exp(−1.4²), exp(−2.4²) = .077305, .697676, .852144, .140858, .003151;
     # sum 1.771134; times 1..5: 4.608276; quotient 2.60188
     assert fusion.fuse_scores([2.6], UNIFORM) == pytest.approx(2.60188, abs=1e-5)
-
-
-def test_the_papers_score_is_within_reach_of_its_tools(fusion):
-    # At q̄ = 2.9871 the unnormalised weights are .019283, .377430, .999834, .358449, .017392: sum 1.772388,
-    # times level 5.294403. Uniform p: 5.294403/1.772388 = 2.98716. Moving δ from p(4) to p(2): (1.058881 −
-    # .678936 δ)/(.354478 + .018981 δ) = 2.9542 at δ = .011683/.735010 = .0159.
-    leaning = UNIFORM | {2: 0.2 + 0.0159, 4: 0.2 - 0.0159}
-    assert fusion.fuse_scores([PAPER_MEAN], UNIFORM) == pytest.approx(2.98716, abs=1e-4)
-    assert fusion.fuse_scores([PAPER_MEAN], leaning) == pytest.approx(PAPER_SCORE, abs=2e-4)
-
-
-def test_the_unnormalised_sum_cannot_reach_the_papers_score():
-    # Σ α_c·p_c·c is linear in p, so its largest value has a one-hot p: α_3·3 = .999834/1.772388·3 = 1.6924.
-    literal = ScoreFusion(normalize=False)
-    reached = [literal.fuse_scores([PAPER_MEAN], one_hot(c)) for c in LEVELS]
-    assert max(reached) == pytest.approx(1.6924, abs=1e-4)
-    assert max(reached) < PAPER_SCORE
-    assert literal.fuse_scores([2.6], UNIFORM) == pytest.approx(0.52038, abs=1e-5)  # 2.60188 · 0.2
 
 
 @pytest.mark.parametrize(
@@ -120,12 +92,6 @@ def test_the_unnormalised_sum_cannot_reach_the_papers_score():
     [
         (1e6, 2.6, UNIFORM, 3),  # the nearest level takes all
         (1e6, 5.0, one_hot(1), 1),  # α_1 underflows to 0 where p is not 0: a plain quotient is 0/0
-        (
-            1e6,
-            4.0,
-            {1: 0.5, 2: 0.5, 3: 0.0, 4: 0.0, 5: 0.0},
-            2,
-        ),  # of the two levels left the nearer one
     ],
 )
 def test_huge_eta_does_not_divide_zero_by_zero(eta, tool_score, p, expected):
@@ -139,22 +105,14 @@ def test_huge_eta_does_not_divide_zero_by_zero(eta, tool_score, p, expected):
         *((score, [2.0, 3.0, 4.0, 4.8], letter) for score, letter in ((1.9, "E"), (2.0, "D"), (4.8, "A"))),
     ],
 )  # fmt: skip
-def test_map_to_level_takes_the_nearest_level_halves_up_or_custom_thresholds(
-    fusion, score, thresholds, letter
-):
+def test_the_nearest_level_halves_up_or_by_thresholds(fusion, score, thresholds, letter):
     assert fusion.map_to_level(score, thresholds) == letter
 
 
-@pytest.mark.parametrize(
-    ("levels", "scores"),
-    [([1, 2, 3], {1.0: "C", 1.5: "B", 3.0: "A"}), (range(7), {0.0: "G", 2.9: "D", 6.0: "A"})],
-)
-def test_other_levels_than_five_have_their_letters(levels, scores):
-    fusion = ScoreFusion(quality_levels=levels)
-    assert fusion.quality_levels == list(levels)
-    for score, letter in scores.items():
-        assert fusion.map_to_level(score) == letter
-        assert fusion.extract_vlm_probabilities(letter)[round(score + 1e-9)] == pytest.approx(0.8)
+def test_other_levels_than_five_have_their_letters():
+    fusion = ScoreFusion(quality_levels=[1, 2, 3])
+    assert [fusion.map_to_level(score) for score in (1.0, 1.5, 3.0)] == ["C", "B", "A"]
+    assert fusion.extract_vlm_probabilities("C")[1] == pytest.approx(0.8)
 
 
 @pytest.mark.parametrize(
@@ -166,18 +124,18 @@ def test_settings_that_make_no_sense_are_refused(option, value):
         ScoreFusion(**{option: value})
 
 
-@pytest.mark.parametrize("score", [0.99, 5.01, math.nan])
-def test_tool_scores_outside_1_to_5_are_refused(fusion, score):
-    with pytest.raises(ValueError, match="tool score"):
-        fusion.fuse_scores([3.0, score], UNIFORM)
-
-
 @pytest.mark.parametrize(
-    "p", [dict.fromkeys(LEVELS, 0.3), UNIFORM | {1: -0.2, 2: 0.6}, UNIFORM | {1: math.nan}]
+    ("scores", "p", "said"),
+    [
+        ([3.0, 5.01], UNIFORM, "tool score"),
+        ([math.nan], UNIFORM, "tool score"),
+        ([3.0], UNIFORM | {1: 0.5}, "sum to 1"),
+        ([3.0], UNIFORM | {1: -0.2, 2: 0.6}, "sum to 1"),
+    ],
 )
-def test_probabilities_that_are_none_are_refused(fusion, p):
-    with pytest.raises(ValueError, match="sum to 1"):
-        fusion.fuse_scores([3.0], p)
+def test_scores_and_probabilities_that_are_none_are_refused(fusion, scores, p, said):
+    with pytest.raises(ValueError, match=said):
+        fusion.fuse_scores(scores, p)
 
 
 def test_an_unknown_mode_falls_back_to_uniform_and_says_so(fusion, caplog):

@@ -84,6 +84,20 @@ class Sureness:
             raise NotCalibrated(
                 "no tool scored this picture, as tools did those of the calibration"
             )
+        widened = self._differences(calibration, part, fusion, plan)
+        interval = calibration.interval(part, q, _difficulty(part, fusion), widened)
+        if self.unlike_photograph:
+            interval.low, interval.high = LOWEST, HIGHEST
+        return interval
+
+    def _differences(
+        self,
+        calibration: IntervalCalibration,
+        part: Errors,
+        fusion: FusionResult,
+        plan: PlannerOutput | None,
+    ) -> list[str]:
+        """What makes an answer unlike those of the calibration."""
         widened = []
         if self.unlike_photograph:
             widened.append(UNLIKE)
@@ -94,10 +108,7 @@ class Sureness:
         if tuple(fusion.voters) not in part.tools:
             voters = ", ".join(fusion.voters)
             widened.append(f"no picture of the calibration was measured by just {voters}")
-        interval = calibration.interval(part, q, _difficulty(part, fusion), widened)
-        if self.unlike_photograph:
-            interval.low, interval.high = LOWEST, HIGHEST
-        return interval
+        return widened
 
     def _calibration(self, fusion: FusionResult) -> IntervalCalibration:
         calibration = self.calibration
