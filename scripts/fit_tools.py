@@ -69,7 +69,7 @@ def samples(args: argparse.Namespace, dataset: Dataset) -> Iterator[Sample]:
 def scale_of(dataset: Dataset) -> tuple[float, float]:
     """The worst and the best score of a data set's scale. Raises DatasetError where they are unknown."""
     info = dataset.info
-    if info.low is None or info.high is None or info.higher_is_better is None:
+    if info.low is None or info.high is None:
         raise DatasetError(
             f"{dataset.root}: the scale's ends are unknown", "give them with --mos-range WORST BEST"
         )
@@ -140,9 +140,6 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0, help="draws what is held out (default: 0)")
     parser.add_argument("--device", default="cpu", help="where the tools run (default: cpu)")
     parser.add_argument(
-        "--key", metavar="NAME", help="which data set it is, where the layout does not tell"
-    )
-    parser.add_argument(
         "--split", metavar="NAME", help="only images of this official split, such as train"
     )
     scale = "mapped to 1 and 5 (default: the data set's scale)"
@@ -163,7 +160,7 @@ def fit(args: argparse.Namespace) -> int:
     specs, rng = [find_tool(tool) for tool in args.tools], np.random.default_rng(args.seed)
     place_of_maps(args.out)  # before the work
     runner = ToolRunner(device=args.device)
-    dataset = load_dataset(args.folder, args.key)  # nosec B615 # of this project, reads local files
+    dataset = load_dataset(args.folder)  # nosec B615 # of this project, reads local files
     name, of_split = args.name or dataset.info.title, f", split {args.split}" if args.split else ""
     groups, qualities, raws = [], [], []
     for group, reference, image, quality in samples(args, dataset):

@@ -64,7 +64,7 @@ def figures(folder: Path) -> Iterator[dict[str, float]]:
 @noted
 def run(args: argparse.Namespace) -> int:
     """Makes a study's rows; the exit status. Raises UserError."""
-    found = load_dataset(args.dataset, args.key, part_of=args.part_of, mos_range=args.mos_range)  # nosec B615
+    found = load_dataset(args.dataset, part_of=args.part_of, mos_range=args.mos_range)  # nosec B615
     dataset = chosen(found, args.split, args.limit)
     for note in left_out(dataset):
         tell(one_line(note))

@@ -7,7 +7,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Generator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,7 @@ class StudyWork(Work[Sample, dict[str, Any]]):
 def facts(item: Sample) -> dict[str, Any]:
     """What the data set says of an image or a question, as a row holds it."""
     reference = item.reference and path_text(item.reference)
-    return asdict(item) | {"image": path_text(item.image), "reference": reference}
+    return item.model_dump() | {"image": path_text(item.image), "reference": reference}
 
 
 def chosen(dataset: Dataset, split: str | None = None, limit: int | None = None) -> Dataset:

@@ -2,17 +2,21 @@
 questions."""
 
 import re
+import string
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel
+from pydantic import BaseModel, Field, model_validator
+
+from agentic_iqa_local.config import Choices
 
 from agentic_iqa_local.errors import UserError, one_line
 
 MOST = 1e9  # the largest score or level, either side of 0; beyond it figures lose their digits
+Score = Annotated[float, Field(ge=-MOST, le=MOST)]
 
 
 class DatasetError(UserError, ValueError):
@@ -82,39 +86,55 @@ class Layout:
     reference: str = ""
 
 
-@dataclass(frozen=True)
-class RatedImage:
-    """One image with its human score. `key` names it in rows; `mos` is as the authors give it;
-    `group` is the reference scene or the prompt; `level` counts the authors' strengths of a
-    distortion from 1; `split` is the official train, val or test; `subset` is set where the part of
-    the data set predicts the score: figures are to be given within it.
+class _Item(BaseModel, frozen=True, coerce_numbers_to_str=True):
+    image: Path
+    key: str = ""  # names it in rows
+    reference: Path | None = None
+    split: str | None = None  # the official train, val or test
+
+
+class RatedImage(_Item):
+    """One image with its human score.
+
+    `mos` is as the authors give it; `group` is the reference scene or the prompt; `level` counts
+    the authors' strengths of a distortion from 1; `subset` is set where the part of the data set
+    predicts the score: figures are to be given within it.
     """
 
-    key: str
-    image: Path
-    mos: float
-    reference: Path | None = None
+    mos: Score
     group: str | None = None
     distortion: str | None = None
-    level: float | None = None
-    split: str | None = None
+    level: Score | None = None
     subset: str | None = None
 
 
-@dataclass(frozen=True)
-class Question:
-    """One multiple-choice question. `key` names it in rows; `answer` is the index of the right one
-    of `choices`."""
+class Question(_Item):
+    """One multiple-choice question; `answer` is the index of the right one of `choices`.
 
-    key: str
-    image: Path
+    In a table the choices are one text that separates them by |. The answer may be told by its
+    index, its letter or its text.
+    """
+
     question: str
-    choices: tuple[str, ...]
+    choices: Choices
     answer: int
-    reference: Path | None = None
     task: str | None = None
     question_type: str | None = None
-    split: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _split(cls, row: dict[str, Any]) -> dict[str, Any]:
+        choices, answer = row.get("choices"), row.get("answer")
+        if isinstance(choices, str):  # of a table, where blanks around a text mean nothing
+            choices, answer = [choice.strip() for choice in choices.split("|")], str(answer).strip()
+        if answer is None or not isinstance(choices, list):
+            return row
+        letters = list(string.ascii_uppercase[: len(choices)])
+        for names in (choices, letters, list(range(len(choices)))):
+            if answer in names:
+                return row | {"choices": choices, "answer": names.index(answer)}
+        said = "answer: expected one of the choices (separated by | in a table) or its letter"
+        raise ValueError(f"{said}, got {answer!r:.80}")
 
 
 Sample = RatedImage | Question
