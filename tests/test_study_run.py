@@ -91,18 +91,8 @@ def test_a_row_holds_every_read_and_each_tools_score(stored, few):
 
 def test_the_cost_is_stored_by_the_part_of_the_work(stored):
     cost = read_run(stored)[1][0]["cost"]
-    written = {"image_alone, generated", "all_evidence, generated"}
-    assert cost.keys() == {
-        "agent",
-        "image_alone",
-        "image_alone/crops",
-        "all_evidence",
-        *written,
-        *TOOLS,
-    }
-    assert cost["all_evidence"]["decoded"] == 0  # letters are read, not written
-    decoded = cost["agent"]["decoded"], cost["all_evidence, generated"]["decoded"]
-    assert min(*decoded, cost["all_evidence"]["prefilled"], cost["agent"]["seconds"]) > 0
+    assert cost.keys() == {"agent", *TOOLS}
+    assert min(cost["agent"][name] for name in ("seconds", "prefilled", "decoded")) > 0
 
 
 def test_the_mode_logits_is_what_an_assessment_answers(stored, services):

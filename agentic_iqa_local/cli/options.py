@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, StringConstraints, create_model
+from pydantic import BaseModel, BeforeValidator, Field, StringConstraints, create_model
 
 from agentic_iqa_local.cli.console import tell
 from agentic_iqa_local.config import ConfigError, Count, Options, Request, Seconds, option
@@ -23,7 +23,8 @@ STATE = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state
 KINDS: dict[str, Any] = {
     "count": Count, "file": Annotated[Path, BeforeValidator(lambda path: Path(path))],  # also of a name that is no UTF-8
     "flag": bool, "hash": Annotated[str, StringConstraints(to_lower=True)], "number": float, "port": int,
-    "range": tuple[float, float], "seconds": Seconds, "text": str, "texts": list[str],
+    "range": tuple[float, float], "seconds": Seconds,
+    "share": Annotated[float, Field(gt=0, le=1)], "text": str, "texts": list[str],
 }  # fmt: skip
 METAVARS = {"integer": "N", "number": "X", "path": "FILE"}  # by the names of JSON schema
 

@@ -8,15 +8,13 @@ difference is paired.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.studies.datasets import listed
 from agentic_iqa_local.studies.scored_run import ScoredRun
-from agentic_iqa_local.studies.statistics import plcc, srcc
 from agentic_iqa_local.studies.store import Stored, StudyError
-from agentic_iqa_local.studies.tables import decided, paired
+from agentic_iqa_local.studies.tables import agreement, decided, differences
 
 FEWEST = 10  # common images
 ALL = "all"
@@ -36,32 +34,26 @@ def compare(
     rows = _matched(stored)
     runs = [ScoredRun(stored[name][0], rows[name], name=name, draws=draws) for name in stored]
     first, *others = runs
-    figures, differences = [], []
-    for mode in _common_modes(runs, modes):
-        scores = pd.DataFrame({run.name: run.modes[mode].scores for run in runs})
+    draws_of, quality = first.draws, first.quality
+    figures, compared = [], []
+    for mode in first.modes if list(modes) == [ALL] else modes:
+        scores = pd.DataFrame({run.name: run.wide[run.mode(mode)] for run in runs})
         scores = scores.where(scores.notna().all(axis=1))  # of the images that all answered
-        for run in runs:
-            figures.append({"mode": mode, "run": run.name, "model": run.run.model.name})
-            figures[-1] |= _figures(first, scores[run.name].to_numpy())
-        for run in others:
-            ours, theirs = scores[run.name].to_numpy(), scores[first.name].to_numpy()
-            line = {"mode": mode, "first": run.name, "second": first.name}
-            differences.append(line | paired(first, ours, theirs) | _distances(ours, theirs))
-    notes = [_left_out(stored, first)]
-    notes += [_settings_that_differ(first, run) for run in others]
-    tables = {"runs": pd.DataFrame(figures), "run_differences": decided(differences)}
+        figures.append(agreement(draws_of, scores, quality).rename(columns={"mode": "run"}))
+        figures[-1].insert(0, "mode", mode)
+        compared.append(differences(draws_of, scores, quality, first.name))
+        compared[-1] = compared[-1].assign(mode=mode, **_distances(scores, first.name))
+    notes = [_left_out(stored, first), *(_settings_that_differ(first, run) for run in others)]
+    tables = {"runs": pd.concat(figures), "run_differences": decided(pd.concat(compared))}
     return tables, [one_line(note) for note in notes]
 
 
 def _matched(stored: Mapping[str, Stored]) -> dict[str, list[dict[str, Any]]]:
     """The rows of the images that all runs have, in one order. Raises StudyError."""
-    if len(stored) < 2:
-        said = f"compare: expected two runs or more, got {len(stored)}"
-        raise StudyError(said, "name another folder")
     keys = sorted({run.dataset.key for run, _ in stored.values()})
-    if len(keys) > 1:
-        said = f"compare: expected runs of one data set, got {listed(keys)}"
-        raise StudyError(said, "compare them apart")
+    if len(stored) < 2 or len(keys) > 1:
+        said = f"compare: expected two runs or more of one data set, got {len(stored)}"
+        raise StudyError(f"{said} of {listed(keys)}", "name other folders")
     facts, by_key = {}, {}
     for name, (_, rows) in stored.items():
         by_key[name] = {row["key"]: row for row in rows}
@@ -80,29 +72,14 @@ def _matched(stored: Mapping[str, Stored]) -> dict[str, list[dict[str, Any]]]:
     return {name: [rows[key] for key in common.index] for name, rows in by_key.items()}
 
 
-def _common_modes(runs: Sequence[ScoredRun], modes: Sequence[str]) -> list[str]:
-    shared = [mode for mode in runs[0].modes if all(mode in run.modes for run in runs)]
-    if list(modes) == [ALL]:
-        return shared
-    if not set(modes) <= set(shared):
-        expected = f"expected modes that every run has ({listed(shared)}), got {listed(modes)}"
-        raise StudyError(f"compare: {expected}", "choose with --mode")
-    return list(modes)
-
-
-def _figures(run: ScoredRun, score: np.ndarray) -> dict[str, Any]:
-    ranks = run.draws.figure("srcc", srcc, score, run.quality)
-    plain = run.draws.figure("plcc", plcc, score, run.quality)
-    return {"n": np.isfinite(score).sum()} | ranks | plain
-
-
-def _distances(ours: np.ndarray, theirs: np.ndarray) -> dict[str, float]:
-    """How far the scores of two runs lie apart."""
-    gap, both = np.abs(ours - theirs), np.isfinite(ours)
+def _distances(scores: pd.DataFrame, first: str) -> dict[str, list[float]]:
+    """How far the scores of the other runs lie from those of the first."""
+    others = scores.drop(columns=first)
+    gap = others.sub(scores[first], axis=0).abs()
     return {
-        "rank_correlation": srcc(ours[both], theirs[both]),
-        "mean_absolute_difference": np.nanmean(gap),
-        "largest_difference": np.nanmax(gap),
+        "rank_correlation": others.corrwith(scores[first], method="spearman").to_list(),
+        "mean_absolute_difference": gap.mean().to_list(),
+        "largest_difference": gap.max().to_list(),
     }
 
 

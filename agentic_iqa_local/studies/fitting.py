@@ -19,6 +19,7 @@ from scipy.optimize import minimize
 from agentic_iqa_local.config import FusionSettings
 from agentic_iqa_local.judgement.fit import HIGHEST, LOWEST, SCALES, Fit, FitError, Objective
 from agentic_iqa_local.judgement.intervals import IntervalCalibration
+from agentic_iqa_local.result import Condition
 from agentic_iqa_local.score_fusion import LEVELS, fused_distribution
 from agentic_iqa_local.studies.calibrating import answers, cases, errors
 from agentic_iqa_local.studies.datasets import listed
@@ -52,9 +53,6 @@ def fit_runs(
     Raises:
         FitError, StoreError, DatasetError: Runs that cannot be used, or no fit.
     """
-    if not 0 < share <= 1:
-        said = f"--share {share:g}: expected a share of the scenes from 0 to 1, such as 0.3"
-        raise FitError(said)
     parts = {folder: _part(folder, objective, split, share) for folder in folders}
     rated = [part for part in parts.values() if part[0].dataset.kind != "MCQ"]
     first = (rated or list(parts.values()))[0][0]
@@ -66,7 +64,6 @@ def fit_runs(
         targets = np.concatenate([_targets(run, used, objective) for run, used in rated])
         (temperature, eta), before, after = fit_letters(rows, objective, targets, settings)
         settings = settings.model_copy(update={"temperature": temperature, "eta": eta})
-    groups = {row["group"] for row in rows if row.get("group") is not None}
     return Fit(
         temperature=settings.temperature,
         eta=settings.eta,
@@ -76,7 +73,7 @@ def fit_runs(
         dataset=first.dataset.key,
         model=first.identity.model,
         keys=tuple(dict.fromkeys(row["key"] for row in rows)),
-        groups=tuple(sorted(groups)),
+        groups=tuple(sorted({row["group"] for row in rows if row.get("group")})),
         intervals=_calibration(parts.values(), first, settings, called or first.dataset.title),
     )
 
@@ -105,26 +102,22 @@ def _part(folder: Path, objective: Objective, split: str | None, share: float) -
     run, rows = read_run(folder)
     if run.dataset.kind == "MCQ" and objective != "keep":
         said = f"{folder}: expected a run on images with human scores, got one on questions"
-        remedy = "fit on a scored run; --objective keep calibrates the sets of answers alone"
-        raise FitError(said, remedy)
-    if split is None:
-        used, remedy = _drawn(rows, share), f"--share is {share:g}"
-    else:
-        used = [row for row in rows if row["split"] == split]
-        splits = {row["split"] or "unknown: use --share" for row in rows}
-        remedy = f"the splits are {listed(sorted(splits))}"
+        raise FitError(said, "--objective keep calibrates the sets of answers alone")
+    used = [row for row in rows if row["split"] == split] if split else _drawn(rows, share)
     if not used or (len(used) == len(rows) and objective != "keep"):
+        splits = {row["split"] or "unknown: use --share" for row in rows}
         said = f"{folder}: expected some rows to fit on and others to judge the fit by"
+        remedy = f"--share is {share:g}, the splits are {listed(sorted(splits))}"
         raise FitError(f"{said}, it would use {len(used)} of {len(rows)}", remedy)
     return run, used
 
 
 def _drawn(rows: list[dict[str, Any]], share: float) -> list[dict[str, Any]]:
     """The rows of a share of the scenes."""
-    units = [row.get("group") or row["key"] for row in rows]
-    scenes = np.random.default_rng(0).permutation(sorted(set(units)))
-    drawn = set(scenes[: round(share * len(scenes))])
-    return [row for row, unit in zip(rows, units, strict=True) if unit in drawn]
+    scenes = sorted({row.get("group") or row["key"] for row in rows})
+    count = round(share * len(scenes))
+    drawn = set(np.random.default_rng(0).permutation(scenes)[:count])
+    return [row for row in rows if (row.get("group") or row["key"]) in drawn]
 
 
 def _calibration(
@@ -133,7 +126,7 @@ def _calibration(
     """What calibrates the intervals of answers that are fused by `settings`; None where no row has
     a place on the scale 1..5, or the run does not tell in which numbers its model computed."""
     rng, model = np.random.default_rng(0), first.model
-    known: dict[Any, list[pd.DataFrame]] = {}
+    known: dict[Condition, pd.DataFrame] = {}
     questions, pictures = [], set()
     for run, rows in parts:
         pictures |= {row.get("sha256") for row in rows}
@@ -143,23 +136,19 @@ def _calibration(
             levels = _targets(run, rows, "rps")
             tables = cases(Readings(rows, settings.vote), levels, run, settings)
             for condition, table in tables.items():
-                known.setdefault(condition, []).append(table)
+                known[condition] = pd.concat([known.get(condition), table])
     if not (known or questions) or model.dtype is None or model.quantization is None:
         return None
-    ratings = [errors(condition, pd.concat(of), rng) for condition, of in known.items()]
     return IntervalCalibration(
         source=source,
         images=len(pictures - {None}),
         date=time.strftime("%Y-%m-%d"),
         model=first.identity.model,
         query=first.identity.reads.query,
-        ratings=tuple(ratings),
+        ratings=tuple(errors(condition, table, rng) for condition, table in known.items()),
         questions=tuple(answers(questions)),
-        dtype=model.dtype,
-        quantization=model.quantization,
-        mode=settings.mode,
-        temperature=settings.temperature,
-        eta=settings.eta,
+        **model.model_dump(include={"dtype", "quantization"}),
+        **settings.model_dump(include={"mode", "temperature", "eta"}),
     )
 
 

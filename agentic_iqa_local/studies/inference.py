@@ -8,9 +8,7 @@ assessment does that is to be surer.
 """
 
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,7 +48,7 @@ def infer(
         bench = Workbench(services, *_paths(sample), observer)
     except ImageError as error:
         return {"error": str(error)}
-    row: dict[str, Any] = {"cost": {}}
+    row: dict[str, Any] = {}
     try:
         _read_all(plan, bench, row)
     except (VLMError, InvalidAnswer) as error:
@@ -62,33 +60,20 @@ def infer(
 
 
 def _read_all(plan: Plan, bench: Workbench, row: dict[str, Any]) -> None:
-    """Puts the agent's work, the tools' scores and the letters into `row`."""
-    with _spending(bench, row, "agent"):  # before the tools, so that it pays for those that it runs
-        evidence = _gather(plan.query, bench, row)
+    """Puts the agent's work and its cost, the tools' scores and the letters into `row`."""
+    began = time.perf_counter()
+    evidence = _gather(plan.query, bench, row)
+    seconds, used = time.perf_counter() - began, bench.models.usage
+    tokens = {"prefilled": used.prefilled, "reused": used.reused, "decoded": used.decoded}
+    row["cost"] = {"agent": {"seconds": seconds, **tokens}}
     row["tools"] = {tool: _tool(tool, bench, row["cost"]) for tool in plan.tools}
-    row["reads"] = {}
     prompts, models = _prompts(plan.query, None), bench.models
-    row["reads"]["image_alone"] = {"views": _views(bench, prompts, "image_alone", row)}
-    crops = []
-    for session in models.sessions(ROLE, models.crops(ROLE)):
-        with _spending(bench, row, CROPS):
-            crops.append(_letters(session, prompts))
+    reads = row["reads"] = {"image_alone": {"views": _views(bench, prompts)}}
+    crops = [_letters(session, prompts) for session in models.sessions(ROLE, models.crops(ROLE))]
     if crops:
-        row["reads"][CROPS] = {"views": crops}
+        reads[CROPS] = {"views": crops}
     if evidence is not None:
-        prompts = _prompts(plan.query, evidence)
-        row["reads"]["all_evidence"] = {"views": _views(bench, prompts, "all_evidence", row)}
-
-
-@contextmanager
-def _spending(bench: Workbench, row: dict[str, Any], part: str) -> Iterator[None]:
-    """Counts the seconds and tokens of a block to a part of the row's cost."""
-    began, before = time.perf_counter(), bench.models.usage
-    yield
-    used, spent = bench.models.usage - before, row["cost"].setdefault(part, Counter())
-    spent["seconds"] += time.perf_counter() - began
-    for tokens in ("prefilled", "reused", "decoded"):
-        spent[tokens] += getattr(used, tokens)
+        reads["all_evidence"] = {"views": _views(bench, _prompts(plan.query, evidence))}
 
 
 def answer(
@@ -139,17 +124,13 @@ def _prompts(query: str, evidence: ExecutorOutput | None) -> list[Prompt]:
     ]
 
 
-def _views(
-    bench: Workbench, prompts: Sequence[Prompt], read: str, row: dict[str, Any]
-) -> list[dict[str, Any]]:
+def _views(bench: Workbench, prompts: Sequence[Prompt]) -> list[dict[str, Any]]:
     """Letters of every view in both orders, and the letter that the model writes."""
     views = []
+    schema, section = answer_reply(LETTERS, reasoned=False), bench.services.section(ROLE)
     for session in bench.models.sessions(ROLE, bench.models.views(ROLE)):
-        with _spending(bench, row, read):
-            letters = _letters(session, prompts)
-        schema, section = answer_reply(LETTERS, reasoned=False), bench.services.section(ROLE)
-        with _spending(bench, row, f"{read}, generated"):
-            reply = ask(session, prompts[0], schema, section)
+        letters = _letters(session, prompts)
+        reply = ask(session, prompts[0], schema, section)
         views.append(letters | {"generated": reply.final_answer})
     return views
 

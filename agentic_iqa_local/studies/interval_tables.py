@@ -27,7 +27,6 @@ from agentic_iqa_local.state import lower_edge
 from agentic_iqa_local.studies.calibrating import cases
 from agentic_iqa_local.studies.scored_run import PARTS, ScoredRun
 from agentic_iqa_local.studies.statistics import share, srcc
-from agentic_iqa_local.studies.tables import shown_value
 
 GATES = {letter: lower_edge(letter) for letter in ("B", "C", "D")}  # what --at-least asks for
 ERROR_RATE, ERROR_RATE_WIDENED = 0.1, 0.05  # as gates.Sureness has them
@@ -36,21 +35,22 @@ CONDITION = ["pipeline", "reference", "look"]
 
 
 def interval_tables(run: ScoredRun, fit: Fit | None) -> tuple[dict[str, pd.DataFrame], str]:
-    """The tables by name, and if there are none, why. `fit` calibrates in the place of the
-    calibration that ships."""
+    """The tables by name, and if there are none, why. `fit` calibrates in the place of the calibration that ships."""
     calibration = (fit or read_fit(SHIPPED)).intervals
-    reason, judged = _why_not(run, calibration, fit), pd.DataFrame(columns=CONDITION)
-    if calibration and not reason:
-        judged = judge(run, calibration)
-        reason = "" if len(judged) else "the calibration holds no such pictures"
-    tables = {}
+    why_none = _why_not(run, calibration, fit)
+    if calibration is None or why_none:
+        return dict.fromkeys(TABLES, pd.DataFrame()), why_none
+    judged = judge(run, calibration)
+    if judged.empty:
+        return dict.fromkeys(TABLES, pd.DataFrame()), "the calibration holds no such pictures"
+    tables = {"judged": judged.join(run.pictures[["key", *PARTS]])}
     for name, make in TABLES.items():
         lines = []
         for values, known in judged.groupby(CONDITION, sort=False):
-            condition = dict(zip(CONDITION, values, strict=True))
-            lines += [condition | line for line in make(run, known)]
+            told = dict(zip(CONDITION, values, strict=True))
+            lines += [told | line for line in make(run, known)]
         tables[name] = pd.DataFrame(lines)
-    return tables, reason
+    return tables, ""
 
 
 def _why_not(run: ScoredRun, calibration: IntervalCalibration | None, fit: Fit | None) -> str:
@@ -61,16 +61,11 @@ def _why_not(run: ScoredRun, calibration: IntervalCalibration | None, fit: Fit |
         return "the human scores are not of categories with known ends"
     if run.run.fusion.mode != "logits":
         return "they are of the mode logits"
-    if fit:
-        return ""
-    identity, fusion = run.run.identity, run.run.fusion
-    ours = {"model": identity.model, "query": identity.reads.query}
-    ours |= run.run.model.model_dump(include={"dtype", "quantization"})
-    ours |= fusion.model_dump(include={"mode", "temperature", "eta"})
-    other = [fact for fact, value in ours.items() if getattr(calibration, fact) != value]
-    if not other:
-        return ""
-    return f"the shipped calibration was made with another {' and another '.join(other)}"
+    fusion, model, identity = run.run.fusion, run.run.model, run.run.identity
+    ours = fusion.temperature, fusion.eta, model.dtype, model.quantization, identity.model
+    theirs = calibration.temperature, calibration.eta, calibration.dtype, calibration.quantization
+    alike = ours == (*theirs, calibration.model) and identity.reads.query == calibration.query
+    return "" if fit or alike else "the shipped calibration is of another model, query or fusion"
 
 
 def judge(run: ScoredRun, calibration: IntervalCalibration) -> pd.DataFrame:
@@ -78,14 +73,13 @@ def judge(run: ScoredRun, calibration: IntervalCalibration) -> pd.DataFrame:
     CONDITION."""
     fitted = {"temperature": calibration.temperature, "eta": calibration.eta}
     settings = run.run.fusion.model_copy(update=fitted)
-    parts = []
+    parts = [pd.DataFrame()]
     for condition, known in cases(run.readings, run.levels, run.run, settings).items():
         part = calibration.of(condition)
         if part:
-            reference = "with" if condition.reference else "without"
-            told = {"pipeline": condition.pipeline, "reference": reference, "look": condition.look}
-            parts.append(judged_by(part, known).assign(**told))
-    return pd.concat(parts) if parts else pd.DataFrame(columns=CONDITION)
+            parts.append(judged_by(part, known).assign(**condition.model_dump()))
+            parts[-1]["reference"] = "with" if condition.reference else "without"
+    return pd.concat(parts)
 
 
 def judged_by(part: Errors, known: pd.DataFrame) -> pd.DataFrame:
@@ -121,18 +115,6 @@ def _intervals(run: ScoredRun, known: pd.DataFrame) -> list[dict[str, Any]]:
     return [line | {"srcc": srcc(known.q.to_numpy(), known.truth.to_numpy())}]
 
 
-def _within(run: ScoredRun, known: pd.DataFrame) -> list[dict[str, Any]]:
-    """Coverage and width within distortion types, levels, subsets and fifths of q."""
-    lines = []
-    fifth = known.q.rank(method="first").sub(1) * 5 // len(known) + 1
-    for by, labels in run.pictures.loc[known.index, PARTS].assign(**{"fifth of q": fifth}).items():
-        for value, of in known.groupby(labels):
-            line = {"by": by, "value": shown_value(value), "n": len(of), "width": of.width.mean()}
-            coverage = run.draws.figure("coverage", np.mean, _of_rows(run, of.covered))
-            lines.append(line | coverage)
-    return lines
-
-
 def _abstaining(run: ScoredRun, known: pd.DataFrame) -> list[dict[str, Any]]:
     """Error and SRCC of the pictures that are kept when those with the widest intervals are left
     out."""
@@ -165,7 +147,6 @@ def _gates(_: ScoredRun, known: pd.DataFrame) -> list[dict[str, Any]]:
 
 TABLES = {
     "intervals": _intervals,
-    "intervals_within": _within,
     "abstaining": _abstaining,
     "gates": _gates,
 }

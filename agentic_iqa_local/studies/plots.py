@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.judgement.intervals import COVERAGE
 from agentic_iqa_local.studies.scored_run import ScoredRun
+from agentic_iqa_local.studies.statistics import vqeg_logistic
 
 BLUE, ORANGE, GREY = "#0072b2", "#d55e00", "#777777"
 TITLES = {  # by file
@@ -72,11 +73,15 @@ def _scatter(run: ScoredRun) -> Figure:
     shown = list(dict.fromkeys([run.product, run.baseline]))
     figure = Figure(figsize=(3 * len(shown), 2.8), layout="constrained")
     panels = figure.subplots(1, len(shown), squeeze=False)[0]
+    upwards = 1 if run.run.dataset.higher_is_better else -1
     for axes, mode in zip(panels, shown, strict=True):
-        of = run.scores[run.scores["mode"] == mode].sort_values("score")
-        axes.scatter(of.score, of.mos, s=4, color=BLUE, alpha=0.4, linewidths=0, rasterized=True)
-        axes.plot(of.score, of.mapped, color=ORANGE, linewidth=1.2)
-        mos = "MOS" if run.run.dataset.higher_is_better else "MOS, lower is better"
+        score = run.modes[mode].scores
+        order, mapped = np.argsort(score), upwards * vqeg_logistic(score, run.quality)
+        axes.scatter(
+            score, upwards * run.quality, 4, BLUE, alpha=0.4, linewidths=0, rasterized=True
+        )
+        axes.plot(score[order], mapped[order], color=ORANGE, linewidth=1.2)
+        mos = "MOS" if upwards > 0 else "MOS, lower is better"
         axes.set(title=_label(mode, 40), xlabel="score", ylabel=mos)
     return figure
 

@@ -53,52 +53,56 @@ def analyse(
             rows = [row for row in rows if not fit.used(row)]
     scored = ScoredRun(run, rows, fitted=fitted, **options)
     intervals, why_none = interval_tables(scored, fit)
+    agreement = tables.agreement(scored.draws, scored.wide, scored.quality)
+    agreement.insert(1, "seen", [scored.mark(mode) for mode in scored.wide])
+    compared = tables.differences(scored.draws, scored.wide, scored.quality, scored.baseline)
     made = {
-        "modes": tables.modes(scored),
-        "differences": tables.differences(scored),
+        "modes": agreement,
+        "differences": tables.decided(compared),
         "within": tables.within(scored),
         "calibration": tables.calibration(scored),
         **intervals,
         "cost": tables.cost(rows),
         "exposures": scored.exposures,
         "failures": tables.failures(rows),
-        "worst": tables.worst(scored),
         "scores": scored.scores,
     }
-    notes = [*_notes_of_data(scored, made["modes"]), *_notes_of_figures(scored, made, fit)]
-    if why_none:
-        notes.append(f"No figures of intervals: {why_none}.")
-    return Analysis(scored, made, [one_line(note) for note in notes])
+    return Analysis(scored, made, [one_line(note) for note in _notes(scored, made, why_none)])
 
 
-def _notes_of_data(run: ScoredRun, modes: pd.DataFrame) -> Iterator[str]:
-    told = run.run.dataset
-    yield f"Asked of the model: {run.run.identity.reads.query}"
+def _notes(
+    run: ScoredRun, made: Mapping[str, pd.DataFrame], why_no_intervals: str
+) -> Iterator[str]:
+    told, draws, compared = run.run.dataset, len(run.draws.places), len(made["differences"])
     absent = told.images - len(run.rows)
     if absent > 0:
-        yield f"{absent} of {told.images} images take no part: they have no row yet, or the fit was made on them."
+        yield (
+            f"{absent} of {told.images} images take no part: they have no row yet, or the fit was"
+            " made on them."
+        )
     if told.missing:
-        yield f"{len(told.missing)} files that the authors' list names are absent, the first is {told.missing[0]}."
+        yield (
+            f"{len(told.missing)} files that the authors' list names are absent, the first is"
+            f" {told.missing[0]}."
+        )
     for reason, count in told.left_out.items():
         yield f"{count} images are left out: {reason}."
     if not told.higher_is_better:
         yield "In this set a lower score is better: every figure is with the scores turned around."
-    if told.key == "manifest":
-        yield "A manifest counts as a set that nothing was trained on; --part-of says which set its images are from."
-        if modes.set_index("mode").srcc[run.product] < OPPOSITE:
-            yield "Lower scores seem to be better here, as in DMOS: multiply them by -1 in the manifest, run it again."
-
-
-def _notes_of_figures(
-    run: ScoredRun, made: Mapping[str, pd.DataFrame], fit: Fit | None
-) -> Iterator[str]:
-    draws, compared = len(run.draws.places), len(made["differences"])
-    yield f"Intervals: {draws} bootstrap draws of {run.draws.units} {run.draws.over}; KRCC on at most {tables.KRCC_DRAWS}."
+    if told.key == "manifest" and made["modes"].set_index("mode").srcc[run.product] < OPPOSITE:
+        yield (
+            "Lower scores seem to be better here, as in DMOS: multiply them by -1 in the manifest,"
+            " run it again."
+        )
+    yield f"Intervals: {draws} bootstrap draws of {run.draws.units} {run.draws.over}."
     if 2 * compared / (draws + 1) >= SIGNIFICANCE:
-        yield f"{draws} draws are too few to decide any of {compared} comparisons after Holm's correction."
-    yield f"The product's mode is “{run.product}”; every mode is compared with “{run.baseline}”, named beforehand."
-    if fit:
-        yield f"“logits, fitted”: temperature {fit.temperature:g}, η {fit.eta}, from {fit.source}."
+        yield (
+            f"{draws} draws are too few to decide any of {compared} comparisons after Holm's"
+            " correction."
+        )
+    yield f"The product's mode is “{run.product}”; every mode is compared with “{run.baseline}”."
+    if why_no_intervals:
+        yield f"No figures of intervals: {why_no_intervals}."
 
 
 def report_runs(
@@ -144,19 +148,11 @@ def report_runs(
 
 
 def over_datasets(studies: Sequence[Analysis]) -> pd.DataFrame:
-    """SRCC of each mode in each run, and the mean over the runs on sets that nothing of the mode
-    has seen."""
-    parts = []
-    for study in studies:
-        about = {"model": study.run.run.model.name, "run": study.run.name}
-        parts.append(study.tables["modes"].assign(**about))
-    table = pd.concat(parts)
-    table["clean"] = table.srcc.where(table.seen == "")
-    wide = table.pivot(index=["model", "mode"], columns="run", values=["srcc", "seen", "clean"])
-    clean = wide["clean"].astype(float)
-    found = wide["srcc"].astype(float).join(wide["seen"].add_suffix("_mark"))
-    found = found.assign(mean_of_clean=clean.mean(axis=1), clean_runs=clean.count(axis=1))
-    return found.sort_values("mean_of_clean", ascending=False).reset_index()
+    """SRCC of each mode in each run whose data set nothing of the mode has seen, and their mean."""
+    table = pd.concat([study.tables["modes"].assign(run=study.run.name) for study in studies])
+    clean = table.assign(srcc=table.srcc.where(table.seen == ""))
+    found = clean.pivot(index="mode", columns="run", values="srcc")
+    return found.assign(mean=found.mean(axis=1)).sort_values("mean", ascending=False).reset_index()
 
 
 def number(value: Any) -> str:

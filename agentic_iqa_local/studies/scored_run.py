@@ -18,7 +18,7 @@ from agentic_iqa_local.studies.datasets import listed
 from agentic_iqa_local.studies.leakage import exposures
 from agentic_iqa_local.studies.modes import scored_modes
 from agentic_iqa_local.studies.readings import Readings
-from agentic_iqa_local.studies.statistics import Draws, vqeg_logistic
+from agentic_iqa_local.studies.statistics import Draws
 from agentic_iqa_local.studies.store import Run, StudyError
 
 SIGNIFICANCE = 0.05
@@ -30,8 +30,8 @@ class ScoredRun:
 
     `pictures` has a line for each row (key, split, group, PARTS and `mos` as the authors give it),
     `quality` (rows,) is the human score with higher for better and `levels` (rows,) that score in
-    1..5, nan on a scale that has no levels. `product` is the mode of the run's configuration,
-    `baseline` the one to compare with.
+    1..5, nan on a scale that has no levels. `wide` has the scores by mode, in the order of the
+    rows. `product` is the mode of the run's configuration, `baseline` the one to compare with.
     """
 
     def __init__(
@@ -59,36 +59,32 @@ class ScoredRun:
         self.readings = Readings(rows, run.fusion.vote)
         with_fit = run.fusion.model_copy(update=fitted) if fitted else None
         self.modes = scored_modes(self.readings, run.fusion, with_fit)
-        self.baseline = self._mode(baseline or "classification", required=baseline is not None)
-        self.product = self._mode(run.fusion.mode)
+        self.wide = pd.DataFrame({mode.name: mode.scores for mode in self.modes.values()})
+        self.product = run.fusion.mode if run.fusion.mode in self.modes else self.mode()
+        usual = "classification" if "classification" in self.modes else self.product
+        self.baseline = self.mode(baseline or usual)
         columns = ["key", "split", "group", *PARTS]
         self.pictures = pd.DataFrame(list(rows), columns=[*columns, "mos"]).astype({"mos": float})
         mos = self.pictures["mos"].to_numpy()
-        self.quality = -mos if run.dataset.higher_is_better is False else mos
+        self.quality = mos if run.dataset.higher_is_better else -mos
         self.levels = run.dataset.to_levels(mos) if run.dataset.on_levels else mos * np.nan
         self.draws = Draws(rows, np.random.default_rng(0), draws)
 
-    def _mode(self, name: str, *, required: bool = False) -> str:
-        """The mode of that name; the first one where there is none and none is `required`. Raises
-        StudyError."""
+    def mode(self, name: str | None = None) -> str:
+        """The mode of that name, or the first. Raises StudyError where it is not there."""
         if name in self.modes:
             return name
-        if required or not self.modes:
+        if name or not self.modes:
             known = listed(self.modes) or "no mode: every row failed"
-            raise StudyError(f"{self.name}: expected a baseline of {known}; got {name!r}")
+            raise StudyError(f"{self.name}: expected a mode of {known}; got {name!r}")
         return next(iter(self.modes))
 
-    @cached_property
+    @property
     def scores(self) -> pd.DataFrame:
-        """The tidy frame: key, mos, split, group, PARTS, mode, score (higher is better, nan where
-        the image failed), and `mapped`, the score on the scale of `mos` through the fitted
-        logistic."""
-        upwards = -1 if self.run.dataset.higher_is_better is False else 1
-        parts = []
-        for mode in self.modes.values():
-            mapped = upwards * vqeg_logistic(mode.scores, self.quality)
-            parts.append(self.pictures.assign(mode=mode.name, score=mode.scores, mapped=mapped))
-        return pd.concat(parts)
+        """The tidy frame: a line for each image and mode with the columns of `pictures`, mode, and
+        score (higher is better, nan where the image failed)."""
+        modes = self.modes.values()
+        return pd.concat([self.pictures.assign(mode=m.name, score=m.scores) for m in modes])
 
     @cached_property
     def exposures(self) -> pd.DataFrame:

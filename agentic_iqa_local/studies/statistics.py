@@ -33,15 +33,11 @@ def plcc(x: np.ndarray, y: np.ndarray) -> float:
 
 def srcc(x: np.ndarray, y: np.ndarray) -> float:
     """Spearman's correlation: Pearson's of the ranks, ties at their average."""
-    if _is_constant(x) or _is_constant(y):
-        return np.nan
     return plcc(stats.rankdata(x), stats.rankdata(y))
 
 
 def krcc(x: np.ndarray, y: np.ndarray) -> float:
     """Kendall's tau-b."""
-    if _is_constant(x) or _is_constant(y):
-        return np.nan
     return float(stats.kendalltau(x, y).statistic)
 
 
@@ -108,32 +104,27 @@ class Draws:
     def units(self) -> int:
         return int(self.unit.max()) + 1
 
-    def of(
-        self, statistic: Statistic, *columns: np.ndarray, first: int | None = None
-    ) -> tuple[float, np.ndarray]:
-        """A statistic of columns (rows,), and of each draw of them or of the `first` so many.
+    def of(self, statistic: Statistic, *columns: np.ndarray) -> tuple[float, np.ndarray]:
+        """A statistic of columns (rows,), and of each draw of them.
 
         Rows with nan in a column are left out. A draw is nan where the statistic is undefined, as
         are all draws of a single unit.
         """
         table = np.array(columns, float)
         kept = np.isfinite(table).all(axis=0)
-        value = statistic(*table[:, kept]) if kept.any() else np.nan
-        places = self.places[:first]
-        on_draws = np.full(len(places), np.nan)
-        if len(np.unique(self.unit[kept])) < 2:
-            return value, on_draws
-        for draw, rows in enumerate(places):
-            rows_kept = rows[kept[rows]]
-            if len(rows_kept):
-                on_draws[draw] = statistic(*table[:, rows_kept])
-        return value, on_draws
+        on_draws = np.full(len(self.places), np.nan)
+        if not kept.any():
+            return np.nan, on_draws
+        if len(np.unique(self.unit[kept])) > 1:
+            for draw, rows in enumerate(self.places):
+                drawn = rows[kept[rows]]
+                if len(drawn):
+                    on_draws[draw] = statistic(*table[:, drawn])
+        return statistic(*table[:, kept]), on_draws
 
-    def figure(
-        self, name: str, statistic: Statistic, *columns: np.ndarray, first: int | None = None
-    ) -> dict[str, float]:
+    def figure(self, name: str, statistic: Statistic, *columns: np.ndarray) -> dict[str, float]:
         """A statistic with its interval, in the columns of `interval`; see `of`."""
-        return interval(name, *self.of(statistic, *columns, first=first))
+        return interval(name, *self.of(statistic, *columns))
 
     def difference(
         self,

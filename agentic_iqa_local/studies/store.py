@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
@@ -15,11 +15,10 @@ from agentic_iqa_local.batch.rows import RowsError as StoreError
 from agentic_iqa_local.config import FusionSettings
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.files import FileError, first_mistake, open_regular, read_json, write_whole
-from agentic_iqa_local.state import LETTERS, ExecutorOutput
-from agentic_iqa_local.studies.datasets import DATASETS, MOST, DatasetInfo
+from agentic_iqa_local.state import ExecutorOutput
+from agentic_iqa_local.studies.datasets import DATASETS, DatasetInfo
+from agentic_iqa_local.studies.datasets.types import Score
 
-Letter = Literal["A", "B", "C", "D", "E"]
-Letters = Annotated[dict[Letter, float], Field(min_length=len(LETTERS))]
 REPORT = "report.txt"  # in the folder of a report, which it marks as ours
 
 
@@ -27,36 +26,14 @@ class StudyError(UserError, ValueError):
     """A run that cannot be reported on."""
 
 
-class _View(BaseModel):
-    forward: Letters
-    reversed: Letters
-    generated: Letter | None = None
-
-
 class _Row(BaseModel, strict=True):
-    """What is checked of a row: of an image with human scores, or of a question. A failed one lacks
-    what was not reached."""
+    """What is checked of a row. A failed one lacks what was not reached."""
 
     key: str
-    mos: Annotated[float, Field(ge=-MOST, le=MOST)] = 0.0
+    mos: Score = 0.0
     evidence: ExecutorOutput | None = None
-    reads: dict[str, dict[Literal["views"], list[_View]]] = {}
+    reads: dict[str, dict[str, list[dict[str, Any]]]] = {}
     tools: dict[str, dict[str, Any]] = {}
-    cost: dict[str, dict[str, float]] = {}
-    choices: list[str] = []
-    answer: Annotated[int, Field(ge=0)] | None = None
-    answered: str | None = None
-    probabilities: list[float] | None = None
-
-    @model_validator(mode="after")
-    def _is_whole(self) -> Self:
-        """A question's answer and probabilities are of its choices."""
-        count = len(self.choices)
-        if self.answer is not None and self.answer >= count:
-            raise ValueError(f"answer: expected the number of a choice, of {count}")
-        if self.answered is not None and len(self.probabilities or ()) != count:
-            raise ValueError(f"probabilities: expected one for each choice, {count}")
-        return self
 
 
 class _Dataset(DatasetInfo):

@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from agentic_iqa_local.batch.inputs import plain_cell
+from agentic_iqa_local.batch.cells import plain_cell
 from agentic_iqa_local.files import first_mistake, path_text, read_bytes
 from agentic_iqa_local.studies.datasets.types import (
     Dataset,

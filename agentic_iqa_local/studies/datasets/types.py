@@ -12,7 +12,6 @@ import numpy as np
 from pydantic import BaseModel, Field, model_validator
 
 from agentic_iqa_local.config import Choices
-
 from agentic_iqa_local.errors import UserError, one_line
 
 MOST = 1e9  # the largest score or level, either side of 0; beyond it figures lose their digits
