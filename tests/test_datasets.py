@@ -208,7 +208,7 @@ def test_a_manifest_that_cannot_be_used_is_refused(root, rows, options, message)
 @pytest.mark.parametrize("option", [{"mos_range": (1, 5)}, {"part_of": "kadid10k"}])
 def test_a_range_or_a_whole_are_for_manifests_only(root, option):
     kadid(root)
-    with pytest.raises(DatasetError, match="expected a manifest .* found KADID-10k"):
+    with pytest.raises(DatasetError, match=r"expected a manifest .* found KADID-10k"):
         load_dataset(root, **option)
 
 

@@ -123,7 +123,7 @@ def test_runs_that_cannot_be_compared_are_refused(folders):
     ):
         with pytest.raises(StudyError, match=message):
             compare({"poor": (run, rows), "other": stored_run}, draws=10)
-    with pytest.raises(StudyError, match="two runs or more .*, got 1"):
+    with pytest.raises(StudyError, match=r"two runs or more .*, got 1"):
         compare({"poor": (run, rows)})
     with pytest.raises(StudyError, match=r'"letters, image alone", .* got \'letters, alone\''):
         compared(folders, modes=["letters, alone"], draws=10)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 STATE = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
 KINDS: dict[str, Any] = {
     "count": Count, "file": Annotated[Path, BeforeValidator(lambda path: Path(path))],  # also of a name that is no UTF-8
-    "flag": bool, "hash": Annotated[str, StringConstraints(to_lower=True)], "number": float, "port": int,
+    "flag": bool, "hash": Annotated[str, StringConstraints(to_lower=True)], "port": int,
     "range": tuple[float, float], "seconds": Seconds,
     "share": Annotated[float, Field(gt=0, le=1)], "text": str, "texts": list[str],
 }  # fmt: skip
