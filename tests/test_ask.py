@@ -1,4 +1,5 @@
-"""How an answer is read, how a text that reached its limit ends, and what is kept of a failed try."""
+"""How an answer is read, how a text that reached its limit ends, and what is kept of a failed
+try."""
 
 import json
 import re
@@ -84,7 +85,8 @@ def test_more_keys_are_dropped_in_every_roles_answer(schema, said, kept):
 
 @pytest.mark.parametrize("length", [300, 1280])
 def test_a_text_that_reached_its_limit_ends_with_a_sentence(length):
-    # 300 characters hold four whole sentences of 64, the last blank stripped, and 44 characters of a fifth
+    # 300 characters hold four whole sentences of 64, the last blank stripped, and 44 characters of
+    # a fifth
     words = "Edges are soft everywhere and fine detail in the grass is lost. "
     reply = asked(json.dumps(SUMMARY | {"quality_reasoning": (words * 20)[:length]}))
     assert reply.quality_reasoning == (words * 4).strip()
@@ -94,7 +96,8 @@ def test_a_text_that_reached_its_limit_ends_with_a_sentence(length):
 
 
 def rated(picture, **replies):
-    """The row of a picture whose model answers `replies`, and (role, number, output) of each failed try."""
+    """The row of a picture whose model answers `replies`, and (role, number, output) of each failed
+    try."""
     client = ScriptedClient(scripted_answers(**replies))
     row = assess(picture, services=scripted_services(client, ScriptedTools({"NIQE": 2.6})))
     details = [failed.details for failed in row.failed_tries]

@@ -1,5 +1,5 @@
-"""Conversations about one picture: what is kept open, what a turn is told of earlier ones, and what a closed
-one says."""
+"""Conversations about one picture: what is kept open, what a turn is told of earlier ones, and what
+a closed one says."""
 
 import json
 import tempfile

@@ -14,7 +14,7 @@ from agentic_iqa_local.nodes.ask import ask
 from agentic_iqa_local.nodes.prompts import (
     ANSWER_PREFIX,
     DEFAULT_QUERY,
-    distortion_prompt,
+    objects_prompt,
     summarizer_prompt,
 )
 from agentic_iqa_local.nodes.replies import detection_reply
@@ -58,7 +58,7 @@ def test_its_note_names_the_command_that_fetches_the_next(client):
 def seen(client):
     """Two photographs that training never saw, clean and with eleven kinds of distortion at three severities by turns,
     made here: (family, severity, level, level with A for Bad, the types that the model names)."""
-    prompt = distortion_prompt("detection", DEFAULT_QUERY, ["Global"])
+    prompt = objects_prompt("detection", DEFAULT_QUERY, ["Global"])
     reply, rows = detection_reply(["Global"]), []
     parts = [Part(kind, severity) for kind in KINDS for severity in (1, 3, 5)]
     for turn, name in enumerate(("sumac", "prudential")):

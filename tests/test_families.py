@@ -10,7 +10,7 @@ from PIL import Image
 
 from agentic_iqa_local.config import Settings, load_settings
 from agentic_iqa_local.judgement.assessment import assess
-from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, distortion_prompt
+from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, objects_prompt
 from agentic_iqa_local.nodes.replies import answer_reply, detection_reply
 from agentic_iqa_local.offline.fetch import REPOS
 from agentic_iqa_local.services import Services
@@ -36,7 +36,7 @@ def read(client, images):
 def test_letters_behind_another_role_equal_a_plain_pass(client, photo, count):
     images = [photo.crop((0, 0, 192, 160)), photo.crop((200, 100, 392, 260))][:count]
     session, reply = client.open(images), detection_reply(["Global"])
-    prompt = distortion_prompt("detection", DEFAULT_QUERY, ["Global"])
+    prompt = objects_prompt("detection", DEFAULT_QUERY, ["Global"])
     reply.model_validate_json(session.generate(prompt, reply))
     found = session.read_letters(SCORING, ANSWER_PREFIX, LETTERS)
     assert apart(found, plain_logprobs(client, images)) < 1e-4

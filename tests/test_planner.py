@@ -1,4 +1,5 @@
-"""The Planner: the paper's rules for its flags, what the query decides whatever the model says, and its node."""
+"""The Planner: the paper's rules for its flags, what the query decides whatever the model says, and
+its node."""
 
 import json
 

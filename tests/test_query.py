@@ -1,4 +1,5 @@
-"""What a query says in so many words: the committed table of everyday queries, by rule and end to end."""
+"""What a query says in so many words: the committed table of everyday queries, by rule and end to
+end."""
 
 import json
 import re

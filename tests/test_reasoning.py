@@ -1,5 +1,5 @@
-"""The reasoning: the model's words with the notes behind them, or sentences made of the evidence where it wrote none or
-others than were found."""
+"""The reasoning: the model's words with the notes behind them, or sentences made of the evidence
+where it wrote none or others than were found."""
 
 import pytest
 from scripted import ScriptedClient, ScriptedTools, plan_reply, scripted_answers, scripted_services
@@ -134,7 +134,8 @@ def test_without_words_the_answer_that_was_chosen_is_said(picture):
 
 
 def test_what_the_shipped_model_says_of_a_damaged_picture_contradicts_nothing(services, noisy_path):
-    """Judged apart from the rules: a finding stands in the text with its severity, and the level is the fused one."""
+    """Judged apart from the rules: a finding stands in the text with its severity, and the level is
+    the fused one."""
     row = assess(noisy_path, services=services)
     text, items = row.quality_reasoning.lower(), row.evidence.distortion_analysis["Global"]
     assert any(

@@ -1,4 +1,5 @@
-"""Text that comes from elsewhere: it steers no terminal, stays the same JSON, and ends at a sentence."""
+"""Text that comes from elsewhere: it steers no terminal, stays the same JSON, and ends at a
+sentence."""
 
 import json
 import os

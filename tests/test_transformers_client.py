@@ -14,7 +14,7 @@ from transformers import DynamicCache
 from agentic_iqa_local.nodes.prompts import (
     ANSWER_PREFIX,
     DEFAULT_QUERY,
-    distortion_prompt,
+    objects_prompt,
     planner_prompt,
 )
 from agentic_iqa_local.nodes.replies import PlannerReply, analysis_reply, answer_reply
@@ -104,7 +104,7 @@ def test_answers_are_valid_when_hot_and_repeat_when_greedy(client, pictures):
     session = client.open([pictures[0]])
     for prompt, schema in (
         (PLAN, PlannerReply),
-        (distortion_prompt("analysis", DEFAULT_QUERY, found), analysis_reply(found)),
+        (objects_prompt("analysis", DEFAULT_QUERY, found), analysis_reply(found)),
     ):
         text = session.generate(prompt, schema, temperature=2.0, max_tokens=1024)
         schema.model_validate_json(text)

@@ -216,7 +216,7 @@ def _named(bench: Workbench, damaged: DamagedBox) -> DamagedBox:
         with suppress(ToolError):
             damaged.tools[tool] = bench.tools.score(tool, damaged.box).normalized
     reading = detection_of(bench, damaged.box, {})
-    asked = prompts.distortion_prompt("detection", prompts.DEFAULT_QUERY, ["Global"])
+    asked = prompts.objects_prompt("detection", prompts.DEFAULT_QUERY, ["Global"])
     own = _said(bench, damaged.box, asked, TYPE_PREFIX, DISTORTION_TYPES)
     if reading.unread or (reading.error and own is None):
         return damaged
@@ -224,7 +224,7 @@ def _named(bench: Workbench, damaged: DamagedBox) -> DamagedBox:
     kind = max(p, key=p.__getitem__)
     damaged.distortion, damaged.probability, damaged.distortions = kind, p[kind], p
     reading.families[kind].probability = 1.0  # the map shows that there is damage
-    asked = prompts.distortion_prompt("analysis", prompts.DEFAULT_QUERY, {"Global": [kind]})
+    asked = prompts.objects_prompt("analysis", prompts.DEFAULT_QUERY, {"Global": [kind]})
     prefix = SEVERITY_PREFIX.replace("TYPE", kind)
     own = _said(bench, damaged.box, asked, prefix, get_args(Severity))
     damaged.severities = severity_probabilities(reading, kind, "unclear", own, bench)

@@ -13,7 +13,7 @@ from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.iqa_tools.detector import WORD_SEVERITIES, expit, load_detector, logit
 from agentic_iqa_local.nodes.ask import ask
-from agentic_iqa_local.nodes.prompts import distortion_prompt
+from agentic_iqa_local.nodes.prompts import objects_prompt
 from agentic_iqa_local.nodes.replies import detection_reply
 from agentic_iqa_local.nodes.tool_runs import ROLE, Task
 from agentic_iqa_local.nodes.workbench import Workbench
@@ -34,7 +34,7 @@ def read_presence(task: Task) -> dict[str, dict[str, float]]:
     logits = bench.settings.fusion.mode == "logits" and bench.services.client(ROLE).reads_logits
     if not logits:
         return {}
-    prompt = distortion_prompt("presence", task.query, plan.objects, task.reason)
+    prompt = objects_prompt("presence", task.query, plan.objects, task.reason)
     session = bench.models.session(ROLE)
     named = {} if plan.plan.distortion_detection else plan.distortions or {}
     found: dict[str, dict[str, float]] = {}
@@ -57,7 +57,7 @@ def list_presence(task: Task) -> dict[str, dict[str, float]]:
     """The same of a model without logits, from the list that it writes. Raises InvalidAnswer, VLMError."""
     bench, objects = task.bench, task.plan.objects
     sure, section = bench.settings.fusion.classification_confidence, bench.services.section(ROLE)
-    prompt = distortion_prompt("detection", task.query, objects, task.reason)
+    prompt = objects_prompt("detection", task.query, objects, task.reason)
     reply = ask(bench.models.session(ROLE), prompt, detection_reply(objects), section)
     found: dict[str, dict[str, float]] = {}
     for name, listed in reply.model_dump(by_alias=True).items():

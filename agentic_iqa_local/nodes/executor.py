@@ -12,7 +12,7 @@ from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.detection import detect, found_families, severity_probabilities
 from agentic_iqa_local.nodes.evidence import doubts, mark_votes, not_looked_for
-from agentic_iqa_local.nodes.prompts import distortion_prompt
+from agentic_iqa_local.nodes.prompts import objects_prompt
 from agentic_iqa_local.nodes.query import asks_where
 from agentic_iqa_local.nodes.reasoning import speaks_of
 from agentic_iqa_local.nodes.repetition import sound
@@ -174,7 +174,7 @@ def judge(task: Task, distortions: ByObject) -> Judged:
             asked[name] = doubted
     if not asked:
         return judged
-    prompt = distortion_prompt("analysis", task.query, asked, task.reason)
+    prompt = objects_prompt("analysis", task.query, asked, task.reason)
     section = bench.services.section(ROLE)
     reply = ask(bench.models.session(ROLE), prompt, analysis_reply(asked), section)
     detections = task.evidence.detection or {}

@@ -1,7 +1,7 @@
 """What the evidence says of a question with choices, as a probability of each choice.
 
-It says something where the answers or the question name what was measured: distortions, their severity, exposure or
-the level of quality.
+It says something where the answers or the question name what was measured: distortions, their
+severity, exposure or the level of quality.
 """
 
 import re
@@ -36,8 +36,8 @@ _NONE, _QUALITY, _GOOD, _BAD = (
 def measure_choices(
     query: str, choices: Sequence[str], plan: PlannerOutput, evidence: Evidence
 ) -> tuple[dict[str, float] | None, str]:
-    """The probability of each choice's letter by the evidence, and what it rests on (SCORES or DETECTED); None where
-    the evidence says nothing, and why."""
+    """The probability of each choice's letter by the evidence, and what it rests on (SCORES or
+    DETECTED); None where the evidence says nothing, and why."""
     if plan.query_type != "IQA" or evidence is None or len(plan.objects) != 1:
         about = "the question is not about the technical quality of one object"
         return None, f"{about}: the letters stand alone"
@@ -53,7 +53,8 @@ def measure_choices(
 
 
 def _matched(choices: Sequence[str], table: Mapping[Any, re.Pattern[str]]) -> list[Any] | None:
-    """For each choice the key of the last pattern that it holds; None where one holds none, or two the same."""
+    """For each choice the key of the last pattern that it holds; None where one holds none, or two
+    the same."""
     keys = []
     for choice in choices:
         keys += [key for key, words in table.items() if words.search(choice)][-1:]
@@ -71,8 +72,8 @@ def _yes_or_no(choices: Sequence[str], yes: float) -> Weights:
 def _by_distortions(
     asked: str, choices: Sequence[str], name: str, evidence: ExecutorOutput
 ) -> Weights:
-    """Choices that are severities of the one family that the question names, that name families, or that are Yes and
-    No to a question whether a family is there."""
+    """Choices that are severities of the one family that the question names, that name families, or
+    that are Yes and No to a question whether a family is there."""
     kinds = distortions_in(asked, [name])
     words = _matched(choices, _SEVERITIES)
     read = (evidence.severity_probabilities or {}).get(name, {})
@@ -98,8 +99,8 @@ def _severities(words: Sequence[str], read: Mapping[str, float]) -> Weights:
 
 
 def families_named(choices: Sequence[str]) -> list[list[str]] | None:
-    """For each choice the families that it names, or the side of a right exposure; ["none"] where it says that there
-    is no distortion. None where one names neither, or none names a family."""
+    """For each choice the families that it names, or the side of a right exposure; ["none"] where
+    it says that there is no distortion. None where one names neither, or none names a family."""
     named = [_family_or_side(choice) for choice in choices]
     return named if all(named) and any(kinds != ["none"] for kinds in named) else None
 
@@ -118,14 +119,16 @@ def _sides_in(text: str) -> list[str]:
 
 
 def _by_side(detection: Detection, changed: float) -> dict[str, float]:
-    """The probability of too dark and of too bright, where that of a change of brightness is `changed`."""
+    """The probability of too dark and of too bright, where that of a change of brightness is
+    `changed`."""
     read = detection.exposure or dict.fromkeys(_SIDES, 1.0)
     total = sum(read.values()) or 1.0
     return {side: changed * share / total for side, share in read.items()}
 
 
 def _strongest(named: Sequence[Sequence[str]], detection: Detection) -> Weights:
-    """How probable each choice is the strongest of all families; of sides of a right exposure, how probable it is."""
+    """How probable each choice is the strongest of all families; of sides of a right exposure, how
+    probable it is."""
     if len(set(map(tuple, named))) < len(named):
         return None
     changed = detection.families[EXPOSURE].probability
@@ -155,7 +158,8 @@ def _presence(
 
 
 def _by_scores(asked: str, choices: Sequence[str], evidence: ExecutorOutput) -> Weights:
-    """Choices that are levels of quality, or Yes and No to a question whether the quality is good or bad."""
+    """Choices that are levels of quality, or Yes and No to a question whether the quality is good
+    or bad."""
     scores = votes(evidence)
     if not scores or not _QUALITY.search(asked):
         return None

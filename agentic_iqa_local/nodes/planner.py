@@ -1,11 +1,11 @@
 """The Planner: query, pictures and feedback in, a plan out.
 
-The model fills every field from the query. Where its answer differs from what is given, what the query says in so many
-words, or the paper's rules for the flags, code corrects it and says so. A replan may add distortions.
+The model fills every field from the query. Where its answer differs from what is given, what the
+query says in so many words, or the paper's rules for the flags, code corrects it and says so. A
+replan may add distortions.
 """
 
 import itertools
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -44,9 +44,9 @@ logger = logging.getLogger(__name__)
 def derive_flags(
     query_type: str, query_scope: list[str] | str, distortion_source: str, required_tool: str | None
 ) -> PlanControlFlags:
-    """The Executor's switches by the paper's rules. Other: everything off. IQA: analysis on, detection when the
-    distortions are to be inferred; tools are selected when the query names neither a region nor a tool, and executed
-    when it names a tool or no region."""
+    """The Executor's switches by the paper's rules. Other: everything off. IQA: analysis on,
+    detection when the distortions are to be inferred; tools are selected when the query names
+    neither a region nor a tool, and executed when it names a tool or no region."""
     if query_type != "IQA":
         return PlanControlFlags()
     whole, tool = query_scope == "Global", required_tool is not None
@@ -59,8 +59,8 @@ def derive_flags(
 
 
 def flags_against(gaps: Sequence[Gap], flags: PlanControlFlags, scores: bool) -> PlanControlFlags:
-    """The flags, with the parts on that can close the gaps of the last pass. `scores`: whether tools had measured,
-    so that another one may decide."""
+    """The flags, with the parts on that can close the gaps of the last pass. `scores`: whether
+    tools had measured, so that another one may decide."""
     kinds = {gap.kind for gap in gaps}
     closing = {
         "distortion_detection": {"contradiction"},
@@ -84,7 +84,8 @@ def correct_plan(
         made: The model's plan.
         query: The question, whose own words win.
         has_reference: Whether a reference is given.
-        before: On a replan the last pass's plan: its type and regions stay, and the model may add distortions.
+        before: On a replan the last pass's plan: its type and regions stay, and the model may
+            add distortions.
         choices: Answers to choose from. If they name distortions, the question is about quality.
         boxes: Where regions lie. Tools are chosen for these, and run.
     """
@@ -129,8 +130,8 @@ def _regions(
 
 
 def _flags(scope: Any, source: str, tool: str | None, boxed: bool) -> PlanControlFlags:
-    """The paper's flags; and tools measure a region that has a box, and the model chooses in place of a tool that
-    there is none of."""
+    """The paper's flags; and tools measure a region that has a box, and the model chooses in place
+    of a tool that there is none of."""
     flags = derive_flags("IQA", scope, source, tool)
     measurable = scope == "Global" or boxed
     return revised(
@@ -143,15 +144,7 @@ def _flags(scope: Any, source: str, tool: str | None, boxed: bool) -> PlanContro
 def corrections(made: PlannerOutput, corrected: PlannerOutput) -> list[str]:
     """A line for each field in which the corrected plan differs from what the model made."""
     old, new = made.model_dump(), corrected.model_dump()
-    return [
-        f"{name}: {_shown(old[name])} → {_shown(new[name])}"
-        for name in old
-        if old[name] != new[name]
-    ]
-
-
-def _shown(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return [f"{name}: {old[name]} → {new[name]}" for name in old if old[name] != new[name]]
 
 
 def planner_node(
@@ -159,8 +152,8 @@ def planner_node(
     config: RunnableConfig | None = None,
     runtime: Runtime[Any] | None = None,
 ) -> dict[str, Any]:
-    """Returns `plan`, `plan_corrections` and, where the place of a region is known, `box`; or `error` when no valid
-    plan could be had."""
+    """Returns `plan`, `plan_corrections` and, where the place of a region is known, `box`; or
+    `error` when no valid plan could be had."""
     try:
         with opened(state, config, runtime) as bench:
             return _planned(state, bench)
@@ -175,8 +168,8 @@ def _planned(state: AgenticIQAState, bench: Workbench) -> dict[str, Any]:
     query, choices = state["query"], state.get("choices") or []
     has_reference = bool(state.get("reference_path"))
     gaps = gaps_to_close(state)
-    before = state.get("plan") if gaps else None
-    evidence = state.get("executor_evidence") if gaps else None
+    last_pass = state if gaps else {}
+    before, evidence = last_pass.get("plan"), last_pass.get("executor_evidence")
     prompt = planner_prompt(
         query,
         has_reference,

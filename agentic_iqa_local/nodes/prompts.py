@@ -1,6 +1,7 @@
 """What each role is told: its instructions, from templates/*.txt, and the case at hand.
 
-One assessment is one conversation prefix (images, then a fixed preamble) that every role continues with its own text.
+One assessment is one conversation prefix (images, then a fixed preamble) that every role continues
+with its own text.
 """
 
 import json
@@ -18,7 +19,8 @@ REASONING_LIMIT = (
     "Keep quality_reasoning below 300 characters."  # in the case: the template is the paper's
 )
 ANSWER_PREFIX = '{"final_answer": "'
-"""The Summarizer's own answer up to the letter: the JSON value position at which the letters are read."""
+"""The Summarizer's own answer up to the letter: the JSON value position at which the letters are
+read."""
 
 
 _TEMPLATES = {
@@ -82,8 +84,9 @@ def planner_prompt(
     evidence: ExecutorOutput | None = None,
     earlier: Sequence[str] = (),
 ) -> Prompt:
-    """The Planner's prompt, with the `earlier` turns of a conversation. On a replan `replan_history` says what the
-    Summarizer found missing, `plan` and `evidence` what the last round did and found."""
+    """The Planner's prompt, with the `earlier` turns of a conversation. On a replan
+    `replan_history` says what the Summarizer found missing, `plan` and `evidence` what the last
+    round did and found."""
     given = "given" if has_reference else "none"
     lines = [*earlier, *_query(query, choices), f"Reference image: {given}"]
     if replan_history:
@@ -95,16 +98,24 @@ def planner_prompt(
     return Prompt(_TEMPLATES["planner"], "\n".join(lines))
 
 
-def distortion_prompt(
-    template: Literal["presence", "detection", "analysis", "selection"],
+def objects_prompt(
+    template: Literal["boxes", "presence", "detection", "analysis", "selection"],
     query: str,
     about: Sequence[str] | dict[str, list[str]],
     gap: str | None = None,
     tools: Sequence[tuple[str, str]] = (),
 ) -> Prompt:
-    """Asks, by its `template`, `about` objects which types of distortions they have, Yes or No of each ("presence") or
-    as a list ("detection"); or about {object: [distortion]} how severe each is ("analysis") or for a tool of `tools`,
-    (name, description), for each ("selection"). `gap` says why it is asked again."""
+    """A prompt about objects, or about {object: [distortion]}.
+
+    Args:
+        template: Asks where the objects lie ("boxes"), which types of distortions they have, Yes or
+            No for each ("presence") or as a list ("detection"), how severe each distortion is
+            ("analysis"), or for a tool for each ("selection").
+        query: The user's question.
+        about: The objects or their distortions.
+        gap: Why it is asked again.
+        tools: The name and the description of each tool to choose from.
+    """
     what = "Distortions" if isinstance(about, dict) else "Objects"
     lines = [*_query(query), f"{what}: {_json(about)}"]
     if gap:
@@ -115,14 +126,9 @@ def distortion_prompt(
     return Prompt(_TEMPLATES[template], "\n".join(lines))
 
 
-def boxes_prompt(query: str, names: Sequence[str]) -> Prompt:
-    """Asks where the objects that a query names lie."""
-    return Prompt(_TEMPLATES["boxes"], "\n".join([*_query(query), f"Objects: {_json(names)}"]))
-
-
 def evidence_parts(evidence: ExecutorOutput | None) -> dict[str, str]:
-    """The evidence as JSON, by title: {object: [{type, severity, explanation}]} and {object: {distortion: [tool,
-    score]}}; a part without content is left out."""
+    """The evidence as JSON, by title: {object: [{type, severity, explanation}]} and {object:
+    {distortion: [tool, score]}}; a part without content is left out."""
     parts = {}
     if evidence and evidence.distortion_analysis:
         analysis = evidence.model_dump(include={"distortion_analysis"})
@@ -145,8 +151,8 @@ def summarizer_prompt(
     reversed_letters: bool = False,
     earlier: Sequence[str] = (),
 ) -> Prompt:
-    """The Summarizer's prompt in scoring or explanation/QA mode; sections without evidence are left out.
-    `reversed_letters`: the scoring options from A. Bad to E. Excellent."""
+    """The Summarizer's prompt in scoring or explanation/QA mode; sections without evidence are left
+    out. `reversed_letters`: the scoring options from A. Bad to E. Excellent."""
     lines = [REASONING_LIMIT, *earlier, *_query(query, choices)]
     lines += [f"{title}: {part}" for title, part in evidence_parts(evidence).items()]
     if evidence and evidence.damaged_part:

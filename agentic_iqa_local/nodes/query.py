@@ -44,8 +44,9 @@ _NAMES = (  # by `tool_key`
 
 
 def _spelled(key: str) -> str:
-    """A name as people write it, with a blank or a sign anywhere ("N.I.Q.E.", "MS SSIM"). A name that only pyiqa's
-    list has may have one where the list does. A plus follows directly: "LPIPS + SSIM" are two."""
+    """A name as people write it, with a blank or a sign anywhere ("N.I.Q.E.", "MS SSIM"). A name
+    that only pyiqa's list has may have one where the list does. A plus follows directly: "LPIPS +
+    SSIM" are two."""
     listed = _LISTED.get(key) == _NAMES[key]
     parts = re.split("[-_]", _NAMES[key]) if listed else [*key]
     return r"[ \-_.]?".join(map(re.escape, parts)).replace(r"[ \-_.]?\+", r"\+")
@@ -53,7 +54,8 @@ def _spelled(key: str) -> str:
 
 _SPELLED = "|".join(_spelled(key) for key in sorted(_NAMES, key=len, reverse=True))
 _BEGIN = r"(?<![A-Za-z0-9À-ɏ])"
-# What makes a name that of another metric ("niqe_matlab", "PSNR-HVS", "NIQE-v2"), unlike "niqe_score" and "NIQE-based"
+# What makes a name that of another metric ("niqe_matlab", "PSNR-HVS", "NIQE-v2"), unlike
+# "niqe_score" and "NIQE-based"
 _TAIL = r"(?-i:(?!_(?:score|value|index)\b)(?:_[A-Za-z0-9]+|-[A-Z][A-Z0-9]+|-[a-z]+\d\w*))*"
 _END = r"(?![A-Za-z0-9À-ɏ]|[\w-]*\.(?:png|jpe?g|webp|tiff?|csv)\b)"
 _NAME = rf"{_BEGIN}(?:{_SPELLED}){_TAIL}{_END}"
@@ -67,11 +69,12 @@ _METRIC = re.compile(
 # "not X, Y or Z": nothing but fillers parts a negation from the name
 _LIST = rf"(?:{_NAME}(?:\s*[,/]\s*(?:(?:or|and|nor)\s+)?|\s+(?:or|and|nor)\s+)?){{1,10}}"
 _REFUSED = re.compile(
-    r"(?<!why )(?:\b(?:not|never|no|without|except|avoid|skip|ignore|instead of|rather than|other than|anything but)"
-    rf"|n['’]t)\s+(?:(?:want|you|to|use|using|run|the|any|a|with|by|on)\s+)*{_LIST}",
+    rf"(?<!why )(?:\b(?:{WORDS['refusal']})|n['’]t)\s+"
+    rf"(?:(?:want|you|to|use|using|run|the|any|a|with|by|on)\s+)*{_LIST}",
     re.IGNORECASE,
 )
-# The number that a query gives for the tool before it; no range ("1 to 5"), share, size, count or number of a list
+# The number that a query gives for the tool before it; no range ("1 to 5"), share, size, count or
+# number of a list
 _QUOTED = re.compile(
     rf"(?:\s*\b(?:{WORDS['before_a_score']})\b|\s*[=:≈~<>≤≥(]|\s+[-–—](?=\s)){{0,4}}\s*"
     r"(?<![\w.,])(?P<number>[-−]?(?:\d+(?:[.,]\d+)?|\.\d+))(?![\d%])(?:\s?dB)?"
@@ -82,15 +85,16 @@ _QUOTED = re.compile(
 
 
 def named_metrics(query: str, has_reference: bool) -> list[str]:
-    """The tools that the query names, in its order, and behind them well-known metrics that are no tools here. A name
-    in a negated phrase ("not NIQE") does not count."""
+    """The tools that the query names, in its order, and behind them well-known metrics that are no
+    tools here. A name in a negated phrase ("not NIQE") does not count."""
     found = [_metric(match, has_reference) for match in _METRIC.finditer(_asked_for(query))]
     named = dict.fromkeys(filter(None, found))
     return sorted(named, key=lambda name: name not in TOOLS)
 
 
 def quoted_scores(query: str, has_reference: bool) -> list[tuple[str, float]]:
-    """The tools that the query gives a number for, with the number: of "Is NIQE 5.1 good?" NIQE and 5.1."""
+    """The tools that the query gives a number for, with the number: of "Is NIQE 5.1 good?" NIQE and
+    5.1."""
     text = _asked_for(query)
     quoted: dict[str, float] = {}
     for match in _METRIC.finditer(text):
@@ -108,9 +112,10 @@ def _asked_for(query: str) -> str:
 
 
 def _metric(match: re.Match[str], has_reference: bool = False) -> str | None:
-    """The metric that is named. A name that is a word too counts as it is spelled, after a command or before "score":
-    "UNIQUE" and "use unique", but not "a unique photo". A variant of a name is a metric of its own; a name that
-    nobody lists counts if it is near to one, or ends as metrics do."""
+    """The metric that is named. A name that is a word too counts as it is spelled, after a command
+    or before "score": "UNIQUE" and "use unique", but not "a unique photo". A variant of a name is a
+    metric of its own; a name that nobody lists counts if it is near to one, or ends as metrics
+    do."""
     unlisted = match["unlisted"]
     if unlisted:
         alike = unlisted.endswith("IQA") or nearest(tool_key(unlisted), _NAMES)
@@ -138,8 +143,8 @@ _DAMAGE, _ANY, _VIRTUE, _ABSENCE, _OPEN, _LEFT_OUT = (
 
 
 def distortions_in(query: str, regions: Iterable[str] = ()) -> list[str]:
-    """The distortions that a question about quality names outside the names of its `regions`, in its order; none where
-    it asks for others too."""
+    """The distortions that a question about quality names outside the names of its `regions`, in
+    its order; none where it asks for others too."""
     text = asked_about(query)
     if _OPEN.search(text):
         return []
@@ -156,8 +161,8 @@ def asks_about_damage(query: str) -> bool:
 
 
 def says_present(query: str, kinds: Sequence[str]) -> bool | None:
-    """Whether Yes says that the distortions named are there ("Is it noisy?": True) or that they are not ("Is it
-    sharp?": False); None where the question names none."""
+    """Whether Yes says that the distortions named are there ("Is it noisy?": True) or that they are
+    not ("Is it sharp?": False); None where the question names none."""
     if not kinds and not _ANY.search(query):
         return None
     denied = bool(_ABSENCE.search(query))
@@ -166,7 +171,8 @@ def says_present(query: str, kinds: Sequence[str]) -> bool | None:
 
 
 def asked_about(query: str) -> str:
-    """The question without the answers that it offers, names of metrics, and what is not to be looked at."""
+    """The question without the answers that it offers, names of metrics, and what is not to be
+    looked at."""
     question, _ = _split(_YES_NO.sub(" ", _plain(query)))
     return _LEFT_OUT.sub(".", " ".join(_without_metrics(question).split()))
 
@@ -179,8 +185,9 @@ _WHERE = pattern(WORDS["where"])
 
 
 def region_in(query: str, name: str) -> str | None:
-    """The region that a plan calls `name`, without words for the picture or its quality at either end ("photo of my
-    dog": dog); None where nothing is left, or where the query does not hold it."""
+    """The region that a plan calls `name`, without words for the picture or its quality at either
+    end ("photo of my dog": dog); None where nothing is left, or where the query does not hold
+    it."""
     region, text = _ENDS.sub("", _plain(name)), _without_metrics(query)
     unspaced = not region.isascii() and region in text  # Chinese and its like
     named = f" {_stemmed(region)} " in f" {_stemmed(text)} "
@@ -205,30 +212,29 @@ def asks_where(query: str) -> bool:
 
 # Answers to choose from
 
-# The mark of an answer: A., a), (A) or 1.; the first one begins a clause. An initial ("J. A. Smith") begins none.
+# The mark of an answer: A., a), (A) or 1.; the first one begins a clause. An initial ("J. A.
+# Smith") begins none.
 _MARK = r"(?<!\w)[(\[]?([A-Ja-j1-9])[)\].:、]\s*(?=[^\s.])"
 _NEXT_MARK = re.compile(_MARK)
 _FIRST_MARK = re.compile(
     rf"(?:(?:^|(?<!\b[A-Z])\.|[?:!,;\n。、])\s*(?=[(\[]?[Aa])|[?:\n]\s*(?=[(\[]?1)){_MARK}"
 )
 # What a person answers is short, and no question or instruction
-_NO_ANSWER = re.compile(
-    r"$|.{100}|(is|are|do|does|did|how|what|which|why|can|where|who|rate|score|explain|describe|give|list|compare)\b",
-    re.IGNORECASE | re.DOTALL,
-)
+_NO_ANSWER = re.compile(rf"$|.{{100}}|({WORDS['question_or_order']})\b", re.IGNORECASE | re.DOTALL)
 _END_OF_LIST = re.compile(r"[.?!]\s+(?=[A-Z])|[。？]|\n")
 _END_OF_ANSWER = re.compile(r"[\s,;.?!(\[]*(\b(or|and)\b)?[\s(\[]*$", re.IGNORECASE)
 _PAIR = r"(yes|true|y)\s*(?:or|/|,)\s*(no|false|n)"
 _YES_NO = re.compile(
     rf"^\s*(?:answer\s+(?:with\s+)?)?{_PAIR}\s*[:,?–—-]"
-    rf"|(?<!whether)(?<!saying)(?<!if)[\s,;(?!.:–—-]{_PAIR}[\s?.!),。]*(?:(?:please\s+)?(?:explain|why)\b.*)?$",
+    rf"|(?<!whether)(?<!saying)(?<!if)[\s,;(?!.:–—-]{_PAIR}[\s?.!),。]*"
+    r"(?:(?:please\s+)?(?:explain|why)\b.*)?$",
     re.IGNORECASE,
 )
 
 
 def choices_in(query: str) -> list[str] | None:
-    """The answers that the query offers: a lettered or numbered list ("A. too dark B. too bright") or "yes or no";
-    None where it offers none. A list of questions or instructions is none."""
+    """The answers that the query offers: a lettered or numbered list ("A. too dark B. too bright")
+    or "yes or no"; None where it offers none. A list of questions or instructions is none."""
     text = _plain(query)
     _, answers = _split(text)
     pair = _YES_NO.search(text)
@@ -238,7 +244,8 @@ def choices_in(query: str) -> list[str] | None:
 
 
 def _split(text: str) -> tuple[str, list[str]]:
-    """The text before a list of answers, and the answers; the whole text and nothing where it has no list."""
+    """The text before a list of answers, and the answers; the whole text and nothing where it has
+    no list."""
     marks = _marks(text)
     if len(marks) < 2:
         return text, []

@@ -1,5 +1,5 @@
-"""The reasoning of an answer: what decided it, the model's words where they agree with the evidence, and what a reader
-must know."""
+"""The reasoning of an answer: what decided it, the model's words where they agree with the
+evidence, and what a reader must know."""
 
 import re
 from collections.abc import Sequence
@@ -58,8 +58,9 @@ def reasoned(
         choices: The answers that were offered.
 
     Returns:
-        For a choice that rests on evidence that evidence, and the model's words behind it if they name what was found.
-        Else the model's words, or sentences made of the evidence where the words contradict it.
+        For a choice that rests on evidence that evidence, and behind it the model's words if they
+        name what was found. Else the model's words, or sentences made of the evidence where the
+        words contradict it.
     """
     known = evidence or ExecutorOutput()
     words = text if text and agrees(text, known, fusion, choices) else ""
@@ -79,8 +80,8 @@ def reasoned(
 def agrees(
     text: str, evidence: ExecutorOutput, fusion: FusionResult | None, choices: Choices
 ) -> bool:
-    """Whether a text can be the reason of an answer: it says something, does not repeat itself, names no level but the
-    answer, and contradicts nothing that was found."""
+    """Whether a text can be the reason of an answer: it says something, does not repeat itself,
+    names no level but the answer, and contradicts nothing that was found."""
     if len(text.split()) < (2 if choices else 1) or repeats_itself(text):
         return False
     levels = {level.capitalize() for level in _LEVEL.findall(text)}
@@ -91,8 +92,9 @@ def agrees(
 
 
 def _fits(text: str, evidence: ExecutorOutput) -> bool:
-    """Whether a text names only distortions that were found, with the severity that was found, denies none that is more
-    than slight, and calls the picture clean only where all distortions were looked for."""
+    """Whether a text names only distortions that were found, with the severity that was found,
+    denies none that is more than slight, and calls the picture clean only where all distortions
+    were looked for."""
     judged = {(finding.type, finding.severity) for finding in found_damage(evidence)}
     damaged = {kind for kind, severity in judged if severity not in ("slight", UNCLEAR)}
     there, denied = named_in(text)
@@ -134,8 +136,8 @@ def _level(letter: str) -> str:
 
 
 def from_evidence(evidence: Evidence, fusion: FusionResult | None, choices: Choices) -> list[str]:
-    """Sentences that say which answer was chosen and by what, what was found of all that was looked for, and the
-    level."""
+    """Sentences that say which answer was chosen and by what, what was found of all that was looked
+    for, and the level."""
     said = _what_was_found(evidence or ExecutorOutput())
     if fusion and choices:
         return [_chosen(evidence, fusion, choices), *said]

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from agentic_iqa_local.images.frames import moved
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
-from agentic_iqa_local.nodes.prompts import boxes_prompt
+from agentic_iqa_local.nodes.prompts import objects_prompt
 from agentic_iqa_local.nodes.query import same_words
 from agentic_iqa_local.nodes.replies import boxes_reply
 from agentic_iqa_local.nodes.workbench import Workbench
@@ -32,7 +32,7 @@ def found_boxes(query: str, names: list[str], bench: Workbench) -> dict[str, Box
     if scale == "none" or not names:
         return {}
     try:
-        prompt = boxes_prompt(query, names)
+        prompt = objects_prompt("boxes", query, names)
         reply = ask(bench.models.session(ROLE), prompt, boxes_reply(names), section)
     except (OutOfMemory, ModelLost):
         raise

@@ -1,16 +1,18 @@
-"""Whether a written text repeats itself, as a small model's does that has lost its thread: one check, any language."""
+"""Whether a written text repeats itself, as a small model's does that has lost its thread: one
+check, any language."""
 
 import re
 from collections.abc import Callable
 
-# A token is a word or a number, with the mark behind it that makes it an item of a list or a table; in scripts that put
-# no blanks between words it is a character.
+# A token is a word or a number, with the mark behind it that makes it an item of a list or a table;
+# in scripts that put no blanks between words it is a character.
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff"
 _TOKEN = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+,?")
 _LIST_MARK = re.compile(r"\s*[,;|\n]+\s*")
 # "hahahaha", "aaaaaaaa": a piece of a word four times, or a letter eight times
 _STUTTER = re.compile(r"([^\W\d_]{2,}?)\1{3}|([^\W\d_])\2{7}")
-# Tokens, each with a blank behind it, that stand directly behind themselves more often than by accident
+# Tokens, each with a blank behind it, that stand directly behind themselves more often than by
+# accident
 _LOOP = re.compile(
     r"(?<!\S)(?:(?P<long>(?:\S+ ){6,}?)(?P=long)"
     r"|(?P<phrase>(?:\S+ ){2,5}?)(?P=phrase){2}"
@@ -24,7 +26,8 @@ _FEW = 15  # words, too few to tell
 
 
 def sound(text: str, whose: str, warn: Callable[[str], None]) -> str | None:
-    """The text; None for one that repeats itself, which `warn` tells. `whose`: what the model wrote there."""
+    """The text; None for one that repeats itself, which `warn` tells. `whose`: what the model wrote
+    there."""
     if not repeats_itself(text):
         return text
     warn(f"the model repeated itself in {whose}: the evidence is told in its place")

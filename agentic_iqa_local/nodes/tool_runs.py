@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from agentic_iqa_local.iqa_tools import ToolError, find_tool, is_tool
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
-from agentic_iqa_local.nodes.prompts import distortion_prompt
+from agentic_iqa_local.nodes.prompts import objects_prompt
 from agentic_iqa_local.nodes.query import named_metrics, quoted_scores
 from agentic_iqa_local.nodes.replies import selection_reply
 from agentic_iqa_local.nodes.tool_readings import ToolReadings
@@ -147,7 +147,7 @@ def select_tools(
     if len(names) == 1:
         return {name: dict.fromkeys(kinds, names[0]) for name, kinds in distortions.items()}
     described = [(name, _description(name)) for name in names]
-    prompt = distortion_prompt("selection", query, distortions, tools=described)
+    prompt = objects_prompt("selection", query, distortions, tools=described)
     schema, section = selection_reply(distortions, names), bench.services.section(ROLE)
     try:
         reply = ask(bench.models.session(ROLE), prompt, schema, section)

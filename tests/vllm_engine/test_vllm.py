@@ -21,7 +21,7 @@ from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.nodes.prompts import (
     ANSWER_PREFIX,
     DEFAULT_QUERY,
-    distortion_prompt,
+    objects_prompt,
     planner_prompt,
     summarizer_prompt,
 )
@@ -39,7 +39,7 @@ from agentic_iqa_local.vlm_client.vllm_client import VllmClient, gpu_share
 
 PLAN, DETECTION = (
     planner_prompt(DEFAULT_QUERY, False),
-    distortion_prompt("detection", DEFAULT_QUERY, ["Global"]),
+    objects_prompt("detection", DEFAULT_QUERY, ["Global"]),
 )
 # Both engines compute in float32 with sums in another order: differences of 1e-6 in logits that reach about 20.
 BOUND = 1e-4
@@ -170,7 +170,7 @@ def test_greedy_and_begun_answers_equal_those_of_transformers(ours, client, pict
     asked = [
         (PLAN, PlannerReply, ""),
         (DETECTION, detection_reply(["Global"]), ""),
-        (distortion_prompt("analysis", DEFAULT_QUERY, noise), analysis_reply(noise), ""),
+        (objects_prompt("analysis", DEFAULT_QUERY, noise), analysis_reply(noise), ""),
         *((SCORING, reply, ANSWER_PREFIX + letter) for letter in LETTERS),
     ]
     for turn, (prompt, schema, begun) in enumerate(asked):
