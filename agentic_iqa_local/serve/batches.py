@@ -32,18 +32,20 @@ class Batches:
     service is started again; one that cannot go on is stopped, and the others are not."""
 
     def __init__(self, root: Path, queue: Queue, set_up: SetUp):
-        self.root, self.queue, self.set_up, self._more = root, queue, set_up, asyncio.Event()
+        self.root, self.queue, self.set_up = root, queue, set_up
+        self._more = asyncio.Event()  # there may be something to do
         self._known: dict[str, StoredBatch] = {}
         self._stopped: dict[str, str] = {}  # batches that do not go on, and why
 
     def _batches(self) -> dict[str, StoredBatch]:
         """Every batch by its name, the oldest first. Raises OSError."""
-        found = {}
+        batches = {}
         for file in sorted(os.listdir(self.root)):
-            name, folder = path_text(file), self.root / file
+            folder = self.root / file
             if os.path.lexists(folder / OPTIONS):
-                found[name] = self._known.setdefault(name, StoredBatch(folder))
-        return found
+                name = path_text(file)
+                batches[name] = self._known.setdefault(name, StoredBatch(folder))
+        return batches
 
     def _batch(self, name: str) -> StoredBatch:
         """Raises Refused (404), and OSError where the batches cannot be listed."""
@@ -58,36 +60,38 @@ class Batches:
 
     def listed(self) -> list[dict[str, Any]]:
         """How far every batch is, the newest first. Raises OSError."""
-        return [self._told(name, batch) for name, batch in reversed(self._batches().items())]
+        return [self._status(name, batch) for name, batch in reversed(self._batches().items())]
 
     def status(self, name: str) -> dict[str, Any]:
         """How far a batch is. Raises Refused."""
-        return self._told(name, self._batch(name))
+        return self._status(name, self._batch(name))
 
-    def _told(self, name: str, batch: StoredBatch) -> dict[str, Any]:
-        """Of a spoilt batch that is counted which can be read."""
-        why = self._stopped.get(name)
-        total, errors = 0, list[str | None]()
+    def _status(self, name: str, batch: StoredBatch) -> dict[str, Any]:
+        """How far a batch is; a spoilt one is stopped, with the counts of what can be read."""
+        total, errors, spoilt = 0, dict[str, str | None](), None
         try:
             total = len(batch.pictures())
-            errors += batch.errors().values()
+            errors = batch.errors()
         except SpoiltBatch as error:
-            why = error.message
-        else:
-            if len(errors) == total:
-                why = None
-        if why:
-            state = "stopped"
-        elif len(errors) == total:
+            spoilt = error.message
+        finished = spoilt is None and len(errors) == total
+        why = None if finished else spoilt or self._stopped.get(name)
+        if finished:
             state = "finished"
+        elif why:
+            state = "stopped"
         else:
             state = "running" if errors else "queued"
-        failed = len(errors) - errors.count(None)
         place = f"/v1/batches/{quote(name, safe='')}"
-        links = {"self": place, "rows": f"{place}/rows", "gallery": f"{place}/gallery"}
-        about = {"id": name, "state": state, "total": total, "done": len(errors), "failed": failed}
-        problem = {"error": {"code": "stopped", "message": why, "remedy": None}} if why else {}
-        return about | {"links": links} | problem
+        status = {
+            "id": name,
+            "state": state,
+            "total": total,
+            "done": len(errors),
+            "failed": sum(error is not None for error in errors.values()),
+            "links": {"self": place, "rows": f"{place}/rows", "gallery": f"{place}/gallery"},
+        }
+        return status | (Refused(503, "stopped", why).body() if why else {})
 
     def rows(self, name: str) -> list[Assessment]:
         """A batch's rows so far. Raises Refused."""
@@ -136,21 +140,17 @@ class Batches:
         """Deletes a batch with all that its folder holds. Raises Refused, and OSError for what cannot be deleted."""
         folder = self._batch(name).folder
         self._known.pop(name, None)  # so that whoever works on it sees that it is gone
-        if not folder.is_symlink():
-            _remove(folder / OPTIONS)  # from now on it is not listed
-        _remove(folder)
+        shutil.rmtree(folder)
 
     async def work(self) -> None:
         """Works on all batches, the oldest first, until it is cancelled. What one of them raises stops it alone."""
         while True:
             self._more.clear()
-            names = list[str]()
             try:
-                names += self._batches()
+                for name in self._batches():
+                    await self._go_on_with(name)
             except OSError as error:
                 logger.error("the batches cannot be listed: %s", one_line(str(error)))
-            for name in names:
-                await self._go_on_with(name)
             await self._more.wait()
 
     async def _go_on_with(self, name: str) -> None:
@@ -195,13 +195,6 @@ class Batches:
                 return await self.queue.answer(ask)
             except Refused:
                 await asyncio.sleep(AGAIN)
-
-
-def _remove(place: Path) -> None:
-    if place.is_symlink() or not place.is_dir():
-        place.unlink()
-    else:
-        shutil.rmtree(place)
 
 
 def _reason(error: Exception, batch: StoredBatch) -> str:

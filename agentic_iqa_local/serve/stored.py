@@ -1,6 +1,6 @@
-"""A batch as it lies on the disk: all that is read of it is checked here, so that a spoilt one is told from a sound
-one."""
+"""A batch on the disk: whatever is read of it is checked here, so that a spoilt batch is told from a sound one."""
 
+import io
 import itertools
 import os
 import threading
@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from agentic_iqa_local.batch.inputs import LARGEST
 from agentic_iqa_local.batch.rows import RowFile, StoredRow, check_run, rows_in, write_run
 from agentic_iqa_local.errors import UserError, one_line
 from agentic_iqa_local.files import FileError, open_regular, path_text, read_json
@@ -30,8 +29,7 @@ class SpoiltBatch(Refused):
 
 class StoredBatch:
     """A folder with pictures/NAME, reference/NAME, options.json, rows.jsonl, where each row names its picture, and
-    run.json, which says what the rows depend on. No link is followed. Whatever reads it raises SpoiltBatch for what is
-    not so."""
+    run.json, which says what the rows depend on. Every method that reads raises SpoiltBatch for anything else."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -52,16 +50,13 @@ class StoredBatch:
         if len(reference) > 1:
             raise SpoiltBatch(f"reference: expected one file, found {len(reference)}")
         with self._reading(OPTIONS):
-            self._is_no_link(OPTIONS)
             asked = set_up.ask(read_json(self.folder / OPTIONS))
         return asked.about([], *reference)
 
     def errors(self) -> dict[str, str | None]:
         """Why each picture that has a row failed, or None. Each row is read once."""
         known = {path_text(picture.name) for picture in self.pictures()}
-        with self._turn, self._rows() as file:
-            if os.fstat(file.fileno()).st_size < self._end:
-                self._errors, self._end = {}, 0
+        with self._turn, self._reading(ROWS), self._rows() as file:
             file.seek(self._end)
             first = len(self._errors) + 1
             for line, row in rows_in(file, Path(ROWS), StoredRow, going_on=True, first=first):
@@ -83,7 +78,7 @@ class StoredBatch:
     def lines(self, start: int) -> bytes:
         """The rows from number `start` on, a line of JSON each."""
         count = len(self.errors())
-        with self._rows() as file:
+        with self._reading(ROWS), self._rows() as file:
             return b"".join(itertools.islice(file, min(start, count), count))
 
     def rows(self) -> list[Assessment]:
@@ -95,20 +90,16 @@ class StoredBatch:
 
     def keep_to(self, identity: dict[str, Any]) -> None:
         """Notes what the rows depend on, as long as there are none; after that it must be the same, so that a batch
-        that goes on after a restart has rows of one kind. Rows without such a note are of an older version."""
+        that goes on after a restart has rows of one kind."""
         begun = bool(self.errors())
         with self._reading(RUN):
-            self._is_no_link(RUN)
-            place = self.folder / RUN
-            if not begun:
-                write_run(place, {}, identity)
-            elif place.exists():
-                check_run(place, identity)
+            if begun:
+                check_run(self.folder / RUN, identity)
             else:
-                raise FileError("expected what the rows depend on, they are of an older version")
+                write_run(self.folder / RUN, {}, identity)
 
     def writer(self) -> RowFile:
-        """The file of rows, to go on with. Raises RowsError where it cannot be written."""
+        """The file of rows, to go on with. Raises RowsError if it cannot be written."""
         return RowFile(self.folder / ROWS, StoredRow)
 
     def hidden(self, message: str) -> str:
@@ -116,32 +107,18 @@ class StoredBatch:
         return message.replace(one_line(f"{self.folder}{os.sep}"), "")
 
     def _files(self, part: str) -> list[PictureFile]:
+        files = []
         with self._reading(part):
-            self._is_no_link(part)
-            with os.scandir(self.folder / part) as entries:
-                files = sorted(entries, key=lambda entry: entry.name)
-            for file in files:
-                if not file.is_file(follow_symlinks=False):
-                    said = (
-                        f"{path_text(file.name)}: expected a file, got a folder, a link or a pipe"
-                    )
-                    raise FileError(said)
-        return [PictureFile(file.path, file.name) for file in files]
+            for name in sorted(os.listdir(self.folder / part)):
+                path = self.folder / part / name
+                if not path.is_file():
+                    raise FileError(f"{path_text(name)}: expected a file")
+                files.append(PictureFile(str(path), name))
+        return files
 
-    @contextmanager
-    def _rows(self) -> Iterator[BinaryIO]:
-        with self._reading(ROWS):
-            self._is_no_link(ROWS)
-            path = self.folder / ROWS
-            exists = os.path.exists(path)
-            with open(open_regular(path) if exists else os.devnull, "rb") as file:
-                if os.fstat(file.fileno()).st_size > LARGEST:
-                    raise FileError(f"expected at most {LARGEST} bytes, got more")
-                yield file
-
-    def _is_no_link(self, part: str) -> None:
-        if self.folder.is_symlink() or (self.folder / part).is_symlink():
-            raise FileError("expected it in the batch's own folder, got a link")
+    def _rows(self) -> BinaryIO:
+        path = self.folder / ROWS
+        return open(open_regular(path), "rb") if path.exists() else io.BytesIO()
 
     @contextmanager
     def _reading(self, part: str) -> Iterator[None]:
