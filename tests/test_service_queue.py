@@ -27,7 +27,7 @@ from agentic_iqa_local.judgement.comparison import Ranking
 from agentic_iqa_local.result import new_row
 from agentic_iqa_local.serve import batches as batches_module
 from agentic_iqa_local.serve.app import Service, listening, make_app
-from agentic_iqa_local.serve.asks import Refused, Serving, SetUp
+from agentic_iqa_local.serve.asks import Refused, ServiceWork, SetUp
 from agentic_iqa_local.serve.batches import Batches
 from agentic_iqa_local.serve.bodies import Body, OnePicture, Upload
 from agentic_iqa_local.serve.queue import Queue
@@ -363,7 +363,7 @@ def test_a_senders_name_is_that_of_a_file_in_one_folder(name):
 def test_an_ask_that_fails_is_told_without_the_places_of_pictures(tmp_path, count):
     pictures = Body(images=[Upload(name=f"{i}.png", data=b"x") for i in range(count)])
     with pictures.stored(pictures.ask(SET_UP), tmp_path) as ask:
-        answer = Serving(SET_UP).failure(ask, f"{ask.image}: broken", "00")
+        answer = ServiceWork(SET_UP).failure(ask, f"{ask.image}: broken", "00")
     rows = answer.failed if isinstance(answer, Ranking) else [answer]
     assert [row.image for row in rows] == [f"{i}.png" for i in range(count)]
     assert rows[0].error == "0.png: broken"

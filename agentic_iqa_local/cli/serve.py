@@ -16,7 +16,7 @@ from agentic_iqa_local.cli.options import (
     chosen_settings,
     device_of,
 )
-from agentic_iqa_local.serve.asks import Serving, SetUp
+from agentic_iqa_local.serve.asks import ServiceWork, SetUp
 from agentic_iqa_local.services import Services
 
 
@@ -50,7 +50,7 @@ def serve(args: argparse.Namespace) -> None:
         app.listening(args.host, args.port) as address,
         TemporaryDirectory(prefix="agentic-iqa-") as uploads,
     ):
-        runner = batch_of(args, Serving(set_up), device_of(args))
+        runner = batch_of(args, ServiceWork(set_up), device_of(args))
         service = app.Service(set_up, runner, batches, Path(uploads), token=token)
         app.serve(service, address, hosts, log_requests=args.verbose > 0)
 

@@ -58,12 +58,10 @@ class Service:
 
     def __init__(self, set_up: SetUp, runner: Runner, batches: Path, uploads: Path, *, places: int = 64,
                  token: str | None = None):  # fmt: skip
-        self.set_up, self.queue, self.uploads, self.token = (
-            set_up,
-            Queue(runner, places),
-            uploads,
-            token,
-        )
+        self.set_up = set_up
+        self.uploads = uploads
+        self.token = token
+        self.queue = Queue(runner, places)
         self.batches = Batches(batches, self.queue, set_up)
 
 
@@ -76,18 +74,20 @@ Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_
 
 
 def _with_token(service: Here, given: Bearer) -> None:
-    """Raises Refused (401) without the service's token, where it has one."""
-    sent, wanted = given.credentials if given else "", service.token
-    if wanted and not hmac.compare_digest(sent.encode(), wanted.encode()):
-        said, remedy = "expected the service's token", "send the header Authorization: Bearer TOKEN"
-        raise Refused(401, "token", said, remedy, {"WWW-Authenticate": "Bearer"})
+    """Raises Refused (401) for a request without the service's token, if it has one."""
+    sent = given.credentials if given else ""
+    if service.token and not hmac.compare_digest(sent.encode(), service.token.encode()):
+        remedy = "send the header Authorization: Bearer TOKEN"
+        headers = {"WWW-Authenticate": "Bearer"}
+        raise Refused(401, "token", "expected the service's token", remedy, headers)
 
 
 def _same_origin(request: Request) -> None:
-    """Raises Refused (403) where a page of another origin sends something."""
-    origin = request.headers.get("origin", "").partition("://")[2]
-    sends = "origin" in request.headers and request.method not in ("GET", "HEAD")
-    if sends and origin.lower() != request.headers.get("host", "").lower():
+    """Raises Refused (403) if a page of another origin sends something."""
+    origin = request.headers.get("origin")
+    if origin is None or request.method in ("GET", "HEAD"):
+        return
+    if origin.partition("://")[2].lower() != request.headers.get("host", "").lower():
         raise Refused(403, "foreign_origin", "a page of another origin may not ask here")
 
 
@@ -98,29 +98,26 @@ private = APIRouter(prefix="/v1", dependencies=[Depends(_with_token)])
 @public.get("/v1/info")
 def info(service: Here) -> dict[str, Any]:
     """What answers here, and within which limits."""
-    model, engine = (
-        service.set_up.model,
-        service.set_up.settings.role("summarizer").backend.partition(".")[0],
-    )
-    about = {
+    model = service.set_up.model
+    return {
         "version": __version__,
         "model": model,
         "small_model": model == "embedded",
-        "engine": engine,
+        "engine": service.set_up.settings.role("summarizer").backend.partition(".")[0],
+        "device": service.queue.runner.device,
+        "limits": {"bytes": MOST_BYTES, "pictures": bodies.MOST},
+        "token_required": service.token is not None,
     }
-    limits = {"bytes": MOST_BYTES, "pictures": bodies.MOST}
-    about |= {"device": service.queue.runner.device, "limits": limits}
-    return about | {"token_required": service.token is not None}
 
 
 @public.get("/healthz")
 def healthz(service: Here) -> JSONResponse:
     """Whether the models answer."""
-    waiting = {"waiting": service.queue.waiting}
-    if not service.queue.failure:
-        return JSONResponse({"status": "ok"} | waiting)
-    refused = Refused(503, "failing", service.queue.failure, "see the service's log")
-    return JSONResponse({"status": "failing"} | waiting | refused.body(), 503)
+    queue = service.queue
+    if not queue.failure:
+        return JSONResponse({"status": "ok", "waiting": queue.waiting})
+    refused = Refused(503, "failing", queue.failure, "see the service's log").body()
+    return JSONResponse({"status": "failing", "waiting": queue.waiting} | refused, 503)
 
 
 @public.get("/metrics")
@@ -192,7 +189,7 @@ def models(service: Here) -> dict[str, Any]:
     }
 
 
-@private.post("/chat/completions", openapi_extra=described(Completion, [JSON]))
+@private.post("/chat/completions")
 async def complete(request: Request, service: Here) -> Response:
     """OpenAI's form: assesses the last picture (a data URL) with the last text as the query, and gives the account."""
     sent = await body_of(request, Completion, [JSON])
@@ -264,7 +261,6 @@ def make_app(service: Service, hosts: list[str]) -> FastAPI:
     app.state.service = service
     app.include_router(public)
     app.include_router(private)
-    app.openapi()["components"]["schemas"] |= bodies.components()
     # not mounted at "/": that would take every request whose method a route above does not take
     page = StaticFiles(directory=PAGE, html=True)
     page.all_directories.append(ACCOUNT)
@@ -279,9 +275,10 @@ def make_app(service: Service, hosts: list[str]) -> FastAPI:
         except Exception as error:
             response = answer_of(error)
         plain = response.headers.get("content-type", "").startswith("text/plain")
-        if plain and response.status_code >= 400:  # of Starlette's middleware, which knows no other
-            foreign = response.status_code == 400
-            response = answer_of(FOREIGN_HOST if foreign else HTTPException(response.status_code))
+        if plain and response.status_code == 400:
+            response = answer_of(FOREIGN_HOST)
+        elif plain and response.status_code > 400:  # Starlette's middleware answers in plain text
+            response = answer_of(HTTPException(response.status_code))
         for name, value in HEADERS.items():
             response.headers.setdefault(name, value)
         route = getattr(request.scope.get("route"), "path", "other")
@@ -297,17 +294,13 @@ def make_app(service: Service, hosts: list[str]) -> FastAPI:
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """A socket that listens. Raises UserError for an address of another machine and a port that is taken."""
+    """A socket that listens. Raises UserError for an address of another machine, and for a port that is taken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server(
-            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET
-        )
+        return socket.create_server((host, port), family=family)
     except (OSError, OverflowError) as error:
-        place = f"--host {host} --port {port}: expected a free address of this machine"
-        why = getattr(error, "strerror", None) or str(error)
-        raise UserError(
-            f"{place}, got {why}", "choose another, or end what listens there"
-        ) from error
+        said = f"--host {host} --port {port}: expected a free address of this machine, got {error}"
+        raise UserError(said, "choose another, or end what listens there") from error
 
 
 def serve(
@@ -323,8 +316,7 @@ def serve(
                                 timeout_graceful_shutdown=5)  # fmt: skip
         host, port = address.getsockname()[:2]
         host = f"[{host}]" if ":" in host else host
-        sys.stderr.write(
-            one_line(f"http://{host}:{port}: {service.set_up.model} on {runner.device}") + "\n"
-        )
+        about = f"{service.set_up.model} on {runner.device}"
+        sys.stderr.write(one_line(f"http://{host}:{port}: {about}") + "\n")
         with suppress(KeyboardInterrupt):  # uvicorn raises the signal again that ended it
             uvicorn.Server(config).run([address])

@@ -98,8 +98,8 @@ class SetUp:
 
 
 def answered(ask: Ask, services: Services, observer: Observer | None = None) -> Answer:
-    """Of one picture its assessment, of two which is better, of more their order. What is wrong with a picture is
-    told there. Raises VLMError for a model that cannot run."""
+    """The assessment of one picture, which of two is better, or the order of more. The answer tells what is wrong with
+    a picture. Raises VLMError for a model that cannot run."""
     services, request = copy.copy(services), ask.request
     services.settings = ask.settings
     how: dict[str, Any] = {
@@ -137,7 +137,7 @@ def line_of(answer: Answer) -> str:
     return one_line(json.dumps(answer.to_dict(), ensure_ascii=False))
 
 
-class Serving(Work[Ask, Answer]):
+class ServiceWork(Work[Ask, Answer]):
     """The service's work: an answer to each ask."""
 
     def __init__(self, set_up: SetUp):
@@ -147,10 +147,19 @@ class Serving(Work[Ask, Answer]):
         return answered(item, services, observer)
 
     def failure(self, item: Ask, error: str, sha256: str | None = None) -> Answer:
-        request, original, rows = item.request, item.reference and item.reference.name, []
-        query = request.query or DEFAULT_QUERY
-        asked = query, request.choices, item.pipeline, item.settings, request.box
+        reference = item.reference.name if item.reference else None
+        request, rows = item.request, []
         for picture in item.pictures:
-            rows.append(new_row(picture.name, original, *asked, error=picture.hide(error)))
+            row = new_row(
+                picture.name,
+                reference,
+                request.query or DEFAULT_QUERY,
+                request.choices,
+                item.pipeline,
+                item.settings,
+                request.box,
+            )
+            row.error = one_line(picture.hide(error))
+            rows.append(row)
         rows[0].sha256 = sha256
         return rows[0] if len(rows) == 1 else Ranking(order=[], failed=rows)

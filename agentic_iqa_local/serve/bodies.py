@@ -5,7 +5,7 @@ import base64
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
@@ -24,40 +24,36 @@ from pydantic import (
 from pydantic_core import from_json
 from starlette.datastructures import UploadFile
 
-from agentic_iqa_local.config import Request as Options
+from agentic_iqa_local import config
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.files import first_mistake
 from agentic_iqa_local.images.pictures import PictureFile
 from agentic_iqa_local.output.comparison_report import explain
+from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.serve.asks import TO_ASSESS, TO_COMPARE, Ask, Refused, SetUp
 
 MOST = 1000  # pictures in a request
 MOST_BYTES = 2**27  # of the body of a request
 FORM, JSON = "multipart/form-data", "application/json"
-COMPONENT = "#/components/schemas/{model}"  # where a route's OpenAPI refers to
 Sent = TypeVar("Sent", bound=BaseModel)
 
 
 def _fit_for_a_file(name: str) -> str:
     last = one_line(name.replace("\\", "/").rstrip("/").rpartition("/")[2])
-    short = last.encode("utf-8", "replace")[:200].decode(
-        "utf-8", "ignore"
-    )  # a file system takes 255
+    short = last.encode("utf-8", "replace")[:200].decode("utf-8", "ignore")  # disks take 255 bytes
     return "picture" if short in ("", ".", "..") else short
 
 
 def _decoded(data: Any) -> Any:
     if not isinstance(data, str):
         return data
-    text = (
-        data[data.find(",", 0, 200) + 1 :] if data.startswith("data:") else data
-    )  # as browsers write it
+    if data.startswith("data:"):  # as browsers write it
+        data = data.partition(",")[2]
     try:
-        return base64.b64decode(text, validate=True)
+        return base64.b64decode(data, validate=True)
     except ValueError as error:
-        raise ValueError(
-            "expected a picture in base64; encode the file's bytes, no path is read"
-        ) from error
+        remedy = "encode the file's bytes, no path is read"
+        raise ValueError(f"expected a picture in base64; {remedy}") from error
 
 
 class Upload(BaseModel):
@@ -66,14 +62,18 @@ class Upload(BaseModel):
     name: Annotated[str, AfterValidator(_fit_for_a_file)] = "picture"
     data: Annotated[bytes, BeforeValidator(_decoded), Field(min_length=1)]
 
+    def stored(self, path: Path) -> PictureFile:
+        """The picture in a file, under its sender's name."""
+        path.write_bytes(self.data)
+        return PictureFile(str(path), self.name)
 
-Picture = Annotated[
-    Upload,
-    BeforeValidator(lambda value: {"data": value} if isinstance(value, str) else value),
-    WithJsonSchema(
-        {"type": "string", "format": "binary", "description": "a file; in JSON it is in base64"}
-    ),
-]
+
+def _as_upload(value: Any) -> Any:
+    return {"data": value} if isinstance(value, str) else value
+
+
+IN_SCHEMA = {"type": "string", "format": "binary", "description": "a file; in JSON it is in base64"}
+Picture = Annotated[Upload, BeforeValidator(_as_upload), WithJsonSchema(IN_SCHEMA)]
 
 
 class Body(BaseModel, extra="allow"):
@@ -96,15 +96,14 @@ class Body(BaseModel, extra="allow"):
     @contextmanager
     def stored(self, ask: Ask, below: Path) -> Iterator[Ask]:
         """The ask about these pictures, which lie in a private folder meanwhile."""
-        files, count = [], len(self.images)
         with tempfile.TemporaryDirectory(dir=below) as folder:
-            for number, upload in enumerate(
-                [*self.images, self.reference] if self.reference else self.images
-            ):
-                path = Path(folder) / str(number)
-                path.write_bytes(upload.data)
-                files.append(PictureFile(str(path), upload.name))
-            yield ask.about(files[:count], *files[count:])
+            pictures = []
+            for number, upload in enumerate(self.images):
+                pictures.append(upload.stored(Path(folder, str(number))))
+            if self.reference:
+                yield ask.about(pictures, self.reference.stored(Path(folder, "reference")))
+            else:
+                yield ask.about(pictures)
 
 
 class OnePicture(Body):
@@ -148,63 +147,55 @@ class Part(BaseModel):
         return self
 
 
-def _in_parts(content: Any) -> list[Any]:
-    if content is None:
-        return []
+def _in_parts(content: Any) -> Any:
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
-    if not isinstance(content, list):
-        raise ValueError("expected a text or a list of parts")
-    return content
+    return [] if content is None else content
 
 
 class Message(BaseModel):
-    """A turn of a conversation."""
+    """A turn of a conversation, whoever says it."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Annotated[
-        list[Part],
-        BeforeValidator(_in_parts, json_schema_input_type=str | list[Part] | None),
-    ] = []
+    content: Annotated[list[Part], BeforeValidator(_in_parts)] = []
 
 
 class Completion(BaseModel, extra="allow"):
     """What a client of OpenAI sends. Options of an assessment may stand beside it; OpenAI's own are ignored."""
 
-    known: ClassVar = TO_ASSESS
     messages: list[Message]
     stream: bool | None = None
 
     def picture(self) -> OnePicture:
         """The last picture (a data URL) with the last text as its query. Raises Refused."""
-        sent = self.model_extra or {}
-        fields = {name: sent[name] for name in sent if name in TO_ASSESS}
-        for part in (part for message in self.messages for part in message.content):
-            if part.type == "image_url" and part.image_url:
-                fields["image"] = part.image_url.url
-            elif part.text:
-                fields["query"] = part.text
+        fields = {name: x for name, x in (self.model_extra or {}).items() if name in TO_ASSESS}
+        for message in self.messages:
+            for part in message.content:
+                if part.image_url:
+                    fields["image"] = part.image_url.url
+                elif part.text:
+                    fields["query"] = part.text
         if "image" not in fields:
-            remedy = 'send a part {"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}'
-            raise Refused(
-                400, "bad_request", "image: expected a picture in the messages, found none", remedy
-            )
-        return checked(OnePicture.model_validate, fields)
+            said = "image: expected a picture in the messages, found none"
+            part = '{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}'
+            raise Refused(400, "bad_request", said, f"send a part {part}")
+        return checked(OnePicture, fields)
 
-    def reply(self, row: Any, model: str) -> Response:
+    def reply(self, row: Assessment, model: str) -> Response:
         """The account of a row in words, with the row beside it; as a stream in one piece."""
-        choice = {"index": 0, "finish_reason": "stop"}
-        choice["delta" if self.stream else "message"] = {
-            "role": "assistant",
-            "content": explain(row),
+        message = {"role": "assistant", "content": explain(row)}
+        about = {
+            "id": f"chatcmpl-{row.sha256}",
+            "created": int(time.time()),
+            "model": model,
+            "row": row.to_dict(),
         }
-        about = {"id": f"chatcmpl-{row.sha256}", "created": int(time.time()), "model": model}
-        kind = "chat.completion.chunk" if self.stream else "chat.completion"
-        about |= {"object": kind, "choices": [choice], "row": row.to_dict()}
+        choice = {"index": 0, "finish_reason": "stop"}
+        if not self.stream:
+            choices = [choice | {"message": message}]
+            return JSONResponse(about | {"object": "chat.completion", "choices": choices})
+        about |= {"object": "chat.completion.chunk", "choices": [choice | {"delta": message}]}
         text = f"data: {json.dumps(about)}\n\ndata: [DONE]\n\n"
-        return (
-            Response(text, media_type="text/event-stream") if self.stream else JSONResponse(about)
-        )
+        return Response(text, media_type="text/event-stream")
 
 
 async def body_of(request: Request, model: type[Sent], kinds: Sequence[str] = (FORM, JSON)) -> Sent:
@@ -215,7 +206,7 @@ async def body_of(request: Request, model: type[Sent], kinds: Sequence[str] = (F
         remedy = "curl -F image=@photo.jpg, or JSON with the file in base64"
         raise Refused(415, "media_type", f"expected {' or '.join(kinds)}", remedy)
     if kind == FORM:
-        return checked(model.model_validate, await _form_fields(request))
+        return checked(model, await _form_fields(request))
     return await asyncio.to_thread(_read, model, await request.body())
 
 
@@ -224,42 +215,35 @@ def _read(model: type[Sent], content: bytes) -> Sent:
         fields = from_json(content, allow_inf_nan=False)
     except ValueError as error:
         raise Refused(400, "bad_request", f"expected JSON: {error}") from error
-    return checked(model.model_validate, fields)
+    return checked(model, fields)
 
 
-def checked(validate: Callable[[Any], Any], fields: Any) -> Any:
-    """What `validate` makes of fields. Raises Refused where they make no sense."""
+def checked(model: type[Sent], fields: Any) -> Sent:
+    """What a model makes of fields. Raises Refused if they make no sense."""
     try:
-        return validate(fields)
+        return model.model_validate(fields)
     except ValidationError as error:
         raise Refused(400, "bad_request", first_mistake(error)) from error
 
 
 async def _form_fields(request: Request) -> dict[str, Any]:
-    """Of a field that is sent twice, the last counts, but for pictures and choices."""
+    """The last value of each field; of pictures and choices all."""
     fields: dict[str, Any] = {}
     async with request.form(max_files=MOST + 1) as form:
         for name, value in form.multi_items():
             if isinstance(value, UploadFile):
                 value = {"name": value.filename or "", "data": await value.read()}
-            fields[name] = (
-                [*fields.get(name, []), value] if name in ("images", "choices") else value
-            )
+            if name in ("images", "choices"):
+                fields.setdefault(name, []).append(value)
+            else:
+                fields[name] = value
     return fields
 
 
-def described(
-    model: type[Body | Completion], kinds: Sequence[str] = (FORM, JSON)
-) -> dict[str, Any]:
+def described(model: type[Body]) -> dict[str, Any]:
     """What OpenAPI says of a route's body: its pictures, and its options of `config.Request`."""
-    schema = model.model_json_schema(ref_template=COMPONENT)
-    schema.pop("$defs", None)
-    options = Options.model_json_schema()["properties"]
+    schema = model.model_json_schema()
+    options = config.Request.model_json_schema()["properties"]
     schema["properties"] |= {name: options[name] for name in model.known}
-    content = {kind: {"schema": schema} for kind in kinds}
+    content = {kind: {"schema": schema} for kind in (FORM, JSON)}
     return {"requestBody": {"required": True, "content": content}}
-
-
-def components() -> dict[str, Any]:
-    """The schemas that `described` refers to."""
-    return Completion.model_json_schema(ref_template=COMPONENT)["$defs"]

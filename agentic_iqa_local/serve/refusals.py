@@ -1,4 +1,4 @@
-"""What a client gets in place of an answer: every error of every route in one form."""
+"""What a client gets instead of an answer: every error of every route in one form."""
 
 import logging
 from http import HTTPStatus
@@ -22,7 +22,7 @@ FOREIGN_HOST = Refused(
     "this service does not answer to this host name",
     "ask for localhost, or start the service with a token",
 )
-# of what FastAPI and Starlette raise by themselves: status → code, message, remedy
+# What FastAPI and Starlette raise by themselves: status → code, message, remedy
 KNOWN = {
     404: ("not_found", "there is no such page or route", "GET /openapi.json lists the routes"),
     405: ("method_not_allowed", "this address does not take this method", "see the header Allow"),
@@ -46,7 +46,7 @@ class Failure(BaseModel):
     """The body of every answer with a status from 400 on."""
 
     error: Problem
-    row: dict[str, Any] | None = Field(default=None, description="of a picture that failed")
+    row: dict[str, Any] | None = Field(default=None, description="the picture that failed")
 
 
 RESPONSES: dict[int | str, dict[str, Any]] = {
@@ -66,20 +66,20 @@ def refusal_of(error: Exception) -> Refused:
         return _of_framework(error)
     if isinstance(error, ClientDisconnect):
         return Refused(400, "client_left", "the client left before its request was whole")
-    if isinstance(error, (OSError, UserError)):
+    remedy = "see the service's log"
+    if isinstance(error, OSError | UserError):
         logger.error("a file could not be read or written: %s", one_line(str(error)))
         said = "a file of the service could not be read or written"
-        return Refused(503, "storage", said, "see the service's log")
+        return Refused(503, "storage", said, remedy)
     logger.error("a request failed", exc_info=error)
-    said = "the service failed at this request"
-    return Refused(500, "internal", said, "see the service's log")
+    return Refused(500, "internal", "the service failed at this request", remedy)
 
 
 def _of_framework(error: HTTPException) -> Refused:
     status, headers = error.status_code, error.headers
     code, message, remedy = KNOWN.get(status, (HTTPStatus(status).name.lower(), error.detail, ""))
     if status == 405 and headers is None:
-        headers = {"Allow": "GET, HEAD"}  # of the page's files, whose server names none
+        headers = {"Allow": "GET, HEAD"}  # the server of the page's files names none
     return Refused(status, code, message, remedy, headers)
 
 
