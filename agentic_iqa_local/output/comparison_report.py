@@ -1,12 +1,12 @@
 """Comparisons, orders and groups of pictures as text for a terminal and as a table. Pure: results in, lines out."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.judgement.comparison import Comparison, Pair, Ranked, Ranking
 from agentic_iqa_local.output.report import account, headline
-from agentic_iqa_local.output.tables import Row, as_csv, verdict_cells
+from agentic_iqa_local.output.tables import Cells, as_csv, verdict_cells
 from agentic_iqa_local.output.words import bullets, safe_lines, trial_notice, wrapped
 from agentic_iqa_local.result import Assessment, Result
 
@@ -22,8 +22,7 @@ def headline_of(result: Result) -> str:
     if isinstance(result, Comparison):
         return safe_lines(wrapped(comparison_headline(result), indent=""))
     if isinstance(result, Ranking):
-        lines = [*map(_place, result.order), *map(headline, result.failed)]
-        return _group_headline(result) if result.kind == "group" else safe_lines(lines)
+        return _group_headline(result) if result.kind == "group" else _order(result)
     assert isinstance(result, Assessment)
     return headline(result)
 
@@ -31,20 +30,28 @@ def headline_of(result: Result) -> str:
 def explain(result: Result) -> str:
     """A result in full: the readable account that `--explain` prints."""
     if isinstance(result, Comparison):
-        lines = wrapped(comparison_headline(result), indent="")
-        for row in (result.first, result.second):
-            interval = (
-                row.interval
-                and f", 90 % interval {row.interval.low:.2f} to {row.interval.high:.2f}"
-            )
-            lines += wrapped(f"{one_line(row.image)}: {row.answer}{interval or ''}")
-        lines += ["", *_pair_lines(result, result.pair)] if result.pair else []
-        return safe_lines(lines + bullets("Warnings", result.warnings))
+        return _comparison_account(result)
     if isinstance(result, Ranking):
-        head = ["", _group_headline(result)] if result.kind == "group" else []
-        return safe_lines([*head, *map(_place, result.order), *map(headline, result.failed)])
+        head = f"\n{_group_headline(result)}\n" if result.kind == "group" else ""
+        return head + _order(result)
     assert isinstance(result, Assessment)
     return account(result)
+
+
+def _comparison_account(found: Comparison) -> str:
+    lines = wrapped(comparison_headline(found), indent="")
+    for row in (found.first, found.second):
+        interval = ""
+        if row.interval:
+            interval = f", 90 % interval {row.interval.low:.2f} to {row.interval.high:.2f}"
+        lines += wrapped(f"{one_line(row.image)}: {row.answer}{interval}")
+    if found.pair:
+        lines += ["", *_pair_lines(found, found.pair)]
+    return safe_lines(lines + bullets("Warnings", found.warnings))
+
+
+def _order(found: Ranking) -> str:
+    return safe_lines([*map(_place, found.order), *map(headline, found.failed)])
 
 
 def comparison_headline(found: Comparison) -> str:
@@ -67,37 +74,43 @@ def _rounded(p: float) -> str:
 
 def _pair_lines(found: Comparison, pair: Pair) -> list[str]:
     scene = "The same scene" if pair.same_scene else "Different scenes"
-    basis = _BASES[pair.basis] + (f" ({pair.fitted_on})" if pair.fitted_on else "")
-    better = f"P({one_line(found.first.image)} is better) = {pair.probability:.3f}, computed from {basis}"
-    text = f"{scene}, by perceptual hashes. {better}; so two intervals that overlap can still be told apart."
-    how = " Both scores are made without the agent's plan, so assess may give slightly others."
-    return wrapped(text + how * (found.first.pipeline == "letters"), indent="")
+    fitted = f" ({pair.fitted_on})" if pair.fitted_on else ""
+    better = f"P({one_line(found.first.image)} is better) = {pair.probability:.3f}"
+    sentences = [
+        f"{scene}, by perceptual hashes. {better}, computed from {_BASES[pair.basis]}{fitted};"
+        " so two intervals that overlap can still be told apart."
+    ]
+    if found.first.pipeline == "letters":
+        sentences.append(
+            "Both scores are made without the agent's plan, so assess may give slightly others."
+        )
+    return wrapped(" ".join(sentences), indent="")
 
 
 def _group_headline(found: Ranking) -> str:
     """One line: the best of a group, and how sure that is."""
-    best, sure = found.order[0].assessment.image, found.order[0].better_than_next
+    first = found.order[0]
+    best = first.assessment.image
     if len(found.order) == 1:
         return one_line(f"Group {found.number}: {best} is alone, no other picture shows its scene")
-    ahead = (
-        "" if sure is None else f" (better than the second best with probability {_rounded(sure)})"
-    )
-    others = ", ".join(ranked.assessment.image for ranked in found.order[1:]) + trial_notice(
-        found.order[0].assessment
-    )
-    return one_line(
-        f"Group {found.number}: {best} is the best of {len(found.order)}{ahead}; then {others}"
-    )
+    ahead = ""
+    if first.better_than_next is not None:
+        p = _rounded(first.better_than_next)
+        ahead = f" (better than the second best with probability {p})"
+    others = ", ".join(ranked.assessment.image for ranked in found.order[1:])
+    said = f"{best} is the best of {len(found.order)}{ahead}; then {others}"
+    return one_line(f"Group {found.number}: {said}{trial_notice(first.assessment)}")
 
 
 def _place(ranked: Ranked) -> str:
-    row, sure = ranked.assessment, ranked.better_than_next
-    ahead = "" if sure is None else f"; better than the next with probability {_rounded(sure)}"
+    row, ahead = ranked.assessment, ""
+    if ranked.better_than_next is not None:
+        ahead = f"; better than the next with probability {_rounded(ranked.better_than_next)}"
     return one_line(f"{ranked.place}. {row.image}: {row.answer}{ahead}")
 
 
-COLUMNS = ("kind", "group", "place", "image", "answer", "level", "q", "q_low", "q_high")
-COLUMNS = (*COLUMNS, "better_than_next", "error", "sha256")
+COLUMNS = ("kind", "group", "place", "image", "answer", "level", "q", "q_low", "q_high",
+           "better_than_next", "error", "sha256")  # fmt: skip
 CSV = re.compile(rb"\A\xef\xbb\xbf" + ",".join(COLUMNS).encode() + rb"\r?\n")
 
 
@@ -107,28 +120,35 @@ def comparison_csv(results: Iterable[Result]) -> str:
     `place` is 1 for the best and empty for a picture that was not compared; `better_than_next` the probability
     that it is better than the one of the next place.
     """
-    rows = (
-        {"kind": getattr(result, "kind", "failed")} | verdict_cells(row) | place
-        for result in results
-        for row, place in _places(result)
-    )
+    rows = []
+    for result in results:
+        for row, place in _places(result):
+            rows.append({"kind": getattr(result, "kind", "failed")} | verdict_cells(row) | place)
     return as_csv(COLUMNS, rows)
 
 
-def _places(result: Result) -> Iterator[tuple[Assessment, Row]]:
+def _places(result: Result) -> list[tuple[Assessment, Cells]]:
     """Each picture of a result with the cells of its place."""
     if isinstance(result, Ranking):
-        for one in result.order:
-            yield (
-                one.assessment,
-                {"group": result.number} | one.model_dump(include={"place", "better_than_next"}),
-            )
-        yield from ((row, {}) for row in result.failed)
-    elif isinstance(result, Comparison) and (p := result.probability) is not None:
-        better, other = (result.first, result.second) if p >= 0.5 else (result.second, result.first)
-        yield better, {"place": 1, "better_than_next": max(p, 1 - p)}
-        yield other, {"place": 1 if result.better is None else 2}
-    elif isinstance(result, Comparison):
-        yield from ((row, {}) for row in (result.first, result.second))
-    elif isinstance(result, Assessment):
-        yield result, {}
+        return _places_of_order(result)
+    if isinstance(result, Comparison):
+        return _places_of_two(result)
+    assert isinstance(result, Assessment)
+    return [(result, {})]
+
+
+def _places_of_order(found: Ranking) -> list[tuple[Assessment, Cells]]:
+    places: list[tuple[Assessment, Cells]] = []
+    for ranked in found.order:
+        place = ranked.model_dump(include={"place", "better_than_next"})
+        places.append((ranked.assessment, {"group": found.number} | place))
+    return places + [(row, {}) for row in found.failed]
+
+
+def _places_of_two(found: Comparison) -> list[tuple[Assessment, Cells]]:
+    p, pair = found.probability, [found.first, found.second]
+    if p is None:
+        return [(row, {}) for row in pair]
+    better, other = pair if p >= 0.5 else pair[::-1]
+    last = {"place": 1 if found.better is None else 2}
+    return [(better, {"place": 1, "better_than_next": max(p, 1 - p)}), (other, last)]

@@ -15,11 +15,11 @@ from agentic_iqa_local.output.words import damage, safe_lines, wrapped
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.state import LETTER_TO_LEVEL
 
-Row = dict[str, Any]
+Cells = dict[str, Any]  # a row of a table: values by the names of their columns
 
 
 def write_csv(
-    file: TextIO, columns: Sequence[str], rows: Iterable[Row], lineterminator: str = "\r\n"
+    file: TextIO, columns: Sequence[str], rows: Iterable[Cells], lineterminator: str = "\r\n"
 ) -> None:
     """A header with the columns' names and a line for each row, empty where a row lacks a column; every cell
     is a `safe_cell`. Raises ValueError for a row with another column."""
@@ -30,9 +30,8 @@ def write_csv(
     )
 
 
-ASKED = ("image", "reference", "query", "choices")
-FIRST = (*ASKED, *("answer", "level", "q", "q_low", "q_high", "not_sure", "gate"))
-FIRST = (*FIRST, "tools_mean", "model_letter")
+FIRST = ("image", "reference", "query", "choices", "answer", "level", "q", "q_low", "q_high",
+         "not_sure", "gate", "tools_mean", "model_letter")  # fmt: skip
 LAST = ("reasoning", "warnings", "error", "seconds", "model", "sha256")
 
 
@@ -67,13 +66,13 @@ CSV = re.compile(
 """What a file of `csv_text` begins with: the very columns, and none of a user's own."""
 
 
-def as_csv(columns: Sequence[str], rows: Iterable[Row]) -> str:
+def as_csv(columns: Sequence[str], rows: Iterable[Cells]) -> str:
     text = io.StringIO()
     write_csv(text, columns, rows)
     return text.getvalue()
 
 
-def verdict_cells(row: Assessment) -> Row:
+def verdict_cells(row: Assessment) -> Cells:
     """What both tables have of a picture."""
     return {
         "image": row.image,
@@ -87,69 +86,61 @@ def verdict_cells(row: Assessment) -> Row:
     }
 
 
-def _cells(row: Assessment) -> Row:
-    verdict = verdict_cells(row)
-    answer = verdict["answer"]
-    cells = verdict | {
+def _cells(row: Assessment) -> Cells:
+    cells = verdict_cells(row) | {
         "reference": row.reference,
         "query": row.query,
-        "choices": "|".join(row.choices or ()),
-        "answer": chosen_answer(row.choices, answer) if row.choices and answer else answer,
         "not_sure": row.not_sure,
         "gate": row.gate and row.gate.verdict,
-        "tools_mean": row.fusion and row.fusion.q_bar,
-        "model_letter": row.fusion and row.fusion.vlm_letter,
         "distortions": "; ".join(damage(row)),
         "reasoning": row.quality_reasoning,
         "warnings": " | ".join(row.warnings),
         "seconds": row.seconds,
-        "model": (row.model or {}).get("name"),
     }
-    cells |= {f"p_{letter}": p for letter, p in (row.p or {}).items()}
+    if row.choices:
+        cells["choices"] = "|".join(row.choices)
+        if row.letter:
+            cells["answer"] = chosen_answer(row.choices, row.letter)
+    if row.model:
+        cells["model"] = row.model["name"]
+    if row.fusion:
+        cells |= {"tools_mean": row.fusion.q_bar, "model_letter": row.fusion.vlm_letter}
+        cells |= {f"p_{letter}": p for letter, p in row.fusion.p.items()}
     for run in row.tools:
         if run.raw_score is not None:
-            cells |= {
-                f"{run.tool_name} raw": run.raw_score,
-                f"{run.tool_name} scale": run.scale,
-                f"{run.tool_name} 1-5": run.normalized_score,
-            }
+            cells[f"{run.tool_name} raw"] = run.raw_score
+            cells[f"{run.tool_name} scale"] = run.scale
+            cells[f"{run.tool_name} 1-5"] = run.normalized_score
     return cells
 
 
 def tool_table(tools: Sequence[ToolInfo]) -> str:
     """Every tool with its availability, what it costs, how reliable it is and the range that its map can reach."""
-    lines, reliability = (
-        ["FR needs a reference, NR none; then the scores of 1 to 5 it can give"],
-        load_reliability(),
-    )
+    lines = ["FR needs a reference, NR none; then the scores of 1 to 5 it can give"]
     for tool in tools:
-        reach = (
-            f"{tool.reachable[0]:.2f}..{tool.reachable[1]:.2f}" if tool.reachable else "no scale"
-        )
-        state, why = (
-            ("available", "")
-            if tool.available
-            else ("unavailable", f" Unavailable: {tool.reason}.")
-        )
-        about = (
-            f"{tool.spec.description}.{why} Raw score: {tool.spec.scale}."
-            f" Cost: {_cost(tool.spec)}. Reliability: {reliability.account(tool.name)}."
-        )
-        lines += [f"{tool.name:<14}{tool.spec.reference:<4}{reach:<12}{state}", *wrapped(about)]
+        lines += _tool_lines(tool)
     can = sum(tool.available for tool in tools)
-    lines += [
-        "",
-        f"{can} of {len(tools)} tools can run here. SRCC is agreement with people on a data set, at most 1.",
-    ]
-    return safe_lines(lines)
+    srcc = "SRCC is agreement with people on a data set, at most 1."
+    return safe_lines([*lines, "", f"{can} of {len(tools)} tools can run here. {srcc}"])
+
+
+def _tool_lines(tool: ToolInfo) -> list[str]:
+    reach, state, why = "no scale", "available", ""
+    if tool.reachable:
+        reach = f"{tool.reachable[0]:.2f}..{tool.reachable[1]:.2f}"
+    if not tool.available:
+        state, why = "unavailable", f" Unavailable: {tool.reason}."
+    about = (
+        f"{tool.spec.description}.{why} Raw score: {tool.spec.scale}. Cost: {_cost(tool.spec)}."
+        f" Reliability: {load_reliability().account(tool.name)}."
+    )
+    return [f"{tool.name:<14}{tool.spec.reference:<4}{reach:<12}{state}", *wrapped(about)]
 
 
 def _cost(tool: ToolSpec) -> str:
     if tool.seconds is None:
         return "not measured"
-    limit = (
-        f"; beyond {tool.most_megapixels:g} megapixels it measures crops"
-        if tool.most_megapixels
-        else ""
-    )
-    return f"about {tool.seconds:g} s a megapixel on one CPU core{limit}"
+    cost = f"about {tool.seconds:g} s a megapixel on one CPU core"
+    if tool.most_megapixels:
+        cost += f"; beyond {tool.most_megapixels:g} megapixels it measures crops"
+    return cost

@@ -1,6 +1,5 @@
 """What a batch came to, as text for a terminal."""
 
-import heapq
 from collections import Counter, defaultdict
 from typing import Any, ClassVar
 
@@ -16,22 +15,15 @@ class Tally:
     """What a batch came to: counts by level or answer, the mean score, the best and worst pictures, what was
     held back, what passed a gate, failures. Answers that were held back are counted apart and in no mean."""
 
-    FIELDS: ClassVar = {
-        "image",
-        "error",
-        "gate",
-        "not_sure",
-        "q",
-        "final_answer",
-        "choices",
-    }  # of a row, that count
+    # the fields of a row that count
+    FIELDS: ClassVar = {"image", "error", "gate", "not_sure", "q", "final_answer", "choices"}
 
     def __init__(self) -> None:
         self.answers: Counter[str] = Counter()
         self.gate: Counter[str] = Counter()
-        self._asked: dict[str, Any] = {}  # of the gate
         self.failed: list[tuple[str, str]] = []  # pictures and reasons
         self.not_sure = 0
+        self._asked: dict[str, Any] = {}  # of the gate
         self._scored: list[tuple[float, str]] = []
 
     def add(self, row: dict[str, Any]) -> None:
@@ -44,17 +36,15 @@ class Tally:
             self._asked = row["gate"]
         if row.get("not_sure"):
             self.not_sure += 1
-        elif row["q"] is not None:
-            self.answers[f"{row['final_answer']} {level_word(row['final_answer'])}"] += 1
+            return
+        answer = row["final_answer"]
+        if row["q"] is not None:
+            self.answers[_level(answer)] += 1
             self._scored.append((row["q"], row["image"]))
+        elif row["choices"]:
+            self.answers[f"“{chosen_answer(row['choices'], answer)}”"] += 1
         else:
-            choices = row["choices"]
-            said = (
-                f"“{chosen_answer(choices, row['final_answer'])}”"
-                if choices
-                else "answered in words"
-            )
-            self.answers[said] += 1
+            self.answers["answered in words"] += 1
 
     @property
     def total(self) -> int:
@@ -63,52 +53,51 @@ class Tally:
 
     @property
     def mean(self) -> float | None:
-        """Of q; None where nothing was rated."""
+        """The mean of q; None if nothing was rated."""
         return sum(q for q, _ in self._scored) / len(self._scored) if self._scored else None
 
     def text(self, assessed: int, seconds: float, *, ranked: bool = True, of: int = 0) -> str:
-        """The summary; `assessed` of the rows were made in the last `seconds`. `ranked` is False where each
-        picture has its line already, `of` how many rows a whole batch would have."""
-        levels = (
-            [f"{letter} {level_word(letter)}" for letter in LETTER_TO_LEVEL] if self._scored else []
-        )
-        counts = {
-            level: self.answers[level] for level in levels
-        } | self.answers  # all levels, in their order
-        answers = ", ".join(f"{answer} {count}" for answer, count in counts.items())
-        others = [
-            f"{n} {what}"
-            for n, what in ((self.not_sure, "not sure"), (len(self.failed), "failed"))
-            if n
-        ]
-        said = "; ".join(filter(None, [answers, *others])) or "none assessed"
-        lines = wrapped(
-            f"{self.total}{f' of {of}' * (self.total < of)} pictures: {said}", indent=""
-        )
+        """The summary; `assessed` of the rows were made in the last `seconds`. `ranked` is False if each picture has
+        its line already, `of` how many rows a whole batch would have."""
+        whole = f" of {of}" if self.total < of else ""
+        lines = wrapped(f"{self.total}{whole} pictures: {self._counts()}", indent="")
         if self.gate:
-            sure = f"{self.gate['pass']} pass, {self.gate['fail']} fail"
-            wrong = f"{sure} (at most {self._asked['error_rate']:.0%} of such verdicts are wrong)"
-            unsure = f"{self.gate['unsure']} unsure (too close to call)"
-            unsure += "; with --strict the exit status says so too"
-            lines += wrapped(f"{self._asked['at_least']:g} or better: {wrong}, {unsure}", indent="")
-        lines += [*(self._ranking() if ranked and self._scored else []), *self._failures()]
+            lines += wrapped(self._verdicts(), indent="")
+        if ranked and self._scored:
+            lines += self._ranking()
+        lines += self._failures()
         if assessed and seconds:
             lines.append(f"{pace(assessed, seconds)} ({assessed} in {seconds:.0f} s)")
         return safe_lines(lines)
 
+    def _counts(self) -> str:
+        """How many pictures have each level, from the best to the worst, and each other answer."""
+        levels = [_level(letter) for letter in LETTER_TO_LEVEL] if self._scored else []
+        counts = [
+            f"{answer} {self.answers[answer]}" for answer in dict.fromkeys([*levels, *self.answers])
+        ]
+        parts = [", ".join(counts)] if counts else []
+        if self.not_sure:
+            parts.append(f"{self.not_sure} not sure")
+        if self.failed:
+            parts.append(f"{len(self.failed)} failed")
+        return "; ".join(parts) or "none assessed"
+
+    def _verdicts(self) -> str:
+        sure = f"{self.gate['pass']} pass, {self.gate['fail']} fail"
+        wrong = f"at most {self._asked['error_rate']:.0%} of such verdicts are wrong"
+        unsure = f"{self.gate['unsure']} unsure (too close to call)"
+        strict = "with --strict the exit status says so too"
+        return f"{self._asked['at_least']:g} or better: {sure} ({wrong}), {unsure}; {strict}"
+
     def _ranking(self) -> list[str]:
         """The best and the worst pictures, or all of a few."""
-        best = [f"  {q:.2f}  {image}" for q, image in heapq.nlargest(2 * NAMED, self._scored)]
-        if len(self._scored) <= 2 * NAMED:
-            return [f"by score, mean {self.mean:.2f}:", *best]
-        worst = [f"  {q:.2f}  {image}" for q, image in heapq.nsmallest(NAMED, self._scored)]
-        return [
-            f"mean {self.mean:.2f} of {len(self._scored)} pictures",
-            "best:",
-            *best[:NAMED],
-            "worst:",
-            *worst,
-        ]
+        ranked = sorted(self._scored, reverse=True)
+        lines = [f"  {q:.2f}  {image}" for q, image in ranked]
+        if len(lines) <= 2 * NAMED:
+            return [f"by score, mean {self.mean:.2f}:", *lines]
+        mean = f"mean {self.mean:.2f} of {len(lines)} pictures"
+        return [mean, "best:", *lines[:NAMED], "worst:", *lines[: -NAMED - 1 : -1]]
 
     def _failures(self) -> list[str]:
         """Each reason once, the commonest first, with the pictures that it holds for."""
@@ -120,8 +109,13 @@ class Tally:
         for reason, images in commonest[:NAMED]:
             more = f" and {len(images) - NAMED} more" if len(images) > NAMED else ""
             lines += wrapped(f"{', '.join(images[:NAMED])}{more}: {reason}")
-        left = sum(len(images) for _, images in commonest[NAMED:])
-        return lines + ([f"  and {left} more"] if left else [])
+        if len(commonest) > NAMED:
+            lines.append(f"  and {sum(len(images) for _, images in commonest[NAMED:])} more")
+        return lines
+
+
+def _level(letter: str) -> str:
+    return f"{letter} {level_word(letter)}"
 
 
 def pace(done: int, seconds: float) -> str:
