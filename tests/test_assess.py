@@ -171,7 +171,7 @@ MISTAKES = [
     (["photo.jpg", "--track", "mlflow"], "pip install 'agentic_iqa_local[track]'"),
     (
         ["photo.jpg", "--config", "mine.yaml"],
-        "tools.no_reference: there is no tool 'NIQUE' here; did you mean UNIQUE, NIQE or ",
+        "tools.no_reference: there is no tool 'NIQUE' here; did you mean UNIQUE, NIQE, ",
     ),
 ]
 

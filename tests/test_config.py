@@ -62,7 +62,7 @@ def test_every_shipped_set_up_loads_its_sections_share_one_model_and_a_wrong_nam
         ("fusion: {mode: logit}", "fusion.mode: expected logits, classification or uniform"),
         ("decisions: {error_rate: 0.7}", "decisions.error_rate: expected less than 0.5"),
         ("models: {other: {dtype: float32}}", "other not named by any section"),
-        ("tools: {no_reference: [NIQUE]}", "tools.no_reference: there is no tool 'NIQUE' here; did you mean UNIQUE, NIQE or "),
+        ("tools: {no_reference: [NIQUE]}", "tools.no_reference: there is no tool 'NIQUE' here; did you mean UNIQUE, NIQE, "),
         ("tools: {no_reference: [VSI]}", "VSI compares with a reference"),
         ("images: {background: whit}", "images.background: expected an opaque colour such as white"),
         ("- a list", "expected a mapping"),

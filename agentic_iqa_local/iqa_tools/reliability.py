@@ -106,16 +106,11 @@ class Reliability(FileRecord):
         return f"SRCC {sum(unseen) / len(unseen):.2f}" if unseen else ""
 
     def account(self, tool: str) -> str:
-        """What is known of a tool, for a reader: "SRCC 0.89 on tid2013, 0.88 on kadid10k; off by
-        about 0.44 levels"."""
-        if tool not in self._records:
-            return "no published figure was found"
-        record = self._records[tool]
-        figures = []
-        for entry in record.published:
-            seen = " (trained on it)" if entry.seen else ""
-            figures.append(f"{entry.srcc:.2f} on {entry.data_set}{seen}")
-        return f"SRCC {', '.join(figures)}; off by about {record.sigma:.2f} levels"
+        """What is known of a tool on sets that it has not seen, for a reader: "SRCC 0.89 on tid2013,
+        0.88 on kadid10k; off by about 0.44 levels"."""
+        figures = [f"{srcc:.2f} on {name}" for name, srcc in self._unseen(tool).items()]
+        published = f"SRCC {', '.join(figures)}" if figures else "no published figure was found"
+        return f"{published}; off by about {self.sigma(tool):.2f} levels"
 
     def sigma(self, tool: str) -> float:
         """Standard deviation of the tool's error, in levels."""

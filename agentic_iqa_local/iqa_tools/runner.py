@@ -8,7 +8,7 @@ import importlib.util
 import math
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -152,9 +152,7 @@ class ToolRunner:
         copy of its reference has the best quality of a tool that compares, which is measured only
         for its raw score if that is unknown. Odd pictures make of it what they like: VIF of a
         checkerboard with itself is below 0."""
-        spec = find_tool(name)
-        _require_reference(spec, reference)
-        _require(spec, self._unavailable(spec))
+        spec = _able(name, reference, self._unavailable)
         logistic = self.maps[spec.name]
         copy = spec.reference == "FR" and image == reference
         if copy and spec.of_copy is not None:
@@ -165,11 +163,8 @@ class ToolRunner:
 
     def measure(self, name: str, image: Image.Image, reference: Image.Image | None = None) -> float:
         """The metric's own number, for which no map is needed."""
-        spec = find_tool(name)
-        _require_reference(spec, reference)
-        _require(spec, self._missing(spec))
-        raw, _, _ = self._measured(spec, image, reference)
-        return raw
+        spec = _able(name, reference, self._missing)
+        return self._measured(spec, image, reference)[0]
 
     def examine(self, image: Image.Image, reference: Image.Image | None = None) -> "Examination":
         """All that LocalNR reads of an RGB picture, or of how it differs from its `reference`; of
@@ -195,7 +190,7 @@ class ToolRunner:
         score."""
         import torch
 
-        _require(TOOLS["SSIM"], self._missing(TOOLS["SSIM"]))
+        _able("SSIM", reference, self._missing)
         with self._lock, _failures("SSIM's map", image), torch.inference_mode():
             import_pyiqa()
             from pyiqa.archs.func_util import preprocess_rgb
@@ -251,8 +246,7 @@ class ToolRunner:
         return raw, seconds, crops
 
     def _examined(self, pictures: list[Image.Image]) -> "Examination":
-        spec = TOOLS["LocalNR"]
-        _require(spec, self._missing(spec))
+        spec = _able("LocalNR", None, self._missing)
         _require_size(spec, pictures[0])
         key = tuple((picture.size, hash(picture.tobytes())) for picture in pictures)
         with self._lock:
@@ -308,15 +302,18 @@ class ToolRunner:
         return pixels.permute(2, 0, 1)[None].to(torch.float32) / 255
 
 
-def _require(spec: ToolSpec, reason: str | None) -> None:
-    if reason is not None:
-        raise ToolError(f"{spec.name} is unavailable: {reason}.")
-
-
-def _require_reference(spec: ToolSpec, reference: Image.Image | None) -> None:
+def _able(
+    name: str, reference: Image.Image | None, why_not: Callable[[ToolSpec], str | None]
+) -> ToolSpec:
+    """The tool called `name`. Raises ToolError for one that lacks its reference or something else."""
+    spec = find_tool(name)
     if spec.reference == "FR" and reference is None:
         mistake = f"{spec.name} compares with a reference image and got none"
         raise ToolError(mistake, "pass one or choose a no-reference tool.")
+    reason = why_not(spec)
+    if reason is not None:
+        raise ToolError(f"{spec.name} is unavailable: {reason}.")
+    return spec
 
 
 def _require_size(spec: ToolSpec, image: Image.Image) -> None:

@@ -109,19 +109,15 @@ def find_tool(name: str) -> ToolSpec:
     matter. Raises ToolError, with the nearest names, when there is none."""
     if is_tool(name):
         return _BY_KEY[tool_key(name)]
-    advice = f"{command('tools')} lists all."
-    if near := nearest_tools(name):
-        named = " or ".join([", ".join(near[:-1]), near[-1]]) if near[1:] else near[0]
-        advice = f"did you mean {named}?"
+    near = ", ".join(nearest_tools(name))
+    advice = f"did you mean {near}?" if near else f"{command('tools')} lists all."
     raise ToolError(f"there is no tool {name!r} here", advice)
 
 
 def nearest_tools(name: str) -> list[str]:
-    """At most three tools that a name, which there is none of, is a variant of or near to."""
-    key = tool_key(name)
-    variant_of = [known for known in _BY_KEY if len(known) > 2 and key.startswith(known)]
-    near = variant_of + difflib.get_close_matches(key, _BY_KEY, n=3, cutoff=0.6)
-    return list(dict.fromkeys(_BY_KEY[known].name for known in near))[:3]
+    """At most three tools whose names are near to one that there is none of."""
+    near = difflib.get_close_matches(tool_key(name), _BY_KEY, n=3, cutoff=0.6)
+    return list(dict.fromkeys(_BY_KEY[known].name for known in near))
 
 
 @functools.cache
