@@ -34,18 +34,16 @@ def rest_of_answer(schema: type[BaseModel], begun: str) -> str:
     """
     whole = json_schema(schema)
     (first, values), *others = whole["properties"].items()
-    head = f"{{{json.dumps(first)}: "
-    choices = values.get("enum", [values["const"]] if "const" in values else [])
-    options = [head + json.dumps(value) for value in choices if len(begun) > len(head)]
-    rests = [option[len(begun) :] for option in options if option.startswith(begun)]
+    choices = values.get("enum") or [values.get("const")]
+    answers = [f"{{{json.dumps(first)}: {json.dumps(choice)}" for choice in choices]
+    rests = [json.dumps(answer[len(begun) :]) for answer in answers if answer.startswith(begun)]
     if not rests:
-        raise VLMError(
-            f"schema {schema.__name__} does not allow an answer that begins with {begun!r}"
-        )
-    shared = {key: whole[key] for key in ("$defs", "x-guidance") if key in whole}
-    rules, parts = [], ["first"]
-    rules.append(f"first: {' | '.join(json.dumps(rest) for rest in rests)}")
+        begins = f"an answer that begins with {begun!r}"
+        raise VLMError(f"schema {schema.__name__} does not allow {begins}")
+    shared = JSON_STYLE | {"$defs": whole.get("$defs", {})}
+    start, rules = "start: first", [f"first: {' | '.join(rests)}"]
     for i, (name, value) in enumerate(others):
-        parts += [json.dumps(f", {json.dumps(name)}: "), f"field_{i}"]
+        key = json.dumps(f", {json.dumps(name)}: ")
+        start += f" {key} field_{i}"
         rules.append(f"field_{i}: %json {json.dumps(shared | value)}")
-    return "\n".join([f"start: {' '.join(parts)} {json.dumps('}')}", *rules])
+    return "\n".join([f'{start} "}}"', *rules])

@@ -11,11 +11,6 @@ from agentic_iqa_local.vlm_client import VLMError
 from agentic_iqa_local.vlm_client.model_folder import check_files, read_object
 
 NOTICE = "agentic_iqa_notice"  # in config.json of this project's own small models
-NEEDED = (  # one file of each
-    ("preprocessor_config.json", "processor_config.json"),
-    ("tokenizer.json", "tokenizer.model", "vocab.json"),
-    ("tokenizer_config.json",),
-)
 
 
 @dataclass(frozen=True)
@@ -29,7 +24,7 @@ class ModelChoice:
 
 
 def choose(root: Path) -> ModelChoice:
-    """The largest complete model below `root` by the bytes of its weights; of equal ones the
+    """The largest model with complete weights below `root` by the bytes of its weights; of equal ones the
     first."""
     sizes: dict[Path, int] = {}
     left_out = []
@@ -63,7 +58,7 @@ def _folders(root: Path) -> Iterator[Path]:
 
 
 def _size(folder: Path) -> int | None:
-    """Bytes of the weights of a complete vision-language model; None for a model of another kind,
+    """Bytes of the weights of a vision-language model; None for a model of another kind,
     and for one of this project's own small ones. Raises VLMError for one that misses something or
     is damaged."""
     config = read_object(folder, "config.json")
@@ -71,9 +66,6 @@ def _size(folder: Path) -> int | None:
     if not writes_text or not isinstance(config.get("vision_config"), dict) or NOTICE in config:
         return None
     weights = check_files(folder)
-    for names in NEEDED:
-        if not any((folder / name).is_file() for name in names):
-            raise VLMError(f"model folder {folder}: expected {' or '.join(names)}, found none")
     return sum(file.stat().st_size for file in weights.files) if weights else None
 
 

@@ -234,16 +234,14 @@ class Renderer:
         grid says other."""
         if "image_grid_thw" in batch:
             images = self.processor.image_processor
-            seen = []
-            for _, rows, columns in batch["image_grid_thw"].tolist():
-                width, height = columns * images.patch_size, rows * images.patch_size
-                seen.append(SeenImage(width, height, rows * columns // images.merge_size**2))
-            return seen
-        *_, height, width = batch["pixel_values"].shape
-        if len(batch["pixel_values"].shape) != 4 or len(batch["pixel_values"]) != count:
-            # tiles of a resized picture, and often a thumbnail: no one size says what was seen
-            width = height = None
-        return [SeenImage(width, height, tokens)] * count
+            patch, share = images.patch_size, images.merge_size**2
+            grids = batch["image_grid_thw"].tolist()
+            return [SeenImage(w * patch, h * patch, w * h // share) for _, h, w in grids]
+        shape = batch["pixel_values"].shape
+        if len(shape) == 4 and shape[0] == count:
+            return [SeenImage(shape[3], shape[2], tokens)] * count
+        # tiles of a resized picture, and often a thumbnail: no one size says what was seen
+        return [SeenImage(None, None, tokens)] * count
 
 
 def resolve_letters(

@@ -192,16 +192,16 @@ class ServerSession(VLMSession):
             return_tokens_as_token_ids=True,
         )
         logprobs = completion.choices[0].logprobs
-        given = {}
-        for position in (logprobs and logprobs.content) or ():
-            given = {one.token: one.logprob for one in position.top_logprobs}
+        content = logprobs.content if logprobs else None
+        top = content[0].top_logprobs if content else []
+        given = {one.token: one.logprob for one in top}
         try:
             return {token: given[f"token_id:{token}"] for token in tokens}
         except KeyError:
-            got = ", ".join(given)[:300]
-            expected = f"expected one log-probability of each letter's token, got {got}"
+            expected = "expected one log-probability of each letter's token"
             advice = "it must be a vLLM server that honours logprob_token_ids"
-            raise VLMError(f"{self.client.label}: {expected}", advice) from None
+            got = ", ".join(given)[:300]
+            raise VLMError(f"{self.client.label}: {expected}, got {got}", advice) from None
 
     def _complete(self, rendered: Rendered, **options: Any) -> Completion:
         """One chat completion with `options`, among them vLLM's own. Raises VLMError if the server
