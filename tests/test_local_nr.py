@@ -94,19 +94,13 @@ def test_exposure_has_a_direction(network, sample):
         assert likeliest(network.examine(damaged(sample, kind, 5)).exposure) == side
 
 
-@pytest.mark.parametrize(
-    ("sample", "kind"),
-    [("sumac.png", "jpeg"), ("prudential.png", "white_noise")],
-    indirect=["sample"],
-)
-def test_damage_of_a_quarter_is_found_in_that_quarter(network, sample, kind):
-    right = []
-    for place in PLACES:
-        picture = distorted(sample, (Part(kind, 5, place),), np.random.default_rng(0))
-        found = network.examine(Image.fromarray(picture))
-        right.append(found.damaged_part() == place)
-        assert found.presence_in_part[DISTORTIONS[kind].family] > 0.5
-    assert sum(right) >= 3
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("sample", ["prudential.png"], indirect=True)
+def test_damage_of_a_quarter_is_found_in_that_quarter(network, sample, place):
+    picture = distorted(sample, (Part("white_noise", 5, place),), np.random.default_rng(0))
+    found = network.examine(Image.fromarray(picture))
+    assert found.damaged_part() == place
+    assert found.presence_in_part["Noise"] > 0.5
 
 
 @pytest.mark.parametrize(

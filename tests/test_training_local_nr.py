@@ -18,31 +18,22 @@ from agentic_iqa_local.iqa_tools.local_nr import (
 from agentic_iqa_local.state import DISTORTION_TYPES
 
 
-def test_a_picture_of_the_pool_follows_from_its_number(photo):
-    tiles = np.asarray(photo)[:512, :512][None]
-    for number in (0, 3, 100, 107):
-        first, second = (pool.drawn(number, tiles, seed=11) for _ in range(2))
-        assert np.array_equal(first[0], second[0])
-        assert first[2] == second[2]
-        assert first[1].shape == first[0].shape
-
-
 def test_photographs_are_held_out_with_all_their_tiles(tmp_path):
     (tmp_path / "more").mkdir()
+    lines = ["image,file"]
+    for photograph in range(20):
+        for tile in range(3):
+            Image.new("RGB", (8, 8)).save(tmp_path / "more" / f"p{photograph:02d}_{tile}.png")
+            lines.append(f"p{photograph:02d}_{tile}.png,source{photograph}")
+    (tmp_path / "more" / "manifest.csv").write_text("\n".join(lines))
     for i in range(41):
         Image.new("RGB", (8, 8)).save(tmp_path / f"{i}.png")
-    names = [f"p{photograph:02d}_{tile}.png" for photograph in range(20) for tile in range(3)]
-    for name in names:
-        Image.new("RGB", (8, 8)).save(tmp_path / "more" / name)
-    lines = ["image,file", *(f"{name},source{name[:3]}" for name in names)]
-    (tmp_path / "more" / "manifest.csv").write_text("\n".join(lines))
     train, held_out = pool.split([tmp_path, tmp_path / "more"])
-    assert len(held_out) == 40 + 3 * pool.HELD_OUT_MORE
-    assert len(train) == 1 + 3 * (20 - pool.HELD_OUT_MORE)
-    more = [
-        {file.name[:3] for file in part if file.parent.name == "more"} for part in (train, held_out)
+    sides = [
+        {file.name[:3] for file in side if file.parent.name == "more"} for side in (train, held_out)
     ]
-    assert not more[0] & more[1]
+    assert not sides[0] & sides[1]
+    assert [len(side) for side in sides] == [20 - pool.HELD_OUT_MORE, pool.HELD_OUT_MORE]
 
 
 def test_targets_say_what_was_done():
