@@ -234,7 +234,6 @@ class ToolExecutionLog(BaseModel):
     # of a region: left, top, right, bottom in pixels of the upright image
     box: tuple[int, int, int, int] | None = None
     fallback: bool = False  # whether it stands in for an unavailable tool
-    cached: bool = False  # whether the raw score came from the cache on disk
     # native-resolution crops measured in place of all pixels; 0: all pixels
     crops: int = Field(default=0, ge=0)
     # no vote in q̄: it differs from every other tool by more than their errors explain

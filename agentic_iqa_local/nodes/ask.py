@@ -1,5 +1,5 @@
-"""The one place where an agent asks its model: three tries at an answer that validates, or at its letters, then an
-honest failure."""
+"""The one place where an agent asks its model: three tries at an answer that validates, or at its
+letters, then an honest failure."""
 
 import json
 import logging
@@ -45,8 +45,9 @@ def ask(
     *,
     answer_prefix: str = "",
 ) -> Reply:
-    """The model's answer to a prompt, as a `schema`: keys that it does not have are dropped, no value is converted.
-    `answer_prefix` is the JSON that the answer begins with, up to a text's open end.
+    """The model's answer to a prompt, as a `schema`: keys that it does not have are dropped, no
+    value is converted. `answer_prefix` is the JSON that the answer begins with, up to a text's open
+    end.
 
     A failed try is logged, kept in `failed_tries` and repeated with "Return ONLY valid JSON" added.
     After three tries it raises InvalidAnswer, or what the model itself raised last (VLMError).
@@ -86,7 +87,8 @@ def read_letters(
     letters: Sequence[str],
     role: RoleSettings,
 ) -> LetterRead:
-    """The session's letter read, tried again as `ask` does where the model raises. Raises VLMError."""
+    """The session's letter read, tried again as `ask` does where the model raises. Raises
+    VLMError."""
 
     def once(attempt: int) -> LetterRead:
         return session.read_letters(prompt, answer_prefix, letters)
@@ -101,9 +103,9 @@ def _in_three_tries(
     wanted: str,
     output: Callable[[], str | None] = lambda: None,
 ) -> Result:
-    """What `call` (of the attempt's number, from 1 on) returns. Each failure is logged and recorded with the `output`
-    that led to it. Raises the last one; a lack of memory and a lost model at once, with which a batch knows what to
-    do."""
+    """What `call` (of the attempt's number, from 1 on) returns. Each failure is logged and recorded
+    with the `output` that led to it. Raises the last one; a lack of memory and a lost model at
+    once, with which a batch knows what to do."""
     attempt = 0
     while True:
         attempt += 1
@@ -126,7 +128,8 @@ def _in_three_tries(
 
 
 def _read(text: str, schema: type[Reply], answer_prefix: str) -> Reply:
-    """A written answer, fenced or not, as a `schema`. Raises ValueError, which pydantic's errors are."""
+    """A written answer, fenced or not, as a `schema`. Raises ValueError, which pydantic's errors
+    are."""
     written = fenced[1] if (fenced := _FENCED.fullmatch(text)) else text
     reply = schema.model_validate_json(
         written, strict=True, extra="ignore", by_alias=True, by_name=False

@@ -1,8 +1,10 @@
-"""Which distortions are there, and how severe they are: the model's own probabilities times what LocalNR reads.
+"""Which distortions are there, and how severe they are: the model's own probabilities times what
+LocalNR reads.
 
-The odds that a family is there are the model's odds of Yes times the likelihood ratio of LocalNR's reading, which its
-own record of errors bounds. A severity's probability is the model's of its word times a Gaussian around what LocalNR
-reads. How far the model counts is its `trust`: at 0 LocalNR decides alone.
+The odds that a family is there are the model's odds of Yes times the likelihood ratio of LocalNR's
+reading, which its own record of errors bounds. A severity's probability is the model's of its word
+times a Gaussian around what LocalNR reads. How far the model counts is its `trust`: at 0 LocalNR
+decides alone.
 """
 
 import json
@@ -28,8 +30,9 @@ PRESENT = 0.5  # from which probability on a family is evidence
 
 
 def read_presence(task: Task) -> dict[str, dict[str, float]]:
-    """{object: {family: the model's probability of Yes}}; empty in modes without logits, and where one token cannot
-    tell Yes from No. Where nothing is to be looked for, only the families that the query names are read."""
+    """{object: {family: the model's probability of Yes}}; empty in modes without logits, and where
+    one token cannot tell Yes from No. Where nothing is to be looked for, only the families that the
+    query names are read."""
     bench, plan = task.bench, task.plan
     logits = bench.settings.fusion.mode == "logits" and bench.services.client(ROLE).reads_logits
     if not logits:
@@ -54,7 +57,8 @@ def read_presence(task: Task) -> dict[str, dict[str, float]]:
 
 
 def list_presence(task: Task) -> dict[str, dict[str, float]]:
-    """The same of a model without logits, from the list that it writes. Raises InvalidAnswer, VLMError."""
+    """The same of a model without logits, from the list that it writes. Raises InvalidAnswer,
+    VLMError."""
     bench, objects = task.bench, task.plan.objects
     sure, section = bench.settings.fusion.classification_confidence, bench.services.section(ROLE)
     prompt = objects_prompt("detection", task.query, objects, task.reason)
@@ -68,7 +72,8 @@ def list_presence(task: Task) -> dict[str, dict[str, float]]:
 
 
 def detect(task: Task) -> dict[str, Detection]:
-    """Of each object of a task, how probable each family of distortions is. Raises InvalidAnswer, VLMError."""
+    """Of each object of a task, how probable each family of distortions is. Raises InvalidAnswer,
+    VLMError."""
     models = read_presence(task)
     if task.plan.plan.distortion_detection and not models:
         models = list_presence(task)
@@ -80,8 +85,9 @@ def detect(task: Task) -> dict[str, Detection]:
 
 
 def detection_of(bench: Workbench, box: Box | None, model: Mapping[str, float]) -> Detection:
-    """How probable each family is in the picture or in a region `box` (pixels): odds times odds. `model` has the
-    model's own probabilities, whose odds `fusion.model_trust` draws towards the prior."""
+    """How probable each family is in the picture or in a region `box` (pixels): odds times odds.
+    `model` has the model's own probabilities, whose odds `fusion.model_trust` draws towards the
+    prior."""
     detection = _read(bench, box)
     trust = detection.model_trust = bench.services.model_trust(ROLE)
     prior = logit(load_detector().of(bench.pictures.has_reference).prior)
@@ -127,8 +133,8 @@ def found_families(detection: Detection) -> list[str]:
 
 
 def strongest(detection: Detection) -> dict[str, float]:
-    """{family or "none": probability that it is the strongest}: none as far as no family is there, the rest by
-    probability times severity. Sums to 1."""
+    """{family or "none": probability that it is the strongest}: none as far as no family is there,
+    the rest by probability times severity. Sums to 1."""
     families = detection.families
     weights = {kind: one.probability * (one.severity or 1.0) for kind, one in families.items()}
     there = max(family.probability for family in families.values())
@@ -144,9 +150,9 @@ def severity_probabilities(
     words: Mapping[str, float] | None,
     bench: Workbench,
 ) -> dict[str, float]:
-    """How probable each severity of a family is: the model's `words`, or the word that it has `written`, times
-    LocalNR's Gaussian. Sums to 1; a family that is there is not "none". Empty where nothing is known beyond what was
-    written."""
+    """How probable each severity of a family is: the model's `words`, or the word that it has
+    `written`, times LocalNR's Gaussian. Sums to 1; a family that is there is not "none". Empty
+    where nothing is known beyond what was written."""
     family = detection.families.get(kind) if detection else None
     if family is None or family.severity is None:
         return dict(words or {})

@@ -1,7 +1,8 @@
-"""What the evidence says: its findings, which scores vote, what contradicts what, and whether another pass is needed.
-Pure functions.
+"""What the evidence says: its findings, which scores vote, what contradicts what, and whether
+another pass is needed. Pure functions.
 
-The limits were set on synthetic pictures, so that few sound passes are doubted; human scores were not looked at.
+The limits were set on synthetic pictures, so that few sound passes are doubted; human scores were
+not looked at.
 """
 
 import statistics
@@ -47,7 +48,6 @@ class Finding:
     type: str
     severity: str
     explanation: str
-    severities: dict[str, float]  # probability of each severity; empty where it was not read
     words: str  # as a person calls it: "underexposure"
 
     @property
@@ -66,14 +66,10 @@ def findings(evidence: Evidence) -> list[Finding]:
     if evidence is None:
         return []
     rows = []
-    probabilities = evidence.severity_probabilities or {}
     for name, items in (evidence.distortion_analysis or {}).items():
         for item in items:
-            severities = probabilities.get(name, {}).get(item.type, {})
             words = in_words(evidence, name, item.type)
-            rows.append(
-                Finding(name, item.type, item.severity, item.explanation, severities, words)
-            )
+            rows.append(Finding(name, item.type, item.severity, item.explanation, words))
     return rows
 
 
@@ -105,16 +101,17 @@ def votes(
     name: str | None = None,
     distortion: str | None = None,
 ) -> list[Score]:
-    """The scores that q̄ is the mean of, the lowest first, or those about one object or distortion: one for each
-    distinct run, or one for each listed entry ("entries"); none of a tool that was outvoted, nor, unless `checking`,
-    of one that only checks a better one."""
+    """The scores that q̄ is the mean of, the lowest first, or those about one object or distortion:
+    one for each distinct run, or one for each listed entry ("entries"); none of a tool that was
+    outvoted, nor, unless `checking`, of one that only checks a better one."""
     scores = []
     for run in evidence.tool_logs if evidence else ():
         silent = run.outvoted or (run.trailing and not checking)
         about = name in (None, run.object_name) and distortion in (None, run.distortion)
         if run.normalized_score is not None and about and not silent:
             scores.append((run.tool_name, run.normalized_score))
-    # Two different scores cannot come from one run: a tool's run on the whole picture has one, whatever is listed.
+    # Two different scores cannot come from one run: a tool's run on the whole picture has one,
+    # whatever is listed.
     return scores if vote == "entries" else sorted(set(scores), key=itemgetter(1, 0))
 
 
@@ -125,8 +122,9 @@ def _apart(one: Score, other: Score, reachable: Reachable) -> bool:
 
 
 def outvoted(scores: Sequence[Score], reachable: Reachable) -> str | None:
-    """The tool, of three or more, whose score stands apart from every other one; of several, the furthest from the
-    median. Two against one is a vote, one against one and two against two are none."""
+    """The tool, of three or more, whose score stands apart from every other one; of several, the
+    furthest from the median. Two against one is a vote, one against one and two against two are
+    none."""
     if len(scores) < 3:
         return None
     alone = []
@@ -141,11 +139,10 @@ def outvoted(scores: Sequence[Score], reachable: Reachable) -> str | None:
     return tool
 
 
-def mark_votes(
-    evidence: ExecutorOutput, reachable: Reachable, *, trailing_only_check: bool
-) -> None:
-    """Takes votes away in place: of a tool whose score stands apart from all others', and, if `trailing_only_check`, of
-    one that is clearly less reliable than another. Notes which of the other tools disagree."""
+def mark_votes(evidence: ExecutorOutput, reachable: Reachable, *, all_vote: bool = False) -> None:
+    """Takes votes away in place: of a tool whose score stands apart from all others', and unless
+    `all_vote` of one that is clearly less reliable than another. Notes which of the other tools
+    disagree."""
     lines = []
     for name in dict.fromkeys(run.object_name for run in evidence.tool_logs):
         scores = votes(evidence, name=name)
@@ -155,7 +152,7 @@ def mark_votes(
         for run in evidence.tool_logs:
             if run.object_name == name:
                 run.outvoted = run.tool_name == outlier
-                run.trailing = trailing_only_check and run.tool_name in worse
+                run.trailing = run.tool_name in worse and not all_vote
         if others and _apart(others[0], others[-1], reachable):
             lines.append(f"tools disagree about {name} ({_listed(others)})")
     evidence.disagreement = "; ".join(lines) or None
@@ -169,9 +166,10 @@ def _listed(scores: Iterable[Score]) -> str:
 
 
 def contradictions(evidence: ExecutorOutput, fusion: FusionResult | None = None) -> list[str]:
-    """A line for each severe distortion whose tool's score, or else all of its object's, is above 4.0; and for each
-    object whose scores are all below 2.2, or the fused one below 2.9, though no more than slight damage was found.
-    What is no photograph contradicts nothing: the tools know photographs alone."""
+    """A line for each severe distortion whose tool's score, or else all of its object's, is above
+    4.0; and for each object whose scores are all below 2.2, or the fused one below 2.9, though no
+    more than slight damage was found. What is no photograph contradicts nothing: the tools know
+    photographs alone."""
     lines = []
     for name in evidence.distortion_analysis or {}:
         if _is_photograph(evidence, name):
@@ -212,7 +210,8 @@ def _mild_but_low(evidence: ExecutorOutput, name: str, q: float | None) -> list[
 
 
 def doubts(evidence: ExecutorOutput) -> str | None:
-    """What the evidence leaves open by its own account, for `ExecutorOutput.uncertainty`; None where nothing is."""
+    """What the evidence leaves open by its own account, for `ExecutorOutput.uncertainty`; None
+    where nothing is."""
     lines = []
     for finding in findings(evidence):
         if finding.severity == UNCLEAR:
@@ -231,8 +230,8 @@ def should_replan(
     plan: PlannerOutput | None = None,
     fusion: FusionResult | None = None,
 ) -> tuple[bool, str]:
-    """(need_replan, reason). Without a plan the analysis must cover the scope, and there must be scores. With one,
-    and the letters if they were read, the first of `find_gaps` decides."""
+    """(need_replan, reason). Without a plan the analysis must cover the scope, and there must be
+    scores. With one, and the letters if they were read, the first of `find_gaps` decides."""
     evidence = executor_output or ExecutorOutput()
     if plan is not None:
         gaps = find_gaps(evidence, plan, fusion)
@@ -249,8 +248,9 @@ def should_replan(
 def find_gaps(
     evidence: Evidence, plan: PlannerOutput, fusion: FusionResult | None = None
 ) -> list[Gap]:
-    """What another pass should gather anew, the most serious first. A missing part counts only where the plan asked
-    for it; a tool that was tried and could not run is a warning elsewhere, not a gap, LocalNR's look among them."""
+    """What another pass should gather anew, the most serious first. A missing part counts only
+    where the plan asked for it; a tool that was tried and could not run is a warning elsewhere, not
+    a gap, LocalNR's look among them."""
     evidence = evidence or ExecutorOutput()
     reasons: dict[GapKind, str | None] = {}
     if evidence.error:

@@ -1,5 +1,6 @@
-"""The Executor: the plan's subtasks as evidence: detection, tool selection, tool execution, analysis. The plan's flags
-say which run; what was found stays in the evidence even when a later subtask fails."""
+"""The Executor: the plan's subtasks as evidence: detection, tool selection, tool execution,
+analysis. The plan's flags say which run; what was found stays in the evidence even when a later
+subtask fails."""
 
 import logging
 from typing import Any
@@ -23,8 +24,7 @@ from agentic_iqa_local.nodes.tool_runs import (
     ByObject,
     Task,
     choose_tools,
-    give_box,
-    run_tools,
+    measure,
 )
 from agentic_iqa_local.nodes.workbench import opened
 from agentic_iqa_local.state import (
@@ -48,8 +48,8 @@ def executor_node(
     config: RunnableConfig | None = None,
     runtime: Runtime[Any] | None = None,
 ) -> dict[str, Any]:
-    """Returns `executor_evidence`; nothing when an earlier node failed. When this one does, the evidence has an `error`
-    beside what the pass before found, or what was found so far."""
+    """Returns `executor_evidence`; nothing when an earlier node failed. When this one does, the
+    evidence has an `error` beside what the pass before found, or what was found so far."""
     if state.get("error"):
         return {}
     plan = state.get("plan")
@@ -68,22 +68,22 @@ def executor_node(
 
 
 def gather(task: Task) -> None:
-    """Fills the task's evidence in place, subtask by subtask; on a replan what is missing or in doubt, and one more
-    tool if scores disagree. Raises InvalidAnswer, ToolError, VLMError."""
+    """Fills the task's evidence in place, subtask by subtask; on a replan what is missing or in
+    doubt, and one more tool if scores disagree. Raises InvalidAnswer, ToolError, VLMError."""
     evidence, bench, flags = task.evidence, task.bench, task.plan.plan
     distortions = find_distortions(task)
     try:
         evidence.selected_tools = choose_tools(task, distortions) or None
         if flags.tool_execution:
-            run_tools(evidence, bench)
+            for name, tools in (evidence.selected_tools or {}).items():
+                evidence.tool_logs += measure(name, list(tools.items()), bench)
     finally:  # the analysis is evidence even if no tool could be chosen
         if flags.distortion_analysis:
             analyse(task, distortions)
-    for name in unmeasured(task):
-        bench.warn(f"Missing tool scores for {name} region: {give_box(name)}")
+    _warn_of_places(task)
     if not task.named_tools()[0]:  # those that a query names all have a vote
-        only_check = bench.settings.fusion.trailing_tools == "check"
-        mark_votes(evidence, bench.tools.reachable(), trailing_only_check=only_check)
+        all_vote = bench.settings.fusion.trailing_tools == "vote"
+        mark_votes(evidence, bench.tools.reachable(), all_vote=all_vote)
     if asks_where(task.query):
         try:
             places = bench.services.tools.places(*bench.pictures.parts())
@@ -93,17 +93,24 @@ def gather(task: Task) -> None:
     evidence.uncertainty = doubts(evidence)
 
 
-def unmeasured(task: Task) -> list[str]:
-    """The regions of a question about quality that no tool can measure, for nobody said where they are."""
-    if task.plan.query_type != "IQA" or any(task.named_tools()):
-        return []
-    measured = ("Global", *task.bench.pictures.boxes)
-    return [name for name in task.plan.objects if name not in measured]
+def _warn_of_places(task: Task) -> None:
+    """Says of each region whose place nobody gave what was measured in its stead."""
+    for name in task.plan.objects:
+        if name == "Global" or name in task.bench.pictures.boxes:
+            continue
+        lead = f"Missing tool scores for {name} region"
+        runs = [log for log in task.evidence.tool_logs if log.object_name == name]
+        tools = dict.fromkeys(log.tool_name for log in runs if not log.error)
+        if tools:
+            lead = f"{' and '.join(tools)} measured the whole picture, which stands for {name}"
+        if task.plan.query_type == "IQA":
+            remedy = f"say where that lies (box: {name}=LEFT,TOP,RIGHT,BOTTOM)"
+            task.bench.warn(f"{lead}: {remedy}")
 
 
 def find_distortions(task: Task) -> ByObject:
-    """By object, the distortions that the query names, those of the pass before, and those that are now detected.
-    Raises InvalidAnswer, VLMError."""
+    """By object, the distortions that the query names, those of the pass before, and those that are
+    now detected. Raises InvalidAnswer, VLMError."""
     evidence, look = task.evidence, task.plan.plan.distortion_detection
     named, earlier = task.plan.distortions or {}, task.before.distortion_set or {}
     detections = detections_of(task)
@@ -131,9 +138,9 @@ def detections_of(task: Task) -> dict[str, Detection]:
 
 
 def analyse(task: Task, distortions: ByObject) -> None:
-    """Puts a judgement of each distortion, and how probable each severity is, into the evidence. The model is not asked
-    again for those of the pass before that are not in doubt, nor of an object that nobody could look at. Raises
-    InvalidAnswer, VLMError."""
+    """Puts a judgement of each distortion, and how probable each severity is, into the evidence.
+    The model is not asked again for those of the pass before that are not in doubt, nor of an
+    object that nobody could look at. Raises InvalidAnswer, VLMError."""
     evidence, bench = task.evidence, task.bench
     unread = not_looked_for(evidence)
     if unread and bench.tools.unlike_photograph is None:
@@ -165,7 +172,8 @@ def _undoubted(task: Task) -> Judged:
 
 
 def judge(task: Task, distortions: ByObject) -> Judged:
-    """The model's judgement of each distortion, with LocalNR's reading. Raises InvalidAnswer, VLMError."""
+    """The model's judgement of each distortion, with LocalNR's reading. Raises InvalidAnswer,
+    VLMError."""
     bench, judged = task.bench, _undoubted(task)
     asked: ByObject = {}
     for name, kinds in distortions.items():
@@ -193,18 +201,15 @@ def _likeliest(
     p: dict[str, float],
     detection: Detection | None,
 ) -> DistortionAnalysis:
-    """A distortion with its likeliest severity, explained by the model's `words` where they are about this distortion
-    and this severity, else by the measurement."""
+    """A distortion with its likeliest severity, explained by the model's `words` where they are
+    about this distortion and this severity, else by the measurement."""
     severity = max(p, key=p.__getitem__) if p else item.severity
     if words and severity == item.severity and speaks_of(words, item.type):
         return item
     explanation = "The model judged it so."
     if detection is not None:
         family = detection.families[item.type]
-        explanation = f"it is there with probability {family.probability:.2f}"
+        explanation = f"it is there with probability {family.probability:.2f}."
         if severity != "none" and family.severity is not None:
-            explanation = f"{detection.tool} reads severity {family.severity:.1f} of 5"
-        if detection.model_trust and severity != item.severity:
-            explanation += f"; the model wrote {item.severity}"
-        explanation += "."
+            explanation = f"{detection.tool} reads severity {family.severity:.1f} of 5."
     return revised(item, severity=severity, explanation=explanation)

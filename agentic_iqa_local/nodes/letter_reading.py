@@ -1,5 +1,6 @@
-"""From the letters to q: reads the answer letters of a picture as closely as is needed, and fuses them with the
-tools' scores. They are read once; where a narrower interval is asked for, with A for Bad too, then those of crops."""
+"""From the letters to q: reads the answer letters of a picture as closely as is needed, and fuses
+them with the tools' scores. They are read once; where a narrower interval is asked for, with A for
+Bad too, then those of crops."""
 
 import statistics
 from collections.abc import Callable, Iterable, Sequence
@@ -42,8 +43,8 @@ def _mean(readings: Iterable[Probabilities]) -> Probabilities:
 
 @dataclass
 class _Letters:
-    """The letters of one picture, read on the `looks` after `prompt(turned, crop)`: `turned` where A stands for Bad, of
-    a `crop` without the evidence of the whole picture."""
+    """The letters of one picture, read on the `looks` after `prompt(turned, crop)`: `turned` where
+    A stands for Bad, of a `crop` without the evidence of the whole picture."""
 
     prompt: Callable[[bool, bool], Prompt]
     letters: Sequence[str]
@@ -87,7 +88,8 @@ class _Letters:
         return dict(zip(self.letters, reversed(p.values()), strict=True)) if turned else p
 
     def result(self) -> FusionResult:
-        """p_c is the mean over the orders; where crops were read, of that and the mean over the crops."""
+        """p_c is the mean over the orders; where crops were read, of that and the mean over the
+        crops."""
         p_c = _mean(self.orders)
         result = FusionResult(
             mode=self.mode, vlm_letter=None, p_c=p_c, off_letter_mass=self._off_mass()
@@ -126,9 +128,10 @@ def read_and_fuse(
     plan: PlannerOutput | None = None,
     objects: Sequence[str] = (),
 ) -> FusionResult:
-    """p_c from the model's letters, after a prompt with the `evidence` and the `earlier` turns, fused with the `tools`'
-    scores, 1..5. The picture is looked at more closely as long as the workbench `wants_more` of the answer to `plan`;
-    where each of its `objects` has a box, at these. Raises InvalidAnswer, VLMError."""
+    """p_c from the model's letters, after a prompt with the `evidence` and the `earlier` turns,
+    fused with the `tools`' scores, 1..5. The picture is looked at more closely as long as the
+    workbench `wants_more` of the answer to `plan`; where each of its `objects` has a box, at these.
+    Raises InvalidAnswer, VLMError."""
     mode = _usable_mode(bench)
     if not tools:  # ScoreFusion logs it
         bench.warn("no tool gave a score: q is the model's own opinion alone", log=False)
@@ -166,13 +169,14 @@ def read_and_fuse(
 
 
 def _fused(letters: FusionResult, tools: Sequence[Score], bench: Workbench) -> FusionResult:
-    """A fusion of letters and tools. α is a Gaussian likelihood of q̄ with variance σ², so that `eta: auto` is 1/(2σ²);
-    without tools it is uniform whatever η is."""
+    """A fusion of letters and tools. α is a Gaussian likelihood of q̄ with variance σ², so that
+    `eta: auto` is 1/(2σ²); without tools it is uniform whatever η is."""
     eta, sigma = bench.settings.fusion.eta, None
     if eta == "auto":
         eta = 1.0
         if tools:
-            # that nothing was lost is known exactly: quality is not beyond the ends of the tools' scales
+            # that nothing was lost is known exactly: quality is not beyond the ends of the tools'
+            # scales
             reachable = {} if bench.pictures.identical else bench.tools.reachable()
             sigma = load_reliability().sigma_of_mean(tools, reachable)
             eta = 1 / (2 * sigma**2)
@@ -201,8 +205,9 @@ def answer_letter(fusion: FusionResult) -> str:
 def read_choices(
     prompt: Prompt, letters: Sequence[str], bench: Workbench, objects: Sequence[str] = ()
 ) -> FusionResult:
-    """Probabilities of the user's own choices, averaged over the picture's views, or those of the `objects`' boxes.
-    Raises InvalidAnswer, and VLMError in uniform mode, which prefers no letter."""
+    """Probabilities of the user's own choices, averaged over the picture's views, or those of the
+    `objects`' boxes. Raises InvalidAnswer, and VLMError in uniform mode, which prefers no
+    letter."""
     mode = _usable_mode(bench)
     if mode == "uniform":
         said = "mode uniform reads no letters, so it cannot answer a question with choices"
@@ -214,7 +219,8 @@ def read_choices(
 
 
 def _usable_mode(bench: Workbench) -> Mode:
-    """The configured mode, or what it allows for a model without logits. Raises VLMError where it allows nothing."""
+    """The configured mode, or what it allows for a model without logits. Raises VLMError where it
+    allows nothing."""
     settings, client = bench.settings.fusion, bench.services.client(ROLE)
     if settings.mode != "logits" or client.reads_logits:
         return settings.mode

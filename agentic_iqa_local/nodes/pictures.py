@@ -1,4 +1,5 @@
-"""The pictures of one assessment as they are judged, and where the regions of its question lie in them."""
+"""The pictures of one assessment as they are judged, and where the regions of its question lie in
+them."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +22,8 @@ _IDENTICAL = (
 def load_pictures(
     limits: ImageSettings, image_path: str | Path, reference_path: str | Path | None = None
 ) -> tuple[LoadedImage, LoadedImage | None]:
-    """A picture and its reference within a configuration's limits, without their frames. Raises ImageError."""
+    """A picture and its reference within a configuration's limits, without their frames. Raises
+    ImageError."""
     options = limits.model_dump(include={"max_pixels", "min_side", "background"})
     with within_memory(image_path):
         if reference_path is None:
@@ -30,8 +32,8 @@ def load_pictures(
 
 
 class Pictures:
-    """A picture and its reference, opened. `boxes` has the regions by name, in pixels of `image`; "" is one without
-    a name. Raises ImageError."""
+    """A picture and its reference, opened. `boxes` has the regions by name, in pixels of `image`;
+    "" is one without a name. Raises ImageError."""
 
     def __init__(self, limits: ImageSettings, image_path: str, reference_path: str | None):
         self.limits = limits
@@ -65,8 +67,9 @@ class Pictures:
         return min(right - left, bottom - top) >= self.limits.min_side
 
     def locate(self, boxes: Mapping[str, Box]) -> None:
-        """Takes up where regions lie, by their names in pixels of the upright picture. Raises ImageError for a box
-        that is not in the picture without its frame, or too small to be judged."""
+        """Takes up where regions lie, by their names in pixels of the upright picture. Raises
+        ImageError for a box that is not in the picture without its frame, or too small to be
+        judged."""
         self.boxes = {}
         left, top, right, bottom = moved(self.whole, self.image.offset)
         for name, box in boxes.items():

@@ -1,4 +1,5 @@
-"""Where the regions of a query lie in the picture: by the user's boxes, or by those of a model that can write them."""
+"""Where the regions of a query lie in the picture: by the user's boxes, or by those of a model that
+can write them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -16,8 +17,8 @@ MARKED = "marked region"  # what a box without a name is called where the query 
 
 
 def with_boxes(named: Iterable[str], boxes: Mapping[str, Box]) -> dict[str, Box | None]:
-    """The regions of a question, those that it has `named` and those of the user's `boxes`, each with its box if there
-    is one. A box without a name is that of the first region that has none."""
+    """The regions of a question, those that it has `named` and those of the user's `boxes`, each
+    with its box if there is one. A box without a name is that of the first region that has none."""
     others = [name for name in named if not any(same_words(name, own) for own in boxes)]
     unnamed = others[0] if others else MARKED
     regions = {name or unnamed: box for name, box in boxes.items()}
@@ -25,8 +26,8 @@ def with_boxes(named: Iterable[str], boxes: Mapping[str, Box]) -> dict[str, Box 
 
 
 def found_boxes(query: str, names: list[str], bench: Workbench) -> dict[str, Box]:
-    """Where the model sees these regions, in pixels of the upright picture; of one that it does not see, and of models
-    that are not said to write boxes, none. Raises OutOfMemory, ModelLost."""
+    """Where the model sees these regions, in pixels of the upright picture; of one that it does not
+    see, and of models that are not said to write boxes, none. Raises OutOfMemory, ModelLost."""
     section = bench.services.section(ROLE)
     scale = bench.settings.model(section.backend).boxes
     if scale == "none" or not names:
@@ -53,8 +54,8 @@ def found_boxes(query: str, names: list[str], bench: Workbench) -> dict[str, Box
 
 
 def _box_in_picture(written: Sequence[int], scale: str, bench: Workbench) -> Box | None:
-    """A box that the model wrote of its first view, in what it saw or in thousandths of that, as one in pixels of the
-    upright picture; None for one that is no part of the view, or too small."""
+    """A box that the model wrote of its first view, in what it saw or in thousandths of that, as
+    one in pixels of the upright picture; None for one that is no part of the view, or too small."""
     view, seen = bench.models.seen_views(ROLE)[0]
     wide, high = (1000, 1000) if scale == "thousandths" else (seen.width, seen.height)
     left, top, right, bottom = written

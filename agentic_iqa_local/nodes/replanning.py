@@ -1,4 +1,5 @@
-"""The replan loop: its limit, what the next pass should close, the history of reasons, the account of a pass."""
+"""The replan loop: its limit, what the next pass should close, the history of reasons, the account
+of a pass."""
 
 import logging
 
@@ -28,12 +29,11 @@ def gaps_to_close(state: AgenticIQAState) -> list[Gap]:
 
 
 def append_replan_reason(history: list[str], iteration: int, reason: str) -> list[str]:
-    """A new history with "[Iteration n] reason" at its end, cut to the latest ten entries with a warning."""
+    """A new history with "[Iteration n] reason" at its end, cut to the latest ten entries with a
+    warning."""
     longer = [*history, f"[Iteration {iteration}] {reason}"]
     if len(longer) > REPLAN_HISTORY_LIMIT:
-        logger.warning(
-            "Excessive replanning: replan_history keeps its latest %d entries", REPLAN_HISTORY_LIMIT
-        )
+        logger.warning("Excessive replanning: the history keeps its latest entries")
     return longer[-REPLAN_HISTORY_LIMIT:]
 
 

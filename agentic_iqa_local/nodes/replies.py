@@ -1,7 +1,8 @@
 """What each role may answer, as pydantic models that constrain generation.
 
-Every text and list is bounded, or a small model would write on to its token limit. Where the prompt fixes the
-keys (objects, distortions, tools), the model is made for that prompt, so that an answer covers what was asked.
+Every text and list is bounded, or a small model would write on to its token limit. Where the prompt
+fixes the keys (objects, distortions, tools), the model is made for that prompt, so that an answer
+covers what was asked.
 """
 
 import re
@@ -22,14 +23,16 @@ _Closed = Field(max_length=4, json_schema_extra={"additionalProperties": False})
 
 
 def _text(limit: int) -> Any:
-    """A text of at most `limit` characters; one that a grammar cut at the limit ends with its last whole sentence."""
+    """A text of at most `limit` characters; one that a grammar cut at the limit ends with its last
+    whole sentence."""
     bounds = StringConstraints(strip_whitespace=True, min_length=1)
     cut = AfterValidator(lambda text: whole_sentences(text, limit))
     return Annotated[str, bounds, cut, Field(json_schema_extra={"maxLength": limit})]
 
 
 def _keyed(name: str, fields: Mapping[str, Any]) -> type[BaseModel]:
-    """A model with exactly these JSON keys, in this order, each with its type; keys may be any text."""
+    """A model with exactly these JSON keys, in this order, each with its type; keys may be any
+    text."""
     aliased: Any = {
         f"key_{i}": (kind, Field(alias=key)) for i, (key, kind) in enumerate(fields.items())
     }
@@ -91,7 +94,8 @@ def selection_reply(
 
 
 def answer_reply(letters: Sequence[str] | None, *, reasoned: bool = True) -> type[Any]:
-    """{final_answer, quality_reasoning}, or the answer alone; it is one of `letters`, or free text without them."""
+    """{final_answer, quality_reasoning}, or the answer alone; it is one of `letters`, or free text
+    without them."""
     fields: Any = {"final_answer": (Literal[tuple(letters)] if letters else _text(120), ...)}
     fields |= {"quality_reasoning": (_text(300), ...)} if reasoned else {}
     return create_model("SummaryReply" if reasoned else "LetterReply", __config__=STRICT, **fields)
@@ -104,7 +108,8 @@ _END_OF_SENTENCE = re.compile(
 
 
 def whole_sentences(text: str, limit: int) -> str:
-    """`text`; one of `limit` characters or more up to its last whole sentence, else its last whole word and "…"."""
+    """`text`; one of `limit` characters or more up to its last whole sentence, else its last whole
+    word and "…"."""
     if len(text) < limit:
         return text.strip()
     text = text[:limit].strip()

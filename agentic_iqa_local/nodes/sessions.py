@@ -1,4 +1,5 @@
-"""The models of one assessment: on which views of its pictures each is opened, and every call of one."""
+"""The models of one assessment: on which views of its pictures each is opened, and every call of
+one."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -56,8 +57,9 @@ def _log_letters(role: str, answer_prefix: str, read: LetterRead) -> None:
 
 @dataclass
 class Models:
-    """Sessions of the models on the pictures. Each model stays open on its first view, whichever roles use it, and is
-    opened on other views for each read. `failed_tries` collects what the models said in vain."""
+    """Sessions of the models on the pictures. Each model stays open on its first view, whichever
+    roles use it, and is opened on other views for each read. `failed_tries` collects what the
+    models said in vain."""
 
     services: Services
     pictures: Pictures
@@ -72,14 +74,16 @@ class Models:
     )  # of batches, less that of earlier turns
 
     def begin_turn(self) -> None:
-        """Another question about the same pictures begins: its costs and failures are counted anew."""
+        """Another question about the same pictures begins: its costs and failures are counted
+        anew."""
         self.failed_tries = []
         self._other_usage -= self.usage
 
     # Views
 
     def views(self, role: str) -> list[Box]:
-        """The whole picture, or native-resolution crops of one beyond the range of the role's model."""
+        """The whole picture, or native-resolution crops of one beyond the range of the role's
+        model."""
         views = self._within_range(role, self.pictures.whole)
         limits = self.services.client(role).limits
         left, top, right, bottom = views[0]
@@ -95,27 +99,26 @@ class Models:
         return views
 
     def looks(self, role: str, objects: Sequence[str]) -> list[Box]:
-        """What the letters of a question about `objects` are read on: the regions, where each one's box is known, else
-        the views of the whole picture."""
+        """What the letters of a question about `objects` are read on: the regions, where each one's
+        box is known, else the views of the whole picture."""
         boxes = [self.pictures.boxes.get(name) for name in objects]
         if not boxes or None in boxes:
             return self.views(role)
         return [view for box in boxes if box for view in self._within_range(role, box)]
 
     def crops(self, role: str) -> list[Box]:
-        """Up to five crops of a quarter of the pixels each, for a closer look; none where the picture is read in
-        several views anyhow, or a crop would be below the model's range."""
-        limits = self.services.client(role).limits
-        width, height = self.pictures.image.width, self.pictures.image.height
-        quarter = width * height // 4
+        """Up to five crops of a quarter of the pixels each, for a closer look; none where the
+        picture is read in several views anyhow, or a crop would be below the model's range."""
+        limits, image = self.services.client(role).limits, self.pictures.image
+        quarter = image.width * image.height // 4
         if len(self.views(role)) > 1 or quarter < max(limits.min_pixels, limits.factor**2):
             return []
-        ends = {"factor": limits.factor, "min_pixels": limits.min_pixels}
-        crops = native_views(width, height, **ends, max_pixels=quarter)
+        crops = self._within_range(role, self.pictures.whole, quarter)
         return crops if len(crops) > 1 else []
 
-    def _within_range(self, role: str, part: Box) -> list[Box]:
-        """A part of the picture as the role's model can see it without resizing."""
+    def _within_range(self, role: str, part: Box, max_pixels: int | None = None) -> list[Box]:
+        """A part of the picture as the role's model can see it without resizing, in views of at
+        most `max_pixels`."""
         limits = self.services.client(role).limits
         left, top, right, bottom = part
         width, height = right - left, bottom - top
@@ -124,7 +127,7 @@ class Models:
             height,
             factor=limits.factor,
             min_pixels=limits.min_pixels,
-            max_pixels=limits.max_pixels or width * height,
+            max_pixels=max_pixels or limits.max_pixels or width * height,
             max_views=self.pictures.limits.max_crops,
         )
         return [moved(view, (left, top)) for view in views]
@@ -139,7 +142,8 @@ class Models:
         return RoleSession(self, role, self._standing[client])
 
     def sessions(self, role: str, boxes: Sequence[Box]) -> Iterator[RoleSession]:
-        """The role's model opened on each box in turn; the first view stays open, as its cache is reused."""
+        """The role's model opened on each box in turn; the first view stays open, as its cache is
+        reused."""
         for box in boxes:
             if box == self.views(role)[0]:
                 yield self.session(role)
@@ -161,7 +165,8 @@ class Models:
         answer_prefix: str,
         letters: Sequence[str],
     ) -> list[LetterRead]:
-        """The letters of parts of the picture, each alone and without the reference, in one batch. Raises VLMError."""
+        """The letters of parts of the picture, each alone and without the reference, in one batch.
+        Raises VLMError."""
         images = [[self.pictures.image.pixels.crop(box)] for box in boxes]
         with self.calling(role) as client:
             batch = client.read_many(images, prompt, answer_prefix, letters)
@@ -190,12 +195,10 @@ class Models:
     # What they took
 
     def seen_views(self, role: str) -> list[tuple[Box, SeenImage]]:
-        """What the role's model saw of the picture: each view's box in the original, and what it became."""
+        """What the role's model saw of the picture: each view's box in the original, and what it
+        became."""
         client = id(self.services.client(role))
-        seen = {}
-        for of, box, session in self._opened:
-            if of == client and session.seen:
-                seen[box] = session.seen[-1]
+        seen = {box: one.seen[-1] for of, box, one in self._opened if of == client and one.seen}
         offset = self.pictures.image.offset
         return [(moved(box, offset), seen[box]) for box in self.views(role) if box in seen]
 

@@ -1,7 +1,9 @@
-"""The Summarizer: evidence and image in, an answer with its probabilities out, and whether to plan again.
+"""The Summarizer: evidence and image in, an answer with its probabilities out, and whether to plan
+again.
 
-The letters are read at the JSON value position of the answer, fused with the tools' scores, and the fused letter is
-written there; the reasoning follows. The user's own choices are read so too; other questions get free text.
+The letters are read at the JSON value position of the answer, fused with the tools' scores, and the
+fused letter is written there; the reasoning follows. The user's own choices are read so too; other
+questions get free text.
 """
 
 import logging
@@ -60,8 +62,9 @@ def summarizer_node(
     config: RunnableConfig | None = None,
     runtime: Runtime[Any] | None = None,
 ) -> dict[str, Any]:
-    """Returns `summarizer_result`, whose `error` says why there is no answer, `iteration_count` and, on a replan,
-    `replan_history`; nothing when an earlier node failed; `error` when the state lacks plan or evidence."""
+    """Returns `summarizer_result`, whose `error` says why there is no answer, `iteration_count`
+    and, on a replan, `replan_history`; nothing when an earlier node failed; `error` when the state
+    lacks plan or evidence."""
     if state.get("error"):
         return {}
     plan, evidence = state.get("plan"), state.get("executor_evidence")
@@ -93,41 +96,38 @@ def summarizer_node(
 def summarize(
     state: AgenticIQAState, plan: PlannerOutput, scoring: bool, bench: Workbench
 ) -> SummarizerOutput:
-    """The answer, without the replan decision; where the model failed in three tries, one with that `error`, and with
-    the fusion if that was read."""
+    """The answer, without the replan decision; where the model failed in three tries, one with that
+    `error`, and with the fusion if that was read."""
     query, choices, evidence = state["query"], state.get("choices"), state.get("executor_evidence")
     earlier = earlier_lines(state.get("prior_context"))
     prompt = summarizer_prompt(query, evidence, scoring=scoring, choices=choices, earlier=earlier)
-    letters = LETTERS if scoring else choice_letters(choices) if choices else None
-    fusion = None
+    letters, fusion, begun = None, None, ""
     try:
         if scoring:
-            voting = votes(evidence, bench.settings.fusion.vote)
+            letters, scores = LETTERS, votes(evidence, bench.settings.fusion.vote)
             about = {"plan": plan, "objects": plan.objects}
-            fusion = read_and_fuse(query, evidence, voting, bench, earlier=earlier, **about)
+            fusion = read_and_fuse(query, evidence, scores, bench, earlier=earlier, **about)
         elif choices:
-            fusion = _with_measurement(
-                read_choices(prompt, choice_letters(choices), bench, plan.objects),
-                state,
-                plan,
-                bench,
-            )
-        begun = ANSWER_PREFIX + answer_letter(fusion) if fusion else ""
+            letters = choice_letters(choices)
+            read = read_choices(prompt, letters, bench, plan.objects)
+            fusion = _with_measurement(read, state, plan, bench)
+        if fusion:
+            begun = ANSWER_PREFIX + answer_letter(fusion)
         schema, section = answer_reply(letters), bench.services.section(ROLE)
         written = ask(bench.models.session(ROLE), prompt, schema, section, answer_prefix=begun)
     except (InvalidAnswer, VLMError) as error:
         return _without_answer(error, fusion)
-    used = {"distortion_analysis", "quality_scores"}
     words = sound(written.quality_reasoning, "its reasoning", bench.warn)
     answer = sound(written.final_answer, "its answer", bench.warn)
-    return SummarizerOutput(
+    result = SummarizerOutput(
         final_answer=answer or " ".join(from_evidence(evidence, fusion, choices)) or NO_ANSWER,
         quality_reasoning=reasoned(words, evidence, fusion, choices),
-        used_evidence=evidence.model_dump(include=used, mode="json")
-        if evidence and not evidence.is_empty
-        else None,
         fusion=fusion,
     )
+    if evidence and not evidence.is_empty:
+        used = {"distortion_analysis", "quality_scores"}
+        result.used_evidence = evidence.model_dump(include=used, mode="json")
+    return result
 
 
 def _without_answer(error: Exception, fusion: FusionResult | None = None) -> SummarizerOutput:
@@ -152,25 +152,27 @@ def _earlier(state: AgenticIQAState) -> SummarizerOutput | None:
 def _with_measurement(
     letters: FusionResult, state: AgenticIQAState, plan: PlannerOutput, bench: Workbench
 ) -> FusionResult:
-    """The letters of a question, about distortions as far as the model is trusted, times what was measured."""
-    measured, rests_on = measure_choices(
-        state["query"], state.get("choices", []), plan, state.get("executor_evidence")
-    )
+    """The letters of a question, about distortions as far as the model is trusted, times what was
+    measured."""
+    evidence, choices = state.get("executor_evidence"), state.get("choices", [])
+    measured, basis = measure_choices(state["query"], choices, plan, evidence)
+    letters.measurement = basis
     if measured is None:
-        return revised(letters, measurement=rests_on)
-    trust = 1.0 if rests_on == SCORES else bench.services.model_trust(ROLE)
+        return letters
+    trust = 1.0 if basis == SCORES else bench.services.model_trust(ROLE)
     weights = {letter: p**trust * measured[letter] for letter, p in letters.p_c.items()}
     total = sum(weights.values())
-    product = (
-        {letter: weight / total for letter, weight in weights.items()} if total else letters.p_c
-    )
-    return revised(letters, measured=measured, product=product, measurement=rests_on)
+    letters.measured, letters.product = measured, letters.p_c
+    if total:
+        letters.product = {letter: weight / total for letter, weight in weights.items()}
+    return letters
 
 
 def without_words(
     fusion: FusionResult, evidence: Evidence, choices: Sequence[str] | None
 ) -> SummarizerOutput:
-    """The answer of a fusion whose reasoning failed: its letter, and sentences made of the evidence."""
+    """The answer of a fusion whose reasoning failed: its letter, and sentences made of the
+    evidence."""
     reasoning = reasoned(None, evidence, fusion, choices)
     return SummarizerOutput(
         final_answer=answer_letter(fusion), quality_reasoning=reasoning, fusion=fusion
@@ -183,33 +185,26 @@ def without_words(
 def close_pass(
     state: AgenticIQAState, plan: PlannerOutput, answer: SummarizerOutput
 ) -> dict[str, Any]:
-    """The state's changes after a pass: its answer, or that of the pass before where this one has none, with the
-    account of the latest passes, and whether to plan again."""
-    iteration, limit = state.get("iteration_count", 0), replan_limit(state)
-    before = _earlier(state)
-    gaps = [] if answer.error else find_gaps(state.get("executor_evidence"), plan, answer.fusion)
-    passes = [*(before.passes if before else []), record(revised(answer, gaps=gaps), before)][
-        -REPLAN_HISTORY_LIMIT:
-    ]
-    if answer.error and before:
-        answer = revised(before, need_replan=False, replan_reason=None)
-    answer = revised(answer, gaps=gaps, passes=passes)
+    """The state's changes after a pass: its answer, or that of the pass before where this one has
+    none, with the account of the latest passes, and whether to plan again."""
+    iteration, before = state.get("iteration_count", 0), _earlier(state)
+    if not answer.error:
+        answer.gaps = find_gaps(state.get("executor_evidence"), plan, answer.fusion)
+    gaps, passes = answer.gaps, [record(answer, before)]
+    if before:
+        passes = [*before.passes, *passes][-REPLAN_HISTORY_LIMIT:]
+        if answer.error:
+            answer = revised(before, need_replan=False, replan_reason=None, gaps=[])
+    answer.passes = passes
+    changes = {"summarizer_result": answer, "iteration_count": iteration}
     if not gaps:
-        return {"summarizer_result": answer, "iteration_count": iteration}
-    reason = gaps[0].reason
-    if iteration >= limit:
+        return changes
+    reason = answer.replan_reason = gaps[0].reason
+    if iteration >= replan_limit(state):
         logger.warning("Max replanning iterations reached")
-        return {
-            "summarizer_result": revised(answer, replan_reason=reason),
-            "iteration_count": iteration,
-        }
-    logger.info(
-        "need_replan=true, replan_reason=%s, iteration_count=%d", one_line(reason), iteration
-    )
-    return {
-        "summarizer_result": revised(answer, need_replan=True, replan_reason=reason),
-        "iteration_count": iteration + 1,
-        "replan_history": append_replan_reason(
-            state.get("replan_history", []), iteration + 1, reason
-        ),
-    }
+        return changes
+    told = "need_replan=true, replan_reason=%s, iteration_count=%d"
+    logger.info(told, one_line(reason), iteration)
+    answer.need_replan = True
+    history = append_replan_reason(state.get("replan_history", []), iteration + 1, reason)
+    return changes | {"iteration_count": iteration + 1, "replan_history": history}

@@ -62,14 +62,16 @@ class ToolReadings:
         return reading
 
     def examine(self, box: Box | None = None) -> "Examination":
-        """What LocalNR reads of the picture or a region, with its reference if there is one. Raises ToolError."""
+        """What LocalNR reads of the picture or a region, with its reference if there is one. Raises
+        ToolError."""
         with self.observer.measuring("LocalNR", self.services) as tools:
             return tools.examine(*self.pictures.parts(box))
 
     @functools.cached_property
     def unlike_photograph(self) -> float | None:
-        """LocalNR's probability that the picture is a screenshot, a drawing, a chart or a code, of which it and NIQE
-        know nothing; None where it counts as a photograph, has a reference, or cannot be read."""
+        """LocalNR's probability that the picture is a screenshot, a drawing, a chart or a code, of
+        which it and NIQE know nothing; None where it counts as a photograph, has a reference, or
+        cannot be read."""
         if self.pictures.has_reference:
             return None
         try:

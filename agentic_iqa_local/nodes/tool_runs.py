@@ -1,4 +1,5 @@
-"""The tools: which of them measure what, what each measured or why it could not, and what stands in for it."""
+"""The tools: which of them measure what, what each measured or why it could not, and what stands in
+for it."""
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -27,8 +28,8 @@ Chosen = dict[str, dict[str, str]]  # {object: {distortion: tool}}
 
 @dataclass(frozen=True)
 class Task:
-    """What the Executor has to do in one pass: evidence to fill for a query and its plan; what the pass before found,
-    and the gaps to close, both empty in a first pass."""
+    """What the Executor has to do in one pass: evidence to fill for a query and its plan; what the
+    pass before found, and the gaps to close, both empty in a first pass."""
 
     evidence: ExecutorOutput
     query: str
@@ -47,7 +48,8 @@ class Task:
         return any(gap.kind in kinds for gap in self.gaps)
 
     def named_tools(self) -> tuple[list[str], list[str]]:
-        """The tools that the plan requires and the query names, and of these names those that no tool has."""
+        """The tools that the plan requires and the query names, and of these names those that no
+        tool has."""
         planned = self.plan.required_tool
         if planned is None:
             return [], []
@@ -70,8 +72,9 @@ def known_and_unknown(names: Iterable[str]) -> tuple[list[str], list[str]]:
 
 
 def choose_tools(task: Task, distortions: ByObject) -> Chosen:
-    """What is to run: the tools that the query names, else those that the model chooses with the configuration's; on
-    a replan those of the pass before and another one. Raises ToolError when no tool can run."""
+    """What is to run: the tools that the query names, else those that the model chooses with the
+    configuration's; on a replan those of the pass before and another one. Raises ToolError when no
+    tool can run."""
     flags = task.plan.plan
     if not (flags.tool_selection or flags.tool_execution):
         return {}
@@ -106,7 +109,8 @@ def _choose_among_offered(task: Task, distortions: ByObject, unknown: Sequence[s
 
 
 def told_of_quoted(query: str, bench: Workbench) -> list[str]:
-    """A sentence for each number that a query gives for a tool: how it is read, and which quality it would be."""
+    """A sentence for each number that a query gives for a tool: how it is read, and which quality
+    it would be."""
     maps, told = bench.services.tools.maps, []
     for name, raw in quoted_scores(query, bench.pictures.has_reference):
         tool, meaning = find_tool(name), "for which there is no map to 1 to 5"
@@ -122,7 +126,8 @@ def told_of_quoted(query: str, bench: Workbench) -> list[str]:
 
 
 def _whole(tools: Iterable[str], besides: Collection[str] = ()) -> dict[str, str]:
-    """Entries of tools that judge the whole, each under a name of its own, but none that is there already."""
+    """Entries of tools that judge the whole, each under a name of its own, but none that is there
+    already."""
     return {f"{OVERALL} ({tool})": tool for tool in tools if tool not in besides}
 
 
@@ -133,7 +138,8 @@ def voting(tools: ToolReadings, good: Sequence[str]) -> list[str]:
 
 
 def another(task: Task, name: str, ranked: Sequence[str]) -> list[str]:
-    """The tool that a replan adds for an object: the best untried one, where another opinion may close the gap."""
+    """The tool that a replan adds for an object: the best untried one, where another opinion may
+    close the gap."""
     if not task.closes("scores", "contradiction", "tools"):
         return []
     tried = {log.tool_name for log in task.before.tool_logs if log.object_name == name}
@@ -166,8 +172,9 @@ def _description(name: str) -> str:
 
 
 def offered(tools: ToolReadings) -> tuple[list[str], list[str]]:
-    """The tools that can run on these pictures, and behind them those that are clearly worse; in either the best first,
-    between equals the configuration's. With a reference those that compare: they beat one that has to guess."""
+    """The tools that can run on these pictures, and behind them those that are clearly worse; in
+    either the best first, between equals the configuration's. With a reference those that compare:
+    they beat one that has to guess."""
     available, left_out = tools.available(), tools.services.settings.tools.not_offered
     names = []
     for tool in dict.fromkeys([*tools.configured(), *available]):
@@ -183,27 +190,11 @@ def offered(tools: ToolReadings) -> tuple[list[str], list[str]]:
 # What they measure
 
 
-def run_tools(evidence: ExecutorOutput, bench: Workbench) -> None:
-    """Runs the selected tools and logs each run in the evidence; see `measure`."""
-    for name, tools in (evidence.selected_tools or {}).items():
-        logs = measure(name, list(tools.items()), bench)
-        evidence.tool_logs += logs
-        whole = {log.tool_name: None for log in logs if log.error is None and log.box is None}
-        if whole and name != "Global":
-            stands = f"measured the whole picture, which stands for {name}"
-            bench.warn(f"{' and '.join(whole)} {stands}: {give_box(name)}")
-
-
-def give_box(name: str) -> str:
-    """What a user can do about a region whose place is not known."""
-    return f"say where that lies (box: {name}=LEFT,TOP,RIGHT,BOTTOM)"
-
-
 def measure(
     name: str, entries: Sequence[tuple[str, str]], bench: Workbench
 ) -> list[ToolExecutionLog]:
-    """The runs of the (distortion, tool) that are chosen for an object. Where none of these tools can measure, the
-    best of the others that can stands in. Warns of each one that cannot."""
+    """The runs of the (distortion, tool) that are chosen for an object. Where none of these tools
+    can measure, the best of the others that can stands in. Warns of each one that cannot."""
     logs = [_run(name, distortion, tool, bench.tools) for distortion, tool in entries]
     failed = [log for log in logs if log.error]
     if not failed:
@@ -232,7 +223,8 @@ def _warn_of_failures(
 
 
 def _stand_in(failed: Sequence[ToolExecutionLog], tools: ToolReadings) -> list[ToolExecutionLog]:
-    """The runs that stand in for those that failed, by the ranked tools, until one of these can measure."""
+    """The runs that stand in for those that failed, by the ranked tools, until one of these can
+    measure."""
     tried = {log.tool_name for log in failed}
     entries = dict.fromkeys((log.object_name, log.distortion) for log in failed)
     good, worse = offered(tools)

@@ -1,5 +1,5 @@
-"""What one assessment works with: its pictures, the models and tools on them, and what a user must be warned of. The
-graph's context is it; a node called by itself makes its own."""
+"""What one assessment works with: its pictures, the models and tools on them, and what a user must
+be warned of. The graph's context is it; a node called by itself makes its own."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -46,7 +46,8 @@ class Workbench:
         self._of_pictures = list(self.warnings)  # every question has them
 
     def begin_turn(self) -> None:
-        """Another question about the same pictures begins: it has its own costs, warnings and failures."""
+        """Another question about the same pictures begins: it has its own costs, warnings and
+        failures."""
         self.warnings = list(self._of_pictures)
         self.models.begin_turn()
         self.tools.begin_turn()
@@ -68,8 +69,8 @@ class Workbench:
 def opened(
     state: AgenticIQAState, config: RunnableConfig | None, runtime: Runtime[Any] | None
 ) -> Iterator[Workbench]:
-    """The workbench that the graph runs on, else one for this block on the state's pictures, with the services in
-    `config["configurable"]` or the default ones."""
+    """The workbench that the graph runs on, else one for this block on the state's pictures, with
+    the services in `config["configurable"]` or the default ones."""
     boxes = boxes_of(state.get("box"))
     if runtime is not None and runtime.context is not None:
         runtime.context.pictures.locate(boxes)
