@@ -5,7 +5,7 @@ import itertools
 import os
 import weakref
 from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, overload
 
@@ -259,7 +259,7 @@ class Conversation:
             state["prior_context"] = context
         self._bench.begin_turn()
         try:
-            row = answered_row(state, *pictures, "agent", services, nullcontext(self._bench))
+            row = answered_row(state, *pictures, "agent", services, bench=self._bench)
         except BaseException:  # also Ctrl-C: a cache may hold half a pass
             self._bench.close()
             raise

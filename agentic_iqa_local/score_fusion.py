@@ -10,13 +10,14 @@ The paper prints (4) without its denominator; without it q cannot reach the pape
 1..5. `ScoreFusion(normalize=False)` keeps the literal sum for studies. Numpy and the standard library only.
 """
 
+import bisect
 import itertools
 import logging
 import math
 import re
 import string
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from agentic_iqa_local.state import LETTER_TO_LEVEL, LEVEL_WORDS, Mode
 logger = logging.getLogger(__name__)
 
 K = TypeVar("K", str, int)
-LEVELS = (1.0, 2.0, 3.0, 4.0, 5.0)
+LEVELS = np.arange(1.0, 6.0)  # of quality
 WORD_TO_LEVEL = {word.lower(): level for level, word in LEVEL_WORDS.items()}
 
 
@@ -63,8 +64,12 @@ class ScoreFusion:
             raise ValueError(
                 f"classification_confidence: expected {1 / count} to 1, got {classification_confidence}"
             )
-        self.eta, self.quality_levels, self.normalize = eta, list(quality_levels), normalize
-        self.temperature, self.classification_confidence = temperature, classification_confidence
+        self.eta = eta
+        self.quality_levels = list(quality_levels)
+        self.normalize = normalize
+        self.temperature = temperature
+        self.classification_confidence = classification_confidence
+        self._levels = np.array(self.quality_levels, float)
         self._letters = dict(zip(letters, sorted(quality_levels, reverse=True), strict=False))
 
     def mean_score(self, tool_scores: Sequence[float]) -> float | None:
@@ -80,8 +85,8 @@ class ScoreFusion:
         mean = self.mean_score(tool_scores)
         if mean is None:
             logger.warning("No tool gave a score: q is the model's own opinion alone")
-            return dict.fromkeys(self.quality_levels, 1 / len(self.quality_levels))
-        weights = perceptual_weights(mean, self.eta, self.quality_levels)
+            return self._uniform()
+        weights = perceptual_weights(mean, self.eta, self._levels)
         return dict(zip(self.quality_levels, weights.tolist(), strict=True))
 
     def extract_vlm_probabilities(
@@ -104,30 +109,24 @@ class ScoreFusion:
             if set(by_level) != set(self.quality_levels) or len(by_level) != len(vlm_output):
                 expected = f"one value for each of the levels {self.quality_levels}"
                 raise ValueError(f"logits mode: expected {expected}, got {vlm_output}")
-            return letter_probabilities(
-                {c: by_level[c] for c in self.quality_levels}, self.temperature
-            )
+            in_order = {level: by_level[level] for level in self.quality_levels}
+            return letter_probabilities(in_order, self.temperature)
         if mode in ("logits", "classification"):
-            if not isinstance(vlm_output, str | int):
-                expected = "log-probabilities for each letter, or an answer"
-                raise ValueError(f"{mode} mode: expected {expected}, got {vlm_output!r}")
             confidence = self.classification_confidence
             return written_probabilities(self._level(vlm_output), self.quality_levels, confidence)
         if mode != "uniform":
-            logger.warning(
-                "mode: expected logits, classification or uniform, got %r: uniform is used", mode
-            )
-        return dict.fromkeys(self.quality_levels, 1 / len(self.quality_levels))
+            expected = "mode: expected logits, classification or uniform"
+            logger.warning("%s, got %r: uniform is used", expected, mode)
+        return self._uniform()
 
     def fuse_scores(
         self, tool_scores: Sequence[float], vlm_probabilities: Mapping[int, float]
     ) -> float:
         """q of (4), in log space so that sharp weights cannot underflow to 0/0."""
-        levels = np.array(self.quality_levels, float)
         if not self.normalize:
             alpha = self.compute_perceptual_weights(tool_scores)
             return float(sum(alpha[c] * vlm_probabilities[c] * c for c in self.quality_levels))
-        return float(self._weights(tool_scores, vlm_probabilities) @ levels)
+        return float(self._weights(tool_scores, vlm_probabilities) @ self._levels)
 
     def sensitivity(
         self, tool_scores: Sequence[float], vlm_probabilities: Mapping[int, float]
@@ -139,9 +138,9 @@ class ScoreFusion:
         """
         if not len(tool_scores):
             return 0.0
-        levels = np.array(self.quality_levels, float)
         weights = self._weights(tool_scores, vlm_probabilities)
-        return float(2 * self.eta * (weights @ levels**2 - (weights @ levels) ** 2))
+        variance = weights @ self._levels**2 - (weights @ self._levels) ** 2
+        return float(2 * self.eta * variance)
 
     def map_to_level(self, score: float, thresholds: Sequence[float] | None = None) -> str:
         """The letter of the nearest level, A for the best, halves up; or by rising custom `thresholds`
@@ -150,48 +149,44 @@ class ScoreFusion:
         A score equal to a threshold takes the better level. The literal sum of `normalize=False` may lie
         below the levels: it takes the worst.
         """
-        low, high = min(self.quality_levels), max(self.quality_levels)
-        low = low if self.normalize else min(low, 0)
-        if not low <= score <= high:
-            raise ValueError(f"score: expected {low} to {high}, got {score}")
         ordered = sorted(self.quality_levels)
+        low = ordered[0] if self.normalize else min(ordered[0], 0)
+        if not low <= score <= ordered[-1]:
+            raise ValueError(f"score: expected {low} to {ordered[-1]}, got {score}")
         if thresholds is None:
             thresholds = [(a + b) / 2 for a, b in itertools.pairwise(ordered)]
         if len(thresholds) != len(ordered) - 1 or list(thresholds) != sorted(thresholds):
-            raise ValueError(
-                f"thresholds: expected {len(ordered) - 1} rising numbers, got {list(thresholds)}"
-            )
-        return list(self._letters)[len(ordered) - 1 - sum(score >= t for t in thresholds)]
+            expected = f"{len(ordered) - 1} rising numbers"
+            raise ValueError(f"thresholds: expected {expected}, got {list(thresholds)}")
+        worse = len(thresholds) - bisect.bisect_right(thresholds, score)
+        return string.ascii_uppercase[worse]
+
+    def _uniform(self) -> dict[int, float]:
+        return dict.fromkeys(self.quality_levels, 1 / len(self.quality_levels))
 
     def _weights(
         self, tool_scores: Sequence[float], vlm_probabilities: Mapping[int, float]
     ) -> np.ndarray:
         p = np.array([vlm_probabilities[c] for c in self.quality_levels], float)
         if (p < 0).any() or not np.isclose(p.sum(), 1, atol=1e-6):
-            raise ValueError(
-                f"vlm_probabilities: expected probabilities that sum to 1, got {dict(vlm_probabilities)}"
-            )
+            got = dict(vlm_probabilities)
+            raise ValueError(f"vlm_probabilities: expected probabilities that sum to 1, got {got}")
         mean = self.mean_score(tool_scores)
-        return fused_distribution(
-            p, np.nan if mean is None else mean, self.eta, self.quality_levels
-        )
+        return fused_distribution(p, np.nan if mean is None else mean, self.eta, self._levels)
 
-    def _level(self, key: str | int) -> int:
+    def _level(self, key: Any) -> int:
         """A level, or a text of nothing but its letter and its word, as a level. Raises ValueError for
         anything else."""
-        named = {key}
+        level = key
         if isinstance(key, str):
-            words = re.findall(r"\w+", key)
-            named = {
-                self._letters.get(word.upper(), WORD_TO_LEVEL.get(word.lower())) for word in words
-            }
-        for level in self.quality_levels:
-            if named == {level}:
-                return level
-        *_, last = self._letters
-        raise ValueError(
-            f"answer: expected a letter A–{last}, a level word or a level, got {key!r}"
-        )
+            named = set()
+            for word in re.findall(r"\w+", key):
+                named.add(self._letters.get(word.upper(), WORD_TO_LEVEL.get(word.lower())))
+            level = named.pop() if len(named) == 1 else None
+        if level not in self.quality_levels:
+            expected = f"a letter A–{list(self._letters)[-1]}, a level word or a level"
+            raise ValueError(f"answer: expected {expected}, got {key!r}")
+        return level
 
 
 def expected_level(p_c: Mapping[str, float]) -> float:
@@ -214,11 +209,11 @@ def written_probabilities(answer: K, answers: Sequence[K], confidence: float) ->
     """Probabilities of all `answers` where the model wrote one of them and no logits were read: `confidence`
     for that one, and the others share the rest equally."""
     rest = (1 - confidence) / (len(answers) - 1)
-    return {one: confidence if one == answer else rest for one in answers}
+    return dict.fromkeys(answers, rest) | {answer: confidence}
 
 
 def perceptual_weights(
-    q_bar: float | np.ndarray, eta: float | np.ndarray, levels: Sequence[float] = LEVELS
+    q_bar: float | np.ndarray, eta: float | np.ndarray, levels: np.ndarray = LEVELS
 ) -> np.ndarray:
     """α of (2) for one q̄ or many, (..., levels)."""
     return softmax(_log_likelihood(q_bar, eta, levels))
@@ -228,7 +223,7 @@ def fused_distribution(
     p: np.ndarray,
     q_bar: float | np.ndarray,
     eta: float | np.ndarray,
-    levels: Sequence[float] = LEVELS,
+    levels: np.ndarray = LEVELS,
 ) -> np.ndarray:
     """w ∝ α·p of (4), (..., levels), in log space so that sharp weights cannot underflow to 0/0. `p` is
     (..., levels), q̄ and η one or one for each of its rows; where q̄ is nan, α is uniform."""
@@ -243,9 +238,8 @@ def softmax(values: np.ndarray) -> np.ndarray:
 
 
 def _log_likelihood(
-    q_bar: float | np.ndarray, eta: float | np.ndarray, levels: Sequence[float]
+    q_bar: float | np.ndarray, eta: float | np.ndarray, levels: np.ndarray
 ) -> np.ndarray:
-    mean, sharpness = np.broadcast_arrays(
-        np.asarray(q_bar, float)[..., None], np.asarray(eta, float)[..., None]
-    )
-    return np.where(np.isnan(mean), 0.0, -sharpness * (mean - np.asarray(levels, float)) ** 2)
+    mean = np.asarray(q_bar, float)[..., None]
+    sharpness = np.asarray(eta, float)[..., None]
+    return np.where(np.isnan(mean), 0.0, -sharpness * (mean - levels) ** 2)

@@ -3,8 +3,8 @@ result (`result.Assessment`)."""
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -74,12 +74,14 @@ def assess(
         ValueError, TypeError: Arguments that make no sense.
     """
     request = map_request(map)
-    with as_file(image) as picture, _original(reference) as original:
+    with ExitStack() as files:
+        picture = files.enter_context(as_file(image))
+        original = None if reference is None else files.enter_context(as_file(reference))
         services = services or load_services()
         asked = query, choices, box, max_replan_iterations
         state = start_state(services.settings, picture, original, *asked)
-        opening = _opened(state, services, observer)
-        row = answered_row(state, picture, original, pipeline, services, opening, request)
+        how = {"map": request, "observer": observer}
+        row = answered_row(state, picture, original, pipeline, services, **how)
     if row.error and observer is None:  # a batch shows its failures itself
         logging.getLogger(__name__).warning("not assessed: %s", row.error)
     return row
@@ -100,30 +102,21 @@ def start_state(
     return initial_state(query, *paths, max_replan_iterations, choices, box, settings=settings)
 
 
-def _original(reference: Picture | None) -> AbstractContextManager[PictureFile | None]:
-    return nullcontext() if reference is None else as_file(reference)
-
-
-@contextmanager
-def _opened(
-    state: AgenticIQAState, services: Services, observer: Observer | None
-) -> Iterator[Workbench]:
-    paths = state["image_path"], state.get("reference_path")
-    with closing(Workbench(services, *paths, observer)) as bench:
-        yield bench
-
-
 def answered_row(
     state: AgenticIQAState,
     picture: PictureFile,
     original: PictureFile | None,
     pipeline: Pipeline,
     services: Services,
-    opening: AbstractContextManager[Workbench],
+    *,
     map: MapRequest | None = None,
+    observer: Observer | None = None,
+    bench: Workbench | None = None,
 ) -> Assessment:
-    """The answer to a state's question about the pictures that `opening` opens, with the names that the caller has for
-    them; whatever goes wrong with them is its `error`. Raises VLMError for a model that cannot be loaded."""
+    """The answer to a state's question about pictures, which stay open on a `bench` that is given, with the names that
+    the caller has for them; whatever goes wrong with them is its `error`. Raises VLMError for a model that cannot be
+    loaded."""
+    paths = state["image_path"], state.get("reference_path")
     asked = new_row(
         picture.name,
         original and original.name,
@@ -137,7 +130,9 @@ def answered_row(
     began = time.perf_counter()
     logged = PICTURE.set(PICTURE.get() or row.image)
     try:
-        with opening as bench:
+        with ExitStack() as opened:
+            if bench is None:
+                bench = opened.enter_context(closing(Workbench(services, *paths, observer)))
             bench.pictures.locate(boxes_of(state.get("box")))
             _answer(row, state, bench, map)
     except ImageError as error:
@@ -148,7 +143,7 @@ def answered_row(
     finally:
         PICTURE.reset(logged)
     if row.sha256 is None:
-        row.sha256 = file_sha256(state["image_path"])
+        row.sha256 = file_sha256(picture.path)
     row.seconds = round(time.perf_counter() - began, 3)
     files = [picture] if original is None else [picture, original]
     row.warnings = [_said(line, files) for line in row.warnings]
@@ -302,19 +297,21 @@ def _named_tools(row: Assessment, bench: Workbench) -> tuple[list[str], list[str
 def _record(row: Assessment, bench: Workbench) -> None:
     """Tokens, views, model and warnings of an assessment, as far as it came."""
     client = bench.services.client(ROLE)
-    views = [_view(box, seen, client.name, bench) for box, seen in bench.models.seen_views(ROLE)]
-    if views:
-        sizes = [view.pixels for view in views]
-        pixels = None if None in sizes else sum(width * height for width, height in sizes)
-        row.seen = Seen(pixels=pixels, tokens=sum(view.tokens for view in views), views=views)
+    seen = Seen(pixels=0, tokens=0, views=[])
+    for box, image in bench.models.seen_views(ROLE):
+        view = _view(box, image, client.name, bench)
+        seen.views.append(view)
+        seen.tokens += view.tokens
+        if view.pixels is None or seen.pixels is None:
+            seen.pixels = None
+        else:
+            seen.pixels += view.pixels[0] * view.pixels[1]
+    row.seen = seen if seen.views else None
     row.tokens = bench.models.usage
     row.failed_tries = bench.models.failed_tries
-    # a folder's name may be no text that JSON can hold
-    about = {
-        name: one_line(value) if isinstance(value, str) else value
-        for name, value in client.describe().items()
-    }
-    row.model = about | named_in_row(bench.settings, bench.services.device)
+    name = one_line(client.name)  # a folder's name may be no text that JSON can hold
+    decided_by = named_in_row(bench.settings, bench.services.device)
+    row.model = client.describe() | {"name": name} | decided_by
     row.warnings = bench.warnings
 
 

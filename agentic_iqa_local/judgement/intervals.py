@@ -38,18 +38,9 @@ MEASURED = (
     "crop_spread",
 )  # of a `state.FusionResult`
 FEATURES = (
-    *(
-        "constant",
-        "above_bad",
-        "below_excellent",
-        "spread",
-        "sigma",
-        "disagreement",
-        "gap",
-        "order_gap",
-    ),
+    "constant", "above_bad", "below_excellent", "spread", "sigma", "disagreement", "gap", "order_gap",
     "crop_spread",
-)
+)  # fmt: skip
 """A difficulty is a weighted sum of these: 1, the distances of q from both ends of the scale, the spread of the fused
 distribution w ∝ α·p, four of MEASURED, and the distance of the letters from the tools' mean; in levels."""
 
@@ -61,16 +52,16 @@ def features(p: np.ndarray, measured: Mapping[str, np.ndarray]) -> np.ndarray:
         p: The letters' probabilities by level 1..5, (pictures, 5).
         measured: Of each of MEASURED its values, (pictures,); nan where there is none.
     """
-    levels = np.array(LEVELS)
     w = fused_distribution(p, measured["q_bar"], measured["eta"])
-    mean = w @ levels
+    mean = w @ LEVELS
     columns = {
         "constant": np.ones(len(p)),
         "above_bad": mean - LOWEST,
         "below_excellent": HIGHEST - mean,
-        "spread": np.sqrt(np.maximum(w @ levels**2 - mean**2, 0)),
-        "gap": np.abs(p @ levels - measured["q_bar"]),
-    } | dict(measured)
+        "spread": np.sqrt(np.maximum(w @ LEVELS**2 - mean**2, 0)),
+        "gap": np.abs(p @ LEVELS - measured["q_bar"]),
+    }
+    columns |= measured
     return np.nan_to_num(np.stack([columns[name] for name in FEATURES], axis=1), nan=0.0)
 
 

@@ -94,7 +94,7 @@ def draws_of(row: Assessment, calibration: IntervalCalibration | None) -> np.nda
     weights = fused_distribution(p, q_bar, fusion.eta or 1.0)
     sigma = fusion.sigma or UNKNOWN_SIGMA
     grid = np.linspace(LOWEST - 4 * sigma, HIGHEST + 4 * sigma, 2001)
-    below = norm.cdf((grid[:, None] - np.array(LEVELS)) / sigma) @ weights
+    below = norm.cdf((grid[:, None] - LEVELS) / sigma) @ weights
     shares = (np.arange(DRAWS) + 0.5) / DRAWS
     return np.clip(np.interp(shares, below, grid), LOWEST, HIGHEST)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from agentic_iqa_local.state import Box, DamagedBox
 
@@ -108,26 +109,20 @@ def smallest_side(tile: int) -> int:
 def damaged_boxes(tiles: Tiling, cells: np.ndarray) -> list[DamagedBox]:
     """At most MOST_BOXES windows of about a tile's size that do not overlap, the worst first, each CLEARLY below
     the median of `cells` (rows×columns of quality)."""
-    (rows, columns), median, xs, ys = cells.shape, float(np.median(cells)), tiles.xs, tiles.ys
-    high, wide = (
-        max(1, round(tiles.tile * rows / ys[-1])),
-        max(1, round(tiles.tile * columns / xs[-1])),
-    )
-    windows = []
-    for top, left in itertools.product(range(rows - high + 1), range(columns - wide + 1)):
-        q = float(cells[top : top + high, left : left + wide].mean())
-        if median - q >= CLEARLY:
-            windows.append((q, (xs[left], ys[top], xs[left + wide], ys[top + high])))
+    rows, columns = cells.shape
+    xs, ys, median = tiles.xs, tiles.ys, float(np.median(cells))
+    high = max(1, round(tiles.tile * rows / ys[-1]))
+    wide = max(1, round(tiles.tile * columns / xs[-1]))
+    windows = sliding_window_view(cells, (high, wide)).mean((2, 3))
     chosen: list[DamagedBox] = []
-    for q, box in sorted(windows):
-        taken = (x.box for x in chosen)
-        overlap = any(
-            box[0] < x[2] and x[0] < box[2] and box[1] < x[3] and x[1] < box[3] for x in taken
-        )
-        if len(chosen) < MOST_BOXES and not overlap:
-            chosen.append(
-                DamagedBox(box=box, place=place_in(box, xs[-1], ys[-1]), q=q, below=median - q)
-            )
+    while len(chosen) < MOST_BOXES and windows.min() <= median - CLEARLY:
+        top, left = (int(i) for i in np.unravel_index(windows.argmin(), windows.shape))
+        q = float(windows[top, left])
+        box = (xs[left], ys[top], xs[left + wide], ys[top + high])
+        place = place_in(box, xs[-1], ys[-1])
+        chosen.append(DamagedBox(box=box, place=place, q=q, below=median - q))
+        # what overlaps it is taken
+        windows[max(0, top - high + 1) : top + high, max(0, left - wide + 1) : left + wide] = np.inf
     return chosen
 
 
