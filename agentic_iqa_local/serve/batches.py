@@ -7,7 +7,8 @@ import os
 import secrets
 import shutil
 import time
-from contextlib import closing, suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,7 +21,7 @@ from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.serve.asks import Answer, Ask, Refused, SetUp, line_of
 from agentic_iqa_local.serve.bodies import Body
 from agentic_iqa_local.serve.queue import Queue
-from agentic_iqa_local.serve.stored import OPTIONS, SpoiltBatch, StoredBatch
+from agentic_iqa_local.serve.stored import OPTIONS, StoredBatch
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +57,18 @@ class Batches:
 
     def lines(self, name: str, start: int = 0) -> bytes:
         """A batch's rows from number `start` on, a line of JSON each. Raises Refused."""
-        return self._batch(name).lines(start)
+        with self._read(name) as batch:
+            return batch.lines(start)
+
+    @contextmanager
+    def _read(self, name: str) -> Iterator[StoredBatch]:
+        """A batch to read. Raises Refused if there is none (404), or if it is spoilt (409)."""
+        batch = self._batch(name)
+        try:
+            yield batch
+        except (OSError, UserError) as error:
+            remedy = "mend its folder, or delete the batch"
+            raise Refused(409, "spoilt_batch", _reason(error, batch), remedy) from error
 
     def listed(self) -> list[dict[str, Any]]:
         """How far every batch is, the newest first. Raises OSError."""
@@ -72,8 +84,8 @@ class Batches:
         try:
             total = len(batch.pictures())
             errors = batch.errors()
-        except SpoiltBatch as error:
-            spoilt = error.message
+        except (OSError, UserError) as error:
+            spoilt = _reason(error, batch)
         finished = spoilt is None and len(errors) == total
         why = None if finished else spoilt or self._stopped.get(name)
         if finished:
@@ -95,17 +107,17 @@ class Batches:
 
     def rows(self, name: str) -> list[Assessment]:
         """A batch's rows so far. Raises Refused."""
-        return self._batch(name).rows()
+        with self._read(name) as batch:
+            return batch.rows()
 
     def gallery(self, name: str) -> bytes:
-        """The page of a batch's rows so far. Raises Refused where there are none."""
-        batch = self._batch(name)
-        rows = batch.rows()
+        """The page of a batch's rows so far. Raises Refused if there are none."""
+        rows, pictures = self.rows(name), self._batch(name).folder / "pictures"
         if not rows:
             raise Refused(404, "no_gallery", "the batch has no rows yet", "ask again later")
         with TemporaryDirectory() as folder:
             page = Path(folder, "gallery.html")
-            write_gallery(rows, page, name=name, images=batch.folder / "pictures")
+            write_gallery(rows, page, name=name, images=pictures)
             return page.read_bytes()
 
     async def submit(self, body: Body) -> dict[str, Any]:
@@ -202,6 +214,7 @@ def _reason(error: Exception, batch: StoredBatch) -> str:
     if isinstance(error, UserError):
         return batch.hidden(error.message)
     if isinstance(error, OSError):
-        return f"a file could not be read or written ({error.strerror})"
+        name = Path(error.filename).name if error.filename else "a file"
+        return one_line(f"{name} could not be read or written ({error.strerror})")
     logger.error("a batch failed", exc_info=error)
     return f"an unforeseen {type(error).__name__}; see the service's log"

@@ -1,35 +1,27 @@
-"""A batch on the disk: whatever is read of it is checked here, so that a spoilt batch is told from a sound one."""
+"""A batch on the disk. Whatever is read of it is checked here, so that a spoilt batch is told from a sound one."""
 
 import io
 import itertools
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from agentic_iqa_local.batch.rows import RowFile, StoredRow, check_run, rows_in, write_run
-from agentic_iqa_local.errors import UserError, one_line
+from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.files import FileError, open_regular, path_text, read_json
 from agentic_iqa_local.images.pictures import PictureFile
 from agentic_iqa_local.output.gallery.rows import read_rows
 from agentic_iqa_local.result import Assessment
-from agentic_iqa_local.serve.asks import Ask, Refused, SetUp
+from agentic_iqa_local.serve.asks import Ask, SetUp
 
 OPTIONS, ROWS, RUN = "options.json", "rows.jsonl", "run.json"
 
 
-class SpoiltBatch(Refused):
-    """A batch whose files are not as the service writes them. The message names one, from the batch's folder on."""
-
-    def __init__(self, message: str):
-        super().__init__(409, "spoilt_batch", message, "mend its folder, or delete the batch")
-
-
 class StoredBatch:
     """A folder with pictures/NAME, reference/NAME, options.json, rows.jsonl, where each row names its picture, and
-    run.json, which says what the rows depend on. Every method that reads raises SpoiltBatch for anything else."""
+    run.json, which says what the rows depend on. Every method that reads raises UserError or OSError for anything
+    else."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -41,22 +33,20 @@ class StoredBatch:
         """In the order of their names, one at least."""
         files = self._files("pictures")
         if not files:
-            raise SpoiltBatch("pictures: expected a picture, found none")
+            raise FileError("pictures: expected a picture, found none")
         return files
 
     def ask(self, set_up: SetUp) -> Ask:
         """What is asked of each picture: its options are checked as those of a request are."""
         reference = self._files("reference")
         if len(reference) > 1:
-            raise SpoiltBatch(f"reference: expected one file, found {len(reference)}")
-        with self._reading(OPTIONS):
-            asked = set_up.ask(read_json(self.folder / OPTIONS))
-        return asked.about([], *reference)
+            raise FileError(f"reference: expected one file, found {len(reference)}")
+        return set_up.ask(read_json(self.folder / OPTIONS)).about([], *reference)
 
     def errors(self) -> dict[str, str | None]:
         """Why each picture that has a row failed, or None. Each row is read once."""
         known = {path_text(picture.name) for picture in self.pictures()}
-        with self._turn, self._reading(ROWS), self._rows() as file:
+        with self._turn, self._rows() as file:
             file.seek(self._end)
             first = len(self._errors) + 1
             for line, row in rows_in(file, Path(ROWS), StoredRow, going_on=True, first=first):
@@ -64,8 +54,9 @@ class StoredBatch:
                     break
                 image = row["image"]
                 if image not in known or image in self._errors:
+                    number = len(self._errors) + 1
                     expected = "expected one row for each picture of the batch"
-                    raise FileError(f"line {len(self._errors) + 1}: {expected}")
+                    raise FileError(f"{ROWS}, line {number}: {expected}")
                 self._errors[image] = row["error"]
                 self._end += len(line)
             return dict(self._errors)
@@ -78,25 +69,20 @@ class StoredBatch:
     def lines(self, start: int) -> bytes:
         """The rows from number `start` on, a line of JSON each."""
         count = len(self.errors())
-        with self._reading(ROWS), self._rows() as file:
+        with self._rows() as file:
             return b"".join(itertools.islice(file, min(start, count), count))
 
     def rows(self) -> list[Assessment]:
         """Every row so far."""
-        if not self.errors():
-            return []
-        with self._reading(ROWS):
-            return read_rows(self.folder / ROWS)
+        return read_rows(self.folder / ROWS) if self.errors() else []
 
     def keep_to(self, identity: dict[str, Any]) -> None:
         """Notes what the rows depend on, as long as there are none; after that it must be the same, so that a batch
         that goes on after a restart has rows of one kind."""
-        begun = bool(self.errors())
-        with self._reading(RUN):
-            if begun:
-                check_run(self.folder / RUN, identity)
-            else:
-                write_run(self.folder / RUN, {}, identity)
+        if self.errors():
+            check_run(self.folder / RUN, identity)
+        else:
+            write_run(self.folder / RUN, {}, identity)
 
     def writer(self) -> RowFile:
         """The file of rows, to go on with. Raises RowsError if it cannot be written."""
@@ -108,25 +94,13 @@ class StoredBatch:
 
     def _files(self, part: str) -> list[PictureFile]:
         files = []
-        with self._reading(part):
-            for name in sorted(os.listdir(self.folder / part)):
-                path = self.folder / part / name
-                if not path.is_file():
-                    raise FileError(f"{path_text(name)}: expected a file")
-                files.append(PictureFile(str(path), name))
+        for name in sorted(os.listdir(self.folder / part)):
+            path = self.folder / part / name
+            if not path.is_file():
+                raise FileError(f"{part}: {path_text(name)}: expected a file")
+            files.append(PictureFile(str(path), name))
         return files
 
     def _rows(self) -> BinaryIO:
         path = self.folder / ROWS
         return open(open_regular(path), "rb") if path.exists() else io.BytesIO()
-
-    @contextmanager
-    def _reading(self, part: str) -> Iterator[None]:
-        """What is wrong with a part of the folder becomes a SpoiltBatch that names it, without the folder."""
-        try:
-            yield
-        except OSError as error:
-            raise SpoiltBatch(f"{part}: {error.strerror}") from error
-        except UserError as error:
-            said = self.hidden(error.message)
-            raise SpoiltBatch(said if said.startswith(part) else f"{part}: {said}") from error
