@@ -55,7 +55,7 @@ def command(services, monkeypatch):
     def run(*words):
         parsed = parse("assess", ["--cpu", "--pipeline", "letters", *map(str, words)])
         console = Console(io.StringIO())
-        items = script.wanted(parsed)
+        items = script.items_of(parsed)
         status = AssessRun(parsed, services.settings, items, "cpu", console).finish()
         return status, console.results.getvalue()
 
@@ -209,7 +209,7 @@ def test_an_image_that_loses_its_model_ends_the_run_and_comes_last_when_it_goes_
         patch.setattr(TransformersSession, "read_letters", lost)
         assert command(*images, "--out", path, "--csv", table) == (1, "")
     said = capfd.readouterr().err
-    assert "1 rows as a table in" in said
+    assert "1 row as a table in" in said
     assert said.splitlines()[-1].startswith(
         "error: the engine is gone; the same command with --resume"
     )

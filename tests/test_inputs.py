@@ -17,7 +17,7 @@ from agentic_iqa_local.batch.inputs import (
     read_manifest,
     references_in,
 )
-from agentic_iqa_local.cli.assess import wanted
+from agentic_iqa_local.cli.assess import items_of
 from agentic_iqa_local.cli.command import parse
 from agentic_iqa_local.images.reading import ImageError
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
@@ -34,7 +34,7 @@ def test_a_folder_of_references_is_paired_by_name_and_pictures_without_one_are_n
     images = files(tmp_path / "x", "a.jpg", "b.png", "c.10.png") + files(tmp_path / "y", "a.png")
     files(tmp_path / "r", "a.png", "b.bmp", "b.png", "c.10.tif", "other.png")
     args = parse("assess", [*map(str, images), "--reference", str(tmp_path / "r")])
-    assert [item.reference.name for item in wanted(args)] == ["a.png", "b.png", "c.10.tif", "a.png"]
+    assert [item.reference.name for item in items_of(args)] == ["a.png", "b.png", "c.10.tif", "a.png"]
     files(tmp_path / "s", "a.bmp", "a.png", "c.10.png")
     with pytest.raises(
         ImageError, match=r"but not for \S*a\.jpg \(a\.bmp or a\.png\), \S*b\.png \(none\);"

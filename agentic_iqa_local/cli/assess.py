@@ -2,6 +2,7 @@
 
 import argparse
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from agentic_iqa_local.batch.inputs import Item, expand_inputs, read_manifest, references_in
@@ -29,11 +30,10 @@ def assess(args: argparse.Namespace) -> int:
         check_outputs(args)
         check_apart(answer_files(args), [args.manifest, args.config, args.fit])
         settings = chosen_settings(args, notes.append)
-        if not (args.manifest or args.pictures):
-            notes.append(
-                f"no picture named: assessing the sample that ships; yours: {command('assess')} photo.jpg"
-            )
-        items = wanted(args)
+        if not args.manifest and not args.pictures:
+            sample = "no picture named: assessing the sample that ships"
+            notes.append(f"{sample}; yours: {command('assess')} photo.jpg")
+        items = items_of(args)
         check_set_up(settings, args.pipeline or "agent")
         device = device_of(args)
         from agentic_iqa_local.cli.assess_run import AssessRun  # which takes seconds
@@ -43,26 +43,33 @@ def assess(args: argparse.Namespace) -> int:
         return AssessRun(args, settings, items, device, console).finish()
 
 
-def wanted(args: argparse.Namespace) -> list[Item]:
+def items_of(args: argparse.Namespace) -> list[Item]:
     """The items that the command line names. Raises UserError, also for pictures that are not there."""
     if args.manifest:
         return read_manifest(args.manifest, query=args.query, choices=args.choices, box=args.box)
-    sample = os.path.relpath(SAMPLE) if SAMPLE.is_relative_to(Path.cwd()) else str(SAMPLE)
-    files = expand_inputs(args.pictures or [sample])
+    if args.choices and not args.query:
+        wrong = "--choices needs --query, the question that they answer"
+        raise UsageError(wrong, 'add --query "QUESTION"')
+    files = expand_inputs(args.pictures or [_sample()])
     for file in files:
         if not os.path.lexists(file):
             check_file(file)
-    references: list[Path | None] = [args.reference] * len(files)
-    if args.reference and args.reference.is_dir():
-        references = [*references_in(args.reference, files)]
-    elif args.reference:
-        check_file(args.reference)
-    if args.choices and not args.query:
-        raise UsageError(
-            "--choices needs --query, the question that they answer", 'add --query "QUESTION"'
-        )
     query, choices = args.query or DEFAULT_QUERY, args.choices and tuple(args.choices)
-    return [
-        Item(file, original, query, choices, args.box)
-        for file, original in zip(files, references, strict=True)
-    ]
+    items = []
+    for file, original in zip(files, _references(args.reference, files), strict=True):
+        items.append(Item(file, original, query, choices, args.box))
+    return items
+
+
+def _sample() -> str:
+    is_near = SAMPLE.is_relative_to(Path.cwd())
+    return os.path.relpath(SAMPLE) if is_near else str(SAMPLE)
+
+
+def _references(given: Path | None, files: Sequence[Path]) -> Sequence[Path | None]:
+    """The reference of each file: none, the one that is given, or those of a folder. Raises ImageError."""
+    if given and given.is_dir():
+        return list(references_in(given, files))
+    if given:
+        check_file(given)
+    return [given] * len(files)

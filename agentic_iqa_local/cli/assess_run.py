@@ -6,7 +6,7 @@ import shlex
 import shutil
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +17,12 @@ from agentic_iqa_local.batch.runner import BatchError, Runner, resumed
 from agentic_iqa_local.batch.work import Assessing, as_line
 from agentic_iqa_local.cli.command import stopped_by_ctrl_c
 from agentic_iqa_local.cli.console import Console, Progress, tell
-from agentic_iqa_local.cli.look import written
+from agentic_iqa_local.cli.look import make_gallery
 from agentic_iqa_local.cli.options import UsageError, batch_of
 from agentic_iqa_local.cli.outputs import answer_files, check_apart, output_file
 from agentic_iqa_local.config import Settings
-from agentic_iqa_local.errors import one_line
-from agentic_iqa_local.files import PNG, WriteError, path_text, write_whole
+from agentic_iqa_local.errors import counted, one_line
+from agentic_iqa_local.files import PNG, ROOT, WriteError, path_text, write_whole
 from agentic_iqa_local.output.picture_lines import PictureLines
 from agentic_iqa_local.output.report import account, summary
 from agentic_iqa_local.output.tables import csv_text
@@ -51,71 +51,78 @@ class AssessRun:
     ):
         self.args, self.items, self.device, self.console = args, items, device, console
         maps = map_requests(args, items) if args.map else {}
-        drawn = [("--map", request.png) for request in maps.values() if request.png]
-        pictures = (path for item in items for path in (item.image, item.reference))
-        check_apart(
-            [*answer_files(args), *drawn], [*pictures, args.manifest, args.config, args.fit]
-        )
+        self._check_files(maps)
         self.work = Assessing(settings, args.pipeline or "agent", maps)
         self.results = self._open_results() if args.out else None
         done = self.results.done if self.results else ()
         self.left = [item for item in items if item.key not in done]
-        self.go_on = (
-            "the same command with --resume goes on"
-            if args.out
-            else "with --out FILE a run can go on"
-        )
-        self.tally, self.rows = (
-            Tally(),
-            list[Assessment](),
-        )  # rows that a table needs and no file has
-        self.written, self.without_map, self.seconds, self.notice = 0, 0, 0.0, ""
-        self.lines = None
-        if (
-            console.results.isatty()
-            and len(items) > 1
-            and not (args.json or args.explain or args.out)
-        ):
-            verdict = args.at_least is not None or args.abstain_wider_than is not None
-            names, columns = [str(item.image) for item in items], shutil.get_terminal_size().columns
-            self.lines = PictureLines(
-                names, columns, damage=self.work.pipeline == "agent", verdict=verdict
-            )
+        self.go_on = "with --out FILE a run can go on"
+        if args.out:
+            self.go_on = "the same command with --resume goes on"
+        self.tally = Tally()
+        self.rows: list[Assessment] = []  # that a table or a gallery needs and no file has
+        self.written = self.without_map = 0
+        self.seconds, self.notice = 0.0, ""
+        self.lines = self._picture_lines()
+
+    def _check_files(self, maps: "dict[str, MapRequest]") -> None:
+        """Raises UsageError if a file would be written that is read, or two into one."""
+        inputs: list[Path | str | None] = [self.args.manifest, self.args.config, self.args.fit]
+        for item in self.items:
+            inputs += [item.image, item.reference]
+        drawn = [("--map", request.png) for request in maps.values() if request.png]
+        check_apart([*answer_files(self.args), *drawn], inputs)
 
     def _open_results(self) -> Results:
         """The file of rows, before anything is loaded."""
         args = self.args
-        asks: dict[str, Any] = {"query": args.query, "choices": args.choices, "box": args.box}
-        asks["reference"] = args.reference and path_text(args.reference.absolute())
-        paths = [path for item in self.items for path in (item.image, item.reference) if path]
-        asks["working folder"] = None if all(path.is_absolute() for path in paths) else os.getcwd()
-        asks["map"] = [args.map_tiles] if args.map else None
-        depends_on = self.work.identity(self.device, asks)
-        asked = {item.key for item in self.items} if args.resume else ()
+        absolute = all(
+            path.is_absolute()
+            for item in self.items
+            for path in (item.image, item.reference or ROOT)
+        )
+        asks: dict[str, Any] = {
+            "query": args.query,
+            "choices": args.choices,
+            "box": args.box,
+            "reference": args.reference and path_text(args.reference.absolute()),
+            "working folder": None if absolute else os.getcwd(),
+            "map": [args.map_tiles] if args.map else None,
+        }
         results = Results(
-            args.out, depends_on, resume=args.resume, retry=args.retry_failed, asked=asked
+            args.out,
+            self.work.identity(self.device, asks),
+            resume=args.resume,
+            retry=args.retry_failed,
+            asked={item.key for item in self.items},
         )
         if results.changed:
-            tell(f"{results.changed} pictures changed since and are assessed again")
+            pictures = counted(results.changed, "picture")
+            tell(f"{pictures} changed since the last run: to be assessed again")
         return results
+
+    def _picture_lines(self) -> PictureLines | None:
+        """The aligned lines of several pictures on a terminal; None if answers are shown otherwise."""
+        args = self.args
+        elsewhere = args.json or args.explain or args.out
+        if elsewhere or len(self.items) == 1 or not self.console.results.isatty():
+            return None
+        return PictureLines(
+            [str(item.image) for item in self.items],
+            shutil.get_terminal_size().columns,
+            damage=self.work.pipeline == "agent",
+            verdict=args.at_least is not None or args.abstain_wider_than is not None,
+        )
 
     def finish(self) -> int:
         """Assesses what is left, and says what there is; the exit status. Raises VLMError, UserError."""
-        more: dict[str, Any] = {}
         if self.results and not self.left:
             self.results.close()
             tell("nothing is left to do: every picture has its row already")
             return self._summary()
-        if (
-            len(self.left) == 1 and not self.args.cluster
-        ):  # several in a process of its own, which may hang or crash
-            from agentic_iqa_local.services import Services
-
-            more["services"] = Services(self.work.settings, self.device)
-        with tracked(
-            self.args.track, str(self.args.out or "pictures"), vars(self.args)
-        ) as self.log:
-            batch = batch_of(self.args, self.work, self.device, **more)
+        name = str(self.args.out or "pictures")
+        with tracked(self.args.track, name, vars(self.args)) as self.log:
+            batch = self._batch()
             batch.load()
             try:
                 try:
@@ -126,97 +133,134 @@ class AssessRun:
                 tell(f"error: {error}; {self.go_on}")
                 return 1
         lacking = len(self.left) - self.written
-        if not (batch.stopping and lacking):
+        if not batch.stopping or not lacking:
             return status
-        tell(
-            f"interrupted: {len(self.items) - lacking} of {len(self.items)} pictures have their rows; {self.go_on}"
-        )
+        done = f"{len(self.items) - lacking} of {counted(len(self.items), 'picture')}"
+        tell(f"interrupted: {done} have their rows; {self.go_on}")
         return 130
+
+    def _batch(self) -> Runner | RayRunner:
+        """What assesses: a single picture in this process, several in one that may hang or crash."""
+        if len(self.left) > 1 or self.args.cluster:
+            return batch_of(self.args, self.work, self.device)
+        from agentic_iqa_local.services import Services
+
+        services = Services(self.work.settings, self.device)
+        return batch_of(self.args, self.work, self.device, services=services)
 
     def _assess(self, batch: Runner | RayRunner) -> None:
         """Assesses what is left until it is done or stopped."""
         done, began = len(self.items) - len(self.left), time.monotonic()
+        items = resumed(self.left, batch.jobs) if done else self.left
         try:
             with Progress(len(self.items), done) as progress, stopped_by_ctrl_c(batch, self.go_on):
-                for row in batch.rows(resumed(self.left, batch.jobs) if done else self.left):
-                    self._take(row)
+                for row in batch.rows(items):
+                    self._store(row)
+                    self._show(row)
                     progress.count(row.error is not None)
             self.seconds = time.monotonic() - began
         finally:
             if self.results:
                 self.results.close()
 
-    def _take(self, row: Assessment) -> None:
-        line, failed = "" if self.lines else as_line(row), row.error is not None
+    def _store(self, row: Assessment) -> None:
         if self.results:
-            self.results.append(line)
+            self.results.append(as_line(row))
         else:
             self.tally.add(row.model_dump(include=Tally.FIELDS))
-            self.rows += [row] if self.args.csv or self.args.gallery else []
+            if self.args.csv or self.args.gallery:
+                self.rows.append(row)
         self.written += 1
-        self.notice = (row.model or {}).get("notice") or self.notice
+        if row.model and row.model.get("notice"):
+            self.notice = row.model["notice"]
+        failed = row.error is not None
         self.log({"q": row.q, "seconds": row.seconds, "failed": failed}, self.written)
+
+    def _show(self, row: Assessment) -> None:
+        failed = row.error is not None
         if self.lines:
             if self.written == 1:
                 tell(self.lines.head(rated=failed or row.level is not None), self.console.results)
             tell(self.lines.line(row), self.console.results)
         else:
-            self.console.show_answer(self.args, line, lambda: account(row), summary(row), failed)
+            shown = as_line(row), lambda: account(row), summary(row)
+            self.console.show_answer(self.args, *shown, failed)
         if self.args.map and not failed and not (row.map and row.map.png):
             self.without_map += 1
-            tell(
-                f"error: {row.image}: {row.no_map or (row.map and row.map.not_drawn) or 'map: none was made'}"
-            )
+            reason = row.no_map or (row.map and row.map.not_drawn)
+            tell(f"error: {row.image}: {reason or 'map: none was made'}")
 
     def _summary(self) -> int:
         """The summary and the files of a run; its exit status. Raises WriteError."""
-        args, tally, results = self.args, self.tally, self.results
-        for row in results or ():
+        tally = self.tally
+        for row in self.results or ():
             tally.add(row)
+        failures = len(tally.failed)
         if self.written:
-            self.log({"mean q": tally.mean, "pictures": tally.total, "failures": len(tally.failed)})
+            self.log({"mean q": tally.mean, "pictures": tally.total, "failures": failures})
         if tally.total > 1:
-            tell(
-                "\n"
-                + tally.text(
-                    self.written, self.seconds, ranked=self.lines is None, of=len(self.items)
-                )
-            )
+            ranked, of = self.lines is None, len(self.items)
+            tell("\n" + tally.text(self.written, self.seconds, ranked=ranked, of=of))
             if self.notice:
                 tell("\n".join(wrapped(f"Note: {self.notice}.", indent="")))
-        if results:
-            again = "; add --resume --retry-failed to assess those again"
-            failed = f", {len(tally.failed)} of them failures{again}" if tally.failed else ""
-            tell(one_line(f"{tally.total} rows in {args.out}{failed}"))
-        read = map(Assessment.model_validate, results) if results else self.rows
-        rows: Any = [*read] if args.gallery else read  # a gallery goes over them more than once
+        if self.results:
+            said = f"{counted(tally.total, 'row')} in {self.args.out}"
+            if failures:
+                said += f", {counted(failures, 'failure')}; add --resume --retry-failed to assess those again"
+            tell(one_line(said))
+        self._write_tables()
+        return self._status()
+
+    def _status(self) -> int:
+        """The exit status by what there is."""
+        if self.tally.failed or self.without_map:
+            return 1
+        if not self.args.strict:
+            return 0
+        if self.tally.gate["fail"]:
+            return FAILS
+        return UNSURE if self.tally.not_sure or self.tally.gate["unsure"] else 0
+
+    def _write_tables(self) -> None:
+        """The files that are made of all rows: a table and a gallery."""
+        args, total = self.args, self.tally.total
+        rows: Iterable[Assessment] = self.rows
+        if self.results:
+            rows = map(Assessment.model_validate, self.results)
+        if args.gallery:
+            rows = list(rows)  # a gallery goes over them more than once
         if args.csv:
             write_whole(args.csv, csv_text(rows), encoding="utf-8-sig")
-            tell(one_line(f"{tally.total} rows as a table in {args.csv}"))
-        if args.gallery and tally.total:
-            tell(written(rows, args.gallery, args.out.name if args.out else "pictures")[0])
-        if tally.failed or self.without_map:
-            return 1
-        unsure = tally.not_sure or tally.gate["unsure"]
-        return 0 if not args.strict else FAILS if tally.gate["fail"] else UNSURE if unsure else 0
+            tell(one_line(f"{counted(total, 'row')} as a table in {args.csv}"))
+        if args.gallery and total:
+            name = args.out.name if args.out else "pictures"
+            tell(make_gallery(list(rows), args.gallery, name)[0])
 
 
 def map_requests(args: argparse.Namespace, items: Sequence[Item]) -> "dict[str, MapRequest]":
     """What is asked of each item's map, by the item's key. Raises UsageError."""
     from agentic_iqa_local.judgement.quality_map import MapRequest
 
-    place, files = args.map, [] if args.map.is_dir() else [args.map]
-    if not files:
-        times = Counter(item.image.stem.lower() for item in items)
-        for n, stem in enumerate((item.image.stem for item in items), 1):
-            files.append(
-                place / (f"{stem}.{n}.map.png" if times[stem.lower()] > 1 else f"{stem}.map.png")
-            )
-    elif len(items) != 1:
-        expected = f"expected a folder {place} for the maps of {len(items)} pictures, there is none"
-        raise UsageError(
-            f"--map {place}: {expected}", f"make it first: mkdir -p {shlex.quote(str(place))}"
-        )
-    pngs: list[Path] = [output_file("--map", file, ".png", mark=PNG) for file in files]
     tiles = {"max_tiles": args.map_tiles} if args.map_tiles else {}
-    return {item.key: MapRequest(png=png, **tiles) for item, png in zip(items, pngs, strict=True)}
+    requests = {}
+    for item, file in zip(items, map_files(args.map, items), strict=True):
+        png = output_file("--map", file, ".png", mark=PNG)
+        requests[item.key] = MapRequest(png=png, **tiles)
+    return requests
+
+
+def map_files(place: Path, items: Sequence[Item]) -> list[Path]:
+    """The file of each item's map: `place`, or files in that folder. Raises UsageError."""
+    if place.is_dir():
+        files, times = [], Counter[str]()
+        for item in items:
+            name = item.image.stem
+            times[name.lower()] += 1
+            number = times[name.lower()]
+            files.append(place / (f"{name}.map.png" if number == 1 else f"{name}.{number}.map.png"))
+        return files
+    if len(items) != 1:
+        expected = f"expected a folder {place} for the maps of {len(items)} pictures, there is none"
+        make = f"make it first: mkdir -p {shlex.quote(str(place))}"
+        raise UsageError(f"--map {place}: {expected}", make)
+    return [place]

@@ -29,25 +29,17 @@ from agentic_iqa_local.offline import fetch
 
 def collect(args: argparse.Namespace) -> None:
     """Finds, downloads and bundles what the options ask for. Raises UserError."""
-    if args.wheels and not (ROOT / fetch.LOCKS[args.wheels]).is_file():
-        wrong = (
-            "--wheels: expected a checkout with its locked versions, this is an installed package"
-        )
-        raise UsageError(wrong)
+    if args.wheels and not (ROOT / fetch.SOURCES.locks[args.wheels]).is_file():
+        wrong = "expected a checkout with its locked versions, this is an installed package"
+        raise UsageError(f"--wheels: {wrong}")
     settings = chosen_settings(args)
-    name = Path(args.config or "embedded").stem
     places = model_places(settings)
     repos = chosen_repos(args.repo, places)
     weights = tool_weights(args.tools or settings.tools.all_configured)
-    licences = [(fetch.model_licence(folder, repo), folder) for folder, repo in repos.items()]
-    licences += [(fetch.weight_licence(weight), weight) for weight in weights]
-    if weights or args.wheels:
-        licences.append(fetch.PYIQA)
-    if args.wheels:
-        licences.append(fetch.NVIDIA)
-    notices = fetch.restrictions(licences)
+    notices = restrictions(repos, weights, args.wheels)
     require_acceptance(notices, args.accept_licences)
 
+    name = Path(args.config or "embedded").stem
     out = (args.out or Path(f"{name}.iqabundle")).absolute()
     bundles.begin_bundle(out)
     parts = [fetch.fetch_model(folder, places[folder], repos[folder], out) for folder in places]
@@ -58,6 +50,19 @@ def collect(args: argparse.Namespace) -> None:
     sha256 = bundles.finish_bundle(out, [about, *(part.path for part in parts)], watch)
     describe(out)
     say_next(out, sha256, args.config)
+
+
+def restrictions(
+    repos: dict[str, fetch.Repo | None], weights: list[str], wheels: str | None
+) -> list[str]:
+    """A sentence for each licence that restricts the use of what is asked for."""
+    licences = [(fetch.model_licence(folder, repo), folder) for folder, repo in repos.items()]
+    licences += [(fetch.weight_licence(weight), weight) for weight in weights]
+    if weights or wheels:
+        licences.append(fetch.PYIQA)
+    if wheels:
+        licences.append(fetch.NVIDIA)
+    return fetch.restrictions(licences)
 
 
 def model_places(settings: Settings) -> dict[str, Path]:

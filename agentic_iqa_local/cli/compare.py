@@ -2,7 +2,9 @@
 
 import argparse
 import json
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 from agentic_iqa_local.batch.inputs import Item, expand_inputs, row_key
 from agentic_iqa_local.batch.work import Assessing
@@ -10,7 +12,7 @@ from agentic_iqa_local.cli import options
 from agentic_iqa_local.cli.command import stopped_by_ctrl_c
 from agentic_iqa_local.cli.console import Console, Progress, tell
 from agentic_iqa_local.cli.outputs import answer_files, check_apart, check_outputs
-from agentic_iqa_local.errors import one_line
+from agentic_iqa_local.errors import counted, one_line
 from agentic_iqa_local.files import write_whole
 from agentic_iqa_local.images.files import check_file
 from agentic_iqa_local.judgement.comparison import Judge
@@ -19,43 +21,57 @@ from agentic_iqa_local.judgement.preference import fit_for
 from agentic_iqa_local.output.comparison_report import comparison_csv, explain, headline_of
 from agentic_iqa_local.result import Assessment, Result
 
+Judgement = Callable[[Judge, list[Assessment], list[Path]], list[Result]]
 
-def compare(args: argparse.Namespace, best: bool = False) -> int:
-    """Compares two pictures, orders several, or finds the best of each group. Raises UserError."""
+
+def compare(args: argparse.Namespace) -> int:
+    """Compares two pictures, or orders several. Raises UserError."""
+    return _judge(args, _compared, most=MOST_PICTURES)
+
+
+def best(args: argparse.Namespace) -> int:
+    """Finds the best of each group of near-duplicates. Raises UserError."""
+    return _judge(args, _best_of_groups)
+
+
+def _compared(judge: Judge, rows: list[Assessment], files: list[Path]) -> list[Result]:
+    return [judge.compared(rows, files) if len(rows) == 2 else judge.ranked(rows, files)]
+
+
+def _best_of_groups(judge: Judge, rows: list[Assessment], files: list[Path]) -> list[Result]:
+    failures = [row for row in rows if row.error]
+    return [*failures, *judge.groups(judge.candidates(rows, files))]
+
+
+def _judge(args: argparse.Namespace, judged: Judgement, most: int | None = None) -> int:
+    """Assesses the pictures, and shows and writes what is `judged` of them; the exit status. Raises UserError."""
     check_outputs(args, compared=True)
     settings, pipeline = options.chosen_settings(args), args.pipeline or "letters"
     items = [Item(file, args.reference) for file in expand_inputs(args.pictures)]
-    check_apart(answer_files(args), [args.reference, args.config, *(item.image for item in items)])
-    for file in filter(None, (args.reference, *(item.image for item in items))):
+    files = [item.image for item in items]
+    check_apart(answer_files(args), [args.reference, args.config, *files])
+    for file in files:
         check_file(file)
-    if not best and not 2 <= len(items) <= MOST_PICTURES:
-        raise options.UsageError(
-            f"expected 2 to {MOST_PICTURES} different pictures, got {len(items)}", "name as many"
-        )
+    if args.reference:
+        check_file(args.reference)
+    if most and not 2 <= len(items) <= most:
+        wrong = f"expected 2 to {most} different pictures, got {len(items)}"
+        raise options.UsageError(wrong, "name as many")
     options.check_set_up(settings, pipeline)
-    made, work = dict[str, Assessment](), Assessing(settings, pipeline)
-    batch = options.batch_of(args, work, options.device_of(args))
+    batch = options.batch_of(args, Assessing(settings, pipeline), options.device_of(args))
     with Console() as console:
+        made = {}
         with Progress(len(items)) as progress, stopped_by_ctrl_c(batch, "compare anew"):
             for row in batch.rows(items):
                 made[row_key(vars(row))] = row
                 progress.count(row.error is not None)
         if len(made) < len(items):
-            tell(
-                f"interrupted: {len(made)} of {len(items)} pictures were assessed, none was compared; compare anew"
-            )
+            done = f"{len(made)} of {counted(len(items), 'picture')}"
+            tell(f"interrupted: {done} were assessed, none was compared; compare anew")
             return 130
-        judge = Judge(settings, fit_for(settings, pipeline, reference=args.reference is not None))
-        rows, files = [made[item.key] for item in items], [item.image for item in items]
-        if best:
-            groups = judge.groups(judge.candidates(rows, files))
-            return _show(args, console, [*(row for row in rows if row.error), *groups])
-        return _show(
-            args, console, [(judge.compared if len(rows) == 2 else judge.ranked)(rows, files)]
-        )
-
-
-best = partial(compare, best=True)
+        fit = fit_for(settings, pipeline, reference=args.reference is not None)
+        rows = [made[item.key] for item in items]
+        return _show(args, console, judged(Judge(settings, fit), rows, files))
 
 
 def _show(args: argparse.Namespace, console: Console, results: list[Result]) -> int:
@@ -68,7 +84,7 @@ def _show(args: argparse.Namespace, console: Console, results: list[Result]) -> 
         console.show_answer(args, lines[-1], partial(explain, result), headline_of(result), failed)
     if args.out:
         write_whole(args.out, "\n".join(lines))
-        tell(one_line(f"{len(results)} rows in {args.out}"))
+        tell(one_line(f"{counted(len(results), 'row')} in {args.out}"))
     if args.csv:
         write_whole(args.csv, comparison_csv(results), encoding="utf-8-sig")
         tell(one_line(f"the pictures as a table in {args.csv}"))

@@ -10,7 +10,7 @@ from pathlib import Path
 from agentic_iqa_local.cli.console import Console, say, tell
 from agentic_iqa_local.cli.options import chosen_settings, device_of
 from agentic_iqa_local.cli.outputs import SUFFIXES, check_apart, output_file
-from agentic_iqa_local.errors import one_line
+from agentic_iqa_local.errors import counted, one_line
 from agentic_iqa_local.files import PAGE
 from agentic_iqa_local.result import Assessment
 
@@ -52,12 +52,12 @@ def gallery(args: argparse.Namespace) -> int:
     named = args.out or args.rows.with_suffix(".html")
     out = output_file("--out", named, *SUFFIXES["gallery"], mark=PAGE)
     check_apart([("--out", out)], [args.rows])
-    message, missing = written(read_rows(args.rows), out, args.rows.name, args.images)
+    message, missing = make_gallery(read_rows(args.rows), out, args.rows.name, args.images)
     say(message)
     return 1 if missing else 0
 
 
-def written(
+def make_gallery(
     rows: Sequence[Assessment], out: Path, name: str, images: Path | None = None
 ) -> tuple[str, int]:
     """Writes the gallery; one sentence on it, and how many pictures it lacks. Raises WriteError."""
@@ -65,4 +65,6 @@ def written(
 
     missing = write_gallery(rows, out, name=name, images=images)
     lacking = f", {missing} without a picture (the page says why)" if missing else ""
-    return one_line(f"gallery {out}: {len(rows)} rows{lacking}; open it in a browser"), missing
+    return one_line(
+        f"gallery {out}: {counted(len(rows), 'row')}{lacking}; open it in a browser"
+    ), missing

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 STATE = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
 KINDS: dict[str, Any] = {
-    "count": Count, "file": Annotated[Path, BeforeValidator(lambda path: Path(path))],  # also of a name that is no UTF-8
+    "count": Count,
+    "file": Annotated[Path, BeforeValidator(lambda path: Path(path))],  # also one that is no UTF-8
     "flag": bool, "hash": Annotated[str, StringConstraints(to_lower=True)], "port": int,
     "range": tuple[float, float], "seconds": Seconds,
     "share": Annotated[float, Field(gt=0, le=1)], "text": str, "texts": list[str],
@@ -72,7 +73,7 @@ FIELDS: dict[str, Any] = Words.model_json_schema()["properties"]
 SWITCHES: dict[str, dict[str, Any]] = {
     "json": {"action": "store_true", "help": "JSON on stdout, on a terminal too"},
     "verbose": {
-        "action": "count", "default": 0,
+        "action": "count", "default": 0, "flags": ["-v"],
         "help": "log what happens (-vv: every prompt, answer and letter read too)",
     },
 }  # fmt: skip
@@ -97,22 +98,27 @@ def add(parser: argparse.ArgumentParser, name: str, about: str | None, required:
     """
     flags = ["--mode" if name == "modes" else as_flag(name)]
     if name in SWITCHES:
-        flags += ["-v"] if name == "verbose" else []
-        parser.add_argument(*flags, **SWITCHES[name] | ({"help": about} if about else {}))
-        return
-    field = FIELDS[name]
-    about = about or as_flags(field["description"])
+        shape = dict(SWITCHES[name])
+        flags += shape.pop("flags", [])
+    else:
+        shape = _shape(name, FIELDS[name]) | {"required": required}
+    if about:
+        shape["help"] = about
+    parser.add_argument(*flags, dest=name, **shape)
+
+
+def _shape(name: str, field: dict[str, Any]) -> dict[str, Any]:
+    """What argparse is told of a field of `Words`, from its JSON schema."""
+    shape: dict[str, Any] = {"help": as_flags(field["description"])}
     kind = field.get("anyOf", [field])[0]
     if kind.get("type") == "boolean":
-        parser.add_argument(*flags, action="store_true", help=about)
-        return
-    metavar = DECLARED.options[name].metavar if name in DECLARED.options else ""
-    metavar = metavar or "|".join(kind.get("enum", ()))
-    metavar = metavar or METAVARS.get(kind.get("format") or kind.get("type"), "NAME")
-    nargs = kind.get("maxItems", "+") if kind.get("type") == "array" else None
-    parser.add_argument(
-        *flags, dest=name, nargs=nargs, metavar=metavar, help=about, required=required
-    )
+        return shape | {"action": "store_true"}
+    if kind.get("type") == "array":
+        shape["nargs"] = kind.get("maxItems", "+")
+    declared = DECLARED.options.get(name, Declared()).metavar
+    usual = METAVARS.get(kind.get("format") or kind.get("type"), "NAME")
+    shape["metavar"] = declared or "|".join(kind.get("enum", ())) or usual
+    return shape
 
 
 def as_flag(name: str) -> str:

@@ -1,12 +1,11 @@
-"""`doctor --deep`: are the letters those of a plain forward pass, alone as in a batch, by both engines? Do the tools
-measure on the GPU what they measure on the CPU?
+"""`doctor --deep`: are the letters those of a plain forward pass, alone as in a batch? Do the tools measure on the
+GPU what they measure on the CPU?
 
 The plain pass uses only the prompt's words of this package, so that a fault anywhere between a picture and its letters
 shows. Bounds are those of the coarser number format: rounding in float32, two or three steps of a half-precision format
 at the size of a logit. Quantised models are reported, not judged.
 """
 
-import importlib.util
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -154,21 +153,3 @@ def tools_on_gpu(setup: Setup) -> Finding | None:
     if gaps.max() <= TOOL_BOUND:
         return Finding("pass", found)
     return Finding("fail", f"{found}, {names[gaps.argmax()]} most of all", REMEDY)
-
-
-def engines(setup: Setup) -> Finding | None:
-    """The other engine in this environment, transformers or vLLM, on the same pictures."""
-    from agentic_iqa_local.vlm_client import create_vlm_client
-
-    backend = setup.settings.summarizer.backend
-    own, _, name = backend.partition(".")
-    if own == "server" or importlib.util.find_spec("vllm") is None:
-        return None
-    client = setup.services.client("summarizer")
-    ours, own_format = _read_alone(client), _format(client)
-    setup.services.close()  # both need the card
-    other = "transformers" if own == "vllm" else "vllm"
-    client = create_vlm_client(f"{other}.{name}", setup.settings.model(backend), setup.device)
-    theirs, other_format = _read_alone(client), _format(client)
-    client.close()
-    return compared(f"letters of {other} against {own}", theirs, ours, own_format, other_format)

@@ -61,7 +61,7 @@ def _plan(setup: Setup, is_deep: bool) -> list[Step]:
         steps.append(Step(f"model {backend}", partial(checks.model, backend=backend), LOADED))
     steps.append(Step("tools", checks.tools, ("device",)))
     if is_deep:
-        for find in (deep.plain_forward, deep.batches, deep.tools_on_gpu, deep.engines):
+        for find in (deep.plain_forward, deep.batches, deep.tools_on_gpu):
             steps.append(Step(find.__name__.replace("_", " "), find, LOADED))
     return steps
 

@@ -12,16 +12,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from pydantic import BaseModel
+
 from agentic_iqa_local.config import ConfigError
 from agentic_iqa_local.errors import one_line
-from agentic_iqa_local.files import ROOT, file_hash, write_whole
+from agentic_iqa_local.files import ROOT, file_hash, read_record, write_whole
 from agentic_iqa_local.iqa_tools.weights import HUB, HUGGINGFACE, BundleError
 from agentic_iqa_local.offline.bundle import WHEELS
 
 HUB_PAGE = "https://huggingface.co"
 
 
-class Repo(NamedTuple):
+class Repo(BaseModel):
     """A repository on the Hugging Face Hub; `licence` as its model card had it when this was written."""
 
     name: str
@@ -37,79 +39,24 @@ class Part(NamedTuple):
     licence: str
 
 
-REPOS = {  # of the model folders that the shipped configurations name
-    name.partition("/")[2]: Repo(name, revision, licence)
-    for name, revision, licence in (
-        ("llava-hf/llava-onevision-qwen2-0.5b-ov-hf", "main", "apache-2.0"),
-        (
-            "llava-hf/llava-onevision-qwen2-7b-ov-hf",
-            "0d50680527681998e456c7b78950205bedd8a068",
-            "apache-2.0",
-        ),
-        ("zhangzicheng/q-sit-mini", "main", "mit"),
-        (
-            "Qwen/Qwen2.5-VL-3B-Instruct",
-            "66285546d2b821cf421d4f5eb2576359d3770cd3",
-            "qwen-research",
-        ),
-        ("Qwen/Qwen2.5-VL-7B-Instruct", "cc594898137f460bfe9f0759e9844b3ce807cfb5", "apache-2.0"),
-        ("Qwen/Qwen3-VL-2B-Instruct", "89644892e4d85e24eaac8bacfd4f463576704203", "apache-2.0"),
-        ("Qwen/Qwen3-VL-8B-Instruct", "0c351dd01ed87e9c1b53cbc748cba10e6187ff3b", "apache-2.0"),
-    )
-}
-# Where pyiqa's get_url_from_name leads; the commit is that of pyiqa 0.1.16's time.
-PYIQA_WEIGHTS = Repo(
-    "chaofengc/IQA-PyTorch-Weights", "0df2df423c65f6a64209309695f3845727431027", "cc-by-nc-sa-4.0"
-)
-PYIQA_CHECKPOINTS = (
-    "checkpoints/ARNIQA.pth",
-)  # pyiqa loads this one through torch.hub, which keeps it elsewhere
-TORCHVISION = "https://download.pytorch.org/models/"  # names hold the beginning of the SHA-256
-CLIP = "https://openaipublic.azureedge.net/clip/models/"  # the folder of each file is its SHA-256
-CLIP_HASHES = {
-    "clip/RN50.pt": "afeb0e10f9e5a86da6080e35cf09123aca3b358a0c3e3b6c78a7b63bc04b6762",
-    "clip/ViT-B-32.pt": "40d365715913c9da98579312b702a82c18be219cc2a73407c4526f58eba950af",
-}
-# of a model; remote code, other frameworks' weights, hidden files and subfolders stay behind
-LEFT_OUT = [".*", "*/*"]
-CARRIED = [
-    "*.safetensors",
-    "*.json",
-    "*.jinja",
-    "*.txt",
-    "*.model",
-    "*.tiktoken",
-    "*.md",
-    "LICEN*",
-    "NOTICE*",
-]
-LOCKS = {
-    "transformers": "constraints.txt",
-    "vllm": "constraints-gpu.txt",
-}  # of an environment for an engine
+class Sources(BaseModel):
+    """sources.yaml, which says what each of these is."""
 
-OWN = "this project's own"
-EMBEDDED_LICENCE = f"{OWN}, embedded/README.md names its photographs' licences"
-FREE = {"apache-2.0", "mit", "bsd-3-clause", OWN, EMBEDDED_LICENCE}
-TERMS = {  # licence → what it says, where it stands
-    "cc-by-nc-sa-4.0": (
-        "no commercial use, changes under the same licence",
-        "https://creativecommons.org/licenses/by-nc-sa/4.0/",
-    ),
-    "qwen-research": (
-        "research only",
-        "https://huggingface.co/Qwen/Qwen2.5-VL-3B-Instruct/blob/main/LICENSE",
-    ),
-    "PolyForm-Noncommercial-1.0.0": (
-        "no commercial use without permission",
-        "https://polyformproject.org/licenses/noncommercial/1.0.0/",
-    ),
-    "LicenseRef-NVIDIA-Proprietary": (
-        "NVIDIA's licence agreement",
-        "https://docs.nvidia.com/cuda/eula/",
-    ),
-}
-UNKNOWN = ("it may restrict what you do: read the model card", "no link known")
+    models: dict[str, Repo]
+    carried: list[str]
+    left_out: list[str]
+    pyiqa: Repo
+    pyiqa_checkpoints: list[str]
+    torchvision: str
+    clip: str
+    clip_hashes: dict[str, str]
+    locks: dict[str, str]
+    embedded: str
+    free: list[str]
+    terms: dict[str, str]
+
+
+SOURCES = read_record(Path(__file__).with_name("sources.yaml"), Sources)
 # (licence, what is under it) of programs
 PYIQA = ("PolyForm-Noncommercial-1.0.0", "pyiqa, which runs the tools")
 NVIDIA = ("LicenseRef-NVIDIA-Proprietary", "CUDA libraries that torch's wheels for Linux bring")
@@ -119,7 +66,7 @@ def model_repo(folder: str, local: Path, repos: dict[str, Repo]) -> Repo | None:
     """The repository that a model folder is downloaded from; None if it lies in `local`. Raises BundleError."""
     if folder not in repos and local.is_dir():
         return None
-    repo = repos.get(folder) or REPOS.get(folder)
+    repo = repos.get(folder) or SOURCES.models.get(folder)
     if repo is None:
         wrong = f"expected the folder {local} or a known repository, found neither"
         remedy = f"pass --models DIR, or --repo {folder}=ORG/NAME@REVISION"
@@ -132,8 +79,9 @@ def model_licence(folder: str, repo: Repo | None) -> str:
     if repo:
         return repo.licence
     if folder == "embedded":
-        return EMBEDDED_LICENCE
-    return REPOS[folder].licence if folder in REPOS else "unknown"
+        return SOURCES.embedded
+    known = SOURCES.models.get(folder)
+    return known.licence if known else "unknown"
 
 
 def fetch_model(folder: str, local: Path, repo: Repo | None, bundle: Path) -> Part:
@@ -163,8 +111,8 @@ def _download_model(repo: Repo, place: Path) -> str:
             repo.name,
             revision=commit,
             local_dir=place,
-            allow_patterns=CARRIED,
-            ignore_patterns=LEFT_OUT,
+            allow_patterns=SOURCES.carried,
+            ignore_patterns=SOURCES.left_out,
         )
     return f"{HUB_PAGE}/{repo.name}/tree/{commit}"
 
@@ -172,8 +120,9 @@ def _download_model(repo: Repo, place: Path) -> str:
 def _carried(names: Iterable[str], *more: str) -> list[str]:
     from huggingface_hub.utils import filter_repo_objects
 
-    patterns = [*CARRIED, *more]
-    return list(filter_repo_objects(names, allow_patterns=patterns, ignore_patterns=LEFT_OUT))
+    taken = [*SOURCES.carried, *more]
+    kept = filter_repo_objects(names, allow_patterns=taken, ignore_patterns=SOURCES.left_out)
+    return list(kept)
 
 
 def _copy(folder: Path, names: Iterable[str], place: Path) -> None:
@@ -202,13 +151,13 @@ def weight_licence(weight: str) -> str:
     """The licence of a weight of the tools' table."""
     if weight.startswith("hf:"):
         return "unknown"
-    if weight in CLIP_HASHES:
+    if weight in SOURCES.clip_hashes:
         return "mit"
-    return PYIQA_WEIGHTS.licence if _is_pyiqas(weight) else "bsd-3-clause"
+    return SOURCES.pyiqa.licence if _is_pyiqas(weight) else "bsd-3-clause"
 
 
 def _is_pyiqas(weight: str) -> bool:
-    return weight.startswith("pyiqa/") or weight in PYIQA_CHECKPOINTS
+    return weight.startswith("pyiqa/") or weight in SOURCES.pyiqa_checkpoints
 
 
 def fetch_weight(weight: str, bundle: Path) -> Part:
@@ -221,11 +170,11 @@ def fetch_weight(weight: str, bundle: Path) -> Part:
     file.parent.mkdir(parents=True, exist_ok=True)
     if _is_pyiqas(weight):
         source = _download_pyiqas(file)
-    elif weight in CLIP_HASHES:
-        source = f"{CLIP}{CLIP_HASHES[weight]}/{file.name}"
-        _download_file(source, file, CLIP_HASHES[weight])
+    elif weight in SOURCES.clip_hashes:
+        source = f"{SOURCES.clip}{SOURCES.clip_hashes[weight]}/{file.name}"
+        _download_file(source, file, SOURCES.clip_hashes[weight])
     else:
-        source = TORCHVISION + file.name
+        source = SOURCES.torchvision + file.name
         _download_file(source, file, file.stem.rpartition("-")[2])
     return Part(path, source, weight_licence(weight))
 
@@ -233,7 +182,7 @@ def fetch_weight(weight: str, bundle: Path) -> Part:
 def _download_pyiqas(file: Path) -> str:
     from huggingface_hub import hf_hub_download
 
-    name, revision = PYIQA_WEIGHTS.name, PYIQA_WEIGHTS.revision
+    name, revision = SOURCES.pyiqa.name, SOURCES.pyiqa.revision
     with _network_errors(name):
         hf_hub_download(name, file.name, revision=revision, local_dir=file.parent)
     return f"{HUB_PAGE}/{name}/tree/{revision}"
@@ -253,7 +202,7 @@ def _fetch_snapshot(name: str, bundle: Path) -> Part:
     from huggingface_hub import snapshot_download
 
     with _network_errors(name):
-        snapshot = Path(snapshot_download(name, allow_patterns=[*CARRIED, "*.bin"]))
+        snapshot = Path(snapshot_download(name, allow_patterns=[*SOURCES.carried, "*.bin"]))
     names = sorted(path.name for path in snapshot.iterdir() if path.is_file())
     has_safetensors = any(name.endswith(".safetensors") for name in names)
     repository = snapshot.parents[1]
@@ -272,7 +221,7 @@ def fetch_wheels(engine: str, bundle: Path) -> Part:
     with tempfile.TemporaryDirectory() as place:  # pip leaves files in a source that it builds from
         source = copied_source(Path(place) / "source")
         command = [sys.executable, "-m", "pip", "wheel", "--disable-pip-version-check", "--no-deps"]
-        command += ["--wheel-dir", str(folder), "--requirement", str(ROOT / LOCKS[engine])]
+        command += ["--wheel-dir", str(folder), "--requirement", str(ROOT / SOURCES.locks[engine])]
         status = subprocess.run([*command, str(source)], stdout=sys.stderr, check=False).returncode
     if status:
         wrong = f"wheels: pip ended with status {status}"
@@ -301,13 +250,12 @@ def restrictions(licences: Iterable[tuple[str, str]]) -> list[str]:
     """
     under: dict[str, list[str]] = {}
     for licence, what in licences:
-        if licence not in FREE:
+        if licence not in SOURCES.free:
             under.setdefault(licence, []).append(what)
-    sentences = []
-    for licence, names in under.items():
-        says, url = TERMS.get(licence, UNKNOWN)
-        sentences.append(one_line(f"{', '.join(names)}: {licence}, {says} ({url})"))
-    return sentences
+    return [
+        one_line(f"{', '.join(names)}: {licence}, {SOURCES.terms[licence]}")
+        for licence, names in under.items()
+    ]
 
 
 def repo_option(text: str) -> tuple[str, Repo]:
@@ -315,4 +263,4 @@ def repo_option(text: str) -> tuple[str, Repo]:
     parts = re.fullmatch(r"([\w.-]+)=([\w.-]+/[\w.-]+?)(?:@([\w./-]+))?", text)
     if parts is None:
         raise ConfigError(f"--repo: expected FOLDER=ORG/NAME@REVISION, got {text!r}")
-    return parts[1], Repo(parts[2], parts[3] or "main")
+    return parts[1], Repo(name=parts[2], revision=parts[3] or "main")
