@@ -6,11 +6,11 @@ import re
 from dataclasses import replace
 
 import pytest
+import yaml
 from conftest import DATA
 from scripted import (
     ScriptedClient,
     ScriptedTools,
-    moderate_blur,
     plan_reply,
     scripted_answers,
     scripted_services,
@@ -34,6 +34,8 @@ from agentic_iqa_local.nodes.query import (
 from agentic_iqa_local.output.report import account, headline
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.state import PlannerOutput
+
+QUERIES = yaml.safe_load((DATA / "queries.yaml").read_text(encoding="utf-8"))
 
 
 def rows(name: str) -> list[dict]:
@@ -68,21 +70,7 @@ def test_200_plans_that_a_person_wrote_follow_from_the_queries():
             assert not asks_about_damage(query), query
 
 
-@pytest.mark.parametrize(
-    ("query", "names"),
-    [
-        ("Photo by Nima, is it sharp?", []), ("The file is niqe.png", []), ("USE MAD", ["MAD"]),
-        ("There is no reference so use NIQE", ["NIQE"]), ("ＶＳＩ", ["VSI"]),  # full-width
-        ("I do not want you to use NIQE", []), ("Anything but NIQE", []), ("NIQE and " * 400, ["NIQE"]),
-        ("Don't use NIQE, BRISQUE or PIQE", []), ("not NIQE but PIQE", ["PIQE"]), ("LPIPS + SSIM", ["LPIPS", "SSIM"]),
-        ("a NIQE-based rating", ["NIQE"]), ("the niqe_score", ["NIQE"]), ("Is the clip score high?", []),
-        # names that no tool has
-        ("use HaarPSI", ["HaarPSI"]), ("Use laion_aes", ["laion_aes"]), ("Use FancyIQA.", ["FancyIQA"]),
-        ("use niqe_matlab", ["niqe_matlab"]), ("PSNR-HVS please", ["PSNR-HVS"]), ("NIQE-v2?", ["NIQE-v2"]),
-        ("use lpips-vgg and NIQE", ["NIQE", "lpips-vgg"]), ("use LPIPSS", ["LPIPSS"]), ("MUSIQ AVA", ["musiq-ava"]),
-        ("Use ONLY what you SEE", []), ("Use IMG_1234 as it is", []), ("use AdobeRGB", []), ("a unique fid", []),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("query", "names"), QUERIES["metrics"].items())
 def test_names_of_metrics_and_words_that_only_look_like_them(query, names):
     assert named_metrics(query, True) == names
 
@@ -106,54 +94,24 @@ def test_regions_are_words_of_the_query(query, name, region):
     assert region_in(query, name) == region
 
 
-@pytest.mark.parametrize(
-    ("query", "choices"),
-    [
-        ("Tell me: a) is it sharp b) is it noisy", None), ("A. same B. same", None),  # no answers
-        ("Photo by J. A. Smith. B. Miller edited. Rate it.", None), ("Is the person saying yes or no?", None),
-        ("Rate this. A. good B. bad. Which one?", ["good", "bad"]), ("How? A.too dark\nB.too bright", ["too dark", "too bright"]),
-        ("Which is it: A: Blur, B: Noise or C: JPEG?", ["Blur", "Noise", "JPEG"]), ("Is it blurry? 1. yes 2. no", ["yes", "no"]),
-        ("曝光如何？A. 太暗 B. 太亮", ["太暗", "太亮"]), ("Sharp? Y/N", ["Y", "N"]), ("Yes or no: is it sharp?", ["Yes", "no"]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("query", "choices"), QUERIES["choices"].items())
 def test_answers_that_a_query_lists(query, choices):
     assert choices_in(query) == choices
 
 
-@pytest.mark.parametrize(
-    ("query", "asks"), [("which corner is out of focus", True), ("How noisy is it?", False)]
-)
-def test_whether_a_query_asks_for_a_place(query, asks):
-    assert asks_where(query) is asks
+def test_whether_a_query_asks_for_a_place():
+    assert asks_where("which corner is out of focus")
+    assert not asks_where("How noisy is it?")
 
 
-@pytest.mark.parametrize(
-    ("query", "kinds"),
-    [
-        ("Is it too sharp?", ["Sharpness"]), ("Noise first, then blur.", ["Noise", "Blurs"]), ("Is the dog in focus?", ["Blurs"]),
-        ("How is the exposure? A. too dark B. too noisy", ["Brightness change"]), ("It is noisy. What else is wrong with it?", []),  # open
-        ("What is the peak signal-to-noise ratio?", []), ("Focus on the dog and rate its quality.", []),
-        ("Ignore the noise, how is the contrast?", ["Contrast"]), ("Apart from the noise and the blur, is anything wrong?", []),
-        ("Ignore everything except blur.", ["Blurs"]), ("Don't ignore the noise.", ["Noise"]), ("Does it have colour noise?", ["Noise"]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("query", "kinds"), QUERIES["distortions"].items())
 def test_words_for_distortions_and_words_that_only_look_like_them(query, kinds):
     assert distortions_in(query) == kinds
 
 
-@pytest.mark.parametrize(
-    ("query", "about_quality"),
-    [
-        ("Is this photo too noisy to print?", True), ("Which part of the picture is damaged?", True),
-        ("What should I fix first?", True), ("What's wrong with it?", True),
-        ("Where was this taken?", False), ("How many colours has the flag?", False), ("Is it dark outside?", False),
-    ],
-)  # fmt: skip
-def test_a_question_about_damage_is_one_about_quality(query, about_quality):
-    assert asks_about_damage(query) is about_quality
-
-
-# The whole way
+@pytest.mark.parametrize(("query", "about"), QUERIES["about damage"].items())
+def test_a_question_about_damage_is_one_about_quality(query, about):
+    assert asks_about_damage(query) is about
 
 
 @pytest.fixture(scope="module")
@@ -161,17 +119,9 @@ def noisy_row(noisy_path, services):
     return assess(noisy_path, query="Is it noisy?", services=services)
 
 
-@pytest.mark.parametrize(
-    ("query", "quoted"),
-    [
-        ("Is NIQE 5.1 good?", [("NIQE", 5.1)]), ("NIQE is 5,1, is that good?", [("NIQE", 5.1)]),
-        ("PSNR: 32 dB, SSIM = .93", [("PSNR", 32), ("SSIM", 0.93)]), ("a NIQE score of about 5. Good?", [("NIQE", 5)]),
-        ("WaDIQaM_FR −0.05", [("WaDIQaM_FR", -0.05)]), ("VMAF 90", []), ("not NIQE 5.1", []), ("Rate it with NIQE 1 to 5", []),
-        ("SSIM 93 %", []), ("Run NIQE 3 times", []), ("1. NIQE 2. PSNR", []), ("Use NIQE. 3 people are in it", []), ("SSIM 11x11", []),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("query", "quoted"), QUERIES["quoted"].items())
 def test_a_number_that_the_query_gives_for_a_tool_is_found(query, quoted):
-    assert quoted_scores(query, has_reference=False) == quoted
+    assert list(map(list, quoted_scores(query, has_reference=False))) == quoted
 
 
 @pytest.mark.parametrize("pipeline", ["agent", "letters"])
@@ -299,11 +249,3 @@ def test_answers_in_the_query_are_offered_to_the_model(picture, pipeline):
 def test_a_rating_is_preceded_by_what_was_found_of_the_question(noisy_row, query, begins):
     said = headline(noisy_row.model_copy(update={"query": query}))
     assert re.match(begins, said.removeprefix(f"{noisy_row.image}: "))
-
-
-def test_a_region_is_not_measured_by_tools_that_see_whole_pictures(picture):
-    region = {"PlannerReply": plan_reply(query_scope=["sky"]), "DetectionReply": {"sky": ["Blurs"]}}
-    answers = scripted_answers(**region, AnalysisReply=moderate_blur("sky"))
-    services = scripted_services(ScriptedClient(answers), ScriptedTools({"NIQE": 4.0}))
-    row = assess(picture, query="Is the sky blurred?", max_replan_iterations=0, services=services)
-    assert (row.plan.query_scope, row.tools, row.fusion.q_bar) == (["sky"], [], None)

@@ -156,8 +156,8 @@ def distortions_in(query: str, regions: Iterable[str] = ()) -> list[str]:
 
 def asks_about_damage(query: str) -> bool:
     """Whether a query names damage by a word that means nothing else, or asks where damage is."""
-    words = _ANY if asks_where(query) else _DAMAGE
-    return bool(words.search(asked_about(query)))
+    text = asked_about(query)
+    return bool(_DAMAGE.search(text) or (asks_where(query) and _ANY.search(text)))
 
 
 def says_present(query: str, kinds: Sequence[str]) -> bool | None:
