@@ -2,11 +2,8 @@
 data/tools.yaml lists them."""
 
 import difflib
-import functools
-import importlib.util
 import math
 import re
-import runpy
 from pathlib import Path
 from typing import Literal
 
@@ -118,14 +115,3 @@ def nearest_tools(name: str) -> list[str]:
     """At most three tools whose names are near to one that there is none of."""
     near = difflib.get_close_matches(tool_key(name), _BY_KEY, n=3, cutoff=0.6)
     return list(dict.fromkeys(_BY_KEY[known].name for known in near))
-
-
-@functools.cache
-def pyiqa_names() -> tuple[str, ...]:
-    """The metrics of the installed pyiqa by its own names, read off its list without importing
-    torch; none without pyiqa."""
-    package = importlib.util.find_spec("pyiqa")
-    if package is None or package.origin is None:
-        return ()
-    listed = Path(package.origin).with_name("default_model_configs.py")
-    return tuple(runpy.run_path(str(listed))["DEFAULT_CONFIGS"])

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from agentic_iqa_local.errors import nearest
-from agentic_iqa_local.iqa_tools.specs import TOOLS, pyiqa_names, tool_key
+from agentic_iqa_local.iqa_tools.specs import TOOLS, tool_key
 
 WORDS: dict[str, Any] = yaml.safe_load(
     Path(__file__).with_name("words.yaml").read_text(encoding="utf-8")
@@ -34,22 +34,17 @@ _BY_REFERENCE = {  # a name of two tools: the one without a reference, the one w
     "topiq": ("TOPIQ_NR", "TOPIQ_FR"),
     "wadiqam": ("WaDIQaM_NR", "WaDIQaM_FR"),
 }
-_LISTED = {tool_key(name): name for name in pyiqa_names()}
 _NAMES = (  # by `tool_key`
-    _LISTED
-    | {tool_key(name): name for name in (*WORDS["other_metrics"], *_BY_REFERENCE)}
+    {tool_key(name): name for name in (*WORDS["other_metrics"], *_BY_REFERENCE)}
     | {tool_key(name): spec.name for spec in TOOLS.values() for name in (spec.metric, spec.name)}
     | WORDS["full_names"]
 )
 
 
 def _spelled(key: str) -> str:
-    """A name as people write it, with a blank or a sign anywhere ("N.I.Q.E.", "MS SSIM"). A name
-    that only pyiqa's list has may have one where the list does. A plus follows directly: "LPIPS +
-    SSIM" are two."""
-    listed = _LISTED.get(key) == _NAMES[key]
-    parts = re.split("[-_]", _NAMES[key]) if listed else [*key]
-    return r"[ \-_.]?".join(map(re.escape, parts)).replace(r"[ \-_.]?\+", r"\+")
+    """A name as people write it, with a blank or a sign anywhere ("N.I.Q.E.", "MS SSIM"). A plus
+    follows directly: "LPIPS + SSIM" are two."""
+    return r"[ \-_.]?".join(map(re.escape, key)).replace(r"[ \-_.]?\+", r"\+")
 
 
 _SPELLED = "|".join(_spelled(key) for key in sorted(_NAMES, key=len, reverse=True))
