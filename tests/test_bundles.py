@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from conftest import EMBEDDED
 
-from agentic_iqa_local.cli import bundle as command
 from agentic_iqa_local.cli.main import main
 from agentic_iqa_local.files import file_hash
 from agentic_iqa_local.iqa_tools.weights import (
@@ -27,7 +26,6 @@ FILES = {
     "a-model/config.json": b"{}" * 15,
     "a-model/model.safetensors": b"weights" * 400,
     "tools/hub/pyiqa/a.pth": b"weight" * 300,
-    "wheels/one.whl": b"wheel",
 }
 
 
@@ -89,14 +87,6 @@ def test_sha256sum_checks_a_bundle_without_this_program(bundle):
     assert subprocess.run(line, cwd=bundle, check=False, capture_output=True).returncode == 1
 
 
-def test_wheels_stay_in_the_bundle(bundle, tmp_path):
-    store = tmp_path / "store"
-    unpack(bundle, store)
-    assert not (store / "wheels").exists()
-    assert verify(store) == []
-    assert environment(store)["HF_HUB_CACHE"] == str(store / "tools" / "huggingface")
-
-
 def test_a_newer_bundle_replaces_the_files_of_its_model(bundle, tmp_path):
     store = tmp_path / "store"
     unpack(bundle, store)
@@ -104,6 +94,7 @@ def test_a_newer_bundle_replaces_the_files_of_its_model(bundle, tmp_path):
     unpack(newer, store)
     assert os.listdir(store / "a-model") == ["other.safetensors"]
     kept = {"about/a-model.txt", "tools/hub/pyiqa/a.pth"}
+    assert environment(store)["HF_HUB_CACHE"] == str(store / "tools" / "huggingface")
     assert set(read_sums(store)) == {"a-model/other.safetensors", *kept}
     assert verify(store) == []
 
@@ -267,11 +258,8 @@ def test_a_licence_that_binds_has_to_be_accepted(tmp_path, capsys):
 
 
 def test_what_cannot_be_collected_is_told_in_a_sentence(tmp_path, capsys, monkeypatch):
-    """Wheels of an installation; a repository that nothing asks for; a model while there is no network."""
+    """A repository that nothing asks for; a model while there is no network."""
     out = ("--out", tmp_path / "b")
-    with monkeypatch.context() as installed:
-        installed.setattr(command, "ROOT", tmp_path)
-        assert "--wheels: expected a checkout" in refused(capsys, "--wheels", "vllm", *out)
     assert "--repo other: expected" in refused(capsys, "--repo", "other=org/name", *out)
 
     def no_network(*_, **__):

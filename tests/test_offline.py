@@ -17,7 +17,6 @@ from agentic_iqa_local.cli.main import main
 from agentic_iqa_local.iqa_tools import TOOLS, ToolError, ToolRunner
 from agentic_iqa_local.iqa_tools.weights import HUB
 from agentic_iqa_local.offline.bundle import begin_bundle, finish_bundle
-from agentic_iqa_local.offline.fetch import copied_source
 
 # Python's own account of what a process and its children ask of a network, one event a line in $SOCKETS, each
 # with the functions that led there. With $REFUSE set they are refused as well, for kernels that give no
@@ -100,6 +99,13 @@ socket.socket(socket.AF_UNIX).close()
 
 
 # installed
+
+
+def copied_source(folder: Path) -> Path:
+    """A copy of the checkout without what its wheel is not built of, in the new `folder`, which is returned."""
+    names = (".*", "runs", "build", "*.egg-info", "__pycache__", "docs", "benchmarks")
+    shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*names), symlinks=True)
+    return folder
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,6 @@ from agentic_iqa_local.errors import counted, one_line
 from agentic_iqa_local.files import (
     PACKAGE,
     PROGRAM,
-    ROOT,
     command,
     file_hash,
     models_root,
@@ -29,14 +28,15 @@ from agentic_iqa_local.offline import fetch
 
 def collect(args: argparse.Namespace) -> None:
     """Finds, downloads and bundles what the options ask for. Raises UserError."""
-    if args.wheels and not (ROOT / fetch.SOURCES.locks[args.wheels]).is_file():
-        wrong = "expected a checkout with its locked versions, this is an installed package"
-        raise UsageError(f"--wheels: {wrong}")
     settings = chosen_settings(args)
     places = model_places(settings)
     repos = chosen_repos(args.repo, places)
     weights = tool_weights(args.tools or settings.tools.all_configured)
-    notices = restrictions(repos, weights, args.wheels)
+    licences = [(fetch.model_licence(folder, repo), folder) for folder, repo in repos.items()]
+    licences += [(fetch.weight_licence(weight), weight) for weight in weights]
+    if weights:
+        licences.append(fetch.PYIQA)
+    notices = fetch.restrictions(licences)
     require_acceptance(notices, args.accept_licences)
 
     name = Path(args.config or "embedded").stem
@@ -44,25 +44,10 @@ def collect(args: argparse.Namespace) -> None:
     bundles.begin_bundle(out)
     parts = [fetch.fetch_model(folder, places[folder], repos[folder], out) for folder in places]
     parts += [fetch.fetch_weight(weight, out) for weight in weights]
-    if args.wheels:
-        parts.append(fetch.fetch_wheels(args.wheels, out))
     about = write_about(out, parts, notices)
     sha256 = bundles.finish_bundle(out, [about, *(part.path for part in parts)], watch)
     describe(out)
     say_next(out, sha256, args.config)
-
-
-def restrictions(
-    repos: dict[str, fetch.Repo | None], weights: list[str], wheels: str | None
-) -> list[str]:
-    """A sentence for each licence that restricts the use of what is asked for."""
-    licences = [(fetch.model_licence(folder, repo), folder) for folder, repo in repos.items()]
-    licences += [(fetch.weight_licence(weight), weight) for weight in weights]
-    if weights or wheels:
-        licences.append(fetch.PYIQA)
-    if wheels:
-        licences.append(fetch.NVIDIA)
-    return fetch.restrictions(licences)
 
 
 def model_places(settings: Settings) -> dict[str, Path]:

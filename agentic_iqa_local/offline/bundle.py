@@ -4,7 +4,6 @@
     about/NAME.txt         where the files were taken from and under which licences
     FOLDER/...             a vision-language model
     tools/hub, tools/huggingface  what pyiqa's metrics load
-    wheels/                an offline installation of the environment
 
 The models folder has the same form; its list is that of all bundles unpacked into it, and is written last. The list of
 a bundle that is not finished is empty.
@@ -30,7 +29,7 @@ from agentic_iqa_local.iqa_tools.weights import (
     unlisted,
 )
 
-ABOUT, TOOLS, WHEELS = "about", "tools", "wheels"  # folders that are no models
+ABOUT, TOOLS = "about", "tools"  # folders that are no models
 CHUNK = 1 << 20  # bytes
 LOCK = ".agentic_iqa.lock"  # lies in a models folder, never in a bundle
 Watch = Callable[[Iterable[str]], Iterable[str]]  # shows which file is being read
@@ -49,7 +48,7 @@ def bundle_sums(bundle: Path, expect: str | None = None) -> dict[str, str]:
 
 def model_folders(paths: Iterable[str]) -> set[str]:
     """The folders of models, each of which one bundle brings alone; tools' weights of several lie together."""
-    return {path.partition("/")[0] for path in paths} - {ABOUT, TOOLS, WHEELS}
+    return {path.partition("/")[0] for path in paths} - {ABOUT, TOOLS}
 
 
 def verify(bundle: Path, expect: str | None = None, watch: Watch = iter) -> list[BundleError]:
@@ -86,7 +85,7 @@ def _damaged(path: str, expected: str, found: str) -> BundleError:
 
 
 def unpack(bundle: Path, root: Path, expect: str | None = None, watch: Watch = iter) -> None:
-    """Puts a bundle's files, except wheels, into the models folder `root`.
+    """Puts a bundle's files into the models folder `root`.
 
     A file gets its name only when its bytes are those of the list; what lies there with the right bytes is kept, so
     that the same call completes an interrupted unpacking. What an earlier bundle brought of the same model is removed.
@@ -96,11 +95,10 @@ def unpack(bundle: Path, root: Path, expect: str | None = None, watch: Watch = i
     sums = bundle_sums(bundle, expect)
     for error in _misplaced(bundle, sums):
         raise error
-    new = {path: sha256 for path, sha256 in sums.items() if not path.startswith(f"{WHEELS}/")}
     root.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(root / LOCK, timeout=0):
-            _add(bundle, root, new, watch)
+            _add(bundle, root, sums, watch)
     except Timeout:
         wrong = f"{root}: another process unpacks into it"
         raise BundleError(wrong, "wait until it has ended, then run this again") from None

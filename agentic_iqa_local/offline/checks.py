@@ -6,15 +6,12 @@ Models and tools are loaded by the code that assessments use.
 import importlib.metadata
 import os
 import shutil
-import sys
-import tempfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from packaging.requirements import Requirement
 from PIL import Image, ImageFilter
 
 from agentic_iqa_local.config import Settings
@@ -31,7 +28,6 @@ from agentic_iqa_local.services import Services
 from agentic_iqa_local.state import LETTERS
 from agentic_iqa_local.vlm_client.model_folder import read_weights
 
-ROOM = 0.25 * GIB  # bytes that a disk needs to have free
 # left, top, right, bottom in a sample photograph: 256×224, whole tokens of 28 and of 32 pixels, never resized
 WINDOW = (128, 144, 384, 368)
 TEXT_TOKENS = 4096  # of the longest prompt with its answer
@@ -98,42 +94,6 @@ def pictures() -> list[Image.Image]:
     return found
 
 
-def unmet(requirements: list[str]) -> list[str]:
-    """One phrase for each requirement that the installed packages do not meet."""
-    phrases = []
-    for requirement in map(Requirement, requirements):
-        if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
-            continue
-        name = requirement.name
-        try:
-            version = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            phrases.append(f"{name} is not installed")
-            continue
-        if not requirement.specifier.contains(version, prereleases=True):
-            phrases.append(f"{name} is {version}, expected {requirement.specifier}")
-    return phrases
-
-
-def packages(setup: Setup) -> Finding:
-    """Is every package there that this version asks for, and new enough?"""
-    python = ".".join(map(str, sys.version_info[:3]))
-    problems = unmet(importlib.metadata.requires("agentic_iqa_local") or [])
-    names = ["torch", "transformers", "pyiqa"]
-    if setup.uses("vllm"):
-        # its distribution has another name for some builds
-        distributions = importlib.metadata.packages_distributions().get("vllm", [])
-        names += distributions[:1]
-        if not distributions:
-            problems.append(
-                "vllm, the engine, is not installed (docs/models.md; or take --engine transformers)"
-            )
-    if problems:
-        return Finding("fail", f"Python {python}; {'; '.join(problems)}", ENVIRONMENT)
-    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
-    return Finding("pass", f"Python {python}, {versions}")
-
-
 def device(setup: Setup) -> Finding:
     """Does the device that was asked for exist, and does torch's build fit it?"""
     import torch
@@ -141,6 +101,8 @@ def device(setup: Setup) -> Finding:
     name, build = setup.device, torch.version.cuda
     built = f"for CUDA {build}" if build else "without CUDA"
     found = f"{name} ({describe_device(name)['name']}); torch {torch.__version__} is built {built}"
+    for package in ("transformers", "pyiqa"):
+        found += f", {package} {importlib.metadata.version(package)}"
     if name == "cpu" and not setup.cpu and build and shutil.which("nvidia-smi"):
         remedy = "update the driver, or pass --cpu"
         return Finding("warn", f"{found}; there is an NVIDIA driver", remedy)
@@ -181,16 +143,6 @@ def _unlisted_models(settings: Settings, root: Path, brought: set[str]) -> list[
     verified = {(root / name).resolve() for name in brought} | {EMBEDDED.resolve()}
     folders = {settings.folder(backend) for backend in settings.backends}
     return sorted(str(folder) for folder in folders if folder.resolve() not in verified)
-
-
-def disk(setup: Setup) -> Finding:
-    """Is there room for the temporary files and caches of libraries?"""
-    place = tempfile.gettempdir()
-    free = shutil.disk_usage(place).free
-    found = f"{place}: {free / GIB:.1f} GiB are free"
-    if free < ROOM:
-        return Finding("fail", found, "make room there, or set TMPDIR to another folder")
-    return Finding("pass", found)
 
 
 def folder(setup: Setup, backend: str) -> Finding:

@@ -1,5 +1,4 @@
-"""`doctor --deep`: are the letters those of a plain forward pass, alone as in a batch? Do the tools measure on the
-GPU what they measure on the CPU?
+"""`doctor --deep`: are the letters those of a plain forward pass?
 
 The plain pass uses only the prompt's words of this package, so that a fault anywhere between a picture and its letters
 shows. Bounds are those of the coarser number format: rounding in float32, two or three steps of a half-precision format
@@ -7,10 +6,7 @@ at the size of a logit. Quantised models are reported, not judged.
 """
 
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
-
-import numpy as np
 
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
 from agentic_iqa_local.offline.checks import Finding, Setup, pictures
@@ -27,12 +23,10 @@ BOUNDS = {
     "float16": (0.05, 0.03),
     "bfloat16": (0.25, 0.1),
 }
-TOOL_BOUND = 0.05  # levels between a GPU and the CPU, where convolutions may round to TF32
 REMEDY = "do not compare scores of this set-up with others; report it with the versions above"
 SCORING = summarizer_prompt(DEFAULT_QUERY, None, scoring=True)
 
 
-@cache
 def _read_alone(client: Any) -> tuple[Letters, ...]:
     """The letters of each picture as assessments read them: in a session of its own, after another prompt, from the
     cache that the two share."""
@@ -122,34 +116,3 @@ def plain_forward(setup: Setup) -> Finding | None:
     client = setup.services.client("summarizer")
     what = f"letters of {client.describe()['engine']} against a plain float32 pass on the CPU"
     return compared(what, _read_alone(client), tuple(plain), _format(client))
-
-
-def batches(setup: Setup) -> Finding:
-    """A picture alone against the same picture in a batch with the others."""
-    client = setup.services.client("summarizer")
-    many = client.read_many([[picture] for picture in pictures()], SCORING, ANSWER_PREFIX, LETTERS)
-    read = tuple(one.logprobs for one in many.reads)
-    what = f"letters in a batch of {len(read)} against alone"
-    return compared(what, read, _read_alone(client), _format(client))
-
-
-def tools_on_gpu(setup: Setup) -> Finding | None:
-    """Each tool's quality on the GPU against the CPU's."""
-    from agentic_iqa_local.iqa_tools import ToolRunner
-
-    if setup.device == "cpu":
-        return None
-    on_cpu = ToolRunner(
-        device="cpu", maps_path=setup.settings.tools.maps, models=setup.settings.models_dir
-    )
-    names = [info.name for info in on_cpu.info() if info.available]
-    clean, *others = pictures()[:4]
-
-    def measured(runner: ToolRunner) -> list[list[float]]:
-        return [[runner.score(name, other, clean).normalized for other in others] for name in names]
-
-    gaps = np.abs(np.subtract(measured(setup.services.tools), measured(on_cpu))).max(1)
-    found = f"{len(names)} tools on the GPU as on the CPU: |Δ| ≤ {gaps.max():.2g} levels (bound {TOOL_BOUND:g})"
-    if gaps.max() <= TOOL_BOUND:
-        return Finding("pass", found)
-    return Finding("fail", f"{found}, {names[gaps.argmax()]} most of all", REMEDY)

@@ -49,10 +49,8 @@ def _plan(setup: Setup, is_deep: bool) -> list[Step]:
     """The checks in their order."""
     backends = setup.settings.backends
     steps = [
-        Step("packages", checks.packages),
         Step("device", checks.device),
         Step("models folder", checks.models_folder),
-        Step("disk", checks.disk),
     ]
     for backend in backends:
         steps.append(Step(f"folder {backend}", partial(checks.folder, backend=backend)))
@@ -61,8 +59,7 @@ def _plan(setup: Setup, is_deep: bool) -> list[Step]:
         steps.append(Step(f"model {backend}", partial(checks.model, backend=backend), LOADED))
     steps.append(Step("tools", checks.tools, ("device",)))
     if is_deep:
-        for find in (deep.plain_forward, deep.batches, deep.tools_on_gpu):
-            steps.append(Step(find.__name__.replace("_", " "), find, LOADED))
+        steps.append(Step("plain forward", deep.plain_forward, LOADED))
     return steps
 
 

@@ -3,10 +3,6 @@ bundle's folder. Nothing else in this package downloads; the command bundle uses
 
 import re
 import shutil
-import subprocess
-import sys
-import sysconfig
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,9 +12,8 @@ from pydantic import BaseModel
 
 from agentic_iqa_local.config import ConfigError
 from agentic_iqa_local.errors import one_line
-from agentic_iqa_local.files import ROOT, file_hash, read_record, write_whole
+from agentic_iqa_local.files import read_record
 from agentic_iqa_local.iqa_tools.weights import HUB, HUGGINGFACE, BundleError
-from agentic_iqa_local.offline.bundle import WHEELS
 
 HUB_PAGE = "https://huggingface.co"
 
@@ -50,16 +45,13 @@ class Sources(BaseModel):
     torchvision: str
     clip: str
     clip_hashes: dict[str, str]
-    locks: dict[str, str]
     embedded: str
     free: list[str]
     terms: dict[str, str]
 
 
 SOURCES = read_record(Path(__file__).with_name("sources.yaml"), Sources)
-# (licence, what is under it) of programs
-PYIQA = ("PolyForm-Noncommercial-1.0.0", "pyiqa, which runs the tools")
-NVIDIA = ("LicenseRef-NVIDIA-Proprietary", "CUDA libraries that torch's wheels for Linux bring")
+PYIQA = ("PolyForm-Noncommercial-1.0.0", "pyiqa, which runs the tools")  # licence, what is under it
 
 
 def model_repo(folder: str, local: Path, repos: dict[str, Repo]) -> Repo | None:
@@ -211,35 +203,6 @@ def _fetch_snapshot(name: str, bundle: Path) -> Part:
     _copy(snapshot, kept, bundle / path / "snapshots" / snapshot.name)
     _copy(repository / "refs", ["main"], bundle / path / "refs")
     return Part(path, f"{HUB_PAGE}/{name}/tree/{snapshot.name}", "unknown")
-
-
-def fetch_wheels(engine: str, bundle: Path) -> Part:
-    """Builds or downloads a wheel of every package of an engine's lock and of this project, and a list of them with
-    their hashes. Raises BundleError."""
-    folder = bundle / WHEELS
-    shutil.rmtree(folder, ignore_errors=True)
-    with tempfile.TemporaryDirectory() as place:  # pip leaves files in a source that it builds from
-        source = copied_source(Path(place) / "source")
-        command = [sys.executable, "-m", "pip", "wheel", "--disable-pip-version-check", "--no-deps"]
-        command += ["--wheel-dir", str(folder), "--requirement", str(ROOT / SOURCES.locks[engine])]
-        status = subprocess.run([*command, str(source)], stdout=sys.stderr, check=False).returncode
-    if status:
-        wrong = f"wheels: pip ended with status {status}"
-        raise BundleError(wrong, "its own message stands above")
-    lines = []
-    for wheel in sorted(folder.glob("*.whl")):
-        name, version, *_ = wheel.name.split("-")
-        lines.append(f"{name}=={version} --hash=sha256:{file_hash(wheel)}\n")
-    write_whole(folder / "requirements.txt", "".join(lines))
-    platform = f"Python {sysconfig.get_python_version()} on {sysconfig.get_platform()}"
-    return Part(WHEELS, f"pip wheel for {engine}, {platform}", "in each wheel")
-
-
-def copied_source(folder: Path) -> Path:
-    """A copy of the checkout without what its wheel is not built of, in the new `folder`, which is returned."""
-    names = (".*", "runs", "build", "*.egg-info", "__pycache__", "docs", "benchmarks")
-    shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*names), symlinks=True)
-    return folder
 
 
 def restrictions(licences: Iterable[tuple[str, str]]) -> list[str]:
