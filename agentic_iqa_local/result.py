@@ -14,8 +14,7 @@ from agentic_iqa_local.files import path_text
 from agentic_iqa_local.images.files import ImageError, read_file
 from agentic_iqa_local.nodes.prompts import chosen_answer
 from agentic_iqa_local.state import (
-    LETTER_TO_LEVEL,
-    LEVEL_WORDS,
+    LETTER_WORDS,
     DamagedBox,
     ExecutorOutput,
     FusionResult,
@@ -235,11 +234,9 @@ class Assessment(Result):
     @property
     def level(self) -> str | None:
         """The level in a word, Excellent to Bad; None where nothing was rated."""
-        return (
-            LEVEL_WORDS[LETTER_TO_LEVEL[self.letter]]
-            if self.q is not None and self.letter
-            else None
-        )
+        if self.q is None or self.letter is None:
+            return None
+        return LETTER_WORDS[self.letter]
 
     def to_dict(self) -> dict[str, Any]:
         """The fields of a JSON line, as plain Python values."""

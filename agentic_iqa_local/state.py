@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 LEVEL_WORDS: dict[int, str] = {5: "Excellent", 4: "Good", 3: "Fair", 2: "Poor", 1: "Bad"}
 LETTERS: tuple[str, ...] = ("A", "B", "C", "D", "E")
+LETTER_WORDS: dict[str, str] = dict(zip(LETTERS, LEVEL_WORDS.values(), strict=True))
 LETTER_TO_LEVEL: dict[str, int] = {"A": 5, "B": 4, "C": 3, "D": 2, "E": 1}
 LEVEL_TO_LETTER: dict[int, str] = {level: letter for letter, level in LETTER_TO_LEVEL.items()}
 

@@ -21,8 +21,7 @@ from agentic_iqa_local.nodes.query import distortions_in, says_present
 from agentic_iqa_local.nodes.repetition import repeats_itself
 from agentic_iqa_local.state import (
     EVERYWHERE,
-    LETTER_TO_LEVEL,
-    LEVEL_WORDS,
+    LETTER_WORDS,
     UNCLEAR,
     ExecutorOutput,
     FusionResult,
@@ -37,7 +36,7 @@ _CLEAN = re.compile(
     r"|\b(picture|image|photo(graph)?) is (clean|undamaged|pristine)\b",
     re.IGNORECASE,
 )
-_LEVEL = re.compile(rf"\bquality is ({'|'.join(LEVEL_WORDS.values())})\b", re.IGNORECASE)
+_LEVEL = re.compile(rf"\bquality is ({'|'.join(LETTER_WORDS.values())})\b", re.IGNORECASE)
 # What a negation reaches ends with its clause: "sharp, with moderate noise and no compression"
 _END_OF_CLAUSE = re.compile(
     r"[.;:!?]|,? \b(?:but|with|while|though|although|whereas)\b"
@@ -85,7 +84,7 @@ def agrees(
     if len(text.split()) < (2 if choices else 1) or repeats_itself(text):
         return False
     levels = {level.capitalize() for level in _LEVEL.findall(text)}
-    if fusion and levels and (choices or levels != {_level(answer_letter(fusion))}):
+    if fusion and levels and (choices or levels != {LETTER_WORDS[answer_letter(fusion)]}):
         return False
     looked = evidence.distortion_analysis or not_looked_for(evidence)
     return not looked or _fits(text, evidence)
@@ -131,10 +130,6 @@ def speaks_of(text: str, kind: str) -> bool:
 # Sentences made of the evidence
 
 
-def _level(letter: str) -> str:
-    return LEVEL_WORDS[LETTER_TO_LEVEL[letter]]
-
-
 def from_evidence(evidence: Evidence, fusion: FusionResult | None, choices: Choices) -> list[str]:
     """Sentences that say which answer was chosen and by what, what was found of all that was looked
     for, and the level."""
@@ -142,7 +137,7 @@ def from_evidence(evidence: Evidence, fusion: FusionResult | None, choices: Choi
     if fusion and choices:
         return [_chosen(evidence, fusion, choices), *said]
     if fusion:
-        said.append(f"The quality is {_level(answer_letter(fusion)).lower()}.")
+        said.append(f"The quality is {LETTER_WORDS[answer_letter(fusion)].lower()}.")
     return said
 
 
@@ -220,5 +215,5 @@ def _of_fusion(fusion: FusionResult | None) -> list[str]:
         one = len(fusion.voters) == 1
         whose = f"{fusion.voters[0]} says" if one else "the tools say on average"
         tools = f"{whose} {fusion.q_bar:.2f}"
-    model = _level(fusion.vlm_letter) if fusion.vlm_letter else "was not asked"
+    model = LETTER_WORDS[fusion.vlm_letter] if fusion.vlm_letter else "was not asked"
     return [f"Fused score {fusion.q:.2f} of 5: {tools}, the model alone {model}."]

@@ -5,10 +5,17 @@ from typing import Any
 
 from agentic_iqa_local.nodes.evidence import found_damage
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY, choice_letters, chosen_answer
-from agentic_iqa_local.output.words import level_word, nothing_found, raw_with_scale
+from agentic_iqa_local.output.words import nothing_found, raw_with_scale
 from agentic_iqa_local.result import AnswerSet, Assessment, Gate, Interval
 from agentic_iqa_local.score_fusion import expected_level
-from agentic_iqa_local.state import UNCLEAR, DamagedBox, FusionResult, ToolExecutionLog, in_words
+from agentic_iqa_local.state import (
+    LETTER_WORDS,
+    UNCLEAR,
+    DamagedBox,
+    FusionResult,
+    ToolExecutionLog,
+    in_words,
+)
 
 AGREE = 0.5  # levels between the tools' mean and the model's expectation
 
@@ -208,7 +215,7 @@ def _shares(row: Assessment) -> list[tuple[str, float]]:
     if row.fusion is None:
         return []
     if row.q is not None:
-        return [(f"{letter} {level_word(letter)}", p) for letter, p in row.fusion.p_c.items()]
+        return [(f"{letter} {LETTER_WORDS[letter]}", p) for letter, p in row.fusion.p_c.items()]
     choices = row.choices or []
     return [
         (f"{letter}. {chosen_answer(choices, letter)}", p) for letter, p in row.fusion.p.items()

@@ -7,8 +7,9 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from agentic_iqa_local.errors import one_line
-from agentic_iqa_local.output.words import damage, level_word, named, nothing_found, raw_with_scale
+from agentic_iqa_local.output.words import damage, named, nothing_found, raw_with_scale
 from agentic_iqa_local.result import Assessment
+from agentic_iqa_local.state import LETTER_WORDS
 
 NARROWEST = 60  # columns: below this, lines are as wide as here
 COLOURS = {"A": "green", "B": "green", "C": "yellow", "D": "red", "E": "red"}
@@ -80,7 +81,7 @@ class PictureLines:
 
     def _rate(self, line: Text, row: Assessment, q: float, letter: str) -> None:
         verdict = row.gate.verdict.upper() if row.gate else "NOT SURE" if row.not_sure else ""
-        level = letter if self.level == 1 else f"{letter} {level_word(letter)}"
+        level = letter if self.level == 1 else f"{letter} {LETTER_WORDS[letter]}"
         between = f"{row.interval.low:.1f}–{row.interval.high:.1f}" if row.interval else ""
         for text, width, colour in (
             (_bar((q - 1) / 4, self.bar), self.bar, COLOURS[letter]),

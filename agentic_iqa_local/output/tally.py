@@ -5,8 +5,8 @@ from typing import Any, ClassVar
 
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.nodes.prompts import chosen_answer
-from agentic_iqa_local.output.words import level_word, safe_lines, wrapped
-from agentic_iqa_local.state import LETTER_TO_LEVEL
+from agentic_iqa_local.output.words import safe_lines, wrapped
+from agentic_iqa_local.state import LETTER_TO_LEVEL, LETTER_WORDS
 
 NAMED = 5  # pictures in each list
 
@@ -115,7 +115,7 @@ class Tally:
 
 
 def _level(letter: str) -> str:
-    return f"{letter} {level_word(letter)}"
+    return f"{letter} {LETTER_WORDS[letter]}"
 
 
 def pace(done: int, seconds: float) -> str:

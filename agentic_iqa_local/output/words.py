@@ -10,8 +10,6 @@ from agentic_iqa_local.nodes.evidence import Finding, findings, found_damage
 from agentic_iqa_local.nodes.query import named_metrics
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.state import (
-    LETTER_TO_LEVEL,
-    LEVEL_WORDS,
     UNCLEAR,
     Severity,
     ToolExecutionLog,
@@ -19,11 +17,6 @@ from agentic_iqa_local.state import (
 )
 
 WIDEST, NARROWEST = 100, 40  # columns of text
-
-
-def level_word(letter: str) -> str:
-    """Excellent (A) to Bad (E)."""
-    return LEVEL_WORDS[LETTER_TO_LEVEL[letter]]
 
 
 def named(row: Assessment) -> list[str]:

@@ -21,9 +21,8 @@ from agentic_iqa_local.files import path_from_text, write_whole
 from agentic_iqa_local.images.reading import ImageError, load_image
 from agentic_iqa_local.output import pages
 from agentic_iqa_local.output.gallery.rows import account, entry, identities
-from agentic_iqa_local.output.words import level_word
 from agentic_iqa_local.result import Assessment
-from agentic_iqa_local.state import LETTERS
+from agentic_iqa_local.state import LETTER_WORDS
 
 STYLES = ("account/account.css", "gallery.css")
 SCRIPTS = (
@@ -65,7 +64,7 @@ def write_gallery(
     index = {
         "name": one_line(name),
         "block": BLOCK,
-        "levels": [[letter, level_word(letter)] for letter in LETTERS],
+        "levels": list(LETTER_WORDS.items()),
         "rows": entries,
         "pictures": [picture.about for picture in pictures],
     }
