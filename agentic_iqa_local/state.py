@@ -58,17 +58,15 @@ Severity = Literal["none", "slight", "moderate", "severe", "extreme"]
 def lower_edge(level: str) -> float:
     """The quality, 1..5, from which on a picture has this level: a letter A to D, a word Excellent to Poor,
     or a number from 1 to 5. Raises ValueError."""
-    names = {LEVEL_TO_LETTER[value]: value for value in LEVEL_WORDS} | {
-        w: v for v, w in LEVEL_WORDS.items()
-    }
-    edges = {name.lower(): value - 0.5 for name, value in names.items()}
-    name = level.strip().lower()
+    name = level.strip().capitalize()
+    for number, word in LEVEL_WORDS.items():
+        if number > 1 and name in (word, LEVEL_TO_LETTER[number]):
+            return number - 0.5
     with suppress(ValueError):
-        if 1 <= (quality := edges.get(name) or float(name)) <= 5:
-            return quality
-    raise ValueError(
-        f"expected Excellent, Good, Fair or Poor (or A to D) or a number from 1 to 5, got {level!r}"
-    )
+        if 1 <= float(name) <= 5:
+            return float(name)
+    expected = "Excellent, Good, Fair or Poor (or A to D) or a number from 1 to 5"
+    raise ValueError(f"expected {expected}, got {level!r}")
 
 
 UNCLEAR = "unclear"  # said in place of a severity that cannot be told
@@ -491,15 +489,15 @@ class AgenticIQAState(TypedDict):
     image_path: str
     reference_path: NotRequired[str]
     choices: NotRequired[list[str]]
-    box: NotRequired[Annotated[str, replace]]
+    box: NotRequired[str]
     plan: NotRequired[Annotated[PlannerOutput, replace]]
-    plan_corrections: NotRequired[Annotated[list[str], replace]]
-    executor_evidence: NotRequired[Annotated[ExecutorOutput | None, replace]]
-    summarizer_result: NotRequired[Annotated[SummarizerOutput, replace]]
-    iteration_count: NotRequired[Annotated[int, replace]]
+    plan_corrections: NotRequired[list[str]]
+    executor_evidence: NotRequired[ExecutorOutput | None]
+    summarizer_result: NotRequired[SummarizerOutput]
+    iteration_count: NotRequired[int]
     max_replan_iterations: NotRequired[int]
-    replan_history: NotRequired[Annotated[list[str], replace]]
-    failed_tries: NotRequired[Annotated[list[PlannerError], replace]]
+    replan_history: NotRequired[list[str]]
+    failed_tries: NotRequired[list[PlannerError]]
     prior_context: NotRequired[dict[str, Any]]
     error: NotRequired[Annotated[str | None, replace]]
 
