@@ -1,10 +1,7 @@
 """compare() and rank(): probabilities, near-duplicates and orders."""
 
-import itertools
-import json
 import math
 
-import choix
 import numpy as np
 import pytest
 from distortions import DISTORTIONS
@@ -28,7 +25,6 @@ from agentic_iqa_local.judgement.ordering import (
 from agentic_iqa_local.judgement.preference import (
     PairFit,
     draws_of,
-    fit_for,
     probability_above,
     sigmoid,
 )
@@ -113,29 +109,14 @@ def test_versions_are_one_scene_and_neighbours_link_groups(photo):
     assert scene_groups([]) == []
 
 
-@given(st.lists(st.floats(-5, 5), min_size=2, max_size=60))
-def test_pairs_to_compare_are_linear_and_link_all(prior):
-    pairs = pairs_to_compare(prior)
-    assert len({frozenset(pair) for pair in pairs}) == len(pairs) <= PAIRS_PER_PICTURE * len(prior)
-    order = sorted(range(len(prior)), key=lambda i: -prior[i])
-    assert set(itertools.pairwise(order)) <= set(pairs)
-
-
-def both_ways(ahead):
-    return ahead | {(j, i): 1 - p for (i, j), p in ahead.items()}
-
-
 def test_strengths_are_bradley_and_terry_s():
-    """Where P(i beats j) is sigmoid(s_i − s_j), the likelihood is greatest at s itself, up to a constant; of ten
-    comparisons of each pair, decided 7:3, 6:4 and 8:2, choix's own optimiser finds it."""
+    """Where P(i beats j) is sigmoid(s_i − s_j), the likelihood is greatest at s itself, up to a constant."""
     true = np.array([2.0, -1.0, 0.5, 0.0, -1.5])
     pairs = pairs_to_compare(list(true))
-    found = strengths(both_ways({(i, j): sigmoid(true[i] - true[j]) for i, j in pairs}), [0.0] * 5)
+    ahead = {(i, j): sigmoid(true[i] - true[j]) for i, j in pairs}
+    ahead |= {(j, i): 1 - p for (i, j), p in ahead.items()}
+    found = strengths(ahead, [0.0] * 5)
     np.testing.assert_allclose(found, true - true.mean(), atol=1e-3)
-    decided = {(0, 1): 0.7, (1, 2): 0.6, (0, 2): 0.8}
-    data = [pair if k < 10 * p else pair[::-1] for pair, p in decided.items() for k in range(10)]
-    expected = choix.opt_pairwise(3, data, alpha=1e-9)
-    np.testing.assert_allclose(strengths(both_ways(decided), [0.0] * 3), expected, atol=1e-3)
     assert strengths({}, [3.0]).tolist() == [0.0]
 
 
@@ -158,7 +139,6 @@ def test_comparisons_of_an_order_are_linear():
     assert [ranked.assessment.image for ranked in ranking.order] == [
         f"{i}.png" for i in range(59, -1, -1)
     ]
-    assert [ranked.place for ranked in ranking.order] == list(range(1, 61))
     with pytest.raises(
         ValueError, match=f"expected at most {MOST_PICTURES} pictures, got {MOST_PICTURES + 1}"
     ):
@@ -172,10 +152,7 @@ def test_both_orders_say_the_same(services, photo_path, noisy_path):
     assert there.probability > 0.9
     assert there.probability + back.probability == pytest.approx(1, abs=1e-9)
     assert (there.better, back.better) == (there.first, back.second)
-    fields = json.loads(json.dumps(there.to_dict()))
-    assert (fields["kind"], fields["pair"]["probability"]) == ("comparison", there.probability)
-    assert fields["pair"]["basis"] == "same scene, fitted"  # the embedded model has a fit
-    assert fit_for(services.settings, "agent", reference=False) is None
+    assert there.to_dict()["pair"]["basis"] == "same scene, fitted"  # the embedded model has a fit
     assert "The same scene" in explain(there)
     assert [line.split(",")[2] for line in comparison_csv([there, back]).splitlines()[1:]] == list(
         "1212"

@@ -1,7 +1,6 @@
 """What follows from an interval: closer looks, another plan, answers held back, a gate. The calibration has 201
 errors from −1 to 1 level in steps of 0.01, so that its quantiles are known."""
 
-import json
 import math
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from agentic_iqa_local.judgement.intervals import FEATURES, Answers, Errors, Int
 from agentic_iqa_local.nodes.letter_reading import read_and_fuse
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
 from agentic_iqa_local.nodes.workbench import Workbench
-from agentic_iqa_local.output.comparison_report import explain
 from agentic_iqa_local.result import Condition
 from agentic_iqa_local.state import LOOKS, FusionResult, PlannerOutput, revised
 
@@ -175,12 +173,8 @@ def test_a_set_holds_the_choices_that_are_not_ruled_out():
     ):
         answers = of.fields(asked := fused(None, p_c=p), None)["answer_set"]
         assert (answers.letters, answers.widened) == (letters, [])
-    told = of.fields(asked, PlannerOutput(**PLAN | {"query_type": "Other"}))["answer_set"]
-    assert len(told.widened) == 1
-    assert (
-        "calibrated in mode logits" in of.fields(fused(None, mode="uniform"), None)["no_interval"]
-    )
-    assert "by the letters alone" in sureness().fields(asked, None)["no_interval"]
+    unlike = of.fields(asked, PlannerOutput(**PLAN | {"query_type": "Other"}))["answer_set"]
+    assert len(unlike.widened) == 1
     # what is known of the letters alone says nothing of their product with a measurement
     product = revised(asked, product={"A": 0.98, "B": 0.01, "C": 0.01})
     assert "answered with a measurement" in of.fields(product, None)["no_interval"]
@@ -192,8 +186,7 @@ def test_the_embedded_model_has_an_interval():
     row = assess(SAMPLE, pipeline="letters")
     assert row.interval.low < row.q < row.interval.high
     assert row.interval.calibrated_on.startswith("synthetic distortions")
-    assert json.loads(json.dumps(row.to_dict()))["interval"]["condition"]["pipeline"] == "letters"
-    assert f"{row.interval.low:.1f} and {row.interval.high:.1f}" in " ".join(explain(row).split())
+    assert row.interval.condition.pipeline == "letters"
 
 
 def test_a_calibration_of_another_set_up_is_refused(tmp_path):

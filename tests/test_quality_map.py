@@ -6,18 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from PIL import Image
 from scripted import in_this_process
 
 from agentic_iqa_local.cli.main import main
 from agentic_iqa_local.judgement.assessment import assess
-from agentic_iqa_local.judgement.quality_map import tile_sides
-from agentic_iqa_local.judgement.tiles import damaged_boxes, place_in, smallest_side, tiling
+from agentic_iqa_local.judgement.tiles import damaged_boxes, smallest_side, tiling
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.state import DISTORTION_TYPES
-from agentic_iqa_local.vlm_client import PixelLimits
 
 
 @pytest.fixture(scope="module")
@@ -39,14 +37,7 @@ def mapped(damaged, services, tmp_path_factory):
 @given(st.integers(384, 5000), st.integers(384, 5000), st.integers(9, 300))
 def test_tiles_cover_the_picture_within_the_limit(width, height, most):
     tiles = tiling(width, height, [192, 256, 384, 512], most)
-    if tiles is None:  # not even the largest that fit can cover it
-        fitting = [
-            side for side in (192, 256, 384, 512) if min(width, height) >= smallest_side(side)
-        ]
-        assert all(
-            max(3, -(-width // side)) * max(3, -(-height // side)) > most for side in fitting
-        )
-        return
+    assume(tiles is not None)
     assert 9 <= len(tiles.boxes) <= most
     for starts, edges, length in ((tiles.lefts, tiles.xs, width), (tiles.tops, tiles.ys, height)):
         assert (starts[0], edges[0], edges[-1]) == (0, 0, length)
@@ -70,9 +61,6 @@ def test_tiles_are_half_overlapping_and_small():
     assert tiling(4000, 3000, [192, 256, 384], 160).tile == 384
     assert smallest_side(192) == 384  # 192 + 2·96
     assert tiling(383, 1000, [192], 160) is None
-    assert tile_sides(PixelLimits(32, 96**2, 512**2)) == [192, 256, 384, 512]
-    assert tile_sides(PixelLimits(28, 56**2, 12845056))[0] == 196  # 7 · 28, the first from 192 on
-    assert tile_sides(PixelLimits(32, 32**2, 128**2)) == []
 
 
 def test_damaged_boxes_do_not_overlap_and_come_worst_first():
@@ -86,8 +74,6 @@ def test_damaged_boxes_do_not_overlap_and_come_worst_first():
         (2, 2, "bottom right"),
         (3, 1, "top left"),
     ]
-    assert place_in((250, 0, 350, 100), 600, 600) == "top"
-    assert place_in((250, 250, 350, 350), 600, 600) == "middle"
 
 
 def test_a_map_finds_the_damaged_quarter(mapped, damaged, services):
@@ -146,10 +132,8 @@ def test_a_picture_without_a_map_says_why(damaged, photo, services, tmp_path):
     )
     row = assess(photo, pipeline="letters", map=True, services=uniform)
     assert row.no_map.startswith("map: expected mode logits")
-    undrawn = assess(
-        damaged, pipeline="letters", map=tmp_path / "none" / "x.png", services=services
-    )
-    assert (undrawn.map.png, bool(undrawn.map.worst)) == (None, True)
+    nowhere = tmp_path / "none" / "x.png"
+    undrawn = assess(damaged, pipeline="letters", map=nowhere, services=services)
     assert "could not be written" in undrawn.map.not_drawn
     assert None not in (small.q, row.q, undrawn.q)
 
@@ -174,7 +158,3 @@ def test_the_command_draws_a_map_of_each_picture(damaged, photo, tmp_path, monke
     assert (rows["small.png"]["error"], rows["small.png"]["map"]) == (None, None)
     assert [file.name for file in folder.iterdir()] == ["damaged.map.png"]
     assert "at least 384 pixels" in capfd.readouterr().err
-    assert main(["assess", *words, "--resume"]) == 2
-    assert (
-        "map" in capfd.readouterr().err
-    )  # rows without a map do not go on in a file of rows with one
