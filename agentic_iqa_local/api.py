@@ -1,5 +1,5 @@
-"""`IQA`: one set-up, loaded once, that Python code asks about many pictures, and `Conversation`: many
-questions about one."""
+"""`IQA`: one set-up, loaded once, that Python code asks about many pictures, and `Conversation`:
+many questions about one."""
 
 import itertools
 import os
@@ -13,8 +13,8 @@ from agentic_iqa_local.config import ConfigError, Options, Pipeline, Settings, l
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.state import revised
 
-# What pulls in LangGraph or a model's processor is imported where it is used: the command line checks its options
-# with this module before anything is loaded.
+# What pulls in LangGraph or a model's processor is imported where it is used: the command line
+# checks its options with this module before anything is loaded.
 if TYPE_CHECKING:
     from agentic_iqa_local.images.pictures import Picture
     from agentic_iqa_local.judgement.comparison import Comparison, Ranking
@@ -25,8 +25,8 @@ MOST_TURNS = 4  # of a conversation, that the model is told of
 
 
 def choose_settings(options: Options | None = None, **values: Any) -> Settings:
-    """The settings of the configuration that options name, with what the others change in it. The options are
-    given as such, or by their values. Raises ConfigError."""
+    """The settings of the configuration that options name, with what the others change in it. The
+    options are given as such, or by their values. Raises ConfigError."""
     options = options or Options.of(values)
     settings = options.applied_to(load_settings(options.config))
     return _with_fit(settings, Path(options.fit)) if options.fit else settings
@@ -57,8 +57,8 @@ class IQA:
             result = iqa("photo.jpg")
             results = iqa([array, pillow_image, path.read_bytes()])
 
-    The model is loaded at the first picture, the tools when they are first used; both are kept until `close`
-    or the end of `with`.
+    The model is loaded at the first picture, the tools when they are first used; both are kept
+    until `close` or the end of `with`.
 
     Args:
         config: A set-up of configs/ by name, or a YAML file; the embedded set-up where it is left out.
@@ -133,8 +133,8 @@ class IQA:
     __call__ = assess
 
     def compare(self, first: "Picture", second: "Picture", **how: Any) -> "Comparison":
-        """Which of two pictures is better, by the pipeline that this set-up was given, or letters; `reference` as for
-        `comparison.compare`."""
+        """Which of two pictures is better, by the pipeline that this set-up was given, or letters;
+        `reference` as for `comparison.compare`."""
         from agentic_iqa_local.judgement.comparison import compare
 
         how = {"services": self._opened(), "pipeline": self._compared_by} | how
@@ -148,8 +148,8 @@ class IQA:
         return rank(pictures, **how)
 
     def open(self, image: "Picture", reference: "Picture | None" = None) -> "Conversation":
-        """A conversation about a picture, which stays open for it. Raises what `Conversation` does, and ValueError
-        with the pipeline "letters", which has no Planner to take a question up."""
+        """A conversation about a picture, which stays open for it. Raises what `Conversation` does,
+        and ValueError with the pipeline "letters", which has no Planner to take a question up."""
         if self.pipeline != "agent":
             expected = f"open: expected the pipeline agent, got {self.pipeline}"
             raise ValueError(f"{expected}; make another IQA, or assess one by one")
@@ -163,7 +163,8 @@ class IQA:
         return self._services
 
     def close(self) -> None:
-        """Frees the model and the tools and closes what `open` gave; nothing can be asked afterwards."""
+        """Frees the model and the tools and closes what `open` gave; nothing can be asked
+        afterwards."""
         for conversation in list(self._conversations):
             conversation.close()
         if self._services is not None:
@@ -195,15 +196,15 @@ def _of_each(reference: Any, count: int) -> "list[Picture | None]":
 
 
 class Conversation:
-    """Questions about one picture, which stays open: its tokens are computed once, each tool measures it
-    once, and the model knows the turns before a question.
+    """Questions about one picture, which stays open: its tokens are computed once, each tool
+    measures it once, and the model knows the turns before a question.
 
         with IQA() as iqa, iqa.open("photo.jpg") as conversation:
             conversation.ask("Rate it")
             conversation.ask("Is the sky noisy?")
 
-    Raises ImageError (a ValueError), in one sentence, for a picture or a reference that cannot be opened, and
-    TypeError or ValueError for what is none. One question at a time may be asked.
+    Raises ImageError (a ValueError), in one sentence, for a picture or a reference that cannot be
+    opened, and TypeError or ValueError for what is none. One question at a time may be asked.
     """
 
     def __init__(
@@ -235,16 +236,19 @@ class Conversation:
 
     @property
     def picture(self) -> str:
-        """The picture's path, or what it is called where it was given in memory: "<array 512×384>"."""
+        """The picture's path, or what it is called where it was given in memory: "<array
+        512×384>"."""
         return os.fspath(self._picture.name)
 
     def ask(
         self, query: str | None = None, choices: Sequence[str] | None = None, box: Any = None
     ) -> "Assessment":
-        """The assessment that answers a query, by default a rating; the rest as for `agentic_iqa_local.assess`.
+        """The assessment that answers a query, by default a rating; the rest as for
+        `agentic_iqa_local.assess`.
 
-        What went wrong is in the result's `error`. Raises ValueError for a query or choices that make no sense,
-        VLMError for a model that cannot be loaded and RuntimeError when the conversation, or its IQA, was closed.
+        What went wrong is in the result's `error`. Raises ValueError for a query or choices that
+        make no sense, VLMError for a model that cannot be loaded and RuntimeError when the
+        conversation, or its IQA, was closed.
         """
         from agentic_iqa_local.judgement.assessment import answered_row, start_state
 
@@ -270,8 +274,8 @@ class Conversation:
         return row
 
     def close(self) -> None:
-        """Frees what the picture's tokens take, and a file that was written for a picture in memory; nothing
-        can be asked afterwards."""
+        """Frees what the picture's tokens take, and a file that was written for a picture in
+        memory; nothing can be asked afterwards."""
         if self._open is not None:
             self._open.close()
             self._open = None

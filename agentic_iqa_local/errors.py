@@ -1,8 +1,9 @@
-"""What a message to the user is made of: the one root of what a user can mend, and text from elsewhere (the name of
-a file, a model's words, a server's answer) made safe to print and to store.
+"""What a message to the user is made of: the one root of what a user can mend, and text from
+elsewhere (the name of a file, a model's words, a server's answer) made safe to print and to store.
 
-Such text must not steer a terminal, start a new line, or be mistaken for other text. Everything that is printed goes
-through `printable`; what is quoted inside a sentence goes through `one_line` first. Standard library alone.
+Such text must not steer a terminal, start a new line, or be mistaken for other text. Everything
+that is printed goes through `printable`; what is quoted inside a sentence goes through `one_line`
+first. Standard library alone.
 """
 
 import difflib
@@ -12,16 +13,17 @@ import unicodedata
 from collections.abc import Iterable
 from contextvars import ContextVar
 
-# Unicode's categories: controls, invisible formatting such as reversed direction, surrogates (which UTF-8
-# cannot encode), separators of lines and paragraphs
+# Unicode's categories: controls, invisible formatting such as reversed direction, surrogates (which
+# UTF-8 cannot encode), separators of lines and paragraphs
 _UNSAFE = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
 class UserError(Exception):
-    """Something that the user can mend: `message` says what was expected and what came, `remedy` what to do.
+    """Something that the user can mend: `message` says what was expected and what came, `remedy`
+    what to do.
 
-    Both may quote what comes from elsewhere: whatever would break their line or steer a terminal is escaped.
-    An error survives pickling, since it may go from one process to another.
+    Both may quote what comes from elsewhere: whatever would break their line or steer a terminal is
+    escaped. An error survives pickling, since it may go from one process to another.
     """
 
     def __init__(self, message: str, remedy: str = "") -> None:
@@ -33,8 +35,9 @@ class UserError(Exception):
 
 
 def one_line(text: str) -> str:
-    """`text` with everything escaped that could break its line or steer a terminal: "\\n", "\\u001b", and
-    "\\xff" for a byte of a file's name that is not UTF-8. JSON text stays the same JSON."""
+    """`text` with everything escaped that could break its line or steer a terminal: "\\n",
+    "\\u001b", and "\\xff" for a byte of a file's name that is not UTF-8. JSON text stays the same
+    JSON."""
     return text if text.isprintable() else text.translate(_escapes(text))
 
 
@@ -49,7 +52,8 @@ def _escapes(text: str, keep: str = "") -> dict[int, str]:
 
 
 def _byte(char: str) -> str | None:
-    """The escape of a character that stands for a byte which is not UTF-8 (see `os.fsdecode`), else None."""
+    """The escape of a character that stands for a byte which is not UTF-8 (see `os.fsdecode`), else
+    None."""
     return f"\\x{ord(char) - 0xDC00:02x}" if "\udc80" <= char <= "\udcff" else None
 
 
@@ -74,7 +78,8 @@ PICTURE: ContextVar[str | None] = ContextVar("PICTURE", default=None)
 
 
 def name_picture(record: logging.LogRecord) -> bool:
-    """A filter of handlers: gives a line of the log the picture that it is about, unless it names it already."""
+    """A filter of handlers: gives a line of the log the picture that it is about, unless it names
+    it already."""
     if not hasattr(record, "picture"):
         picture = PICTURE.get()
         record.picture = f"{picture}: " if picture and picture not in record.getMessage() else ""

@@ -1,4 +1,5 @@
-"""The graph: planner → executor → summarizer, and back to the planner while the evidence does not suffice."""
+"""The graph: planner → executor → summarizer, and back to the planner while the evidence does not
+suffice."""
 
 import functools
 import logging
@@ -30,7 +31,8 @@ Graph = CompiledStateGraph[AgenticIQAState, Any]
 
 
 def decide_next_node(state: AgenticIQAState) -> Literal["planner", "__end__"]:
-    """Conditional edge after the Summarizer: "planner" if a replan is needed and iterations < max, else "__end__"."""
+    """Conditional edge after the Summarizer: "planner" if a replan is needed and iterations < max,
+    else "__end__"."""
     result = state.get("summarizer_result")
     need_replan = result is not None and result.need_replan and not state.get("error")
     iteration = state.get("iteration_count", 0)
@@ -55,8 +57,9 @@ def decide_next_node(state: AgenticIQAState) -> Literal["planner", "__end__"]:
 
 
 def _observed(role: str, node: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """The node, which tells the assessment's observer when it begins and ends. What it raises becomes an error of the
-    state; a lack of memory is raised, since a batch knows what to do with it."""
+    """The node, which tells the assessment's observer when it begins and ends. What it raises
+    becomes an error of the state; a lack of memory is raised, since a batch knows what to do with
+    it."""
 
     def run(
         state: AgenticIQAState,
@@ -81,7 +84,8 @@ def _observed(role: str, node: Callable[..., dict[str, Any]]) -> Callable[..., d
 
 @functools.cache
 def build_graph(with_summarizer: bool = True) -> Graph:
-    """The graph, compiled once. Without the Summarizer it ends after the Executor and never replans."""
+    """The graph, compiled once. Without the Summarizer it ends after the Executor and never
+    replans."""
     graph = StateGraph[AgenticIQAState, Any](AgenticIQAState)
     graph.add_node("planner", _observed("planner", planner_node))
     graph.add_node("executor", _observed("executor", executor_node))
@@ -119,8 +123,9 @@ def initial_state(
     *,
     settings: Settings | None = None,
 ) -> AgenticIQAState:
-    """The state that a run starts from. A limit of None is that of the settings. Without `choices` those that the query
-    itself lists are taken. `box` as for `config.check_box`. Raises ValueError."""
+    """The state that a run starts from. A limit of None is that of the settings. Without `choices`
+    those that the query itself lists are taken. `box` as for `config.check_box`. Raises
+    ValueError."""
     check_choices(choices)
     if max_replan_iterations is None:
         max_replan_iterations = (settings or Settings()).max_replan_iterations
@@ -151,12 +156,14 @@ def run_pipeline(
     box: Any = None,
     services: Services | None = None,
 ) -> AgenticIQAState:
-    """Assesses one image and returns the final state; a failure is in `state["error"]` (the Executor's in
-    `executor_evidence.error`, the Summarizer's in `summarizer_result.error`), not an exception, except MemoryError.
+    """Assesses one image and returns the final state; a failure is in `state["error"]` (the
+    Executor's in `executor_evidence.error`, the Summarizer's in `summarizer_result.error`), not an
+    exception, except MemoryError.
 
-    `max_replan_iterations` n allows n − 1 replans: the Summarizer counts its request before the edge compares, so 0 and
-    1 never replan and 2 replans at most once. None is the configuration's limit, which is 2 unless it says otherwise.
-    `box` says where the regions of the query lie, as for `config.check_box`.
+    `max_replan_iterations` n allows n − 1 replans: the Summarizer counts its request before the
+    edge compares, so 0 and 1 never replan and 2 replans at most once. None is the configuration's
+    limit, which is 2 unless it says otherwise. `box` says where the regions of the query lie, as
+    for `config.check_box`.
     """
     services = services or load_services()
     asked = max_replan_iterations, choices, box
@@ -170,7 +177,8 @@ def run_pipeline(
 
 
 def visualize_graph() -> str:
-    """A Mermaid diagram of the graph; its edge back to the planner shows the check against max_replan_iterations."""
+    """A Mermaid diagram of the graph; its edge back to the planner shows the check against
+    max_replan_iterations."""
     return """graph TD
     START([START]) --> planner[Planner]
     planner --> executor[Executor]

@@ -26,14 +26,14 @@ from agentic_iqa_local.state import (
 )
 from agentic_iqa_local.vlm_client import TokenUsage
 
-# 6: the reading and its fusion are one field. 5: intervals and what follows from them. 4: passes, failed
-# tries, turns of conversations. 3: eta and sigma. 2: answers that a query lists are choices
+# 6: the reading and its fusion are one field. 5: intervals and what follows from them. 4: passes,
+# failed tries, turns of conversations. 3: eta and sigma. 2: answers that a query lists are choices
 SCHEMA_VERSION = 6
 
 
 def file_sha256(path: str | Path) -> str | None:
-    """What a row has as the `sha256` (hex) of its picture's file; None where there is none that could be a picture:
-    missing, no regular file, beyond 1 GiB or beyond the memory that is left."""
+    """What a row has as the `sha256` (hex) of its picture's file; None where there is none that
+    could be a picture: missing, no regular file, beyond 1 GiB or beyond the memory that is left."""
     try:
         return hashlib.sha256(read_file(path)).hexdigest()
     except (ImageError, MemoryError):
@@ -99,7 +99,8 @@ class Interval(BaseModel):
 
 
 class AnswerSet(BaseModel):
-    """The fewest of the choices, the likeliest first, that hold the right one, with how much probability."""
+    """The fewest of the choices, the likeliest first, that hold the right one, with how much
+    probability."""
 
     letters: list[str]
     coverage: float
@@ -127,9 +128,10 @@ class MapCost(BaseModel):
 class QualityMap(BaseModel):
     """The quality of a picture from place to place.
 
-    Each tile is read by itself at native resolution, with the scoring prompt and without evidence. A cell's
-    level by the letters is the mean over the tiles that cover it, weighted by how much of it each covers; its
-    level by LocalNR follows from the severity that this tool sees there. q is the weighted mean of both.
+    Each tile is read by itself at native resolution, with the scoring prompt and without evidence.
+    A cell's level by the letters is the mean over the tiles that cover it, weighted by how much of
+    it each covers; its level by LocalNR follows from the severity that this tool sees there. q is
+    the weighted mean of both.
     """
 
     tile: int  # side of a tile in pixels: what is read
@@ -151,7 +153,8 @@ class QualityMap(BaseModel):
 
 
 class Assessment(Result):
-    """One assessed image. A failed one has `error` and no answer: a score that could not be had is never filled in."""
+    """One assessed image. A failed one has `error` and no answer: a score that could not be had is
+    never filled in."""
 
     schema_version: int = SCHEMA_VERSION
     image: str
@@ -192,7 +195,8 @@ class Assessment(Result):
     model: dict[str, Any] | None = None
     seconds: float = 0.0
     warnings: list[str] = []
-    # the tries at an answer that failed, with the role and the model's whole output, also where a later one succeeded
+    # the tries at an answer that failed, with the role and the model's whole output, also where a
+    # later one succeeded
     failed_tries: list[PlannerError] = []
     turn: int | None = (
         None  # which question of a conversation it answers, from 1 on; None outside of one
@@ -204,7 +208,8 @@ class Assessment(Result):
     @model_validator(mode="before")
     @classmethod
     def _nests_the_reading(cls, row: Any) -> Any:
-        """Up to schema 5 a row had the fields of the reading beside the others, and its settings as `fusion`."""
+        """Up to schema 5 a row had the fields of the reading beside the others, and its settings as
+        `fusion`."""
         if not isinstance(row, dict) or row.get("schema_version", SCHEMA_VERSION) not in range(6):
             return row
         reading = {name: row[name] for name in FusionResult.model_fields if name in row}
@@ -222,13 +227,14 @@ class Assessment(Result):
 
     @property
     def p(self) -> dict[str, float] | None:
-        """The probability of each answer: the product with what was measured, else the letters' own."""
+        """The probability of each answer: the product with what was measured, else the letters'
+        own."""
         return self.fusion and self.fusion.p
 
     @property
     def letter(self) -> str | None:
-        """The letter that was answered: of the level (A Excellent to E Bad) or of a choice; None for free
-        text and failures."""
+        """The letter that was answered: of the level (A Excellent to E Bad) or of a choice; None
+        for free text and failures."""
         return self.final_answer if self.fusion and not self.error else None
 
     @property
@@ -249,7 +255,8 @@ class Assessment(Result):
 
     @property
     def answer(self) -> str:
-        """The answer in short: "C Fair, q 3.12", "B. No, p 0.62" or free text; why there is none where it failed."""
+        """The answer in short: "C Fair, q 3.12", "B. No, p 0.62" or free text; why there is none
+        where it failed."""
         if self.error:
             return f"failed: {self.reason}"
         if self.level:

@@ -1,13 +1,15 @@
-"""Fusion of the tools' scores with the VLM's letter probabilities (AgenticIQA, arXiv 2509.26006, section on
-the Summarizer).
+"""Fusion of the tools' scores with the VLM's letter probabilities (AgenticIQA, arXiv 2509.26006,
+section on the Summarizer).
 
-    q̄   = (1/n) Σ q̂_i                                        mean of the tools' scores, 1..5           (1)
-    α_c = exp(−η(q̄ − c)²) / Σ_j exp(−η(q̄ − j)²)              perceptual weights of the levels c        (2)
-    p_c = exp(log p̂_c) / Σ_j exp(log p̂_j)                    the VLM's probabilities                   (3)
-    q   = Σ_c α_c·p_c·c / Σ_c α_c·p_c                         the fused score, 1..5                     (4)
+    q̄   = (1/n) Σ q̂_i                                        mean of the tools' scores, 1..5
+    (1) α_c = exp(−η(q̄ − c)²) / Σ_j exp(−η(q̄ − j)²)              perceptual weights of the levels
+    c        (2) p_c = exp(log p̂_c) / Σ_j exp(log p̂_j)                    the VLM's probabilities
+    (3) q   = Σ_c α_c·p_c·c / Σ_c α_c·p_c                         the fused score, 1..5
+    (4)
 
-The paper prints (4) without its denominator; without it q cannot reach the paper's own figures (q̄ 2.9871 → 2.9542) nor
-1..5. `ScoreFusion(normalize=False)` keeps the literal sum for studies. Numpy and the standard library only.
+The paper prints (4) without its denominator; without it q cannot reach the paper's own figures (q̄
+2.9871 → 2.9542) nor 1..5. `ScoreFusion(normalize=False)` keeps the literal sum for studies. Numpy
+and the standard library only.
 """
 
 import bisect
@@ -31,7 +33,8 @@ WORD_TO_LEVEL = {word.lower(): level for level, word in LEVEL_WORDS.items()}
 
 
 class ScoreFusion:
-    """The paper's fusion. The letter A stands for the best level; the words Excellent to Bad for 5 to 1.
+    """The paper's fusion. The letter A stands for the best level; the words Excellent to Bad for 5
+    to 1.
 
     Args:
         eta: how sharply α falls around q̄; above 0.
@@ -73,7 +76,8 @@ class ScoreFusion:
         self._letters = dict(zip(letters, sorted(quality_levels, reverse=True), strict=False))
 
     def mean_score(self, tool_scores: Sequence[float]) -> float | None:
-        """q̄ of (1); None without scores. Raises ValueError for a score outside the levels' range."""
+        """q̄ of (1); None without scores. Raises ValueError for a score outside the levels'
+        range."""
         low, high = min(self.quality_levels), max(self.quality_levels)
         for score in tool_scores:
             if not low <= score <= high:  # also catches NaN
@@ -131,8 +135,8 @@ class ScoreFusion:
     def sensitivity(
         self, tool_scores: Sequence[float], vlm_probabilities: Mapping[int, float]
     ) -> float:
-        """dq/dq̄ = 2η·Var_w(c) with w ∝ α·p: how many levels q moves when the tools' mean moves by one; 0
-        without tools.
+        """dq/dq̄ = 2η·Var_w(c) with w ∝ α·p: how many levels q moves when the tools' mean moves by
+        one; 0 without tools.
 
         From (4): d ln α_c/dq̄ = −2η(q̄ − c) + const, so dq/dq̄ = Cov_w(c, 2ηc).
         """
@@ -143,11 +147,11 @@ class ScoreFusion:
         return float(2 * self.eta * variance)
 
     def map_to_level(self, score: float, thresholds: Sequence[float] | None = None) -> str:
-        """The letter of the nearest level, A for the best, halves up; or by rising custom `thresholds`
-        between the levels.
+        """The letter of the nearest level, A for the best, halves up; or by rising custom
+        `thresholds` between the levels.
 
-        A score equal to a threshold takes the better level. The literal sum of `normalize=False` may lie
-        below the levels: it takes the worst.
+        A score equal to a threshold takes the better level. The literal sum of `normalize=False`
+        may lie below the levels: it takes the worst.
         """
         ordered = sorted(self.quality_levels)
         low = ordered[0] if self.normalize else min(ordered[0], 0)
@@ -175,8 +179,8 @@ class ScoreFusion:
         return fused_distribution(p, np.nan if mean is None else mean, self.eta, self._levels)
 
     def _level(self, key: Any) -> int:
-        """A level, or a text of nothing but its letter and its word, as a level. Raises ValueError for
-        anything else."""
+        """A level, or a text of nothing but its letter and its word, as a level. Raises ValueError
+        for anything else."""
         level = key
         if isinstance(key, str):
             named = set()
@@ -195,7 +199,8 @@ def expected_level(p_c: Mapping[str, float]) -> float:
 
 
 def letter_probabilities(logprobs: Mapping[K, float], temperature: float = 1.0) -> dict[K, float]:
-    """Log-probabilities of letters → probabilities over these letters alone, (3) with a temperature.
+    """Log-probabilities of letters → probabilities over these letters alone, (3) with a
+    temperature.
 
     Raises ValueError for NaN, +inf, or nothing but −inf.
     """
@@ -206,8 +211,8 @@ def letter_probabilities(logprobs: Mapping[K, float], temperature: float = 1.0) 
 
 
 def written_probabilities(answer: K, answers: Sequence[K], confidence: float) -> dict[K, float]:
-    """Probabilities of all `answers` where the model wrote one of them and no logits were read: `confidence`
-    for that one, and the others share the rest equally."""
+    """Probabilities of all `answers` where the model wrote one of them and no logits were read:
+    `confidence` for that one, and the others share the rest equally."""
     rest = (1 - confidence) / (len(answers) - 1)
     return dict.fromkeys(answers, rest) | {answer: confidence}
 
@@ -225,8 +230,9 @@ def fused_distribution(
     eta: float | np.ndarray,
     levels: np.ndarray = LEVELS,
 ) -> np.ndarray:
-    """w ∝ α·p of (4), (..., levels), in log space so that sharp weights cannot underflow to 0/0. `p` is
-    (..., levels), q̄ and η one or one for each of its rows; where q̄ is nan, α is uniform."""
+    """w ∝ α·p of (4), (..., levels), in log space so that sharp weights cannot underflow to 0/0.
+    `p` is (..., levels), q̄ and η one or one for each of its rows; where q̄ is nan, α is
+    uniform."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return softmax(_log_likelihood(q_bar, eta, levels) + np.log(p))
 

@@ -1,5 +1,5 @@
-"""What is loaded once and then kept: settings, models and tools; and who may watch their calls. What one
-assessment does with them is in `nodes/workbench.py`."""
+"""What is loaded once and then kept: settings, models and tools; and who may watch their calls.
+What one assessment does with them is in `nodes/workbench.py`."""
 
 import functools
 import os
@@ -18,7 +18,8 @@ MODEL = "the model"
 
 
 class Services:
-    """Settings, one client for each distinct model, and the tools; all loaded on first use and then kept."""
+    """Settings, one client for each distinct model, and the tools; all loaded on first use and then
+    kept."""
 
     def __init__(
         self,
@@ -38,7 +39,8 @@ class Services:
         return self._tools
 
     def prepare_tools(self) -> None:
-        """Imports and builds what the configured tools need. Raises ConfigError for one that cannot be built."""
+        """Imports and builds what the configured tools need. Raises ConfigError for one that cannot
+        be built."""
         try:
             self.tools.prepare(self.settings.tools.all_configured)
         except ToolError as error:
@@ -48,7 +50,8 @@ class Services:
         return self.settings.role(role)
 
     def model_trust(self, role: str) -> float:
-        """How far the role's model's own word of distortions counts, 0..1: by the configuration, else by its folder."""
+        """How far the role's model's own word of distortions counts, 0..1: by the configuration,
+        else by its folder."""
         configured = self.settings.fusion.model_trust
         return self.client(role).trust if configured is None else configured
 
@@ -74,7 +77,8 @@ class Services:
 
     @contextmanager
     def models_waiting(self) -> Iterator[None]:
-        """Meanwhile no loaded model computes that shares its classes with the tools: those of transformers."""
+        """Meanwhile no loaded model computes that shares its classes with the tools: those of
+        transformers."""
         locks = {getattr(client, "lock", None) for client in self.pool.clients.values()}
         with ExitStack() as held:
             for lock in sorted(locks - {None}, key=id):
@@ -102,10 +106,12 @@ def tools_of(settings: Settings, device: str = "cpu", *others: str) -> ToolRunne
 
 
 class Observer:
-    """Sees every call of the model and of a tool that an assessment makes, and lets all of them pass."""
+    """Sees every call of the model and of a tool that an assessment makes, and lets all of them
+    pass."""
 
     def step(self, role: str, state: str, round: int = 1, what: str | None = None) -> None:
-        """A role, or what it does, has "started" or "finished", in the agent's first pass or a later one."""
+        """A role, or what it does, has "started" or "finished", in the agent's first pass or a
+        later one."""
 
     @contextmanager
     def opening(self) -> Iterator[None]:
@@ -128,6 +134,6 @@ class Observer:
 
 @functools.lru_cache(maxsize=4)
 def load_services(config: str | None = None, device: str | None = None) -> Services:
-    """Services of a configuration, kept for the next call. `config` as in `config.find_config`; the device
-    defaults to a GPU if there is one."""
+    """Services of a configuration, kept for the next call. `config` as in `config.find_config`; the
+    device defaults to a GPU if there is one."""
     return Services(load_settings(config), device or choose_device())

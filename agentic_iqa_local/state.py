@@ -1,6 +1,7 @@
-"""The graph's state and every model that it holds: plan, evidence, fusion, answer and passes; and the one table of
-levels, severities and distortion types. Pure data, and the boxes of native crops, which models and tools share: no
-model, no tool, no file is loaded here. Names follow AgenticIQA (arXiv 2509.26006)."""
+"""The graph's state and every model that it holds: plan, evidence, fusion, answer and passes; and
+the one table of levels, severities and distortion types. Pure data, and the boxes of native crops,
+which models and tools share: no model, no tool, no file is loaded here. Names follow AgenticIQA
+(arXiv 2509.26006)."""
 
 import logging
 import math
@@ -37,8 +38,8 @@ Look = Literal["one order", "both orders", "crops"]
 LOOKS: tuple[Look, ...] = get_args(Look)
 
 PromptLayout = Literal["images_first", "system_first"]
-"""Where a role's instructions stand in the chat: behind the images, whose cache then serves every role, or
-before them, which is the paper's order."""
+"""Where a role's instructions stand in the chat: behind the images, whose cache then serves every
+role, or before them, which is the paper's order."""
 
 DistortionType = Literal[
     "Blurs",
@@ -56,8 +57,8 @@ Severity = Literal["none", "slight", "moderate", "severe", "extreme"]
 
 
 def lower_edge(level: str) -> float:
-    """The quality, 1..5, from which on a picture has this level: a letter A to D, a word Excellent to Poor,
-    or a number from 1 to 5. Raises ValueError."""
+    """The quality, 1..5, from which on a picture has this level: a letter A to D, a word Excellent
+    to Poor, or a number from 1 to 5. Raises ValueError."""
     name = level.strip().capitalize()
     for number, word in LEVEL_WORDS.items():
         if number > 1 and name in (word, LEVEL_TO_LETTER[number]):
@@ -74,7 +75,8 @@ UNCLEAR = "unclear"  # said in place of a severity that cannot be told
 PLACES = {"top left": (0, 0), "top right": (0, 1), "bottom left": (1, 0), "bottom right": (1, 1)}
 EVERYWHERE = "everywhere"  # where damage is that no one part of the picture has
 
-# What stands in for a distortion when none was found and a tool still has to judge the object as a whole.
+# What stands in for a distortion when none was found and a tool still has to judge the object as a
+# whole.
 OVERALL = "Overall quality"
 
 IMAGE_SUFFIXES = (
@@ -180,7 +182,8 @@ class PlannerInput(BaseModel):
 
 
 class PlannerError(BaseModel):
-    """One failed attempt of a role at a valid answer (the Planner's, and in the same form the other roles')."""
+    """One failed attempt of a role at a valid answer (the Planner's, and in the same form the other
+    roles')."""
 
     error_type: str = Field(description="validation_error or api_error.")
     message: str = Field(description="What went wrong, for a human.")
@@ -194,7 +197,8 @@ class PlannerError(BaseModel):
     def from_exception(
         cls, exc: Exception, *, attempt: int = 1, backend: str | None = None, **details: Any
     ) -> Self:
-        """Keeps the exception's type and message; ValueErrors (pydantic's and JSON's too) are validation errors."""
+        """Keeps the exception's type and message; ValueErrors (pydantic's and JSON's too) are
+        validation errors."""
         return cls(
             error_type="validation_error" if isinstance(exc, ValueError) else "api_error",
             message=str(exc) or type(exc).__name__,
@@ -227,8 +231,8 @@ class ToolExecutionLog(BaseModel):
     scale: str | None = None
     normalized_score: Score | None = None  # 1 (bad) to 5; None: it failed
     execution_time: float = Field(default=0.0, ge=0)  # seconds
-    # what it measured: the region that `object_name` names, or the whole picture, which stands for a region whose
-    # place is not known
+    # what it measured: the region that `object_name` names, or the whole picture, which stands for
+    # a region whose place is not known
     measured: Literal["whole picture", "region"] = "whole picture"
     # of a region: left, top, right, bottom in pixels of the upright image
     box: tuple[int, int, int, int] | None = None
@@ -244,8 +248,8 @@ class ToolExecutionLog(BaseModel):
 
 
 class FamilyDetection(BaseModel):
-    """Whether one family of distortions is there: odds of `model` times odds of `measured` are those of
-    `probability`, but for `fusion.model_trust`."""
+    """Whether one family of distortions is there: odds of `model` times odds of `measured` are
+    those of `probability`, but for `fusion.model_trust`."""
 
     model: float | None = None  # the model's probability of Yes; None: not asked
     read: float | None = None  # the probability that LocalNR reads; None: it could not
@@ -296,19 +300,20 @@ class DamagedBox(BaseModel):
 
 
 class ExecutorOutput(BaseModel):
-    """The evidence. Every part but the logs is None when the plan did not ask for it. The scores are those of the
-    logs; `nodes.evidence.findings` has the distortions in one list."""
+    """The evidence. Every part but the logs is None when the plan did not ask for it. The scores
+    are those of the logs; `nodes.evidence.findings` has the distortions in one list."""
 
     distortion_set: dict[str, list[str]] | None = None
     # by object, what the distortions that count as found rest on
     detection: dict[str, Detection] | None = None
     distortion_analysis: dict[str, list[DistortionAnalysis]] | None = None
-    # {object: {distortion: {severity: probability}}}, each summing to 1: the model's times what LocalNR reads
+    # {object: {distortion: {severity: probability}}}, each summing to 1: the model's times what
+    # LocalNR reads
     severity_probabilities: dict[str, dict[str, dict[str, float]]] | None = None
     selected_tools: dict[str, dict[str, str]] | None = None
     tool_logs: list[ToolExecutionLog] = Field(default_factory=list)
-    # where LocalNR's map has the damage: a quarter ("top left") or "everywhere". None where the query does
-    # not ask for a place, the tool sees no damage, or it could not run.
+    # where LocalNR's map has the damage: a quarter ("top left") or "everywhere". None where the
+    # query does not ask for a place, the tool sees no damage, or it could not run.
     damaged_part: str | None = None
     disagreement: str | None = None  # which tools lie further apart than their errors explain
     # what a subtask could not tell, or the model's own probabilities left open
@@ -346,8 +351,8 @@ class ExecutorOutput(BaseModel):
 
 
 def in_words(evidence: ExecutorOutput | None, name: str, kind: str) -> str:
-    """A distortion of an object as a person says it: a change of brightness is under- or overexposure, where LocalNR
-    clearly reads the object as too dark or too bright."""
+    """A distortion of an object as a person says it: a change of brightness is under- or
+    overexposure, where LocalNR clearly reads the object as too dark or too bright."""
     detection = evidence and (evidence.detection or {}).get(name)
     dark, bright = (
         (detection and detection.exposure) or {"too dark": 1.0, "too bright": 1.0}
@@ -360,7 +365,8 @@ def in_words(evidence: ExecutorOutput | None, name: str, kind: str) -> str:
 class FusionResult(BaseModel):
     """The letter read and its fusion with the tools' scores (AgenticIQA, eq. for α_c, p_c and q).
 
-    For the user's own choices only the letters are filled: a choice has no quality level, so there is no q.
+    For the user's own choices only the letters are filled: a choice has no quality level, so there
+    is no q.
     """
 
     model_config = ConfigDict(allow_inf_nan=False)
@@ -372,8 +378,8 @@ class FusionResult(BaseModel):
     off_letter_mass: float | None  # probability outside the letters; None where no logits were read
     # of a question about quality: probability of each choice by what was measured, summing to 1
     measured: dict[str, float] | None = None
-    # p_c, to the power of the model's trust where distortions are asked about, times `measured`, summing to
-    # 1: the answer is its likeliest letter
+    # p_c, to the power of the model's trust where distortions are asked about, times `measured`,
+    # summing to 1: the answer is its likeliest letter
     product: dict[str, float] | None = None
     measurement: str | None = (
         None  # what `measured` rests on, or why the letters of a question stand alone
@@ -397,7 +403,8 @@ class FusionResult(BaseModel):
 
     @property
     def p(self) -> dict[str, float]:
-        """The probability of each answer: the product with what was measured, else the letters' own."""
+        """The probability of each answer: the product with what was measured, else the letters'
+        own."""
         return self.product or self.p_c
 
 
@@ -469,20 +476,22 @@ def revised(model: Model, /, **changes: Any) -> Model:
 
 
 def replace(_old: Any, new: Any) -> Any:
-    """Reducer: the latest value wins. Plans, evidence, results and errors are never merged with earlier ones."""
+    """Reducer: the latest value wins. Plans, evidence, results and errors are never merged with
+    earlier ones."""
     return new
 
 
 class AgenticIQAState(TypedDict):
     """What the graph carries from node to node.
 
-    It starts with the query and the image, and where the user says so with the regions' boxes (`config.boxes_of` reads
-    that text); the Planner adds `plan` and the boxes that its model found, the Executor `executor_evidence`, the
-    Summarizer `summarizer_result` and, when it asks for another round, a higher `iteration_count` and one more
-    `replan_history` entry ("[Iteration 1] reason", at most ten, oldest dropped). A replan starts from the plan and
-    evidence before it and overwrites them. The Summarizer's result holds what the next round should close (`gaps`) and
-    an account of the latest ten rounds (`passes`); nothing else grows with their number. A state without evidence or
-    result is valid: the graph may end earlier.
+    It starts with the query and the image, and where the user says so with the regions' boxes
+    (`config.boxes_of` reads that text); the Planner adds `plan` and the boxes that its model found,
+    the Executor `executor_evidence`, the Summarizer `summarizer_result` and, when it asks for
+    another round, a higher `iteration_count` and one more `replan_history` entry ("[Iteration 1]
+    reason", at most ten, oldest dropped). A replan starts from the plan and evidence before it and
+    overwrites them. The Summarizer's result holds what the next round should close (`gaps`) and an
+    account of the latest ten rounds (`passes`); nothing else grows with their number. A state
+    without evidence or result is valid: the graph may end earlier.
     """
 
     query: str
@@ -514,13 +523,15 @@ def native_views(
 ) -> list[Box]:
     """The views of an image that reach the model without being shrunk or resampled.
 
-    A processor rounds each side to a multiple of `factor` (patch × merge, e.g. 28 or 32) and scales anything
-    beyond `max_pixels` (at least factor²) down, which erases the blur, noise or blocking to be judged.
+    A processor rounds each side to a multiple of `factor` (patch × merge, e.g. 28 or 32) and scales
+    anything beyond `max_pixels` (at least factor²) down, which erases the blur, noise or blocking
+    to be judged.
 
     - An image that fits: its crop about the centre to multiples of `factor`.
     - A larger one: up to `max_views` (1 to 5) crops of one size, with about its aspect but at most 100:1, at
       its centre and at those of its top left, bottom right, top right and bottom left quarter, moved inside.
-    - One with fewer than `min_pixels`, or a side below `factor`: a view of all of it, which the processor enlarges.
+    - One with fewer than `min_pixels`, or a side below `factor`: a view of all of it, which the
+    processor enlarges.
 
     Offsets are multiples of 8: a JPEG's blocks keep their place in the model's patches.
     """

@@ -1,5 +1,5 @@
-"""One picture's assessment: what the pipeline answers, how sure that is and where the damage lies, as a typed
-result (`result.Assessment`)."""
+"""One picture's assessment: what the pipeline answers, how sure that is and where the damage lies,
+as a typed result (`result.Assessment`)."""
 
 import logging
 import time
@@ -96,7 +96,8 @@ def start_state(
     box: Any = None,
     max_replan_iterations: int | None = None,
 ) -> AgenticIQAState:
-    """The state that an assessment starts from, a rating where there is no query. Raises ValueError."""
+    """The state that an assessment starts from, a rating where there is no query. Raises
+    ValueError."""
     query = DEFAULT_QUERY if query is None else check_query(query)
     paths = str(picture.path), original and str(original.path)
     return initial_state(query, *paths, max_replan_iterations, choices, box, settings=settings)
@@ -113,9 +114,9 @@ def answered_row(
     observer: Observer | None = None,
     bench: Workbench | None = None,
 ) -> Assessment:
-    """The answer to a state's question about pictures, which stay open on a `bench` that is given, with the names that
-    the caller has for them; whatever goes wrong with them is its `error`. Raises VLMError for a model that cannot be
-    loaded."""
+    """The answer to a state's question about pictures, which stay open on a `bench` that is given,
+    with the names that the caller has for them; whatever goes wrong with them is its `error`.
+    Raises VLMError for a model that cannot be loaded."""
     paths = state["image_path"], state.get("reference_path")
     asked = new_row(
         picture.name,
@@ -246,8 +247,9 @@ def _take_evidence(row: Assessment, evidence: ExecutorOutput | None, bench: Work
 
 
 def _read_once(row: Assessment, bench: Workbench) -> None:
-    """One read, and the tools that the query names, else those that are configured: no plan, no evidence in the
-    prompt, no reasoning. Raises VLMError, and ToolError where none of the configured ones can measure."""
+    """One read, and the tools that the query names, else those that are configured: no plan, no
+    evidence in the prompt, no reasoning. Raises VLMError, and ToolError where none of the
+    configured ones can measure."""
     known = {name: box for name, box in with_boxes((), boxes_of(row.box)).items() if box}
     bench.pictures.locate(known)
     bench.observer.step("summarizer", "started")

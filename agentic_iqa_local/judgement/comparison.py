@@ -1,5 +1,5 @@
-"""Which of two pictures is better and how probable that is, the order of several, and the best of each group of
-near-duplicates."""
+"""Which of two pictures is better and how probable that is, the order of several, and the best of
+each group of near-duplicates."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -39,8 +39,8 @@ class Pair(BaseModel):
 
 
 class Comparison(Result):
-    """Two pictures: which is better, and how probable that is. Where one of them could not be assessed there is an
-    `error` and no answer."""
+    """Two pictures: which is better, and how probable that is. Where one of them could not be
+    assessed there is an `error` and no answer."""
 
     kind: Literal["comparison"] = "comparison"
     schema_version: int = SCHEMA_VERSION
@@ -65,7 +65,8 @@ class Comparison(Result):
 
     @property
     def better(self) -> Assessment | None:
-        """The picture that is more probably the better one; None where both are equally probable."""
+        """The picture that is more probably the better one; None where both are equally
+        probable."""
         if self.probability in (None, 0.5):
             return None
         return self.first if self.probability > 0.5 else self.second
@@ -87,8 +88,8 @@ class Ranked(BaseModel):
 
 
 class Ranking(Result):
-    """Pictures, or a group of near-duplicates, from the best to the worst, with the comparisons that say so, at most
-    three for each picture, and those that could not be assessed."""
+    """Pictures, or a group of near-duplicates, from the best to the worst, with the comparisons
+    that say so, at most three for each picture, and those that could not be assessed."""
 
     kind: Literal["ranking", "group"] = "ranking"
     schema_version: int = SCHEMA_VERSION
@@ -115,8 +116,8 @@ class Ranking(Result):
 
 @dataclass
 class Candidate:
-    """A rated picture on its way to a comparison: `index` counts them, and `draws` are equally probable values of its
-    true quality, rising: by its interval's calibration if `calibrated`."""
+    """A rated picture on its way to a comparison: `index` counts them, and `draws` are equally
+    probable values of its true quality, rising: by its interval's calibration if `calibrated`."""
 
     index: int
     row: Assessment
@@ -141,14 +142,15 @@ class Judge:
         return Comparison(first=rows[0], second=rows[1], error="; ".join(errors))
 
     def ranked(self, rows: Sequence[Assessment], files: Sequence[Path]) -> Ranking:
-        """The order of assessed pictures in these files; what failed stands beside it. Raises as `rank`."""
+        """The order of assessed pictures in these files; what failed stands beside it. Raises as
+        `rank`."""
         ranking = self.rank(self.candidates(rows, files))
         ranking.failed = [row for row in rows if row.error is not None]
         return ranking
 
     def candidates(self, rows: Sequence[Assessment], files: Sequence[Path]) -> list[Candidate]:
-        """The rated pictures among those assessed; the `error` of the others says why they are none. Raises
-        ImageError where a file cannot be read any more."""
+        """The rated pictures among those assessed; the `error` of the others says why they are
+        none. Raises ImageError where a file cannot be read any more."""
         rated: list[Candidate] = []
         for row, file in zip(rows, files, strict=True):
             if row.error is None and row.q is None:
@@ -227,8 +229,8 @@ class Judge:
 
 
 def compare(first: Picture, second: Picture, **how: Any) -> Comparison:
-    """Which of two pictures is better, and with which probability. `compare(a, b)` and `compare(b, a)` give
-    probabilities that sum to 1.
+    """Which of two pictures is better, and with which probability. `compare(a, b)` and `compare(b,
+    a)` give probabilities that sum to 1.
 
     Args:
         first, second: Pictures as `assess` takes them.
@@ -242,8 +244,8 @@ def compare(first: Picture, second: Picture, **how: Any) -> Comparison:
 
 
 def rank(pictures: Sequence[Picture], **how: Any) -> Ranking:
-    """The order of pictures from the best to the worst, from at most three comparisons for each; arguments as for
-    `compare`. Pictures that could not be assessed are in `failed`."""
+    """The order of pictures from the best to the worst, from at most three comparisons for each;
+    arguments as for `compare`. Pictures that could not be assessed are in `failed`."""
     return _judged(Judge.ranked, pictures, **how)
 
 

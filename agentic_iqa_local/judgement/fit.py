@@ -1,5 +1,5 @@
-"""A fit of a study: the letters' temperature, the tools' η and a calibration of the intervals, as `study fit`
-writes them and `assess --fit` reads them, and which calibration applies to a set-up."""
+"""A fit of a study: the letters' temperature, the tools' η and a calibration of the intervals, as
+`study fit` writes them and `assess --fit` reads them, and which calibration applies to a set-up."""
 
 import re
 from collections.abc import Mapping
@@ -35,9 +35,10 @@ class FitError(UserError, ValueError):
 class Fit(FileRecord):
     """A fitted temperature and η with where they come from.
 
-    `before` and `after` are the objective, on its scale of SCALES, with the configuration's parameters and with these;
-    "keep" fits neither. `intervals` calibrates the intervals of q with these parameters; None where there is too
-    little to do so. A report leaves out the rows of `keys`, and of the scenes `groups`, of the same `dataset`.
+    `before` and `after` are the objective, on its scale of SCALES, with the configuration's
+    parameters and with these; "keep" fits neither. `intervals` calibrates the intervals of q with
+    these parameters; None where there is too little to do so. A report leaves out the rows of
+    `keys`, and of the scenes `groups`, of the same `dataset`.
     """
 
     temperature: Within
@@ -85,9 +86,10 @@ def read_fit(file: Path) -> Fit:
 
 
 def calibration_for(settings: Settings, model: Mapping[str, Any]) -> IntervalCalibration | str:
-    """The calibration that applies to a set-up's answers, or why there is none: the configured fit's (by default that
-    which ships), for its temperature, its η and the model's folder; `model` has the name, dtype and quantization as
-    its client describes them. Raises FitError for a file that is no fit."""
+    """The calibration that applies to a set-up's answers, or why there is none: the configured
+    fit's (by default that which ships), for its temperature, its η and the model's folder; `model`
+    has the name, dtype and quantization as its client describes them. Raises FitError for a file
+    that is no fit."""
     file = Path(settings.decisions.calibration or SHIPPED)
     calibration = read_fit(file).intervals
     if calibration is None:

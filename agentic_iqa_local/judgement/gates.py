@@ -1,5 +1,5 @@
-"""How sure one assessment is and what follows: a closer look at the letters, an answer that is held back, a
-gate."""
+"""How sure one assessment is and what follows: a closer look at the letters, an answer that is held
+back, a gate."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -42,8 +42,8 @@ class Sureness:
     of_part: bool = False  # the letters are read on boxes, whatever a plan says
 
     def wants_more(self, fusion: FusionResult, plan: PlannerOutput | None, reads: int) -> bool:
-        """Whether the letters are to be read closer, `reads` times in all, to make the interval narrower: it is wider
-        than asked for, and the budget of reads allows that."""
+        """Whether the letters are to be read closer, `reads` times in all, to make the interval
+        narrower: it is wider than asked for, and the budget of reads allows that."""
         wanted, most_reads = self.decisions.target_width, self.decisions.most_reads
         if wanted is None or fusion.q is None or (most_reads is not None and reads > most_reads):
             return False
@@ -53,8 +53,8 @@ class Sureness:
             return False
 
     def fields(self, fusion: FusionResult, plan: PlannerOutput | None) -> dict[str, Any]:
-        """What a row says of how sure an answer is: of a rating `interval`, `not_sure` and `gate`, of a question
-        `answer_set`; in `no_interval` why there is none."""
+        """What a row says of how sure an answer is: of a rating `interval`, `not_sure` and `gate`,
+        of a question `answer_set`; in `no_interval` why there is none."""
         if fusion.q is None:
             try:
                 return {"answer_set": self.answer_set(fusion, plan)}

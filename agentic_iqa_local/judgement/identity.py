@@ -1,4 +1,5 @@
-"""What decides a row: the files, the settings and the versions that its numbers depend on, listed here alone.
+"""What decides a row: the files, the settings and the versions that its numbers depend on, listed
+here alone.
 
 A run goes on only where all of them are as they were, and each row names them in short.
 """
@@ -29,14 +30,15 @@ SHIPPED = (
     CONFIGS / "tool_reliability.yaml",
     CONFIGS / "comparisons.json",
 )
-"""The files of this package that decide a row, whatever the settings are. With them count the settings' own: the tool
-maps, the calibration of intervals and the models' folders."""
+"""The files of this package that decide a row, whatever the settings are. With them count the
+settings' own: the tool maps, the calibration of intervals and the models' folders."""
 
 SHORT = 16  # hex digits of a hash in a row
 
 
 def identity(settings: Settings, roles: Iterable[str], device: str) -> dict[str, Any]:
-    """What rows depend on beside their questions and the text of the settings, by the names that a user is told.
+    """What rows depend on beside their questions and the text of the settings, by the names that a
+    user is told.
 
     Args:
         settings: The set-up, which names tool maps, a calibration and models.
@@ -56,8 +58,8 @@ def identity(settings: Settings, roles: Iterable[str], device: str) -> dict[str,
 
 
 def named_in_row(settings: Settings, device: str) -> dict[str, Any]:
-    """What a row alone says of what decided it: the model's hash, that of the prompts, that of everything, and the
-    versions."""
+    """What a row alone says of what decided it: the model's hash, that of the prompts, that of
+    everything, and the versions."""
     folder = settings.folder(settings.role(ANSWERS).backend)
     everything = identity(settings, [ANSWERS], device) | {
         "settings": settings.model_dump(mode="json")

@@ -1,10 +1,11 @@
-"""How far the truth may lie from an answer: an interval around q, and the choices that may be right, by split
-conformal prediction (the library crepes).
+"""How far the truth may lie from an answer: an interval around q, and the choices that may be
+right, by split conformal prediction (the library crepes).
 
-A calibration holds the errors of pictures of known quality (the truth minus the truth expected from q) in units of a
-difficulty, which is learnt. Between their 6.5 % and 96.5 % quantile lies the truth of at least 90 % of pictures like
-these, in each range of q. Sources: Vovk et al., COPA 2018 (predictive distributions) and 2005, chapter 4 (ranges);
-Papadopoulos et al., AIA 2008 (difficulty); Romano et al., NeurIPS 2020 (sets of answers).
+A calibration holds the errors of pictures of known quality (the truth minus the truth expected from
+q) in units of a difficulty, which is learnt. Between their 6.5 % and 96.5 % quantile lies the truth
+of at least 90 % of pictures like these, in each range of q. Sources: Vovk et al., COPA 2018
+(predictive distributions) and 2005, chapter 4 (ranges); Papadopoulos et al., AIA 2008 (difficulty);
+Romano et al., NeurIPS 2020 (sets of answers).
 """
 
 import warnings
@@ -41,8 +42,9 @@ FEATURES = (
     "constant", "above_bad", "below_excellent", "spread", "sigma", "disagreement", "gap", "order_gap",
     "crop_spread",
 )  # fmt: skip
-"""A difficulty is a weighted sum of these: 1, the distances of q from both ends of the scale, the spread of the fused
-distribution w ∝ α·p, four of MEASURED, and the distance of the letters from the tools' mean; in levels."""
+"""A difficulty is a weighted sum of these: 1, the distances of q from both ends of the scale, the
+spread of the fused distribution w ∝ α·p, four of MEASURED, and the distance of the letters from the
+tools' mean; in levels."""
 
 
 def features(p: np.ndarray, measured: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -66,8 +68,8 @@ def features(p: np.ndarray, measured: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 class Errors(FileRecord):
-    """The errors of pictures assessed under one condition, in levels, with the pictures' difficulties and the
-    weights by which FEATURES give a difficulty."""
+    """The errors of pictures assessed under one condition, in levels, with the pictures'
+    difficulties and the weights by which FEATURES give a difficulty."""
 
     condition: Condition
     line: tuple[float, float]  # offset and slope of the truth expected from q
@@ -89,7 +91,8 @@ class Errors(FileRecord):
         return np.maximum(table @ np.array(self.weights), LEAST_DIFFICULTY)
 
     def expected(self, q: np.ndarray) -> np.ndarray:
-        """The truth expected from fused scores, (pictures,): people may use the scale otherwise than q does."""
+        """The truth expected from fused scores, (pictures,): people may use the scale otherwise
+        than q does."""
         return self.line[0] + self.line[1] * q
 
     @cached_property
@@ -107,8 +110,8 @@ class Errors(FileRecord):
         return self._system.binned_alphas[1]
 
     def ends(self, q: np.ndarray, difficulty: np.ndarray, coverage: float) -> np.ndarray:
-        """The intervals around fused scores, (pictures,) → (pictures, 2) within 1..5. An end that has too few
-        errors beyond it is the scale's."""
+        """The intervals around fused scores, (pictures,) → (pictures, 2) within 1..5. An end that
+        has too few errors beyond it is the scale's."""
         outside = 100 * (1 - coverage)  # percent
         lower, higher = round(outside * BELOW, 6), 100 - round(outside * (1 - BELOW), 6)
         system = self._system  # its import sets filters of its own
@@ -134,16 +137,17 @@ class Errors(FileRecord):
 
 
 def reached(probabilities: np.ndarray) -> np.ndarray:
-    """Of each choice the probability of all choices that are at least as likely, (choices,) → (choices,), to six
-    digits: how much of the probability a set must hold to include it."""
+    """Of each choice the probability of all choices that are at least as likely, (choices,) →
+    (choices,), to six digits: how much of the probability a set must hold to include it."""
     return np.minimum(
         [probabilities[probabilities >= p].sum().round(6) for p in probabilities], 1.0
     )
 
 
 class Answers(FileRecord):
-    """Questions with known answers: of each the number of choices, and what is `reached` with the right one. Answers
-    by the letters alone and by their product with a measurement err differently, and are known apart."""
+    """Questions with known answers: of each the number of choices, and what is `reached` with the
+    right one. Answers by the letters alone and by their product with a measurement err differently,
+    and are known apart."""
 
     pipeline: Pipeline
     reference: bool
@@ -153,16 +157,16 @@ class Answers(FileRecord):
     right: tuple[Annotated[float, Field(ge=0, le=1)], ...]
 
     def like(self, choices: int) -> np.ndarray:
-        """What is reached with the right answer of the questions with about as many choices (two, up to four, or
-        more), (questions,); of all questions where these are too few."""
+        """What is reached with the right answer of the questions with about as many choices (two,
+        up to four, or more), (questions,); of all questions where these are too few."""
         size = np.digitize([choices, *self.choices], [3, 5])
         alike = np.array(self.right)[size[1:] == size[0]]
         return alike if len(alike) >= FEWEST_QUESTIONS else np.array(self.right)
 
 
 class IntervalCalibration(FileRecord):
-    """Pictures and questions of known truth as one model answered them. `model` is the hash of its folder
-    (`files.folder_hash`); `dtype` and `quantization` are as its client describes them."""
+    """Pictures and questions of known truth as one model answered them. `model` is the hash of its
+    folder (`files.folder_hash`); `dtype` and `quantization` are as its client describes them."""
 
     source: str  # the set that the truth comes from, in words
     images: int = Field(ge=1)
@@ -188,8 +192,8 @@ class IntervalCalibration(FileRecord):
     def interval(
         self, part: Errors, q: float, difficulty: float, widened: Sequence[str] = ()
     ) -> Interval:
-        """The interval around a fused score, by one of `ratings`: at WIDENED in place of COVERAGE where `widened` has
-        reasons. With too few errors it reaches to an end of the scale."""
+        """The interval around a fused score, by one of `ratings`: at WIDENED in place of COVERAGE
+        where `widened` has reasons. With too few errors it reaches to an end of the scale."""
         coverage = WIDENED if widened else COVERAGE
         low, high = part.ends(np.array([q]), np.array([difficulty]), coverage)[0].tolist()
         about = {
@@ -200,8 +204,8 @@ class IntervalCalibration(FileRecord):
         return Interval(low=low, high=high, coverage=COVERAGE, difficulty=difficulty, **about)
 
     def predictive(self, interval: Interval, q: float) -> np.ndarray:
-        """Equally probable values of the true quality, rising, within 1..5, of a picture with this fused score and
-        interval, which this calibration gave."""
+        """Equally probable values of the true quality, rising, within 1..5, of a picture with this
+        fused score and interval, which this calibration gave."""
         part = next(part for part in self.ratings if part.condition == interval.condition)
         errors = part.scaled[part.range_of(np.array(q))]
         return np.clip(part.expected(np.array(q)) + interval.difficulty * errors, LOWEST, HIGHEST)
@@ -209,8 +213,8 @@ class IntervalCalibration(FileRecord):
     def answer_set(
         self, part: Answers, probabilities: dict[str, float], widened: Sequence[str] = ()
     ) -> AnswerSet:
-        """The choices that one of `questions` does not rule out; at least the likeliest, and all where there are too
-        few."""
+        """The choices that one of `questions` does not rule out; at least the likeliest, and all
+        where there are too few."""
         from crepes import ConformalClassifier
 
         known, coverage = part.like(len(probabilities)), WIDENED if widened else COVERAGE

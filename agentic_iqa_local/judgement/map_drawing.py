@@ -1,4 +1,5 @@
-"""A map as a picture: the photograph, and beside it the quality of each cell over it, with the damaged boxes."""
+"""A map as a picture: the photograph, and beside it the quality of each cell over it, with the
+damaged boxes."""
 
 from io import BytesIO
 

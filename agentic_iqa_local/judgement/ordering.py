@@ -1,10 +1,12 @@
-"""Which pictures are near-duplicates, which pairs of pictures are worth comparing, and the order that follows.
+"""Which pictures are near-duplicates, which pairs of pictures are worth comparing, and the order
+that follows.
 
-Near-duplicates (frames of a burst; copies that were compressed, retouched or resized) have similar perceptual
-hashes (pHash: Zauner, 2010; the library imagehash), since noise, blur, compression and size hardly move the lowest
-frequencies. The order is Bradley and Terry's (Biometrika, 1952): P(i is better than j) is the sigmoid of the difference
-of their strengths. The library choix finds these (Maystre and Grossglauser, NeurIPS 2015); a comparison that is
-probable rather than decided counts in part for either side.
+Near-duplicates (frames of a burst; copies that were compressed, retouched or resized) have similar
+perceptual hashes (pHash: Zauner, 2010; the library imagehash), since noise, blur, compression and
+size hardly move the lowest frequencies. The order is Bradley and Terry's (Biometrika, 1952): P(i is
+better than j) is the sigmoid of the difference of their strengths. The library choix finds these
+(Maystre and Grossglauser, NeurIPS 2015); a comparison that is probable rather than decided counts
+in part for either side.
 """
 
 import itertools
@@ -19,8 +21,9 @@ from scipy.spatial.distance import pdist, squareform
 
 HASH_SIDE = 16  # frequencies a side: 256 bits
 MOST_DIFFERENT = 80 / HASH_SIDE**2
-"""Share of bits that may differ between two pictures of one scene. Set on training photographs: a distortion of
-severity 5, a crop of 95 % or a turn by 2° changes at most 76 bits of 256; two photographs differ in at least 88."""
+"""Share of bits that may differ between two pictures of one scene. Set on training photographs: a
+distortion of severity 5, a crop of 95 % or a turn by 2° changes at most 76 bits of 256; two
+photographs differ in at least 88."""
 
 PAIRS_PER_PICTURE = 3
 NEAR = 4  # places in the order by prior strength
@@ -35,14 +38,14 @@ def fingerprint(image: Image.Image) -> np.ndarray:
 
 
 def scene_distance(one: np.ndarray, other: np.ndarray) -> float:
-    """The share of bits in which two fingerprints differ, 0..1: up to MOST_DIFFERENT for near-duplicates, about 0.5
-    for pictures of other subjects."""
+    """The share of bits in which two fingerprints differ, 0..1: up to MOST_DIFFERENT for
+    near-duplicates, about 0.5 for pictures of other subjects."""
     return float(np.mean(one != other))
 
 
 def scene_groups(fingerprints: Sequence[np.ndarray]) -> list[list[int]]:
-    """The pictures' numbers in groups of near-duplicates: two pictures that are linked by neighbours belong
-    together. Groups and their members keep the pictures' order."""
+    """The pictures' numbers in groups of near-duplicates: two pictures that are linked by
+    neighbours belong together. Groups and their members keep the pictures' order."""
     if not fingerprints:
         return []
     near = squareform(pdist(np.array(fingerprints), "hamming")) <= MOST_DIFFERENT
@@ -55,8 +58,9 @@ def scene_groups(fingerprints: Sequence[np.ndarray]) -> list[list[int]]:
 def pairs_to_compare(prior: Sequence[float]) -> list[tuple[int, int]]:
     """At most PAIRS_PER_PICTURE·n pairs of n pictures; the better one by `prior` stands first.
 
-    They are all neighbours in the order by prior strength, so that every two pictures are linked; one link of each
-    picture over 2, 4, 8, ... places, since along neighbours alone errors would add up; and then the nearest others.
+    They are all neighbours in the order by prior strength, so that every two pictures are linked;
+    one link of each picture over 2, 4, 8, ... places, since along neighbours alone errors would add
+    up; and then the nearest others.
     """
     count = len(prior)
     order = sorted(range(count), key=lambda i: -prior[i])
@@ -72,8 +76,9 @@ def pairs_to_compare(prior: Sequence[float]) -> list[tuple[int, int]]:
 
 
 def strengths(ahead: Mapping[tuple[int, int], float], prior: Sequence[float]) -> np.ndarray:
-    """Bradley–Terry strengths, (pictures,), of mean 0, from the probabilities that i is better than j and j than i, of
-    pairs that link all pictures. `prior`: where the search starts, (pictures,)."""
+    """Bradley–Terry strengths, (pictures,), of mean 0, from the probabilities that i is better than
+    j and j than i, of pairs that link all pictures. `prior`: where the search starts,
+    (pictures,)."""
     pictures = len(prior)
     if pictures < 2:
         return np.zeros(pictures)

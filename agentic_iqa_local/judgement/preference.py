@@ -1,8 +1,10 @@
-"""How probable it is that one assessed picture is better than another: by their intervals, or by a fit.
+"""How probable it is that one assessed picture is better than another: by their intervals, or by a
+fit.
 
-Of two scenes it is the probability that a draw of one picture's true quality lies above a draw of the other's.
-Pictures of one scene share what makes scores err, so that their differences are more certain: there a logistic
-regression on the differences of what was measured answers, fitted on synthetic pairs.
+Of two scenes it is the probability that a draw of one picture's true quality lies above a draw of
+the other's. Pictures of one scene share what makes scores err, so that their differences are more
+certain: there a logistic regression on the differences of what was measured answers, fitted on
+synthetic pairs.
 """
 
 import math
@@ -29,8 +31,9 @@ MOST_LOGIT = 7.0  # a probability of 0.9991: no fit was tested beyond it
 
 
 class PairFit(FileRecord):
-    """How differences between two pictures of one scene give the probability that the first is better:
-    sigmoid(Σ weight · difference), without an offset, so that neither place is preferred."""
+    """How differences between two pictures of one scene give the probability that the first is
+    better: sigmoid(Σ weight · difference), without an offset, so that neither place is
+    preferred."""
 
     model: str  # hash of the model's folder (`files.folder_hash`)
     pipeline: Pipeline
@@ -61,8 +64,8 @@ class PairFits(FileRecord):
 
 
 def fit_for(settings: Settings, pipeline: Pipeline, *, reference: bool) -> PairFit | None:
-    """The shipped fit of a set-up's model for pictures that were assessed so; None where there is none.
-    Raises FileError for a damaged file."""
+    """The shipped fit of a set-up's model for pictures that were assessed so; None where there is
+    none. Raises FileError for a damaged file."""
     folder = settings.folder(settings.summarizer.backend)
     wanted = folder.is_dir() and folder_hash(folder), pipeline, reference
     fits = read_record(SHIPPED, PairFits, read_json).fits
@@ -70,8 +73,8 @@ def fit_for(settings: Settings, pipeline: Pipeline, *, reference: bool) -> PairF
 
 
 def measurements(row: Assessment) -> dict[str, float]:
-    """What a fit may weigh of an assessment, in levels: q, the letters' expected level, and each tool's score of
-    the whole picture."""
+    """What a fit may weigh of an assessment, in levels: q, the letters' expected level, and each
+    tool's score of the whole picture."""
     values = {} if row.q is None else {"q": row.q}
     if row.fusion and set(row.fusion.p_c) == set(LETTERS):
         values["letters"] = expected_level(row.fusion.p_c)
@@ -82,8 +85,9 @@ def measurements(row: Assessment) -> dict[str, float]:
 
 
 def draws_of(row: Assessment, calibration: IntervalCalibration | None) -> np.ndarray:
-    """Equally probable values of a rated picture's true quality, 1..5, rising: those of its interval's
-    calibration; without one the fused distribution w ∝ α·p_c over the levels, widened by the tools' error σ."""
+    """Equally probable values of a rated picture's true quality, 1..5, rising: those of its
+    interval's calibration; without one the fused distribution w ∝ α·p_c over the levels, widened by
+    the tools' error σ."""
     fusion = row.fusion
     assert fusion is not None
     assert fusion.q is not None
@@ -100,8 +104,8 @@ def draws_of(row: Assessment, calibration: IntervalCalibration | None) -> np.nda
 
 
 def probability_above(one: np.ndarray, other: np.ndarray) -> float:
-    """P(X > Y) + ½·P(X = Y) of independent draws, X of `one` and Y of `other`, both rising: exact, over all pairs
-    of their values (the statistic of Mann and Whitney, 1947)."""
+    """P(X > Y) + ½·P(X = Y) of independent draws, X of `one` and Y of `other`, both rising: exact,
+    over all pairs of their values (the statistic of Mann and Whitney, 1947)."""
     return float(mannwhitneyu(one, other, method="asymptotic").statistic / (len(one) * len(other)))
 
 

@@ -1,4 +1,5 @@
-"""Where a picture is damaged: its tiles are read in batches, and their levels become a map of its quality."""
+"""Where a picture is damaged: its tiles are read in batches, and their levels become a map of its
+quality."""
 
 import time
 from collections.abc import Sequence
@@ -56,7 +57,8 @@ class MapError(UserError, ValueError):
 
 @dataclass(frozen=True)
 class MapRequest:
-    """What is asked of a map: where it is drawn to, if it is, and how many tiles it may read. Raises ValueError."""
+    """What is asked of a map: where it is drawn to, if it is, and how many tiles it may read.
+    Raises ValueError."""
 
     png: Path | None = None
     max_tiles: Annotated[int, Field(ge=9, le=4096)] = 256
@@ -70,7 +72,8 @@ def map_request(wanted: bool | str | Path | MapRequest) -> MapRequest | None:
 
 
 def mapped(bench: Workbench, request: MapRequest) -> dict[str, Any]:
-    """What a row holds of the map that its assessment was asked for: `map`, or in `no_map` why there is none."""
+    """What a row holds of the map that its assessment was asked for: `map`, or in `no_map` why
+    there is none."""
     bench.observer.step("map", "started")
     try:
         place = _place_of(request.png) if request.png else None
@@ -85,8 +88,8 @@ def mapped(bench: Workbench, request: MapRequest) -> dict[str, Any]:
 
 
 def _place_of(png: Path) -> Path:
-    """Where a map is drawn to: the end of the link, if `png` is one. Raises MapError for a place that nothing can be
-    written to, and for a file that is no map of this program."""
+    """Where a map is drawn to: the end of the link, if `png` is one. Raises MapError for a place
+    that nothing can be written to, and for a file that is no map of this program."""
     try:
         place = place_for(png)
         if is_replaceable(place, PNG):
@@ -108,8 +111,8 @@ def _draw(q_map: QualityMap, bench: Workbench, place: Path, name: str) -> None:
 
 
 def make_map(bench: Workbench, max_tiles: int) -> QualityMap:
-    """The map of an opened picture by the Summarizer's model. Raises MapError for a picture, a model or a mode that
-    allows none, VLMError and ToolError for a model or a tool that fails."""
+    """The map of an opened picture by the Summarizer's model. Raises MapError for a picture, a
+    model or a mode that allows none, VLMError and ToolError for a model or a tool that fails."""
     began, before = time.perf_counter(), bench.models.usage
     tiles = _tiling(bench, max_tiles)
     letters = tiles.cells(np.array(_letter_levels(bench, tiles.boxes)))
@@ -164,7 +167,8 @@ def _similarity(bench: Workbench, tiles: Tiling) -> dict[str, list[list[float]]]
 
 
 def tile_sides(limits: PixelLimits) -> list[int]:
-    """The sides of tiles that a model sees at native resolution, rising; empty where none lies in its range."""
+    """The sides of tiles that a model sees at native resolution, rising; empty where none lies in
+    its range."""
     least = max(TILE, limits.min_pixels**0.5)
     sides = {int(-(-least * times // limits.factor)) * limits.factor for times in LARGER}
     return sorted(side for side in sides if side**2 <= (limits.max_pixels or side**2))
@@ -203,15 +207,17 @@ def _read_boxes(
     answer_prefix: str,
     answers: Sequence[str],
 ) -> list[dict[str, float]]:
-    """For each part of the picture, alone, how probable each answer is after `answer_prefix`. Raises VLMError."""
+    """For each part of the picture, alone, how probable each answer is after `answer_prefix`.
+    Raises VLMError."""
     reads = bench.models.read_parts(ROLE, boxes, prompt, answer_prefix, answers)
     temperature = bench.settings.fusion.temperature if answers == LETTERS else 1.0
     return [letter_probabilities(read.logprobs, temperature) for read in reads]
 
 
 def _named(bench: Workbench, damaged: DamagedBox) -> DamagedBox:
-    """A damaged box with the scores of the configured tools that can measure it, its distortion and how severe that
-    is: what the model reads of the box alone times what LocalNR reads of it, as the Executor would judge it."""
+    """A damaged box with the scores of the configured tools that can measure it, its distortion and
+    how severe that is: what the model reads of the box alone times what LocalNR reads of it, as the
+    Executor would judge it."""
     for tool in bench.tools.configured():
         with suppress(ToolError):
             damaged.tools[tool] = bench.tools.score(tool, damaged.box).normalized
@@ -235,7 +241,8 @@ def _named(bench: Workbench, damaged: DamagedBox) -> DamagedBox:
 def _distortions(
     reading: Detection, own: dict[str, float] | None, trust: float
 ) -> dict[str, float]:
-    """How probable each type is as a box's strongest: by LocalNR, if it could read the box, and by the model."""
+    """How probable each type is as a box's strongest: by LocalNR, if it could read the box, and by
+    the model."""
     weights = {}
     for kind, p in strongest(reading).items():
         if kind != "none":
@@ -248,7 +255,8 @@ def _distortions(
 def _said(
     bench: Workbench, box: Box, prompt: prompts.Prompt, prefix: str, words: Sequence[str]
 ) -> dict[str, float] | None:
-    """How probable the model finds each word; None for one that reads letters alone, or begins two words alike."""
+    """How probable the model finds each word; None for one that reads letters alone, or begins two
+    words alike."""
     try:
         return _read_boxes(bench, [box], prompt, prefix, words)[0]
     except VLMError:

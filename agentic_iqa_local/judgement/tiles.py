@@ -1,5 +1,6 @@
-"""Which tiles of a picture a map of its quality reads, how their scores become a grid of cells, and which parts of
-the grid are clearly worse than the rest. Knows no model: sizes and limits are passed in. Lengths are in pixels."""
+"""Which tiles of a picture a map of its quality reads, how their scores become a grid of cells, and
+which parts of the grid are clearly worse than the rest. Knows no model: sizes and limits are passed
+in. Lengths are in pixels."""
 
 import itertools
 from collections.abc import Sequence
@@ -20,8 +21,9 @@ CLEARLY = (
 
 @dataclass(frozen=True)
 class Tiling:
-    """Overlapping tiles of a picture, where they begin (`lefts`, `tops`), and the edges `xs`, `ys` of the cells that
-    they score. A cell is smaller than a tile: what lies around it is the context in which it is judged."""
+    """Overlapping tiles of a picture, where they begin (`lefts`, `tops`), and the edges `xs`, `ys`
+    of the cells that they score. A cell is smaller than a tile: what lies around it is the context
+    in which it is judged."""
 
     tile: int
     lefts: tuple[int, ...]
@@ -42,8 +44,8 @@ class Tiling:
         )
 
     def cells(self, scores: np.ndarray) -> np.ndarray:
-        """The grid of the tiles' scores, (tiles,); rows×columns float64: of each cell the mean of the tiles weighted by
-        how much of the cell each covers."""
+        """The grid of the tiles' scores, (tiles,); rows×columns float64: of each cell the mean of
+        the tiles weighted by how much of the cell each covers."""
         down, across = (
             _shared(self.ys, self.tops, self.tile),
             _shared(self.xs, self.lefts, self.tile),
@@ -52,8 +54,8 @@ class Tiling:
         return (down @ values @ across.T) / (down @ np.ones_like(values) @ across.T)
 
     def resampled(self, grid: np.ndarray) -> np.ndarray:
-        """The mean in each cell of another grid, whose cells are of equal size and cover the picture,
-        rows×columns float64."""
+        """The mean in each cell of another grid, whose cells are of equal size and cover the
+        picture, rows×columns float64."""
         shares = []
         for edges, count in zip((self.ys, self.xs), grid.shape, strict=True):
             side = edges[-1] / count
@@ -63,17 +65,18 @@ class Tiling:
 
 
 def _shared(edges: Sequence[int], starts: Sequence[int] | np.ndarray, length: float) -> np.ndarray:
-    """The pixels that each cell shares along one side with each part of that `length`, cells×parts."""
+    """The pixels that each cell shares along one side with each part of that `length`,
+    cells×parts."""
     low, high = np.array(edges[:-1], float)[:, None], np.array(edges[1:])[:, None]
     return np.clip(np.minimum(high, np.array(starts) + length) - np.maximum(low, starts), 0, None)
 
 
 def tiling(width: int, height: int, sides: Sequence[int], max_tiles: int) -> Tiling | None:
-    """At most `max_tiles` tiles of the smallest of `sides` (rising) that cover width×height; None where the picture
-    is too small for FEWEST tiles along a side, or too large.
+    """At most `max_tiles` tiles of the smallest of `sides` (rising) that cover width×height; None
+    where the picture is too small for FEWEST tiles along a side, or too large.
 
-    They overlap by half where that many are allowed and by less where not, begin at multiples of 8 and are spread
-    evenly; up to 7 pixels at the right and lower edge are in no tile.
+    They overlap by half where that many are allowed and by less where not, begin at multiples of 8
+    and are spread evenly; up to 7 pixels at the right and lower edge are in no tile.
     """
     for side in sides:
         columns, rows = _counts((width, height), side, max_tiles)
@@ -89,8 +92,8 @@ def tiling(width: int, height: int, sides: Sequence[int], max_tiles: int) -> Til
 
 
 def _counts(size: tuple[int, int], side: int, most: int) -> tuple[int, int]:
-    """How many columns and rows of tiles there are: half overlapping, or as many as `most` tiles allow, or as few
-    as cover the picture."""
+    """How many columns and rows of tiles there are: half overlapping, or as many as `most` tiles
+    allow, or as few as cover the picture."""
     fewest = [max(FEWEST, -(-length // side)) for length in size]
     columns, rows = (max(FEWEST, -(-(length - side) // (side // 2)) + 1) for length in size)
     while columns * rows > most and [columns, rows] != fewest:
@@ -107,8 +110,8 @@ def smallest_side(tile: int) -> int:
 
 
 def damaged_boxes(tiles: Tiling, cells: np.ndarray) -> list[DamagedBox]:
-    """At most MOST_BOXES windows of about a tile's size that do not overlap, the worst first, each CLEARLY below
-    the median of `cells` (rows×columns of quality)."""
+    """At most MOST_BOXES windows of about a tile's size that do not overlap, the worst first, each
+    CLEARLY below the median of `cells` (rows×columns of quality)."""
     rows, columns = cells.shape
     xs, ys, median = tiles.xs, tiles.ys, float(np.median(cells))
     high = max(1, round(tiles.tile * rows / ys[-1]))
