@@ -189,15 +189,6 @@ def test_bundles_of_earlier_versions_are_named_as_such(tmp_path, capsys):
         assert "earlier versions" in told
 
 
-def test_nothing_is_written_through_a_link_beside_a_file(bundle, tmp_path):
-    precious, store = tmp_path / "precious", tmp_path / "store"
-    precious.write_text("mine")
-    (store / "a-model").mkdir(parents=True)
-    (store / "a-model" / "config.json.partial").symlink_to(precious)
-    unpack(bundle, store)
-    assert precious.read_text() == "mine"
-
-
 @pytest.mark.parametrize("path", ["a-model", "a-model/config.json", "tools/hub", SUMS])
 def test_what_no_bundle_brought_is_not_replaced(path, bundle, tmp_path):
     store = tmp_path / "store"

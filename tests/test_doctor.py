@@ -35,7 +35,7 @@ def test_the_checkout_is_sound_and_deeply_so(capsys):
     assert "LocalNR" in checks["tools"]["found"]
 
 
-def test_models_that_are_missing_or_cut_are_told_with_their_remedy(tmp_path, capsys):
+def test_missing_and_cut_models_have_a_remedy(tmp_path, capsys):
     """Nothing is loaded, and what rests on a failed check is left out."""
     weights = shutil.copytree(EMBEDDED, tmp_path / "cut") / "model.safetensors"
     os.truncate(weights, weights.stat().st_size // 2)
@@ -55,7 +55,7 @@ def test_models_that_are_missing_or_cut_are_told_with_their_remedy(tmp_path, cap
     assert "memory" not in checks
 
 
-def test_a_models_folder_that_is_missing_is_told_with_its_remedy(tmp_path, capsys):
+def test_a_missing_models_folder_has_a_remedy(tmp_path, capsys):
     status, checks = run(capsys, "--quick", "--models", str(tmp_path / "absent"))
     (failed,) = [check for check in checks.values() if check["status"] == "fail"]
     assert (status, failed["name"]) == (1, "models folder")
@@ -90,9 +90,7 @@ def sound(setup, backend=""):
     ],
     ids=["dies", "hangs", "calls out"],
 )
-def test_a_check_that_goes_wrong_is_a_failed_check_and_the_next_goes_on(
-    broken, timeout, told, monkeypatch
-):
+def test_a_check_that_goes_wrong_fails_and_the_next_goes_on(broken, timeout, told, monkeypatch):
     for name in ("models_folder", "folder", "memory", "model", "tools"):
         monkeypatch.setattr(checks, name, sound)
     monkeypatch.setattr(checks, "device", broken)
@@ -126,9 +124,6 @@ def test_deep_tells_letters_apart_from_others():
     assert (
         deep.compared("x", (read,), (turned,), "float32", "4bit")[0] == "warn"
     )  # told, not judged
-    nearly = {x: value + 0.02 for x, value in read.items()}
-    verdicts = [
-        deep.compared("x", (read,), (nearly,), kind)[0]
-        for kind in ("float32", "TF32", "float16", "bfloat16")
-    ]
-    assert verdicts == ["fail", "fail", "pass", "pass"]  # bounds of 10⁻⁴, 0.01, 0.05 and 0.25 nats
+    nearly = {letter: value + 0.02 for letter, value in read.items()}
+    assert deep.compared("x", (read,), (nearly,), "TF32")[0] == "fail"  # 0.01 nats at most
+    assert deep.compared("x", (read,), (nearly,), "float16")[0] == "pass"  # 0.05

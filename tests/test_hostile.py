@@ -126,7 +126,7 @@ def frame(client, prompt) -> tuple[list[int], list[int], bool]:
 
 
 @pytest.mark.parametrize("query", INJECTIONS)
-def test_a_query_that_wants_to_be_obeyed_is_scored_at_the_same_place(
+def test_a_query_that_wants_to_be_obeyed_keeps_its_place(
     client, services, photo, query
 ):
     for prompt in (

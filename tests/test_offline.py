@@ -83,7 +83,7 @@ def offline(tmp_path):
     return run
 
 
-def test_the_audit_sees_what_would_leave_and_lets_nothing_through(offline):
+def test_the_audit_sees_what_would_leave(offline):
     code = """
 import socket, urllib.request
 try:
@@ -141,7 +141,7 @@ def agentic_iqa(installed: Path) -> tuple[str, str]:
     return "-c", f"import sys, {module} as m; sys.argv[0] = 'agentic-iqa'; sys.exit(m.{function}())"
 
 
-def test_the_main_job_of_an_installation_is_the_checkouts_and_asks_for_no_network(
+def test_an_installation_does_the_main_job_without_a_network(
     installed, offline, photo_path, services
 ):
     from agentic_iqa_local import assess
@@ -169,7 +169,7 @@ def test_the_main_job_of_an_installation_is_the_checkouts_and_asks_for_no_networ
     ],
     ids=["help", "no model", "unpack"],
 )
-def test_the_installed_command_names_what_an_installation_has(installed, offline, arguments, said):
+def test_the_installed_command_names_what_it_has(installed, offline, arguments, said):
     """Commands of its own, and no place in it to copy models to."""
     variables = {
         "PYTHONPATH": str(installed),
@@ -188,7 +188,7 @@ def test_the_installed_command_names_what_an_installation_has(installed, offline
 # a tool's weights
 
 
-def test_a_bundled_tool_scores_without_a_network_and_is_refused_after_one_byte_has_changed(
+def test_a_bundled_tool_scores_until_one_byte_has_changed(
     offline, tmp_path, photo_path, photo, monkeypatch
 ):
     """CNNIQA's architecture with random weights: that proves the way from a cache to a score, not the score."""
@@ -224,10 +224,6 @@ print(ToolRunner().measure("CNNIQA", Image.open(sys.argv[1]).convert("RGB")))
             float(metric(pixels)), abs=1e-5
         )  # without pyiqa around it
     assert events == []
-    with pytest.raises(ToolError) as missing:
-        ToolRunner().measure("CNNIQA", photo)
-    assert f"missing weights {Path(weight).name} (expected in " in str(missing.value)
-    assert "fetch_models.py --tools CNNIQA makes a bundle of them" in str(missing.value)
     stored = store / HUB / weight
     data = bytearray(stored.read_bytes())
     data[len(data) // 2] ^= 1

@@ -38,10 +38,10 @@ def chat(args: argparse.Namespace) -> int:
             Services(settings, device_of(args)), args.picture, args.reference
         )
         opened.callback(conversation.close)
-        return _answer_all(args, conversation, rows, console)
+        return answer_all(args, conversation, rows, console)
 
 
-def _answer_all(
+def answer_all(
     args: argparse.Namespace, conversation: Conversation, rows: RowFile | None, console: Console
 ) -> int:
     typed, failed = sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty(), False
