@@ -104,7 +104,7 @@ def rated(picture, **replies):
     return row, [(told["role"], told["attempt"], told["output"]) for told in details]
 
 
-def test_failed_tries_stand_in_the_row_although_a_later_one_succeeded(picture):
+def test_failed_tries_stand_in_a_row_that_succeeded(picture):
     row, tries = rated(
         picture,
         PlannerReply=["no plan", plan_reply()],

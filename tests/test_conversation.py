@@ -44,7 +44,7 @@ def test_planner_and_summarizer_are_told_of_earlier_turns(scripted):
     assert (client.opened, len(tools.runs)) == ([1], 1)  # both once
 
 
-def test_a_failed_turn_is_not_told_of_and_its_warnings_are_its_own(scripted):
+def test_a_failed_turn_is_not_told_of(scripted):
     conversation, client, tools = scripted
     answer, client.answer = client.answer, scripted_answers(PlannerReply="no plan")
     assert "no valid JSON" in conversation.ask("Rate it").error
@@ -61,7 +61,7 @@ def test_a_failed_turn_is_not_told_of_and_its_warnings_are_its_own(scripted):
 # What stays open
 
 
-def test_a_second_question_of_the_real_model_computes_its_own_text_alone(services, photo_path):
+def test_a_second_question_computes_its_own_text_alone(services, photo_path):
     alone = assess(photo_path, query="Rate it", services=services)
     with Conversation(services, photo_path) as conversation:
         first, second, third = map(conversation.ask, ("Rate it", "And the noise?", "Rate it"))
@@ -87,9 +87,7 @@ def test_pictures_in_memory_are_open_as_long_as_the_conversation(picture, tmp_pa
     assert all(row.plan.reference_mode == "Full-Reference" for row in rows)
 
 
-def test_a_question_that_was_broken_off_leaves_no_half_computed_cache(
-    services, photo_path, monkeypatch
-):
+def test_a_broken_off_question_leaves_no_half_computed_cache(services, photo_path, monkeypatch):
     """Ctrl-C in the midst of a pass: some layers of the cache are longer than others."""
     model = type(services.client("summarizer").model)
     real, calls = model.forward, []

@@ -76,7 +76,7 @@ def test_distortions_that_the_model_adds_do_not_count():
     assert (corrected.distortions, corrected.distortion_source) == (None, "Inferred")
 
 
-def test_a_question_that_is_not_about_quality_switches_everything_off():
+def test_a_question_about_something_else_switches_all_off():
     made = plan(query_type="Other", distortions={"Global": ["Noise"]})
     corrected = correct_plan(made, "Who is this?", False)
     assert (corrected.distortions, corrected.plan) == (None, PlanControlFlags())
@@ -89,7 +89,7 @@ def test_what_the_query_names_is_analysed_of_every_object():
     assert corrected.distortions == {key: ["Blurs", "Noise"] for key in ["dog", "sky"]}
 
 
-def test_what_the_user_said_stays_on_a_replan_and_the_model_may_add_to_it():
+def test_what_the_user_said_stays_on_a_replan_and_more_comes():
     """The region, its noise and NIQE stand in the query; the sea does too, and no tree."""
     before = plan(query_scope=["sky"], distortions={"sky": ["Noise"]})
     planned = {"query_scope": ["sea", "tree"], "distortions": {"sea": ["Blurs"]}}
@@ -109,7 +109,7 @@ def make_plan(client: ScriptedClient, picture: str, **state) -> dict:
     )
 
 
-def test_the_planner_returns_the_corrected_plan_and_says_what_it_corrected(picture):
+def test_the_planner_corrects_its_plan_and_says_what(picture):
     reply = plan_reply(plan=ALL_OFF, reference_mode="Full-Reference")
     update = make_plan(ScriptedClient(scripted_answers(PlannerReply=reply)), picture)
     assert update["plan"] == plan()
@@ -119,14 +119,14 @@ def test_the_planner_returns_the_corrected_plan_and_says_what_it_corrected(pictu
 
 
 @pytest.mark.parametrize("reply", ["no JSON", plan_reply(query_type="INVALID")])
-def test_a_planner_without_a_valid_plan_in_three_tries_is_an_error(picture, reply):
+def test_no_valid_plan_in_three_tries_is_an_error(picture, reply):
     client = ScriptedClient(scripted_answers(PlannerReply=reply))
     assert set(make_plan(client, picture)) == {"error"}
     cases = [prompt.case for prompt in prompts(client, "PlannerReply")]
     assert ["Return ONLY valid JSON" in case for case in cases] == [False, True, True]
 
 
-def test_the_planner_sees_choices_and_whether_there_is_a_reference(picture):
+def test_the_planner_sees_choices_and_the_reference(picture):
     client = ScriptedClient(scripted_answers())
     make_plan(client, picture, choices=["The car", "The sky"], reference_path=picture)
     lines = prompts(client, "PlannerReply")[0].case.split("\n")

@@ -103,7 +103,7 @@ def test_whether_a_query_asks_for_a_place():
 
 
 @pytest.mark.parametrize(("query", "kinds"), QUERIES["distortions"].items())
-def test_words_for_distortions_and_words_that_only_look_like_them(query, kinds):
+def test_words_for_distortions_and_words_that_look_like_them(query, kinds):
     assert distortions_in(query) == kinds
 
 
@@ -174,9 +174,7 @@ def test_a_named_tool_that_cannot_run_is_said_in_the_first_line(
 
 
 @pytest.mark.parametrize("pipeline", ["agent", "letters"])
-def test_a_name_that_no_tool_has_is_said_and_the_configured_tools_measure(
-    photo_path, services, pipeline
-):
+def test_a_name_that_no_tool_has_is_said_and_others_measure(photo_path, services, pipeline):
     given = scripted_services(ScriptedClient(scripted_answers()), services.tools)
     row = assess(photo_path, query="What is the VMAF?", pipeline=pipeline, services=given)
     assert {run.tool_name for run in row.tools if run.error is None} == {"LocalNR", "NIQE"}
@@ -185,7 +183,7 @@ def test_a_name_that_no_tool_has_is_said_and_the_configured_tools_measure(
     assert row.plan is None or row.plan.required_tool == "VMAF"
 
 
-def test_the_letters_pipeline_says_that_it_runs_no_tool_beside_choices(picture):
+def test_the_letters_pipeline_runs_no_tool_beside_choices(picture):
     services = scripted_services(ScriptedClient(scripted_answers()), ScriptedTools({"NIQE": 4.0}))
     how = {"choices": ["Yes", "No"], "pipeline": "letters", "services": services}
     row = assess(picture, query="Is its NIQE good?", **how)
@@ -202,9 +200,7 @@ def without_local_nr(services, monkeypatch):
 
 
 @pytest.mark.parametrize("query", [DEFAULT_QUERY, "Is it noisy?"])
-def test_where_localnr_reads_no_number_nothing_is_said_of_distortions(
-    photo_path, without_local_nr, query
-):
+def test_where_localnr_reads_no_number_no_damage_is_denied(photo_path, without_local_nr, query):
     """The other tool goes on. The embedded model's own word of distortions counts for nothing."""
     row = assess(photo_path, query=query, services=without_local_nr)
     assert (row.error, row.fusion.voters) == (None, ["NIQE"])
@@ -215,9 +211,7 @@ def test_where_localnr_reads_no_number_nothing_is_said_of_distortions(
     assert not re.search(r"\bno (visible|noise|damage|distortion)|clean", account(row), re.I)
 
 
-def test_a_tool_that_returns_no_number_ends_neither_a_map_nor_a_comparison(
-    photo_path, noisy_path, without_local_nr
-):
+def test_no_number_ends_neither_a_map_nor_a_comparison(photo_path, noisy_path, without_local_nr):
     how = {"pipeline": "letters", "services": without_local_nr}
     row = assess(noisy_path, map=True, **how)
     assert (row.error, row.map) == (None, None)

@@ -37,7 +37,7 @@ def judged(kind: str, severity: str) -> DistortionAnalysis:
         ),
     ],
 )
-def test_sentences_made_of_the_evidence_stand_in_for_missing_words(known, said):
+def test_sentences_of_the_evidence_stand_in_for_words(known, said):
     assert reasoned(None, known, None, None) == said
 
 
@@ -126,7 +126,7 @@ def test_without_words_the_answer_that_was_chosen_is_said(picture):
     assert any("no valid reasoning in three tries" in line for line in row.warnings)
 
 
-def test_what_the_shipped_model_says_of_damage_contradicts_nothing(services, noisy_path):
+def test_the_shipped_model_contradicts_no_damage(services, noisy_path):
     """Judged apart from the rules: the finding and the fused level stand in the text."""
     row = assess(noisy_path, services=services)
     text = row.quality_reasoning.lower()

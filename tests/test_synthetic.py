@@ -20,7 +20,7 @@ def test_all_seven_families_have_kinds():
 
 
 @pytest.mark.parametrize("kind", DISTORTIONS)
-def test_a_higher_severity_departs_further_from_the_clean_picture(kind, pixels):
+def test_a_higher_severity_departs_further_from_the_original(kind, pixels):
     """Root mean square error rises with severity; the seed is the same, so that angles and signs are."""
     errors = []
     for severity in range(1, 6):
@@ -40,7 +40,7 @@ def test_pairs_are_applied_in_the_order_of_a_camera(pixels):
     assert np.array_equal(one.image, other.image)
 
 
-def test_the_pseudo_mos_falls_with_severity_and_is_the_maps_own_on_a_clean_picture(photo):
+def test_the_pseudo_mos_falls_with_severity(photo):
     clean = np.asarray(photo)[:256, :256]
     measure = PseudoMos()
     # On a clean picture FSIM = VSI = 1 and GMSD = NLPD = 0; through the maps of configs/tool_maps.yaml:

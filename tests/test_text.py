@@ -33,7 +33,7 @@ def test_any_json_is_one_harmless_line_of_the_same_json(text):
 
 
 @pytest.mark.parametrize("kind", [UserError, ConfigError])
-def test_an_error_is_one_line_and_goes_from_one_process_to_another(kind):
+def test_an_error_is_one_line_and_goes_to_another_process(kind):
     error = kind(f"{STEERING}.png: expected", "bring it")
     assert str(error).isprintable()
     copy = pickle.loads(pickle.dumps(error))
@@ -60,7 +60,7 @@ def test_no_two_paths_have_the_same_text():
         ("模糊。天空很", "模糊。"),
     ],
 )
-def test_a_text_that_reaches_its_limit_ends_with_a_sentence_or_word(text, kept):
+def test_a_text_at_its_limit_ends_with_a_sentence_or_word(text, kept):
     assert whole_sentences(text, len(text)) == kept
     assert whole_sentences(f"{text} ", len(text) + 2) == text
 

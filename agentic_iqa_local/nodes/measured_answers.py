@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from statistics import NormalDist, fmean
 from typing import Any
 
+import numpy as np
+
 from agentic_iqa_local.iqa_tools.detector import WORD_SEVERITIES
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.nodes.detection import strongest
@@ -47,9 +49,9 @@ def measure_choices(
         weights, basis = _by_scores(asked, choices, evidence), SCORES
     if weights is None:
         return None, "no answer names what was measured: the letters stand alone"
-    weights = [max(LEAST, weight) for weight in weights]
-    p = [weight / sum(weights) for weight in weights]
-    return dict(zip(choice_letters(choices), p, strict=True)), basis
+    p = np.maximum(weights, LEAST)
+    p /= p.sum()
+    return dict(zip(choice_letters(choices), p.tolist(), strict=True)), basis
 
 
 def _matched(choices: Sequence[str], table: Mapping[Any, re.Pattern[str]]) -> list[Any] | None:
@@ -57,7 +59,8 @@ def _matched(choices: Sequence[str], table: Mapping[Any, re.Pattern[str]]) -> li
     the same."""
     keys = []
     for choice in choices:
-        keys += [key for key, words in table.items() if words.search(choice)][-1:]
+        held = [key for key, words in table.items() if words.search(choice)]
+        keys += held[-1:]
     return keys if len(keys) == len(choices) == len(set(keys)) else None
 
 
@@ -133,7 +136,7 @@ def _strongest(named: Sequence[Sequence[str]], detection: Detection) -> Weights:
         return None
     changed = detection.families[EXPOSURE].probability
     p = _by_side(detection, changed) | {"none": 1 - changed}
-    if not p.keys() >= {kind for kinds in named for kind in kinds}:
+    if not set().union(*named) <= p.keys():
         p = strongest(detection)
         p |= _by_side(detection, p[EXPOSURE])
     return [max(p[kind] for kind in kinds) for kinds in named]
@@ -146,11 +149,10 @@ def _presence(
     present = says_present(asked, kinds)
     if present is None:
         return None
-    p = {kind: family.probability for kind, family in detection.families.items()}
-    sides = _sides_in(asked)
+    families, sides = detection.families, _sides_in(asked)
+    there = max(families[kind].probability for kind in kinds or families)
     if present and kinds == [EXPOSURE] and len(sides) == 1:
-        kinds, p = sides, _by_side(detection, p[EXPOSURE])
-    there = max(p[kind] for kind in kinds or p)
+        there = _by_side(detection, there)[sides[0]]
     return _yes_or_no(choices, there if present else 1 - there)
 
 
