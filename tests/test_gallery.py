@@ -98,7 +98,7 @@ def test_thumbnails_stand_upright(tmp_path):
     assert Image.open(io.BytesIO(base64.b64decode(found.small))).size == (10, 20)
 
 
-def test_a_row_keeps_its_decision_when_rows_are_added_and_pictures_are_moved():
+def test_a_row_keeps_its_decision():
     rows = [
         Assessment(image=f"/old/{name}", sha256="0" * 64, query="Rate")
         for name in ("a.png", "b.png", "a.png")

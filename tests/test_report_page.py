@@ -48,7 +48,7 @@ def page(study, tmp_path_factory):
     return file
 
 
-def test_untrusted_text_is_escaped_and_nothing_outside_is_referred_to(page):
+def test_untrusted_text_is_escaped_and_nothing_is_fetched(page):
     text = page.read_text(encoding="utf-8")
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text  # of the run's name and the query
     assert text.count("<script") == 1  # the page's own
@@ -60,7 +60,7 @@ def test_untrusted_text_is_escaped_and_nothing_outside_is_referred_to(page):
 
 @needs_chromium
 @pytest.mark.parametrize(("size", "dark"), [("wide", False), ("phone", True)])
-def test_the_page_is_clean_in_a_browser_and_hostile_names_are_text(page, size, dark):
+def test_the_page_is_clean_in_a_browser(page, size, dark):
     with browser_page(size=size, dark=dark) as watched:
         watched.page.goto(page.as_uri())
         assert watched.page.locator("figure img[src^='data:image/svg']").count() == 3

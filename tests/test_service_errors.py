@@ -51,39 +51,29 @@ def with_picture(**options):
 
 
 CHATS = [
-    *({"messages": messages} for messages in (None, 5, {}, MARK, [None], [5], [[]], [MARK], [])),
-    *(said(part) for part in ("x", None, 5, [MARK], {}, {"type": MARK}, {"type": "text"})),
-    *(said(content=content) for content in (5, True, {"type": "text"}, None, [], MARK)),
-    *(said({"type": "image_url", "image_url": url}) for url in (None, DATA_URL, 5, {}, [])),
+    *({"messages": messages} for messages in (None, MARK, [None], [MARK], [])),
+    *(said(part) for part in ("x", None, {}, {"type": MARK}, {"type": "text"})),
+    *(said(content=content) for content in (5, {"type": "text"}, None, MARK)),
+    *(said({"type": "image_url", "image_url": url}) for url in (None, DATA_URL, {})),
     *(
         said({"type": "image_url", "image_url": {"url": url}})
-        for url in (None, 5, f"http://{MARK}/a.png", f"file:///{MARK}", f"data:,%{MARK}", "data:")
+        for url in (None, f"http://{MARK}/a.png", f"file:///{MARK}", f"data:,%{MARK}", "data:")
     ),
-    said({"type": "text", "text": [MARK]}),
-    *(with_picture(stream=stream) for stream in ([MARK], MARK, {})),
+    with_picture(stream=MARK),
     with_picture(pipeline=MARK),
-    with_picture(query=[MARK]),
     with_picture(choices=[MARK]),
     with_picture(temperature=float("nan")),
 ]
-OPTIONS = {
-    "query": (MARK * 1000, [MARK]), "choices": (MARK, [MARK], [MARK, 5]), "pipeline": (MARK, [MARK]),
-    "mode": (MARK, {MARK: 1}), "max_replan_iterations": (MARK, -1), "map": (MARK,), "at_least": (MARK, 9),
-    "error_rate": (MARK, 1e400), "target_width": (MARK,), "background": (MARK,), MARK: (1,),
-}  # fmt: skip
+OPTIONS = {"query": [MARK], "choices": [MARK, 5], "pipeline": MARK, "max_replan_iterations": -1,
+           "at_least": 9, "error_rate": 1e400, MARK: 1}  # fmt: skip
 CONTENTS = [
-    (JSON, content)
-    for content in (b"", b"null", b"5", b"[]", b"{", b"NaN", b"\xff\xfe", b"[" * 100_000, b'{"a":' * 9000)
-] + [
+    *((JSON, content) for content in (b"", b"null", b"[]", b"{", b"NaN", b"\xff\xfe", b"[" * 100_000)),
     (FORM, b"--x\r\nContent-Disposition: form-data\r\n\r\n--x--"),
-    (FORM, b'--x\r\nContent-Disposition: form-data; name="image"; filename="a\0b"\r\n'),
     ("multipart/form-data", b"--x"),
     (JSON, b'{"image": "AAA"}'),
-    (JSON, b'{"image": 5, "query": "\\u0000"}'),
     (JSON, b'{"images": [{"name": ["x"], "data": {}}]}'),
     (JSON, b'{"image": {"name": "\\ud800", "data": "AAAA"}}'),
     ("text/plain", MARK.encode()),
-    ("application/x-www-form-urlencoded", b"q=" + MARK.encode()),
     ("", b"{}"),
 ]  # fmt: skip
 
@@ -106,18 +96,13 @@ def test_a_malformed_chat_is_told_in_the_one_form(client, caplog, sent):
     assert caplog.records == []
 
 
-@pytest.mark.parametrize("path", ROUTES)
-@pytest.mark.parametrize(
-    ("name", "value"), [(name, value) for name, values in OPTIONS.items() for value in values]
-)
+@pytest.mark.parametrize("path", ["/v1/assess", "/v1/batches"])
+@pytest.mark.parametrize(("name", "value"), OPTIONS.items())
 def test_an_option_is_named_and_not_quoted(client, path, name, value):
-    if path == "/v1/compare" and name not in (MARK, "pipeline", "background"):
-        name, value = MARK, 1
     picture = base64.b64encode(b"a picture").decode()
-    sent = {"image": picture} if path == "/v1/assess" else {"images": [picture] * 2}
-    answer = client.post(
-        path, content=json.dumps(sent | {name: value}), headers={"Content-Type": JSON}
-    )
+    sent = {"image": picture} if path == "/v1/assess" else {"images": [picture]}
+    content = json.dumps(sent | {name: value})
+    answer = client.post(path, content=content, headers={"Content-Type": JSON})
     assert answer.status_code == 400
     error = problem(answer)
     if error["code"] == "bad_request" and "JSON" not in error["message"]:
@@ -127,22 +112,16 @@ def test_an_option_is_named_and_not_quoted(client, path, name, value):
 @pytest.mark.parametrize(
     ("method", "path", "headers", "status"),
     [
-        *(
-            ("GET", f"/v1/batches/none/rows?from={start}", {}, 400)
-            for start in ("abc", "-1", "NaN", "1.5", MARK, "9" * 5000)
-        ),
-        *(
-            (method, f"/v1/batches/{name}{part}", {}, 404)
-            for name in ("%2e%2e", "%00", "%ff", "*", "." * 300, MARK)
-            for method, part in (("GET", ""), ("GET", "/rows"), ("GET", "/gallery"), ("DELETE", ""))
-        ),
-        *(("GET", path, {}, 404) for path in (f"/{MARK}", "/v1", f"/v1/{MARK}", "/%00", "/docs")),
-        *(("GET", path, {}, 405) for path in (CHAT, "/v1/assess", "/v1/compare")),
-        *(("PUT", path, {}, 405) for path in ("/", "/v1/info", "/v1/batches", "/v1/batches/x")),
-        *(("GET", "/v1/info", {"Host": host}, 400) for host in ("evil.example", MARK, "[", "")),
+        *(("GET", f"/v1/batches/none/rows?from={start}", {}, 400) for start in ("-1", MARK)),
+        ("GET", "/v1/batches/%00/rows", {}, 404),
+        ("GET", f"/v1/batches/{MARK}/gallery", {}, 404),
+        ("DELETE", "/v1/batches/%2e%2e", {}, 404),
+        *(("GET", path, {}, 404) for path in (f"/{MARK}", "/v1", "/%00", "/%2e%2e/__init__.py")),
+        ("GET", "/v1/assess", {}, 405),
+        *(("PUT", path, {}, 405) for path in ("/", "/v1/info", "/v1/batches/x")),
+        *(("GET", "/v1/info", {"Host": host}, 400) for host in ("evil.example", "")),
         *(("POST", CHAT, {"Origin": origin}, 403) for origin in ("http://evil.example", "null")),
         ("POST", "/v1/assess", {"Content-Length": str(2**28), "Content-Type": JSON}, 413),
-        ("POST", "/v1/info", {"Content-Length": str(2**28)}, 413),
     ],
 )
 def test_what_no_route_takes_is_told_in_the_one_form(client, method, path, headers, status):

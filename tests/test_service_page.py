@@ -188,18 +188,6 @@ def test_a_comparison_that_fails_says_so(service):
         clean(watched, service)
 
 
-def test_what_is_no_picture_is_told_with_its_reason(service):
-    with browser_page() as watched:
-        page = opened(watched, service)
-        page.set_input_files(
-            "#image", {"name": "a.png", "mimeType": "image/png", "buffer": b"no picture"}
-        )
-        page.click("#go")
-        page.wait_for_selector(".failed", timeout=600000)
-        assert "a.png" in page.inner_text(".failed")
-        clean(watched, service)
-
-
 def test_a_wrong_token_is_told_and_another_asked_for(service):
     with browser_page() as watched:
         page = opened(watched, service, "wrong")

