@@ -164,18 +164,6 @@ def test_the_keyboard_alone_asks_a_question(service):
         assert page.inner_text(".verdict").split(" (p")[0] in ("Yes", "No")
 
 
-def test_two_pictures_of_one_name_are_told_apart(service):
-    with browser_page() as watched:
-        page = opened(watched, service)
-        given(page, 'a".png', 'a".png')
-        assessed(page)
-        names = [text.split(" ", 1)[1] for text in page.locator(".order strong").all_inner_texts()]
-        assert sorted(names) == ["a_.png", "a_.png (2)"]
-        addresses = page.locator(".order img").evaluate_all("all => all.map((one) => one.src)")
-        assert len(set(addresses)) == 2
-        assert all(address.startswith("blob:") for address in addresses)
-
-
 def test_a_comparison_that_fails_says_so(service):
     with browser_page() as watched:
         page = opened(watched, service)

@@ -266,20 +266,6 @@ def test_a_row_that_a_kill_cut_off_is_made_again(tmp_path, end):
     asyncio.run(main())
 
 
-def test_whatever_a_batch_raises_stops_it_alone(tmp_path, caplog):
-    async def main():
-        runner = Hashing()
-        batches = Batches(tmp_path, Queue(runner, 8), SET_UP)
-        bad, good = [(await batches.submit(body("a")))["id"] for _ in range(2)]
-        bad, good = sorted((bad, good))
-        runner.lost = [KeyError("of nobody")]
-        status = await worked_off(batches, good, bad)
-        assert (status["state"], batches.status(good)["state"]) == ("stopped", "finished")
-        assert "KeyError" in status["error"]["message"]
-
-    asyncio.run(main())
-
-
 def test_a_batch_that_cannot_be_stored_leaves_nothing(tmp_path, monkeypatch, caplog):
     caplog.set_level(logging.CRITICAL)
 

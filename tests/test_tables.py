@@ -2,8 +2,6 @@
 
 import csv
 import io
-import tempfile
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -18,9 +16,7 @@ from scripted import (
 
 from agentic_iqa_local import assess
 from agentic_iqa_local.batch.cells import plain_cell, safe_cell
-from agentic_iqa_local.batch.inputs import read_manifest
-from agentic_iqa_local.output.tables import as_csv, csv_text
-from agentic_iqa_local.studies.datasets import load_dataset
+from agentic_iqa_local.output.tables import csv_text
 
 
 def rows(picture, *queries, **options):
@@ -94,16 +90,3 @@ WORDS = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1)
 @given(st.lists(ENDS | WORDS).map("".join))
 def test_a_cell_is_read_as_the_text_that_was_written(text):
     assert plain_cell(safe_cell(text)) == text
-
-
-@given(st.lists(ENDS | WORDS).map(lambda parts: "Rate it" + "".join(parts).strip()))
-def test_a_table_is_a_manifest_with_the_same_queries(text):
-    with tempfile.TemporaryDirectory() as folder:
-        manifest = Path(folder, "table.csv")
-        Path(folder, "a.png").touch()
-        row = {"image": "a.png", "query": text, "question": text, "choices": "x|y", "answer": "x"}
-        table = as_csv([*row], [row])
-        manifest.write_text(f"\ufeff{table}", encoding="utf-8", newline="")
-        assert [item.query for item in read_manifest(manifest)] == [text]
-        (question,) = load_dataset(manifest).items
-        assert question.question == text
