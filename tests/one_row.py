@@ -45,10 +45,6 @@ MAP = {
     "letters": [[1.0, 3.0], [3.0, 3.0]], "tool": [[1.3, 3.0], [3.0, 3.0]], "tool_weight": 0.8, "median": 2.34,
     "worst": [WORST], "cost": {"tiles": 9, "tokens": 99, "seconds": 1.5},
 }  # fmt: skip
-PASSES = [
-    {"number": 1, "concluded": "C, q 2.71", "q": 2.71, "gaps": ["Missing tool scores for sky"]},
-    {"number": 2, "asked": "Missing tool scores for sky", "concluded": "D, q 2.31", "q": 2.31},
-]
 COMMON = {
     "query": "Rate the perceptual quality of this image.", "evidence": EVIDENCE, "tools": RUNS,
     "seconds": 3.25, "warnings": ["a thing to know"], "quality_reasoning": "Blocks show, and it is dark.",
@@ -87,7 +83,6 @@ RATING = {
     "interval": CALIBRATED | {"low": 1.62, "high": 3.14, "difficulty": 0.5, "condition": CONDITION},
     "gate": {"at_least": 3.5, "probability": 0.03, "error_rate": 0.1, "verdict": "fail"},
     "map": MAP,
-    "passes": PASSES,
 }
 WORDS = {"query": "What grows here?", "final_answer": "A fern beside a path.", "tools": []}
 UNSURE = {
@@ -95,7 +90,6 @@ UNSURE = {
     "gate": None,
     "map": None,
     "no_map": "map: the picture is too small for one",
-    "passes": [],
 }
 FAILED = {"error": "a.png: expected a picture, got a text; look", "evidence": None, "tools": []}
 

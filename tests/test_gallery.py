@@ -93,9 +93,9 @@ def test_thumbnails_stand_upright(tmp_path):
     exif = Image.Exif()
     exif[274] = 6  # turned by a quarter
     Image.new("RGB", (80, 40)).save(tmp_path / "a.jpg", exif=exif)
-    found = thumbnail(tmp_path / "a.jpg", 20, None)
+    found = thumbnail(tmp_path / "a.jpg", 20)
     assert found.about["size"] == (40, 80)
-    assert Image.open(io.BytesIO(base64.b64decode(found.small))).size == (10, 20)
+    assert Image.open(io.BytesIO(base64.b64decode(found.copy))).size == (10, 20)
 
 
 def test_a_row_keeps_its_decision():

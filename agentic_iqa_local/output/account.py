@@ -4,57 +4,44 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from agentic_iqa_local.nodes.evidence import found_damage
-from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY, choice_letters, chosen_answer
+from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY, chosen_answer
 from agentic_iqa_local.output.words import nothing_found, raw_with_scale
-from agentic_iqa_local.result import AnswerSet, Assessment, Gate, Interval
+from agentic_iqa_local.result import Assessment, Gate
 from agentic_iqa_local.score_fusion import expected_level
-from agentic_iqa_local.state import (
-    LETTER_WORDS,
-    UNCLEAR,
-    DamagedBox,
-    FusionResult,
-    ToolExecutionLog,
-    in_words,
-)
-
-AGREE = 0.5  # levels between the tools' mean and the model's expectation
+from agentic_iqa_local.state import LETTER_WORDS, UNCLEAR, DamagedBox, ToolExecutionLog, in_words
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of an account, with one of: sentences, a list, probabilities by answer, or a table of scores."""
+    """A part of an account, with one of: sentences, probabilities by answer, or a table of scores."""
 
     title: str
     sentences: list[str] = field(default_factory=list)
-    items: list[str] = field(default_factory=list)
     shares: list[tuple[str, float]] = field(default_factory=list)
     # what gave a score, the score from 1 to 5, and what it is made of
     scores: list[tuple[str, float | None, str]] = field(default_factory=list)
 
 
 def account_of(row: Assessment) -> list[Part]:
-    """The parts that have something to say; of a picture that failed only what was done, not what was found."""
+    """The parts that have something to say."""
     parts = []
     if not row.error:
-        reasoning = row.quality_reasoning
         parts += [
-            Part("Answer", _verdict(row)),
-            Part("Reasoning", [reasoning] if reasoning and reasoning != row.final_answer else []),
+            Part("Question", [] if row.query == DEFAULT_QUERY else [row.query]),
+            Part("Reasoning", [row.quality_reasoning] if row.quality_reasoning else []),
             Part("Evidence", _evidence(row)),
             Part("Where", map_sentences(row)),
             Part("How sure", _sureness(row)),
-            Part("Rests on", _decision(row)),
+            Part("Answers" if row.choices else "Levels by the model", shares=_shares(row)),
+            Part("Scores", scores=_scores(row)),
         ]
-    parts.append(Part("Passes", _passes(row)))
-    if not row.error:
-        parts.append(Part("Answers" if row.choices else "Levels by the model", shares=_shares(row)))
     parts += [
-        Part("Scores", scores=_scores(row)),
-        Part("Corrections of the plan", items=row.plan_corrections),
-        Part("Warnings", items=row.warnings),
+        Part("Replanned", row.replan_history),
+        Part("Corrections", row.plan_corrections),
+        Part("Warnings", row.warnings),
         Part("Cost", _cost(row)),
     ]
-    return [part for part in parts if part.sentences or part.items or part.shares or part.scores]
+    return [part for part in parts if part.sentences or part.shares or part.scores]
 
 
 def parts_of(row: Assessment) -> list[dict[str, Any]]:
@@ -62,45 +49,22 @@ def parts_of(row: Assessment) -> list[dict[str, Any]]:
     return [asdict(part) for part in account_of(row)]
 
 
-def _verdict(row: Assessment) -> list[str]:
-    asked = [] if row.query == DEFAULT_QUERY else [f"You asked: “{row.query.rstrip('.')}”."]
-    if row.choices and row.letter and row.p:
-        answer = chosen_answer(row.choices, row.letter)
-        probability = f"{row.p[row.letter]:.0%}"
-        return [*asked, f"The answer is “{answer}”, with a probability of {probability}."]
-    if not row.level:
-        return [*asked, f"The model answers: {row.answer}"]
-    regions = row.plan is not None and row.plan.query_scope != "Global"
-    what = ", ".join(row.plan.objects) if row.plan and regions else "the picture"
-    against = f", compared with its original {row.reference}" if row.reference else ""
-    scale = f"{row.q:.2f} on the scale from 1 (bad) to 5 (excellent)"
-    sentences = [*asked, f"The quality of {what} is {row.level.lower()}: {scale}{against}."]
-    if row.gate:
-        sentences.append(_gate(row.gate))
-    return sentences
-
-
-def _gate(gate: Gate) -> str:
-    chance = f"It is {gate.at_least:g} or better with {gate.probability:.0%} probability"
-    rate = f"at most {gate.error_rate:.0%}"
-    if gate.verdict == "unsure":
-        return f"{chance}, too close for a verdict: {rate} of verdicts may be wrong."
-    passes = {"pass": "passes", "fail": "fails"}[gate.verdict]
-    return f"{chance}, so it {passes} ({rate} of such verdicts are wrong)."
-
-
 def _evidence(row: Assessment) -> list[str]:
-    """What is wrong; what it looked for in vain is no finding."""
+    """What is wrong, and what the answer rests on beside the scores."""
     evidence, sentences = row.evidence, []
+    if row.fusion and row.fusion.measurement:
+        what = "The answer also rests on" if row.fusion.measured else "No measurement counts:"
+        sentences.append(f"{what} {row.fusion.measurement}.")
     if not (evidence and evidence.distortion_analysis):
-        return []
-    for finding in found_damage(evidence):
+        return sentences
+    found = found_damage(evidence)
+    for finding in found:
         if finding.severity == UNCLEAR:
             sentences.append(f"How severe the {finding.in_place} would be cannot be told.")
         else:
             because = finding.explanation.rstrip(".")
             sentences.append(f"It shows {finding.with_severity} ({because}).")
-    if not sentences and not row.choices:
+    if not found and not row.choices:
         sentences.append(f"{nothing_found(row).capitalize()} was found.")
     if row.map is None and evidence.damaged_part:
         part = evidence.damaged_part
@@ -137,89 +101,45 @@ def _sureness(row: Assessment) -> list[str]:
     """The interval or the set of answers, what it rests on, and what follows from it."""
     sentences = []
     if row.interval:
-        sentences += _interval(row.interval)
+        interval = row.interval
+        between = f"the true quality lies between {interval.low:.1f} and {interval.high:.1f}"
+        learnt = f"learnt from {interval.calibrated_on}"
+        sentences.append(f"With {interval.coverage:.0%} probability {between} ({learnt}).")
+        sentences += [f"The range is wider because {reason}." for reason in interval.widened]
     if row.answer_set and row.choices:
-        sentences += _answers(row.answer_set, row.choices)
+        found = row.answer_set
+        answers = " or ".join(chosen_answer(row.choices, letter) for letter in found.letters)
+        said = f"With {found.coverage:.0%} probability the right answer is {answers}"
+        if len(found.letters) == len(row.choices):
+            wrong = "too many such answers were wrong"
+            said = f"At {found.coverage:.0%} no answer is ruled out: {wrong}"
+        sentences.append(f"{said} (learnt from {found.calibrated_on}).")
+        sentences += [f"There are more of them because {reason}." for reason in found.widened]
     if row.no_interval:
         sentences.append(f"{row.no_interval[0].upper()}{row.no_interval[1:]}.")
     if row.not_sure:
         sentences.append(f"The answer is held back: {row.not_sure.removeprefix('not sure: ')}.")
+    if row.gate:
+        sentences.append(_gate(row.gate))
     return sentences
 
 
-def _interval(interval: Interval) -> list[str]:
-    between = f"the true quality lies between {interval.low:.1f} and {interval.high:.1f}"
-    learnt = f"learnt from {interval.calibrated_on}"
-    sentences = [f"With {interval.coverage:.0%} probability {between} ({learnt})."]
-    return sentences + [f"The range is wider because {reason}." for reason in interval.widened]
-
-
-def _answers(found: AnswerSet, choices: list[str]) -> list[str]:
-    if len(found.letters) == len(choices):
-        said = f"At {found.coverage:.0%} no answer is ruled out: too many such answers were wrong"
-    else:
-        answers = " or ".join(chosen_answer(choices, letter) for letter in found.letters)
-        said = f"With {found.coverage:.0%} probability the right answer is {answers}"
-    sentences = [f"{said} (learnt from {found.calibrated_on})."]
-    return sentences + [f"There are more of them because {reason}." for reason in found.widened]
-
-
-def _decision(row: Assessment) -> list[str]:
-    """What the answer rests on: the model's eye, the tools, or both."""
-    fusion = row.fusion
-    if row.plan and row.plan.query_type == "Other":
-        return ["The question is not about technical quality, so no tool measured anything."]
-    if fusion is None:
-        return []
-    if fusion.measurement:
-        what = "The answer also rests on" if fusion.measured else "No measurement counts:"
-        return [f"{what} {fusion.measurement}."]
-    if fusion.q is None:
-        return []
-    if fusion.q_bar is None:
-        return ["No tool gave a score, so the score is the model's alone."]
-    return [_weighed(row, fusion, fusion.q, fusion.q_bar)]
-
-
-def _weighed(row: Assessment, fusion: FusionResult, q: float, tools: float) -> str:
-    """What the tools say, what the model says, and which of them decided."""
-    expected = expected_level(fusion.p_c)
-    ends = "they agree"
-    if abs(tools - expected) >= AGREE:
-        decided = "the tools" if abs(q - tools) <= abs(q - expected) else "the model"
-        ends = f"they differ, and {decided} decided"
-    model = "has no preference" if fusion.vlm_letter is None else f"alone says {expected:.2f}"
-    scored = [run for run in row.tools if run.normalized_score is not None]
-    voters = {run.tool_name for run in scored if not _no_vote(run)}
-    who = f"The tool {voters.pop()} says" if len(voters) == 1 else "The tools say on average"
-    return f"{who} {tools:.2f}, the model {model}: {ends}."
-
-
-def _passes(row: Assessment) -> list[str]:
-    """What each pass concluded, where there were several; of a question the choice in place of its letter."""
-    if len(row.passes) < 2:
-        return []
-    letters = choice_letters(row.choices) if row.choices else []
-    sentences = []
-    for one in row.passes:
-        asked = f", to close the gap “{one.asked.rstrip('.')}”" if one.asked else ""
-        concluded = one.concluded
-        if row.choices and concluded in letters:
-            concluded = chosen_answer(row.choices, concluded)
-        sentences.append(f"Pass {one.number}{asked}: {concluded}.")
-    return sentences
+def _gate(gate: Gate) -> str:
+    chance = f"It is {gate.at_least:g} or better with {gate.probability:.0%} probability"
+    verdict = {"pass": "it passes", "fail": "it fails", "unsure": "too close for a verdict"}
+    rate = f"at most {gate.error_rate:.0%} of verdicts are wrong"
+    return f"{chance}: {verdict[gate.verdict]} ({rate})."
 
 
 def _shares(row: Assessment) -> list[tuple[str, float]]:
     """The probability of each answer, as it was chosen; of a rating that of each level by the model alone."""
-    if row.fusion is None:
-        return []
-    if row.q is not None:
-        return [(f"{letter} {LETTER_WORDS[letter]}", p) for letter, p in row.fusion.p_c.items()]
-    choices = row.choices or []
-    return [
-        (f"{letter}. {chosen_answer(choices, letter)}", p) for letter, p in row.fusion.p.items()
-    ]
+    shares, fusion = [], row.fusion
+    if fusion and fusion.q is not None:
+        shares += [(f"{letter} {LETTER_WORDS[letter]}", p) for letter, p in fusion.p_c.items()]
+    elif fusion and row.choices:
+        for letter, p in fusion.p.items():
+            shares.append((f"{letter}. {chosen_answer(row.choices, letter)}", p))
+    return shares
 
 
 def _scores(row: Assessment) -> list[tuple[str, float | None, str]]:
@@ -244,16 +164,11 @@ def _measured(run: ToolExecutionLog) -> str:
         parts.append(f"of the {run.measured}")
     if run.fallback:
         parts.append("stood in for another")
-    if why := _no_vote(run):
-        parts.append(why)
-    return "; ".join(parts)
-
-
-def _no_vote(run: ToolExecutionLog) -> str:
-    """Why a tool that measured does not count; empty where it does."""
     if run.outvoted:
-        return "not counted: it stands apart from every other tool"
-    return "not counted: it only checks a more reliable tool" if run.trailing else ""
+        parts.append("not counted: it stands apart from every other tool")
+    elif run.trailing:
+        parts.append("not counted: it only checks a more reliable tool")
+    return "; ".join(parts)
 
 
 def _cost(row: Assessment) -> list[str]:
@@ -261,9 +176,6 @@ def _cost(row: Assessment) -> list[str]:
         return []
     model = f"{row.model['name']} on {row.model['device']} ({row.model['dtype']})"
     sentences = [f"{model}, {row.seconds:.1f} s."]
-    if row.tokens:
-        read = f"{row.tokens.prefilled} tokens read, {row.tokens.reused} reused"
-        sentences.append(f"{read}, {row.tokens.decoded} written.")
     if notice := row.model.get("notice"):
         sentences.append(f"Note: {notice}.")
     return sentences

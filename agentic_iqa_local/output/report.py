@@ -139,28 +139,24 @@ def summary(row: Assessment) -> str:
 
 def account(row: Assessment) -> str:
     """The account of `--explain`, of several lines that fit the terminal."""
-    lines, after_block = wrapped(headline(row), indent=""), True
+    lines = [*wrapped(headline(row), indent=""), ""]
     for part in account_of(row):
-        is_block = not part.sentences
-        if is_block or after_block:
-            lines.append("")
-        lines += _block(part) if is_block else wrapped(f"{part.title}: {' '.join(part.sentences)}")
-        after_block = is_block
+        if part.sentences:
+            lines += wrapped(f"{part.title}: {' '.join(part.sentences)}")
+        else:
+            if lines[-1]:
+                lines.append("")
+            lines += [*_table(part), ""]
     return safe_lines(lines)
 
 
-def _block(part: Part) -> list[str]:
-    """A title, and a list or a table below it."""
-    if part.scores:
-        lines = [f"  {part.title:<14}{'1 to 5':>6}"]
-        for name, score, about in part.scores:
-            figure = "–" if score is None else f"{score:.2f}"
-            begin = f"  {name[:14]:<14}{figure:>6}  "
-            lines += wrapped(about, begin, " " * len(begin))
-        return lines
-    lines = [f"  {part.title}"]
-    for answer, p in part.shares:
-        lines.append(f"  {p:>6.1%}  {answer}")
-    for item in part.items:
-        lines += wrapped(item, "  - ", "    ")
+def _table(part: Part) -> list[str]:
+    """A title and a line for each answer or score."""
+    if part.shares:
+        return [f"  {part.title}", *(f"  {p:>6.1%}  {answer}" for answer, p in part.shares)]
+    lines = [f"  {part.title:<14}{'1 to 5':>6}"]
+    for name, score, about in part.scores:
+        figure = "–" if score is None else f"{score:.2f}"
+        begin = f"  {name[:14]:<14}{figure:>6}  "
+        lines += wrapped(about, begin, " " * len(begin))
     return lines

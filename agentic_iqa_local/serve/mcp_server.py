@@ -23,7 +23,6 @@ MOST_COMPARED = 20  # pictures in one call
 LONG = (
     "plan",
     "evidence",
-    "passes",
     "failed_tries",
     "map",
     "fusion_settings",

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from markupsafe import Markup
-from PIL import Image
 
 from agentic_iqa_local.errors import one_line, printable
 from agentic_iqa_local.files import path_from_text, write_whole
@@ -35,16 +34,15 @@ SCRIPTS = (
     "gallery_account.js",
     "gallery.js",
 )
-BLOCK = {"accounts": 50, "small": 50, "large": 5}  # of how many items each block of data is
+BLOCK = {"accounts": 50, "copies": 20}  # of how many items each block of data is
 
 
 class Thumbnail(NamedTuple):
-    """What the page knows of a picture before it shows it, and two copies as WebP in base64. `about` has the reason,
-    as `missing`, for one that cannot be read."""
+    """What the page knows of a picture before it shows it, and a copy as WebP in base64. `about` has the reason, as
+    `missing`, for one that cannot be read."""
 
     about: dict[str, Any]
-    small: str | None = None
-    large: str | None = None
+    copy: str | None = None
 
 
 def write_gallery(
@@ -56,8 +54,8 @@ def write_gallery(
     path, by as much of its end as matches. Raises WriteError.
     """
     places = {path: place for place, path in enumerate(dict.fromkeys(row.image for row in rows))}
-    sides = _sides(len(places))
-    pictures = [thumbnail(_found(path, images), *sides) for path in places]
+    side = 640 if len(places) <= 400 else 320  # 1,000 pictures take about 15 MB
+    pictures = [thumbnail(_found(path, images), side) for path in places]
     entries = []
     for row, key in zip(rows, identities(rows), strict=True):
         entries.append(entry(row, key, places[row.image]))
@@ -70,20 +68,12 @@ def write_gallery(
     }
     blocks = [
         *_blocks("accounts", [account(row) for row in rows]),
-        *_blocks("small", [picture.small for picture in pictures]),
-        *_blocks("large", [picture.large for picture in pictures]),
+        *_blocks("copies", [picture.copy for picture in pictures]),
     ]
     page = pages.environment().get_template("gallery.html.jinja")
     own = pages.own_files(STYLES, SCRIPTS)
     write_whole(file, page.render(own, name=one_line(name), index=_json(index), blocks=blocks))
     return sum("missing" in picture.about for picture in pictures)
-
-
-def _sides(pictures: int) -> tuple[int, int | None]:
-    """The longest sides of thumbnails and of larger copies: 1,000 pictures take about 10 MB."""
-    if pictures <= 400:
-        return 320, 720
-    return 240, 480 if pictures <= 1500 else None
 
 
 def _found(path: str, images: Path | None) -> Path:
@@ -100,9 +90,9 @@ def _found(path: str, images: Path | None) -> Path:
     return original
 
 
-def thumbnail(path: Path, side: int, view: int | None) -> Thumbnail:
-    """A picture of a file, turned upright as its EXIF data say; transparent pixels become white. `side` and `view`
-    are the longest sides of the copies in pixels; the larger one is only made if the picture is larger than `side`."""
+def thumbnail(path: Path, side: int) -> Thumbnail:
+    """A picture of a file, turned upright as its EXIF data say; transparent pixels become white. `side` is the longest
+    side of the copy in pixels."""
     try:
         loaded = load_image(path, min_side=1, background="white")
     except ImageError as error:
@@ -112,16 +102,10 @@ def thumbnail(path: Path, side: int, view: int | None) -> Thumbnail:
         "sha256": loaded.sha256,
         "address": path.absolute().as_uri(),
     }
-    large = _webp(loaded.pixels, view, 80) if view and max(loaded.pixels.size) > side else None
-    return Thumbnail(about, _webp(loaded.pixels, side, 68), large)
-
-
-def _webp(pixels: Image.Image, side: int, quality: int) -> str:
-    copy = pixels.copy()
+    copy, content = loaded.pixels.copy(), BytesIO()
     copy.thumbnail((side, side), reducing_gap=3.0)
-    content = BytesIO()
-    copy.save(content, "WEBP", quality=quality, method=2)
-    return base64.b64encode(content.getvalue()).decode()
+    copy.save(content, "WEBP", quality=75, method=2)
+    return Thumbnail(about, base64.b64encode(content.getvalue()).decode())
 
 
 def _blocks(kind: str, items: Sequence[Any]) -> Iterator[tuple[str, Markup]]:

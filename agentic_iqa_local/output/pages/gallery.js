@@ -17,7 +17,7 @@ function measure() {
 function face(row) {
   const picture = pictures[row.picture];
   if (picture.missing) return make("div.face.missing", {}, make("span", {}, reasoned({ error: picture.missing, image: row.image })[0]));
-  return make("div.face", {}, make("img", { alt: "", decoding: "sync", src: address(item("small", row.picture)) }));
+  return make("div.face", {}, make("img", { alt: "", decoding: "sync", src: address(item("copies", row.picture)) }));
 }
 
 function figures(row) {

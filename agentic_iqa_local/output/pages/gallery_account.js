@@ -4,8 +4,7 @@ const dialog = byId("account");
 function portrait(row, boxes) {
   const picture = pictures[row.picture];
   if (picture.missing) return make("div.portrait.missing", {}, make("p", {}, reasoned({ error: picture.missing, image: row.image })[0]));
-  const large = item("large", row.picture);
-  const image = make("img", { alt: row.name, src: address(large ?? item("small", row.picture)), width: picture.size[0], height: picture.size[1] });
+  const image = make("img", { alt: row.name, src: address(item("copies", row.picture)), width: picture.size[0], height: picture.size[1] });
   const damage = boxes.map(([left, top, right, bottom], i) => place(make("div.damage", { "aria-hidden": "true" }, make("span", {}, String(i + 1))), {
     left: `${(100 * left) / picture.size[0]}%`, top: `${(100 * top) / picture.size[1]}%`,
     width: `${(100 * (right - left)) / picture.size[0]}%`, height: `${(100 * (bottom - top)) / picture.size[1]}%`,
@@ -13,7 +12,7 @@ function portrait(row, boxes) {
   const changed = row.sha256 && picture.sha256 !== row.sha256;
   return make("div.portrait", {}, make("div.frame", {}, image, damage),
     changed ? make("p.alarm", {}, "The file has changed since it was assessed.") : null,
-    make("p.soft", {}, `${picture.size[0]} × ${picture.size[1]} pixels${large ? "" : ", shown as its thumbnail"} · `,
+    make("p.soft", {}, `${picture.size[0]} × ${picture.size[1]} pixels, shown as a copy · `,
       make("a", { href: picture.address, target: "_blank", rel: "noopener noreferrer" }, "Open the original")));
 }
 

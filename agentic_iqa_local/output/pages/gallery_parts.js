@@ -29,7 +29,7 @@ function place(element, styles) {
 
 const blocks = new Map(); // those in use; the least recent ones are dropped, their text stays in the page
 
-/** Item `number` of the data of one kind: accounts, small or large. */
+/** Item `number` of the data of one kind: accounts or copies. */
 function item(kind, number) {
   const size = index.block[kind];
   const id = `${kind}-${Math.floor(number / size)}`;

@@ -1,5 +1,5 @@
 // The account of a row, as the terminal prints it too (output/account.py): one section for each of its parts.
-import { el, lines, number, percent, table } from "./dom.js";
+import { el, number, percent, table } from "./dom.js";
 import { bars } from "./scale.js";
 
 const paragraphs = (sentences) => sentences.map((sentence) => el("p", {}, sentence));
@@ -11,7 +11,6 @@ const scores = (all, title) => table(["Source", { number: "1 to 5" }, "Made of"]
 export function account(parts) {
   return el("div", { class: "parts" }, parts.map((part) => el("section", { class: "part" }, el("h2", {}, part.title),
     paragraphs(part.sentences),
-    part.items.length > 0 && lines(part.items),
     part.shares.length > 0 && shares(part.shares),
     part.scores.length > 0 && scores(part.scores, part.title))));
 }
