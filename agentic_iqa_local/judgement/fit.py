@@ -17,7 +17,7 @@ from agentic_iqa_local.judgement.intervals import SHIPPED, IntervalCalibration
 
 NO_FIT = "calibrate this set-up with study.py fit, and give the fit with --fit"
 Objective = Literal["rps", "srcc", "spread", "keep"]
-LOWEST, HIGHEST = 0.1, 10.0  # of temperature and η
+LEAST_PARAMETER, MOST_PARAMETER = 0.1, 10.0  # of temperature and η
 SCALES: dict[Objective, str] = {
     "rps": "ranked probability score, 0 to 1 (lower is better)",
     "srcc": "SRCC",
@@ -25,7 +25,7 @@ SCALES: dict[Objective, str] = {
 }
 FIT = re.compile(rb'\A\{"temperature":[^{]*"objective":')  # what a file of a fit begins with
 LARGEST_FIT = 2**26  # bytes: it names every image that it was made on
-Within = Annotated[float, Field(ge=LOWEST, le=HIGHEST)]
+Within = Annotated[float, Field(ge=LEAST_PARAMETER, le=MOST_PARAMETER)]
 
 
 class FitError(UserError, ValueError):

@@ -17,7 +17,14 @@ import pandas as pd
 from scipy.optimize import minimize
 
 from agentic_iqa_local.config import FusionSettings
-from agentic_iqa_local.judgement.fit import HIGHEST, LOWEST, SCALES, Fit, FitError, Objective
+from agentic_iqa_local.judgement.fit import (
+    LEAST_PARAMETER,
+    MOST_PARAMETER,
+    SCALES,
+    Fit,
+    FitError,
+    Objective,
+)
 from agentic_iqa_local.judgement.intervals import IntervalCalibration
 from agentic_iqa_local.result import Condition
 from agentic_iqa_local.score_fusion import LEVELS, fused_distribution
@@ -180,18 +187,21 @@ def fit_letters(
     if np.isinf(before):
         said = "fit: expected human and fused scores that differ, got some that are all alike"
         raise FitError(said, "use others")
-    grid = np.geomspace(LOWEST, HIGHEST, 17)
+    grid = np.geomspace(LEAST_PARAMETER, MOST_PARAMETER, 17)
     start = min(itertools.product(grid, grid), key=lambda pair: loss(*pair))
     refined = minimize(
         lambda logs: loss(*np.exp(logs)),
         np.log(start),
         method="Nelder-Mead",
-        bounds=[(np.log(LOWEST), np.log(HIGHEST))] * 2,
+        bounds=[(np.log(LEAST_PARAMETER), np.log(MOST_PARAMETER))] * 2,
         options={"xatol": 1e-3, "fatol": 1e-6},
     )
     temperature, eta = np.exp(refined.x).tolist()
-    if min(temperature, eta) < LOWEST * 1.01 or max(temperature, eta) > HIGHEST / 1.01:
-        said = f"fit: expected an optimum inside {LOWEST} to {HIGHEST}, but {SCALES[objective]}"
+    if (
+        min(temperature, eta) < LEAST_PARAMETER * 1.01
+        or max(temperature, eta) > MOST_PARAMETER / 1.01
+    ):
+        said = f"fit: expected an optimum inside {LEAST_PARAMETER} to {MOST_PARAMETER}, but {SCALES[objective]}"
         said += f" was still getting better at temperature {temperature:.3g} and η {eta:.3g}"
         raise FitError(said, "use more images, or another --objective")
     sign = -1 if objective == "srcc" else 1
