@@ -13,7 +13,7 @@ from conftest import ROOT
 from PIL import Image
 from scripted import ScriptedClient, ScriptedTools, scripted_answers, scripted_services
 
-from agentic_iqa_local import IQA, Assessment, assess, run_pipeline, vlm_client
+from agentic_iqa_local import IQA, Assessment, assess, vlm_client
 from agentic_iqa_local.batch.work import as_line
 from agentic_iqa_local.output.comparison_report import explain
 from agentic_iqa_local.state import LEVEL_WORDS
@@ -105,20 +105,11 @@ def test_a_fused_score_stays_when_the_reasoning_fails_three_times(picture):
     letters = dict(zip("ABCDE", map(math.log, (0.05, 0.05, 0.1, 0.7, 0.1)), strict=True))
     client = ScriptedClient(scripted_answers(SummaryReply="no JSON"), letters)
     services = scripted_services(client, ScriptedTools({"NIQE": 2.0}))
-    row, state = (
-        assess(picture, services=services),
-        run_pipeline("Rate it.", picture, services=services),
-    )
-    result = state["summarizer_result"]
-    assert result.final_answer == "Unable to determine"
-    assert result.quality_reasoning == "VLM output parsing failed"
+    row = assess(picture, services=services)
     assert (row.error, row.level) == (None, "Poor")  # tools and letters both say 2
-    assert (row.q, row.fusion.q_bar, row.fusion.p_c) == (result.fusion.q, 2.0, result.fusion.p_c)
-    assert row.quality_reasoning.startswith(
-        "Moderate blur: Edges appear soft. The quality is poor."
-    )
+    assert "Moderate blur: Edges appear soft." in row.quality_reasoning
     assert "the model gave no valid reasoning in three tries" in " ".join(row.warnings)
-    assert [t.details["role"] for t in row.failed_tries] == ["summarizer"] * 3
+    assert len(row.failed_tries) == 3
 
 
 def test_the_model_is_loaded_at_the_first_picture_and_freed(photo_path, monkeypatch):
