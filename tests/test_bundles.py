@@ -249,9 +249,10 @@ def test_a_licence_that_binds_has_to_be_accepted(tmp_path, capsys):
 
 
 def test_what_cannot_be_collected_is_told_in_a_sentence(tmp_path, capsys, monkeypatch):
-    """A repository that nothing asks for; a model while there is no network."""
+    """A model that is neither here nor known; a known one while there is no network."""
     out = ("--out", tmp_path / "b")
-    assert "--repo other: expected" in refused(capsys, "--repo", "other=org/name", *out)
+    (tmp_path / "mine.yaml").write_text("summarizer: {backend: transformers.mine}")
+    assert "hf download" in refused(capsys, "--config", tmp_path / "mine.yaml", *out)
 
     def no_network(*_, **__):
         raise OSError("no route")

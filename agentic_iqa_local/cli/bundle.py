@@ -30,9 +30,9 @@ def collect(args: argparse.Namespace) -> None:
     """Finds, downloads and bundles what the options ask for. Raises UserError."""
     settings = chosen_settings(args)
     places = model_places(settings)
-    repos = chosen_repos(args.repo, places)
+    repos = {folder: fetch.model_repo(folder, place) for folder, place in places.items()}
     weights = tool_weights(args.tools or settings.tools.all_configured)
-    licences = [(fetch.model_licence(folder, repo), folder) for folder, repo in repos.items()]
+    licences = [(fetch.model_licence(folder), folder) for folder in places]
     licences += [(fetch.weight_licence(weight), weight) for weight in weights]
     if weights:
         licences.append(fetch.PYIQA)
@@ -62,16 +62,6 @@ def model_places(settings: Settings) -> dict[str, Path]:
             raise ConfigError(f"models.path: {expected}, got {folder}")
         places[folder] = settings.folder(backend)
     return places
-
-
-def chosen_repos(options: list[str], places: dict[str, Path]) -> dict[str, fetch.Repo | None]:
-    """The repository of each model folder, None for one that is here. Raises ConfigError, BundleError."""
-    given = dict(map(fetch.repo_option, options))
-    for folder in given:
-        if folder not in places:
-            expected = f"expected a folder of the configuration ({', '.join(places)})"
-            raise ConfigError(f"--repo {folder}: {expected}")
-    return {folder: fetch.model_repo(folder, place, given) for folder, place in places.items()}
 
 
 def tool_weights(names: Iterable[str]) -> list[str]:
@@ -104,13 +94,16 @@ def write_about(out: Path, parts: list[fetch.Part], notices: list[str]) -> str:
 def say_next(out: Path, sha256: str, configuration: str | None) -> None:
     """Prints what to do with a bundle that is finished."""
     config = f" --config {shlex.quote(configuration)}" if configuration else ""
+    say(
+        "Copy the folder, with a copy of this checkout and your own configuration. There, without a network:"
+    )
+    unpacks = f"{PROGRAM} unpack {shlex.quote(out.name)} --expect {sha256} --models models"
     for line in (
-        "Copy the folder, with a copy of this checkout and your own configuration. There, without a network:",
-        f"  {PROGRAM} unpack {shlex.quote(out.name)} --expect {sha256} --models models",
-        f"  {command('doctor')}{config}",
-        f"  {command('assess')} PHOTO{config} --explain",
+        unpacks,
+        command("doctor") + config,
+        f"{command('assess')} PHOTO{config} --explain",
     ):
-        say(one_line(line))
+        say(one_line(f"  {line}"))
 
 
 def verify(args: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TextIO
 
 from agentic_iqa_local.errors import name_picture, one_line, printable
@@ -43,17 +44,6 @@ def say(text: str) -> None:
     tell(text, sys.stdout)
 
 
-def _live_line(*columns: Any, shown: bool = True) -> "Bar":
-    """rich's progress on a terminal's stderr, which is taken away at its end."""
-    from rich.console import Console as Terminal
-    from rich.progress import Progress as Bar
-
-    how: dict[str, Any] = {"redirect_stdout": False, "redirect_stderr": False, "transient": True}
-    return Bar(
-        *columns, console=Terminal(stderr=True), disable=not (shown and sys.stderr.isatty()), **how
-    )
-
-
 def watch(names: Iterable[str]) -> Iterator[str]:
     """Yields the names; a terminal shows how many are done."""
     from rich.console import Console as Terminal
@@ -69,12 +59,20 @@ class Progress(AbstractContextManager):
     line now and then; nothing for a single picture."""
 
     def __init__(self, total: int, done: int = 0) -> None:
+        from rich.console import Console as Terminal
         from rich.progress import BarColumn, TextColumn
+        from rich.progress import Progress as Bar
 
         self._total, self._earlier, self._done, self._failed = total, done, done, 0
         self._began = self._told = time.monotonic()
-        self._bar = _live_line(
-            BarColumn(20), TextColumn("{task.description}", markup=False), shown=total > 1
+        self._bar = Bar(
+            BarColumn(20),
+            TextColumn("{task.description}", markup=False),
+            console=Terminal(stderr=True),
+            disable=total == 1 or not sys.stderr.isatty(),
+            redirect_stdout=False,
+            redirect_stderr=False,
+            transient=True,
         )
         self._task = self._bar.add_task(self._text(), total=total, completed=done)
 
@@ -93,24 +91,21 @@ class Progress(AbstractContextManager):
         self._done += 1
         self._failed += failed
         self._bar.update(self._task, completed=self._done, description=self._text())
-        if (
-            self._bar.disable
-            and self._total > 1
-            and time.monotonic() - self._told >= SECONDS_BETWEEN_LINES
-        ):
-            self._told = time.monotonic()
+        now = time.monotonic()
+        is_due = now - self._told >= SECONDS_BETWEEN_LINES
+        if is_due and self._bar.disable and self._total > 1:
+            self._told = now
             tell(self._text())
 
     def _text(self) -> str:
         text = f"{self._done}/{self._total} pictures"
-        if done := self._done - self._earlier:
+        done = self._done - self._earlier
+        if done:
             from agentic_iqa_local.output.tally import pace
 
             seconds = time.monotonic() - self._began
-            left = round((self._total - self._done) * seconds / done)
-            text += (
-                f", {pace(done, seconds)}, {left // 3600}:{left // 60 % 60:02}:{left % 60:02} left"
-            )
+            left = timedelta(seconds=round((self._total - self._done) * seconds / done))
+            text += f", {pace(done, seconds)}, {left} left"
         return text + (f", {self._failed} failed" if self._failed else "")
 
 

@@ -19,7 +19,7 @@ COMPARISONS = re.compile(rb'^\{"kind": "(comparison|ranking|group)"', re.MULTILI
 def output_file(
     option: str, file: Path, *suffixes: str, mark: re.Pattern[bytes] | None = None
 ) -> Path:
-    """The file that `option` writes, where `file` is a link the one that it leads to.
+    """The file that `option` writes: `file`, or the one that it leads to if it is a link.
 
     Args:
         option: As it is typed, for messages.
@@ -30,23 +30,27 @@ def output_file(
     Raises:
         UsageError: A name with another suffix, a place where nothing can be written, or somebody's file.
     """
-    folder, remedy = file.absolute().parent, "choose a new file in a folder of yours"
+
+    def refused(wrong: str, remedy: str = "choose a new file in a folder of yours") -> UsageError:
+        return UsageError(f"{option} {file}: {wrong}", remedy)
+
+    folder = file.absolute().parent
     try:
         place = place_for(file)
-        foreign = mark is not None and not is_replaceable(place, mark)
+        replaceable = mark is None or is_replaceable(place, mark)
     except FileError as error:
-        raise UsageError(f"{option} {file}: {error}", remedy) from error
+        raise refused(str(error)) from error
     if place.suffix.lower() not in suffixes:
-        wrong = f"expected a name with {' or '.join(suffixes)}"
-        raise UsageError(f"{option} {file}: {wrong}", f"name it {file.stem}{suffixes[0]}")
+        expected = f"expected a name with {' or '.join(suffixes)}"
+        raise refused(expected, f"name it {file.stem}{suffixes[0]}")
     if not folder.is_dir():
         make = f"make it first: mkdir -p {shlex.quote(str(folder))}"
-        raise UsageError(f"{option} {file}: there is no folder {folder}", make)
+        raise refused(f"there is no folder {folder}", make)
     if not os.access(place if place.exists() else folder, os.W_OK):
-        raise UsageError(f"{option} {file}: it cannot be written", remedy)
-    if foreign:
-        wrong = "expected a new name, there is a file that this command did not write"
-        raise UsageError(f"{option} {file}: {wrong}", "choose another name, or move that file away")
+        raise refused("it cannot be written")
+    if not replaceable:
+        expected = "expected a new name, there is a file that this command did not write"
+        raise refused(expected, "choose another name, or move that file away")
     return place
 
 
@@ -64,7 +68,7 @@ def check_outputs(args: argparse.Namespace, *, compared: bool = False) -> None:
 
 
 def check_apart(outputs: Iterable[tuple[str, Path]], inputs: Iterable[Path | str | None]) -> None:
-    """Raises UsageError where an output, (option, place), is one of the `inputs`, or another output."""
+    """Raises UsageError if an output, (option, place), is one of the `inputs`, or another output."""
     taken = {_identity(Path(file)): f"the input {file}" for file in inputs if file}
     for option, place in outputs:
         this = _identity(place)
@@ -76,9 +80,10 @@ def check_apart(outputs: Iterable[tuple[str, Path]], inputs: Iterable[Path | str
 
 def answer_files(args: argparse.Namespace) -> list[tuple[str, Path]]:
     """The files of answers that a command line asks for, by option, with what is written beside them."""
-    files = [(f"--{name}", getattr(args, name, None)) for name in SUFFIXES]
-    found = [(option, file) for option, file in files if file]
-    return found + [(option, Path(f"{file}.run.json")) for option, file in found[:1] if args.out]
+    files = [(f"--{name}", file) for name in SUFFIXES if (file := getattr(args, name, None))]
+    if args.out:
+        files.append(("--out", Path(f"{args.out}.run.json")))
+    return files
 
 
 def _identity(path: Path) -> tuple[int, int] | str:

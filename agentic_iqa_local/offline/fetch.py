@@ -1,7 +1,6 @@
 """Finds what a configuration needs, on this machine, on the Hugging Face Hub or on a web server, and puts it into a
 bundle's folder. Nothing else in this package downloads; the command bundle uses it, on a connected machine."""
 
-import re
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -10,7 +9,6 @@ from typing import NamedTuple
 
 from pydantic import BaseModel
 
-from agentic_iqa_local.config import ConfigError
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.files import read_record
 from agentic_iqa_local.iqa_tools.weights import HUB, HUGGINGFACE, BundleError
@@ -54,26 +52,22 @@ SOURCES = read_record(Path(__file__).with_name("sources.yaml"), Sources)
 PYIQA = ("PolyForm-Noncommercial-1.0.0", "pyiqa, which runs the tools")  # licence, what is under it
 
 
-def model_repo(folder: str, local: Path, repos: dict[str, Repo]) -> Repo | None:
+def model_repo(folder: str, local: Path) -> Repo | None:
     """The repository that a model folder is downloaded from; None if it lies in `local`. Raises BundleError."""
-    if folder not in repos and local.is_dir():
+    if local.is_dir():
         return None
-    repo = repos.get(folder) or SOURCES.models.get(folder)
-    if repo is None:
-        wrong = f"expected the folder {local} or a known repository, found neither"
-        remedy = f"pass --models DIR, or --repo {folder}=ORG/NAME@REVISION"
-        raise BundleError(f"model {folder}: {wrong}", remedy)
-    return repo
+    if folder not in SOURCES.models:
+        wrong = f"model {folder}: expected the folder {local} or a repository in sources.yaml, found neither"
+        remedy = f"pass --models DIR, or download it: hf download ORG/NAME --local-dir {local}"
+        raise BundleError(wrong, remedy)
+    return SOURCES.models[folder]
 
 
-def model_licence(folder: str, repo: Repo | None) -> str:
+def model_licence(folder: str) -> str:
     """The licence of a model folder's files, "unknown" for one of the user's own."""
-    if repo:
-        return repo.licence
     if folder == "embedded":
         return SOURCES.embedded
-    known = SOURCES.models.get(folder)
-    return known.licence if known else "unknown"
+    return SOURCES.models[folder].licence if folder in SOURCES.models else "unknown"
 
 
 def fetch_model(folder: str, local: Path, repo: Repo | None, bundle: Path) -> Part:
@@ -90,7 +84,7 @@ def fetch_model(folder: str, local: Path, repo: Repo | None, bundle: Path) -> Pa
     if "config.json" not in names or not any(name.endswith(".safetensors") for name in names):
         wrong = f"{folder}: expected config.json and weights as *.safetensors, found {', '.join(names) or 'neither'}"
         raise BundleError(wrong, "choose the safetensors edition")
-    return Part(folder, source, model_licence(folder, repo))
+    return Part(folder, source, model_licence(folder))
 
 
 def _download_model(repo: Repo, place: Path) -> str:
@@ -219,11 +213,3 @@ def restrictions(licences: Iterable[tuple[str, str]]) -> list[str]:
         one_line(f"{', '.join(names)}: {licence}, {SOURCES.terms[licence]}")
         for licence, names in under.items()
     ]
-
-
-def repo_option(text: str) -> tuple[str, Repo]:
-    """A model folder and its repository, as --repo names them. Raises ConfigError."""
-    parts = re.fullmatch(r"([\w.-]+)=([\w.-]+/[\w.-]+?)(?:@([\w./-]+))?", text)
-    if parts is None:
-        raise ConfigError(f"--repo: expected FOLDER=ORG/NAME@REVISION, got {text!r}")
-    return parts[1], Repo(name=parts[2], revision=parts[3] or "main")
