@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from PIL import ImageColor
@@ -22,7 +22,6 @@ from pydantic import (
     Field,
     PlainValidator,
     ValidationError,
-    ValidationInfo,
     field_serializer,
     field_validator,
     model_validator,
@@ -52,11 +51,15 @@ LONGEST_TEXT = 4000  # characters of a query, or of all choices
 
 MOST_BOXES = 4  # regions of a picture
 _NUMBER = r"\s*(\d{1,6})\s*"
+_BOXES = (
+    "expected NAME=LEFT,TOP,RIGHT,BOTTOM in pixels (the name may be left out), several parted by ;"
+)
 _BOX = re.compile(rf"(?:([^=;]{{1,40}})=)?{','.join([_NUMBER] * 4)}")
 
 Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels
 Pipeline = Literal["agent", "letters"]
 Engine = Literal["transformers", "vllm", "server"]
+AnySection = TypeVar("AnySection", bound="Section")
 
 
 class ConfigError(UserError, ValueError):
@@ -132,18 +135,24 @@ def boxes_of(text: str | None) -> dict[str, Box]:
     ValueError."""
     boxes: dict[str, Box] = {}
     for part in text.split(";") if text else ():
-        found = _BOX.fullmatch(part)
-        name = (found[1] or "").strip() if found else ""
-        box = tuple(map(int, found.groups()[1:])) if found else (0, 0, 0, 0)
-        if not (box[0] < box[2] and box[1] < box[3]) or name in boxes or name.lower() == "global":
-            expected = "expected NAME=LEFT,TOP,RIGHT,BOTTOM in pixels (the name may be left out)"
-            raise ValueError(
-                f"box: {expected}, several parted by ;, each name once, got {part!r:.80}"
-            )
-        boxes[name] = (box[0], box[1], box[2], box[3])
+        name, box = _named_box(part)
+        if name in boxes:
+            raise ValueError(f"box: {_BOXES}, each name once, got {part!r:.80}")
+        boxes[name] = box
     if len(boxes) > MOST_BOXES:
         raise ValueError(f"box: expected at most {MOST_BOXES}, got {len(boxes)}")
     return boxes
+
+
+def _named_box(text: str) -> tuple[str, Box]:
+    """The name, "" without one, and the box in a text "NAME=LEFT,TOP,RIGHT,BOTTOM". Raises ValueError."""
+    found = _BOX.fullmatch(text)
+    if found:
+        name = (found[1] or "").strip()
+        left, top, right, bottom = map(int, found.groups()[1:])
+        if left < right and top < bottom and name.lower() != "global":
+            return name, (left, top, right, bottom)
+    raise ValueError(f"box: {_BOXES}, each name once, got {text!r:.80}")
 
 
 def box_text(boxes: Mapping[str, Sequence[int]]) -> str:
@@ -342,7 +351,7 @@ class FusionSettings(Section):
 
 
 class ToolSettings(Section):
-    """Which tools the letters pipeline runs, and what stands in for an unavailable one."""
+    """Which tools the letters pipeline runs, as the command tools spells them; `services.tools_of` checks them."""
 
     full_reference: list[str] = Field(default=["VSI", "FSIM"], min_length=1)
     no_reference: list[str] = Field(default=["LocalNR", "NIQE"], min_length=1)
@@ -358,21 +367,6 @@ class ToolSettings(Section):
     def all_configured(self) -> list[str]:
         """The tools of both lists."""
         return list(dict.fromkeys([*self.full_reference, *self.no_reference]))
-
-    @field_validator("full_reference", "no_reference", "not_offered")
-    @classmethod
-    def _are_tools(cls, names: list[str], info: ValidationInfo) -> list[str]:
-        # the table of tools' names, imported here because its package takes NumPy
-        from agentic_iqa_local.iqa_tools.specs import ToolError, find_tool
-
-        try:
-            tools = [find_tool(name) for name in names]
-        except ToolError as error:
-            raise ValueError(str(error)) from None
-        wrong = [tool.name for tool in tools if tool.reference == "FR"]
-        if wrong and info.field_name == "no_reference":
-            raise ValueError(f"{wrong[0]} compares with a reference; list it under full_reference")
-        return [tool.name for tool in tools]
 
 
 def option(description: str, default: Any = None) -> Any:
@@ -551,42 +545,47 @@ class Options(Decisions):
         if self.models:
             settings = revised(settings, models_dir=os.path.abspath(self.models))
         settings = self._with_models(settings)
-        given = {name: value for name, value in self if value is not None}
-        parts = {
-            "decisions": settings.decisions,
-            "images": settings.images,
-            "fusion": settings.fusion,
-        }
-        for section, part in parts.items():
-            parts[section] = revised(
-                part, **{name: given[name] for name in given if name in type(part).model_fields}
-            )
+        decisions = self._changed(settings.decisions)
         for limit, limited in _LIMITS.items():
-            if limit in given and getattr(parts["decisions"], limited) is None:
+            if getattr(self, limit) is not None and getattr(decisions, limited) is None:
                 raise ConfigError(f"{limit}: expected with {limited}, which it limits")
-        if self.max_replan_iterations is not None:
-            settings = revised(settings, max_replan_iterations=self.max_replan_iterations)
-        return revised(settings, **parts)
+        settings = revised(
+            settings,
+            decisions=decisions,
+            images=self._changed(settings.images),
+            fusion=self._changed(settings.fusion),
+        )
+        return self._changed(settings)
+
+    def _changed(self, section: AnySection) -> AnySection:
+        """A section with the values of the options that are called as its keys are."""
+        values = {}
+        for name in type(section).model_fields.keys() & type(self).model_fields.keys():
+            value = getattr(self, name)
+            if value is not None and name != "models":
+                values[name] = value
+        return revised(section, **values)
 
     def _with_models(self, settings: Settings) -> Settings:
         """Every section on `model`, served by `engine`. A folder takes over the loading options of the configuration's
         own model, since it is that model in another place; a name has its own in the configuration, or the defaults."""
-        backends = {role: settings.role(role).backend.partition(".")[::2] for role in ROLES}
+        own_engine, _, own_model = settings.summarizer.backend.partition(".")
         models = settings.models
-        if name := self.model:
+        name = self.model
+        if name:
             loading = models.get(name, ModelSettings())
             if os.path.isdir(name) or "/" in name:
                 folder = Path(name).resolve()
-                own = models.get(backends["summarizer"][1], ModelSettings())
-                name, loading = folder.name, revised(own, path=str(folder))
-            backends, models = (
-                dict.fromkeys(ROLES, (backends["summarizer"][0], name)),
-                {name: loading},
-            )
-        roles = {
-            role: revised(settings.role(role), backend=f"{self.engine or engine}.{folder}")
-            for role, (engine, folder) in backends.items()
-        }
+                name = folder.name
+                loading = revised(models.get(own_model, ModelSettings()), path=str(folder))
+            models = {name: loading}
+        roles = {}
+        for role in ROLES:
+            section = settings.role(role)
+            engine, _, model = section.backend.partition(".")
+            if name:
+                engine, model = own_engine, name
+            roles[role] = revised(section, backend=f"{self.engine or engine}.{model}")
         return revised(settings, **roles, models=models)
 
 

@@ -10,6 +10,7 @@ from agentic_iqa_local.config import ConfigError, RoleSettings, Settings, load_s
 from agentic_iqa_local.devices import choose_device
 from agentic_iqa_local.files import models_root
 from agentic_iqa_local.iqa_tools import ToolError, ToolRunner
+from agentic_iqa_local.iqa_tools.specs import find_tool
 from agentic_iqa_local.iqa_tools.weights import BundleError, ListedFiles, environment
 from agentic_iqa_local.vlm_client import ClientPool, VLMClient, VLMError
 
@@ -95,14 +96,31 @@ def tools_of(settings: Settings, device: str = "cpu", *others: str) -> ToolRunne
         others: Tools that have to run here too, beside those that the configuration names.
 
     Raises:
-        ConfigError: One of these tools cannot run here.
+        ConfigError: The configuration names a tool that there is not or is of the other kind, or one of these
+            tools cannot run here.
     """
+    for key in ("full_reference", "no_reference", "not_offered"):
+        for name in getattr(settings.tools, key):
+            _check_tool(key, name)
     tools = ToolRunner(device, settings.tools.maps, settings.models_dir)
     unavailable = tools.unavailable([*settings.tools.all_configured, *others])
     if unavailable:
         reasons = "; ".join(f"{name} cannot run here: {why}" for name, why in unavailable.items())
         raise ConfigError(f"tools: {reasons}", "bring what is missing, or name other tools")
     return tools
+
+
+def _check_tool(key: str, name: str) -> None:
+    """Raises ConfigError for a name under a key of the section `tools` that cannot stand there."""
+    try:
+        tool = find_tool(name)
+    except ToolError as error:
+        raise ConfigError(f"tools.{key}: {error.message}", error.remedy) from None
+    if tool.name != name:
+        raise ConfigError(f"tools.{key}: expected {tool.name}, got {name!r}")
+    if key == "no_reference" and tool.reference == "FR":
+        expected = "expected tools without a reference"
+        raise ConfigError(f"tools.{key}: {expected}, got {name}", "list it under full_reference")
 
 
 class Observer:

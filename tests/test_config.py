@@ -1,6 +1,7 @@
 """Settings and options: every shipped configuration loads, mistakes are named in one sentence, hostile files are
 refused, and each door validates through the same model."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from agentic_iqa_local.config import (
 )
 from agentic_iqa_local.files import models_root
 from agentic_iqa_local.serve.asks import Refused, SetUp
+from agentic_iqa_local.services import tools_of
 
 SET_UPS = sorted(p for p in CONFIGS.glob("*.yaml") if not p.stem.startswith(("tool_", "detector")))
 
@@ -62,8 +64,6 @@ def test_every_shipped_set_up_loads_its_sections_share_one_model_and_a_wrong_nam
         ("fusion: {mode: logit}", "fusion.mode: expected logits, classification or uniform"),
         ("decisions: {error_rate: 0.7}", "decisions.error_rate: expected less than 0.5"),
         ("models: {other: {dtype: float32}}", "other not named by any section"),
-        ("tools: {no_reference: [NIQUE]}", "tools.no_reference: there is no tool 'NIQUE' here; did you mean UNIQUE, NIQE, "),
-        ("tools: {no_reference: [VSI]}", "VSI compares with a reference"),
         ("images: {background: whit}", "images.background: expected an opaque colour such as white"),
         ("- a list", "expected a mapping"),
         ("a: [unclosed", "not valid YAML"),
@@ -78,7 +78,6 @@ def test_every_shipped_set_up_loads_its_sections_share_one_model_and_a_wrong_nam
         ("\0", "not valid YAML"),
         ("x" * 300_000, "expected at most 262144 bytes"),
         ('"k\\e[2J\\u202e\\u2028": 1', "unknown key"),
-        ('tools: {no_reference: ["\\e[2J\\u202e"]}', "there is no tool"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_named_with_its_file_and_key(tmp_path, text, named):
@@ -88,6 +87,24 @@ def test_a_mistake_is_named_with_its_file_and_key(tmp_path, text, named):
         load_settings(path)
     assert named in str(caught.value)
     assert str(path) in str(caught.value)
+    assert is_sentence(str(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "said"),
+    [
+        ("no_reference", "NIQUE", "there is no tool 'NIQUE' here; did you mean UNIQUE, NIQE"),
+        ("no_reference", "VSI", "list it under full_reference"),
+        ("full_reference", "vsi", "expected VSI"),
+        ("not_offered", "\x1b[2J\u202e", "there is no tool"),
+    ],
+)
+def test_tools_of_a_configuration_are_checked(tmp_path, key, name, said):
+    path = tmp_path / "mine.yaml"
+    path.write_text(json.dumps({"tools": {key: [name]}}))
+    with pytest.raises(ConfigError, match=f"^tools.{key}: ") as caught:
+        tools_of(load_settings(path))
+    assert said in str(caught.value)
     assert is_sentence(str(caught.value))
 
 
