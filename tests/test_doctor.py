@@ -15,7 +15,7 @@ from agentic_iqa_local.offline.checks import Finding, Setup
 from agentic_iqa_local.offline.doctor import examine
 from agentic_iqa_local.offline.memory import cache_bytes, weight_bytes
 
-NAMES = ["device", "models folder", "folder transformers.embedded", "memory"]
+NAMES = ["packages", "device", "models folder", "folder transformers.embedded", "memory"]
 NAMES += ["model transformers.embedded", "tools"]
 
 
@@ -91,13 +91,21 @@ def sound(setup, backend=""):
     ids=["dies", "hangs", "calls out"],
 )
 def test_a_check_that_goes_wrong_fails_and_the_next_goes_on(broken, timeout, told, monkeypatch):
-    for name in ("models_folder", "folder", "memory", "model", "tools"):
+    for name in ("device", "models_folder", "folder", "memory", "model", "tools"):
         monkeypatch.setattr(checks, name, sound)
-    monkeypatch.setattr(checks, "device", broken)
+    monkeypatch.setattr(checks, "packages", broken)
     first, *others = examine(Setup(load_settings(), cpu=True), timeout=timeout)
     assert first.status == "fail"
     assert told in first.found
     assert {check.status for check in others} == {"pass"}
+
+
+def test_a_package_that_is_too_old_is_named(monkeypatch):
+    needed = ["numpy>=1", "numpy<0.1", "pip>99; python_version < '3'"]
+    monkeypatch.setattr("importlib.metadata.requires", lambda _: needed)
+    finding = checks.packages(Setup(load_settings()))
+    assert finding.status == "fail"
+    assert finding.found.count("expected numpy<0.1") == finding.found.count("expected") == 1
 
 
 def test_memory_is_that_of_the_headers_and_of_keys_and_values():

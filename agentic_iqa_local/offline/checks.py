@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from packaging.requirements import Requirement
 from PIL import Image, ImageFilter
 
 from agentic_iqa_local.config import Settings
@@ -94,6 +95,25 @@ def pictures() -> list[Image.Image]:
     return found
 
 
+def packages(setup: Setup) -> Finding:
+    """Is every package there that this version asks for, and new enough?"""
+    wrong = []
+    for requirement in map(Requirement, importlib.metadata.requires("agentic_iqa_local") or []):
+        if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        try:
+            version = importlib.metadata.version(requirement.name)
+        except importlib.metadata.PackageNotFoundError:
+            version = "0"
+        if not requirement.specifier.contains(version, prereleases=True):
+            wrong.append(f"expected {requirement.name}{requirement.specifier}, got {version}")
+    names = ("torch", "transformers", "pyiqa")
+    found = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
+    if wrong:
+        return Finding("fail", f"{found}; {'; '.join(wrong)}", ENVIRONMENT)
+    return Finding("pass", found)
+
+
 def device(setup: Setup) -> Finding:
     """Does the device that was asked for exist, and does torch's build fit it?"""
     import torch
@@ -101,8 +121,6 @@ def device(setup: Setup) -> Finding:
     name, build = setup.device, torch.version.cuda
     built = f"for CUDA {build}" if build else "without CUDA"
     found = f"{name} ({describe_device(name)['name']}); torch {torch.__version__} is built {built}"
-    for package in ("transformers", "pyiqa"):
-        found += f", {package} {importlib.metadata.version(package)}"
     if name == "cpu" and not setup.cpu and build and shutil.which("nvidia-smi"):
         remedy = "update the driver, or pass --cpu"
         return Finding("warn", f"{found}; there is an NVIDIA driver", remedy)

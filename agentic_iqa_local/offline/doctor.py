@@ -49,6 +49,7 @@ def _plan(setup: Setup, is_deep: bool) -> list[Step]:
     """The checks in their order."""
     backends = setup.settings.backends
     steps = [
+        Step("packages", checks.packages),
         Step("device", checks.device),
         Step("models folder", checks.models_folder),
     ]
