@@ -3,6 +3,7 @@ What one assessment does with them is in `nodes/workbench.py`."""
 
 import functools
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
@@ -12,7 +13,7 @@ from agentic_iqa_local.files import models_root
 from agentic_iqa_local.iqa_tools import ToolError, ToolRunner
 from agentic_iqa_local.iqa_tools.specs import find_tool
 from agentic_iqa_local.iqa_tools.weights import BundleError, ListedFiles, environment
-from agentic_iqa_local.vlm_client import ClientPool, VLMClient, VLMError
+from agentic_iqa_local.vlm_client import VLMClient, VLMError, create_vlm_client
 
 CHANGES_TRANSFORMERS = ("QAlign",)  # tools that do so while they run: no model may run meanwhile
 MODEL = "the model"
@@ -31,8 +32,9 @@ class Services:
     ):
         os.environ.update(environment(models_root(settings.models_dir)))
         self.settings, self.device = settings, device
-        self.pool = ClientPool(device, dict(clients or {}))
+        self.clients = dict(clients or {})  # by backend
         self._tools = tools
+        self._loading = threading.Lock()
 
     @property
     def tools(self) -> ToolRunner:
@@ -58,21 +60,29 @@ class Services:
 
     def client(self, role: str) -> VLMClient:
         """The role's model. Raises VLMError when it cannot be loaded."""
-        backend = self.section(role).backend
-        if backend not in self.pool.clients:
-            try:
-                ListedFiles(models_root(self.settings.models_dir)).check_model(
-                    self.settings.folder(backend)
-                )
-            except (BundleError, ToolError) as error:
-                raise VLMError(error.message, error.remedy) from error
-        return self.pool.get(backend, self.settings.model(backend))
+        return self.client_of(self.section(role).backend)
+
+    def client_of(self, backend: str) -> VLMClient:
+        """The model that a backend names. Raises VLMError when it cannot be loaded."""
+        with self._loading:
+            if backend not in self.clients:
+                settings = self.settings
+                try:
+                    listed = ListedFiles(models_root(settings.models_dir))
+                    listed.check_model(settings.folder(backend))
+                except BundleError as error:
+                    raise VLMError(error.message, error.remedy) from error
+                model = settings.model(backend)
+                self.clients[backend] = create_vlm_client(backend, model, self.device)
+            return self.clients[backend]
 
     def close(self) -> None:
         """Frees the models and the tools; they would be loaded anew on the next use."""
         from accelerate.utils.memory import clear_device_cache
 
-        self.pool.close()
+        with self._loading:
+            while self.clients:
+                self.clients.popitem()[1].close()
         self._tools = None
         clear_device_cache(garbage_collection=True)
 
@@ -80,7 +90,7 @@ class Services:
     def models_waiting(self) -> Iterator[None]:
         """Meanwhile no loaded model computes that shares its classes with the tools: those of
         transformers."""
-        locks = {getattr(client, "lock", None) for client in self.pool.clients.values()}
+        locks = {getattr(client, "lock", None) for client in self.clients.values()}
         with ExitStack() as held:
             for lock in sorted(locks - {None}, key=id):
                 held.enter_context(lock)

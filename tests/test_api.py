@@ -13,9 +13,10 @@ from conftest import ROOT
 from PIL import Image
 from scripted import ScriptedClient, ScriptedTools, scripted_answers, scripted_services
 
-from agentic_iqa_local import IQA, Assessment, assess, vlm_client
+from agentic_iqa_local import IQA, Assessment, assess
 from agentic_iqa_local.batch.work import as_line
 from agentic_iqa_local.output.comparison_report import explain
+from agentic_iqa_local.services import Services
 from agentic_iqa_local.state import LEVEL_WORDS
 
 
@@ -114,14 +115,14 @@ def test_a_fused_score_stays_when_the_reasoning_fails_three_times(picture):
 
 def test_the_model_is_loaded_at_the_first_picture_and_freed(photo_path, monkeypatch):
     made = []
-    load = vlm_client.ClientPool.get
+    load = Services.client_of
 
     def watched(*arguments):
         client = load(*arguments)
         made.append(weakref.ref(client.model))
         return client
 
-    monkeypatch.setattr(vlm_client.ClientPool, "get", watched)
+    monkeypatch.setattr(Services, "client_of", watched)
     with IQA(cpu=True, pipeline="letters") as iqa:
         assert repr(iqa) == "IQA(transformers.embedded on cpu)"
         assert not made

@@ -71,7 +71,7 @@ def test_repeating_an_assessment_repeats_every_number(rated, photo_path, service
 @pytest.mark.parametrize("mode", ["classification", "uniform"])
 def test_other_scoring_modes(mode, photo_path, services, rated):
     settings = Settings(fusion={"mode": mode})
-    other = Services(settings, "cpu", services.pool.clients, services.tools)
+    other = Services(settings, "cpu", services.clients, services.tools)
     fusion = assess(photo_path, services=other).fusion
     assert (fusion.mode, fusion.off_letter_mass) == (mode, None)
     if mode == "uniform":

@@ -128,7 +128,7 @@ def test_a_picture_without_a_map_says_why(damaged, photo, services, tmp_path):
     assert (small.error, small.map) == (None, None)
     assert small.no_map.startswith("map: expected a picture of at least 384 pixels a side")
     uniform = Services(
-        services.settings.with_options(mode="uniform"), "cpu", services.pool.clients, services.tools
+        services.settings.with_options(mode="uniform"), "cpu", services.clients, services.tools
     )
     row = assess(photo, pipeline="letters", map=True, services=uniform)
     assert row.no_map.startswith("map: expected mode logits")

@@ -196,7 +196,7 @@ def without_local_nr(services, monkeypatch):
     examine = LocalNR.examine
     broken = {"quality": float("nan")}
     monkeypatch.setattr(LocalNR, "examine", lambda *given: replace(examine(*given), **broken))
-    return Services(services.settings, "cpu", services.pool.clients)
+    return Services(services.settings, "cpu", services.clients)
 
 
 @pytest.mark.parametrize("query", [DEFAULT_QUERY, "Is it noisy?"])

@@ -223,7 +223,7 @@ def model(setup: Setup, backend: str) -> Finding | None:
     """Does the model load, answer about a picture under a schema, and mean to answer with the letters A–E?"""
     if setup.quick:
         return None
-    client = setup.services.pool.get(backend, setup.settings.model(backend))
+    client = setup.services.client_of(backend)
     prompt = summarizer_prompt(DEFAULT_QUERY, None, scoring=True)
     reply = answer_reply(LETTERS, reasoned=False)
     session = client.open([pictures()[2]])

@@ -9,11 +9,10 @@ imports torch.
 import importlib
 import math
 import operator
-import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import BaseModel
@@ -255,27 +254,6 @@ class VLMClient:
     def close(self) -> None:
         """Frees the model, or ends the connection; nothing can be asked afterwards."""
         raise NotImplementedError
-
-
-@dataclass
-class ClientPool:
-    """Clients by backend name; sections that name the same model share one loaded copy."""
-
-    device: str
-    clients: dict[str, VLMClient] = field(default_factory=dict)
-    _loading: threading.Lock = field(default_factory=threading.Lock, repr=False)
-
-    def get(self, backend: str, settings: "ModelSettings") -> VLMClient:
-        with self._loading:
-            if backend not in self.clients:
-                self.clients[backend] = create_vlm_client(backend, settings, self.device)
-            return self.clients[backend]
-
-    def close(self) -> None:
-        """Frees every model."""
-        with self._loading:
-            while self.clients:
-                self.clients.popitem()[1].close()
 
 
 def create_vlm_client(backend: str, settings: "ModelSettings", device: str = "cpu") -> VLMClient:

@@ -14,13 +14,11 @@ PAIR_PREAMBLE = "The first image is the pristine reference, the second image is 
 @dataclass(frozen=True)
 class ChatPrompt:
     """What a model is asked: its instructions (a template) and the case at hand (query and
-    evidence). `preamble` says what the images are (default: a test image, or a reference and a test
-    image); `words` are the answers that the instructions list as A, B, C and so on, for models that
-    say the word."""
+    evidence). `words` are the answers that the instructions list as A, B, C and so on, for models
+    that say the word."""
 
     instructions: str
     case: str
-    preamble: str | None = None
     words: tuple[str, ...] = ()
 
 
@@ -33,7 +31,7 @@ def chat_messages(
     """`prompt` as chat messages for `images` (1, or 2 with the reference first). `parts` stand for
     the images, by default as transformers takes them."""
     instructions = prompt.instructions.removeprefix("System:\n").rstrip("\n")
-    preamble = prompt.preamble or (TEST_PREAMBLE if images == 1 else PAIR_PREAMBLE)
+    preamble = TEST_PREAMBLE if images == 1 else PAIR_PREAMBLE
     pictures = parts or [{"type": "image"}] * images
     if layout == "images_first":
         return [_message("user", f"{preamble}\n{instructions}\n\n{prompt.case}", pictures)]

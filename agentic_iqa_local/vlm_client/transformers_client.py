@@ -10,7 +10,6 @@ of many pictures side by side, without a cache.
 """
 
 import functools
-import inspect
 import json
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -83,8 +82,6 @@ class TransformersClient(VLMClient):
         self.dtype = getattr(torch, dtype)
         self.model = self._load(device)
         self.device = self.model.device
-        named = inspect.signature(self.model.forward).parameters  # transformers renames it
-        self.cache_name = "cache" if "cache" in named else "past_key_values"
         # Qwen's models keep positions of the image that ran last: one pass at a time
         self.lock, self.at_once = threading.Lock(), 1
         self.vocabulary = self.model.get_output_embeddings().weight.shape[0]
@@ -211,7 +208,7 @@ class TransformersClient(VLMClient):
             inner = self.model.model
             if cache is None and hasattr(inner, "rope_deltas"):
                 inner.rope_deltas = None
-            inputs |= {self.cache_name: cache, "use_cache": keep, "logits_to_keep": 1}
+            inputs |= {"past_key_values": cache, "use_cache": keep, "logits_to_keep": 1}
             output = self.model(**inputs)
             delta = getattr(inner, "rope_deltas", None)
             delta = None if delta is None else delta.clone()
@@ -219,7 +216,7 @@ class TransformersClient(VLMClient):
         if not torch.isfinite(logits).all():
             mistake = f"{self.name} gave logits that are not finite in {self.dtype}"
             raise VLMError(mistake, OVERFLOW)
-        return Pass(logits, output[self.cache_name] if keep else None, delta)
+        return Pass(logits, output.past_key_values if keep else None, delta)
 
     @contextmanager
     def _errors(self, on: str) -> Iterator[None]:
@@ -294,8 +291,7 @@ class TransformersSession(VLMSession):
         0."""
         mask = llguidance.numpy.allocate_token_bitmask(1, self.client.vocabulary)
         llguidance.numpy.fill_next_token_bitmask(matcher, mask)
-        allowed = np.unpackbits(mask[0].view(np.uint8), bitorder="little")[: len(logits)]
-        logits = logits.masked_fill(torch.from_numpy(allowed) == 0, float("-inf"))
+        llguidance.numpy.apply_token_bitmask_inplace(logits.numpy(), mask)
         if not temperature:
             return int(logits.argmax())
         probabilities = (logits / temperature).softmax(-1)
