@@ -12,7 +12,7 @@ from agentic_iqa_local.config import Settings, load_settings
 from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, objects_prompt
 from agentic_iqa_local.nodes.replies import answer_reply, detection_reply
-from agentic_iqa_local.offline.fetch import REPOS
+from agentic_iqa_local.offline.fetch import SOURCES
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.state import LETTERS, LEVEL_WORDS
 from agentic_iqa_local.vlm_client.chat import asking_for_words
@@ -104,7 +104,7 @@ def test_the_readme_says_under_which_licence_a_presets_model_is(preset):
     (backend,) = settings.backends
     readme = (ROOT / "README.md").read_text()
     row = next(line for line in readme.splitlines() if f"| `{preset}` |" in line)
-    assert REPOS[settings.folder(backend).name].licence in row.lower()
+    assert SOURCES.models[settings.folder(backend).name].licence in row.lower()
 
 
 @pytest.mark.parametrize(("prompt", "step"), [(SCORING, 1), (REVERSED, -1)])

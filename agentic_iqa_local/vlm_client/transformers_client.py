@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import llguidance.hf
 import llguidance.numpy
-import numpy as np
 import torch
 import transformers
 from PIL import Image
