@@ -13,7 +13,7 @@ from agentic_iqa_local.cli.options import (
     chosen_settings,
     device_of,
 )
-from agentic_iqa_local.cli.outputs import answer_files, check_apart, check_outputs
+from agentic_iqa_local.cli.outputs import check_outputs
 from agentic_iqa_local.files import ROOT, command
 from agentic_iqa_local.images.files import check_file
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
@@ -27,8 +27,7 @@ def assess(args: argparse.Namespace) -> int:
         notes: list[
             str
         ] = []  # said once it is clear that the device is there: a mistake is one line
-        check_outputs(args)
-        check_apart(answer_files(args), [args.manifest, args.config, args.fit])
+        check_outputs(args, [args.manifest, args.config, args.fit])
         settings = chosen_settings(args, notes.append)
         if not args.manifest and not args.pictures:
             sample = "no picture named: assessing the sample that ships"

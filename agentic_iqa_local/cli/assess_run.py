@@ -22,7 +22,7 @@ from agentic_iqa_local.cli.options import UsageError, batch_of
 from agentic_iqa_local.cli.outputs import answer_files, check_apart, output_file
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.errors import counted, one_line
-from agentic_iqa_local.files import PNG, ROOT, WriteError, path_text, write_whole
+from agentic_iqa_local.files import PNG, WriteError, path_text, write_whole
 from agentic_iqa_local.output.picture_lines import PictureLines
 from agentic_iqa_local.output.report import account, summary
 from agentic_iqa_local.output.tables import csv_text
@@ -67,26 +67,20 @@ class AssessRun:
 
     def _check_files(self, maps: "dict[str, MapRequest]") -> None:
         """Raises UsageError if a file would be written that is read, or two into one."""
-        inputs: list[Path | str | None] = [self.args.manifest, self.args.config, self.args.fit]
-        for item in self.items:
-            inputs += [item.image, item.reference]
+        args = self.args
+        pictures = [path for item in self.items for path in (item.image, item.reference)]
         drawn = [("--map", request.png) for request in maps.values() if request.png]
-        check_apart([*answer_files(self.args), *drawn], inputs)
+        check_apart(answer_files(args) + drawn, [*pictures, args.manifest, args.config, args.fit])
 
     def _open_results(self) -> Results:
         """The file of rows, before anything is loaded."""
         args = self.args
-        absolute = all(
-            path.is_absolute()
-            for item in self.items
-            for path in (item.image, item.reference or ROOT)
-        )
         asks: dict[str, Any] = {
             "query": args.query,
             "choices": args.choices,
             "box": args.box,
             "reference": args.reference and path_text(args.reference.absolute()),
-            "working folder": None if absolute else os.getcwd(),
+            "working folder": None if self.items[0].image.is_absolute() else os.getcwd(),
             "map": [args.map_tiles] if args.map else None,
         }
         results = Results(

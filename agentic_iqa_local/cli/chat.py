@@ -11,7 +11,7 @@ from agentic_iqa_local.batch.rows import RowFile
 from agentic_iqa_local.batch.work import as_line
 from agentic_iqa_local.cli.console import Console, tell
 from agentic_iqa_local.cli.options import check_set_up, chosen_settings, device_of
-from agentic_iqa_local.cli.outputs import answer_files, check_apart, check_outputs
+from agentic_iqa_local.cli.outputs import check_outputs
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.images.files import check_file
 from agentic_iqa_local.output.report import account, summary
@@ -25,8 +25,7 @@ def chat(args: argparse.Namespace) -> int:
     for file in filter(None, (args.picture, args.reference)):
         check_file(file)
     check_set_up(settings, "agent")
-    check_outputs(args)
-    check_apart(answer_files(args), (args.picture, args.reference, args.config))
+    check_outputs(args, [args.picture, args.reference, args.config])
     with Console() as console, ExitStack() as opened:
         rows = None
         if args.out:

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from agentic_iqa_local.batch.work import Assessing
 from agentic_iqa_local.cli import options
 from agentic_iqa_local.cli.command import stopped_by_ctrl_c
 from agentic_iqa_local.cli.console import Console, Progress, tell
-from agentic_iqa_local.cli.outputs import answer_files, check_apart, check_outputs
+from agentic_iqa_local.cli.outputs import check_outputs
 from agentic_iqa_local.errors import counted, one_line
 from agentic_iqa_local.files import write_whole
 from agentic_iqa_local.images.files import check_file
@@ -21,57 +20,59 @@ from agentic_iqa_local.judgement.preference import fit_for
 from agentic_iqa_local.output.comparison_report import comparison_csv, explain, headline_of
 from agentic_iqa_local.result import Assessment, Result
 
-Judgement = Callable[[Judge, list[Assessment], list[Path]], list[Result]]
-
 
 def compare(args: argparse.Namespace) -> int:
     """Compares two pictures, or orders several. Raises UserError."""
-    return _judge(args, _compared, most=MOST_PICTURES)
+    return _judge(args, best_of_groups=False)
 
 
 def best(args: argparse.Namespace) -> int:
     """Finds the best of each group of near-duplicates. Raises UserError."""
-    return _judge(args, _best_of_groups)
+    return _judge(args, best_of_groups=True)
 
 
-def _compared(judge: Judge, rows: list[Assessment], files: list[Path]) -> list[Result]:
-    return [judge.compared(rows, files) if len(rows) == 2 else judge.ranked(rows, files)]
-
-
-def _best_of_groups(judge: Judge, rows: list[Assessment], files: list[Path]) -> list[Result]:
-    failures = [row for row in rows if row.error]
-    return [*failures, *judge.groups(judge.candidates(rows, files))]
-
-
-def _judge(args: argparse.Namespace, judged: Judgement, most: int | None = None) -> int:
-    """Assesses the pictures, and shows and writes what is `judged` of them; the exit status. Raises UserError."""
-    check_outputs(args, compared=True)
+def _judge(args: argparse.Namespace, best_of_groups: bool) -> int:
+    """Assesses the pictures, compares them by that, and shows and writes what came out; the exit status."""
+    files = expand_inputs(args.pictures)
+    check_outputs(args, [args.reference, args.config, *files], compared=True)
     settings, pipeline = options.chosen_settings(args), args.pipeline or "letters"
-    items = [Item(file, args.reference) for file in expand_inputs(args.pictures)]
-    files = [item.image for item in items]
-    check_apart(answer_files(args), [args.reference, args.config, *files])
-    for file in files:
-        check_file(file)
-    if args.reference:
-        check_file(args.reference)
-    if most and not 2 <= len(items) <= most:
-        wrong = f"expected 2 to {most} different pictures, got {len(items)}"
+    for file in (*files, args.reference):
+        if file:
+            check_file(file)
+    if not best_of_groups and not 2 <= len(files) <= MOST_PICTURES:
+        wrong = f"expected 2 to {MOST_PICTURES} different pictures, got {len(files)}"
         raise options.UsageError(wrong, "name as many")
     options.check_set_up(settings, pipeline)
-    batch = options.batch_of(args, Assessing(settings, pipeline), options.device_of(args))
     with Console() as console:
-        made = {}
-        with Progress(len(items)) as progress, stopped_by_ctrl_c(batch, "compare anew"):
-            for row in batch.rows(items):
-                made[row_key(vars(row))] = row
-                progress.count(row.error is not None)
-        if len(made) < len(items):
-            done = f"{len(made)} of {counted(len(items), 'picture')}"
-            tell(f"interrupted: {done} were assessed, none was compared; compare anew")
+        rows = _rows(args, Assessing(settings, pipeline), files)
+        if rows is None:
             return 130
-        fit = fit_for(settings, pipeline, reference=args.reference is not None)
-        rows = [made[item.key] for item in items]
-        return _show(args, console, judged(Judge(settings, fit), rows, files))
+        judge = Judge(settings, fit_for(settings, pipeline, reference=args.reference is not None))
+        results: list[Result] = []
+        if best_of_groups:
+            results += [row for row in rows if row.error]
+            results += judge.groups(judge.candidates(rows, files))
+        elif len(rows) == 2:
+            results.append(judge.compared(rows, files))
+        else:
+            results.append(judge.ranked(rows, files))
+        return _show(args, console, results)
+
+
+def _rows(args: argparse.Namespace, work: Assessing, files: list[Path]) -> list[Assessment] | None:
+    """The row of each file; None if Ctrl-C ended the batch before all were made."""
+    items = [Item(file, args.reference) for file in files]
+    batch = options.batch_of(args, work, options.device_of(args))
+    made = {}
+    with Progress(len(items)) as progress, stopped_by_ctrl_c(batch, "compare anew"):
+        for row in batch.rows(items):
+            made[row_key(vars(row))] = row
+            progress.count(row.error is not None)
+    if len(made) < len(items):
+        done = f"{len(made)} of {counted(len(items), 'picture')}"
+        tell(f"interrupted: {done} were assessed, none was compared; compare anew")
+        return None
+    return [made[item.key] for item in items]
 
 
 def _show(args: argparse.Namespace, console: Console, results: list[Result]) -> int:

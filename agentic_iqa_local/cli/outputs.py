@@ -54,17 +54,30 @@ def output_file(
     return place
 
 
-def check_outputs(args: argparse.Namespace, *, compared: bool = False) -> None:
-    """Gives the options for files of answers the places that they lead to. What is there already under --out is the
-    business of who goes on with rows; of comparisons it is replaced. Raises UsageError, see `output_file`."""
+def check_outputs(
+    args: argparse.Namespace, inputs: Iterable[Path | str | None], *, compared: bool = False
+) -> None:
+    """Gives the options for files of answers the places that they lead to.
+
+    Args:
+        args: The command line.
+        inputs: What is read, and so may not be written.
+        compared: Whether answers are comparisons, which replace those under --out; whoever goes on with rows looks
+            there itself.
+
+    Raises:
+        UsageError: See `output_file` and `check_apart`.
+    """
     if compared:
         from agentic_iqa_local.output.comparison_report import CSV as csv
     else:
         from agentic_iqa_local.output.tables import CSV as csv
     marks = {"out": COMPARISONS if compared else None, "csv": csv, "gallery": PAGE}
     for name, suffixes in SUFFIXES.items():
-        if file := getattr(args, name, None):
+        file = getattr(args, name, None)
+        if file:
             setattr(args, name, output_file(f"--{name}", file, *suffixes, mark=marks[name]))
+    check_apart(answer_files(args), inputs)
 
 
 def check_apart(outputs: Iterable[tuple[str, Path]], inputs: Iterable[Path | str | None]) -> None:
