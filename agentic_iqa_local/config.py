@@ -1,8 +1,9 @@
 """Every setting, and every option of an assessment, with its default and its limits.
 
-`Settings` is what configs/*.yaml holds: a file is complete in itself, what it leaves out has the default given
-here, and unknown keys are errors. `Options` is what a caller may ask for: the command line, HTTP and Python all
-validate through it, and `Options.applied_to` makes them count in the settings.
+`Settings` is what configs/*.yaml holds: a file is complete in itself, what it leaves out has the
+default given here, and unknown keys are errors. `Options` is what a caller may ask for: the command
+line, HTTP and Python all validate through it, and `Options.applied_to` makes them count in the
+settings.
 """
 
 import os
@@ -63,11 +64,13 @@ AnySection = TypeVar("AnySection", bound="Section")
 
 
 class ConfigError(UserError, ValueError):
-    """A setting or an option that cannot be used; the message says which, and of a file in which."""
+    """A setting or an option that cannot be used; the message says which, and of a file in
+    which."""
 
 
 def check_query(query: str) -> str:
-    """`query` as it is. Raises ValueError unless it is a text of 1 to 4000 characters that UTF-8 can hold."""
+    """`query` as it is. Raises ValueError unless it is a text of 1 to 4000 characters that UTF-8
+    can hold."""
     if not isinstance(query, str) or not query.strip():
         got = "an empty text" if isinstance(query, str) else type(query).__name__
         raise ValueError(
@@ -78,8 +81,8 @@ def check_query(query: str) -> str:
 
 
 def check_choices(choices: Sequence[str] | None) -> list[str] | None:
-    """The answers to choose from. Raises ValueError unless there are 2 to 10 that differ and are not blank, or
-    none at all."""
+    """The answers to choose from. Raises ValueError unless there are 2 to 10 that differ and are
+    not blank, or none at all."""
     if choices is None:
         return None
     if not isinstance(choices, (list, tuple)) or not all(
@@ -131,8 +134,8 @@ def _opaque(colour: str) -> str:
 
 
 def boxes_of(text: str | None) -> dict[str, Box]:
-    """The boxes in a text "NAME=LEFT,TOP,RIGHT,BOTTOM; ...", by the name of what lies there, "" without one. Raises
-    ValueError."""
+    """The boxes in a text "NAME=LEFT,TOP,RIGHT,BOTTOM; ...", by the name of what lies there, ""
+    without one. Raises ValueError."""
     boxes: dict[str, Box] = {}
     for part in text.split(";") if text else ():
         name, box = _named_box(part)
@@ -145,7 +148,8 @@ def boxes_of(text: str | None) -> dict[str, Box]:
 
 
 def _named_box(text: str) -> tuple[str, Box]:
-    """The name, "" without one, and the box in a text "NAME=LEFT,TOP,RIGHT,BOTTOM". Raises ValueError."""
+    """The name, "" without one, and the box in a text "NAME=LEFT,TOP,RIGHT,BOTTOM". Raises
+    ValueError."""
     found = _BOX.fullmatch(text)
     if found:
         name = (found[1] or "").strip()
@@ -162,7 +166,8 @@ def box_text(boxes: Mapping[str, Sequence[int]]) -> str:
 
 
 def check_box(value: Any) -> str:
-    """Boxes as one text: of such a text, of four numbers, or of {name: four numbers}. Raises ValueError."""
+    """Boxes as one text: of such a text, of four numbers, or of {name: four numbers}. Raises
+    ValueError."""
     if not isinstance(value, (str, list, tuple, Mapping)):
         raise ValueError(f"box: expected a text or four numbers, got {type(value).__name__}")
     if not isinstance(value, str):
@@ -199,7 +204,8 @@ _LIMITS = {"error_rate": "at_least", "most_reads": "target_width"}
 
 
 def split_backend(backend: str) -> tuple[str, str]:
-    """The engine and the model folder of a backend, "ENGINE.FOLDER". Raises ValueError where it is none."""
+    """The engine and the model folder of a backend, "ENGINE.FOLDER". Raises ValueError where it is
+    none."""
     engine, _, folder = backend.partition(".")
     engines = get_args(Engine)
     if engine in engines and folder:
@@ -213,7 +219,8 @@ def split_backend(backend: str) -> tuple[str, str]:
 
 
 def server_key() -> str | None:
-    """$AGENTIC_IQA_SERVER_KEY, for a model server that asks for a key. Raises ConfigError, which does not quote it."""
+    """$AGENTIC_IQA_SERVER_KEY, for a model server that asks for a key. Raises ConfigError, which
+    does not quote it."""
     key = os.environ.get("AGENTIC_IQA_SERVER_KEY") or None
     if key and not re.fullmatch("[!-~]+", key):
         raise ConfigError(
@@ -223,7 +230,8 @@ def server_key() -> str | None:
 
 
 def split_server(address: str) -> tuple[str, tuple[str, str] | None]:
-    """A server's address without user and password, and those two. Raises ConfigError, which does not quote it."""
+    """A server's address without user and password, and those two. Raises ConfigError, which does
+    not quote it."""
     try:
         url = urlsplit(address)
         usable = url.scheme in ("http", "https") and url.hostname and url.port != 0
@@ -267,29 +275,31 @@ class ModelSettings(Section):
     path: str | None = (
         None  # a folder, in the models folder unless absolute; default: the backend's name
     )
-    # auto: bfloat16 on a GPU that has it, float16 on older ones; float32 on a CPU, or bfloat16 where it has AMX
-    # and the model is known to hold in it
+    # auto: bfloat16 on a GPU that has it, float16 on older ones; float32 on a CPU, or bfloat16
+    # where it has AMX and the model is known to hold in it
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = "auto"
     # bitsandbytes; 4bit is nf4 with double quantisation
     quantization: Literal["none", "8bit", "4bit"] = "none"
     # auto: accelerate spreads the model over all visible devices
     device_map: Literal["none", "auto"] = "none"
-    # how the model writes where something lies, if it can: in pixels of what it sees (Qwen2.5-VL) or in thousandths of
-    # its sides (Qwen3-VL). none: it is not asked where the regions of a query are
+    # how the model writes where something lies, if it can: in pixels of what it sees (Qwen2.5-VL)
+    # or in thousandths of its sides (Qwen3-VL). none: it is not asked where the regions of a query
+    # are
     boxes: Literal["none", "pixels", "thousandths"] = "none"
-    # how a rating is read: at the letters A to E, or at the words Excellent to Bad, for a model trained to say these
+    # how a rating is read: at the letters A to E, or at the words Excellent to Bad, for a model
+    # trained to say these
     answers: Literal["letters", "words"] = "letters"
     # system_first is the paper's order; its roles share no image cache
     prompt_layout: PromptLayout = "images_first"
-    # the same bits run after run, whatever else is asked meanwhile: deterministic kernels; vLLM answers one request
-    # at a time and without its cache; slower
+    # the same bits run after run, whatever else is asked meanwhile: deterministic kernels; vLLM
+    # answers one request at a time and without its cache; slower
     exact: bool = False
     max_in_flight: int = Field(default=8, ge=1)  # vLLM: requests that are computed together
     # vLLM on a GPU: memory of the card that stays free for the tools; the engine takes the rest
     left_for_tools_gib: float = Field(default=4.0, ge=0)
-    # engine server: where vLLM's OpenAI-compatible server listens. http://USER:PASSWORD@HOST logs in, instead of
-    # with $AGENTIC_IQA_SERVER_KEY; neither is ever written
+    # engine server: where vLLM's OpenAI-compatible server listens. http://USER:PASSWORD@HOST logs
+    # in, instead of with $AGENTIC_IQA_SERVER_KEY; neither is ever written
     server: str = Field(default="http://127.0.0.1:8000", repr=False)
     served_name: str | None = None  # engine server: the model's name there; default: the only one
     # engine server: seconds to wait for an answer
@@ -329,8 +339,8 @@ class FusionSettings(Section):
     """The letter read and its fusion."""
 
     mode: Mode = "logits"
-    # η of α_c = softmax(−η(q̄ − c)²); auto: 1/(2σ²), σ the error of the tools' mean by configs/tool_reliability.yaml.
-    # 1 is the paper's
+    # η of α_c = softmax(−η(q̄ − c)²); auto: 1/(2σ²), σ the error of the tools' mean by
+    # configs/tool_reliability.yaml. 1 is the paper's
     eta: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
     # divides the letters' log-probabilities before p_c is formed
     temperature: float = Field(default=1.0, gt=0)
@@ -342,20 +352,23 @@ class FusionSettings(Section):
     off_letter_warning: float = Field(default=0.5, ge=0, le=1)
     # q̄ over distinct (tool, region) runs, or over every listed entry
     vote: Literal["runs", "entries"] = "runs"
-    # how far the model's own Yes and No about distortions and its severities count beside what LocalNR reads: an
-    # exponent. Default: what the model's config.json says (agentic_iqa_trust), 1 where it says nothing
+    # how far the model's own Yes and No about distortions and its severities count beside what
+    # LocalNR reads: an exponent. Default: what the model's config.json says (agentic_iqa_trust), 1
+    # where it says nothing
     model_trust: float | None = Field(default=None, ge=0, le=1)
-    # agent pipeline: what a tool does that another one on the same picture clearly leads: only check it, or vote in
-    # q̄ too. In the letters pipeline every tool that runs votes
+    # agent pipeline: what a tool does that another one on the same picture clearly leads: only
+    # check it, or vote in q̄ too. In the letters pipeline every tool that runs votes
     trailing_tools: Literal["check", "vote"] = "check"
 
 
 class ToolSettings(Section):
-    """Which tools the letters pipeline runs, as the command tools spells them; `services.tools_of` checks them."""
+    """Which tools the letters pipeline runs, as the command tools spells them; `services.tools_of`
+    checks them."""
 
     full_reference: list[str] = Field(default=["VSI", "FSIM"], min_length=1)
     no_reference: list[str] = Field(default=["LocalNR", "NIQE"], min_length=1)
-    # not offered to the model, for they take long (the command tools lists them); a query can still name them
+    # not offered to the model, for they take long (the command tools lists them); a query can still
+    # name them
     not_offered: list[str] = ["MAD", "CW-SSIM"]
     maps: str | None = None  # the file of tool maps; default: configs/tool_maps.yaml
 
@@ -445,13 +458,14 @@ class Settings(Section):
         return revised(settings, path=str(self.folder(backend)))
 
     def with_options(self, **options: Any) -> "Settings":
-        """The same configuration with what `Options` of these values changes. Raises ConfigError."""
+        """The same configuration with what `Options` of these values changes. Raises
+        ConfigError."""
         return Options.of(options).applied_to(self)
 
 
 def model_folder(name: str, models: str | None = None) -> Path:
-    """Where a model lies by name: below `models_root(models)`, or where only this project's own models/ has it,
-    there."""
+    """Where a model lies by name: below `models_root(models)`, or where only this project's own
+    models/ has it, there."""
     folder, shipped = models_root(models) / name, ROOT / "models" / name
     return shipped if os.path.isdir(shipped) and not os.path.isdir(folder) else folder
 
@@ -461,7 +475,8 @@ def find_config(name: str | Path | None) -> Path:
     if name is None or str(name) == EMBEDDED.name:
         return DEFAULT_CONFIG
     for path in (Path(name), CONFIGS / f"{name}.yaml"):
-        # unlike Path.exists it says no to a name that is too long; a pipe is told as such when it is read
+        # unlike Path.exists it says no to a name that is too long; a pipe is told as such when it
+        # is read
         if os.path.exists(path) and not os.path.isdir(path):
             return path
     others = {
@@ -477,7 +492,8 @@ def find_config(name: str | Path | None) -> Path:
 
 
 def load_settings(name: str | Path | None = None) -> Settings:
-    """Reads a configuration. Raises ConfigError that names the file, the key and what was expected."""
+    """Reads a configuration. Raises ConfigError that names the file, the key and what was
+    expected."""
     path = find_config(name)
     try:
         data = read_yaml(path)
@@ -529,7 +545,8 @@ class Options(Decisions):
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Self:
-        """The options with these values. Raises ConfigError, in one sentence that begins with the option's name."""
+        """The options with these values. Raises ConfigError, in one sentence that begins with the
+        option's name."""
         if unknown := sorted(options.keys() - cls.model_fields.keys()):
             raise ConfigError(
                 f"{unknown[0]}: there is no such option{did_you_mean(unknown[0], cls.model_fields)}"
@@ -540,8 +557,8 @@ class Options(Decisions):
             raise ConfigError(first_mistake(error, quoted=True)) from None
 
     def applied_to(self, settings: Settings) -> Settings:
-        """`settings` with what these options change in them; a fit is read by `judgement.fit`. Raises ConfigError
-        for a limit of something that nobody asked for."""
+        """`settings` with what these options change in them; a fit is read by `judgement.fit`.
+        Raises ConfigError for a limit of something that nobody asked for."""
         if self.models:
             settings = revised(settings, models_dir=os.path.abspath(self.models))
         settings = self._with_models(settings)
@@ -567,8 +584,9 @@ class Options(Decisions):
         return revised(section, **values)
 
     def _with_models(self, settings: Settings) -> Settings:
-        """Every section on `model`, served by `engine`. A folder takes over the loading options of the configuration's
-        own model, since it is that model in another place; a name has its own in the configuration, or the defaults."""
+        """Every section on `model`, served by `engine`. A folder takes over the loading options of
+        the configuration's own model, since it is that model in another place; a name has its own
+        in the configuration, or the defaults."""
         own_engine, _, own_model = settings.summarizer.backend.partition(".")
         models = settings.models
         name = self.model

@@ -1,7 +1,7 @@
 """The machine: which one device runs the model and the tools, and what a result records of it.
 
-Never widens what CUDA_VISIBLE_DEVICES allows. Importing this takes no torch: functions that need it import it
-themselves, so that --help is fast.
+Never widens what CUDA_VISIBLE_DEVICES allows. Importing this takes no torch: functions that need it
+import it themselves, so that --help is fast.
 """
 
 import functools
@@ -35,12 +35,12 @@ class DeviceError(UserError, RuntimeError):
 def choose_device(gpu: str | int | None = None, cpu: bool = False) -> str:
     """ "cuda:N" or "cpu"; with neither argument, "cuda:0" where torch sees a GPU, else "cpu".
 
-    `gpu` is an index among the visible GPUs, a UUID ("GPU-" may be left out, and its beginning is enough if
-    only one visible GPU has it; digits alone are an index), or the full name of a MIG device. Raises
-    `DeviceError` for anything else or not visible.
+    `gpu` is an index among the visible GPUs, a UUID ("GPU-" may be left out, and its beginning is
+    enough if only one visible GPU has it; digits alone are an index), or the full name of a MIG
+    device. Raises `DeviceError` for anything else or not visible.
 
-    A MIG device can be picked only through CUDA_VISIBLE_DEVICES, which is set here and read by CUDA once. So
-    call this before anything else in the process asks CUDA for its devices.
+    A MIG device can be picked only through CUDA_VISIBLE_DEVICES, which is set here and read by CUDA
+    once. So call this before anything else in the process asks CUDA for its devices.
     """
     if cpu and gpu is not None:
         raise DeviceError(f"--gpu {gpu} and --cpu: expected one of them, got both", "drop one.")
@@ -85,8 +85,8 @@ def _make_visible(mig: str) -> None:
 
     visible = os.environ.get(_VISIBLE)
     again = f"start again with {_VISIBLE}={mig}"
-    # CUDA stops reading the list at the first entry that is none, and an index does not say which MIG devices
-    # it stands for.
+    # CUDA stops reading the list at the first entry that is none, and an index does not say which
+    # MIG devices it stands for.
     listed = takewhile(lambda entry: entry.startswith("MIG-"), (visible or "").split(","))
     if visible is not None and mig not in listed:
         expected = f"expected a device that {_VISIBLE} lists, but that is {visible!r}"
@@ -126,8 +126,8 @@ def _not_there(name: str, expected: str) -> DeviceError:
 
 
 def describe_device(device: str) -> dict[str, str | int | None]:
-    """What a result records of `device`: its name, its memory in bytes (None for the CPU), torch's version,
-    and that of the CUDA that torch was built with (None without)."""
+    """What a result records of `device`: its name, its memory in bytes (None for the CPU), torch's
+    version, and that of the CUDA that torch was built with (None without)."""
     import torch
 
     name, memory = platform.processor() or platform.machine(), None
@@ -139,9 +139,10 @@ def describe_device(device: str) -> dict[str, str | int | None]:
 
 
 def choose_dtype(asked: str, device: str, holds_in_bfloat16: bool = False) -> str:
-    """The dtype that a model computes in: `asked`, or for "auto" the GPU's half precision, and on a CPU
-    float32; on one that multiplies bfloat16 in tiles (AMX), three times as fast, bfloat16 for a model whose letters
-    were measured to keep in it, as its config.json says. AVX-512's bfloat16 alone is slower than float32."""
+    """The dtype that a model computes in: `asked`, or for "auto" the GPU's half precision, and on a
+    CPU float32; on one that multiplies bfloat16 in tiles (AMX), three times as fast, bfloat16 for a
+    model whose letters were measured to keep in it, as its config.json says. AVX-512's bfloat16
+    alone is slower than float32."""
     if asked != "auto":
         return asked
     if device.startswith("cuda"):
@@ -153,7 +154,8 @@ def choose_dtype(asked: str, device: str, holds_in_bfloat16: bool = False) -> st
 
 @functools.cache
 def multiplies_bfloat16_in_tiles(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether this processor has AMX for bfloat16, by Linux's /proc/cpuinfo; False where there is none."""
+    """Whether this processor has AMX for bfloat16, by Linux's /proc/cpuinfo; False where there is
+    none."""
     try:
         text = cpuinfo.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -162,7 +164,8 @@ def multiplies_bfloat16_in_tiles(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
 
 
 def make_deterministic() -> None:
-    """Asks torch for kernels that give the same bits each time, in the whole process. torch warns where it has none."""
+    """Asks torch for kernels that give the same bits each time, in the whole process. torch warns
+    where it has none."""
     import torch
 
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts

@@ -1,5 +1,6 @@
-"""Where this package's files lie, and how a file that comes from elsewhere is read and written: a regular file of a
-limited size, as bytes, JSON or YAML. A pipe, a device or a file larger than memory is an error, which nobody waits for.
+"""Where this package's files lie, and how a file that comes from elsewhere is read and written: a
+regular file of a limited size, as bytes, JSON or YAML. A pipe, a device or a file larger than
+memory is an error, which nobody waits for.
 """
 
 import functools
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 
 Model = TypeVar("Model", bound="BaseModel")
 PACKAGE = Path(__file__).resolve().parent
-# configs/ and models/ lie beside the package in a checkout, and inside it where a wheel was installed.
+# configs/ and models/ lie beside the package in a checkout, and inside it where a wheel was
+# installed.
 ROOT = PACKAGE if (PACKAGE / "configs").is_dir() else PACKAGE.parent
 CONFIGS = ROOT / "configs"
 EMBEDDED = ROOT / "models" / "embedded"  # the small model that ships
@@ -48,13 +50,13 @@ LONGEST_MISTAKE = 300  # characters of a message that quotes keys
 
 
 class FileError(UserError, ValueError):
-    """A file that is not what was expected. The message lacks the file's name: "expected a regular file, got
-    a pipe". Whoever catches it adds the name and what to do."""
+    """A file that is not what was expected. The message lacks the file's name: "expected a regular
+    file, got a pipe". Whoever catches it adds the name and what to do."""
 
 
 def command(name: str, *, made: bool = False) -> str:
-    """How a user of this installation runs the subcommand `name`, to be quoted in messages; with `made` in the
-    environment that a checkout makes itself."""
+    """How a user of this installation runs the subcommand `name`, to be quoted in messages; with
+    `made` in the environment that a checkout makes itself."""
     typed = Path(sys.argv[0]).name == "agentic-iqa"
     if typed and not made:
         return f"agentic-iqa {name}"
@@ -64,8 +66,8 @@ def command(name: str, *, made: bool = False) -> str:
 
 
 def models_root(option: str | Path | None = None) -> Path:
-    """The models folder: `option`, else $AGENTIC_IQA_MODELS, else models/ of the checkout, which a wheel has
-    inside it."""
+    """The models folder: `option`, else $AGENTIC_IQA_MODELS, else models/ of the checkout, which a
+    wheel has inside it."""
     return Path(os.path.abspath(option or os.environ.get("AGENTIC_IQA_MODELS") or ROOT / "models"))
 
 
@@ -86,7 +88,8 @@ def about_missing_model(folder: str | Path) -> tuple[str, str]:
 
 
 def file_hash(place: Path) -> str:
-    """A file's SHA-256; a process reads a file once and again only when its size or times have changed."""
+    """A file's SHA-256; a process reads a file once and again only when its size or times have
+    changed."""
     state = place.stat()
     return _hash_of(place, (state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns))
 
@@ -110,8 +113,8 @@ def folder_hash(folder: Path) -> str:
 def path_text(path: str | os.PathLike[str]) -> str:
     """A path as text that UTF-8 and JSON can hold, the same for no other path.
 
-    Bytes that are not UTF-8 become "\\xNN". In such a path, and in one that holds "\\x" itself, backslashes
-    are doubled, so that no two paths have the same text.
+    Bytes that are not UTF-8 become "\\xNN". In such a path, and in one that holds "\\x" itself,
+    backslashes are doubled, so that no two paths have the same text.
     """
     try:
         name = os.fsencode(path)
@@ -158,8 +161,8 @@ def _require_regular(path: str | Path) -> None:
 
 
 def open_regular(path: str | Path) -> int:
-    """A descriptor of the regular file at `path`, open for reading; the caller closes it. Links are followed.
-    Raises FileError for anything else, without opening or waiting for it."""
+    """A descriptor of the regular file at `path`, open for reading; the caller closes it. Links are
+    followed. Raises FileError for anything else, without opening or waiting for it."""
     with _usable("read"):
         _require_regular(path)
         return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
@@ -168,7 +171,8 @@ def open_regular(path: str | Path) -> int:
 def place_for(path: Path) -> Path:
     """Where to write the file `path`, which need not exist: the end of the link, if it is one.
 
-    Raises FileError for a link that leads to no file, and for anything but a regular file. Nothing is opened.
+    Raises FileError for a link that leads to no file, and for anything but a regular file. Nothing
+    is opened.
     """
     with _usable("written"):
         if not os.path.lexists(path):
@@ -180,8 +184,8 @@ def place_for(path: Path) -> Path:
 
 
 def read_bytes(path: str | Path, largest: int = LARGEST) -> bytes:
-    """The content of a regular file of at most `largest` bytes. Raises FileError. The size that the file system
-    reports is not trusted: in /proc it is 0 for files that never end."""
+    """The content of a regular file of at most `largest` bytes. Raises FileError. The size that the
+    file system reports is not trusted: in /proc it is 0 for files that never end."""
     with open(open_regular(path), "rb") as file, _usable("read"):
         content = file.read(largest + 1)
     if content is None:
@@ -192,13 +196,14 @@ def read_bytes(path: str | Path, largest: int = LARGEST) -> bytes:
 
 
 def read_json(path: str | Path, largest: int = LARGEST, *, finite: bool = True) -> dict[str, Any]:
-    """The JSON object in a file of at most `largest` bytes; see `parsed_object`. Raises FileError."""
+    """The JSON object in a file of at most `largest` bytes; see `parsed_object`. Raises
+    FileError."""
     return parsed_object(read_bytes(path, largest), finite=finite)
 
 
 def parsed_object(content: bytes, *, finite: bool = True) -> dict[str, Any]:
-    """The JSON object in a text, with numbers that a float can hold; infinite ones too, unless all are to be `finite`.
-    Raises FileError."""
+    """The JSON object in a text, with numbers that a float can hold; infinite ones too, unless all
+    are to be `finite`. Raises FileError."""
     try:
         value = from_json(content, allow_inf_nan=not finite)
     except ValueError as error:
@@ -237,12 +242,14 @@ class WriteError(UserError, ValueError):
 
 @contextmanager
 def replacing(path: Path, *, sync: bool = False) -> Iterator[BinaryIO]:
-    """A new file to write to, which takes the place of `path` once the block has ended without an error.
+    """A new file to write to, which takes the place of `path` once the block has ended without an
+    error.
 
-    Every file that this package replaces is written here. A killed process leaves either the old or the new content,
-    with `sync` a power failure does too. Until its end the file has a name of its own, TEMPORARY, in the same folder:
-    nothing that lies there is written to, and after an error or Ctrl-C it is gone. A link at `path` is replaced,
-    never followed: where a user names a link, `place_for` gives the file that it leads to. Raises WriteError.
+    Every file that this package replaces is written here. A killed process leaves either the old or
+    the new content, with `sync` a power failure does too. Until its end the file has a name of its
+    own, TEMPORARY, in the same folder: nothing that lies there is written to, and after an error or
+    Ctrl-C it is gone. A link at `path` is replaced, never followed: where a user names a link,
+    `place_for` gives the file that it leads to. Raises WriteError.
     """
     temporary = path.with_name(f"{path.name[:40]}.{secrets.token_hex(8)}{TEMPORARY}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -265,8 +272,8 @@ def replacing(path: Path, *, sync: bool = False) -> Iterator[BinaryIO]:
 
 
 def is_replaceable(place: Path, mark: re.Pattern[bytes]) -> bool:
-    """Whether nobody misses the file at `place`: there is none, it is empty, or its beginning bears the `mark` of
-    what this program writes there. Raises FileError."""
+    """Whether nobody misses the file at `place`: there is none, it is empty, or its beginning bears
+    the `mark` of what this program writes there. Raises FileError."""
     if not os.path.exists(place):
         return True
     with open(open_regular(place), "rb") as file, _usable("read"):
@@ -289,7 +296,8 @@ def write_whole(
     sync: bool = False,
     encoding: str = "utf-8",
 ) -> None:
-    """Replaces a file by this content, see `replacing`. A text ends with exactly one line end. Raises WriteError."""
+    """Replaces a file by this content, see `replacing`. A text ends with exactly one line end.
+    Raises WriteError."""
     if isinstance(content, str):
         content = (content.rstrip("\n") + "\n").encode(encoding)
     with replacing(path, sync=sync) as file:
@@ -305,8 +313,8 @@ def sync_folder(path: Path) -> None:
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain values only. A key that is given twice, of which YAML would take the last, is an error, and so is a
-    merge (<<): merges of merges grow without end."""
+    """Plain values only. A key that is given twice, of which YAML would take the last, is an error,
+    and so is a merge (<<): merges of merges grow without end."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         names = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
@@ -323,8 +331,9 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_yaml(path: str | Path) -> Any:
-    """The plain value in a YAML file, the only kind of YAML that is read here. Raises FileError, also for a file
-    beyond `LARGEST_YAML`, and for one whose aliases make it hold more than `MOST_VALUES`."""
+    """The plain value in a YAML file, the only kind of YAML that is read here. Raises FileError,
+    also for a file beyond `LARGEST_YAML`, and for one whose aliases make it hold more than
+    `MOST_VALUES`."""
     content = read_bytes(path, LARGEST_YAML)
     try:
         value = yaml.load(content.decode("utf-8"), _Loader)  # nosec B506 # a SafeLoader
@@ -344,7 +353,8 @@ def read_yaml(path: str | Path) -> Any:
 
 
 def read_record(path: Path, kind: type[Model], read: Callable[[Path], Any] = read_yaml) -> Model:
-    """What a file that ships with this package holds, checked. Raises FileError, which names the file."""
+    """What a file that ships with this package holds, checked. Raises FileError, which names the
+    file."""
     try:
         return kind.model_validate(read(path))
     except (FileError, ValidationError) as error:

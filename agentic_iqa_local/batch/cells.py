@@ -1,4 +1,5 @@
-"""A text as a cell of CSV in which no spreadsheet finds a formula, and back. Standard library alone."""
+"""A text as a cell of CSV in which no spreadsheet finds a formula, and back. Standard library
+alone."""
 
 import re
 import unicodedata
@@ -11,17 +12,19 @@ _NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]+)?(e[+-]?[0-9]+)?|inf)")
 # Unicode's categories: controls and invisible characters, blanks, marks on no letter
 _SKIPPED = ("C", "Z", "M")
 _QUOTES = "\"'`´‘’‚“”„«»"
-# Behind these a program may begin another cell: semicolons where decimals have a comma, line ends where it does
-# not know quotes.
+# Behind these a program may begin another cell: semicolons where decimals have a comma, line ends
+# where it does not know quotes.
 _ENDS_OF_CELLS = re.compile(r"([;\t\n\r])")
 
 
 def safe_cell(value: Any) -> Any:
-    """`value` as a cell of CSV, with an apostrophe before text that a spreadsheet may take for a formula.
+    """`value` as a cell of CSV, with an apostrophe before text that a spreadsheet may take for a
+    formula.
 
-    That is text whose first visible character, quotes aside, is one of = + - @ or a wide form of these, unless it is a
-    plain number. The same holds for what follows a semicolon, a tab or a line end. `plain_cell` takes the apostrophes
-    off again; line ends and tabs stay (CSV quotes them), and what else may steer a terminal is escaped.
+    That is text whose first visible character, quotes aside, is one of = + - @ or a wide form of
+    these, unless it is a plain number. The same holds for what follows a semicolon, a tab or a line
+    end. `plain_cell` takes the apostrophes off again; line ends and tabs stay (CSV quotes them),
+    and what else may steer a terminal is escaped.
     """
     if not isinstance(value, str):
         return value

@@ -44,8 +44,8 @@ class ManifestError(UserError, ValueError):
 
 @dataclass(frozen=True)
 class Item:
-    """One picture and the question about it, which become one row. Without `choices`, those that the query itself
-    lists are taken."""
+    """One picture and the question about it, which become one row. Without `choices`, those that
+    the query itself lists are taken."""
 
     image: Path
     reference: Path | None = None
@@ -93,7 +93,8 @@ class ManifestLine(BaseModel):
     box: Boxes | None = None
 
     def item(self, folder: Path, asked: Mapping[str, Any]) -> Item:
-        """The item of a line of a manifest in `folder`. Raises ValueError for files that are not there."""
+        """The item of a line of a manifest in `folder`. Raises ValueError for files that are not
+        there."""
         files: dict[str, Path] = {}
         for column in ("image", "reference"):
             name = getattr(self, column)
@@ -110,7 +111,8 @@ class ManifestLine(BaseModel):
 
 
 def read_manifest(path: Path, **asked: Any) -> list[Item]:
-    """The items of a manifest, each once: CSV with a header (choices separated by |), JSON lines, or Parquet.
+    """The items of a manifest, each once: CSV with a header (choices separated by |), JSON lines,
+    or Parquet.
 
     Args:
         path: Its columns are those of `ManifestLine`. Paths in it are relative to it.
@@ -205,11 +207,12 @@ class Skipped:
 def expand_inputs(items: Sequence[str]) -> list[Path]:
     """Files, folders and globs as a list of files in the order given, each real file once.
 
-    A folder stands for the image files directly in it, a glob (`**` for any depth) for those it matches, both by
-    suffix, sorted as people count (2 before 10) and without hidden files; a warning counts what else is there. A plain
-    path is kept even if nothing is there: that row will be a failure. Of several links to a file the first that is
-    named counts, in a folder or a glob the file itself, else the shortest path; hard links are files of their own.
-    Raises ImageError for a folder or glob without images, and for an address on a network.
+    A folder stands for the image files directly in it, a glob (`**` for any depth) for those it
+    matches, both by suffix, sorted as people count (2 before 10) and without hidden files; a
+    warning counts what else is there. A plain path is kept even if nothing is there: that row will
+    be a failure. Of several links to a file the first that is named counts, in a folder or a glob
+    the file itself, else the shortest path; hard links are files of their own. Raises ImageError
+    for a folder or glob without images, and for an address on a network.
     """
     files: dict[str, Path] = {}
     skipped = Skipped()
@@ -232,7 +235,8 @@ def _place(file: Path) -> str:
 
 
 def _image_files(item: str, skipped: Skipped | None = None) -> list[Path]:
-    """The image files of a folder or a glob, sorted; see `expand_inputs`. A link that leads nowhere fails its row."""
+    """The image files of a folder or a glob, sorted; see `expand_inputs`. A link that leads nowhere
+    fails its row."""
     skipped = Skipped() if skipped is None else skipped
     folder = os.path.isdir(item)
     images: list[Path] = []
@@ -272,7 +276,8 @@ def _no_images(item: str, folder: bool, skipped: Skipped) -> ImageError:
 
 
 def _matching(pattern: str) -> Iterator[str]:
-    """The paths that a glob matches. Below `**` each folder is looked into once, wherever links lead."""
+    """The paths that a glob matches. Below `**` each folder is looked into once, wherever links
+    lead."""
     head, *tail = re.split(r"(?:^|(?<=/))\*\*(?:/+|$)", pattern, maxsplit=1)
     if not tail:
         yield from glob.iglob(pattern)
@@ -283,7 +288,8 @@ def _matching(pattern: str) -> Iterator[str]:
 
 
 def _folders(top: str) -> Iterator[str]:
-    """A folder and those below it, each once, and under its own path where it has one: links are followed last."""
+    """A folder and those below it, each once, and under its own path where it has one: links are
+    followed last."""
     waiting, links = [top], list[str]()
     seen = set[str]()
     while waiting or links:
@@ -300,8 +306,9 @@ def _folders(top: str) -> Iterator[str]:
 
 
 def references_in(folder: Path, images: Iterable[Path]) -> list[Path]:
-    """The reference of each image: the file of its name in `folder`, else the one image file that differs in its
-    suffix alone. Raises `ImageError`, which names images that have none, or several."""
+    """The reference of each image: the file of its name in `folder`, else the one image file that
+    differs in its suffix alone. Raises `ImageError`, which names images that have none, or
+    several."""
     found, lacking, by_stem = [], [], defaultdict[str, list[Path]](list)
     for file in _image_files(str(folder)):
         by_stem[file.stem].append(file)

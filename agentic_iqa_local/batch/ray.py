@@ -1,7 +1,8 @@
-"""A batch on several workers, of this machine or of a cluster: Ray actors, each with a `Runner` of its own.
+"""A batch on several workers, of this machine or of a cluster: Ray actors, each with a `Runner` of
+its own.
 
-A picture that crashes ends its runner's process, never the actor. What a lost node had in hand goes to the other
-workers. The command alone takes the rows, each once.
+A picture that crashes ends its runner's process, never the actor. What a lost node had in hand goes
+to the other workers. The command alone takes the rows, each once.
 """
 
 import json
@@ -37,8 +38,8 @@ REMEDY = "scores of unlike nodes do not go into one file: install and configure 
 
 
 def check_address(address: str) -> None:
-    """Raises BatchError unless it is local or auto, or something answers at HOST:PORT (Ray itself would try for
-    more than a minute), and where Ray, an extra, is not installed."""
+    """Raises BatchError unless it is local or auto, or something answers at HOST:PORT (Ray itself
+    would try for more than a minute), and where Ray, an extra, is not installed."""
     if find_spec("ray") is None:
         remedy = 'pip install "agentic_iqa_local[ray]" (in a checkout: pip install -c constraints.txt ".[ray]")'
         raise BatchError("--cluster: expected the extra ray, it is not installed", remedy)
@@ -54,11 +55,11 @@ def check_address(address: str) -> None:
 
 
 class RayRunner(Generic[AnyItem, Row]):
-    """As `Runner`, but with several workers in the cluster at an address ("local": on this machine), each with so many
-    GPUs and `jobs` items at once.
+    """As `Runner`, but with several workers in the cluster at an address ("local": on this
+    machine), each with so many GPUs and `jobs` items at once.
 
-    A worker that is lost, also with its model, is started again where there is room, and its items are tried again
-    after the others, each alone; one that lost three workers is a failure.
+    A worker that is lost, also with its model, is started again where there is room, and its items
+    are tried again after the others, each alone; one that lost three workers is a failure.
     """
 
     def __init__(
@@ -85,8 +86,8 @@ class RayRunner(Generic[AnyItem, Row]):
         self._lost = 0  # workers since the last row
 
     def load(self) -> None:
-        """Joins the cluster and waits until one worker has the model; `description` then has what the work says of
-        it. Raises BatchError, which names a node that is unlike, and VLMError."""
+        """Joins the cluster and waits until one worker has the model; `description` then has what
+        the work says of it. Raises BatchError, which names a node that is unlike, and VLMError."""
         if self._calls or self._nodes:
             return
         try:
@@ -115,8 +116,8 @@ class RayRunner(Generic[AnyItem, Row]):
         self.stopping = True
 
     def rows(self, items: Iterable[AnyItem]) -> Iterator[Row]:
-        """A row for each item, as soon as it is there; then the workers end. Raises what `load` and the workers
-        raise, and BatchError where workers are lost again and again."""
+        """A row for each item, as soon as it is there; then the workers end. Raises what `load` and
+        the workers raise, and BatchError where workers are lost again and again."""
         self.load()
         self._waiting.extend(items)
         try:
@@ -149,15 +150,18 @@ class RayRunner(Generic[AnyItem, Row]):
             each.clear()
 
     def _takes(self, item: AnyItem) -> int:
-        """How much of a worker's room: all of it where the item lost one, so that it loses none with another again."""
+        """How much of a worker's room: all of it where the item lost one, so that it loses none
+        with another again."""
         return self.jobs * IN_HAND if item.key in self._losses else 1
 
     def _load(self, worker: Any) -> None:
-        """Lets a worker load, once there is room for it; a call that its end interrupts is made again."""
+        """Lets a worker load, once there is room for it; a call that its end interrupts is made
+        again."""
         self._calls[worker.load.options(max_task_retries=-1).remote()] = worker, None
 
     def _heed_answer(self) -> list[Row]:
-        """Waits for an answer, a moment at most; the rows that it brings. Raises what a worker raised."""
+        """Waits for an answer, a moment at most; the rows that it brings. Raises what a worker
+        raised."""
         import ray
         from ray.exceptions import RayError, RayTaskError
 
@@ -195,7 +199,8 @@ class RayRunner(Generic[AnyItem, Row]):
         self._room[worker] = self.jobs * IN_HAND
 
     def _try_again(self, worker: Any, item: AnyItem, why: str) -> list[Row]:
-        """Puts back an item whose worker is lost, or gives its failure; Ray starts the worker again."""
+        """Puts back an item whose worker is lost, or gives its failure; Ray starts the worker
+        again."""
         if node := self._nodes.pop(worker, ""):  # with the first of its items
             logger.warning("a worker at %s is lost (%s); going on", node, why)
             del self._room[worker]
@@ -220,8 +225,8 @@ class RayRunner(Generic[AnyItem, Row]):
 
 
 def _join(address: str, workers: int) -> "TemporaryDirectory[str] | None":
-    """Joins or starts a cluster; the folder of one that was started, which gets a token that nobody else knows. Ray
-    reads these variables when it is imported. Raises BatchError."""
+    """Joins or starts a cluster; the folder of one that was started, which gets a token that nobody
+    else knows. Ray reads these variables when it is imported. Raises BatchError."""
     started, scratch = {}, None
     os.environ |= {
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -286,8 +291,8 @@ def _asked_threads() -> int:
 
 
 def _threads(workers: int, gpus: float) -> int:
-    """The threads of each worker: those that OMP_NUM_THREADS says, else as many as each has of the smallest node.
-    Raises BatchError where no node has room for a worker."""
+    """The threads of each worker: those that OMP_NUM_THREADS says, else as many as each has of the
+    smallest node. Raises BatchError where no node has room for a worker."""
     import ray
 
     nodes = [
@@ -321,7 +326,8 @@ def _of_node(work: Work[Any, Any], device: str) -> dict[str, Any]:
 
 
 class _Worker:
-    """An actor: its `Runner` has a process of its own, so that a hang or a crash there does not end the actor."""
+    """An actor: its `Runner` has a process of its own, so that a hang or a crash there does not end
+    the actor."""
 
     def __init__(
         self,
@@ -340,8 +346,8 @@ class _Worker:
         self._expected, self._runner = expected, Runner(*work, **how)
 
     def load(self) -> tuple[str, dict[str, Any]]:
-        """The node's name, and what the work says of the models. Raises UserError, with the name, also where the
-        node has not what the command has."""
+        """The node's name, and what the work says of the models. Raises UserError, with the name,
+        also where the node has not what the command has."""
         import ray
 
         here, runner = ray.get_runtime_context().get_node_id(), self._runner
@@ -361,8 +367,8 @@ class _Worker:
         return name, runner.description
 
     def row(self, item: Any) -> Any:
-        """The row of an item. Raises what a runner's future raises, but a lost model ends this worker: Ray starts it
-        again where there is room."""
+        """The row of an item. Raises what a runner's future raises, but a lost model ends this
+        worker: Ray starts it again where there is room."""
         try:
             return self._runner.submit(item).result()
         except ModelLost:

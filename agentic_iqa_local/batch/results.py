@@ -1,4 +1,5 @@
-"""The file of rows that assess writes and goes on with: which rows hold still, and which are made again."""
+"""The file of rows that assess writes and goes on with: which rows hold still, and which are made
+again."""
 
 import os
 import sys
@@ -30,8 +31,9 @@ def _check_description(place: Path) -> None:
 
 
 def picture_changed(row: dict[str, Any], since: float) -> bool:
-    """Whether a row's picture is no longer the file of its `sha256`, or its reference was written `since` then. A
-    picture that nobody touched since is not read; one that is not there has not changed."""
+    """Whether a row's picture is no longer the file of its `sha256`, or its reference was written
+    `since` then. A picture that nobody touched since is not read; one that is not there has not
+    changed."""
     with suppress(OSError, ValueError):
         path, original = path_from_text(row.get("image") or ""), row.get("reference")
         if (
@@ -45,7 +47,8 @@ def picture_changed(row: dict[str, Any], since: float) -> bool:
 
 
 class Results(RowFile):
-    """The rows that assess writes to `path`, one for each item. Beside it PATH.run.json says what they depend on.
+    """The rows that assess writes to `path`, one for each item. Beside it PATH.run.json says what
+    they depend on.
 
     Args:
         path, identity: The file, and what its rows depend on; one with rows is taken only with the same.

@@ -1,5 +1,5 @@
-"""Files of JSON lines that survive a kill and a full disk: one durable row for each item, and beside them the
-description of the run that they belong to."""
+"""Files of JSON lines that survive a kill and a full disk: one durable row for each item, and
+beside them the description of the run that they belong to."""
 
 import codecs
 import errno
@@ -51,7 +51,8 @@ DESCRIPTION = re.compile(rb'\A\{\n "command": \[')  # what the description of a 
 
 
 class RowsError(WriteError):
-    """A file of rows that cannot be used or written; one sentence for the user. The rows in it are kept."""
+    """A file of rows that cannot be used or written; one sentence for the user. The rows in it are
+    kept."""
 
 
 class _Model(BaseModel):
@@ -83,8 +84,8 @@ class StoredRow(Assessment):
         return self
 
     def _has_answer(self, fusion: FusionResult) -> None:
-        """Raises ValueError unless the answer is among those that have a probability, which a rating and given
-        choices name."""
+        """Raises ValueError unless the answer is among those that have a probability, which a
+        rating and given choices name."""
         known = set(fusion.p_c)
         if self.final_answer not in known or known != set(fusion.p):
             raise ValueError("final_answer: expected an answer that has a probability")
@@ -95,7 +96,8 @@ class StoredRow(Assessment):
 
 
 class RowFile:
-    """Rows (JSON objects), one line each; iterating yields them. One process at a time writes: PATH.lock is its lock.
+    """Rows (JSON objects), one line each; iterating yields them. One process at a time writes:
+    PATH.lock is its lock.
 
     Args:
         path: The file. Where it is a link, the file that it leads to.
@@ -144,8 +146,8 @@ class RowFile:
         key: Callable[[dict[str, Any]], str] = lambda row: "",
         drop: Callable[[dict[str, Any]], bool] = lambda row: False,
     ) -> None:
-        """Makes a file of rows ready to go on with: cuts off the beginning of a row that a kill leaves at its end,
-        or gives the last row the line end that it lacks, and takes out rows.
+        """Makes a file of rows ready to go on with: cuts off the beginning of a row that a kill
+        leaves at its end, or gives the last row the line end that it lacks, and takes out rows.
 
         Args:
             key: Tells rows apart, for `done`.
@@ -181,8 +183,9 @@ class RowFile:
                 yield row
 
     def append(self, line: str) -> None:
-        """Writes one row, given as JSON text; it is on the disk unless another row was synced less than 50 ms ago
-        (see `sync`). Raises RowsError where the disk does not take it: the rows before it are whole."""
+        """Writes one row, given as JSON text; it is on the disk unless another row was synced less
+        than 50 ms ago (see `sync`). Raises RowsError where the disk does not take it: the rows
+        before it are whole."""
         content, end = line.encode() + b"\n", self._size
         try:
             if self._file.write(content) != len(content):
@@ -193,8 +196,8 @@ class RowFile:
             self.sync()
 
     def sync(self) -> None:
-        """Brings every row to the disk. Raises RowsError where it does not take them: the file then holds the rows
-        before, whole."""
+        """Brings every row to the disk. Raises RowsError where it does not take them: the file then
+        holds the rows before, whole."""
         try:
             os.fsync(self._file.fileno())
         except OSError as error:
@@ -227,9 +230,9 @@ def rows_in(
     going_on: bool = False,
     first: int = 1,
 ) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """(line, row) of an open file of rows, which messages call `path`, and whose next line has the number `first`.
-    Where a run may be `going_on` with it, the beginning of a row at its end is left out. Raises RowsError, which names
-    a line that `schema` does not take."""
+    """(line, row) of an open file of rows, which messages call `path`, and whose next line has the
+    number `first`. Where a run may be `going_on` with it, the beginning of a row at its end is left
+    out. Raises RowsError, which names a line that `schema` does not take."""
     for number, line in enumerate(file, first):
         if going_on and _is_beginning(line, schema):
             return
@@ -244,8 +247,9 @@ def rows_in(
 
 
 def _is_beginning(line: bytes, schema: type[BaseModel]) -> bool:
-    """Whether a line is what a kill leaves of a row: JSON that begins with the first field of `schema` and ends
-    before it is complete. Whatever else has no line end is somebody's, and is not cut off."""
+    """Whether a line is what a kill leaves of a row: JSON that begins with the first field of
+    `schema` and ends before it is complete. Whatever else has no line end is somebody's, and is not
+    cut off."""
     first_field = json.dumps(next(iter(schema.model_fields)))
     head = f"{{{first_field}:".encode()
     if line.endswith(b"\n") or not head.startswith(line[: len(head)]):
@@ -261,20 +265,22 @@ def _is_beginning(line: bytes, schema: type[BaseModel]) -> bool:
 
 
 def write_run(path: Path, run: dict[str, Any], identity: dict[str, Any]) -> None:
-    """Writes the description of a run as JSON; `identity` is the part that its rows depend on. Raises WriteError."""
+    """Writes the description of a run as JSON; `identity` is the part that its rows depend on.
+    Raises WriteError."""
     write_whole(path, json.dumps(run | {"identity": identity}, indent=1), sync=True)
 
 
 class RunNote(BaseModel):
-    """What is read again of a run's description: when it was last gone on with, and what its rows depend on."""
+    """What is read again of a run's description: when it was last gone on with, and what its rows
+    depend on."""
 
     date: Annotated[AwareDatetime, Field(ge=EPOCH)] = EPOCH
     identity: dict[str, JsonValue]
 
 
 def check_run(path: Path, identity: dict[str, Any]) -> float:
-    """Raises RowsError unless the run that `path` describes has this `identity`; otherwise tells when that run was
-    begun or last gone on with, in seconds since 1970."""
+    """Raises RowsError unless the run that `path` describes has this `identity`; otherwise tells
+    when that run was begun or last gone on with, in seconds since 1970."""
     try:
         run = RunNote.model_validate(read_json(path, LARGEST_NOTE))
         run.identity.pop("schema version", None)  # of runs up to schema 5, whose rows are read too
@@ -289,7 +295,8 @@ def check_run(path: Path, identity: dict[str, Any]) -> float:
 
 
 def differences(now: dict[str, Any], expected: dict[str, Any]) -> str:
-    """The first settings that are otherwise than expected, with both values; empty where all are alike."""
+    """The first settings that are otherwise than expected, with both values; empty where all are
+    alike."""
     had, has = dict(_flat(expected)), dict(_flat(json.loads(json.dumps(now))))
     changed = [key for key in sorted(had.keys() | has.keys()) if had.get(key) != has.get(key)]
     named = changed[:NAMED_CHANGES]

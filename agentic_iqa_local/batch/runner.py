@@ -1,8 +1,9 @@
-"""One process with models and tools that does the work on items, several at once if asked. What hangs or crashes there
-costs one item and a reload of that process.
+"""One process with models and tools that does the work on items, several at once if asked. What
+hangs or crashes there costs one item and a reload of that process.
 
-Each job has a pipe of that process alone, so a kill at any moment leaves no lock behind. (pebble's `ProcessPool` runs
-one task at a time in a process, and its workers share a lock that a kill leaves taken.)
+Each job has a pipe of that process alone, so a kill at any moment leaves no lock behind. (pebble's
+`ProcessPool` runs one task at a time in a process, and its workers share a lock that a kill leaves
+taken.)
 """
 
 import atexit
@@ -46,18 +47,21 @@ class BatchError(UserError, RuntimeError):
 
 
 def resumed(items: Sequence[AnyItem], jobs: int) -> list[AnyItem]:
-    """What an earlier run left, in the order to go on: the first may be what ended it, so they come last."""
+    """What an earlier run left, in the order to go on: the first may be what ended it, so they come
+    last."""
     return [*items[jobs:], *items[:jobs]]
 
 
 class Runner(Generic[AnyItem, Row]):
     """Does a `Work` on items, `jobs` at once, each within `timeout` seconds.
 
-    `submit` takes one item and gives a future, `rows` takes many. Items that were under way when the process died or
-    was ended for one whose time was over are tried again alone; what is late alone, or dies alone twice, is a failure.
-    Where memory runs out fewer items are worked on at once from then on, and the item is tried again alone.
+    `submit` takes one item and gives a future, `rows` takes many. Items that were under way when
+    the process died or was ended for one whose time was over are tried again alone; what is late
+    alone, or dies alone twice, is a failure. Where memory runs out fewer items are worked on at
+    once from then on, and the item is tried again alone.
 
-    With `services` the work is done in threads of this process, which cannot be ended: for one picture.
+    With `services` the work is done in threads of this process, which cannot be ended: for one
+    picture.
     """
 
     def __init__(
@@ -85,18 +89,19 @@ class Runner(Generic[AnyItem, Row]):
         self._closing = False
 
     def load(self) -> None:
-        """Starts the process and waits until it has loaded models and tools. Raises VLMError where it cannot,
-        BatchError where it dies."""
+        """Starts the process and waits until it has loaded models and tools. Raises VLMError where
+        it cannot, BatchError where it dies."""
         self._threads.submit(self._loaded).result()
 
     def submit(self, item: AnyItem, told: Told | None = None) -> "Future[Row]":
-        """The row of an item, in time; `told` gets each step of its work, in a thread of the runner. The future raises
-        CancelledError after a stop, and ModelLost, VLMError or BatchError where no row can come; the next item starts
-        a new process."""
+        """The row of an item, in time; `told` gets each step of its work, in a thread of the
+        runner. The future raises CancelledError after a stop, and ModelLost, VLMError or BatchError
+        where no row can come; the next item starts a new process."""
         return self._threads.submit(self._row, item, told)
 
     def rows(self, items: Iterable[AnyItem]) -> Iterator[Row]:
-        """A row for each item, as soon as it is there; then the process ends. Raises what `submit` says."""
+        """A row for each item, as soon as it is there; then the process ends. Raises what `submit`
+        says."""
         items = iter(items)
         finished = SimpleQueue[Future[Row]]()
         pending = 0
@@ -127,7 +132,8 @@ class Runner(Generic[AnyItem, Row]):
         atexit.unregister(self.close)
 
     def seconds_left(self, began: float, place: str) -> float:
-        """Of the time of an item that was given to the process at `began` and is in a model's or a tool's call now."""
+        """Of the time of an item that was given to the process at `began` and is in a model's or a
+        tool's call now."""
         return max(0.0, began + self.timeout - time.monotonic())
 
     # What follows runs in threads, one for each job.
@@ -151,20 +157,23 @@ class Runner(Generic[AnyItem, Row]):
             else:
                 deaths += by_itself
                 if error := self._ended(item, kind, about, by_itself, deaths):
-                    # A picture that no call of a model or tool has begun on may be what hangs when it is read.
+                    # A picture that no call of a model or tool has begun on may be what hangs when
+                    # it is read.
                     sha256 = file_sha256(item.image) if about and kind == "late" else None
                     return self.work.failure(item, error, sha256)
             alone = True
 
     def _use_less_memory(self) -> None:
-        """From now on fewer items are worked on at once; of several that ran out together the first halves them."""
+        """From now on fewer items are worked on at once; of several that ran out together the first
+        halves them."""
         if self.jobs == self._most > 1:
             self.jobs //= 2
             said = "memory ran out with %d images at once; going on with %d"
             logger.warning(said, self._most, self.jobs)
 
     def _ended(self, item: AnyItem, kind: str, about: str, by_itself: bool, deaths: int) -> str:
-        """Warns that the process ended over an item. Returns why the item failed, empty if it is tried again."""
+        """Warns that the process ended over an item. Returns why the item failed, empty if it is
+        tried again."""
         why = f"the process ended {about}"
         if kind == "late":
             why = f"timed out after {self.timeout:g} s"
@@ -205,8 +214,9 @@ class Runner(Generic[AnyItem, Row]):
                 self._process = process = _Process(
                     self.work, self.device, self._most, self._services
                 )
-                # Else the end of this process would wait for that one. What is registered last is called first, and
-                # to start a process is what makes multiprocessing register its own waiting.
+                # Else the end of this process would wait for that one. What is registered last is
+                # called first, and to start a process is what makes multiprocessing register its
+                # own waiting.
                 atexit.register(self.close)
                 if self._closing:
                     process.end()
@@ -225,8 +235,8 @@ class Runner(Generic[AnyItem, Row]):
     def _ask(
         self, process: "_Process", item: AnyItem, alone: bool, told: Told | None
     ) -> tuple[str, Any]:
-        """What became of an item: "row", "again" or "lost" with what the process says, "died" with how it ended, or
-        "late" with the model or the tool that it was last seen in."""
+        """What became of an item: "row", "again" or "lost" with what the process says, "died" with
+        how it ended, or "late" with the model or the tool that it was last seen in."""
         began = time.monotonic()
         place = ""
         with suppress(EOFError, OSError), process.pipe() as pipe:  # it died
@@ -278,7 +288,8 @@ class _Process:
             self._free.insert(0, pipe)
 
     def end(self, *, died: bool = False) -> None:
-        """Ends it with whatever it started: at once where something is under way, else it may free its models."""
+        """Ends it with whatever it started: at once where something is under way, else it may free
+        its models."""
         with self._turn:
             if self.ended:
                 return
@@ -344,8 +355,8 @@ def _serve(
 
 
 def _take(pipe: Any, work: Work, services: Services, apart: bool) -> None:
-    """Works on the items of a pipe until it gives None. A parent that is gone ends this process, with all that was
-    started here."""
+    """Works on the items of a pipe until it gives None. A parent that is gone ends this process,
+    with all that was started here."""
     try:
         while given := pipe.recv():
             pipe.send(_worked_on(pipe, work, services, *given))
@@ -357,7 +368,8 @@ def _take(pipe: Any, work: Work, services: Services, apart: bool) -> None:
 def _worked_on(
     pipe: Any, work: Work, services: Services, item: Any, alone: bool
 ) -> tuple[str, Any]:
-    """What became of an item: "row", "again" (alone, since memory ran out) or "lost" (the model)."""
+    """What became of an item: "row", "again" (alone, since memory ran out) or "lost" (the
+    model)."""
     observer = _Watching(pipe)
     try:
         row = work.row(item, services, observer)
@@ -381,7 +393,8 @@ def _worked_on(
 
 
 class _Watching(Observer):
-    """Tells the parent what an item's work calls, and sees whether memory ran out or a model is lost."""
+    """Tells the parent what an item's work calls, and sees whether memory ran out or a model is
+    lost."""
 
     def __init__(self, pipe: Any):
         self._pipe, self._turn = pipe, threading.Lock()  # tools measure while the model writes

@@ -1,5 +1,5 @@
-"""What is done with each item of a batch, and the one row that becomes of it: an answer, or a failure with its
-reason. Studies and the service have works of their own."""
+"""What is done with each item of a batch, and the one row that becomes of it: an answer, or a
+failure with its reason. Studies and the service have works of their own."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -28,31 +28,34 @@ Row = TypeVar("Row")
 
 
 class Work(ABC, Generic[AnyItem, Row]):
-    """What is done with each item, which has an `image` (a path) and a `key`, with the models of `roles`. Works, items
-    and rows go from one process to another, so they can be pickled."""
+    """What is done with each item, which has an `image` (a path) and a `key`, with the models of
+    `roles`. Works, items and rows go from one process to another, so they can be pickled."""
 
     settings: Settings
     roles: tuple[str, ...]
 
     def load(self, services: Services) -> None:
-        """Loads models and tools, before the time of any item counts. Raises VLMError, ConfigError."""
+        """Loads models and tools, before the time of any item counts. Raises VLMError,
+        ConfigError."""
         _ = services.tools  # what a tool lacks is told before a model is loaded
         for role in self.roles:
             services.client(role)
         services.prepare_tools()
 
     def describe(self, services: Services) -> dict[str, Any]:
-        """What a run's description says of loaded services: on several workers all say the same, but for `hardware`."""
+        """What a run's description says of loaded services: on several workers all say the same,
+        but for `hardware`."""
         return {role: services.client(role).describe() for role in self.roles}
 
     @abstractmethod
     def row(self, item: AnyItem, services: Services, observer: Observer) -> Row:
-        """The item's row. What is wrong with the item alone is told in the row; what is raised becomes a failure
-        too."""
+        """The item's row. What is wrong with the item alone is told in the row; what is raised
+        becomes a failure too."""
 
     @abstractmethod
     def failure(self, item: AnyItem, error: str, sha256: str | None = None) -> Row:
-        """The row of an item that has no answer; `sha256` (hex) of its picture's file where it was read."""
+        """The row of an item that has no answer; `sha256` (hex) of its picture's file where it was
+        read."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,8 @@ class Assessing(Work[Item, Assessment]):
         return row
 
     def identity(self, device: str, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """What the rows of a run depend on, by the names that a user is told: `asked` and what `of_work` gives."""
+        """What the rows of a run depend on, by the names that a user is told: `asked` and what
+        `of_work` gives."""
         apart = {"decisions": {"calibration"}, "models": {"__all__": {"path"}}}
         about = {"pipeline": self.pipeline, **asked}
         configuration = self.settings.model_dump(mode="json", exclude=apart)  # pyright: ignore[reportArgumentType]
@@ -92,8 +96,9 @@ class Assessing(Work[Item, Assessment]):
 
 
 def of_work(work: Work[Any, Any], device: str) -> dict[str, Any]:
-    """What the rows of a work depend on beside its questions: what `identity` lists, and the weights of tools in the
-    models folder. Raises BundleError for a models folder whose list is damaged."""
+    """What the rows of a work depend on beside its questions: what `identity` lists, and the
+    weights of tools in the models folder. Raises BundleError for a models folder whose list is
+    damaged."""
     settings = work.settings
     sums = stored_sums(models_root(settings.models_dir))
     weights = sorted(pair for pair in sums.items() if pair[0].startswith("tools/"))

@@ -15,7 +15,8 @@ _BITS_PER_SAMPLE, _PHOTOMETRIC, _WHITE_IS_ZERO = 258, 262, 0  # TIFF tags, and a
 
 
 def to_rgb8(path: str, image: Image.Image, background: str | None) -> tuple[Image.Image, list[str]]:
-    """An image as plain 8-bit RGB, a block of rows at a time, so that no second copy of it is in memory.
+    """An image as plain 8-bit RGB, a block of rows at a time, so that no second copy of it is in
+    memory.
 
     Args:
         path: of its file, for messages.
@@ -49,7 +50,8 @@ def to_rgb8(path: str, image: Image.Image, background: str | None) -> tuple[Imag
 
 
 def _opaque(path: str, image: Image.Image, background: str | None) -> Image.Image:
-    """An image over a background. Raises ImageError where there is none, and some pixels are transparent."""
+    """An image over a background. Raises ImageError where there is none, and some pixels are
+    transparent."""
     if image.mode == "La":  # which Pillow turns into LA alone
         image = image.convert("LA")
     image = image.convert("RGBA")
@@ -68,8 +70,8 @@ def grey8(image: Image.Image) -> Image.Image:
 
 
 def _grey_scale(image: Image.Image) -> Callable[[Image.Image], Image.Image]:
-    """What makes 8 bits of a grey image of 9 to 16 bits, or of a part of it. A TIFF's tags tell how many bits it has,
-    and whether its white is zero: Pillow turns those of 8 bits only."""
+    """What makes 8 bits of a grey image of 9 to 16 bits, or of a part of it. A TIFF's tags tell how
+    many bits it has, and whether its white is zero: Pillow turns those of 8 bits only."""
     tags = image.tag_v2 if isinstance(image, TiffImageFile) else {}
     peak = 2 ** max(tags.get(_BITS_PER_SAMPLE, (16,))) - 1
     turned = tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO
@@ -83,7 +85,8 @@ def _grey_scale(image: Image.Image) -> Callable[[Image.Image], Image.Image]:
 
 
 def _doubts(mode: str, profile: bytes | None) -> list[str]:
-    """A sentence on inks or numbers that are read as if they were plain ones, though they may not be."""
+    """A sentence on inks or numbers that are read as if they were plain ones, though they may not
+    be."""
     if mode == "CMYK":
         return ["The CMYK pixels were converted without colour management."]
     with suppress(ImageCms.PyCMSError, OSError):

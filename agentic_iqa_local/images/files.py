@@ -1,4 +1,5 @@
-"""The files that pictures lie in: paths, file:// addresses, and one sentence for whatever cannot be read."""
+"""The files that pictures lie in: paths, file:// addresses, and one sentence for whatever cannot be
+read."""
 
 import os
 import re
@@ -20,7 +21,8 @@ class ImageError(UserError, ValueError):
 
 
 def check_file(path: str | os.PathLike[str]) -> None:
-    """Raises `ImageError` where there is no regular file of at most 1 GiB; its content is not read."""
+    """Raises `ImageError` where there is no regular file of at most 1 GiB; its content is not
+    read."""
     path = local_path(os.fspath(path))
     if not os.path.lexists(path):
         raise ImageError(
@@ -56,7 +58,8 @@ def within_memory(path: str | os.PathLike[str], doing: str = "opened") -> Iterat
 
 
 def local_path(item: str) -> str:
-    """`item` as a path: that of a file:// address. Raises `ImageError` for an address on a network."""
+    """`item` as a path: that of a file:// address. Raises `ImageError` for an address on a
+    network."""
     if os.path.lexists(item):
         return item
     if _ADDRESS.match(item):

@@ -1,4 +1,5 @@
-"""Bands, frames and mats: rows and columns of one colour around a photograph, which are no part of it."""
+"""Bands, frames and mats: rows and columns of one colour around a photograph, which are no part of
+it."""
 
 import math
 from dataclasses import replace
@@ -10,8 +11,9 @@ from agentic_iqa_local.images.files import ImageError
 from agentic_iqa_local.images.reading import LoadedImage
 from agentic_iqa_local.state import Box
 
-# Of the 841 photographs that these were set on none is trimmed. A band is flat, but for what compression does
-# to its last rows, and ends in a straight line, where a sky, a night or a white background ends raggedly.
+# Of the 841 photographs that these were set on none is trimmed. A band is flat, but for what
+# compression does to its last rows, and ends in a straight line, where a sky, a night or a white
+# background ends raggedly.
 _FLAT = 4  # distance from the band's luma, of 255
 _STRAYS = 0.01  # the share of a row's pixels that may lie beyond it
 _CLEAR = 24  # distance that compression does not reach
@@ -31,8 +33,8 @@ def without_frames(
 ) -> tuple[LoadedImage, LoadedImage | None]:
     """The photograph within a picture's frame, and the same part of its reference, with a warning.
 
-    With a reference its frame decides: what is one colour in the picture alone was lost. Raises ImageError
-    where either is one colour, which leaves nothing to judge."""
+    With a reference its frame decides: what is one colour in the picture alone was lost. Raises
+    ImageError where either is one colour, which leaves nothing to judge."""
     box = content_box((reference or image).pixels)
     if box != (0, 0, image.width, image.height):
         image, reference = _cropped(image, box), reference and _cropped(reference, box)
@@ -58,8 +60,8 @@ def moved(box: Box, offset: tuple[int, int]) -> Box:
 
 
 def content_box(image: Image.Image) -> Box:
-    """The part of an RGB picture within all bands and frames, one within another; the whole picture where it has none,
-    or where too little would be left."""
+    """The part of an RGB picture within all bands and frames, one within another; the whole picture
+    where it has none, or where too little would be left."""
     luma = _luma(image)
     cut = [0, 0, 0, 0]  # at the left, top, right, bottom
     before: list[int] = []
@@ -78,8 +80,8 @@ def content_box(image: Image.Image) -> Box:
 
 
 def _luma(image: Image.Image) -> np.ndarray:
-    """The luma of an RGB picture, one byte a pixel, made a block of rows at a time: Pillow's own copies would take
-    three times as much."""
+    """The luma of an RGB picture, one byte a pixel, made a block of rows at a time: Pillow's own
+    copies would take three times as much."""
     luma = np.empty((image.height, image.width), np.uint8)
     for top in range(0, image.height, _BLOCK):
         bottom = min(top + _BLOCK, image.height)
@@ -96,8 +98,8 @@ def _within(luma: np.ndarray, cut: list[int]) -> np.ndarray:
 
 
 def _band(rows: np.ndarray) -> int:
-    """How many rows of luma (n×w), counted from the first, are a band of one colour that ends in a straight line; 0
-    where they are none."""
+    """How many rows of luma (n×w), counted from the first, are a band of one colour that ends in a
+    straight line; 0 where they are none."""
     flat = _flat_rows(rows)
     if flat < 2 or flat == len(rows):
         return 0
@@ -113,8 +115,8 @@ def _band(rows: np.ndarray) -> int:
 
 
 def _second_band(rows: np.ndarray, opposite: int) -> int:
-    """How many of the first rows belong to a band where that at the other end has so many: one band of two may go over
-    into a dark or white photograph."""
+    """How many of the first rows belong to a band where that at the other end has so many: one band
+    of two may go over into a dark or white photograph."""
     if abs(np.median(rows[0]) - np.median(rows[-1])) > _FLAT:
         return 0
     flat = _flat_rows(rows[:opposite])
@@ -122,8 +124,8 @@ def _second_band(rows: np.ndarray, opposite: int) -> int:
 
 
 def _flat_rows(rows: np.ndarray) -> int:
-    """How many rows from the first have one luma. They are looked at in blocks: most pictures have no band, which
-    their first rows show, and of one that is all band no copy is made."""
+    """How many rows from the first have one luma. They are looked at in blocks: most pictures have
+    no band, which their first rows show, and of one that is all band no copy is made."""
     colour = np.median(rows[0])
     darkest = math.ceil(colour - _FLAT)
     lightest = math.floor(colour + _FLAT)

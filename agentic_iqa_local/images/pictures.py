@@ -37,7 +37,8 @@ Picture: TypeAlias = (
 
 
 def check_picture(picture: Picture) -> None:
-    """Raises TypeError or ValueError for what is no picture. No file is read; a Pillow image is decoded."""
+    """Raises TypeError or ValueError for what is no picture. No file is read; a Pillow image is
+    decoded."""
     if isinstance(picture, str):
         _check_path(picture)
     elif isinstance(picture, Image.Image):
@@ -82,8 +83,9 @@ def _check_array(array: np.ndarray) -> None:
 
 @contextmanager
 def as_file(picture: Picture) -> Iterator[PictureFile]:
-    """The picture as a file; one in memory is written without loss to a temporary folder, which is removed
-    afterwards. A Pillow image keeps its EXIF orientation and its profile. Raises as `check_picture`."""
+    """The picture as a file; one in memory is written without loss to a temporary folder, which is
+    removed afterwards. A Pillow image keeps its EXIF orientation and its profile. Raises as
+    `check_picture`."""
     check_picture(picture)
     if isinstance(picture, (str, os.PathLike)):
         path = local_path(os.fsdecode(picture))

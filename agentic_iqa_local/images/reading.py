@@ -17,7 +17,8 @@ from agentic_iqa_local.images.colours import to_rgb8
 from agentic_iqa_local.images.files import ImageError, read_file, within_memory
 from agentic_iqa_local.images.tiff import check_colour, check_largest, check_tiff, is_tiff
 
-# Only these decoders run: Pillow also knows formats that start other programs (EPS) or hold no photograph.
+# Only these decoders run: Pillow also knows formats that start other programs (EPS) or hold no
+# photograph.
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "JPEG2000", "GIF", "PPM", "AVIF")
 SEVERAL_PICTURES = ("MPO", "HEIF")  # of a camera: the main one is the photograph
 # Brands of ISO 23008-12
@@ -88,8 +89,8 @@ def load_image(
 def load_pair(
     path: str | os.PathLike[str], reference_path: str | os.PathLike[str], **limits: Any
 ) -> tuple[LoadedImage, LoadedImage]:
-    """A picture and its reference; `limits` as for `load_image`. Raises `ImageError` when either cannot be
-    loaded or their upright sizes differ: resizing would itself be a distortion."""
+    """A picture and its reference; `limits` as for `load_image`. Raises `ImageError` when either
+    cannot be loaded or their upright sizes differ: resizing would itself be a distortion."""
     image, reference = load_image(path, **limits), load_image(reference_path, **limits)
     if image.pixels.size != reference.pixels.size:
         expected = f"expected a reference of the same size, {image.width}x{image.height}"
@@ -103,7 +104,8 @@ def load_pair(
 
 @contextmanager
 def strict_pillow(path: str) -> Iterator[None]:
-    """Makes Pillow refuse truncated files but no large ones, without warnings, and raise `ImageError` only."""
+    """Makes Pillow refuse truncated files but no large ones, without warnings, and raise
+    `ImageError` only."""
     with _DECODING, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         before = (
@@ -145,7 +147,8 @@ def _open(path: str, data: bytes) -> Image.Image:
 
 
 def _not_read(path: str, data: bytes) -> ImageError:
-    """What is wrong with a file that no decoder takes. Raises ImageError of a TIFF with samples of another kind."""
+    """What is wrong with a file that no decoder takes. Raises ImageError of a TIFF with samples of
+    another kind."""
     if is_tiff(data):
         check_colour(path, data)
     expected = f"{path}: expected a {', '.join(FORMATS)} or HEIC image"
@@ -176,7 +179,8 @@ def _check_header(path: str, image: Image.Image, max_pixels: int, min_side: int)
 
 
 def _check_main_picture(path: str, data: bytes) -> None:
-    """Raises ImageError where the first picture of a camera's JPEG is smaller than another, so a preview."""
+    """Raises ImageError where the first picture of a camera's JPEG is smaller than another, so a
+    preview."""
     image = Image.open(BytesIO(data))
     sizes = [image.size]
     with suppress(Exception):  # a later picture may be damaged, or cut off

@@ -1,8 +1,10 @@
-"""Is a reference the pristine original of its picture? Plain image statistics say where it looks otherwise.
+"""Is a reference the pristine original of its picture? Plain image statistics say where it looks
+otherwise.
 
-Full-reference tools assume that it is. The bounds below lie between two groups of measurements: clean
-photographs as references of pictures with 25 kinds of distortion at five severities, and references that are
-another picture, shifted, softer, re-encoded or swapped. A doubt is a warning, never a refusal.
+Full-reference tools assume that it is. The bounds below lie between two groups of measurements:
+clean photographs as references of pictures with 25 kinds of distortion at five severities, and
+references that are another picture, shifted, softer, re-encoded or swapped. A doubt is a warning,
+never a refusal.
 """
 
 from collections.abc import Iterator
@@ -31,11 +33,12 @@ _LAPLACIANS = np.array([[1, -2, 1], [-2, 4, -2], [1, -2, 1]], np.float32)
 
 
 def doubts(image: Image.Image, reference: Image.Image) -> list[str]:
-    """Sentences on what speaks against `reference` as the pristine original of `image` (RGB, of one size).
+    """Sentences on what speaks against `reference` as the pristine original of `image` (RGB, of one
+    size).
 
-    Looks at the luma of at most 768×768 pixels in the middle. Empty where nothing speaks against it, where
-    the pictures are too small (below 128 pixels a side) or too flat to tell, and for what leaves no trace in
-    such statistics: a darkened reference, a slight blur.
+    Looks at the luma of at most 768×768 pixels in the middle. Empty where nothing speaks against
+    it, where the pictures are too small (below 128 pixels a side) or too flat to tell, and for what
+    leaves no trace in such statistics: a darkened reference, a slight blur.
     """
     if min(image.size) < _LEAST_SIDE:
         return []
@@ -76,9 +79,10 @@ def _by_tiles(values: np.ndarray) -> np.ndarray:
 def _correlation(
     picture: np.ndarray, original: np.ndarray, finest: float, power: int = 1
 ) -> np.ndarray:
-    """How alike the two are (at most 1) at each shift, from 0.02 to `finest` cycles a pixel. Amplitudes count by their
-    square root: between plain correlation, which large shapes decide, and phase correlation, which noise decides. With
-    `power` 2 phases are doubled, against blurs that turn phases by half a circle: a shift of n shows at 2n."""
+    """How alike the two are (at most 1) at each shift, from 0.02 to `finest` cycles a pixel.
+    Amplitudes count by their square root: between plain correlation, which large shapes decide, and
+    phase correlation, which noise decides. With `power` 2 phases are doubled, against blurs that
+    turn phases by half a circle: a shift of n shows at 2n."""
     height, width = picture.shape
     window = np.outer(*(np.hanning(side).astype(np.float32) for side in picture.shape))
     one, other = (
@@ -105,8 +109,8 @@ def _shift(surface: np.ndarray) -> str:
 
 
 def _blocks(luma: np.ndarray) -> float:
-    """How much every eighth step between pixels stands out from its neighbours, beyond the other seven: the
-    8×8 blocks of a JPEG."""
+    """How much every eighth step between pixels stands out from its neighbours, beyond the other
+    seven: the 8×8 blocks of a JPEG."""
     leads = []
     for axis in (0, 1):
         step = np.abs(np.diff(luma, axis=axis)).mean(1 - axis)
@@ -117,23 +121,23 @@ def _blocks(luma: np.ndarray) -> float:
 
 
 def _noise(luma: np.ndarray) -> float:
-    """Standard deviation of the noise in the smoothest tenth (J. Immerkær, Fast Noise Variance Estimation,
-    CVIU 64, 1996)."""
+    """Standard deviation of the noise in the smoothest tenth (J. Immerkær, Fast Noise Variance
+    Estimation, CVIU 64, 1996)."""
     answer = np.abs(ndimage.convolve(luma, _LAPLACIANS, mode="nearest"))
     return float(np.sqrt(np.pi / 2) / 6 * np.percentile(_by_tiles(answer), 10))
 
 
 def _detail(luma: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
-    """Energy, by tiles, of detail finer than about three pixels and of structure some four to ten wide, and
-    log10 of their ratio: −0.9 to 0.8 in clean photographs."""
+    """Energy, by tiles, of detail finer than about three pixels and of structure some four to ten
+    wide, and log10 of their ratio: −0.9 to 0.8 in clean photographs."""
     fine = _by_tiles((luma - ndimage.gaussian_filter(luma, 1)) ** 2)
     coarse = _by_tiles((ndimage.gaussian_filter(luma, 1.5) - ndimage.gaussian_filter(luma, 4)) ** 2)
     return fine, coarse, float(np.log10((fine.mean() + 0.05) / (coarse.mean() + 0.05)))
 
 
 def _has_less_detail(original: np.ndarray, picture: np.ndarray) -> bool:
-    """Whether the reference is softer than photographs are, and the picture has finer detail where the
-    reference has structure: noise of the picture's own would lie everywhere."""
+    """Whether the reference is softer than photographs are, and the picture has finer detail where
+    the reference has structure: noise of the picture's own would lie everywhere."""
     (_, coarse, of_original), (fine, _, of_picture) = _detail(original), _detail(picture)
     if of_original > _SOFT or of_picture - of_original < _LESS_DETAIL:
         return False

@@ -1,5 +1,6 @@
-"""What a file built like a TIFF holds, by its tags: photographs, previews, or numbers that are no colours yet. The
-raw files of many cameras (DNG, NEF, CR2, ARW) are built so, and the first picture in them is a preview."""
+"""What a file built like a TIFF holds, by its tags: photographs, previews, or numbers that are no
+colours yet. The raw files of many cameras (DNG, NEF, CR2, ARW) are built so, and the first picture
+in them is a preview."""
 
 import math
 from io import BytesIO
@@ -26,8 +27,9 @@ def is_tiff(data: bytes) -> bool:
 
 
 def check_tiff(path: str, data: bytes) -> None:
-    """Raises ImageError if the picture that would be read of a file built like a TIFF is not the one that is meant:
-    a preview, one page of several, or samples without a fixed black and white."""
+    """Raises ImageError if the picture that would be read of a file built like a TIFF is not the
+    one that is meant: a preview, one page of several, or samples without a fixed black and
+    white."""
     pages, below = _pictures(data)
     if not pages:
         return
@@ -51,7 +53,8 @@ def check_tiff(path: str, data: bytes) -> None:
 
 
 def check_largest(path: str, first: tuple[int, int], sizes: list[tuple[int, int]]) -> None:
-    """Raises ImageError if a file's first picture has fewer pixels than another, so that it is a preview."""
+    """Raises ImageError if a file's first picture has fewer pixels than another, so that it is a
+    preview."""
     largest = max(sizes, key=math.prod)
     if math.prod(first) < math.prod(largest):
         said = "{}×{} pixels, is smaller than another in it, {}×{}".format(*first, *largest)
@@ -60,7 +63,8 @@ def check_largest(path: str, first: tuple[int, int], sizes: list[tuple[int, int]
 
 
 def check_colour(path: str, data: bytes) -> None:
-    """Raises ImageError that names the samples of a TIFF that no decoder takes, if its tags tell of a picture."""
+    """Raises ImageError that names the samples of a TIFF that no decoder takes, if its tags tell of
+    a picture."""
     pages, _ = _pictures(data)
     if not pages or not math.prod(_size(pages[0])):
         return
