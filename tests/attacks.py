@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -42,18 +41,6 @@ class Touch:
         return Path.touch, (Path("touched"),)
 
 
-def _socket(place: Path) -> None:
-    with socket.socket(
-        socket.AF_UNIX
-    ) as opened:  # the path of one has 108 bytes at most, so by a relative name
-        before = os.getcwd()
-        os.chdir(place.parent)
-        try:
-            opened.bind(place.name)
-        finally:
-            os.chdir(before)
-
-
 def _sparse(place: Path) -> None:
     place.touch()
     os.truncate(place, 2 << 30)
@@ -66,15 +53,10 @@ def _link(target: str) -> Callable[[Path], None]:
 # What may lie where a small regular file is expected
 ODD_FILES: dict[str, Callable[[Path], None]] = {
     "pipe": os.mkfifo,
-    "socket": _socket,
     "folder": Path.mkdir,
     "sparse 2 GB": _sparse,
     "empty": Path.touch,
     "endless device": _link("/dev/zero"),
-    "empty device": _link("/dev/null"),
-    "kernel log": _link("/proc/kmsg"),
-    "page map": _link("/proc/self/pagemap"),
-    "memory": _link("/proc/self/mem"),
     "loop of links": lambda place: place.symlink_to(place.name),
     "dangling link": _link("nowhere"),
 }

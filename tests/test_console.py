@@ -10,7 +10,6 @@ from contextlib import suppress
 
 import pyte
 import pytest
-from acting import as_a_command
 from conftest import DATA, ROOT
 from hypothesis import given
 from hypothesis import strategies as st
@@ -72,15 +71,6 @@ def test_a_batch_on_a_terminal_of_80_columns(folder):
     assert "1 failed" in text
     assert re.search(r"\x1b\[3\dm", sent)  # coloured
     assert sent.rindex("\x1b[?25h") > sent.rindex("\x1b[?25l")  # the cursor is shown again
-
-
-def test_text_fits_the_terminal(folder, monkeypatch, capfd):
-    monkeypatch.setenv("COLUMNS", "80")
-    assert as_a_command("assess", folder / "0.png", "--cpu", "--explain") == 0
-    path, *lines = capfd.readouterr().out.splitlines()
-    assert path.startswith(str(folder))
-    assert max(map(cell_len, lines)) in range(60, 81)
-    assert all(line.startswith(" ") or line in ("Warnings", "") for line in lines), lines
 
 
 def test_progress_is_told_in_lines_without_a_terminal(monkeypatch, capsys):

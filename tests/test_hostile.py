@@ -43,31 +43,31 @@ def run(line: list[str], capfd) -> tuple[int, str, str]:
     return status, told.out, told.err
 
 
-COMMANDS = {
-    "config": ["assess", "PHOTO", "--config", "HOSTILE"],
-    "model": ["assess", "PHOTO", "--model", "./HOSTILE"],
-    "background": ["assess", "PHOTO", "--background", "HOSTILE"],
-    "manifest": ["assess", "--manifest", "HOSTILE.csv"],
-    "study": ["study", "run", "HOSTILE", "--out", "run"],
-    "gallery": ["gallery", "HOSTILE"],
-    "doctor": ["doctor", "--config", "HOSTILE"],
-    "verify": ["verify", "HOSTILE"],
-}
+COMMANDS = [
+    "assess PHOTO --config HOSTILE",
+    "assess PHOTO --model ./HOSTILE",
+    "assess PHOTO --background HOSTILE",
+    "assess --manifest HOSTILE.csv",
+    "study run HOSTILE --out run",
+    "gallery HOSTILE",
+    "doctor --config HOSTILE",
+    "verify HOSTILE",
+]
 
 
-@pytest.mark.parametrize("line", COMMANDS.values(), ids=COMMANDS)
+@pytest.mark.parametrize("line", COMMANDS)
 def test_a_hostile_name_on_the_command_line_is_harmless(
     line, photo_path, tmp_path, monkeypatch, capfd
 ):
     monkeypatch.chdir(tmp_path)
-    line = [part.replace("HOSTILE", NAME).replace("PHOTO", photo_path) for part in line]
+    line = [part.replace("HOSTILE", NAME).replace("PHOTO", photo_path) for part in line.split()]
     status, out, err = run(line, capfd)
     assert status not in (0, None)
     assert (out, os.listdir()) == ("", [])
     assert is_harmless(err)
 
 
-def test_a_batch_of_hostile_names_has_its_rows_table_and_gallery(
+def test_a_batch_of_hostile_names_has_rows_table_and_gallery(
     photo_path, tmp_path, monkeypatch, capfd
 ):
     """Two pictures, one of which cannot be read; a query that is a formula. The name in a row leads back to the file."""
@@ -77,31 +77,17 @@ def test_a_batch_of_hostile_names_has_its_rows_table_and_gallery(
     shutil.copy(photo_path, name := f"{NAME}.png")
     Path("broken.png").write_text("no picture")
     query = f"=cmd|'/c calc'!A1 <script>{TEXT}"
-    line = [
-        name,
-        "broken.png",
-        "--cpu",
-        "--pipeline",
-        "letters",
-        "--out",
-        "rows.jsonl",
-        "--csv",
-        "rows.csv",
-    ]
-    status, _, err = run(
-        ["assess", *line, "--gallery", "g.html", "--query", one_line(query)], capfd
-    )
+    options = "--cpu --pipeline letters --out rows.jsonl --csv rows.csv --gallery g.html"
+    line = ["assess", name, "broken.png", *options.split(), "--query", one_line(query)]
+    status, _, err = run(line, capfd)
     assert status == 1  # a picture could not be assessed
     assert is_harmless(err)
     rows = [json.loads(line) for line in Path("rows.jsonl").read_text().splitlines()]
     (good,) = [row for row in rows if row["error"] is None]
     assert os.path.samefile(path_from_text(good["image"]), name)
     assert all(is_harmless(line) for line in Path("rows.jsonl").read_text().splitlines())
-    cells = [
-        cell
-        for row in csv.reader(io.StringIO(Path("rows.csv").read_text("utf-8-sig")))
-        for cell in row
-    ]
+    table = csv.reader(io.StringIO(Path("rows.csv").read_text("utf-8-sig")))
+    cells = [cell for row in table for cell in row]
     assert not any(cell.startswith(("=", "+", "@")) for cell in cells)
     assert any(cell.startswith("'=cmd") for cell in cells)
     assert "<script>alert(1)" not in Path("g.html").read_text()
@@ -126,9 +112,7 @@ def frame(client, prompt) -> tuple[list[int], list[int], bool]:
 
 
 @pytest.mark.parametrize("query", INJECTIONS)
-def test_a_query_that_wants_to_be_obeyed_keeps_its_place(
-    client, services, photo, query
-):
+def test_a_query_that_wants_to_be_obeyed_keeps_its_place(client, services, photo, query):
     for prompt in (
         lambda text: planner_prompt(text, False),
         lambda text: summarizer_prompt(text, None, scoring=True),

@@ -12,11 +12,9 @@ from conftest import DATA
 from agentic_iqa_local.cli.main import main
 from agentic_iqa_local.cli.options import UsageError
 from agentic_iqa_local.cli.outputs import COMPARISONS, check_apart, output_file
-from agentic_iqa_local.files import PAGE, write_whole
+from agentic_iqa_local.files import write_whole
 from agentic_iqa_local.judgement.comparison import Ranking
-from agentic_iqa_local.output import comparison_report, tables
-from agentic_iqa_local.output.comparison_report import comparison_csv
-from agentic_iqa_local.output.gallery.page import write_gallery
+from agentic_iqa_local.output import tables
 from agentic_iqa_local.output.tables import csv_text
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.studies.store import StoreError, open_store
@@ -111,19 +109,15 @@ def test_outputs_are_apart_from_each_other():
 
 def test_own_files_are_replaced_but_not_a_table_with_more_columns(tmp_path):
     row = Assessment(image="a.png", query="Is it sharp?", error="no")
-    both = Ranking(order=[], failed=[row])
-    write_gallery([row], tmp_path / "g.html", name="g")
-    write_whole(tmp_path / "r.csv", csv_text([row]), encoding="utf-8-sig")
-    write_whole(tmp_path / "c.csv", comparison_csv([both]), encoding="utf-8-sig")
-    write_whole(tmp_path / "c.json", "\n".join(json.dumps(x.to_dict()) for x in (row, both)))
-    marks = {"g.html": PAGE, "r.csv": tables.CSV, "c.csv": comparison_report.CSV}
-    for name, mark in (marks | {"c.json": COMPARISONS}).items():
-        place = tmp_path / name
-        assert output_file("--out", place, place.suffix, mark=mark) == place
-    changed = (tmp_path / "r.csv").read_bytes().replace(b",sha256\r\n", b",sha256,mos\r\n")
-    (tmp_path / "r.csv").write_bytes(changed)
+    ranking = Ranking(order=[], failed=[row])
+    table, comparisons = tmp_path / "r.csv", tmp_path / "c.json"
+    write_whole(table, csv_text([row]), encoding="utf-8-sig")
+    write_whole(comparisons, json.dumps(ranking.to_dict()))
+    assert output_file("--csv", table, ".csv", mark=tables.CSV) == table
+    assert output_file("--out", comparisons, ".json", mark=COMPARISONS) == comparisons
+    table.write_bytes(table.read_bytes().replace(b",sha256\r\n", b",sha256,mos\r\n"))
     with pytest.raises(UsageError, match=r"r\.csv: expected a new name"):
-        output_file("--csv", tmp_path / "r.csv", ".csv", mark=tables.CSV)
+        output_file("--csv", table, ".csv", mark=tables.CSV)
 
 
 def test_files_of_rows_that_are_another_s_are_not_cut(tmp_path):
