@@ -29,7 +29,7 @@ def account_of(row: Assessment) -> list[Part]:
         parts += [
             Part("Question", [] if row.query == DEFAULT_QUERY else [row.query]),
             Part("Reasoning", [row.quality_reasoning] if row.quality_reasoning else []),
-            Part("Evidence", _evidence(row)),
+            Part("Evidence", _evidence(row) + _measurement(row)),
             Part("Where", map_sentences(row)),
             Part("How sure", _sureness(row)),
             Part("Answers" if row.choices else "Levels by the model", shares=_shares(row)),
@@ -50,13 +50,10 @@ def parts_of(row: Assessment) -> list[dict[str, Any]]:
 
 
 def _evidence(row: Assessment) -> list[str]:
-    """What is wrong, and what the answer rests on beside the scores."""
+    """What is wrong, and where if no map says so."""
     evidence, sentences = row.evidence, []
-    if row.fusion and row.fusion.measurement:
-        what = "The answer also rests on" if row.fusion.measured else "No measurement counts:"
-        sentences.append(f"{what} {row.fusion.measurement}.")
     if not (evidence and evidence.distortion_analysis):
-        return sentences
+        return []
     found = found_damage(evidence)
     for finding in found:
         if finding.severity == UNCLEAR:
@@ -70,6 +67,13 @@ def _evidence(row: Assessment) -> list[str]:
         part = evidence.damaged_part
         sentences.append(f"The damage is {part if part == 'everywhere' else f'at the {part}'}.")
     return sentences
+
+
+def _measurement(row: Assessment) -> list[str]:
+    if row.fusion is None or row.fusion.measurement is None:
+        return []
+    what = "The answer also rests on" if row.fusion.measured else "No measurement counts:"
+    return [f"{what} {row.fusion.measurement}."]
 
 
 def map_sentences(row: Assessment) -> list[str]:

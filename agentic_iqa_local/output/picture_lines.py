@@ -20,8 +20,8 @@ class PictureLines:
     """The lines of a batch: name, a bar of q from 1 to 5, level, interval, worst distortion, verdict.
 
     Args:
-        pictures: Paths of all pictures, of which the longest sets the width of the first column.
-        columns: Of the terminal.
+        pictures: Paths of all pictures; the longest sets the width of the first column.
+        columns: The terminal's width.
         damage: Whether there is evidence to show.
         verdict: Whether a gate or a limit of the interval was asked for.
     """
@@ -33,17 +33,18 @@ class PictureLines:
         same_root = len({os.path.isabs(folder) for folder in folders}) == 1
         common = os.path.commonpath(folders) if same_root else ""
         self.folder = common if common.strip(os.sep) else ""  # which all lie in
-        columns = max(NARROWEST, columns)
-        self.bar, self.level, noted = (
-            (6, 1, 14) if columns < 80 else (8, 11, 17) if columns < 100 else (10, 11, 24)
-        )
+        self.columns = max(NARROWEST, columns)
+        self.bar, self.level, noted = 10, len("A Excellent"), 24
+        if self.columns < 100:
+            self.bar, noted = 8, 17
+        if self.columns < 80:
+            self.bar, self.level, noted = 6, 1, 14
         self.damage, self.verdict = noted * damage, len("NOT SURE") * verdict
         cells = [self.bar, len("1.00"), self.level, len("1.0–5.0"), self.damage, self.verdict]
-        rest = (
-            columns - 1 - sum(width + 1 for width in cells if width)
-        )  # the last column stays free
+        rest = self.columns - 1  # the last column stays free
+        for width in cells:
+            rest -= width + 1 if width else 0
         self.name = min(rest, max((cell_len(self._short(path)) for path in pictures), default=8))
-        self.columns = columns
 
     def _short(self, path: str) -> str:
         return one_line(os.path.relpath(path, self.folder) if self.folder else path)
@@ -80,7 +81,9 @@ class PictureLines:
         return line
 
     def _rate(self, line: Text, row: Assessment, q: float, letter: str) -> None:
-        verdict = row.gate.verdict.upper() if row.gate else "NOT SURE" if row.not_sure else ""
+        verdict = "NOT SURE" if row.not_sure else ""
+        if row.gate:
+            verdict = row.gate.verdict.upper()
         level = letter if self.level == 1 else f"{letter} {LETTER_WORDS[letter]}"
         between = f"{row.interval.low:.1f}–{row.interval.high:.1f}" if row.interval else ""
         for text, width, colour in (
@@ -107,7 +110,7 @@ def _bar(share: float, width: int) -> str:
 
 
 def _named_scores(row: Assessment) -> str:
-    """The raw scores of the tools that the query names; nothing where it names none that ran."""
+    """The raw scores of the tools that the query names and that ran."""
     runs = {run.tool_name: run for run in row.tools if run.tool_name in named(row)}
     measured = [run for run in runs.values() if run.raw_score is not None]
     if len(measured) == 1:  # the line has no room for the scales of several
@@ -116,7 +119,8 @@ def _named_scores(row: Assessment) -> str:
 
 
 def worst_distortion(row: Assessment) -> str:
-    """The most severe distortion; where the evidence holds none what was looked for in vain, as in "no blur seen";
-    nothing without evidence."""
-    looked = row.evidence and row.evidence.distortion_analysis
-    return [*damage(row), f"{nothing_found(row)} seen"][0] if looked else ""
+    """The most severe distortion, or what was looked for in vain ("no blur seen"); nothing without evidence."""
+    if not (row.evidence and row.evidence.distortion_analysis):
+        return ""
+    seen = damage(row)
+    return seen[0] if seen else f"{nothing_found(row)} seen"

@@ -32,7 +32,7 @@ def damage(row: Assessment) -> list[str]:
 
 
 def nothing_found(row: Assessment) -> str:
-    """What was looked for in vain where nothing was found: "no damage", or "no blur" where a query named it alone."""
+    """What was looked for in vain: "no damage", or "no blur" if the query named that alone."""
     if row.evidence is None or row.evidence.distortion_set is not None:
         return "no damage"
     named = [in_words(None, one.object, one.type) for one in findings(row.evidence)]
