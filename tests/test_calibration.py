@@ -135,14 +135,6 @@ def test_a_fit_of_noisy_scores_is_monotone_of_contrary_ones_none():
         fit_logistic([math.nan] * 50, [3.0] * 50, **common)
 
 
-def test_a_fit_sees_no_score_beyond_the_domain():
-    x = np.linspace(0, 4, 40)
-    beyond = np.concatenate([x, np.full(40, 1e4)])
-    found, _ = fit_logistic(beyond, 1 + np.minimum(beyond, 4), domain=(0, 4), **COMMON)
-    assert (found.tool, found.source, found.fitted_on) == ("T", "a paper", "KonIQ-10k")
-    assert [found(v) for v in (0, 2, 4, 1e4)] == pytest.approx([1, 3, 5, 5], abs=0.05)
-
-
 def test_the_quality_of_a_map_is_scipys():
     """Of a tool whose lower scores are better."""
     rng = np.random.default_rng(3)

@@ -19,7 +19,7 @@ from agentic_iqa_local.nodes.prompts import (
 )
 from agentic_iqa_local.nodes.replies import PlannerReply, analysis_reply, answer_reply
 from agentic_iqa_local.state import LETTERS
-from agentic_iqa_local.vlm_client import OutOfMemory, VLMClient, VLMError, transformers_client
+from agentic_iqa_local.vlm_client import OutOfMemory, VLMError, transformers_client
 
 # float32 rounds at 2^-24 = 6e-8 of a value; sums over a few hundred terms in another order differ by some 1e-6, and
 # logits reach about 20.
@@ -188,15 +188,11 @@ def test_a_batch_gives_the_letters_of_each_picture_alone(client, photo, monkeypa
     assert session.usage.reused > 0
 
 
-def test_pairs_and_pictures_of_different_sizes_are_read_too(client, photo, monkeypatch):
-    pairs = [[photo.crop((0, 0, 128, 128)), *images] for images in tiles(photo, 3)]
-    sizes = [[photo.crop((0, 0, 128, 128))], [photo.crop((0, 0, 160, 128))]]
-    for pictures in (pairs, sizes):
-        many = read_many(client, pictures)
-        assert (
-            max(apart(r, read(client.open(p))) for r, p in zip(many.reads, pictures, strict=True))
-            < BOUND
-        )
-    monkeypatch.setattr(client, "at_once", 2)
-    threads = VLMClient.read_many(client, sizes, SCORING, ANSWER_PREFIX, LETTERS)
-    assert max(map(apart, threads.reads, many.reads)) < BOUND
+@pytest.mark.parametrize("kind", ["pairs", "sizes"])
+def test_pairs_and_pictures_of_different_sizes_are_read_too(client, photo, kind):
+    corner = photo.crop((0, 0, 128, 128))
+    pictures = [[corner, *images] for images in tiles(photo, 3)]
+    if kind == "sizes":
+        pictures = [[corner], [photo.crop((0, 0, 160, 128))]]
+    for found, images in zip(read_many(client, pictures).reads, pictures, strict=True):
+        assert apart(found, read(client.open(images))) < BOUND

@@ -162,7 +162,7 @@ class Engine:
         # warns of its own thread counts, once an image
         logging.getLogger("vllm.v1.worker.cpu_worker").setLevel(logging.ERROR)
         self.config, self._device = config, device
-        self._engine = LLMEngine.from_vllm_config(config)
+        self.llm = LLMEngine.from_vllm_config(config)
         self._requests: queue.SimpleQueue = queue.SimpleQueue()
         self._pending: dict[str, Future] = {}
         self._count = 0
@@ -199,7 +199,7 @@ class Engine:
             if self._device.startswith("cuda"):
                 torch.cuda.set_device(self._device)  # a thread of its own begins on the first card
             while self._take():
-                for output in self._engine.step() if self._pending else ():
+                for output in self.llm.step():
                     if output.finished:
                         self._pending.pop(output.request_id).set_result(output)
         except Exception as error:
@@ -221,13 +221,13 @@ class Engine:
         """Frees model and cache. vLLM's shutdown also ends what all engines of a process share: it
         is left to the last one."""
         _RUNNING.discard(self)
-        client = self._engine.engine_core
+        client = self.llm.engine_core
         if _RUNNING:
             client._finalizer.detach()
             client.engine_core.model_executor.shutdown()
         else:
             client.shutdown()
-        del self._engine
+        del self.llm
 
     def _take(self) -> bool:
         """Hands all waiting requests to vLLM, waiting for one when nothing is in flight; False when
@@ -239,7 +239,7 @@ class Engine:
             self._count += 1
             key = str(self._count)
             try:
-                self._engine.add_request(key, prompt, params)
+                self.llm.add_request(key, prompt, params)
             except Exception as error:
                 future.set_exception(VLMError(f"vLLM refused a request ({first_line(error)})"))
                 continue
