@@ -43,7 +43,8 @@ def assess(args: argparse.Namespace) -> int:
 
 
 def items_of(args: argparse.Namespace) -> list[Item]:
-    """The items that the command line names. Raises UserError, also for pictures that are not there."""
+    """The items that the command line names. Raises UserError, also for pictures that are not
+    there."""
     if args.manifest:
         return read_manifest(args.manifest, query=args.query, choices=args.choices, box=args.box)
     if args.choices and not args.query:
@@ -66,7 +67,8 @@ def _sample() -> str:
 
 
 def _references(given: Path | None, files: Sequence[Path]) -> Sequence[Path | None]:
-    """The reference of each file: none, the one that is given, or those of a folder. Raises ImageError."""
+    """The reference of each file: none, the one that is given, or those of a folder. Raises
+    ImageError."""
     if given and given.is_dir():
         return list(references_in(given, files))
     if given:

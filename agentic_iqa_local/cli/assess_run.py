@@ -1,4 +1,5 @@
-"""A run of the command assess: its items go through a batch, their rows to a file, the pipe or the screen."""
+"""A run of the command assess: its items go through a batch, their rows to a file, the pipe or the
+screen."""
 
 import argparse
 import os
@@ -39,7 +40,8 @@ UNSURE, FAILS = 3, 4  # exit statuses of --strict
 
 
 class AssessRun:
-    """The items that a command line names, and what became of them so far. Raises RowsError, UsageError."""
+    """The items that a command line names, and what became of them so far. Raises RowsError,
+    UsageError."""
 
     def __init__(
         self,
@@ -96,7 +98,8 @@ class AssessRun:
         return results
 
     def _picture_lines(self) -> PictureLines | None:
-        """The aligned lines of several pictures on a terminal; None if answers are shown otherwise."""
+        """The aligned lines of several pictures on a terminal; None if answers are shown
+        otherwise."""
         args = self.args
         elsewhere = args.json or args.explain or args.out
         if elsewhere or len(self.items) == 1 or not self.console.results.isatty():
@@ -109,7 +112,8 @@ class AssessRun:
         )
 
     def finish(self) -> int:
-        """Assesses what is left, and says what there is; the exit status. Raises VLMError, UserError."""
+        """Assesses what is left, and says what there is; the exit status. Raises VLMError,
+        UserError."""
         if self.results and not self.left:
             self.results.close()
             tell("nothing is left to do: every picture has its row already")
@@ -134,7 +138,8 @@ class AssessRun:
         return 130
 
     def _batch(self) -> Runner | RayRunner:
-        """What assesses: a single picture in this process, several in one that may hang or crash."""
+        """What assesses: a single picture in this process, several in one that may hang or
+        crash."""
         if len(self.left) > 1 or self.args.cluster:
             return batch_of(self.args, self.work, self.device)
         from agentic_iqa_local.services import Services

@@ -1,6 +1,7 @@
 """The commands bundle, verify and unpack: models for a machine without a network."""
 
 import argparse
+import hashlib
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
@@ -44,14 +45,15 @@ def collect(args: argparse.Namespace) -> None:
     bundles.begin_bundle(out)
     parts = [fetch.fetch_model(folder, places[folder], repos[folder], out) for folder in places]
     parts += [fetch.fetch_weight(weight, out) for weight in weights]
-    about = write_about(out, parts, notices)
-    sha256 = bundles.finish_bundle(out, [about, *(part.path for part in parts)], watch)
+    write_about(out, parts, notices)
+    sha256 = bundles.finish_bundle(out, [bundles.ABOUT, *(part.path for part in parts)], watch)
     describe(out)
     say_next(out, sha256, args.config)
 
 
 def model_places(settings: Settings) -> dict[str, Path]:
-    """Each model folder's name, and where it would lie. Raises ConfigError for one outside the models folder."""
+    """Each model folder's name, and where it would lie. Raises ConfigError for one outside the
+    models folder."""
     places: dict[str, Path] = {}
     for backend in settings.backends:
         name = backend.partition(".")[2]
@@ -73,7 +75,8 @@ def tool_weights(names: Iterable[str]) -> list[str]:
 
 
 def require_acceptance(notices: list[str], accepted: bool) -> None:
-    """Tells which licences restrict the use. Raises BundleError if there are any, and they were not accepted."""
+    """Tells which licences restrict the use. Raises BundleError if there are any, and they were not
+    accepted."""
     for notice in notices:
         tell(f"This licence restricts what you may do: {notice}")
     if notices and not accepted:
@@ -81,29 +84,26 @@ def require_acceptance(notices: list[str], accepted: bool) -> None:
         raise BundleError(wrong, "add --accept-licences")
 
 
-def write_about(out: Path, parts: list[fetch.Part], notices: list[str]) -> str:
-    """Writes where a bundle's files were taken from; the file's path in the bundle, which bears a model's name."""
+def write_about(out: Path, parts: list[fetch.Part], notices: list[str]) -> None:
+    """Writes where a bundle's files were taken from, to a file that bears a model's name and its
+    own hash: several bundles may go into one models folder."""
     lines = [f"{part.path}: {part.source}, licence {part.licence}" for part in parts]
     lines += [f"Licence that restricts what you may do: {notice}" for notice in notices]
-    path = f"{bundles.ABOUT}/{parts[0].path}.txt"
-    (out / path).parent.mkdir(exist_ok=True)
-    write_whole(out / path, "\n".join(map(one_line, lines)))
-    return path
+    text = "\n".join(map(one_line, lines))
+    number = hashlib.sha256(text.encode()).hexdigest()[:8]
+    place = out / bundles.ABOUT / f"{parts[0].path}-{number}.txt"
+    place.parent.mkdir(exist_ok=True)
+    write_whole(place, text)
 
 
 def say_next(out: Path, sha256: str, configuration: str | None) -> None:
     """Prints what to do with a bundle that is finished."""
     config = f" --config {shlex.quote(configuration)}" if configuration else ""
-    say(
-        "Copy the folder, with a copy of this checkout and your own configuration. There, without a network:"
-    )
     unpacks = f"{PROGRAM} unpack {shlex.quote(out.name)} --expect {sha256} --models models"
-    for line in (
-        unpacks,
-        command("doctor") + config,
-        f"{command('assess')} PHOTO{config} --explain",
-    ):
-        say(one_line(f"  {line}"))
+    say("Copy it with this checkout and your own configuration. There, without a network:")
+    say(one_line(f"  {unpacks}"))
+    say(one_line(f"  {command('doctor')}{config}"))
+    say(one_line(f"  {command('assess')} PHOTO{config} --explain"))
 
 
 def verify(args: argparse.Namespace) -> int:

@@ -20,7 +20,8 @@ from agentic_iqa_local.services import Services
 
 
 def chat(args: argparse.Namespace) -> int:
-    """Answers until the questions end; 1 where some failed. Raises UserError for what cannot be used or loaded."""
+    """Answers until the questions end; 1 where some failed. Raises UserError for what cannot be
+    used or loaded."""
     settings = chosen_settings(args)
     for file in filter(None, (args.picture, args.reference)):
         check_file(file)
@@ -73,7 +74,8 @@ def answer_all(
 
 
 def _questions(first: str | None, typed: bool) -> Iterator[str]:
-    """`first`, if there is one, then a line each of stdin until its end, "exit" or "quit"; blank lines apart."""
+    """`first`, if there is one, then a line each of stdin until its end, "exit" or "quit"; blank
+    lines apart."""
     if first is not None:
         yield first
     if isinstance(sys.stdin, TextIOWrapper):  # a question that is not UTF-8 is named as such

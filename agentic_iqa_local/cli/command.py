@@ -1,4 +1,5 @@
-"""How a command begins and ends: its parser, its exit status, one sentence for a mistake, and what Ctrl-C does."""
+"""How a command begins and ends: its parser, its exit status, one sentence for a mistake, and what
+Ctrl-C does."""
 
 import argparse
 import os
@@ -64,7 +65,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser_of(name: str, every_option: bool = True) -> Parser:
-    """The parser of a command; of its rarer options --help is silent unless `every_option` is to be shown."""
+    """The parser of a command; of its rarer options --help is silent unless `every_option` is to be
+    shown."""
     entry = COMMANDS[name]
     first, _, second = name.partition(" ")
     typed = f"{command(first)} {second}".rstrip()
@@ -118,9 +120,10 @@ def run(name: str, argv: list[str]) -> int:
 
 
 def exit_status(action: Callable[[], int | None], *, failed: int = 2) -> int:
-    """The exit status of a command whose work is `action`: what that returns; `failed` after an error that a user can
-    mend, but 2 where the command line or the configuration is wrong; 130 after Ctrl-C or a polite kill; 0 where nobody
-    reads stdout any more, as with `| head`. What was wrong goes to stderr in one line."""
+    """The exit status of a command whose work is `action`: what that returns; `failed` after an
+    error that a user can mend, but 2 where the command line or the configuration is wrong; 130
+    after Ctrl-C or a polite kill; 0 where nobody reads stdout any more, as with `| head`. What was
+    wrong goes to stderr in one line."""
     try:
         with like_ctrl_c(signal.default_int_handler):
             return action() or 0
@@ -146,7 +149,8 @@ def exit_status(action: Callable[[], int | None], *, failed: int = 2) -> int:
 
 @contextmanager
 def like_ctrl_c(handler: Callable[..., object]) -> Iterator[None]:
-    """Gives Ctrl-C, SIGTERM and SIGHUP one handler, except those that are ignored, as nohup ignores SIGHUP."""
+    """Gives Ctrl-C, SIGTERM and SIGHUP one handler, except those that are ignored, as nohup ignores
+    SIGHUP."""
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     heeded = [number for number in signals if signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, handler) for number in heeded}
@@ -159,7 +163,8 @@ def like_ctrl_c(handler: Callable[..., object]) -> Iterator[None]:
 
 @contextmanager
 def stopped_by_ctrl_c(batch: Any, go_on: str) -> Iterator[None]:
-    """Meanwhile the first Ctrl-C lets a runner finish what is in hand, and the second ends this process."""
+    """Meanwhile the first Ctrl-C lets a runner finish what is in hand, and the second ends this
+    process."""
 
     def interrupted(*_: object) -> None:
         if batch.stopping:

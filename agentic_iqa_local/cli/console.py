@@ -1,4 +1,5 @@
-"""What a command prints where: results on stdout; on stderr one live line of progress, logs and all else."""
+"""What a command prints where: results on stdout; on stderr one live line of progress, logs and all
+else."""
 
 import argparse
 import logging
@@ -24,7 +25,8 @@ _live: "list[Bar]" = []  # the line of progress, while there is one
 
 
 def tell(text: "str | Text", file: Any = None) -> None:
-    """Prints to a file (default: stderr), above the live line on that terminal, which nothing in a text steers."""
+    """Prints to a file (default: stderr), above the live line on that terminal, which nothing in a
+    text steers."""
     file = sys.stderr if file is None else file
     if isinstance(text, str):
         said = f"{printable(text)}\n"
@@ -55,8 +57,8 @@ def watch(names: Iterable[str]) -> Iterator[str]:
 
 
 class Progress(AbstractContextManager):
-    """How many of `total` pictures are done, the rate, and the time left: one live line on a terminal, elsewhere a
-    line now and then; nothing for a single picture."""
+    """How many of `total` pictures are done, the rate, and the time left: one live line on a
+    terminal, elsewhere a line now and then; nothing for a single picture."""
 
     def __init__(self, total: int, done: int = 0) -> None:
         from rich.console import Console as Terminal
@@ -110,8 +112,8 @@ class Progress(AbstractContextManager):
 
 
 class Console(AbstractContextManager):
-    """The real stdout, or another file, for `results` alone: a pipe gets JSON lines and nothing else, since what any
-    library or process of ours prints on stdout goes to stderr."""
+    """The real stdout, or another file, for `results` alone: a pipe gets JSON lines and nothing
+    else, since what any library or process of ours prints on stdout goes to stderr."""
 
     def __init__(self, results: TextIO | None = None) -> None:
         self.opened = results is None
@@ -129,8 +131,8 @@ class Console(AbstractContextManager):
         headline: str,
         failed: bool,
     ) -> None:
-        """An answer where the user looks for it: as a `line` of JSON in a pipe, as `account` with --explain, as
-        `headline` on a terminal; with --out alone only what `failed`."""
+        """An answer where the user looks for it: as a `line` of JSON in a pipe, as `account` with
+        --explain, as `headline` on a terminal; with --out alone only what `failed`."""
         terminal = self.results.isatty()
         json_on_stdout = args.json or not (args.out or terminal or args.explain)
         if json_on_stdout:
@@ -152,7 +154,8 @@ class Console(AbstractContextManager):
 
 
 class LogLines(logging.Handler):
-    """Logs on stderr. Lines after the first are set in, so that none that a message quotes looks like a message."""
+    """Logs on stderr. Lines after the first are set in, so that none that a message quotes looks
+    like a message."""
 
     def emit(self, record: logging.LogRecord) -> None:
         tell("\n    ".join(map(one_line, self.format(record).split("\n"))))

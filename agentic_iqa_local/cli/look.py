@@ -1,4 +1,5 @@
-"""The commands that look at what is there: doctor at this machine, tools at the IQA tools, gallery at rows."""
+"""The commands that look at what is there: doctor at this machine, tools at the IQA tools, gallery
+at rows."""
 
 import argparse
 import json
@@ -16,7 +17,8 @@ from agentic_iqa_local.result import Assessment
 
 
 def doctor(args: argparse.Namespace) -> int:
-    """Prints the checks; 1 where one failed. Raises UserError for a configuration that cannot be used."""
+    """Prints the checks; 1 where one failed. Raises UserError for a configuration that cannot be
+    used."""
     from agentic_iqa_local.offline.checks import Setup
     from agentic_iqa_local.offline.doctor import examine
 

@@ -1,4 +1,5 @@
-"""One command with subcommands: `agentic-iqa NAME ...`, or `python -m agentic_iqa_local NAME ...` in a checkout."""
+"""One command with subcommands: `agentic-iqa NAME ...`, or `python -m agentic_iqa_local NAME ...`
+in a checkout."""
 
 import os
 import shlex
@@ -13,8 +14,8 @@ from agentic_iqa_local.files import PROGRAM
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the subcommand that the arguments (default: the command line's) begin with; its exit status, or 2
-    if there is none."""
+    """Runs the subcommand that the arguments (default: the command line's) begin with; its exit
+    status, or 2 if there is none."""
     if "_ARGCOMPLETE" in os.environ:
         complete()
     words = sys.argv[1:] if argv is None else argv

@@ -1,5 +1,5 @@
-"""Options of the command line: the fields of one model, which an adapter gives to argparse, and the settings that they
-choose."""
+"""Options of the command line: the fields of one model, which an adapter gives to argparse, and the
+settings that they choose."""
 
 import argparse
 import os
@@ -56,7 +56,8 @@ class UsageError(UserError):
 
 
 def _words() -> type[Request]:
-    """What can be said on the command line: what a request may ask, and what commands read, write and need."""
+    """What can be said on the command line: what a request may ask, and what commands read, write
+    and need."""
     fields: dict[str, Any] = {}
     for name, declared in DECLARED.options.items():
         kind = declared.kind
@@ -88,7 +89,8 @@ def option_names(options: str) -> list[str]:
 
 
 def add(parser: argparse.ArgumentParser, name: str, about: str | None, required: bool) -> None:
-    """Adds json, verbose or a field of `Words` as an option, max_replan_iterations as --max-replan-iterations.
+    """Adds json, verbose or a field of `Words` as an option, max_replan_iterations as
+    --max-replan-iterations.
 
     Args:
         parser: What it is added to.
@@ -143,14 +145,16 @@ def options_in(argv: list[str]) -> list[str]:
 
 
 def _with_names(argv: list[str]) -> list[str]:
-    """A command line whose names behind "--" look like no options: -a.png becomes ./-a.png, the same file."""
+    """A command line whose names behind "--" look like no options: -a.png becomes ./-a.png, the
+    same file."""
     before = options_in(argv)
     names = [f"./{name}" if name.startswith("-") else name for name in argv[len(before) + 1 :]]
     return [*before, "--", *names] if names else before
 
 
 def read(parser: argparse.ArgumentParser, argv: list[str], names: list[str]) -> argparse.Namespace:
-    """The options in `argv`, of those with these names, as what they stand for, or one sentence and an exit."""
+    """The options in `argv`, of those with these names, as what they stand for, or one sentence and
+    an exit."""
     args = parser.parse_intermixed_args(_with_names(argv))  # pictures may stand between options
     given = {name: value for name, value in vars(args).items() if value not in (None, False, [])}
     _check_together(parser, given)
@@ -165,7 +169,8 @@ def read(parser: argparse.ArgumentParser, argv: list[str], names: list[str]) -> 
 
 
 def _check_together(parser: argparse.ArgumentParser, given: dict[str, Any]) -> None:
-    """Ends with a sentence if an option lacks the one that it needs, or stands with one that it excludes."""
+    """Ends with a sentence if an option lacks the one that it needs, or stands with one that it
+    excludes."""
     for name in DECLARED.options.keys() & given.keys():
         needed, excluded = DECLARED.options[name].needs, DECLARED.options[name].without
         if needed and not given.keys() & set(needed):
@@ -176,8 +181,9 @@ def _check_together(parser: argparse.ArgumentParser, given: dict[str, Any]) -> N
 
 
 def chosen_settings(args: argparse.Namespace, say: Callable[[str], None] = tell) -> "Settings":
-    """The settings that --config, --model and the like name, as far as a command has them. With --gpu and
-    neither of those two the largest model that is there is taken, and `say` is told which. Raises ConfigError."""
+    """The settings that --config, --model and the like name, as far as a command has them. With
+    --gpu and neither of those two the largest model that is there is taken, and `say` is told
+    which. Raises ConfigError."""
     from agentic_iqa_local.api import choose_settings
 
     options = {name: getattr(args, name, None) for name in Options.model_fields}
@@ -199,8 +205,8 @@ def chosen_settings(args: argparse.Namespace, say: Callable[[str], None] = tell)
 
 
 def check_set_up(settings: "Settings", pipeline: str, *tools: str) -> None:
-    """Raises UsageError for a model folder that is not there; one that a server has need not be. Raises ConfigError
-    for a tool that cannot run here, of the configuration's and these `tools`."""
+    """Raises UsageError for a model folder that is not there; one that a server has need not be.
+    Raises ConfigError for a tool that cannot run here, of the configuration's and these `tools`."""
     backends = settings.backends if pipeline == "agent" else [settings.summarizer.backend]
     for backend in backends:
         folder = settings.folder(backend)
@@ -224,7 +230,8 @@ def device_of(args: argparse.Namespace) -> str:
 
 
 def batch_of(args: argparse.Namespace, work: "Work", device: str, **more: Any) -> Any:
-    """The Runner or RayRunner that does the work: a process on this machine, or with --cluster the workers."""
+    """The Runner or RayRunner that does the work: a process on this machine, or with --cluster the
+    workers."""
     more |= {"jobs": args.jobs, "timeout": args.timeout}
     if getattr(args, "cluster", None):
         from agentic_iqa_local.batch.ray import RayRunner

@@ -1,5 +1,5 @@
-"""Which files a command may write: of the right kind, apart from its inputs, and where nobody's file lies. All of it
-is checked before anything is loaded."""
+"""Which files a command may write: of the right kind, apart from its inputs, and where nobody's
+file lies. All of it is checked before anything is loaded."""
 
 import argparse
 import os
@@ -81,7 +81,8 @@ def check_outputs(
 
 
 def check_apart(outputs: Iterable[tuple[str, Path]], inputs: Iterable[Path | str | None]) -> None:
-    """Raises UsageError if an output, (option, place), is one of the `inputs`, or another output."""
+    """Raises UsageError if an output, (option, place), is one of the `inputs`, or another
+    output."""
     taken = {_identity(Path(file)): f"the input {file}" for file in inputs if file}
     for option, place in outputs:
         this = _identity(place)
@@ -92,7 +93,8 @@ def check_apart(outputs: Iterable[tuple[str, Path]], inputs: Iterable[Path | str
 
 
 def answer_files(args: argparse.Namespace) -> list[tuple[str, Path]]:
-    """The files of answers that a command line asks for, by option, with what is written beside them."""
+    """The files of answers that a command line asks for, by option, with what is written beside
+    them."""
     files = [(f"--{name}", file) for name in SUFFIXES if (file := getattr(args, name, None))]
     if args.out:
         files.append(("--out", Path(f"{args.out}.run.json")))
@@ -100,7 +102,8 @@ def answer_files(args: argparse.Namespace) -> list[tuple[str, Path]]:
 
 
 def _identity(path: Path) -> tuple[int, int] | str:
-    """What is the same for two names of one file, links and hard links too, also of one that is not there yet."""
+    """What is the same for two names of one file, links and hard links too, also of one that is not
+    there yet."""
     with suppress(OSError, ValueError):
         found = os.stat(path)
         return found.st_dev, found.st_ino

@@ -76,6 +76,7 @@ def mcp(args: argparse.Namespace) -> None:
 
 
 def _stop(*_: object) -> None:
-    """Ends the process at once: its reader of stdin cannot be interrupted, and nothing is written."""
+    """Ends the process at once: its reader of stdin cannot be interrupted, and nothing is
+    written."""
     os.write(2, b"stopped\n")
     os._exit(130)

@@ -1,12 +1,13 @@
-"""Bundles carry model files to a machine without a network: a folder and the list of its files, SHA256SUMS.
+"""Bundles carry model files to a machine without a network: a folder and the list of its files,
+SHA256SUMS.
 
-    SHA256SUMS             a line "HASH  PATH" for each file; `sha256sum -c SHA256SUMS` checks them without this program
-    about/NAME.txt         where the files were taken from and under which licences
-    FOLDER/...             a vision-language model
-    tools/hub, tools/huggingface  what pyiqa's metrics load
+    SHA256SUMS             a line "HASH  PATH" for each file; `sha256sum -c SHA256SUMS` checks them
+    without this program about/MODEL-NUMBER.txt  where the files were taken from and under which
+    licences FOLDER/...             a vision-language model tools/hub, tools/huggingface  what
+    pyiqa's metrics load
 
-The models folder has the same form; its list is that of all bundles unpacked into it, and is written last. The list of
-a bundle that is not finished is empty.
+The models folder has the same form; its list is that of all bundles unpacked into it, and is
+written last. The list of a bundle that is not finished is empty.
 """
 
 import hashlib
@@ -36,8 +37,8 @@ Watch = Callable[[Iterable[str]], Iterable[str]]  # shows which file is being re
 
 
 def bundle_sums(bundle: Path, expect: str | None = None) -> dict[str, str]:
-    """Path → SHA-256 of a bundle's files. Raises BundleError unless the list can be read and has the SHA-256
-    `expect`."""
+    """Path → SHA-256 of a bundle's files. Raises BundleError unless the list can be read and has
+    the SHA-256 `expect`."""
     sums = read_sums(bundle)
     found = file_hash(bundle / SUMS)
     if expect not in (None, found):
@@ -47,13 +48,15 @@ def bundle_sums(bundle: Path, expect: str | None = None) -> dict[str, str]:
 
 
 def model_folders(paths: Iterable[str]) -> set[str]:
-    """The folders of models, each of which one bundle brings alone; tools' weights of several lie together."""
+    """The folders of models, each of which one bundle brings alone; tools' weights of several lie
+    together."""
     return {path.partition("/")[0] for path in paths} - {ABOUT, TOOLS}
 
 
 def verify(bundle: Path, expect: str | None = None, watch: Watch = iter) -> list[BundleError]:
-    """An error for each file that is missing, damaged, no regular file or not listed; empty when all is well. Reads
-    every byte if every file is there. Raises BundleError for a list that cannot be trusted."""
+    """An error for each file that is missing, damaged, no regular file or not listed; empty when
+    all is well. Reads every byte if every file is there. Raises BundleError for a list that cannot
+    be trusted."""
     sums = bundle_sums(bundle, expect)
     errors = _misplaced(bundle, sums)
     if errors:
@@ -66,7 +69,8 @@ def verify(bundle: Path, expect: str | None = None, watch: Watch = iter) -> list
 
 
 def _misplaced(bundle: Path, sums: Collection[str]) -> list[BundleError]:
-    """An error for each listed file that is missing, a link or a device, and for each file that is not listed."""
+    """An error for each listed file that is missing, a link or a device, and for each file that is
+    not listed."""
     errors = []
     real = os.path.realpath(bundle)
     for path in sums:
@@ -87,9 +91,10 @@ def _damaged(path: str, expected: str, found: str) -> BundleError:
 def unpack(bundle: Path, root: Path, expect: str | None = None, watch: Watch = iter) -> None:
     """Puts a bundle's files into the models folder `root`.
 
-    A file gets its name only when its bytes are those of the list; what lies there with the right bytes is kept, so
-    that the same call completes an interrupted unpacking. What an earlier bundle brought of the same model is removed.
-    Raises BundleError, also where there is too little space or another process unpacks there.
+    A file gets its name only when its bytes are those of the list; what lies there with the right
+    bytes is kept, so that the same call completes an interrupted unpacking. What an earlier bundle
+    brought of the same model is removed. Raises BundleError, also where there is too little space
+    or another process unpacks there.
     """
     root = models_root(root)
     sums = bundle_sums(bundle, expect)
@@ -132,7 +137,8 @@ def _has(place: Path, sha256: str) -> bool:
 
 
 def _checked_bytes(bundle: Path, path: str, sha256: str) -> Iterator[bytes]:
-    """A file's bytes. Raises BundleError after the last of them unless their SHA-256 is that of the list."""
+    """A file's bytes. Raises BundleError after the last of them unless their SHA-256 is that of the
+    list."""
     digest = hashlib.sha256()
     with (bundle / path).open("rb") as file:
         while chunk := file.read(CHUNK):
@@ -143,7 +149,8 @@ def _checked_bytes(bundle: Path, path: str, sha256: str) -> Iterator[bytes]:
 
 
 def _check_place(root: Path, path: str, known: Collection[str]) -> None:
-    """Raises BundleError if something that no bundle brought (`known`) lies where a file is to be written."""
+    """Raises BundleError if something that no bundle brought (`known`) lies where a file is to be
+    written."""
     place = root / path
     in_the_way = os.path.lexists(place) and (path not in known or place.is_dir())
     for parent in PurePosixPath(path).parents:
@@ -163,8 +170,8 @@ def _require_space(folder: Path, size: int) -> None:
 
 
 def begin_bundle(folder: Path) -> None:
-    """Makes the folder of a new bundle, or goes on with an unfinished one, whose list is empty. Raises ConfigError for
-    anything else that lies there."""
+    """Makes the folder of a new bundle, or goes on with an unfinished one, whose list is empty.
+    Raises ConfigError for anything else that lies there."""
     sums = folder / SUMS
     unfinished = sums.is_file() and sums.stat().st_size == 0
     if os.path.lexists(folder) and not unfinished:

@@ -1,4 +1,5 @@
-"""The checks of a set-up, one function each: is what assessments need there and sound, and what is the remedy if not?
+"""The checks of a set-up, one function each: is what assessments need there and sound, and what is
+the remedy if not?
 
 Models and tools are loaded by the code that assessments use.
 """
@@ -29,7 +30,8 @@ from agentic_iqa_local.services import Services
 from agentic_iqa_local.state import LETTERS
 from agentic_iqa_local.vlm_client.model_folder import read_weights
 
-# left, top, right, bottom in a sample photograph: 256×224, whole tokens of 28 and of 32 pixels, never resized
+# left, top, right, bottom in a sample photograph: 256×224, whole tokens of 28 and of 32 pixels,
+# never resized
 WINDOW = (128, 144, 384, 368)
 TEXT_TOKENS = 4096  # of the longest prompt with its answer
 ENVIRONMENT = (
@@ -48,7 +50,8 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class Setup:
-    """What is examined: a configuration on a device. `quick` loads nothing and reads no file whole."""
+    """What is examined: a configuration on a device. `quick` loads nothing and reads no file
+    whole."""
 
     settings: Settings
     gpu: str | None = None
@@ -82,7 +85,8 @@ def _services(settings: str, device: str) -> Services:
 
 @cache
 def pictures() -> list[Image.Image]:
-    """Windows of two sample photographs, eight of 256×224 pixels: each clean, blurred, noisy and dark."""
+    """Windows of two sample photographs, eight of 256×224 pixels: each clean, blurred, noisy and
+    dark."""
     found, rng = [], np.random.default_rng(0)
     for name in ("sumac", "prudential"):
         with Image.open(ROOT / "tests" / "data" / f"{name}.png") as photograph:
@@ -164,7 +168,8 @@ def _unlisted_models(settings: Settings, root: Path, brought: set[str]) -> list[
 
 
 def folder(setup: Setup, backend: str) -> Finding:
-    """Is the folder a vision-language model that this transformers reads, with all its weight files whole?"""
+    """Is the folder a vision-language model that this transformers reads, with all its weight files
+    whole?"""
     renderer = setup.renderer(backend)
     found = f"{renderer.folder}: {renderer.config.model_type}"
     if backend.startswith("server."):
@@ -175,9 +180,11 @@ def folder(setup: Setup, backend: str) -> Finding:
 
 
 def memory(setup: Setup) -> Finding:
-    """Do weights, the cache of the largest prompt and the tools (`left_for_tools_gib`) fit into what is free?
+    """Do weights, the cache of the largest prompt and the tools (`left_for_tools_gib`) fit into
+    what is free?
 
-    Models and tools take turns, so what is kept free for the tools serves a model's activations too.
+    Models and tools take turns, so what is kept free for the tools serves a model's activations
+    too.
     """
     words, models, tools, spread = [], 0, 0.0, False
     for backend in setup.settings.backends:
@@ -220,7 +227,8 @@ def _model_memory(setup: Setup, backend: str) -> tuple[int, str]:
 
 
 def model(setup: Setup, backend: str) -> Finding | None:
-    """Does the model load, answer about a picture under a schema, and mean to answer with the letters A–E?"""
+    """Does the model load, answer about a picture under a schema, and mean to answer with the
+    letters A–E?"""
     if setup.quick:
         return None
     client = setup.services.client_of(backend)

@@ -1,8 +1,9 @@
 """`doctor --deep`: are the letters those of a plain forward pass?
 
-The plain pass uses only the prompt's words of this package, so that a fault anywhere between a picture and its letters
-shows. Bounds are those of the coarser number format: rounding in float32, two or three steps of a half-precision format
-at the size of a logit. Quantised models are reported, not judged.
+The plain pass uses only the prompt's words of this package, so that a fault anywhere between a
+picture and its letters shows. Bounds are those of the coarser number format: rounding in float32,
+two or three steps of a half-precision format at the size of a logit. Quantised models are reported,
+not judged.
 """
 
 from collections.abc import Mapping
@@ -15,8 +16,9 @@ from agentic_iqa_local.state import LETTERS
 
 Letters = Mapping[str, float]  # log-probability of each letter, over the whole vocabulary
 
-# format → (nats of any letter, levels of the letters' own mean q); float32 on a GPU counts as TF32, to which cuDNN
-# rounds convolutions unless it is told not to. A server does not tell its format: bfloat16.
+# format → (nats of any letter, levels of the letters' own mean q); float32 on a GPU counts as TF32,
+# to which cuDNN rounds convolutions unless it is told not to. A server does not tell its format:
+# bfloat16.
 BOUNDS = {
     "float32": (1e-4, 1e-3),
     "TF32": (0.01, 0.01),
@@ -28,8 +30,8 @@ SCORING = summarizer_prompt(DEFAULT_QUERY, None, scoring=True)
 
 
 def _read_alone(client: Any) -> tuple[Letters, ...]:
-    """The letters of each picture as assessments read them: in a session of its own, after another prompt, from the
-    cache that the two share."""
+    """The letters of each picture as assessments read them: in a session of its own, after another
+    prompt, from the cache that the two share."""
     found = []
     earlier = summarizer_prompt(DEFAULT_QUERY, None, scoring=True, reversed_letters=True)
     for picture in pictures():
@@ -41,7 +43,8 @@ def _read_alone(client: Any) -> tuple[Letters, ...]:
 
 
 def _format(client: Any) -> str:
-    """The number format that a client computes in, by the names of BOUNDS, or how its weights are quantised."""
+    """The number format that a client computes in, by the names of BOUNDS, or how its weights are
+    quantised."""
     about = client.describe()
     if about.get("quantization", "none") != "none":
         return str(about["quantization"])
@@ -52,8 +55,8 @@ def _format(client: Any) -> str:
 def compared(
     what: str, ours: tuple[Letters, ...], theirs: tuple[Letters, ...], *formats: str
 ) -> Finding:
-    """Two readings of the same pictures, by the bound of the coarsest of their number formats; quantised ones only
-    warn."""
+    """Two readings of the same pictures, by the bound of the coarsest of their number formats;
+    quantised ones only warn."""
     nats = levels = 0.0
     for a, b in zip(ours, theirs, strict=True):
         nats = max(nats, *(abs(a[letter] - b[letter]) for letter in LETTERS))
@@ -74,7 +77,8 @@ def _level(letters: Letters) -> float:
 
 
 def plain_forward(setup: Setup) -> Finding | None:
-    """The letters against one pass of transformers over the whole prompt: no cache, no batch, float32."""
+    """The letters against one pass of transformers over the whole prompt: no cache, no batch,
+    float32."""
     import torch
     from transformers import AutoModelForImageTextToText, AutoProcessor
 

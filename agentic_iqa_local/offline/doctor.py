@@ -1,7 +1,8 @@
-"""Examines whether a set-up will work on this machine: what is found, whether it will do, and the remedy otherwise.
+"""Examines whether a set-up will work on this machine: what is found, whether it will do, and the
+remedy otherwise.
 
-Every check runs in a process of its own without a network: one that hangs or crashes is a failed check, and the next
-gets a new process.
+Every check runs in a process of its own without a network: one that hangs or crashes is a failed
+check, and the next gets a new process.
 """
 
 import os
@@ -28,7 +29,8 @@ Find = Callable[[Setup], Finding | None]  # None: there is nothing to examine
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was examined. `remedy` is empty if it passed; `seconds` is how long it took."""
+    """One thing that was examined. `remedy` is empty if it passed; `seconds` is how long it
+    took."""
 
     name: str
     status: str
@@ -77,8 +79,8 @@ def _run(find: Find, setup: Setup) -> Finding | None:
 
 
 def _block_network(setup: Setup) -> None:
-    """From now on Python's sockets of this process reach no address but the loopback's and a configured server's. It
-    cannot be undone."""
+    """From now on Python's sockets of this process reach no address but the loopback's and a
+    configured server's. It cannot be undone."""
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 # for as long as the process lives
     allowed = {"127.0.0.1", "::1", "localhost"}
     for backend in setup.settings.backends:

@@ -1,5 +1,6 @@
-"""Finds what a configuration needs, on this machine, on the Hugging Face Hub or on a web server, and puts it into a
-bundle's folder. Nothing else in this package downloads; the command bundle uses it, on a connected machine."""
+"""Finds what a configuration needs, on this machine, on the Hugging Face Hub or on a web server,
+and puts it into a bundle's folder. Nothing else in this package downloads; the command bundle uses
+it, on a connected machine."""
 
 import shutil
 from collections.abc import Iterable, Iterator
@@ -17,7 +18,8 @@ HUB_PAGE = "https://huggingface.co"
 
 
 class Repo(BaseModel):
-    """A repository on the Hugging Face Hub; `licence` as its model card had it when this was written."""
+    """A repository on the Hugging Face Hub; `licence` as its model card had it when this was
+    written."""
 
     name: str
     revision: str = "main"
@@ -53,7 +55,8 @@ PYIQA = ("PolyForm-Noncommercial-1.0.0", "pyiqa, which runs the tools")  # licen
 
 
 def model_repo(folder: str, local: Path) -> Repo | None:
-    """The repository that a model folder is downloaded from; None if it lies in `local`. Raises BundleError."""
+    """The repository that a model folder is downloaded from; None if it lies in `local`. Raises
+    BundleError."""
     if local.is_dir():
         return None
     if folder not in SOURCES.models:
@@ -71,8 +74,8 @@ def model_licence(folder: str) -> str:
 
 
 def fetch_model(folder: str, local: Path, repo: Repo | None, bundle: Path) -> Part:
-    """Puts a vision-language model's files into a bundle, from the folder `local` or downloaded from `repo`. Raises
-    BundleError."""
+    """Puts a vision-language model's files into a bundle, from the folder `local` or downloaded
+    from `repo`. Raises BundleError."""
     place = bundle / folder
     if repo:
         source = _download_model(repo, place)
@@ -88,7 +91,8 @@ def fetch_model(folder: str, local: Path, repo: Repo | None, bundle: Path) -> Pa
 
 
 def _download_model(repo: Repo, place: Path) -> str:
-    """Downloads a repository's files; what is there already is kept if its hash is right. The commit's address."""
+    """Downloads a repository's files; what is there already is kept if its hash is right. The
+    commit's address."""
     from huggingface_hub import HfApi, snapshot_download
 
     with _network_errors(f"{repo.name}@{repo.revision}"):
@@ -147,8 +151,8 @@ def _is_pyiqas(weight: str) -> bool:
 
 
 def fetch_weight(weight: str, bundle: Path) -> Part:
-    """Puts one weight of the tools' table into a bundle: a file of torch's hub folder, or the repository "hf:ORG/NAME".
-    Raises BundleError, also for a file that is not its publisher's."""
+    """Puts one weight of the tools' table into a bundle: a file of torch's hub folder, or the
+    repository "hf:ORG/NAME". Raises BundleError, also for a file that is not its publisher's."""
     if weight.startswith("hf:"):
         return _fetch_snapshot(weight.removeprefix("hf:"), bundle)
     path = f"{HUB}/{weight}"
@@ -183,8 +187,9 @@ def _download_file(url: str, file: Path, hash_prefix: str) -> None:
 
 
 def _fetch_snapshot(name: str, bundle: Path) -> Part:
-    """Puts a repository into a bundle as the Hugging Face cache lays it out, with files in place of links; `refs/main`
-    names the commit. What lies in the cache already ($HF_HUB_CACHE) is not downloaded."""
+    """Puts a repository into a bundle as the Hugging Face cache lays it out, with files in place of
+    links; `refs/main` names the commit. What lies in the cache already ($HF_HUB_CACHE) is not
+    downloaded."""
     from huggingface_hub import snapshot_download
 
     with _network_errors(name):

@@ -14,8 +14,9 @@ UNQUANTISED = {"visual", "vision_tower", "vision_model", "lm_head", "embed_token
 
 
 def weight_bytes(folder: Path, quantization: str, width: int) -> int:
-    """Bytes of a folder's weights once loaded in a dtype of `width` bytes: quantised are the matrices of the language
-    layers alone. A folder that is quantised already is counted as it lies on disk."""
+    """Bytes of a folder's weights once loaded in a dtype of `width` bytes: quantised are the
+    matrices of the language layers alone. A folder that is quantised already is counted as it lies
+    on disk."""
     weights = read_weights(folder)
     if "quantization_config" in read_object(folder, "config.json"):
         return sum(file.stat().st_size for file in weights.files)
@@ -36,8 +37,9 @@ def cache_bytes(config: Any, tokens: int, width: int) -> int:
 
 
 def free_memory(name: str, spread: bool) -> tuple[int, int]:
-    """(free, total) bytes of a device; of all visible GPUs where a model is `spread` over them; on a CPU within a
-    container's limit (control groups, version 2), whose pages of files count as free."""
+    """(free, total) bytes of a device; of all visible GPUs where a model is `spread` over them; on
+    a CPU within a container's limit (control groups, version 2), whose pages of files count as
+    free."""
     if name.startswith("cuda"):
         import torch
 
