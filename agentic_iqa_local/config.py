@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args
-from urllib.parse import unquote, urlsplit, urlunsplit
 
 from PIL import ImageColor
 from pydantic import (
@@ -23,7 +22,6 @@ from pydantic import (
     Field,
     PlainValidator,
     ValidationError,
-    field_serializer,
     field_validator,
     model_validator,
 )
@@ -229,22 +227,6 @@ def server_key() -> str | None:
     return key
 
 
-def split_server(address: str) -> tuple[str, tuple[str, str] | None]:
-    """A server's address without user and password, and those two. Raises ConfigError, which does
-    not quote it."""
-    try:
-        url = urlsplit(address)
-        usable = url.scheme in ("http", "https") and url.hostname and url.port != 0
-    except ValueError:
-        usable = False
-    if not usable or not address.isprintable() or set(address) & set(" \\?#"):
-        expected = "server: expected http://HOST:PORT or https://HOST:PORT, got something else (it may hold a password)"
-        raise ConfigError(expected, "percent-encode signs in a user's name or password")
-    user, _, place = url.netloc.rpartition("@")
-    login = (unquote(url.username or ""), unquote(url.password or "")) if user else None
-    return urlunsplit((url.scheme, place, url.path, "", "")).rstrip("/"), login
-
-
 class Section(BaseModel):
     # pydantic's own errors would show a password in an address
     model_config = ConfigDict(
@@ -298,9 +280,8 @@ class ModelSettings(Section):
     max_in_flight: int = Field(default=8, ge=1)  # vLLM: requests that are computed together
     # vLLM on a GPU: memory of the card that stays free for the tools; the engine takes the rest
     left_for_tools_gib: float = Field(default=4.0, ge=0)
-    # engine server: where vLLM's OpenAI-compatible server listens. http://USER:PASSWORD@HOST logs
-    # in, instead of with $AGENTIC_IQA_SERVER_KEY; neither is ever written
-    server: str = Field(default="http://127.0.0.1:8000", repr=False)
+    # engine server: where vLLM's OpenAI-compatible server listens; $AGENTIC_IQA_SERVER_KEY is its key
+    server: str = "http://127.0.0.1:8000"
     served_name: str | None = None  # engine server: the model's name there; default: the only one
     # engine server: seconds to wait for an answer
     server_timeout: float = Field(default=600, gt=0, le=86400)
@@ -308,19 +289,14 @@ class ModelSettings(Section):
     min_pixels: int | None = Field(default=None, ge=1)
     max_pixels: int | None = Field(default=None, ge=1)
 
-    @field_validator("server", mode="before")
+    @field_validator("server")
     @classmethod
-    def _is_an_address(cls, address: object) -> object:
-        if not isinstance(address, str):
-            raise ValueError(
-                "expected one address, as text; several servers go behind a proxy of yours"
-            )
-        split_server(address)
-        return address
-
-    @field_serializer("server")
-    def _without_login(self, address: str) -> str:
-        return split_server(address)[0]
+    def _is_an_address(cls, address: str) -> str:
+        if not re.fullmatch(
+            r"https?://([\w.-]+|\[[\da-fA-F:.]+\])(:\d{1,5})?(/[\w./-]*)?", address
+        ):
+            raise ValueError("expected http://HOST:PORT or https://HOST:PORT, got something else")
+        return address.rstrip("/")
 
 
 class ImageSettings(Section):

@@ -18,7 +18,7 @@ from openai.types.chat import ChatCompletion
 from PIL import Image
 from pydantic import BaseModel, ValidationError
 
-from agentic_iqa_local.config import ConfigError, ModelSettings, server_key, split_server
+from agentic_iqa_local.config import ConfigError, ModelSettings, server_key
 from agentic_iqa_local.files import first_mistake
 from agentic_iqa_local.vlm_client import ModelLost, VLMClient, VLMError, VLMSession
 from agentic_iqa_local.vlm_client.chat import chat_messages
@@ -65,15 +65,15 @@ class ServerClient(VLMClient):
     def __init__(self, name: str, settings: ModelSettings, device: str):
         super().__init__(name, settings, Renderer(name, settings, weights=False))
         self.require("server", exact=False, quantization="none")
+        self.url = settings.server
         try:
-            self.url, login = split_server(settings.server)
             key = server_key()
         except ConfigError as error:
             raise VLMError(error.message, error.remedy) from None
         self.label = f"server {self.url}"
         # A proxy of the environment would be asked for this machine's own server, and a redirection
         # would take the pictures elsewhere.
-        http = openai.DefaultHttpxClient(trust_env=False, auth=login, follow_redirects=False)
+        http = openai.DefaultHttpxClient(trust_env=False, follow_redirects=False)
         self.openai = openai.OpenAI(
             base_url=f"{self.url}/v1",
             api_key=key or "none",
