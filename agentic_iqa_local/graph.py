@@ -96,8 +96,9 @@ def build_graph(with_summarizer: bool = True) -> Graph:
         return graph.compile()
     graph.add_node("summarizer", _observed("summarizer", summarizer_node))
     graph.add_edge("executor", "summarizer")
-    ways = {"planner": "planner", "__end__": END}
-    graph.add_conditional_edges("summarizer", decide_next_node, ways)
+    graph.add_conditional_edges(
+        "summarizer", decide_next_node, {"planner": "planner", "__end__": END}
+    )
     return graph.compile()
 
 

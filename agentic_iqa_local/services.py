@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 from agentic_iqa_local.config import ConfigError, RoleSettings, Settings, load_settings
 from agentic_iqa_local.devices import choose_device
@@ -90,9 +91,10 @@ class Services:
     def models_waiting(self) -> Iterator[None]:
         """Meanwhile no loaded model computes that shares its classes with the tools: those of
         transformers."""
-        locks = {getattr(client, "lock", None) for client in self.clients.values()}
+        clients = self.clients.values()
+        locks: set[Any] = {client.lock for client in clients if hasattr(client, "lock")}
         with ExitStack() as held:
-            for lock in sorted(locks - {None}, key=id):
+            for lock in sorted(locks, key=id):
                 held.enter_context(lock)
             yield
 

@@ -144,7 +144,7 @@ def answered_row(
     finally:
         PICTURE.reset(logged)
     if row.sha256 is None:
-        row.sha256 = file_sha256(picture.path)
+        row.sha256 = file_sha256(state["image_path"])
     row.seconds = round(time.perf_counter() - began, 3)
     files = [picture] if original is None else [picture, original]
     row.warnings = [_said(line, files) for line in row.warnings]

@@ -234,8 +234,8 @@ def _named(bench: Workbench, damaged: DamagedBox) -> DamagedBox:
     prefix = SEVERITY_PREFIX.replace("TYPE", kind)
     own = _said(bench, damaged.box, asked, prefix, get_args(Severity))
     damaged.severities = severity_probabilities(reading, kind, "unclear", own, bench)
-    damaged.severity = max(damaged.severities, key=damaged.severities.__getitem__, default=None)
-    return damaged
+    severity = max(damaged.severities, key=damaged.severities.__getitem__, default=None)
+    return revised(damaged, severity=severity)
 
 
 def _distortions(
