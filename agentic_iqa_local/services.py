@@ -92,9 +92,9 @@ class Services:
         """Meanwhile no loaded model computes that shares its classes with the tools: those of
         transformers."""
         clients = self.clients.values()
-        locks: set[Any] = {client.lock for client in clients if hasattr(client, "lock")}
+        locks: set[Any] = {getattr(client, "lock", None) for client in clients}
         with ExitStack() as held:
-            for lock in sorted(locks, key=id):
+            for lock in sorted(locks - {None}, key=id):
                 held.enter_context(lock)
             yield
 
