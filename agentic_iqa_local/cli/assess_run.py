@@ -205,7 +205,8 @@ class AssessRun:
         if self.results:
             said = f"{counted(tally.total, 'row')} in {self.args.out}"
             if failures:
-                said += f", {counted(failures, 'failure')}; add --resume --retry-failed to assess those again"
+                again = "add --resume --retry-failed to assess those again"
+                said += f", {counted(failures, 'failure')}; {again}"
             tell(one_line(said))
         self._write_tables()
         return self._status()

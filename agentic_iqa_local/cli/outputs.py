@@ -25,10 +25,10 @@ def output_file(
         option: As it is typed, for messages.
         file: As the user names it.
         suffixes: Those that its name may have.
-        mark: What a file that is there bears if it may be replaced; None where the caller looks itself.
+        mark: What a file that is there bears if it may be replaced; None if the caller looks itself.
 
     Raises:
-        UsageError: A name with another suffix, a place where nothing can be written, or somebody's file.
+        UsageError: Another suffix, a place where nothing can be written, or somebody's file.
     """
 
     def refused(wrong: str, remedy: str = "choose a new file in a folder of yours") -> UsageError:
@@ -62,8 +62,8 @@ def check_outputs(
     Args:
         args: The command line.
         inputs: What is read, and so may not be written.
-        compared: Whether answers are comparisons, which replace those under --out; whoever goes on with rows looks
-            there itself.
+        compared: Whether answers are comparisons, which replace those under --out; whoever goes on
+            with rows looks there itself.
 
     Raises:
         UsageError: See `output_file` and `check_apart`.

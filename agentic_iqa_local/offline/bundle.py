@@ -1,10 +1,9 @@
-"""Bundles carry model files to a machine without a network: a folder and the list of its files,
-SHA256SUMS.
+"""Bundles carry model files to a machine without a network: a folder and the list of its files.
 
-    SHA256SUMS             a line "HASH  PATH" for each file; `sha256sum -c SHA256SUMS` checks them
-    without this program about/MODEL-NUMBER.txt  where the files were taken from and under which
-    licences FOLDER/...             a vision-language model tools/hub, tools/huggingface  what
-    pyiqa's metrics load
+    SHA256SUMS              a line "HASH  PATH" for each file, which `sha256sum -c` checks, too
+    about/MODEL-NUMBER.txt  where the files were taken from and under which licences
+    FOLDER/...              a vision-language model
+    tools/hub, tools/huggingface  what pyiqa's metrics load
 
 The models folder has the same form; its list is that of all bundles unpacked into it, and is
 written last. The list of a bundle that is not finished is empty.
@@ -186,7 +185,8 @@ def finish_bundle(folder: Path, parts: Collection[str], watch: Watch = iter) -> 
 
     Args:
         folder: The bundle.
-        parts: The paths of the files and folders that belong to it. What a download left beside them is removed.
+        parts: The paths of the files and folders that belong to it. What a download left beside
+            them is removed.
         watch: Shows which file is being read.
 
     Raises:

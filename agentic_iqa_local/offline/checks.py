@@ -199,8 +199,9 @@ def memory(setup: Setup) -> Finding:
     needed = models + tools * GIB
     free, total = free_memory(setup.device, spread)
     found = (
-        f"{'; '.join(words) or 'the weights are the server’s'}; {needed / GIB:.2f} GiB needed in all with {tools:g} GiB"
-        f" for tools; {free / GIB:.2f} of {total / GIB:.2f} GiB are free on {setup.device}"
+        f"{'; '.join(words) or 'the weights are the server’s'}; {needed / GIB:.2f} GiB needed in all"
+        f" with {tools:g} GiB for tools; {free / GIB:.2f} of {total / GIB:.2f} GiB are free on"
+        f" {setup.device}"
     )
     room = total if setup.quick else free  # a health check looks while the models are loaded
     if needed <= room:
@@ -208,8 +209,8 @@ def memory(setup: Setup) -> Finding:
     reserved = setup.device.startswith("cuda") and setup.uses("vllm")
     status = "fail" if models > room or reserved else "warn"
     remedy = (
-        "end what takes the rest; or set quantization: 4bit, a lower max_pixels or left_for_tools_gib;"
-        " or take a smaller model"
+        "end what takes the rest; or set quantization: 4bit, a lower max_pixels or"
+        " left_for_tools_gib; or take a smaller model"
     )
     return Finding(status, found, remedy)
 
@@ -241,7 +242,8 @@ def model(setup: Setup, backend: str) -> Finding | None:
     letter = reply.model_validate_json(answer).model_dump()["final_answer"]
     about = client.describe()
     logprobs = ", ".join(f"{name} {value:.2f}" for name, value in read.logprobs.items())
-    found = f"{about['engine']} answers {letter} on {about['device']} in {about['dtype']}; log-probabilities {logprobs}"
+    where = f"on {about['device']} in {about['dtype']}"
+    found = f"{about['engine']} answers {letter} {where}; log-probabilities {logprobs}"
     if read.off_letter_mass > setup.settings.fusion.off_letter_warning:
         found += f"; {read.off_letter_mass:.0%} of the probability lies off them"
         remedy = "this model hardly takes the answer format: use one that follows instructions"

@@ -60,9 +60,9 @@ def model_repo(folder: str, local: Path) -> Repo | None:
     if local.is_dir():
         return None
     if folder not in SOURCES.models:
-        wrong = f"model {folder}: expected the folder {local} or a repository in sources.yaml, found neither"
+        expected = f"expected the folder {local} or a repository in sources.yaml"
         remedy = f"pass --models DIR, or download it: hf download ORG/NAME --local-dir {local}"
-        raise BundleError(wrong, remedy)
+        raise BundleError(f"model {folder}: {expected}, found neither", remedy)
     return SOURCES.models[folder]
 
 
@@ -85,7 +85,8 @@ def fetch_model(folder: str, local: Path, repo: Repo | None, bundle: Path) -> Pa
         _copy(local, _carried(names), place)
     names = sorted(path.name for path in place.iterdir())
     if "config.json" not in names or not any(name.endswith(".safetensors") for name in names):
-        wrong = f"{folder}: expected config.json and weights as *.safetensors, found {', '.join(names) or 'neither'}"
+        found = ", ".join(names) or "neither"
+        wrong = f"{folder}: expected config.json and weights as *.safetensors, found {found}"
         raise BundleError(wrong, "choose the safetensors edition")
     return Part(folder, source, model_licence(folder))
 
