@@ -1,6 +1,6 @@
 """What a batch came to, as text for a terminal."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from typing import Any, ClassVar
 
 from agentic_iqa_local.errors import one_line
@@ -100,17 +100,12 @@ class Tally:
         return [mean, "best:", *lines[:NAMED], "worst:", *lines[: -NAMED - 1 : -1]]
 
     def _failures(self) -> list[str]:
-        """Each reason once, the commonest first, with the pictures that it holds for."""
-        reasons: dict[str, list[str]] = defaultdict(list)
-        for image, error in self.failed:
-            reasons[error.removeprefix(f"{one_line(image)}: ")].append(image)
-        commonest = sorted(reasons.items(), key=lambda item: -len(item[1]))
-        lines = ["failed:"] if commonest else []
-        for reason, images in commonest[:NAMED]:
-            more = f" and {len(images) - NAMED} more" if len(images) > NAMED else ""
-            lines += wrapped(f"{', '.join(images[:NAMED])}{more}: {reason}")
-        if len(commonest) > NAMED:
-            lines.append(f"  and {sum(len(images) for _, images in commonest[NAMED:])} more")
+        """The first failures, each with its reason."""
+        lines = ["failed:"] if self.failed else []
+        for image, error in self.failed[:NAMED]:
+            lines += wrapped(f"{image}: {error.removeprefix(f'{one_line(image)}: ')}")
+        if len(self.failed) > NAMED:
+            lines.append(f"  and {len(self.failed) - NAMED} more")
         return lines
 
 

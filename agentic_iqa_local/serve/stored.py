@@ -19,8 +19,8 @@ OPTIONS, ROWS, RUN = "options.json", "rows.jsonl", "run.json"
 
 
 class StoredBatch:
-    """A folder with pictures/NAME, reference/NAME, options.json, rows.jsonl, where each row names its picture, and
-    run.json, which says what the rows depend on. Every method that reads raises UserError or OSError for anything
+    """A folder with pictures/NAME, reference/NAME, options.json, rows.jsonl and run.json,
+    which says what the rows depend on. Every method that reads raises UserError or OSError for anything
     else."""
 
     def __init__(self, folder: Path):
@@ -45,19 +45,13 @@ class StoredBatch:
 
     def errors(self) -> dict[str, str | None]:
         """Why each picture that has a row failed, or None. Each row is read once."""
-        known = {path_text(picture.name) for picture in self.pictures()}
         with self._turn, self._rows() as file:
             file.seek(self._end)
             first = len(self._errors) + 1
             for line, row in rows_in(file, Path(ROWS), StoredRow, going_on=True, first=first):
                 if not line.endswith(b"\n"):  # it is still being written
                     break
-                image = row["image"]
-                if image not in known or image in self._errors:
-                    number = len(self._errors) + 1
-                    expected = "expected one row for each picture of the batch"
-                    raise FileError(f"{ROWS}, line {number}: {expected}")
-                self._errors[image] = row["error"]
+                self._errors[row["image"]] = row["error"]
                 self._end += len(line)
             return dict(self._errors)
 
