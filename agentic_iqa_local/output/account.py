@@ -1,4 +1,5 @@
-"""The account of one assessment in titled parts: the terminal prints them, and the pages show the same ones."""
+"""The account of one assessment in titled parts: the terminal prints them, and the pages show the
+same ones."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -13,7 +14,8 @@ from agentic_iqa_local.state import LETTER_WORDS, UNCLEAR, DamagedBox, ToolExecu
 
 @dataclass(frozen=True)
 class Part:
-    """A part of an account, with one of: sentences, probabilities by answer, or a table of scores."""
+    """A part of an account, with one of: sentences, probabilities by answer, or a table of
+    scores."""
 
     title: str
     sentences: list[str] = field(default_factory=list)
@@ -77,7 +79,7 @@ def _measurement(row: Assessment) -> list[str]:
 
 
 def map_sentences(row: Assessment) -> list[str]:
-    """Where a map finds the damage, or why there is none; nothing where none was asked for."""
+    """Where a map finds the damage, or why there is no map; nothing if none was asked for."""
     if row.map is None:
         return [f"There is no map: {row.no_map.removeprefix('map: ')}."] if row.no_map else []
     sentences = [_box(row, box) for box in row.map.worst]
@@ -136,7 +138,8 @@ def _gate(gate: Gate) -> str:
 
 
 def _shares(row: Assessment) -> list[tuple[str, float]]:
-    """The probability of each answer, as it was chosen; of a rating that of each level by the model alone."""
+    """The probability of each answer, as it was chosen; of a rating that of each level by the model
+    alone."""
     shares, fusion = [], row.fusion
     if fusion and fusion.q is not None:
         shares += [(f"{letter} {LETTER_WORDS[letter]}", p) for letter, p in fusion.p_c.items()]

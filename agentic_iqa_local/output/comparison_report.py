@@ -1,4 +1,5 @@
-"""Comparisons, orders and groups of pictures as text for a terminal and as a table. Pure: results in, lines out."""
+"""Comparisons, orders and groups of pictures as text for a terminal and as a table. Pure: results
+in, lines out."""
 
 import re
 from collections.abc import Iterable
@@ -117,8 +118,8 @@ CSV = re.compile(rb"\A\xef\xbb\xbf" + ",".join(COLUMNS).encode() + rb"\r?\n")
 def comparison_csv(results: Iterable[Result]) -> str:
     """The pictures of each result from the best on, then those that failed, as CSV with a header.
 
-    `place` is 1 for the best and empty for a picture that was not compared; `better_than_next` the probability
-    that it is better than the one of the next place.
+    `place` is 1 for the best and empty for a picture that was not compared; `better_than_next` the
+    probability that it is better than the one of the next place.
     """
     rows = []
     for result in results:

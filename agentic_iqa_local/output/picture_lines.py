@@ -17,7 +17,8 @@ VERDICTS = {"PASS": "green", "FAIL": "red", "UNSURE": "yellow", "NOT SURE": "yel
 
 
 class PictureLines:
-    """The lines of a batch: name, a bar of q from 1 to 5, level, interval, worst distortion, verdict.
+    """The lines of a batch: name, a bar of q from 1 to 5, level, interval, worst distortion,
+    verdict.
 
     Args:
         pictures: Paths of all pictures; the longest sets the width of the first column.
@@ -50,7 +51,8 @@ class PictureLines:
         return one_line(os.path.relpath(path, self.folder) if self.folder else path)
 
     def head(self, *, rated: bool) -> Text:
-        """The names of the columns of ratings, or of answers to a question; the folder is that of the pictures."""
+        """The names of the columns of ratings, or of answers to a question; the folder is that of
+        the pictures."""
         line = _cell(one_line(f"{self.folder}{os.sep}") if self.folder else "picture", self.name)
         names = [("5 is best", self.bar + 5), ("level", self.level), ("90 %", 7)]
         names += [("damage", self.damage), ("verdict", self.verdict)]
@@ -60,7 +62,8 @@ class PictureLines:
         return line
 
     def line(self, row: Assessment) -> Text:
-        """The line of a picture: of a rating its figures, of a question its answer, of a failure the reason."""
+        """The line of a picture: of a rating its figures, of a question its answer, of a failure
+        the reason."""
         name = self._short(row.image)
         if cell_len(name) > self.name:  # its end tells frames of a series apart
             while cell_len(name) >= self.name:
@@ -119,7 +122,8 @@ def _named_scores(row: Assessment) -> str:
 
 
 def worst_distortion(row: Assessment) -> str:
-    """The most severe distortion, or what was looked for in vain ("no blur seen"); nothing without evidence."""
+    """The most severe distortion, or what was looked for in vain ("no blur seen"); nothing without
+    evidence."""
     if not (row.evidence and row.evidence.distortion_analysis):
         return ""
     seen = damage(row)

@@ -26,7 +26,8 @@ _YES_OR_NO = re.compile(
 
 
 def headline(row: Assessment) -> str:
-    """One line: the picture and its answer, or why there is none; then what came of the tools that the query names."""
+    """One line: the picture and its answer, or why there is none; then what came of the tools that
+    the query names."""
     if row.error:
         return one_line(f"FAILED: {row.image}: {row.reason}")
     parts = found_of_question(row)
@@ -41,8 +42,9 @@ def headline(row: Assessment) -> str:
 
 
 def found_of_question(row: Assessment) -> list[str]:
-    """What was found of the distortions that a question names, or of all where it names none, since a rating is not
-    yet an answer to it; nothing for the default query and for an answer in words."""
+    """What was found of the distortions that a question names, or of all where it names none, since
+    a rating is not yet an answer to it; nothing for the default query and for an answer in
+    words."""
     if row.query == DEFAULT_QUERY or named(row) or not (row.level and row.plan and row.evidence):
         return []
     return _found_of(row.query, row.plan, row.evidence)
@@ -63,7 +65,8 @@ def _found_of(query: str, plan: PlannerOutput, evidence: ExecutorOutput) -> list
 
 
 def _lead(query: str, kinds: list[str], found: bool) -> str:
-    """What stands before what was found: an answer to a question that names distortions and is one of Yes or No."""
+    """What stands before what was found: an answer to a question that names distortions and is one
+    of Yes or No."""
     if not kinds:
         return "judged for picture quality alone: "
     if not _YES_OR_NO.match(query):
@@ -95,7 +98,8 @@ def _between(row: Assessment) -> str:
 
 
 def _named_tools(row: Assessment) -> list[str]:
-    """What each tool that the query names says, or why it could not run and what measured instead."""
+    """What each tool that the query names says, or why it could not run and what measured
+    instead."""
     names = named(row)
     asked = {(run.tool_name, run.error): run for run in row.tools if run.tool_name in names}
     scores, failures = [], []

@@ -1,4 +1,5 @@
-"""Tables for other programs: CSV in which no spreadsheet finds a formula, of assessments and of comparisons."""
+"""Tables for other programs: CSV in which no spreadsheet finds a formula, of assessments and of
+comparisons."""
 
 import csv
 import io
@@ -21,8 +22,8 @@ Cells = dict[str, Any]  # a row of a table: values by the names of their columns
 def write_csv(
     file: TextIO, columns: Sequence[str], rows: Iterable[Cells], lineterminator: str = "\r\n"
 ) -> None:
-    """A header with the columns' names and a line for each row, empty where a row lacks a column; every cell
-    is a `safe_cell`. Raises ValueError for a row with another column."""
+    """A header with the columns' names and a line for each row, empty where a row lacks a column;
+    every cell is a `safe_cell`. Raises ValueError for a row with another column."""
     table = csv.DictWriter(file, columns, restval="", lineterminator=lineterminator)
     header = dict(zip(columns, columns, strict=True))
     table.writerows(
@@ -38,8 +39,8 @@ LAST = ("reasoning", "warnings", "error", "seconds", "model", "sha256")
 def csv_text(rows: Iterable[Assessment]) -> str:
     """Rows as CSV with a header, one line each.
 
-    Every tool has three columns, its raw score, how that is read and its score in 1..5; every letter
-    has one. A failed row has its error and no score.
+    Every tool has three columns, its raw score, how that is read and its score in 1..5; every
+    letter has one. A failed row has its error and no score.
     """
     cells, letters, tools = [], set(LETTER_TO_LEVEL), set[str]()
     for row in rows:
@@ -115,7 +116,8 @@ def _cells(row: Assessment) -> Cells:
 
 
 def tool_table(tools: Sequence[ToolInfo]) -> str:
-    """Every tool with its availability, what it costs, how reliable it is and the range that its map can reach."""
+    """Every tool with its availability, what it costs, how reliable it is and the range that its
+    map can reach."""
     lines = ["FR needs a reference, NR none; then the scores of 1 to 5 it can give"]
     for tool in tools:
         lines += _tool_lines(tool)

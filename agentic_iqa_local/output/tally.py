@@ -12,8 +12,9 @@ NAMED = 5  # pictures in each list
 
 
 class Tally:
-    """What a batch came to: counts by level or answer, the mean score, the best and worst pictures, what was
-    held back, what passed a gate, failures. Answers that were held back are counted apart and in no mean."""
+    """What a batch came to: counts by level or answer, the mean score, the best and worst pictures,
+    what was held back, what passed a gate, failures. Answers that were held back are counted apart
+    and in no mean."""
 
     # the fields of a row that count
     FIELDS: ClassVar = {"image", "error", "gate", "not_sure", "q", "final_answer", "choices"}
@@ -57,8 +58,8 @@ class Tally:
         return sum(q for q, _ in self._scored) / len(self._scored) if self._scored else None
 
     def text(self, assessed: int, seconds: float, *, ranked: bool = True, of: int = 0) -> str:
-        """The summary; `assessed` of the rows were made in the last `seconds`. `ranked` is False if each picture has
-        its line already, `of` how many rows a whole batch would have."""
+        """The summary; `assessed` of the rows were made in the last `seconds`. `ranked` is False if
+        each picture has its line already, `of` how many rows a whole batch would have."""
         whole = f" of {of}" if self.total < of else ""
         lines = wrapped(f"{self.total}{whole} pictures: {self._counts()}", indent="")
         if self.gate:

@@ -1,7 +1,9 @@
-"""Notes a run's options and figures with an experiment tracker, MLflow or trackio, in files on this disk.
+"""Notes a run's options and figures with an experiment tracker, MLflow or trackio, in files on this
+disk.
 
-Neither starts a server, and both are told to send nothing. MLflow writes to ./mlruns, or where $MLFLOW_TRACKING_URI
-says; trackio to its folder in the Hugging Face cache, or to $TRACKIO_DIR.
+Neither starts a server, and both are set to send nothing. MLflow writes to ./mlruns, or to the
+place that $MLFLOW_TRACKING_URI says; trackio to its folder in the Hugging Face cache, or to
+$TRACKIO_DIR.
 """
 
 import importlib
@@ -28,10 +30,11 @@ Log = Callable[..., None]
 
 @contextmanager
 def tracked(kind: str | None, name: str, params: Mapping[str, Any]) -> Iterator[Log]:
-    """A run of the tracker `kind` ("mlflow" or "trackio"; None: of none), called `name`, that ends with the block.
+    """A run of the tracker `kind` ("mlflow" or "trackio"; None: of none), called `name`, that ends
+    with the block.
 
-    It yields `log(metrics, step=None)`, which notes numbers by name; those that are None are left out. Raises UserError
-    where the tracker's package is not installed.
+    It yields `log(metrics, step=None)`, which notes numbers by name; those that are None are left
+    out. Raises UserError where the tracker's package is not installed.
     """
     if kind is None:
         yield lambda metrics, step=None: None

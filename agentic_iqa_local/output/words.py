@@ -49,18 +49,20 @@ def _seen(row: Assessment) -> list[Finding]:
 
 
 def raw_with_scale(run: ToolExecutionLog) -> str:
-    """A raw score with the direction and range of its tool: "5.1 (lower is better, from 0 to 50)"."""
+    """A raw score with the direction and range of its tool: "5.1 (lower is better, from 0 to
+    50)"."""
     scale = f" ({run.scale})" if run.scale else ""
     return f"{run.raw_score:.4g}{scale}"
 
 
 def trial_notice(row: Assessment) -> str:
-    """What follows an answer of a small model that only proves an installation; nothing behind others."""
+    """What follows an answer of a small model that only proves an installation; otherwise empty."""
     return " [trial model, not for real judgements]" if (row.model or {}).get("notice") else ""
 
 
 def wrapped(text: str, indent: str = "  ", hang: str = "  ") -> list[str]:
-    """The lines of a text that fits the terminal; `indent` begins the first one, `hang` the others."""
+    """The lines of a text that fits the terminal; `indent` begins the first one, `hang` the
+    others."""
     width = min(WIDEST, max(NARROWEST, shutil.get_terminal_size((WIDEST, 24)).columns))
     safe = one_line(" ".join(text.split()))
     return textwrap.wrap(
@@ -69,7 +71,7 @@ def wrapped(text: str, indent: str = "  ", hang: str = "  ") -> list[str]:
 
 
 def bullets(title: str, texts: Iterable[str]) -> list[str]:
-    """A blank line, a title and each text wrapped below it; nothing where there are no texts."""
+    """A blank line, a title and each text wrapped below it; nothing without texts."""
     lines = [line for text in texts for line in wrapped(text)]
     return ["", title, *lines] if lines else []
 

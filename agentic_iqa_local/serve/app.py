@@ -53,8 +53,9 @@ HEADERS = {"Content-Security-Policy": CSP, "X-Content-Type-Options": "nosniff", 
 
 
 class Service:
-    """What the routes share: what a request leaves out, a runner for which at most `places` requests wait, the folders
-    of `batches` and of `uploads`, and the token that every question needs."""
+    """What the routes share: what a request leaves out, a runner for which at most `places`
+    requests wait, the folders of `batches` and of `uploads`, and the token that every question
+    needs."""
 
     def __init__(self, set_up: SetUp, runner: Runner, batches: Path, uploads: Path, *, places: int = 64,
                  token: str | None = None):  # fmt: skip
@@ -128,7 +129,8 @@ def metrics() -> Response:
 
 @private.post("/assess", openapi_extra=described(OnePicture))
 async def assess(request: Request, service: Here) -> Response:
-    """Assesses a picture: the row, or with Accept: text/event-stream its progress and then the row."""
+    """Assesses a picture: the row, or with Accept: text/event-stream its progress and then the
+    row."""
     return await _answered(request, service, await body_of(request, OnePicture))
 
 
@@ -154,7 +156,8 @@ async def _answered(request: Request, service: Service, body: Body) -> Response:
 
 
 async def _events(service: Service, body: Body, asked: Ask) -> AsyncIterator[dict[str, str]]:
-    """First "queued", "progress" for each step, and at last the pictures' "accounts" and the answer, or an "error"."""
+    """First "queued", "progress" for each step, and at last the pictures' "accounts" and the
+    answer, or an "error"."""
     steps, loop = asyncio.Queue[Any](), asyncio.get_running_loop()
 
     def tell(step: Any) -> None:
@@ -191,7 +194,8 @@ def models(service: Here) -> dict[str, Any]:
 
 @private.post("/chat/completions")
 async def complete(request: Request, service: Here) -> Response:
-    """OpenAI's form: assesses the last picture (a data URL) with the last text as the query, and gives the account."""
+    """OpenAI's form: assesses the last picture (a data URL) with the last text as the query, and
+    gives the account."""
     sent = await body_of(request, Completion, [JSON])
     body = sent.picture()
     with body.stored(body.ask(service.set_up), service.uploads) as ask:
@@ -203,7 +207,8 @@ async def complete(request: Request, service: Here) -> Response:
 
 @private.post("/batches", status_code=202, openapi_extra=described(Body))
 async def submit(request: Request, service: Here) -> dict[str, Any]:
-    """Takes pictures to assess when nobody waits. The batch outlasts a restart, and stays until it is deleted."""
+    """Takes pictures to assess when nobody waits. The batch outlasts a restart, and stays until it
+    is deleted."""
     return await service.batches.submit(await body_of(request, Body))
 
 
@@ -235,7 +240,8 @@ def accounts(name: str, service: Here) -> list[list[dict[str, Any]]]:
 
 @private.get("/batches/{name}/gallery")
 def gallery(name: str, service: Here) -> HTMLResponse:
-    """A page of a batch's pictures and rows, to look through, sort and triage; it opens from disk too."""
+    """A page of a batch's pictures and rows, to look through, sort and triage; it opens from disk
+    too."""
     policy = {"Content-Security-Policy": "frame-ancestors 'none'"}  # beside the page's own
     return HTMLResponse(service.batches.gallery(name), headers=policy)
 
@@ -294,7 +300,8 @@ def make_app(service: Service, hosts: list[str]) -> FastAPI:
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """A socket that listens. Raises UserError for an address of another machine, and for a port that is taken."""
+    """A socket that listens. Raises UserError for an address of another machine, and for a port
+    that is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family)
@@ -306,8 +313,8 @@ def listening(host: str, port: int) -> socket.socket:
 def serve(
     service: Service, address: socket.socket, hosts: list[str], *, log_requests: bool = False
 ) -> None:
-    """Serves on a socket that listens until a signal; `hosts` as for `make_app`. Raises VLMError for a model that
-    cannot be loaded."""
+    """Serves on a socket that listens until a signal; `hosts` as for `make_app`. Raises VLMError
+    for a model that cannot be loaded."""
     runner = service.queue.runner
     with closing(runner):
         runner.load()

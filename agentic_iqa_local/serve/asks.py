@@ -1,4 +1,5 @@
-"""What can be asked over HTTP and MCP, and the work that answers it in the process that has the models."""
+"""What can be asked over HTTP and MCP, and the work that answers it in the process that has the
+models."""
 
 import copy
 import json
@@ -25,7 +26,8 @@ Answer: TypeAlias = Assessment | Comparison | Ranking
 
 
 class Refused(UserError):
-    """A request without an answer: a status of HTTP, a code for programs, a sentence and what to do about it."""
+    """A request without an answer: a status of HTTP, a code for programs, a sentence and what to do
+    about it."""
 
     def __init__(
         self,
@@ -47,8 +49,8 @@ class Refused(UserError):
 
 @dataclass(frozen=True)
 class Ask:
-    """What is asked, checked: `settings` have the request's options in them. Of one picture it asks for an
-    assessment, of several for a comparison; `about` names them."""
+    """What is asked, checked: `settings` have the request's options in them. Of one picture it asks
+    for an assessment, of several for a comparison; `about` names them."""
 
     request: Request
     settings: Settings
@@ -81,8 +83,9 @@ class SetUp:
         return self.settings.folder(self.settings.role("summarizer").backend).name
 
     def ask(self, options: Mapping[str, Any], known: Sequence[str] = TO_ASSESS) -> Ask:
-        """What is asked with options of `config.Request`, of which `known` may be there. Empty ones, as forms send
-        them, count as left out. Raises Refused (400), which quotes nothing of what was sent."""
+        """What is asked with options of `config.Request`, if all of them are `known`. Empty ones,
+        as forms send them, count as left out. Raises Refused (400), which quotes nothing of what
+        was sent."""
         if unknown := [name for name in options if name not in known]:
             near = did_you_mean(unknown[0][:80], known).removeprefix("; ")
             remedy = near or f"there are: {', '.join(known)}"
@@ -98,8 +101,8 @@ class SetUp:
 
 
 def answered(ask: Ask, services: Services, observer: Observer | None = None) -> Answer:
-    """The assessment of one picture, which of two is better, or the order of more. The answer tells what is wrong with
-    a picture. Raises VLMError for a model that cannot run."""
+    """The assessment of one picture, which of two is better, or the order of more. The answer tells
+    what is wrong with a picture. Raises VLMError for a model that cannot run."""
     services, request = copy.copy(services), ask.request
     services.settings = ask.settings
     how: dict[str, Any] = {
@@ -124,7 +127,8 @@ def failure_of(answer: Answer) -> str | None:
 
 
 def rows_of(answer: Answer) -> list[Assessment]:
-    """The pictures of an answer: of a comparison the first and the second, of an order the best first."""
+    """The pictures of an answer: of a comparison the first and the second, of an order the best
+    first."""
     if isinstance(answer, Comparison):
         return [answer.first, answer.second]
     if isinstance(answer, Ranking):

@@ -1,4 +1,5 @@
-"""Batches that outlast the service: each a folder with its pictures, its options and its rows, until it is deleted."""
+"""Batches that outlast the service: each a folder with its pictures, its options and its rows,
+until it is deleted."""
 
 import asyncio
 import json
@@ -29,8 +30,9 @@ AGAIN = 10.0  # seconds before a picture is tried again whose model was lost
 
 
 class Batches:
-    """The batches below `root`: folders with options.json, which is written last. Unfinished ones go on when the
-    service is started again; one that cannot go on is stopped, and the others are not."""
+    """The batches below `root`: folders with options.json, which is written last. Unfinished ones
+    go on when the service is started again; one that cannot go on is stopped, and the others are
+    not."""
 
     def __init__(self, root: Path, queue: Queue, set_up: SetUp):
         self.root, self.queue, self.set_up = root, queue, set_up
@@ -121,7 +123,8 @@ class Batches:
             return page.read_bytes()
 
     async def submit(self, body: Body) -> dict[str, Any]:
-        """Stores a batch on the disk; its status. Raises Refused for options that make no sense, or a full disk."""
+        """Stores a batch on the disk; its status. Raises Refused for options that make no sense, or
+        a full disk."""
         self.set_up.ask(body.options)
         folder = self.root / f"{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(8)}"
         try:
@@ -149,13 +152,15 @@ class Batches:
         sync_folder(folder)
 
     def delete(self, name: str) -> None:
-        """Deletes a batch with all that its folder holds. Raises Refused, and OSError for what cannot be deleted."""
+        """Deletes a batch with all that its folder holds. Raises Refused, and OSError for what
+        cannot be deleted."""
         folder = self._batch(name).folder
         self._known.pop(name, None)  # so that whoever works on it sees that it is gone
         shutil.rmtree(folder)
 
     async def work(self) -> None:
-        """Works on all batches, the oldest first, until it is cancelled. What one of them raises stops it alone."""
+        """Works on all batches, the oldest first, until it is cancelled. What one of them raises
+        stops it alone."""
         while True:
             self._more.clear()
             try:
@@ -177,8 +182,8 @@ class Batches:
                     logger.error("batch %s is stopped: %s", one_line(name), self._stopped[name])
 
     async def _work_on(self, batch: StoredBatch) -> None:
-        """Writes the rows that a batch lacks. Raises UserError or OSError where that cannot be done, and where those
-        that it has are of other settings."""
+        """Writes the rows that a batch lacks. Raises UserError or OSError where that cannot be
+        done, and where those that it has are of other settings."""
         if not batch.left():
             return
         asked = batch.ask(self.set_up)
@@ -199,7 +204,8 @@ class Batches:
                     workers.create_task(write())
 
     async def _answer(self, ask: Ask) -> Answer:
-        """The answer to a picture of a batch, which lets every request go first, and comes again for lost models."""
+        """The answer to a picture of a batch, which lets every request go first, and comes again
+        for lost models."""
         while True:
             while self.queue.busy:
                 await asyncio.sleep(0.05)

@@ -1,4 +1,5 @@
-"""The bodies of requests: pictures and options in a form, in JSON or in OpenAI's messages, checked at once."""
+"""The bodies of requests: pictures and options in a form, in JSON or in OpenAI's messages, checked
+at once."""
 
 import asyncio
 import base64
@@ -57,7 +58,8 @@ def _decoded(data: Any) -> Any:
 
 
 class Upload(BaseModel):
-    """A picture as it was sent: the bytes of its file, and its sender's name, which is only ever shown."""
+    """A picture as it was sent: the bytes of its file, and its sender's name, which is only ever
+    shown."""
 
     name: Annotated[str, AfterValidator(_fit_for_a_file)] = "picture"
     data: Annotated[bytes, BeforeValidator(_decoded), Field(min_length=1)]
@@ -77,7 +79,8 @@ Picture = Annotated[Upload, BeforeValidator(_as_upload), WithJsonSchema(IN_SCHEM
 
 
 class Body(BaseModel, extra="allow"):
-    """Pictures to assess, each by itself. What else is sent are options, of which `known` may be there."""
+    """Pictures to assess, each by itself. Everything else that is sent is an option, one of
+    `known`."""
 
     known: ClassVar = TO_ASSESS
     usual: ClassVar[dict[str, Any]] = {}
@@ -160,7 +163,8 @@ class Message(BaseModel):
 
 
 class Completion(BaseModel, extra="allow"):
-    """What a client of OpenAI sends. Options of an assessment may stand beside it; OpenAI's own are ignored."""
+    """What a client of OpenAI sends. Options of an assessment may stand beside it; OpenAI's own are
+    ignored."""
 
     messages: list[Message]
     stream: bool | None = None
@@ -199,8 +203,8 @@ class Completion(BaseModel, extra="allow"):
 
 
 async def body_of(request: Request, model: type[Sent], kinds: Sequence[str] = (FORM, JSON)) -> Sent:
-    """The body of a request, of this model and one of these kinds. Raises Refused for one that cannot be read or
-    lacks a picture."""
+    """The body of a request, of this model and one of these kinds. Raises Refused for one that
+    cannot be read or lacks a picture."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind not in kinds:
         remedy = "curl -F image=@photo.jpg, or JSON with the file in base64"

@@ -1,4 +1,5 @@
-"""Assessments as tools of the Model Context Protocol: a program that talks to a language model asks for them."""
+"""Assessments as tools of the Model Context Protocol: a program that talks to a language model asks
+for them."""
 
 import os
 import threading
@@ -42,15 +43,18 @@ TOOLS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
 
 
 class Pictures:
-    """The files below `root`, one call about them at a time, with models that are loaded at the first and kept."""
+    """The files below `root`, one call about them at a time, with models that are loaded at the
+    first and kept."""
 
     def __init__(self, root: Path, set_up: SetUp, services: Services):
-        self.root, self.set_up, self.services = Path(os.path.realpath(root)), set_up, services
+        self.root = Path(os.path.realpath(root))
+        self.set_up = set_up
+        self.services = services
         self.turn = threading.Lock()
 
     def file(self, path: Any) -> PictureFile:
-        """A file by its path from the root on, or its absolute one. Raises UserError for one that lies outside, also
-        by way of a link, and for one that cannot be read."""
+        """A file by its path from the root on, or its absolute one. Raises UserError for one that
+        lies outside, also by way of a link, and for one that cannot be read."""
         try:
             real = os.path.realpath(self.root / path)
         except (OSError, ValueError, TypeError):  # a NUL, or no text
@@ -62,7 +66,8 @@ class Pictures:
         return PictureFile(real, real)
 
     def call(self, tool: str, given: dict[str, Any]) -> Answer:
-        """What a tool answers. Raises UserError for arguments that make no sense, and where there is no answer."""
+        """What a tool answers. Raises UserError for arguments that make no sense, and if there is
+        no answer."""
         if tool == "assess":
             paths, known = [given.pop("path", None)], TO_ASSESS
         else:
@@ -71,9 +76,10 @@ class Pictures:
             if not isinstance(paths, list) or not 2 <= len(paths) <= MOST_COMPARED:
                 raise UserError(f"paths: expected 2 to {MOST_COMPARED} pictures in a list")
         original = given.pop("reference", None)
-        files, reference = [self.file(path) for path in paths], original and self.file(original)
+        reference = self.file(original) if original else None
+        ask = self.set_up.ask(given, known).about([self.file(path) for path in paths], reference)
         with self.turn:
-            answer = answered(self.set_up.ask(given, known).about(files, reference), self.services)
+            answer = answered(ask, self.services)
         if failure := failure_of(answer):
             raise UserError(failure)
         return answer
@@ -92,7 +98,8 @@ def short(value: Any) -> Any:
 
 def run(pictures: Pictures) -> None:
     """Serves the tools on stdin and stdout until stdin is closed."""
-    known, tools = Request.model_json_schema()["properties"], []
+    known = Request.model_json_schema()["properties"]
+    tools = []
     for name, (about, paths, options) in TOOLS.items():
         properties = paths | {"reference": PATH} | {option: known[option] for option in options}
         schema = {"type": "object", "properties": properties, "required": list(paths)}
@@ -102,9 +109,11 @@ def run(pictures: Pictures) -> None:
         return ListToolsResult(tools=tools)
 
     async def call_tool(_: Any, asked: Any) -> CallToolResult:
-        work = pictures.call, asked.name, dict(asked.arguments or {})
+        given = dict(asked.arguments or {})
         try:
-            answer = await anyio.to_thread.run_sync(*work, abandon_on_cancel=True)
+            answer = await anyio.to_thread.run_sync(
+                pictures.call, asked.name, given, abandon_on_cancel=True
+            )
         except (UserError, ValueError) as error:
             text = TextContent(text=f"error: {one_line(str(error))}")
             return CallToolResult(content=[text], is_error=True)

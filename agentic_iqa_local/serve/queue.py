@@ -1,4 +1,5 @@
-"""The queue before the models: a bounded number of requests waits, and batches get their turn when none does."""
+"""The queue before the models: a bounded number of requests waits, and batches get their turn when
+none does."""
 
 import asyncio
 import time
@@ -25,8 +26,8 @@ UP = Gauge("agentic_iqa_up", "Whether the models answer.")
 class Queue:
     """Asks on their way to a runner, `runner.jobs` of them there at once; at most `places` wait.
 
-    All is done in one event loop. A caller that is cancelled while it waits gives up its place; what has begun is
-    finished, and its answer dropped.
+    All is done in one event loop. A caller that is cancelled while it waits gives up its place;
+    what has begun is finished, and its answer dropped.
     """
 
     def __init__(self, runner: Runner[Ask, Answer], places: int):
@@ -50,8 +51,8 @@ class Queue:
     async def answer(
         self, ask: Ask, tell: Callable[[Mapping[str, Any]], None] | None = None
     ) -> Answer:
-        """The answer to an ask. `tell` gets each step of the work, in a thread of the runner. Raises Refused if no
-        place is left (429), or the models are lost (503)."""
+        """The answer to an ask. `tell` gets each step of the work, in a thread of the runner.
+        Raises Refused if no place is left (429), or the models are lost (503)."""
         self.check_room()
         self.waiting += 1
         try:

@@ -1,4 +1,4 @@
-"""A batch on the disk. Whatever is read of it is checked here, so that a spoilt batch is told from a sound one."""
+"""A batch on the disk. Whatever is read is checked here, so that only the spoilt batch stops."""
 
 import io
 import itertools
@@ -19,8 +19,8 @@ OPTIONS, ROWS, RUN = "options.json", "rows.jsonl", "run.json"
 
 
 class StoredBatch:
-    """A folder with pictures/NAME, reference/NAME, options.json, rows.jsonl and run.json,
-    which says what the rows depend on. Every method that reads raises UserError or OSError for anything
+    """A folder with pictures/NAME, reference/NAME, options.json, rows.jsonl and run.json, which
+    says what the rows depend on. Every method that reads raises UserError or OSError for anything
     else."""
 
     def __init__(self, folder: Path):
@@ -71,8 +71,8 @@ class StoredBatch:
         return read_rows(self.folder / ROWS) if self.errors() else []
 
     def keep_to(self, identity: dict[str, Any]) -> None:
-        """Notes what the rows depend on, as long as there are none; after that it must be the same, so that a batch
-        that goes on after a restart has rows of one kind."""
+        """Notes what the rows depend on, as long as there are none; after that it must be the same,
+        so that a batch that goes on after a restart has rows of one kind."""
         if self.errors():
             check_run(self.folder / RUN, identity)
         else:

@@ -1,8 +1,8 @@
-"""The gallery's page: one HTML file with style, script, thumbnails and accounts inside, which asks nothing of
-the network.
+"""The gallery's page: one HTML file with style, script, thumbnails and accounts inside, which asks
+nothing of the network.
 
-Names, queries and a model's words are untrusted: they are data in JSON blocks, which the script shows as text
-only, and the page's policy runs no other script.
+Names, queries and a model's words are untrusted: they are data in JSON blocks, which the script
+shows as text only, and the page's policy runs no other script.
 """
 
 import base64
@@ -38,8 +38,8 @@ BLOCK = {"accounts": 50, "copies": 20}  # of how many items each block of data i
 
 
 class Thumbnail(NamedTuple):
-    """What the page knows of a picture before it shows it, and a copy as WebP in base64. `about` has the reason, as
-    `missing`, for one that cannot be read."""
+    """What the page knows of a picture before it shows it, and a copy as WebP in base64. `about`
+    has the reason, as `missing`, for one that cannot be read."""
 
     about: dict[str, Any]
     copy: str | None = None
@@ -50,8 +50,8 @@ def write_gallery(
 ) -> int:
     """Writes the page of at least one row and returns how many pictures it could not show.
 
-    `name` is the batch's. `images`: a folder in which pictures are looked for that are no longer at their
-    path, by as much of its end as matches. Raises WriteError.
+    `name` is the batch's. `images`: a folder in which pictures are looked for that are no longer at
+    their path, by as much of its end as matches. Raises WriteError.
     """
     places = {path: place for place, path in enumerate(dict.fromkeys(row.image for row in rows))}
     side = 640 if len(places) <= 400 else 320  # 1,000 pictures take about 15 MB
@@ -77,7 +77,8 @@ def write_gallery(
 
 
 def _found(path: str, images: Path | None) -> Path:
-    """Where the picture is: at the longest end of its path that is a file below `images`, else at its path."""
+    """Where the picture is: at the longest end of its path that is a file below `images`, else at
+    its path."""
     original = Path(path_from_text(path))
     if images is None:
         return original
@@ -91,8 +92,8 @@ def _found(path: str, images: Path | None) -> Path:
 
 
 def thumbnail(path: Path, side: int) -> Thumbnail:
-    """A picture of a file, turned upright as its EXIF data say; transparent pixels become white. `side` is the longest
-    side of the copy in pixels."""
+    """A picture of a file, turned upright as its EXIF data say; transparent pixels become white.
+    `side` is the longest side of the copy in pixels."""
     try:
         loaded = load_image(path, min_side=1, background="white")
     except ImageError as error:

@@ -17,8 +17,8 @@ from agentic_iqa_local.result import Assessment
 
 
 def read_rows(path: Path) -> list[Assessment]:
-    """The rows of a file that assess wrote; a last line that is still being written is left out. Raises RowsError,
-    which names a line that is no such row."""
+    """The rows of a file that assess wrote; a last line that is still being written is left out.
+    Raises RowsError, which names a line that is no such row."""
     remedy = "give the .jsonl file that assess --out of this version wrote"
     try:
         with open(open_regular(path), "rb") as file:
@@ -36,9 +36,9 @@ def read_rows(path: Path) -> list[Assessment]:
 
 
 def identities(rows: Sequence[Assessment]) -> list[str]:
-    """16 hex digits for each row, by which a browser keeps its decision: the picture's name and content and
-    what was asked about it. They stay when rows are added, pictures are moved or assessed anew. Equal rows
-    are told apart by their order."""
+    """16 hex digits for each row, by which a browser keeps its decision: the picture's name and
+    content and what was asked about it. They stay when rows are added, pictures are moved or
+    assessed anew. Equal rows are told apart by their order."""
     seen: Counter[str] = Counter()
     found = []
     for row in rows:

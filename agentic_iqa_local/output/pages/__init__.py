@@ -1,4 +1,5 @@
-"""The pages' HTML, CSS and scripts, and the policy under which a page that opens from disk runs them."""
+"""The pages' HTML, CSS and scripts, and the policy under which a page that opens from disk runs
+them."""
 
 import base64
 import hashlib
@@ -17,8 +18,8 @@ MODULE = re.compile(
 
 
 def environment(folder: Path = FOLDER) -> jinja2.Environment:
-    """Where the templates of a folder become pages: what is put into one is escaped, and a name that is not
-    there is an error."""
+    """Where the templates of a folder become pages: what is put into one is escaped, and a name
+    that is not there is an error."""
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader(folder),
         autoescape=True,
@@ -29,8 +30,8 @@ def environment(folder: Path = FOLDER) -> jinja2.Environment:
 
 
 def own_files(styles: Sequence[str], scripts: Sequence[str]) -> dict[str, Markup | str]:
-    """The `style` and the `script` of a page that opens from disk, made of files of this folder, and its `policy`:
-    nothing comes from anywhere, and no other style or script runs."""
+    """The `style` and the `script` of a page that opens from disk, made of files of this folder,
+    and its `policy`: nothing comes from anywhere, and no other style or script runs."""
     style, script = _source(styles), MODULE.sub("", _source(scripts))
     policy = (
         f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}';"

@@ -44,7 +44,7 @@ function cardOf(row, at) {
   });
 }
 
-/** Makes the cards within a window's height of the window, and takes the others away, but for the current. */
+/** Makes the cards within a window's height of the window, and takes the others away, except the current one. */
 function render() {
   const top = -roll.getBoundingClientRect().top;
   const offset = Math.max(0, Math.min(top, roll.offsetHeight - pane.offsetHeight));
@@ -100,7 +100,7 @@ const sections = Object.keys(GROUPS).map((group) => chips(group, () => refresh()
 byId("groups").append(...sections);
 const showHistogram = histogram(byId("histogram"), () => refresh());
 
-/** Filters and sorts anew; the row `keep` stays the current one where it is still shown. */
+/** Filters and sorts anew; the row `keep` stays the current one if it is still shown. */
 function refresh(keep = null, fallback = 0) {
   const passing = rows.filter(passesGroups);
   shown = ordered(passing.filter(passesBrush), byId("sort").value);

@@ -4,7 +4,7 @@ import { card, download, el, lines, number, percent } from "./dom.js";
 import { letterOf, scale, wordOf } from "./scale.js";
 import { pictures } from "./pictures.js";
 
-// The probability of each answer as the answer was chosen: with what was measured, where something was.
+// The probability of each answer, as it was chosen: the product with what was measured, else the letters' own.
 const probabilities = (row) => row.fusion?.product ?? row.fusion?.p_c;
 const choice = (row, letter) => row.choices?.["ABCDEFGHIJ".indexOf(letter)] ?? letter;
 const BASES = {
@@ -21,7 +21,7 @@ export function answer(row, [parts], image, reference) {
   return el("article", { class: "answer", "aria-label": `Answer on ${row.image}` }, found.filter(Boolean));
 }
 
-// The answer in a few words, for who cannot see it.
+// The answer in a few words, for people who cannot see it.
 export function spoken(row) {
   if (row.q === null) return `${chosen(row)}.`;
   const range = row.interval ? `, between ${number(row.interval.low, 1)} and ${number(row.interval.high, 1)}` : "";

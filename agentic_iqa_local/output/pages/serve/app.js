@@ -219,7 +219,7 @@ function present(one) {
   const named = one.sent.names.map((name, i) => [name, pictures[i]]);
   const several = { compare: comparison, batches: batch }[one.route];
   byId("answer").replaceChildren(several ? several(one.found, one.accounts, named) : answer(one.found, one.accounts, pictures[0], reference));
-  say(told(one));
+  say(announced(one));
   byId("history").replaceChildren(...past.map((other) => el("li", {}, el("button", {
     type: "button", "aria-current": String(other === one), onclick: () => present(other),
   }, el("span", {}, other.sent.names.join(", ")), el("span", { class: "soft" }, short(other))))));
@@ -227,7 +227,7 @@ function present(one) {
   byId("result").scrollIntoView({ block: "start" });
 }
 
-function told({ route, found }) {
+function announced({ route, found }) {
   if (route === "batches") return `${found.rows.length} pictures assessed.`;
   if (route === "compare") return failed(found) ? "The pictures could not be compared." : "Compared.";
   return found.error ? "It could not be assessed." : `Assessed: ${spoken(found)}`;
