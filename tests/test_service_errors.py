@@ -131,14 +131,6 @@ def test_what_no_route_takes_is_told_in_the_one_form(client, method, path, heade
     assert ("allow" in answer.headers) == (status == 405)
 
 
-def test_a_missing_token_is_told_before_the_body_is_read(service, client, monkeypatch):
-    monkeypatch.setattr(service, "token", MARK)
-    for path in (CHAT, *ROUTES):
-        answer = client.post(path, content=b"[" * 100, headers={"Content-Type": JSON})
-        assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
-        problem(answer)
-
-
 @pytest.mark.parametrize(
     ("error", "status"), [(KeyError(MARK), 500), (OSError(28, MARK, f"/{MARK}"), 503)]
 )

@@ -152,12 +152,7 @@ def test_the_keyboard_alone_asks_a_question(service):
         page.focus("#presets button:nth-child(3)")
         page.keyboard.press("Enter")
         assert page.input_value("#choices").split() == ["Yes", "No"]
-        pressed = page.locator("#presets button[aria-pressed=true]")
-        assert pressed.count() == 1
-        page.fill("#choices", "Yes\nNo\nHardly")
-        assert pressed.count() == 0
-        page.fill("#choices", "Yes\nNo")
-        assert pressed.count() == 1
+        assert page.locator("#presets button[aria-pressed=true]").count() == 1
         page.focus("#go")
         page.keyboard.press("Enter")
         page.wait_for_selector("article.answer", timeout=600000)

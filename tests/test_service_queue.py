@@ -23,11 +23,10 @@ from hypothesis import strategies as st
 from agentic_iqa_local.batch.runner import BatchError
 from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.errors import UserError, one_line
-from agentic_iqa_local.judgement.comparison import Ranking
 from agentic_iqa_local.result import new_row
 from agentic_iqa_local.serve import batches as batches_module
 from agentic_iqa_local.serve.app import Service, listening, make_app
-from agentic_iqa_local.serve.asks import Refused, ServiceWork, SetUp
+from agentic_iqa_local.serve.asks import Refused, SetUp
 from agentic_iqa_local.serve.batches import Batches
 from agentic_iqa_local.serve.bodies import Body, OnePicture, Upload
 from agentic_iqa_local.serve.queue import Queue
@@ -286,16 +285,6 @@ def test_a_senders_name_is_that_of_a_file_in_one_folder(name):
     assert made not in (".", "..")
     assert 0 < len(made.encode()) <= 255
     assert one_line(made) == made
-
-
-@pytest.mark.parametrize("count", [1, 3])
-def test_a_failure_hides_the_places_of_pictures(tmp_path, count):
-    pictures = Body(images=[Upload(name=f"{i}.png", data=b"x") for i in range(count)])
-    with pictures.stored(pictures.ask(SET_UP), tmp_path) as ask:
-        answer = ServiceWork(SET_UP).failure(ask, f"{ask.image}: broken", "00")
-    rows = answer.failed if isinstance(answer, Ranking) else [answer]
-    assert [row.image for row in rows] == [f"{i}.png" for i in range(count)]
-    assert rows[0].error == "0.png: broken"
 
 
 def test_a_port_in_use_ends_with_a_sentence():

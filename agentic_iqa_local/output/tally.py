@@ -73,7 +73,7 @@ class Tally:
 
     def _counts(self) -> str:
         """How many pictures have each level, from the best to the worst, and each other answer."""
-        levels = [_level(letter) for letter in LETTER_TO_LEVEL] if self._scored else []
+        levels = map(_level, LETTER_TO_LEVEL) if self._scored else ()
         counts = [
             f"{answer} {self.answers[answer]}" for answer in dict.fromkeys([*levels, *self.answers])
         ]
@@ -102,7 +102,9 @@ class Tally:
 
     def _failures(self) -> list[str]:
         """The first failures, each with its reason."""
-        lines = ["failed:"] if self.failed else []
+        if not self.failed:
+            return []
+        lines = ["failed:"]
         for image, error in self.failed[:NAMED]:
             lines += wrapped(f"{image}: {error.removeprefix(f'{one_line(image)}: ')}")
         if len(self.failed) > NAMED:
@@ -117,4 +119,6 @@ def _level(letter: str) -> str:
 def pace(done: int, seconds: float) -> str:
     """A rate in words: 2.1 pictures a second, or 3.4 seconds a picture."""
     rate = done / max(seconds, 1e-9)
-    return f"{rate:.1f} pictures a second" if rate >= 1 else f"{1 / rate:.1f} seconds a picture"
+    if rate >= 1:
+        return f"{rate:.1f} pictures a second"
+    return f"{1 / rate:.1f} seconds a picture"

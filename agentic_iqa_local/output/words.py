@@ -72,7 +72,9 @@ def wrapped(text: str, indent: str = "  ", hang: str = "  ") -> list[str]:
 
 def bullets(title: str, texts: Iterable[str]) -> list[str]:
     """A blank line, a title and each text wrapped below it; nothing without texts."""
-    lines = [line for text in texts for line in wrapped(text)]
+    lines = []
+    for text in texts:
+        lines += wrapped(text)
     return ["", title, *lines] if lines else []
 
 
