@@ -19,6 +19,7 @@ from agentic_iqa_local.cli.options import (
     device_of,
 )
 from agentic_iqa_local.cli.outputs import output_file
+from agentic_iqa_local.config import Settings
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.files import command, write_whole
 from agentic_iqa_local.iqa_tools import find_tool
@@ -69,11 +70,7 @@ def run(args: argparse.Namespace) -> int:
     for note in left_out(dataset):
         tell(one_line(note))
     settings = chosen_settings(args)
-    full_reference = any(item.reference for item in dataset.items)
-    names = args.tools or settings.tools.configured(full_reference)
-    tools = tuple(find_tool(name).name for name in names)
-    check_set_up(settings, "agent", *tools)
-    work = StudyWork(settings, Plan(args.query or DEFAULT_QUERY, tools))
+    work = work_of(args, settings, dataset)
     batch, total = batch_of(args, work, device_of(args)), len(dataset.items)
     with closing(run_study(dataset, batch, args.out)) as counts:
         done = next(counts)
@@ -90,6 +87,15 @@ def run(args: argparse.Namespace) -> int:
     report_on = f"{command('study')} report {shlex.quote(str(args.out))}"
     say(one_line(f"{total} rows in {args.out}{failed}; next: {report_on} --out DIR"))
     return 0
+
+
+def work_of(args: argparse.Namespace, settings: Settings, dataset: Dataset) -> StudyWork:
+    """What is asked of each image, by tools that are there. Raises UserError."""
+    full_reference = any(item.reference for item in dataset.items)
+    names = args.tools or settings.tools.configured(full_reference)
+    tools = tuple(find_tool(name).name for name in names)
+    check_set_up(settings, "agent", *tools)
+    return StudyWork(settings, Plan(args.query or DEFAULT_QUERY, tools))
 
 
 def left_out(dataset: Dataset) -> Iterator[str]:

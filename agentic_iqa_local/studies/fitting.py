@@ -9,6 +9,7 @@ the calibration of intervals alone.
 import itertools
 import time
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -62,10 +63,11 @@ def fit_runs(
     """
     parts = {folder: _part(folder, objective, split, share) for folder in folders}
     rated = [part for part in parts.values() if part[0].dataset.kind != "MCQ"]
-    first = (rated or list(parts.values()))[0][0]
+    first, _ = (rated or list(parts.values()))[0]
     for folder, (run, _) in parts.items():
         _check_alike(folder, run, first)
-    settings, rows = first.fusion, [row for _, used in parts.values() for row in used]
+    settings, rows = first.fusion, list(chain.from_iterable(used for _, used in parts.values()))
+    seen = pd.DataFrame(rows, columns=["key", "group"])
     before = after = 0.0
     if objective != "keep":
         targets = np.concatenate([_targets(run, used, objective) for run, used in rated])
@@ -79,8 +81,8 @@ def fit_runs(
         after=after,
         dataset=first.dataset.key,
         model=first.identity.model,
-        keys=tuple(dict.fromkeys(row["key"] for row in rows)),
-        groups=tuple(sorted({row["group"] for row in rows if row.get("group")})),
+        keys=tuple(seen["key"].unique()),
+        groups=tuple(sorted(seen["group"].dropna().unique())),
         intervals=_calibration(parts.values(), first, settings, called or first.dataset.title),
     )
 

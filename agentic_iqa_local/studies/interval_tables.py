@@ -35,7 +35,8 @@ CONDITION = ["pipeline", "reference", "look"]
 
 
 def interval_tables(run: ScoredRun, fit: Fit | None) -> tuple[dict[str, pd.DataFrame], str]:
-    """The tables by name, and if there are none, why. `fit` calibrates in the place of the calibration that ships."""
+    """The tables by name, and if there are none, why. `fit` calibrates in the place of the
+    calibration that ships."""
     calibration = (fit or read_fit(SHIPPED)).intervals
     why_none = _why_not(run, calibration, fit)
     if calibration is None or why_none:

@@ -122,11 +122,12 @@ def report_runs(
     said, parts = [], []
     for name, (run, rows) in runs.items():
         said.append(one_line(name))
+        made, figures = {}, {}
         if run.dataset.kind == "MCQ":
-            made, figures, notes = {"accuracy": tables.accuracy(rows)}, {}, []
+            made["accuracy"] = tables.accuracy(rows)
         else:
             study = analyse(run, rows, fit=fit, name=name, **options)
-            made, notes, figures = study.tables, study.notes, draw(study.run, study.tables, png)
+            made, figures = study.tables, draw(study.run, study.tables, png)
             parts.append((study, figures))
         make_report_folder(out)
         make_report_folder(folders[name])
@@ -135,16 +136,22 @@ def report_runs(
         for file, content in figures.items():
             write_whole(folders[name] / file, content)
         said += [as_text(each, made[each]) for each in PRINTED if each in made]
-        said += [f"- {note}" for note in notes]
-    datasets = None
+    if parts:
+        said += _write_together(parts, out)
+    return "\n".join(said)
+
+
+def _write_together(parts: Sequence[tuple[Analysis, dict[str, bytes]]], out: Path) -> list[str]:
+    """Writes the page of all studies and their table over the data sets; what a terminal shows."""
+    said, datasets = [], None
+    for study, _ in parts:
+        said += [f"- {note}" for note in study.notes]
     if len(parts) > 1:
         datasets = over_datasets([study for study, _ in parts])
         write_tables(out, {"datasets": datasets})
         said += ["", as_text("datasets", datasets)]
-    if parts:
-        write_page(parts, out / "report.html", datasets)
-        said += ["", one_line(f"Written to {out}: open {out / 'report.html'}")]
-    return "\n".join(said)
+    write_page(parts, out / "report.html", datasets)
+    return [*said, "", one_line(f"Written to {out}: open {out / 'report.html'}")]
 
 
 def over_datasets(studies: Sequence[Analysis]) -> pd.DataFrame:

@@ -91,14 +91,11 @@ def run_study(dataset: Dataset, batch: Any, folder: Path) -> Generator[int]:
 
     Raises:
         DatasetError: An image is listed twice.
-        StoreError: The folder is another's, or it cannot be written. BatchError, VLMError: The
-            batch cannot go on, or the model fails on FAILURES_IN_A_ROW images one after the other.
-            The same command tries again what the model failed on.
+        StoreError: The folder is another's, or it cannot be written.
+        BatchError, VLMError: The batch cannot go on, or the model fails on FAILURES_IN_A_ROW images
+            one after the other. The same command tries again what the model failed on.
     """
-    key, count = Counter(item.key for item in dataset.items).most_common(1)[0]
-    if count > 1:
-        said = f"{dataset.root}: expected each image once, {key} is listed again"
-        raise DatasetError(said, "remove one line")
+    _check_unique(dataset)
     known, run = identity(dataset, batch.work, batch.device), {}
     make_folder(folder)
     is_new = not (folder / "run.json").exists()
@@ -120,6 +117,13 @@ def run_study(dataset: Dataset, batch: Any, folder: Path) -> Generator[int]:
             if failed == FAILURES_IN_A_ROW:
                 said = f"the model failed on {failed} images one after the other: {row['error']}"
                 raise VLMError(said)
+
+
+def _check_unique(dataset: Dataset) -> None:
+    key, count = Counter(item.key for item in dataset.items).most_common(1)[0]
+    if count > 1:
+        said = f"{dataset.root}: expected each image once, {key} is listed again"
+        raise DatasetError(said, "remove one line")
 
 
 def _note_scale(folder: Path, info: DatasetInfo) -> None:

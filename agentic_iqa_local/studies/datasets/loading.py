@@ -45,19 +45,24 @@ def load_dataset(
     part_of: str | None = None,
     mos_range: Sequence[float] | None = None,
 ) -> Dataset:
-    """The data set in a folder as its authors ship it, or a manifest or questions of the user's own.
+    """The data set in a folder as its authors ship it, or a manifest or questions of the user's
+    own.
 
-    A manifest has `image` and `mos`, if known `reference`, `group`, `distortion`, `level`, `split` and `subset`.
-    Questions have `image`, `question`, `choices` and `answer`, if known `reference`, `task`, `question_type` and
-    `split`. Their paths are relative to the file's folder or absolute, and may lead anywhere.
+    A manifest has `image` and `mos`, if known `reference`, `group`, `distortion`, `level`, `split`
+    and `subset`. Questions have `image`, `question`, `choices` and `answer`, if known `reference`,
+    `task`, `question_type` and `split`. Their paths are relative to the file's folder or absolute,
+    and may lead anywhere.
 
     Args:
         folder: The folder, or the user's file.
-        part_of: The key of the data set that a manifest lists a part of, and whose scale its scores have.
-        mos_range: The lowest and the highest score of a manifest, whose scale is of absolute categories.
+        part_of: The key of the data set that a manifest lists a part of, and whose scale its scores
+            have.
+        mos_range: The lowest and the highest score of a manifest, whose scale is of absolute
+            categories.
 
     Raises:
-        DatasetError: It is not laid out as expected, a score is no number within `mos_range`, or no image is there.
+        DatasetError: It is not laid out as expected, a score is no number within `mos_range`, or no
+            image is there.
     """
     path = Path(folder)
     try:
@@ -165,7 +170,8 @@ def _authors_rows(reader: DatasetReader, layout: Layout, name: str) -> Rows:
 
 
 def _cell(row: Cells, column: str | list[str]) -> Any:
-    """A row's field, or the mean category of observers by the columns of the shares who chose 1, 2, ..."""
+    """A row's field, or the mean category of observers by the columns of the shares who chose 1, 2,
+    ..."""
     if isinstance(column, str):
         return row.get(column)
     return sum(category * float(row[share]) for category, share in enumerate(column, 1))

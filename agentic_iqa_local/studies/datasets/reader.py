@@ -1,4 +1,5 @@
-"""Reads files of scores and questions, finds the images that they name, and notes what is missing or left out.
+"""Reads files of scores and questions, finds the images that they name, and notes what is missing
+or left out.
 
 The files are of strangers: whatever is wrong with one is a DatasetError.
 """
@@ -30,8 +31,8 @@ Cells = dict[str, Any]  # of a line, by our names or the authors'
 
 
 class DatasetReader:
-    """A folder, or the single file at `path`, on its way to a Dataset. Names of files are relative to the folder and
-    match whatever their case."""
+    """A folder, or the single file at `path`, on its way to a Dataset. Names of files are relative
+    to the folder and match whatever their case."""
 
     def __init__(self, info: DatasetInfo, path: Path):
         self.info, self.path = info, path
@@ -75,9 +76,9 @@ class DatasetReader:
     def rows(self, path: Path, columns: Collection[str] = ()) -> list[tuple[str, Cells]]:
         """Where each row stands ("line 3 of manifest.csv") and its cells by column name.
 
-        A .json file is a list of objects, a .jsonl file has one a line. In a .csv file the header is the first row with
-        all `columns`, in lower case; rows that are blank in all of them are skipped. Raises DatasetError for a file
-        that cannot be read, or has no rows.
+        A .json file is a list of objects, a .jsonl file has one a line. In a .csv file the header
+        is the first row with all `columns`, in lower case; rows that are blank in all of them are
+        skipped. Raises DatasetError for a file that cannot be read, or has no rows.
         """
         try:
             found = [(f"line {at} of {path.name}", dict(row)) for at, row in _rows(path, columns)]
@@ -89,14 +90,12 @@ class DatasetReader:
         return found
 
     def add(self, cells: Cells, where: str) -> None:
-        """Adds an image with its score or a question, whose known fields are `cells` (image and reference as names of
-        files), or notes what is missing; without a group the images of one reference form one. What is wrong with a row
-        of an authors' list is counted: answers may be withheld. Raises DatasetError for a row of a user's, which
-        `where` names."""
-        row = {name: value for name, value in cells.items() if value not in (None, "")}
+        """Adds an image with its score or a question, whose known fields are `cells` (image and
+        reference as names of files), or notes what is missing; without a group the images of one
+        reference form one. What is wrong with a row of an authors' list is counted: answers may be
+        withheld. Raises DatasetError for a row of a user's, which `where` names."""
         try:
-            item = (Question if self.info.kind == "MCQ" else RatedImage).model_validate(row)
-            self._check_range(item)
+            item = self._validated(cells)
         except ValueError as error:
             said = first_mistake(error) if isinstance(error, ValidationError) else str(error)
             if self.by_user:
@@ -104,34 +103,39 @@ class DatasetReader:
             self.left_out[said] += 1
             return
         image = self._image(str(item.image))
+        reference = item.reference and self.find(str(item.reference))
         if image is None:
             self.missing[str(item.image)] = None
-            return
-        told: dict[str, Any] = {"image": image, "key": self._key(image)}
-        if item.reference:
-            told["reference"] = self.find(str(item.reference))
-            if told["reference"] is None:
-                self.missing[str(item.reference)] = None
-                self.left_out["the reference image is missing"] += 1
-                return
+        elif item.reference and reference is None:
+            self.missing[str(item.reference)] = None
+            self.left_out["the reference image is missing"] += 1
+        else:
+            self.items.append(self._located(item, image, reference))
+
+    def _located(self, item: Sample, image: Path, reference: Path | None) -> Sample:
+        told: dict[str, Any] = {"image": image, "reference": reference, "key": self._key(image)}
         if isinstance(item, Question):
             told["key"] += f": {item.question} ({' / '.join(item.choices)})"
         elif item.reference and item.group is None:
             told["group"] = str(item.reference) if self.by_user else item.reference.stem
-        self.items.append(item.model_copy(update=told))
+        return item.model_copy(update=told)
 
-    def _check_range(self, item: Sample) -> None:
-        """Raises ValueError for a score outside of the range that a manifest's user gave."""
+    def _validated(self, cells: Cells) -> Sample:
+        """The item that a row tells of. Raises ValueError."""
+        row = {name: value for name, value in cells.items() if value not in (None, "")}
+        if self.info.kind == "MCQ":
+            return Question.model_validate(row)
+        item = RatedImage.model_validate(row)
         low, high = self.info.low, self.info.high
-        if self.info.key != "manifest" or low is None or high is None:
-            return
-        if isinstance(item, RatedImage) and not low <= item.mos <= high:
+        is_told = self.info.key == "manifest" and low is not None and high is not None
+        if is_told and not low <= item.mos <= high:
             said = f"expected a score from {low:g} to {high:g} (--mos-range) for {item.image}"
             raise ValueError(f"{said}, found {item.mos:g}")
+        return item
 
     def _key(self, image: Path) -> str:
-        """The path from the set's folder, or the whole path of an image that lies elsewhere: the same from whatever
-        folder the command is run."""
+        """The path from the set's folder, or the whole path of an image that lies elsewhere: the
+        same from whatever folder the command is run."""
         return path_text(image.relative_to(self.root) if image.is_relative_to(self.root) else image)
 
     def _image(self, name: str) -> Path | None:
@@ -170,6 +174,6 @@ def _table(lines: Sequence[str], columns: Collection[str]) -> Iterator[tuple[int
 
 
 def lines_of(path: Path) -> list[str]:
-    """The lines of a text file. A byte that is not UTF-8 spoils the name it stands in, which then is missing. Raises
-    FileError."""
+    """The lines of a text file. A byte that is not UTF-8 spoils the name it stands in, which then
+    is missing. Raises FileError."""
     return read_bytes(path, LARGEST).decode("utf-8-sig", errors="replace").split("\n")
