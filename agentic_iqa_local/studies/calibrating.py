@@ -189,16 +189,13 @@ def answers(rows: Sequence[StoredRow]) -> Iterator[Answers]:
         reference, measured = row.get("reference") is not None, bool(row.get("measured"))
         lines.append(("agent", reference, measured, row, row.get("probabilities")))
         lines.append(("letters", reference, False, row, row.get("alone")))
-    table = pd.DataFrame(lines, columns=["pipeline", "reference", "measured", "row", "p"])
+    kind = ["pipeline", "reference", "measured"]
+    table = pd.DataFrame(lines, columns=[*kind, "row", "p"])
     table = table[table["p"].astype(bool)]
-    for (pipeline, reference, measured), asked in table.groupby([*table.columns[:3]], sort=False):
-        right = [
-            reached(np.array(p))[row["answer"]] for row, p in zip(asked.row, asked.p, strict=True)
-        ]
-        yield Answers(
-            pipeline=pipeline,
-            reference=reference,
-            measured=measured,
-            choices=tuple(map(len, asked.p)),
-            right=tuple(map(float, right)),
-        )
+    for values, asked in table.groupby(kind, sort=False):
+        right = []
+        for row, p in zip(asked.row, asked.p, strict=True):
+            right.append(float(reached(np.array(p))[row["answer"]]))
+        choices = tuple(map(len, asked.p))
+        told = dict(zip(kind, values, strict=True))
+        yield Answers(**told, choices=choices, right=tuple(right))

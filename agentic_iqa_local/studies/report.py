@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from agentic_iqa_local.batch.cells import safe_cell
@@ -174,9 +175,9 @@ def number(value: Any) -> str:
 
 
 def shown(table: pd.DataFrame) -> tuple[list[str], list[list[tuple[str, str]]]]:
-    """Headers and cells for a reader: what is shown, with an interval or a mark beside its value,
+    """Headers and cells for a reader: what is shown, with an interval beside its value,
     and the number to sort by or nothing."""
-    columns = [name for name in table.columns if not name.endswith(("_low", "_high", "_mark"))]
+    columns = [name for name in table.columns if not name.endswith(("_low", "_high"))]
     headers = [
         UPPER.sub(lambda found: found[0].upper(), name.replace("_", " ")) for name in columns
     ]
@@ -185,14 +186,12 @@ def shown(table: pd.DataFrame) -> tuple[list[str], list[list[tuple[str, str]]]]:
 
 
 def _cell(row: dict[str, Any], name: str) -> tuple[str, str]:
-    value, low, mark = row[name], row.get(f"{name}_low"), row.get(f"{name}_mark")
+    value, low = row[name], row.get(f"{name}_low", np.nan)
     text = number(value)
-    if not isinstance(value, int | float) or pd.isna(value):
+    if not isinstance(value, int | float) or np.isnan(value):
         return text, ""
-    if not pd.isna(low):
+    if not np.isnan(low):
         text += f" ({number(low)} to {number(row[f'{name}_high'])})"
-    if mark:
-        text += f" {mark}"
     return text, repr(float(value))
 
 

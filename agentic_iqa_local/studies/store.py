@@ -36,7 +36,7 @@ class _Row(BaseModel, strict=True):
     tools: dict[str, dict[str, Any]] = {}
 
 
-class _Dataset(DatasetInfo):
+class _Dataset(DatasetInfo, frozen=True):
     """What run.json says of the data set, over what is known of a set of that key."""
 
     images: Annotated[int, Field(ge=0)] = 0

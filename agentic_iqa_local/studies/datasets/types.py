@@ -92,7 +92,7 @@ class _Item(BaseModel, frozen=True, coerce_numbers_to_str=True):
     split: str | None = None  # the official train, val or test
 
 
-class RatedImage(_Item):
+class RatedImage(_Item, frozen=True):
     """One image with its human score.
 
     `mos` is as the authors give it; `group` is the reference scene or the prompt; `level` counts
@@ -107,7 +107,7 @@ class RatedImage(_Item):
     subset: str | None = None
 
 
-class Question(_Item):
+class Question(_Item, frozen=True):
     """One multiple-choice question; `answer` is the index of the right one of `choices`.
 
     In a table the choices are one text that separates them by |. The answer may be told by its
