@@ -288,7 +288,7 @@ def test_failures_are_counted_and_an_interrupted_run_says_how_to_go_on(
         assert main(command) == 130
     assert "0 of 6 images have their rows; the same command goes on" in capsys.readouterr().err
     assert main(command) == 0
-    assert "2 of them failures (the first: cannot be decoded)" in capsys.readouterr().out
+    assert "2 failures among them (the first: cannot be decoded)" in capsys.readouterr().out
 
 
 def test_a_fit_changes_what_an_assessment_gives(manifest, services, tmp_path):

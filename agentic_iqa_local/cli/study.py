@@ -20,7 +20,7 @@ from agentic_iqa_local.cli.options import (
 )
 from agentic_iqa_local.cli.outputs import output_file
 from agentic_iqa_local.config import Settings
-from agentic_iqa_local.errors import one_line
+from agentic_iqa_local.errors import counted, one_line
 from agentic_iqa_local.files import command, write_whole
 from agentic_iqa_local.iqa_tools import find_tool
 from agentic_iqa_local.judgement.fit import FIT, read_fit
@@ -83,9 +83,9 @@ def run(args: argparse.Namespace) -> int:
     errors = [row["error"] for row in read_run(args.out)[1] if row.get("error")]
     failed = ""
     if errors:
-        failed = f", {len(errors)} of them failures (the first: {one_line(str(errors[0]))})"
+        failed = f", {counted(len(errors), 'failure')} among them (the first: {one_line(str(errors[0]))})"
     report_on = f"{command('study')} report {shlex.quote(str(args.out))}"
-    say(one_line(f"{total} rows in {args.out}{failed}; next: {report_on} --out DIR"))
+    say(one_line(f"{counted(total, 'row')} in {args.out}{failed}; next: {report_on} --out DIR"))
     return 0
 
 
@@ -102,9 +102,10 @@ def left_out(dataset: Dataset) -> Iterator[str]:
     """What of a data set has no part in a run."""
     if dataset.missing:
         first = dataset.missing[0]
-        yield f"{len(dataset.missing)} files that the scores name are missing, the first: {first}"
+        missing = counted(len(dataset.missing), "file")
+        yield f"missing: {missing} that the scores name, the first: {first}"
     for reason, number in dataset.left_out.items():
-        yield f"{number} rows are left out: {reason}"
+        yield f"{counted(number, 'row')} left out: {reason}"
 
 
 def fit(args: argparse.Namespace) -> None:
