@@ -12,7 +12,7 @@ from pathlib import Path
 
 from agentic_iqa_local.batch.inputs import Item
 from agentic_iqa_local.batch.runner import Runner
-from agentic_iqa_local.batch.work import Assessing
+from agentic_iqa_local.batch.work import AssessWork
 from agentic_iqa_local.cli.main import main
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.services import MODEL
@@ -22,7 +22,7 @@ CROWD = threading.BoundedSemaphore(1)
 
 
 @dataclass(frozen=True)
-class Acting(Assessing):
+class Acting(AssessWork):
     """Its rows are failures that name the process that made them."""
 
     roles = ()

@@ -9,7 +9,7 @@ import numpy as np
 
 from agentic_iqa_local import services
 from agentic_iqa_local.batch.runner import Runner
-from agentic_iqa_local.batch.work import Assessing
+from agentic_iqa_local.batch.work import AssessWork
 from agentic_iqa_local.config import Pipeline, Settings
 from agentic_iqa_local.iqa_tools import ToolError, ToolInfo, ToolReading, ToolSpec
 from agentic_iqa_local.services import Services
@@ -171,7 +171,7 @@ def prompts(client: ScriptedClient, schema: str) -> list:
 
 def loaded_batch(services: Services, pipeline: Pipeline = "agent", **window) -> Runner:
     """A batch of assessments in this process, on services, with what it needs loaded."""
-    batch = Runner(Assessing(services.settings, pipeline), services=services, **window)
+    batch = Runner(AssessWork(services.settings, pipeline), services=services, **window)
     batch.load()
     return batch
 

@@ -25,13 +25,13 @@ CHANGING = """
 import json, os, sys
 from pathlib import Path
 from agentic_iqa_local.batch.rows import differences
-from agentic_iqa_local.batch.work import Assessing
+from agentic_iqa_local.batch.work import AssessWork
 from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.iqa_tools.calibration import CalibrationError
 
 def told():
     settings = load_settings()
-    return Assessing(settings, "agent").identity("cpu", {})
+    return AssessWork(settings, "agent").identity("cpu", {})
 
 before, said = told(), {}
 for name in sys.argv[1:]:

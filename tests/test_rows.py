@@ -26,7 +26,7 @@ from agentic_iqa_local.batch.rows import (
     rows_in,
     write_run,
 )
-from agentic_iqa_local.batch.work import Assessing, as_line
+from agentic_iqa_local.batch.work import AssessWork, as_line
 from agentic_iqa_local.cli.main import main
 from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.result import file_sha256
@@ -274,10 +274,10 @@ def test_what_describes_no_run_is_refused(tmp_path, text):
 
 # The results of assess
 
-WORK = Assessing(load_settings(), "letters")
+WORK = AssessWork(load_settings(), "letters")
 
 
-def ask(work: Assessing = WORK, **asked):
+def ask(work: AssessWork = WORK, **asked):
     return work.identity("cpu", asked)
 
 
@@ -306,10 +306,10 @@ def test_results_go_on_only_with_resume_and_what_they_depend_on(path, tmp_path, 
         update={"tools": settings.tools.model_copy(update={"maps": str(path)})}
     )
     others = {
-        "fusion.mode": ask(Assessing(uniform, "letters")),
-        "tool maps": ask(Assessing(maps, "letters")),
+        "fusion.mode": ask(AssessWork(uniform, "letters")),
+        "tool maps": ask(AssessWork(maps, "letters")),
         "query": ask(query="Is it sharp?"),
-        "pipeline": ask(Assessing(settings, "agent")),
+        "pipeline": ask(AssessWork(settings, "agent")),
         "versions.torch": ask() | {"versions": ask()["versions"] | {"torch": "1.0"}},
     }
     for name, other in others.items():

@@ -21,7 +21,7 @@ from scripted import loaded_batch
 from agentic_iqa_local.api import Conversation
 from agentic_iqa_local.batch.inputs import Item, row_key
 from agentic_iqa_local.batch.runner import BatchError, Runner
-from agentic_iqa_local.batch.work import Assessing, as_line
+from agentic_iqa_local.batch.work import AssessWork, as_line
 from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.images.files import ImageError
 from agentic_iqa_local.iqa_tools import ToolError
@@ -199,7 +199,7 @@ def test_its_log_is_told_here_where_such_lines_are_shown(tmp_path, caplog):
 
 def test_it_gives_what_one_assessment_gives_also_with_several_at_once(crops, services):
     settings = load_settings()
-    runner = Runner(Assessing(settings, "letters"), jobs=3)
+    runner = Runner(AssessWork(settings, "letters"), jobs=3)
     runner.load()
     found = {row.image: row for row in runner.rows([*crops, crops[2]])}
     for item in crops:
@@ -209,7 +209,7 @@ def test_it_gives_what_one_assessment_gives_also_with_several_at_once(crops, ser
 
 
 def test_an_agents_row_comes_from_another_process_as_it_was_there(crops, services):
-    row = Assessing(load_settings()).row(crops[0], services, Observer())
+    row = AssessWork(load_settings()).row(crops[0], services, Observer())
     assert row.evidence.tool_logs
     there = pickle.loads(pickle.dumps(row))
     assert (

@@ -59,7 +59,7 @@ class Work(ABC, Generic[AnyItem, Row]):
 
 
 @dataclass(frozen=True)
-class Assessing(Work[Item, Assessment]):
+class AssessWork(Work[Item, Assessment]):
     """An assessment of each item. `maps`: what is asked of an item's quality map, by its key."""
 
     settings: Settings

@@ -15,7 +15,7 @@ from agentic_iqa_local.batch.inputs import Item
 from agentic_iqa_local.batch.ray import RayRunner
 from agentic_iqa_local.batch.results import Results
 from agentic_iqa_local.batch.runner import BatchError, Runner, resumed
-from agentic_iqa_local.batch.work import Assessing, as_line
+from agentic_iqa_local.batch.work import AssessWork, as_line
 from agentic_iqa_local.cli.command import stopped_by_ctrl_c
 from agentic_iqa_local.cli.console import Console, Progress, tell
 from agentic_iqa_local.cli.look import make_gallery
@@ -54,7 +54,7 @@ class AssessRun:
         self.args, self.items, self.device, self.console = args, items, device, console
         maps = map_requests(args, items) if args.map else {}
         self._check_files(maps)
-        self.work = Assessing(settings, args.pipeline or "agent", maps)
+        self.work = AssessWork(settings, args.pipeline or "agent", maps)
         self.results = self._open_results() if args.out else None
         done = self.results.done if self.results else ()
         self.left = [item for item in items if item.key not in done]

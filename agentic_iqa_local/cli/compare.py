@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from agentic_iqa_local.batch.inputs import Item, expand_inputs, row_key
-from agentic_iqa_local.batch.work import Assessing
+from agentic_iqa_local.batch.work import AssessWork
 from agentic_iqa_local.cli import options
 from agentic_iqa_local.cli.command import stopped_by_ctrl_c
 from agentic_iqa_local.cli.console import Console, Progress, tell
@@ -45,7 +45,7 @@ def _judge(args: argparse.Namespace, best_of_groups: bool) -> int:
         raise options.UsageError(wrong, "name as many")
     options.check_set_up(settings, pipeline)
     with Console() as console:
-        rows = _rows(args, Assessing(settings, pipeline), files)
+        rows = _rows(args, AssessWork(settings, pipeline), files)
         if rows is None:
             return 130
         judge = Judge(settings, fit_for(settings, pipeline, reference=args.reference is not None))
@@ -60,7 +60,7 @@ def _judge(args: argparse.Namespace, best_of_groups: bool) -> int:
         return _show(args, console, results)
 
 
-def _rows(args: argparse.Namespace, work: Assessing, files: list[Path]) -> list[Assessment] | None:
+def _rows(args: argparse.Namespace, work: AssessWork, files: list[Path]) -> list[Assessment] | None:
     """The row of each file; None if Ctrl-C ended the batch before all were made."""
     items = [Item(file, args.reference) for file in files]
     batch = options.batch_of(args, work, options.device_of(args))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from agentic_iqa_local.batch.work import ROLES, Assessing, Work
+from agentic_iqa_local.batch.work import ROLES, AssessWork, Work
 from agentic_iqa_local.config import ConfigError, Pipeline, Request, Settings
 from agentic_iqa_local.errors import UserError, did_you_mean, one_line
 from agentic_iqa_local.images.pictures import PictureFile
@@ -64,7 +64,7 @@ class Ask:
     def identity(self, device: str) -> dict[str, Any]:
         """What the answers depend on beside the pictures. Raises BundleError."""
         asked = {"request": self.request.model_dump(mode="json")}
-        return Assessing(self.settings, self.pipeline).identity(device, asked)
+        return AssessWork(self.settings, self.pipeline).identity(device, asked)
 
     @property
     def image(self) -> Path:
