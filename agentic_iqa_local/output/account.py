@@ -133,7 +133,7 @@ def _sureness(row: Assessment) -> list[str]:
 def _gate(gate: Gate) -> str:
     chance = f"It is {gate.at_least:g} or better with {gate.probability:.0%} probability"
     verdict = {"pass": "it passes", "fail": "it fails", "unsure": "too close for a verdict"}
-    rate = f"at most {gate.error_rate:.0%} of verdicts are wrong"
+    rate = f"at most {gate.error_rate:.0%} of such verdicts are wrong"
     return f"{chance}: {verdict[gate.verdict]} ({rate})."
 
 

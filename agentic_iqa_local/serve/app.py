@@ -27,6 +27,7 @@ from agentic_iqa_local.batch.runner import Runner
 from agentic_iqa_local.errors import UserError, one_line
 from agentic_iqa_local.output.account import parts_of
 from agentic_iqa_local.output.pages import ACCOUNT, FOLDER
+from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.serve import bodies
 from agentic_iqa_local.serve.asks import Ask, Refused, SetUp, failure_of, line_of, rows_of
 from agentic_iqa_local.serve.batches import Batches
@@ -202,6 +203,7 @@ async def complete(request: Request, service: Here) -> Response:
         row = await service.queue.answer(ask)
     if error := failure_of(row):
         raise Refused(422, "not_assessed", error)
+    assert isinstance(row, Assessment)  # one picture was asked about
     return sent.reply(row, service.set_up.model)
 
 
