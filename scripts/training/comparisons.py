@@ -159,7 +159,7 @@ def log_loss(x: np.ndarray, pairs: Sequence[Pair]) -> float:
 
 
 def fit(args: argparse.Namespace) -> None:
-    """Puts the fit into the file, in place of an earlier one of the same model, pipeline and kind."""
+    """Fits the weights of what predicts best, and puts them into the file."""
     found = read_versions(args.versions)
     pairs = pairs_of_photographs(found)
     better = np.array([first.mos > second.mos for first, second in pairs])
@@ -182,13 +182,18 @@ def fit(args: argparse.Namespace) -> None:
         source="synthetic distortions of training photographs",
         date=datetime.date.today().isoformat(),
     )
-    key = (new.model, new.pipeline, new.reference)
-    known = read_record(args.out, PairFits, read_json).fits if args.out.is_file() else ()
-    others = [one for one in known if (one.model, one.pipeline, one.reference) != key]
-    write_whole(args.out, PairFits(fits=(*others, new)).model_dump_json(indent=1))
+    put(new, args.out)
     print(
         json.dumps({" + ".join(names): round(loss, 4) for names, loss in losses.items()}, indent=1)
     )
+
+
+def put(new: PairFit, file: Path) -> None:
+    """Puts a fit into the file in place of an earlier one of the same model, pipeline and kind."""
+    known = read_record(file, PairFits, read_json).fits if file.is_file() else ()
+    key = (new.model, new.pipeline, new.reference)
+    others = [one for one in known if (one.model, one.pipeline, one.reference) != key]
+    write_whole(file, PairFits(fits=(*others, new)).model_dump_json(indent=1))
 
 
 def main() -> None:

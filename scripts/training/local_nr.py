@@ -71,15 +71,18 @@ def target(parts: list[Part], quality: float) -> torch.Tensor:
     photograph."""
     found = torch.full((nr.OUTPUTS,), NAN)
     found[0], found[nr.GRAPHIC] = quality, 0
-    worst = max((part.severity for part in parts), default=0)
-    strongest = {part.family for part in parts if part.severity == worst} or {"none"}
+    severities: dict[str, int] = {}
+    for part in parts:
+        severities[part.family] = max(part.severity, severities.get(part.family, 0))
+    worst = max(severities.values(), default=0)
+    strongest = [family for family in severities if severities[family] == worst] or ["none"]
     for i, family in enumerate(nr.FAMILIES):
         found[nr.STRONGEST.start + i] = (family in strongest) / len(strongest)
-    for i, family in enumerate(DISTORTION_TYPES):
-        severity = max((part.severity for part in parts if part.family == family), default=0)
-        found[nr.PRESENCE.start + i] = 0 if not severity else 1 if severity > 1 else JUST_VISIBLE
-        if severity:
-            found[nr.SEVERITIES.start + i] = severity
+    found[nr.PRESENCE] = 0
+    for family, severity in severities.items():
+        i = DISTORTION_TYPES.index(family)
+        found[nr.PRESENCE.start + i] = 1 if severity > 1 else JUST_VISIBLE
+        found[nr.SEVERITIES.start + i] = severity
     kinds = {part.kind for part in parts}
     found[nr.TOO_DARK], found[nr.TOO_BRIGHT] = float("darken" in kinds), float("brighten" in kinds)
     return found

@@ -40,17 +40,17 @@ STEPS = (0, 1, 2, 2, 3, 4)  # the word of each severity of `distortions`, from 0
 
 def asked(part: Part | None, rng: np.random.Generator) -> Iterator[tuple[str, list[str], str]]:
     """(question, choices, right answer) about a picture with this distortion, or with none."""
-    others = [family for family in FAMILIES if part is None or family != part.family]
-    others = [str(family) for family in rng.permutation(others)]
-    family = part.family if part and rng.random() < 0.5 else others[0]
-    there = part is not None and part.family == family
-    named = ([part.family] if part else []) + others
+    present = [part.family] if part else []
+    absent = [family for family in FAMILIES if family not in present]
+    absent = list(map(str, rng.permutation(absent)))
+    family, severity = absent[0], 0
+    if part and rng.random() < 0.5:
+        family, severity = part.family, part.severity
     count = int(rng.integers(2, 5))
-    names = [FAMILIES[one][0] for one in named[:count]]
-    choices = [str(choice) for choice in rng.permutation([*names, "None"])]
-    yield "Which distortion is the strongest?", choices, names[0] if part else "None"
-    yield FAMILIES[family][1], ["Yes", "No"], "Yes" if there else "No"
-    severity = part.severity if part and there else 0
+    names = [FAMILIES[one][0] for one in (present + absent)[:count]]
+    choices = list(map(str, rng.permutation([*names, "None"])))
+    yield "Which distortion is the strongest?", choices, names[0] if present else "None"
+    yield FAMILIES[family][1], ["Yes", "No"], "Yes" if severity else "No"
     yield f"How severe is the {FAMILIES[family][0].lower()}?", [*WORDS], WORDS[STEPS[severity]]
 
 
