@@ -1,20 +1,28 @@
-"""A quicker float64 convolution on a CPU; the numbers stay but for rounding in the last bits.
+"""Pictures as tensors, and a quicker float64 convolution on a CPU.
 
-torch copies each pixel's neighbourhood out before it multiplies (im2col): SSIM's window of 11×11
-pixels makes 11.6 GB of a picture of 12 megapixels. Shifted pictures, times their weights, are added
-up instead.
+The convolution's numbers stay but for rounding in the last bits. torch copies each pixel's
+neighbourhood out before it multiplies (im2col): SSIM's window of 11×11 pixels makes 11.6 GB of a
+picture of 12 megapixels. Shifted pictures, times their weights, are added up instead.
 """
 
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 # Of output at a time: they stay in the cache, and torch shares out among threads only what has
 # 32768 elements
 MOST_PIXELS = 2**15 - 1
+
+
+def as_tensor(picture: Image.Image | np.ndarray, device: Any) -> Tensor:
+    """An RGB picture, as an image or H×W×3 uint8 → 1×3×H×W float32 in 0..1 on the device."""
+    pixels = torch.from_numpy(np.array(picture)).to(device)
+    return pixels.permute(2, 0, 1)[None].float() / 255
 
 
 class CPUKernels(TorchFunctionMode):

@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn.functional import adaptive_avg_pool2d, avg_pool2d, gelu
 
+from agentic_iqa_local.iqa_tools.kernels import as_tensor
 from agentic_iqa_local.iqa_tools.signals import SIGNALS, signals
 from agentic_iqa_local.state import DISTORTION_TYPES, EVERYWHERE, PLACES
 
@@ -147,21 +148,17 @@ class LocalNR(nn.Module):
         described = [torch.cat([pooled(part), signals(shown)], 1) for part, shown in views]
         return torch.cat(described), cells
 
-    def pixels(self, image: Image.Image | np.ndarray) -> torch.Tensor:
-        """An RGB picture, as an image or H×W×3 uint8 → 1×3×H×W in 0..1 on the network's device."""
-        device = self.picture.hidden.weight.device
-        return torch.from_numpy(np.array(image)).to(device).permute(2, 0, 1)[None].float() / 255
-
     @torch.inference_mode()
     def examine(self, image: Image.Image, reference: Image.Image | None = None) -> Examination:
         """All that the network reads of an RGB picture of 64 pixels a side or more. With a
         `reference` of the same size families and severities are read from what differs: what the
         original shows too is content, not damage."""
-        described, cells = self.describe(self.pixels(image))
+        device = self.picture.hidden.weight.device
+        described, cells = self.describe(as_tensor(image, device))
         damage = outputs = self.picture(described)
         places = self.place(per_cell(cells))
         if reference is not None:
-            original, original_cells = self.describe(self.pixels(reference))
+            original, original_cells = self.describe(as_tensor(reference, device))
             damage = self.pair(described - original)
             places = places - self.place(per_cell(original_cells))
         presence = damage[:, PRESENCE].sigmoid()

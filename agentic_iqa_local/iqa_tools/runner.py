@@ -190,6 +190,8 @@ class ToolRunner:
         score."""
         import torch
 
+        from agentic_iqa_local.iqa_tools.kernels import as_tensor
+
         _able("SSIM", reference, self._missing)
         with self._lock, _failures("SSIM's map", image), torch.inference_mode():
             import_pyiqa()
@@ -198,7 +200,7 @@ class ToolRunner:
 
             lumas = []
             for picture in (image, reference):
-                lumas.append(preprocess_rgb(self._tensor(picture), True, 255).double())
+                lumas.append(preprocess_rgb(as_tensor(picture, self.device), True, 255).double())
             values: Any = ssim(*lumas, data_range=255, get_ssim_map=True)
             return values[0, 0].cpu().numpy()
 
@@ -281,7 +283,7 @@ class ToolRunner:
     def _run(self, spec: ToolSpec, metric: Any, pictures: list[Image.Image]) -> float:
         import torch
 
-        from agentic_iqa_local.iqa_tools.kernels import CPUKernels
+        from agentic_iqa_local.iqa_tools.kernels import CPUKernels, as_tensor
 
         # MANIQA, TReS and others draw crops from NumPy's global state: same image, same crops, same
         # score.
@@ -290,16 +292,9 @@ class ToolRunner:
         llama = llama_kept("qalign") if spec.metric == "qalign" else nullcontext()
         try:
             with torch.inference_mode(), CPUKernels(), llama, _failures(spec.name, pictures[0]):
-                return float(metric(*map(self._tensor, pictures)))
+                return float(metric(*[as_tensor(one, self.device) for one in pictures]))
         finally:
             np.random.set_state(state)
-
-    def _tensor(self, image: Image.Image) -> Any:
-        """float32 in [0, 1], 1×3×H×W, on the runner's device."""
-        import torch
-
-        pixels = torch.from_numpy(np.array(image)).to(self.device)
-        return pixels.permute(2, 0, 1)[None].to(torch.float32) / 255
 
 
 def _able(

@@ -31,6 +31,7 @@ from torch.nn.functional import (
 from agentic_iqa_local.files import write_whole
 from agentic_iqa_local.iqa_tools import local_nr as nr
 from agentic_iqa_local.iqa_tools.detector import SHIPPED, logit
+from agentic_iqa_local.iqa_tools.kernels import as_tensor
 from agentic_iqa_local.state import DISTORTION_TYPES
 from agentic_iqa_local.studies.statistics import srcc
 
@@ -386,7 +387,7 @@ def held_out_views(args: argparse.Namespace) -> tuple[torch.Tensor, torch.Tensor
             for number in range(len(rows)):
                 damaged, clean, _ = drawn(number, tiles, SEEDS["held_out"])
                 for kept, picture in zip(views, (damaged, clean), strict=True):
-                    kept.append(network.describe(network.pixels(picture))[0].numpy())
+                    kept.append(network.describe(as_tensor(picture, "cpu"))[0].numpy())
         np.savez(file, damaged=np.stack(views[0]), clean=np.stack(views[1]))
     with np.load(file) as arrays:
         return torch.from_numpy(arrays["damaged"]), torch.from_numpy(arrays["clean"]), rows

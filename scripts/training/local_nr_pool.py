@@ -33,6 +33,7 @@ from scipy import ndimage
 from synthetic import PseudoMos, load_tiles, photo_files, split_photos
 
 from agentic_iqa_local.files import replacing, write_whole
+from agentic_iqa_local.iqa_tools.kernels import as_tensor
 from agentic_iqa_local.iqa_tools.local_nr import ENCODER, LocalNR, pooled, quarter_of
 from agentic_iqa_local.iqa_tools.signals import signals
 from agentic_iqa_local.state import DISTORTION_TYPES, PLACES
@@ -246,7 +247,7 @@ def drawn(
 
 def described(network: LocalNR, picture: np.ndarray, quarter: str) -> tuple[np.ndarray, np.ndarray]:
     """(cells, 2×SIGNALS): the encoder's cells, and the signals of the picture and of one quarter."""
-    pixels = network.pixels(picture)
+    pixels = as_tensor(picture, "cpu")
     top, left = (part * pixels.shape[2] // 2 for part in PLACES[quarter])
     half = pixels.shape[2] // 2
     both = torch.cat([signals(pixels), signals(pixels[..., top : top + half, left : left + half])])
