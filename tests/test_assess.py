@@ -84,7 +84,7 @@ def test_vv_logs_the_prompts_and_an_explanation_goes_to_stderr(folder, monkeypat
     told = capfd.readouterr()
     assert json.loads(told.out)["error"] is None
     assert "You must select one single answer" in caplog.text
-    assert "Rests on" in told.err
+    assert "How sure: " in told.err
 
 
 def test_a_batch_has_rows_a_table_and_a_summary_and_goes_on(folder, tmp_path, monkeypatch, capfd):

@@ -164,7 +164,7 @@ def _scores(row: Assessment) -> list[tuple[str, float | None, str]]:
 
 def _measured(run: ToolExecutionLog) -> str:
     """A tool's raw score, of what, and why it has no vote."""
-    if run.error:
+    if run.raw_score is None:
         return f"failed: {run.error}"
     parts = [f"raw {raw_with_scale(run)}"]
     if run.object_name != "Global":
