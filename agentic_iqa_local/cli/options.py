@@ -62,7 +62,7 @@ def _words() -> type[Request]:
     for name, declared in DECLARED.options.items():
         kind = declared.kind
         if kind:
-            value = KINDS[kind] if isinstance(kind, str) else Literal[tuple(kind)]
+            value: Any = KINDS[kind] if isinstance(kind, str) else Literal[tuple(kind)]
             default = False if kind == "flag" else declared.default
             fields[name] = value | None, option(declared.about, default)
     return create_model("Words", __base__=Request, **fields)
@@ -99,11 +99,12 @@ def add(parser: argparse.ArgumentParser, name: str, about: str | None, required:
         required: Whether it has to be there.
     """
     flags = ["--mode" if name == "modes" else as_flag(name)]
+    shape: dict[str, Any]
     if name in SWITCHES:
         shape = dict(SWITCHES[name])
         flags += shape.pop("flags", [])
     else:
-        shape = _shape(name, FIELDS[name]) | {"required": required}
+        shape = {**_shape(name, FIELDS[name]), "required": required}
     if about:
         shape["help"] = about
     parser.add_argument(*flags, dest=name, **shape)
