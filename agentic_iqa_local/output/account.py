@@ -156,7 +156,7 @@ def _scores(row: Assessment) -> list[tuple[str, float | None, str]]:
     if fusion and fusion.q is not None:
         scores.append(("model alone", expected_level(fusion.p_c), "its letters"))
         about = "q"
-        if fusion.sigma is not None:
+        if fusion.sigma is not None and fusion.eta is not None:
             about += f"; standard error of the tools {fusion.sigma:.2f} (η {fusion.eta:.2f})"
         scores.append(("together", fusion.q, about))
     return list(dict.fromkeys(scores))
