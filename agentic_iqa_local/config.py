@@ -442,8 +442,11 @@ class Settings(Section):
 def model_folder(name: str, models: str | None = None) -> Path:
     """Where a model lies by name: below `models_root(models)`, or where only this project's own
     models/ has it, there."""
-    folder, shipped = models_root(models) / name, ROOT / "models" / name
-    return shipped if os.path.isdir(shipped) and not os.path.isdir(folder) else folder
+    folder = models_root(models) / name
+    shipped = ROOT / "models" / name
+    if os.path.isdir(shipped) and not os.path.isdir(folder):
+        return shipped
+    return folder
 
 
 def find_config(name: str | Path | None) -> Path:

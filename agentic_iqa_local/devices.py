@@ -130,10 +130,12 @@ def describe_device(device: str) -> dict[str, str | int | None]:
     version, and that of the CUDA that torch was built with (None without)."""
     import torch
 
-    name, memory = platform.processor() or platform.machine(), None
+    name = platform.processor() or platform.machine()
+    memory = None
     if torch.device(device).type != "cpu":
         properties = torch.cuda.get_device_properties(device)
-        name, memory = properties.name, properties.total_memory
+        name = properties.name
+        memory = properties.total_memory
     about = {"device": device, "name": name, "memory_total_bytes": memory}
     return about | {"torch": torch.__version__, "cuda": torch.version.cuda}
 

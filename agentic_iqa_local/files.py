@@ -358,7 +358,7 @@ def read_record(path: Path, kind: type[Model], read: Callable[[Path], Any] = rea
     try:
         return kind.model_validate(read(path))
     except (FileError, ValidationError) as error:
-        why = first_mistake(error) if isinstance(error, ValidationError) else error.message
+        why = reason(error)
         raise FileError(f"{path}: {why}", "get the checkout or the installation again") from None
 
 
@@ -389,6 +389,14 @@ def first_mistake(error: ValidationError, quoted: bool = False) -> str:
     if quoted and ", got " not in text:
         text += _got(first)
     return (f"{place}: {text}" if place else text)[:LONGEST_MISTAKE]
+
+
+def reason(error: Exception) -> str:
+    """What is wrong, as a sentence: the first mistake that pydantic found, or what an error of ours
+    says."""
+    if isinstance(error, ValidationError):
+        return first_mistake(error)
+    return getattr(error, "message", None) or str(error)
 
 
 def _expected(mistake: ErrorDetails) -> str:

@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field
 from pydantic_core import from_json
 
 from agentic_iqa_local.batch.cells import plain_cell
 from agentic_iqa_local.config import Boxes, Choices, check_query
 from agentic_iqa_local.errors import UserError, one_line
-from agentic_iqa_local.files import first_mistake, path_text, read_bytes
+from agentic_iqa_local.files import path_text, read_bytes, reason
 from agentic_iqa_local.images.files import ImageError, local_path
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
 from agentic_iqa_local.nodes.query import choices_in
@@ -61,8 +61,7 @@ class Item:
     def key(self) -> str:
         """What tells rows apart; `row_key` finds it in a row."""
         reference = self.reference and path_text(self.reference)
-        about = [path_text(self.image), reference, self.query, self.choices]
-        return json.dumps([*about, self.box] if self.box else about)
+        return _key(path_text(self.image), reference, self.query, self.choices, self.box)
 
 
 @functools.lru_cache(maxsize=1024)  # a million pictures have the same query
@@ -72,8 +71,12 @@ def _choices_in(query: str) -> tuple[str, ...] | None:
 
 def row_key(row: Mapping[str, Any]) -> str:
     """The key of the item that a row is about. Raises KeyError for a row of something else."""
-    about = [row[name] for name in ("image", "reference", "query", "choices")]
-    return json.dumps([*about, box] if (box := row.get("box")) else about)
+    return _key(row["image"], row["reference"], row["query"], row["choices"], row.get("box"))
+
+
+def _key(*about: Any) -> str:
+    """The key of a picture, its reference, query, choices and box."""
+    return json.dumps(about)
 
 
 # Manifests
@@ -137,7 +140,7 @@ def read_manifest(path: Path, **asked: Any) -> list[Item]:
                 items[line.item(path.parent, asked)] = None
                 ignored |= record.keys() - ManifestLine.model_fields.keys()
             except ValueError as error:
-                why = first_mistake(error) if isinstance(error, ValidationError) else error
+                why = reason(error)
                 bad.append(f"line {number}: {why}")
     except (ValueError, csv.Error, OSError) as error:  # the last: of pyarrow
         said = f"{path}: cannot be read as {path.suffix[1:]}: {error}"
@@ -290,7 +293,8 @@ def _matching(pattern: str) -> Iterator[str]:
 def _folders(top: str) -> Iterator[str]:
     """A folder and those below it, each once, and under its own path where it has one: links are
     followed last."""
-    waiting, links = [top], list[str]()
+    waiting = [top]
+    links = list[str]()
     seen = set[str]()
     while waiting or links:
         folder = waiting.pop(0) if waiting else links.pop(0)
@@ -309,7 +313,9 @@ def references_in(folder: Path, images: Iterable[Path]) -> list[Path]:
     """The reference of each image: the file of its name in `folder`, else the one image file that
     differs in its suffix alone. Raises `ImageError`, which names images that have none, or
     several."""
-    found, lacking, by_stem = [], [], defaultdict[str, list[Path]](list)
+    found = list[Path]()
+    lacking = list[str]()
+    by_stem = defaultdict[str, list[Path]](list)
     for file in _image_files(str(folder)):
         by_stem[file.stem].append(file)
     for image in images:

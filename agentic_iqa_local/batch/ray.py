@@ -72,8 +72,12 @@ class RayRunner(Generic[AnyItem, Row]):
         jobs: int = 1,
         timeout: float = TIMEOUT,
     ):
-        self.work, self.address, self.workers, self.gpus = work, address, workers, gpus
-        self.jobs, self.timeout = jobs, timeout
+        self.work = work
+        self.address = address
+        self.workers = workers
+        self.gpus = gpus
+        self.jobs = jobs
+        self.timeout = timeout
         self.device = "cuda:0" if gpus else "cpu"  # Ray shows a worker no other GPUs than its own
         self.stopping = False
         self.description: dict[str, Any] = {}
@@ -94,7 +98,8 @@ class RayRunner(Generic[AnyItem, Row]):
             self._scratch = _join(self.address, self.workers)
             import ray
 
-            threads, expected = _threads(self.workers, self.gpus), _of_node(self.work, self.device)
+            threads = _threads(self.workers, self.gpus)
+            expected = of_work(self.work, self.device)
             options = {
                 "num_cpus": threads,
                 "num_gpus": self.gpus or None,
@@ -122,22 +127,24 @@ class RayRunner(Generic[AnyItem, Row]):
         self._waiting.extend(items)
         try:
             while True:
-                while self._waiting and not self.stopping:
-                    item, worker = (
-                        self._waiting[0],
-                        max(self._room, key=self._room.__getitem__, default=None),
-                    )
-                    if worker is None or self._room[worker] < self._takes(item):
-                        break
-                    self._room[worker] -= self._takes(item)
-                    self._calls[worker.row.remote(self._waiting.popleft())] = worker, item
-                if not any(item for _, item in self._calls.values()) and (
-                    self.stopping or not self._waiting
-                ):
+                if not self.stopping:
+                    self._hand_out()
+                under_way = any(item for _, item in self._calls.values())
+                if not under_way and (self.stopping or not self._waiting):
                     return
                 yield from self._heed_answer()
         finally:
             self.close()
+
+    def _hand_out(self) -> None:
+        """Gives waiting items to the workers with the most room, as long as there is enough."""
+        while self._waiting:
+            item = self._waiting[0]
+            worker = max(self._room, key=self._room.__getitem__, default=None)
+            if worker is None or self._room[worker] < self._takes(item):
+                return
+            self._room[worker] -= self._takes(item)
+            self._calls[worker.row.remote(self._waiting.popleft())] = worker, item
 
     def close(self) -> None:
         """Leaves the cluster; one that was started here ends."""
@@ -172,10 +179,9 @@ class RayRunner(Generic[AnyItem, Row]):
         try:
             answer = ray.get(answered[0])
         except RayTaskError as error:
-            known = isinstance(error.cause, UserError)
-            raise (
-                error.cause if known else BatchError(f"a worker failed: {error.cause!r:.300}")
-            ) from error
+            if isinstance(error.cause, UserError):
+                raise error.cause from error
+            raise BatchError(f"a worker failed: {error.cause!r:.300}") from error
         except RayError as error:
             why = one_line(" ".join(str(error).split())[-300:])
             if item is None:
@@ -227,7 +233,8 @@ class RayRunner(Generic[AnyItem, Row]):
 def _join(address: str, workers: int) -> "TemporaryDirectory[str] | None":
     """Joins or starts a cluster; the folder of one that was started, which gets a token that nobody
     else knows. Ray reads these variables when it is imported. Raises BatchError."""
-    started, scratch = {}, None
+    started: dict[str, Any] = {}
+    scratch = None
     os.environ |= {
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_BACKEND_LOG_LEVEL": "fatal",
@@ -269,11 +276,9 @@ def _join(address: str, workers: int) -> "TemporaryDirectory[str] | None":
 @contextmanager
 def _undisturbed() -> Iterator[None]:
     """Ray takes SIGTERM for itself, and parts of it write to stderr whatever they are told."""
-    before, stderr, nowhere = (
-        signal.getsignal(signal.SIGTERM),
-        os.dup(2),
-        os.open(os.devnull, os.O_WRONLY),
-    )
+    before = signal.getsignal(signal.SIGTERM)
+    stderr = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     try:
         yield
@@ -317,11 +322,6 @@ def _without_hardware(description: dict[str, Any]) -> Any:
     )
 
 
-def _of_node(work: Work[Any, Any], device: str) -> dict[str, Any]:
-    """What scores depend on at a node before a model is loaded, by the names that messages use."""
-    return of_work(work, device)
-
-
 # What follows runs at workers.
 
 
@@ -343,23 +343,24 @@ class _Worker:
             os.environ[MODELS] = models
         with suppress(OSError):  # where it is not there, no relative path is seen
             os.chdir(folder)
-        self._expected, self._runner = expected, Runner(*work, **how)
+        self._expected = expected
+        self._runner = Runner(*work, **how)
 
     def load(self) -> tuple[str, dict[str, Any]]:
         """The node's name, and what the work says of the models. Raises UserError, with the name,
         also where the node has not what the command has."""
         import ray
 
-        here, runner = ray.get_runtime_context().get_node_id(), self._runner
+        runner = self._runner
+        here = ray.get_runtime_context().get_node_id()
         node = next(node for node in ray.nodes() if node["NodeID"] == here)
-        address, name = node["NodeManagerAddress"], node.get("NodeName")
-        name = one_line(
-            name
-            if name not in ("", None, address)
-            else f"{node['NodeManagerHostname']} ({address})"
-        )
+        address = node["NodeManagerAddress"]
+        name = node.get("NodeName")
+        if name in ("", None, address):
+            name = f"{node['NodeManagerHostname']} ({address})"
+        name = one_line(name)
         try:
-            if unlike := differences(_of_node(runner.work, runner.device), self._expected):
+            if unlike := differences(of_work(runner.work, runner.device), self._expected):
                 raise BatchError(f"it has not what this command has: {unlike}", REMEDY)
             runner.load()
         except UserError as error:

@@ -35,7 +35,8 @@ def picture_changed(row: dict[str, Any], since: float) -> bool:
     `since` then. A picture that nobody touched since is not read; one that is not there has not
     changed."""
     with suppress(OSError, ValueError):
-        path, original = path_from_text(row.get("image") or ""), row.get("reference")
+        path = path_from_text(row.get("image") or "")
+        original = row.get("reference")
         if (
             row.get("sha256")
             and os.stat(path).st_ctime >= since

@@ -20,7 +20,6 @@ from pydantic import (
     ConfigDict,
     Field,
     JsonValue,
-    ValidationError,
     model_validator,
 )
 from pydantic_core import from_json
@@ -28,10 +27,10 @@ from pydantic_core import from_json
 from agentic_iqa_local.files import (
     FileError,
     WriteError,
-    first_mistake,
     parsed_object,
     place_for,
     read_json,
+    reason,
     sync_folder,
     write_whole,
 )
@@ -39,10 +38,8 @@ from agentic_iqa_local.nodes.prompts import choice_letters
 from agentic_iqa_local.result import SCHEMA_VERSION, Assessment
 from agentic_iqa_local.state import LETTERS, FusionResult
 
-NAMED_CHANGES, LONGEST_VALUE = (
-    5,
-    60,
-)  # changed settings that a message names, and characters of each value
+NAMED_CHANGES = 5  # changed settings that a message names
+LONGEST_VALUE = 60  # characters of each of their values
 LARGEST_NOTE = 2**26  # bytes of a run's description, which holds its command line
 SYNC_AFTER = 0.05  # seconds since the last sync: a disk takes a few milliseconds for each
 ELSEWHERE = "choose another --out"
@@ -131,7 +128,8 @@ class RowFile:
     def _open(self, flags: int = 0) -> None:
         descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | flags, 0o666)
         self._file = os.fdopen(descriptor, "ab", buffering=0)
-        self._synced, self._when = self._size, 0.0  # bytes that are on the disk, and since when
+        self._synced = self._size  # bytes that are on the disk
+        self._when = 0.0  # they came there
 
     @property
     def _size(self) -> int:
@@ -157,7 +155,9 @@ class RowFile:
             RowsError: A line that is no row, which is named.
             WriteError: The disk does not take the new file.
         """
-        end, line, dropped = 0, b"\n", set[int]()
+        end = 0
+        line = b"\n"
+        dropped = set[int]()
         with open(self.path, "rb") as file:
             for number, (line, row) in enumerate(
                 rows_in(file, self.path, self._schema, going_on=True)
@@ -186,7 +186,8 @@ class RowFile:
         """Writes one row, given as JSON text; it is on the disk unless another row was synced less
         than 50 ms ago (see `sync`). Raises RowsError where the disk does not take it: the rows
         before it are whole."""
-        content, end = line.encode() + b"\n", self._size
+        content = line.encode() + b"\n"
+        end = self._size
         try:
             if self._file.write(content) != len(content):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -202,7 +203,8 @@ class RowFile:
             os.fsync(self._file.fileno())
         except OSError as error:
             raise self._not_written(error, self._synced) from error
-        self._synced, self._when = self._size, time.monotonic()
+        self._synced = self._size
+        self._when = time.monotonic()
 
     def _not_written(self, error: OSError, end: int) -> RowsError:
         """What to raise, once the first `end` bytes are left."""
@@ -241,7 +243,7 @@ def rows_in(
             schema.model_validate_json(line)
             yield line, row
         except ValueError as error:
-            why = first_mistake(error) if isinstance(error, ValidationError) else error
+            why = reason(error)
             said = f"expected rows as this program writes them ({why})"
             raise RowsError(f"{path}, line {number}: {said}", ELSEWHERE) from error
 
@@ -286,7 +288,7 @@ def check_run(path: Path, identity: dict[str, Any]) -> float:
         run.identity.pop("schema version", None)  # of runs up to schema 5, whose rows are read too
         changed = differences(identity, run.identity)
     except (FileError, ValueError) as error:
-        why = first_mistake(error) if isinstance(error, ValidationError) else error
+        why = reason(error)
         raise RowsError(f"{path}: this is no description of the run: {why}", ELSEWHERE) from error
     if changed:
         said = f"{path}: the rows are of a run with other settings: {changed}"
@@ -297,7 +299,8 @@ def check_run(path: Path, identity: dict[str, Any]) -> float:
 def differences(now: dict[str, Any], expected: dict[str, Any]) -> str:
     """The first settings that are otherwise than expected, with both values; empty where all are
     alike."""
-    had, has = dict(_flat(expected)), dict(_flat(json.loads(json.dumps(now))))
+    had = dict(_flat(expected))
+    has = dict(_flat(json.loads(json.dumps(now))))
     changed = [key for key in sorted(had.keys() | has.keys()) if had.get(key) != has.get(key)]
     named = changed[:NAMED_CHANGES]
     return "; ".join(
@@ -316,5 +319,9 @@ def _flat(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def _short(value: Any) -> str:
-    text = "not set" if value is None else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 1]}…"
+    if value is None:
+        return "not set"
+    text = json.dumps(value, ensure_ascii=False)
+    if len(text) > LONGEST_VALUE:
+        return f"{text[: LONGEST_VALUE - 1]}…"
+    return text

@@ -338,10 +338,9 @@ def _serve(
         work.load(services)
         pipes[0].send(("ready", work.describe(services)))
     except Exception as error:
-        known = isinstance(error, UserError)
-        return pipes[0].send(
-            ("lost", error if known else BatchError(f"{type(error).__name__}: {error}"))
-        )
+        if not isinstance(error, UserError):
+            error = BatchError(f"{type(error).__name__}: {error}")
+        return pipes[0].send(("lost", error))
     threads = [
         threading.Thread(target=_take, args=(pipe, work, services, apart), daemon=True)
         for pipe in pipes
@@ -397,7 +396,8 @@ class _Watching(Observer):
     lost."""
 
     def __init__(self, pipe: Any):
-        self._pipe, self._turn = pipe, threading.Lock()  # tools measure while the model writes
+        self._pipe = pipe
+        self._turn = threading.Lock()  # tools measure while the model writes
         self.ran_out: dict[str, str] = {}  # in what, and what was said
         self.lost: ModelLost | None = None
 

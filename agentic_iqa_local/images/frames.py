@@ -37,7 +37,8 @@ def without_frames(
     ImageError where either is one colour, which leaves nothing to judge."""
     box = content_box((reference or image).pixels)
     if box != (0, 0, image.width, image.height):
-        image, reference = _cropped(image, box), reference and _cropped(reference, box)
+        image = _cropped(image, box)
+        reference = reference and _cropped(reference, box)
         said = f"a frame of one colour was left out, and the {image.width}×{image.height} pixels in it judged"
         image = replace(image, warnings=(*image.warnings, said))
         if reference and content_box(image.pixels) != (0, 0, image.width, image.height):

@@ -91,7 +91,8 @@ def load_pair(
 ) -> tuple[LoadedImage, LoadedImage]:
     """A picture and its reference; `limits` as for `load_image`. Raises `ImageError` when either
     cannot be loaded or their upright sizes differ: resizing would itself be a distortion."""
-    image, reference = load_image(path, **limits), load_image(reference_path, **limits)
+    image = load_image(path, **limits)
+    reference = load_image(reference_path, **limits)
     if image.pixels.size != reference.pixels.size:
         expected = f"expected a reference of the same size, {image.width}x{image.height}"
         got = f"{reference.path} is {reference.width}x{reference.height}"

@@ -103,8 +103,11 @@ def _shift(surface: np.ndarray) -> str:
         return ""
     sides = zip(peak, surface.shape, strict=True)
     down, right = (-round(((int(at) + side // 2) % side - side // 2) / 2) for at, side in sides)
-    parts = [f"{abs(right)} px to the {'right' if right > 0 else 'left'}"] if right else []
-    parts += [f"{abs(down)} px {'down' if down > 0 else 'up'}"] if down else []
+    parts = []
+    if right:
+        parts.append(f"{abs(right)} px to the {'right' if right > 0 else 'left'}")
+    if down:
+        parts.append(f"{abs(down)} px {'down' if down > 0 else 'up'}")
     return " and ".join(parts)
 
 

@@ -33,7 +33,8 @@ def check_tiff(path: str, data: bytes) -> None:
     pages, below = _pictures(data)
     if not pages:
         return
-    shown, every = pages[0], pages + below
+    shown = pages[0]
+    every = pages + below
     if any(map(_is_of_sensor, every)) or data[8:10] == b"CR":
         expected = "expected a picture, but this is a camera's raw photograph"
         if not _is_of_sensor(shown):
@@ -100,7 +101,8 @@ def _is_of_sensor(picture: Directory) -> bool:
 
 def _pictures(data: bytes) -> tuple[list[Directory], list[Directory]]:
     """The pages of a file, and the pictures that hang below them."""
-    pages, below = list[Directory](), list[Directory]()
+    pages = list[Directory]()
+    below = list[Directory]()
     waiting = [(_header(data).next, pages)]
     seen = {0}  # no directory lies there
     while waiting and len(seen) <= _MOST_PICTURES:

@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError
 
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.errors import UserError, one_line
-from agentic_iqa_local.files import FileError, first_mistake, folder_hash, read_bytes
+from agentic_iqa_local.files import FileError, folder_hash, read_bytes, reason
 from agentic_iqa_local.iqa_tools.specs import FileRecord
 from agentic_iqa_local.judgement.intervals import SHIPPED, IntervalCalibration
 
@@ -81,7 +81,7 @@ def read_fit(file: Path) -> Fit:
     try:
         return _parsed(read_bytes(file, LARGEST_FIT))
     except (FileError, ValidationError) as error:
-        mistake = first_mistake(error) if isinstance(error, ValidationError) else error
+        mistake = reason(error)
         raise FitError(f"{file}: expected a fit that study.py wrote, got: {mistake}") from error
 
 

@@ -14,7 +14,7 @@ from agentic_iqa_local.batch.rows import LARGEST_NOTE, RowFile, check_run, rows_
 from agentic_iqa_local.batch.rows import RowsError as StoreError
 from agentic_iqa_local.config import FusionSettings
 from agentic_iqa_local.errors import UserError
-from agentic_iqa_local.files import FileError, first_mistake, open_regular, read_json, write_whole
+from agentic_iqa_local.files import FileError, open_regular, read_json, reason, write_whole
 from agentic_iqa_local.state import ExecutorOutput
 from agentic_iqa_local.studies.datasets import DATASETS, DatasetInfo
 from agentic_iqa_local.studies.datasets.types import Score
@@ -154,7 +154,7 @@ def read_run(folder: Path) -> Stored:
         with os.fdopen(open_regular(file), "rb") as lines:
             rows = [row for _, row in rows_in(lines, file, _Row, going_on=True)]
     except (FileError, ValidationError) as error:
-        mistake = first_mistake(error) if isinstance(error, ValidationError) else error
+        mistake = reason(error)
         said = f"{folder}: expected a folder that study.py run wrote"
         raise StoreError(said, f"{file.name}: {mistake}") from error
     return run, rows

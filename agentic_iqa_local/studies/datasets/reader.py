@@ -13,10 +13,8 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from pydantic import ValidationError
-
 from agentic_iqa_local.batch.cells import plain_cell
-from agentic_iqa_local.files import first_mistake, path_text, read_bytes
+from agentic_iqa_local.files import path_text, read_bytes, reason
 from agentic_iqa_local.studies.datasets.types import (
     Dataset,
     DatasetError,
@@ -97,7 +95,7 @@ class DatasetReader:
         try:
             item = self._validated(cells)
         except ValueError as error:
-            said = first_mistake(error) if isinstance(error, ValidationError) else str(error)
+            said = reason(error)
             if self.by_user:
                 raise DatasetError(f"{self.path}: {said}", f"correct {where}") from error
             self.left_out[said] += 1
