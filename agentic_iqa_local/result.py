@@ -19,7 +19,6 @@ from agentic_iqa_local.state import (
     ExecutorOutput,
     FusionResult,
     Look,
-    PassRecord,
     PlannerError,
     PlannerOutput,
     ToolExecutionLog,
@@ -189,7 +188,6 @@ class Assessment(Result):
     need_replan: bool = False
     replan_history: list[str] = []
     iteration_count: int = 0
-    passes: list[PassRecord] = []  # each round of plan, evidence and answer; the latest ten
     tokens: TokenUsage | None = None  # of every model call of the assessment
     seen: Seen | None = None
     model: dict[str, Any] | None = None

@@ -1,5 +1,5 @@
-"""The graph's state and every model that it holds: plan, evidence, fusion, answer and passes; and
-the one table of levels, severities and distortion types. Pure data, and the boxes of native crops,
+"""The graph's state and every model that it holds: plan, evidence, fusion and answer; and the
+one table of levels, severities and distortion types. Pure data, and the boxes of native crops,
 which models and tools share: no model, no tool, no file is loaded here. Names follow AgenticIQA
 (arXiv 2509.26006)."""
 
@@ -420,16 +420,6 @@ class Gap(BaseModel):
     reason: NonBlank
 
 
-class PassRecord(BaseModel):
-    """One round of plan, evidence and answer: what it was to close and what it concluded."""
-
-    number: int = Field(ge=1)
-    asked: str | None = None  # the gap to close; None for the first pass
-    concluded: str  # the answer
-    q: float | None = None
-    gaps: list[str] = []  # what the evidence still lacked
-
-
 _ANSWERS: list[JsonValue] = [
     {
         "final_answer": "B",
@@ -459,7 +449,6 @@ class SummarizerOutput(BaseModel):
     )
     fusion: FusionResult | None = None  # the letter read and its fusion; None for free-text answers
     gaps: list[Gap] = []  # what the evidence lacks; another pass closes it if need_replan is true
-    passes: list[PassRecord] = []  # the latest ten, this one included
     error: str | None = None  # set when no answer could be had; final_answer is then no score
 
     @model_validator(mode="after")
@@ -485,13 +474,12 @@ class AgenticIQAState(TypedDict):
     """What the graph carries from node to node.
 
     It starts with the query and the image, and where the user says so with the regions' boxes
-    (`config.boxes_of` reads that text); the Planner adds `plan` and the boxes that its model found,
+    (`config.boxes_of` reads that text); the Planner adds `plan` and names the boxes' regions,
     the Executor `executor_evidence`, the Summarizer `summarizer_result` and, when it asks for
     another round, a higher `iteration_count` and one more `replan_history` entry ("[Iteration 1]
     reason", at most ten, oldest dropped). A replan starts from the plan and evidence before it and
-    overwrites them. The Summarizer's result holds what the next round should close (`gaps`) and an
-    account of the latest ten rounds (`passes`); nothing else grows with their number. A state
-    without evidence or result is valid: the graph may end earlier.
+    overwrites them. The Summarizer's result holds what the next round should close (`gaps`).
+    A state without evidence or result is valid: the graph may end earlier.
     """
 
     query: str

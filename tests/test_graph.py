@@ -184,7 +184,6 @@ def test_a_summarizer_that_fails_on_replan_leaves_the_answer(picture, failure):
         final = run_graph(initial_state(QUERY, picture, max_replan_iterations=3), bench)
     result = final["summarizer_result"]
     assert (result.error, result.final_answer, result.need_replan) == (None, "B", False)
-    assert result.passes[1].concluded.startswith("Unable to determine")
     assert any("another pass was asked for and failed" in line for line in bench.warnings)
 
 

@@ -216,7 +216,6 @@ def _run_agent(row: Assessment, state: AgenticIQAState, bench: Workbench) -> Non
     _take_evidence(row, final.get("executor_evidence"), bench)
     if result is None:
         return
-    row.passes = result.passes
     if row.error and not result.error:
         failed = f"another pass was asked for and failed ({row.error})"
         bench.warn(f"{failed}; the answer is that of the pass before")

@@ -7,8 +7,6 @@ from agentic_iqa_local.state import (
     DEFAULT_MAX_REPLAN_ITERATIONS,
     AgenticIQAState,
     Gap,
-    PassRecord,
-    SummarizerOutput,
 )
 
 logger = logging.getLogger(__name__)
@@ -35,15 +33,3 @@ def append_replan_reason(history: list[str], iteration: int, reason: str) -> lis
     if len(longer) > REPLAN_HISTORY_LIMIT:
         logger.warning("Excessive replanning: the history keeps its latest entries")
     return longer[-REPLAN_HISTORY_LIMIT:]
-
-
-def record(result: SummarizerOutput, earlier: SummarizerOutput | None = None) -> PassRecord:
-    """The account of a pass; `earlier` is the answer before it, a gap of which it was to close."""
-    q = result.fusion and result.fusion.q
-    return PassRecord(
-        number=earlier.passes[-1].number + 1 if earlier else 1,
-        asked=earlier and earlier.replan_reason,
-        concluded=result.final_answer if q is None else f"{result.final_answer}, q {q:.2f}",
-        q=q,
-        gaps=[gap.reason for gap in result.gaps],
-    )

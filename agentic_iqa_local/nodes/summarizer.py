@@ -33,9 +33,7 @@ from agentic_iqa_local.nodes.prompts import (
 from agentic_iqa_local.nodes.reasoning import from_evidence, reasoned
 from agentic_iqa_local.nodes.repetition import sound
 from agentic_iqa_local.nodes.replanning import (
-    REPLAN_HISTORY_LIMIT,
     append_replan_reason,
-    record,
     replan_limit,
 )
 from agentic_iqa_local.nodes.replies import answer_reply
@@ -190,12 +188,9 @@ def close_pass(
     iteration, before = state.get("iteration_count", 0), _earlier(state)
     if not answer.error:
         answer.gaps = find_gaps(state.get("executor_evidence"), plan, answer.fusion)
-    gaps, passes = answer.gaps, [record(answer, before)]
-    if before:
-        passes = [*before.passes, *passes][-REPLAN_HISTORY_LIMIT:]
-        if answer.error:
-            answer = revised(before, need_replan=False, replan_reason=None, gaps=[])
-    answer.passes = passes
+    elif before:
+        answer = revised(before, need_replan=False, replan_reason=None, gaps=[])
+    gaps = answer.gaps
     changes = {"summarizer_result": answer, "iteration_count": iteration}
     if not gaps:
         return changes
