@@ -139,7 +139,7 @@ def in_gallery(file):
 
 
 @pytest.mark.parametrize(
-    ("name", "started"), [("assess", "assess.wanted"), ("doctor", "look.chosen_settings")]
+    ("name", "started"), [("assess", "assess.items_of"), ("doctor", "look.chosen_settings")]
 )
 def test_ctrl_c_at_any_time_is_status_130(name, started, monkeypatch, capsys):
     def interrupted(*_):
