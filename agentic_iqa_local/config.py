@@ -265,6 +265,10 @@ class ModelSettings(Section):
     quantization: Literal["none", "8bit", "4bit"] = "none"
     # auto: accelerate spreads the model over all visible devices
     device_map: Literal["none", "auto"] = "none"
+    # how the model writes where something lies, if it can: in pixels of what it sees (Qwen2.5-VL)
+    # or in thousandths of its sides (Qwen3-VL). none: it is not asked where the regions of a query
+    # are
+    boxes: Literal["none", "pixels", "thousandths"] = "none"
     # how a rating is read: at the letters A to E, or at the words Excellent to Bad, for a model
     # trained to say these
     answers: Literal["letters", "words"] = "letters"

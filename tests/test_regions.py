@@ -101,6 +101,7 @@ def test_a_region_without_a_place_is_a_gap_beside_a_measured_one(picture, limit)
     row, _ = asked(picture, client, query="Rate the leaves and the sky", **how)
     gap = "Missing tool scores for sky region"
     assert row.replan_history == [f"[Iteration {n + 1}] {gap}" for n in range(limit)]
+    assert row.passes[0].gaps == [gap]
     assert {log.object_name for log in row.tools} == {"leaves"}
     assert client.sizes == [(96, 64)]  # the letters are about both
 
@@ -110,6 +111,25 @@ def test_a_region_without_a_place_alone_is_only_a_warning(picture):
     row, sizes = asked(picture)
     assert (row.plan.plan.tool_execution, row.replan_history, sizes) == (False, [], set())
     assert any(line.startswith("Missing tool scores for leaves region") for line in row.warnings)
+
+
+@pytest.mark.parametrize(
+    ("scale", "written", "box"),
+    [
+        ("pixels", [8, 16, 56, 56], LEAVES),
+        ("thousandths", [250, 250, 750, 1000], (24, 16, 72, 64)),
+        ("pixels", [0, 0, 500, 500], None),  # beyond the picture
+        ("pixels", [56, 16, 8, 56], None),  # no box
+        ("pixels", [8, 16, 20, 56], None),  # too small
+        ("pixels", None, None),  # not seen
+        ("none", [8, 16, 56, 56], None),  # not asked
+    ],
+)
+def test_a_model_that_writes_boxes_places_the_regions(picture, scale, written, box):
+    settings = Settings(models={"embedded": {"boxes": scale}})
+    row, _ = asked(picture, Client(BoxesReply={"leaves": written}), settings)
+    assert {log.box for log in row.tools} == ({box} if box else set())
+    assert any("the model placed leaves at" in line for line in row.warnings) is (box is not None)
 
 
 def test_a_box_is_a_column_of_manifests_and_tells_rows_apart(picture, tmp_path):

@@ -20,7 +20,7 @@ from agentic_iqa_local.nodes.replies import answer_reply
 from agentic_iqa_local.state import LETTERS
 from agentic_iqa_local.vlm_client import ModelLost, VLMError
 from agentic_iqa_local.vlm_client.rendering import Renderer, resolve_letters
-from agentic_iqa_local.vlm_client.server_client import ServerClient
+from agentic_iqa_local.vlm_client.server_client import LARGEST_ANSWER, ServerClient, ServerVersion
 
 PICTURE = Image.effect_noise((224, 224), 60).convert("RGB")
 MODELS, VERSION, CHAT, HEALTH = "/v1/models", "/version", "/v1/chat/completions", "/health"
@@ -212,6 +212,36 @@ def test_a_server_that_is_late_or_gone_is_one_sentence(server, monkeypatch):
         nowhere = f"http://127.0.0.1:{listening.getsockname()[1]}"
     said = "expected a vLLM server, got none .*refused.*; start one with vllm serve"
     refused(said, connect, server, server=nowhere, kind=ModelLost)
+
+
+class Dripping(httpx2.SyncByteStream):
+    """A body that comes byte by byte and never ends; the clock goes on an hour with each."""
+
+    def __init__(self, monkeypatch):
+        self.clock = 0.0
+        monkeypatch.setattr(
+            "agentic_iqa_local.vlm_client.server_client.time.monotonic", lambda: self.clock
+        )
+
+    def __iter__(self):
+        while True:
+            self.clock += 3600.0
+            yield b" "
+
+
+def test_the_time_limit_is_of_the_whole_answer(server, monkeypatch):
+    client = connect(server)
+    endless = httpx2.Response(200, stream=Dripping(monkeypatch))
+    monkeypatch.setattr(Scripted, "__call__", lambda self, request: endless)
+    with pytest.raises(VLMError, match="expected an answer in 600 s, got none"):
+        client.ask(ServerVersion, VERSION)
+
+
+def test_an_answer_without_end_is_refused(server):
+    client = connect(server)
+    server.answers[VERSION] = b" " * (LARGEST_ANSWER + 1)
+    with pytest.raises(VLMError, match=f"more than {LARGEST_ANSWER} bytes"):
+        client.ask(ServerVersion, VERSION)
 
 
 def test_a_redirection_is_not_followed(server):

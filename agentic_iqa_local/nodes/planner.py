@@ -25,7 +25,7 @@ from agentic_iqa_local.nodes.query import (
     named_metrics,
     region_in,
 )
-from agentic_iqa_local.nodes.regions import with_boxes
+from agentic_iqa_local.nodes.regions import ROLE, found_boxes, with_boxes
 from agentic_iqa_local.nodes.replanning import gaps_to_close
 from agentic_iqa_local.nodes.replies import PlannerReply
 from agentic_iqa_local.nodes.workbench import Workbench, opened
@@ -39,8 +39,6 @@ from agentic_iqa_local.state import (
 from agentic_iqa_local.vlm_client import VLMError
 
 logger = logging.getLogger(__name__)
-
-ROLE = "planner"
 
 
 def derive_flags(
@@ -186,6 +184,9 @@ def _planned(state: AgenticIQAState, bench: Workbench) -> dict[str, Any]:
 
     boxes = boxes_of(state.get("box"))
     plan = correct_plan(made, query, has_reference, before, choices, boxes)
+    if plan.query_type == "IQA" and not gaps:  # a replan has the boxes of the first pass
+        boxes = _located(plan, boxes, query, bench)
+        plan = correct_plan(made, query, has_reference, before, choices, boxes)
     lines = corrections(made, plan)
     if lines:
         logger.info("Plan corrected by rule: %s", one_line("; ".join(lines)))
@@ -194,7 +195,16 @@ def _planned(state: AgenticIQAState, bench: Workbench) -> dict[str, Any]:
         plan = revised(plan, plan=flags_against(gaps, plan.plan, measured))
     logger.info("Plan: %s", one_line(plan.model_dump_json()))
     changes: dict[str, Any] = {"plan": plan, "plan_corrections": lines}
-    named = {name: box for name, box in with_boxes(plan.objects, boxes).items() if box}
-    if named:
-        changes["box"] = box_text(named)
+    if boxes:
+        changes["box"] = box_text(boxes)
     return changes
+
+
+def _located(
+    plan: PlannerOutput, boxes: Mapping[str, Box], query: str, bench: Workbench
+) -> dict[str, Box]:
+    """The boxes of a plan's regions: the user's, and for the rest those that the model writes."""
+    regions = with_boxes(plan.objects, boxes)
+    own = {name: box for name, box in regions.items() if box}
+    without = [name for name in regions if name not in ("Global", *own)]
+    return own | found_boxes(query, without, bench)

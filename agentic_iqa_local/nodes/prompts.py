@@ -99,7 +99,7 @@ def planner_prompt(
 
 
 def objects_prompt(
-    template: Literal["presence", "detection", "analysis", "selection"],
+    template: Literal["boxes", "presence", "detection", "analysis", "selection"],
     query: str,
     about: Sequence[str] | dict[str, list[str]],
     gap: str | None = None,
@@ -108,9 +108,9 @@ def objects_prompt(
     """A prompt about objects, or about {object: [distortion]}.
 
     Args:
-        template: Asks which types of distortions they have, Yes or No for each ("presence") or as a
-            list ("detection"), how severe each distortion is ("analysis"), or for a tool for each
-            ("selection").
+        template: Asks where the objects lie ("boxes"), which types of distortions they have, Yes or
+            No for each ("presence") or as a list ("detection"), how severe each distortion is
+            ("analysis"), or for a tool for each ("selection").
         query: The user's question.
         about: The objects or their distortions.
         gap: Why it is asked again.

@@ -60,6 +60,13 @@ def detection_reply(objects: Sequence[str]) -> type[BaseModel]:
     )
 
 
+def boxes_reply(objects: Sequence[str]) -> type[BaseModel]:
+    """{object: [left, top, right, bottom]}, null for one that is not to be seen."""
+    side = Annotated[int, Field(ge=0, le=99_999)]
+    box: Any = Annotated[list[side], Field(min_length=4, max_length=4)]
+    return _keyed("BoxesReply", dict.fromkeys(objects, box | None))
+
+
 def analysis_reply(distortions: Mapping[str, Sequence[str]]) -> type[BaseModel]:
     """{object: [{type, severity, explanation}]} with one item for each distortion asked about."""
     judged = {"severity": Severity | Literal["unclear"], "explanation": _text(160)}

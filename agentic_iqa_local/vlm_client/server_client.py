@@ -9,7 +9,8 @@ travel as PNG, so that no pixel changes.
 import base64
 import functools
 import io
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import openai
@@ -28,6 +29,7 @@ from agentic_iqa_local.vlm_client.rendering import Rendered, Renderer, first_lin
 # A model folder's own generation settings, a repetition penalty among them, must not change an
 # answer.
 PLAIN_SAMPLING = {"repetition_penalty": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0}
+LARGEST_ANSWER = 2**24  # bytes; the token ids of a long prompt take some hundred thousand
 NOT_REACHED = (502, 503, 504)  # what stands between gives these statuses when the server is gone
 
 
@@ -73,7 +75,9 @@ class ServerClient(VLMClient):
         self.label = f"server {self.url}"
         # A proxy of the environment would be asked for this machine's own server, and a redirection
         # would take the pictures elsewhere.
-        http = openai.DefaultHttpxClient(trust_env=False, follow_redirects=False)
+        http = openai.DefaultHttpxClient(
+            trust_env=False, follow_redirects=False, event_hooks={"response": [self._limit]}
+        )
         self.openai = openai.OpenAI(
             base_url=f"{self.url}/v1",
             api_key=key or "none",
@@ -95,22 +99,41 @@ class ServerClient(VLMClient):
             else:
                 text = self.openai.post(path, body=body, cast_to=str)
             return kind.model_validate_json(text)
-        except openai.APITimeoutError:
-            expected = f"expected an answer in {self.settings.server_timeout:g} s, got none"
-            raise VLMError(f"{self.label}: {expected}", "raise server_timeout") from None
         except openai.APIStatusError as error:
             status, text = error.status_code, " ".join(error.response.text[:300].split())
             lost = status in NOT_REACHED or (status == 500 and not self._is_healthy())
             kind_of_error = ModelLost if lost else VLMError
             raise kind_of_error(f"{self.label}: failed with {status} ({text})") from None
         except openai.APIConnectionError as error:
-            got = f"got none ({first_line(error.__cause__ or error)})"
+            cause = error.__cause__ or error
+            if isinstance(error, openai.APITimeoutError) or isinstance(cause, TimeoutError):
+                expected = f"expected an answer in {self.settings.server_timeout:g} s, got none"
+                raise VLMError(f"{self.label}: {expected}", "raise server_timeout") from None
+            got = f"got none ({first_line(cause)})"
             advice = f"start one with vllm serve {self.renderer.folder} or set server"
             raise ModelLost(f"{self.label}: expected a vLLM server, {got}", advice) from None
         except ValidationError as error:
             got = f"got something else ({first_mistake(error)})"
             mistake = f"{self.label}: expected a vLLM server's answer, {got}"
             raise VLMError(mistake, "is it vLLM?") from None
+
+    def _limit(self, response: Any) -> None:
+        """Ends an answer that does not come in time or is endless: the library's own time limit
+        begins anew with each byte."""
+        chunks = response.iter_raw
+        end = time.monotonic() + self.settings.server_timeout
+
+        def limited(size: int | None = None) -> Iterator[bytes]:
+            received = 0
+            for chunk in chunks(size):
+                received += len(chunk)
+                if received > LARGEST_ANSWER:
+                    raise ValueError(f"more than {LARGEST_ANSWER} bytes")
+                if time.monotonic() > end:
+                    raise TimeoutError("the whole answer took too long")
+                yield chunk
+
+        response.iter_raw = limited
 
     def _is_healthy(self) -> bool:
         """Whether the server's engine still runs; vLLM's server may outlive it."""
