@@ -13,8 +13,8 @@ from agentic_iqa_local.devices import choose_device
 from agentic_iqa_local.files import models_root
 from agentic_iqa_local.iqa_tools import ToolError, ToolRunner
 from agentic_iqa_local.iqa_tools.specs import find_tool
-from agentic_iqa_local.iqa_tools.weights import environment
-from agentic_iqa_local.vlm_client import VLMClient, create_vlm_client
+from agentic_iqa_local.iqa_tools.weights import BundleError, ListedFiles, environment
+from agentic_iqa_local.vlm_client import VLMClient, VLMError, create_vlm_client
 
 CHANGES_TRANSFORMERS = ("QAlign",)  # tools that do so while they run: no model may run meanwhile
 MODEL = "the model"
@@ -67,7 +67,13 @@ class Services:
         """The model that a backend names. Raises VLMError when it cannot be loaded."""
         with self._loading:
             if backend not in self.clients:
-                model = self.settings.model(backend)
+                settings = self.settings
+                try:
+                    listed = ListedFiles(models_root(settings.models_dir))
+                    listed.check_model(settings.folder(backend))
+                except BundleError as error:
+                    raise VLMError(error.message, error.remedy) from error
+                model = settings.model(backend)
                 self.clients[backend] = create_vlm_client(backend, model, self.device)
             return self.clients[backend]
 

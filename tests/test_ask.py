@@ -27,7 +27,7 @@ PLAN = plan_reply(query_scope=["sky"], distortions={"sky": ["Noise"]})
 
 def asked(text, schema=None, prefix=""):
     """The answer of a model that always writes `text`."""
-    models = SimpleNamespace(failed_tries=[])
+    models = SimpleNamespace(failed_tries=[], evidence=None)
     session = SimpleNamespace(role="summarizer", models=models, generate=lambda *_, **__: text)
     schema = schema or answer_reply(LETTERS)
     return ask(session, Prompt("", ""), schema, RoleSettings(), answer_prefix=prefix)

@@ -14,6 +14,7 @@ from agentic_iqa_local.files import file_hash
 from agentic_iqa_local.iqa_tools.weights import (
     SUMS,
     BundleError,
+    ListedFiles,
     environment,
     read_sums,
 )
@@ -75,6 +76,7 @@ def test_the_embedded_model_arrives_and_no_other_bundle_is_taken(tmp_path, capsy
     assert main(["unpack", str(out), "--expect", sha256, "--models", str(store)]) == 0
     for file in EMBEDDED.iterdir():
         assert (store / "embedded" / file.name).read_bytes() == file.read_bytes()
+    ListedFiles(store).check_model(store / "embedded")
     assert main(["verify", str(store)]) == 0
 
 
@@ -198,11 +200,19 @@ def test_what_no_bundle_brought_is_not_replaced(path, bundle, tmp_path):
     assert verify(store) == []
 
 
-def test_a_file_that_joins_a_model_is_found(bundle, tmp_path):
+def test_a_model_that_changed_after_unpacking_is_refused(bundle, tmp_path):
     store = tmp_path / "store"
     unpack(bundle, store)
+    ListedFiles(store).check_model(store / "a-model")
     (store / "a-model" / "added.safetensors").write_bytes(b"x")
     assert "added.safetensors" in problems(store)
+    with pytest.raises(BundleError, match=r"added\.safetensors"):
+        ListedFiles(store).check_model(store / "a-model")
+    (store / "a-model" / "added.safetensors").unlink()
+    (store / "a-model" / "model.safetensors").write_bytes(b"others")
+    with pytest.raises(BundleError, match=r"model\.safetensors is damaged or was changed"):
+        ListedFiles(store).check_model(store / "a-model")
+    ListedFiles(store).check_model(EMBEDDED)  # no bundle brought this one
 
 
 def test_other_models_may_lie_in_the_models_folder(bundle, tmp_path):

@@ -237,9 +237,12 @@ def test_the_time_limit_is_of_the_whole_answer(server, monkeypatch):
         client.ask(ServerVersion, VERSION)
 
 
-def test_an_answer_without_end_is_refused(server):
+def test_an_answer_without_end_is_refused(server, monkeypatch):
     client = connect(server)
-    server.answers[VERSION] = b" " * (LARGEST_ANSWER + 1)
+    body = httpx2.ByteStream(b" " * (LARGEST_ANSWER + 1))
+    monkeypatch.setattr(
+        Scripted, "__call__", lambda self, request: httpx2.Response(200, stream=body)
+    )
     with pytest.raises(VLMError, match=f"more than {LARGEST_ANSWER} bytes"):
         client.ask(ServerVersion, VERSION)
 

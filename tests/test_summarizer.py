@@ -236,6 +236,8 @@ def test_responses_and_failed_attempts_are_logged(picture, caplog):
     assert [record["details"]["attempt"] for record in records] == [1, 2, 3]
     assert {record["details"]["exception"] for record in records} == {"ValidationError"}
     assert {record["details"]["backend"] for record in records} == {"transformers.embedded"}
+    evidence = {record["details"]["evidence"] for record in records}
+    assert evidence == {"2 distortions, 2 tool scores"}
     assert any(output in message for message in messages(caplog, logging.ERROR))
     debug = messages(caplog, logging.DEBUG)
     answered = [message for message in debug if message.startswith("VLM response")]

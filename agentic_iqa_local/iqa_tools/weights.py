@@ -8,6 +8,7 @@ of their own.
 
 import os
 import re
+from collections.abc import Collection
 from pathlib import Path
 
 from agentic_iqa_local.errors import UserError
@@ -82,6 +83,19 @@ def stored_sums(root: Path) -> dict[str, str]:
     return read_sums(root) if os.path.lexists(root / SUMS) else {}
 
 
+def unlisted(root: Path, known: Collection[str], folders: Collection[str]) -> list[BundleError]:
+    """An error for each file in `folders` of `root` that is not among the `known`: a loader might
+    prefer it."""
+    errors = []
+    for folder in sorted(folders):
+        for place in sorted((root / folder).rglob("*")):
+            is_folder = place.is_dir() and not place.is_symlink()
+            if not is_folder and str(place.relative_to(root)) not in known:
+                mistake = f"{place}: expected files of {root / SUMS} only, got this one"
+                errors.append(BundleError(mistake, "remove it"))
+    return errors
+
+
 class ListedFiles:
     """The files that the list of the models folder `root` names. Raises BundleError for a damaged
     list."""
@@ -109,6 +123,21 @@ class ListedFiles:
         for path in self._needed(spec):
             if not self._is_whole(path):
                 raise ToolError(f"{spec.name} is unavailable: {self._damaged(path)}", UNPACK)
+
+    def check_model(self, folder: Path) -> None:
+        """Raises BundleError unless a model's folder is as the list says; silent for one that no
+        bundle brought."""
+        root, folder = self.root.resolve(), folder.resolve()
+        if root not in folder.parents:
+            return
+        top = folder.relative_to(root).parts[0]
+        brought = [path for path in self._sums if path.startswith(f"{top}/")]
+        for path in brought:
+            if (root / path).is_relative_to(folder) and not self._is_whole(path):
+                raise BundleError(self._damaged(path), UNPACK)
+        if brought:
+            for error in unlisted(root, brought, [top]):
+                raise error
 
     def _is_whole(self, path: str) -> bool:
         place = self.root / path

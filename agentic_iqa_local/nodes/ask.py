@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from agentic_iqa_local.config import RoleSettings
 from agentic_iqa_local.errors import one_line
+from agentic_iqa_local.nodes.evidence import summed_up
 from agentic_iqa_local.nodes.prompts import Prompt
 from agentic_iqa_local.nodes.sessions import RoleSession
 from agentic_iqa_local.state import PlannerError
@@ -118,6 +119,7 @@ def _in_three_tries(
                 attempt=attempt,
                 backend=backend,
                 role=session.role,
+                evidence=summed_up(session.models.evidence),
                 output=None if written is None else _shortened(written, MOST_KEPT),
             )
             session.models.failed_tries.append(failure)

@@ -59,6 +59,7 @@ def executor_node(
     before = (state.get("executor_evidence") if gaps else None) or ExecutorOutput()
     try:
         with opened(state, config, runtime) as bench:
+            bench.models.evidence = evidence
             gather(Task(evidence, state["query"], plan, bench, before, gaps))
     except (InvalidAnswer, ToolError, VLMError, OSError, ValueError) as error:
         kept = {name: part for name, part in before if part}

@@ -13,7 +13,7 @@ from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.images.frames import moved
 from agentic_iqa_local.nodes.pictures import Pictures
 from agentic_iqa_local.services import MODEL, Observer, Services
-from agentic_iqa_local.state import Box, PlannerError, native_views
+from agentic_iqa_local.state import Box, ExecutorOutput, PlannerError, native_views
 from agentic_iqa_local.vlm_client import (
     LetterRead,
     SeenImage,
@@ -65,6 +65,7 @@ class Models:
     pictures: Pictures
     observer: Observer
     warn: Callable[[str], None]
+    evidence: ExecutorOutput | None = None  # what is known when a model is asked, for the log
     failed_tries: list[PlannerError] = field(default_factory=list)
     _standing: dict[int, VLMSession] = field(default_factory=dict)  # by client
     # by client and box, those that are closed too

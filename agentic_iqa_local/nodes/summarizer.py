@@ -79,6 +79,7 @@ def summarizer_node(
     )
     try:
         with opened(state, config, runtime) as bench:
+            bench.models.evidence = state.get("executor_evidence")
             answer = summarize(state, plan, scoring, bench)
             if answer.error and _earlier(state):
                 failed = f"another pass was asked for and failed ({answer.error})"

@@ -26,6 +26,7 @@ from agentic_iqa_local.iqa_tools.weights import (
     read_sums,
     stored_sums,
     sum_line,
+    unlisted,
 )
 
 ABOUT, TOOLS = "about", "tools"  # folders that are no models
@@ -78,20 +79,7 @@ def _misplaced(bundle: Path, sums: Collection[str]) -> list[BundleError]:
             errors.append(BundleError(wrong, "copy it again"))
     is_models_folder = (bundle / LOCK).exists()  # where other models may lie, too
     folders = model_folders(sums) if is_models_folder else {""}
-    return errors + _unlisted(bundle, {*sums, SUMS}, folders)
-
-
-def _unlisted(root: Path, known: Collection[str], folders: Collection[str]) -> list[BundleError]:
-    """An error for each file in `folders` of `root` that is not among the `known`: a loader might
-    prefer it."""
-    errors = []
-    for folder in sorted(folders):
-        for place in sorted((root / folder).rglob("*")):
-            is_folder = place.is_dir() and not place.is_symlink()
-            if not is_folder and str(place.relative_to(root)) not in known:
-                mistake = f"{place}: expected files of {root / SUMS} only, got this one"
-                errors.append(BundleError(mistake, "remove it"))
-    return errors
+    return errors + unlisted(bundle, {*sums, SUMS}, folders)
 
 
 def _damaged(path: str, expected: str, found: str) -> BundleError:

@@ -99,17 +99,16 @@ class ServerClient(VLMClient):
             else:
                 text = self.openai.post(path, body=body, cast_to=str)
             return kind.model_validate_json(text)
+        except openai.APITimeoutError:
+            expected = f"expected an answer in {self.settings.server_timeout:g} s, got none"
+            raise VLMError(f"{self.label}: {expected}", "raise server_timeout") from None
         except openai.APIStatusError as error:
             status, text = error.status_code, " ".join(error.response.text[:300].split())
             lost = status in NOT_REACHED or (status == 500 and not self._is_healthy())
             kind_of_error = ModelLost if lost else VLMError
             raise kind_of_error(f"{self.label}: failed with {status} ({text})") from None
         except openai.APIConnectionError as error:
-            cause = error.__cause__ or error
-            if isinstance(error, openai.APITimeoutError) or isinstance(cause, TimeoutError):
-                expected = f"expected an answer in {self.settings.server_timeout:g} s, got none"
-                raise VLMError(f"{self.label}: {expected}", "raise server_timeout") from None
-            got = f"got none ({first_line(cause)})"
+            got = f"got none ({first_line(error.__cause__ or error)})"
             advice = f"start one with vllm serve {self.renderer.folder} or set server"
             raise ModelLost(f"{self.label}: expected a vLLM server, {got}", advice) from None
         except ValidationError as error:
@@ -128,9 +127,10 @@ class ServerClient(VLMClient):
             for chunk in chunks(size):
                 received += len(chunk)
                 if received > LARGEST_ANSWER:
-                    raise ValueError(f"more than {LARGEST_ANSWER} bytes")
+                    said = f"more than {LARGEST_ANSWER} bytes"
+                    raise openai.APIConnectionError(message=said, request=response.request)
                 if time.monotonic() > end:
-                    raise TimeoutError("the whole answer took too long")
+                    raise openai.APITimeoutError(response.request)
                 yield chunk
 
         response.iter_raw = limited
