@@ -420,6 +420,6 @@ def _got(mistake: ErrorDetails) -> str:
         return f", got {type(given).__name__}"
     near = ""
     if mistake["type"] == "literal_error":
-        words = re.findall("'(.*?)'", mistake["ctx"]["expected"])
+        words = re.findall("'(.*?)'", mistake.get("ctx", {})["expected"])
         near = did_you_mean(str(given)[:80], words)
     return f", got {given!r:.80}{near}"

@@ -98,7 +98,7 @@ class ManifestLine(BaseModel):
     def item(self, folder: Path, asked: Mapping[str, Any]) -> Item:
         """The item of a line of a manifest in `folder`. Raises ValueError for files that are not
         there."""
-        files: dict[str, Path] = {}
+        files: dict[str, Any] = {}
         for column in ("image", "reference"):
             name = getattr(self, column)
             if not name:
@@ -107,7 +107,7 @@ class ManifestLine(BaseModel):
             if not os.path.isfile(files[column]):
                 raise ValueError(f"{column}: there is no file {files[column]}")
         own = self.model_dump(exclude={"image", "reference"}, exclude_none=True)
-        about = {"query": DEFAULT_QUERY} | dict(asked) | own
+        about: dict[str, Any] = {"query": DEFAULT_QUERY, **asked, **own}
         if choices := about.pop("choices", None):
             about["choices"] = tuple(choices)
         return Item(**files, **about)
