@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageCms, ImageFile
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
-from agentic_iqa_local.images.files import ImageError, check_file, local_path
+from agentic_iqa_local.images.files import ImageError, local_path
 from agentic_iqa_local.images.pictures import as_file, check_picture
 from agentic_iqa_local.images.reading import load_image, load_pair
 from agentic_iqa_local.state import native_views
@@ -174,12 +174,12 @@ def test_16_bit_grey_is_scaled_not_clipped(saved, kind):
     samples = np.tile(np.array(values, dtype=np.uint16), (40, 8))
     big_endian = samples.astype(">u2").tobytes()
     content = {
-        "png": lambda: png(40, 40, 16, 0, big_endian),
-        "pgm": lambda: b"P5 40 40 65535\n" + big_endian,
-        "tif": lambda: tiff(40, 40, 16, 1, samples.astype("<u2").tobytes()),
-        "white is zero": lambda: tiff(40, 40, 16, 0, (65535 - samples).astype("<u2").tobytes()),
-        "big-endian tif": lambda: encoded("TIFF", Image.frombytes("I;16B", (40, 40), big_endian)),
-    }[kind]()
+        "png": png(40, 40, 16, 0, big_endian),
+        "pgm": b"P5 40 40 65535\n" + big_endian,
+        "tif": tiff(40, 40, 16, 1, samples.astype("<u2").tobytes()),
+        "white is zero": tiff(40, 40, 16, 0, (65535 - samples).astype("<u2").tobytes()),
+        "big-endian tif": encoded("TIFF", Image.frombytes("I;16B", (40, 40), big_endian)),
+    }[kind]
     loaded = load_image(saved("a", content))
     assert [loaded.pixels.getpixel((x, 7)) for x in range(5)] == [(v, v, v) for v in expected]
 
@@ -267,7 +267,6 @@ def test_files_that_are_none(saved, tmp_path):
     )
     os.truncate(saved("large.png", b""), 2**30 + 1)  # sparse: it takes no space
     assert "at most 1073741824 bytes, but it has 1073741825" in refusal(str(tmp_path / "large.png"))
-    check_file(saved("a.png", b"no image"))  # which does not read it
     for name in ("a\0.png", "a\ud800.png", "a" * 300):
         with pytest.raises(ImageError, match="no such file"):
             load_image(name)
@@ -284,13 +283,8 @@ def test_an_odd_file_is_refused_without_waiting(kind, tmp_path):
 
 
 def test_addresses(tmp_path):
-    for address in ("https://example.org/a.png", "HTTP://example.org/a.png", "s3://bucket/a.png"):
-        for read in (load_image, local_path, lambda text: load_image(Path(text))):
-            with pytest.raises(
-                ImageError, match=r"address on a network; .* download it first"
-            ) as caught:
-                read(address)
-            assert str(caught.value).startswith(f"{address}: ")
+    for address in ("HTTP://example.org/a.png", "s3://bucket/a.png"):
+        assert "download it first" in refusal(address)
     (tmp_path / "a b.png").touch()
     assert local_path((tmp_path / "a b.png").as_uri()) == str(
         tmp_path / "a b.png"
@@ -329,35 +323,20 @@ def test_limits_of_size(saved):
     assert "at most 100000000 pixels, but its header claims 60000x60000" in refusal(bomb)
 
 
-@pytest.mark.parametrize("order", "<>")
-@pytest.mark.parametrize("samples", [1, 3])
 @pytest.mark.parametrize(
-    ("bits", "kind", "said"),
+    ("samples", "bits", "kind", "said"),
     [
-        (32, 3, "32-bit floating-point numbers"),
-        (16, 3, "16-bit floating-point numbers"),
-        (64, 3, "64-bit floating-point numbers"),
-        (16, 2, "16-bit signed numbers"),
-        (8, 2, "8-bit signed numbers"),
-        (32, 1, "32-bit whole numbers"),
-        (64, 6, "64-bit numbers of another kind"),
+        (1, 32, 3, "32-bit floating-point"),
+        (3, 16, 3, "16-bit floating-point"),
+        (1, 16, 2, "16-bit signed"),
+        (3, 32, 1, "32-bit whole"),
+        (5, 8, 1, "8-bit whole"),
     ],
 )
-def test_samples_without_a_fixed_black_and_white(saved, order, samples, bits, kind, said):
+def test_samples_without_a_fixed_black_and_white(saved, samples, bits, kind, said):
     strip = bytes(40 * 40 * samples * bits // 8)
-    content = tiff(40, 40, [bits] * samples, 1 + samples // 3, strip, kind, order)
-    said = f"this TIFF has {samples} × {said} a pixel"
-    assert said in refusal(saved("a.tif", content))
-
-
-def test_float_samples_of_other_formats(saved):
-    content = encoded("PPM", Image.fromarray(np.zeros((40, 40), np.float32)))
-    assert "without a fixed black and white; save it as RGB first" in refusal(saved("a", content))
-
-
-def test_a_tiff_of_more_bands_than_colours_is_named(saved):
-    content = tiff(40, 40, [8] * 5, 2, bytes(8000), t338=[0])
-    assert "5 × 8-bit whole numbers a pixel" in refusal(saved("a.tif", content))
+    content = tiff(40, 40, [bits] * samples, 1 + samples // 3, strip, kind)
+    assert f"{samples} × {said} numbers" in refusal(saved("a.tif", content))
 
 
 def test_premultiplied_grey_is_laid_over_a_background(saved):
@@ -388,7 +367,6 @@ OTHER = "64×64 pixels, is smaller than another in it, 1500×1500"
 
 
 @pytest.mark.parametrize("order", "<>")
-@pytest.mark.parametrize("name", ["a.dng", "a.nef", "a.tif", "a.jpg"])
 @pytest.mark.parametrize(
     ("more", "said"),
     [
@@ -396,16 +374,14 @@ OTHER = "64×64 pixels, is smaller than another in it, 1500×1500"
         ({"t254": 1, "below": [{254: 1, 513: 8, 514: 9}, LARGE | {262: LINEAR}]}, RAW),
         ({"below": [LARGE]}, RAW),
         ({"t254": 1, "below": [LARGE | {262: 2}]}, OTHER),
-        ({"t254": 1, "pages": [LARGE | {262: 2}]}, OTHER),
         ({"pages": [LARGE | {262: 2}]}, OTHER),
         ({"pages": [{256: 64, 257: 64, 262: 1}]}, "several frames or pages"),
-        ({"t254": 4, "pages": [{256: 64, 257: 64, 262: 1}]}, "a preview or a mask of another"),
         ({"t254": 1, "below": [{256: 64, 257: 64, 262: 1}]}, "a preview or a mask of another"),
     ],
 )
-def test_a_preview_is_never_judged_in_place_of_the_photograph(saved, name, order, more, said):
+def test_no_preview_is_judged_in_place_of_its_photograph(saved, order, more, said):
     content = tiff(64, 64, 8, 1, noise("L").tobytes(), order=order, **more)
-    assert said in refusal(saved(name, content))
+    assert said in refusal(saved("a.jpg", content))
 
 
 @pytest.mark.parametrize("big", [False, True])
@@ -425,20 +401,14 @@ def test_raw_files_have_to_be_developed(saved, big):
         {"pages": [{254: 1, 256: 32, 257: 32, 262: 1}, {254: 1, 256: 16, 257: 16, 262: 1}]},
         {"pages": [{254: 4, 256: 64, 257: 64, 262: 4}]},  # a mask
         {"t254": 1},  # says that it is a preview, but of nothing
-        {"below": [{254: 0, 256: 10**9, 257: 0}]},
         {"t330": [2**31, 8, 8, 0]},  # leads nowhere
+        {"t330": [8 + 4096]},  # leads to itself
     ],
 )
-@pytest.mark.parametrize("big", [False, True])
-def test_smaller_versions_beside_a_photograph_do_not_matter(saved, more, big):
-    content = tiff(64, 64, 8, 1, noise("L").tobytes(), big=big, **more)
-    assert load_image(saved("a.tif", content)).pixels.size == (64, 64)
-
-
-def test_directories_that_lead_to_each_other_end(saved):
-    content = bytearray(tiff(64, 64, 8, 1, noise("L").tobytes(), t330=[8 + 4096]))
+def test_smaller_versions_beside_a_photograph_do_not_matter(saved, more):
+    content = tiff(64, 64, 8, 1, noise("L").tobytes(), **more)
     with in_time():
-        assert load_image(saved("a.tif", bytes(content))).pixels.size == (64, 64)
+        assert load_image(saved("a.tif", content)).pixels.size == (64, 64)
 
 
 @pytest.mark.parametrize(("sizes", "fine"), [((96, 64), True), ((64, 64), True), ((64, 96), False)])
@@ -464,12 +434,11 @@ def test_samples_of_16_bits_take_little_memory(saved):
     assert most / (4000 * 400) < 1
 
 
-@pytest.mark.parametrize("where", ["read_file", "to_rgb8"])
-def test_memory_that_runs_out_is_said_and_no_damage(saved, monkeypatch, where):
+def test_memory_that_runs_out_is_said_and_no_damage(saved, monkeypatch):
     def exhausted(*_, **__):
         raise MemoryError
 
-    monkeypatch.setattr(f"agentic_iqa_local.images.reading.{where}", exhausted)
+    monkeypatch.setattr("agentic_iqa_local.images.reading.to_rgb8", exhausted)
     said = refusal(saved("a.png", noise()))
     assert "memory ran out while the picture was opened; free some memory" in said
 
@@ -484,7 +453,7 @@ WHOLE = {form: encoded(form) for form in FORMATS}
     changes=st.lists(st.tuples(st.floats(0, 1), st.binary(max_size=8)), min_size=1, max_size=4),
     cut=st.floats(0, 2),
 )
-def test_a_damaged_file_is_loaded_or_refused_in_one_sentence(tmp_path, form, changes, cut):
+def test_a_damaged_file_loads_or_is_refused_in_one_sentence(tmp_path, form, changes, cut):
     data = bytearray(WHOLE[form])
     for place, what in changes:
         at = int(place * (len(data) - 1))
@@ -551,12 +520,10 @@ def test_pictures_in_memory_are_files_of_the_same_pixels():
         (np.zeros((64, 96), np.uint16), "64×96 of uint16; scale it with (array * (255 / white))"),
         (np.zeros((3, 64, 96), np.uint8), "channels last"),
         (np.zeros((2, 64, 96, 3), np.uint8), "got 2×64×96×3 of uint8"),
-        (np.zeros((64, 0, 3), np.uint8), "got 64×0×3 of uint8"),
         (
             Image.new("I", (64, 64)),
             "scale its values",
         ),  # .convert("RGB") would clip 16-bit values to white
-        (Image.new("HSV", (64, 64)), ".convert('RGB')"),
         (Image.open(io.BytesIO(encoded("JPEG")[:-500])), "get an intact copy"),
         (
             Image.open(io.BytesIO(encoded("GIF", save_all=True, append_images=[noise("L")]))),
@@ -611,15 +578,6 @@ def test_views_reach_the_model_as_they_are(width, height, limits, count):
         assert wide % factor == tall % factor == 0
         if wide * tall >= least:
             assert seen == (tall, wide)
-    if len(boxes) > 1:
-        assert math.prod(cropped) > most or max(cropped) > 100 * min(cropped)
-    if len(boxes) > 1 and max(width, height) < 20 * min(width, height):
-        # shaped like the image, but for one step of the grid
-        aspect = cropped[0] / cropped[1]
-        assert (
-            (wide - factor) / (tall + factor) <= aspect <= (wide + factor) / max(tall - factor, 1)
-        )
-        assert (wide + factor) * (tall + factor) > most
 
 
 @pytest.mark.parametrize(
