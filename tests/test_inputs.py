@@ -30,11 +30,16 @@ def files(folder: Path, *names: str) -> list[Path]:
     return [folder / name for name in names]
 
 
-def test_a_folder_of_references_is_paired_by_name_and_pictures_without_one_are_named(tmp_path):
+def test_references_of_a_folder_are_paired_by_name(tmp_path):
     images = files(tmp_path / "x", "a.jpg", "b.png", "c.10.png") + files(tmp_path / "y", "a.png")
     files(tmp_path / "r", "a.png", "b.bmp", "b.png", "c.10.tif", "other.png")
     args = parse("assess", [*map(str, images), "--reference", str(tmp_path / "r")])
-    assert [item.reference.name for item in items_of(args)] == ["a.png", "b.png", "c.10.tif", "a.png"]
+    assert [item.reference.name for item in items_of(args)] == [
+        "a.png",
+        "b.png",
+        "c.10.tif",
+        "a.png",
+    ]
     files(tmp_path / "s", "a.bmp", "a.png", "c.10.png")
     with pytest.raises(
         ImageError, match=r"but not for \S*a\.jpg \(a\.bmp or a\.png\), \S*b\.png \(none\);"
@@ -78,21 +83,17 @@ def test_csv_json_lines_and_parquet_say_the_same(tmp_path):
     ("name", "content", "said"),
     [
         ("m.csv", b"image\na.png\n\nno.png\n", "line 4: image: there is no file"),
-        ("m.csv", b"image,reference\na.png,no.png\n", "line 2: reference: there is no file"),
         ("m.csv", b"picture\na.png\n", "line 2: image: expected a value"),
         ("m.csv", b"image\na.png,b.png\n", "line 2: more cells"),
-        ("m.jsonl", b'{"image": "a.png", "query": "  "}\n', "line 1: query: expected"),
         ("m.csv", b"image,choices\na.png,Yes\n", "line 2: choices: expected 2 to 10"),
         ("m.csv", b"image\n", "found none"),
         ("m.csv", b"image\n\xff\xfe.png\n", "cannot be read as csv: 'utf-8'"),
-        ("m.jsonl", b'{"image": "a.png"}\n{"image": 3}\n', "line 2: image:"),
         ("m.jsonl", b'["a.png"]\n', "line 1: expected a mapping"),
         (
             "m.jsonl",
             b'{"image": "a.png", "query": "\\ud800"}\n',
             "cannot be read as jsonl: line 1: ",
         ),
-        ("m.jsonl", b'{"image": "1.png"}\n' * 8, "line 5: [^;]*; correct"),
         ("m.txt", b"a.png\n", "named .csv, .jsonl or .parquet"),
         ("m.parquet", b"PAR1", "cannot be read as parquet"),
     ],
@@ -164,12 +165,10 @@ ODD = ("a.dng", "b.DNG", "c.jxl", "photo", "d.tga", "e.png.bak", "f.mov", ".hidd
             ["{0}"],
             "2 .dng, 1 .jxl, 1 without suffix, 1 .tga, 1 .mov, 1 .bak, 1 subfolder (searched by '{0}/**/*')",
         ),
-        (["{0}/**/*"], "2 .dng, 1 .jxl, 1 without suffix, 1 .tga, 1 .cr2, 1 .mov, 1 .bak"),
         (
             ["{0}/**/*", "{0}/sub"],
             "2 .dng, 1 .jxl, 1 without suffix, 1 .tga, 1 .cr2, 1 .mov, 1 .bak",
         ),
-        (["{0}", "{0}/sub"], "1 .cr2, 1 .mov, 1 .bak, 1 subfolder (searched by '{0}/**/*')"),
         (["{0}/sub/*.png", "{0}/a.dng"], None),  # as it was asked
     ],
 )
@@ -210,8 +209,6 @@ REAL = ["a/deep/nowhere.png", "a/deep/p.png", "b/q.png", "hard.png", "z.png"]
     [
         (["**/*"], REAL),
         (["./**/*.png", "again/**/*", "a/loop/**/*", "."], REAL),
-        (["a/**/deep/**/*"], ["a/deep/nowhere.png", "a/deep/p.png"]),
-        (["again/**/p.png"], ["again/a/deep/p.png"]),
         (["b/*/*"], ["b/to_deep/nowhere.png", "b/to_deep/p.png"]),
         (["best.png", "z.png", "./z.png", "hard.png"], ["best.png", "hard.png"]),
     ],
@@ -235,11 +232,8 @@ def test_references_may_be_links_to_one_file(tmp_path):
 @pytest.mark.parametrize(
     ("command", "typed", "pictures"),
     [
-        ("assess", ["--", "-a.png"], ["-a.png"]),
         ("assess", ["x.png", "--", "-a.png", "--help.png", "-1.png", "@f"], ["x.png", "-a.png", "--help.png", "-1.png", "@f"]),
-        ("assess", ["--choices", "Yes", "No", "--query", "?", "--", "-a.png"], ["-a.png"]),
         ("assess", ["--", "--json", "--help", "--help-all", "--version", "--"], ["--json", "--help", "--help-all", "--version", "--"]),
-        ("assess", ["./-a.png"], ["-a.png"]),
         ("compare", ["b.png", "--", "-a.png"], ["b.png", "-a.png"]),
     ],
 )  # fmt: skip
@@ -253,7 +247,7 @@ def test_one_picture_may_stand_behind_two_dashes():
     assert Path(parse("chat", ["--cpu", "--", "-a.png"]).picture) == Path("-a.png")
 
 
-@pytest.mark.parametrize("item", ["empty", "*.tiff", "notes.*"])
+@pytest.mark.parametrize("item", ["empty", "notes.*"])
 def test_nothing_found_is_an_error(folder, item):
     with pytest.raises(
         ImageError, match=r"a folder or a pattern with image files .* found none; check the path"

@@ -28,7 +28,7 @@ ENVIRONMENT = {
 }
 
 
-def test_rows_of_two_workers_are_those_of_one_assessment_but_for_times(photo, services, tmp_path):
+def test_rows_of_two_workers_are_those_of_one_assessment(photo, services, tmp_path):
     for number in range(2):
         photo.crop((8 * number, 0, 8 * number + 192, 224)).save(tmp_path / f"{number}.png")
     (tmp_path / "2.png").write_bytes(b"no picture")
@@ -87,7 +87,7 @@ def acting(cluster, workers: int, **options) -> RayRunner:
     return RayRunner(Acting(load_settings(), "letters"), address, workers, **options)
 
 
-def test_a_node_that_is_unlike_is_refused_by_name_before_its_first_row(cluster, add_node, tmp_path):
+def test_a_node_that_is_unlike_is_refused_by_name(cluster, add_node, tmp_path):
     other = tmp_path / "site-packages" / "transformers-9.9.9.dist-info"
     other.mkdir(parents=True)
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: transformers\nVersion: 9.9.9\n")
@@ -98,9 +98,7 @@ def test_a_node_that_is_unlike_is_refused_by_name_before_its_first_row(cluster, 
     assert said in str(refused.value)
 
 
-def test_a_picture_that_kills_costs_no_worker_and_a_lost_node_no_picture(
-    cluster, add_node, tmp_path, capfd
-):
+def test_a_killer_costs_no_worker_and_a_lost_node_no_picture(cluster, add_node, tmp_path, capfd):
     """A node is gone with what it had in hand, after its first row, and its worker has room nowhere else; a lost model
     ends its worker, which comes back."""
     nodes = [add_node("first"), add_node("second")]
@@ -161,7 +159,7 @@ def test_what_loses_three_workers_is_a_failure_and_the_others_go_on(tmp_path, mo
     assert failure.error.startswith("3 workers were lost that had this image, the last: ")
 
 
-def test_what_is_in_hand_beside_a_picture_that_loses_its_worker_has_a_row(tmp_path, monkeypatch):
+def test_what_is_in_hand_beside_a_lost_picture_has_a_row(tmp_path, monkeypatch):
     _, rows = pool(tmp_path, monkeypatch, "lost", "beside", workers=1)
     first, failure = rows
     assert first == "beside"
@@ -176,14 +174,6 @@ def test_workers_that_are_lost_without_a_row_end_the_batch(tmp_path, monkeypatch
         list(rows)
 
 
-def test_one_that_loads_in_another_dtype_is_refused_by_name(tmp_path, monkeypatch):
-    runner, _ = pool(tmp_path, monkeypatch)
-    with pytest.raises(
-        BatchError, match=r'third has loaded .*model\.dtype is "bfloat16", expected "float32"'
-    ):
-        runner._take_on("worker", "third", {"model": {"dtype": "bfloat16"}})
-
-
 def test_an_address_at_which_nothing_answers_is_refused_soon(monkeypatch):
     for address in ("somewhere", "127.0.0.1:", "127.0.0.1:1"):
         with pytest.raises(BatchError, match="expected local, auto or the HOST:PORT of a cluster"):
@@ -196,7 +186,6 @@ def test_an_address_at_which_nothing_answers_is_refused_soon(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ("--workers 2", "--workers: expected with --cluster"),
         ("--cluster local", "--cluster: expected with --workers"),
         ("--cluster local --workers 1 --gpu 0", "--cluster: expected without --gpu"),
         ("--cluster h:1 --workers 1 --map m.png", "--cluster: expected without --map"),

@@ -33,7 +33,7 @@ def through_jpeg(pixels, quality):
     return np.asarray(Image.open(buffer).convert("RGB"))
 
 
-def test_the_pristine_original_raises_no_doubt_whatever_was_done_to_the_picture(photos):
+def test_a_pristine_original_raises_no_doubt(photos):
     cases = [(kind, severity) for kind in DISTORTIONS for severity in (1, 3, 5)]
     photo = [photos[number % 2][96:352, 96:352] for number in range(len(cases))]
     alarms = [
@@ -53,16 +53,14 @@ def test_another_photograph_is_noticed(photos):
     ("down", "right", "words"),
     [(0, 1, "1 px to the right"), (1, 0, "1 px down"), (-8, 3, "3 px to the right and 8 px up")],
 )
-@pytest.mark.parametrize(
-    "kind", [None, "gaussian_blur", "motion_blur", "white_noise", "contrast_decrease"]
-)
+@pytest.mark.parametrize("kind", ["motion_blur", "white_noise"])
 def test_a_shifted_reference_is_noticed_and_measured(photos, down, right, words, kind):
     # What both show lies `down` and `right` further in the reference than in the picture.
     picture, reference = (
         photos[0][20:-20, 20:-20],
         photos[0][20 - down : -20 - down, 20 - right : -20 - right],
     )
-    (line,) = of(distorted(picture, kind, 2) if kind else picture, reference)
+    (line,) = of(distorted(picture, kind, 2), reference)
     assert f"shifted by {words} against the picture" in line
 
 
@@ -73,9 +71,7 @@ def test_a_compressed_reference_is_noticed_and_a_fine_jpeg_is_not(photos):
         assert of(through_jpeg(photo, 30), through_jpeg(photo, 95)) == []
 
 
-@pytest.mark.parametrize(
-    "kind", ["jpeg", "gaussian_blur", "upscale", "white_noise", "impulse_noise"]
-)
+@pytest.mark.parametrize("kind", ["jpeg", "upscale", "white_noise"])
 def test_a_swapped_pair_is_noticed(photos, kind):
     for photo in photos:
         lines = of(photo, distorted(photo, kind, 3))
