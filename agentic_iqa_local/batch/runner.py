@@ -139,29 +139,35 @@ class Runner(Generic[AnyItem, Row]):
     # What follows runs in threads, one for each job.
 
     def _row(self, item: AnyItem, told: Told | None) -> Row:
-        alone, deaths = False, 0
+        alone = False
+        deaths = 0
         while True:
-            with self._room(alone):
-                if self._closing or (self.stopping and not alone):
-                    raise CancelledError
-                by_itself = alone or self.jobs == 1
-                kind, about = self._ask(self._loaded(), item, alone, told)
+            kind, about, by_itself = self._tried(item, alone, told)
             if kind == "row":
                 return about
             if kind == "lost":
                 raise about
             if kind == "again":
                 self._use_less_memory()
-            elif self._closing:
-                raise CancelledError
             else:
                 deaths += by_itself
                 if error := self._ended(item, kind, about, by_itself, deaths):
-                    # A picture that no call of a model or tool has begun on may be what hangs when
-                    # it is read.
+                    # What hangs may be the reading of a picture that no call has begun on.
                     sha256 = file_sha256(item.image) if about and kind == "late" else None
                     return self.work.failure(item, error, sha256)
             alone = True
+
+    def _tried(self, item: AnyItem, alone: bool, told: Told | None) -> tuple[str, Any, bool]:
+        """What became of an item (see `_ask`), and whether it was worked on by itself. Raises
+        CancelledError after a stop or an end."""
+        with self._room(alone):
+            if self._closing or (self.stopping and not alone):
+                raise CancelledError
+            by_itself = alone or self.jobs == 1
+            kind, about = self._ask(self._loaded(), item, alone, told)
+        if self._closing and kind in ("late", "died"):
+            raise CancelledError
+        return kind, about, by_itself
 
     def _use_less_memory(self) -> None:
         """From now on fewer items are worked on at once; of several that ran out together the first

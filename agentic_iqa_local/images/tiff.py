@@ -35,12 +35,7 @@ def check_tiff(path: str, data: bytes) -> None:
         return
     shown = pages[0]
     every = pages + below
-    if any(map(_is_of_sensor, every)) or data[8:10] == b"CR":
-        expected = "expected a picture, but this is a camera's raw photograph"
-        if not _is_of_sensor(shown):
-            width, height = _size(shown)
-            expected += f", of which only a preview of {width}×{height} pixels can be shown"
-        raise ImageError(f"{path}: {expected}", "develop it first: export it as JPEG or TIFF.")
+    _check_no_raw_file(path, data, every)
     check_largest(path, _size(shown), [_size(picture) for picture in every])
     if _is_version(shown) and not all(map(_is_version, every)):
         expected = "expected a picture, but the first in this file is a preview or a mask"
@@ -48,9 +43,19 @@ def check_tiff(path: str, data: bytes) -> None:
     if sum(not _is_version(page) for page in pages) > 1:
         expected = "expected a single picture, but this TIFF holds several frames or pages"
         raise ImageError(f"{path}: {expected}", "extract one frame first.")
-    kind, bits = _first(shown, _SAMPLE_FORMAT, 1), _first(shown, _BITS, 1)
-    if kind in (2, 3) or bits > _DEEPEST:
+    if _first(shown, _SAMPLE_FORMAT, 1) in (2, 3) or _first(shown, _BITS, 1) > _DEEPEST:
         check_colour(path, data)
+
+
+def _check_no_raw_file(path: str, data: bytes, pictures: list[Directory]) -> None:
+    """Raises ImageError if one of a file's pictures is what a camera's sensor measured."""
+    if not any(map(_is_of_sensor, pictures)) and data[8:10] != b"CR":
+        return
+    expected = "expected a picture, but this is a camera's raw photograph"
+    if not _is_of_sensor(pictures[0]):
+        width, height = _size(pictures[0])
+        expected += f", of which only a preview of {width}×{height} pixels can be shown"
+    raise ImageError(f"{path}: {expected}", "develop it first: export it as JPEG or TIFF.")
 
 
 def check_largest(path: str, first: tuple[int, int], sizes: list[tuple[int, int]]) -> None:
