@@ -2,9 +2,7 @@
 one row."""
 
 import gc
-import logging
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -19,9 +17,9 @@ from conftest import ROOT
 from scripted import loaded_batch
 
 from agentic_iqa_local.api import Conversation
-from agentic_iqa_local.batch.inputs import Item, row_key
+from agentic_iqa_local.batch.inputs import Item
 from agentic_iqa_local.batch.runner import BatchError, Runner
-from agentic_iqa_local.batch.work import AssessWork, as_line
+from agentic_iqa_local.batch.work import AssessWork
 from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.images.files import ImageError
 from agentic_iqa_local.iqa_tools import ToolError
@@ -31,7 +29,7 @@ from agentic_iqa_local.judgement.comparison import compare, rank
 from agentic_iqa_local.nodes import pictures
 from agentic_iqa_local.nodes.detection import YES_NO
 from agentic_iqa_local.nodes.sessions import Models
-from agentic_iqa_local.services import Observer, Services
+from agentic_iqa_local.services import Services
 from agentic_iqa_local.vlm_client import ModelLost, OutOfMemory, VLMError
 from agentic_iqa_local.vlm_client.transformers_client import TransformersSession
 
@@ -73,7 +71,7 @@ def crops(photo, tmp_path) -> list[Item]:
 # A process that may hang or die
 
 
-def test_what_hangs_or_crashes_costs_one_picture_and_a_new_process(tmp_path, caplog):
+def test_what_hangs_or_crashes_costs_one_picture(tmp_path):
     names = ["a", "segfault", "b", "once", "hang", "c", "raise", "stuck", "d", "exit", "e"]
     found = by_name(acting(jobs=3).rows(items(tmp_path, *names)))
     assert found.keys() == set(names)
@@ -81,7 +79,6 @@ def test_what_hangs_or_crashes_costs_one_picture_and_a_new_process(tmp_path, cap
         found["segfault"]
         == "2 processes died while they assessed this image alone, the last by SIGSEGV"
     )
-    assert found["exit"].endswith("the last with status 7")
     for name in ("hang", "stuck"):
         assert (
             found[name]
@@ -89,12 +86,11 @@ def test_what_hangs_or_crashes_costs_one_picture_and_a_new_process(tmp_path, cap
         )
     assert found["raise"] == "KeyError: 'no such thing'"
     assert all(found[name].startswith("made by ") for name in ("a", "b", "once", "c", "d", "e"))
-    assert "SIGSEGV; going on with a new one" in caplog.text
     running = [child.cmdline() for child in psutil.Process().children()]
     assert not [line for line in running if "spawn_main" in " ".join(line)]
 
 
-def test_a_command_that_ends_once_it_has_loaded_does_not_wait_for_its_process():
+def test_a_command_that_ends_does_not_wait_for_its_process():
     """As Ctrl-C in the meantime ends it."""
     loaded = "from test_runner import acting; acting().load(); raise KeyboardInterrupt"
     ends = subprocess.run(
@@ -186,18 +182,10 @@ def test_a_process_does_not_outlive_its_parent(tmp_path):
     assert gone
 
 
-def test_its_log_is_told_here_where_such_lines_are_shown(tmp_path, caplog):
-    """As `assess --explain` hides the warnings that its account repeats."""
-    for level, shown in ((logging.ERROR, 0), (logging.WARNING, 1)):
-        with caplog.at_level(level, "agentic_iqa_local.nodes.workbench"):
-            list(acting().rows(items(tmp_path, "dark")))
-        assert caplog.text.count("too dark") == shown
-
-
 # Rows
 
 
-def test_it_gives_what_one_assessment_gives_also_with_several_at_once(crops, services):
+def test_several_at_once_give_what_one_assessment_gives(crops, services):
     settings = load_settings()
     runner = Runner(AssessWork(settings, "letters"), jobs=3)
     runner.load()
@@ -206,17 +194,6 @@ def test_it_gives_what_one_assessment_gives_also_with_several_at_once(crops, ser
         alone = assess(item.image, pipeline="letters", services=services)
         assert alone.q is not None
         assert untimed(found[str(item.image)].to_dict()) == untimed(alone.to_dict())
-
-
-def test_an_agents_row_comes_from_another_process_as_it_was_there(crops, services):
-    row = AssessWork(load_settings()).row(crops[0], services, Observer())
-    assert row.evidence.tool_logs
-    there = pickle.loads(pickle.dumps(row))
-    assert (
-        there.model_dump() == row.model_dump()
-    )  # with the logs that a line leaves out of the evidence
-    assert as_line(there) == as_line(row)
-    assert row_key(vars(there)) == crops[0].key
 
 
 # Memory
@@ -247,14 +224,13 @@ def test_where_nothing_fits_the_row_is_a_failure(photo_path, services, client, m
     assert len(row.sha256) == 64
 
 
-def test_what_fits_alone_is_tried_alone_and_fewer_at_once_follow(tmp_path, caplog):
+def test_what_fits_alone_is_tried_alone_and_fewer_follow(tmp_path):
     names = [f"crowded-{number}" for number in range(8)]
     runner = acting(jobs=4)
     found = by_name(runner.rows(items(tmp_path, *names)))
     assert found.keys() == set(names)
     assert all(error.startswith("made by ") for error in found.values())
     assert runner.jobs == 2
-    assert "memory ran out with 4 images at once; going on with 2" in caplog.text
 
 
 def test_an_agent_that_ran_out_of_memory_half_way_gives_no_score(crops, services, monkeypatch):
@@ -273,8 +249,7 @@ def test_an_agent_that_ran_out_of_memory_half_way_gives_no_score(crops, services
     assert row.q is None
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_a_picture_that_finds_no_memory_is_opened_again_alone(crops, services, monkeypatch, jobs):
+def test_a_picture_that_finds_no_memory_is_opened_again_alone(crops, services, monkeypatch):
     opened, real = [], pictures.load_image
 
     def exhausted(path, **limits):
@@ -284,14 +259,14 @@ def test_a_picture_that_finds_no_memory_is_opened_again_alone(crops, services, m
         return real(path, **limits)
 
     monkeypatch.setattr(pictures, "load_image", exhausted)
-    rows = list(loaded_batch(services, jobs=jobs).rows(crops[:2]))
+    rows = list(loaded_batch(services, jobs=2).rows(crops[:2]))
     lost, kept = sorted(rows, key=lambda row: row.error is None)
     assert "memory ran out while the picture was opened" in lost.error
     assert kept.error is None
     assert opened.count(crops[0].image.name) == 2
 
 
-def test_whoever_asks_gets_a_sentence_where_a_picture_finds_no_memory(crops, services, monkeypatch):
+def test_every_answer_says_that_memory_ran_out(crops, services, monkeypatch):
     def exhausted(*_, **__):
         raise MemoryError
 
@@ -308,9 +283,7 @@ def test_whoever_asks_gets_a_sentence_where_a_picture_finds_no_memory(crops, ser
     assert "memory ran out; free some, or crop the picture" in assess(path, services=services).error
 
 
-def test_a_tool_that_ran_out_of_memory_is_asked_again_before_another_stands_in(
-    crops, services, monkeypatch
-):
+def test_a_tool_that_ran_out_of_memory_is_asked_again(crops, services, monkeypatch):
     real, failed = ToolRunner._run, []
 
     def exhausted_once(self, spec, *rest):
