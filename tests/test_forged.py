@@ -28,7 +28,6 @@ from agentic_iqa_local.studies.store import read_run
 
 FORGED = ("null", "[]", "{}", '"x"', "-1", "1e999", "1" + "0" * 400, '"0001-01-01"')
 PLACES = 12  # in each file
-SHA256 = "0" * 64
 
 
 def places(value, at=()):

@@ -488,10 +488,8 @@ def test_a_pair_has_one_size_once_upright(saved):
     wide = saved("wide.png", Image.new("RGB", (64, 48)))
     with pytest.raises(ImageError) as caught:
         load_pair(turned, wide)
-    for part in (turned, "48x64", wide, "64x48", "cropped alike, or assess it without a reference"):
+    for part in (turned, "48x64", wide, "64x48", "without a reference"):
         assert part in str(caught.value)
-    with pytest.raises(ImageError, match=r"wide\.png: expected at most 3071 pixels"):
-        load_pair(wide, wide, max_pixels=64 * 48 - 1)
 
 
 def test_pictures_in_memory_are_files_of_the_same_pixels():
@@ -502,8 +500,6 @@ def test_pictures_in_memory_are_files_of_the_same_pixels():
     for picture in inputs:
         with as_file(picture) as file:
             assert load_image(file.path).pixels.tobytes() == noise().tobytes()
-            names = ("<array 64×64>", "<Pillow image 64×64>", f"<{len(data)} bytes>")
-            assert str(file.name).startswith(names)
             assert file.hide(f"{file.path}: no") == f"{file.name}: no"
         assert not os.path.exists(file.path)
 

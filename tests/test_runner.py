@@ -150,8 +150,7 @@ def test_one_item_is_a_future_and_its_steps_are_told(tmp_path):
     runner, told = acting(), []
     step, other = items(tmp_path, "step", "other")
     first = runner.submit(step, told.append).result().error
-    unwanted = runner.submit(other)
-    unwanted.cancel()
+    runner.submit(other).cancel()
     assert runner.submit(other).result().error == first  # made by the same process
     assert [(about["role"], about["state"]) for about in told] == [("planner", "started")]
     waiting = [runner.submit(item) for item in items(tmp_path, "hang", "a")]
