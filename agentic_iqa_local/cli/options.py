@@ -172,11 +172,15 @@ def read(parser: argparse.ArgumentParser, argv: list[str], names: list[str]) -> 
 def _check_together(parser: argparse.ArgumentParser, given: dict[str, Any]) -> None:
     """Ends with a sentence if an option lacks the one that it needs, or stands with one that it
     excludes."""
-    for name in DECLARED.options.keys() & given.keys():
-        needed, excluded = DECLARED.options[name].needs, DECLARED.options[name].without
+    for name, option in DECLARED.options.items():
+        if name not in given:
+            continue
+        needed, excluded = option.needs, option.without
         if needed and not given.keys() & set(needed):
             parser.error(f"{as_flag(name)}: expected with {' or '.join(map(as_flag, needed))}")
-        for other in given.keys() & set(excluded):
+        for other in excluded:
+            if other not in given:
+                continue
             said = given[other][0] if other == "pictures" else as_flag(other)
             parser.error(f"{said}: expected without {as_flag(name)}")
 
