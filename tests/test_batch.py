@@ -177,7 +177,7 @@ def test_a_full_disk_ends_the_run_and_it_goes_on_later(
     assert command(*images, "--out", path, "--resume") == (0, "")
 
 
-def test_an_image_that_loses_its_model_comes_last_when_it_goes_on(
+def test_an_image_that_loses_its_model_comes_last_on_resume(
     command, folder, tmp_path, monkeypatch, capfd
 ):
     """Of what there is it makes the summary and the table."""

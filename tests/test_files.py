@@ -54,7 +54,7 @@ def write_big(path):
         file.write(b"w\n")
 
 
-def test_a_file_is_replaced_as_a_whole_and_links_are_not_followed(tmp_path):
+def test_a_file_is_replaced_whole_and_links_are_not_followed(tmp_path):
     path, precious = tmp_path / "x.tar", tmp_path / "precious"
     path.write_text("old\n")
     precious.write_text("mine\n")

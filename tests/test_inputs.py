@@ -180,7 +180,7 @@ def test_what_is_skipped_is_counted_once(tmp_path, caplog, items, said):
         assert part in caplog.text
 
 
-def test_of_a_folder_with_other_files_alone_the_error_counts_them(tmp_path):
+def test_a_folder_of_other_files_alone_is_counted_in_the_error(tmp_path):
     files(tmp_path, "a.dng", "b.dng")
     with pytest.raises(ImageError, match=r"found none beside 2 \.dng; check the path"):
         expand_inputs([str(tmp_path)])

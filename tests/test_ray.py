@@ -152,7 +152,7 @@ def pool(tmp_path, monkeypatch, *names):
     return runner.rows(items(tmp_path, *names))
 
 
-def test_what_loses_three_workers_is_a_failure_and_the_others_go_on(tmp_path, monkeypatch):
+def test_what_loses_three_workers_is_a_failed_row(tmp_path, monkeypatch):
     rows = pool(tmp_path, monkeypatch, "lost", *map(str, range(20)))
     *made, failure = rows
     assert set(made) == set(map(str, range(20)))

@@ -64,7 +64,7 @@ def test_a_shifted_reference_is_noticed_and_measured(photos, down, right, words,
     assert f"shifted by {words} against the picture" in line
 
 
-def test_a_compressed_reference_is_noticed_and_a_fine_jpeg_is_not(photos):
+def test_a_compressed_reference_is_noticed_a_fine_jpeg_not(photos):
     for photo in photos:
         (line,) = of(distorted(photo, "darken", 3), through_jpeg(photo, 20))
         assert "8×8 blocks of JPEG compression" in line
