@@ -139,9 +139,7 @@ def test_slow_tools_are_not_offered_but_can_be_named(picture):
 LEAVES = {"DetectionReply": {"leaves": ["Blurs"]}, "AnalysisReply": moderate_blur("leaves")}
 
 
-def test_a_tool_named_for_a_region_without_a_box_sees_the_whole(
-    picture, caplog
-):
+def test_a_tool_named_for_a_region_without_a_box_sees_the_whole(picture, caplog):
     found = execute(
         picture, {"NIQE": 2.6}, scripted(**LEAVES), query_scope=["leaves"], required_tool="NIQE"
     )

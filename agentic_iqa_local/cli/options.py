@@ -172,10 +172,10 @@ def read(parser: argparse.ArgumentParser, argv: list[str], names: list[str]) -> 
 def _check_together(parser: argparse.ArgumentParser, given: dict[str, Any]) -> None:
     """Ends with a sentence if an option lacks the one that it needs, or stands with one that it
     excludes."""
-    for name, option in DECLARED.options.items():
+    for name, declared in DECLARED.options.items():
         if name not in given:
             continue
-        needed, excluded = option.needs, option.without
+        needed, excluded = declared.needs, declared.without
         if needed and not given.keys() & set(needed):
             parser.error(f"{as_flag(name)}: expected with {' or '.join(map(as_flag, needed))}")
         for other in excluded:
