@@ -22,6 +22,11 @@ from pydantic_core import ErrorDetails, ValidationError, from_json
 
 from agentic_iqa_local.errors import UserError, did_you_mean, one_line
 
+try:
+    from yaml import CSafeLoader as SafeLoader
+except ImportError:  # a PyYAML that was built without libyaml
+    from yaml import SafeLoader
+
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
@@ -44,6 +49,7 @@ PAGE = re.compile(
 )
 PNG = re.compile(rb"\A\x89PNG\r\n\x1a\n.{,4000}tEXtSoftware\0agentic_iqa_local", re.DOTALL)
 LARGEST_YAML = 2**18  # bytes: PyYAML takes seconds for more
+DEEPEST_YAML = 100  # mappings and lists within one another
 MOST_VALUES = 100_000  # of a YAML file, each counted as often as aliases (*name) repeat it
 TEMPORARY = ".partial"  # the suffix of a file that is being written
 LONGEST_MISTAKE = 300  # characters of a message that quotes keys
@@ -312,9 +318,10 @@ def sync_folder(path: Path) -> None:
     os.close(folder)
 
 
-class _Loader(yaml.SafeLoader):
-    """Plain values only. A key that is given twice, of which YAML would take the last, is an error,
-    and so is a merge (<<): merges of merges grow without end."""
+class _Loader(SafeLoader):  # pyright: ignore[reportGeneralTypeIssues]
+    """Plain values only, by libyaml where PyYAML has it, which is ten times as fast. A key that is
+    given twice, of which YAML would take the last, is an error, and so is a merge (<<): merges of
+    merges grow without end."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         names = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
@@ -330,15 +337,29 @@ class _Loader(yaml.SafeLoader):
         return yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
 
 
+def _check_depth(text: str) -> None:
+    """Raises FileError for YAML that is nested so deeply that libyaml's loader would crash."""
+    depth = 0
+    for event in yaml.parse(text, _Loader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > DEEPEST_YAML:
+            raise FileError("expected YAML, got it nested too deeply")
+
+
 def read_yaml(path: str | Path) -> Any:
     """The plain value in a YAML file, the only kind of YAML that is read here. Raises FileError,
     also for a file beyond `LARGEST_YAML`, and for one whose aliases make it hold more than
     `MOST_VALUES`."""
     content = read_bytes(path, LARGEST_YAML)
     try:
-        value = yaml.load(content.decode("utf-8"), _Loader)  # nosec B506 # a SafeLoader
-    except RecursionError:
-        raise FileError("expected YAML, got it nested too deeply") from None
+        text = content.decode("utf-8")
+        _check_depth(text)
+        value = yaml.load(text, _Loader)  # nosec B506 # a SafeLoader
+    except FileError:
+        raise
     except Exception as error:  # PyYAML raises nearly any type: KeyError, AttributeError ...
         # it quotes the line, in which an address may hold a password
         quoted = re.sub("://[^/\\s]*@", "://", " ".join(str(error).split()))
