@@ -545,20 +545,21 @@ class Options(Decisions):
         for limit, limited in _LIMITS.items():
             if getattr(self, limit) is not None and getattr(decisions, limited) is None:
                 raise ConfigError(f"{limit}: expected with {limited}, which it limits")
-        settings = revised(
-            settings,
-            decisions=decisions,
-            images=self._changed(settings.images),
-            fusion=self._changed(settings.fusion),
-        )
-        return self._changed(settings)
+        changes: dict[str, Any] = {
+            "decisions": decisions,
+            "images": self._changed(settings.images),
+            "fusion": self._changed(settings.fusion),
+        }
+        if self.max_replan_iterations is not None:
+            changes["max_replan_iterations"] = self.max_replan_iterations
+        return revised(settings, **changes)
 
     def _changed(self, section: AnySection) -> AnySection:
         """A section with the values of the options that are called as its keys are."""
         values = {}
         for name in type(section).model_fields.keys() & type(self).model_fields.keys():
             value = getattr(self, name)
-            if value is not None and name != "models":
+            if value is not None:
                 values[name] = value
         return revised(section, **values)
 

@@ -350,16 +350,22 @@ class ExecutorOutput(BaseModel):
         return not (self.distortion_set or self.distortion_analysis or self.quality_scores)
 
 
+def plain_words(kind: str) -> str:
+    """A distortion as a person says it."""
+    return _SAID.get(kind, kind.lower())
+
+
 def in_words(evidence: ExecutorOutput | None, name: str, kind: str) -> str:
     """A distortion of an object as a person says it: a change of brightness is under- or
     overexposure, where LocalNR clearly reads the object as too dark or too bright."""
     detection = evidence and (evidence.detection or {}).get(name)
-    dark, bright = (
-        (detection and detection.exposure) or {"too dark": 1.0, "too bright": 1.0}
-    ).values()
-    exposures = {"underexposure": dark > 2 * bright, "overexposure": bright > 2 * dark}
-    exposure = next((word for word, clear in exposures.items() if clear), "brightness change")
-    return {"Brightness change": exposure, **_SAID}.get(kind, kind.lower())
+    if kind == "Brightness change" and detection and detection.exposure:
+        dark, bright = detection.exposure.values()
+        if dark > 2 * bright:
+            return "underexposure"
+        if bright > 2 * dark:
+            return "overexposure"
+    return plain_words(kind)
 
 
 class FusionResult(BaseModel):

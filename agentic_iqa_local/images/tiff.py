@@ -86,9 +86,14 @@ def check_colour(path: str, data: bytes) -> None:
 
 def _first(picture: Directory, tag: int, default: int) -> int:
     """The first number of a tag; `default` if there is none."""
-    value = picture.get(tag, default)
-    numbers = value if isinstance(value, tuple) else (value,)
-    return numbers[0] if numbers and isinstance(numbers[0], int) else default
+    return next(iter(_numbers(picture, tag)), default)
+
+
+def _numbers(picture: Directory, tag: int) -> list[int]:
+    """The whole numbers of a tag, which Pillow gives as one, as several or as something else."""
+    value = picture.get(tag, ())
+    values = value if isinstance(value, tuple) else (value,)
+    return [number for number in values if isinstance(number, int)]
 
 
 def _size(picture: Directory) -> tuple[int, int]:
@@ -119,8 +124,7 @@ def _pictures(data: bytes) -> tuple[list[Directory], list[Directory]]:
         if picture is None:
             continue
         found.append(picture)
-        lower = picture.get(_BELOW, ())
-        for other in lower if isinstance(lower, tuple) else (lower,):
+        for other in _numbers(picture, _BELOW):
             waiting.append((other, below))
         waiting.append((picture.next, found))
     return pages, below

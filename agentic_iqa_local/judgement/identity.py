@@ -60,15 +60,15 @@ def identity(settings: Settings, roles: Iterable[str], device: str) -> dict[str,
 def named_in_row(settings: Settings, device: str) -> dict[str, Any]:
     """What a row alone says of what decided it: the model's hash, that of the prompts, that of
     everything, and the versions."""
-    folder = settings.folder(settings.role(ANSWERS).backend)
-    everything = identity(settings, [ANSWERS], device) | {
-        "settings": settings.model_dump(mode="json")
-    }
+    everything = identity(settings, [ANSWERS], device)
+    prompts = {name: everything["files"][name] for name in map(_name, PROMPTS)}
+    decided_by = everything | {"settings": settings.model_dump(mode="json")}
+    model = next(iter(everything["model"].values()), None)  # None: a server has it
     return {
-        "sha256": folder_hash(folder)[:SHORT] if folder.is_dir() else None,
-        "prompts": digest({_name(file): _hash(file) for file in PROMPTS})[:SHORT],
-        "decided_by": digest(everything)[:SHORT],
-        "versions": _versions(),
+        "sha256": model and model[:SHORT],
+        "prompts": digest(prompts)[:SHORT],
+        "decided_by": digest(decided_by)[:SHORT],
+        "versions": everything["versions"],
     }
 
 

@@ -25,7 +25,7 @@ from agentic_iqa_local.state import (
     UNCLEAR,
     ExecutorOutput,
     FusionResult,
-    in_words,
+    plain_words,
 )
 
 Choices = Sequence[str] | None
@@ -168,7 +168,7 @@ def _what_was_found(evidence: ExecutorOutput) -> list[str]:
 
 def _sentence(finding: Finding) -> str:
     if finding.severity == "none":
-        return f"No {in_words(None, '', finding.type)}{of_object(finding.object)} was found."
+        return f"No {plain_words(finding.type)}{of_object(finding.object)} was found."
     if finding.severity == UNCLEAR:
         return f"The severity of {finding.in_place} cannot be told."
     return f"{finding.with_severity.capitalize()}: {finding.explanation.rstrip('.')}."

@@ -79,7 +79,7 @@ def summarizer_node(
     )
     try:
         with opened(state, config, runtime) as bench:
-            bench.models.evidence = state.get("executor_evidence")
+            bench.models.evidence = evidence
             answer = summarize(state, plan, scoring, bench)
             if answer.error and _earlier(state):
                 failed = f"another pass was asked for and failed ({answer.error})"
@@ -185,7 +185,7 @@ def close_pass(
     state: AgenticIQAState, plan: PlannerOutput, answer: SummarizerOutput
 ) -> dict[str, Any]:
     """The state's changes after a pass: its answer, or that of the pass before where this one has
-    none, with the account of the latest passes, and whether to plan again."""
+    none, and whether to plan again."""
     iteration, before = state.get("iteration_count", 0), _earlier(state)
     if not answer.error:
         answer.gaps = find_gaps(state.get("executor_evidence"), plan, answer.fusion)

@@ -17,7 +17,7 @@ from agentic_iqa_local.output.words import (
     wrapped,
 )
 from agentic_iqa_local.result import Assessment
-from agentic_iqa_local.state import ExecutorOutput, PlannerOutput, ToolExecutionLog, in_words
+from agentic_iqa_local.state import ExecutorOutput, PlannerOutput, ToolExecutionLog, plain_words
 
 # A question that Yes or No answers
 _YES_OR_NO = re.compile(
@@ -52,7 +52,7 @@ def found_of_question(row: Assessment) -> list[str]:
 
 def _found_of(query: str, plan: PlannerOutput, evidence: ExecutorOutput) -> list[str]:
     kinds = distortions_in(query, plan.objects)
-    sought = " or ".join(in_words(None, "", kind) for kind in kinds) or "damage"
+    sought = " or ".join(plain_words(kind) for kind in kinds) or "damage"
     if not_looked_for(evidence):
         return [f"{sought} was not looked for"]
     if not evidence.distortion_analysis:

@@ -13,7 +13,7 @@ from agentic_iqa_local.state import (
     UNCLEAR,
     Severity,
     ToolExecutionLog,
-    in_words,
+    plain_words,
 )
 
 WIDEST, NARROWEST = 100, 40  # columns of text
@@ -35,7 +35,7 @@ def nothing_found(row: Assessment) -> str:
     """What was looked for in vain: "no damage", or "no blur" if the query named that alone."""
     if row.evidence is None or row.evidence.distortion_set is not None:
         return "no damage"
-    named = [in_words(None, one.object, one.type) for one in findings(row.evidence)]
+    named = [plain_words(one.type) for one in findings(row.evidence)]
     return f"no {' or '.join(dict.fromkeys(named)) or 'damage'}"
 
 

@@ -29,7 +29,7 @@ from agentic_iqa_local.judgement.intervals import (
 )
 from agentic_iqa_local.result import Condition
 from agentic_iqa_local.score_fusion import LEVELS, fused_distribution
-from agentic_iqa_local.state import Look
+from agentic_iqa_local.state import LOOKS, Look
 from agentic_iqa_local.studies.inference import CROPS
 from agentic_iqa_local.studies.readings import (
     MEASURED,
@@ -45,7 +45,6 @@ RIDGE = 1.0  # like the share above chosen on synthetic distortions, 150 picture
 ENOUGH = 100  # pictures
 IN_RANGE, MOST_RANGES = 56, 4  # pictures in each: twice what an interval needs to have two ends
 READS: dict[Pipeline, str] = {"agent": "all_evidence", "letters": "image_alone"}
-LOOKS: tuple[Look, ...] = ("one order", "both orders", "crops")
 
 
 def cases(
