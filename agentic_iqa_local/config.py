@@ -237,9 +237,8 @@ class Section(BaseModel):
 class RoleSettings(Section):
     """One agent's section: which model answers and how it generates."""
 
-    backend: str = (
-        "transformers.embedded"  # ENGINE.FOLDER; sections with the same backend share one copy
-    )
+    # ENGINE.FOLDER; sections with the same backend share one copy
+    backend: str = "transformers.embedded"
     # of the generation, 0 is greedy; not the letters' temperature
     temperature: float = Field(default=0.0, ge=0, le=2)
     max_tokens: int = Field(default=512, ge=16, le=4096)  # the longest answer of one call
@@ -254,9 +253,8 @@ class RoleSettings(Section):
 class ModelSettings(Section):
     """How one model folder is loaded."""
 
-    path: str | None = (
-        None  # a folder, in the models folder unless absolute; default: the backend's name
-    )
+    # a folder, in the models folder unless absolute; default: the backend's name
+    path: str | None = None
     # auto: bfloat16 on a GPU that has it, float16 on older ones; float32 on a CPU, or bfloat16
     # where it has AMX and the model is known to hold in it
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -306,9 +304,8 @@ class ImageSettings(Section):
     max_pixels: int = Field(default=100_000_000, ge=1)  # refused above this: a decompression bomb
     # native-resolution crops of a photograph beyond the model's range
     max_crops: int = Field(default=5, ge=1, le=5)
-    background: Colour | None = (
-        None  # the colour behind transparent pictures; default: they are refused
-    )
+    # the colour behind transparent pictures; default: they are refused
+    background: Colour | None = None
 
 
 class FusionSettings(Section):

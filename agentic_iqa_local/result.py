@@ -84,9 +84,8 @@ class Interval(BaseModel):
     low: float = Field(ge=1, le=5)
     high: float = Field(ge=1, le=5)
     coverage: float  # how often such an interval holds the truth of pictures like these
-    difficulty: float = Field(
-        gt=0
-    )  # of this picture, in levels: by this the calibration's errors are scaled
+    # of this picture, in levels: by this the calibration's errors are scaled
+    difficulty: float = Field(gt=0)
     condition: Condition
     calibrated_on: str  # the set, its size and the date of the calibration
     widened: list[str] = []  # why it is wider than the calibration's pictures would make it
@@ -161,17 +160,15 @@ class Assessment(Result):
     reference: str | None = None
     query: str
     choices: list[str] | None = None
-    box: str | None = (
-        None  # where regions lie, as the caller said: "NAME=LEFT,TOP,RIGHT,BOTTOM; ..."
-    )
+    # where regions lie, as the caller said: "NAME=LEFT,TOP,RIGHT,BOTTOM; ..."
+    box: str | None = None
     pipeline: Pipeline = "agent"
     final_answer: str | None = None  # the fused level's letter, the chosen letter, or free text
     fusion: FusionResult | None = None  # the letters that were read, and q; None for free text
     fusion_settings: FusionSettings | None = None  # what q was made with; their eta may be auto
     interval: Interval | None = None  # where the true quality lies with 90 % probability, 1..5
-    answer_set: AnswerSet | None = (
-        None  # of a question: the choices among which the right one is, with 90 %
-    )
+    # of a question: the choices among which the right one is, with 90 %
+    answer_set: AnswerSet | None = None
     no_interval: str | None = None  # why a rating has no interval, or a question no set of answers
     # why the answer is held back: its interval is wider than abstain_wider_than allows
     not_sure: str | None = None
@@ -196,9 +193,8 @@ class Assessment(Result):
     # the tries at an answer that failed, with the role and the model's whole output, also where a
     # later one succeeded
     failed_tries: list[PlannerError] = []
-    turn: int | None = (
-        None  # which question of a conversation it answers, from 1 on; None outside of one
-    )
+    # which question of a conversation it answers, from 1 on; None outside of one
+    turn: int | None = None
     # the earlier turns that the model was told of: the answer and its numbers depend on them
     prior_context: dict[str, Any] | None = None
     error: str | None = None

@@ -264,12 +264,10 @@ class Detection(BaseModel):
 
     tool: str = "LocalNR"
     families: dict[str, FamilyDetection] = {}
-    model_trust: float = (
-        1.0  # the exponent with which the model's own odds count beside the prior's
-    )
-    exposure: dict[str, float] | None = (
-        None  # LocalNR's probabilities of "too dark" and of "too bright"
-    )
+    # the exponent with which the model's own odds count beside the prior's
+    model_trust: float = 1.0
+    # LocalNR's probabilities of "too dark" and of "too bright"
+    exposure: dict[str, float] | None = None
     # the probability that the content is unlike a photograph; None with a reference
     graphic: float | None = None
     error: str | None = None  # why LocalNR could not read it
@@ -290,9 +288,8 @@ class DamagedBox(BaseModel):
     distortion: str | None = None  # its likeliest distortion; None where it cannot be told
     probability: float | None = None  # of that distortion among the seven types, 0..1
     distortions: dict[str, float] = {}  # probability of each type of distortion; sums to 1
-    severity: Severity | None = (
-        None  # the likeliest severity of that distortion; None where it was not read
-    )
+    # the likeliest severity of that distortion; None where it was not read
+    severity: Severity | None = None
     severities: dict[str, float] = {}  # probability of each severity; sums to 1
     tools: dict[
         str, float
@@ -387,19 +384,16 @@ class FusionResult(BaseModel):
     # p_c, to the power of the model's trust where distortions are asked about, times `measured`,
     # summing to 1: the answer is its likeliest letter
     product: dict[str, float] | None = None
-    measurement: str | None = (
-        None  # what `measured` rests on, or why the letters of a question stand alone
-    )
-    alpha: dict[int, float] | None = (
-        None  # weight of each level 1..5 from the tools' mean; sums to 1
-    )
+    # what `measured` rests on, or why the letters of a question stand alone
+    measurement: str | None = None
+    # weight of each level 1..5 from the tools' mean; sums to 1
+    alpha: dict[int, float] | None = None
     q_bar: float | None = None  # mean of the tools' normalised scores, 1..5; None without tools
     q: float | None = None  # the fused quality score, 1..5
     dq_dqbar: float | None = None  # how far q moves with q_bar: 2·η·Var_w(c), w ∝ α·p
     eta: float | None = None  # the η that made alpha
-    sigma: float | None = (
-        None  # the error of q_bar in levels, from which η = 1/(2σ²); None: η was set
-    )
+    # the error of q_bar in levels, from which η = 1/(2σ²); None: η was set
+    sigma: float | None = None
     both_orders: bool = False  # whether p_c is the mean of this reading and one with A for Bad
     order_gap: float | None = None  # levels between the means of both orders
     crops: int = 0  # crops whose letters make up half of p_c

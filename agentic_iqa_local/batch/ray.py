@@ -30,9 +30,8 @@ logger = logging.getLogger(__name__)
 MODELS = "AGENTIC_IQA_MODELS"
 OBJECT_STORE = 200 * 2**20  # bytes: rows are small
 IN_HAND = 2  # items for each of a worker's jobs, so that it need not wait for this process
-MOST_LOST = (
-    3  # workers that an item may lose, and that may be lost in the place of one without a row
-)
+# workers that an item may lose, and that may be lost in the place of one without a row
+MOST_LOST = 3
 GLANCE = 0.5  # seconds between two looks at whether to stop
 REMEDY = "scores of unlike nodes do not go into one file: install and configure all of them alike"
 

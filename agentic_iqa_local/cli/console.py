@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 SECONDS_BETWEEN_LINES = 30  # of progress, where stderr is no terminal
-CLEAR = (
-    "\r\x1b[2K"  # clears the line that the cursor is in: that of progress, which rich draws anew
-)
+# clears the line that the cursor is in: that of progress, which rich draws anew
+CLEAR = "\r\x1b[2K"
 _live: "list[Bar]" = []  # the line of progress, while there is one
 
 

@@ -11,9 +11,8 @@ from agentic_iqa_local.errors import UserError, did_you_mean
 from agentic_iqa_local.files import FileError, open_regular, read_bytes
 
 _MOST_BYTES = 2**30  # of a file: more than a hundred million pixels need in any of the formats
-_ADDRESS = re.compile(
-    r"(https?|ftps?|s3|gs|gcs|azure|hdfs):/+", re.IGNORECASE
-)  # pathlib turns // into /
+# pathlib turns // into /
+_ADDRESS = re.compile(r"(https?|ftps?|s3|gs|gcs|azure|hdfs):/+", re.IGNORECASE)
 
 
 class ImageError(UserError, ValueError):
@@ -74,8 +73,7 @@ def local_path(item: str) -> str:
 
 def _similar_name(path: str) -> str:
     folder, name = os.path.split(path)
-    with suppress(
-        OSError, ValueError
-    ):  # ValueError: a NUL, or what the file system's encoding lacks
+    with suppress(OSError, ValueError):
+        # ValueError: a NUL, or what the file system's encoding lacks
         return did_you_mean(name, os.listdir(folder or ".")).removeprefix("; ") or "check the path."
     return "check the path."

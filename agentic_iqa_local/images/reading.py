@@ -78,9 +78,8 @@ def load_image(
             image = _open(path, data)
             _check_header(path, image, max_pixels, min_side)
             image.load()
-            with suppress(
-                SyntaxError, ValueError, struct.error
-            ):  # EXIF data that cannot be read turn nothing
+            with suppress(SyntaxError, ValueError, struct.error):
+                # EXIF data that cannot be read turn nothing
                 ImageOps.exif_transpose(image, in_place=True)
             pixels, notes = to_rgb8(path, image, background)
     return LoadedImage(path, pixels, *pixels.size, hashlib.sha256(data).hexdigest(), tuple(notes))

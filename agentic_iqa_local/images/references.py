@@ -17,17 +17,15 @@ _SIDE = 768  # pixels a side of the middle part that is looked at
 _LEAST_SIDE = 128  # pixels a side below which the statistics are of too few pixels
 _FLAT = 2.0  # standard deviation of luma below which there is nothing to compare
 
-_SAME_SCENE = (
-    0.2  # correlation of coarse structure: other photographs reach 0.15, strong noise leaves 0.4
-)
+# correlation of coarse structure: other photographs reach 0.15, strong noise leaves 0.4
+_SAME_SCENE = 0.2
 _PEAK = 13.5  # that correlation in standard deviations over all shifts: other photographs reach 12
 _SHIFT_BETTER = 0.8  # largest correlation without a shift, as a part of that at the best shift
 _SOFT = -0.92  # `_sharpness` of photographs lies above
 _LESS_DETAIL = 0.3  # by which the picture's sharpness exceeds that of a softer reference
 _SAME_DETAIL = 0.25  # rank correlation of the picture's fine detail with the reference's structure
-_BLOCKS = (
-    0.18  # clean photographs reach 0.02, JPEGs of quality 92 mostly 0.1, of quality 20 0.2 to 4
-)
+# clean photographs reach 0.02, JPEGs of quality 92 mostly 0.1, of quality 20 0.2 to 4
+_BLOCKS = 0.18
 _NOISE = 5.0  # standard deviation, of 255
 _LAPLACIANS = np.array([[1, -2, 1], [-2, 4, -2], [1, -2, 1]], np.float32)
 

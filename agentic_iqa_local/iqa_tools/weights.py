@@ -21,9 +21,8 @@ HUB = "tools/hub"  # what pyiqa's metrics load, laid out as torch's hub folder
 HUGGINGFACE = "tools/huggingface"  # snapshots, laid out as huggingface_hub's cache
 UNPACK = "unpack its bundle again"
 
-_NAME = (
-    r"(?=[^. ])[A-Za-z0-9_+=@,!~() .-]+(?<![. ])"  # begins with no dot, so it leads nowhere else
-)
+# begins with no dot, so it leads nowhere else
+_NAME = r"(?=[^. ])[A-Za-z0-9_+=@,!~() .-]+(?<![. ])"
 _LINE = re.compile(rf"([0-9a-f]{{64}})  ({_NAME}(?:/{_NAME})+)")
 
 

@@ -14,9 +14,8 @@ from agentic_iqa_local.state import Box, DamagedBox
 BLOCK = 8  # a JPEG's blocks keep their place in the model's patches
 FEWEST = 3  # tiles along a side: with fewer no part of the picture stands out against a rest
 MOST_BOXES = 3
-CLEARLY = (
-    0.4  # levels below the map's median; about one clean photograph in fifteen has a part that is
-)
+# levels below the map's median; about one clean photograph in fifteen has a part that is
+CLEARLY = 0.4
 
 
 @dataclass(frozen=True)

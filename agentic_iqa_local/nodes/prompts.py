@@ -15,9 +15,8 @@ from agentic_iqa_local.state import LETTERS, LEVEL_WORDS, ExecutorOutput, Planne
 from agentic_iqa_local.vlm_client.chat import ChatPrompt as Prompt
 
 DEFAULT_QUERY = "Rate the perceptual quality of this image."
-REASONING_LIMIT = (
-    "Keep quality_reasoning below 300 characters."  # in the case: the template is the paper's
-)
+# in the case: the template is the paper's
+REASONING_LIMIT = "Keep quality_reasoning below 300 characters."
 ANSWER_PREFIX = '{"final_answer": "'
 """The Summarizer's own answer up to the letter: the JSON value position at which the letters are
 read."""

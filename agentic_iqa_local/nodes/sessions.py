@@ -70,9 +70,8 @@ class Models:
     _standing: dict[int, VLMSession] = field(default_factory=dict)  # by client
     # by client and box, those that are closed too
     _opened: list[tuple[int, Box, VLMSession]] = field(default_factory=list)
-    _other_usage: TokenUsage = field(
-        default_factory=TokenUsage
-    )  # of batches, less that of earlier turns
+    # of batches, less that of earlier turns
+    _other_usage: TokenUsage = field(default_factory=TokenUsage)
 
     def begin_turn(self) -> None:
         """Another question about the same pictures begins: its costs and failures are counted

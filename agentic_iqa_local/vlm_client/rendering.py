@@ -184,9 +184,8 @@ class Renderer:
             text = self.processor.apply_chat_template(
                 messages, add_generation_prompt=True, tokenize=False
             )
-        except (
-            Exception
-        ) as error:  # it is a program of the folder's maker, which can raise anything
+        except Exception as error:
+            # it is a program of the folder's maker, which can raise anything
             mistake = f"{template} failed ({first_line(error)})"
             raise VLMError(mistake, "get the folder from its maker") from error
         whole_text = text + answer_prefix

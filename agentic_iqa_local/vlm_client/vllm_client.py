@@ -60,9 +60,8 @@ class VllmClient(VLMClient):
         self._check_settings()
         try:
             self.engine = Engine(self._engine_config(), self.device)
-        except (
-            Exception
-        ) as error:  # it reads a stranger's folder, as transformers does: see `loading`
+        except Exception as error:
+            # it reads a stranger's folder, as transformers does: see `loading`
             mistake = f"vLLM {self.version} cannot load it ({first_line(error)})"
             raise ModelLost(f"model folder {self.renderer.folder}: {mistake}") from error
         self.dtype = str(self.engine.config.model_config.dtype).removeprefix("torch.")

@@ -12,9 +12,8 @@ from markupsafe import Markup
 
 FOLDER = Path(__file__).parent
 ACCOUNT = FOLDER / "account"  # what all pages share: colours, texts, the scale and the account
-MODULE = re.compile(
-    r"^(import .*\n|export )", re.MULTILINE
-)  # what a script that is no module lacks
+# what a script that is no module lacks
+MODULE = re.compile(r"^(import .*\n|export )", re.MULTILINE)
 
 
 def environment(folder: Path = FOLDER) -> jinja2.Environment:
