@@ -3,7 +3,13 @@
 import numpy as np
 import pytest
 
-from agentic_iqa_local.judgement.intervals import FEATURES, Answers, Errors, IntervalCalibration
+from agentic_iqa_local.judgement.intervals import (
+    FEATURES,
+    Answers,
+    Errors,
+    IntervalCalibration,
+    features,
+)
 from agentic_iqa_local.result import Condition
 from agentic_iqa_local.state import revised
 
@@ -51,6 +57,27 @@ def test_difficulty_scales_and_the_line_moves_an_interval():
     part = errors([2 * x for x in THOUSANDTHS], [2.0] * 999, (-1.0, 1.5))
     expected = 2 + 0.5 * THOUSANDTHS[64], 2 + 0.5 * THOUSANDTHS[964]  # around −1 + 1.5·2
     assert ends(part, 2.0, 0.5) == pytest.approx(expected)
+
+
+def test_features_by_hand():
+    """p and q̄ agree on level 3, against half and half on 2 and 4; the tools' weights are flat at
+    η = 0."""
+    nan = np.full(2, np.nan)
+    p = np.array([[0, 0, 1.0, 0, 0], [0, 0.5, 0, 0.5, 0]])
+    measured = {
+        "sigma": [0.7, np.nan],
+        "disagreement": [0.3, 0.0],
+        "q_bar": [3.0, 3.5],
+        "eta": [0, 0],
+    }
+    known = {name: np.array(values, float) for name, values in measured.items()}
+    table = features(p, known | {"order_gap": nan, "crop_spread": nan})
+    expected = {
+        "constant": [1, 1], "above_bad": [2, 2], "below_excellent": [2, 2], "spread": [0, 1], "sigma": [0.7, 0],
+        "disagreement": [0.3, 0], "gap": [0, 0.5], "order_gap": [0, 0], "crop_spread": [0, 0],
+    }  # fmt: skip
+    for name, column in zip(FEATURES, table.T, strict=True):
+        assert column == pytest.approx(expected[name]), name
 
 
 def test_each_range_of_q_has_its_own_errors():

@@ -12,6 +12,7 @@ from PIL import Image
 from scripted import in_this_process
 
 from agentic_iqa_local.cli.main import main
+from agentic_iqa_local.iqa_tools import ToolRunner
 from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.judgement.tiles import damaged_boxes, smallest_side, tiling
 from agentic_iqa_local.services import Services
@@ -136,6 +137,15 @@ def test_a_picture_without_a_map_says_why(damaged, photo, services, tmp_path):
     undrawn = assess(damaged, pipeline="letters", map=nowhere, services=services)
     assert "could not be written" in undrawn.map.not_drawn
     assert None not in (small.q, row.q, undrawn.q)
+
+
+def test_ssims_map_pools_to_pyiqas_score(photo):
+    reference = photo.resize((301, 403))
+    noise = np.random.default_rng(0).normal(0, 12, (403, 301, 3))
+    noisy = np.clip(np.asarray(reference) + noise, 0, 255).astype(np.uint8)
+    pair = Image.fromarray(noisy), reference
+    tools = ToolRunner()
+    assert tools.ssim_map(*pair).mean() == pytest.approx(tools.measure("SSIM", *pair), abs=1e-6)
 
 
 def test_the_command_draws_a_map_of_each_picture(damaged, photo, tmp_path, monkeypatch, capfd):

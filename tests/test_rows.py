@@ -1,5 +1,6 @@
 """Files of rows: what a kill, a full disk, a power cut, odd files or another run leaves of them."""
 
+import errno
 import io
 import json
 import os
@@ -153,6 +154,23 @@ def test_every_row_that_was_synced_survives_a_power_cut(path, disk):
     file.append('{"n": 9}')
     file.close()
     assert numbers(disk.after_a_cut()[path.name]) == [1, 3, 9]
+
+
+def test_a_row_whose_sync_fails_is_taken_back(path, disk, monkeypatch):
+    file = opened(path)
+    file.append('{"n": 0}')
+    assert numbers(disk.after_a_cut()[path.name]) == [0]
+
+    def failing(descriptor):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "fsync", failing)
+        broken.setattr("agentic_iqa_local.batch.rows.SYNC_AFTER", 0)
+        with pytest.raises(RowsError, match="Input/output error"):
+            file.append('{"n": 1}')
+    file.close()
+    assert path.read_text() == '{"n": 0}\n'
 
 
 # Reading
