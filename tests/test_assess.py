@@ -163,7 +163,6 @@ MISTAKES = [
         "--out photo.png: expected a name with .jsonl or .json; name it photo.jsonl",
     ),
     (["photo.jpg", "--strict"], "--strict: expected with --at-least or --abstain-wider-than"),
-    (["photo.jpg", "--track", "mlflow"], "pip install 'agentic_iqa_local[track]'"),
     (
         ["photo.jpg", "--config", "mine.yaml"],
         "tools.no_reference: there is no tool 'NIQUE' here; did you mean UNIQUE, NIQE, ",

@@ -73,15 +73,12 @@ def test_only_the_build_context_and_the_lock_get_into_it():
 
 
 def test_the_gpu_lock_pins_what_the_project_needs():
-    """All extras but the tests' own tools, heic, whose wheel holds x265 (GPL), and track: whoever wants those adds them."""
+    """All extras but the tests' own tools and heic, whose wheel holds x265 (GPL): whoever wants it adds it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     lock, extras = locked(LOCK), project["optional-dependencies"]
     assert {"vllm", "serve"} <= extras.keys()
     wanted = [
-        line
-        for name, lines in extras.items()
-        if name not in ("test", "heic", "track")
-        for line in lines
+        line for name, lines in extras.items() if name not in ("test", "heic") for line in lines
     ]
     for requirement in map(Requirement, (*project["dependencies"], *wanted)):
         assert requirement.specifier.contains(lock[canonicalize_name(requirement.name)]), (

@@ -28,7 +28,6 @@ from agentic_iqa_local.output.picture_lines import PictureLines
 from agentic_iqa_local.output.report import account, summary
 from agentic_iqa_local.output.tables import csv_text
 from agentic_iqa_local.output.tally import Tally
-from agentic_iqa_local.output.tracking import tracked
 from agentic_iqa_local.output.words import wrapped
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.vlm_client import VLMError
@@ -118,18 +117,16 @@ class AssessRun:
             self.results.close()
             tell("nothing is left to do: every picture has its row already")
             return self._summary()
-        name = str(self.args.out or "pictures")
-        with tracked(self.args.track, name, vars(self.args)) as self.log:
-            batch = self._batch()
-            batch.load()
+        batch = self._batch()
+        batch.load()
+        try:
             try:
-                try:
-                    self._assess(batch)
-                finally:  # also of what there is when it ends early
-                    status = self._summary()
-            except (BatchError, VLMError, WriteError) as error:
-                tell(f"error: {error}; {self.go_on}")
-                return 1
+                self._assess(batch)
+            finally:  # also of what there is when it ends early
+                status = self._summary()
+        except (BatchError, VLMError, WriteError) as error:
+            tell(f"error: {error}; {self.go_on}")
+            return 1
         lacking = len(self.left) - self.written
         if not batch.stopping or not lacking:
             return status
@@ -172,8 +169,6 @@ class AssessRun:
         self.written += 1
         if row.model and row.model.get("notice"):
             self.notice = row.model["notice"]
-        failed = row.error is not None
-        self.log({"q": row.q, "seconds": row.seconds, "failed": failed}, self.written)
 
     def _show(self, row: Assessment) -> None:
         failed = row.error is not None
@@ -195,8 +190,6 @@ class AssessRun:
         for row in self.results or ():
             tally.add(row)
         failures = len(tally.failed)
-        if self.written:
-            self.log({"mean q": tally.mean, "pictures": tally.total, "failures": failures})
         if tally.total > 1:
             ranked, of = self.lines is None, len(self.items)
             tell("\n" + tally.text(self.written, self.seconds, ranked=ranked, of=of))

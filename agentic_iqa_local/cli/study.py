@@ -1,10 +1,9 @@
 """The commands study run, fit, report and compare: the agent on images with human scores."""
 
 import argparse
-import csv
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ from agentic_iqa_local.files import command, write_whole
 from agentic_iqa_local.iqa_tools import find_tool
 from agentic_iqa_local.judgement.fit import FIT, read_fit
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
-from agentic_iqa_local.output.tracking import tracked
 from agentic_iqa_local.studies.compare import compare as compare_runs
 from agentic_iqa_local.studies.datasets import Dataset, load_dataset
 from agentic_iqa_local.studies.fitting import fit_runs
@@ -34,35 +32,8 @@ from agentic_iqa_local.studies.run import Plan, StudyWork, chosen, run_study
 from agentic_iqa_local.studies.store import check_report_folder, make_report_folder, read_run
 
 GO_ON = "the same command goes on"
-Work = Callable[[argparse.Namespace], int | None]
 
 
-def noted(work: Work) -> Work:
-    """With --track the figures of --out are noted when the work is done. Raises UserError."""
-
-    def noting(args: argparse.Namespace) -> int | None:
-        with tracked(args.track, str(args.out), vars(args)) as log:
-            status = work(args)
-            for found in figures(args.out) if args.track else ():
-                log(found)
-        return status
-
-    return noting
-
-
-def figures(folder: Path) -> Iterator[dict[str, float]]:
-    """Of a run how many images it has and how many failed; of a report each mode's SRCC and
-    PLCC."""
-    if (folder / "rows.jsonl").is_file():
-        errors = [row.get("error") for row in read_run(folder)[1]]
-        yield {"images": len(errors), "failures": sum(error is not None for error in errors)}
-    for file in sorted(folder.rglob("modes.csv")):
-        for mode in csv.DictReader(file.read_text(encoding="utf-8").splitlines()):
-            name = f"{file.parent.name}/{mode['mode']}"
-            yield {f"{name} {kind}": float(mode[kind]) for kind in ("srcc", "plcc") if mode[kind]}
-
-
-@noted
 def run(args: argparse.Namespace) -> int:
     """Makes a study's rows; the exit status. Raises UserError."""
     found = load_dataset(args.dataset, part_of=args.part_of, mos_range=args.mos_range)  # nosec B615
@@ -122,7 +93,6 @@ def fit(args: argparse.Namespace) -> None:
     say(one_line(f"{found.account}; {said}; written to {args.out}"))
 
 
-@noted
 def report(args: argparse.Namespace) -> None:
     fitted = read_fit(Path(args.fit)) if args.fit else None
     how = {"png": args.png, "draws": args.draws, "baseline": args.baseline}
