@@ -5,7 +5,6 @@ import io
 import json
 import os
 import resource
-import stat
 from pathlib import Path
 
 import pytest
@@ -92,85 +91,35 @@ def test_a_full_disk_leaves_whole_rows(file, path):
     assert path.read_text() == ONE + THREE
 
 
-# A power cut
+def test_a_row_is_on_the_disk_or_taken_back(file, path, monkeypatch):
+    sync, synced = os.fsync, []
 
-
-class Disk:
-    """Keeps what `folder` would hold after a power cut: of each file what was synced of it, and the names that it
-    had at its last sync."""
-
-    def __init__(self, folder: Path, monkeypatch):
-        self.folder, self.names, self.contents, self.cuts = folder, {}, {}, []
-        sync, replace = os.fsync, os.replace
-
-        def fsync(descriptor):
-            found = os.fstat(descriptor)
-            sync(descriptor)
-            if stat.S_ISDIR(found.st_mode):
-                self.names = self._names_now()
-            else:
-                self.contents[found.st_ino] = Path(f"/proc/self/fd/{descriptor}").read_bytes()
-            self.cuts += [self.after_a_cut(), self.after_a_cut(self._names_now())]
-
-        def replaced(*names):
-            replace(*names)
-            self.cuts += [self.after_a_cut(), self.after_a_cut(self._names_now())]
-
-        monkeypatch.setattr(os, "fsync", fsync)
-        monkeypatch.setattr(os, "replace", replaced)
-
-    def _names_now(self) -> dict[str, int]:
-        return {path.name: path.stat().st_ino for path in self.folder.iterdir()}
-
-    def after_a_cut(self, names: dict[str, int] | None = None) -> dict[str, bytes]:
-        names = self.names if names is None else names
-        return {name: self.contents.get(inode, b"") for name, inode in names.items()}
-
-
-@pytest.fixture
-def disk(tmp_path, monkeypatch):
-    return Disk(tmp_path, monkeypatch)
-
-
-def numbers(content: bytes) -> list[int]:
-    return [json.loads(line)["n"] for line in content.splitlines()]
-
-
-def test_every_row_that_was_synced_survives_a_power_cut(path, disk):
-    file = opened(path)
-    for n in range(4):
-        file.append(json.dumps({"n": n}))
-    file.sync()
-    assert numbers(disk.after_a_cut()[path.name]) == [0, 1, 2, 3]
-    disk.cuts.clear()
-    file.recover(number_of, lambda row: row["n"] % 2 == 0)
-    assert {tuple(numbers(cut[path.name])) for cut in disk.cuts} == {
-        (0, 1, 2, 3),
-        (1, 3),
-    }  # nothing between
-    assert file.done == {"1", "3"}
-    with pytest.raises(RowsError, match="another process"):
-        opened(path)
-    file.append('{"n": 9}')
-    file.close()
-    assert numbers(disk.after_a_cut()[path.name]) == [1, 3, 9]
-
-
-def test_a_row_whose_sync_fails_is_taken_back(path, disk, monkeypatch):
-    file = opened(path)
-    file.append('{"n": 0}')
-    assert numbers(disk.after_a_cut()[path.name]) == [0]
+    def noted(descriptor):
+        sync(descriptor)
+        synced.append(Path(f"/proc/self/fd/{descriptor}").read_text())
 
     def failing(descriptor):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    with monkeypatch.context() as broken:
-        broken.setattr(os, "fsync", failing)
-        broken.setattr("agentic_iqa_local.batch.rows.SYNC_AFTER", 0)
-        with pytest.raises(RowsError, match="Input/output error"):
-            file.append('{"n": 1}')
+    monkeypatch.setattr(os, "fsync", noted)
+    file.append(ONE.strip())
+    file.append(TWO.strip())
+    assert synced == [ONE, ONE + TWO]
+    monkeypatch.setattr(os, "fsync", failing)
+    with pytest.raises(RowsError, match="Input/output error"):
+        file.append(THREE.strip())
+    assert path.read_text() == ONE + TWO
+
+
+def test_rows_that_are_taken_out_leave_the_others_and_the_lock(path):
+    file = opened(path, ONE + TWO + THREE)
+    file.recover(number_of, lambda row: row["n"] == 2)
+    assert file.done == {"1", "3"}
+    with pytest.raises(RowsError, match="another process"):
+        opened(path)
+    file.append(TWO.strip())
     file.close()
-    assert path.read_text() == '{"n": 0}\n'
+    assert path.read_text() == ONE + THREE + TWO
 
 
 # Reading
@@ -214,8 +163,8 @@ def test_a_row_of_assess_may_be_torn_anywhere(path, tmp_path):
     line = as_line(failed(Item(tmp_path / 'ä {"\\.png'))).encode()
     for end in range(1, len(line), 3):
         torn = io.BytesIO(line[:end])
-        assert list(rows_in(torn, path, StoredRow, going_on=True)) == []
-    ((whole, row),) = rows_in(io.BytesIO(line), path, StoredRow, going_on=True)
+        assert list(rows_in(torn, path, StoredRow)) == []
+    ((whole, row),) = rows_in(io.BytesIO(line), path, StoredRow)
     assert whole == line
     assert row["error"] == "no"
 
@@ -272,15 +221,10 @@ def test_results_go_on_only_with_resume_and_equal_settings(path, tmp_path, monke
     with pytest.raises(RowsError, match="add --resume"):
         Results(path, ask())
     settings = WORK.settings
-    uniform = settings.model_copy(
-        update={"fusion": settings.fusion.model_copy(update={"mode": "uniform"})}
-    )
-    maps = settings.model_copy(
-        update={"tools": settings.tools.model_copy(update={"maps": str(path)})}
-    )
+    fusion = settings.fusion.model_copy(update={"mode": "uniform"})
+    uniform = settings.model_copy(update={"fusion": fusion})
     others = {
         "fusion.mode": ask(AssessWork(uniform, "letters")),
-        "tool maps": ask(AssessWork(maps, "letters")),
         "query": ask(query="Is it sharp?"),
         "versions.torch": ask() | {"versions": ask()["versions"] | {"torch": "1.0"}},
     }
@@ -295,9 +239,7 @@ def test_retry_takes_out_failed_rows_of_this_run_alone(path, tmp_path):
     with_rows(path, ask(), *map(failed, items))
     results = with_rows(path, ask(), resume=True, retry=True, asked={items[0].key})
     assert results.done == {items[1].key}
-    assert [json.loads(line)["image"] for line in path.read_text().splitlines()] == [
-        str(items[1].image)
-    ]
+    assert [json.loads(line)["image"] for line in path.open()] == [str(items[1].image)]
 
 
 def test_rows_of_changed_pictures_go_and_of_missing_ones_stay(path, tmp_path):
@@ -360,7 +302,7 @@ def test_odd_files_in_the_place_of_ours_are_refused_and_stay(kind, path, tmp_pat
     put(description, kind)
     refused(RowsError, Results, path, ask(), resume=True)
     assert path.read_bytes() == before
-    for suffix in ("csv", "jsonl", "parquet"):
+    for suffix in ("csv", "jsonl"):
         refused(ManifestError, read_manifest, put(tmp_path / f"m.{suffix}", kind))
     if kind != "folder":
         description.unlink()
@@ -371,21 +313,14 @@ def test_odd_files_in_the_place_of_ours_are_refused_and_stay(kind, path, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {"image": ["a.png"]},
-        {"query": ...},
-        {"seconds": float("nan")},
-    ],
-    ids=str,
+    "changes", [{"image": ["a.png"]}, {"query": ...}, {"seconds": float("nan")}], ids=str
 )
 def test_a_row_of_another_form_is_named_by_its_line_and_stays(changes, path, tmp_path):
     with_rows(path, ask(), failed(Item(tmp_path / "a.png")))
     row = json.loads(path.read_text()) | changes
     with path.open("a") as file:
-        file.write(
-            json.dumps({name: value for name, value in row.items() if value is not ...}) + "\n"
-        )
+        kept = {name: value for name, value in row.items() if value is not ...}
+        file.write(json.dumps(kept) + "\n")
     before = path.read_bytes()
     assert f"{path}, line 2: " in refused(RowsError, Results, path, ask(), resume=True)
     assert path.read_bytes() == before

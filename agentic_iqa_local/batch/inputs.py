@@ -10,13 +10,11 @@ import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, Field
-from pydantic_core import from_json
 
 from agentic_iqa_local.batch.cells import plain_cell
 from agentic_iqa_local.config import Boxes, Choices, check_query
@@ -29,7 +27,7 @@ from agentic_iqa_local.state import IMAGE_SUFFIXES
 
 logger = logging.getLogger(__name__)
 
-NAMED = 5  # rows, columns or pictures in a message
+NAMED = 5  # lines, columns or pictures in a message
 # Suffixes of what lies beside pictures by nature or was written here
 _BESIDE_PICTURES = {
     ".xmp", ".txt", ".json", ".jsonl", ".csv", ".html", ".htm", ".md", ".yaml", ".yml", ".xml",
@@ -50,12 +48,12 @@ class Item:
     image: Path
     reference: Path | None = None
     query: str = DEFAULT_QUERY
-    choices: tuple[str, ...] | None = None
+    choices: Sequence[str] | None = None
     box: str | None = None
 
     def __post_init__(self) -> None:
-        if self.choices is None:
-            object.__setattr__(self, "choices", _choices_in(self.query))
+        choices = self.choices or _choices_in(self.query)
+        object.__setattr__(self, "choices", tuple(choices) or None)
 
     @property
     def key(self) -> str:
@@ -65,8 +63,8 @@ class Item:
 
 
 @functools.lru_cache(maxsize=1024)  # a million pictures have the same query
-def _choices_in(query: str) -> tuple[str, ...] | None:
-    return tuple(choices_in(query) or ()) or None
+def _choices_in(query: str) -> Sequence[str]:
+    return choices_in(query) or ()
 
 
 def row_key(row: Mapping[str, Any]) -> str:
@@ -86,7 +84,7 @@ def _split(choices: Any) -> Any:
     return choices.split("|") if isinstance(choices, str) else choices
 
 
-class ManifestLine(BaseModel):
+class ManifestLine(BaseModel, extra="allow"):
     """The columns of a manifest; those that a line leaves empty are as the command says."""
 
     image: str = Field(min_length=1)
@@ -98,24 +96,18 @@ class ManifestLine(BaseModel):
     def item(self, folder: Path, asked: Mapping[str, Any]) -> Item:
         """The item of a line of a manifest in `folder`. Raises ValueError for files that are not
         there."""
-        files: dict[str, Any] = {}
-        for column in ("image", "reference"):
-            name = getattr(self, column)
-            if not name:
-                continue
-            files[column] = folder / name
-            if not os.path.isfile(files[column]):
-                raise ValueError(f"{column}: there is no file {files[column]}")
-        own = self.model_dump(exclude={"image", "reference"}, exclude_none=True)
-        about: dict[str, Any] = {"query": DEFAULT_QUERY, **asked, **own}
-        if choices := about.pop("choices", None):
-            about["choices"] = tuple(choices)
-        return Item(**files, **about)
+        image, reference = folder / self.image, None
+        if self.reference:
+            reference = folder / self.reference
+        for file in (image, reference):
+            if file and not os.path.isfile(file):
+                raise ValueError(f"there is no file {file}")
+        about = self.model_dump(include={"query", "choices", "box"}, exclude_none=True)
+        return Item(image, reference, **{**asked, **about})
 
 
 def read_manifest(path: Path, **asked: Any) -> list[Item]:
-    """The items of a manifest, each once: CSV with a header (choices separated by |), JSON lines,
-    or Parquet.
+    """The items of a manifest, each once: CSV with a header (choices separated by |) or JSON lines.
 
     Args:
         path: Its columns are those of `ManifestLine`. Paths in it are relative to it.
@@ -124,26 +116,26 @@ def read_manifest(path: Path, **asked: Any) -> list[Item]:
     Raises:
         ManifestError: Names the lines that are malformed or name a file that is not there.
     """
-    reader = {".csv": _csv, ".jsonl": _json_lines, ".parquet": _parquet}.get(path.suffix.lower())
-    if reader is None:
+    suffix = path.suffix.lower()
+    if suffix not in (".csv", ".jsonl"):
         raise ManifestError(
-            f"{path}: expected a manifest named .csv, .jsonl or .parquet", "rename or convert it"
+            f"{path}: expected a manifest named .csv or .jsonl", "rename or convert it"
         )
+    read = _csv if suffix == ".csv" else _json_lines
     asked = {name: value for name, value in asked.items() if value}
     items = dict[Item, None]()
     bad = list[str]()
     ignored = set[str]()
     try:
-        for number, record in reader(read_bytes(path, LARGEST)):
+        for number, record in read(read_bytes(path, LARGEST)):
             try:
-                line = ManifestLine.model_validate(record)
+                line = ManifestLine.model_validate_json(record)
                 items[line.item(path.parent, asked)] = None
-                ignored |= record.keys() - ManifestLine.model_fields.keys()
+                ignored.update(line.model_extra or ())
             except ValueError as error:
-                why = reason(error)
-                bad.append(f"line {number}: {why}")
-    except (ValueError, csv.Error, OSError) as error:  # the last: of pyarrow
-        said = f"{path}: cannot be read as {path.suffix[1:]}: {error}"
+                bad.append(f"line {number}: {reason(error)}")
+    except (ValueError, csv.Error) as error:
+        said = f"{path}: cannot be read as {suffix[1:]}: {error}"
         raise ManifestError(said, "correct the manifest") from error
     if bad or not items:
         said = "; ".join(bad[:NAMED]) or "expected a row for each image, found none"
@@ -155,158 +147,95 @@ def read_manifest(path: Path, **asked: Any) -> list[Item]:
     return list(items)
 
 
-def _csv(content: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line, record without its empty cells) of each row."""
-    reader = csv.DictReader(
-        io.StringIO(content.decode("utf-8-sig"), newline=""), skipinitialspace=True
-    )
+def _csv(content: bytes) -> Iterator[tuple[int, str]]:
+    """(line, JSON of its cells that are not empty) of each row."""
+    text = io.StringIO(content.decode("utf-8-sig"), newline="")
+    reader = csv.DictReader(text, skipinitialspace=True)
     for row in reader:
         if None in row:
             raise ValueError(f"line {reader.line_num}: more cells than the header has")
         filled = {name: plain_cell(cell) for name, cell in row.items() if cell and name}
-        yield reader.line_num, filled
+        yield reader.line_num, json.dumps(filled)
 
 
-def _json_lines(content: bytes) -> Iterator[tuple[int, Any]]:
+def _json_lines(content: bytes) -> Iterator[tuple[int, bytes]]:
     for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
         if line.strip():
-            try:
-                yield number, from_json(line)
-            except ValueError as error:
-                raise ValueError(f"line {number}: {error}") from error
-
-
-def _parquet(content: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
-    from pyarrow import BufferReader
-    from pyarrow.parquet import read_table
-
-    return enumerate(read_table(BufferReader(content)).to_pylist(), 1)
+            yield number, line
 
 
 # Files, folders and globs
 
 
-@dataclass
-class Skipped:
-    """What lies in folders beside the pictures that are read."""
-
-    files: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))  # by suffix
-    subfolders: Counter[str] = field(default_factory=Counter)  # how many, by folder
-
-    def add(self, file: Path) -> None:
-        suffix = file.suffix.lower()
-        if suffix not in _BESIDE_PICTURES:
-            self.files[suffix or "without suffix"].add(os.path.realpath(file))
-
-    def __str__(self) -> str:
-        counts = Counter({suffix: len(files) for suffix, files in self.files.items()})
-        parts = [f"{count} {suffix}" for suffix, count in counts.most_common()]
-        for folder, count in self.subfolders.items():
-            pattern = Path(glob.escape(folder), "**", "*")
-            parts.append(f"{count} subfolder{'s' * (count > 1)} (searched by '{pattern}')")
-        return ", ".join(parts)
-
-
 def expand_inputs(items: Sequence[str]) -> list[Path]:
-    """Files, folders and globs as a list of files in the order given, each real file once.
+    """Files, folders and globs as a list of files in the order given, each real file once, under
+    the first of its names; hard links are files of their own.
 
-    A folder stands for the image files directly in it, a glob (`**` for any depth) for those it
-    matches, both by suffix, sorted as people count (2 before 10) and without hidden files; a
-    warning counts what else is there. A plain path is kept even if nothing is there: that row will
-    be a failure. Of several links to a file the first that is named counts, in a folder or a glob
-    the file itself, else the shortest path; hard links are files of their own. Raises ImageError
-    for a folder or glob without images, and for an address on a network.
+    A folder stands for the image files directly in it, a glob (`**` for any depth, without links to
+    folders) for those it matches, both by suffix, sorted as people count (2 before 10) and without
+    what is hidden; a warning counts what else is there. A plain path is kept even if nothing is
+    there: that row will be a failure. Raises ImageError for a folder or glob without images, and
+    for an address on a network.
     """
     files: dict[str, Path] = {}
-    skipped = Skipped()
+    skipped = set[Path]()
     for item in map(local_path, items):
         several = os.path.isdir(item) or (glob.has_magic(item) and not os.path.exists(item))
-        for file in _each_once(_image_files(item, skipped)) if several else [Path(item)]:
-            files.setdefault(_place(file), file)
-    if said := str(skipped):
+        for file in _image_files(item, skipped) if several else [Path(item)]:
+            files.setdefault(os.path.realpath(file), file)
+    if skipped:
         logger.warning(
-            "skipped, for only files named as pictures of known formats are read: %s", said
+            "skipped, for only files named as pictures of known formats are read: %s",
+            _counts(skipped),
         )
     return list(files.values())
 
 
-def _place(file: Path) -> str:
-    """Where a file really lies; of a link that leads nowhere, where the link does."""
-    if file.exists():
-        return os.path.realpath(file)
-    return os.path.join(os.path.realpath(file.parent), file.name)
-
-
-def _image_files(item: str, skipped: Skipped | None = None) -> list[Path]:
-    """The image files of a folder or a glob, sorted; see `expand_inputs`. A link that leads nowhere
-    fails its row."""
-    skipped = Skipped() if skipped is None else skipped
+def _image_files(item: str, skipped: set[Path]) -> list[Path]:
+    """The image files of a folder or a glob, sorted; see `expand_inputs`. What else is there is put
+    into `skipped`."""
     folder = os.path.isdir(item)
-    images: list[Path] = []
-    for path in map(Path, os.scandir(item) if folder else _matching(item)):
-        if path.name.startswith(".") or (not folder and path.is_dir()):
+    images = list[Path]()
+    others = set[Path]()
+    for path in Path(item).iterdir() if folder else _matching(item):
+        suffix = path.suffix.lower()
+        if path.name.startswith(".") or (path.is_dir() and not folder):
             continue
-        if path.is_dir():
-            skipped.subfolders[item] += 1
-        elif path.suffix.lower() in IMAGE_SUFFIXES:
+        if suffix in IMAGE_SUFFIXES and not path.is_dir():
             images.append(path)
-        else:
-            skipped.add(path)
+        elif suffix not in _BESIDE_PICTURES:
+            others.add(path.resolve())
     if not images:
-        raise _no_images(item, folder, skipped)
+        suffixes = " ".join(sorted(IMAGE_SUFFIXES))
+        said = f"expected a folder or a pattern with image files ({suffixes}), but found none"
+        beside = f" beside {_counts(others)}" if others else ""
+        raise ImageError(f"{item}: {said}{beside}", "check the path")
+    skipped |= others
     return sorted(images, key=_natural_order)
 
 
-def _each_once(images: Iterable[Path]) -> list[Path]:
-    """Each real file among images of one folder or glob, sorted."""
-    own: dict[str, Path] = {}
-    for image in sorted(images, key=_by_directness):
-        own.setdefault(_place(image), image)
-    return sorted(own.values(), key=_natural_order)
+def _counts(skipped: Iterable[Path]) -> str:
+    """How many there are of each suffix, and of folders."""
+    kinds = Counter[str]()
+    for path in skipped:
+        kind = path.suffix.lower() or "without suffix"
+        if path.is_dir():
+            kind = "subfolder(s) (searched by 'FOLDER/**/*')"
+        kinds[kind] += 1
+    return ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
 
 
-def _by_directness(path: Path) -> Any:
-    """A key that sorts files before links to them, and short paths first."""
-    return os.path.abspath(path) != _place(path), len(path.parts), _natural_order(path)
-
-
-def _no_images(item: str, folder: bool, skipped: Skipped) -> ImageError:
-    said = f"expected a folder or a pattern with image files ({' '.join(sorted(IMAGE_SUFFIXES))}), but found none"
-    beside = f" beside {skipped}" if skipped.files else ""
-    pattern = Path(glob.escape(item), "**", "*")
-    remedy = f"; subfolders are searched by '{pattern}'" if folder else ""
-    return ImageError(f"{item}: {said}{beside}", f"check the path{remedy}")
-
-
-def _matching(pattern: str) -> Iterator[str]:
-    """The paths that a glob matches. Below `**` each folder is looked into once, wherever links
-    lead."""
-    head, *tail = re.split(r"(?:^|(?<=/))\*\*(?:/+|$)", pattern, maxsplit=1)
-    if not tail:
-        yield from glob.iglob(pattern)
-        return
-    for top in glob.iglob(head) if head else [os.curdir]:
-        for folder in _folders(top):
-            yield from _matching(os.path.join(glob.escape(folder), tail[0] or "*"))
-
-
-def _folders(top: str) -> Iterator[str]:
-    """A folder and those below it, each once, and under its own path where it has one: links are
-    followed last."""
-    waiting = [top]
-    links = list[str]()
-    seen = set[str]()
-    while waiting or links:
-        folder = waiting.pop(0) if waiting else links.pop(0)
-        place = os.path.realpath(folder)
-        if place in seen:
-            continue
-        seen.add(place)
-        yield folder
-        with suppress(OSError):  # one that may not be read
-            for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
-                if entry.is_dir() and not entry.name.startswith("."):
-                    (links if entry.is_symlink() else waiting).append(entry.path)
+def _matching(pattern: str) -> Iterator[Path]:
+    """The paths that a glob matches, but for what is hidden."""
+    parts = Path(pattern).parts
+    fixed = next(place for place, part in enumerate(parts) if glob.has_magic(part))
+    tail = os.path.join(*parts[fixed:])
+    if tail.endswith("**"):  # which are folders to pathlib
+        tail = os.path.join(tail, "*")
+    tail = re.sub(r"(?<=[^/])\*\*|\*\*(?=[^/])", "*", tail)  # within a name ** is *
+    for path in Path(*parts[:fixed]).glob(tail):
+        if not any(part.startswith(".") for part in path.parts[fixed:]):
+            yield path
 
 
 def references_in(folder: Path, images: Iterable[Path]) -> list[Path]:
@@ -316,7 +245,7 @@ def references_in(folder: Path, images: Iterable[Path]) -> list[Path]:
     found = list[Path]()
     lacking = list[str]()
     by_stem = defaultdict[str, list[Path]](list)
-    for file in _image_files(str(folder)):
+    for file in _image_files(str(folder), set()):
         by_stem[file.stem].append(file)
     for image in images:
         named = by_stem[image.stem]

@@ -10,24 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from agentic_iqa_local.batch.inputs import row_key
-from agentic_iqa_local.batch.rows import (
-    DESCRIPTION,
-    ELSEWHERE,
-    RowFile,
-    RowsError,
-    StoredRow,
-    check_run,
-    write_run,
-)
+from agentic_iqa_local.batch.rows import RowFile, RowsError, StoredRow, check_run, write_run
 from agentic_iqa_local.errors import one_line
-from agentic_iqa_local.files import WriteError, is_replaceable, path_from_text
+from agentic_iqa_local.files import WriteError, path_from_text
 from agentic_iqa_local.result import file_sha256
-
-
-def _check_description(place: Path) -> None:
-    """Raises RowsError where what lies at the place of a run's description is somebody's."""
-    if os.path.lexists(place) and not is_replaceable(place, DESCRIPTION):
-        raise RowsError(f"{place}: this is no description of a run", ELSEWHERE)
 
 
 def picture_changed(row: dict[str, Any], since: float) -> bool:
@@ -73,9 +59,7 @@ class Results(RowFile):
         self.changed = 0  # pictures that did since
         description = self.path.with_name(f"{self.path.name}.run.json")
         try:
-            if self.empty:
-                _check_description(description)
-            else:
+            if not self.empty:
                 if not resume:
                     remedy = "add --resume if it holds rows to go on with, or choose another --out"
                     raise RowsError(f"{self.path}: there is something in it already", remedy)
@@ -84,12 +68,11 @@ class Results(RowFile):
                     row_key,
                     lambda row: row_key(row) in asked and self._is_made_again(row, since, retry),
                 )
-            command = [one_line(word) for word in sys.argv]
-            write_run(
-                description,
-                {"command": command, "date": time.strftime("%Y-%m-%dT%H:%M:%S%z")},
-                identity,
-            )
+            about = {
+                "command": [one_line(word) for word in sys.argv],
+                "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            }
+            write_run(description, about, identity)
         except WriteError:
             self.close()
             raise

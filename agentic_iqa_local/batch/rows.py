@@ -5,8 +5,6 @@ import codecs
 import errno
 import json
 import os
-import re
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -41,10 +39,8 @@ from agentic_iqa_local.state import LETTERS, FusionResult
 NAMED_CHANGES = 5  # changed settings that a message names
 LONGEST_VALUE = 60  # characters of each of their values
 LARGEST_NOTE = 2**26  # bytes of a run's description, which holds its command line
-SYNC_AFTER = 0.05  # seconds since the last sync: a disk takes a few milliseconds for each
 ELSEWHERE = "choose another --out"
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-DESCRIPTION = re.compile(rb'\A\{\n "command": \[')  # what the description of a run begins with
 
 
 class RowsError(WriteError):
@@ -118,18 +114,13 @@ class RowFile:
             self._file.close()
             said = f"{path}: another process is writing it"
             raise RowsError(said, "wait for it or choose another --out") from error
-        except FileError as error:
-            raise RowsError(f"{path}: {error}", ELSEWHERE) from error
-        except OSError as error:
-            raise RowsError(
-                f"{path}: expected a file that can be written, got {error.strerror}", ELSEWHERE
-            ) from error
+        except (FileError, OSError) as error:
+            said = f"{path}: expected a file that can be written ({reason(error)})"
+            raise RowsError(said, ELSEWHERE) from error
 
     def _open(self, flags: int = 0) -> None:
         descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | flags, 0o666)
         self._file = os.fdopen(descriptor, "ab", buffering=0)
-        self._synced = self._size  # bytes that are on the disk
-        self._when = 0.0  # they came there
 
     @property
     def _size(self) -> int:
@@ -159,9 +150,7 @@ class RowFile:
         line = b"\n"
         dropped = set[int]()
         with open(self.path, "rb") as file:
-            for number, (line, row) in enumerate(
-                rows_in(file, self.path, self._schema, going_on=True)
-            ):
+            for number, (line, row) in enumerate(rows_in(file, self.path, self._schema)):
                 end += len(line)
                 if drop(row):
                     dropped.add(number)
@@ -183,68 +172,39 @@ class RowFile:
                 yield row
 
     def append(self, line: str) -> None:
-        """Writes one row, given as JSON text; it is on the disk unless another row was synced less
-        than 50 ms ago (see `sync`). Raises RowsError where the disk does not take it: the rows
-        before it are whole."""
+        """Writes one row, given as JSON text, to the disk. Raises RowsError where that does not take
+        it: the rows before it are whole."""
         content = line.encode() + b"\n"
         end = self._size
         try:
             if self._file.write(content) != len(content):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError as error:
-            raise self._not_written(error, end) from error
-        if time.monotonic() - self._when >= SYNC_AFTER:
-            self.sync()
-
-    def sync(self) -> None:
-        """Brings every row to the disk. Raises RowsError where it does not take them: the file then
-        holds the rows before, whole."""
-        try:
             os.fsync(self._file.fileno())
         except OSError as error:
-            raise self._not_written(error, self._synced) from error
-        self._synced = self._size
-        self._when = time.monotonic()
-
-    def _not_written(self, error: OSError, end: int) -> RowsError:
-        """What to raise, once the first `end` bytes are left."""
-        with suppress(OSError):
-            os.ftruncate(self._file.fileno(), end)
-        return RowsError(
-            f"{self.path}: a row could not be written ({error.strerror}); the rows before it are kept"
-        )
+            with suppress(OSError):
+                os.ftruncate(self._file.fileno(), end)
+            said = f"a row could not be written ({error.strerror}); the rows before it are kept"
+            raise RowsError(f"{self.path}: {said}") from error
 
     def close(self) -> None:
-        """Raises RowsError where rows are not on disk."""
-        try:
-            if not self._file.closed:
-                self.sync()
-        finally:
-            self._file.close()
-            self._lock.release()
+        self._file.close()
+        self._lock.release()
 
 
 def rows_in(
-    file: BinaryIO,
-    path: Path,
-    schema: type[BaseModel],
-    *,
-    going_on: bool = False,
-    first: int = 1,
+    file: BinaryIO, path: Path, schema: type[BaseModel]
 ) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """(line, row) of an open file of rows, which messages call `path`, and whose next line has the
-    number `first`. Where a run may be `going_on` with it, the beginning of a row at its end is left
-    out. Raises RowsError, which names a line that `schema` does not take."""
-    for number, line in enumerate(file, first):
-        if going_on and _is_beginning(line, schema):
+    """(line, row) of an open file of rows, which messages call `path`. The beginning of a row at its
+    end is left out. Raises RowsError, which names a line that `schema` does not take."""
+    for number, line in enumerate(file, 1):
+        if _is_beginning(line, schema):
             return
         try:
             row = parsed_object(line)
             schema.model_validate_json(line)
             yield line, row
         except ValueError as error:
-            why = reason(error)
-            said = f"expected rows as this program writes them ({why})"
+            said = f"expected rows as this program writes them ({reason(error)})"
             raise RowsError(f"{path}, line {number}: {said}", ELSEWHERE) from error
 
 
@@ -285,11 +245,10 @@ def check_run(path: Path, identity: dict[str, Any]) -> float:
     when that run was begun or last gone on with, in seconds since 1970."""
     try:
         run = RunNote.model_validate(read_json(path, LARGEST_NOTE))
-        run.identity.pop("schema version", None)  # of runs up to schema 5, whose rows are read too
         changed = differences(identity, run.identity)
     except (FileError, ValueError) as error:
-        why = reason(error)
-        raise RowsError(f"{path}: this is no description of the run: {why}", ELSEWHERE) from error
+        said = f"{path}: this is no description of the run: {reason(error)}"
+        raise RowsError(said, ELSEWHERE) from error
     if changed:
         said = f"{path}: the rows are of a run with other settings: {changed}"
         raise RowsError(said, f"go on with the same or {ELSEWHERE}")

@@ -29,7 +29,7 @@ from agentic_iqa_local.output.account import parts_of
 from agentic_iqa_local.output.pages import ACCOUNT, FOLDER
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.serve import bodies
-from agentic_iqa_local.serve.asks import Ask, Refused, SetUp, failure_of, line_of, rows_of
+from agentic_iqa_local.serve.asks import Answer, Ask, Refused, SetUp, failure_of, line_of, rows_of
 from agentic_iqa_local.serve.batches import Batches
 from agentic_iqa_local.serve.bodies import (
     JSON,
@@ -132,28 +132,32 @@ def metrics() -> Response:
 async def assess(request: Request, service: Here) -> Response:
     """Assesses a picture: the row, or with Accept: text/event-stream its progress and then the
     row."""
-    return await _answered(request, service, await body_of(request, OnePicture))
+    return await _told(request, service, await body_of(request, OnePicture))
 
 
 @private.post("/compare", openapi_extra=described(Compared))
 async def compare(request: Request, service: Here) -> Response:
     """Compares two pictures, or orders several; the pipeline is letters unless another is named."""
-    return await _answered(request, service, await body_of(request, Compared))
+    return await _told(request, service, await body_of(request, Compared))
 
 
-async def _answered(request: Request, service: Service, body: Body) -> Response:
+async def _told(request: Request, service: Service, body: Body) -> Response:
     """The answer as JSON, or as a stream of events."""
     asked = body.ask(service.set_up)
-    service.queue.check_room()
     if "text/event-stream" in request.headers.get("accept", ""):
+        service.queue.check_room()
         return EventSourceResponse(_events(service, body, asked), sep="\n")
+    return Response(line_of(await _answer(service, body, asked)), media_type="application/json")
+
+
+async def _answer(service: Service, body: Body, asked: Ask) -> Answer:
+    """Raises Refused (422), with the row, for pictures that have no answer."""
+    service.queue.check_room()
     with body.stored(asked, service.uploads) as ask:
         answer = await service.queue.answer(ask)
     if error := failure_of(answer):
-        return JSONResponse(
-            Refused(422, "not_assessed", error).body() | {"row": answer.to_dict()}, 422
-        )
-    return Response(line_of(answer), media_type="application/json")
+        raise Refused(422, "not_assessed", error, row=answer.to_dict())
+    return answer
 
 
 async def _events(service: Service, body: Body, asked: Ask) -> AsyncIterator[dict[str, str]]:
@@ -199,10 +203,7 @@ async def complete(request: Request, service: Here) -> Response:
     gives the account."""
     sent = await body_of(request, Completion, [JSON])
     body = sent.picture()
-    with body.stored(body.ask(service.set_up), service.uploads) as ask:
-        row = await service.queue.answer(ask)
-    if error := failure_of(row):
-        raise Refused(422, "not_assessed", error)
+    row = await _answer(service, body, body.ask(service.set_up))
     assert isinstance(row, Assessment)  # one picture was asked about
     return sent.reply(row, service.set_up.model)
 

@@ -36,15 +36,15 @@ class Refused(UserError):
         message: str,
         remedy: str = "",
         headers: Mapping[str, str] | None = None,
+        **more: Any,
     ):
         super().__init__(message, remedy)
-        self.status, self.code, self.headers = status, code, headers
+        self.status, self.code, self.headers, self.more = status, code, headers, more
 
     def body(self) -> dict[str, Any]:
-        """What stands in the answer of HTTP."""
-        return {
-            "error": {"code": self.code, "message": self.message, "remedy": self.remedy or None}
-        }
+        """What stands in the answer of HTTP: the error, and `more` beside it."""
+        error = {"code": self.code, "message": self.message, "remedy": self.remedy or None}
+        return {"error": error, **self.more}
 
 
 @dataclass(frozen=True)

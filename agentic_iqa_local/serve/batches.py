@@ -8,8 +8,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,6 +21,7 @@ from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.serve.asks import Answer, Ask, Refused, SetUp, line_of
 from agentic_iqa_local.serve.bodies import Body
 from agentic_iqa_local.serve.queue import Queue
+from agentic_iqa_local.serve.refusals import refusal_of
 from agentic_iqa_local.serve.stored import OPTIONS, StoredBatch
 
 logger = logging.getLogger(__name__)
@@ -37,17 +37,14 @@ class Batches:
     def __init__(self, root: Path, queue: Queue, set_up: SetUp):
         self.root, self.queue, self.set_up = root, queue, set_up
         self._more = asyncio.Event()  # there may be something to do
-        self._known: dict[str, StoredBatch] = {}
         self._stopped: dict[str, str] = {}  # batches that do not go on, and why
 
     def _batches(self) -> dict[str, StoredBatch]:
         """Every batch by its name, the oldest first. Raises OSError."""
         batches = {}
-        for file in sorted(os.listdir(self.root)):
-            folder = self.root / file
+        for folder in sorted(self.root.iterdir()):
             if os.path.lexists(folder / OPTIONS):
-                name = path_text(file)
-                batches[name] = self._known.setdefault(name, StoredBatch(folder))
+                batches[path_text(folder.name)] = StoredBatch(folder)
         return batches
 
     def _batch(self, name: str) -> StoredBatch:
@@ -59,15 +56,18 @@ class Batches:
 
     def lines(self, name: str, start: int = 0) -> bytes:
         """A batch's rows from number `start` on, a line of JSON each. Raises Refused."""
-        with self._read(name) as batch:
-            return batch.lines(start)
+        return b"".join(line for line, _ in self._rows(name)[start:])
 
-    @contextmanager
-    def _read(self, name: str) -> Iterator[StoredBatch]:
-        """A batch to read. Raises Refused if there is none (404), or if it is spoilt (409)."""
+    def rows(self, name: str) -> list[Assessment]:
+        """A batch's rows so far. Raises Refused."""
+        return [Assessment.model_validate(row) for _, row in self._rows(name)]
+
+    def _rows(self, name: str) -> list[tuple[bytes, dict[str, Any]]]:
+        """(line, row) of each row. Raises Refused if there is no such batch (404), or if it is
+        spoilt (409)."""
         batch = self._batch(name)
         try:
-            yield batch
+            return batch.rows()
         except (OSError, UserError) as error:
             remedy = "mend its folder, or delete the batch"
             raise Refused(409, "spoilt_batch", _reason(error, batch), remedy) from error
@@ -82,35 +82,32 @@ class Batches:
 
     def _status(self, name: str, batch: StoredBatch) -> dict[str, Any]:
         """How far a batch is; a spoilt one is stopped, with the counts of what can be read."""
-        total, errors, spoilt = 0, dict[str, str | None](), None
+        total = 0
+        rows = list[Any]()
+        spoilt = None
         try:
             total = len(batch.pictures())
-            errors = batch.errors()
+            rows = batch.rows()
         except (OSError, UserError) as error:
             spoilt = _reason(error, batch)
-        finished = spoilt is None and len(errors) == total
+        finished = spoilt is None and len(rows) == total
         why = None if finished else spoilt or self._stopped.get(name)
         if finished:
             state = "finished"
         elif why:
             state = "stopped"
         else:
-            state = "running" if errors else "queued"
+            state = "running" if rows else "queued"
         place = f"/v1/batches/{quote(name, safe='')}"
         status = {
             "id": name,
             "state": state,
             "total": total,
-            "done": len(errors),
-            "failed": sum(error is not None for error in errors.values()),
+            "done": len(rows),
+            "failed": sum(row["error"] is not None for _, row in rows),
             "links": {"self": place, "rows": f"{place}/rows", "gallery": f"{place}/gallery"},
         }
         return status | (Refused(503, "stopped", why).body() if why else {})
-
-    def rows(self, name: str) -> list[Assessment]:
-        """A batch's rows so far. Raises Refused."""
-        with self._read(name) as batch:
-            return batch.rows()
 
     def gallery(self, name: str) -> bytes:
         """The page of a batch's rows so far. Raises Refused if there are none."""
@@ -123,18 +120,15 @@ class Batches:
             return page.read_bytes()
 
     async def submit(self, body: Body) -> dict[str, Any]:
-        """Stores a batch on the disk; its status. Raises Refused for options that make no sense, or
-        a full disk."""
+        """Stores a batch on the disk; its status. Raises Refused for options that make no sense,
+        OSError and WriteError for a full disk."""
         self.set_up.ask(body.options)
         folder = self.root / f"{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(8)}"
         try:
             await asyncio.to_thread(self._store, body, folder)
-        except (OSError, UserError) as error:
+        except Exception:
             shutil.rmtree(folder, ignore_errors=True)
-            logger.error("a batch could not be stored: %s", one_line(str(error)))
-            raise Refused(
-                503, "not_stored", "the batch could not be stored", "see the service's log"
-            ) from error
+            raise
         self._more.set()
         return self.status(folder.name)
 
@@ -154,9 +148,7 @@ class Batches:
     def delete(self, name: str) -> None:
         """Deletes a batch with all that its folder holds. Raises Refused, and OSError for what
         cannot be deleted."""
-        folder = self._batch(name).folder
-        self._known.pop(name, None)  # so that whoever works on it sees that it is gone
-        shutil.rmtree(folder)
+        shutil.rmtree(self._batch(name).folder)
 
     async def work(self) -> None:
         """Works on all batches, the oldest first, until it is cancelled. What one of them raises
@@ -164,40 +156,35 @@ class Batches:
         while True:
             self._more.clear()
             try:
-                for name in self._batches():
-                    await self._go_on_with(name)
+                for name, batch in self._batches().items():
+                    await self._go_on_with(name, batch)
             except OSError as error:
                 logger.error("the batches cannot be listed: %s", one_line(str(error)))
             await self._more.wait()
 
-    async def _go_on_with(self, name: str) -> None:
+    async def _go_on_with(self, name: str, batch: StoredBatch) -> None:
         self._stopped.pop(name, None)
-        with suppress(Refused, OSError):  # it was deleted meanwhile
-            batch = self._batch(name)
-            try:
-                await self._work_on(batch)
-            except* Exception as errors:
-                if self._known.get(name) is batch:  # else it was deleted meanwhile
-                    self._stopped[name] = _reason(errors.exceptions[0], batch)
-                    logger.error("batch %s is stopped: %s", one_line(name), self._stopped[name])
+        try:
+            await self._work_on(batch)
+        except* Exception as errors:
+            if batch.folder.exists():  # else it was deleted meanwhile
+                self._stopped[name] = _reason(errors.exceptions[0], batch)
+                logger.error("batch %s is stopped: %s", one_line(name), self._stopped[name])
 
     async def _work_on(self, batch: StoredBatch) -> None:
         """Writes the rows that a batch lacks. Raises UserError or OSError where that cannot be
         done, and where those that it has are of other settings."""
-        if not batch.left():
+        if not await asyncio.to_thread(batch.left):
             return
         asked = batch.ask(self.set_up)
         identity = await asyncio.to_thread(asked.identity, self.queue.runner.device)
-        batch.keep_to(identity)
-        with closing(batch.writer()) as rows:
-            rows.recover()
+        with closing(batch.writer(identity)) as rows:
             left = iter(batch.left())
 
             async def write() -> None:
                 for picture in left:
                     answer = await self._answer(asked.about([picture], asked.reference))
                     rows.append(line_of(answer))
-                    rows.sync()
 
             async with asyncio.TaskGroup() as workers:
                 for _ in range(self.queue.runner.jobs):
@@ -219,8 +206,4 @@ def _reason(error: Exception, batch: StoredBatch) -> str:
     """Why a batch is stopped, without the places of the service's files."""
     if isinstance(error, UserError):
         return batch.hidden(error.message)
-    if isinstance(error, OSError):
-        name = Path(error.filename).name if error.filename else "a file"
-        return one_line(f"{name} could not be read or written ({error.strerror})")
-    logger.error("a batch failed", exc_info=error)
-    return f"an unforeseen {type(error).__name__}; see the service's log"
+    return refusal_of(error).message

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
@@ -20,7 +20,6 @@ from pydantic import (
     Field,
     ValidationError,
     WithJsonSchema,
-    model_validator,
 )
 from pydantic_core import from_json
 from starlette.datastructures import UploadFile
@@ -103,10 +102,8 @@ class Body(BaseModel, extra="allow"):
             pictures = []
             for number, upload in enumerate(self.images):
                 pictures.append(upload.stored(Path(folder, str(number))))
-            if self.reference:
-                yield ask.about(pictures, self.reference.stored(Path(folder, "reference")))
-            else:
-                yield ask.about(pictures)
+            reference = self.reference and self.reference.stored(Path(folder, "reference"))
+            yield ask.about(pictures, reference)
 
 
 class OnePicture(Body):
@@ -124,30 +121,24 @@ class Compared(Body):
     images: list[Picture] = Field(min_length=2, max_length=MOST)
 
 
-def _is_data(url: str) -> str:
-    if not url.startswith("data:"):
-        raise ValueError("expected a data URL (data:image/png;base64,...), for nothing is fetched")
-    return url
-
-
 class Address(BaseModel):
-    """Where a picture is: in the address itself."""
+    """Where a picture is: in the address itself, for nothing is fetched."""
 
-    url: Annotated[str, AfterValidator(_is_data)]
+    url: str = Field(pattern="^data:")
 
 
-class Part(BaseModel):
-    """A piece of a message: a text or a picture."""
+class SentText(BaseModel):
+    """A piece of a message."""
 
-    type: Literal["text", "image_url"]
-    text: str | None = None
-    image_url: Address | None = None
+    type: Literal["text"]
+    text: str
 
-    @model_validator(mode="after")
-    def _has_what_it_is(self) -> Self:
-        if getattr(self, self.type) is None:
-            raise ValueError(f"expected {self.type}, which its type names")
-        return self
+
+class SentPicture(BaseModel):
+    """A piece of a message."""
+
+    type: Literal["image_url"]
+    image_url: Address
 
 
 def _in_parts(content: Any) -> Any:
@@ -159,7 +150,7 @@ def _in_parts(content: Any) -> Any:
 class Message(BaseModel):
     """A turn of a conversation, whoever says it."""
 
-    content: Annotated[list[Part], BeforeValidator(_in_parts)] = []
+    content: Annotated[list[SentText | SentPicture], BeforeValidator(_in_parts)] = []
 
 
 class Completion(BaseModel, extra="allow"):
@@ -174,9 +165,9 @@ class Completion(BaseModel, extra="allow"):
         fields = {name: x for name, x in (self.model_extra or {}).items() if name in TO_ASSESS}
         for message in self.messages:
             for part in message.content:
-                if part.image_url:
+                if isinstance(part, SentPicture):
                     fields["image"] = part.image_url.url
-                elif part.text:
+                else:
                     fields["query"] = part.text
         if "image" not in fields:
             said = "image: expected a picture in the messages, found none"

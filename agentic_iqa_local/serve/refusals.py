@@ -12,7 +12,6 @@ from starlette.requests import ClientDisconnect
 
 from agentic_iqa_local.errors import UserError, one_line
 from agentic_iqa_local.serve.asks import Refused
-from agentic_iqa_local.serve.bodies import MOST_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -22,16 +21,6 @@ FOREIGN_HOST = Refused(
     "this service does not answer to this host name",
     "ask for localhost, or start the service with a token",
 )
-# What FastAPI and Starlette raise by themselves: status → code, message, remedy
-KNOWN = {
-    404: ("not_found", "there is no such page or route", "GET /openapi.json lists the routes"),
-    405: ("method_not_allowed", "this address does not take this method", "see the header Allow"),
-    413: (
-        "request_entity_too_large",
-        f"expected a body of at most {MOST_BYTES} bytes, got more",
-        "send the pictures in several requests",
-    ),
-}
 
 
 class Problem(BaseModel):
@@ -63,7 +52,8 @@ def refusal_of(error: Exception) -> Refused:
         first = error.errors()[0]
         return Refused(400, "bad_request", f"{first['loc'][-1]}: {first['msg']}")
     if isinstance(error, HTTPException):
-        return _of_framework(error)
+        code = HTTPStatus(error.status_code).name.lower()
+        return Refused(error.status_code, code, error.detail, headers=error.headers)
     if isinstance(error, ClientDisconnect):
         return Refused(400, "client_left", "the client left before its request was whole")
     remedy = "see the service's log"
@@ -73,14 +63,6 @@ def refusal_of(error: Exception) -> Refused:
         return Refused(503, "storage", said, remedy)
     logger.error("a request failed", exc_info=error)
     return Refused(500, "internal", "the service failed at this request", remedy)
-
-
-def _of_framework(error: HTTPException) -> Refused:
-    status, headers = error.status_code, error.headers
-    code, message, remedy = KNOWN.get(status, (HTTPStatus(status).name.lower(), error.detail, ""))
-    if status == 405 and headers is None:
-        headers = {"Allow": "GET, HEAD"}  # the server of the page's files names none
-    return Refused(status, code, message, remedy, headers)
 
 
 def answer_of(error: Exception) -> JSONResponse:

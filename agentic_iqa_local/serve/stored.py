@@ -1,33 +1,26 @@
 """A batch on the disk. Whatever is read is checked here, so that only the spoilt batch stops."""
 
-import io
-import itertools
 import os
-import threading
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from agentic_iqa_local.batch.rows import RowFile, StoredRow, check_run, rows_in, write_run
+from agentic_iqa_local.batch.results import Results
+from agentic_iqa_local.batch.rows import StoredRow, rows_in
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.files import FileError, open_regular, path_text, read_json
 from agentic_iqa_local.images.pictures import PictureFile
-from agentic_iqa_local.output.gallery.rows import read_rows
-from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.serve.asks import Ask, SetUp
 
-OPTIONS, ROWS, RUN = "options.json", "rows.jsonl", "run.json"
+OPTIONS, ROWS = "options.json", "rows.jsonl"
 
 
+@dataclass(frozen=True)
 class StoredBatch:
-    """A folder with pictures/NAME, reference/NAME, options.json, rows.jsonl and run.json, which
-    says what the rows depend on. Every method that reads raises UserError or OSError for anything
-    else."""
+    """A folder with pictures/NAME, reference/NAME, options.json and `Results` in rows.jsonl. Every
+    method that reads raises UserError or OSError for anything else."""
 
-    def __init__(self, folder: Path):
-        self.folder = folder
-        self._turn = threading.Lock()
-        self._errors: dict[str, str | None] = {}  # of the rows that were checked, by their pictures
-        self._end = 0  # where the rows end that were checked
+    folder: Path
 
     def pictures(self) -> list[PictureFile]:
         """In the order of their names, one at least."""
@@ -43,44 +36,23 @@ class StoredBatch:
             raise FileError(f"reference: expected one file, found {len(reference)}")
         return set_up.ask(read_json(self.folder / OPTIONS)).about([], *reference)
 
-    def errors(self) -> dict[str, str | None]:
-        """Why each picture that has a row failed, or None. Each row is read once."""
-        with self._turn, self._rows() as file:
-            file.seek(self._end)
-            first = len(self._errors) + 1
-            for line, row in rows_in(file, Path(ROWS), StoredRow, going_on=True, first=first):
-                if not line.endswith(b"\n"):  # it is still being written
-                    break
-                self._errors[row["image"]] = row["error"]
-                self._end += len(line)
-            return dict(self._errors)
+    def rows(self) -> list[tuple[bytes, dict[str, Any]]]:
+        """(line, row) of each row so far."""
+        path = self.folder / ROWS
+        if not path.exists():
+            return []
+        with open(open_regular(path), "rb") as file:
+            return list(rows_in(file, Path(ROWS), StoredRow))
 
     def left(self) -> list[PictureFile]:
         """The pictures that have no row yet."""
-        done = self.errors()
+        done = [row["image"] for _, row in self.rows()]
         return [picture for picture in self.pictures() if path_text(picture.name) not in done]
 
-    def lines(self, start: int) -> bytes:
-        """The rows from number `start` on, a line of JSON each."""
-        count = len(self.errors())
-        with self._rows() as file:
-            return b"".join(itertools.islice(file, min(start, count), count))
-
-    def rows(self) -> list[Assessment]:
-        """Every row so far."""
-        return read_rows(self.folder / ROWS) if self.errors() else []
-
-    def keep_to(self, identity: dict[str, Any]) -> None:
-        """Notes what the rows depend on, as long as there are none; after that it must be the same,
-        so that a batch that goes on after a restart has rows of one kind."""
-        if self.errors():
-            check_run(self.folder / RUN, identity)
-        else:
-            write_run(self.folder / RUN, {}, identity)
-
-    def writer(self) -> RowFile:
-        """The file of rows, to go on with. Raises RowsError if it cannot be written."""
-        return RowFile(self.folder / ROWS, StoredRow)
+    def writer(self, identity: dict[str, Any]) -> Results:
+        """The file of rows, to go on with. Raises RowsError if it cannot be written, or its rows
+        depend on something else."""
+        return Results(self.folder / ROWS, identity, resume=True)
 
     def hidden(self, message: str) -> str:
         """A message of a UserError without the place of the folder."""
@@ -88,13 +60,8 @@ class StoredBatch:
 
     def _files(self, part: str) -> list[PictureFile]:
         files = []
-        for name in sorted(os.listdir(self.folder / part)):
-            path = self.folder / part / name
+        for path in sorted((self.folder / part).iterdir()):
             if not path.is_file():
-                raise FileError(f"{part}: {path_text(name)}: expected a file")
-            files.append(PictureFile(str(path), name))
+                raise FileError(f"{part}: {path_text(path.name)}: expected a file")
+            files.append(PictureFile(str(path), path.name))
         return files
-
-    def _rows(self) -> BinaryIO:
-        path = self.folder / ROWS
-        return open(open_regular(path), "rb") if path.exists() else io.BytesIO()

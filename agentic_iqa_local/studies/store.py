@@ -152,7 +152,7 @@ def read_run(folder: Path) -> Stored:
         run = Run.model_validate(read_json(file, LARGEST_NOTE))
         file = folder / "rows.jsonl"
         with os.fdopen(open_regular(file), "rb") as lines:
-            rows = [row for _, row in rows_in(lines, file, _Row, going_on=True)]
+            rows = [row for _, row in rows_in(lines, file, _Row)]
     except (FileError, ValidationError) as error:
         mistake = reason(error)
         said = f"{folder}: expected a folder that study.py run wrote"

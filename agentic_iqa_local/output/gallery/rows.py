@@ -24,7 +24,7 @@ def read_rows(path: Path) -> list[Assessment]:
         with open(open_regular(path), "rb") as file:
             rows = [
                 Assessment.model_validate(row)
-                for _, row in rows_in(file, path, StoredRow, going_on=True)
+                for _, row in rows_in(file, path, StoredRow)
             ]
     except FileError as error:
         raise RowsError(f"{path}: {error}", remedy) from error
