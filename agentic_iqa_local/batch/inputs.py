@@ -102,8 +102,9 @@ class ManifestLine(BaseModel, extra="allow"):
         for file in (image, reference):
             if file and not os.path.isfile(file):
                 raise ValueError(f"there is no file {file}")
-        about = self.model_dump(include={"query", "choices", "box"}, exclude_none=True)
-        return Item(image, reference, **{**asked, **about})
+        query = self.query or asked.get("query") or DEFAULT_QUERY
+        choices = self.choices or asked.get("choices")
+        return Item(image, reference, query, choices, self.box or asked.get("box"))
 
 
 def read_manifest(path: Path, **asked: Any) -> list[Item]:
@@ -116,18 +117,15 @@ def read_manifest(path: Path, **asked: Any) -> list[Item]:
     Raises:
         ManifestError: Names the lines that are malformed or name a file that is not there.
     """
-    suffix = path.suffix.lower()
-    if suffix not in (".csv", ".jsonl"):
-        raise ManifestError(
-            f"{path}: expected a manifest named .csv or .jsonl", "rename or convert it"
-        )
-    read = _csv if suffix == ".csv" else _json_lines
-    asked = {name: value for name, value in asked.items() if value}
+    reader = {".csv": _csv, ".jsonl": _json_lines}.get(path.suffix.lower())
+    if reader is None:
+        said = f"{path}: expected a manifest named .csv or .jsonl"
+        raise ManifestError(said, "rename or convert it")
     items = dict[Item, None]()
     bad = list[str]()
     ignored = set[str]()
     try:
-        for number, record in read(read_bytes(path, LARGEST)):
+        for number, record in reader(read_bytes(path, LARGEST)):
             try:
                 line = ManifestLine.model_validate_json(record)
                 items[line.item(path.parent, asked)] = None
@@ -135,7 +133,7 @@ def read_manifest(path: Path, **asked: Any) -> list[Item]:
             except ValueError as error:
                 bad.append(f"line {number}: {reason(error)}")
     except (ValueError, csv.Error) as error:
-        said = f"{path}: cannot be read as {suffix[1:]}: {error}"
+        said = f"{path}: cannot be read as {path.suffix[1:]}: {error}"
         raise ManifestError(said, "correct the manifest") from error
     if bad or not items:
         said = "; ".join(bad[:NAMED]) or "expected a row for each image, found none"

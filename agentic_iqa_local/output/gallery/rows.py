@@ -22,10 +22,7 @@ def read_rows(path: Path) -> list[Assessment]:
     remedy = "give the .jsonl file that assess --out of this version wrote"
     try:
         with open(open_regular(path), "rb") as file:
-            rows = [
-                Assessment.model_validate(row)
-                for _, row in rows_in(file, path, StoredRow)
-            ]
+            rows = [Assessment.model_validate(row) for _, row in rows_in(file, path, StoredRow)]
     except FileError as error:
         raise RowsError(f"{path}: {error}", remedy) from error
     except RowsError as error:
