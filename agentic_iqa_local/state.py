@@ -236,7 +236,6 @@ class ToolExecutionLog(BaseModel):
     measured: Literal["whole picture", "region"] = "whole picture"
     # of a region: left, top, right, bottom in pixels of the upright image
     box: tuple[int, int, int, int] | None = None
-    fallback: bool = False  # whether it stands in for an unavailable tool
     # native-resolution crops measured in place of all pixels; 0: all pixels
     crops: int = Field(default=0, ge=0)
     # no vote in q̄: it differs from every other tool by more than their errors explain
@@ -252,8 +251,8 @@ class FamilyDetection(BaseModel):
     those of `probability`, but for `fusion.model_trust`."""
 
     model: float | None = None  # the model's probability of Yes; None: not asked
-    read: float | None = None  # the probability that LocalNR reads; None: it could not
-    # what that reading is worth by its record of errors, as a probability at even odds
+    # what LocalNR's reading is worth by its record of errors, as a probability at even odds; None:
+    # it could not read it
     measured: float | None = None
     probability: float = Field(default=0.0, ge=0, le=1)  # the product; from 0.5 on it is evidence
     severity: float | None = None  # how severe LocalNR reads it if it is there, 1..5
@@ -262,7 +261,6 @@ class FamilyDetection(BaseModel):
 class Detection(BaseModel):
     """What LocalNR and the model say of the distortions of one object."""
 
-    tool: str = "LocalNR"
     families: dict[str, FamilyDetection] = {}
     # the exponent with which the model's own odds count beside the prior's
     model_trust: float = 1.0

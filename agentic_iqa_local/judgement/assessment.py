@@ -24,7 +24,7 @@ from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY, choice_letters, summa
 from agentic_iqa_local.nodes.query import named_metrics
 from agentic_iqa_local.nodes.regions import with_boxes
 from agentic_iqa_local.nodes.summarizer import without_words
-from agentic_iqa_local.nodes.tool_runs import known_and_unknown, measure, told_of_quoted
+from agentic_iqa_local.nodes.tool_runs import measure, told_of_quoted
 from agentic_iqa_local.nodes.workbench import Workbench
 from agentic_iqa_local.result import Assessment, Seen, SeenView, file_sha256, new_row
 from agentic_iqa_local.services import Observer, Services, load_services
@@ -264,35 +264,27 @@ def _choose_once(row: Assessment, bench: Workbench) -> None:
     prompt = summarizer_prompt(row.query, None, scoring=False, choices=choices)
     row.fusion = read_choices(prompt, choice_letters(choices), bench, [*bench.pictures.boxes])
     row.final_answer = row.fusion.vlm_letter
-    known, unknown = _named_tools(row, bench)
-    if known or unknown:
-        tools = " and ".join([*known, *unknown])
-        bench.warn(f"the pipeline letters runs no tool beside choices: {tools} did not measure")
+    tools = named_metrics(row.query, bench.pictures.has_reference)
+    if tools:
+        lead = "the pipeline letters runs no tool beside choices"
+        bench.warn(f"{lead}: {' and '.join(tools)} did not measure")
 
 
 def _rate_once(row: Assessment, bench: Workbench) -> None:
-    known, unknown = _named_tools(row, bench)
-    tools = known or bench.settings.tools.configured(bench.pictures.has_reference)
-    entries = [(OVERALL, tool) for tool in (*tools, *unknown)]
+    has_reference = bench.pictures.has_reference
+    named = named_metrics(row.query, has_reference)
+    tools = named or bench.settings.tools.configured(has_reference)
+    entries = [(OVERALL, tool) for tool in tools]
     regions = [*bench.pictures.boxes]
     logs: list[ToolExecutionLog] = []
     for name in regions or ["Global"]:
         logs += measure(name, entries, bench)
-    scores = {}  # a tool that stands in for two others votes once
-    for log in logs:
-        if log.normalized_score is not None:
-            scores[log.object_name, log.tool_name] = log.normalized_score
-    if not known and not scores:
+    votes = [(log.tool_name, log.normalized_score) for log in logs if log.normalized_score]
+    if not named and not votes:
         raise ToolError(logs[0].error or "no tool measured")
-    votes = [(tool, score) for (_, tool), score in scores.items()]
     row.fusion = read_and_fuse(row.query, None, votes, bench, objects=regions)
     row.final_answer = answer_letter(row.fusion)
     row.tools = logs
-
-
-def _named_tools(row: Assessment, bench: Workbench) -> tuple[list[str], list[str]]:
-    """The tools that the query names, and the names in it of which there is no tool."""
-    return known_and_unknown(named_metrics(row.query, bench.pictures.has_reference))
 
 
 def _record(row: Assessment, bench: Workbench) -> None:

@@ -233,7 +233,7 @@ def _named(bench: Workbench, damaged: DamagedBox) -> DamagedBox:
     asked = prompts.objects_prompt("analysis", prompts.DEFAULT_QUERY, {"Global": [kind]})
     prefix = SEVERITY_PREFIX.replace("TYPE", kind)
     own = _said(bench, damaged.box, asked, prefix, get_args(Severity))
-    damaged.severities = severity_probabilities(reading, kind, "unclear", own, bench)
+    damaged.severities = severity_probabilities(reading.families[kind], own or {}, bench)
     severity = max(damaged.severities, key=damaged.severities.__getitem__, default=None)
     return revised(damaged, severity=severity)
 

@@ -34,8 +34,7 @@ def read_presence(task: Task) -> dict[str, dict[str, float]]:
     one token cannot tell Yes from No. Where nothing is to be looked for, only the families that the
     query names are read."""
     bench, plan = task.bench, task.plan
-    logits = bench.settings.fusion.mode == "logits" and bench.services.client(ROLE).reads_logits
-    if not logits:
+    if bench.settings.fusion.mode != "logits" or not bench.services.client(ROLE).reads_logits:
         return {}
     prompt = objects_prompt("presence", task.query, plan.objects, task.reason)
     session = bench.models.session(ROLE)
@@ -63,11 +62,10 @@ def list_presence(task: Task) -> dict[str, dict[str, float]]:
     sure, section = bench.settings.fusion.classification_confidence, bench.services.section(ROLE)
     prompt = objects_prompt("detection", task.query, objects, task.reason)
     reply = ask(bench.models.session(ROLE), prompt, detection_reply(objects), section)
-    found: dict[str, dict[str, float]] = {}
+    found = {}
     for name, listed in reply.model_dump(by_alias=True).items():
-        found[name] = dict.fromkeys([*listed, *DISTORTION_TYPES], 1 - sure) | dict.fromkeys(
-            listed, sure
-        )
+        unlisted = dict.fromkeys([*listed, *DISTORTION_TYPES], 1 - sure)
+        found[name] = unlisted | dict.fromkeys(listed, sure)
     return found
 
 
@@ -77,51 +75,40 @@ def detect(task: Task) -> dict[str, Detection]:
     models = read_presence(task)
     if task.plan.plan.distortion_detection and not models:
         models = list_presence(task)
-    boxes = task.bench.pictures.boxes
     detections = {}
     for name in task.plan.objects:
-        detections[name] = detection_of(task.bench, boxes.get(name), models.get(name, {}))
+        box = task.bench.pictures.boxes.get(name)
+        detections[name] = detection_of(task.bench, box, models.get(name, {}))
     return detections
 
 
 def detection_of(bench: Workbench, box: Box | None, model: Mapping[str, float]) -> Detection:
     """How probable each family is in the picture or in a region `box` (pixels): odds times odds.
     `model` has the model's own probabilities, whose odds `fusion.model_trust` draws towards the
-    prior."""
-    detection = _read(bench, box)
-    trust = detection.model_trust = bench.services.model_trust(ROLE)
-    prior = logit(load_detector().of(bench.pictures.has_reference).prior)
-    read, detection.families = detection.families, {}
+    prior. Why LocalNR could not read it is the `error`."""
+    reference, trust = bench.pictures.has_reference, bench.services.model_trust(ROLE)
+    detection = Detection(model_trust=trust)
+    read, severities = {}, {}
+    try:
+        examined = bench.tools.examine(box)
+        detection.graphic = None if reference else examined.graphic
+        if bench.tools.unlike_photograph is not None:
+            raise ToolError("LocalNR knows photographs alone, and this is unlike one")
+        read, severities = load_detector().log_ratios(examined, reference), examined.severities
+        detection.exposure = examined.exposure
+    except ToolError as error:
+        detection.error = one_line(str(error))
+    prior = logit(load_detector().of(reference).prior)
     for kind in dict.fromkeys([*model, *DISTORTION_TYPES]):
-        family = detection.families[kind] = read.get(kind, FamilyDetection())
-        family.model = model.get(kind)
+        family = FamilyDetection(model=model.get(kind), severity=severities.get(kind))
         odds = prior
         if family.model is not None:
             odds = trust * logit(family.model) + (1 - trust) * prior
-        if family.measured is not None:
+        if kind in read:
+            family.measured = expit(read[kind])
             odds += logit(family.measured)
         family.probability = expit(odds)
-    return detection
-
-
-def _read(bench: Workbench, box: Box | None) -> Detection:
-    """What LocalNR reads of the picture or of a region; why it could not is the `error`."""
-    try:
-        examined = bench.tools.examine(box)
-    except ToolError as error:
-        return Detection(error=one_line(str(error)))
-    reference = bench.pictures.has_reference
-    detection = Detection(graphic=None if reference else examined.graphic)
-    if bench.tools.unlike_photograph is not None:
-        detection.error = "LocalNR knows photographs alone, and this is unlike one"
-        return detection
-    for kind, ratio in load_detector().log_ratios(examined, reference).items():
-        detection.families[kind] = FamilyDetection(
-            read=max(examined.presence[kind], examined.presence_in_part[kind]),
-            measured=expit(ratio),
-            severity=examined.severities[kind],
-        )
-    detection.exposure = examined.exposure
+        detection.families[kind] = family
     return detection
 
 
@@ -144,26 +131,20 @@ def strongest(detection: Detection) -> dict[str, float]:
 
 
 def severity_probabilities(
-    detection: Detection | None,
-    kind: str,
-    written: str,
-    words: Mapping[str, float] | None,
-    bench: Workbench,
+    family: FamilyDetection, model: str | Mapping[str, float], bench: Workbench
 ) -> dict[str, float]:
-    """How probable each severity of a family is: the model's `words`, or the word that it has
-    `written`, times LocalNR's Gaussian. Sums to 1; a family that is there is not "none". Empty
-    where nothing is known beyond what was written."""
-    family = detection.families.get(kind) if detection else None
-    if family is None or family.severity is None:
-        return dict(words or {})
-    if words is None and written in WORD_SEVERITIES:
+    """How probable each severity of a family is: the model's own probabilities of the words, or the
+    word that it wrote, times LocalNR's Gaussian. Sums to 1; a family that is there is not "none".
+    Empty where nothing is known beyond what was written."""
+    words = {} if isinstance(model, str) else dict(model)
+    if family.severity is None:
+        return words
+    if isinstance(model, str) and model in WORD_SEVERITIES:
         sure = bench.settings.fusion.classification_confidence
-        words = written_probabilities(written, list(WORD_SEVERITIES), sure)
+        words = written_probabilities(model, list(WORD_SEVERITIES), sure)
     trust = bench.services.model_trust(ROLE)
     likelihood = load_detector().severity_likelihood(family.severity, bench.pictures.has_reference)
-    weights = {}
-    for word, like in likelihood.items():
-        weights[word] = like * (words or {}).get(word, 1.0) ** trust
+    weights = {word: like * words.get(word, 1.0) ** trust for word, like in likelihood.items()}
     there = 1.0 if family.probability >= PRESENT else family.probability
     total = sum(weights.values())
     shares = {word: there * weight / total for word, weight in weights.items()}

@@ -5,16 +5,17 @@ The limits were set on synthetic pictures, so that few sound passes are doubted;
 not looked at.
 """
 
-import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
+from typing import get_args
 
 from agentic_iqa_local.iqa_tools.detector import load_detector
 from agentic_iqa_local.iqa_tools.reliability import Reachable, Score, load_reliability
 from agentic_iqa_local.state import (
     OVERALL,
     UNCLEAR,
+    Detection,
     ExecutorOutput,
     FusionResult,
     Gap,
@@ -63,19 +64,18 @@ class Finding:
 
 def findings(evidence: Evidence) -> list[Finding]:
     """Every distortion that was judged, there or not."""
-    if evidence is None:
-        return []
     rows = []
-    for name, items in (evidence.distortion_analysis or {}).items():
+    for name, items in ((evidence and evidence.distortion_analysis) or {}).items():
         for item in items:
             words = in_words(evidence, name, item.type)
             rows.append(Finding(name, item.type, item.severity, item.explanation, words))
     return rows
 
 
-def found_damage(evidence: Evidence) -> list[Finding]:
-    """Each distortion that was judged to be there."""
-    return [finding for finding in findings(evidence) if finding.severity != "none"]
+def found_damage(evidence: Evidence, name: str | None = None) -> list[Finding]:
+    """Each distortion that was judged to be there, or those of one object."""
+    there = [finding for finding in findings(evidence) if finding.severity != "none"]
+    return [finding for finding in there if name in (None, finding.object)]
 
 
 def not_looked_for(evidence: Evidence) -> dict[str, str]:
@@ -122,24 +122,16 @@ def _apart(one: Score, other: Score, reachable: Reachable) -> bool:
 
 
 def outvoted(scores: Sequence[Score], reachable: Reachable) -> str | None:
-    """The tool, of three or more, whose score stands apart from every other one; of several, the
-    furthest from the median. Two against one is a vote, one against one and two against two are
-    none."""
-    if len(scores) < 3:
-        return None
+    """The one tool, of three or more, whose score stands apart from every other one. Two against
+    one is a vote; one against one and two against two are none."""
     alone = []
     for one in scores:
-        others = [other for other in scores if other[0] != one[0]]
-        if all(_apart(one, other, reachable) for other in others):
-            alone.append(one)
-    if not alone:
-        return None
-    median = statistics.median(score for _, score in scores)
-    tool, _ = max(alone, key=lambda one: abs(one[1] - median))
-    return tool
+        if all(_apart(one, other, reachable) for other in scores if other != one):
+            alone.append(one[0])
+    return alone[0] if len(alone) == 1 < len(scores) else None
 
 
-def mark_votes(evidence: ExecutorOutput, reachable: Reachable, *, all_vote: bool = False) -> None:
+def mark_votes(evidence: ExecutorOutput, reachable: Reachable, *, all_vote: bool) -> None:
     """Takes votes away in place: of a tool whose score stands apart from all others', and unless
     `all_vote` of one that is clearly less reliable than another. Notes which of the other tools
     disagree."""
@@ -148,11 +140,11 @@ def mark_votes(evidence: ExecutorOutput, reachable: Reachable, *, all_vote: bool
         scores = votes(evidence, name=name)
         outlier = outvoted(scores, reachable)
         others = [score for score in scores if score[0] != outlier]
-        worse = load_reliability().clearly_worse(list(dict(others)))
+        worse = set() if all_vote else load_reliability().clearly_worse([*dict(others)])
         for run in evidence.tool_logs:
             if run.object_name == name:
                 run.outvoted = run.tool_name == outlier
-                run.trailing = run.tool_name in worse and not all_vote
+                run.trailing = run.tool_name in worse
         if others and _apart(others[0], others[-1], reachable):
             lines.append(f"tools disagree about {name} ({_listed(others)})")
     evidence.disagreement = "; ".join(lines) or None
@@ -172,32 +164,26 @@ def contradictions(evidence: ExecutorOutput, fusion: FusionResult | None = None)
     photographs alone."""
     lines = []
     for name in evidence.distortion_analysis or {}:
-        if _is_photograph(evidence, name):
+        detection = (evidence.detection or {}).get(name, Detection())
+        if (detection.graphic or 0.0) < load_detector().graphic:
             lines += _severe_but_high(evidence, name)
             q = fusion.q if fusion and name == "Global" else None
             lines += _mild_but_low(evidence, name, q)
     return [f"Contradictory evidence: {line}" for line in lines]
 
 
-def _is_photograph(evidence: ExecutorOutput, name: str) -> bool:
-    detection = (evidence.detection or {}).get(name)
-    graphic = detection.graphic if detection else None
-    return graphic is None or graphic < load_detector().graphic
-
-
 def _severe_but_high(evidence: ExecutorOutput, name: str) -> list[str]:
     lines = []
-    for one in findings(evidence):
-        if one.object == name and one.severity in SEVERE:
-            own = votes(evidence, name=name, distortion=one.type) or votes(evidence, name=name)
-            if own and own[0][1] > HIGH_SCORE:
-                said = f"{one.severity} {one.type} of {name}"
-                lines.append(f"{said} but high scores ({_listed(own)})")
+    for one in found_damage(evidence, name):
+        own = votes(evidence, name=name, distortion=one.type) or votes(evidence, name=name)
+        if one.severity in SEVERE and own and own[0][1] > HIGH_SCORE:
+            said = f"{one.severity} {one.type} of {name}"
+            lines.append(f"{said} but high scores ({_listed(own)})")
     return lines
 
 
 def _mild_but_low(evidence: ExecutorOutput, name: str, q: float | None) -> list[str]:
-    found = [one for one in found_damage(evidence) if one.object == name]
+    found = found_damage(evidence, name)
     if any(one.severity != "slight" for one in found):
         return []
     mild = ", ".join(f"slight {one.type}" for one in found) or "no distortion"
@@ -233,16 +219,16 @@ def should_replan(
     """(need_replan, reason). Without a plan the analysis must cover the scope, and there must be
     scores. With one, and the letters if they were read, the first of `find_gaps` decides."""
     evidence = executor_output or ExecutorOutput()
+    reasons = []
     if plan is not None:
-        gaps = find_gaps(evidence, plan, fusion)
-        return bool(gaps), gaps[0].reason if gaps else ""
-    objects = ["Global"] if query_scope == "Global" else list(query_scope)
-    missing = [name for name in objects if name not in (evidence.distortion_analysis or objects)]
-    if missing:
-        return True, f"Missing analysis for {', '.join(missing)}"
-    if not evidence.quality_scores:
-        return True, "No tool scores available"
-    return False, ""
+        reasons = [gap.reason for gap in find_gaps(evidence, plan, fusion)]
+    else:
+        objects = ["Global"] if query_scope == "Global" else query_scope
+        if evidence.distortion_analysis:
+            reasons += _missing_analysis(objects, evidence.distortion_analysis)
+        if not evidence.quality_scores:
+            reasons.append("No tool scores available")
+    return bool(reasons), next(iter(reasons), "")
 
 
 def find_gaps(
@@ -252,45 +238,46 @@ def find_gaps(
     where the plan asked for it; a tool that was tried and could not run is a warning elsewhere, not
     a gap, LocalNR's look among them."""
     evidence = evidence or ExecutorOutput()
-    reasons: dict[GapKind, str | None] = {}
-    if evidence.error:
-        reasons["executor"] = f"Executor failed: {evidence.error}"
+    reasons: dict[GapKind, list[str]] = {"contradiction": contradictions(evidence, fusion)}
     if plan.plan.distortion_analysis:
-        reasons["analysis"] = _analysis_gap(evidence, plan)
+        tried = {*(evidence.distortion_analysis or ()), *not_looked_for(evidence)}
+        reasons["analysis"] = _missing_analysis(plan.objects, tried)
     if plan.plan.tool_execution:
-        reasons["scores"] = _score_gap(evidence, plan)
-    reasons["contradiction"] = next(iter(contradictions(evidence, fusion)), None)
+        reasons["scores"] = _missing_scores(evidence, plan)
+    if evidence.error:
+        reasons["executor"] = [f"Executor failed: {evidence.error}"]
     if evidence.uncertainty:
         kind = "tools" if evidence.disagreement else "severity"
-        reasons[kind] = f"Executor is uncertain: {evidence.uncertainty}"
-    return [Gap(kind=kind, reason=reason) for kind, reason in reasons.items() if reason]
+        reasons[kind] = [f"Executor is uncertain: {evidence.uncertainty}"]
+    gaps = []
+    for kind in get_args(GapKind):
+        gaps += [Gap(kind=kind, reason=reason) for reason in reasons.get(kind, ())]
+    return gaps
 
 
-def _analysis_gap(evidence: ExecutorOutput, plan: PlannerOutput) -> str | None:
-    tried = {*(evidence.distortion_analysis or {}), *not_looked_for(evidence)}
-    missing = ", ".join(name for name in plan.objects if name not in tried)
-    return f"Missing analysis for {missing}" if missing else None
+def _missing_analysis(objects: Sequence[str], tried: Collection[str]) -> list[str]:
+    missing = [name for name in objects if name not in tried]
+    return [f"Missing analysis for {', '.join(missing)}"] if missing else []
 
 
-def _score_gap(evidence: ExecutorOutput, plan: PlannerOutput) -> str | None:
+def _missing_scores(evidence: ExecutorOutput, plan: PlannerOutput) -> list[str]:
     """Which scores are missing; a tool that was tried and failed leaves no gap."""
     if plan.query_scope == "Global" and not evidence.tool_logs:
-        return "No tool scores available"
+        return ["No tool scores available"]
+    lines = []
     for name in plan.objects:
         tried = {run.distortion for run in evidence.tool_logs if run.object_name == name}
-        if not tried:
-            return f"Missing tool scores for {name} region"
-        if any(purpose.startswith(OVERALL) for purpose in tried):
-            continue
         missing = _key_distortions(evidence, plan, name) - tried
-        if missing:
-            return f"Missing tool scores for {', '.join(sorted(missing))} of {name}"
-    return None
+        if not tried:
+            lines.append(f"Missing tool scores for {name} region")
+        elif missing and not any(purpose.startswith(OVERALL) for purpose in tried):
+            lines.append(f"Missing tool scores for {', '.join(sorted(missing))} of {name}")
+    return lines
 
 
 def _key_distortions(evidence: ExecutorOutput, plan: PlannerOutput, name: str) -> set[str]:
     """The plan's distortions of an object, else those that were judged to be more than slight."""
     if plan.distortions is not None:
         return set(plan.distortions.get(name, ()))
-    items = (evidence.distortion_analysis or {}).get(name, [])
-    return {item.type for item in items if item.severity in ("moderate", *SEVERE)}
+    found = found_damage(evidence, name)
+    return {one.type for one in found if one.severity in ("moderate", *SEVERE)}

@@ -2,7 +2,9 @@
 analysis. The plan's flags say which run; what was found stays in the evidence even when a later
 subtask fails."""
 
+import copy
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
@@ -12,7 +14,7 @@ from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.detection import detect, found_families, severity_probabilities
-from agentic_iqa_local.nodes.evidence import doubts, mark_votes, not_looked_for
+from agentic_iqa_local.nodes.evidence import doubts, not_looked_for
 from agentic_iqa_local.nodes.prompts import objects_prompt
 from agentic_iqa_local.nodes.query import asks_where
 from agentic_iqa_local.nodes.reasoning import speaks_of
@@ -23,8 +25,7 @@ from agentic_iqa_local.nodes.tool_runs import (
     ROLE,
     ByObject,
     Task,
-    choose_tools,
-    measure,
+    run_tools,
 )
 from agentic_iqa_local.nodes.workbench import opened
 from agentic_iqa_local.state import (
@@ -33,14 +34,12 @@ from agentic_iqa_local.state import (
     Detection,
     DistortionAnalysis,
     ExecutorOutput,
+    FamilyDetection,
     revised,
 )
 from agentic_iqa_local.vlm_client import VLMError
 
 logger = logging.getLogger(__name__)
-
-# By object and distortion: how it was judged, and how probable each severity is
-Judged = dict[tuple[str, str], tuple[DistortionAnalysis, dict[str, float]]]
 
 
 def executor_node(
@@ -74,17 +73,15 @@ def gather(task: Task) -> None:
     evidence, bench, flags = task.evidence, task.bench, task.plan.plan
     distortions = find_distortions(task)
     try:
-        evidence.selected_tools = choose_tools(task, distortions) or None
-        if flags.tool_execution:
-            for name, tools in (evidence.selected_tools or {}).items():
-                evidence.tool_logs += measure(name, list(tools.items()), bench)
+        run_tools(task, distortions)
     finally:  # the analysis is evidence even if no tool could be chosen
         if flags.distortion_analysis:
             analyse(task, distortions)
-    _warn_of_places(task)
-    if not task.named_tools()[0]:  # those that a query names all have a vote
-        all_vote = bench.settings.fusion.trailing_tools == "vote"
-        mark_votes(evidence, bench.tools.reachable(), all_vote=all_vote)
+    for name in task.plan.objects:
+        if task.plan.query_type == "IQA" and name not in ("Global", *bench.pictures.boxes):
+            place = f"say where that lies (box: {name}=LEFT,TOP,RIGHT,BOTTOM)"
+            stead = "tools that the query names measure the whole picture in its stead"
+            bench.warn(f"Missing tool scores for {name} region: {place}; {stead}")
     if asks_where(task.query):
         try:
             places = bench.services.tools.places(*bench.pictures.parts())
@@ -92,21 +89,6 @@ def gather(task: Task) -> None:
         except ToolError as error:
             bench.warn(f"where the damage lies was not measured: {error}")
     evidence.uncertainty = doubts(evidence)
-
-
-def _warn_of_places(task: Task) -> None:
-    """Says of each region whose place nobody gave what was measured in its stead."""
-    for name in task.plan.objects:
-        if name == "Global" or name in task.bench.pictures.boxes:
-            continue
-        lead = f"Missing tool scores for {name} region"
-        runs = [log for log in task.evidence.tool_logs if log.object_name == name]
-        tools = dict.fromkeys(log.tool_name for log in runs if not log.error)
-        if tools:
-            lead = f"{' and '.join(tools)} measured the whole picture, which stands for {name}"
-        if task.plan.query_type == "IQA":
-            remedy = f"say where that lies (box: {name}=LEFT,TOP,RIGHT,BOTTOM)"
-            task.bench.warn(f"{lead}: {remedy}")
 
 
 def find_distortions(task: Task) -> ByObject:
@@ -142,75 +124,55 @@ def analyse(task: Task, distortions: ByObject) -> None:
     """Puts a judgement of each distortion, and how probable each severity is, into the evidence.
     The model is not asked again for those of the pass before that are not in doubt, nor of an
     object that nobody could look at. Raises InvalidAnswer, VLMError."""
-    evidence, bench = task.evidence, task.bench
-    unread = not_looked_for(evidence)
-    if unread and bench.tools.unlike_photograph is None:
-        bench.warn(f"distortions were not looked for: {'; '.join(dict.fromkeys(unread.values()))}")
-    looked_for = {name: kinds for name, kinds in distortions.items() if name not in unread}
-    judged = judge(task, looked_for)
-    analysis, probabilities = {}, {}
-    for name, kinds in looked_for.items():
-        analysis[name] = [judged[name, kind][0] for kind in kinds]
-        for kind in kinds:
-            _, p = judged[name, kind]
-            if p:
-                probabilities.setdefault(name, {})[kind] = p
-    evidence.distortion_analysis = analysis or None
-    evidence.severity_probabilities = probabilities or None
-
-
-def _undoubted(task: Task) -> Judged:
-    """The judgements of the pass before that another one need not repeat."""
-    judged: Judged = {}
-    if task.closes("contradiction"):
-        return judged
-    probabilities = task.before.severity_probabilities or {}
-    for name, items in (task.before.distortion_analysis or {}).items():
-        for item in items:
-            if item.severity != UNCLEAR:
-                judged[name, item.type] = item, probabilities.get(name, {}).get(item.type, {})
-    return judged
-
-
-def judge(task: Task, distortions: ByObject) -> Judged:
-    """The model's judgement of each distortion, with LocalNR's reading. Raises InvalidAnswer,
-    VLMError."""
-    bench, judged = task.bench, _undoubted(task)
-    asked: ByObject = {}
+    evidence, unread = task.evidence, not_looked_for(task.evidence)
+    before = ExecutorOutput() if task.closes("contradiction") else copy.deepcopy(task.before)
+    probabilities = evidence.severity_probabilities = before.severity_probabilities or {}
+    analysis, asked = _told(before), {}
     for name, kinds in distortions.items():
-        doubted = [kind for kind in kinds if (name, kind) not in judged]
-        if doubted:
-            asked[name] = doubted
+        if name not in unread:
+            judged = [item.type for item in analysis.setdefault(name, [])]
+            asked[name] = [kind for kind in kinds if kind not in judged]
+    for name, item, p in judge(task, asked):
+        analysis[name].append(item)
+        if p:
+            probabilities.setdefault(name, {})[item.type] = p
+    evidence.distortion_analysis = analysis or None
+
+
+def _told(before: ExecutorOutput) -> dict[str, list[DistortionAnalysis]]:
+    """The judgements of the pass before that have a severity, by object."""
+    told = {}
+    for name, items in (before.distortion_analysis or {}).items():
+        told[name] = [item for item in items if item.severity != UNCLEAR]
+    return told
+
+
+def judge(
+    task: Task, asked: ByObject
+) -> Iterator[tuple[str, DistortionAnalysis, dict[str, float]]]:
+    """Each object with the model's judgement of a distortion of it, and how probable each severity
+    is with LocalNR's reading. The likeliest is explained by the model's words where they are about
+    it, else by the measurement. Raises InvalidAnswer, VLMError."""
+    asked = {name: kinds for name, kinds in asked.items() if kinds}
     if not asked:
-        return judged
+        return
+    bench, detections = task.bench, task.evidence.detection or {}
     prompt = objects_prompt("analysis", task.query, asked, task.reason)
     section = bench.services.section(ROLE)
     reply = ask(bench.models.session(ROLE), prompt, analysis_reply(asked), section)
-    detections = task.evidence.detection or {}
     for name, items in reply.model_dump(by_alias=True).items():
         for item in map(DistortionAnalysis.model_validate, items):
-            detection = detections.get(name)
-            p = severity_probabilities(detection, item.type, item.severity, None, bench)
+            family = detections[name].families[item.type]
+            p = severity_probabilities(family, item.severity, bench)
+            severity = max(p, key=p.__getitem__, default=item.severity)
             words = sound(item.explanation, f"its words on {item.type}", bench.warn)
-            judged[name, item.type] = _likeliest(item, words, p, detection), p
-    return judged
+            if not (words and severity == item.severity and speaks_of(words, item.type)):
+                measured = _explained(severity, family)
+                item = revised(item, severity=severity, explanation=measured)
+            yield name, item, p
 
 
-def _likeliest(
-    item: DistortionAnalysis,
-    words: str | None,
-    p: dict[str, float],
-    detection: Detection | None,
-) -> DistortionAnalysis:
-    """A distortion with its likeliest severity, explained by the model's `words` where they are
-    about this distortion and this severity, else by the measurement."""
-    severity = max(p, key=p.__getitem__) if p else item.severity
-    if words and severity == item.severity and speaks_of(words, item.type):
-        return item
-    explanation = "The model judged it so."
-    if detection is not None:
-        family = detection.families[item.type]
-        explanation = f"it is there with probability {family.probability:.2f}."
-        if severity != "none" and family.severity is not None:
-            explanation = f"{detection.tool} reads severity {family.severity:.1f} of 5."
-    return revised(item, severity=severity, explanation=explanation)
+def _explained(severity: str, family: FamilyDetection) -> str:
+    if severity == "none" or family.severity is None:
+        return f"it is there with probability {family.probability:.2f}."
+    return f"LocalNR reads severity {family.severity:.1f} of 5."

@@ -15,7 +15,6 @@ from langgraph.runtime import Runtime
 
 from agentic_iqa_local.config import Box, box_text, boxes_of
 from agentic_iqa_local.errors import one_line
-from agentic_iqa_local.iqa_tools import is_tool
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.measured_answers import families_named
 from agentic_iqa_local.nodes.prompts import earlier_lines, planner_prompt
@@ -130,13 +129,12 @@ def _regions(
 
 
 def _flags(scope: Any, source: str, tool: str | None, boxed: bool) -> PlanControlFlags:
-    """The paper's flags; and tools measure a region that has a box, and the model chooses in place
-    of a tool that there is none of."""
+    """The paper's flags; and tools measure a region that has a box."""
     flags = derive_flags("IQA", scope, source, tool)
     measurable = scope == "Global" or boxed
     return revised(
         flags,
-        tool_selection=measurable and not (tool and is_tool(tool)),
+        tool_selection=measurable and not tool,
         tool_execution=flags.tool_execution or measurable,
     )
 

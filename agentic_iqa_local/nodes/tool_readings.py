@@ -2,15 +2,14 @@
 
 import functools
 from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from agentic_iqa_local.iqa_tools import ToolError, ToolReading
 from agentic_iqa_local.iqa_tools.detector import load_detector
 from agentic_iqa_local.iqa_tools.reliability import Reachable
 from agentic_iqa_local.nodes.pictures import Pictures
-from agentic_iqa_local.services import CHANGES_TRANSFORMERS, Observer, Services
+from agentic_iqa_local.services import Observer, Services
 from agentic_iqa_local.state import Box
 
 if TYPE_CHECKING:
@@ -27,18 +26,14 @@ class ToolReadings:
     warn: Callable[[str], None]
     _readings: dict[tuple[str, Box | None], ToolReading] = field(default_factory=dict)
 
-    def begin_turn(self) -> None:
-        """Another question about the same pictures begins: what was measured costs it nothing."""
-        for key, reading in self._readings.items():
-            self._readings[key] = replace(reading, seconds=0.0)
-
     def available(self) -> list[str]:
         """The tools that can run on these pictures."""
         return [tool.name for tool in self.services.tools.available(self.pictures.has_reference)]
 
     def configured(self) -> list[str]:
-        """The tools that the configuration names for such pictures."""
-        return self.services.settings.tools.configured(self.pictures.has_reference)
+        """Those of them that the configuration names for such pictures."""
+        named = self.services.settings.tools.configured(self.pictures.has_reference)
+        return [tool for tool in named if tool in self.available()]
 
     def reachable(self) -> Reachable:
         """By tool, the ends of what its map can return."""
@@ -47,9 +42,7 @@ class ToolReadings:
     def score(self, tool: str, box: Box | None = None) -> ToolReading:
         """A tool's score of the picture or a region, computed once. Raises ToolError."""
         if (tool, box) not in self._readings:
-            changes = tool in CHANGES_TRANSFORMERS
-            waiting = self.services.models_waiting() if changes else nullcontext()
-            with waiting, self.observer.measuring(tool, self.services) as tools:
+            with self.observer.measuring(tool, self.services) as tools:
                 self._readings[tool, box] = tools.score(tool, *self.pictures.parts(box))
         reading = self._readings[tool, box]
         if reading.crops:

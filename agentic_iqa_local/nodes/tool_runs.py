@@ -1,12 +1,13 @@
-"""The tools: which of them measure what, what each measured or why it could not, and what stands in
-for it."""
+"""The tools: which of them measure what, and what each measured or why it could not."""
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from agentic_iqa_local.iqa_tools import ToolError, find_tool, is_tool
+from agentic_iqa_local.images.frames import moved
+from agentic_iqa_local.iqa_tools import ToolError, find_tool
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
+from agentic_iqa_local.nodes.evidence import mark_votes
 from agentic_iqa_local.nodes.prompts import objects_prompt
 from agentic_iqa_local.nodes.query import named_metrics, quoted_scores
 from agentic_iqa_local.nodes.replies import selection_reply
@@ -47,64 +48,59 @@ class Task:
         """Whether a gap of one of these kinds is to be closed."""
         return any(gap.kind in kinds for gap in self.gaps)
 
-    def named_tools(self) -> tuple[list[str], list[str]]:
-        """The tools that the plan requires and the query names, and of these names those that no
-        tool has."""
-        planned = self.plan.required_tool
-        if planned is None:
-            return [], []
-        names = named_metrics(self.query, self.bench.pictures.has_reference)
-        return known_and_unknown([planned, *names])
-
-
-def known_and_unknown(names: Iterable[str]) -> tuple[list[str], list[str]]:
-    """The tools of these names, each once, and the names that no tool has."""
-    known, unknown = dict[str, None](), dict[str, None]()
-    for name in names:
-        if is_tool(name):
-            known[find_tool(name).name] = None
-        else:
-            unknown[name] = None
-    return list(known), list(unknown)
+    @property
+    def named_tools(self) -> list[str]:
+        """The tools that the plan requires and the query names. There may be none of a name."""
+        named = named_metrics(self.query, self.bench.pictures.has_reference)
+        required = [self.plan.required_tool] if self.plan.required_tool else []
+        return list(dict.fromkeys(required + named))
 
 
 # Which tools
 
 
+def run_tools(task: Task, distortions: ByObject) -> None:
+    """Puts the tools that are chosen, their runs, and which of these have a vote into the evidence.
+    Raises ToolError when no tool can run."""
+    evidence, bench, flags = task.evidence, task.bench, task.plan.plan
+    if not (flags.tool_selection or flags.tool_execution):
+        return
+    if task.named_tools:
+        first, *others = task.named_tools
+        chosen = {}
+        for name, kinds in distortions.items():
+            chosen[name] = dict.fromkeys(kinds or [OVERALL], first) | _whole(others)
+    else:
+        chosen = choose_tools(task, distortions)
+    evidence.selected_tools = chosen
+    if not flags.tool_execution:
+        return
+    for name, tools in chosen.items():
+        evidence.tool_logs += measure(name, list(tools.items()), bench)
+    measured = {log.tool_name for log in evidence.tool_logs if not log.error}
+    if not measured & {*task.named_tools}:  # those that a query names all have a vote
+        all_vote = bench.settings.fusion.trailing_tools == "vote"
+        mark_votes(evidence, bench.tools.reachable(), all_vote=all_vote)
+
+
 def choose_tools(task: Task, distortions: ByObject) -> Chosen:
-    """What is to run: the tools that the query names, else those that the model chooses with the
+    """What is to run where the query names no tool: those that the model chooses with the
     configuration's; on a replan those of the pass before and another one. Raises ToolError when no
     tool can run."""
-    flags = task.plan.plan
-    if not (flags.tool_selection or flags.tool_execution):
-        return {}
-    named, unknown = task.named_tools()
-    kinds_of = {name: kinds or [OVERALL] for name, kinds in distortions.items()}
-    if named:
-        beside = _whole([*named[1:], *unknown])
-        return {name: dict.fromkeys(kinds, named[0]) | beside for name, kinds in kinds_of.items()}
-    if not unknown:  # a region is measured where it lies, and not by the whole picture in its place
-        places = ("Global", *task.bench.pictures.boxes)
-        kinds_of = {name: kinds for name, kinds in kinds_of.items() if name in places}
-    return _choose_among_offered(task, kinds_of, unknown)
-
-
-def _choose_among_offered(task: Task, distortions: ByObject, unknown: Sequence[str]) -> Chosen:
-    flags, tools = task.plan.plan, task.bench.tools
-    good, worse = offered(tools)
-    if not good:
-        raise ToolError(
-            "no IQA tool can run on these images: see the tools listed as unavailable and their reasons"
-        )
-    earlier = task.before.selected_tools or {}
-    new = {name: kinds for name, kinds in distortions.items() if name not in earlier}
-    chosen = {name: dict(earlier.get(name, {})) for name in distortions}
+    bench, flags = task.bench, task.plan.plan
+    good, worse = offered(bench.tools)
+    chosen, new = dict(task.before.selected_tools or {}), {}
+    for name, kinds in distortions.items():
+        if name in chosen:
+            chosen[name] = chosen[name] | another(task, name, [*good, *worse])
+        elif name in ("Global", *bench.pictures.boxes):  # no region by the whole picture
+            new[name] = kinds or [OVERALL]
     if new and flags.tool_selection:
-        chosen |= select_tools(task.query, new, good, task.bench)
+        chosen |= select_tools(task.query, new, good, bench)
     if flags.tool_execution:
-        for name, own in chosen.items():
-            more = voting(tools, good) if name in new else another(task, name, [*good, *worse])
-            own |= _whole([*more, *unknown], besides=own.values())
+        for name in new:
+            own = chosen.setdefault(name, {})
+            own |= _whole(bench.tools.configured(), besides=own.values())
     return chosen
 
 
@@ -131,19 +127,13 @@ def _whole(tools: Iterable[str], besides: Collection[str] = ()) -> dict[str, str
     return {f"{OVERALL} ({tool})": tool for tool in tools if tool not in besides}
 
 
-def voting(tools: ToolReadings, good: Sequence[str]) -> list[str]:
-    """The configuration's tools that can run, else the best of the others."""
-    available = tools.available()
-    return [tool for tool in tools.configured() if tool in available] or list(good[:1])
-
-
-def another(task: Task, name: str, ranked: Sequence[str]) -> list[str]:
+def another(task: Task, name: str, ranked: Sequence[str]) -> dict[str, str]:
     """The tool that a replan adds for an object: the best untried one, where another opinion may
     close the gap."""
     if not task.closes("scores", "contradiction", "tools"):
-        return []
+        return {}
     tried = {log.tool_name for log in task.before.tool_logs if log.object_name == name}
-    return [tool for tool in ranked if tool not in tried][:1]
+    return _whole([tool for tool in ranked if tool not in tried][:1])
 
 
 def select_tools(
@@ -174,17 +164,18 @@ def _description(name: str) -> str:
 def offered(tools: ToolReadings) -> tuple[list[str], list[str]]:
     """The tools that can run on these pictures, and behind them those that are clearly worse; in
     either the best first, between equals the configuration's. With a reference those that compare:
-    they beat one that has to guess."""
-    available, left_out = tools.available(), tools.services.settings.tools.not_offered
-    names = []
-    for tool in dict.fromkeys([*tools.configured(), *available]):
-        if tool in available and tool not in left_out:
-            names.append(tool)
+    they beat one that has to guess. Raises ToolError when there is none."""
+    able = [
+        tool for tool in tools.available() if tool not in tools.services.settings.tools.not_offered
+    ]
+    names = sorted(able, key=lambda tool: tool not in tools.configured())
     if tools.pictures.has_reference:
         names = [tool for tool in names if find_tool(tool).reference == "FR"] or names
+    if not names:
+        raise ToolError("no IQA tool can run on these images", "the command tools says why.")
     good = load_reliability().trusted(names)
     others = [tool for tool in names if tool not in good]
-    return good, load_reliability().trailing(others, good[0]) if others else []
+    return good, load_reliability().trailing(others, good[0])
 
 
 # What they measure
@@ -193,69 +184,31 @@ def offered(tools: ToolReadings) -> tuple[list[str], list[str]]:
 def measure(
     name: str, entries: Sequence[tuple[str, str]], bench: Workbench
 ) -> list[ToolExecutionLog]:
-    """The runs of the (distortion, tool) that are chosen for an object. Where none of these tools
-    can measure, the best of the others that can stands in. Warns of each one that cannot."""
-    logs = [_run(name, distortion, tool, bench.tools) for distortion, tool in entries]
-    failed = [log for log in logs if log.error]
-    if not failed:
-        return logs
-    if len(failed) == len(logs):
-        logs += _stand_in(failed, bench.tools)
-    _warn_of_failures(failed, [log for log in logs if not log.error], bench)
+    """The runs of the (distortion, tool) that are chosen for an object; where none of these tools
+    can measure, those of the configuration too."""
+    tools = bench.tools
+    logs = [_run(name, distortion, tool, tools) for distortion, tool in entries]
+    if all(log.error for log in logs):
+        others = _whole(tools.configured(), besides=[log.tool_name for log in logs])
+        logs += [_run(name, distortion, tool, tools) for distortion, tool in others.items()]
     return logs
 
 
-def _warn_of_failures(
-    failed: Sequence[ToolExecutionLog], able: Sequence[ToolExecutionLog], bench: Workbench
-) -> None:
-    instead = "no other tool could either"
-    if able and able[0].fallback:
-        instead = f"{able[0].tool_name} ran instead"
-    elif able:
-        instead = f"{' and '.join(dict.fromkeys(log.tool_name for log in able))} measured"
-    name = failed[0].object_name
-    whole = "the picture" if name == "Global" else f"the region {name}"
-    for tool, error in {log.tool_name: str(log.error) for log in failed}.items():
-        lead = f"{tool} could not score {whole}: " if is_tool(tool) else ""
-        why = error.rstrip(".")
-        end = "" if why.endswith("?") else ";"
-        bench.warn(f"{lead}{why}{end} {instead}")
-
-
-def _stand_in(failed: Sequence[ToolExecutionLog], tools: ToolReadings) -> list[ToolExecutionLog]:
-    """The runs that stand in for those that failed, by the ranked tools, until one of these can
-    measure."""
-    tried = {log.tool_name for log in failed}
-    entries = dict.fromkeys((log.object_name, log.distortion) for log in failed)
-    good, worse = offered(tools)
-    logs: list[ToolExecutionLog] = []
-    for tool in (*good, *worse):
-        if tool in tried:
-            continue
-        for name, distortion in entries:
-            logs.append(_run(name, distortion, tool, tools, fallback=True))
-        if logs[-1].error is None:
-            break
-    return logs
-
-
-def _run(
-    name: str, distortion: str, tool: str, tools: ToolReadings, *, fallback: bool = False
-) -> ToolExecutionLog:
-    """One run of a tool on an object, or its failure."""
-    log = ToolExecutionLog(
-        tool_name=tool, object_name=name, distortion=distortion, fallback=fallback
-    )
+def _run(name: str, distortion: str, tool: str, tools: ToolReadings) -> ToolExecutionLog:
+    """One run of a tool on an object, or its failure, of which it warns."""
+    log = ToolExecutionLog(tool_name=tool, object_name=name, distortion=distortion)
+    box = tools.pictures.boxes.get(name)
     try:
         spec = find_tool(tool)
         log.tool_name, log.scale = spec.name, spec.scale
-        reading = tools.score(spec.name, tools.pictures.boxes.get(name))
+        reading = tools.score(spec.name, box)
     except ToolError as error:
         log.error = str(error)
+        whole = "the picture" if name == "Global" else f"the region {name}"
+        tools.warn(f"{tool} could not score {whole}: {error}")
         return log
     log.raw_score, log.normalized_score = reading.raw, reading.normalized
     log.crops, log.execution_time = len(reading.crops), reading.seconds
-    log.box = tools.pictures.box_of(name)
-    if log.box:
-        log.measured = "region"
+    if box:
+        log.measured, log.box = "region", moved(box, tools.pictures.image.offset)
     return log

@@ -50,7 +50,6 @@ class Workbench:
         failures."""
         self.warnings = list(self._of_pictures)
         self.models.begin_turn()
-        self.tools.begin_turn()
 
     def warn(self, line: str, *, log: bool = True) -> None:
         """Adds a warning once to the result, and to the `log` unless that has it already."""

@@ -169,8 +169,6 @@ def _measured(run: ToolExecutionLog) -> str:
     parts = [f"raw {raw_with_scale(run)}"]
     if run.object_name != "Global":
         parts.append(f"of the {run.measured}")
-    if run.fallback:
-        parts.append("stood in for another")
     if run.outvoted:
         parts.append("not counted: it stands apart from every other tool")
     elif run.trailing:

@@ -113,9 +113,6 @@ def _named_tools(row: Assessment) -> list[str]:
 
 def _instead(row: Assessment) -> str:
     measured = [run for run in row.tools if not run.error]
-    for run in measured:
-        if run.fallback:
-            return f"{run.tool_name} ran instead"
     if not measured:
         return "no other tool could run"
     return f"{' and '.join(dict.fromkeys(run.tool_name for run in measured))} measured"
