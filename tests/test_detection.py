@@ -143,9 +143,8 @@ FAMILIES, YES_NO = ["Blur", "Noise", "JPEG artifacts", "None"], ["Yes", "No"]
         ("Is it free of noise?", YES_NO, NOISY, [0.1, 0.9]),
         ("Is it too dark? A. Yes B. No", YES_NO, DARK, [0.72, 0.28]),
         ("Too dark or too bright?", ["Too dark", "Too bright", "Neither"], DARK, [0.72, 0.08, 0.2]),
-        # moderate, which is no choice, lies as near to slight as to strong and counts for the first; none has the
-        # floor of 0.01
-        ("How strong is the noise?", ["None", "Slight", "Strong"], NOISY, [0.01 / 1.01, 0.7 / 1.01, 0.3 / 1.01]),
+        # what is no choice is left out: moderate; none has the floor of 0.01
+        ("How strong is the noise?", ["None", "Slight", "Strong"], NOISY, [0.01 / 0.31, 0.1 / 0.31, 0.2 / 0.31]),
         ("Is it a dog?", YES_NO, NOISY, None),
         ("What is it?", ["A dog", "A cat"], NOISY, None),
     ],
