@@ -54,33 +54,26 @@ def gather(
     return executor_node(asked, {"configurable": {"services": services}})["executor_evidence"]
 
 
-def found(evidence: ExecutorOutput) -> set[str]:
-    return {finding.type for finding in found_damage(evidence)}
-
-
-@pytest.mark.parametrize("kind", ["Blurs", "Noise"])
-def test_the_surer_of_model_and_reading_wins(picture, kind):
-    there, absent = reading(**{kind: 1 - 1e-6}), reading()
-    assert kind in found(gather(picture, absent, yes={kind: 0.99}))
-    assert kind not in found(gather(picture, there, yes={kind: 0.01}))
-    assert kind in found(gather(picture, there, yes={kind: 0.4}))
-    assert kind not in found(gather(picture, absent, yes={kind: 0.55}))
+@pytest.mark.parametrize(
+    ("read", "yes", "there"),
+    [(1e-6, 0.99, True), (1 - 1e-6, 0.01, False), (1 - 1e-6, 0.4, True), (1e-6, 0.55, False)],
+)
+def test_the_surer_of_model_and_reading_wins(picture, read, yes, there):
+    evidence = gather(picture, reading(Noise=read), yes={"Noise": yes})
+    assert ("Noise" in {one.type for one in found_damage(evidence)}) is there
 
 
 def family_of(evidence: ExecutorOutput, kind: str = "Noise") -> state.FamilyDetection:
     return evidence.detection["Global"].families[kind]
 
 
-def test_the_product_is_odds_times_odds(picture):
-    family = family_of(gather(picture, reading(Noise=0.9), yes={"Noise": 0.3}))
+@pytest.mark.parametrize(("trust", "counts"), [(1, 0.3), (0, load_detector().no_reference.prior)])
+def test_the_product_is_odds_times_odds(picture, trust, counts):
+    """A model without trust counts as the prior."""
+    given = {"yes": {"Noise": 0.3}, "model_trust": trust}
+    family = family_of(gather(picture, reading(Noise=0.9), **given))
     assert family.model == pytest.approx(0.3)
-    assert logit(family.probability) == pytest.approx(logit(0.3) + logit(family.measured))
-
-
-def test_a_model_without_trust_counts_as_the_prior(picture):
-    family = family_of(gather(picture, reading(Noise=0.9), yes={"Noise": 0.999}, model_trust=0))
-    prior = load_detector().no_reference.prior
-    assert logit(family.probability) == pytest.approx(logit(prior) + logit(family.measured))
+    assert logit(family.probability) == pytest.approx(logit(counts) + logit(family.measured))
 
 
 def test_without_logits_the_list_that_the_model_writes_counts(picture):
@@ -90,14 +83,13 @@ def test_without_logits_the_list_that_the_model_writes_counts(picture):
     assert family_of(evidence, "Blurs").model == pytest.approx(0.2)
 
 
-def test_where_localnr_cannot_read_the_model_stands_alone(picture):
-    evidence = gather(picture, None, yes={"Blurs": 0.7})
-    assert "scripted to fail" in evidence.detection["Global"].error
-    assert family_of(evidence, "Blurs").probability == pytest.approx(0.7)
-
-
-def test_of_graphics_localnrs_reading_counts_for_nothing(picture):
-    evidence = gather(picture, reading(graphic=1.0, Noise=1 - 1e-6), yes={"Noise": 0.3})
+@pytest.mark.parametrize(
+    ("read", "error"),
+    [(None, "scripted to fail"), (reading(graphic=1.0, Noise=1 - 1e-6), "photographs alone")],
+)
+def test_where_localnr_cannot_read_the_model_stands_alone(picture, read, error):
+    evidence = gather(picture, read, yes={"Noise": 0.3})
+    assert error in evidence.detection["Global"].error
     assert family_of(evidence).probability == pytest.approx(0.3)
 
 
@@ -150,8 +142,8 @@ FAMILIES, YES_NO = ["Blur", "Noise", "JPEG artifacts", "None"], ["Yes", "No"]
     ],
 )  # fmt: skip
 def test_choices_that_name_a_measurement_have_its_probabilities(query, choices, known, p):
-    found, _ = measure_choices(query, choices, PLAN, known)
-    assert found == (p and pytest.approx(dict(zip("ABCD", p, strict=False))))
+    measured, _ = measure_choices(query, choices, PLAN, known)
+    assert measured == (p and pytest.approx(dict(zip("ABCD", p, strict=False))))
 
 
 @pytest.mark.parametrize(
@@ -186,15 +178,10 @@ def test_a_row_has_the_letters_the_measurement_and_their_product(picture):
     assert result.final_answer == "A"
 
 
-def test_letters_against_the_measurement_are_named(picture):
-    result = answered(picture, "Is it noisy?", 0.001, 0.998)
-    assert result.final_answer == "B"
-    assert "decided against what was measured" in result.quality_reasoning
-
-
 def test_letters_about_distortions_count_as_far_as_trusted(picture):
     """Without trust the measurement alone decides; letters about the level of quality always count."""
     noisy = answered(picture, "Is it noisy?", 0.001, 0.99, model_trust=0.0)
     assert noisy.fusion.product == pytest.approx(noisy.fusion.measured)
     good = answered(picture, "Is the quality good?", 0.001, 0.99, model_trust=0.0)
     assert good.final_answer == "B"
+    assert "decided against what was measured" in good.quality_reasoning

@@ -15,8 +15,6 @@ from scripted import (
 
 from agentic_iqa_local.nodes.executor import executor_node
 from agentic_iqa_local.nodes.planner import derive_flags
-from agentic_iqa_local.nodes.tool_runs import measure
-from agentic_iqa_local.nodes.workbench import Workbench
 from agentic_iqa_local.state import ExecutorOutput, PlanControlFlags, PlannerOutput
 from agentic_iqa_local.vlm_client import ModelLost, VLMError
 
@@ -86,28 +84,6 @@ def test_an_earlier_error_ends_the_executor_and_no_plan_is_one(picture):
     state = {"query": QUERY, "image_path": picture}
     assert executor_node({**state, "plan": plan(), "error": "Planner: no valid JSON"}) == {}
     assert set(executor_node(state)) == {"error"}
-
-
-def test_where_a_named_tool_cannot_run_the_configured_ones_measure(picture, caplog):
-    found = execute(picture, {"NIQE": 3.0}, required_tool="LPIPS")
-    assert found.selected_tools == {"Global": {"Blurs": "LPIPS"}}
-    logged = [(log.tool_name, log.normalized_score) for log in found.tool_logs]
-    assert logged == [("LPIPS", None), ("NIQE", 3.0)]
-    assert "LPIPS could not score the picture: LPIPS: scripted to fail" in caplog.text
-
-
-def test_for_a_name_that_no_tool_has_the_configured_ones_measure(picture, caplog):
-    found = execute(picture, {"NIQE": 3.0}, required_tool="FancyIQA")
-    assert found.quality_scores == {"Global": {"Overall quality (NIQE)": ("NIQE", 3.0)}}
-    assert "there is no tool 'FancyIQA' here" in caplog.text
-
-
-def test_where_one_of_several_tools_fails_the_others_count(picture):
-    services = scripted_services(scripted(), ScriptedTools({"NIQE": 3.0, "PIQE": 2.0}))
-    bench = Workbench(services, str(picture))
-    logs = measure("leaves", [("Blurs", "MUSIQ"), ("Overall quality", "PIQE")], bench)
-    assert [(log.tool_name, log.normalized_score) for log in logs] == [("MUSIQ", None), ("PIQE", 2)]
-    assert bench.warnings[0].startswith("MUSIQ could not score the region leaves: ")
 
 
 def test_only_listed_tools_can_be_selected(picture):

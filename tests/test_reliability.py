@@ -64,16 +64,19 @@ def test_weight_free_tools_that_are_not_clearly_worse(kind, trusted):
     assert load_reliability().trusted(free) == trusted
 
 
-def test_a_tool_that_another_clearly_leads_is_left_out():
-    close, clear = 0.9 - CLEARLY_WORSE + 0.01, 0.9 - CLEARLY_WORSE - 0.01
-    assert known(VSI={"a": 0.9}, FSIM={"a": close}).trusted(["FSIM", "VSI"]) == ["VSI", "FSIM"]
-    assert known(VSI={"a": 0.9}, FSIM={"a": clear}).trusted(["FSIM", "VSI"]) == ["VSI"]
-    assert known(VSI={"a": 0.9}, FSIM={"a": 0.99, "b": clear}).lead("VSI", "FSIM") == pytest.approx(
-        -0.09
-    )
-    seen = known(VSI={"a": 0.8, "b": 0.7}, FSIM={"seen_a": 0.99, "b": 0.7})
-    assert seen.lead("FSIM", "VSI") == 0  # of set b alone
-    assert known(VSI={"a": 0.9}, FSIM={"b": 0.5}).lead("VSI", "FSIM") is None
+@pytest.mark.parametrize(
+    ("srcc", "trusted"),
+    [(CLEARLY_WORSE - 0.01, ["VSI", "FSIM"]), (CLEARLY_WORSE + 0.01, ["VSI"])],
+)
+def test_a_tool_that_another_clearly_leads_is_left_out(srcc, trusted):
+    assert known(VSI={"a": 0.9}, FSIM={"a": 0.9 - srcc}).trusted(["FSIM", "VSI"]) == trusted
+
+
+def test_a_lead_is_of_the_sets_that_both_tools_share():
+    """Set a is one that FSIM was trained on."""
+    tools = known(VSI={"a": 0.8, "b": 0.7}, FSIM={"seen_a": 0.99, "b": 0.75}, MAD={"c": 0.5})
+    assert tools.lead("FSIM", "VSI") == pytest.approx(0.05)
+    assert tools.lead("MAD", "VSI") is None
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,7 @@ def test_contradictions_count_in_both_directions(severity, score, contradicts):
     [
         ({"VSI": 2.0, "FSIM": 2.1, "GMSD": 4.9}, "GMSD"),
         ({"VSI": 2.0, "FSIM": 4.9}, None),  # one against one
+        ({"VSI": 1.0, "FSIM": 3.0, "GMSD": 5.0}, None),  # each against each
         ({"VSI": 1.2, "FSIM": 1.2, "GMSD": 4.8, "MS-SSIM": 4.8}, None),  # two against two
         ({"VSI": 2.0, "FSIM": 2.1, "GMSD": 2.4}, None),
     ],

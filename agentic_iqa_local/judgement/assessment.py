@@ -22,7 +22,6 @@ from agentic_iqa_local.nodes.evidence import of_object
 from agentic_iqa_local.nodes.letter_reading import ROLE, answer_letter, read_and_fuse, read_choices
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY, choice_letters, summarizer_prompt
 from agentic_iqa_local.nodes.query import named_metrics
-from agentic_iqa_local.nodes.regions import with_boxes
 from agentic_iqa_local.nodes.summarizer import without_words
 from agentic_iqa_local.nodes.tool_runs import measure, told_of_quoted
 from agentic_iqa_local.nodes.workbench import Workbench
@@ -249,8 +248,6 @@ def _read_once(row: Assessment, bench: Workbench) -> None:
     """One read, and the tools that the query names, else those that are configured: no plan, no
     evidence in the prompt, no reasoning. Raises VLMError, and ToolError where none of the
     configured ones can measure."""
-    known = {name: box for name, box in with_boxes((), boxes_of(row.box)).items() if box}
-    bench.pictures.locate(known)
     bench.observer.step("summarizer", "started")
     if row.choices:
         _choose_once(row, bench)

@@ -73,7 +73,8 @@ def gather(task: Task) -> None:
     evidence, bench, flags = task.evidence, task.bench, task.plan.plan
     distortions = find_distortions(task)
     try:
-        run_tools(task, distortions)
+        if flags.tool_selection or flags.tool_execution:
+            run_tools(task, distortions)
     finally:  # the analysis is evidence even if no tool could be chosen
         if flags.distortion_analysis:
             analyse(task, distortions)

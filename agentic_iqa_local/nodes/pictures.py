@@ -13,6 +13,7 @@ from agentic_iqa_local.images.reading import LoadedImage, load_image, load_pair
 from agentic_iqa_local.images.references import doubts
 from agentic_iqa_local.state import Box
 
+MARKED = "marked region"  # what a box without a name is called where the query names no region
 _IDENTICAL = (
     "the picture has the same pixels as its reference: nothing was lost against it, so tools that"
     " compare have their best score without measuring"
@@ -32,8 +33,8 @@ def load_pictures(
 
 
 class Pictures:
-    """A picture and its reference, opened. `boxes` has the regions by name, in pixels of `image`;
-    "" is one without a name. Raises ImageError."""
+    """A picture and its reference, opened. `boxes` has the regions by name, in pixels of `image`.
+    Raises ImageError."""
 
     def __init__(self, limits: ImageSettings, image_path: str, reference_path: str | None):
         self.limits = limits
@@ -41,6 +42,7 @@ class Pictures:
         self.has_reference = self.reference is not None
         self.identical = self.reference is not None and self.image.pixels == self.reference.pixels
         self.whole: Box = (0, 0, self.image.width, self.image.height)
+        self.content = moved(self.whole, self.image.offset)  # in the upright picture
         self.boxes: dict[str, Box] = {}
 
     def warnings(self) -> list[str]:
@@ -61,29 +63,23 @@ class Pictures:
             whole.append(self.reference.pixels)
         return whole if box is None else [pixels.crop(box) for pixels in whole]
 
-    def is_large_enough(self, box: Box) -> bool:
-        """Whether a region can be judged."""
-        left, top, right, bottom = box
-        return min(right - left, bottom - top) >= self.limits.min_side
+    def holds(self, box: Box) -> bool:
+        """Whether a box, in pixels of the upright picture, is a part of it without its frame that
+        is large enough to be judged."""
+        left, top, right, bottom = self.content
+        inside = left <= box[0] and top <= box[1] and box[2] <= right and box[3] <= bottom
+        return inside and min(box[2] - box[0], box[3] - box[1]) >= self.limits.min_side
 
     def locate(self, boxes: Mapping[str, Box]) -> None:
         """Takes up where regions lie, by their names in pixels of the upright picture. Raises
-        ImageError for a box that is not in the picture without its frame, or too small to be
-        judged."""
+        ImageError for a box that the picture does not hold."""
         self.boxes = {}
-        left, top, right, bottom = moved(self.whole, self.image.offset)
+        left, top = self.image.offset
         for name, box in boxes.items():
-            inside = left <= box[0] and top <= box[1] and box[2] <= right and box[3] <= bottom
-            if not inside or not self.is_large_enough(box):
-                least = f"with sides of {self.limits.min_side} pixels or more"
-                got = ",".join(map(str, box))
+            if not self.holds(box):
+                within = f"{','.join(map(str, self.content))} with sides of {self.limits.min_side}"
                 raise ImageError(
-                    f"{self.image.path}: {f'box {name}'.strip()}: expected within"
-                    f" {left},{top},{right},{bottom} {least}, got {got}"
+                    f"{self.image.path}: {f'box {name}'.strip()}: expected within {within} pixels or"
+                    f" more, got {','.join(map(str, box))}"
                 )
-            self.boxes[name] = moved(box, (-left, -top))
-
-    def box_of(self, name: str) -> Box | None:
-        """Where a region lies in the upright picture, if that is known."""
-        box = self.boxes.get(name)
-        return moved(box, self.image.offset) if box else None
+            self.boxes[name or MARKED] = moved(box, (-left, -top))

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from agentic_iqa_local.images.frames import moved
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
+from agentic_iqa_local.nodes.pictures import MARKED
 from agentic_iqa_local.nodes.prompts import objects_prompt
 from agentic_iqa_local.nodes.query import same_words
 from agentic_iqa_local.nodes.replies import boxes_reply
@@ -13,7 +14,6 @@ from agentic_iqa_local.state import Box
 from agentic_iqa_local.vlm_client import ModelLost, OutOfMemory, VLMError
 
 ROLE = "planner"  # its model writes boxes
-MARKED = "marked region"  # what a box without a name is called where the query names no region
 
 
 def with_boxes(named: Iterable[str], boxes: Mapping[str, Box]) -> dict[str, Box | None]:
@@ -29,8 +29,7 @@ def found_boxes(query: str, names: list[str], bench: Workbench) -> dict[str, Box
     """Where the model sees these regions, in pixels of the upright picture; of one that it does not
     see, and of models that are not said to write boxes, none. Raises OutOfMemory, ModelLost."""
     section = bench.services.section(ROLE)
-    scale = bench.settings.model(section.backend).boxes
-    if scale == "none" or not names:
+    if bench.settings.model(section.backend).boxes == "none" or not names:
         return {}
     try:
         prompt = objects_prompt("boxes", query, names)
@@ -42,25 +41,25 @@ def found_boxes(query: str, names: list[str], bench: Workbench) -> dict[str, Box
         return {}
     found = {}
     for name, written in reply.model_dump(by_alias=True).items():
-        if written is None:
-            continue
-        box = _box_in_picture(written, scale, bench)
-        if box is None:
-            bench.warn(f"the model's box for {name} is no part of the picture: {written}")
-            continue
-        found[name] = box
-        bench.warn(f"the model placed {name} at {','.join(map(str, box))}")
+        box = _in_picture(written, bench) if written else None
+        if box and bench.pictures.holds(box):
+            found[name] = box
+            bench.warn(f"the model placed {name} at {','.join(map(str, box))}")
+        else:
+            bench.warn(f"the model has no box in the picture for {name}: {written}")
     return found
 
 
-def _box_in_picture(written: Sequence[int], scale: str, bench: Workbench) -> Box | None:
+def _in_picture(written: Sequence[int], bench: Workbench) -> Box | None:
     """A box that the model wrote of its first view, in what it saw or in thousandths of that, as
-    one in pixels of the upright picture; None for one that is no part of the view, or too small."""
+    one in pixels of the upright picture."""
     view, seen = bench.models.seen_views(ROLE)[0]
-    wide, high = (1000, 1000) if scale == "thousandths" else (seen.width, seen.height)
-    left, top, right, bottom = written
-    if not wide or not high or not (left < right <= wide and top < bottom <= high):
+    wide, high = seen.width, seen.height
+    if bench.settings.model(bench.services.section(ROLE).backend).boxes == "thousandths":
+        wide = high = 1000
+    if not wide or not high:  # what the model saw is not known
         return None
     x, y = (view[2] - view[0]) / wide, (view[3] - view[1]) / high
+    left, top, right, bottom = written
     box = round(left * x), round(top * y), round(right * x), round(bottom * y)
-    return moved(box, view[:2]) if bench.pictures.is_large_enough(box) else None
+    return moved(box, view[:2])

@@ -19,6 +19,7 @@ from agentic_iqa_local.state import (
     Gap,
     PlannerOutput,
     ToolExecutionLog,
+    revised,
 )
 
 ROLE = "executor"  # its model chooses
@@ -48,39 +49,33 @@ class Task:
         """Whether a gap of one of these kinds is to be closed."""
         return any(gap.kind in kinds for gap in self.gaps)
 
-    @property
-    def named_tools(self) -> list[str]:
-        """The tools that the plan requires and the query names. There may be none of a name."""
-        named = named_metrics(self.query, self.bench.pictures.has_reference)
-        required = [self.plan.required_tool] if self.plan.required_tool else []
-        return list(dict.fromkeys(required + named))
-
 
 # Which tools
 
 
 def run_tools(task: Task, distortions: ByObject) -> None:
     """Puts the tools that are chosen, their runs, and which of these have a vote into the evidence.
-    Raises ToolError when no tool can run."""
-    evidence, bench, flags = task.evidence, task.bench, task.plan.plan
-    if not (flags.tool_selection or flags.tool_execution):
-        return
-    if task.named_tools:
-        first, *others = task.named_tools
-        chosen = {}
-        for name, kinds in distortions.items():
-            chosen[name] = dict.fromkeys(kinds or [OVERALL], first) | _whole(others)
-    else:
-        chosen = choose_tools(task, distortions)
+    Those that the plan requires or the query names come first, and all of them vote. Raises
+    ToolError when no tool can run."""
+    evidence, bench, plan = task.evidence, task.bench, task.plan
+    named = named_metrics(task.query, bench.pictures.has_reference)
+    if plan.required_tool:
+        named = [plan.required_tool, *named]
+    kinds_of = {name: kinds or [OVERALL] for name, kinds in distortions.items()}
+    chosen = _each(named, kinds_of) if named else choose_tools(task, kinds_of)
     evidence.selected_tools = chosen
-    if not flags.tool_execution:
-        return
-    for name, tools in chosen.items():
-        evidence.tool_logs += measure(name, list(tools.items()), bench)
-    measured = {log.tool_name for log in evidence.tool_logs if not log.error}
-    if not measured & {*task.named_tools}:  # those that a query names all have a vote
-        all_vote = bench.settings.fusion.trailing_tools == "vote"
-        mark_votes(evidence, bench.tools.reachable(), all_vote=all_vote)
+    if plan.plan.tool_execution:
+        for name, tools in chosen.items():
+            evidence.tool_logs += measure(name, tools.items(), bench)
+        if not {log.tool_name for log in evidence.tool_logs if not log.error} & {*named}:
+            all_vote = bench.settings.fusion.trailing_tools == "vote"
+            mark_votes(evidence, bench.tools.reachable(), all_vote=all_vote)
+
+
+def _each(tools: Sequence[str], distortions: ByObject) -> Chosen:
+    """The first tool for every distortion, and the others for the whole."""
+    beside = _whole(tools, besides=tools[:1])
+    return {name: dict.fromkeys(kinds, tools[0]) | beside for name, kinds in distortions.items()}
 
 
 def choose_tools(task: Task, distortions: ByObject) -> Chosen:
@@ -88,13 +83,13 @@ def choose_tools(task: Task, distortions: ByObject) -> Chosen:
     configuration's; on a replan those of the pass before and another one. Raises ToolError when no
     tool can run."""
     bench, flags = task.bench, task.plan.plan
-    good, worse = offered(bench.tools)
+    names, good = offered(bench.tools)
     chosen, new = dict(task.before.selected_tools or {}), {}
     for name, kinds in distortions.items():
         if name in chosen:
-            chosen[name] = chosen[name] | another(task, name, [*good, *worse])
+            chosen[name] = chosen[name] | another(task, name, names, good[0])
         elif name in ("Global", *bench.pictures.boxes):  # no region by the whole picture
-            new[name] = kinds or [OVERALL]
+            new[name] = kinds
     if new and flags.tool_selection:
         chosen |= select_tools(task.query, new, good, bench)
     if flags.tool_execution:
@@ -104,36 +99,20 @@ def choose_tools(task: Task, distortions: ByObject) -> Chosen:
     return chosen
 
 
-def told_of_quoted(query: str, bench: Workbench) -> list[str]:
-    """A sentence for each number that a query gives for a tool: how it is read, and which quality
-    it would be."""
-    maps, told = bench.services.tools.maps, []
-    for name, raw in quoted_scores(query, bench.pictures.has_reference):
-        tool, meaning = find_tool(name), "for which there is no map to 1 to 5"
-        if not tool.is_score(raw):
-            meaning = "which the tool cannot return"
-        elif name in maps:
-            meaning = f"which is {maps[name](raw):.2f} of 5"
-        told.append(
-            f"The question gives {name} {raw:g} ({tool.scale}), {meaning}:"
-            " a number that was not measured here and does not count."
-        )
-    return told
-
-
-def _whole(tools: Iterable[str], besides: Collection[str] = ()) -> dict[str, str]:
-    """Entries of tools that judge the whole, each under a name of its own, but none that is there
-    already."""
+def _whole(tools: Iterable[str], besides: Collection[str]) -> dict[str, str]:
+    """Entries of tools that judge the whole, each under a name of its own, but none of those that
+    are there already."""
     return {f"{OVERALL} ({tool})": tool for tool in tools if tool not in besides}
 
 
-def another(task: Task, name: str, ranked: Sequence[str]) -> dict[str, str]:
-    """The tool that a replan adds for an object: the best untried one, where another opinion may
-    close the gap."""
+def another(task: Task, name: str, names: Sequence[str], best: str) -> dict[str, str]:
+    """The tool that a replan adds for an object: the untried one nearest to the best, where another
+    opinion may close the gap."""
     if not task.closes("scores", "contradiction", "tools"):
         return {}
     tried = {log.tool_name for log in task.before.tool_logs if log.object_name == name}
-    return _whole([tool for tool in ranked if tool not in tried][:1])
+    untried = [tool for tool in names if tool not in tried]
+    return _whole(load_reliability().trailing(untried, best)[:1], besides=())
 
 
 def select_tools(
@@ -141,7 +120,7 @@ def select_tools(
 ) -> Chosen:
     """The model's choice of a tool for each distortion among `names`; one alone is no choice."""
     if len(names) == 1:
-        return {name: dict.fromkeys(kinds, names[0]) for name, kinds in distortions.items()}
+        return _each(names, distortions)
     described = [(name, _description(name)) for name in names]
     prompt = objects_prompt("selection", query, distortions, tools=described)
     schema, section = selection_reply(distortions, names), bench.services.section(ROLE)
@@ -162,35 +141,31 @@ def _description(name: str) -> str:
 
 
 def offered(tools: ToolReadings) -> tuple[list[str], list[str]]:
-    """The tools that can run on these pictures, and behind them those that are clearly worse; in
-    either the best first, between equals the configuration's. With a reference those that compare:
-    they beat one that has to guess. Raises ToolError when there is none."""
-    able = [
-        tool for tool in tools.available() if tool not in tools.services.settings.tools.not_offered
-    ]
-    names = sorted(able, key=lambda tool: tool not in tools.configured())
+    """The tools that can run on these pictures, the configuration's first, and those of them that
+    are not clearly worse than another, the best first. With a reference those that compare: they
+    beat one that has to guess. Raises ToolError when there is none."""
+    names = tools.configured()
+    left_out = (*names, *tools.services.settings.tools.not_offered)
+    names += [tool for tool in tools.available() if tool not in left_out]
     if tools.pictures.has_reference:
         names = [tool for tool in names if find_tool(tool).reference == "FR"] or names
     if not names:
         raise ToolError("no IQA tool can run on these images", "the command tools says why.")
-    good = load_reliability().trusted(names)
-    others = [tool for tool in names if tool not in good]
-    return good, load_reliability().trailing(others, good[0])
+    return names, load_reliability().trusted(names)
 
 
 # What they measure
 
 
 def measure(
-    name: str, entries: Sequence[tuple[str, str]], bench: Workbench
+    name: str, entries: Iterable[tuple[str, str]], bench: Workbench
 ) -> list[ToolExecutionLog]:
     """The runs of the (distortion, tool) that are chosen for an object; where none of these tools
     can measure, those of the configuration too."""
-    tools = bench.tools
-    logs = [_run(name, distortion, tool, tools) for distortion, tool in entries]
+    logs = [_run(name, *entry, bench.tools) for entry in entries]
     if all(log.error for log in logs):
-        others = _whole(tools.configured(), besides=[log.tool_name for log in logs])
-        logs += [_run(name, distortion, tool, tools) for distortion, tool in others.items()]
+        others = _whole(bench.tools.configured(), besides=[log.tool_name for log in logs])
+        logs += [_run(name, *entry, bench.tools) for entry in others.items()]
     return logs
 
 
@@ -200,15 +175,28 @@ def _run(name: str, distortion: str, tool: str, tools: ToolReadings) -> ToolExec
     box = tools.pictures.boxes.get(name)
     try:
         spec = find_tool(tool)
-        log.tool_name, log.scale = spec.name, spec.scale
         reading = tools.score(spec.name, box)
     except ToolError as error:
-        log.error = str(error)
         whole = "the picture" if name == "Global" else f"the region {name}"
         tools.warn(f"{tool} could not score {whole}: {error}")
-        return log
-    log.raw_score, log.normalized_score = reading.raw, reading.normalized
-    log.crops, log.execution_time = len(reading.crops), reading.seconds
+        return revised(log, error=str(error))
     if box:
         log.measured, log.box = "region", moved(box, tools.pictures.image.offset)
-    return log
+    return revised(
+        log,
+        tool_name=spec.name,
+        scale=spec.scale,
+        raw_score=reading.raw,
+        normalized_score=reading.normalized,
+        crops=len(reading.crops),
+        execution_time=reading.seconds,
+    )
+
+
+def told_of_quoted(query: str, bench: Workbench) -> list[str]:
+    """A sentence for each number that a query gives for a tool: how it is read."""
+    told = []
+    for name, raw in quoted_scores(query, bench.pictures.has_reference):
+        given = f"The question gives {name} {raw:g} ({find_tool(name).scale})"
+        told.append(f"{given}: a number that was not measured here and does not count.")
+    return told

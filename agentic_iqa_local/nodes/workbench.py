@@ -3,7 +3,7 @@ be warned of. The graph's context is it; a node called by itself makes its own."
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
@@ -70,12 +70,11 @@ def opened(
 ) -> Iterator[Workbench]:
     """The workbench that the graph runs on, else one for this block on the state's pictures, with
     the services in `config["configurable"]` or the default ones."""
-    boxes = boxes_of(state.get("box"))
-    if runtime is not None and runtime.context is not None:
-        runtime.context.pictures.locate(boxes)
-        yield runtime.context
-        return
-    services = (config or {}).get("configurable", {}).get("services") or load_services()
-    with closing(Workbench(services, state["image_path"], state.get("reference_path"))) as bench:
-        bench.pictures.locate(boxes)
+    with ExitStack() as stack:
+        bench = runtime.context if runtime else None
+        if bench is None:
+            services = (config or {}).get("configurable", {}).get("services") or load_services()
+            paths = state["image_path"], state.get("reference_path")
+            bench = stack.enter_context(closing(Workbench(services, *paths)))
+        bench.pictures.locate(boxes_of(state.get("box")))
         yield bench
