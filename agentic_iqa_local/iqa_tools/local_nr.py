@@ -57,7 +57,8 @@ class Examination:
     there, 1..5, read where it is likeliest; and `places` are rows×columns float32 arrays of its
     severity there, 0..5, in cells of equal size that cover the picture. `exposure` has the
     probabilities that the picture is "too dark" and "too bright", and `graphic` is the probability
-    that it is no photograph but a screenshot, a drawing, a chart or a code.
+    that it is no photograph but a screenshot, a drawing, a chart or a code. `statistics` are what
+    all of this but the places was read from, float32.
     """
 
     quality: float
@@ -68,6 +69,7 @@ class Examination:
     exposure: dict[str, float]
     graphic: float
     places: dict[str, np.ndarray]
+    statistics: np.ndarray
 
     def damaged_part(self) -> str | None:
         """Where the damage lies: one of PLACES, by the family whose strength differs most between
@@ -175,6 +177,7 @@ class LocalNR(nn.Module):
             exposure={"too dark": dark, "too bright": bright},
             graphic=outputs[0, GRAPHIC].sigmoid().item(),
             places=_by_family(places[0].clamp(0, 5).permute(2, 0, 1).cpu().numpy()),
+            statistics=described[0].cpu().numpy(),
         )
 
 

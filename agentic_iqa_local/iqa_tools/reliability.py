@@ -16,8 +16,10 @@ from pydantic import Field
 from agentic_iqa_local.files import ROOT, read_record
 from agentic_iqa_local.iqa_tools.calibration import FLAT, HIGHEST, LOWEST
 from agentic_iqa_local.iqa_tools.specs import FileRecord
+from agentic_iqa_local.state import revised
 
 SHIPPED = ROOT / "configs" / "tool_reliability.yaml"
+RATINGS = "your ratings"
 CLEARLY_WORSE = 0.05  # of SRCC, on average over the data sets that two tools share
 
 Score = tuple[str, float]  # a tool and its score, 1..5
@@ -52,6 +54,19 @@ class Reliability(FileRecord):
     error_correlation: float = Field(ge=0, le=1)
     near_copies: tuple[tuple[str, ...], ...]
     tools: tuple[ToolRecord, ...]
+
+    def with_ratings(self, srcc: Mapping[str, float], **sigmas: float) -> "Reliability":
+        """The same with the SRCC of tools on a person's ratings as one more data set, and the
+        `sigmas` of tools of which nothing else is known."""
+        records = {
+            name: ToolRecord(tool=name, sigma=sigma, published=()) for name, sigma in sigmas.items()
+        }
+        records |= self._records
+        for name in srcc.keys() & records.keys():
+            found = Published(data_set=RATINGS, srcc=srcc[name], plcc=None, source=RATINGS)
+            published = (*records[name].published, found)
+            records[name] = revised(records[name], published=published)
+        return revised(self, tools=tuple(records.values()))
 
     @functools.cached_property
     def _records(self) -> dict[str, ToolRecord]:

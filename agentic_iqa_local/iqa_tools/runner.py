@@ -20,6 +20,7 @@ from PIL import Image
 from agentic_iqa_local.files import ROOT, models_root
 from agentic_iqa_local.iqa_tools.calibration import CalibrationError, read_map_file
 from agentic_iqa_local.iqa_tools.crops import crops_of, side_by_side
+from agentic_iqa_local.iqa_tools.eye import EYE, read_eye
 from agentic_iqa_local.iqa_tools.pyiqa_metrics import create_metric, import_pyiqa, llama_kept
 from agentic_iqa_local.iqa_tools.specs import DATA, TOOLS, ToolError, ToolSpec, find_tool
 from agentic_iqa_local.iqa_tools.weights import ListedFiles
@@ -76,10 +77,11 @@ class ToolRunner:
         device: where torch computes.
         maps_path: a file of maps (default: the shipped configs/tool_maps.yaml).
         models: the models folder, whose manifest names the weights that may be loaded.
+        eye: the folder of an eye, with which the tool YourEye can run.
 
     Raises:
         CalibrationError: for a file of maps that cannot be trusted.
-        ToolError: for a map of an unknown tool, and for a damaged manifest.
+        ToolError: for a map of an unknown tool, a damaged manifest, and what is no eye.
 
     A lock lets one measurement run at a time, so a runner may be shared between threads. Measuring
     raises ToolError for a tool that is unknown, lacks a file or has one that is not the manifest's,
@@ -92,8 +94,10 @@ class ToolRunner:
         device: str = "cpu",
         maps_path: str | Path | None = None,
         models: str | Path | None = None,
+        eye: str | Path | None = None,
     ):
         self.device = device
+        self.eye = read_eye(Path(eye)) if eye else None
         self.maps, self._rejected = read_map_file(maps_path or SHIPPED_MAPS)
         for name, logistic in self.maps.items():
             spec = find_tool(name)
@@ -153,6 +157,8 @@ class ToolRunner:
         for its raw score if that is unknown. Odd pictures make of it what they like: VIF of a
         checkerboard with itself is below 0."""
         spec = _able(name, reference, self._unavailable)
+        if spec.name == EYE:
+            return self._seen_by_eye(image)
         logistic = self.maps[spec.name]
         copy = spec.reference == "FR" and image == reference
         if copy and spec.of_copy is not None:
@@ -160,6 +166,17 @@ class ToolRunner:
         raw, seconds, crops = self._measured(spec, image, reference)
         quality = logistic.reachable[1] if copy else logistic(raw)
         return ToolReading(spec.name, raw, quality, seconds, crops)
+
+    def _seen_by_eye(self, image: Image.Image) -> ToolReading:
+        assert self.eye is not None
+        start = time.perf_counter()
+        examined = self.examine(image)
+        read = self.eye.read(examined.statistics, self.maps["LocalNR"](examined.quality))
+        if read.unlike:
+            raise ToolError(
+                f"the picture is unlike those that {EYE} was learned from", "rate some like it."
+            )
+        return ToolReading(EYE, read.level, read.level, time.perf_counter() - start)
 
     def measure(self, name: str, image: Image.Image, reference: Image.Image | None = None) -> float:
         """The metric's own number, for which no map is needed."""
@@ -206,6 +223,8 @@ class ToolRunner:
 
     def _unavailable(self, spec: ToolSpec) -> str | None:
         """Why a tool gives no quality; None if it does."""
+        if spec.name == EYE:
+            return None if self.eye else "no eye was chosen, see --eye"
         reason = self._missing(spec)
         if reason is not None or spec.name in self.maps:
             return reason

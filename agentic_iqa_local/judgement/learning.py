@@ -1,0 +1,318 @@
+"""Learns an eye from a person's ratings, and says whether it helps: ridge regression on LocalNR's
+statistics, judged by nested cross-validation over scenes.
+
+Near-duplicates are one scene and never stand on both sides of a split. What is judged is q as the
+person would get it: the fusion of the model's letters with the eye's level, beside q without it.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.spatial.distance import cdist
+from scipy.stats import rankdata
+from sklearn.model_selection import GroupKFold
+
+from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.iqa_tools.calibration import HIGHEST, LOWEST
+from agentic_iqa_local.iqa_tools.eye import EYE, CurvePoint, Eye, EyeCard, Standard
+from agentic_iqa_local.iqa_tools.reliability import load_reliability
+from agentic_iqa_local.judgement.assessment import assess
+from agentic_iqa_local.judgement.ordering import fingerprint, scene_groups
+from agentic_iqa_local.nodes.pictures import load_pictures
+from agentic_iqa_local.score_fusion import LEVELS, fused_distribution
+from agentic_iqa_local.services import Observer, Services
+from agentic_iqa_local.state import LETTERS
+
+FEWEST_SCENES = 10
+OUTER, INNER = 10, 5  # folds
+PENALTIES = np.logspace(0, 5, 11)  # of the ridge, on standardised statistics
+LIKE = 0.95  # of the rated pictures count as like the others
+DRAWS = 1000  # of the bootstrap
+CURVE = (10, 20, 50, 100, 200, 500, 1000)
+CURVE_DRAWS = 5
+HELPED = 0.9  # bootstrap probability from which an eye counts as a help
+MIDDLE = 3.0  # a level that no tool is at an end with
+SEED = 20261127
+
+
+class LearningError(UserError, ValueError):
+    """Ratings from which nothing can be learned; one sentence for the user."""
+
+
+@dataclass(frozen=True)
+class Rated:
+    """Rated pictures, n of them.
+
+    `statistics` are LocalNR's, (n, d), and `tools` are the levels of the configured tools, (n,)
+    each, LocalNR's among them; `p_c` are the letters' probabilities of the levels 1 to 5, (n, 5),
+    and `q` the answer without an eye; `levels` are the ratings on the 1..5 scale, and `scenes` are
+    numbers that near-duplicates share.
+    """
+
+    statistics: np.ndarray
+    tools: dict[str, np.ndarray]
+    p_c: np.ndarray
+    q: np.ndarray
+    levels: np.ndarray
+    scenes: np.ndarray
+
+    def agreement(self, levels: np.ndarray) -> dict[str, float]:
+        """The SRCC with the ratings of an eye that gives these levels, and of each tool."""
+        scores = {EYE: levels, **self.tools}
+        return {name: srcc(column, self.levels) for name, column in scores.items()}
+
+    def fused(self, levels: np.ndarray, sigma: float) -> np.ndarray:
+        """q with an eye that gives these levels, (n,), with the error `sigma`. The tools that are
+        clearly worse on the ratings have no vote, as in an assessment."""
+        columns = {EYE: levels, **self.tools}
+        known = load_reliability().with_ratings(self.agreement(levels), **{EYE: sigma})
+        worse = known.clearly_worse(list(columns))
+        voting = [name for name in columns if name not in worse]
+        q_bar = np.mean([columns[name] for name in voting], axis=0)
+        error = known.sigma_of_mean([(name, MIDDLE) for name in voting], {})
+        return fused_distribution(self.p_c, q_bar, 1 / (2 * error**2)) @ LEVELS
+
+
+class Described(NamedTuple):
+    """What one rated picture is to a learner."""
+
+    sha256: str
+    statistics: np.ndarray
+    fingerprint: np.ndarray
+    tools: dict[str, float]  # levels
+    p_c: list[float]  # of the levels 1 to 5
+    q: float
+
+
+def described(picture: Path, services: Services) -> Described:
+    """What a learner gets of a picture, by the letters pipeline. Raises LearningError for one that
+    cannot be assessed."""
+    row = assess(picture, pipeline="letters", services=services, observer=Observer())
+    if row.q is None or row.fusion is None or row.sha256 is None:
+        raise LearningError(row.error or f"{picture}: it got no q")
+    loaded, _ = load_pictures(services.settings.images, picture)
+    levels = {}
+    for run in row.tools:
+        if run.normalized_score is not None:
+            levels[run.tool_name] = run.normalized_score
+    return Described(
+        sha256=row.sha256,
+        statistics=services.tools.examine(loaded.pixels).statistics,
+        fingerprint=fingerprint(loaded.pixels),
+        tools=levels,
+        p_c=[row.fusion.p_c[letter] for letter in reversed(LETTERS)],
+        q=row.q,
+    )
+
+
+def rated_of(pictures: Sequence[Described], levels: np.ndarray, *, relative: bool) -> Rated:
+    """Pictures with their ratings, (n,). Those that are `relative`, of mean 0 and deviation 1, get
+    the mean and the deviation of q. Tools that could not measure every picture are left out."""
+    q = np.array([one.q for one in pictures])
+    if relative:
+        levels = np.clip(q.mean() + q.std() * levels, LOWEST, HIGHEST)
+    scenes = np.empty(len(pictures), int)
+    for number, members in enumerate(scene_groups([one.fingerprint for one in pictures])):
+        scenes[members] = number
+    everywhere = set.intersection(*(set(one.tools) for one in pictures))
+    return Rated(
+        statistics=np.array([one.statistics for one in pictures], float),
+        tools={
+            name: np.array([one.tools[name] for one in pictures]) for name in sorted(everywhere)
+        },
+        p_c=np.array([one.p_c for one in pictures]),
+        q=q,
+        levels=levels,
+        scenes=scenes,
+    )
+
+
+class Line(NamedTuple):
+    """A learner that was fitted: level = bias + slope · LocalNR's level + weights · coordinates.
+    The slope is 0 unless it corrects LocalNR."""
+
+    weights: np.ndarray
+    bias: float
+    slope: float
+
+    def levels(self, columns: np.ndarray) -> np.ndarray:
+        """The levels of pictures, (n,), by their `Columns.values`."""
+        levels = self.bias + self.slope * columns[:, 0] + columns[:, 1:] @ self.weights
+        return np.clip(levels, LOWEST, HIGHEST)
+
+
+def _lines(columns: np.ndarray, levels: np.ndarray) -> list[Line]:
+    """Ridge regressions with each of PENALTIES: of the levels, and of what a line through LocalNR's
+    level leaves of them."""
+    local_nr, statistics = columns[:, 0], columns[:, 1:]
+    centre = statistics.mean(0)
+    left, sizes, axes = np.linalg.svd(statistics - centre, full_matrices=False)
+    lines = []
+    for slope in (0.0, _slope(local_nr, levels)):
+        wanted = levels - slope * local_nr
+        shares = left.T @ (wanted - wanted.mean())
+        for penalty in PENALTIES:
+            weights = axes.T @ (sizes / (sizes**2 + penalty) * shares)
+            lines.append(Line(weights, float(wanted.mean() - centre @ weights), slope))
+    return lines
+
+
+def _slope(local_nr: np.ndarray, levels: np.ndarray) -> float:
+    """Of least squares; 0 where higher levels have lower ratings."""
+    centred = local_nr - local_nr.mean()
+    spread = float(centred @ centred)
+    return max(0.0, float(centred @ levels) / spread) if spread else 0.0
+
+
+class Columns(NamedTuple):
+    """What a learner gets of the rated pictures: LocalNR's level, and the coordinates of their
+    standardised statistics along `axes`, (n, d), in which a ridge is the same and small."""
+
+    values: np.ndarray
+    axes: np.ndarray
+    centre: np.ndarray
+
+
+def _columns(rated: Rated, standard: Standard) -> Columns:
+    standardised = standard(rated.statistics)
+    centre = standardised.mean(0)
+    left, sizes, axes = np.linalg.svd(standardised - centre, full_matrices=False)
+    return Columns(np.column_stack([rated.tools["LocalNR"], left * sizes]), axes, centre)
+
+
+def _folds(scenes: np.ndarray, count: int) -> GroupKFold:
+    return GroupKFold(min(count, len(np.unique(scenes))), shuffle=True, random_state=SEED)
+
+
+def _chosen(columns: np.ndarray, levels: np.ndarray, scenes: np.ndarray) -> Line:
+    """The learner with the least error in inner cross-validation, fitted on all of these."""
+    errors = np.zeros(2 * len(PENALTIES))
+    for train, test in _folds(scenes, INNER).split(levels, groups=scenes):
+        for number, line in enumerate(_lines(columns[train], levels[train])):
+            errors[number] += ((line.levels(columns[test]) - levels[test]) ** 2).sum()
+    return _lines(columns, levels)[int(errors.argmin())]
+
+
+def cross_validated(columns: Columns, rated: Rated) -> np.ndarray:
+    """The level that an eye gives each picture that was not learned from, (n,)."""
+    levels = np.empty(len(rated.levels))
+    for train, test in _folds(rated.scenes, OUTER).split(rated.levels, groups=rated.scenes):
+        learner = _chosen(columns.values[train], rated.levels[train], rated.scenes[train])
+        levels[test] = learner.levels(columns.values[test])
+    return levels
+
+
+def srcc(scores: np.ndarray, ratings: np.ndarray) -> float:
+    """Spearman's correlation; 0 where one is constant, so that it ranks nothing."""
+    one, other = rankdata(scores), rankdata(ratings)
+    if np.ptp(one) == 0 or np.ptp(other) == 0:
+        return 0.0
+    return float(np.corrcoef(one, other)[0, 1])
+
+
+class Proof(NamedTuple):
+    """Bootstrap probabilities, over scenes: that SRCC is higher with the eye than without, and that
+    it is above 0 with it."""
+
+    helped: float
+    positive: float
+
+    @property
+    def holds(self) -> bool:
+        return self.helped >= HELPED and self.positive >= HELPED
+
+
+def proof(with_eye: np.ndarray, without: np.ndarray, rated: Rated) -> Proof:
+    """How sure it is that the eye helps."""
+    helped, positive = 0, 0
+    for drawn in _draws(rated.scenes):
+        ratings = rated.levels[drawn]
+        new = srcc(with_eye[drawn], ratings)
+        helped += new > srcc(without[drawn], ratings)
+        positive += new > 0
+    return Proof(helped / DRAWS, positive / DRAWS)
+
+
+def _draws(scenes: np.ndarray) -> Iterator[np.ndarray]:
+    """Pictures of as many scenes, drawn with replacement."""
+    members = [np.flatnonzero(scenes == scene) for scene in np.unique(scenes)]
+    random = np.random.default_rng(SEED)
+    for _ in range(DRAWS):
+        drawn = random.integers(0, len(members), len(members))
+        yield np.concatenate([members[i] for i in drawn])
+
+
+def curve(columns: Columns, rated: Rated) -> list[CurvePoint]:
+    """SRCC of the eye against the number of ratings that it was learned from, on the rest."""
+    points = []
+    count = len(rated.levels)
+    for size in CURVE:
+        if size > 0.8 * count:
+            break
+        found = []
+        for seed in range(CURVE_DRAWS):
+            order = np.random.default_rng(seed).permutation(count)
+            train, rest = order[:size], order[size:]
+            rest = rest[~np.isin(rated.scenes[rest], rated.scenes[train])]
+            if len(np.unique(rated.scenes[train])) < INNER or len(rest) < FEWEST_SCENES:
+                continue
+            learner = _chosen(columns.values[train], rated.levels[train], rated.scenes[train])
+            found.append(srcc(learner.levels(columns.values[rest]), rated.levels[rest]))
+        if found:
+            points.append(CurvePoint(ratings=size, srcc=float(np.mean(found))))
+    return points
+
+
+def farthest(standardised: np.ndarray, scenes: np.ndarray) -> float:
+    """How far the nearest rated picture of another scene is from nearly all rated pictures. What is
+    further away than that is unlike them (the nearest neighbour as a detector of other data: Sun et
+    al., ICML 2022)."""
+    distances = cdist(standardised, standardised)
+    distances[scenes[:, None] == scenes] = np.inf
+    return float(np.quantile(distances.min(1), LIKE))
+
+
+def learned(rated: Rated, **about: Any) -> tuple[Eye, Proof]:
+    """An eye of these ratings, and the proof that it helps.
+
+    Args:
+        rated: The rated pictures.
+        about: What else the card says: `date`, `ratings`, `pictures`, `people`, `disagreement`, `scale`,
+            `local_nr`, `model`.
+
+    Raises:
+        LearningError: Too few scenes, or one rating for all.
+    """
+    scenes = len(np.unique(rated.scenes))
+    if scenes < FEWEST_SCENES:
+        said = f"expected ratings of at least {FEWEST_SCENES} scenes, got {scenes}"
+        raise LearningError(said, "rate more pictures; near-duplicates count once")
+    if np.ptp(rated.levels) == 0:
+        raise LearningError("expected ratings that differ, all are the same", "rate worse ones too")
+    standard = Standard.of(rated.statistics)
+    columns = _columns(rated, standard)
+    levels = cross_validated(columns, rated)
+    sigma = float(np.sqrt(np.mean((levels - rated.levels) ** 2)))
+    with_eye = rated.fused(levels, sigma)
+    found = proof(with_eye, rated.q, rated)
+    learner = _chosen(columns.values, rated.levels, rated.scenes)
+    standardised = standard(rated.statistics)
+    card = EyeCard(
+        scenes=scenes,
+        learner="correction" if learner.slope else "ridge",
+        srcc=srcc(with_eye, rated.levels),
+        srcc_without=srcc(rated.q, rated.levels),
+        agreement=rated.agreement(levels),
+        helped=found.helped,
+        curve=tuple(curve(columns, rated)),
+        sigma=sigma,
+        errors=tuple(np.sort(np.abs(with_eye - rated.levels)).tolist()),
+        farthest=farthest(standardised, rated.scenes),
+        **about,
+    )
+    weights = columns.axes.T @ learner.weights
+    bias = learner.bias - float(columns.centre @ weights)
+    return Eye(card, standard, standardised, weights, bias, learner.slope), found
