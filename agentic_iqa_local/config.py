@@ -38,6 +38,7 @@ from agentic_iqa_local.files import (
 )
 from agentic_iqa_local.state import (
     DEFAULT_MAX_REPLAN_ITERATIONS,
+    EYE,
     Mode,
     PromptLayout,
     lower_edge,
@@ -344,15 +345,18 @@ class ToolSettings(Section):
     # name them
     not_offered: list[str] = ["MAD", "CW-SSIM"]
     maps: str | None = None  # the file of tool maps; default: configs/tool_maps.yaml
+    eye: str | None = None  # a folder that the command learn made
 
     def configured(self, has_reference: bool) -> list[str]:
         """The tools that the letters pipeline runs, with a reference or without one."""
-        return self.full_reference if has_reference else self.no_reference
+        if has_reference:
+            return self.full_reference
+        return [EYE, *self.no_reference] if self.eye else self.no_reference
 
     @property
     def all_configured(self) -> list[str]:
-        """The tools of both lists."""
-        return list(dict.fromkeys([*self.full_reference, *self.no_reference]))
+        """The tools for pictures with a reference and without one."""
+        return list(dict.fromkeys([*self.full_reference, *self.configured(False)]))
 
 
 def option(description: str, default: Any = None) -> Any:
@@ -498,6 +502,7 @@ class Options(Decisions):
     config: PathText | None = option(
         "a set-up of configs/ by name, or a YAML file (default: embedded)"
     )
+    eye: PathText | None = option("your eye, a folder that the command learn made")
     engine: Engine | None = option("what serves the model (default: the configuration's)")
     model: PathText | None = option(
         "a model below the models folder, or a folder; overrides the configuration's"
@@ -547,6 +552,8 @@ class Options(Decisions):
             "images": self._changed(settings.images),
             "fusion": self._changed(settings.fusion),
         }
+        if self.eye:
+            changes["tools"] = revised(settings.tools, eye=os.path.abspath(self.eye))
         if self.max_replan_iterations is not None:
             changes["max_replan_iterations"] = self.max_replan_iterations
         return revised(settings, **changes)

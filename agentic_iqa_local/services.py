@@ -101,7 +101,7 @@ def tools_of(settings: Settings, device: str = "cpu", *others: str) -> ToolRunne
     for key in ("full_reference", "no_reference", "not_offered"):
         for name in getattr(settings.tools, key):
             _check_tool(key, name)
-    tools = ToolRunner(device, settings.tools.maps, settings.models_dir)
+    tools = ToolRunner(device, settings.tools.maps, settings.models_dir, settings.tools.eye)
     unavailable = tools.unavailable([*settings.tools.all_configured, *others])
     if unavailable:
         reasons = "; ".join(f"{name} cannot run here: {why}" for name, why in unavailable.items())

@@ -462,6 +462,9 @@ def revised(model: Model, /, **changes: Any) -> Model:
     return type(model).model_validate(dict(model) | changes)
 
 
+EYE = "YourEye"  # the tool that a person's own ratings taught
+
+
 def replace(_old: Any, new: Any) -> Any:
     """Reducer: the latest value wins. Plans, evidence, results and errors are never merged with
     earlier ones."""

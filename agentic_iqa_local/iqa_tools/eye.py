@@ -21,7 +21,6 @@ from agentic_iqa_local.iqa_tools.specs import DATA, TOOLS, FileRecord, ToolError
 from agentic_iqa_local.state import revised
 
 CARD, NUMBERS = "card.json", "eye.safetensors"
-EYE = "YourEye"  # the tool's name
 LARGEST = 2**28  # bytes of the numbers: about 30,000 pictures
 FARTHEST = 5.0  # standard deviations from the rated pictures' mean; what lies beyond says no more
 SMALLEST = 1e-6  # a standard deviation below it counts as none
@@ -44,8 +43,9 @@ class EyeCard(FileRecord):
     `srcc` and `srcc_without` are of q with the eye and without it against the ratings, by
     cross-validation over scenes; `agreement` is the SRCC of the eye alone and of each tool, and
     `helped` is the bootstrap probability that the eye raised that of q.
-    `sigma` is the standard deviation of the eye's error, and `errors` are the distances of q with
-    the eye from the ratings, rising: intervals are made of them. A picture is unlike the rated ones
+    `sigma` is the standard deviation of the eye's error. `errors` are the ratings minus q with the
+    eye, by cross-validation, and `voters` are the tools whose mean that q was made of: intervals
+    are made of them. A picture is unlike the rated ones
     if the nearest of them is further away than `farthest`.
     """
 
@@ -67,7 +67,8 @@ class EyeCard(FileRecord):
     forced: bool = False
     curve: tuple[CurvePoint, ...] = ()
     sigma: float = Field(gt=0)
-    errors: tuple[Annotated[float, Field(ge=0)], ...] = Field(min_length=1)
+    errors: tuple[float, ...] = Field(min_length=1)
+    voters: tuple[str, ...]
     farthest: float = Field(gt=0)
 
 
@@ -126,15 +127,6 @@ class Eye:
         level = self.bias + self.slope * local_nr + float(self.weights @ standardised)
         nearest = float(np.sqrt(((self.rated - standardised) ** 2).sum(1).min()))
         return EyeReading(min(max(level, LOWEST), HIGHEST), nearest / self.card.farthest)
-
-    def half_width(self, error_rate: float) -> float | None:
-        """Half the width of the interval around q that holds a new picture's rating with
-        probability 1 − `error_rate`: the conformal quantile of the cross-validated errors, number
-        ⌈(1 − error_rate)(n + 1)⌉ (Vovk et al., 2005; Barber et al., Annals of Statistics, 2021).
-        None where there are too few ratings for one."""
-        count = len(self.card.errors)
-        number = int(np.ceil((1 - error_rate) * (count + 1)))
-        return self.card.errors[number - 1] if number <= count else None
 
 
 def write_eye(folder: Path, eye: Eye) -> None:

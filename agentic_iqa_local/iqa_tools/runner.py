@@ -4,6 +4,7 @@ answer.
 What a metric needs is looked for in the models folder before it is built; nothing is ever fetched.
 """
 
+import functools
 import importlib.util
 import math
 import threading
@@ -20,11 +21,12 @@ from PIL import Image
 from agentic_iqa_local.files import ROOT, models_root
 from agentic_iqa_local.iqa_tools.calibration import CalibrationError, read_map_file
 from agentic_iqa_local.iqa_tools.crops import crops_of, side_by_side
-from agentic_iqa_local.iqa_tools.eye import EYE, read_eye
+from agentic_iqa_local.iqa_tools.eye import read_eye
 from agentic_iqa_local.iqa_tools.pyiqa_metrics import create_metric, import_pyiqa, llama_kept
+from agentic_iqa_local.iqa_tools.reliability import Reliability, load_reliability
 from agentic_iqa_local.iqa_tools.specs import DATA, TOOLS, ToolError, ToolSpec, find_tool
 from agentic_iqa_local.iqa_tools.weights import ListedFiles
-from agentic_iqa_local.state import Box
+from agentic_iqa_local.state import EYE, Box
 
 if TYPE_CHECKING:
     from agentic_iqa_local.iqa_tools.local_nr import Examination
@@ -111,6 +113,15 @@ class ToolRunner:
         self._examinations: dict[Any, Examination] = {}
         self._lock = threading.Lock()
 
+    @functools.cached_property
+    def reliability(self) -> Reliability:
+        """How far each tool can be trusted; with an eye also by the ratings that it learned
+        from."""
+        if self.eye is None:
+            return load_reliability()
+        card = self.eye.card
+        return load_reliability().with_ratings(card.agreement, **{EYE: card.sigma})
+
     def info(self, full_reference: bool | None = None) -> list[ToolInfo]:
         """Every tool, or those that can run with a reference (True: all) or without one (False:
         NR)."""
@@ -147,7 +158,9 @@ class ToolRunner:
                 mistake = f"pyiqa cannot be imported: {error}"
                 raise ToolError(mistake, "install its requirements again.") from error
             for name in names:
-                self._metric(find_tool(name))
+                self._metric(
+                    find_tool("LocalNR" if name == EYE else name)
+                )  # whose statistics it reads
 
     def score(
         self, name: str, image: Image.Image, reference: Image.Image | None = None

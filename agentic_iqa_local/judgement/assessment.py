@@ -14,9 +14,10 @@ from agentic_iqa_local.graph import initial_state, run_graph
 from agentic_iqa_local.images.files import ImageError
 from agentic_iqa_local.images.pictures import Picture, PictureFile, as_file
 from agentic_iqa_local.iqa_tools import ToolError
-from agentic_iqa_local.judgement.fit import calibration_for
+from agentic_iqa_local.judgement.fit import calibration_for, read_fit
 from agentic_iqa_local.judgement.gates import Sureness
 from agentic_iqa_local.judgement.identity import named_in_row
+from agentic_iqa_local.judgement.intervals import SHIPPED, IntervalCalibration
 from agentic_iqa_local.judgement.quality_map import MapRequest, map_request, mapped
 from agentic_iqa_local.nodes.evidence import of_object
 from agentic_iqa_local.nodes.letter_reading import ROLE, answer_letter, read_and_fuse, read_choices
@@ -27,7 +28,14 @@ from agentic_iqa_local.nodes.tool_runs import measure, told_of_quoted
 from agentic_iqa_local.nodes.workbench import Workbench
 from agentic_iqa_local.result import Assessment, Seen, SeenView, file_sha256, new_row
 from agentic_iqa_local.services import Observer, Services, load_services
-from agentic_iqa_local.state import OVERALL, AgenticIQAState, Box, ExecutorOutput, ToolExecutionLog
+from agentic_iqa_local.state import (
+    EYE,
+    OVERALL,
+    AgenticIQAState,
+    Box,
+    ExecutorOutput,
+    ToolExecutionLog,
+)
 from agentic_iqa_local.vlm_client import SeenImage, VLMError
 
 UNLIKE_PHOTOGRAPH = (
@@ -172,6 +180,7 @@ def _answer(
         pipeline=row.pipeline,
         reference=bench.pictures.has_reference,
         query=row.query,
+        by_eye=_calibration_of_eye(services),
         unlike_photograph=row.unlike_photograph is not None,
         of_part=bool(bench.pictures.boxes),
     )
@@ -196,6 +205,16 @@ def _answer(
         if row.fusion:
             _set(row, sureness.fields(row.fusion, row.plan))
     _record(row, bench)
+
+
+def _calibration_of_eye(services: Services) -> IntervalCalibration | None:
+    """Of answers in which the user's eye votes; None without one."""
+    eye = services.tools.eye
+    if eye is None:
+        return None
+    shipped = read_fit(SHIPPED).intervals
+    assert shipped is not None
+    return IntervalCalibration.of_eye(eye.card, shipped)
 
 
 def _set(row: Assessment, fields: Mapping[str, Any]) -> None:
@@ -277,6 +296,9 @@ def _rate_once(row: Assessment, bench: Workbench) -> None:
     for name in regions or ["Global"]:
         logs += measure(name, entries, bench)
     votes = [(log.tool_name, log.normalized_score) for log in logs if log.normalized_score]
+    if EYE in dict(votes):
+        worse = bench.tools.reliability().clearly_worse([*dict(votes)])
+        votes = [vote for vote in votes if vote[0] not in worse]
     if not named and not votes:
         raise ToolError(logs[0].error or "no tool measured")
     row.fusion = read_and_fuse(row.query, None, votes, bench, objects=regions)

@@ -17,7 +17,7 @@ from agentic_iqa_local.judgement.intervals import (
     features,
 )
 from agentic_iqa_local.result import AnswerSet, Condition, Gate, Interval
-from agentic_iqa_local.state import LETTERS, FusionResult, PlannerOutput
+from agentic_iqa_local.state import EYE, LETTERS, FusionResult, PlannerOutput
 
 UNLIKE = (
     "the content is unlike the photographs of the calibration, so the interval is the whole scale"
@@ -31,7 +31,8 @@ class NotCalibrated(Exception):
 
 @dataclass
 class Sureness:
-    """How sure one assessment is asked to be. `calibration` is the set-up's, or why it has none."""
+    """How sure one assessment is asked to be. `calibration` is the set-up's, or why it has none,
+    and `by_eye` that of answers in which the user's eye voted."""
 
     decisions: DecisionSettings
     calibration: IntervalCalibration | str
@@ -39,6 +40,7 @@ class Sureness:
     reference: bool = False
     query: str = ""
     unlike_photograph: bool = False
+    by_eye: IntervalCalibration | None = None
     of_part: bool = False  # the letters are read on boxes, whatever a plan says
 
     def wants_more(self, fusion: FusionResult, plan: PlannerOutput | None, reads: int) -> bool:
@@ -64,7 +66,7 @@ class Sureness:
             interval = self.interval(fusion, fusion.q, plan)
         except NotCalibrated as reason:
             return {"no_interval": f"no interval: {reason}", "not_sure": self.not_sure(None)}
-        gate = self.gate(interval, fusion.q)
+        gate = self.gate(interval, fusion)
         return {"interval": interval, "not_sure": self.not_sure(interval), "gate": gate}
 
     def interval(self, fusion: FusionResult, q: float, plan: PlannerOutput | None) -> Interval:
@@ -112,6 +114,8 @@ class Sureness:
 
     def _calibration(self, fusion: FusionResult) -> IntervalCalibration:
         calibration = self.calibration
+        if self.by_eye and EYE in fusion.voters:
+            return self.by_eye
         if isinstance(calibration, str):
             raise NotCalibrated(calibration)
         if fusion.mode != calibration.mode:
@@ -149,12 +153,13 @@ class Sureness:
             return None
         return f"not sure: the interval is {interval.width:.2f} levels wide, more than {most:g}"
 
-    def gate(self, interval: Interval, q: float) -> Gate | None:
+    def gate(self, interval: Interval, fusion: FusionResult) -> Gate | None:
         """The verdict on a fused score; None where none is asked for."""
         threshold, error_rate = self.decisions.at_least, self.decisions.error_rate
-        if threshold is None or isinstance(self.calibration, str):
+        if threshold is None or fusion.q is None:
             return None
-        probability = float(np.mean(self.calibration.predictive(interval, q) >= threshold))
+        values = self._calibration(fusion).predictive(interval, fusion.q)
+        probability = float(np.mean(values >= threshold))
         needed = 1 - (error_rate / 2 if interval.widened else error_rate)
         verdict = "unsure"
         if not self.unlike_photograph and probability >= needed:

@@ -15,6 +15,7 @@ from agentic_iqa_local import __version__
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.devices import versions
 from agentic_iqa_local.files import CONFIGS, PACKAGE, ROOT, file_hash, folder_hash
+from agentic_iqa_local.iqa_tools.eye import NUMBERS
 from agentic_iqa_local.iqa_tools.runner import SHIPPED_MAPS
 from agentic_iqa_local.iqa_tools.specs import DATA, TOOLS
 from agentic_iqa_local.judgement.intervals import SHIPPED as SHIPPED_INTERVALS
@@ -46,11 +47,13 @@ def identity(settings: Settings, roles: Iterable[str], device: str) -> dict[str,
         device: "cpu" or "cuda:N"; its kind counts.
     """
     folders = {settings.folder(settings.role(role).backend) for role in roles}
+    eye = settings.tools.eye
     intervals = Path(settings.decisions.calibration or SHIPPED_INTERVALS)
     return {
         "files": {_name(file): _hash(file) for file in SHIPPED},
         "tool maps": _hash(Path(settings.tools.maps or SHIPPED_MAPS)),
         "interval calibration": _hash(intervals),
+        "eye": eye and _hash(Path(eye) / NUMBERS),
         "model": {folder.name: folder_hash(folder) for folder in folders if folder.is_dir()},
         "versions": _versions(),
         "device": device.partition(":")[0],
@@ -68,6 +71,7 @@ def named_in_row(settings: Settings, device: str) -> dict[str, Any]:
         "sha256": model and model[:SHORT],
         "prompts": digest(prompts)[:SHORT],
         "decided_by": digest(decided_by)[:SHORT],
+        "eye": everything["eye"] and everything["eye"][:SHORT],
         "versions": everything["versions"],
     }
 

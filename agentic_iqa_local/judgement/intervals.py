@@ -11,7 +11,7 @@ Romano et al., NeurIPS 2020 (sets of answers).
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 from pydantic import Field
@@ -19,9 +19,11 @@ from pydantic import Field
 from agentic_iqa_local.config import Pipeline
 from agentic_iqa_local.files import ROOT
 from agentic_iqa_local.iqa_tools.calibration import HIGHEST, LOWEST
+from agentic_iqa_local.iqa_tools.eye import EyeCard
 from agentic_iqa_local.iqa_tools.specs import FileRecord
-from agentic_iqa_local.result import AnswerSet, Condition, Interval
+from agentic_iqa_local.result import AnswerSet, Condition, Interval, Look
 from agentic_iqa_local.score_fusion import LEVELS, fused_distribution
+from agentic_iqa_local.state import revised
 
 SHIPPED = ROOT / "configs" / "intervals.json"  # a fit that calibrates the embedded model's answers
 COVERAGE = 0.9
@@ -164,6 +166,19 @@ class Answers(FileRecord):
         return alike if len(alike) >= FEWEST_QUESTIONS else np.array(self.right)
 
 
+def _by_the_eye(card: EyeCard, condition: Condition) -> Errors:
+    """The errors of q with an eye, all equally difficult."""
+    constant = (1.0, *[0.0] * (len(FEATURES) - 1))
+    return Errors(
+        condition=condition,
+        line=(0.0, 1.0),
+        weights=constant,
+        errors=card.errors,
+        difficulties=(1.0,) * len(card.errors),
+        tools=(card.voters,),
+    )
+
+
 class IntervalCalibration(FileRecord):
     """Pictures and questions of known truth as one model answered them. `model` is the hash of its
     folder (`files.folder_hash`); `dtype` and `quantization` are as its client describes them."""
@@ -180,6 +195,25 @@ class IntervalCalibration(FileRecord):
     eta: float | Literal["auto"]
     ratings: tuple[Errors, ...] = ()
     questions: tuple[Answers, ...] = ()
+
+    @classmethod
+    def of_eye(cls, card: EyeCard, like: "IntervalCalibration") -> "IntervalCalibration":
+        """The calibration of answers in which an eye voted: the person's own ratings of pictures
+        that it was not learned from (cross-conformal: Vovk, Annals of Mathematics and Artificial
+        Intelligence 74, 2015). What it does not say is as in another one."""
+        conditions = [
+            Condition(pipeline=pipeline, reference=False, look=look)
+            for pipeline in get_args(Pipeline)
+            for look in get_args(Look)
+        ]
+        return revised(
+            like,
+            source="your ratings",
+            images=len(card.errors),
+            date=card.date,
+            ratings=tuple(_by_the_eye(card, condition) for condition in conditions),
+            questions=(),
+        )
 
     @property
     def calibrated_on(self) -> str:

@@ -17,14 +17,14 @@ from sklearn.model_selection import GroupKFold
 
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.iqa_tools.calibration import HIGHEST, LOWEST
-from agentic_iqa_local.iqa_tools.eye import EYE, CurvePoint, Eye, EyeCard, Standard
+from agentic_iqa_local.iqa_tools.eye import CurvePoint, Eye, EyeCard, Standard
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.judgement.ordering import fingerprint, scene_groups
 from agentic_iqa_local.nodes.pictures import load_pictures
 from agentic_iqa_local.score_fusion import LEVELS, fused_distribution
 from agentic_iqa_local.services import Observer, Services
-from agentic_iqa_local.state import LETTERS
+from agentic_iqa_local.state import EYE, LETTERS
 
 FEWEST_SCENES = 10
 OUTER, INNER = 10, 5  # folds
@@ -64,7 +64,7 @@ class Rated:
         scores = {EYE: levels, **self.tools}
         return {name: srcc(column, self.levels) for name, column in scores.items()}
 
-    def fused(self, levels: np.ndarray, sigma: float) -> np.ndarray:
+    def fused(self, levels: np.ndarray, sigma: float) -> "Fused":
         """q with an eye that gives these levels, (n,), with the error `sigma`. The tools that are
         clearly worse on the ratings have no vote, as in an assessment."""
         columns = {EYE: levels, **self.tools}
@@ -73,7 +73,15 @@ class Rated:
         voting = [name for name in columns if name not in worse]
         q_bar = np.mean([columns[name] for name in voting], axis=0)
         error = known.sigma_of_mean([(name, MIDDLE) for name in voting], {})
-        return fused_distribution(self.p_c, q_bar, 1 / (2 * error**2)) @ LEVELS
+        q = fused_distribution(self.p_c, q_bar, 1 / (2 * error**2)) @ LEVELS
+        return Fused(q, tuple(sorted(voting)))
+
+
+class Fused(NamedTuple):
+    """q of rated pictures, (n,), and the tools that voted."""
+
+    q: np.ndarray
+    voters: tuple[str, ...]
 
 
 class Described(NamedTuple):
@@ -296,7 +304,7 @@ def learned(rated: Rated, **about: Any) -> tuple[Eye, Proof]:
     columns = _columns(rated, standard)
     levels = cross_validated(columns, rated)
     sigma = float(np.sqrt(np.mean((levels - rated.levels) ** 2)))
-    with_eye = rated.fused(levels, sigma)
+    with_eye, voters = rated.fused(levels, sigma)
     found = proof(with_eye, rated.q, rated)
     learner = _chosen(columns.values, rated.levels, rated.scenes)
     standardised = standard(rated.statistics)
@@ -309,7 +317,8 @@ def learned(rated: Rated, **about: Any) -> tuple[Eye, Proof]:
         helped=found.helped,
         curve=tuple(curve(columns, rated)),
         sigma=sigma,
-        errors=tuple(np.sort(np.abs(with_eye - rated.levels)).tolist()),
+        errors=tuple((rated.levels - with_eye).tolist()),
+        voters=voters,
         farthest=farthest(standardised, rated.scenes),
         **about,
     )

@@ -11,7 +11,7 @@ from operator import itemgetter
 from typing import get_args
 
 from agentic_iqa_local.iqa_tools.detector import load_detector
-from agentic_iqa_local.iqa_tools.reliability import Reachable, Score, load_reliability
+from agentic_iqa_local.iqa_tools.reliability import Reachable, Reliability, Score, load_reliability
 from agentic_iqa_local.state import (
     OVERALL,
     UNCLEAR,
@@ -115,37 +115,47 @@ def votes(
     return scores if vote == "entries" else sorted(set(scores), key=itemgetter(1, 0))
 
 
-def _apart(one: Score, other: Score, reachable: Reachable) -> bool:
+def _apart(one: Score, other: Score, reachable: Reachable, known: Reliability) -> bool:
     """Whether two tools' scores lie further apart than their errors explain."""
-    sigma = load_reliability().sigma_of_difference(one, other, reachable)
+    sigma = known.sigma_of_difference(one, other, reachable)
     return abs(one[1] - other[1]) > APART * sigma
 
 
-def outvoted(scores: Sequence[Score], reachable: Reachable) -> str | None:
+def outvoted(
+    scores: Sequence[Score], reachable: Reachable, known: Reliability | None = None
+) -> str | None:
     """The one tool, of three or more, whose score stands apart from every other one. Two against
     one is a vote; one against one and two against two are none."""
+    known = known or load_reliability()
     alone = []
     for one in scores:
-        if all(_apart(one, other, reachable) for other in scores if other != one):
+        if all(_apart(one, other, reachable, known) for other in scores if other != one):
             alone.append(one[0])
     return alone[0] if len(alone) == 1 < len(scores) else None
 
 
-def mark_votes(evidence: ExecutorOutput, reachable: Reachable, *, all_vote: bool) -> None:
+def mark_votes(
+    evidence: ExecutorOutput,
+    reachable: Reachable,
+    known: Reliability | None = None,
+    *,
+    all_vote: bool,
+) -> None:
     """Takes votes away in place: of a tool whose score stands apart from all others', and unless
-    `all_vote` of one that is clearly less reliable than another. Notes which of the other tools
-    disagree."""
+    `all_vote` of one that is clearly less reliable than another, by what is `known` of them. Notes
+    which of the other tools disagree."""
+    known = known or load_reliability()
     lines = []
     for name in dict.fromkeys(run.object_name for run in evidence.tool_logs):
         scores = votes(evidence, name=name)
-        outlier = outvoted(scores, reachable)
+        outlier = outvoted(scores, reachable, known)
         others = [score for score in scores if score[0] != outlier]
-        worse = set() if all_vote else load_reliability().clearly_worse([*dict(others)])
+        worse = set() if all_vote else known.clearly_worse([*dict(others)])
         for run in evidence.tool_logs:
             if run.object_name == name:
                 run.outvoted = run.tool_name == outlier
                 run.trailing = run.tool_name in worse
-        if others and _apart(others[0], others[-1], reachable):
+        if others and _apart(others[0], others[-1], reachable, known):
             lines.append(f"tools disagree about {name} ({_listed(others)})")
     evidence.disagreement = "; ".join(lines) or None
 

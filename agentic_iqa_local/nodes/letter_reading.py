@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from agentic_iqa_local.iqa_tools.reliability import Score, load_reliability
+from agentic_iqa_local.iqa_tools.reliability import Score
 from agentic_iqa_local.nodes.ask import ask, read_letters
 from agentic_iqa_local.nodes.evidence import votes
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, Prompt, summarizer_prompt
@@ -178,7 +178,7 @@ def _fused(letters: FusionResult, tools: Sequence[Score], bench: Workbench) -> F
             # that nothing was lost is known exactly: quality is not beyond the ends of the tools'
             # scales
             reachable = {} if bench.pictures.identical else bench.tools.reachable()
-            sigma = load_reliability().sigma_of_mean(tools, reachable)
+            sigma = bench.tools.reliability().sigma_of_mean(tools, reachable)
             eta = 1 / (2 * sigma**2)
     scores = [score for _, score in tools]
     fusion = ScoreFusion(eta)

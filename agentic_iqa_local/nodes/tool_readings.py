@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from agentic_iqa_local.iqa_tools import ToolError, ToolReading
 from agentic_iqa_local.iqa_tools.detector import load_detector
-from agentic_iqa_local.iqa_tools.reliability import Reachable
+from agentic_iqa_local.iqa_tools.reliability import Reachable, Reliability
 from agentic_iqa_local.nodes.pictures import Pictures
 from agentic_iqa_local.services import Observer, Services
 from agentic_iqa_local.state import Box
@@ -38,6 +38,10 @@ class ToolReadings:
     def reachable(self) -> Reachable:
         """By tool, the ends of what its map can return."""
         return {name: fitted.reachable for name, fitted in self.services.tools.maps.items()}
+
+    def reliability(self) -> Reliability:
+        """How far each tool can be trusted, the user's eye among them."""
+        return self.services.tools.reliability
 
     def score(self, tool: str, box: Box | None = None) -> ToolReading:
         """A tool's score of the picture or a region, computed once. Raises ToolError."""

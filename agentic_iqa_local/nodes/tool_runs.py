@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from agentic_iqa_local.images.frames import moved
 from agentic_iqa_local.iqa_tools import ToolError, find_tool
-from agentic_iqa_local.iqa_tools.reliability import load_reliability
+from agentic_iqa_local.iqa_tools.reliability import Reliability
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.evidence import mark_votes
 from agentic_iqa_local.nodes.prompts import objects_prompt
@@ -58,6 +58,7 @@ def run_tools(task: Task, distortions: ByObject) -> None:
     Those that the plan requires or the query names come first, and all of them vote. Raises
     ToolError when no tool can run."""
     evidence, bench, plan = task.evidence, task.bench, task.plan
+    tools = bench.tools
     named = named_metrics(task.query, bench.pictures.has_reference)
     if plan.required_tool:
         named = [plan.required_tool, *named]
@@ -65,11 +66,11 @@ def run_tools(task: Task, distortions: ByObject) -> None:
     chosen = _each(named, kinds_of) if named else choose_tools(task, kinds_of)
     evidence.selected_tools = chosen
     if plan.plan.tool_execution:
-        for name, tools in chosen.items():
-            evidence.tool_logs += measure(name, tools.items(), bench)
+        for name, entries in chosen.items():
+            evidence.tool_logs += measure(name, entries.items(), bench)
         if not {log.tool_name for log in evidence.tool_logs if not log.error} & {*named}:
             all_vote = bench.settings.fusion.trailing_tools == "vote"
-            mark_votes(evidence, bench.tools.reachable(), all_vote=all_vote)
+            mark_votes(evidence, tools.reachable(), tools.reliability(), all_vote=all_vote)
 
 
 def _each(tools: Sequence[str], distortions: ByObject) -> Chosen:
@@ -112,7 +113,7 @@ def another(task: Task, name: str, names: Sequence[str], best: str) -> dict[str,
         return {}
     tried = {log.tool_name for log in task.before.tool_logs if log.object_name == name}
     untried = [tool for tool in names if tool not in tried]
-    return _whole(load_reliability().trailing(untried, best)[:1], besides=())
+    return _whole(task.bench.tools.reliability().trailing(untried, best)[:1], besides=())
 
 
 def select_tools(
@@ -121,7 +122,7 @@ def select_tools(
     """The model's choice of a tool for each distortion among `names`; one alone is no choice."""
     if len(names) == 1:
         return _each(names, distortions)
-    described = [(name, _description(name)) for name in names]
+    described = [(name, _description(name, bench.tools.reliability())) for name in names]
     prompt = objects_prompt("selection", query, distortions, tools=described)
     schema, section = selection_reply(distortions, names), bench.services.section(ROLE)
     try:
@@ -132,12 +133,12 @@ def select_tools(
     return reply.model_dump(by_alias=True)
 
 
-def _description(name: str) -> str:
+def _description(name: str, known: Reliability) -> str:
     """What the model is told of a tool."""
     tool = find_tool(name)
     kind = "full-reference" if tool.reference == "FR" else "no-reference"
     good_for = ", ".join(tool.good_for) or "any distortion"
-    return "; ".join(filter(None, (kind, good_for, load_reliability().summary(name))))
+    return "; ".join(filter(None, (kind, good_for, known.summary(name))))
 
 
 def offered(tools: ToolReadings) -> tuple[list[str], list[str]]:
@@ -151,7 +152,7 @@ def offered(tools: ToolReadings) -> tuple[list[str], list[str]]:
         names = [tool for tool in names if find_tool(tool).reference == "FR"] or names
     if not names:
         raise ToolError("no IQA tool can run on these images", "the command tools says why.")
-    return names, load_reliability().trusted(names)
+    return names, tools.reliability().trusted(names)
 
 
 # What they measure
