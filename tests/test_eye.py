@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
+from agentic_iqa_local import IQA
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.iqa_tools.eye import CARD, NUMBERS, local_nr_hash, read_eye, write_eye
 from agentic_iqa_local.judgement.learning import LearningError, Rated, learned
@@ -88,17 +89,6 @@ def test_a_picture_unlike_the_rated_ones_is_told(taught):
     assert taught.read(np.full(WIDTH, 4.0), 3.0).unlike
 
 
-def test_the_interval_is_the_conformal_quantile(taught):
-    """⌈(1 − error rate)(n + 1)⌉ of 19 errors is the 18th at .1, the 16th at .2, and none at .01."""
-    from dataclasses import replace
-
-    from agentic_iqa_local.state import revised
-
-    errors = tuple(number / 10 for number in range(1, 20))
-    eye = replace(taught, card=revised(taught.card, errors=errors))
-    assert [eye.half_width(rate) for rate in (0.1, 0.2, 0.01)] == [1.8, 1.6, None]
-
-
 @pytest.mark.parametrize(
     ("scenes", "levels", "said"),
     [
@@ -155,3 +145,62 @@ def test_a_spoilt_eye_is_one_sentence(stored, spoil, said):
     spoil(stored)
     with pytest.raises(ToolError, match=said):
         read_eye(stored)
+
+
+# In an assessment
+
+
+def eye_that_says(level: float, rated: float, folder):
+    """An eye that gives every picture this level; its rated picture has `rated` in every statistic."""
+    from safetensors.numpy import save
+
+    from agentic_iqa_local.iqa_tools.eye import EyeCard
+    from agentic_iqa_local.iqa_tools.local_nr import SIGNALS, STATISTICS
+
+    width = STATISTICS + SIGNALS
+    folder.mkdir()
+    card = EyeCard(
+        **ABOUT | {"local_nr": local_nr_hash()},
+        scenes=60,
+        learner="ridge",
+        srcc=0.8,
+        srcc_without=0.4,
+        agreement={"YourEye": 0.8, "LocalNR": 0.4, "NIQE": 0.3},
+        helped=1.0,
+        sigma=0.3,
+        errors=tuple(np.linspace(-0.5, 0.5, 101)),
+        voters=("YourEye",),
+        farthest=1e4,
+    )
+    arrays = {
+        "mean": np.zeros(width),
+        "deviation": np.ones(width),
+        "weights": np.zeros(width),
+        "line": np.array([level, 0.0]),
+        "rated": np.full((1, width), rated, np.float16),
+    }
+    (folder / CARD).write_text(card.model_dump_json())
+    (folder / NUMBERS).write_bytes(save(arrays))
+    return folder
+
+
+@pytest.mark.parametrize("pipeline", ["agent", "letters"])
+def test_the_eye_alone_votes_where_it_is_clearly_better(tmp_path, photo_path, pipeline):
+    eye = eye_that_says(1.5, 0.0, tmp_path / "eye")
+    with IQA(cpu=True, pipeline=pipeline, eye=str(eye)) as iqa:
+        row = iqa.assess(photo_path)
+    assert row.fusion.voters == ["YourEye"]
+    assert row.fusion.q_bar == 1.5
+    assert row.interval.calibrated_on.startswith("your ratings")
+    assert row.interval.width == pytest.approx(0.9, abs=0.1)  # 90 % of errors from −.5 to .5
+    assert row.model["eye"]
+
+
+def test_a_picture_unlike_the_rated_ones_keeps_its_q(tmp_path, photo_path):
+    eye = eye_that_says(1.5, 3e4, tmp_path / "eye")
+    with IQA(cpu=True, pipeline="letters") as iqa:
+        before = iqa.assess(photo_path)
+    with IQA(cpu=True, pipeline="letters", eye=str(eye)) as iqa:
+        row = iqa.assess(photo_path)
+    assert row.q == before.q
+    assert any("unlike those that YourEye was learned from" in line for line in row.warnings)
