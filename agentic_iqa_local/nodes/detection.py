@@ -100,15 +100,15 @@ def detection_of(bench: Workbench, box: Box | None, model: Mapping[str, float]) 
         detection.error = one_line(str(error))
     prior = logit(load_detector().of(reference).prior)
     for kind in dict.fromkeys([*model, *DISTORTION_TYPES]):
-        family = FamilyDetection(model=model.get(kind), severity=severities.get(kind))
-        odds = prior
-        if family.model is not None:
-            odds = trust * logit(family.model) + (1 - trust) * prior
+        own, measured, odds = model.get(kind), None, prior
+        if own is not None:
+            odds = trust * logit(own) + (1 - trust) * prior
         if kind in read:
-            family.measured = expit(read[kind])
-            odds += logit(family.measured)
-        family.probability = expit(odds)
-        detection.families[kind] = family
+            measured = expit(read[kind])
+            odds += logit(measured)
+        detection.families[kind] = FamilyDetection(
+            model=own, measured=measured, probability=expit(odds), severity=severities.get(kind)
+        )
     return detection
 
 

@@ -33,7 +33,8 @@ class ToolReadings:
     def configured(self) -> list[str]:
         """Those of them that the configuration names for such pictures."""
         named = self.services.settings.tools.configured(self.pictures.has_reference)
-        return [tool for tool in named if tool in self.available()]
+        able = self.available()
+        return [tool for tool in named if tool in able]
 
     def reachable(self) -> Reachable:
         """By tool, the ends of what its map can return."""
@@ -46,12 +47,8 @@ class ToolReadings:
                 self._readings[tool, box] = tools.score(tool, *self.pictures.parts(box))
         reading = self._readings[tool, box]
         if reading.crops:
-            left, top, right, bottom = reading.crops[0]
-            image = self.pictures.image
-            self.warn(
-                f"{reading.tool} would take long on all {image.width}×{image.height} pixels; it measured"
-                f" {len(reading.crops)} native-resolution crops of {right - left}×{bottom - top}"
-            )
+            crops = f"{len(reading.crops)} native-resolution crops"
+            self.warn(f"{tool} measured {crops}, since all pixels would take long")
         return reading
 
     def examine(self, box: Box | None = None) -> "Examination":
