@@ -1,6 +1,7 @@
 """The Executor's four subtasks (facts of the paper), with a scripted model and scripted tools."""
 
 import re
+import threading
 
 import pytest
 from scripted import (
@@ -15,6 +16,7 @@ from scripted import (
 
 from agentic_iqa_local.nodes.executor import executor_node
 from agentic_iqa_local.nodes.planner import derive_flags
+from agentic_iqa_local.nodes.workbench import Workbench
 from agentic_iqa_local.state import ExecutorOutput, PlanControlFlags, PlannerOutput
 from agentic_iqa_local.vlm_client import ModelLost, VLMError
 
@@ -118,3 +120,20 @@ def test_a_tool_named_for_a_region_without_a_box_sees_the_whole(picture, caplog)
     assert found.quality_scores == {"leaves": {"Blurs": ("NIQE", 2.6)}}
     assert [(log.measured, log.box) for log in found.tool_logs] == [("whole picture", None)]
     assert "tools that the query names measure the whole picture in its stead" in caplog.text
+
+
+def test_no_model_computes_while_qalign_runs(picture):
+    """It puts classes of its own in place of transformers' Llama; another thread would compute with them."""
+    held = []
+
+    class Tools(ScriptedTools):
+        def score(self, name, *pictures):
+            held.append((name, client.lock.locked()))
+            return super().score(name, *pictures)
+
+    client = scripted()
+    client.lock = threading.Lock()
+    bench = Workbench(scripted_services(client, Tools({"QAlign": 3.0, "NIQE": 3.0})), str(picture))
+    bench.tools.score("QAlign"), bench.tools.score("NIQE")
+    assert held == [("QAlign", True), ("NIQE", False)]
+    assert not client.lock.locked()
