@@ -194,7 +194,6 @@ Rate = Annotated[float, Field(ge=0.01, lt=0.5)]
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
 Limit = Annotated[int, Field(ge=0)]
-Tiles = Annotated[int, Field(ge=9, le=4096)]
 Choices = Annotated[list[str], BeforeValidator(check_choices)]
 Boxes = Annotated[str, BeforeValidator(check_box)]
 # option → what it limits
@@ -597,4 +596,3 @@ class Request(Options):
         " it and letters are read there"
     )
     map: bool = option("true: the quality from place to place too", default=False)
-    map_tiles: Tiles | None = option("tiles that a map may read, 9 to 4096 (default: 256)")
