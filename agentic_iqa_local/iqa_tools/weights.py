@@ -12,7 +12,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from agentic_iqa_local.errors import UserError
-from agentic_iqa_local.files import FileError, command, file_hash, read_bytes
+from agentic_iqa_local.files import PROGRAM, FileError, file_hash, read_bytes
 from agentic_iqa_local.iqa_tools.specs import ToolError, ToolSpec
 
 SUMS = "SHA256SUMS"  # a bundle's or the models folder's list, as sha256sum writes and checks it
@@ -109,7 +109,7 @@ class ListedFiles:
         if unnamed:
             names = ", ".join(place.name for place in unnamed)
             folders = " and ".join(dict.fromkeys(str(place.parent) for place in unnamed))
-            remedy = f"{command('bundle')} --tools {spec.name} makes a bundle of them"
+            remedy = f"{PROGRAM} bundle --tools {spec.name} makes a bundle of them"
             return f"missing weights {names} (expected in {folders}; {remedy})"
         for path in self._needed(spec):
             if not (self.root / path).is_file():
