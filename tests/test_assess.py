@@ -156,7 +156,7 @@ MISTAKES = [
     (["photo.jpg", "--query", "  "], "--query: expected a question"),
     (["photo.jpg", "--gpu", "0"], "use --cpu"),
     (["photo.jpg", "--config", "qwen2_5_vl"], "did you mean qwen2_5_vl_7b"),
-    (["photo.jpg", "--model", "Qwen/Qwen2.5-VL-7B-Instruct"], "scripts/fetch_models.py"),
+    (["photo.jpg", "--model", "Qwen/Qwen2.5-VL-7B-Instruct"], "agentic-iqa bundle --config"),
     (["photo.jpg", "--out", "results/rows.jsonl"], "mkdir -p"),
     (
         ["photo.jpg", "--out", "photo.png"],

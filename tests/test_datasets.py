@@ -186,10 +186,10 @@ def test_the_range_of_a_manifest_makes_levels_of_its_scores(root):
 @pytest.mark.parametrize(
     ("rows", "options", "message"),
     [
-        ("1.png,good", {}, "mos: expected a number; correct line 2 of manifest.csv"),
+        ("1.png,good", {}, "mos: expected a valid number; correct line 2 of manifest.csv"),
         ("1.png,3\n\n1.png,nan", {}, "mos: expected .* correct line 4"),
         (",3", {}, "image: expected a value"),
-        ("1.png,3,strong", {}, "level: expected a number"),
+        ("1.png,3,strong", {}, "level: expected a valid number"),
         ("2.png,3", {}, r"1 that are absent \(the first is 2.png\); paths are relative to"),
         ("1.png,3", {"mos_range": (100, 0)}, "two numbers, the lower end of the scale first"),
         ("1.png,3", {"mos_range": (float("nan"), 5)}, "expected two numbers"),

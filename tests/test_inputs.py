@@ -72,7 +72,7 @@ def test_csv_and_json_lines_say_the_same(tmp_path):
         ("m.csv", b"image,choices\na.png,Yes\n", "line 2: choices: expected 2 to 10"),
         ("m.csv", b"image\n", "found none"),
         ("m.csv", b"image\n\xff\xfe.png\n", "cannot be read as csv: 'utf-8'"),
-        ("m.jsonl", b'["a.png"]\n', "line 1: expected a mapping"),
+        ("m.jsonl", b'["a.png"]\n', "line 1: expected an object"),
         ("m.jsonl", b'{"image": "a.png", "query": "\\ud800"}\n', "line 1: "),
         ("m.txt", b"a.png\n", "named .csv or .jsonl"),
     ],

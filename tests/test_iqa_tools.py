@@ -71,7 +71,7 @@ def store(root: Path, files: dict[str, bytes | Path]) -> Path:
         place = root / "tools" / path
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(content if isinstance(content, bytes) else content.read_bytes())
-    finish_bundle(root, ["tools"])
+    finish_bundle(root)
     return root
 
 

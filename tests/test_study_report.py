@@ -333,7 +333,7 @@ def test_command_reports_on_several_runs(rows, tmp_path, capsys):
     [
         ({"runs": ["absent"]}, "absent"),
         ({"--baseline": "nonsense"}, "expected a mode of logits, classification,"),
-        ({"--draws": 0}, "--draws: expected 1 or more"),
+        ({"--draws": 0}, "--draws: expected greater than or equal to 1"),
         ({"--fit": "run/rows.jsonl"}, "expected a fit"),
     ],
 )

@@ -3,10 +3,8 @@ screen."""
 
 import argparse
 import os
-import shlex
 import shutil
 import time
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,11 +17,10 @@ from agentic_iqa_local.batch.work import AssessWork, as_line
 from agentic_iqa_local.cli.command import stopped_by_ctrl_c
 from agentic_iqa_local.cli.console import Console, Progress, tell
 from agentic_iqa_local.cli.look import make_gallery
-from agentic_iqa_local.cli.options import UsageError, batch_of
-from agentic_iqa_local.cli.outputs import answer_files, check_apart, output_file
+from agentic_iqa_local.cli.options import batch_of
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.errors import counted, one_line
-from agentic_iqa_local.files import PNG, WriteError, path_text, write_whole
+from agentic_iqa_local.files import WriteError, path_text, write_whole
 from agentic_iqa_local.output.picture_lines import picture_line
 from agentic_iqa_local.output.report import account, summary
 from agentic_iqa_local.output.tables import csv_text
@@ -46,11 +43,11 @@ class AssessRun:
         items: list[Item],
         device: str,
         console: Console,
+        maps: Sequence[Path] = (),
     ):
         self.args, self.items, self.device, self.console = args, items, device, console
-        maps = map_places(args, items) if args.map else {}
-        self._check_files(maps)
-        self.work = AssessWork(settings, args.pipeline or "agent", maps)
+        places = {item.key: png for item, png in zip(items, maps, strict=False)}
+        self.work = AssessWork(settings, args.pipeline or "agent", places)
         self.results = self._open_results() if args.out else None
         done = self.results.done if self.results else ()
         self.left = [item for item in items if item.key not in done]
@@ -61,13 +58,6 @@ class AssessRun:
         self.rows: list[Assessment] = []  # that a table or a gallery needs and no file has
         self.written = self.without_map = 0
         self.seconds, self.notice = 0.0, ""
-
-    def _check_files(self, maps: dict[str, Path]) -> None:
-        """Raises UsageError if a file would be written that is read, or two into one."""
-        args = self.args
-        pictures = [path for item in self.items for path in (item.image, item.reference)]
-        drawn = [("--map", png) for png in maps.values()]
-        check_apart(answer_files(args) + drawn, [*pictures, args.manifest, args.config, args.fit])
 
     def _open_results(self) -> Results:
         """The file of rows, before anything is loaded."""
@@ -216,26 +206,3 @@ class AssessRun:
             tell(make_gallery(list(rows), args.gallery, name)[0])
 
 
-def map_places(args: argparse.Namespace, items: Sequence[Item]) -> dict[str, Path]:
-    """Where each item's map is drawn to, by the item's key. Raises UsageError."""
-    places = {}
-    for item, file in zip(items, map_files(args.map, items), strict=True):
-        places[item.key] = output_file("--map", file, ".png", mark=PNG)
-    return places
-
-
-def map_files(place: Path, items: Sequence[Item]) -> list[Path]:
-    """The file of each item's map: `place`, or files in that folder. Raises UsageError."""
-    if place.is_dir():
-        files, times = [], Counter[str]()
-        for item in items:
-            name = item.image.stem
-            times[name.lower()] += 1
-            number = times[name.lower()]
-            files.append(place / (f"{name}.map.png" if number == 1 else f"{name}.{number}.map.png"))
-        return files
-    if len(items) != 1:
-        expected = f"expected a folder {place} for the maps of {len(items)} pictures, there is none"
-        make = f"make it first: mkdir -p {shlex.quote(str(place))}"
-        raise UsageError(f"--map {place}: {expected}", make)
-    return [place]

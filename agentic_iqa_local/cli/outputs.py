@@ -55,13 +55,18 @@ def output_file(
 
 
 def check_outputs(
-    args: argparse.Namespace, inputs: Iterable[Path | str | None], *, compared: bool = False
+    args: argparse.Namespace,
+    inputs: Iterable[Path | str | None],
+    *,
+    maps: Iterable[Path] = (),
+    compared: bool = False,
 ) -> None:
     """Gives the options for files of answers the places that they lead to.
 
     Args:
         args: The command line.
         inputs: What is read, and so may not be written.
+        maps: Files of --map.
         compared: Whether answers are comparisons, which replace those under --out; whoever goes on
             with rows looks there itself.
 
@@ -71,11 +76,16 @@ def check_outputs(
     from agentic_iqa_local.output.tables import CSV
 
     marks = {"out": COMPARISONS if compared else None, "csv": CSV, "gallery": PAGE}
+    outputs = [("--map", file) for file in maps]
     for name, suffixes in SUFFIXES.items():
         file = getattr(args, name, None)
         if file:
-            setattr(args, name, output_file(f"--{name}", file, *suffixes, mark=marks[name]))
-    check_apart(answer_files(args), inputs)
+            place = output_file(f"--{name}", file, *suffixes, mark=marks[name])
+            setattr(args, name, place)
+            outputs.append((f"--{name}", place))
+    if args.out:
+        outputs.append(("--out", Path(f"{args.out}.run.json")))
+    check_apart(outputs, inputs)
 
 
 def check_apart(outputs: Iterable[tuple[str, Path]], inputs: Iterable[Path | str | None]) -> None:
@@ -88,15 +98,6 @@ def check_apart(outputs: Iterable[tuple[str, Path]], inputs: Iterable[Path | str
             wrong = f"expected another file than {taken[this]}"
             raise UsageError(f"{option} {place}: {wrong}", "name a new one")
         taken[this] = f"that of {option}"
-
-
-def answer_files(args: argparse.Namespace) -> list[tuple[str, Path]]:
-    """The files of answers that a command line asks for, by option, with what is written beside
-    them."""
-    files = [(f"--{name}", file) for name in SUFFIXES if (file := getattr(args, name, None))]
-    if args.out:
-        files.append(("--out", Path(f"{args.out}.run.json")))
-    return files
 
 
 def _identity(path: Path) -> tuple[int, int] | str:

@@ -20,7 +20,7 @@ from agentic_iqa_local.cli.options import (
 from agentic_iqa_local.cli.outputs import output_file
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.errors import counted, one_line
-from agentic_iqa_local.files import command, write_whole
+from agentic_iqa_local.files import PROGRAM, write_whole
 from agentic_iqa_local.iqa_tools import find_tool
 from agentic_iqa_local.judgement.fit import FIT, read_fit
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     failed = ""
     if errors:
         failed = f", {counted(len(errors), 'failure')} among them (the first: {one_line(str(errors[0]))})"
-    report_on = f"{command('study')} report {shlex.quote(str(args.out))}"
+    report_on = f"{PROGRAM} study report {shlex.quote(str(args.out))}"
     say(one_line(f"{counted(total, 'row')} in {args.out}{failed}; next: {report_on} --out DIR"))
     return 0
 

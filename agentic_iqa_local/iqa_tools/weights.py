@@ -12,7 +12,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from agentic_iqa_local.errors import UserError
-from agentic_iqa_local.files import FileError, command, file_hash, read_bytes
+from agentic_iqa_local.files import PROGRAM, FileError, file_hash, read_bytes
 from agentic_iqa_local.iqa_tools.specs import ToolError, ToolSpec
 
 SUMS = "SHA256SUMS"  # a bundle's or the models folder's list, as sha256sum writes and checks it
@@ -112,7 +112,7 @@ class ListedFiles:
             lacking += [str(place) for place in expected if not listed or not place.is_file()]
         if not lacking:
             return None
-        remedy = f"{command('bundle')} --tools {spec.name} makes a bundle of them"
+        remedy = f"{PROGRAM} bundle --tools {spec.name} makes a bundle of them"
         return f"missing weights {' and '.join(lacking)} ({remedy})"
 
     def check(self, spec: ToolSpec) -> None:

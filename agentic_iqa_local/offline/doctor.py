@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
-from typing import Any, NamedTuple
-from urllib.parse import urlsplit
+from typing import Any
 
 from pebble import ProcessExpired, ProcessPool
 
@@ -23,7 +22,8 @@ from agentic_iqa_local.offline import checks, deep
 from agentic_iqa_local.offline.checks import ENVIRONMENT, Finding, Setup
 
 TIMEOUT = 300.0  # seconds of one check
-LOADED = ("device", "folder", "model ")  # what a check rests on that loads a model
+NEEDED = ("device", "folder", "model ")  # if one of these checks fails,
+LOADING = ("memory", "model ", "plain")  # these are left out
 Find = Callable[[Setup], Finding | None]  # None: there is nothing to examine
 
 
@@ -39,31 +39,20 @@ class Check:
     seconds: float
 
 
-class Step(NamedTuple):
-    """A check to be done; `rests_on`: how the names of the checks begin that it rests on."""
-
-    name: str
-    find: Find
-    rests_on: tuple[str, ...] = ()
-
-
-def _plan(setup: Setup, is_deep: bool) -> list[Step]:
-    """The checks in their order."""
+def _plan(setup: Setup, is_deep: bool) -> Iterator[tuple[str, Find]]:
+    """The names of the checks, and the checks, in their order."""
     backends = setup.settings.backends
-    steps = [
-        Step("packages", checks.packages),
-        Step("device", checks.device),
-        Step("models folder", checks.models_folder),
-    ]
+    yield "packages", checks.packages
+    yield "device", checks.device
+    yield "models folder", checks.models_folder
     for backend in backends:
-        steps.append(Step(f"folder {backend}", partial(checks.folder, backend=backend)))
-    steps.append(Step("memory", checks.memory, LOADED))
+        yield f"folder {backend}", partial(checks.folder, backend=backend)
+    yield "memory", checks.memory
     for backend in backends:
-        steps.append(Step(f"model {backend}", partial(checks.model, backend=backend), LOADED))
-    steps.append(Step("tools", checks.tools, ("device",)))
+        yield f"model {backend}", partial(checks.model, backend=backend)
+    yield "tools", checks.tools
     if is_deep:
-        steps.append(Step("plain forward", deep.plain_forward, LOADED))
-    return steps
+        yield "plain forward", deep.plain_forward
 
 
 def _run(find: Find, setup: Setup) -> Finding | None:
@@ -79,15 +68,11 @@ def _run(find: Find, setup: Setup) -> Finding | None:
 
 
 def _block_network(setup: Setup) -> None:
-    """From now on Python's sockets of this process reach no address but the loopback's and a
-    configured server's. It cannot be undone."""
+    """From now on Python's sockets of this process reach no address but the loopback's, unless a
+    server is configured. It cannot be undone."""
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 # for as long as the process lives
-    allowed = {"127.0.0.1", "::1", "localhost"}
-    for backend in setup.settings.backends:
-        if backend.startswith("server."):
-            host = urlsplit(setup.settings.model(backend).server).hostname or ""
-            allowed.add(host)
-            allowed.update(str(entry[4][0]) for entry in socket.getaddrinfo(host, None))
+    if any(backend.startswith("server.") for backend in setup.settings.backends):
+        return
 
     def refuse(event: str, args: tuple[Any, ...]) -> None:
         host = None
@@ -95,7 +80,7 @@ def _block_network(setup: Setup) -> None:
             host = args[0].decode() if isinstance(args[0], bytes) else args[0]
         elif event in ("socket.connect", "socket.sendto") and args[0].family != socket.AF_UNIX:
             host = args[1][0]
-        if host and host not in allowed:
+        if host not in (None, "127.0.0.1", "::1", "localhost"):
             raise OSError(f"the doctor lets nothing reach the network, not even {host}")
 
     sys.addaudithook(refuse)
@@ -115,25 +100,26 @@ def _finding(pool: ProcessPool, find: Find, setup: Setup, timeout: float) -> Fin
 
 
 def examine(setup: Setup, *, is_deep: bool = False, timeout: float = TIMEOUT) -> Iterator[Check]:
-    """Yields every check of a set-up as it is done; what rests on a failed one is left out.
+    """Yields every check of a set-up as it is done. Without a device or with a damaged model nothing
+    is loaded.
 
     Args:
         setup: What is examined.
         is_deep: Whether letters are also compared with a plain forward pass.
         timeout: Seconds that one check may take.
     """
-    failed: list[str] = []
+    can_load = True
     context: Any = get_context("spawn")
     with ProcessPool(1, context=context, initializer=_block_network, initargs=(setup,)) as pool:
-        for step in _plan(setup, is_deep):
-            if any(name.startswith(step.rests_on) for name in failed):
+        for name, find in _plan(setup, is_deep):
+            if name.startswith(LOADING) and not can_load:
                 continue
             began = time.perf_counter()
-            finding = _finding(pool, step.find, setup, timeout)
+            finding = _finding(pool, find, setup, timeout)
             if finding is None:
                 continue
-            if finding.status == "fail":
-                failed.append(step.name)
+            if finding.status == "fail" and name.startswith(NEEDED):
+                can_load = False
             seconds = round(time.perf_counter() - began, 3)
             status, found, remedy = finding
-            yield Check(one_line(step.name), status, one_line(found), one_line(remedy), seconds)
+            yield Check(one_line(name), status, one_line(found), one_line(remedy), seconds)

@@ -21,7 +21,7 @@ from PIL import Image
 from transformers import AutoConfig, AutoProcessor
 
 from agentic_iqa_local.config import ModelSettings
-from agentic_iqa_local.files import command
+from agentic_iqa_local.files import PROGRAM
 from agentic_iqa_local.vlm_client import PixelLimits, SeenImage, VLMError
 from agentic_iqa_local.vlm_client.chat import ChatPrompt, asking_for_words, chat_messages
 from agentic_iqa_local.vlm_client.model_folder import check_files
@@ -124,9 +124,7 @@ class Renderer:
             raise VLMError(mistake, "copy chat_template.jinja too")
         self.notice = getattr(self.config, "agentic_iqa_notice", None)
         if self.notice:  # the embedded model's
-            self.notice += (
-                f"; {command('bundle')} --config {NEXT_SET_UP} fetches the next larger one"
-            )
+            self.notice += f"; {PROGRAM} bundle --config {NEXT_SET_UP} fetches the next larger one"
         self.trust = float(getattr(self.config, "agentic_iqa_trust", 1.0))
         self.holds_in_bfloat16 = getattr(self.config, "agentic_iqa_bfloat16", False) is True
 
