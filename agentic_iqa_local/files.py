@@ -383,11 +383,13 @@ def _expected(mistake: ErrorDetails) -> str:
             return "unknown key"
         case "missing":
             return "expected a value, got none"
+        case "string_pattern_mismatch":
+            return "expected a text that is not blank"
         case "literal_error":
             expected = mistake.get("ctx", {})["expected"]
             return f"expected {expected}".replace("'", "")
     message = mistake["msg"].removeprefix("Value error, ")
-    message = message.replace("Input should be", "expected")
+    message = re.sub(r"^(Input|String|List|Tuple) should (be|have)", "expected", message)
     return re.split(", unable to | or instance of ", message)[0]  # what only a programmer knows
 
 

@@ -5,8 +5,7 @@ import functools
 import os
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from contextlib import contextmanager
 
 from agentic_iqa_local.config import ConfigError, RoleSettings, Settings, load_settings
 from agentic_iqa_local.devices import choose_device
@@ -16,7 +15,6 @@ from agentic_iqa_local.iqa_tools.specs import find_tool
 from agentic_iqa_local.iqa_tools.weights import BundleError, ListedFiles, environment
 from agentic_iqa_local.vlm_client import VLMClient, VLMError, create_vlm_client
 
-CHANGES_TRANSFORMERS = ("QAlign",)  # tools that do so while they run: no model may run meanwhile
 MODEL = "the model"
 
 
@@ -87,16 +85,6 @@ class Services:
         self._tools = None
         clear_device_cache(garbage_collection=True)
 
-    @contextmanager
-    def models_waiting(self) -> Iterator[None]:
-        """Meanwhile no loaded model computes that shares its classes with the tools: those of
-        transformers, which several pictures at once would run."""
-        locks: set[Any] = {getattr(client, "lock", None) for client in self.clients.values()}
-        with ExitStack() as held:
-            for lock in sorted(locks - {None}, key=id):
-                held.enter_context(lock)
-            yield
-
 
 def tools_of(settings: Settings, device: str = "cpu", *others: str) -> ToolRunner:
     """The tools. Nothing is loaded yet.
@@ -112,26 +100,21 @@ def tools_of(settings: Settings, device: str = "cpu", *others: str) -> ToolRunne
     """
     for key in ("full_reference", "no_reference", "not_offered"):
         for name in getattr(settings.tools, key):
-            _check_tool(key, name)
+            try:
+                tool = find_tool(name)
+            except ToolError as error:
+                raise ConfigError(f"tools.{key}: {error.message}", error.remedy) from None
+            if tool.name != name:
+                raise ConfigError(f"tools.{key}: expected {tool.name}, got {name!r}")
+            if key == "no_reference" and tool.reference == "FR":
+                mistake = f"tools.{key}: expected tools without a reference, got {name}"
+                raise ConfigError(mistake, "list it under full_reference")
     tools = ToolRunner(device, settings.tools.maps, settings.models_dir)
     unavailable = tools.unavailable([*settings.tools.all_configured, *others])
     if unavailable:
         reasons = "; ".join(f"{name} cannot run here: {why}" for name, why in unavailable.items())
         raise ConfigError(f"tools: {reasons}", "bring what is missing, or name other tools")
     return tools
-
-
-def _check_tool(key: str, name: str) -> None:
-    """Raises ConfigError for a name under a key of the section `tools` that cannot stand there."""
-    try:
-        tool = find_tool(name)
-    except ToolError as error:
-        raise ConfigError(f"tools.{key}: {error.message}", error.remedy) from None
-    if tool.name != name:
-        raise ConfigError(f"tools.{key}: expected {tool.name}, got {name!r}")
-    if key == "no_reference" and tool.reference == "FR":
-        expected = "expected tools without a reference"
-        raise ConfigError(f"tools.{key}: {expected}, got {name}", "list it under full_reference")
 
 
 class Observer:

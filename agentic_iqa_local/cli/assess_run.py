@@ -204,5 +204,3 @@ class AssessRun:
         if args.gallery and total:
             name = args.out.name if args.out else "pictures"
             tell(make_gallery(list(rows), args.gallery, name)[0])
-
-

@@ -199,7 +199,7 @@ def weight_bytes(setup: Setup, backend: str) -> float:
         return sum(file.stat().st_size for file in weights.files)
     kind = settings.quantization
     if kind == "none":
-        kind = choose_dtype(settings.dtype, setup.device, renderer.holds_in_bfloat16)
+        kind = choose_dtype(settings.dtype, setup.device)
     return weights.numbers * BYTES[kind]
 
 

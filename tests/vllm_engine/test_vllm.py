@@ -16,7 +16,8 @@ from conftest import EMBEDDED
 from families import REVERSED, SCORING, apart, build, load
 from PIL import Image, ImageOps
 
-from agentic_iqa_local.config import ModelSettings, load_settings
+from agentic_iqa_local.api import choose_settings
+from agentic_iqa_local.config import ModelSettings
 from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.nodes.prompts import (
     ANSWER_PREFIX,
@@ -192,7 +193,7 @@ def test_roles_continue_from_the_prefix_cache(ours, photo):
 def test_whole_assessments_at_once_agree(
     engine, ours, services, photo, photo_path, noisy_path, tmp_path
 ):
-    settings = load_settings().with_options(engine=engine)
+    settings = choose_settings(engine=engine)
     shared = Services(settings, "cpu", {f"{engine}.embedded": ours}, services.tools)
     photo.crop((32, 0, 288, 224)).save(tmp_path / "part.png")
     asked = [(noisy_path, photo_path), (tmp_path / "part.png", None)]
@@ -225,9 +226,7 @@ def test_the_exact_mode_gives_the_same_bits_and_reuses_nothing(pictures):
         torch.use_deterministic_algorithms(False)
 
 
-@pytest.mark.parametrize(
-    "change", [{"quantization": "4bit"}, {"attention": "eager"}, {"device_map": "auto"}]
-)
+@pytest.mark.parametrize("change", [{"quantization": "4bit"}, {"device_map": "auto"}])
 def test_what_vllm_would_ignore_is_refused(change):
     with pytest.raises(VLMError, match=f"expected {next(iter(change))}"):
         start(**change)
