@@ -143,13 +143,8 @@ class Observer:
         later one."""
 
     @contextmanager
-    def opening(self) -> Iterator[None]:
-        """The pictures of an assessment are opened."""
-        yield
-
-    @contextmanager
     def calling(self, what: str) -> Iterator[None]:
-        """A call of MODEL, or of a tool by its name."""
+        """A call of MODEL, or of a tool by its name, or the opening of "the picture"."""
         yield
 
     @contextmanager

@@ -35,7 +35,7 @@ def test_references_of_a_folder_are_paired_by_name(tmp_path):
     names = [item.reference.name for item in items_of(args)]
     assert names == ["a.png", "b.png", "c.10.tif", "a.png"]
     files(tmp_path / "s", "a.bmp", "a.png", "c.10.png")
-    lacking = r"but not for \S*a\.jpg \(a\.bmp or a\.png\), \S*b\.png \(none\);"
+    lacking = r"but not for \S*a\.jpg \(found 2\), \S*b\.png \(found 0\);"
     with pytest.raises(ImageError, match=lacking):
         references_in(tmp_path / "s", images[:3])
 

@@ -248,15 +248,13 @@ def references_in(folder: Path, images: Iterable[Path]) -> list[Path]:
     for image in images:
         named = by_stem[image.stem]
         exact = [file for file in named if file.name == image.name] or named
-        found += exact[:1]
+        found += exact
         if len(exact) != 1:
-            lacking.append(f"{image} ({' or '.join(file.name for file in exact) or 'none'})")
+            lacking.append(f"{image} (found {len(exact)})")
     if lacking:
-        said = f"{folder}: expected one reference for each picture, under its name with any suffix, but not for"
-        raise ImageError(
-            f"{said} {', '.join(lacking[:NAMED])}",
-            "add or rename them, or pair them in a --manifest.",
-        )
+        expected = "expected one reference for each picture, under its name with any suffix"
+        said = f"{folder}: {expected}, but not for {', '.join(lacking[:NAMED])}"
+        raise ImageError(said, "add or rename them, or pair them in a --manifest.")
     return found
 
 
