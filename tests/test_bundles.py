@@ -89,6 +89,8 @@ def test_sha256sum_checks_a_bundle_without_this_program(bundle):
 
 def test_a_newer_bundle_replaces_the_files_of_its_model(bundle, tmp_path):
     store = tmp_path / "store"
+    (store / "mine").mkdir(parents=True)
+    (store / "mine" / "model.safetensors").touch()  # other models may lie there
     unpack(bundle, store)
     newer = made(tmp_path / "newer", {"a-model/other.safetensors": b"other"})
     unpack(newer, store)
@@ -115,14 +117,6 @@ def test_the_same_call_completes_a_copy_that_was_cut_off(lacking, bundle, tmp_pa
 # what is damaged or hostile
 
 
-@pytest.mark.parametrize("path", FILES)
-def test_each_changed_byte_of_a_file_is_found(path, bundle):
-    content = bytearray(FILES[path])
-    content[len(content) // 2] ^= 1
-    (bundle / path).write_bytes(content)
-    assert path in problems(bundle)
-
-
 @pytest.mark.parametrize("path", ["a-model/config.json", "a-model", "a-model/extra"])
 def test_links_and_files_of_a_model_that_are_not_listed_are_refused(path, bundle, tmp_path):
     elsewhere = tmp_path / "elsewhere"
@@ -132,12 +126,6 @@ def test_links_and_files_of_a_model_that_are_not_listed_are_refused(path, bundle
         elsewhere.write_text("x")
     (bundle / path).symlink_to(elsewhere)
     assert path in refuse(bundle, tmp_path / "store")
-
-
-def test_a_pipe_in_place_of_a_file_is_refused(bundle, tmp_path):
-    (bundle / "a-model" / "config.json").unlink()
-    os.mkfifo(bundle / "a-model" / "config.json")
-    assert "a-model/config.json" in refuse(bundle, tmp_path / "store")
 
 
 @pytest.mark.parametrize(
@@ -195,13 +183,6 @@ def test_a_model_that_changed_after_unpacking_is_refused(bundle, tmp_path):
     with pytest.raises(BundleError, match=r"model\.safetensors is damaged or was changed"):
         ListedFiles(store).check_model(store / "a-model")
     ListedFiles(store).check_model(EMBEDDED)  # no bundle brought this one
-
-
-def test_other_models_may_lie_in_the_models_folder(bundle, tmp_path):
-    (tmp_path / "store" / "mine").mkdir(parents=True)
-    (tmp_path / "store" / "mine" / "model.safetensors").touch()
-    unpack(bundle, tmp_path / "store")
-    assert verify(tmp_path / "store") == []
 
 
 # what is collected

@@ -38,29 +38,25 @@ def test_missing_and_cut_models_have_a_remedy(tmp_path, capsys):
     """Nothing is loaded, and what rests on a failed check is left out."""
     weights = shutil.copytree(EMBEDDED, tmp_path / "cut") / "model.safetensors"
     os.truncate(weights, weights.stat().st_size // 2)
-    models = {name: {"path": str(tmp_path / name)} for name in ("absent", "cut")}
-    roles = {
-        "planner": {"backend": "transformers.absent"},
-        "executor": {"backend": "transformers.cut"},
+    config = f"""
+models: {{cut: {{path: {tmp_path / "cut"}}}}}
+planner: {{backend: transformers.absent}}
+executor: {{backend: transformers.cut}}
+"""
+    (tmp_path / "broken.yaml").write_text(config)
+    options = ("--config", str(tmp_path / "broken.yaml"), "--models", str(tmp_path / "none"))
+    status, checks = run(capsys, "--quick", *options)
+    assert status == 1
+    said = {
+        "models folder": "none: no such folder",
+        "folder transformers.absent": "absent",
+        "folder transformers.cut": "model.safetensors",
     }
-    (tmp_path / "broken.yaml").write_text(json.dumps({"models": models, **roles}))
-    status, checks = run(capsys, "--quick", "--config", str(tmp_path / "broken.yaml"))
-    absent, cut = (checks[f"folder transformers.{name}"] for name in ("absent", "cut"))
-    assert (status, absent["status"], cut["status"]) == (1, "fail", "fail")
-    assert "absent" in absent["found"]
-    assert "model.safetensors" in cut["found"]
-    assert absent["remedy"]
-    assert cut["remedy"]
+    for name, words in said.items():
+        assert checks[name]["status"] == "fail"
+        assert words in checks[name]["found"]
+        assert checks[name]["remedy"]
     assert "memory" not in checks
-
-
-def test_a_missing_models_folder_has_a_remedy(tmp_path, capsys):
-    status, checks = run(capsys, "--quick", "--models", str(tmp_path / "absent"))
-    (failed,) = [check for check in checks.values() if check["status"] == "fail"]
-    assert (status, failed["name"]) == (1, "models folder")
-    assert "absent: no such folder" in failed["found"]
-    assert "unpack" in failed["remedy"]
-    assert "memory" in checks
 
 
 def dies(setup):

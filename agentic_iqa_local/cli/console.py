@@ -63,7 +63,7 @@ class Progress(AbstractContextManager):
         from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Bar
 
-        self._many, self._failed, self._told = total > 1, 0, time.monotonic()
+        self._total, self._failed, self._told = total, 0, time.monotonic()
         self._bar = Bar(
             BarColumn(20),
             TextColumn("{task.description}"),
@@ -90,10 +90,10 @@ class Progress(AbstractContextManager):
         """One more is done."""
         self._failed += failed
         (task,) = self._bar.tasks
-        text = f"{task.completed + 1:g}/{task.total:g} pictures, {self._failed} failed"
+        text = f"{task.completed + 1:.0f}/{self._total} pictures, {self._failed} failed"
         self._bar.update(task.id, advance=1, description=text)
         now = time.monotonic()
-        if self._bar.disable and self._many and now - self._told >= SECONDS_BETWEEN_LINES:
+        if self._bar.disable and self._total > 1 and now - self._told >= SECONDS_BETWEEN_LINES:
             self._told = now
             tell(text)
 
