@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, overload
 
 from agentic_iqa_local.config import ConfigError, Options, Pipeline, Settings, load_settings
-from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.state import revised
 
 # What pulls in LangGraph or a model's processor is imported where it is used: the command line
@@ -177,13 +176,6 @@ class IQA:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __repr__(self) -> str:
-        if self._services is None:
-            return "IQA(closed)"
-        return one_line(
-            f"IQA({self._services.settings.summarizer.backend} on {self._services.device})"
-        )
-
 
 def _of_each(reference: Any, count: int) -> "list[Picture | None]":
     """The reference of each of so many pictures. Raises ValueError for a list of another length."""
@@ -285,8 +277,3 @@ class Conversation:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def __repr__(self) -> str:
-        if self._open is None:
-            return "Conversation(closed)"
-        return one_line(f"Conversation({self.picture}, {self._asked} asked)")

@@ -385,12 +385,15 @@ def read_record(path: Path, kind: type[Model], read: Callable[[Path], Any] = rea
 
 _KINDS = {
     "int": "a whole number", "float": "a number", "finite": "a number", "bool": "true or false", "string": "a text",
-    "list": "a list", "dict": "a mapping", "model": "a mapping", "mapping": "a mapping",
+    "list": "a list", "sequence": "a list of texts", "dict": "a mapping", "model": "a mapping", "mapping": "a mapping",
 }  # fmt: skip
+_TYPE_MISTAKES = ("type", "parsing", "from_float", "parsing_size", "number", "str", "unicode")
 _SAID = {
     "greater_than": "expected more than {gt}", "greater_than_equal": "expected {ge} or more",
     "less_than": "expected less than {lt}", "less_than_equal": "expected {le} or less",
     "extra_forbidden": "unknown key", "missing": "expected a value, got none",
+    "string_too_long": "expected at most {max_length} characters",
+    "string_pattern_mismatch": "expected a text that is not blank", "is_instance_of": "expected a {class}",
     "too_short": "expected {min_length} or more", "too_long": "expected {max_length} or fewer",
 }  # fmt: skip
 
@@ -429,7 +432,7 @@ def _expected(mistake: ErrorDetails) -> str:
     if kind == "literal_error":
         return f"expected {about['expected']}".replace("'", "")
     name, _, rest = kind.partition("_")
-    if name in _KINDS and rest in ("type", "parsing", "from_float", "parsing_size", "number"):
+    if name in _KINDS and rest in _TYPE_MISTAKES:
         return f"expected {_KINDS[name]}"
     return mistake["msg"].removeprefix("Value error, ")
 

@@ -37,10 +37,6 @@ Look = Literal["one order", "both orders", "crops"]
 """How closely the letters were read; each look includes what those before it read."""
 LOOKS: tuple[Look, ...] = get_args(Look)
 
-PromptLayout = Literal["images_first", "system_first"]
-"""Where a role's instructions stand in the chat: behind the images, whose cache then serves every
-role, or before them, which is the paper's order."""
-
 DistortionType = Literal[
     "Blurs",
     "Color distortions",
@@ -314,19 +310,6 @@ class ExecutorOutput(BaseModel):
     # what a subtask could not tell, or the model's own probabilities left open
     uncertainty: str | None = None
     error: str | None = None  # why the executor failed, when it did
-
-    @model_validator(mode="before")
-    @classmethod
-    def _logs_of_scores(cls, given: Any) -> Any:
-        """Scores that come without their logs, as in a row on disk, count as runs."""
-        if not isinstance(given, dict) or given.get("tool_logs"):
-            return given
-        logs = []
-        for name, scores in (given.get("quality_scores") or {}).items():
-            for distortion, (tool, score) in scores.items():
-                log = {"object_name": name, "distortion": distortion, "tool_name": tool}
-                logs.append(log | {"normalized_score": score})
-        return given | {"tool_logs": logs}
 
     @computed_field
     @property

@@ -49,7 +49,7 @@ def test_the_largest_complete_one_is_taken_and_named(tmp_path):
     model(tmp_path / ".hidden", 9000)
     choice = choose(tmp_path)
     assert (choice.folder, choice.config) == (large, None)
-    assert f"large, the largest of 3 below {tmp_path}" in choice.said
+    assert f"large is the largest below {tmp_path}" in choice.said
 
 
 def test_a_cut_one_is_left_out_and_said(tmp_path):
@@ -57,7 +57,7 @@ def test_a_cut_one_is_left_out_and_said(tmp_path):
     os.truncate(model(tmp_path / "large", 300, 400) / "model-1-of-2.safetensors", 1000)
     choice = choose(tmp_path)
     assert choice.folder == tmp_path / "small"
-    assert "left out: large: 'model-1-of-2.safetensors' is no whole" in choice.said
+    assert "large: 'model-1-of-2.safetensors' is no whole" in choice.said
 
 
 @pytest.mark.parametrize(

@@ -154,13 +154,6 @@ def test_quantisation_leaves_the_tower_and_the_head(kind, layer):
     assert small.describe()["quantization"] == kind
 
 
-def test_the_papers_layout_has_the_template_before_the_images(pictures):
-    paper = load(EMBEDDED, prompt_layout="system_first")
-    text = paper.renderer.render(SCORING, 1).text
-    assert text.index("You must select one single answer") < text.index("<|vision_start|>")
-    assert apart(read(paper.open([pictures[0]])), plain_logprobs(paper, [pictures[0]])) < BOUND
-
-
 # Many pictures in few passes
 
 

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, Field
 
 from agentic_iqa_local.batch.cells import plain_cell
-from agentic_iqa_local.config import Boxes, Choices, check_query
+from agentic_iqa_local.config import Boxes, Choices, Query
 from agentic_iqa_local.errors import UserError, one_line
 from agentic_iqa_local.files import path_text, read_bytes, reason
 from agentic_iqa_local.images.files import ImageError, local_path
@@ -89,7 +89,7 @@ class ManifestLine(BaseModel, extra="allow"):
 
     image: str = Field(min_length=1)
     reference: str | None = None
-    query: Annotated[str, BeforeValidator(check_query)] | None = None
+    query: Query | None = None
     choices: Annotated[Choices, BeforeValidator(_split)] | None = None
     box: Boxes | None = None
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
-from agentic_iqa_local.config import Pipeline, Settings, boxes_of, check_query
+from agentic_iqa_local.config import Pipeline, Request, Settings, boxes_of
 from agentic_iqa_local.errors import PICTURE, one_line
 from agentic_iqa_local.graph import initial_state, run_graph
 from agentic_iqa_local.images.files import ImageError
@@ -97,7 +97,7 @@ def start_state(
 ) -> AgenticIQAState:
     """The state that an assessment starts from, a rating where there is no query. Raises
     ValueError."""
-    query = DEFAULT_QUERY if query is None else check_query(query)
+    query = Request.of({"query": query}).query or DEFAULT_QUERY
     paths = str(picture.path), original and str(original.path)
     return initial_state(query, *paths, max_replan_iterations, choices, box, settings=settings)
 

@@ -100,7 +100,7 @@ def plain_forward(setup: Setup) -> Finding | None:
         found = "the folder holds quantised weights, and no plain float32 pass can be made of them"
         return Finding("warn", found, "none")
     scoring, words = asking_for_words(SCORING) if options.answers == "words" else (SCORING, {})
-    messages = chat_messages(scoring, 1, options.prompt_layout)
+    messages = chat_messages(scoring, 1)
     text = processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     text += ANSWER_PREFIX
     encode = processor.tokenizer.encode

@@ -247,7 +247,6 @@ class VLMClient:
         return {
             "name": self.name,
             "type": self.renderer.config.model_type,
-            "prompt_layout": self.settings.prompt_layout,
             "notice": self.renderer.notice,
         }
 

@@ -94,8 +94,6 @@ class TransformersClient(VLMClient):
         """The model on `device`. Raises VLMError for a folder that lacks weights of the model."""
         settings, folder = self.settings, self.renderer.folder
         options: dict[str, Any] = {"dtype": self.dtype, "use_safetensors": True, **LOCAL}
-        if settings.attention != "auto":
-            options["attn_implementation"] = settings.attention
         if settings.device_map == "auto":
             options["device_map"] = "auto"
         if settings.quantization != "none":

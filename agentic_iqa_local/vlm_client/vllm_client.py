@@ -74,7 +74,7 @@ class VllmClient(VLMClient):
         if current_platform.is_cpu() == self.device.startswith("cuda"):
             mistake = f"backend vllm: this vLLM is not built for the device {self.device}"
             raise VLMError(mistake, "install the other build")
-        self.require("vllm", quantization="none", attention="auto", device_map="none")
+        self.require("vllm", quantization="none", device_map="none")
 
     def _engine_config(self):
         from vllm import EngineArgs
