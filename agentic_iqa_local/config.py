@@ -184,8 +184,7 @@ class ModelSettings(Section):
 
     # a folder, in the models folder unless absolute; default: the backend's name
     path: str | None = None
-    # auto: bfloat16 on a GPU that has it, float16 on older ones; float32 on a CPU, or bfloat16
-    # where it has AMX and the model is known to hold in it
+    # auto: bfloat16 on a GPU that has it, float16 on older ones, float32 on a CPU
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     # bitsandbytes; 4bit is nf4 with double quantisation
     quantization: Literal["none", "8bit", "4bit"] = "none"
@@ -353,11 +352,6 @@ class Settings(Section):
         """Loading options of a backend's folder, with its path filled in."""
         settings = self.models.get(backend.partition(".")[2], ModelSettings())
         return revised(settings, path=str(self.folder(backend)))
-
-    def with_options(self, **options: Any) -> "Settings":
-        """The same configuration with what `Options` of these values changes. Raises
-        ConfigError."""
-        return Options.of(options).applied_to(self)
 
 
 def model_folder(name: str, models: str | None = None) -> Path:

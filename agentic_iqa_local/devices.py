@@ -4,7 +4,6 @@ Never widens what CUDA_VISIBLE_DEVICES allows. Importing this takes no torch: fu
 import it themselves, so that --help is fast.
 """
 
-import functools
 import os
 import platform
 import re
@@ -13,8 +12,6 @@ from collections.abc import Iterable
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from itertools import takewhile
-from pathlib import Path
-from typing import Any
 
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.files import ROOT
@@ -115,29 +112,16 @@ def describe_device(device: str) -> dict[str, str | int | None]:
     return about | {"torch": torch.__version__, "cuda": torch.version.cuda}
 
 
-def choose_dtype(asked: str, device: str, holds_in_bfloat16: bool = False) -> str:
-    """The dtype that a model computes in: `asked`, or for "auto" the GPU's half precision, and on a
-    CPU float32; on one that multiplies bfloat16 in tiles (AMX), three times as fast, bfloat16 for a
-    model whose letters were measured to keep in it, as its config.json says. AVX-512's bfloat16
-    alone is slower than float32."""
+def choose_dtype(asked: str, device: str) -> str:
+    """The dtype that a model computes in: `asked`, or for "auto" the GPU's half precision, and
+    float32 on a CPU."""
     if asked != "auto":
         return asked
-    if device.startswith("cuda"):
-        import torch
+    if not device.startswith("cuda"):
+        return "float32"
+    import torch
 
-        return "bfloat16" if torch.cuda.is_bf16_supported() else "float16"
-    return "bfloat16" if holds_in_bfloat16 and multiplies_bfloat16_in_tiles() else "float32"
-
-
-@functools.cache
-def multiplies_bfloat16_in_tiles(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether this processor has AMX for bfloat16, by Linux's /proc/cpuinfo; False where there is
-    none."""
-    try:
-        text = cpuinfo.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
-    return re.search(r"^flags\s*:.*\bamx_bf16\b", text, re.MULTILINE) is not None
+    return "bfloat16" if torch.cuda.is_bf16_supported() else "float16"
 
 
 def make_deterministic() -> None:
@@ -167,12 +151,6 @@ def versions(packages: Iterable[str] = SCORING) -> dict[str, str]:
         with suppress(PackageNotFoundError):
             installed[package] = version(package)
     return installed
-
-
-def machine(packages: Iterable[str]) -> dict[str, Any]:
-    """System, cores, Python and the versions of `packages`."""
-    about = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
-    return {"machine": about, "python": platform.python_version(), **versions(packages)}
 
 
 def commit() -> str | None:

@@ -10,6 +10,7 @@ from attacks import in_time, is_sentence
 from conftest import EMBEDDED, ROOT
 
 from agentic_iqa_local import IQA
+from agentic_iqa_local.api import choose_settings
 from agentic_iqa_local.cli.command import parse
 from agentic_iqa_local.config import (
     CONFIGS,
@@ -127,11 +128,11 @@ def test_models_lie_in_one_folder_and_ours_where_they_ship(tmp_path, monkeypatch
 def test_the_same_model_elsewhere_keeps_its_loading_options(tmp_path):
     folder = tmp_path / "Qwen2.5-VL-7B-Instruct"
     folder.mkdir()
-    moved = load_settings("qwen2_5_vl_7b_4bit").with_options(model=folder, engine="vllm")
+    moved = choose_settings(config="qwen2_5_vl_7b_4bit", model=folder, engine="vllm")
     assert moved.backends == ["vllm.Qwen2.5-VL-7B-Instruct"]
     assert moved.model(moved.backends[0]).quantization == "4bit"
     assert moved.model(moved.backends[0]).path == str(folder)
-    other = moved.with_options(model="embedded")
+    other = Request.of({"model": "embedded"}).applied_to(moved)
     assert other.model(other.backends[0]).quantization == "none"
 
 

@@ -7,12 +7,10 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from agentic_iqa_local import devices
 from agentic_iqa_local.devices import (
     DeviceError,
     choose_device,
     choose_dtype,
-    multiplies_bfloat16_in_tiles,
 )
 
 UUIDS = [f"{start}-0000-1111-2222-333344445555" for start in ("5a1b2c3d", "5a99ffff", "0c0ffee0")]
@@ -99,25 +97,9 @@ def test_a_named_device_comes_too_late_once_cuda_is_in_use(gpus):
         choose_device(MIG)
 
 
-@pytest.mark.parametrize(
-    ("flags", "tiles"), [("amx_bf16 amx_tile", True), ("avx_vnni", False), (None, False)]
-)
-def test_a_cpu_without_tiles_computes_in_float32(tmp_path, monkeypatch, flags, tiles):
-    """AVX-512's bfloat16 alone was measured to be slower than float32."""
-    if flags:
-        (tmp_path / "cpu").write_text(
-            f"processor : 0\nmodel name : a CPU\nflags : fpu avx512_bf16 {flags}\n"
-        )
-    assert multiplies_bfloat16_in_tiles(tmp_path / "cpu") is tiles
-    monkeypatch.setattr(devices, "multiplies_bfloat16_in_tiles", lambda: tiles)
-    assert choose_dtype("auto", "cpu", holds_in_bfloat16=True) == (
-        "bfloat16" if tiles else "float32"
-    )
-    assert choose_dtype("auto", "cpu") == "float32"
-    assert choose_dtype("float16", "cpu", holds_in_bfloat16=True) == "float16"
-
-
-def test_a_gpu_computes_in_half_precision(monkeypatch):
+def test_a_gpu_computes_in_half_precision_and_a_cpu_does_not(monkeypatch):
     for has, expected in ((True, "bfloat16"), (False, "float16")):
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda has=has: has)
         assert choose_dtype("auto", "cuda:0") == expected
+    assert choose_dtype("auto", "cpu") == "float32"
+    assert choose_dtype("float16", "cpu") == "float16"

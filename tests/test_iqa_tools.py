@@ -18,7 +18,7 @@ from PIL import Image, ImageFilter
 from test_calibration import map_file, plain
 from torchvision.transforms.functional import to_tensor
 
-from agentic_iqa_local.config import ConfigError, Settings
+from agentic_iqa_local.config import ConfigError, Request, Settings
 from agentic_iqa_local.iqa_tools import TOOLS, ToolError, ToolRunner, find_tool
 from agentic_iqa_local.iqa_tools.calibration import CalibrationError, read_map_file
 from agentic_iqa_local.iqa_tools.crops import crops_of
@@ -259,7 +259,7 @@ def test_configured_tools_are_built_before_the_first_picture(tmp_path, monkeypat
     models = store(tmp_path / "models", {f"hub/{weight}": b"weights"})
     (models / "tools/hub" / weight).write_bytes(b"WEIGHTS")
     settings = Settings.model_validate({"tools": {"no_reference": ["MUSIQ"]}})
-    services = Services(settings.with_options(models=str(models)))
+    services = Services(Request.of({"models": str(models)}).applied_to(settings))
     with pytest.raises(ConfigError, match=r"tools: MUSIQ is unavailable: .*is damaged or was chan"):
         services.prepare_tools()
     monkeypatch.setitem(sys.modules, "pyiqa", None)

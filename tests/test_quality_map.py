@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from scripted import in_this_process
 
+from agentic_iqa_local.api import choose_settings
 from agentic_iqa_local.cli.main import main
 from agentic_iqa_local.iqa_tools import ToolRunner
 from agentic_iqa_local.judgement.assessment import assess
@@ -128,9 +129,7 @@ def test_a_picture_without_a_map_says_why(damaged, photo, services, tmp_path):
     small = assess(photo.crop((0, 0, 300, 400)), pipeline="letters", map=True, services=services)
     assert (small.error, small.map) == (None, None)
     assert small.no_map.startswith("map: expected a picture of at least 384 pixels a side")
-    uniform = Services(
-        services.settings.with_options(mode="uniform"), "cpu", services.clients, services.tools
-    )
+    uniform = Services(choose_settings(mode="uniform"), "cpu", services.clients, services.tools)
     row = assess(photo, pipeline="letters", map=True, services=uniform)
     assert row.no_map.startswith("map: expected mode logits")
     nowhere = tmp_path / "none" / "x.png"

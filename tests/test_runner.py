@@ -16,7 +16,7 @@ from acting import Acting, Unloadable, items
 from conftest import ROOT
 from scripted import loaded_batch
 
-from agentic_iqa_local.api import Conversation
+from agentic_iqa_local.api import Conversation, choose_settings
 from agentic_iqa_local.batch.inputs import Item
 from agentic_iqa_local.batch.runner import BatchError, Runner
 from agentic_iqa_local.batch.work import AssessWork
@@ -115,7 +115,7 @@ def test_processes_that_die_while_they_load_end_the_batch(tmp_path, monkeypatch)
 
 @pytest.mark.parametrize("apart", [True, False], ids=["process", "thread"])
 def test_a_model_that_cannot_be_loaded_is_said_in_its_own_words(apart, tmp_path):
-    settings = load_settings().with_options(model=str(tmp_path))
+    settings = choose_settings(model=str(tmp_path))
     runner = Runner(Unloadable(settings, "letters"), services=None if apart else Services(settings))
     gc.disable()  # that no garbage is collected may not keep it waiting
     try:

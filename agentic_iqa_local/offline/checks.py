@@ -218,7 +218,7 @@ def memory(setup: Setup) -> Finding:
 def _model_memory(setup: Setup, backend: str) -> tuple[int, str]:
     """Bytes of a model's weights and of the cache of its largest prompt, and the same in words."""
     settings, renderer = setup.settings.model(backend), setup.renderer(backend)
-    width = WIDTH[choose_dtype(settings.dtype, setup.device, renderer.holds_in_bfloat16)]
+    width = WIDTH[choose_dtype(settings.dtype, setup.device)]
     pixels = renderer.limits.max_pixels or 2048 * 2048
     tokens = 2 * (pixels // max(renderer.limits.factor, 14) ** 2) + TEXT_TOKENS
     weights = weight_bytes(renderer.folder, settings.quantization, width)

@@ -129,7 +129,6 @@ class Renderer:
                 f"; {command('bundle')} --config {NEXT_SET_UP} fetches the next larger one"
             )
         self.trust = float(getattr(self.config, "agentic_iqa_trust", 1.0))
-        self.holds_in_bfloat16 = getattr(self.config, "agentic_iqa_bfloat16", False) is True
 
     def _set_limits(self) -> PixelLimits:
         """The processor's pixel range, narrowed by the configuration. Processors that force a size

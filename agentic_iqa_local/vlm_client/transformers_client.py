@@ -77,7 +77,7 @@ class TransformersClient(VLMClient):
         self.tokenizer = self.renderer.tokenizer
         if settings.exact:
             make_deterministic()
-        dtype = choose_dtype(settings.dtype, device, self.renderer.holds_in_bfloat16)
+        dtype = choose_dtype(settings.dtype, device)
         self.dtype = getattr(torch, dtype)
         self.model = self._load(device)
         self.device = self.model.device

@@ -89,7 +89,7 @@ class VllmClient(VLMClient):
             options["device_ids"] = [torch.device(self.device).index or 0]
             options["gpu_memory_utilization"] = gpu_share(self.device, settings.left_for_tools_gib)
         else:
-            dtype = choose_dtype(settings.dtype, self.device, self.renderer.holds_in_bfloat16)
+            dtype = choose_dtype(settings.dtype, self.device)
             options = {"dtype": dtype, "max_num_batched_tokens": context}
             options |= {"enforce_eager": True, "block_size": CPU_BLOCK}
         if self.renderer.size:

@@ -11,13 +11,13 @@ from bench.setup import environment, pictures, progress
 
 def maps(args: argparse.Namespace) -> dict:
     """Seconds of the pipeline letters with and without a map, picture by picture in turns, and their ratio."""
-    from agentic_iqa_local.config import load_settings
+    from agentic_iqa_local.api import choose_settings
     from agentic_iqa_local.devices import choose_device
     from agentic_iqa_local.judgement.assessment import assess
     from agentic_iqa_local.judgement.quality_map import MapRequest
     from agentic_iqa_local.services import Services
 
-    settings = load_settings().with_options(model=str(args.model.resolve()))
+    settings = choose_settings(model=str(args.model.resolve()))
     services = Services(settings, choose_device(args.gpu, args.gpu is None))
     rows = []
     with tempfile.TemporaryDirectory() as scratch:

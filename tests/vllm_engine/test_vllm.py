@@ -16,7 +16,8 @@ from conftest import EMBEDDED
 from families import REVERSED, SCORING, apart, build, load
 from PIL import Image, ImageOps
 
-from agentic_iqa_local.config import ModelSettings, load_settings
+from agentic_iqa_local.api import choose_settings
+from agentic_iqa_local.config import ModelSettings
 from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.nodes.prompts import (
     ANSWER_PREFIX,
@@ -197,7 +198,7 @@ def test_roles_continue_from_the_prefix_cache(ours, photo):
 def test_whole_assessments_at_once_agree(
     engine, ours, services, photo, photo_path, noisy_path, tmp_path
 ):
-    settings = load_settings().with_options(engine=engine)
+    settings = choose_settings(engine=engine)
     shared = Services(settings, "cpu", {f"{engine}.embedded": ours}, services.tools)
     photo.crop((32, 0, 288, 224)).save(tmp_path / "part.png")
     asked = [(noisy_path, photo_path), (tmp_path / "part.png", None)]
