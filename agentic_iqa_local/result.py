@@ -201,18 +201,17 @@ class Assessment(Result):
 
     @model_validator(mode="before")
     @classmethod
-    def _reads_a_line(cls, row: Any) -> Any:
-        """A line has the runs of tools once, as `tools`. Up to schema 5 it had the fields of the
-        reading beside the others, and its settings as `fusion`."""
-        if not isinstance(row, dict):
+    def _nests_the_reading(cls, row: Any) -> Any:
+        """Up to schema 5 a row had the fields of the reading beside the others, and its settings as
+        `fusion`."""
+        if not isinstance(row, dict) or row.get("schema_version", SCHEMA_VERSION) not in range(6):
             return row
-        if isinstance(row.get("evidence"), dict):
-            row = row | {"evidence": {"tool_logs": row.get("tools", []), **row["evidence"]}}
-        if row.get("schema_version") in range(SCHEMA_VERSION):
-            reading = row if row.get("p_c") else None
-            row = row | {"fusion": reading, "fusion_settings": row.get("fusion")}
-            row["schema_version"] = SCHEMA_VERSION
-        return row
+        reading = {name: row[name] for name in FusionResult.model_fields if name in row}
+        return row | {
+            "schema_version": SCHEMA_VERSION,
+            "fusion": reading if row.get("p_c") else None,
+            "fusion_settings": row.get("fusion"),
+        }
 
     @computed_field
     @property

@@ -311,6 +311,20 @@ class ExecutorOutput(BaseModel):
     uncertainty: str | None = None
     error: str | None = None  # why the executor failed, when it did
 
+    @model_validator(mode="before")
+    @classmethod
+    def _logs_of_scores(cls, given: Any) -> Any:
+        """Scores that come without their logs, as the specification has them and rows on disk,
+        count as runs."""
+        if not isinstance(given, dict) or given.get("tool_logs"):
+            return given
+        logs = []
+        for name, scores in (given.get("quality_scores") or {}).items():
+            for distortion, (tool, score) in scores.items():
+                log = {"object_name": name, "distortion": distortion, "tool_name": tool}
+                logs.append(log | {"normalized_score": score})
+        return given | {"tool_logs": logs}
+
     @computed_field
     @property
     def quality_scores(self) -> dict[str, dict[str, tuple[str, float]]] | None:

@@ -25,6 +25,7 @@ EVIDENCE = {
     "distortion_set": {"Global": ["Blurs"]},
     "distortion_analysis": {"Global": [{"type": "Blurs", "severity": "moderate", "explanation": "Edges appear soft."}]},
     "selected_tools": {"Global": {"Blurs": "TOPIQ_FR"}},
+    "quality_scores": {"Global": {"Blurs": ("TOPIQ_FR", 2.6)}},
     "tool_logs": [LOG | {"raw_score": 0.4, "normalized_score": 2.6, "timestamp": "2025-01-01T00:00:00Z"}],
 }  # fmt: skip
 SOFT = {"final_answer": "B", "quality_reasoning": "Soft edges."}
@@ -91,9 +92,11 @@ def test_executor_output_round_trips_and_every_part_is_optional():
     assert set(ExecutorOutput().model_dump(exclude={"tool_logs"}).values()) == {None}
 
 
-def test_scores_are_those_of_the_runs():
+def test_scores_are_those_of_the_runs_also_in_rows_without_them():
     evidence = ExecutorOutput.model_validate(EVIDENCE)
-    assert evidence.quality_scores == {"Global": {"Blurs": ("TOPIQ_FR", 2.6)}}
+    assert evidence.quality_scores == EVIDENCE["quality_scores"]
+    stored = evidence.model_dump(mode="json", exclude={"tool_logs"})
+    assert ExecutorOutput.model_validate(stored).quality_scores == EVIDENCE["quality_scores"]
 
 
 def analysed(severity: str, text: str) -> dict:
@@ -106,6 +109,7 @@ def analysed(severity: str, text: str) -> dict:
     [
         analysed("moderate", "  "),
         analysed("mild", "Soft."),
+        {"quality_scores": {"Global": {"Blurs": ("NIQE", 5.1)}}},
         {"tool_logs": [LOG | {"normalized_score": float("nan")}]},
     ],
 )

@@ -29,8 +29,14 @@ def rest_of_answer(schema: type[BaseModel], begun: str) -> str:
     """A Lark grammar (llguidance's dialect) of what may follow `begun`, which ends within the first
     field's value.
 
-    That field must be a choice among given values. Raises VLMError where the schema allows no
-    answer that begins so.
+    That field must be a choice among given values. Of an answer that has begun as
+    `{"final_answer": "B` the first rest is `"`, and each further field is a rule of its own:
+
+        start: first ", \\"quality_reasoning\\": " field_0 "}"
+        first: "\\""
+        field_0: %json {"type": "string"}
+
+    Raises VLMError where the schema allows no answer that begins so.
     """
     whole = json_schema(schema)
     (first, values), *others = whole["properties"].items()
