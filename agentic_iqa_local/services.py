@@ -5,8 +5,7 @@ import functools
 import os
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from contextlib import contextmanager
 
 from agentic_iqa_local.config import ConfigError, RoleSettings, Settings, load_settings
 from agentic_iqa_local.devices import choose_device
@@ -16,7 +15,6 @@ from agentic_iqa_local.iqa_tools.specs import find_tool
 from agentic_iqa_local.iqa_tools.weights import BundleError, ListedFiles, environment
 from agentic_iqa_local.vlm_client import VLMClient, VLMError, create_vlm_client
 
-CHANGES_TRANSFORMERS = ("QAlign",)  # tools that do so while they run: no model may run meanwhile
 MODEL = "the model"
 
 
@@ -86,16 +84,6 @@ class Services:
                 self.clients.popitem()[1].close()
         self._tools = None
         clear_device_cache(garbage_collection=True)
-
-    @contextmanager
-    def models_waiting(self) -> Iterator[None]:
-        """Meanwhile no loaded model computes that shares its classes with the tools: those of
-        transformers, which several pictures at once would run."""
-        locks: set[Any] = {getattr(client, "lock", None) for client in self.clients.values()}
-        with ExitStack() as held:
-            for lock in sorted(locks - {None}, key=id):
-                held.enter_context(lock)
-            yield
 
 
 def tools_of(settings: Settings, device: str = "cpu", *others: str) -> ToolRunner:

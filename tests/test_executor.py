@@ -1,7 +1,6 @@
 """The Executor's four subtasks (facts of the paper), with a scripted model and scripted tools."""
 
 import re
-import threading
 
 import pytest
 from scripted import (
@@ -18,7 +17,7 @@ from agentic_iqa_local.nodes.executor import executor_node
 from agentic_iqa_local.nodes.planner import derive_flags
 from agentic_iqa_local.nodes.workbench import Workbench
 from agentic_iqa_local.state import ExecutorOutput, PlanControlFlags, PlannerOutput
-from agentic_iqa_local.vlm_client import ModelLost, VLMError
+from agentic_iqa_local.vlm_client import ONE_PASS, ModelLost, VLMError
 
 QUERY = "Rate the perceptual quality of this image."
 
@@ -128,12 +127,12 @@ def test_no_model_computes_while_qalign_runs(picture):
 
     class Tools(ScriptedTools):
         def score(self, name, *pictures):
-            held.append((name, client.lock.locked()))
+            held.append((name, ONE_PASS.locked()))
             return super().score(name, *pictures)
 
-    client = scripted()
-    client.lock = threading.Lock()
-    bench = Workbench(scripted_services(client, Tools({"QAlign": 3.0, "NIQE": 3.0})), str(picture))
+    bench = Workbench(
+        scripted_services(scripted(), Tools({"QAlign": 3.0, "NIQE": 3.0})), str(picture)
+    )
     bench.tools.score("QAlign"), bench.tools.score("NIQE")
     assert held == [("QAlign", True), ("NIQE", False)]
-    assert not client.lock.locked()
+    assert not ONE_PASS.locked()

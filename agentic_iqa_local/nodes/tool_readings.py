@@ -10,8 +10,9 @@ from agentic_iqa_local.iqa_tools import ToolError, ToolReading
 from agentic_iqa_local.iqa_tools.detector import load_detector
 from agentic_iqa_local.iqa_tools.reliability import Reachable
 from agentic_iqa_local.nodes.pictures import Pictures
-from agentic_iqa_local.services import CHANGES_TRANSFORMERS, Observer, Services
+from agentic_iqa_local.services import Observer, Services
 from agentic_iqa_local.state import Box
+from agentic_iqa_local.vlm_client import ONE_PASS
 
 if TYPE_CHECKING:
     from agentic_iqa_local.iqa_tools.local_nr import Examination
@@ -44,9 +45,8 @@ class ToolReadings:
     def score(self, tool: str, box: Box | None = None) -> ToolReading:
         """A tool's score of the picture or a region, computed once. Raises ToolError."""
         if (tool, box) not in self._readings:
-            changes = tool in CHANGES_TRANSFORMERS
-            waiting = self.services.models_waiting() if changes else nullcontext()
-            with waiting, self.observer.measuring(tool, self.services) as tools:
+            alone = ONE_PASS if tool == "QAlign" else nullcontext()
+            with alone, self.observer.measuring(tool, self.services) as tools:
                 self._readings[tool, box] = tools.score(tool, *self.pictures.parts(box))
         reading = self._readings[tool, box]
         if reading.crops:

@@ -9,6 +9,7 @@ imports torch.
 import importlib
 import math
 import operator
+import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -32,6 +33,11 @@ ENGINES = {
     "vllm": "agentic_iqa_local.vlm_client.vllm_client:VllmClient",
     "server": "agentic_iqa_local.vlm_client.server_client:ServerClient",
 }
+
+
+# One pass of transformers at a time in this process: Qwen's models keep positions of the image that
+# ran last, and Q-Align puts classes of its own in place of transformers' while it runs.
+ONE_PASS = threading.Lock()
 
 
 class VLMError(UserError, RuntimeError):

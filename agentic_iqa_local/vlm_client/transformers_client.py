@@ -11,7 +11,6 @@ of many pictures side by side, without a cache.
 
 import functools
 import json
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -33,6 +32,7 @@ from agentic_iqa_local.devices import (
     memory_ran_out,
 )
 from agentic_iqa_local.vlm_client import (
+    ONE_PASS,
     OVERFLOW,
     LetterRead,
     ManyReads,
@@ -81,8 +81,7 @@ class TransformersClient(VLMClient):
         self.dtype = getattr(torch, dtype)
         self.model = self._load(device)
         self.device = self.model.device
-        # Qwen's models keep positions of the image that ran last: one pass at a time
-        self.lock, self.at_once = threading.Lock(), 1
+        self.at_once = 1
         self.vocabulary = self.model.get_output_embeddings().weight.shape[0]
         self.grammar_tokenizer = llguidance.hf.from_tokenizer(
             self.tokenizer, n_vocab=self.vocabulary
@@ -198,7 +197,7 @@ class TransformersClient(VLMClient):
     ) -> Pass:
         """One forward pass after `cache`; with `keep` the pass has its own. Raises VLMError,
         OutOfMemory or ModelLost."""
-        with self._errors(f"{inputs['input_ids'].numel()} tokens"), self.lock:
+        with self._errors(f"{inputs['input_ids'].numel()} tokens"), ONE_PASS:
             for name, value in inputs.items():
                 dtype = self.dtype if value.is_floating_point() else None
                 inputs[name] = value.to(self.device, dtype)
