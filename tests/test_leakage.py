@@ -23,7 +23,7 @@ from agentic_iqa_local.studies.leakage import (
 @pytest.fixture(scope="module")
 def maps():
     file = ROOT / "configs" / "tool_maps.yaml"
-    return {name: logistic.fitted_on for name, logistic in read_map_file(file)[0].items()}
+    return {name: logistic.fitted_on for name, logistic in read_map_file(file).items()}
 
 
 def test_every_tool_has_an_entry_and_its_sets_are_known():

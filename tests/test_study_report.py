@@ -25,7 +25,7 @@ READS = {"all_evidence": 0.5, "image_alone": 1.1}  # and how far letters are off
 
 
 def make_run(key: str = "tid2013", **model) -> dict:
-    maps = read_map_file(ROOT / "configs" / "tool_maps.yaml")[0]
+    maps = read_map_file(ROOT / "configs" / "tool_maps.yaml")
     told = {"name": "embedded", "device": "cpu", "dtype": "float32", "notice": "small"}
     return {
         "command": ["scripts/study.py", "run"],

@@ -105,16 +105,15 @@ class ListedFiles:
 
     def missing(self, spec: ToolSpec) -> str | None:
         """Why `spec` lacks its weights, by names alone; None if it has them."""
-        unnamed = [self._place(weight) for weight in spec.weights if not self._below(weight)]
-        if unnamed:
-            names = ", ".join(place.name for place in unnamed)
-            folders = " and ".join(dict.fromkeys(str(place.parent) for place in unnamed))
-            remedy = f"{command('bundle')} --tools {spec.name} makes a bundle of them"
-            return f"missing weights {names} (expected in {folders}; {remedy})"
-        for path in self._needed(spec):
-            if not (self.root / path).is_file():
-                return f"missing weights {self.root / path} ({UNPACK})"
-        return None
+        lacking: list[str] = []
+        for weight in spec.weights:
+            listed = [self.root / path for path in self._below(weight)]
+            expected = listed or [self._place(weight)]
+            lacking += [str(place) for place in expected if not listed or not place.is_file()]
+        if not lacking:
+            return None
+        remedy = f"{command('bundle')} --tools {spec.name} makes a bundle of them"
+        return f"missing weights {' and '.join(lacking)} ({remedy})"
 
     def check(self, spec: ToolSpec) -> None:
         """Raises ToolError that names a file which `spec` loads and whose SHA-256 is not that of

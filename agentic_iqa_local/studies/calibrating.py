@@ -122,7 +122,7 @@ def _configured_tools(row: StoredRow, run: Run) -> dict[str, Any]:
             return {}
         scores.append((name, score))
     values = [score for _, score in scores]
-    reachable = {name: one.reachable for name, one in read_map_file(SHIPPED_MAPS)[0].items()}
+    reachable = {name: one.reachable for name, one in read_map_file(SHIPPED_MAPS).items()}
     sigma = load_reliability().sigma_of_mean(scores, reachable)
     return {
         "q_bar": np.mean(values),
