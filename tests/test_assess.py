@@ -219,5 +219,5 @@ def test_a_tool_without_its_weights_is_a_mistake_at_every_door(door, tmp_path, m
     monkeypatch.setattr("agentic_iqa_local.services.Services.client", None)  # nothing is loaded
     assert main([*door, "--config", "mine.yaml"]) == 2
     (sentence,) = capfd.readouterr().err.splitlines()
-    assert "MUSIQ cannot run here: missing weights musiq_koniq_ckpt-e95806b9.pth" in sentence
-    assert "tools/hub/pyiqa" in sentence
+    assert "MUSIQ cannot run here: missing weights /" in sentence
+    assert "tools/hub/pyiqa/musiq_koniq_ckpt-e95806b9.pth" in sentence

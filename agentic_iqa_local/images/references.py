@@ -8,8 +8,9 @@ never a refusal.
 """
 
 import numpy as np
+from numpy import fft
 from PIL import Image
-from scipy import fft, ndimage
+from scipy import ndimage
 
 _SIDE = 768  # pixels a side of the middle part that is looked at
 _LEAST_SIDE = 128  # pixels a side below which the statistics are of too few pixels
@@ -59,6 +60,10 @@ def doubts(image: Image.Image, reference: Image.Image) -> list[str]:
     )
     if min(picture.std(), original.std()) < _FLAT:
         return []
+    return _doubts(picture, original)
+
+
+def _doubts(picture: np.ndarray, original: np.ndarray) -> list[str]:
     surface = _correlation(picture, original)
     if surface.max() <= _PEAK * surface.std():
         return [_ANOTHER]

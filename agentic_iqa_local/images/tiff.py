@@ -41,10 +41,15 @@ def check_tiff(path: str, data: bytes) -> None:
     if sum(not _first(picture, _SUBFILE, 0) & _VERSIONS for picture in pictures) > 1:
         expected = "expected a single picture, but this TIFF holds several frames or pages"
         raise ImageError(f"{path}: {expected}", "extract one frame first.")
-    kind = _KINDS.get(_first(pictures[0], _SAMPLE_FORMAT, 1), "other")
-    bits = _first(pictures[0], _BITS, 1)
+    _check_samples(path, pictures[0])
+
+
+def _check_samples(path: str, picture: Directory) -> None:
+    """Raises ImageError if a picture's samples have no fixed black and white."""
+    kind = _KINDS.get(_first(picture, _SAMPLE_FORMAT, 1), "other")
+    bits = _first(picture, _BITS, 1)
     if kind in ("signed", "floating-point") or bits > _DEEPEST:
-        got = f"{_first(pictures[0], _SAMPLES, 1)} × {bits}-bit {kind} numbers a pixel"
+        got = f"{_first(picture, _SAMPLES, 1)} × {bits}-bit {kind} numbers a pixel"
         expected = f"expected grey, RGB or CMYK samples of 8 or 16 bits, but this TIFF has {got}"
         advice = "export it as it is meant to look, as RGB with 8 or 16 bits a sample."
         raise ImageError(f"{path}: {expected}", advice)
