@@ -45,7 +45,7 @@ def test_letters_behind_another_role_equal_a_plain_pass(client, photo, count):
     assert (reused == 0) if client.name in UNCUTTABLE else (reused >= seen)
     red = [Image.new("RGB", (192, 160), (200, 30, 30))] * count
     assert apart(found, read(client, red)) > 1e-3
-    text = session.generate(SCORING, answer_reply(LETTERS), answer_prefix=ANSWER_PREFIX + "B")
+    text = session.generate(SCORING, answer_reply(["B"]))
     assert answer_reply(LETTERS).model_validate_json(text).final_answer == "B"
 
 

@@ -177,16 +177,6 @@ def test_an_executor_that_fails_on_replan_reaches_the_summarizer(picture, failur
     assert final["summarizer_result"].need_replan
 
 
-@FAILURES
-def test_a_summarizer_that_fails_on_replan_leaves_the_answer(picture, failure):
-    client = never_satisfied(SummaryReply=[SUMMARY, failure])
-    with closing(Workbench(services_of(client), picture)) as bench:
-        final = run_graph(initial_state(QUERY, picture, max_replan_iterations=3), bench)
-    result = final["summarizer_result"]
-    assert (result.error, result.final_answer, result.need_replan) == (None, "B", False)
-    assert any("another pass was asked for and failed" in line for line in bench.warnings)
-
-
 def test_without_summarizer_the_graph_ends_after_the_executor(picture):
     client = never_satisfied()
     with closing(Workbench(services_of(client), picture)) as bench:

@@ -28,7 +28,6 @@ from agentic_iqa_local.nodes.query import (
     choices_in,
     distortions_in,
     named_metrics,
-    quoted_scores,
     region_in,
 )
 from agentic_iqa_local.output.report import account, headline
@@ -115,21 +114,6 @@ def test_a_question_about_damage_is_one_about_quality(query, about):
 @pytest.fixture(scope="module")
 def noisy_row(noisy_path, services):
     return assess(noisy_path, query="Is it noisy?", services=services)
-
-
-@pytest.mark.parametrize(("query", "quoted"), QUERIES["quoted"].items())
-def test_a_number_that_the_query_gives_for_a_tool_is_found(query, quoted):
-    assert list(map(list, quoted_scores(query, has_reference=False))) == quoted
-
-
-@pytest.mark.parametrize("pipeline", ["agent", "letters"])
-def test_a_number_that_the_query_gives_is_told_and_moves_nothing(picture, services, pipeline):
-    settings = scripted_services(ScriptedClient(scripted_answers()), services.tools)
-    how = {"pipeline": pipeline, "services": settings}
-    row = assess(picture, query="Is NIQE 5.1 good?", **how)
-    given = "NIQE 5.1 (lower is better, from 0 to 50): a number that was not measured here"
-    assert row.quality_reasoning.startswith(f"The question gives {given}")
-    assert row.q == assess(picture, query="Is NIQE good?", **how).q
 
 
 @pytest.mark.parametrize("pipeline", ["agent", "letters"])

@@ -111,7 +111,7 @@ def read(at):
 
 
 def write(at):
-    return session(at).generate(SCORING, answer_reply(LETTERS), answer_prefix=ANSWER_PREFIX + "B")
+    return session(at).generate(SCORING, answer_reply(["B"]))
 
 
 def refused(said, ask, *args, kind=VLMError, **options) -> VLMError:
@@ -140,14 +140,15 @@ def test_what_is_asked_and_answered(server, prompt, monkeypatch):
     assert sent.tobytes() == PICTURE.tobytes()
 
 
-def test_a_begun_answer_is_continued(server, prompt):
-    client, rest = connect(server), '", "quality_reasoning": "Soft."}'
-    begun = client.renderer.encode(ANSWER_PREFIX)
-    letter = client.renderer.encode(ANSWER_PREFIX + "B")[len(begun) :]
-    message = {"role": "assistant", "content": rest}
-    server.answers[CHAT] = completion(prompt[0] + letter, message=message)
-    assert write(client) == ANSWER_PREFIX + "B" + rest
-    assert "grammar" in json.loads(server.asked[-1].content)["structured_outputs"]
+def test_an_answer_is_held_to_its_schema(server, prompt):
+    client = connect(server)
+    asked = prompt[0][: -len(client.renderer.encode(ANSWER_PREFIX))]
+    text = '{"final_answer": "B", "quality_reasoning": "Soft."}'
+    message = {"role": "assistant", "content": text}
+    server.answers[CHAT] = completion(asked, message=message)
+    assert write(client) == text
+    schema = json.loads(server.asked[-1].content)["structured_outputs"]["json"]
+    assert schema["properties"]["final_answer"]["const"] == "B"
 
 
 def test_what_is_not_about_what_was_asked_is_refused(server, prompt):

@@ -23,7 +23,7 @@ from agentic_iqa_local.nodes.letter_reading import ROLE, answer_letter, read_and
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY, choice_letters, summarizer_prompt
 from agentic_iqa_local.nodes.query import named_metrics
 from agentic_iqa_local.nodes.summarizer import without_words
-from agentic_iqa_local.nodes.tool_runs import measure, told_of_quoted
+from agentic_iqa_local.nodes.tool_runs import measure
 from agentic_iqa_local.nodes.workbench import Workbench
 from agentic_iqa_local.result import Assessment, Seen, SeenView, file_sha256, new_row
 from agentic_iqa_local.services import Observer, Services, load_services
@@ -190,9 +190,6 @@ def _answer(
     if not row.error:
         if map:
             _set(row, mapped(bench, map))
-        quoted = told_of_quoted(row.query, bench)
-        if quoted:
-            row.quality_reasoning = " ".join([*quoted, row.quality_reasoning or ""]).strip()
         if row.fusion:
             _set(row, sureness.fields(row.fusion, row.plan))
     _record(row, bench)

@@ -95,13 +95,12 @@ def correct_plan(
         "query_scope": scope,
         "reference_mode": "Full-Reference" if has_reference else "No-Reference",
     }
-    tools = named_metrics(query, has_reference)
-    if not (tools or _is_about_quality(plans, query, choices)):
+    if not is_about_quality(plans, query, has_reference, choices):
         nothing = {"distortion_source": "Inferred", "distortions": None, "required_tool": None}
         return revised(made, query_type="Other", plan=PlanControlFlags(), **facts, **nothing)
-    kinds = distortions_in(query, regions)
+    kinds = distortions_in(query)
     source = "Explicit" if kinds else "Inferred"
-    tool = next(iter(tools), None)
+    tool = next(iter(named_metrics(query, has_reference)), None)
     if before:
         kinds = list(dict.fromkeys([*kinds, *itertools.chain(*(made.distortions or {}).values())]))
     return revised(
@@ -115,9 +114,13 @@ def correct_plan(
     )
 
 
-def _is_about_quality(plans: Sequence[PlannerOutput], query: str, choices: Sequence[str]) -> bool:
+def is_about_quality(
+    plans: Sequence[PlannerOutput], query: str, has_reference: bool, choices: Sequence[str]
+) -> bool:
+    """Whether a model planned so, or the query or the choices name a tool or a distortion."""
     planned = any(plan.query_type == "IQA" for plan in plans)
-    return planned or asks_about_damage(query) or families_named(choices) is not None
+    named = named_metrics(query, has_reference) or asks_about_damage(query)
+    return bool(planned or named or families_named(choices))
 
 
 def _regions(
@@ -181,10 +184,9 @@ def _planned(state: AgenticIQAState, bench: Workbench) -> dict[str, Any]:
     made = PlannerOutput.model_validate(reply.model_dump(by_alias=True))
 
     boxes = boxes_of(state.get("box"))
+    if not gaps:  # a replan has the boxes of the first pass
+        boxes = _located(made, boxes, state, bench)
     plan = correct_plan(made, query, has_reference, before, choices, boxes)
-    if plan.query_type == "IQA" and not gaps:  # a replan has the boxes of the first pass
-        boxes = _located(plan, boxes, query, bench)
-        plan = correct_plan(made, query, has_reference, before, choices, boxes)
     lines = corrections(made, plan)
     if lines:
         logger.info("Plan corrected by rule: %s", one_line("; ".join(lines)))
@@ -199,10 +201,17 @@ def _planned(state: AgenticIQAState, bench: Workbench) -> dict[str, Any]:
 
 
 def _located(
-    plan: PlannerOutput, boxes: Mapping[str, Box], query: str, bench: Workbench
+    made: PlannerOutput, boxes: Mapping[str, Box], state: AgenticIQAState, bench: Workbench
 ) -> dict[str, Box]:
-    """The boxes of a plan's regions: the user's, and for the rest those that the model writes."""
-    regions = with_boxes(plan.objects, boxes)
-    own = {name: box for name, box in regions.items() if box}
-    without = [name for name in regions if name not in ("Global", *own)]
-    return own | found_boxes(query, without, bench)
+    """The boxes of a plan's regions: the user's, and for the rest those that the model writes of a
+    question about quality."""
+    query = state["query"]
+    located, missing = dict[str, Box](), []
+    for name, box in _regions([made], query, boxes).items():
+        if box:
+            located[name] = box
+        else:
+            missing.append(name)
+    if is_about_quality([made], query, bench.pictures.has_reference, state.get("choices") or []):
+        located |= found_boxes(query, missing, bench)
+    return located

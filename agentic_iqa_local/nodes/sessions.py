@@ -26,22 +26,38 @@ from agentic_iqa_local.vlm_client.chat import ChatPrompt
 
 logger = logging.getLogger(__name__)
 
+MOST_LOGGED = 2000  # characters of an output in the log
+
+
+def shortened(text: str | None, most: int) -> str | None:
+    if text is None or len(text) <= most:
+        return text
+    return f"{text[:most]}… (truncated)"
+
 
 @dataclass
 class RoleSession:
-    """A model's session on a part of the pictures as one role uses it."""
+    """A model's session on a part of the pictures as one role uses it. `written` is what the last
+    call wrote."""
 
     models: "Models"
     role: str
     session: VLMSession
+    written: str | None = None
 
     def generate(self, prompt: ChatPrompt, schema: type[BaseModel], **options: Any) -> str:
+        self.written = None
         with self.models.calling(self.role):
-            return self.session.generate(prompt, schema, **options)
+            text = self.session.generate(prompt, schema, **options)
+        # half a surrogate pair cannot be stored
+        self.written = text.encode(errors="backslashreplace").decode()
+        logger.debug("VLM response: %s", shortened(self.written, MOST_LOGGED))
+        return self.written
 
     def read_letters(
         self, prompt: ChatPrompt, answer_prefix: str, letters: Sequence[str]
     ) -> LetterRead:
+        self.written = None
         with self.models.calling(self.role):
             read = self.session.read_letters(prompt, answer_prefix, letters)
         _log_letters(self.role, answer_prefix, read)
@@ -49,10 +65,9 @@ class RoleSession:
 
 
 def _log_letters(role: str, answer_prefix: str, read: LetterRead) -> None:
-    if logger.isEnabledFor(logging.DEBUG):
-        logprobs = ", ".join(f"{letter} {value:.4f}" for letter, value in read.logprobs.items())
-        told = "Letters read for the %s after %s: %s; off-letter mass %.3g"
-        logger.debug(told, role, answer_prefix, logprobs, read.off_letter_mass)
+    logprobs = ", ".join(f"{letter} {value:.4f}" for letter, value in read.logprobs.items())
+    told = "Letters read for the %s after %s: %s; off-letter mass %.3g"
+    logger.debug(told, role, answer_prefix, logprobs, read.off_letter_mass)
 
 
 @dataclass

@@ -51,7 +51,7 @@ def found_of_question(row: Assessment) -> list[str]:
 
 
 def _found_of(query: str, plan: PlannerOutput, evidence: ExecutorOutput) -> list[str]:
-    kinds = distortions_in(query, plan.objects)
+    kinds = distortions_in(query)
     sought = " or ".join(plain_words(kind) for kind in kinds) or "damage"
     if not_looked_for(evidence):
         return [f"{sought} was not looked for"]

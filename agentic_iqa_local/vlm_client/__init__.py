@@ -144,13 +144,12 @@ class VLMSession:
         prompt: "ChatPrompt",
         schema: type[BaseModel],
         *,
-        answer_prefix: str = "",
         temperature: float = 0.0,
         max_tokens: int = 512,
     ) -> str:
-        """The answer, by default greedy, as JSON text with `answer_prefix` at its beginning; it is
-        cut at `max_tokens`. Raises VLMError."""
-        rendered = self.client.renderer.render(prompt, len(self.images), answer_prefix)
+        """The answer, by default greedy, as JSON text; it is cut at `max_tokens`. Raises
+        VLMError."""
+        rendered = self.client.renderer.render(prompt, len(self.images))
         return self._write(rendered, schema, temperature, max_tokens)
 
     def read_letters(
@@ -171,7 +170,7 @@ class VLMSession:
     def _write(
         self, rendered: "Rendered", schema: type[BaseModel], temperature: float, max_tokens: int
     ) -> str:
-        """What `generate` returns: the answer that begins as `rendered` does. Raises VLMError."""
+        """What `generate` returns. Raises VLMError."""
         raise NotImplementedError
 
     def _logprobs(self, rendered: "Rendered", tokens: list[int]) -> Mapping[int, float]:

@@ -27,7 +27,7 @@ from agentic_iqa_local.config import ModelSettings
 from agentic_iqa_local.files import first_mistake
 from agentic_iqa_local.vlm_client import ModelLost, VLMClient, VLMError, VLMSession
 from agentic_iqa_local.vlm_client.chat import chat_messages
-from agentic_iqa_local.vlm_client.constraints import constraint
+from agentic_iqa_local.vlm_client.constraints import json_schema
 from agentic_iqa_local.vlm_client.rendering import Rendered, Renderer, first_line
 
 # A model folder's own generation settings, a repetition penalty among them, must not change an
@@ -179,17 +179,17 @@ class ServerSession(VLMSession):
     ) -> str:
         completion = self._complete(
             rendered,
-            max_tokens=max_tokens - len(rendered.answer_ids),
+            max_tokens=max_tokens,
             temperature=temperature,
             seed=self.usage.calls,
-            structured_outputs=constraint(schema, rendered.answer_prefix),
+            structured_outputs={"json": json_schema(schema)},
         )
         text = completion.choices[0].message.content
         if text is None:
             mistake = f"{self.client.label}: expected an answer, got none"
             raise VLMError(mistake, "start it without a reasoning parser")
         self.usage.decoded += completion.usage.completion_tokens
-        return rendered.answer_prefix + text
+        return text
 
     def _logprobs(self, rendered: Rendered, tokens: list[int]) -> Mapping[int, float]:
         completion = self._complete(

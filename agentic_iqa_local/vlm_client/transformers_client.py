@@ -258,10 +258,7 @@ class TransformersSession(VLMSession):
         client = self.client
         grammar = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(json_schema(schema)))
         matcher = llguidance.LLMatcher(client.grammar_tokenizer, grammar)
-        answer = [*rendered.answer_ids]
-        if not matcher.consume_tokens(answer):
-            begins = f"an answer that begins with {rendered.answer_prefix!r}"
-            raise VLMError(f"schema {schema.__name__} does not allow {begins}")
+        answer: list[int] = []
         new_call = True
         while not matcher.is_stopped() and len(answer) < max_tokens:
             if forced := matcher.compute_ff_tokens():
