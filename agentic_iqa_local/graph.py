@@ -111,7 +111,7 @@ def run_graph(
     # LangChain would follow environment variables to a tracing server
     with tracing_context(enabled=False):
         final: Any = (graph or build_graph()).invoke(state, config, context=bench)
-    return final | {"failed_tries": list(bench.models.failed_tries)}
+    return final
 
 
 def initial_state(

@@ -489,7 +489,6 @@ class AgenticIQAState(TypedDict):
     iteration_count: NotRequired[int]
     max_replan_iterations: NotRequired[int]
     replan_history: NotRequired[list[str]]
-    failed_tries: NotRequired[list[PlannerError]]
     prior_context: NotRequired[dict[str, Any]]
     error: NotRequired[Annotated[str | None, replace]]
 

@@ -58,15 +58,6 @@ def test_an_answer_that_did_not_begin_with_the_letter_is_refused():
         asked(COMPACT, answer_reply(["D"]))
 
 
-@pytest.mark.parametrize("length", [300, 1280])
-def test_a_text_that_reached_its_limit_ends_with_a_sentence(length):
-    # 300 characters hold four whole sentences of 64, the last blank stripped, and 44 characters of
-    # a fifth
-    words = "Edges are soft everywhere and fine detail in the grass is lost. "
-    reply = asked(json.dumps(SUMMARY | {"quality_reasoning": (words * 20)[:length]}))
-    assert reply.quality_reasoning == (words * 4).strip()
-
-
 # Failed tries
 
 

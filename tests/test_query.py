@@ -16,7 +16,7 @@ from scripted import (
     scripted_services,
 )
 
-from agentic_iqa_local import assess, compare
+from agentic_iqa_local import assess
 from agentic_iqa_local.iqa_tools import TOOLS
 from agentic_iqa_local.iqa_tools.local_nr import LocalNR
 from agentic_iqa_local.iqa_tools.specs import tool_key
@@ -171,15 +171,6 @@ def test_where_localnr_reads_no_number_no_damage_is_denied(photo_path, without_l
     assert row.evidence.distortion_analysis is None
     assert "Distortions were not looked for: LocalNR failed" in row.quality_reasoning
     assert not re.search(r"\bno (visible|noise|damage|distortion)|clean", account(row), re.I)
-
-
-def test_no_number_ends_neither_a_map_nor_a_comparison(photo_path, noisy_path, without_local_nr):
-    how = {"pipeline": "letters", "services": without_local_nr}
-    row = assess(noisy_path, map=True, **how)
-    assert (row.error, row.map) == (None, None)
-    assert row.no_map
-    compared = compare(photo_path, noisy_path, services=without_local_nr)
-    assert (compared.error, compared.better) == (None, compared.first)
 
 
 def test_answers_in_the_query_are_offered_to_the_model(picture):

@@ -72,12 +72,6 @@ def test_scores_rise_with_the_tools_mean_by_the_sensitivity(mean, weights, eta):
     assert fusion.sensitivity([mean], p) == pytest.approx(slope, abs=1e-5)
 
 
-def test_the_literal_sum_is_kept_for_studies():
-    assert ScoreFusion(normalize=False).fuse_scores([2.6], UNIFORM) == pytest.approx(
-        0.52038, abs=1e-5
-    )
-
-
 def test_one_tool_score_of_2_6_and_uniform_p_gives_close_to_2_6(fusion):
     # exp(−1.6²), exp(−.6²), exp(−.4²), exp(−1.4²), exp(−2.4²) = .077305, .697676, .852144, .140858, .003151;
     # sum 1.771134; times 1..5: 4.608276; quotient 2.60188

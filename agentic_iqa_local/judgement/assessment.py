@@ -309,7 +309,9 @@ def _view(box: Box, seen: SeenImage, model: str, bench: Workbench) -> SeenView:
         resizes = f"{model}'s processor resizes and tiles"
         bench.warn(f"{resizes}: which pixels it saw is not known exactly")
         return SeenView(box=box, pixels=None, tokens=seen.tokens)
-    if width * height > seen.width * seen.height:
+    if (width, height) != (seen.width, seen.height):
         resized = f"{width}×{height} pixels to {seen.width}×{seen.height}"
-        bench.warn(f"{model}'s processor resized {resized}: distortions may look milder")
+        bench.warn(
+            f"{model}'s processor resized {resized}: distortions may look other than they are"
+        )
     return SeenView(box=box, pixels=(seen.width, seen.height), tokens=seen.tokens)

@@ -25,7 +25,7 @@ Reply = TypeVar("Reply", bound=BaseModel)
 Result = TypeVar("Result")
 
 
-class InvalidAnswer(RuntimeError):
+class InvalidAnswer(VLMError):
     """No valid answer in three tries."""
 
 
@@ -33,7 +33,7 @@ def ask(session: RoleSession, prompt: Prompt, schema: type[Reply], role: RoleSet
     """The model's answer to a prompt, as a `schema`.
 
     A failed try is logged, kept in `failed_tries` and repeated with "Return ONLY valid JSON" added.
-    After three tries it raises InvalidAnswer, or what the model itself raised last (VLMError).
+    After three tries it raises InvalidAnswer, or what the model itself raised last (VLMErrors both).
     """
     strict = replace(prompt, case=f"{prompt.case}\nReturn ONLY valid JSON.")
     limits = {"temperature": role.temperature, "max_tokens": role.max_tokens}
@@ -50,7 +50,7 @@ def ask(session: RoleSession, prompt: Prompt, schema: type[Reply], role: RoleSet
     except ValueError as error:  # which pydantic's errors are
         full = session.written
         logger.error("No %s after %d attempts. Full VLM output: %r", wanted, TRIES, full)
-        reason = one_line(str(error).splitlines()[0])
+        reason = str(error).splitlines()[0]
         said = f"no valid JSON in {TRIES} attempts; the last error was: {reason}"
         raise InvalidAnswer(said) from error
 

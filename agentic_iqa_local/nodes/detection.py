@@ -56,7 +56,7 @@ def read_presence(task: Task) -> dict[str, dict[str, float]]:
 
 
 def list_presence(task: Task) -> dict[str, dict[str, float]]:
-    """The same of a model without logits, from the list that it writes. Raises InvalidAnswer,
+    """The same of a model without logits, from the list that it writes. Raises
     VLMError."""
     bench, objects = task.bench, task.plan.objects
     sure, section = bench.settings.fusion.classification_confidence, bench.services.section(ROLE)
@@ -70,7 +70,7 @@ def list_presence(task: Task) -> dict[str, dict[str, float]]:
 
 
 def detect(task: Task) -> dict[str, Detection]:
-    """Of each object of a task, how probable each family of distortions is. Raises InvalidAnswer,
+    """Of each object of a task, how probable each family of distortions is. Raises
     VLMError."""
     models = read_presence(task)
     if task.plan.plan.distortion_detection and not models:

@@ -127,7 +127,7 @@ def read_and_fuse(
     """p_c from the model's letters, after a prompt with the `evidence` and the `earlier` turns,
     fused with the `tools`' scores, 1..5. The picture is looked at more closely as long as the
     workbench `wants_more` of the answer to `plan`; where each of its `objects` has a box, at these.
-    Raises InvalidAnswer, VLMError."""
+    Raises VLMError."""
     if not tools:  # ScoreFusion logs it
         bench.warn("no tool gave a score: q is the model's own opinion alone", log=False)
 

@@ -15,7 +15,7 @@ from langgraph.runtime import Runtime
 
 from agentic_iqa_local.config import Box, box_text, boxes_of
 from agentic_iqa_local.errors import one_line
-from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
+from agentic_iqa_local.nodes.ask import ask
 from agentic_iqa_local.nodes.measured_answers import families_named
 from agentic_iqa_local.nodes.prompts import earlier_lines, planner_prompt
 from agentic_iqa_local.nodes.query import (
@@ -57,14 +57,13 @@ def derive_flags(
     )
 
 
-def flags_against(gaps: Sequence[Gap], flags: PlanControlFlags, scores: bool) -> PlanControlFlags:
-    """The flags, with the parts on that can close the gaps of the last pass. `scores`: whether
-    tools had measured, so that another one may decide."""
+def flags_against(gaps: Sequence[Gap], flags: PlanControlFlags) -> PlanControlFlags:
+    """The flags, with the parts on that can close the gaps of the last pass."""
     kinds = {gap.kind for gap in gaps}
     closing = {
         "distortion_detection": {"contradiction"},
         "distortion_analysis": {"analysis", "contradiction", "severity"},
-        "tool_execution": {"scores", "contradiction", "tools"} if scores else {"scores"},
+        "tool_execution": {"scores", "contradiction", "tools"},
     }
     return revised(flags, **{part: True for part, closed in closing.items() if kinds & closed})
 
@@ -158,14 +157,14 @@ def planner_node(
     try:
         with opened(state, config, runtime) as bench:
             return _planned(state, bench)
-    except (InvalidAnswer, VLMError, OSError, ValueError) as error:
+    except (VLMError, OSError, ValueError) as error:
         reason = one_line(str(error))
         logger.error("Planner failed: %s", reason)
         return {"error": f"Planner: {reason}"}
 
 
 def _planned(state: AgenticIQAState, bench: Workbench) -> dict[str, Any]:
-    """The changes of the state by a plan that the model makes. Raises InvalidAnswer, VLMError."""
+    """The changes of the state by a plan that the model makes. Raises VLMError."""
     query, choices = state["query"], state.get("choices") or []
     has_reference = bool(state.get("reference_path"))
     gaps = gaps_to_close(state)
@@ -191,8 +190,7 @@ def _planned(state: AgenticIQAState, bench: Workbench) -> dict[str, Any]:
     if lines:
         logger.info("Plan corrected by rule: %s", one_line("; ".join(lines)))
     if plan.query_type == "IQA":
-        measured = bool(evidence and evidence.quality_scores)
-        plan = revised(plan, plan=flags_against(gaps, plan.plan, measured))
+        plan = revised(plan, plan=flags_against(gaps, plan.plan))
     logger.info("Plan: %s", one_line(plan.model_dump_json()))
     changes: dict[str, Any] = {"plan": plan, "plan_corrections": lines}
     if boxes:

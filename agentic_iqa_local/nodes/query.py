@@ -3,6 +3,7 @@
 These are rules of text, the same for every model. The words stand in words.yaml.
 """
 
+import itertools
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -212,25 +213,20 @@ def choices_in(query: str) -> list[str] | None:
 def _split(text: str) -> tuple[str, list[str]]:
     """The text before a list of answers, and the answers; the whole text and nothing where it has
     no list."""
-    marks = _marks(text)
-    if len(marks) < 2:
-        return text, []
-    ends = [*(mark.start() for mark in marks[1:]), len(text)]
-    parts = [text[mark.end() : end].strip() for mark, end in zip(marks, ends, strict=True)]
-    answers = [_END_OF_ANSWER.sub("", _END_OF_LIST.split(part)[0]) for part in parts]
-    different = len({answer.casefold() for answer in answers}) == len(answers)
-    if not different or any(map(_NO_ANSWER.match, answers)):
-        return text, []
-    return text[: marks[0].start()], answers
-
-
-def _marks(text: str) -> list[re.Match[str]]:
-    """The marks A, B, C, ... or 1, 2, 3, ... of a list of answers."""
     first = _FIRST_MARK.search(text)
     if first is None:
-        return []
+        return text, []
     marks = [first]
     for mark in _NEXT_MARK.finditer(text, first.end()):
         if ord(mark[1]) == ord(marks[-1][1]) + 1:
             marks.append(mark)
-    return marks
+    answers: dict[str, str] = {}  # by what makes them differ
+    for mark, end in itertools.pairwise([*marks, None]):
+        part = text[mark.end() : end.start() if end else None].strip()
+        answer = _END_OF_ANSWER.sub("", _END_OF_LIST.split(part)[0])
+        if _NO_ANSWER.match(answer):
+            return text, []
+        answers[answer.casefold()] = answer
+    if len(answers) < max(2, len(marks)):
+        return text, []
+    return text[: first.start()], list(answers.values())

@@ -57,7 +57,6 @@ class RoleSession:
     def read_letters(
         self, prompt: ChatPrompt, answer_prefix: str, letters: Sequence[str]
     ) -> LetterRead:
-        self.written = None
         with self.models.calling(self.role):
             read = self.session.read_letters(prompt, answer_prefix, letters)
         _log_letters(self.role, answer_prefix, read)
@@ -99,18 +98,12 @@ class Models:
     def views(self, role: str) -> list[Box]:
         """The whole picture, or native-resolution crops of one beyond the range of the role's
         model."""
-        views = self._within_range(role, self.pictures.whole)
-        limits = self.services.client(role).limits
-        left, top, right, bottom = views[0]
-        width, height = right - left, bottom - top
-        pixels = f"{self.pictures.image.width}×{self.pictures.image.height} pixels are"
+        views, image = self._within_range(role, self.pictures.whole), self.pictures.image
         if len(views) > 1:
             self.warn(
-                f"{pixels} beyond what the model sees at once ({width}×{height}); scored on"
+                f"{image.width}×{image.height} pixels are beyond what the model sees at once; scored on"
                 f" {len(views)} native-resolution crops and averaged, described from the central one"
             )
-        elif width * height < limits.min_pixels or width % limits.factor or height % limits.factor:
-            self.warn(f"{pixels} below the model's range; the processor enlarged it")
         return views
 
     def looks(self, role: str, objects: Sequence[str]) -> list[Box]:

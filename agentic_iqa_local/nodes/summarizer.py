@@ -81,7 +81,7 @@ def summarizer_node(
             bench.models.evidence = evidence
             fusion = _read(state, plan, scoring, bench)
             answer = _written(state, scoring, fusion, bench)
-    except (InvalidAnswer, VLMError, OSError, ValueError) as error:
+    except (VLMError, OSError, ValueError) as error:
         answer = _without_answer(error, fusion)
     return close_pass(state, plan, answer)
 
@@ -103,7 +103,7 @@ def _read(
     state: AgenticIQAState, plan: PlannerOutput, scoring: bool, bench: Workbench
 ) -> FusionResult | None:
     """The probabilities of the answer's letters, fused with what was measured; None for a question
-    that is answered in words. Raises InvalidAnswer, VLMError."""
+    that is answered in words. Raises VLMError."""
     query, choices, evidence = state["query"], state.get("choices"), state.get("executor_evidence")
     if scoring:
         scores = votes(evidence, bench.settings.fusion.vote)
@@ -121,7 +121,7 @@ def _written(
     state: AgenticIQAState, scoring: bool, fusion: FusionResult | None, bench: Workbench
 ) -> SummarizerOutput:
     """The answer with its reasoning, without the replan decision; it begins with the letter that
-    was read. Raises InvalidAnswer, VLMError."""
+    was read. Raises VLMError."""
     choices, evidence = state.get("choices"), state.get("executor_evidence")
     schema = answer_reply([answer_letter(fusion)] if fusion else None)
     session, section = bench.models.session(ROLE), bench.services.section(ROLE)
