@@ -3,7 +3,6 @@
 These are rules of text, the same for every model. The words stand in words.yaml.
 """
 
-import itertools
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -220,9 +219,10 @@ def _split(text: str) -> tuple[str, list[str]]:
     for mark in _NEXT_MARK.finditer(text, first.end()):
         if ord(mark[1]) == ord(marks[-1][1]) + 1:
             marks.append(mark)
+    ends = [*(mark.start() for mark in marks[1:]), len(text)]
     answers: dict[str, str] = {}  # by what makes them differ
-    for mark, end in itertools.pairwise([*marks, None]):
-        part = text[mark.end() : end.start() if end else None].strip()
+    for mark, end in zip(marks, ends, strict=True):
+        part = text[mark.end() : end].strip()
         answer = _END_OF_ANSWER.sub("", _END_OF_LIST.split(part)[0])
         if _NO_ANSWER.match(answer):
             return text, []
