@@ -97,6 +97,12 @@ def names_only(text: str, kinds: Iterable[str]) -> bool:
     return not named or (set(named) <= set(kinds) and says_present(text, named) is True)
 
 
+def speaks_of(text: str, kind: str) -> bool:
+    """Whether a text that explains a distortion says that it is there, as far as it names any."""
+    named = distortions_in(text)
+    return not named or (kind in named and says_present(text, named) is True)
+
+
 # Sentences made of the evidence
 
 
