@@ -285,9 +285,6 @@ class DamagedBox(BaseModel):
     # the likeliest severity of that distortion; None where it was not read
     severity: Severity | None = None
     severities: dict[str, float] = {}  # probability of each severity; sums to 1
-    tools: dict[
-        str, float
-    ] = {}  # scores of the configured tools on this box alone, 1..5; not part of q
 
 
 class ExecutorOutput(BaseModel):

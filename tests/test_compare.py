@@ -1,6 +1,5 @@
 """The commands compare and best, and the door to all commands."""
 
-import csv
 import json
 import os
 import shlex
@@ -35,8 +34,8 @@ def burst(photo, photo_path, tmp_path_factory):
 
 def test_a_folder_becomes_groups_with_the_best_of_each(burst, tmp_path, monkeypatch, capfd):
     in_this_process(monkeypatch)
-    out, table = tmp_path / "rows.jsonl", tmp_path / "best.csv"
-    words = [burst, "--json", "--out", out, "--csv", table, "--explain", "--cpu"]
+    out = tmp_path / "rows.jsonl"
+    words = [burst, "--json", "--out", out, "--explain", "--cpu"]
     assert main(["best", *map(str, words)]) == 1  # one picture failed
     told = capfd.readouterr()
     assert told.out == out.read_text()
@@ -49,8 +48,6 @@ def test_a_folder_becomes_groups_with_the_best_of_each(burst, tmp_path, monkeypa
     assert names == {str(burst / name) for name in ("a.png", "b.png", "c.png")}
     assert (alone["best"], len(alone["order"])) == (str(burst / "=d.png"), 1)
     assert "is the best of 3" in told.err
-    places = csv.DictReader(table.read_text("utf-8-sig").splitlines())
-    assert {row["image"] for row in places if row["place"]} == {*names, alone["best"]}
 
 
 def test_several_pictures_are_ordered_and_a_bad_one_told(burst, monkeypatch, capfd):

@@ -54,7 +54,6 @@ def test_a_file_of_another_kind_is_not_replaced(words, tmp_path, monkeypatch, ca
         ["assess", "photo.html", "--gallery", "photo.html"],
         ["assess", "a.png", "--map", "photo.png"],
         ["compare", "a.png", "photo.png", "--out", "photo.json"],
-        ["best", "a.png", "photo.png", "--csv", "photo.csv"],
         ["gallery", "photo.html"],
         ["gallery", "photo.html", "--out", "photo.html"],
         ["bundle", "--out", "photo.tar"],

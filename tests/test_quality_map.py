@@ -13,7 +13,6 @@ from scripted import in_this_process
 
 from agentic_iqa_local.api import choose_settings
 from agentic_iqa_local.cli.main import main
-from agentic_iqa_local.iqa_tools import ToolRunner
 from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.judgement.tiles import damaged_boxes, smallest_side, tiling
 from agentic_iqa_local.services import Services
@@ -115,16 +114,6 @@ def test_the_agent_rates_with_a_map_as_without(damaged, services):
     assert row.fusion == plain.fusion
 
 
-def test_with_a_reference_ssims_map_stands_beside_it(damaged, photo, services, tmp_path):
-    original, png = photo.crop((0, 0, 512, 512)), tmp_path / "map.png"
-    q_map = assess(damaged, original, pipeline="letters", map=png, services=services).map
-    (cells,) = map(np.array, q_map.similarity.values())
-    assert cells.shape == (5, 5)
-    assert cells[:2, :2] == pytest.approx(1, abs=1e-3)  # nothing was done there
-    assert cells[3:, 3:].max() < 0.97
-    assert png.stat().st_size > 10_000
-
-
 def test_a_picture_without_a_map_says_why(damaged, photo, services, tmp_path):
     small = assess(photo.crop((0, 0, 300, 400)), pipeline="letters", map=True, services=services)
     assert (small.error, small.map) == (None, None)
@@ -136,15 +125,6 @@ def test_a_picture_without_a_map_says_why(damaged, photo, services, tmp_path):
     undrawn = assess(damaged, pipeline="letters", map=nowhere, services=services)
     assert "could not be written" in undrawn.map.not_drawn
     assert None not in (small.q, row.q, undrawn.q)
-
-
-def test_ssims_map_pools_to_pyiqas_score(photo):
-    reference = photo.resize((301, 403))
-    noise = np.random.default_rng(0).normal(0, 12, (403, 301, 3))
-    noisy = np.clip(np.asarray(reference) + noise, 0, 255).astype(np.uint8)
-    pair = Image.fromarray(noisy), reference
-    tools = ToolRunner()
-    assert tools.ssim_map(*pair).mean() == pytest.approx(tools.measure("SSIM", *pair), abs=1e-6)
 
 
 def test_the_command_draws_a_map_of_each_picture(damaged, photo, tmp_path, monkeypatch, capfd):

@@ -145,9 +145,9 @@ def test_every_tool_that_the_query_names_runs_and_counts(picture, pipeline):
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("BRISQUE", "BRISQUE could not run (missing weights"),
-        ("PSNR", "PSNR could not run (compares with a reference image"),
-        ("VMAF", "there is no tool VMAF here, "),
+        ("BRISQUE", "BRISQUE is unavailable: missing weights"),
+        ("PSNR", "PSNR compares with a reference image"),
+        ("VMAF", "there is no tool 'VMAF' here; "),
     ],
 )
 def test_where_no_named_tool_can_run_the_configured_ones_do(

@@ -24,7 +24,7 @@ from agentic_iqa_local.cli.outputs import answer_files, check_apart, output_file
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.errors import counted, one_line
 from agentic_iqa_local.files import PNG, WriteError, path_text, write_whole
-from agentic_iqa_local.output.picture_lines import PictureLines
+from agentic_iqa_local.output.picture_lines import picture_line
 from agentic_iqa_local.output.report import account, summary
 from agentic_iqa_local.output.tables import csv_text
 from agentic_iqa_local.output.tally import Tally
@@ -64,7 +64,6 @@ class AssessRun:
         self.rows: list[Assessment] = []  # that a table or a gallery needs and no file has
         self.written = self.without_map = 0
         self.seconds, self.notice = 0.0, ""
-        self.lines = self._picture_lines()
 
     def _check_files(self, maps: "dict[str, MapRequest]") -> None:
         """Raises UsageError if a file would be written that is read, or two into one."""
@@ -96,19 +95,11 @@ class AssessRun:
             tell(f"{pictures} changed since the last run: to be assessed again")
         return results
 
-    def _picture_lines(self) -> PictureLines | None:
-        """The aligned lines of several pictures on a terminal; None if answers are shown
-        otherwise."""
+    def _shows_lines(self) -> bool:
+        """Whether each of several pictures gets one line on the terminal."""
         args = self.args
         elsewhere = args.json or args.explain or args.out
-        if elsewhere or len(self.items) == 1 or not self.console.results.isatty():
-            return None
-        return PictureLines(
-            [str(item.image) for item in self.items],
-            shutil.get_terminal_size().columns,
-            damage=self.work.pipeline == "agent",
-            verdict=args.at_least is not None or args.abstain_wider_than is not None,
-        )
+        return len(self.items) > 1 and not elsewhere and self.console.results.isatty()
 
     def finish(self) -> int:
         """Assesses what is left, and says what there is; the exit status. Raises VLMError,
@@ -172,10 +163,9 @@ class AssessRun:
 
     def _show(self, row: Assessment) -> None:
         failed = row.error is not None
-        if self.lines:
-            if self.written == 1:
-                tell(self.lines.head(rated=failed or row.level is not None), self.console.results)
-            tell(self.lines.line(row), self.console.results)
+        if self._shows_lines():
+            line = picture_line(row, shutil.get_terminal_size().columns)
+            tell(line, self.console.results)
         else:
             shown = as_line(row), lambda: account(row), summary(row)
             self.console.show_answer(self.args, *shown, failed)
@@ -189,10 +179,9 @@ class AssessRun:
         tally = self.tally
         for row in self.results or ():
             tally.add(row)
-        failures = len(tally.failed)
+        failures = tally.failed
         if tally.total > 1:
-            ranked, of = self.lines is None, len(self.items)
-            tell("\n" + tally.text(self.written, self.seconds, ranked=ranked, of=of))
+            tell("\n" + tally.text(self.written, self.seconds))
             if self.notice:
                 tell("\n".join(wrapped(f"Note: {self.notice}.", indent="")))
         if self.results:

@@ -68,11 +68,9 @@ def check_outputs(
     Raises:
         UsageError: See `output_file` and `check_apart`.
     """
-    if compared:
-        from agentic_iqa_local.output.comparison_report import CSV as csv
-    else:
-        from agentic_iqa_local.output.tables import CSV as csv
-    marks = {"out": COMPARISONS if compared else None, "csv": csv, "gallery": PAGE}
+    from agentic_iqa_local.output.tables import CSV
+
+    marks = {"out": COMPARISONS if compared else None, "csv": CSV, "gallery": PAGE}
     for name, suffixes in SUFFIXES.items():
         file = getattr(args, name, None)
         if file:

@@ -180,26 +180,6 @@ class ToolRunner:
             pictures = [one.resize((width, height), Image.Resampling.BOX) for one in pictures]
         return self._examined(pictures)
 
-    def ssim_map(self, image: Image.Image, reference: Image.Image) -> np.ndarray:
-        """SSIM (Wang et al., IEEE TIP 13(4), 2004, equation 13) at each place of two RGB pictures
-        of one size, rows×columns float64: 1 where nothing was lost. Their mean is the metric's
-        score."""
-        import torch
-
-        from agentic_iqa_local.iqa_tools.kernels import as_tensor
-
-        _able("SSIM", reference, self._missing)
-        with self._lock, _failures("SSIM's map", image), torch.inference_mode():
-            import_pyiqa()
-            from pyiqa.archs.func_util import preprocess_rgb
-            from pyiqa.archs.ssim_arch import ssim
-
-            lumas = []
-            for picture in (image, reference):
-                lumas.append(preprocess_rgb(as_tensor(picture, self.device), True, 255).double())
-            values: Any = ssim(*lumas, data_range=255, get_ssim_map=True)
-            return values[0, 0].cpu().numpy()
-
     def _unavailable(self, spec: ToolSpec) -> str | None:
         """Why a tool gives no quality; None if it does."""
         reason = self._missing(spec)

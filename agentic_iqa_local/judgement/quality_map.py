@@ -3,7 +3,6 @@ quality."""
 
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -134,7 +133,6 @@ def make_map(bench: Workbench, max_tiles: int) -> QualityMap:
         tool_weight=TOOL_WEIGHT,
         median=float(np.median(cells)),
         worst=[revised(part, box=moved(part.box, offset)) for part in worst],
-        similarity=_similarity(bench, tiles),
         cost=MapCost(tiles=len(tiles.boxes), tokens=tokens, seconds=seconds),
     )
 
@@ -156,14 +154,6 @@ def _tool_levels(bench: Workbench, tiles: Tiling) -> np.ndarray:
         places = local_nr.places(bench.pictures.image.pixels).places
     severity = np.max([tiles.resampled(grid) for grid in places.values()], axis=0)
     return np.interp(severity, range(6), LEVEL_OF_SEVERITY)
-
-
-def _similarity(bench: Workbench, tiles: Tiling) -> dict[str, list[list[float]]]:
-    reference = bench.pictures.reference
-    if reference is None:
-        return {}
-    ssim = bench.services.tools.ssim_map(bench.pictures.image.pixels, reference.pixels)
-    return {"SSIM": tiles.resampled(ssim).tolist()}
 
 
 def tile_sides(limits: PixelLimits) -> list[int]:
@@ -215,12 +205,8 @@ def _read_boxes(
 
 
 def _named(bench: Workbench, damaged: DamagedBox) -> DamagedBox:
-    """A damaged box with the scores of the configured tools that can measure it, its distortion and
-    how severe that is: what the model reads of the box alone times what LocalNR reads of it, as the
-    Executor would judge it."""
-    for tool in bench.tools.configured():
-        with suppress(ToolError):
-            damaged.tools[tool] = bench.tools.score(tool, damaged.box).normalized
+    """A damaged box with its distortion and how severe that is: what the model reads of the box
+    alone times what LocalNR reads of it, as the Executor would judge it."""
     reading = detection_of(bench, damaged.box, {})
     asked = prompts.objects_prompt("detection", prompts.DEFAULT_QUERY, ["Global"])
     own = _said(bench, damaged.box, asked, TYPE_PREFIX, DISTORTION_TYPES)

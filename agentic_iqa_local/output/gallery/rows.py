@@ -11,8 +11,7 @@ from agentic_iqa_local.batch.rows import RowsError, StoredRow, rows_in
 from agentic_iqa_local.errors import printable
 from agentic_iqa_local.files import FileError, open_regular
 from agentic_iqa_local.output.account import parts_of
-from agentic_iqa_local.output.picture_lines import worst_distortion
-from agentic_iqa_local.output.words import types_seen
+from agentic_iqa_local.output.words import types_seen, worst_distortion
 from agentic_iqa_local.result import Assessment
 
 
