@@ -114,14 +114,12 @@ class IQA:
         """
         from agentic_iqa_local.images.pictures import check_picture
         from agentic_iqa_local.judgement.assessment import assess
-        from agentic_iqa_local.judgement.quality_map import map_request
 
         how = {"services": self._opened(), "pipeline": self.pipeline, "box": box, "map": map}
         if not isinstance(image, (list, tuple)):
             return assess(image, reference, query, choices, **how)
-        request = map_request(map)
-        if request and request.png:
-            expected = f"expected True for several pictures, got one file, {request.png}"
+        if not isinstance(map, bool):
+            expected = f"expected True for several pictures, got one file, {map}"
             raise ValueError(f"map: {expected}; ask one by one")
         pairs = list(zip(image, _of_each(reference, len(image)), strict=True))
         for picture in itertools.chain.from_iterable(pairs):

@@ -134,7 +134,6 @@ Rate = Annotated[float, Field(ge=0.01, lt=0.5)]
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
 Limit = Annotated[int, Field(ge=0)]
-Tiles = Annotated[int, Field(ge=9, le=4096)]
 Query = Annotated[str, Field(pattern=r"\S", max_length=LONGEST_TEXT)]
 Choices = Annotated[
     Sequence[Annotated[str, Field(max_length=LONGEST_TEXT // 10)]], AfterValidator(_told_apart)
@@ -498,4 +497,3 @@ class Request(Options):
         " it and letters are read there"
     )
     map: bool = option("true: the quality from place to place too", default=False)
-    map_tiles: Tiles | None = option("tiles that a map may read, 9 to 4096 (default: 256)")

@@ -145,7 +145,6 @@ class QualityMap(BaseModel):
     worst: list[DamagedBox]
     cost: MapCost
     png: str | None = None  # the file that it was drawn to
-    not_drawn: str | None = None  # why it was not drawn where it should have been
 
 
 class Assessment(Result):

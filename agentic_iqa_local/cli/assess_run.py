@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentic_iqa_local.batch.inputs import Item
 from agentic_iqa_local.batch.ray import RayRunner
@@ -32,9 +32,6 @@ from agentic_iqa_local.output.words import wrapped
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.vlm_client import VLMError
 
-if TYPE_CHECKING:
-    from agentic_iqa_local.judgement.quality_map import MapRequest
-
 UNSURE, FAILS = 3, 4  # exit statuses of --strict
 
 
@@ -51,7 +48,7 @@ class AssessRun:
         console: Console,
     ):
         self.args, self.items, self.device, self.console = args, items, device, console
-        maps = map_requests(args, items) if args.map else {}
+        maps = map_places(args, items) if args.map else {}
         self._check_files(maps)
         self.work = AssessWork(settings, args.pipeline or "agent", maps)
         self.results = self._open_results() if args.out else None
@@ -65,11 +62,11 @@ class AssessRun:
         self.written = self.without_map = 0
         self.seconds, self.notice = 0.0, ""
 
-    def _check_files(self, maps: "dict[str, MapRequest]") -> None:
+    def _check_files(self, maps: dict[str, Path]) -> None:
         """Raises UsageError if a file would be written that is read, or two into one."""
         args = self.args
         pictures = [path for item in self.items for path in (item.image, item.reference)]
-        drawn = [("--map", request.png) for request in maps.values() if request.png]
+        drawn = [("--map", png) for png in maps.values()]
         check_apart(answer_files(args) + drawn, [*pictures, args.manifest, args.config, args.fit])
 
     def _open_results(self) -> Results:
@@ -81,7 +78,7 @@ class AssessRun:
             "box": args.box,
             "reference": args.reference and path_text(args.reference.absolute()),
             "working folder": None if self.items[0].image.is_absolute() else os.getcwd(),
-            "map": [args.map_tiles] if args.map else None,
+            "map": bool(args.map),
         }
         results = Results(
             args.out,
@@ -171,8 +168,8 @@ class AssessRun:
             self.console.show_answer(self.args, *shown, failed)
         if self.args.map and not failed and not (row.map and row.map.png):
             self.without_map += 1
-            reason = row.no_map or (row.map and row.map.not_drawn)
-            tell(f"error: {row.image}: {reason or 'map: none was made'}")
+            undrawn = [line for line in row.warnings if line.startswith("map ")]
+            tell(f"error: {row.image}: {row.no_map or '; '.join(undrawn)}")
 
     def _summary(self) -> int:
         """The summary and the files of a run; its exit status. Raises WriteError."""
@@ -219,16 +216,12 @@ class AssessRun:
             tell(make_gallery(list(rows), args.gallery, name)[0])
 
 
-def map_requests(args: argparse.Namespace, items: Sequence[Item]) -> "dict[str, MapRequest]":
-    """What is asked of each item's map, by the item's key. Raises UsageError."""
-    from agentic_iqa_local.judgement.quality_map import MapRequest
-
-    tiles = {"max_tiles": args.map_tiles} if args.map_tiles else {}
-    requests = {}
+def map_places(args: argparse.Namespace, items: Sequence[Item]) -> dict[str, Path]:
+    """Where each item's map is drawn to, by the item's key. Raises UsageError."""
+    places = {}
     for item, file in zip(items, map_files(args.map, items), strict=True):
-        png = output_file("--map", file, ".png", mark=PNG)
-        requests[item.key] = MapRequest(png=png, **tiles)
-    return requests
+        places[item.key] = output_file("--map", file, ".png", mark=PNG)
+    return places
 
 
 def map_files(place: Path, items: Sequence[Item]) -> list[Path]:

@@ -17,7 +17,7 @@ from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.judgement.fit import calibration_for
 from agentic_iqa_local.judgement.gates import Sureness
 from agentic_iqa_local.judgement.identity import named_in_row
-from agentic_iqa_local.judgement.quality_map import MapRequest, map_request, mapped
+from agentic_iqa_local.judgement.quality_map import mapped
 from agentic_iqa_local.nodes.evidence import of_object
 from agentic_iqa_local.nodes.letter_reading import ROLE, answer_letter, read_and_fuse, read_choices
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY, choice_letters, summarizer_prompt
@@ -46,7 +46,7 @@ def assess(
     pipeline: Pipeline = "agent",
     max_replan_iterations: int | None = None,
     box: Any = None,
-    map: bool | str | Path | MapRequest = False,
+    map: bool | str | Path = False,
     services: Services | None = None,
     observer: Observer | None = None,
 ) -> Assessment:
@@ -72,7 +72,7 @@ def assess(
         VLMError: A model that cannot be loaded at all.
         ValueError, TypeError: Arguments that make no sense.
     """
-    request = map_request(map)
+    request = Path(map) if isinstance(map, str) else map
     with ExitStack() as files:
         picture = files.enter_context(as_file(image))
         original = None if reference is None else files.enter_context(as_file(reference))
@@ -109,7 +109,7 @@ def answered_row(
     pipeline: Pipeline,
     services: Services,
     *,
-    map: MapRequest | None = None,
+    map: bool | Path = False,
     observer: Observer | None = None,
     bench: Workbench | None = None,
 ) -> Assessment:
@@ -158,9 +158,7 @@ def _said(text: str, files: Sequence[PictureFile]) -> str:
     return one_line(text)
 
 
-def _answer(
-    row: Assessment, state: AgenticIQAState, bench: Workbench, map: MapRequest | None
-) -> None:
+def _answer(row: Assessment, state: AgenticIQAState, bench: Workbench, map: bool | Path) -> None:
     """Fills a row with the answer, how sure it is and what it took."""
     services = bench.services
     _ = services.tools  # a bad maps file is an error of the set-up, not of an image
@@ -189,7 +187,7 @@ def _answer(
         row.error = str(error)
     if not row.error:
         if map:
-            _set(row, mapped(bench, map))
+            _set(row, mapped(bench, map if isinstance(map, Path) else None))
         quoted = told_of_quoted(row.query, bench)
         if quoted:
             row.quality_reasoning = " ".join([*quoted, row.quality_reasoning or ""]).strip()

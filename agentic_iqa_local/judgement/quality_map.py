@@ -4,11 +4,9 @@ quality."""
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Any, get_args
 
 import numpy as np
-from pydantic import Field
-from pydantic.dataclasses import dataclass
 
 from agentic_iqa_local.errors import UserError, one_line
 from agentic_iqa_local.files import (
@@ -41,6 +39,7 @@ from agentic_iqa_local.vlm_client import PixelLimits, VLMError
 
 TILE = 192  # pixels a side, at least
 LARGER = (1, 4 / 3, 2, 8 / 3)  # times the smallest tile, for pictures that would need too many
+MOST_TILES = 256
 AT_ONCE = 32  # tiles that are prepared together
 TOOL_WEIGHT = 0.8  # of LocalNR's level beside the letters'
 # Mean pseudo-MOS of held-out photographs whose strongest synthetic distortion has severity 0 to 5
@@ -54,66 +53,40 @@ class MapError(UserError, ValueError):
     """A picture, a model or a mode that allows no map; the message is one sentence for the user."""
 
 
-@dataclass(frozen=True)
-class MapRequest:
-    """What is asked of a map: where it is drawn to, if it is, and how many tiles it may read.
-    Raises ValueError."""
-
-    png: Path | None = None
-    max_tiles: Annotated[int, Field(ge=9, le=4096)] = 256
-
-
-def map_request(wanted: bool | str | Path | MapRequest) -> MapRequest | None:
-    """What `assess(..., map=wanted)` asks for; None where no map is. Raises TypeError."""
-    if isinstance(wanted, MapRequest) or not wanted:
-        return wanted or None
-    return MapRequest() if wanted is True else MapRequest(Path(wanted))
-
-
-def mapped(bench: Workbench, request: MapRequest) -> dict[str, Any]:
-    """What a row holds of the map that its assessment was asked for: `map`, or in `no_map` why
-    there is none."""
+def mapped(bench: Workbench, png: Path | None) -> dict[str, Any]:
+    """What a row holds of the map that its assessment was asked for: `map`, drawn to `png` if that
+    is given, or in `no_map` why there is none."""
     bench.observer.step("map", "started")
     try:
-        place = _place_of(request.png) if request.png else None
-        q_map = make_map(bench, request.max_tiles)
+        q_map = make_map(bench)
     except (MapError, VLMError, ToolError) as error:
         return {"no_map": one_line(str(error))}
     finally:
         bench.observer.step("map", "finished")
-    if place is not None:
-        _draw(q_map, bench, place, str(request.png))
+    if png is not None:
+        _draw(q_map, bench, png)
     return {"map": q_map}
 
 
-def _place_of(png: Path) -> Path:
-    """Where a map is drawn to: the end of the link, if `png` is one. Raises MapError for a place
-    that nothing can be written to, and for a file that is no map of this program."""
-    try:
-        place = place_for(png)
-        if is_replaceable(place, PNG):
-            return place
-    except FileError as error:
-        raise MapError(f"map {png}: {error}; choose a file in a folder of yours") from error
-    raise MapError(f"map {png}: there is a file that is no map of this program; choose a new name")
-
-
-def _draw(q_map: QualityMap, bench: Workbench, place: Path, name: str) -> None:
+def _draw(q_map: QualityMap, bench: Workbench, png: Path) -> None:
+    """Draws a map to a file, which is no file but an earlier map; warns where that cannot be."""
     from agentic_iqa_local.judgement.map_drawing import draw
 
     try:
+        place = place_for(png)
+        if not is_replaceable(place, PNG):
+            raise FileError("there is a file that is no map of this program")
         write_whole(place, draw(q_map, bench.pictures.image.pixels))
-        q_map.png = name
-    except WriteError as error:
-        why = f"it could not be written ({error.message}); choose a file in a folder of yours"
-        q_map.not_drawn = one_line(f"map {name}: {why}")
+        q_map.png = str(png)
+    except (FileError, WriteError) as error:
+        bench.warn(f"map {png}: it was not drawn: {error}; choose a new file in a folder of yours")
 
 
-def make_map(bench: Workbench, max_tiles: int) -> QualityMap:
+def make_map(bench: Workbench) -> QualityMap:
     """The map of an opened picture by the Summarizer's model. Raises MapError for a picture, a
     model or a mode that allows none, VLMError and ToolError for a model or a tool that fails."""
     began, before = time.perf_counter(), bench.models.usage
-    tiles = _tiling(bench, max_tiles)
+    tiles = _tiling(bench)
     letters = tiles.cells(np.array(_letter_levels(bench, tiles.boxes)))
     tool = _tool_levels(bench, tiles)
     cells = (1 - TOOL_WEIGHT) * letters + TOOL_WEIGHT * tool
@@ -164,7 +137,7 @@ def tile_sides(limits: PixelLimits) -> list[int]:
     return sorted(side for side in sides if side**2 <= (limits.max_pixels or side**2))
 
 
-def _tiling(bench: Workbench, max_tiles: int) -> Tiling:
+def _tiling(bench: Workbench) -> Tiling:
     """The tiles to read. Raises MapError."""
     client = bench.services.client(ROLE)
     width, height = bench.pictures.image.width, bench.pictures.image.height
@@ -181,12 +154,10 @@ def _tiling(bench: Workbench, max_tiles: int) -> Tiling:
         expected = f"map: expected a picture of at least {least} pixels a side"
         remedy = "as small a picture is one place: its q stands for it"
         raise MapError(f"{expected} for tiles of {sides[0]}, got {width}×{height}", remedy)
-    tiles = tiling(width, height, sides, max_tiles)
+    tiles = tiling(width, height, sides, MOST_TILES)
     if tiles is None:
-        got = (
-            f"{max_tiles} tiles of at most {sides[-1]} pixels a side do not cover {width}×{height}"
-        )
-        raise MapError(f"map: {got}", "allow more with --map-tiles")
+        got = f"{MOST_TILES} tiles of {sides[-1]} pixels a side do not cover {width}×{height}"
+        raise MapError(f"map: {got}", "crop the picture")
     return tiles
 
 

@@ -85,9 +85,7 @@ def map_sentences(row: Assessment) -> list[str]:
     sentences = [_box(row, box) for box in row.map.worst]
     if not sentences:
         sentences.append("By the map no part is clearly worse than the rest.")
-    if row.map.not_drawn:
-        sentences.append(row.map.not_drawn)
-    elif row.map.png:
+    if row.map.png:
         sentences.append(f"The map is drawn to {row.map.png}.")
     return sentences
 

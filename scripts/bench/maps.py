@@ -14,7 +14,6 @@ def maps(args: argparse.Namespace) -> dict:
     from agentic_iqa_local.api import choose_settings
     from agentic_iqa_local.devices import choose_device
     from agentic_iqa_local.judgement.assessment import assess
-    from agentic_iqa_local.judgement.quality_map import MapRequest
     from agentic_iqa_local.services import Services
 
     settings = choose_settings(model=str(args.model.resolve()))
@@ -30,7 +29,7 @@ def maps(args: argparse.Namespace) -> dict:
             clock = [time.process_time()]
             plain = assess(file, pipeline="letters", services=services)
             clock.append(time.process_time())
-            mapped = assess(file, pipeline="letters", map=MapRequest(), services=services)
+            mapped = assess(file, pipeline="letters", map=True, services=services)
             clock.append(time.process_time())
             if plain.error or mapped.map is None or plain.tokens is None:
                 raise RuntimeError(f"{file}: {plain.error or mapped.error or mapped.no_map}")
