@@ -18,7 +18,6 @@ from agentic_iqa_local.judgement.fit import calibration_for
 from agentic_iqa_local.judgement.gates import Sureness
 from agentic_iqa_local.judgement.identity import named_in_row
 from agentic_iqa_local.judgement.quality_map import mapped
-from agentic_iqa_local.nodes.evidence import of_object
 from agentic_iqa_local.nodes.letter_reading import ROLE, answer_letter, read_and_fuse, read_choices
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY, choice_letters, summarizer_prompt
 from agentic_iqa_local.nodes.query import named_metrics
@@ -34,6 +33,8 @@ UNLIKE_PHOTOGRAPH = (
     "the content is unlike a photograph (a screenshot, drawing, chart or code): LocalNR and NIQE know"
     " photographs alone, so that q says little; a reference would help"
 )
+# the fields of a Summarizer's result that a row has too
+ANSWERED = ("fusion", "final_answer", "quality_reasoning", "need_replan", "error")
 NO_WORDS = "the model gave no valid reasoning in three tries: sentences made of the evidence stand in for it"
 
 
@@ -205,10 +206,10 @@ def _run_agent(row: Assessment, state: AgenticIQAState, bench: Workbench) -> Non
     """The graph's answer; where another pass broke off, the answer of the pass before stays."""
     final = run_graph(state, bench)
     result = final.get("summarizer_result")
-    row.plan = final.get("plan")
-    row.plan_corrections = final.get("plan_corrections") or []
-    row.replan_history = final.get("replan_history") or []
-    row.iteration_count = final.get("iteration_count") or 0
+    for name in ("plan", "plan_corrections", "replan_history", "iteration_count"):
+        value = final.get(name)
+        if value:
+            setattr(row, name, value)
     row.error = final.get("error") or None
     _take_evidence(row, final.get("executor_evidence"), bench)
     if result is None:
@@ -222,11 +223,7 @@ def _run_agent(row: Assessment, state: AgenticIQAState, bench: Workbench) -> Non
     if result.error and result.fusion:
         bench.warn(NO_WORDS)
         result = without_words(result.fusion, row.evidence, row.choices)
-    row.fusion = result.fusion
-    row.final_answer = result.final_answer
-    row.quality_reasoning = result.quality_reasoning
-    row.need_replan = result.need_replan
-    row.error = result.error
+    _set(row, {name: getattr(result, name) for name in ANSWERED})
 
 
 def _take_evidence(row: Assessment, evidence: ExecutorOutput | None, bench: Workbench) -> None:
@@ -236,10 +233,6 @@ def _take_evidence(row: Assessment, evidence: ExecutorOutput | None, bench: Work
     row.tools = evidence.tool_logs
     if evidence.error:
         bench.warn(f"the Executor failed, its evidence is incomplete: {evidence.error}")
-    for log in evidence.tool_logs:
-        if log.outvoted:
-            apart = f"its score{of_object(log.object_name)} stands apart from every other tool's"
-            bench.warn(f"{log.tool_name} has no vote: {apart}")
 
 
 def _read_once(row: Assessment, bench: Workbench) -> None:
@@ -285,16 +278,13 @@ def _rate_once(row: Assessment, bench: Workbench) -> None:
 def _record(row: Assessment, bench: Workbench) -> None:
     """Tokens, views, model and warnings of an assessment, as far as it came."""
     client = bench.services.client(ROLE)
-    seen = Seen(pixels=0, tokens=0, views=[])
-    for box, image in bench.models.seen_views(ROLE):
-        view = _view(box, image, client.name, bench)
-        seen.views.append(view)
-        seen.tokens += view.tokens
-        if view.pixels is None or seen.pixels is None:
-            seen.pixels = None
-        else:
-            seen.pixels += view.pixels[0] * view.pixels[1]
-    row.seen = seen if seen.views else None
+    views = [_view(box, one, client.name, bench) for box, one in bench.models.seen_views(ROLE)]
+    if views:
+        sizes = [view.pixels for view in views if view.pixels]
+        pixels = (
+            sum(width * height for width, height in sizes) if len(sizes) == len(views) else None
+        )
+        row.seen = Seen(pixels=pixels, tokens=sum(view.tokens for view in views), views=views)
     row.tokens = bench.models.usage
     row.failed_tries = bench.models.failed_tries
     name = one_line(client.name)  # a folder's name may be no text that JSON can hold

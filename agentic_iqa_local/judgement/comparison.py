@@ -69,11 +69,6 @@ class Comparison(Result):
             return None
         return self.first if self.probability > 0.5 else self.second
 
-    @property
-    def warnings(self) -> list[str]:
-        rows = (self.first, self.second)
-        return [f"{one_line(row.image)}: {line}" for row in rows for line in row.warnings]
-
 
 class Ranked(BaseModel):
     """A picture's place in an order."""
@@ -203,9 +198,15 @@ class Judge:
                 j = order[place]
                 # as compared, or from the strengths where the pair was not
                 surer = ahead.get((i, j), preference.sigmoid(strength[i] - strength[j]))
-            one = candidates[i]
-            about = {"place": place, "index": one.index, "assessment": one.row}
-            places.append(Ranked(**about, strength=strength[i], better_than_next=surer))
+            places.append(
+                Ranked(
+                    place=place,
+                    index=candidates[i].index,
+                    strength=strength[i],
+                    better_than_next=surer,
+                    assessment=candidates[i].row,
+                )
+            )
         return Ranking(order=places, pairs=pairs, failed=list(failed))
 
     def _prior(self, row: Assessment) -> float:

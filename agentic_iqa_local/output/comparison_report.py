@@ -35,8 +35,9 @@ def _comparison_account(found: Comparison) -> str:
         lines += wrapped(_rated(row))
     if found.pair:
         lines += ["", *_pair_lines(found, found.pair)]
-    for line in found.warnings:
-        lines += wrapped(f"Warning: {line}", indent="")
+    for row in (found.first, found.second):
+        for line in row.warnings:
+            lines += wrapped(f"Warning: {row.image}: {line}", indent="")
     return safe_lines(lines)
 
 
