@@ -13,6 +13,7 @@ import pytest
 from conftest import DATA, ROOT
 from hypothesis import given
 from hypothesis import strategies as st
+from one_row import RATING, row_of
 from PIL import Image
 from rich.cells import cell_len
 
@@ -20,7 +21,6 @@ from agentic_iqa_local.cli import console
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.output.picture_lines import picture_line
 from agentic_iqa_local.result import Assessment
-from agentic_iqa_local.state import FusionResult
 
 SCRIPT = str(ROOT / "scripts" / "assess.py")
 
@@ -83,35 +83,18 @@ def test_progress_is_told_in_lines_without_a_terminal(monkeypatch, capsys):
     assert second.endswith("0:00:00 left, 1 failed")
 
 
-def rated(name: str, q: float, letter: str) -> Assessment:
-    interval = {
-        "low": 2.0, "high": 4.5, "width": 2.5, "coverage": 0.9, "calibrated_on": "x", "difficulty": 1.0,
-        "condition": {"pipeline": "agent", "reference": False, "look": "one order"}, "widened": [],
-    }  # fmt: skip
-    row = {
-        "image": name,
-        "query": "rate",
-        "final_answer": letter,
-        "interval": interval,
-    }
-    fusion = FusionResult(
-        mode="logits", vlm_letter=letter, p_c={letter: 1.0}, off_letter_mass=0.0, q=q
-    )
-    return Assessment.model_validate(row | {"fusion": fusion})
-
-
 @pytest.mark.parametrize("columns", [60, 80, 200])
 def test_lines_fit_and_stand_below_each_other(columns):
     names = ["a.png", f"{'long' * 20}_0003.jpg", "夕焼けの写真と海と山.png", "e\u0301.png"]
-    shown = [picture_line(rated(name, 3.0, "C"), columns).plain for name in names]
+    shown = [picture_line(row_of(name, **RATING), columns).plain for name in names]
     assert all(cell_len(line) < columns for line in shown)
-    assert len({cell_len(line.partition("2.0–4.5")[0]) for line in shown}) == 1
+    assert len({cell_len(line.partition("1.6–3.1")[0]) for line in shown}) == 1
     assert "_0003.jpg " in shown[1]  # the end tells frames of a series apart
 
 
-@given(st.text(min_size=1, max_size=30), st.floats(1, 5))
-def test_no_line_of_a_picture_steers_a_terminal(name, q):
+@given(st.text(min_size=1, max_size=30))
+def test_no_line_of_a_picture_steers_a_terminal(name):
     failed = Assessment(image=name, query="rate", error=f"{name}: expected \x1b[2J none")
-    for row in (rated(name, q, "C"), failed):
+    for row in (row_of(name, **RATING), failed):
         line = picture_line(row, 80).plain
         assert one_line(line) == line

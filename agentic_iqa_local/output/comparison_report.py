@@ -32,20 +32,13 @@ def explain(result: Result) -> str:
 def _comparison_account(found: Comparison) -> str:
     lines = wrapped(comparison_headline(found), indent="")
     for row in (found.first, found.second):
-        lines += wrapped(_rated(row))
+        lines += wrapped(headline(row))
     if found.pair:
         lines += ["", *_pair_lines(found, found.pair)]
     for row in (found.first, found.second):
         for line in row.warnings:
             lines += wrapped(f"Warning: {row.image}: {line}", indent="")
     return safe_lines(lines)
-
-
-def _rated(row: Assessment) -> str:
-    interval = ""
-    if row.interval:
-        interval = f", 90 % interval {row.interval.low:.2f} to {row.interval.high:.2f}"
-    return f"{one_line(row.image)}: {row.answer}{interval}"
 
 
 def _pair_lines(found: Comparison, pair: Pair) -> list[str]:
