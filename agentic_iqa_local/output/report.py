@@ -15,7 +15,7 @@ from agentic_iqa_local.output.words import (
     wrapped,
 )
 from agentic_iqa_local.result import Assessment
-from agentic_iqa_local.state import plain_words
+from agentic_iqa_local.state import ExecutorOutput, PlannerOutput, plain_words
 
 # A question that Yes or No answers
 _YES_OR_NO = re.compile(
@@ -45,17 +45,21 @@ def _found_of_question(row: Assessment) -> list[str]:
     words."""
     if row.query == DEFAULT_QUERY or named(row) or not (row.level and row.plan and row.evidence):
         return []
-    kinds = distortions_in(row.query, row.plan.objects)
+    return _found_of(row.query, row.plan, row.evidence)
+
+
+def _found_of(query: str, plan: PlannerOutput, evidence: ExecutorOutput) -> list[str]:
+    kinds = distortions_in(query, plan.objects)
     sought = " or ".join(plain_words(kind) for kind in kinds) or "damage"
-    if not_looked_for(row.evidence):
+    if not_looked_for(evidence):
         return [f"{sought} was not looked for"]
-    if not row.evidence.distortion_analysis:
+    if not evidence.distortion_analysis:
         return []
-    found = found_damage(row.evidence)
+    found = found_damage(evidence)
     if kinds:
         found = [one for one in found if one.type in kinds]
     said = " and ".join(one.with_severity for one in found) or f"no {sought} found"
-    return [f"{_lead(row.query, kinds, bool(found))}{said}"]
+    return [f"{_lead(query, kinds, bool(found))}{said}"]
 
 
 def _lead(query: str, kinds: list[str], found: bool) -> str:

@@ -69,8 +69,11 @@ CSV = re.compile(
 
 
 def _cells(row: Assessment) -> Cells:
+    interval = row.interval
     cells = row.model_dump(include={*FIRST, *LAST}) | {
         "level": row.level,
+        "q_low": interval and interval.low,
+        "q_high": interval and interval.high,
         "choices": "|".join(row.choices or ()),
         "gate": row.gate and row.gate.verdict,
         "distortions": "; ".join(damage(row)),
@@ -78,15 +81,18 @@ def _cells(row: Assessment) -> Cells:
         "warnings": " | ".join(row.warnings),
         "model": row.model and row.model["name"],
     }
-    if row.interval:
-        cells |= {"q_low": row.interval.low, "q_high": row.interval.high}
-    if not row.error:
+    if row.choices and row.letter:
+        cells["answer"] = chosen_answer(row.choices, row.letter)
+    elif not row.error:
         cells["answer"] = row.final_answer
-        if row.choices and row.letter:
-            cells["answer"] = chosen_answer(row.choices, row.letter)
     if row.fusion:
         cells |= {"tools_mean": row.fusion.q_bar, "model_letter": row.fusion.vlm_letter}
         cells |= {f"p_{letter}": p for letter, p in row.fusion.p.items()}
+    return cells | _scores(row)
+
+
+def _scores(row: Assessment) -> Cells:
+    cells = {}
     for run in row.tools:
         if run.raw_score is not None:
             cells[f"{run.tool_name} raw"] = run.raw_score
