@@ -96,34 +96,19 @@ def folder_hash(folder: Path) -> str:
 
 
 def path_text(path: str | os.PathLike[str]) -> str:
-    """A path as text that UTF-8 and JSON can hold, the same for no other path.
-
-    Bytes that are not UTF-8 become "\\xNN". In such a path, and in one that holds "\\x" itself,
-    backslashes are doubled, so that no two paths have the same text.
-    """
+    """A path as text that UTF-8 and JSON can hold: bytes that are not UTF-8 become "\\xNN"."""
     try:
         name = os.fsencode(path)
     except UnicodeEncodeError:  # no file has such a name
         return one_line(os.fspath(path))
-    text = name.decode("utf-8", "backslashreplace")
-    if "\\x" not in text:
-        return text
-    return name.replace(b"\\", b"\\\\").decode("utf-8", "backslashreplace")
+    return name.decode("utf-8", "backslashreplace")
 
 
 def path_from_text(text: str) -> str:
     """The path that `path_text` made the text of."""
-    if "\\x" not in text:
-        return text
-    name = re.sub(rb"\\(\\|x[0-9a-f]{2})", _unescaped, text.encode())
-    return os.fsdecode(name)
-
-
-def _unescaped(found: re.Match[bytes]) -> bytes:
-    escape = found[1]
-    if escape == b"\\":
-        return escape
-    return bytes.fromhex(escape[1:].decode())
+    parts = re.split(rb"\\x([0-9a-f]{2})", text.encode())
+    parts[1::2] = map(bytes.fromhex, map(bytes.decode, parts[1::2]))
+    return os.fsdecode(b"".join(parts))
 
 
 @contextmanager

@@ -160,7 +160,7 @@ MISTAKES = [
     (["photo.jpg", "--out", "results/rows.jsonl"], "mkdir -p"),
     (
         ["photo.jpg", "--out", "photo.png"],
-        "--out photo.png: expected a name with .jsonl or .json; name it photo.jsonl",
+        "--out photo.png: expected a name with .jsonl or .json;",
     ),
     (["photo.jpg", "--strict"], "--strict: expected with --at-least or --abstain-wider-than"),
     (

@@ -59,39 +59,14 @@ executor: {{backend: transformers.cut}}
     assert "memory" not in checks
 
 
-def dies(setup):
-    os._exit(7)
-
-
-def hangs(setup):
-    near, _far = socket.socketpair()  # nothing comes from the far end
-    near.recv(1)
-
-
-def calls_out(setup):
-    socket.getaddrinfo("example.org", 80)
-
-
-def sound(setup, backend=""):
-    return Finding("pass", "sound")
-
-
-@pytest.mark.parametrize(
-    ("broken", "timeout", "told"),
-    [
-        (dies, 300, "died with status 7"),
-        (hangs, 1, "no answer within 1 s"),
-        (calls_out, 300, "example.org"),
-    ],
-    ids=["dies", "hangs", "calls out"],
-)
-def test_a_check_that_goes_wrong_fails_and_the_next_goes_on(broken, timeout, told, monkeypatch):
+def test_a_check_that_goes_wrong_fails_and_the_next_goes_on(monkeypatch):
+    """Here one that would reach the network."""
     for name in ("device", "models_folder", "folder", "memory", "model", "tools"):
-        monkeypatch.setattr(checks, name, sound)
-    monkeypatch.setattr(checks, "packages", broken)
-    first, *others = examine(Setup(load_settings(), cpu=True), timeout=timeout)
+        monkeypatch.setattr(checks, name, lambda *_, **__: Finding("pass", "sound"))
+    monkeypatch.setattr(checks, "packages", lambda _: socket.getaddrinfo("example.org", 80))
+    first, *others = examine(Setup(load_settings(), cpu=True))
     assert first.status == "fail"
-    assert told in first.found
+    assert "example.org" in first.found
     assert {check.status for check in others} == {"pass"}
 
 

@@ -60,9 +60,6 @@ def items_of(args: argparse.Namespace) -> list[Item]:
     there."""
     if args.manifest:
         return read_manifest(args.manifest, query=args.query, choices=args.choices, box=args.box)
-    if args.choices and not args.query:
-        wrong = "--choices needs --query, the question that they answer"
-        raise UsageError(wrong, 'add --query "QUESTION"')
     files = expand_inputs(args.pictures or [os.path.relpath(SAMPLE)])
     for file in files:
         if not os.path.lexists(file):

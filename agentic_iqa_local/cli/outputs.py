@@ -31,26 +31,22 @@ def output_file(
         UsageError: Another suffix, a place where nothing can be written, or somebody's file.
     """
 
-    def refused(wrong: str, remedy: str = "choose a new file in a folder of yours") -> UsageError:
-        return UsageError(f"{option} {file}: {wrong}", remedy)
-
-    folder = file.absolute().parent
+    folder, place, wrong = file.absolute().parent, file, ""
     try:
         place = place_for(file)
-        replaceable = mark is None or is_replaceable(place, mark)
+        if place.suffix.lower() not in suffixes:
+            wrong = f"expected a name with {' or '.join(suffixes)}"
+        elif not folder.is_dir():
+            make = f"mkdir -p {shlex.quote(str(folder))}"
+            wrong = f"there is no folder {folder}, make it first: {make}"
+        elif not os.access(place if place.exists() else folder, os.W_OK):
+            wrong = "it cannot be written"
+        elif mark and not is_replaceable(place, mark):
+            wrong = "expected a new name, there is a file that this command did not write"
     except FileError as error:
-        raise refused(str(error)) from error
-    if place.suffix.lower() not in suffixes:
-        expected = f"expected a name with {' or '.join(suffixes)}"
-        raise refused(expected, f"name it {file.stem}{suffixes[0]}")
-    if not folder.is_dir():
-        make = f"make it first: mkdir -p {shlex.quote(str(folder))}"
-        raise refused(f"there is no folder {folder}", make)
-    if not os.access(place if place.exists() else folder, os.W_OK):
-        raise refused("it cannot be written")
-    if not replaceable:
-        expected = "expected a new name, there is a file that this command did not write"
-        raise refused(expected, "choose another name, or move that file away")
+        wrong = str(error)
+    if wrong:
+        raise UsageError(f"{option} {file}: {wrong}", "choose a new file in a folder of yours")
     return place
 
 

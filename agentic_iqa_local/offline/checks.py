@@ -9,7 +9,7 @@ import os
 import shutil
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -48,7 +48,7 @@ class Finding(NamedTuple):
     remedy: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Setup:
     """What is examined: a configuration on a device. `quick` loads nothing and reads no file
     whole."""
@@ -58,14 +58,14 @@ class Setup:
     cpu: bool = False
     quick: bool = False
 
-    @property
+    @cached_property
     def device(self) -> str:
         return choose_device(self.gpu, self.cpu)
 
-    @property
+    @cached_property
     def services(self) -> Services:
-        """Models and tools, loaded once in the process of the checks."""
-        return _services(self.settings.model_dump_json(), self.device)
+        """Models and tools, each loaded once."""
+        return Services(self.settings, self.device)
 
     def renderer(self, backend: str) -> Any:
         """A model's processor and templates (a `Renderer`), without its weights."""
@@ -76,23 +76,15 @@ class Setup:
 
 
 @cache
-def _services(settings: str, device: str) -> Services:
-    return Services(Settings.model_validate_json(settings), device)
-
-
-@cache
 def pictures() -> list[Image.Image]:
-    """Windows of two sample photographs, eight of 256×224 pixels: each clean, blurred, noisy and
-    dark."""
-    found, rng = [], np.random.default_rng(0)
+    """Windows of two sample photographs, six of 256×224 pixels: each clean, blurred and noisy."""
+    found = []
+    noise = np.random.default_rng(0).normal(0, 20, (224, 256, 3))
     for name in ("sumac", "prudential"):
         with Image.open(ROOT / "tests" / "data" / f"{name}.png") as photograph:
             clean = photograph.convert("RGB").crop(WINDOW)
-        noisy = np.asarray(clean) + rng.normal(0, 20, (clean.height, clean.width, 3))
-        found.append(clean)
-        found.append(clean.filter(ImageFilter.GaussianBlur(2)))
-        found.append(Image.fromarray(np.clip(noisy, 0, 255).astype(np.uint8)))
-        found.append(Image.fromarray(np.asarray(clean) // 3))
+        noisy = np.clip(np.asarray(clean) + noise, 0, 255).astype(np.uint8)
+        found += [clean, clean.filter(ImageFilter.GaussianBlur(2)), Image.fromarray(noisy)]
     return found
 
 
