@@ -17,7 +17,7 @@ from agentic_iqa_local.nodes.detection import detect, found_families, severity_p
 from agentic_iqa_local.nodes.evidence import doubts, not_looked_for
 from agentic_iqa_local.nodes.prompts import objects_prompt
 from agentic_iqa_local.nodes.query import asks_where
-from agentic_iqa_local.nodes.reasoning import names_only
+from agentic_iqa_local.nodes.reasoning import speaks_of
 from agentic_iqa_local.nodes.repetition import sound
 from agentic_iqa_local.nodes.replanning import gaps_to_close
 from agentic_iqa_local.nodes.replies import analysis_reply
@@ -167,7 +167,7 @@ def judge(
             p = severity_probabilities(family, item.severity, bench)
             severity = max(p, key=p.__getitem__, default=item.severity)
             words = sound(item.explanation, f"its words on {item.type}", bench.warn)
-            if not (words and severity == item.severity and names_only(words, [item.type])):
+            if not (words and severity == item.severity and speaks_of(words, item.type)):
                 measured = _explained(severity, family)
                 item = revised(item, severity=severity, explanation=measured)
             yield name, item, p
