@@ -51,23 +51,32 @@ def compare(
 
 def _matched(stored: Mapping[str, Stored]) -> dict[str, list[dict[str, Any]]]:
     """The rows of the images that all runs have, in one order. Raises StudyError."""
+    _check_sets(stored)
+    by_key = {name: {row["key"]: row for row in rows} for name, (_, rows) in stored.items()}
+    first, *others = by_key.values()
+    keys = [key for key in first if all(key in rows for rows in others)]
+    if len(keys) < FEWEST:
+        expected = f"expected at least {FEWEST} common images, found {len(keys)}"
+        raise StudyError(f"compare: {expected}", "run both on that many images or more")
+    for key in keys:
+        _check_same([rows[key] for rows in by_key.values()])
+    return {name: [rows[key] for key in keys] for name, rows in by_key.items()}
+
+
+def _check_sets(stored: Mapping[str, Stored]) -> None:
+    """Raises StudyError unless these are two runs or more of one data set."""
     sets = sorted({run.dataset.key for run, _ in stored.values()})
     if len(stored) < 2 or len(sets) > 1:
         said = f"compare: expected two runs or more of one data set, got {len(stored)}"
         raise StudyError(f"{said} of {listed(sets)}", "name other folders")
-    by_key = {name: {row["key"]: row for row in rows} for name, (_, rows) in stored.items()}
-    common = set.intersection(*map(set, by_key.values()))
-    first, *_ = by_key.values()
-    keys = [key for key in first if key in common]
-    if len(keys) < FEWEST:
-        expected = f"expected at least {FEWEST} common images, found {len(keys)}"
-        raise StudyError(f"compare: {expected}", "run both on that many images or more")
+
+
+def _check_same(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Raises StudyError unless the rows are of one image with one human score."""
     for what, fact in (("scores", "mos"), ("files", "sha256")):
-        for key in keys:
-            if len({rows[key].get(fact) for rows in by_key.values()} - {None}) > 1:
-                said = f"compare: expected the same images, {key} has other {what} in another run"
-                raise StudyError(said)
-    return {name: [rows[key] for key in keys] for name, rows in by_key.items()}
+        if len({row.get(fact) for row in rows} - {None}) > 1:
+            said = f"{rows[0]['key']} has other {what} in another run"
+            raise StudyError(f"compare: expected the same images, {said}")
 
 
 def _distances(scores: pd.DataFrame, first: str) -> dict[str, list[float]]:

@@ -57,11 +57,7 @@ def fit_runs(
     rated = [part for part in parts if part[0].dataset.kind != "MCQ"]
     first, _ = (rated or parts)[0]
     for folder, (run, _) in zip(folders, parts, strict=True):
-        model, dataset = run.identity.model, run.dataset
-        same_set = dataset.kind == "MCQ" or dataset.key == first.dataset.key
-        if not same_set or (model, run.fusion) != (first.identity.model, first.fusion):
-            said = f"{folder}: expected the data set, model and fusion of the other runs"
-            raise FitError(said, "fit them apart")
+        _check_alike(folder, run, first)
     settings, rows = first.fusion, [row for _, used in parts for row in used]
     seen = pd.DataFrame(rows, columns=["key", "group"])
     before = after = 0.0
@@ -82,6 +78,15 @@ def fit_runs(
         groups=tuple(sorted(seen["group"].dropna().unique())),
         intervals=_calibration(parts, first, settings),
     )
+
+
+def _check_alike(folder: Path, run: Run, first: Run) -> None:
+    """Raises FitError for a run that does not make one fit with the first."""
+    same_set = run.dataset.kind == "MCQ" or run.dataset.key == first.dataset.key
+    alike = run.identity.model == first.identity.model and run.fusion == first.fusion
+    if not (same_set and alike):
+        said = f"{folder}: expected the data set, model and fusion of the other runs"
+        raise FitError(said, "fit them apart")
 
 
 def _part(folder: Path, objective: Objective, split: str | None, share: float) -> Stored:

@@ -105,23 +105,30 @@ def report_runs(
         write_tables(folders[name], made)
         printed = [as_text(each, made[each]) for each in PRINTED if each in made]
         said += [one_line(name), *printed]
+    if studies:
+        said += _write_together(studies, folders, out)
+    return "\n".join(said)
+
+
+def _write_together(
+    studies: Mapping[str, Analysis], folders: Mapping[str, Path], out: Path
+) -> list[str]:
+    """Writes the figures and the page of all studies, and their table over the data sets; what a
+    terminal shows."""
+    said, parts, page = [], [], out / "report.html"
     datasets = pd.DataFrame()
     if len(studies) > 1:
         datasets = over_datasets([*studies.values()])
         write_tables(out, {"datasets": datasets})
         said.append(as_text("datasets", datasets))
-    page = out / "report.html"
-    parts = []
     for name, study in studies.items():
         said += [f"- {note}" for note in study.notes]
         figures = draw(study.run, study.tables)
         for title, content in figures.items():
             write_whole(folders[name] / f"{title}.svg", content)
         parts.append((study, figures))
-    if parts:
-        write_page(parts, page, datasets)
-        said += ["", one_line(f"Written to {out}: open {page}")]
-    return "\n".join(said)
+    write_page(parts, page, datasets)
+    return [*said, "", one_line(f"Written to {out}: open {page}")]
 
 
 def over_datasets(studies: Sequence[Analysis]) -> pd.DataFrame:
