@@ -21,6 +21,7 @@ from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.judgement.fit import read_fit
 from agentic_iqa_local.output.gallery.page import write_gallery
 from agentic_iqa_local.output.gallery.rows import read_rows
+from agentic_iqa_local.studies.datasets import DATASETS
 from agentic_iqa_local.studies.report import analyse
 from agentic_iqa_local.studies.store import read_run
 
@@ -62,7 +63,7 @@ def study():
         "fusion": {"eta": 1.0},
         "tools": {"full_reference": ["VSI"], "no_reference": ["NIQE"]},
         "maps": {"VSI": "tid2013"},
-        "dataset": {"key": "tid2013", "images": 2, "missing": [], "left_out": {}},
+        "dataset": DATASETS["tid2013"].model_dump() | {"images": 2, "missing": [], "left_out": {}},
         "identity": {"reads": {"query": "Rate it."}, "model": "M"},
     }
 

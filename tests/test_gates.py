@@ -172,7 +172,7 @@ def test_a_calibration_of_another_set_up_is_refused(tmp_path):
     settings = Settings(decisions=DecisionSettings(calibration=str(tmp_path / "fit.json")))
     for change, reason in (
         ({"model": "another"}, "calibrated with another model than embedded"),
-        ({"dtype": "bfloat16"}, "calibrated with dtype bfloat16, this model runs with float32"),
+        ({"dtype": "bfloat16"}, "calibrated with dtype bfloat16, here it is float32"),
         (None, "fit.json calibrates none; fit it anew with study.py fit"),
     ):
         of = None if change is None else calibration(**{"model": model} | change)

@@ -97,6 +97,6 @@ def test_own_files_are_replaced_but_not_a_table_with_more_columns(tmp_path):
 def test_files_of_rows_that_are_another_s_are_not_cut(tmp_path):
     """They have no line end, so that cutting off an incomplete last line would empty them."""
     (tmp_path / "rows.jsonl").write_bytes(PRECIOUS)
-    with pytest.raises(StoreError, match=r"without run\.json"), open_store(tmp_path, {}, {}):
+    with pytest.raises(StoreError, match=r"without run\.json"), open_store(tmp_path, {}):
         pass
     assert (tmp_path / "rows.jsonl").read_bytes() == PRECIOUS
