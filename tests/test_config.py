@@ -177,7 +177,8 @@ def test_each_door_refuses_nonsense_in_the_same_words(name, value, said, capsys)
     assert refused.value.status == 400
     flag = f"--{name.replace('_', '-')}"
     with pytest.raises(SystemExit):
-        parse("assess", ["a.png", flag, *([value] if isinstance(value, str) else value)])
+        asked = [] if name == "query" else ["--query", "Q"]
+        parse("assess", ["a.png", *asked, flag, *([value] if isinstance(value, str) else value)])
     told = capsys.readouterr().err
     assert f"error: {flag}: " in told
     assert said in told
