@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, overload
 
 from agentic_iqa_local.config import ConfigError, Options, Pipeline, Settings, load_settings
-from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.state import revised
 
 # What pulls in LangGraph or a model's processor is imported where it is used: the command line
@@ -115,14 +114,12 @@ class IQA:
         """
         from agentic_iqa_local.images.pictures import check_picture
         from agentic_iqa_local.judgement.assessment import assess
-        from agentic_iqa_local.judgement.quality_map import map_request
 
         how = {"services": self._opened(), "pipeline": self.pipeline, "box": box, "map": map}
         if not isinstance(image, (list, tuple)):
             return assess(image, reference, query, choices, **how)
-        request = map_request(map)
-        if request and request.png:
-            expected = f"expected True for several pictures, got one file, {request.png}"
+        if not isinstance(map, bool):
+            expected = f"expected True for several pictures, got one file, {map}"
             raise ValueError(f"map: {expected}; ask one by one")
         pairs = list(zip(image, _of_each(reference, len(image)), strict=True))
         for picture in itertools.chain.from_iterable(pairs):
@@ -176,13 +173,6 @@ class IQA:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def __repr__(self) -> str:
-        if self._services is None:
-            return "IQA(closed)"
-        return one_line(
-            f"IQA({self._services.settings.summarizer.backend} on {self._services.device})"
-        )
 
 
 def _of_each(reference: Any, count: int) -> "list[Picture | None]":
@@ -285,8 +275,3 @@ class Conversation:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def __repr__(self) -> str:
-        if self._open is None:
-            return "Conversation(closed)"
-        return one_line(f"Conversation({self.picture}, {self._asked} asked)")

@@ -40,21 +40,20 @@ from agentic_iqa_local.state import (
     DEFAULT_MAX_REPLAN_ITERATIONS,
     EYE,
     Mode,
-    PromptLayout,
     lower_edge,
     revised,
 )
 
 DEFAULT_CONFIG = CONFIGS / "model_backends.yaml"
 ROLES = ("planner", "executor", "summarizer")
-LONGEST_TEXT = 4000  # characters of a query, or of all choices
+LONGEST_TEXT = 4000  # characters of a query; of ten choices together
 
 MOST_BOXES = 4  # regions of a picture
 _NUMBER = r"\s*(\d{1,6})\s*"
-_BOXES = (
-    "expected NAME=LEFT,TOP,RIGHT,BOTTOM in pixels (the name may be left out), several parted by ;"
+# a name that is not "Global", and four numbers
+_BOX = re.compile(
+    rf"(?!\s*global\s*=)(?:([^=;]{{1,40}})=)?{','.join([_NUMBER] * 4)}", re.IGNORECASE
 )
-_BOX = re.compile(rf"(?:([^=;]{{1,40}})=)?{','.join([_NUMBER] * 4)}")
 
 Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels
 Pipeline = Literal["agent", "letters"]
@@ -67,68 +66,21 @@ class ConfigError(UserError, ValueError):
     which."""
 
 
-def check_query(query: str) -> str:
-    """`query` as it is. Raises ValueError unless it is a text of 1 to 4000 characters that UTF-8
-    can hold."""
-    if not isinstance(query, str) or not query.strip():
-        got = "an empty text" if isinstance(query, str) else type(query).__name__
-        raise ValueError(
-            f"query: expected a question or an instruction, got {got}; leave it out for a plain rating"
-        )
-    _check_text("query", query)
-    return query
-
-
-def check_choices(choices: Sequence[str] | None) -> list[str] | None:
-    """The answers to choose from. Raises ValueError unless there are 2 to 10 that differ and are
-    not blank, or none at all."""
-    if choices is None:
-        return None
-    if not isinstance(choices, (list, tuple)) or not all(
-        isinstance(choice, str) for choice in choices
-    ):
-        raise ValueError(
-            f"choices: expected a list of texts such as ['Yes', 'No'], got {repr(choices)[:80]}"
-        )
+def _told_apart(choices: Sequence[str]) -> list[str]:
     if not 2 <= len(choices) <= 10:
-        raise ValueError(f"choices: expected 2 to 10 answers, got {len(choices)}")
+        raise ValueError(f"expected 2 to 10 answers, got {len(choices)}")
     if len({choice.strip().casefold() for choice in choices} - {""}) < len(choices):
-        raise ValueError(
-            f"choices: expected answers that differ and are not blank, got {list(choices)}"
-        )
-    _check_text("choices", "".join(choices))
+        raise ValueError(f"expected answers that differ and are not blank, got {choices}")
     return list(choices)
 
 
-def _check_text(name: str, text: str) -> None:
-    if len(text) > LONGEST_TEXT:
-        raise ValueError(
-            f"{name}: expected at most {LONGEST_TEXT} characters, got {len(text)}; shorten it"
-        )
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            f"{name}: expected text in UTF-8, got another byte at {error.start + 1}; retype it"
-        ) from None
-
-
-def check_limit(limit: int) -> int:
-    """`limit` as it is. Raises ValueError for what is no number of iterations."""
-    if type(limit) is not int or limit < 0:
-        raise ValueError(f"max_replan_iterations: expected 0 or more, got {limit!r}")
-    return limit
-
-
 def _opaque(colour: str) -> str:
-    expected = "expected an opaque colour such as white, #808080 or rgb(128, 128, 128)"
     try:
-        samples = ImageColor.getrgb(colour)
+        _, _, _, *alpha = ImageColor.getrgb(colour)
     except ValueError:
-        near = did_you_mean(colour.lower(), ImageColor.colormap)
-        raise ValueError(f"{expected}, got '{colour:.80}'{near}") from None
-    if len(samples) > 3 and samples[3] < 255:
-        raise ValueError(f"{expected}, got '{colour}', which is transparent itself")
+        alpha = [0]
+    if alpha and alpha != [255]:
+        raise ValueError("expected an opaque colour such as white, #808080 or rgb(128, 128, 128)")
     return colour
 
 
@@ -136,26 +88,18 @@ def boxes_of(text: str | None) -> dict[str, Box]:
     """The boxes in a text "NAME=LEFT,TOP,RIGHT,BOTTOM; ...", by the name of what lies there, ""
     without one. Raises ValueError."""
     boxes: dict[str, Box] = {}
-    for part in text.split(";") if text else ():
-        name, box = _named_box(part)
-        if name in boxes:
-            raise ValueError(f"box: {_BOXES}, each name once, got {part!r:.80}")
-        boxes[name] = box
-    if len(boxes) > MOST_BOXES:
-        raise ValueError(f"box: expected at most {MOST_BOXES}, got {len(boxes)}")
+    parts = text.split(";") if text else []
+    for part in parts:
+        found = _BOX.fullmatch(part)
+        if found:
+            left, top, right, bottom = map(int, found.groups()[1:])
+            if left < right and top < bottom:
+                boxes[(found[1] or "").strip()] = left, top, right, bottom
+    if not len(parts) == len(boxes) <= MOST_BOXES:
+        expected = "expected NAME=LEFT,TOP,RIGHT,BOTTOM in pixels (the name may be left out)"
+        several = f"several, up to {MOST_BOXES}, parted by ;, each name once"
+        raise ValueError(f"box: {expected}, {several}, got {text!r:.80}")
     return boxes
-
-
-def _named_box(text: str) -> tuple[str, Box]:
-    """The name, "" without one, and the box in a text "NAME=LEFT,TOP,RIGHT,BOTTOM". Raises
-    ValueError."""
-    found = _BOX.fullmatch(text)
-    if found:
-        name = (found[1] or "").strip()
-        left, top, right, bottom = map(int, found.groups()[1:])
-        if left < right and top < bottom and name.lower() != "global":
-            return name, (left, top, right, bottom)
-    raise ValueError(f"box: {_BOXES}, each name once, got {text!r:.80}")
 
 
 def box_text(boxes: Mapping[str, Sequence[int]]) -> str:
@@ -164,17 +108,13 @@ def box_text(boxes: Mapping[str, Sequence[int]]) -> str:
     return "; ".join(f"{name}={text}" if name else text for name, text in texts.items())
 
 
-def check_box(value: Any) -> str:
-    """Boxes as one text: of such a text, of four numbers, or of {name: four numbers}. Raises
-    ValueError."""
-    if not isinstance(value, (str, list, tuple, Mapping)):
-        raise ValueError(f"box: expected a text or four numbers, got {type(value).__name__}")
-    if not isinstance(value, str):
-        value = box_text(value if isinstance(value, Mapping) else {"": value})
-    _check_text("box", value)
-    if not value.strip():
-        raise ValueError("box: expected NAME=LEFT,TOP,RIGHT,BOTTOM, got an empty text")
-    return box_text(boxes_of(value))
+def _box_text(value: Any) -> str:
+    """Boxes as one text: of such a text, of four numbers, or of {name: four numbers}."""
+    boxes = {"": value} if isinstance(value, (list, tuple)) else value
+    text = box_text(boxes) if isinstance(boxes, Mapping) else boxes
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError("expected NAME=LEFT,TOP,RIGHT,BOTTOM")
+    return box_text(boxes_of(text))
 
 
 def _path(value: Any) -> str:
@@ -195,11 +135,11 @@ Rate = Annotated[float, Field(ge=0.01, lt=0.5)]
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
 Limit = Annotated[int, Field(ge=0)]
-Tiles = Annotated[int, Field(ge=9, le=4096)]
-Choices = Annotated[list[str], BeforeValidator(check_choices)]
-Boxes = Annotated[str, BeforeValidator(check_box)]
-# option → what it limits
-_LIMITS = {"error_rate": "at_least", "most_reads": "target_width"}
+Query = Annotated[str, Field(pattern=r"\S", max_length=LONGEST_TEXT)]
+Choices = Annotated[
+    Sequence[Annotated[str, Field(max_length=LONGEST_TEXT // 10)]], AfterValidator(_told_apart)
+]
+Boxes = Annotated[str, Field(max_length=LONGEST_TEXT), BeforeValidator(_box_text)]
 
 
 def split_backend(backend: str) -> tuple[str, str]:
@@ -209,23 +149,11 @@ def split_backend(backend: str) -> tuple[str, str]:
     engines = get_args(Engine)
     if engine in engines and folder:
         return engine, folder
-    expected = (
+    raise ValueError(
         f"expected ENGINE.FOLDER with ENGINE one of {', '.join(engines)}, such as"
-        " transformers.embedded: models run on your own machines, never in a cloud"
+        " transformers.embedded: models run on your own machines, never in a cloud,"
+        f" got {backend!r:.80}"
     )
-    hint = "" if engine in engines else did_you_mean(engine.lower(), engines)
-    raise ValueError(f"{expected}, got {backend!r:.80}{hint}")
-
-
-def server_key() -> str | None:
-    """$AGENTIC_IQA_SERVER_KEY, for a model server that asks for a key. Raises ConfigError, which
-    does not quote it."""
-    key = os.environ.get("AGENTIC_IQA_SERVER_KEY") or None
-    if key and not re.fullmatch("[!-~]+", key):
-        raise ConfigError(
-            "$AGENTIC_IQA_SERVER_KEY: expected printable ASCII without blanks", "set it anew"
-        )
-    return key
 
 
 class Section(BaseModel):
@@ -256,10 +184,8 @@ class ModelSettings(Section):
 
     # a folder, in the models folder unless absolute; default: the backend's name
     path: str | None = None
-    # auto: bfloat16 on a GPU that has it, float16 on older ones; float32 on a CPU, or bfloat16
-    # where it has AMX and the model is known to hold in it
+    # auto: bfloat16 on a GPU that has it, float16 on older ones, float32 on a CPU
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = "auto"
     # bitsandbytes; 4bit is nf4 with double quantisation
     quantization: Literal["none", "8bit", "4bit"] = "none"
     # auto: accelerate spreads the model over all visible devices
@@ -271,8 +197,6 @@ class ModelSettings(Section):
     # how a rating is read: at the letters A to E, or at the words Excellent to Bad, for a model
     # trained to say these
     answers: Literal["letters", "words"] = "letters"
-    # system_first is the paper's order; its roles share no image cache
-    prompt_layout: PromptLayout = "images_first"
     # the same bits run after run, whatever else is asked meanwhile: deterministic kernels; vLLM
     # answers one request at a time and without its cache; slower
     exact: bool = False
@@ -281,11 +205,9 @@ class ModelSettings(Section):
     left_for_tools_gib: float = Field(default=4.0, ge=0)
     # engine server: where vLLM's OpenAI-compatible server listens; $AGENTIC_IQA_SERVER_KEY is its key
     server: str = "http://127.0.0.1:8000"
-    served_name: str | None = None  # engine server: the model's name there; default: the only one
     # engine server: seconds to wait for an answer
     server_timeout: float = Field(default=600, gt=0, le=86400)
-    # the smallest and the largest picture that is seen in one piece; default: the processor's own
-    min_pixels: int | None = Field(default=None, ge=1)
+    # the largest picture that is seen in one piece; default: the processor's own
     max_pixels: int | None = Field(default=None, ge=1)
 
     @field_validator("server")
@@ -434,11 +356,6 @@ class Settings(Section):
         settings = self.models.get(backend.partition(".")[2], ModelSettings())
         return revised(settings, path=str(self.folder(backend)))
 
-    def with_options(self, **options: Any) -> "Settings":
-        """The same configuration with what `Options` of these values changes. Raises
-        ConfigError."""
-        return Options.of(options).applied_to(self)
-
 
 def model_folder(name: str, models: str | None = None) -> Path:
     """Where a model lies by name: below `models_root(models)`, or where only this project's own
@@ -459,15 +376,14 @@ def find_config(name: str | Path | None) -> Path:
         # is read
         if os.path.exists(path) and not os.path.isdir(path):
             return path
-    others = {
-        path.stem
-        for path in CONFIGS.glob("*.yaml")
-        if not path.stem.startswith(("tool_", "detector"))
-    }
-    shipped = [EMBEDDED.name, *sorted(others - {DEFAULT_CONFIG.stem})]
+    shipped = [EMBEDDED.name]
+    for path in sorted(CONFIGS.glob("*.yaml")):
+        if path != DEFAULT_CONFIG and not path.stem.startswith(("tool_", "detector")):
+            shipped.append(path.stem)
+    near = did_you_mean(str(name), shipped)
     raise ConfigError(
         f"config '{name}': no such file or set-up",
-        f"choose a file, or one of the shipped: {', '.join(shipped)}{did_you_mean(str(name), shipped)}",
+        f"choose a file, or one of the shipped: {', '.join(shipped)}{near}",
     )
 
 
@@ -476,14 +392,9 @@ def load_settings(name: str | Path | None = None) -> Settings:
     expected."""
     path = find_config(name)
     try:
-        data = read_yaml(path)
+        return Settings.model_validate(read_yaml(path))
     except FileError as error:
         raise ConfigError(f"{path}: {error}") from None
-    if not isinstance(data, dict):
-        got = "nothing" if data is None else type(data).__name__
-        raise ConfigError(f"{path}: expected a mapping of sections, got {got}")
-    try:
-        return Settings.model_validate(data)
     except ValidationError as error:
         raise ConfigError(f"{path}: {first_mistake(error)}") from None
 
@@ -538,17 +449,12 @@ class Options(Decisions):
             raise ConfigError(first_mistake(error, quoted=True)) from None
 
     def applied_to(self, settings: Settings) -> Settings:
-        """`settings` with what these options change in them; a fit is read by `judgement.fit`.
-        Raises ConfigError for a limit of something that nobody asked for."""
+        """`settings` with what these options change in them; a fit is read by `judgement.fit`."""
         if self.models:
             settings = revised(settings, models_dir=os.path.abspath(self.models))
         settings = self._with_models(settings)
-        decisions = self._changed(settings.decisions)
-        for limit, limited in _LIMITS.items():
-            if getattr(self, limit) is not None and getattr(decisions, limited) is None:
-                raise ConfigError(f"{limit}: expected with {limited}, which it limits")
         changes: dict[str, Any] = {
-            "decisions": decisions,
+            "decisions": self._changed(settings.decisions),
             "images": self._changed(settings.images),
             "fusion": self._changed(settings.fusion),
         }
@@ -560,33 +466,27 @@ class Options(Decisions):
 
     def _changed(self, section: AnySection) -> AnySection:
         """A section with the values of the options that are called as its keys are."""
-        values = {}
-        for name in type(section).model_fields.keys() & type(self).model_fields.keys():
-            value = getattr(self, name)
-            if value is not None:
-                values[name] = value
-        return revised(section, **values)
+        names = set(type(section).model_fields)
+        return revised(section, **self.model_dump(include=names, exclude_none=True))
 
     def _with_models(self, settings: Settings) -> Settings:
         """Every section on `model`, served by `engine`. A folder takes over the loading options of
         the configuration's own model, since it is that model in another place; a name has its own
         in the configuration, or the defaults."""
         own_engine, _, own_model = settings.summarizer.backend.partition(".")
-        models = settings.models
-        name = self.model
-        if name:
-            loading = models.get(name, ModelSettings())
-            if os.path.isdir(name) or "/" in name:
-                folder = Path(name).resolve()
-                name = folder.name
-                loading = revised(models.get(own_model, ModelSettings()), path=str(folder))
-            models = {name: loading}
+        models, name = settings.models, self.model
+        if name and (os.path.isdir(name) or "/" in name):
+            folder = Path(name).resolve()
+            name = folder.name
+            own = models.get(own_model, ModelSettings())
+            models = {name: revised(own, path=str(folder))}
+        elif name:
+            models = {name: models.get(name, ModelSettings())}
         roles = {}
         for role in ROLES:
             section = settings.role(role)
-            engine, _, model = section.backend.partition(".")
-            if name:
-                engine, model = own_engine, name
+            backend = f"{own_engine}.{name}" if name else section.backend
+            engine, _, model = backend.partition(".")
             roles[role] = revised(section, backend=f"{self.engine or engine}.{model}")
         return revised(settings, **roles, models=models)
 
@@ -594,7 +494,7 @@ class Options(Decisions):
 class Request(Options):
     """What a caller may ask of pictures, with a set-up's options."""
 
-    query: Annotated[str, BeforeValidator(check_query)] | None = option(
+    query: Query | None = option(
         "a question or instruction (default: rate the perceptual quality); a tool that it names runs, and"
         ' answers that it lists ("... A. too dark B. too bright", "yes or no") are the choices'
     )
@@ -604,4 +504,3 @@ class Request(Options):
         " it and letters are read there"
     )
     map: bool = option("true: the quality from place to place too", default=False)
-    map_tiles: Tiles | None = option("tiles that a map may read, 9 to 4096 (default: 256)")

@@ -4,7 +4,6 @@ Never widens what CUDA_VISIBLE_DEVICES allows. Importing this takes no torch: fu
 import it themselves, so that --help is fast.
 """
 
-import functools
 import os
 import platform
 import re
@@ -13,8 +12,6 @@ from collections.abc import Iterable
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from itertools import takewhile
-from pathlib import Path
-from typing import Any
 
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.files import ROOT
@@ -35,11 +32,10 @@ class DeviceError(UserError, RuntimeError):
 def choose_device(gpu: str | int | None = None, cpu: bool = False) -> str:
     """ "cuda:N" or "cpu"; with neither argument, "cuda:0" where torch sees a GPU, else "cpu".
 
-    `gpu` is an index among the visible GPUs, a UUID ("GPU-" may be left out, and its beginning is
-    enough if only one visible GPU has it; digits alone are an index), or the full name of a MIG
-    device. Raises `DeviceError` for anything else or not visible.
+    `gpu` is an index among the visible GPUs, a UUID ("GPU-5a1b2c3d-...", or its beginning), or the
+    full name of a MIG device. Raises `DeviceError` for anything else or not visible.
 
-    A MIG device can be picked only through CUDA_VISIBLE_DEVICES, which is set here and read by CUDA
+    A UUID or a MIG device can be picked only through CUDA_VISIBLE_DEVICES, which is set here and read by CUDA
     once. So call this before anything else in the process asks CUDA for its devices.
     """
     if cpu and gpu is not None:
@@ -50,79 +46,55 @@ def choose_device(gpu: str | int | None = None, cpu: bool = False) -> str:
 
     if gpu is None and not torch.cuda.is_available():
         return "cpu"
-    name = "0" if gpu is None else str(gpu).strip()
-    if re.fullmatch(r"MIG-[\w/-]+", name):
-        _make_visible(name)
-        return "cuda:0"
+    name = str(gpu or 0).strip()
     if re.fullmatch(r"[0-9]{1,9}", name):
         if int(name) >= torch.cuda.device_count():
             raise _not_there(name, "the index of a visible GPU")
         return f"cuda:{int(name)}"
-    uuid = re.fullmatch(r"(?:GPU-)?([0-9a-f][0-9a-f-]*)", name, re.IGNORECASE)
-    if uuid is None:
+    if not re.fullmatch(r"(GPU|MIG)-[\w/-]+", name):
         raise DeviceError(f"--gpu {name}: expected {_FORMS}", "use one of these, or --cpu.")
-    return f"cuda:{_index_of(name, uuid[1].lower())}"
+    _make_visible(name)
+    return "cuda:0"
 
 
-def _index_of(name: str, beginning: str) -> int:
-    """The index of the one visible GPU whose UUID has this beginning. Raises DeviceError."""
-    import torch
-
-    matches = []
-    for index in range(torch.cuda.device_count()):
-        uuid = str(torch.cuda.get_device_properties(index).uuid).lower()
-        if uuid.startswith(beginning):
-            matches.append(index)
-    if len(matches) != 1:
-        expected = f"a UUID, or its beginning, that one visible GPU has (found on {len(matches)})"
-        raise _not_there(name, expected)
-    return matches[0]
-
-
-def _make_visible(mig: str) -> None:
-    """Makes one MIG device the only one that CUDA sees. Raises DeviceError."""
+def _make_visible(name: str) -> None:
+    """Makes one GPU or MIG device the only one that CUDA sees. Raises DeviceError."""
     import torch
 
     visible = os.environ.get(_VISIBLE)
-    again = f"start again with {_VISIBLE}={mig}"
+    again = f"start again with {_VISIBLE}={name}"
     # CUDA stops reading the list at the first entry that is none, and an index does not say which
-    # MIG devices it stands for.
-    listed = takewhile(lambda entry: entry.startswith("MIG-"), (visible or "").split(","))
-    if visible is not None and mig not in listed:
+    # device it stands for.
+    listed = takewhile(lambda entry: entry.startswith(name[:4]), (visible or name).split(","))
+    if not any(entry.startswith(name) for entry in listed):
         expected = f"expected a device that {_VISIBLE} lists, but that is {visible!r}"
-        raise DeviceError(f"--gpu {mig}: {expected}", f"{again} if it is yours to use.")
-    if visible != mig and torch.cuda.is_initialized():
+        raise DeviceError(f"--gpu {name}: {expected}", f"{again} if it is yours to use.")
+    if visible != name and torch.cuda.is_initialized():
         raise DeviceError(
-            f"--gpu {mig}: expected CUDA not to be in use yet, but it is", f"{again}."
+            f"--gpu {name}: expected CUDA not to be in use yet, but it is", f"{again}."
         )
-    os.environ[_VISIBLE] = mig
+    os.environ[_VISIBLE] = name
     if torch.cuda.device_count() != 1:  # torch keeps this number only once CUDA is in use
-        raise _not_there(mig, "exactly one MIG device of that name")
+        raise _not_there(name, "exactly one device of that name")
 
 
 def _not_there(name: str, expected: str) -> DeviceError:
     """The error that lists the devices to choose from, or says why there are none."""
     import torch
 
-    count = torch.cuda.device_count()
-    visible = os.environ.get(_VISIBLE)
-    build = f"with CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
-    if torch.version.cuda and not count:
-        try:
-            torch.cuda.init()
-        # torch says here whether a driver is missing, too old, or shows no GPU
-        except RuntimeError as error:
-            build += f"; torch says: {str(error).strip().split('. ')[0]}"
-    listed = []
-    for index in range(count):
+    listed, built = [], torch.version.cuda or "none"
+    for index in range(torch.cuda.device_count()):
         gpu = torch.cuda.get_device_properties(index)
         listed.append(f"{index}: {gpu.name} GPU-{gpu.uuid}")
+    if torch.version.cuda and not listed:
+        try:
+            torch.cuda.init()
+        except RuntimeError as error:  # says whether a driver is missing, too old, or shows no GPU
+            built += f", which says: {str(error).strip().split('. ')[0]}"
     gpus = ", ".join(listed) or "none"
-    setting = f"{_VISIBLE} is not set" if visible is None else f"{_VISIBLE}={visible}"
-    built = f"torch {torch.__version__} built {build}"
-    there = f"but the visible GPUs are: {gpus} ({setting}; {built})"
-    choices = ("", "--gpu 0 or ")[count] if count < 2 else f"--gpu 0 to --gpu {count - 1}, or "
-    return DeviceError(f"--gpu {name}: expected {expected}, {there}", f"use {choices}--cpu.")
+    setting = f"{_VISIBLE}: {os.environ.get(_VISIBLE, 'not set')}; torch's CUDA: {built}"
+    there = f"but the visible GPUs are: {gpus} ({setting})"
+    return DeviceError(f"--gpu {name}: expected {expected}, {there}", "use one of these, or --cpu.")
 
 
 def describe_device(device: str) -> dict[str, str | int | None]:
@@ -140,29 +112,16 @@ def describe_device(device: str) -> dict[str, str | int | None]:
     return about | {"torch": torch.__version__, "cuda": torch.version.cuda}
 
 
-def choose_dtype(asked: str, device: str, holds_in_bfloat16: bool = False) -> str:
-    """The dtype that a model computes in: `asked`, or for "auto" the GPU's half precision, and on a
-    CPU float32; on one that multiplies bfloat16 in tiles (AMX), three times as fast, bfloat16 for a
-    model whose letters were measured to keep in it, as its config.json says. AVX-512's bfloat16
-    alone is slower than float32."""
+def choose_dtype(asked: str, device: str) -> str:
+    """The dtype that a model computes in: `asked`, or for "auto" the GPU's half precision, and
+    float32 on a CPU."""
     if asked != "auto":
         return asked
-    if device.startswith("cuda"):
-        import torch
+    if not device.startswith("cuda"):
+        return "float32"
+    import torch
 
-        return "bfloat16" if torch.cuda.is_bf16_supported() else "float16"
-    return "bfloat16" if holds_in_bfloat16 and multiplies_bfloat16_in_tiles() else "float32"
-
-
-@functools.cache
-def multiplies_bfloat16_in_tiles(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether this processor has AMX for bfloat16, by Linux's /proc/cpuinfo; False where there is
-    none."""
-    try:
-        text = cpuinfo.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
-    return re.search(r"^flags\s*:.*\bamx_bf16\b", text, re.MULTILINE) is not None
+    return "bfloat16" if torch.cuda.is_bf16_supported() else "float16"
 
 
 def make_deterministic() -> None:
@@ -192,12 +151,6 @@ def versions(packages: Iterable[str] = SCORING) -> dict[str, str]:
         with suppress(PackageNotFoundError):
             installed[package] = version(package)
     return installed
-
-
-def machine(packages: Iterable[str]) -> dict[str, Any]:
-    """System, cores, Python and the versions of `packages`."""
-    about = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
-    return {"machine": about, "python": platform.python_version(), **versions(packages)}
 
 
 def commit() -> str | None:

@@ -5,12 +5,11 @@ memory is an error, which nobody waits for.
 
 import functools
 import hashlib
-import math
+import json
 import os
 import re
 import secrets
 import stat
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -37,10 +36,7 @@ PACKAGE = Path(__file__).resolve().parent
 ROOT = PACKAGE if (PACKAGE / "configs").is_dir() else PACKAGE.parent
 CONFIGS = ROOT / "configs"
 EMBEDDED = ROOT / "models" / "embedded"  # the small model that ships
-PROGRAM = "agentic-iqa" if ROOT == PACKAGE else "python -m agentic_iqa_local"
-SCRIPTS = {"bundle": "fetch_models"} | {  # subcommand → its file in scripts/
-    name: name for name in ("assess", "doctor", "study", "gallery", "serve")
-}
+PROGRAM = "agentic-iqa"
 
 LARGEST = 4 * 2**20  # bytes of a JSON file
 BEGINNING = 2**20  # bytes in which a file's mark stands
@@ -60,17 +56,6 @@ class FileError(UserError, ValueError):
     file, got a pipe". Whoever catches it adds the name and what to do."""
 
 
-def command(name: str, *, made: bool = False) -> str:
-    """How a user of this installation runs the subcommand `name`, to be quoted in messages; with
-    `made` in the environment that a checkout makes itself."""
-    typed = Path(sys.argv[0]).name == "agentic-iqa"
-    if typed and not made:
-        return f"agentic-iqa {name}"
-    if ROOT == PACKAGE or name not in SCRIPTS:
-        return f"{PROGRAM} {name}"
-    return f"{'bash scripts/with_env.sh ' if made else ''}python scripts/{SCRIPTS[name]}.py"
-
-
 def models_root(option: str | Path | None = None) -> Path:
     """The models folder: `option`, else $AGENTIC_IQA_MODELS, else models/ of the checkout, which a
     wheel has inside it."""
@@ -82,15 +67,9 @@ def about_missing_model(folder: str | Path) -> tuple[str, str]:
     if Path(folder) == EMBEDDED:
         missing = "model embedded: its folder is missing, though it ships with the project"
         return missing, "get the checkout or the installation again"
-    inside = ROOT == PACKAGE and Path(folder).is_relative_to(
-        PACKAGE
-    )  # nobody is to look in site-packages
-    fetch = f"fetch it on a connected machine ({command('bundle')} --config NAME)"
+    fetch = f"fetch it on a connected machine ({PROGRAM} bundle --config NAME)"
     say = "say where it lies: --model FOLDER, or --models DIR (or $AGENTIC_IQA_MODELS) for the folder above it"
-    return (
-        f"model {Path(folder).name if inside else f'folder {folder}'}: there is none",
-        f"{fetch}, or {say}",
-    )
+    return f"model folder {folder}: there is none", f"{fetch}, or {say}"
 
 
 def file_hash(place: Path) -> str:
@@ -117,34 +96,19 @@ def folder_hash(folder: Path) -> str:
 
 
 def path_text(path: str | os.PathLike[str]) -> str:
-    """A path as text that UTF-8 and JSON can hold, the same for no other path.
-
-    Bytes that are not UTF-8 become "\\xNN". In such a path, and in one that holds "\\x" itself,
-    backslashes are doubled, so that no two paths have the same text.
-    """
+    """A path as text that UTF-8 and JSON can hold: bytes that are not UTF-8 become "\\xNN"."""
     try:
         name = os.fsencode(path)
     except UnicodeEncodeError:  # no file has such a name
         return one_line(os.fspath(path))
-    text = name.decode("utf-8", "backslashreplace")
-    if "\\x" not in text:
-        return text
-    return name.replace(b"\\", b"\\\\").decode("utf-8", "backslashreplace")
+    return name.decode("utf-8", "backslashreplace")
 
 
 def path_from_text(text: str) -> str:
     """The path that `path_text` made the text of."""
-    if "\\x" not in text:
-        return text
-    name = re.sub(rb"\\(\\|x[0-9a-f]{2})", _unescaped, text.encode())
-    return os.fsdecode(name)
-
-
-def _unescaped(found: re.Match[bytes]) -> bytes:
-    escape = found[1]
-    if escape == b"\\":
-        return escape
-    return bytes.fromhex(escape[1:].decode())
+    parts = re.split(rb"\\x([0-9a-f]{2})", text.encode())
+    parts[1::2] = map(bytes.fromhex, map(bytes.decode, parts[1::2]))
+    return os.fsdecode(b"".join(parts))
 
 
 @contextmanager
@@ -194,8 +158,6 @@ def read_bytes(path: str | Path, largest: int = LARGEST) -> bytes:
     file system reports is not trusted: in /proc it is 0 for files that never end."""
     with open(open_regular(path), "rb") as file, _usable("read"):
         content = file.read(largest + 1)
-    if content is None:
-        raise FileError("expected a regular file, got one that would have to be waited for")
     if len(content) > largest:
         raise FileError(f"expected at most {largest} bytes, got more")
     return content
@@ -208,28 +170,19 @@ def read_json(path: str | Path, largest: int = LARGEST, *, finite: bool = True) 
 
 
 def parsed_object(content: bytes, *, finite: bool = True) -> dict[str, Any]:
-    """The JSON object in a text, with numbers that a float can hold; infinite ones too, unless all
-    are to be `finite`. Raises FileError."""
+    """The JSON object in a text; with infinite numbers only if not all are to be `finite`. Raises
+    FileError."""
     try:
         value = from_json(content, allow_inf_nan=not finite)
+        if finite:
+            json.dumps(value, allow_nan=False)  # 1e999 is read as infinite
     except ValueError as error:
         if "recursion limit" in str(error):
             raise FileError("expected JSON, got it nested too deeply") from None
         raise FileError(f"expected JSON, got something else ({error})") from error
     if not isinstance(value, dict):
         raise FileError(f"expected a JSON object, got {type(value).__name__}")
-    for part in walk(value):
-        members = part.values() if isinstance(part, dict) else part
-        if not all(_fits(member, finite) for member in members):
-            raise FileError("expected numbers that a float can hold, got one that is too large")
     return value
-
-
-def _fits(value: Any, finite: bool) -> bool:
-    """Whether a value of JSON is no number beyond those of floats."""
-    if isinstance(value, float):
-        return math.isfinite(value) or not finite
-    return not isinstance(value, int) or abs(value) <= sys.float_info.max
 
 
 def walk(value: Any) -> Iterator[dict | list]:
@@ -383,18 +336,6 @@ def read_record(path: Path, kind: type[Model], read: Callable[[Path], Any] = rea
         raise FileError(f"{path}: {why}", "get the checkout or the installation again") from None
 
 
-_KINDS = {
-    "int": "a whole number", "float": "a number", "finite": "a number", "bool": "true or false", "string": "a text",
-    "list": "a list", "dict": "a mapping", "model": "a mapping", "mapping": "a mapping",
-}  # fmt: skip
-_SAID = {
-    "greater_than": "expected more than {gt}", "greater_than_equal": "expected {ge} or more",
-    "less_than": "expected less than {lt}", "less_than_equal": "expected {le} or less",
-    "extra_forbidden": "unknown key", "missing": "expected a value, got none",
-    "too_short": "expected {min_length} or more", "too_long": "expected {max_length} or fewer",
-}  # fmt: skip
-
-
 def first_mistake(error: ValidationError, quoted: bool = False) -> str:
     """The first mistake that pydantic found, as a sentence: "fusion.eta: expected more than 0".
 
@@ -422,16 +363,19 @@ def reason(error: Exception) -> str:
 
 def _expected(mistake: ErrorDetails) -> str:
     """What was expected in the place of a mistake."""
-    kind, about = mistake["type"], mistake.get("ctx", {})
-    if kind in _SAID:
-        bounds = {key: f"{x:g}" if isinstance(x, float) else x for key, x in about.items()}
-        return _SAID[kind].format(**bounds)
-    if kind == "literal_error":
-        return f"expected {about['expected']}".replace("'", "")
-    name, _, rest = kind.partition("_")
-    if name in _KINDS and rest in ("type", "parsing", "from_float", "parsing_size", "number"):
-        return f"expected {_KINDS[name]}"
-    return mistake["msg"].removeprefix("Value error, ")
+    match mistake["type"]:
+        case "extra_forbidden":
+            return "unknown key"
+        case "missing":
+            return "expected a value, got none"
+        case "string_pattern_mismatch":
+            return "expected a text that is not blank"
+        case "literal_error":
+            expected = mistake.get("ctx", {})["expected"]
+            return f"expected {expected}".replace("'", "")
+    message = mistake["msg"].removeprefix("Value error, ")
+    message = re.sub(r"^(Input|String|List|Tuple) should (be|have)", "expected", message)
+    return re.split(", unable to | or instance of ", message)[0]  # what only a programmer knows
 
 
 def _got(mistake: ErrorDetails) -> str:

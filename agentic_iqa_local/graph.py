@@ -13,7 +13,7 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.runtime import Runtime
 from langsmith import tracing_context
 
-from agentic_iqa_local.config import Settings, check_box, check_choices, check_limit
+from agentic_iqa_local.config import Request, Settings
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.images.reading import ImageError
 from agentic_iqa_local.nodes.executor import executor_node
@@ -111,7 +111,7 @@ def run_graph(
     # LangChain would follow environment variables to a tracing server
     with tracing_context(enabled=False):
         final: Any = (graph or build_graph()).invoke(state, config, context=bench)
-    return final | {"failed_tries": list(bench.models.failed_tries)}
+    return final
 
 
 def initial_state(
@@ -125,25 +125,27 @@ def initial_state(
     settings: Settings | None = None,
 ) -> AgenticIQAState:
     """The state that a run starts from. A limit of None is that of the settings. Without `choices`
-    those that the query itself lists are taken. `box` as for `config.check_box`. Raises
+    those that the query itself lists are taken. `box` as for `config.Request`. Raises
     ValueError."""
-    check_choices(choices)
-    if max_replan_iterations is None:
-        max_replan_iterations = (settings or Settings()).max_replan_iterations
+    asked = {"choices": choices, "box": box, "max_replan_iterations": max_replan_iterations}
+    request = Request.of(asked)
+    limit = request.max_replan_iterations
+    if limit is None:
+        limit = (settings or Settings()).max_replan_iterations
     state = AgenticIQAState(
         query=query,
         image_path=str(image_path),
         iteration_count=0,
-        max_replan_iterations=check_limit(max_replan_iterations),
+        max_replan_iterations=limit,
         replan_history=[],
     )
     if reference_path is not None:
         state["reference_path"] = str(reference_path)
-    listed = choices_in(query) if choices is None else choices
+    listed = request.choices or choices_in(query)
     if listed:
         state["choices"] = list(listed)
-    if box is not None:
-        state["box"] = check_box(box)
+    if request.box:
+        state["box"] = request.box
     return state
 
 
@@ -164,7 +166,7 @@ def run_pipeline(
     `max_replan_iterations` n allows n − 1 replans: the Summarizer counts its request before the
     edge compares, so 0 and 1 never replan and 2 replans at most once. None is the configuration's
     limit, which is 2 unless it says otherwise. `box` says where the regions of the query lie, as
-    for `config.check_box`.
+    for `config.Request`.
     """
     services = services or load_services()
     asked = max_replan_iterations, choices, box

@@ -143,11 +143,8 @@ class QualityMap(BaseModel):
     median: float  # of the cells
     # at most three boxes that do not overlap, the worst first; empty where none stands out
     worst: list[DamagedBox]
-    # with a reference: the mean in each cell of SSIM's own map; 1 where nothing was lost
-    similarity: dict[str, list[list[float]]] = {}
     cost: MapCost
     png: str | None = None  # the file that it was drawn to
-    not_drawn: str | None = None  # why it was not drawn where it should have been
 
 
 class Assessment(Result):

@@ -16,7 +16,6 @@ import bisect
 import itertools
 import logging
 import math
-import re
 import string
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
@@ -29,7 +28,6 @@ logger = logging.getLogger(__name__)
 
 K = TypeVar("K", str, int)
 LEVELS = np.arange(1.0, 6.0)  # of quality
-WORD_TO_LEVEL = {word.lower(): level for level, word in LEVEL_WORDS.items()}
 
 
 class ScoreFusion:
@@ -38,12 +36,11 @@ class ScoreFusion:
 
     Args:
         eta: how sharply α falls around q̄; above 0.
-        quality_levels: 2 to 26 different levels.
-        temperature: divides the letters' log-probabilities before (3); above 0.
+        quality_levels: different levels.
         classification_confidence: the probability of the written letter where no logits are read.
         normalize: False leaves out the denominator of (4).
 
-    Raises ValueError for values outside these ranges.
+    Raises ValueError for an η that is not above 0.
     """
 
     def __init__(
@@ -51,29 +48,22 @@ class ScoreFusion:
         eta: float = 1.0,
         quality_levels: Sequence[int] = (1, 2, 3, 4, 5),
         *,
-        temperature: float = 1.0,
         classification_confidence: float = 0.8,
         normalize: bool = True,
     ):
-        for name, value in (("eta", eta), ("temperature", temperature)):
-            if not (value > 0 and math.isfinite(value)):
-                raise ValueError(f"{name}: expected a positive number, got {value}")
-        count, letters = len(quality_levels), string.ascii_uppercase
-        if not 2 <= count <= len(letters) or len(set(quality_levels)) != count:
-            raise ValueError(
-                f"quality_levels: expected 2 to {len(letters)} different levels, got {list(quality_levels)}"
-            )
-        if not 1 / count <= classification_confidence <= 1:
-            raise ValueError(
-                f"classification_confidence: expected {1 / count} to 1, got {classification_confidence}"
-            )
+        if not 0 < eta < math.inf:
+            raise ValueError(f"eta: expected a positive number, got {eta}")
         self.eta = eta
         self.quality_levels = list(quality_levels)
         self.normalize = normalize
-        self.temperature = temperature
         self.classification_confidence = classification_confidence
         self._levels = np.array(self.quality_levels, float)
-        self._letters = dict(zip(letters, sorted(quality_levels, reverse=True), strict=False))
+        best_first = sorted(quality_levels, reverse=True)
+        self._named = dict(zip(string.ascii_uppercase, best_first, strict=False))
+        for level in best_first:
+            self._named[str(level)] = level
+            if level in LEVEL_WORDS:
+                self._named[LEVEL_WORDS[level]] = level
 
     def mean_score(self, tool_scores: Sequence[float]) -> float | None:
         """q̄ of (1); None without scores. Raises ValueError for a score outside the levels'
@@ -90,7 +80,7 @@ class ScoreFusion:
         if mean is None:
             logger.warning("No tool gave a score: q is the model's own opinion alone")
             return self._uniform()
-        weights = perceptual_weights(mean, self.eta, self._levels)
+        weights = softmax(_log_likelihood(mean, self.eta, self._levels))
         return dict(zip(self.quality_levels, weights.tolist(), strict=True))
 
     def extract_vlm_probabilities(
@@ -100,7 +90,7 @@ class ScoreFusion:
 
         Args:
             vlm_output: a logit or log-probability for every letter (or level), or the answer that the model wrote
-                ("B", "B. Good", "Good", or a level).
+                ("B", "Good", or a level).
             mode: logits takes either (a written answer as classification does); classification takes an answer alone,
                 which gets `classification_confidence`, and the others share the rest. Any other mode makes all levels
                 alike, with a warning unless it is "uniform".
@@ -110,11 +100,10 @@ class ScoreFusion:
         """
         if mode == "logits" and isinstance(vlm_output, Mapping):
             by_level = {self._level(key): float(value) for key, value in vlm_output.items()}
-            if set(by_level) != set(self.quality_levels) or len(by_level) != len(vlm_output):
+            if set(by_level) != set(self.quality_levels):
                 expected = f"one value for each of the levels {self.quality_levels}"
                 raise ValueError(f"logits mode: expected {expected}, got {vlm_output}")
-            in_order = {level: by_level[level] for level in self.quality_levels}
-            return letter_probabilities(in_order, self.temperature)
+            return letter_probabilities({level: by_level[level] for level in self.quality_levels})
         if mode in ("logits", "classification"):
             confidence = self.classification_confidence
             return written_probabilities(self._level(vlm_output), self.quality_levels, confidence)
@@ -154,7 +143,7 @@ class ScoreFusion:
         may lie below the levels: it takes the worst.
         """
         ordered = sorted(self.quality_levels)
-        low = ordered[0] if self.normalize else min(ordered[0], 0)
+        low = ordered[0] if self.normalize else 0
         if not low <= score <= ordered[-1]:
             raise ValueError(f"score: expected {low} to {ordered[-1]}, got {score}")
         if thresholds is None:
@@ -179,16 +168,10 @@ class ScoreFusion:
         return fused_distribution(p, np.nan if mean is None else mean, self.eta, self._levels)
 
     def _level(self, key: Any) -> int:
-        """A level, or a text of nothing but its letter and its word, as a level. Raises ValueError
-        for anything else."""
-        level = key
-        if isinstance(key, str):
-            named = set()
-            for word in re.findall(r"\w+", key):
-                named.add(self._letters.get(word.upper(), WORD_TO_LEVEL.get(word.lower())))
-            level = named.pop() if len(named) == 1 else None
-        if level not in self.quality_levels:
-            expected = f"a letter A–{list(self._letters)[-1]}, a level word or a level"
+        """A level, or its letter or its word, as a level. Raises ValueError for anything else."""
+        level = self._named.get(str(key).strip().capitalize())
+        if level is None:
+            expected = "a letter from A on, a level word or a level"
             raise ValueError(f"answer: expected {expected}, got {key!r}")
         return level
 
@@ -215,13 +198,6 @@ def written_probabilities(answer: K, answers: Sequence[K], confidence: float) ->
     `confidence` for that one, and the others share the rest equally."""
     rest = (1 - confidence) / (len(answers) - 1)
     return dict.fromkeys(answers, rest) | {answer: confidence}
-
-
-def perceptual_weights(
-    q_bar: float | np.ndarray, eta: float | np.ndarray, levels: np.ndarray = LEVELS
-) -> np.ndarray:
-    """α of (2) for one q̄ or many, (..., levels)."""
-    return softmax(_log_likelihood(q_bar, eta, levels))
 
 
 def fused_distribution(

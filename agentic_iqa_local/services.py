@@ -100,26 +100,21 @@ def tools_of(settings: Settings, device: str = "cpu", *others: str) -> ToolRunne
     """
     for key in ("full_reference", "no_reference", "not_offered"):
         for name in getattr(settings.tools, key):
-            _check_tool(key, name)
+            try:
+                tool = find_tool(name)
+            except ToolError as error:
+                raise ConfigError(f"tools.{key}: {error.message}", error.remedy) from None
+            if tool.name != name:
+                raise ConfigError(f"tools.{key}: expected {tool.name}, got {name!r}")
+            if key == "no_reference" and tool.reference == "FR":
+                mistake = f"tools.{key}: expected tools without a reference, got {name}"
+                raise ConfigError(mistake, "list it under full_reference")
     tools = ToolRunner(device, settings.tools.maps, settings.models_dir, settings.tools.eye)
     unavailable = tools.unavailable([*settings.tools.all_configured, *others])
     if unavailable:
         reasons = "; ".join(f"{name} cannot run here: {why}" for name, why in unavailable.items())
         raise ConfigError(f"tools: {reasons}", "bring what is missing, or name other tools")
     return tools
-
-
-def _check_tool(key: str, name: str) -> None:
-    """Raises ConfigError for a name under a key of the section `tools` that cannot stand there."""
-    try:
-        tool = find_tool(name)
-    except ToolError as error:
-        raise ConfigError(f"tools.{key}: {error.message}", error.remedy) from None
-    if tool.name != name:
-        raise ConfigError(f"tools.{key}: expected {tool.name}, got {name!r}")
-    if key == "no_reference" and tool.reference == "FR":
-        expected = "expected tools without a reference"
-        raise ConfigError(f"tools.{key}: {expected}, got {name}", "list it under full_reference")
 
 
 class Observer:
@@ -131,13 +126,8 @@ class Observer:
         later one."""
 
     @contextmanager
-    def opening(self) -> Iterator[None]:
-        """The pictures of an assessment are opened."""
-        yield
-
-    @contextmanager
     def calling(self, what: str) -> Iterator[None]:
-        """A call of MODEL, or of a tool by its name."""
+        """A call of MODEL, or of a tool by its name, or the opening of "the picture"."""
         yield
 
     @contextmanager

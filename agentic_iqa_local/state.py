@@ -37,10 +37,6 @@ Look = Literal["one order", "both orders", "crops"]
 """How closely the letters were read; each look includes what those before it read."""
 LOOKS: tuple[Look, ...] = get_args(Look)
 
-PromptLayout = Literal["images_first", "system_first"]
-"""Where a role's instructions stand in the chat: behind the images, whose cache then serves every
-role, or before them, which is the paper's order."""
-
 DistortionType = Literal[
     "Blurs",
     "Color distortions",
@@ -289,9 +285,6 @@ class DamagedBox(BaseModel):
     # the likeliest severity of that distortion; None where it was not read
     severity: Severity | None = None
     severities: dict[str, float] = {}  # probability of each severity; sums to 1
-    tools: dict[
-        str, float
-    ] = {}  # scores of the configured tools on this box alone, 1..5; not part of q
 
 
 class ExecutorOutput(BaseModel):
@@ -318,7 +311,8 @@ class ExecutorOutput(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _logs_of_scores(cls, given: Any) -> Any:
-        """Scores that come without their logs, as in a row on disk, count as runs."""
+        """Scores that come without their logs, as the specification has them and rows on disk,
+        count as runs."""
         if not isinstance(given, dict) or given.get("tool_logs"):
             return given
         logs = []
@@ -495,7 +489,6 @@ class AgenticIQAState(TypedDict):
     iteration_count: NotRequired[int]
     max_replan_iterations: NotRequired[int]
     replan_history: NotRequired[list[str]]
-    failed_tries: NotRequired[list[PlannerError]]
     prior_context: NotRequired[dict[str, Any]]
     error: NotRequired[Annotated[str | None, replace]]
 

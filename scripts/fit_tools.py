@@ -34,7 +34,7 @@ examples:
   python scripts/training/synthetic.py photos/ --all --metrics FSIM SSIM VIF GMSD --out synthetic
   {FIT} synthetic/manifest.csv --mos-range 1 5 --tools VSI MS-SSIM PSNR
 
-A fitted entry replaces the tool's usable entry in --out; rejected entries and other tools stay as they are.
+A fitted entry replaces the tool's entry in --out; other tools stay as they are.
 Printed beside each fit: RMSE in quality levels, SRCC and PLCC on held-out images. A tool whose held-out SRCC
 is low gets a flat map: its scores stay near the mean, which is what it knows.
 """
@@ -107,13 +107,7 @@ def write_maps(path: Path, fitted: list[LogisticMap]) -> None:
         )
     for logistic in fitted:
         entry = logistic.model_dump(mode="json", exclude_none=True)
-        places = [
-            i for i, e in enumerate(entries) if e["tool"] == logistic.tool and "status" not in e
-        ]
-        if places:
-            entries[places[0]] = entry
-        else:
-            entries.append(entry)
+        entries = [other for other in entries if other["tool"] != logistic.tool] + [entry]
     body = yaml.safe_dump(
         {"maps": entries}, sort_keys=False, default_flow_style=None, width=118, allow_unicode=True
     )

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentic_iqa_local.batch.inputs import Item
-from agentic_iqa_local.batch.runner import Runner
 from agentic_iqa_local.batch.work import AssessWork
 from agentic_iqa_local.cli.main import main
 from agentic_iqa_local.result import Assessment
@@ -39,16 +38,15 @@ class Acting(AssessWork):
                 ctypes.string_at(0)
             case "exit":
                 os._exit(7)
+            case "kill":  # the actor of Ray around the process, too
+                os.kill(os.getppid(), signal.SIGKILL)
+                os._exit(7)
             case "once":  # dies the first time
                 if not item.image.exists():
                     item.image.touch()
                     os.kill(os.getpid(), signal.SIGKILL)
-            case "hang":
-                with observer.calling("NIQE"):
-                    time.sleep(10_000)
             case "stuck":  # holds the interpreter: nothing in the process can end it
-                with observer.calling("NIQE"):
-                    ctypes.PyDLL(None).sleep(10_000)
+                ctypes.PyDLL(None).sleep(10_000)
             case "raise":
                 raise KeyError("no such thing")
             case "card":  # is gone the first time
@@ -78,13 +76,6 @@ class Unloadable(Acting):
 
     def row(self, item, services, observer):
         raise VLMError("never reached")
-
-
-class Impatient(Runner):
-    """The time of pictures that hang is over as soon as they do."""
-
-    def seconds_left(self, began, place):
-        return 0.0 if place == "NIQE" else super().seconds_left(began, place)
 
 
 def as_a_command(*words: object, stdout: int = 1) -> int:

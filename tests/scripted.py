@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import get_args
 
 import numpy as np
 
@@ -21,7 +22,7 @@ BACKEND = "transformers.embedded"
 
 
 class ScriptedClient:
-    """`answer(prompt, schema, answer_prefix)` gives each generated text, or raises; letters read back `logprobs`. Every
+    """`answer(prompt, schema)` gives each generated text, or raises; letters read back `logprobs`. Every
     call is kept in `calls`."""
 
     name = "scripted"
@@ -51,9 +52,9 @@ class ScriptedSession:
         self.usage = TokenUsage()
         self.seen = [SeenImage(*image.size, 1) for image in images]
 
-    def generate(self, prompt, schema, *, answer_prefix="", temperature=0.0, max_tokens=512):
+    def generate(self, prompt, schema, *, temperature=0.0, max_tokens=512):
         self.client.calls.append((schema.__name__, prompt))
-        return self.client.answer(prompt, schema, answer_prefix)
+        return self.client.answer(prompt, schema)
 
     def read_letters(self, prompt, answer_prefix, letters):
         if tuple(letters) == ("Yes", "No"):
@@ -139,7 +140,7 @@ def moderate_blur(name: str = "Global", severity: str = "moderate") -> dict:
 def scripted_answers(**replies) -> Callable[..., str]:
     """An `answer` for ScriptedClient: schema name → JSON text, data to write as JSON or an exception to raise; of a list
     one a call, the last one repeated. Left out: a plan with every part on, one moderate blur measured by NIQE, and a
-    summary that continues the answer prefix."""
+    summary with the first answer that it may give."""
     defaults = {
         "PlannerReply": plan_reply(),
         "DetectionReply": {"Global": ["Blurs"]},
@@ -150,11 +151,11 @@ def scripted_answers(**replies) -> Callable[..., str]:
         name: list(r) if isinstance(r, list) else [r] for name, r in (defaults | replies).items()
     }
 
-    def answer(prompt, schema, prefix):
+    def answer(prompt, schema):
         if schema.__name__ not in queues:
-            return (
-                prefix or '{"final_answer": "a soft photograph'
-            ) + '", "quality_reasoning": "Edges appear soft."}'
+            allowed = get_args(schema.model_fields["final_answer"].annotation)
+            said = allowed[0] if allowed else "a soft photograph"
+            return json.dumps({"final_answer": said, "quality_reasoning": "Edges appear soft."})
         queue = queues[schema.__name__]
         reply = queue.pop(0) if len(queue) > 1 else queue[0]
         if isinstance(reply, Exception):

@@ -156,11 +156,11 @@ MISTAKES = [
     (["photo.jpg", "--query", "  "], "--query: expected a question"),
     (["photo.jpg", "--gpu", "0"], "use --cpu"),
     (["photo.jpg", "--config", "qwen2_5_vl"], "did you mean qwen2_5_vl_7b"),
-    (["photo.jpg", "--model", "Qwen/Qwen2.5-VL-7B-Instruct"], "scripts/fetch_models.py"),
+    (["photo.jpg", "--model", "Qwen/Qwen2.5-VL-7B-Instruct"], "agentic-iqa bundle --config"),
     (["photo.jpg", "--out", "results/rows.jsonl"], "mkdir -p"),
     (
         ["photo.jpg", "--out", "photo.png"],
-        "--out photo.png: expected a name with .jsonl or .json; name it photo.jsonl",
+        "--out photo.png: expected a name with .jsonl or .json;",
     ),
     (["photo.jpg", "--strict"], "--strict: expected with --at-least or --abstain-wider-than"),
     (
@@ -219,5 +219,5 @@ def test_a_tool_without_its_weights_is_a_mistake_at_every_door(door, tmp_path, m
     monkeypatch.setattr("agentic_iqa_local.services.Services.client", None)  # nothing is loaded
     assert main([*door, "--config", "mine.yaml"]) == 2
     (sentence,) = capfd.readouterr().err.splitlines()
-    assert "MUSIQ cannot run here: missing weights musiq_koniq_ckpt-e95806b9.pth" in sentence
-    assert "tools/hub/pyiqa" in sentence
+    assert "MUSIQ cannot run here: missing weights /" in sentence
+    assert "tools/hub/pyiqa/musiq_koniq_ckpt-e95806b9.pth" in sentence

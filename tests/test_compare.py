@@ -1,6 +1,5 @@
 """The commands compare and best, and the door to all commands."""
 
-import csv
 import json
 import os
 import shlex
@@ -35,8 +34,8 @@ def burst(photo, photo_path, tmp_path_factory):
 
 def test_a_folder_becomes_groups_with_the_best_of_each(burst, tmp_path, monkeypatch, capfd):
     in_this_process(monkeypatch)
-    out, table = tmp_path / "rows.jsonl", tmp_path / "best.csv"
-    words = [burst, "--json", "--out", out, "--csv", table, "--explain", "--cpu"]
+    out = tmp_path / "rows.jsonl"
+    words = [burst, "--json", "--out", out, "--explain", "--cpu"]
     assert main(["best", *map(str, words)]) == 1  # one picture failed
     told = capfd.readouterr()
     assert told.out == out.read_text()
@@ -49,8 +48,6 @@ def test_a_folder_becomes_groups_with_the_best_of_each(burst, tmp_path, monkeypa
     assert names == {str(burst / name) for name in ("a.png", "b.png", "c.png")}
     assert (alone["best"], len(alone["order"])) == (str(burst / "=d.png"), 1)
     assert "is the best of 3" in told.err
-    places = csv.DictReader(table.read_text("utf-8-sig").splitlines())
-    assert {row["image"] for row in places if row["place"]} == {*names, alone["best"]}
 
 
 def test_several_pictures_are_ordered_and_a_bad_one_told(burst, monkeypatch, capfd):
@@ -76,12 +73,12 @@ def test_several_pictures_are_ordered_and_a_bad_one_told(burst, monkeypatch, cap
         (["best", "b.png", "--query", "Sharp?"], "unknown option --query"),
         (
             ["asess", "b.png"],
-            "unknown command asess; did you mean python -m agentic_iqa_local assess b.png?",
+            "unknown command asess; did you mean agentic-iqa assess b.png?",
         ),
         (["verify", "b.png", "a.png"], "unknown option a.png"),
         (["tools", ""], "unknown option ''"),
         (["doctor", "--quick", "--deep"], "--deep"),
-        (["b.png"], "did you mean python -m agentic_iqa_local assess b.png?"),
+        (["b.png"], "did you mean agentic-iqa assess b.png?"),
     ],
 )
 def test_a_mistake_is_one_sentence(words, said, burst, monkeypatch, capfd):
@@ -102,27 +99,6 @@ def test_every_command_is_named_and_has_its_help(name, capsys):
     with pytest.raises(SystemExit):
         main([*name.split(), "--help"])
     assert len(capsys.readouterr().out.splitlines()) <= 60
-
-
-@pytest.mark.parametrize(
-    ("line", "offered"),
-    [("agentic-iqa co", "compare"), ("agentic-iqa compare --pipe", "--pipeline")],
-)
-def test_a_shell_completes_commands_and_options(line, offered, tmp_path):
-    """As the function of argcomplete's `register-python-argcomplete` asks: the answer goes to file descriptor 8."""
-    code = (
-        f"import os; os.dup2(os.open({str(tmp_path / 'offered')!r}, os.O_CREAT | os.O_WRONLY), 8);"
-        " from agentic_iqa_local.cli.main import main; main([])"
-    )
-    asked = {
-        "_ARGCOMPLETE": "1",
-        "COMP_LINE": line,
-        "COMP_POINT": str(len(line)),
-        "_ARGCOMPLETE_IFS": "\n",
-    }
-    env = ENVIRONMENT | {"PYTHONPATH": str(ROOT)} | asked
-    subprocess.run([sys.executable, "-c", code], check=False, env=env)
-    assert offered in (tmp_path / "offered").read_text()
 
 
 def test_a_reader_that_goes_away_ends_a_list_without_a_word():

@@ -5,8 +5,6 @@ import math
 import numpy as np
 import pytest
 from distortions import DISTORTIONS
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image
 
 from agentic_iqa_local import compare, rank
@@ -28,18 +26,18 @@ from agentic_iqa_local.judgement.preference import (
     probability_above,
     sigmoid,
 )
-from agentic_iqa_local.output.comparison_report import comparison_csv, explain
+from agentic_iqa_local.output.comparison_report import explain
 from agentic_iqa_local.result import new_row
 from agentic_iqa_local.state import FusionResult, ToolExecutionLog
 
 
-def rated(q: float, name: str = "a.png", local_nr: float | None = None, sha256: str | None = None):
+def rated(q: float, name: str = "a.png", local_nr: float | None = None):
     """A row with a q, and what a fit may weigh."""
     row = new_row(name, None, "Rate it", None, "letters", Settings())
     p_c = dict.fromkeys("ABCDE", 0.2)
     letters = {"mode": "logits", "vlm_letter": "C", "p_c": p_c, "off_letter_mass": 0.0}
     row.fusion = FusionResult(**letters, q=q, q_bar=q, eta=1.0, sigma=0.7)
-    row.final_answer, row.sha256 = "C", sha256 or name
+    row.final_answer = "C"
     if local_nr is not None:
         about = {"tool_name": "LocalNR", "object_name": "Global", "distortion": "Overall"}
         row.tools = [ToolExecutionLog(**about, raw_score=local_nr, normalized_score=local_nr)]
@@ -66,21 +64,16 @@ SCENE = np.zeros(256, bool)
 def candidates(rows, scenes=None) -> list[Candidate]:
     scenes = scenes or [SCENE] * len(rows)
     return [
-        Candidate(i, row, scene, draws_of(row, None))
+        Candidate(i, row, scene, draws_of(row, "none"))
         for i, (row, scene) in enumerate(zip(rows, scenes, strict=True))
     ]
 
 
-VALUES = st.lists(st.sampled_from([1.0, 1.5, 2.0, 2.5, 3.0, 5.0]), min_size=2, max_size=30).map(
-    np.array
-)
-
-
-@given(VALUES.map(np.sort), VALUES.map(np.sort))
-def test_independent_draws_are_compared_pair_by_pair(one, other):
-    above, equal = one[:, None] > other, one[:, None] == other
-    assert probability_above(one, other) == pytest.approx((above + equal / 2).mean())
-    assert probability_above(one, other) + probability_above(other, one) == pytest.approx(1)
+def test_independent_draws_are_compared_pair_by_pair():
+    """Of the four pairs one is above, one is equal and two are below."""
+    one, other = np.array([1.0, 2.0]), np.array([1.0, 3.0])
+    assert probability_above(one, other) == pytest.approx((1 + 0.5) / 4)
+    assert probability_above(other, one) == pytest.approx(1 - 1.5 / 4)
 
 
 def test_a_fit_weighs_differences_of_measurements():
@@ -128,8 +121,6 @@ def test_the_fit_answers_for_one_scene_alone():
     assert (same.basis, same.probability) == ("same scene, fitted", pytest.approx(sigmoid(2.0)))
     assert (apart.basis, apart.probability < same.probability) == ("fused distributions", True)
     assert judge_with().compare(*candidates(rows)).probability == apart.probability
-    itself = judge_with(q=4.0).compare(*candidates([rated(3.5), rated(3.5)]))
-    assert itself.probability == 0.5
 
 
 def test_comparisons_of_an_order_are_linear():
@@ -154,9 +145,6 @@ def test_both_orders_say_the_same(services, photo_path, noisy_path):
     assert (there.better, back.better) == (there.first, back.second)
     assert there.to_dict()["pair"]["basis"] == "same scene, fitted"  # the embedded model has a fit
     assert "The same scene" in explain(there)
-    assert [line.split(",")[2] for line in comparison_csv([there, back]).splitlines()[1:]] == list(
-        "1212"
-    )
 
 
 def test_a_reference_of_another_size_is_one_sentence(services, photo, noisy_path):

@@ -13,14 +13,14 @@ import pytest
 from conftest import DATA, ROOT
 from hypothesis import given
 from hypothesis import strategies as st
+from one_row import RATING, row_of
 from PIL import Image
 from rich.cells import cell_len
 
 from agentic_iqa_local.cli import console
 from agentic_iqa_local.errors import one_line
-from agentic_iqa_local.output.picture_lines import PictureLines
+from agentic_iqa_local.output.picture_lines import picture_line
 from agentic_iqa_local.result import Assessment
-from agentic_iqa_local.state import FusionResult
 
 SCRIPT = str(ROOT / "scripts" / "assess.py")
 
@@ -63,12 +63,11 @@ def test_a_batch_on_a_terminal_of_80_columns(folder):
     assert status == 1
     assert "0/4 pictures" in sent  # there was a live line
     assert not any("/4 pictures" in line for line in lines)  # and nothing is left of it
-    shown = [line for line in lines if re.match(r"[012]\.png ", line)]
+    shown = [line for line in lines if re.search(r"[012]\.png q ", line)]
     assert len(shown) == 3
     assert len({line.index("–") for line in shown}) == 1  # aligned
     text = " ".join(line.strip() for line in lines)
-    assert "4 pictures: A Excellent" in text
-    assert "1 failed" in text
+    assert re.search(r"4 pictures: .*, 1 failed", text)
     assert re.search(r"\x1b\[3\dm", sent)  # coloured
     assert sent.rindex("\x1b[?25h") > sent.rindex("\x1b[?25l")  # the cursor is shown again
 
@@ -79,67 +78,21 @@ def test_progress_is_told_in_lines_without_a_terminal(monkeypatch, capsys):
         progress.count()
         progress.count(failed=True)
     first, second = capsys.readouterr().err.splitlines()
-    assert first.startswith("1/2 pictures, ")
-    assert first.endswith(" left")
-    assert second.endswith("0:00:00 left, 1 failed")
-
-
-def rated(name: str, q: float, letter: str) -> Assessment:
-    interval = {
-        "low": 2.0, "high": 4.5, "width": 2.5, "coverage": 0.9, "calibrated_on": "x", "difficulty": 1.0,
-        "condition": {"pipeline": "agent", "reference": False, "look": "one order"}, "widened": [],
-    }  # fmt: skip
-    row = {
-        "image": name,
-        "query": "rate",
-        "final_answer": letter,
-        "interval": interval,
-    }
-    fusion = FusionResult(
-        mode="logits", vlm_letter=letter, p_c={letter: 1.0}, off_letter_mass=0.0, q=q
-    )
-    return Assessment.model_validate(row | {"fusion": fusion})
-
-
-def failed(name: str) -> Assessment:
-    return Assessment(image=name, query="rate", error=f"{name}: expected \x1b[2J none " + "x" * 200)
-
-
-NAMES = [
-    "a.png",
-    "very_long_name_of_a_picture_from_the_mountains_0003.jpg",
-    "夕焼けの写真と海と山.png",
-    "e\u0301.png",
-]
+    assert (first, second) == ("1/2 pictures, 0 failed", "2/2 pictures, 1 failed")
 
 
 @pytest.mark.parametrize("columns", [60, 80, 200])
 def test_lines_fit_and_stand_below_each_other(columns):
-    lines = PictureLines(NAMES, columns, damage=True, verdict=True)
-    head, shown = (
-        lines.head(rated=True).plain,
-        [lines.line(rated(name, 3.0, "C")).plain for name in NAMES],
-    )
-    every = [head, *shown, lines.line(failed("b.png")).plain]
-    assert all(cell_len(line) < columns for line in every)
-    assert len({cell_len(line.partition("3.00")[0]) for line in shown}) == 1
-    begin, under = head.partition("90 %")[0], shown[0].partition("2.0–4.5")[0]
-    assert cell_len(begin) == cell_len(under)  # the head of a column stands over it
-    assert lines.head(rated=False).plain.split() == ["picture", "answer"]
+    names = ["a.png", f"{'long' * 20}_0003.jpg", "夕焼けの写真と海と山.png", "e\u0301.png"]
+    shown = [picture_line(row_of(name, **RATING), columns).plain for name in names]
+    assert all(cell_len(line) < columns for line in shown)
+    assert len({cell_len(line.partition("1.6–3.1")[0]) for line in shown}) == 1
+    assert "_0003.jpg " in shown[1]  # the end tells frames of a series apart
 
 
-@given(st.text(min_size=1, max_size=30), st.floats(1, 5))
-def test_no_line_of_a_picture_steers_a_terminal(name, q):
-    lines = PictureLines([name], 80, damage=True, verdict=True)
-    line = lines.line(rated(name, q, "C")).plain
-    assert line.count("█") == round((q - 1) / 4 * 8) + name.count("█")
-    assert one_line(line) == line
-    assert one_line(told := lines.line(failed(name)).plain) == told
-
-
-def test_names_are_shown_without_the_folder_that_they_share():
-    lines = PictureLines(["x/y/1.png", "x/y/z/2.png"], 80, damage=False, verdict=False)
-    assert lines.folder == "x/y"
-    assert lines.line(failed("x/y/z/2.png")).plain.startswith("z/2.png FAILED: expected ")
-    for apart in (["1.png", "/x/2.png"], ["/a/1.png", "/b/2.png"]):
-        assert PictureLines(apart, 80, damage=False, verdict=False).folder == ""
+@given(st.text(min_size=1, max_size=30))
+def test_no_line_of_a_picture_steers_a_terminal(name):
+    failed = Assessment(image=name, query="rate", error=f"{name}: expected \x1b[2J none")
+    for row in (row_of(name, **RATING), failed):
+        line = picture_line(row, 80).plain
+        assert one_line(line) == line

@@ -53,25 +53,6 @@ def test_the_base_is_the_locks_cuda_and_the_user_is_not_root():
     )  # Kubernetes' runAsNonRoot cannot check a name
 
 
-def test_only_the_build_context_and_the_lock_get_into_it():
-    assert not of("ADD")
-    assert not [
-        argument for argument in of("RUN") if re.search(r"\b(curl|wget|git)\b|https?://", argument)
-    ]
-    allowed = {
-        line[1:]
-        for line in (ROOT / ".dockerignore").read_text().splitlines()
-        if line.startswith("!")
-    }
-    for argument in of("COPY"):
-        *sources, _ = shlex.split(argument)
-        assert all((ROOT / source).exists() and source in allowed for source in sources), argument
-    pip = [line for run in of("RUN") for line in run.split("&&") if "pip install" in line]
-    assert len(pip) == 2
-    assert all(LOCK.name in shlex.split(line) for line in pip)
-    assert "--no-deps" in pip[-1]
-
-
 def test_the_gpu_lock_pins_what_the_project_needs():
     """All extras but the tests' own tools and heic, whose wheel holds x265 (GPL): whoever wants it adds it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

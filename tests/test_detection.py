@@ -40,12 +40,12 @@ def reading(graphic: float = 0.0, severity: float = 3.0, **presence: float) -> S
 def gather(
     picture, examination, yes=None, severity="moderate", reads_logits=True, listed=(), **settings
 ) -> ExecutorOutput:
-    def answer(prompt, schema, prefix):
+    def answer(prompt, schema):
         if schema.__name__ != "AnalysisReply":
-            return scripted_answers(DetectionReply={"Global": list(listed)})(prompt, schema, prefix)
+            return scripted_answers(DetectionReply={"Global": list(listed)})(prompt, schema)
         kinds = [kind for kind in DISTORTION_TYPES if f'"{kind}"' in prompt.case]
         items = [{"type": kind, "severity": severity, "explanation": "Seen."} for kind in kinds]
-        return scripted_answers(AnalysisReply={"Global": items})(prompt, schema, prefix)
+        return scripted_answers(AnalysisReply={"Global": items})(prompt, schema)
 
     client = ScriptedClient(answer, yes=yes, reads_logits=reads_logits)
     tools = ScriptedTools({"NIQE": 3.0}, examination=examination)

@@ -13,7 +13,6 @@ from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.offline import checks, deep
 from agentic_iqa_local.offline.checks import Finding, Setup
 from agentic_iqa_local.offline.doctor import examine
-from agentic_iqa_local.offline.memory import cache_bytes, weight_bytes
 
 NAMES = ["packages", "device", "models folder", "folder transformers.embedded", "memory"]
 NAMES += ["model transformers.embedded", "tools"]
@@ -39,64 +38,35 @@ def test_missing_and_cut_models_have_a_remedy(tmp_path, capsys):
     """Nothing is loaded, and what rests on a failed check is left out."""
     weights = shutil.copytree(EMBEDDED, tmp_path / "cut") / "model.safetensors"
     os.truncate(weights, weights.stat().st_size // 2)
-    models = {name: {"path": str(tmp_path / name)} for name in ("absent", "cut")}
-    roles = {
-        "planner": {"backend": "transformers.absent"},
-        "executor": {"backend": "transformers.cut"},
+    config = f"""
+models: {{cut: {{path: {tmp_path / "cut"}}}}}
+planner: {{backend: transformers.absent}}
+executor: {{backend: transformers.cut}}
+"""
+    (tmp_path / "broken.yaml").write_text(config)
+    options = ("--config", str(tmp_path / "broken.yaml"), "--models", str(tmp_path / "none"))
+    status, checks = run(capsys, "--quick", *options)
+    assert status == 1
+    said = {
+        "models folder": "none: no such folder",
+        "folder transformers.absent": "absent",
+        "folder transformers.cut": "model.safetensors",
     }
-    (tmp_path / "broken.yaml").write_text(json.dumps({"models": models, **roles}))
-    status, checks = run(capsys, "--quick", "--config", str(tmp_path / "broken.yaml"))
-    absent, cut = (checks[f"folder transformers.{name}"] for name in ("absent", "cut"))
-    assert (status, absent["status"], cut["status"]) == (1, "fail", "fail")
-    assert "absent" in absent["found"]
-    assert "model.safetensors" in cut["found"]
-    assert absent["remedy"]
-    assert cut["remedy"]
+    for name, words in said.items():
+        assert checks[name]["status"] == "fail"
+        assert words in checks[name]["found"]
+        assert checks[name]["remedy"]
     assert "memory" not in checks
 
 
-def test_a_missing_models_folder_has_a_remedy(tmp_path, capsys):
-    status, checks = run(capsys, "--quick", "--models", str(tmp_path / "absent"))
-    (failed,) = [check for check in checks.values() if check["status"] == "fail"]
-    assert (status, failed["name"]) == (1, "models folder")
-    assert "absent: no such folder" in failed["found"]
-    assert "unpack" in failed["remedy"]
-    assert "memory" in checks
-
-
-def dies(setup):
-    os._exit(7)
-
-
-def hangs(setup):
-    near, _far = socket.socketpair()  # nothing comes from the far end
-    near.recv(1)
-
-
-def calls_out(setup):
-    socket.getaddrinfo("example.org", 80)
-
-
-def sound(setup, backend=""):
-    return Finding("pass", "sound")
-
-
-@pytest.mark.parametrize(
-    ("broken", "timeout", "told"),
-    [
-        (dies, 300, "died with status 7"),
-        (hangs, 1, "no answer within 1 s"),
-        (calls_out, 300, "example.org"),
-    ],
-    ids=["dies", "hangs", "calls out"],
-)
-def test_a_check_that_goes_wrong_fails_and_the_next_goes_on(broken, timeout, told, monkeypatch):
+def test_a_check_that_goes_wrong_fails_and_the_next_goes_on(monkeypatch):
+    """Here one that would reach the network."""
     for name in ("device", "models_folder", "folder", "memory", "model", "tools"):
-        monkeypatch.setattr(checks, name, sound)
-    monkeypatch.setattr(checks, "packages", broken)
-    first, *others = examine(Setup(load_settings(), cpu=True), timeout=timeout)
+        monkeypatch.setattr(checks, name, lambda *_, **__: Finding("pass", "sound"))
+    monkeypatch.setattr(checks, "packages", lambda _: socket.getaddrinfo("example.org", 80))
+    first, *others = examine(Setup(load_settings(), cpu=True))
     assert first.status == "fail"
-    assert told in first.found
+    assert "example.org" in first.found
     assert {check.status for check in others} == {"pass"}
 
 
@@ -108,30 +78,28 @@ def test_a_package_that_is_too_old_is_named(monkeypatch):
     assert finding.found.count("expected numpy<0.1") == finding.found.count("expected") == 1
 
 
-def test_memory_is_that_of_the_headers_and_of_keys_and_values():
-    # 11,3 million numbers stand in the headers; each takes its dtype's width
-    assert weight_bytes(EMBEDDED, "none", 4) == 2 * weight_bytes(EMBEDDED, "none", 2)
-    assert (
-        weight_bytes(EMBEDDED, "4bit", 2)
-        < weight_bytes(EMBEDDED, "8bit", 2)
-        < weight_bytes(EMBEDDED, "none", 2)
+@pytest.mark.parametrize(("quantization", "width"), [("none", 4), ("8bit", 1.3), ("4bit", 0.9)])
+def test_memory_is_that_of_the_weights_in_their_format(tmp_path, quantization, width):
+    (tmp_path / "mine.yaml").write_text(
+        f"models: {{embedded: {{dtype: float32, quantization: {quantization}}}}}"
     )
-
-    class Config:
-        hidden_size, num_attention_heads, num_key_value_heads, num_hidden_layers = 3584, 28, 4, 28
-
-    # Qwen2.5-VL-7B: 2 (keys, values) × 28 layers × 4 heads × 128 numbers × 2 bytes = 57,344 bytes a token
-    assert cache_bytes(Config, 1000, 2) == 57_344_000
+    setup = Setup(load_settings(tmp_path / "mine.yaml"), cpu=True)
+    needed = checks.weight_bytes(setup, "transformers.embedded")
+    size = (EMBEDDED / "model.safetensors").stat().st_size  # two bytes a number, and a header
+    assert needed == pytest.approx(size / 2 * width, rel=0.02)
 
 
 def test_deep_tells_letters_apart_from_others():
     read = {"A": -2.0, "B": -1.0, "C": -1.2, "D": -2.5, "E": -3.0}
     turned = dict(zip(read, [*read.values()][::-1], strict=True))
-    assert deep.compared("x", (read,), (read,), "float32")[0] == "pass"
-    assert deep.compared("x", (read,), (turned,), "float32")[0] == "fail"
-    assert (
-        deep.compared("x", (read,), (turned,), "float32", "4bit")[0] == "warn"
-    )  # told, not judged
     nearly = {letter: value + 0.02 for letter, value in read.items()}
-    assert deep.compared("x", (read,), (nearly,), "TF32")[0] == "fail"  # 0.01 nats at most
-    assert deep.compared("x", (read,), (nearly,), "float16")[0] == "pass"  # 0.05
+
+    def status(other, dtype, device="cpu", quantization="none"):
+        about = {"engine": "x", "dtype": dtype, "device": device, "quantization": quantization}
+        return deep.compared([read], [other], about).status
+
+    assert status(read, "float32") == "pass"
+    assert status(turned, "float32") == "fail"
+    assert status(turned, "float32", quantization="4bit") == "warn"  # told, not judged
+    assert status(nearly, "float32", "cuda:0") == "fail"  # TF32: 0.01 nats at most
+    assert status(nearly, "float16") == "pass"  # 0.05

@@ -51,7 +51,7 @@ def test_the_folder_is_small_safetensors_without_code():
 
 
 def test_its_note_names_the_command_that_fetches_the_next(client):
-    assert f"python scripts/fetch_models.py --config {PRESETS[0]}" in client.describe()["notice"]
+    assert f"agentic-iqa bundle --config {PRESETS[0]}" in client.describe()["notice"]
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,9 @@ from scripted import (
 
 from agentic_iqa_local.nodes.executor import executor_node
 from agentic_iqa_local.nodes.planner import derive_flags
+from agentic_iqa_local.nodes.workbench import Workbench
 from agentic_iqa_local.state import ExecutorOutput, PlanControlFlags, PlannerOutput
-from agentic_iqa_local.vlm_client import ModelLost, VLMError
+from agentic_iqa_local.vlm_client import ONE_PASS, ModelLost, VLMError
 
 QUERY = "Rate the perceptual quality of this image."
 
@@ -118,3 +119,20 @@ def test_a_tool_named_for_a_region_without_a_box_sees_the_whole(picture, caplog)
     assert found.quality_scores == {"leaves": {"Blurs": ("NIQE", 2.6)}}
     assert [(log.measured, log.box) for log in found.tool_logs] == [("whole picture", None)]
     assert "tools that the query names measure the whole picture in its stead" in caplog.text
+
+
+def test_no_model_computes_while_qalign_runs(picture):
+    """It puts classes of its own in place of transformers' Llama; another thread would compute with them."""
+    held = []
+
+    class Tools(ScriptedTools):
+        def score(self, name, *pictures):
+            held.append((name, ONE_PASS.locked()))
+            return super().score(name, *pictures)
+
+    bench = Workbench(
+        scripted_services(scripted(), Tools({"QAlign": 3.0, "NIQE": 3.0})), str(picture)
+    )
+    bench.tools.score("QAlign"), bench.tools.score("NIQE")
+    assert held == [("QAlign", True), ("NIQE", False)]
+    assert not ONE_PASS.locked()

@@ -4,15 +4,14 @@ the embedded model's tokenizer."""
 import re
 
 import pytest
-from conftest import ROOT
 from families import FAMILIES, PRESETS, REVERSED, SCORING, apart, build, load, plain_logprobs
 from PIL import Image
 
-from agentic_iqa_local.config import Settings, load_settings
+from agentic_iqa_local.api import choose_settings
+from agentic_iqa_local.config import Settings
 from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, objects_prompt
 from agentic_iqa_local.nodes.replies import answer_reply, detection_reply
-from agentic_iqa_local.offline.fetch import SOURCES
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.state import LETTERS, LEVEL_WORDS
 from agentic_iqa_local.vlm_client.chat import asking_for_words
@@ -46,7 +45,7 @@ def test_letters_behind_another_role_equal_a_plain_pass(client, photo, count):
     assert (reused == 0) if client.name in UNCUTTABLE else (reused >= seen)
     red = [Image.new("RGB", (192, 160), (200, 30, 30))] * count
     assert apart(found, read(client, red)) > 1e-3
-    text = session.generate(SCORING, answer_reply(LETTERS), answer_prefix=ANSWER_PREFIX + "B")
+    text = session.generate(SCORING, answer_reply(["B"]))
     assert answer_reply(LETTERS).model_validate_json(text).final_answer == "B"
 
 
@@ -78,7 +77,7 @@ def test_a_row_warns_where_pixels_were_changed(client, photo, services, tmp_path
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_gives_the_letters_of_a_plain_pass_and_a_row(preset, photo, photo_path, tmp_path):
-    settings = load_settings(preset).with_options(model=str(build(preset, tmp_path / "model")))
+    settings = choose_settings(config=preset, model=str(build(preset, tmp_path / "model")))
     (backend,) = settings.backends
     model = TransformersClient("model", settings.model(backend), "cpu")
     asked, words = asking_for_words(SCORING) if preset == "q_sit_mini" else (SCORING, {})
@@ -96,15 +95,6 @@ def test_a_preset_gives_the_letters_of_a_plain_pass_and_a_row(preset, photo, pho
     assert row.error is None
     # 512×512: a whole view of 27×27 tokens, and 2×2 tiles of 27×27 with a token at the end of each line
     assert row.seen.tokens == 729 + 54 * 54 + 54
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_the_readme_says_under_which_licence_a_presets_model_is(preset):
-    settings = load_settings(preset)
-    (backend,) = settings.backends
-    readme = (ROOT / "README.md").read_text()
-    row = next(line for line in readme.splitlines() if f"| `{preset}` |" in line)
-    assert SOURCES.models[settings.folder(backend).name].licence in row.lower()
 
 
 @pytest.mark.parametrize(("prompt", "step"), [(SCORING, 1), (REVERSED, -1)])

@@ -90,7 +90,7 @@ def test_a_fit_of_a_manifest_wants_its_range_names_its_rows_and_is_read_again(tm
     assert read_fit(tmp_path / "fit.json") == fit
     for options, message in (
         ({"split": None, "share": 1.0}, "others to judge"),
-        ({"split": "val", "share": 0.3}, "unknown"),
+        ({"split": "val", "share": 0.3}, "use 0 of 240"),
     ):
         with pytest.raises(FitError, match=message):
             fit_runs([folder], "srcc", **options)

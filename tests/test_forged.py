@@ -13,16 +13,15 @@ from attacks import is_sentence
 from one_row import CHOICE, RATING, row_of
 
 from agentic_iqa_local.batch.rows import check_run
-from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.files import CONFIGS
 from agentic_iqa_local.iqa_tools.calibration import read_map_file
 from agentic_iqa_local.iqa_tools.detector import load_detector
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
-from agentic_iqa_local.judgement import preference
 from agentic_iqa_local.judgement.fit import read_fit
 from agentic_iqa_local.output.gallery.page import write_gallery
 from agentic_iqa_local.output.gallery.rows import read_rows
+from agentic_iqa_local.studies.datasets import DATASETS
 from agentic_iqa_local.studies.report import analyse
 from agentic_iqa_local.studies.store import read_run
 
@@ -64,7 +63,7 @@ def study():
         "fusion": {"eta": 1.0},
         "tools": {"full_reference": ["VSI"], "no_reference": ["NIQE"]},
         "maps": {"VSI": "tid2013"},
-        "dataset": {"key": "tid2013", "images": 2, "missing": [], "left_out": {}},
+        "dataset": DATASETS["tid2013"].model_dump() | {"images": 2, "missing": [], "left_out": {}},
         "identity": {"reads": {"query": "Rate it."}, "model": "M"},
     }
 
@@ -118,15 +117,9 @@ def test_forged_values_in_a_stored_file_end_in_a_sentence(kind, tmp_path):
 
 
 @pytest.mark.parametrize("text", ['{"fits": 1}', "{}", "[]", "{", "- 1e999"])
-def test_a_damaged_file_of_this_package_is_named(tmp_path, monkeypatch, text):
+def test_a_damaged_file_of_this_package_is_named(tmp_path, text):
     file = tmp_path / "shipped"
-    monkeypatch.setattr(preference, "SHIPPED", file)
     file.write_text(text)
-    settings = load_settings()
-    for read in (
-        lambda: preference.fit_for(settings, "agent", reference=False),
-        lambda: load_detector(file),
-        lambda: load_reliability(file),
-    ):
+    for read in (load_detector, load_reliability):
         with pytest.raises(UserError, match=f"{file}: .*; get the checkout"):
-            read()
+            read(file)

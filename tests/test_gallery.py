@@ -6,22 +6,16 @@ import json
 
 import pytest
 from browser import axe_findings, browser_page, needs_chromium
+from one_row import RATING, row_of
 from PIL import Image
 
 from agentic_iqa_local.batch.rows import RowsError
 from agentic_iqa_local.cli.main import main
 from agentic_iqa_local.output.gallery.page import thumbnail
 from agentic_iqa_local.output.gallery.rows import identities, read_rows
-from agentic_iqa_local.result import Assessment, Gate, Interval
-from agentic_iqa_local.state import FusionResult
+from agentic_iqa_local.result import Assessment
 
 HOSTILE = "</script><script>document.title='ran'</script>"
-CALIBRATED = {
-    "coverage": 0.9,
-    "difficulty": 0.4,
-    "condition": {"pipeline": "agent", "reference": False, "look": "one order"},
-    "calibrated_on": "a set",
-}
 
 # scrolls to a share of the page → (points of the list's visible part that no card or picture fills, cards there are)
 SHOWN = """
@@ -51,22 +45,15 @@ def lines(folder, count=3):
         file = folder / f"{i}.png"
         Image.new("RGB", (64, 48), (40 * i % 255, 90, 120)).save(file)
         level = 1 + i % 5
-        letter = "EDCBA"[level - 1]
-        p_c = {name: float(name == letter) for name in "ABCDE"}
-        row = Assessment(
-            image=str(file),
+        verdict = ("pass", "unsure", "fail")[i % 3]
+        about = {"low": max(1, level - 0.5), "high": min(5, level + 0.5)}
+        row = row_of(
+            str(file),
             query=f"=cmd|{HOSTILE}",
-            fusion=FusionResult(
-                mode="logits", vlm_letter=letter, p_c=p_c, off_letter_mass=0.0, q=float(level)
-            ),
-            final_answer=letter,
-            interval=Interval(low=max(1, level - 0.5), high=min(5, level + 0.5), **CALIBRATED),
-            gate=Gate(
-                at_least=3.5,
-                probability=0.5,
-                error_rate=0.1,
-                verdict=("pass", "unsure", "fail")[i % 3],
-            ),
+            final_answer="EDCBA"[level - 1],
+            fusion=RATING["fusion"] | {"q": level},
+            interval=RATING["interval"] | about,
+            gate=RATING["gate"] | {"verdict": verdict},
         )
         rows.append(row.to_dict())
     rows.append(Assessment(image="gone.png", query="Rate", error="gone.png: none; look").to_dict())

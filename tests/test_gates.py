@@ -1,6 +1,7 @@
 """What follows from an interval: closer looks, another plan, answers held back, a gate. The calibration has 201
 errors from −1 to 1 level in steps of 0.01, so that its quantiles are known."""
 
+import itertools
 import math
 from pathlib import Path
 
@@ -8,13 +9,15 @@ import numpy as np
 import pytest
 from PIL import Image
 from scripted import ScriptedClient, ScriptedTools, scripted_answers, scripted_services
+from test_intervals import calibration as calibrated
+from test_intervals import errors
 
 from agentic_iqa_local.config import DecisionSettings, Settings, load_settings
 from agentic_iqa_local.files import folder_hash
 from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.judgement.fit import Fit, calibration_for
 from agentic_iqa_local.judgement.gates import Sureness
-from agentic_iqa_local.judgement.intervals import FEATURES, Answers, Errors, IntervalCalibration
+from agentic_iqa_local.judgement.intervals import Answers, IntervalCalibration
 from agentic_iqa_local.nodes.letter_reading import read_and_fuse
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
 from agentic_iqa_local.nodes.workbench import Workbench
@@ -27,26 +30,15 @@ PLAN = {"query_type": "IQA", "query_scope": "Global", "distortion_source": "Infe
         "reference_mode": "No-Reference", "plan": {}}  # fmt: skip
 
 
-def calibration(tools=(("NIQE",),), **changes) -> IntervalCalibration:
-    part = {
-        "line": (0.0, 1.0),
-        "weights": tuple(
-            float(name == "constant") for name in FEATURES
-        ),  # every picture has difficulty 1
-        "errors": tuple(np.round(np.linspace(-1, 1, 201), 2).tolist()),
-        "difficulties": (1.0,) * 201,
-        "tools": tools,
-    }
-    asked = [(pipeline, look) for pipeline in ("agent", "letters") for look in LOOKS]
-    conditions = [
-        Condition(pipeline=pipeline, reference=False, look=look) for pipeline, look in asked
-    ]
-    fields = {
-        "source": "a test", "images": 201, "date": "2026-11-24", "model": "M", "dtype": "float32",
-        "quantization": "none", "query": DEFAULT_QUERY, "mode": "logits", "temperature": 1.0, "eta": "auto",
-        "ratings": tuple(Errors(condition=condition, **part) for condition in conditions),
-    }  # fmt: skip
-    return IntervalCalibration(**fields | changes)
+def calibration(**changes) -> IntervalCalibration:
+    """Every picture has difficulty 1, however it was assessed."""
+    part = errors(np.round(np.linspace(-1, 1, 201), 2).tolist())
+    ratings = []
+    for pipeline, look in itertools.product(("agent", "letters"), LOOKS):
+        condition = Condition(pipeline=pipeline, reference=False, look=look)
+        ratings.append(revised(part, condition=condition))
+    about = {"query": DEFAULT_QUERY, "eta": "auto"}
+    return revised(calibrated(*ratings), **about | changes)
 
 
 def sureness(of=None, *, query=DEFAULT_QUERY, unlike_photograph=False, **decisions) -> Sureness:
@@ -130,49 +122,34 @@ def test_a_gate_decides_only_where_it_is_sure_enough(q, options, verdict, probab
     assert gate.probability == pytest.approx(probability, abs=1 / 201)
 
 
+NOT_CALIBRATED = [
+    (fused(mode="classification"), None, "calibrated in mode logits, this is mode classification"),
+    (fused(), PlannerOutput(**PLAN | {"query_scope": ["sky"]}), "the query is about a part"),
+    (fused(q_bar=None, voters=[]), None, "no tool scored this picture"),
+]
+
+
+@pytest.mark.parametrize(("fusion", "plan", "reason"), NOT_CALIBRATED)
+def test_without_an_interval_nothing_passes_a_gate(fusion, plan, reason):
+    found = sureness(at_least=3.5).fields(fusion, plan)
+    assert found.keys() == {"no_interval", "not_sure"}
+    assert reason in found["no_interval"]
+    assert found["not_sure"] == "not sure: there is no interval to tell"
+
+
 def test_an_answer_that_is_too_unsure_is_held_back():
-    ungated = sureness(at_least=3.5).fields(
-        fused(mode="classification"), None
-    )  # no verdict is no pass
-    assert ungated["not_sure"] == "not sure: there is no interval to tell"
-    held_back = sureness(abstain_wider_than=1.5).fields(fused(3.0), None)["not_sure"]
+    held_back = sureness(abstain_wider_than=1.5).fields(fused(), None)["not_sure"]
     assert held_back == "not sure: the interval is 1.82 levels wide, more than 1.5"
-    of = sureness(at_least=3.0, abstain_wider_than=2.0)
-    assert of.fields(fused(3.0), None)["not_sure"] is None
-    about_a_part = PlannerOutput(**PLAN | {"query_scope": ["sky"]})
-    for fusion, plan, reason in (
-        (
-            fused(mode="classification"),
-            None,
-            "calibrated in mode logits, this is mode classification",
-        ),
-        (fused(), about_a_part, "the query is about a part"),
-        (fused(q_bar=None, voters=[]), None, "no tool scored this picture"),
-    ):
-        found = of.fields(fusion, plan)
-        assert found.keys() == {"no_interval", "not_sure"}
-        assert found["no_interval"].startswith("no interval: ")
-        assert reason in found["no_interval"]
-        assert found["not_sure"] == "not sure: there is no interval to tell"
+    assert sureness(abstain_wider_than=2.0).fields(fused(), None)["not_sure"] is None
 
 
-def test_a_set_holds_the_choices_that_are_not_ruled_out():
-    """Of the known questions 91 reach their right answer at 0.95 and nine at 1. A choice that is reached beyond
-    0.95 has nine of them at least as far off, and itself: 10 of 101, less than 10 %."""
-    known = Answers(
-        pipeline="letters",
-        reference=False,
-        measured=False,
-        choices=(3,) * 100,
-        right=(0.95,) * 91 + (1.0,) * 9,
-    )
+def test_a_question_has_a_set_of_answers_or_the_reason_why_not():
+    about = {"pipeline": "letters", "reference": False, "measured": False}
+    known = Answers(**about, choices=(3,) * 100, right=(0.95,) * 91 + (1.0,) * 9)
     of = sureness(calibration(questions=(known,)))
-    for p, letters in (
-        ({"A": 0.9, "B": 0.06, "C": 0.04}, ["A"]),  # B is reached at 0.96
-        ({"A": 0.06, "B": 0.86, "C": 0.08}, ["B", "C"]),  # C is reached at 0.94, A at 1
-    ):
-        answers = of.fields(asked := fused(None, p_c=p), None)["answer_set"]
-        assert (answers.letters, answers.widened) == (letters, [])
+    asked = fused(None, p_c={"A": 0.9, "B": 0.06, "C": 0.04})
+    answers = of.fields(asked, None)["answer_set"]
+    assert (answers.letters, answers.widened) == (["A"], [])
     unlike = of.fields(asked, PlannerOutput(**PLAN | {"query_type": "Other"}))["answer_set"]
     assert len(unlike.widened) == 1
     # what is known of the letters alone says nothing of their product with a measurement
@@ -195,7 +172,7 @@ def test_a_calibration_of_another_set_up_is_refused(tmp_path):
     settings = Settings(decisions=DecisionSettings(calibration=str(tmp_path / "fit.json")))
     for change, reason in (
         ({"model": "another"}, "calibrated with another model than embedded"),
-        ({"dtype": "bfloat16"}, "calibrated with dtype bfloat16, this model runs with float32"),
+        ({"dtype": "bfloat16"}, "calibrated with dtype bfloat16, here it is float32"),
         (None, "fit.json calibrates none; fit it anew with study.py fit"),
     ):
         of = None if change is None else calibration(**{"model": model} | change)

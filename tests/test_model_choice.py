@@ -39,7 +39,13 @@ def model(folder: Path, *numbers: int, **config) -> Path:
 
 
 def options(**given) -> argparse.Namespace:
-    return argparse.Namespace(**{"gpu": "0", "engine": None} | given)
+    return argparse.Namespace(**{"gpu": "0", "cpu": False, "engine": None} | given)
+
+
+@pytest.fixture(autouse=True)
+def _gpu_0_is_there(monkeypatch):
+    """A CPU stands in for it."""
+    monkeypatch.setattr("agentic_iqa_local.devices.choose_device", lambda *_: "cpu")
 
 
 def test_the_largest_complete_one_is_taken_and_named(tmp_path):
@@ -49,7 +55,7 @@ def test_the_largest_complete_one_is_taken_and_named(tmp_path):
     model(tmp_path / ".hidden", 9000)
     choice = choose(tmp_path)
     assert (choice.folder, choice.config) == (large, None)
-    assert f"large, the largest of 3 below {tmp_path}" in choice.said
+    assert f"large is the largest below {tmp_path}" in choice.said
 
 
 def test_a_cut_one_is_left_out_and_said(tmp_path):
@@ -57,7 +63,7 @@ def test_a_cut_one_is_left_out_and_said(tmp_path):
     os.truncate(model(tmp_path / "large", 300, 400) / "model-1-of-2.safetensors", 1000)
     choice = choose(tmp_path)
     assert choice.folder == tmp_path / "small"
-    assert "left out: large: 'model-1-of-2.safetensors' is no whole" in choice.said
+    assert "large: 'model-1-of-2.safetensors' is no whole" in choice.said
 
 
 @pytest.mark.parametrize(
@@ -75,13 +81,13 @@ def test_other_models_and_the_small_ones_that_ship_are_not_taken(tmp_path, confi
     assert "warning: no model chosen" in choice.said
 
 
-def test_a_model_that_a_set_up_is_made_for_gets_it(tmp_path):
-    folder, said = model(tmp_path / "Qwen2.5-VL-7B-Instruct", 10), []
-    settings = chosen_settings(options(models=tmp_path), said.append)
+def test_a_model_that_a_set_up_is_made_for_gets_it(tmp_path, capsys):
+    folder = model(tmp_path / "Qwen2.5-VL-7B-Instruct", 10)
+    settings = chosen_settings(options(models=tmp_path))
     assert choose(tmp_path).config == "qwen2_5_vl_7b"  # and not its 4-bit edition
     (backend,) = settings.backends
     assert settings.folder(backend) == folder
-    assert len(said) == 1
+    assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
@@ -89,11 +95,10 @@ def test_a_model_that_a_set_up_is_made_for_gets_it(tmp_path):
     [{"model": "embedded"}, {"config": "embedded"}, {"gpu": None}, {"engine": "server"}],
     ids=str,
 )
-def test_what_was_chosen_wins(tmp_path, given):
+def test_what_was_chosen_wins(tmp_path, capsys, given):
     model(tmp_path / "large", 1000)
-    said = []
-    (backend,) = chosen_settings(options(**{"models": tmp_path} | given), said.append).backends
-    assert said == []
+    (backend,) = chosen_settings(options(**{"models": tmp_path} | given)).backends
+    assert capsys.readouterr().err == ""
     assert "large" not in backend
 
 
@@ -103,13 +108,12 @@ def test_what_was_chosen_wins(tmp_path, given):
 def test_without_a_picture_and_a_model_the_sample_is_assessed(
     tmp_path, monkeypatch, capsys, there, used
 ):
-    """The command on a machine where GPU 0 is (a CPU), with a model in the folder and without one."""
+    """The command with a model in the folder and without one."""
     for name in there:
         mine = Path(shutil.copytree(EMBEDDED, tmp_path / name))
         config = json.loads((mine / "config.json").read_text())
         del config["agentic_iqa_notice"]
         (mine / "config.json").write_text(json.dumps(config))
-    monkeypatch.setattr("agentic_iqa_local.devices.choose_device", lambda *_: "cpu")
     results = io.StringIO()
     monkeypatch.setattr(assess_command, "Console", lambda: Console(results))
     assert main(["assess", "--pipeline", "letters", "--gpu", "0", "--models", str(tmp_path)]) == 0

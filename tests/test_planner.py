@@ -51,16 +51,11 @@ def test_flags_follow_the_papers_rules(region, tool, source):
 
 
 @pytest.mark.parametrize(
-    ("kind", "scores", "on"),
-    [
-        ("severity", True, {"distortion_analysis"}),
-        ("scores", False, {"tool_execution"}),
-        ("tools", True, {"tool_execution"}),
-        ("tools", False, set()),
-    ],
+    ("kind", "on"),
+    [("severity", {"distortion_analysis"}), ("tools", {"tool_execution"})],
 )
-def test_a_gap_switches_on_the_parts_that_can_close_it(kind, scores, on):
-    flags = flags_against([Gap(kind=kind, reason="why")], PlanControlFlags(), scores)
+def test_a_gap_switches_on_the_parts_that_can_close_it(kind, on):
+    flags = flags_against([Gap(kind=kind, reason="why")], PlanControlFlags())
     assert {name for name, value in flags if value} == on
 
 

@@ -29,7 +29,7 @@ def judged(kind: str, severity: str) -> DistortionAnalysis:
         (evidence("unclear"), "The severity of noise cannot be told."),
         (
             evidence(None, damaged_part="upper left"),
-            "LocalNR's map has the damage in the upper left quarter. The model saw no distortion as a whole.",
+            "LocalNR's map has the damage in the upper left quarter.",
         ),
         (
             None,
@@ -56,8 +56,8 @@ def test_the_models_words_stand_as_they_are_and_the_notes_follow(picture):
         ("Moderate blur: edges are soft.", False),
         ("No visible distortion.", False),
         ("Moderate noise: The picture is clean.", False),
-        ("Noise noise noise noise noise.", False),
-        ("The picture is sharp, with moderate noise and no compression artefacts.", True),
+        ("Moderate noise covers the sky.", True),
+        ("There is no noise.", False),
     ],
 )
 def test_words_that_contradict_what_was_found_give_way_to_it(text, stands):

@@ -109,7 +109,6 @@ def test_tools_that_disagree_bring_a_third_and_one_is_outvoted(picture):
     assert [name for name, _ in tools.runs] == ["LocalNR", "NIQE", "BRISQUE"]  # each once
     assert {log.tool_name for log in row.tools if log.outvoted} == {"NIQE"}
     assert row.fusion.q_bar == pytest.approx(2.05)  # of LocalNR and BRISQUE
-    assert any(line.startswith("NIQE has no vote") for line in row.warnings)
 
 
 def test_only_the_distortion_in_doubt_is_judged_again(picture):
@@ -130,15 +129,8 @@ def test_only_the_distortion_in_doubt_is_judged_again(picture):
 # Which pass wins
 
 
-@pytest.mark.parametrize(
-    ("failing", "first"),
-    [
-        ("PlannerReply", plan_reply()),
-        ("SummaryReply", {"final_answer": "B", "quality_reasoning": "Edges appear soft."}),
-    ],
-)
-def test_an_answer_stays_when_a_later_pass_breaks_off(picture, failing, first):
-    replies = {"AnalysisReply": SEVERE, failing: [first, VLMError("out of memory")]}
+def test_an_answer_stays_when_a_later_pass_cannot_plan(picture):
+    replies = {"AnalysisReply": SEVERE, "PlannerReply": [plan_reply(), VLMError("out of memory")]}
     row, _, _ = rated(picture, replies, {"NIQE": 4.5, "LocalNR": 4.4})
     assert (row.error, row.q is None) == (None, False)
     said = [line for line in row.warnings if "another pass was asked for and failed (" in line]

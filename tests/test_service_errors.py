@@ -51,30 +51,28 @@ def with_picture(**options):
 
 
 CHATS = [
-    *({"messages": messages} for messages in (None, MARK, [None], [MARK], [])),
+    *({"messages": messages} for messages in (None, [MARK], [])),
     *(said(part) for part in ("x", None, {}, {"type": MARK}, {"type": "text"})),
     *(said(content=content) for content in (5, {"type": "text"}, None, MARK)),
-    *(said({"type": "image_url", "image_url": url}) for url in (None, DATA_URL, {})),
     *(
-        said({"type": "image_url", "image_url": {"url": url}})
-        for url in (None, f"http://{MARK}/a.png", f"file:///{MARK}", f"data:,%{MARK}", "data:")
+        said({"type": "image_url", "image_url": url})
+        for url in (
+            DATA_URL,
+            {"url": None},
+            {"url": f"http://{MARK}/a.png"},
+            {"url": f"data:,%{MARK}"},
+        )
     ),
-    with_picture(stream=MARK),
-    with_picture(pipeline=MARK),
-    with_picture(choices=[MARK]),
-    with_picture(temperature=float("nan")),
+    *(with_picture(**{name: MARK}) for name in ("stream", "pipeline", "choices")),
 ]
-OPTIONS = {"query": [MARK], "choices": [MARK, 5], "pipeline": MARK, "max_replan_iterations": -1,
-           "at_least": 9, "error_rate": 1e400, MARK: 1}  # fmt: skip
+OPTIONS = {"query": [MARK], "choices": [MARK, 5], "at_least": 9, "error_rate": 1e400, MARK: 1}
 CONTENTS = [
     *((JSON, content) for content in (b"", b"null", b"[]", b"{", b"NaN", b"\xff\xfe", b"[" * 100_000)),
     (FORM, b"--x\r\nContent-Disposition: form-data\r\n\r\n--x--"),
     ("multipart/form-data", b"--x"),
     (JSON, b'{"image": "AAA"}'),
     (JSON, b'{"images": [{"name": ["x"], "data": {}}]}'),
-    (JSON, b'{"image": {"name": "\\ud800", "data": "AAAA"}}'),
     ("text/plain", MARK.encode()),
-    ("", b"{}"),
 ]  # fmt: skip
 
 
@@ -96,13 +94,10 @@ def test_a_malformed_chat_is_told_in_the_one_form(client, caplog, sent):
     assert caplog.records == []
 
 
-@pytest.mark.parametrize("path", ["/v1/assess", "/v1/batches"])
 @pytest.mark.parametrize(("name", "value"), OPTIONS.items())
-def test_an_option_is_named_and_not_quoted(client, path, name, value):
-    picture = base64.b64encode(b"a picture").decode()
-    sent = {"image": picture} if path == "/v1/assess" else {"images": [picture]}
-    content = json.dumps(sent | {name: value})
-    answer = client.post(path, content=content, headers={"Content-Type": JSON})
+def test_an_option_is_named_and_not_quoted(client, name, value):
+    content = json.dumps({"images": [DATA_URL], name: value})
+    answer = client.post("/v1/batches", content=content, headers={"Content-Type": JSON})
     assert answer.status_code == 400
     error = problem(answer)
     if error["code"] == "bad_request" and "JSON" not in error["message"]:

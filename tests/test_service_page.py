@@ -14,7 +14,7 @@ HOSTILE = "<img src=x onerror=window.hit=1>.png"
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory):
-    with served(tmp_path_factory.mktemp("page"), token=TOKEN) as client:
+    with served(tmp_path_factory.mktemp("page"), pipeline="agent", token=TOKEN) as client:
         yield client
 
 

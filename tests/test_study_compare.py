@@ -7,11 +7,20 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
-from test_study_report import agent_score, command, make_rows, make_run, make_view, one, table
+from test_study_report import (
+    agent_score,
+    command,
+    make_rows,
+    make_run,
+    make_view,
+    one,
+    store,
+    table,
+)
 
 from agentic_iqa_local.studies.compare import compare
 from agentic_iqa_local.studies.statistics import Draws
-from agentic_iqa_local.studies.store import Run, StudyError, open_store, read_run
+from agentic_iqa_local.studies.store import Run, StudyError, read_run
 
 
 def with_letters(rows, noise, seed):
@@ -21,16 +30,13 @@ def with_letters(rows, noise, seed):
         if row.get("reads"):
             views = [make_view((row["mos"] + 0.9) / 1.8 + rng.normal(0, noise), rng)]
             row["reads"]["all_evidence"]["views"] = views
-            row["agent"]["fusion"]["q"] = agent_score(views, [row["tools"]["VSI"]["normalized"]])
+            row["agent"]["fusion"]["q"] = agent_score(views, row["tools"]["VSI"]["normalized"])
     return rows
 
 
 def stored(folder, rows, git=None, **identity):
     run = make_run() | {"git": git}
-    with open_store(folder, run, run["identity"] | identity) as store:
-        for row in rows:
-            store.append(json.dumps(row))
-    return folder
+    return store(folder, run | {"identity": run["identity"] | identity}, rows)
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +85,9 @@ def test_figures_are_scipys_on_the_images_that_both_answered(folders, common):
     assert found["mean_absolute_difference"] == pytest.approx(apart.mean())
     assert found["largest_difference"] == pytest.approx(apart.max())
     left = "90 images are in every run; left out: 6 of poor, 0 of good."
-    assert notes == [left, "good differs from poor in: git, model."]
+    model = 'identity.model is "G", expected "P"'
+    assert notes[0] == left
+    assert model in notes[1]
 
 
 def test_differences_are_paired_on_draws_of_whole_scenes(rows, folders, common):
@@ -118,7 +126,7 @@ def test_runs_that_cannot_be_compared_are_refused(folders):
     for stored_run, message in (
         ((run, rows[:9]), "at least 10 common images, found 9"),
         ((other, rows), "one data set, got 2 of kadid10k, tid2013"),
-        ((run, moved), rf"1 of 96 common ones have other scores .*{rows[40]['key']}"),
+        ((run, moved), rf"{rows[40]['key']} has other scores"),
         ((run, changed), "other files"),
     ):
         with pytest.raises(StudyError, match=message):
@@ -134,8 +142,8 @@ def test_the_command_prints_and_writes(folders, tmp_path, capsys):
     options = ["--draws", 20, "--mode", "logits", "tool mean", "--out", out]
     status, said, errors = command(capsys, "compare", *folders, *options)
     assert (status, errors) == (0, "")
-    assert "good differs from poor in: " in said
+    assert "good differs from poor: " in said
     assert [line["mode"] for line in table(out, "run_differences")] == ["logits", "tool mean"]
-    status, said, errors = command(capsys, "compare", folders[0], tmp_path / "absent")
-    assert (status, said, len(errors.splitlines())) == (2, "", 1)
-    assert f"{tmp_path / 'absent'}: expected a folder that study.py run wrote" in errors
+    status, _, errors = command(capsys, "compare", folders[0], "absent")
+    assert (status, len(errors.splitlines())) == (2, 1)
+    assert "absent: expected a folder that study.py run wrote" in errors

@@ -60,7 +60,7 @@ def test_a_reasoning_continues_the_sequence_of_the_letter_read(client, pictures)
     session = client.open([pictures[0]])
     read(session)
     before = session.usage.prefilled
-    text = session.generate(SCORING, answer_reply(LETTERS), answer_prefix=ANSWER_PREFIX + "D")
+    text = session.generate(SCORING, answer_reply(["D"]))
     assert answer_reply(LETTERS).model_validate_json(text).final_answer == "D"
     # new as input: the letter, and the forced text up to the reasoning's first word
     assert session.usage.prefilled - before <= 2 * len(
@@ -109,8 +109,6 @@ def test_answers_are_valid_when_hot_and_repeat_when_greedy(client, pictures):
         text = session.generate(prompt, schema, temperature=2.0, max_tokens=1024)
         schema.model_validate_json(text)
     assert session.generate(PLAN, PlannerReply) == session.generate(PLAN, PlannerReply)
-    with pytest.raises(VLMError, match="does not allow"):
-        session.generate(SCORING, answer_reply(LETTERS), answer_prefix=ANSWER_PREFIX + "X")
 
 
 def test_a_pass_without_memory_leaves_a_clean_session(pictures, monkeypatch):
@@ -152,13 +150,6 @@ def test_quantisation_leaves_the_tower_and_the_head(kind, layer):
     assert {kind for name, kind in kinds.items() if "language_model" in name} == {layer}
     assert {kind for name, kind in kinds.items() if "language_model" not in name} == {"Linear"}
     assert small.describe()["quantization"] == kind
-
-
-def test_the_papers_layout_has_the_template_before_the_images(pictures):
-    paper = load(EMBEDDED, prompt_layout="system_first")
-    text = paper.renderer.render(SCORING, 1).text
-    assert text.index("You must select one single answer") < text.index("<|vision_start|>")
-    assert apart(read(paper.open([pictures[0]])), plain_logprobs(paper, [pictures[0]])) < BOUND
 
 
 # Many pictures in few passes

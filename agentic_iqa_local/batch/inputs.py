@@ -17,7 +17,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, Field
 
 from agentic_iqa_local.batch.cells import plain_cell
-from agentic_iqa_local.config import Boxes, Choices, check_query
+from agentic_iqa_local.config import Boxes, Choices, Query
 from agentic_iqa_local.errors import UserError, one_line
 from agentic_iqa_local.files import path_text, read_bytes, reason
 from agentic_iqa_local.images.files import ImageError, local_path
@@ -89,7 +89,7 @@ class ManifestLine(BaseModel, extra="allow"):
 
     image: str = Field(min_length=1)
     reference: str | None = None
-    query: Annotated[str, BeforeValidator(check_query)] | None = None
+    query: Query | None = None
     choices: Annotated[Choices, BeforeValidator(_split)] | None = None
     box: Boxes | None = None
 
@@ -248,15 +248,13 @@ def references_in(folder: Path, images: Iterable[Path]) -> list[Path]:
     for image in images:
         named = by_stem[image.stem]
         exact = [file for file in named if file.name == image.name] or named
-        found += exact[:1]
+        found += exact
         if len(exact) != 1:
-            lacking.append(f"{image} ({' or '.join(file.name for file in exact) or 'none'})")
+            lacking.append(f"{image} (found {len(exact)})")
     if lacking:
-        said = f"{folder}: expected one reference for each picture, under its name with any suffix, but not for"
-        raise ImageError(
-            f"{said} {', '.join(lacking[:NAMED])}",
-            "add or rename them, or pair them in a --manifest.",
-        )
+        expected = "expected one reference for each picture, under its name with any suffix"
+        said = f"{folder}: {expected}, but not for {', '.join(lacking[:NAMED])}"
+        raise ImageError(said, "add or rename them, or pair them in a --manifest.")
     return found
 
 

@@ -5,7 +5,6 @@ A picture that crashes ends its runner's process, never the actor. What a lost n
 to the other workers. The command alone takes the rows, each once.
 """
 
-import json
 import logging
 import os
 import secrets
@@ -15,7 +14,6 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from contextlib import chdir, contextmanager, suppress
 from importlib.util import find_spec
-from tempfile import TemporaryDirectory
 from typing import Any, Generic
 
 from agentic_iqa_local.batch.rows import differences
@@ -57,8 +55,8 @@ class RayRunner(Generic[AnyItem, Row]):
     """As `Runner`, but with several workers in the cluster at an address ("local": on this
     machine), each with so many GPUs and `jobs` items at once.
 
-    A worker that is lost, also with its model, is started again where there is room, and its items
-    are tried again after the others, each alone; one that lost three workers is a failure.
+    A worker that is lost, also with its model, is started again where there is room. Its items are
+    tried again after the others, one by one; one that lost three workers is a failure.
     """
 
     def __init__(
@@ -80,9 +78,8 @@ class RayRunner(Generic[AnyItem, Row]):
         self.device = "cuda:0" if gpus else "cpu"  # Ray shows a worker no other GPUs than its own
         self.stopping = False
         self.description: dict[str, Any] = {}
-        self._scratch: TemporaryDirectory[str] | None = None
-        self._nodes: dict[Any, str] = {}  # of each worker that has the model
-        self._room: dict[Any, int] = {}  # how many items each of these may have now
+        self._room = Counter[Any]()  # how many more items each loaded worker may have now
+        self._nodes: dict[Any, str] = {}  # where each worker is, or was
         self._calls: dict[Any, tuple[Any, AnyItem | None]] = {}  # worker and item; None: it loads
         self._waiting: deque[AnyItem] = deque()
         self._losses = Counter[str]()  # of workers that had an item, by its key
@@ -91,25 +88,25 @@ class RayRunner(Generic[AnyItem, Row]):
     def load(self) -> None:
         """Joins the cluster and waits until one worker has the model; `description` then has what
         the work says of it. Raises BatchError, which names a node that is unlike, and VLMError."""
-        if self._calls or self._nodes:
+        if self._calls or self._room:
             return
         try:
-            self._scratch = _join(self.address, self.workers)
+            _join(self.address, self.workers)
             import ray
 
             threads = _threads(self.workers, self.gpus)
+            actor = ray.remote(_Worker).options(
+                num_cpus=threads,
+                num_gpus=self.gpus or None,
+                scheduling_strategy="SPREAD",
+                max_concurrency=self.jobs * IN_HAND + 1,
+                max_restarts=-1,
+            )
             expected = of_work(self.work, self.device)
-            options = {
-                "num_cpus": threads,
-                "num_gpus": self.gpus or None,
-                "scheduling_strategy": "SPREAD",
-            }
-            options |= {"max_concurrency": self.jobs * IN_HAND + 1, "max_restarts": -1}
             told = threads, os.getcwd(), os.environ.get(MODELS), expected, self.work, self.device
-            actor = ray.remote(_Worker).options(**options)
             for _ in range(self.workers):
                 self._load(actor.remote(*told, jobs=self.jobs, timeout=self.timeout))
-            while not self._nodes and not self.stopping:
+            while not self._room and not self.stopping:
                 self._heed_answer()
         except BaseException:
             self.close()
@@ -128,37 +125,32 @@ class RayRunner(Generic[AnyItem, Row]):
             while True:
                 if not self.stopping:
                     self._hand_out()
-                under_way = any(item for _, item in self._calls.values())
-                if not under_way and (self.stopping or not self._waiting):
+                if not self._under_way() and (self.stopping or not self._waiting):
                     return
                 yield from self._heed_answer()
         finally:
             self.close()
-
-    def _hand_out(self) -> None:
-        """Gives waiting items to the workers with the most room, as long as there is enough."""
-        while self._waiting:
-            item = self._waiting[0]
-            worker = max(self._room, key=self._room.__getitem__, default=None)
-            if worker is None or self._room[worker] < self._takes(item):
-                return
-            self._room[worker] -= self._takes(item)
-            self._calls[worker.row.remote(self._waiting.popleft())] = worker, item
 
     def close(self) -> None:
         """Leaves the cluster; one that was started here ends."""
         import ray
 
         ray.shutdown()
-        if self._scratch:
-            self._scratch.cleanup()
-        for each in (self._nodes, self._room, self._calls):
-            each.clear()
+        self._room.clear()
+        self._calls.clear()
 
-    def _takes(self, item: AnyItem) -> int:
-        """How much of a worker's room: all of it where the item lost one, so that it loses none
-        with another again."""
-        return self.jobs * IN_HAND if item.key in self._losses else 1
+    def _under_way(self) -> bool:
+        return any(item for _, item in self._calls.values())
+
+    def _hand_out(self) -> None:
+        """Gives waiting items to the workers with the most room, as long as there is any."""
+        while self._waiting and self._room:
+            worker, room = self._room.most_common(1)[0]
+            item = self._waiting[0]
+            if not room or (item.key in self._losses and self._under_way()):
+                return
+            self._room[worker] -= 1
+            self._calls[worker.row.remote(self._waiting.popleft())] = worker, item
 
     def _load(self, worker: Any) -> None:
         """Lets a worker load, once there is room for it; a call that its end interrupts is made
@@ -190,71 +182,55 @@ class RayRunner(Generic[AnyItem, Row]):
             self._take_on(worker, *answer)
             return []
         if worker in self._room:
-            self._room[worker] += self._takes(item)
+            self._room[worker] += 1
         self._lost = 0
         return [answer]
 
     def _take_on(self, worker: Any, node: str, description: dict[str, Any]) -> None:
         self.description = self.description or description
-        if unlike := differences(
-            _without_hardware(description), _without_hardware(self.description)
-        ):
+        alike = map(_without_hardware, (description, self.description))
+        if unlike := differences(*alike):
             raise BatchError(f"{node} has loaded otherwise than the first worker: {unlike}", REMEDY)
-        self._nodes[worker] = node
         self._room[worker] = self.jobs * IN_HAND
+        self._nodes[worker] = node
 
     def _try_again(self, worker: Any, item: AnyItem, why: str) -> list[Row]:
         """Puts back an item whose worker is lost, or gives its failure; Ray starts the worker
         again."""
-        if node := self._nodes.pop(worker, ""):  # with the first of its items
-            logger.warning("a worker at %s is lost (%s); going on", node, why)
+        if worker in self._room:  # with the first of its items
+            logger.warning("a worker at %s is lost (%s); going on", self._nodes[worker], why)
             del self._room[worker]
             self._lost += 1
             if self._lost >= MOST_LOST * self.workers:
-                raise BatchError(
-                    f"{self._lost} workers were lost without a row between them, the last: {why}"
-                )
+                lost = f"{self._lost} workers were lost without a row between them"
+                raise BatchError(f"{lost}, the last: {why}")
             self._load(worker)
         self._losses[item.key] += 1
         if self._losses[item.key] < MOST_LOST:
             self._waiting.append(item)
             return []
-        return [
-            self.work.failure(
-                item, f"{MOST_LOST} workers were lost that had this image, the last: {why}"
-            )
-        ]
+        error = f"{MOST_LOST} workers were lost that had this image, the last: {why}"
+        return [self.work.failure(item, error)]
 
 
 # The cluster
 
 
-def _join(address: str, workers: int) -> "TemporaryDirectory[str] | None":
-    """Joins or starts a cluster; the folder of one that was started, which gets a token that nobody
-    else knows. Ray reads these variables when it is imported. Raises BatchError."""
+def _join(address: str, workers: int) -> None:
+    """Joins a cluster, or starts one, which gets a token that nobody else knows. Ray reads these
+    variables when it is imported. Raises BatchError."""
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"}
+    # Ray's is 15: all else on a machine would go first
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    # else Ray warns of a change to come
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     started: dict[str, Any] = {}
-    scratch = None
-    os.environ |= {
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_BACKEND_LOG_LEVEL": "fatal",
-    }  # nothing is reported
-    os.environ.setdefault(
-        "RAY_worker_niceness", "0"
-    )  # Ray's is 15: all else on a machine would go first
-    os.environ.setdefault(
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"
-    )  # else Ray warns of a change to come
     if address == "local":
         os.environ.setdefault("RAY_AUTH_MODE", "token")
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         cpus = (_asked_threads() or max(1, (os.cpu_count() or 1) // workers)) * workers
-        scratch = TemporaryDirectory(prefix="iqa-ray-", dir="/tmp", ignore_cleanup_errors=True)  # nosec B108
-        started = {
-            "num_cpus": cpus,
-            "include_dashboard": False,
-            "object_store_memory": OBJECT_STORE,
-        }
-        started["_temp_dir"] = scratch.name  # a short name: sockets lie below it
+        started = {"num_cpus": cpus, "include_dashboard": False}
+        started["object_store_memory"] = OBJECT_STORE
     import ray
     import ray._private.worker as driver
     from ray.exceptions import RayError
@@ -269,24 +245,22 @@ def _join(address: str, workers: int) -> "TemporaryDirectory[str] | None":
         why = " ".join(str(error).split())
         remedy = "all nodes need the same Python and Ray; this command runs on one of them (docs/batches.md)"
         raise BatchError(f"--cluster {address}: it cannot be joined: {why:.400}", remedy) from error
-    return scratch
 
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
     """Ray takes SIGTERM for itself, and parts of it write to stderr whatever they are told."""
-    before = signal.getsignal(signal.SIGTERM)
+    ends = signal.getsignal(signal.SIGTERM)
     stderr = os.dup(2)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
     try:
         yield
     finally:
         os.dup2(stderr, 2)
         os.close(stderr)
-        os.close(nowhere)
         with suppress(ValueError):  # not the main thread
-            signal.signal(signal.SIGTERM, before)
+            signal.signal(signal.SIGTERM, ends)
 
 
 def _asked_threads() -> int:
@@ -299,13 +273,10 @@ def _threads(workers: int, gpus: float) -> int:
     smallest node. Raises BatchError where no node has room for a worker."""
     import ray
 
-    nodes = [
-        node["Resources"] for node in ray.nodes() if node["Alive"] and "CPU" in node["Resources"]
-    ]
+    nodes = [node["Resources"] for node in ray.nodes() if node["Resources"].get("CPU")]
     each = -(-workers // max(1, len(nodes)))  # workers of a node
-    threads = _asked_threads() or max(
-        1, min((int(node["CPU"]) // each for node in nodes), default=1)
-    )
+    smallest = min((int(node["CPU"]) for node in nodes), default=1)
+    threads = _asked_threads() or max(1, smallest // each)
     if not any(node["CPU"] >= threads and node.get("GPU", 0) >= gpus for node in nodes):
         said = f"--cluster: no node has room for a worker of {threads} threads and {gpus:g} GPUs"
         remedy = "set OMP_NUM_THREADS or --gpus-per-worker lower, or start nodes where Ray sees their GPUs"
@@ -313,12 +284,11 @@ def _threads(workers: int, gpus: float) -> int:
     return threads
 
 
-def _without_hardware(description: dict[str, Any]) -> Any:
+def _without_hardware(about: Any) -> Any:
     """A description of models without the kinds of cards, which may differ."""
-    text = json.dumps(description)
-    return json.loads(
-        text, object_hook=lambda part: {name: part[name] for name in part if name != "hardware"}
-    )
+    if not isinstance(about, dict):
+        return about
+    return {name: _without_hardware(part) for name, part in about.items() if name != "hardware"}
 
 
 # What follows runs at workers.
@@ -353,11 +323,7 @@ class _Worker:
         runner = self._runner
         here = ray.get_runtime_context().get_node_id()
         node = next(node for node in ray.nodes() if node["NodeID"] == here)
-        address = node["NodeManagerAddress"]
-        name = node.get("NodeName")
-        if name in ("", None, address):
-            name = f"{node['NodeManagerHostname']} ({address})"
-        name = one_line(name)
+        name = one_line(f"{node.get('NodeName')} ({node['NodeManagerHostname']})")
         try:
             if unlike := differences(of_work(runner.work, runner.device), self._expected):
                 raise BatchError(f"it has not what this command has: {unlike}", REMEDY)

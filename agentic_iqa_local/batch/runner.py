@@ -33,8 +33,6 @@ from agentic_iqa_local.vlm_client import ModelLost, OutOfMemory
 logger = logging.getLogger(__name__)
 
 TIMEOUT = 600.0  # seconds for one item
-MOST_DEATHS = 2  # of processes that had the item alone
-STARTS = 3  # of processes that die before they are ready, one after the other
 AHEAD = 64  # items and rows that wait in this process
 PATIENCE = 10.0  # seconds in which an idle process may free its models
 
@@ -56,9 +54,9 @@ class Runner(Generic[AnyItem, Row]):
     """Does a `Work` on items, `jobs` at once, each within `timeout` seconds.
 
     `submit` takes one item and gives a future, `rows` takes many. Items that were under way when
-    the process died or was ended for one whose time was over are tried again alone; what is late
-    alone, or dies alone twice, is a failure. Where memory runs out fewer items are worked on at
-    once from then on, and the item is tried again alone.
+    the process died, or was ended for one whose time was over, are tried again alone; what ends it
+    then too is a failure. Where memory runs out fewer items are worked on at once from then on, and
+    the item is tried again alone.
 
     With `services` the work is done in threads of this process, which cannot be ended: for one
     picture.
@@ -131,43 +129,28 @@ class Runner(Generic[AnyItem, Row]):
         self._threads.shutdown(cancel_futures=True)
         atexit.unregister(self.close)
 
-    def seconds_left(self, began: float, place: str) -> float:
-        """Of the time of an item that was given to the process at `began` and is in a model's or a
-        tool's call now."""
-        return max(0.0, began + self.timeout - time.monotonic())
-
     # What follows runs in threads, one for each job.
 
     def _row(self, item: AnyItem, told: Told | None) -> Row:
-        alone = False
-        deaths = 0
-        while True:
-            kind, about, by_itself = self._tried(item, alone, told)
+        why = ""
+        for alone in (False, True):
+            by_itself = alone or self.jobs == 1
+            with self._room(alone):
+                if self._closing or (self.stopping and not alone):
+                    raise CancelledError
+                kind, about = self._ask(self._loaded(), item, alone, told)
             if kind == "row":
                 return about
-            if kind == "lost":
-                raise about
             if kind == "again":
                 self._use_less_memory()
-            else:
-                deaths += by_itself
-                if error := self._ended(item, kind, about, by_itself, deaths):
-                    # What hangs may be the reading of a picture that no call has begun on.
-                    sha256 = file_sha256(item.image) if about and kind == "late" else None
-                    return self.work.failure(item, error, sha256)
-            alone = True
-
-    def _tried(self, item: AnyItem, alone: bool, told: Told | None) -> tuple[str, Any, bool]:
-        """What became of an item (see `_ask`), and whether it was worked on by itself. Raises
-        CancelledError after a stop or an end."""
-        with self._room(alone):
-            if self._closing or (self.stopping and not alone):
+                continue
+            if self._closing:
                 raise CancelledError
-            by_itself = alone or self.jobs == 1
-            kind, about = self._ask(self._loaded(), item, alone, told)
-        if self._closing and kind in ("late", "died"):
-            raise CancelledError
-        return kind, about, by_itself
+            why = about
+            logger.warning("%s: %s; going on with a new process", one_line(str(item.image)), why)
+            if kind == "late" and by_itself:
+                break
+        return self.work.failure(item, why)
 
     def _use_less_memory(self) -> None:
         """From now on fewer items are worked on at once; of several that ran out together the first
@@ -176,20 +159,6 @@ class Runner(Generic[AnyItem, Row]):
             self.jobs //= 2
             said = "memory ran out with %d images at once; going on with %d"
             logger.warning(said, self._most, self.jobs)
-
-    def _ended(self, item: AnyItem, kind: str, about: str, by_itself: bool, deaths: int) -> str:
-        """Warns that the process ended over an item. Returns why the item failed, empty if it is
-        tried again."""
-        why = f"the process ended {about}"
-        if kind == "late":
-            why = f"timed out after {self.timeout:g} s"
-        logger.warning("%s: %s; going on with a new one", one_line(str(item.image)), why)
-        if kind == "late" and by_itself:
-            seen = f", last seen in {about}" if about else ""
-            return f"{why}{seen}; raise --timeout if it was at work"
-        if deaths >= MOST_DEATHS:
-            return f"{deaths} processes died while they assessed this image alone, the last {about}"
-        return ""
 
     @contextmanager
     def _room(self, alone: bool) -> Iterator[None]:
@@ -216,51 +185,44 @@ class Runner(Generic[AnyItem, Row]):
         with self._loading:
             if self._process and not self._process.ended:
                 return self._process
-            for _ in range(STARTS):
-                self._process = process = _Process(
-                    self.work, self.device, self._most, self._services
-                )
-                # Else the end of this process would wait for that one. What is registered last is
-                # called first, and to start a process is what makes multiprocessing register its
-                # own waiting.
-                atexit.register(self.close)
-                if self._closing:
-                    process.end()
-                with suppress(EOFError, OSError), process.pipe() as pipe:  # it died
-                    kind, about = pipe.recv()
-                    if kind == "lost":
-                        process.end()
-                        raise about
+            self._process = process = _Process(self.work, self.device, self._most, self._services)
+            # Else the end of this process would wait for that one. What is registered last is called
+            # first, and to start a process is what makes multiprocessing register its own waiting.
+            atexit.register(self.close)
+            if self._closing:
+                process.end()
+            with suppress(EOFError, OSError), process.pipe() as pipe:  # it died
+                kind, about = pipe.recv()
+                if kind == "ready":
                     self.description = about
                     return process
-                process.end(died=True)
-            raise BatchError(
-                f"{STARTS} processes in a row died while they loaded: the last ended {process.ended}"
-            )
+                process.end()
+                raise about
+            process.end(died=True)
+            raise BatchError(f"the process died while it loaded: it ended {process.ended}")
 
     def _ask(
         self, process: "_Process", item: AnyItem, alone: bool, told: Told | None
     ) -> tuple[str, Any]:
-        """What became of an item: "row", "again" or "lost" with what the process says, "died" with
-        how it ended, or "late" with the model or the tool that it was last seen in."""
-        began = time.monotonic()
-        place = ""
+        """What became of an item: "row" with it, "again" where memory ran out, "died" or "late" with
+        the reason. Raises ModelLost."""
+        until = time.monotonic() + self.timeout
         with suppress(EOFError, OSError), process.pipe() as pipe:  # it died
             pipe.send((item, alone))
-            while pipe.poll(self.seconds_left(began, place)):
+            while pipe.poll(max(0.0, until - time.monotonic())):
                 kind, about = pipe.recv()
-                if kind == "in":
-                    place = about
-                elif kind != "step":
-                    if kind == "lost":
-                        process.end()
+                if kind == "lost":
+                    process.end()
+                    raise about
+                if kind != "step":
                     return kind, about
-                elif told:
+                if told:
                     told(about)
             process.end()
-            return "late", place
+            late = f"timed out after {self.timeout:g} s; raise --timeout if it was at work"
+            return "late", late
         process.end(died=True)
-        return "died", process.ended
+        return "died", f"the process that assessed it ended {process.ended}"
 
 
 class _Process:
@@ -300,10 +262,9 @@ class _Process:
             if self.ended:
                 return
             idle = len(self._free) == self._jobs and not died
-            if idle:
-                for pipe in self._free:
-                    with suppress(OSError):
-                        pipe.send(None)
+            for pipe in self._free if idle else ():
+                with suppress(OSError):
+                    pipe.send(None)
             if idle or died:
                 self._process.join(PATIENCE)
             if self._apart:
@@ -398,7 +359,7 @@ def _worked_on(
 
 
 class _Watching(Observer):
-    """Tells the parent what an item's work calls, and sees whether memory ran out or a model is
+    """Tells the parent the steps of an item's work, and sees whether memory ran out or a model is
     lost."""
 
     def __init__(self, pipe: Any):
@@ -408,23 +369,12 @@ class _Watching(Observer):
         self.lost: ModelLost | None = None
 
     def step(self, role: str, state: str, round: int = 1, what: str | None = None) -> None:
-        self._say("step", {"role": role, "state": state, "round": round, "what": what})
-
-    def _say(self, *message: Any) -> None:
         with self._turn:
-            self._pipe.send(message)
-
-    @contextmanager
-    def opening(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            self.look_at(error, "the picture")
-            raise
+            told = {"role": role, "state": state, "round": round, "what": what}
+            self._pipe.send(("step", told))
 
     @contextmanager
     def calling(self, what: str) -> Iterator[None]:
-        self._say("in", what)
         try:
             yield
         except Exception as error:

@@ -4,7 +4,8 @@ failure with its reason. Studies and the service have works of their own."""
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 from agentic_iqa_local.batch.inputs import Item
 from agentic_iqa_local.config import Pipeline, Settings
@@ -14,9 +15,6 @@ from agentic_iqa_local.iqa_tools.weights import stored_sums
 from agentic_iqa_local.judgement.identity import digest, identity
 from agentic_iqa_local.result import Assessment, new_row
 from agentic_iqa_local.services import Observer, Services
-
-if TYPE_CHECKING:
-    from agentic_iqa_local.judgement.quality_map import MapRequest
 
 ROLES = {
     "agent": ("planner", "executor", "summarizer"),
@@ -60,11 +58,11 @@ class Work(ABC, Generic[AnyItem, Row]):
 
 @dataclass(frozen=True)
 class AssessWork(Work[Item, Assessment]):
-    """An assessment of each item. `maps`: what is asked of an item's quality map, by its key."""
+    """An assessment of each item. `maps`: where an item's quality map is drawn to, by its key."""
 
     settings: Settings
     pipeline: Pipeline = "agent"
-    maps: "Mapping[str, MapRequest]" = field(default_factory=dict)
+    maps: Mapping[str, Path] = field(default_factory=dict)
 
     @property
     def roles(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]

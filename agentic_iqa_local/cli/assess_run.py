@@ -3,13 +3,11 @@ screen."""
 
 import argparse
 import os
-import shlex
 import shutil
 import time
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentic_iqa_local.batch.inputs import Item
 from agentic_iqa_local.batch.ray import RayRunner
@@ -19,21 +17,17 @@ from agentic_iqa_local.batch.work import AssessWork, as_line
 from agentic_iqa_local.cli.command import stopped_by_ctrl_c
 from agentic_iqa_local.cli.console import Console, Progress, tell
 from agentic_iqa_local.cli.look import make_gallery
-from agentic_iqa_local.cli.options import UsageError, batch_of
-from agentic_iqa_local.cli.outputs import answer_files, check_apart, output_file
+from agentic_iqa_local.cli.options import batch_of
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.errors import counted, one_line
-from agentic_iqa_local.files import PNG, WriteError, path_text, write_whole
-from agentic_iqa_local.output.picture_lines import PictureLines
+from agentic_iqa_local.files import WriteError, path_text, write_whole
+from agentic_iqa_local.output.picture_lines import picture_line
 from agentic_iqa_local.output.report import account, summary
 from agentic_iqa_local.output.tables import csv_text
 from agentic_iqa_local.output.tally import Tally
 from agentic_iqa_local.output.words import wrapped
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.vlm_client import VLMError
-
-if TYPE_CHECKING:
-    from agentic_iqa_local.judgement.quality_map import MapRequest
 
 UNSURE, FAILS = 3, 4  # exit statuses of --strict
 
@@ -49,11 +43,11 @@ class AssessRun:
         items: list[Item],
         device: str,
         console: Console,
+        maps: Sequence[Path] = (),
     ):
         self.args, self.items, self.device, self.console = args, items, device, console
-        maps = map_requests(args, items) if args.map else {}
-        self._check_files(maps)
-        self.work = AssessWork(settings, args.pipeline or "agent", maps)
+        places = {item.key: png for item, png in zip(items, maps, strict=False)}
+        self.work = AssessWork(settings, args.pipeline or "agent", places)
         self.results = self._open_results() if args.out else None
         done = self.results.done if self.results else ()
         self.left = [item for item in items if item.key not in done]
@@ -64,14 +58,6 @@ class AssessRun:
         self.rows: list[Assessment] = []  # that a table or a gallery needs and no file has
         self.written = self.without_map = 0
         self.seconds, self.notice = 0.0, ""
-        self.lines = self._picture_lines()
-
-    def _check_files(self, maps: "dict[str, MapRequest]") -> None:
-        """Raises UsageError if a file would be written that is read, or two into one."""
-        args = self.args
-        pictures = [path for item in self.items for path in (item.image, item.reference)]
-        drawn = [("--map", request.png) for request in maps.values() if request.png]
-        check_apart(answer_files(args) + drawn, [*pictures, args.manifest, args.config, args.fit])
 
     def _open_results(self) -> Results:
         """The file of rows, before anything is loaded."""
@@ -82,7 +68,7 @@ class AssessRun:
             "box": args.box,
             "reference": args.reference and path_text(args.reference.absolute()),
             "working folder": None if self.items[0].image.is_absolute() else os.getcwd(),
-            "map": [args.map_tiles] if args.map else None,
+            "map": bool(args.map),
         }
         results = Results(
             args.out,
@@ -96,19 +82,11 @@ class AssessRun:
             tell(f"{pictures} changed since the last run: to be assessed again")
         return results
 
-    def _picture_lines(self) -> PictureLines | None:
-        """The aligned lines of several pictures on a terminal; None if answers are shown
-        otherwise."""
+    def _shows_lines(self) -> bool:
+        """Whether each of several pictures gets one line on the terminal."""
         args = self.args
         elsewhere = args.json or args.explain or args.out
-        if elsewhere or len(self.items) == 1 or not self.console.results.isatty():
-            return None
-        return PictureLines(
-            [str(item.image) for item in self.items],
-            shutil.get_terminal_size().columns,
-            damage=self.work.pipeline == "agent",
-            verdict=args.at_least is not None or args.abstain_wider_than is not None,
-        )
+        return len(self.items) > 1 and not elsewhere and self.console.results.isatty()
 
     def finish(self) -> int:
         """Assesses what is left, and says what there is; the exit status. Raises VLMError,
@@ -172,27 +150,25 @@ class AssessRun:
 
     def _show(self, row: Assessment) -> None:
         failed = row.error is not None
-        if self.lines:
-            if self.written == 1:
-                tell(self.lines.head(rated=failed or row.level is not None), self.console.results)
-            tell(self.lines.line(row), self.console.results)
+        if self._shows_lines():
+            line = picture_line(row, shutil.get_terminal_size().columns)
+            tell(line, self.console.results)
         else:
             shown = as_line(row), lambda: account(row), summary(row)
             self.console.show_answer(self.args, *shown, failed)
         if self.args.map and not failed and not (row.map and row.map.png):
             self.without_map += 1
-            reason = row.no_map or (row.map and row.map.not_drawn)
-            tell(f"error: {row.image}: {reason or 'map: none was made'}")
+            undrawn = [line for line in row.warnings if line.startswith("map ")]
+            tell(f"error: {row.image}: {row.no_map or '; '.join(undrawn)}")
 
     def _summary(self) -> int:
         """The summary and the files of a run; its exit status. Raises WriteError."""
         tally = self.tally
         for row in self.results or ():
             tally.add(row)
-        failures = len(tally.failed)
+        failures = tally.failed
         if tally.total > 1:
-            ranked, of = self.lines is None, len(self.items)
-            tell("\n" + tally.text(self.written, self.seconds, ranked=ranked, of=of))
+            tell("\n" + tally.text(self.written, self.seconds))
             if self.notice:
                 tell("\n".join(wrapped(f"Note: {self.notice}.", indent="")))
         if self.results:
@@ -228,32 +204,3 @@ class AssessRun:
         if args.gallery and total:
             name = args.out.name if args.out else "pictures"
             tell(make_gallery(list(rows), args.gallery, name)[0])
-
-
-def map_requests(args: argparse.Namespace, items: Sequence[Item]) -> "dict[str, MapRequest]":
-    """What is asked of each item's map, by the item's key. Raises UsageError."""
-    from agentic_iqa_local.judgement.quality_map import MapRequest
-
-    tiles = {"max_tiles": args.map_tiles} if args.map_tiles else {}
-    requests = {}
-    for item, file in zip(items, map_files(args.map, items), strict=True):
-        png = output_file("--map", file, ".png", mark=PNG)
-        requests[item.key] = MapRequest(png=png, **tiles)
-    return requests
-
-
-def map_files(place: Path, items: Sequence[Item]) -> list[Path]:
-    """The file of each item's map: `place`, or files in that folder. Raises UsageError."""
-    if place.is_dir():
-        files, times = [], Counter[str]()
-        for item in items:
-            name = item.image.stem
-            times[name.lower()] += 1
-            number = times[name.lower()]
-            files.append(place / (f"{name}.map.png" if number == 1 else f"{name}.{number}.map.png"))
-        return files
-    if len(items) != 1:
-        expected = f"expected a folder {place} for the maps of {len(items)} pictures, there is none"
-        make = f"make it first: mkdir -p {shlex.quote(str(place))}"
-        raise UsageError(f"--map {place}: {expected}", make)
-    return [place]

@@ -10,19 +10,17 @@ from rich.filesize import decimal
 
 from agentic_iqa_local.cli.console import say, tell, watch
 from agentic_iqa_local.cli.options import UsageError, chosen_settings
-from agentic_iqa_local.config import ConfigError, Settings
 from agentic_iqa_local.errors import counted, one_line
 from agentic_iqa_local.files import (
     PACKAGE,
     PROGRAM,
-    command,
     file_hash,
     models_root,
     read_bytes,
     write_whole,
 )
 from agentic_iqa_local.iqa_tools import find_tool
-from agentic_iqa_local.iqa_tools.weights import SUMS, BundleError
+from agentic_iqa_local.iqa_tools.weights import SUMS, BundleError, read_sums
 from agentic_iqa_local.offline import bundle as bundles
 from agentic_iqa_local.offline import fetch
 
@@ -30,58 +28,51 @@ from agentic_iqa_local.offline import fetch
 def collect(args: argparse.Namespace) -> None:
     """Finds, downloads and bundles what the options ask for. Raises UserError."""
     settings = chosen_settings(args)
-    places = model_places(settings)
-    repos = {folder: fetch.model_repo(folder, place) for folder, place in places.items()}
+    folders = map(settings.folder, settings.backends)
+    places = {folder.name: folder for folder in folders}
+    for folder, place in places.items():
+        fetch.check_model(folder, place)
     weights = tool_weights(args.tools or settings.tools.all_configured)
-    licences = [(fetch.model_licence(folder), folder) for folder in places]
-    licences += [(fetch.weight_licence(weight), weight) for weight in weights]
-    if weights:
-        licences.append(fetch.PYIQA)
-    notices = fetch.restrictions(licences)
-    require_acceptance(notices, args.accept_licences)
+    notices = accepted_notices(list(places), weights, args.accept_licences)
 
     name = Path(args.config or "embedded").stem
     out = (args.out or Path(f"{name}.iqabundle")).absolute()
     bundles.begin_bundle(out)
-    parts = [fetch.fetch_model(folder, places[folder], repos[folder], out) for folder in places]
+    parts = [fetch.fetch_model(folder, place, out) for folder, place in places.items()]
     parts += [fetch.fetch_weight(weight, out) for weight in weights]
     write_about(out, parts, notices)
-    sha256 = bundles.finish_bundle(out, [bundles.ABOUT, *(part.path for part in parts)], watch)
+    sha256 = bundles.finish_bundle(out, watch)
     describe(out)
-    say_next(out, sha256, args.config)
+    config = f" --config {shlex.quote(args.config)}" if args.config else ""
+    unpacks = f"{PROGRAM} unpack {shlex.quote(out.name)} --expect {sha256} --models models"
+    say("Copy it with this checkout and your own configuration. There, without a network:")
+    say(one_line(f"  {unpacks}"))
+    say(one_line(f"  {PROGRAM} doctor{config}"))
+    say(one_line(f"  {PROGRAM} assess PHOTO{config} --explain"))
 
 
-def model_places(settings: Settings) -> dict[str, Path]:
-    """Each model folder's name, and where it would lie. Raises ConfigError for one outside the
-    models folder."""
-    places: dict[str, Path] = {}
-    for backend in settings.backends:
-        name = backend.partition(".")[2]
-        loading = settings.models.get(name)
-        folder = (loading and loading.path) or name
-        if "/" in folder:
-            expected = "expected the name of a folder in the models folder"
-            raise ConfigError(f"models.path: {expected}, got {folder}")
-        places[folder] = settings.folder(backend)
-    return places
-
-
-def tool_weights(names: Iterable[str]) -> list[str]:
-    """The weights of these tools, each once. Raises ToolError."""
-    weights: dict[str, None] = {}
-    for name in names:
-        weights |= dict.fromkeys(find_tool(name).weights)
-    return list(weights)
-
-
-def require_acceptance(notices: list[str], accepted: bool) -> None:
-    """Tells which licences restrict the use. Raises BundleError if there are any, and they were not
-    accepted."""
+def accepted_notices(folders: list[str], weights: list[str], accepted: bool) -> list[str]:
+    """A sentence for each licence that restricts the use of these models and weights, which is also
+    told. Raises BundleError if there are any, and they were not accepted."""
+    licences = [(fetch.SOURCES.model(folder).licence, folder) for folder in folders]
+    licences += [(fetch.weight_licence(weight), weight) for weight in weights]
+    if weights:
+        licences.append(fetch.PYIQA)
+    notices = fetch.restrictions(licences)
     for notice in notices:
         tell(f"This licence restricts what you may do: {notice}")
     if notices and not accepted:
         wrong = "licences: expected to be accepted, nothing was downloaded"
         raise BundleError(wrong, "add --accept-licences")
+    return notices
+
+
+def tool_weights(names: Iterable[str]) -> list[str]:
+    """The weights of these tools, each once. Raises ToolError."""
+    weights: list[str] = []
+    for name in names:
+        weights += find_tool(name).weights
+    return list(dict.fromkeys(weights))
 
 
 def write_about(out: Path, parts: list[fetch.Part], notices: list[str]) -> None:
@@ -94,16 +85,6 @@ def write_about(out: Path, parts: list[fetch.Part], notices: list[str]) -> None:
     place = out / bundles.ABOUT / f"{parts[0].path}-{number}.txt"
     place.parent.mkdir(exist_ok=True)
     write_whole(place, text)
-
-
-def say_next(out: Path, sha256: str, configuration: str | None) -> None:
-    """Prints what to do with a bundle that is finished."""
-    config = f" --config {shlex.quote(configuration)}" if configuration else ""
-    unpacks = f"{PROGRAM} unpack {shlex.quote(out.name)} --expect {sha256} --models models"
-    say("Copy it with this checkout and your own configuration. There, without a network:")
-    say(one_line(f"  {unpacks}"))
-    say(one_line(f"  {command('doctor')}{config}"))
-    say(one_line(f"  {command('assess')} PHOTO{config} --explain"))
 
 
 def verify(args: argparse.Namespace) -> int:
@@ -132,7 +113,7 @@ def unpack(args: argparse.Namespace) -> None:
 
 def describe(bundle: Path) -> None:
     """Prints what a bundle holds, where that came from and which licences bind."""
-    sums = bundles.bundle_sums(bundle)
+    sums = read_sums(bundle)
     size = decimal(sum((bundle / path).stat().st_size for path in sums))
     sha256 = file_hash(bundle / SUMS)
     say(one_line(f"{bundle}: {counted(len(sums), 'file')}, {size}, SHA-256 of {SUMS}: {sha256}"))

@@ -5,7 +5,6 @@ import argparse
 import os
 import pkgutil
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +17,7 @@ from agentic_iqa_local.cli.console import start_logging, tell
 from agentic_iqa_local.cli.options import UsageError, add, option_names, options_in, read
 from agentic_iqa_local.config import ConfigError
 from agentic_iqa_local.errors import UserError, did_you_mean, one_line
-from agentic_iqa_local.files import command, read_record
+from agentic_iqa_local.files import PROGRAM, read_record
 
 
 class Command(BaseModel):
@@ -32,6 +31,7 @@ class Command(BaseModel):
     options: str
     basic: str = ""
     helps: dict[str, str] = {}
+    metavars: dict[str, str] = {}
     required: str = ""
     failed: int = 2
 
@@ -55,21 +55,18 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         message = message.removeprefix("argument ")
-        message = message.replace("the following arguments are required:", "expected also")
         _, unknown, words = message.partition("unrecognized arguments: ")
         if unknown:
-            given = words.split()[0] if words.split() else "''"
+            given = words.partition(" ")[0] or "''"
             message = f"unknown option {given}{did_you_mean(given, self._option_string_actions)}"
-        end = "" if message[-1] in ".?" else "."
-        self.exit(2, f"error: {one_line(message)}{end} All options: {self.prog} --help\n")
+        self.exit(2, f"error: {one_line(message)} (all options: {self.prog} --help)\n")
 
 
-def parser_of(name: str, every_option: bool = True) -> Parser:
+def parser_of(name: str, every_option: bool) -> Parser:
     """The parser of a command; of its rarer options --help is silent unless `every_option` is to be
     shown."""
     entry = COMMANDS[name]
-    first, _, second = name.partition(" ")
-    typed = f"{command(first)} {second}".rstrip()
+    typed = f"{PROGRAM} {name}"
     usage = f"%(prog)s {entry.usage} [options]".replace("  ", " ")
     parser = Parser(typed, usage, entry.about.replace("{}", typed), formatter_class=Help)
     for taken, nargs in entry.takes.items():
@@ -77,9 +74,14 @@ def parser_of(name: str, every_option: bool = True) -> Parser:
         about = entry.helps.get(taken)
         parser.add_argument(taken, nargs=nargs, metavar=taken.upper(), type=kind, help=about)
     for option in option_names(entry.options):
-        shown = every_option or not entry.basic or option in entry.basic.split()
-        about = entry.helps.get(option) if shown else argparse.SUPPRESS
-        add(parser, option, about, required=option == entry.required)
+        about, shape = entry.helps.get(option), {}
+        if entry.basic and option not in entry.basic.split() and not every_option:
+            about = argparse.SUPPRESS
+        if option in entry.metavars:
+            shape["metavar"] = entry.metavars[option]
+        if option == entry.required:
+            shape["required"] = True
+        add(parser, option, about, **shape)
     if entry.basic:
         parser.add_argument("--help-all", action="help", help="show every option")
     return parser
@@ -88,23 +90,7 @@ def parser_of(name: str, every_option: bool = True) -> Parser:
 def parse(name: str, argv: list[str]) -> argparse.Namespace:
     """The options that a command is given, or one sentence and an exit."""
     parser = parser_of(name, every_option="--help-all" in options_in(argv))
-    return read(parser, argv, option_names(COMMANDS[name].options))
-
-
-def complete() -> NoReturn:
-    """Tells a shell what may stand where its user typed Tab, and ends."""
-    import argcomplete
-
-    parser = Parser()
-    groups = {"": parser.add_subparsers()}
-    for name in COMMANDS:
-        *group, last = name.split()
-        above = " ".join(group)
-        if above not in groups:
-            groups[above] = groups[""].add_parser(above).add_subparsers()
-        groups[above].add_parser(last, parents=[parser_of(name)], add_help=False)
-    argcomplete.autocomplete(parser)
-    sys.exit()
+    return read(parser, argv)
 
 
 def run(name: str, argv: list[str]) -> int:
@@ -134,9 +120,8 @@ def exit_status(action: Callable[[], int | None], *, failed: int = 2) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
     except ModuleNotFoundError as error:
-        tell(
-            f"error: expected the package {error.name}; pip install 'agentic_iqa_local[serve]' or install it itself"
-        )
+        install = "pip install 'agentic_iqa_local[serve]' or install it itself"
+        tell(f"error: expected the package {error.name}; {install}")
         return 2
     except UserError as error:
         tell(f"error: {error}")
@@ -172,9 +157,8 @@ def stopped_by_ctrl_c(batch: Any, go_on: str) -> Iterator[None]:
             os.write(2, f"{cursor}\nstopped; {one_line(go_on)}\n".encode())
             os._exit(130)
         batch.stop()
-        os.write(
-            2, b"\nstopping when the pictures in hand are finished; Ctrl-C again stops at once\n"
-        )
+        said = b"\nstopping when the pictures in hand are finished; Ctrl-C again stops at once\n"
+        os.write(2, said)
 
     with like_ctrl_c(interrupted):
         yield

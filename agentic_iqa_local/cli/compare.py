@@ -16,8 +16,7 @@ from agentic_iqa_local.files import write_whole
 from agentic_iqa_local.images.files import check_file
 from agentic_iqa_local.judgement.comparison import Judge
 from agentic_iqa_local.judgement.ordering import MOST_PICTURES
-from agentic_iqa_local.judgement.preference import fit_for
-from agentic_iqa_local.output.comparison_report import comparison_csv, explain, headline_of
+from agentic_iqa_local.output.comparison_report import explain, headline_of
 from agentic_iqa_local.result import Assessment, Result
 
 
@@ -48,16 +47,14 @@ def _judge(args: argparse.Namespace, best_of_groups: bool) -> int:
         rows = _rows(args, AssessWork(settings, pipeline), files)
         if rows is None:
             return 130
-        judge = Judge(settings, fit_for(settings, pipeline, reference=args.reference is not None))
-        results: list[Result] = []
+        judge = Judge.of(settings, pipeline, reference=args.reference is not None)
+        candidates = judge.candidates(rows, files)
+        failed = [row for row in rows if row.error]
         if best_of_groups:
-            results += [row for row in rows if row.error]
-            results += judge.groups(judge.candidates(rows, files))
-        elif len(rows) == 2:
-            results.append(judge.compared(rows, files))
-        else:
-            results.append(judge.ranked(rows, files))
-        return _show(args, console, results)
+            return _show(args, console, [*failed, *judge.groups(candidates)])
+        if len(rows) == 2:
+            return _show(args, console, [judge.compared(rows, candidates)])
+        return _show(args, console, [judge.rank(candidates, failed)])
 
 
 def _rows(args: argparse.Namespace, work: AssessWork, files: list[Path]) -> list[Assessment] | None:
@@ -87,7 +84,4 @@ def _show(args: argparse.Namespace, console: Console, results: list[Result]) -> 
     if args.out:
         write_whole(args.out, "\n".join(lines))
         tell(one_line(f"{counted(len(results), 'row')} in {args.out}"))
-    if args.csv:
-        write_whole(args.csv, comparison_csv(results), encoding="utf-8-sig")
-        tell(one_line(f"the pictures as a table in {args.csv}"))
     return status

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TextIO
 
 from agentic_iqa_local.errors import name_picture, one_line, printable
@@ -56,26 +55,26 @@ def watch(names: Iterable[str]) -> Iterator[str]:
 
 
 class Progress(AbstractContextManager):
-    """How many of `total` pictures are done, the rate, and the time left: one live line on a
-    terminal, elsewhere a line now and then; nothing for a single picture."""
+    """How many of `total` pictures are done, and the time left: one live line on a terminal,
+    elsewhere a line now and then; nothing for a single picture."""
 
     def __init__(self, total: int, done: int = 0) -> None:
         from rich.console import Console as Terminal
-        from rich.progress import BarColumn, TextColumn
+        from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Bar
 
-        self._total, self._earlier, self._done, self._failed = total, done, done, 0
-        self._began = self._told = time.monotonic()
+        self._total, self._failed, self._told = total, 0, time.monotonic()
         self._bar = Bar(
             BarColumn(20),
-            TextColumn("{task.description}", markup=False),
+            TextColumn("{task.description}"),
+            TimeRemainingColumn(),
             console=Terminal(stderr=True),
             disable=total == 1 or not sys.stderr.isatty(),
             redirect_stdout=False,
             redirect_stderr=False,
             transient=True,
         )
-        self._task = self._bar.add_task(self._text(), total=total, completed=done)
+        self._bar.add_task(f"{done}/{total} pictures", total=total, completed=done)
 
     def __enter__(self) -> "Progress":
         self._bar.start()
@@ -89,25 +88,14 @@ class Progress(AbstractContextManager):
 
     def count(self, failed: bool = False) -> None:
         """One more is done."""
-        self._done += 1
         self._failed += failed
-        self._bar.update(self._task, completed=self._done, description=self._text())
+        (task,) = self._bar.tasks
+        text = f"{task.completed + 1:.0f}/{self._total} pictures, {self._failed} failed"
+        self._bar.update(task.id, advance=1, description=text)
         now = time.monotonic()
-        is_due = now - self._told >= SECONDS_BETWEEN_LINES
-        if is_due and self._bar.disable and self._total > 1:
+        if self._bar.disable and self._total > 1 and now - self._told >= SECONDS_BETWEEN_LINES:
             self._told = now
-            tell(self._text())
-
-    def _text(self) -> str:
-        text = f"{self._done}/{self._total} pictures"
-        done = self._done - self._earlier
-        if done:
-            from agentic_iqa_local.output.tally import pace
-
-            seconds = time.monotonic() - self._began
-            left = timedelta(seconds=round((self._total - self._done) * seconds / done))
-            text += f", {pace(done, seconds)}, {left} left"
-        return text + (f", {self._failed} failed" if self._failed else "")
+            tell(text)
 
 
 class Console(AbstractContextManager):

@@ -6,7 +6,7 @@ import shlex
 import sys
 from importlib.metadata import version
 
-from agentic_iqa_local.cli.command import COMMANDS, complete, run
+from agentic_iqa_local.cli.command import COMMANDS, run
 from agentic_iqa_local.cli.console import say, tell
 from agentic_iqa_local.cli.options import options_in
 from agentic_iqa_local.errors import nearest, one_line
@@ -16,8 +16,6 @@ from agentic_iqa_local.files import PROGRAM
 def main(argv: list[str] | None = None) -> int:
     """Runs the subcommand that the arguments (default: the command line's) begin with; its exit
     status, or 2 if there is none."""
-    if "_ARGCOMPLETE" in os.environ:
-        complete()
     words = sys.argv[1:] if argv is None else argv
     length = 2 if words[:1] == ["study"] else 1
     name, rest = " ".join(words[:length]), words[length:]

@@ -1,10 +1,9 @@
-"""Options of the command line: the fields of one model, which an adapter gives to argparse, and the
-settings that they choose."""
+"""Options of the command line: the fields of one model, as options.yaml tells argparse of them, and
+the settings that they choose."""
 
 import argparse
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -27,7 +26,6 @@ KINDS: dict[str, Any] = {
     "range": tuple[float, float], "seconds": Seconds,
     "share": Annotated[float, Field(gt=0, le=1)], "text": str, "texts": list[str],
 }  # fmt: skip
-METAVARS = {"integer": "N", "number": "X", "path": "FILE"}  # by the names of JSON schema
 
 
 class Declared(BaseModel):
@@ -36,7 +34,9 @@ class Declared(BaseModel):
     about: str = ""
     kind: str | list[str] = ""
     default: Any = None
-    metavar: str = ""
+    long: str = ""
+    short: str = ""
+    argparse: dict[str, Any]
     needs: list[str] = []
     without: list[str] = []
 
@@ -63,21 +63,11 @@ def _words() -> type[Request]:
         kind = declared.kind
         if kind:
             value: Any = KINDS[kind] if isinstance(kind, str) else Literal[tuple(kind)]
-            default = False if kind == "flag" else declared.default
-            fields[name] = value | None, option(declared.about, default)
+            fields[name] = value | None, option(declared.about, declared.default)
     return create_model("Words", __base__=Request, **fields)
 
 
 Words = _words()
-FIELDS: dict[str, Any] = Words.model_json_schema()["properties"]
-# options that argparse reads itself; the others stay texts until `read` validates them
-SWITCHES: dict[str, dict[str, Any]] = {
-    "json": {"action": "store_true", "help": "JSON on stdout, on a terminal too"},
-    "verbose": {
-        "action": "count", "default": 0, "flags": ["-v"],
-        "help": "log what happens (-vv: every prompt, answer and letter read too)",
-    },
-}  # fmt: skip
 
 
 def option_names(options: str) -> list[str]:
@@ -88,40 +78,20 @@ def option_names(options: str) -> list[str]:
     return names
 
 
-def add(parser: argparse.ArgumentParser, name: str, about: str | None, required: bool) -> None:
-    """Adds json, verbose or a field of `Words` as an option, max_replan_iterations as
-    --max-replan-iterations.
+def add(parser: argparse.ArgumentParser, name: str, about: str | None = None, **shape: Any) -> None:
+    """Adds an option, max_replan_iterations as --max-replan-iterations.
 
     Args:
         parser: What it is added to.
-        name: The field.
-        about: The help instead of the field's own.
-        required: Whether it has to be there.
+        name: Its name in options.yaml.
+        about: The help instead of its own.
+        shape: What argparse is told beside what options.yaml says.
     """
-    flags = ["--mode" if name == "modes" else as_flag(name)]
-    shape: dict[str, Any]
-    if name in SWITCHES:
-        shape = dict(SWITCHES[name])
-        flags += shape.pop("flags", [])
-    else:
-        shape = {**_shape(name, FIELDS[name]), "required": required}
-    if about:
-        shape["help"] = about
-    parser.add_argument(*flags, dest=name, **shape)
-
-
-def _shape(name: str, field: dict[str, Any]) -> dict[str, Any]:
-    """What argparse is told of a field of `Words`, from its JSON schema."""
-    shape: dict[str, Any] = {"help": as_flags(field["description"])}
-    kind = field.get("anyOf", [field])[0]
-    if kind.get("type") == "boolean":
-        return shape | {"action": "store_true"}
-    if kind.get("type") == "array":
-        shape["nargs"] = kind.get("maxItems", "+")
-    declared = DECLARED.options.get(name, Declared()).metavar
-    usual = METAVARS.get(kind.get("format") or kind.get("type"), "NAME")
-    shape["metavar"] = declared or "|".join(kind.get("enum", ())) or usual
-    return shape
+    declared = DECLARED.options[name]
+    flags = [declared.long or as_flag(name), declared.short]
+    own = declared.about or Words.model_fields[name].description or ""
+    shape = declared.argparse | {"dest": name, "help": about or as_flags(own)} | shape
+    parser.add_argument(*filter(None, flags), **shape)
 
 
 def as_flag(name: str) -> str:
@@ -145,22 +115,17 @@ def options_in(argv: list[str]) -> list[str]:
     return argv[: argv.index("--")] if "--" in argv else argv
 
 
-def _with_names(argv: list[str]) -> list[str]:
-    """A command line whose names behind "--" look like no options: -a.png becomes ./-a.png, the
-    same file."""
-    before = options_in(argv)
-    names = [f"./{name}" if name.startswith("-") else name for name in argv[len(before) + 1 :]]
-    return [*before, "--", *names] if names else before
-
-
-def read(parser: argparse.ArgumentParser, argv: list[str], names: list[str]) -> argparse.Namespace:
-    """The options in `argv`, of those with these names, as what they stand for, or one sentence and
-    an exit."""
-    args = parser.parse_intermixed_args(_with_names(argv))  # pictures may stand between options
+def read(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
+    """The options in `argv` as what they stand for, or one sentence and an exit. Names behind a
+    "--" may look like options."""
+    options = options_in(argv)
+    names = [os.path.join(".", name) for name in argv[len(options) + 1 :]]
+    line = [*options, "--", *names] if names else options
+    args = parser.parse_intermixed_args(line)  # pictures may stand between options
     given = {name: value for name, value in vars(args).items() if value not in (None, False, [])}
-    _check_together(parser, given)
-    fields = Words.model_fields.keys() & set(names)
+    fields = vars(args).keys() & Words.model_fields.keys()
     try:
+        _check_together(given)
         words = Words.of({name: given[name] for name in fields & given.keys()})
     except ConfigError as error:
         parser.error(of_option(error.message))
@@ -169,35 +134,33 @@ def read(parser: argparse.ArgumentParser, argv: list[str], names: list[str]) -> 
     return args
 
 
-def _check_together(parser: argparse.ArgumentParser, given: dict[str, Any]) -> None:
-    """Ends with a sentence if an option lacks the one that it needs, or stands with one that it
+def _check_together(given: dict[str, Any]) -> None:
+    """Raises ConfigError if an option lacks the one that it needs, or stands with one that it
     excludes."""
-    for name, declared in DECLARED.options.items():
-        if name not in given:
-            continue
-        needed, excluded = declared.needs, declared.without
-        if needed and not given.keys() & set(needed):
-            parser.error(f"{as_flag(name)}: expected with {' or '.join(map(as_flag, needed))}")
-        for other in excluded:
-            if other not in given:
-                continue
-            said = given[other][0] if other == "pictures" else as_flag(other)
-            parser.error(f"{said}: expected without {as_flag(name)}")
+    for name in given.keys() & DECLARED.options.keys():
+        declared = DECLARED.options[name]
+        if declared.needs and not given.keys() & set(declared.needs):
+            needed = " or ".join(map(as_flag, declared.needs))
+            raise ConfigError(f"{name}: expected with {needed}")
+        for other in given.keys() & set(declared.without):
+            said = as_flag(other) if other in DECLARED.options else other
+            raise ConfigError(f"{name}: expected without {said}")
 
 
-def chosen_settings(args: argparse.Namespace, say: Callable[[str], None] = tell) -> "Settings":
+def chosen_settings(args: argparse.Namespace) -> "Settings":
     """The settings that --config, --model and the like name, as far as a command has them. With
-    --gpu and neither of those two the largest model that is there is taken, and `say` is told
-    which. Raises ConfigError."""
+    --gpu and neither of those two the largest model that is there is taken, and it is told which.
+    Raises ConfigError."""
     from agentic_iqa_local.api import choose_settings
 
     options = {name: getattr(args, name, None) for name in Options.model_fields}
     named = options["config"] or options["model"] or options["engine"] == "server"
     if options["gpu"] is not None and not named:
+        device_of(args)  # a GPU that is not there is told alone
         from agentic_iqa_local.vlm_client.model_choice import choose
 
         choice = choose(models_root(options["models"]))
-        say(choice.said)
+        tell(choice.said)
         if choice.folder:
             options |= {"model": choice.folder, "config": choice.config}
     try:

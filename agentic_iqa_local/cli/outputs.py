@@ -31,53 +31,57 @@ def output_file(
         UsageError: Another suffix, a place where nothing can be written, or somebody's file.
     """
 
-    def refused(wrong: str, remedy: str = "choose a new file in a folder of yours") -> UsageError:
-        return UsageError(f"{option} {file}: {wrong}", remedy)
-
-    folder = file.absolute().parent
+    folder, place, wrong = file.absolute().parent, file, ""
     try:
         place = place_for(file)
-        replaceable = mark is None or is_replaceable(place, mark)
+        if place.suffix.lower() not in suffixes:
+            wrong = f"expected a name with {' or '.join(suffixes)}"
+        elif not folder.is_dir():
+            make = f"mkdir -p {shlex.quote(str(folder))}"
+            wrong = f"there is no folder {folder}, make it first: {make}"
+        elif not os.access(place if place.exists() else folder, os.W_OK):
+            wrong = "it cannot be written"
+        elif mark and not is_replaceable(place, mark):
+            wrong = "expected a new name, there is a file that this command did not write"
     except FileError as error:
-        raise refused(str(error)) from error
-    if place.suffix.lower() not in suffixes:
-        expected = f"expected a name with {' or '.join(suffixes)}"
-        raise refused(expected, f"name it {file.stem}{suffixes[0]}")
-    if not folder.is_dir():
-        make = f"make it first: mkdir -p {shlex.quote(str(folder))}"
-        raise refused(f"there is no folder {folder}", make)
-    if not os.access(place if place.exists() else folder, os.W_OK):
-        raise refused("it cannot be written")
-    if not replaceable:
-        expected = "expected a new name, there is a file that this command did not write"
-        raise refused(expected, "choose another name, or move that file away")
+        wrong = str(error)
+    if wrong:
+        raise UsageError(f"{option} {file}: {wrong}", "choose a new file in a folder of yours")
     return place
 
 
 def check_outputs(
-    args: argparse.Namespace, inputs: Iterable[Path | str | None], *, compared: bool = False
+    args: argparse.Namespace,
+    inputs: Iterable[Path | str | None],
+    *,
+    maps: Iterable[Path] = (),
+    compared: bool = False,
 ) -> None:
     """Gives the options for files of answers the places that they lead to.
 
     Args:
         args: The command line.
         inputs: What is read, and so may not be written.
+        maps: Files of --map.
         compared: Whether answers are comparisons, which replace those under --out; whoever goes on
             with rows looks there itself.
 
     Raises:
         UsageError: See `output_file` and `check_apart`.
     """
-    if compared:
-        from agentic_iqa_local.output.comparison_report import CSV as csv
-    else:
-        from agentic_iqa_local.output.tables import CSV as csv
-    marks = {"out": COMPARISONS if compared else None, "csv": csv, "gallery": PAGE}
+    from agentic_iqa_local.output.tables import CSV
+
+    marks = {"out": COMPARISONS if compared else None, "csv": CSV, "gallery": PAGE}
+    outputs = [("--map", file) for file in maps]
     for name, suffixes in SUFFIXES.items():
         file = getattr(args, name, None)
         if file:
-            setattr(args, name, output_file(f"--{name}", file, *suffixes, mark=marks[name]))
-    check_apart(answer_files(args), inputs)
+            place = output_file(f"--{name}", file, *suffixes, mark=marks[name])
+            setattr(args, name, place)
+            outputs.append((f"--{name}", place))
+    if args.out:
+        outputs.append(("--out", Path(f"{args.out}.run.json")))
+    check_apart(outputs, inputs)
 
 
 def check_apart(outputs: Iterable[tuple[str, Path]], inputs: Iterable[Path | str | None]) -> None:
@@ -90,15 +94,6 @@ def check_apart(outputs: Iterable[tuple[str, Path]], inputs: Iterable[Path | str
             wrong = f"expected another file than {taken[this]}"
             raise UsageError(f"{option} {place}: {wrong}", "name a new one")
         taken[this] = f"that of {option}"
-
-
-def answer_files(args: argparse.Namespace) -> list[tuple[str, Path]]:
-    """The files of answers that a command line asks for, by option, with what is written beside
-    them."""
-    files = [(f"--{name}", file) for name in SUFFIXES if (file := getattr(args, name, None))]
-    if args.out:
-        files.append(("--out", Path(f"{args.out}.run.json")))
-    return files
 
 
 def _identity(path: Path) -> tuple[int, int] | str:

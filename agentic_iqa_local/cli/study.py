@@ -3,7 +3,6 @@
 import argparse
 import shlex
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -20,12 +19,12 @@ from agentic_iqa_local.cli.options import (
 from agentic_iqa_local.cli.outputs import output_file
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.errors import counted, one_line
-from agentic_iqa_local.files import command, write_whole
+from agentic_iqa_local.files import PROGRAM, write_whole
 from agentic_iqa_local.iqa_tools import find_tool
 from agentic_iqa_local.judgement.fit import FIT, read_fit
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
 from agentic_iqa_local.studies.compare import compare as compare_runs
-from agentic_iqa_local.studies.datasets import Dataset, load_dataset
+from agentic_iqa_local.studies.datasets import Dataset, absences, load_dataset
 from agentic_iqa_local.studies.fitting import fit_runs
 from agentic_iqa_local.studies.report import as_text, report_runs, write_tables
 from agentic_iqa_local.studies.run import Plan, StudyWork, chosen, run_study
@@ -38,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     """Makes a study's rows; the exit status. Raises UserError."""
     found = load_dataset(args.dataset, part_of=args.part_of, mos_range=args.mos_range)  # nosec B615
     dataset = chosen(found, args.split, args.limit)
-    for note in left_out(dataset):
+    for note in absences(dataset.missing, dataset.left_out):
         tell(one_line(note))
     settings = chosen_settings(args)
     work = work_of(args, settings, dataset)
@@ -55,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     failed = ""
     if errors:
         failed = f", {counted(len(errors), 'failure')} among them (the first: {one_line(str(errors[0]))})"
-    report_on = f"{command('study')} report {shlex.quote(str(args.out))}"
+    report_on = f"{PROGRAM} study report {shlex.quote(str(args.out))}"
     say(one_line(f"{counted(total, 'row')} in {args.out}{failed}; next: {report_on} --out DIR"))
     return 0
 
@@ -69,21 +68,9 @@ def work_of(args: argparse.Namespace, settings: Settings, dataset: Dataset) -> S
     return StudyWork(settings, Plan(args.query or DEFAULT_QUERY, tools))
 
 
-def left_out(dataset: Dataset) -> Iterator[str]:
-    """What of a data set has no part in a run."""
-    if dataset.missing:
-        first = dataset.missing[0]
-        missing = counted(len(dataset.missing), "file")
-        yield f"missing: {missing} that the scores name, the first: {first}"
-    for reason, number in dataset.left_out.items():
-        yield f"{counted(number, 'row')} left out: {reason}"
-
-
 def fit(args: argparse.Namespace) -> None:
     place = output_file("--out", args.out, ".json", mark=FIT)
-    found = fit_runs(
-        args.runs, args.objective, split=args.split, share=args.share, called=args.called
-    )
+    found = fit_runs(args.runs, args.objective, split=args.split, share=args.share)
     write_whole(place, found.model_dump_json())
     said = "intervals of q are not calibrated, they need an absolute category scale"
     if own := found.intervals:
@@ -95,7 +82,7 @@ def fit(args: argparse.Namespace) -> None:
 
 def report(args: argparse.Namespace) -> None:
     fitted = read_fit(Path(args.fit)) if args.fit else None
-    how = {"png": args.png, "draws": args.draws, "baseline": args.baseline}
+    how = {"draws": args.draws, "baseline": args.baseline}
     say(report_runs(read_runs(args.runs), args.out, fit=fitted, **how))
 
 

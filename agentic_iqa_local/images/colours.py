@@ -52,8 +52,6 @@ def to_rgb8(path: str, image: Image.Image, background: str | None) -> tuple[Imag
 def _opaque(path: str, image: Image.Image, background: str | None) -> Image.Image:
     """An image over a background. Raises ImageError where there is none, and some pixels are
     transparent."""
-    if image.mode == "La":  # which Pillow turns into LA alone
-        image = image.convert("LA")
     image = image.convert("RGBA")
     if image.getchannel("A").getextrema()[0] == 255:
         return image

@@ -47,12 +47,12 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
 
 
 @contextmanager
-def within_memory(path: str | os.PathLike[str], doing: str = "opened") -> Iterator[None]:
+def within_memory(path: str | os.PathLike[str]) -> Iterator[None]:
     """Memory that runs out in this block becomes an `ImageError` about a picture."""
     try:
         yield
     except MemoryError as error:
-        said = f"{os.fspath(path)}: memory ran out while the picture was {doing}"
+        said = f"{os.fspath(path)}: memory ran out while the picture was opened"
         raise ImageError(said, "free some memory, assess fewer at once, or crop it.") from error
 
 

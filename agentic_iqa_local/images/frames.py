@@ -1,7 +1,6 @@
 """Bands, frames and mats: rows and columns of one colour around a photograph, which are no part of
 it."""
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -20,12 +19,11 @@ _CLEAR = 24  # distance that compression does not reach
 _STEP = 0.25  # share of pixels that change clearly where a band ends
 _RAGGED = 0.04  # share of them that may one row before
 _RINGING = 16  # rows at a band's end that compression disturbs
-_SMOOTHED = 4  # rows at a band's end that WebP smooths
 _LEAST = 10  # pixels of a band
 _LEAST_PART = 50  # the fraction of the side that a band takes at least
 _LEAST_SIDE = 64  # what is left of a picture has so many pixels a side, or nothing is taken away
 _ONE_COLOUR = 6  # largest difference of any two pixels, in each channel, but for compression
-_BLOCK = 64  # rows that are looked at in one go
+_BLOCK = 64  # rows whose luma is made in one go
 
 
 def without_frames(
@@ -37,15 +35,9 @@ def without_frames(
     ImageError where either is one colour, which leaves nothing to judge."""
     box = content_box((reference or image).pixels)
     if box != (0, 0, image.width, image.height):
-        image = _cropped(image, box)
+        said = f"a frame of one colour was left out, and the {box[2] - box[0]}×{box[3] - box[1]} pixels in it judged"
+        image = replace(_cropped(image, box), warnings=(*image.warnings, said))
         reference = reference and _cropped(reference, box)
-        said = f"a frame of one colour was left out, and the {image.width}×{image.height} pixels in it judged"
-        image = replace(image, warnings=(*image.warnings, said))
-        if reference and content_box(image.pixels) != (0, 0, image.width, image.height):
-            lost = (
-                "a part of the picture is one colour where the reference is not: it counts as lost"
-            )
-            image = replace(image, warnings=(*image.warnings, lost))
     for one in filter(None, (image, reference)):
         if np.ptp(one.pixels.getextrema(), axis=1).max() <= _ONE_COLOUR:
             raise ImageError(
@@ -63,18 +55,17 @@ def moved(box: Box, offset: tuple[int, int]) -> Box:
 def content_box(image: Image.Image) -> Box:
     """The part of an RGB picture within all bands and frames, one within another; the whole picture
     where it has none, or where too little would be left."""
-    luma = _luma(image)
+    inside = _luma(image)
     cut = [0, 0, 0, 0]  # at the left, top, right, bottom
     before: list[int] = []
     while before != cut:
         before = [*cut]
         for side in range(4):
-            cut[side] += _band(np.rot90(_within(luma, cut), side - 1))
-    for side in range(4):
-        opposite = cut[(side + 2) % 4]
-        if cut[side] == 0 < opposite:
-            cut[side] = _second_band(np.rot90(luma, side - 1), opposite)
-    if min(_within(luma, cut).shape) < _LEAST_SIDE:
+            rows = np.rot90(inside, side - 1)
+            band = _band(rows)
+            inside = np.rot90(rows[band:], 1 - side)
+            cut[side] += band
+    if min(inside.shape) < _LEAST_SIDE:
         return 0, 0, *image.size
     left, top, right, bottom = cut
     return left, top, image.width - right, image.height - bottom
@@ -89,13 +80,6 @@ def _luma(image: Image.Image) -> np.ndarray:
         block = image.crop((0, top, image.width, bottom))
         luma[top:bottom] = np.asarray(block.convert("L"))
     return luma
-
-
-def _within(luma: np.ndarray, cut: list[int]) -> np.ndarray:
-    """What is left of a picture's luma."""
-    left, top, right, bottom = cut
-    height, width = luma.shape
-    return luma[top : height - bottom, left : width - right]
 
 
 def _band(rows: np.ndarray) -> int:
@@ -115,26 +99,13 @@ def _band(rows: np.ndarray) -> int:
     return end if end >= max(_LEAST, len(rows) // _LEAST_PART) else 0
 
 
-def _second_band(rows: np.ndarray, opposite: int) -> int:
-    """How many of the first rows belong to a band where that at the other end has so many: one band
-    of two may go over into a dark or white photograph."""
-    if abs(np.median(rows[0]) - np.median(rows[-1])) > _FLAT:
-        return 0
-    flat = _flat_rows(rows[:opposite])
-    return opposite if flat >= opposite - _SMOOTHED else flat
-
-
 def _flat_rows(rows: np.ndarray) -> int:
-    """How many rows from the first have one luma. They are looked at in blocks: most pictures have
+    """How many rows from the first have one luma. They are looked at one by one: most pictures have
     no band, which their first rows show, and of one that is all band no copy is made."""
     colour = np.median(rows[0])
-    darkest = math.ceil(colour - _FLAT)
-    lightest = math.floor(colour + _FLAT)
-    for start in range(0, len(rows), _BLOCK):
-        block = rows[start : start + _BLOCK]
-        uneven = ((block < darkest) | (block > lightest)).mean(1) > _STRAYS
-        if uneven.any():
-            return start + int(uneven.argmax())
+    for place, row in enumerate(rows):
+        if (np.abs(row - colour) > _FLAT).mean() > _STRAYS:
+            return place
     return len(rows)
 
 

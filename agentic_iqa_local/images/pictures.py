@@ -40,7 +40,10 @@ def check_picture(picture: Picture) -> None:
     """Raises TypeError or ValueError for what is no picture. No file is read; a Pillow image is
     decoded."""
     if isinstance(picture, str):
-        _check_path(picture)
+        if len(picture) > _LONGEST_PATH or picture.startswith("data:"):
+            mistake = "expected a path, got data in a text; give bytes: base64.b64decode(text)"
+            raise ValueError(f"image: {mistake}")
+        local_path(picture)  # an address is refused
     elif isinstance(picture, Image.Image):
         _check_image(picture)
     elif isinstance(picture, np.ndarray):
@@ -52,23 +55,17 @@ def check_picture(picture: Picture) -> None:
         raise TypeError(f"image: expected {expected}, got {type(picture).__name__}")
 
 
-def _check_path(path: str) -> None:
-    if len(path) > _LONGEST_PATH or path.startswith("data:"):
-        expected = "image: expected a path, got data in a text"
-        raise ValueError(f"{expected}; give bytes: base64.b64decode(text)")
-    local_path(path)  # an address is refused
-
-
 def _check_image(image: Image.Image) -> None:
+    with strict_pillow("image"):
+        image.load()
     if image.mode not in _MODES:  # I and F have no fixed white: a conversion would clip
         expected = "image: expected a Pillow image of 8 or 16 bits with a fixed white"
-        advice = "scale its values, or use .convert('RGB')"
-        raise ValueError(f"{expected}, got mode {image.mode}; {advice}")
+        raise ValueError(
+            f"{expected}, got mode {image.mode}; scale its values, or use .convert('RGB')"
+        )
     if getattr(image, "is_animated", False) and image.format not in SEVERAL_PICTURES:
         got = f"a {image.format} of several"
         raise ValueError(f"image: expected one picture, got {got}; give image.copy()")
-    with strict_pillow("image"):
-        image.load()
 
 
 def _check_array(array: np.ndarray) -> None:
@@ -96,8 +93,13 @@ def as_file(picture: Picture) -> Iterator[PictureFile]:
     with tempfile.TemporaryDirectory(prefix="agentic_iqa_") as folder:
         file = Path(folder) / "picture.png"
         name = _name_in_memory(picture)
-        with within_memory(name, "written"):
-            _write(picture, file)
+        with within_memory(name):
+            if isinstance(picture, np.ndarray):
+                picture = Image.fromarray(np.ascontiguousarray(picture))
+            if isinstance(picture, Image.Image):
+                _write(picture, file)
+            else:
+                file.write_bytes(picture)
         yield PictureFile(str(file), name)
 
 
@@ -110,12 +112,7 @@ def _name_in_memory(picture: Image.Image | np.ndarray | bytes | bytearray | memo
     return f"<{memoryview(picture).nbytes} bytes>"
 
 
-def _write(picture: Image.Image | np.ndarray | bytes | bytearray | memoryview, file: Path) -> None:
+def _write(image: Image.Image, file: Path) -> None:
     """Writes a picture in memory without loss."""
-    if isinstance(picture, np.ndarray):
-        Image.fromarray(np.ascontiguousarray(picture)).save(file)
-    elif isinstance(picture, Image.Image):
-        image = grey8(picture) if picture.mode.startswith("I") else picture
-        image.save(file, "TIFF" if image.mode == "CMYK" else "PNG", exif=picture.getexif())
-    else:
-        file.write_bytes(picture)
+    pixels = grey8(image) if image.mode.startswith("I") else image
+    pixels.save(file, "TIFF" if pixels.mode == "CMYK" else "PNG", exif=image.getexif())

@@ -15,7 +15,7 @@ from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 
 from agentic_iqa_local.images.colours import to_rgb8
 from agentic_iqa_local.images.files import ImageError, read_file, within_memory
-from agentic_iqa_local.images.tiff import check_colour, check_largest, check_tiff, is_tiff
+from agentic_iqa_local.images.tiff import check_tiff
 
 # Only these decoders run: Pillow also knows formats that start other programs (EPS) or hold no
 # photograph.
@@ -27,9 +27,8 @@ _RAW = "a camera's raw photograph"
 _NOT_READ = {  # beginnings of files that people take for pictures of one of FORMATS, and what they are
     b"\xff\x0a": "a JPEG XL file", b"\0\0\0\x0cJXL ": "a JPEG XL file", b"8BPS": "a Photoshop document",
     b"v/1\x01": "an OpenEXR file", b"#?RADIANCE": "a Radiance file", b"%PDF": "a PDF", b"<svg": "a drawing (SVG)",
-    b"\0\0\0\x18ftypcrx ": _RAW, b"FUJIFILM": _RAW, b"IIRO": _RAW, b"IIRS": _RAW, b"MMOR": _RAW, b"IIU\0": _RAW,
+    b"\0\0\0\x18ftypcrx ": _RAW, b"FUJIFILM": _RAW, b"IIRO": _RAW, b"IIU\0": _RAW,
 }  # fmt: skip
-_MOST_SEEN = 16  # pictures of a camera's file that are looked at
 _DECODING = threading.Lock()  # Pillow's settings and the warning filters are the whole process's
 
 
@@ -135,22 +134,15 @@ def _open(path: str, data: bytes) -> Image.Image:
                 f"{path}: this is a HEIC photograph, which needs an extra", advice
             ) from None
         return HeifImageFile(BytesIO(data))
-    if is_tiff(data):
-        check_tiff(path, data)
+    check_tiff(path, data)
     try:
-        image = Image.open(BytesIO(data), formats=FORMATS)
+        return Image.open(BytesIO(data), formats=FORMATS)
     except UnidentifiedImageError:
         raise _not_read(path, data) from None
-    if image.format == "MPO":
-        _check_main_picture(path, data)
-    return image
 
 
 def _not_read(path: str, data: bytes) -> ImageError:
-    """What is wrong with a file that no decoder takes. Raises ImageError of a TIFF with samples of
-    another kind."""
-    if is_tiff(data):
-        check_colour(path, data)
+    """What is wrong with a file that no decoder takes."""
     expected = f"{path}: expected a {', '.join(FORMATS)} or HEIC image"
     for beginning, kind in _NOT_READ.items():
         if data.startswith(beginning):
@@ -176,15 +168,3 @@ def _check_header(path: str, image: Image.Image, max_pixels: int, min_side: int)
             f"expected a single picture, but this {image.format} holds several frames or pages"
         )
         raise ImageError(f"{path}: {expected}", "extract one frame first.")
-
-
-def _check_main_picture(path: str, data: bytes) -> None:
-    """Raises ImageError where the first picture of a camera's JPEG is smaller than another, so a
-    preview."""
-    image = Image.open(BytesIO(data))
-    sizes = [image.size]
-    with suppress(Exception):  # a later picture may be damaged, or cut off
-        for frame in range(1, min(getattr(image, "n_frames", 1), _MOST_SEEN)):
-            image.seek(frame)
-            sizes.append(image.size)
-    check_largest(path, sizes[0], sizes)

@@ -12,13 +12,13 @@ AgenticIQA (arXiv 2509.26006) prints it without the `1 +`; with that misprint mo
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 from pydantic import ValidationError, model_validator
 
 from agentic_iqa_local.errors import UserError
-from agentic_iqa_local.files import FileError, first_mistake, read_yaml
+from agentic_iqa_local.files import FileError, read_yaml, reason
 from agentic_iqa_local.iqa_tools.specs import FileRecord
 
 LOWEST, HIGHEST = 1.0, 5.0
@@ -41,8 +41,7 @@ class LogisticMap(FileRecord):
 
     `domain` is the raw range in which the map is checked and used; `lower_better` says which way
     the raw score runs; `source` says where the parameters come from and `fitted_on` names the data
-    set (scores there are in-sample). A map with the status "rejected" is kept for its `reason` and
-    never used.
+    set (scores there are in-sample).
     """
 
     tool: str
@@ -57,8 +56,6 @@ class LogisticMap(FileRecord):
     fitted_on: str
     license: str | None = None
     notes: str | None = None
-    status: Literal["rejected"] | None = None
-    reason: str | None = None
 
     @model_validator(mode="after")
     def _gives_numbers_over_a_range(self) -> Self:
@@ -108,32 +105,22 @@ class MapFile(FileRecord):
     maps: tuple[LogisticMap, ...]
 
 
-def read_map_file(path: str | Path) -> tuple[dict[str, LogisticMap], dict[str, str]]:
-    """Usable maps by tool, and the reason for each tool whose entry is marked `status: rejected`.
+def read_map_file(path: str | Path) -> dict[str, LogisticMap]:
+    """The maps by tool.
 
-    Raises CalibrationError for an unreadable file, a malformed entry, a second usable map for a
-    tool, or a map that is not monotone and not marked: a map that turns would rank a worse picture
-    above a better one.
+    Raises CalibrationError for an unreadable file, a malformed entry, a second map for a tool, or a
+    map that is not monotone: a map that turns would rank a worse picture above a better one.
     """
-    expected = f"{path}: expected a YAML file with a list `maps` of entries"
     try:
         entries = MapFile.model_validate(read_yaml(path)).maps
-    except ValidationError as error:
-        raise CalibrationError(f"{expected}: {first_mistake(error)}.") from None
-    except FileError as error:
-        raise CalibrationError(f"{expected} ({error}).") from error
+    except (FileError, ValidationError) as error:
+        expected = f"{path}: expected a YAML file with a list `maps` of entries"
+        raise CalibrationError(f"{expected}: {reason(error)}.") from None
     maps: dict[str, LogisticMap] = {}
-    rejected: dict[str, str] = {}
-    advice = "correct it, or mark the entry `status: rejected` with a `reason`."
     for entry in entries:
-        if entry.status == "rejected":
-            rejected[entry.tool] = entry.reason or "none was given"
-            continue
         if entry.tool in maps:
-            raise CalibrationError(
-                f"{path}: the map of {entry.tool} is the second usable one", advice
-            )
+            raise CalibrationError(f"{path}: the map of {entry.tool} is the second one")
         if not entry.monotone:
-            raise CalibrationError(f"{path}: the map of {entry.tool} is not monotone", advice)
+            raise CalibrationError(f"{path}: the map of {entry.tool} is not monotone")
         maps[entry.tool] = entry
-    return maps, rejected
+    return maps

@@ -24,7 +24,7 @@ from agentic_iqa_local.iqa_tools.crops import crops_of, side_by_side
 from agentic_iqa_local.iqa_tools.eye import read_eye
 from agentic_iqa_local.iqa_tools.pyiqa_metrics import create_metric, import_pyiqa, llama_kept
 from agentic_iqa_local.iqa_tools.reliability import Reliability, load_reliability
-from agentic_iqa_local.iqa_tools.specs import DATA, TOOLS, ToolError, ToolSpec, find_tool
+from agentic_iqa_local.iqa_tools.specs import TOOLS, ToolError, ToolSpec, find_tool
 from agentic_iqa_local.iqa_tools.weights import ListedFiles
 from agentic_iqa_local.state import EYE, Box
 
@@ -100,7 +100,7 @@ class ToolRunner:
     ):
         self.device = device
         self.eye = read_eye(Path(eye)) if eye else None
-        self.maps, self._rejected = read_map_file(maps_path or SHIPPED_MAPS)
+        self.maps = read_map_file(maps_path or SHIPPED_MAPS)
         for name, logistic in self.maps.items():
             spec = find_tool(name)
             if name != spec.name or logistic.lower_better != spec.lower_better:
@@ -152,11 +152,7 @@ class ToolRunner:
         before tools and models run side by side. Builds the tools called `names`. Raises
         ToolError."""
         with self._lock:
-            try:
-                import_pyiqa()
-            except ImportError as error:
-                mistake = f"pyiqa cannot be imported: {error}"
-                raise ToolError(mistake, "install its requirements again.") from error
+            import_pyiqa()
             for name in names:
                 self._metric(
                     find_tool("LocalNR" if name == EYE else name)
@@ -214,26 +210,6 @@ class ToolRunner:
             pictures = [one.resize((width, height), Image.Resampling.BOX) for one in pictures]
         return self._examined(pictures)
 
-    def ssim_map(self, image: Image.Image, reference: Image.Image) -> np.ndarray:
-        """SSIM (Wang et al., IEEE TIP 13(4), 2004, equation 13) at each place of two RGB pictures
-        of one size, rows×columns float64: 1 where nothing was lost. Their mean is the metric's
-        score."""
-        import torch
-
-        from agentic_iqa_local.iqa_tools.kernels import as_tensor
-
-        _able("SSIM", reference, self._missing)
-        with self._lock, _failures("SSIM's map", image), torch.inference_mode():
-            import_pyiqa()
-            from pyiqa.archs.func_util import preprocess_rgb
-            from pyiqa.archs.ssim_arch import ssim
-
-            lumas = []
-            for picture in (image, reference):
-                lumas.append(preprocess_rgb(as_tensor(picture, self.device), True, 255).double())
-            values: Any = ssim(*lumas, data_range=255, get_ssim_map=True)
-            return values[0, 0].cpu().numpy()
-
     def _unavailable(self, spec: ToolSpec) -> str | None:
         """Why a tool gives no quality; None if it does."""
         if spec.name == EYE:
@@ -241,9 +217,7 @@ class ToolRunner:
         reason = self._missing(spec)
         if reason is not None or spec.name in self.maps:
             return reason
-        if spec.name in self._rejected:
-            return f"no usable map: {self._rejected[spec.name]}; {FIT_ONE}"
-        return spec.no_map or f"no map: {FIT_ONE}"
+        return f"no map: {spec.no_map or FIT_ONE}"
 
     def _missing(self, spec: ToolSpec) -> str | None:
         """Which module or file a tool lacks; None if it lacks nothing."""
@@ -296,21 +270,20 @@ class ToolRunner:
             return self._examinations[key]
 
     def _metric(self, spec: ToolSpec) -> Any:
+        """The tool, built when it is first asked for."""
         if spec.name not in self._metrics:
             self.files.check(spec)
             try:
-                self._metrics[spec.name] = self._build(spec)
+                if spec.own:
+                    from agentic_iqa_local.iqa_tools.local_nr import LocalNR
+
+                    self._metrics[spec.name] = LocalNR.load(device=self.device)
+                else:
+                    self._metrics[spec.name] = create_metric(spec, self.files, self.device)
             except Exception as error:
                 mistake = f"{spec.name} could not be built on {self.device}: {error}"
                 raise ToolError(mistake) from error
         return self._metrics[spec.name]
-
-    def _build(self, spec: ToolSpec) -> Any:
-        if not spec.own:
-            return create_metric(spec, self.files, self.device)
-        from agentic_iqa_local.iqa_tools.local_nr import LocalNR
-
-        return LocalNR.load(DATA / spec.bundled, self.device)
 
     def _run(self, spec: ToolSpec, metric: Any, pictures: list[Image.Image]) -> float:
         import torch

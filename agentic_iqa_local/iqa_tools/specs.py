@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from agentic_iqa_local.errors import UserError
-from agentic_iqa_local.files import command, read_record
+from agentic_iqa_local.files import PROGRAM, read_record
 
 DATA = Path(__file__).parent / "data"  # the table, and parameter files that ship with the tools
 FARTHEST = 100  # widths of its domain that a raw score may lie beyond the domain's ends
@@ -107,7 +107,7 @@ def find_tool(name: str) -> ToolSpec:
     if is_tool(name):
         return _BY_KEY[tool_key(name)]
     near = ", ".join(nearest_tools(name))
-    advice = f"did you mean {near}?" if near else f"{command('tools')} lists all."
+    advice = f"did you mean {near}?" if near else f"{PROGRAM} tools lists all."
     raise ToolError(f"there is no tool {name!r} here", advice)
 
 

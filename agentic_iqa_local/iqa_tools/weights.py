@@ -12,7 +12,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from agentic_iqa_local.errors import UserError
-from agentic_iqa_local.files import FileError, command, file_hash, read_bytes
+from agentic_iqa_local.files import PROGRAM, FileError, file_hash, read_bytes
 from agentic_iqa_local.iqa_tools.specs import ToolError, ToolSpec
 
 SUMS = "SHA256SUMS"  # a bundle's or the models folder's list, as sha256sum writes and checks it
@@ -105,16 +105,15 @@ class ListedFiles:
 
     def missing(self, spec: ToolSpec) -> str | None:
         """Why `spec` lacks its weights, by names alone; None if it has them."""
-        unnamed = [self._place(weight) for weight in spec.weights if not self._below(weight)]
-        if unnamed:
-            names = ", ".join(place.name for place in unnamed)
-            folders = " and ".join(dict.fromkeys(str(place.parent) for place in unnamed))
-            remedy = f"{command('bundle')} --tools {spec.name} makes a bundle of them"
-            return f"missing weights {names} (expected in {folders}; {remedy})"
-        for path in self._needed(spec):
-            if not (self.root / path).is_file():
-                return f"missing weights {self.root / path} ({UNPACK})"
-        return None
+        lacking: list[str] = []
+        for weight in spec.weights:
+            listed = [self.root / path for path in self._below(weight)]
+            expected = listed or [self._place(weight)]
+            lacking += [str(place) for place in expected if not listed or not place.is_file()]
+        if not lacking:
+            return None
+        remedy = f"{PROGRAM} bundle --tools {spec.name} makes a bundle of them"
+        return f"missing weights {' and '.join(lacking)} ({remedy})"
 
     def check(self, spec: ToolSpec) -> None:
         """Raises ToolError that names a file which `spec` loads and whose SHA-256 is not that of

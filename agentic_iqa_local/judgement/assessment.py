@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
-from agentic_iqa_local.config import Pipeline, Settings, boxes_of, check_query
+from agentic_iqa_local.config import Pipeline, Request, Settings, boxes_of
 from agentic_iqa_local.errors import PICTURE, one_line
 from agentic_iqa_local.graph import initial_state, run_graph
 from agentic_iqa_local.images.files import ImageError
@@ -18,13 +18,12 @@ from agentic_iqa_local.judgement.fit import calibration_for, read_fit
 from agentic_iqa_local.judgement.gates import Sureness
 from agentic_iqa_local.judgement.identity import named_in_row
 from agentic_iqa_local.judgement.intervals import SHIPPED, IntervalCalibration
-from agentic_iqa_local.judgement.quality_map import MapRequest, map_request, mapped
-from agentic_iqa_local.nodes.evidence import of_object
+from agentic_iqa_local.judgement.quality_map import mapped
 from agentic_iqa_local.nodes.letter_reading import ROLE, answer_letter, read_and_fuse, read_choices
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY, choice_letters, summarizer_prompt
 from agentic_iqa_local.nodes.query import named_metrics
 from agentic_iqa_local.nodes.summarizer import without_words
-from agentic_iqa_local.nodes.tool_runs import measure, told_of_quoted
+from agentic_iqa_local.nodes.tool_runs import measure
 from agentic_iqa_local.nodes.workbench import Workbench
 from agentic_iqa_local.result import Assessment, Seen, SeenView, file_sha256, new_row
 from agentic_iqa_local.services import Observer, Services, load_services
@@ -42,6 +41,8 @@ UNLIKE_PHOTOGRAPH = (
     "the content is unlike a photograph (a screenshot, drawing, chart or code): LocalNR and NIQE know"
     " photographs alone, so that q says little; a reference would help"
 )
+# the fields of a Summarizer's result that a row has too
+ANSWERED = ("fusion", "final_answer", "quality_reasoning", "need_replan", "error")
 NO_WORDS = "the model gave no valid reasoning in three tries: sentences made of the evidence stand in for it"
 
 
@@ -54,7 +55,7 @@ def assess(
     pipeline: Pipeline = "agent",
     max_replan_iterations: int | None = None,
     box: Any = None,
-    map: bool | str | Path | MapRequest = False,
+    map: bool | str | Path = False,
     services: Services | None = None,
     observer: Observer | None = None,
 ) -> Assessment:
@@ -80,7 +81,7 @@ def assess(
         VLMError: A model that cannot be loaded at all.
         ValueError, TypeError: Arguments that make no sense.
     """
-    request = map_request(map)
+    request = Path(map) if isinstance(map, str) else map
     with ExitStack() as files:
         picture = files.enter_context(as_file(image))
         original = None if reference is None else files.enter_context(as_file(reference))
@@ -105,7 +106,7 @@ def start_state(
 ) -> AgenticIQAState:
     """The state that an assessment starts from, a rating where there is no query. Raises
     ValueError."""
-    query = DEFAULT_QUERY if query is None else check_query(query)
+    query = Request.of({"query": query}).query or DEFAULT_QUERY
     paths = str(picture.path), original and str(original.path)
     return initial_state(query, *paths, max_replan_iterations, choices, box, settings=settings)
 
@@ -117,7 +118,7 @@ def answered_row(
     pipeline: Pipeline,
     services: Services,
     *,
-    map: MapRequest | None = None,
+    map: bool | Path = False,
     observer: Observer | None = None,
     bench: Workbench | None = None,
 ) -> Assessment:
@@ -166,9 +167,7 @@ def _said(text: str, files: Sequence[PictureFile]) -> str:
     return one_line(text)
 
 
-def _answer(
-    row: Assessment, state: AgenticIQAState, bench: Workbench, map: MapRequest | None
-) -> None:
+def _answer(row: Assessment, state: AgenticIQAState, bench: Workbench, map: bool | Path) -> None:
     """Fills a row with the answer, how sure it is and what it took."""
     services = bench.services
     _ = services.tools  # a bad maps file is an error of the set-up, not of an image
@@ -198,10 +197,7 @@ def _answer(
         row.error = str(error)
     if not row.error:
         if map:
-            _set(row, mapped(bench, map))
-        quoted = told_of_quoted(row.query, bench)
-        if quoted:
-            row.quality_reasoning = " ".join([*quoted, row.quality_reasoning or ""]).strip()
+            _set(row, mapped(bench, map if isinstance(map, Path) else None))
         if row.fusion:
             _set(row, sureness.fields(row.fusion, row.plan))
     _record(row, bench)
@@ -226,10 +222,10 @@ def _run_agent(row: Assessment, state: AgenticIQAState, bench: Workbench) -> Non
     """The graph's answer; where another pass broke off, the answer of the pass before stays."""
     final = run_graph(state, bench)
     result = final.get("summarizer_result")
-    row.plan = final.get("plan")
-    row.plan_corrections = final.get("plan_corrections") or []
-    row.replan_history = final.get("replan_history") or []
-    row.iteration_count = final.get("iteration_count") or 0
+    for name in ("plan", "plan_corrections", "replan_history", "iteration_count"):
+        value = final.get(name)
+        if value:
+            setattr(row, name, value)
     row.error = final.get("error") or None
     _take_evidence(row, final.get("executor_evidence"), bench)
     if result is None:
@@ -243,11 +239,7 @@ def _run_agent(row: Assessment, state: AgenticIQAState, bench: Workbench) -> Non
     if result.error and result.fusion:
         bench.warn(NO_WORDS)
         result = without_words(result.fusion, row.evidence, row.choices)
-    row.fusion = result.fusion
-    row.final_answer = result.final_answer
-    row.quality_reasoning = result.quality_reasoning
-    row.need_replan = result.need_replan
-    row.error = result.error
+    _set(row, {name: getattr(result, name) for name in ANSWERED})
 
 
 def _take_evidence(row: Assessment, evidence: ExecutorOutput | None, bench: Workbench) -> None:
@@ -257,10 +249,6 @@ def _take_evidence(row: Assessment, evidence: ExecutorOutput | None, bench: Work
     row.tools = evidence.tool_logs
     if evidence.error:
         bench.warn(f"the Executor failed, its evidence is incomplete: {evidence.error}")
-    for log in evidence.tool_logs:
-        if log.outvoted:
-            apart = f"its score{of_object(log.object_name)} stands apart from every other tool's"
-            bench.warn(f"{log.tool_name} has no vote: {apart}")
 
 
 def _read_once(row: Assessment, bench: Workbench) -> None:
@@ -309,16 +297,13 @@ def _rate_once(row: Assessment, bench: Workbench) -> None:
 def _record(row: Assessment, bench: Workbench) -> None:
     """Tokens, views, model and warnings of an assessment, as far as it came."""
     client = bench.services.client(ROLE)
-    seen = Seen(pixels=0, tokens=0, views=[])
-    for box, image in bench.models.seen_views(ROLE):
-        view = _view(box, image, client.name, bench)
-        seen.views.append(view)
-        seen.tokens += view.tokens
-        if view.pixels is None or seen.pixels is None:
-            seen.pixels = None
-        else:
-            seen.pixels += view.pixels[0] * view.pixels[1]
-    row.seen = seen if seen.views else None
+    views = [_view(box, one, client.name, bench) for box, one in bench.models.seen_views(ROLE)]
+    if views:
+        sizes = [view.pixels for view in views if view.pixels]
+        pixels = (
+            sum(width * height for width, height in sizes) if len(sizes) == len(views) else None
+        )
+        row.seen = Seen(pixels=pixels, tokens=sum(view.tokens for view in views), views=views)
     row.tokens = bench.models.usage
     row.failed_tries = bench.models.failed_tries
     name = one_line(client.name)  # a folder's name may be no text that JSON can hold
@@ -334,7 +319,9 @@ def _view(box: Box, seen: SeenImage, model: str, bench: Workbench) -> SeenView:
         resizes = f"{model}'s processor resizes and tiles"
         bench.warn(f"{resizes}: which pixels it saw is not known exactly")
         return SeenView(box=box, pixels=None, tokens=seen.tokens)
-    if width * height > seen.width * seen.height:
+    if (width, height) != (seen.width, seen.height):
         resized = f"{width}×{height} pixels to {seen.width}×{seen.height}"
-        bench.warn(f"{model}'s processor resized {resized}: distortions may look milder")
+        bench.warn(
+            f"{model}'s processor resized {resized}: distortions may look other than they are"
+        )
     return SeenView(box=box, pixels=(seen.width, seen.height), tokens=seen.tokens)

@@ -1,11 +1,11 @@
 """Which of two pictures is better and how probable that is, the order of several, and the best of
 each group of near-duplicates."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, Field
@@ -16,13 +16,11 @@ from agentic_iqa_local.images.pictures import Picture, as_file
 from agentic_iqa_local.judgement import ordering, preference
 from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.judgement.fit import calibration_for
-from agentic_iqa_local.judgement.intervals import IntervalCalibration
 from agentic_iqa_local.nodes.pictures import load_pictures
 from agentic_iqa_local.result import Assessment, Result
 from agentic_iqa_local.services import Services, load_services
 
 SCHEMA_VERSION = 1
-Answer = TypeVar("Answer", bound=Result)
 
 
 class Pair(BaseModel):
@@ -71,11 +69,6 @@ class Comparison(Result):
             return None
         return self.first if self.probability > 0.5 else self.second
 
-    @property
-    def warnings(self) -> list[str]:
-        rows = (self.first, self.second)
-        return [f"{one_line(row.image)}: {line}" for row in rows for line in row.warnings]
-
 
 class Ranked(BaseModel):
     """A picture's place in an order."""
@@ -117,13 +110,12 @@ class Ranking(Result):
 @dataclass
 class Candidate:
     """A rated picture on its way to a comparison: `index` counts them, and `draws` are equally
-    probable values of its true quality, rising: by its interval's calibration if `calibrated`."""
+    probable values of its true quality, rising."""
 
     index: int
     row: Assessment
     fingerprint: np.ndarray
     draws: np.ndarray
-    calibrated: bool = False
 
 
 @dataclass
@@ -133,20 +125,10 @@ class Judge:
     settings: Settings
     fit: preference.PairFit | None
 
-    def compared(self, rows: Sequence[Assessment], files: Sequence[Path]) -> Comparison:
-        """The comparison of two assessed pictures in these files."""
-        candidates = self.candidates(rows, files)
-        if len(candidates) == 2:
-            return Comparison(first=rows[0], second=rows[1], pair=self.compare(*candidates))
-        errors = [f"{row.image}: {row.reason}" for row in rows if row.error]
-        return Comparison(first=rows[0], second=rows[1], error="; ".join(errors))
-
-    def ranked(self, rows: Sequence[Assessment], files: Sequence[Path]) -> Ranking:
-        """The order of assessed pictures in these files; what failed stands beside it. Raises as
-        `rank`."""
-        ranking = self.rank(self.candidates(rows, files))
-        ranking.failed = [row for row in rows if row.error is not None]
-        return ranking
+    @classmethod
+    def of(cls, settings: Settings, pipeline: Pipeline, *, reference: bool) -> "Judge":
+        """The judge of pictures that were assessed so."""
+        return cls(settings, preference.fit_for(settings, pipeline, reference=reference))
 
     def candidates(self, rows: Sequence[Assessment], files: Sequence[Path]) -> list[Candidate]:
         """The rated pictures among those assessed; the `error` of the others says why they are
@@ -157,27 +139,32 @@ class Judge:
                 expected = "expected a rating, got an answer without q"
                 row.error = f"{row.image}: {expected}; compare with the default query"
             if row.error is None:
-                rated.append(self._candidate(len(rated), row, file))
+                picture, _ = load_pictures(self.settings.images, file)
+                seen = ordering.fingerprint(picture.pixels)
+                calibration = calibration_for(self.settings, row.model or {})
+                draws = preference.draws_of(row, calibration)
+                rated.append(Candidate(len(rated), row, seen, draws))
         return rated
 
-    def _candidate(self, index: int, row: Assessment, file: Path) -> Candidate:
-        known = calibration_for(self.settings, row.model or {}) if row.interval else None
-        calibration = known if isinstance(known, IntervalCalibration) else None
-        picture, _ = load_pictures(self.settings.images, file)
-        seen = ordering.fingerprint(picture.pixels)
-        draws = preference.draws_of(row, calibration)
-        return Candidate(index, row, seen, draws, calibration is not None)
+    def compared(self, rows: Sequence[Assessment], candidates: Sequence[Candidate]) -> Comparison:
+        """The comparison of two assessed pictures, of which the rated ones are `candidates`."""
+        first, second = rows
+        errors = [f"{row.image}: {row.reason}" for row in rows if row.error]
+        if errors:
+            return Comparison(first=first, second=second, error="; ".join(errors))
+        return Comparison(first=first, second=second, pair=self.compare(*candidates))
 
     def compare(self, one: Candidate, other: Candidate) -> Pair:
         """What is known of a pair: of one scene by the fit, where it applies."""
         apart = ordering.scene_distance(one.fingerprint, other.fingerprint)
+        calibrated = one.row.interval is not None and other.row.interval is not None
         pair = Pair(
             first=one.index,
             second=other.index,
             same_scene=apart <= ordering.MOST_DIFFERENT,
             scene_distance=apart,
             probability=preference.probability_above(one.draws, other.draws),
-            basis="intervals" if one.calibrated and other.calibrated else "fused distributions",
+            basis="intervals" if calibrated else "fused distributions",
         )
         if self.fit is None or not pair.same_scene:
             return pair
@@ -188,8 +175,9 @@ class Judge:
             pair.fitted_on = self.fit.fitted_on
         return pair
 
-    def rank(self, candidates: Sequence[Candidate]) -> Ranking:
-        """The order of rated pictures. Raises ConfigError beyond MOST_PICTURES."""
+    def rank(self, candidates: Sequence[Candidate], failed: Sequence[Assessment] = ()) -> Ranking:
+        """The order of rated pictures; those that `failed` stand beside it. Raises ConfigError
+        beyond MOST_PICTURES."""
         count = len(candidates)
         if count > ordering.MOST_PICTURES:
             expected = f"expected at most {ordering.MOST_PICTURES} pictures"
@@ -210,10 +198,16 @@ class Judge:
                 j = order[place]
                 # as compared, or from the strengths where the pair was not
                 surer = ahead.get((i, j), preference.sigmoid(strength[i] - strength[j]))
-            one = candidates[i]
-            about = {"place": place, "index": one.index, "assessment": one.row}
-            places.append(Ranked(**about, strength=strength[i], better_than_next=surer))
-        return Ranking(order=places, pairs=pairs)
+            places.append(
+                Ranked(
+                    place=place,
+                    index=candidates[i].index,
+                    strength=strength[i],
+                    better_than_next=surer,
+                    assessment=candidates[i].row,
+                )
+            )
+        return Ranking(order=places, pairs=pairs, failed=list(failed))
 
     def _prior(self, row: Assessment) -> float:
         strength = self.fit and self.fit.strength(row)
@@ -240,30 +234,31 @@ def compare(first: Picture, second: Picture, **how: Any) -> Comparison:
     Returns:
         The comparison; what is wrong with a picture is in its `error`. Raises what `assess` does.
     """
-    return _judged(Judge.compared, [first, second], **how)
+    judge, rows, candidates = _assessed([first, second], **how)
+    return judge.compared(rows, candidates)
 
 
 def rank(pictures: Sequence[Picture], **how: Any) -> Ranking:
     """The order of pictures from the best to the worst, from at most three comparisons for each;
     arguments as for `compare`. Pictures that could not be assessed are in `failed`."""
-    return _judged(Judge.ranked, pictures, **how)
+    judge, rows, candidates = _assessed(pictures, **how)
+    return judge.rank(candidates, [row for row in rows if row.error])
 
 
-def _judged(
-    answer: Callable[[Judge, Sequence[Assessment], Sequence[Path]], Answer],
+def _assessed(
     pictures: Sequence[Picture],
     *,
     reference: Picture | None = None,
     services: Services | None = None,
     pipeline: Pipeline = "letters",
     **how: Any,
-) -> Answer:
+) -> tuple[Judge, list[Assessment], list[Candidate]]:
+    """Who compares pictures, the rows of all, and those that can be compared."""
     services = services or load_services()
-    settings = services.settings
-    judge = Judge(settings, preference.fit_for(settings, pipeline, reference=reference is not None))
+    judge = Judge.of(services.settings, pipeline, reference=reference is not None)
     with ExitStack() as opened:
         original = None if reference is None else opened.enter_context(as_file(reference))
         files = [opened.enter_context(as_file(picture)) for picture in pictures]
         how |= {"services": services, "pipeline": pipeline}
         rows = [assess(file, original, **how) for file in files]
-        return answer(judge, rows, [Path(file.path) for file in files])
+        return judge, rows, judge.candidates(rows, [Path(file.path) for file in files])

@@ -16,12 +16,11 @@ from agentic_iqa_local.iqa_tools.specs import FileRecord
 from agentic_iqa_local.judgement.intervals import SHIPPED, IntervalCalibration
 
 NO_FIT = "calibrate this set-up with study.py fit, and give the fit with --fit"
-Objective = Literal["rps", "srcc", "spread", "keep"]
+Objective = Literal["rps", "srcc", "keep"]
 LEAST_PARAMETER, MOST_PARAMETER = 0.1, 10.0  # of temperature and η
 SCALES: dict[Objective, str] = {
     "rps": "ranked probability score, 0 to 1 (lower is better)",
     "srcc": "SRCC",
-    "spread": "difference in spread between letters and tools, in levels (lower is better)",
 }
 FIT = re.compile(rb'\A\{"temperature":[^{]*"objective":')  # what a file of a fit begins with
 LARGEST_FIT = 2**26  # bytes: it names every image that it was made on
@@ -51,11 +50,16 @@ class Fit(FileRecord):
     keys: tuple[str, ...]
     groups: tuple[str, ...] = ()
     intervals: IntervalCalibration | None = None
-    format: Literal[2, 3] = 3  # of the file: the second has no intervals
+    format: Literal[3] = 3  # of the file
 
     def used(self, row: Mapping[str, Any]) -> bool:
         """Whether the fit has seen the row, or another of its scene."""
         return row["key"] in self.keys or row["group"] in self.groups
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """What of a configuration's fusion it changes."""
+        return {"temperature": self.temperature, "eta": self.eta}
 
     @property
     def source(self) -> str:
@@ -105,13 +109,10 @@ def _difference(
     folder, fusion = settings.folder(settings.summarizer.backend), settings.fusion
     if folder.is_dir() and folder_hash(folder) != calibration.model:
         return f"another model than {model.get('name')}"
-    for what in ("dtype", "quantization"):
-        ours, theirs = model.get(what), getattr(calibration, what)
+    here = {"dtype": model.get("dtype"), "quantization": model.get("quantization")}
+    here |= {"temperature": fusion.temperature, "eta": fusion.eta}
+    for what, ours in here.items():
+        theirs = getattr(calibration, what)
         if ours not in (None, theirs):
-            return f"{what} {theirs}, this model runs with {ours}"
-    theirs, ours = ((one.temperature, one.eta) for one in (calibration, fusion))
-    if ours != theirs:
-        return (
-            f"temperature {theirs[0]:g} and η {theirs[1]}, here they are {ours[0]:g} and {ours[1]}"
-        )
+            return f"{what} {theirs}, here it is {ours}"
     return None

@@ -84,14 +84,14 @@ def measurements(row: Assessment) -> dict[str, float]:
     return values
 
 
-def draws_of(row: Assessment, calibration: IntervalCalibration | None) -> np.ndarray:
+def draws_of(row: Assessment, calibration: IntervalCalibration | str) -> np.ndarray:
     """Equally probable values of a rated picture's true quality, 1..5, rising: those of its
-    interval's calibration; without one the fused distribution w ∝ α·p_c over the levels, widened by
+    interval's calibration; without an interval the fused distribution w ∝ α·p_c over the levels, widened by
     the tools' error σ."""
     fusion = row.fusion
     assert fusion is not None
     assert fusion.q is not None
-    if calibration is not None and row.interval is not None:
+    if row.interval is not None and isinstance(calibration, IntervalCalibration):
         return calibration.predictive(row.interval, fusion.q)
     p = np.array([fusion.p_c[letter] for letter in reversed(LETTERS)])
     q_bar = math.nan if fusion.q_bar is None else fusion.q_bar

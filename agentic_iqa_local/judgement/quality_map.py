@@ -3,13 +3,10 @@ quality."""
 
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Any, get_args
 
 import numpy as np
-from pydantic import Field
-from pydantic.dataclasses import dataclass
 
 from agentic_iqa_local.errors import UserError, one_line
 from agentic_iqa_local.files import (
@@ -42,6 +39,7 @@ from agentic_iqa_local.vlm_client import PixelLimits, VLMError
 
 TILE = 192  # pixels a side, at least
 LARGER = (1, 4 / 3, 2, 8 / 3)  # times the smallest tile, for pictures that would need too many
+MOST_TILES = 256
 AT_ONCE = 32  # tiles that are prepared together
 TOOL_WEIGHT = 0.8  # of LocalNR's level beside the letters'
 # Mean pseudo-MOS of held-out photographs whose strongest synthetic distortion has severity 0 to 5
@@ -55,66 +53,40 @@ class MapError(UserError, ValueError):
     """A picture, a model or a mode that allows no map; the message is one sentence for the user."""
 
 
-@dataclass(frozen=True)
-class MapRequest:
-    """What is asked of a map: where it is drawn to, if it is, and how many tiles it may read.
-    Raises ValueError."""
-
-    png: Path | None = None
-    max_tiles: Annotated[int, Field(ge=9, le=4096)] = 256
-
-
-def map_request(wanted: bool | str | Path | MapRequest) -> MapRequest | None:
-    """What `assess(..., map=wanted)` asks for; None where no map is. Raises TypeError."""
-    if isinstance(wanted, MapRequest) or not wanted:
-        return wanted or None
-    return MapRequest() if wanted is True else MapRequest(Path(wanted))
-
-
-def mapped(bench: Workbench, request: MapRequest) -> dict[str, Any]:
-    """What a row holds of the map that its assessment was asked for: `map`, or in `no_map` why
-    there is none."""
+def mapped(bench: Workbench, png: Path | None) -> dict[str, Any]:
+    """What a row holds of the map that its assessment was asked for: `map`, drawn to `png` if that
+    is given, or in `no_map` why there is none."""
     bench.observer.step("map", "started")
     try:
-        place = _place_of(request.png) if request.png else None
-        q_map = make_map(bench, request.max_tiles)
+        q_map = make_map(bench)
     except (MapError, VLMError, ToolError) as error:
         return {"no_map": one_line(str(error))}
     finally:
         bench.observer.step("map", "finished")
-    if place is not None:
-        _draw(q_map, bench, place, str(request.png))
+    if png is not None:
+        _draw(q_map, bench, png)
     return {"map": q_map}
 
 
-def _place_of(png: Path) -> Path:
-    """Where a map is drawn to: the end of the link, if `png` is one. Raises MapError for a place
-    that nothing can be written to, and for a file that is no map of this program."""
-    try:
-        place = place_for(png)
-        if is_replaceable(place, PNG):
-            return place
-    except FileError as error:
-        raise MapError(f"map {png}: {error}; choose a file in a folder of yours") from error
-    raise MapError(f"map {png}: there is a file that is no map of this program; choose a new name")
-
-
-def _draw(q_map: QualityMap, bench: Workbench, place: Path, name: str) -> None:
+def _draw(q_map: QualityMap, bench: Workbench, png: Path) -> None:
+    """Draws a map to a file, which is no file but an earlier map; warns where that cannot be."""
     from agentic_iqa_local.judgement.map_drawing import draw
 
     try:
+        place = place_for(png)
+        if not is_replaceable(place, PNG):
+            raise FileError("there is a file that is no map of this program")
         write_whole(place, draw(q_map, bench.pictures.image.pixels))
-        q_map.png = name
-    except WriteError as error:
-        why = f"it could not be written ({error.message}); choose a file in a folder of yours"
-        q_map.not_drawn = one_line(f"map {name}: {why}")
+        q_map.png = str(png)
+    except (FileError, WriteError) as error:
+        bench.warn(f"map {png}: it was not drawn: {error}; choose a new file in a folder of yours")
 
 
-def make_map(bench: Workbench, max_tiles: int) -> QualityMap:
+def make_map(bench: Workbench) -> QualityMap:
     """The map of an opened picture by the Summarizer's model. Raises MapError for a picture, a
     model or a mode that allows none, VLMError and ToolError for a model or a tool that fails."""
     began, before = time.perf_counter(), bench.models.usage
-    tiles = _tiling(bench, max_tiles)
+    tiles = _tiling(bench)
     letters = tiles.cells(np.array(_letter_levels(bench, tiles.boxes)))
     tool = _tool_levels(bench, tiles)
     cells = (1 - TOOL_WEIGHT) * letters + TOOL_WEIGHT * tool
@@ -134,7 +106,6 @@ def make_map(bench: Workbench, max_tiles: int) -> QualityMap:
         tool_weight=TOOL_WEIGHT,
         median=float(np.median(cells)),
         worst=[revised(part, box=moved(part.box, offset)) for part in worst],
-        similarity=_similarity(bench, tiles),
         cost=MapCost(tiles=len(tiles.boxes), tokens=tokens, seconds=seconds),
     )
 
@@ -158,14 +129,6 @@ def _tool_levels(bench: Workbench, tiles: Tiling) -> np.ndarray:
     return np.interp(severity, range(6), LEVEL_OF_SEVERITY)
 
 
-def _similarity(bench: Workbench, tiles: Tiling) -> dict[str, list[list[float]]]:
-    reference = bench.pictures.reference
-    if reference is None:
-        return {}
-    ssim = bench.services.tools.ssim_map(bench.pictures.image.pixels, reference.pixels)
-    return {"SSIM": tiles.resampled(ssim).tolist()}
-
-
 def tile_sides(limits: PixelLimits) -> list[int]:
     """The sides of tiles that a model sees at native resolution, rising; empty where none lies in
     its range."""
@@ -174,7 +137,7 @@ def tile_sides(limits: PixelLimits) -> list[int]:
     return sorted(side for side in sides if side**2 <= (limits.max_pixels or side**2))
 
 
-def _tiling(bench: Workbench, max_tiles: int) -> Tiling:
+def _tiling(bench: Workbench) -> Tiling:
     """The tiles to read. Raises MapError."""
     client = bench.services.client(ROLE)
     width, height = bench.pictures.image.width, bench.pictures.image.height
@@ -191,12 +154,10 @@ def _tiling(bench: Workbench, max_tiles: int) -> Tiling:
         expected = f"map: expected a picture of at least {least} pixels a side"
         remedy = "as small a picture is one place: its q stands for it"
         raise MapError(f"{expected} for tiles of {sides[0]}, got {width}×{height}", remedy)
-    tiles = tiling(width, height, sides, max_tiles)
+    tiles = tiling(width, height, sides, MOST_TILES)
     if tiles is None:
-        got = (
-            f"{max_tiles} tiles of at most {sides[-1]} pixels a side do not cover {width}×{height}"
-        )
-        raise MapError(f"map: {got}", "allow more with --map-tiles")
+        got = f"{MOST_TILES} tiles of {sides[-1]} pixels a side do not cover {width}×{height}"
+        raise MapError(f"map: {got}", "crop the picture")
     return tiles
 
 
@@ -215,12 +176,8 @@ def _read_boxes(
 
 
 def _named(bench: Workbench, damaged: DamagedBox) -> DamagedBox:
-    """A damaged box with the scores of the configured tools that can measure it, its distortion and
-    how severe that is: what the model reads of the box alone times what LocalNR reads of it, as the
-    Executor would judge it."""
-    for tool in bench.tools.configured():
-        with suppress(ToolError):
-            damaged.tools[tool] = bench.tools.score(tool, damaged.box).normalized
+    """A damaged box with its distortion and how severe that is: what the model reads of the box
+    alone times what LocalNR reads of it, as the Executor would judge it."""
     reading = detection_of(bench, damaged.box, {})
     asked = prompts.objects_prompt("detection", prompts.DEFAULT_QUERY, ["Global"])
     own = _said(bench, damaged.box, asked, TYPE_PREFIX, DISTORTION_TYPES)

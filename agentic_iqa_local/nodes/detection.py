@@ -56,7 +56,7 @@ def read_presence(task: Task) -> dict[str, dict[str, float]]:
 
 
 def list_presence(task: Task) -> dict[str, dict[str, float]]:
-    """The same of a model without logits, from the list that it writes. Raises InvalidAnswer,
+    """The same of a model without logits, from the list that it writes. Raises
     VLMError."""
     bench, objects = task.bench, task.plan.objects
     sure, section = bench.settings.fusion.classification_confidence, bench.services.section(ROLE)
@@ -70,7 +70,7 @@ def list_presence(task: Task) -> dict[str, dict[str, float]]:
 
 
 def detect(task: Task) -> dict[str, Detection]:
-    """Of each object of a task, how probable each family of distortions is. Raises InvalidAnswer,
+    """Of each object of a task, how probable each family of distortions is. Raises
     VLMError."""
     models = read_presence(task)
     if task.plan.plan.distortion_detection and not models:
@@ -100,15 +100,15 @@ def detection_of(bench: Workbench, box: Box | None, model: Mapping[str, float]) 
         detection.error = one_line(str(error))
     prior = logit(load_detector().of(reference).prior)
     for kind in dict.fromkeys([*model, *DISTORTION_TYPES]):
-        family = FamilyDetection(model=model.get(kind), severity=severities.get(kind))
-        odds = prior
-        if family.model is not None:
-            odds = trust * logit(family.model) + (1 - trust) * prior
+        own, measured, odds = model.get(kind), None, prior
+        if own is not None:
+            odds = trust * logit(own) + (1 - trust) * prior
         if kind in read:
-            family.measured = expit(read[kind])
-            odds += logit(family.measured)
-        family.probability = expit(odds)
-        detection.families[kind] = family
+            measured = expit(read[kind])
+            odds += logit(measured)
+        detection.families[kind] = FamilyDetection(
+            model=own, measured=measured, probability=expit(odds), severity=severities.get(kind)
+        )
     return detection
 
 

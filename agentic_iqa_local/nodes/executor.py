@@ -12,7 +12,7 @@ from langgraph.runtime import Runtime
 
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.iqa_tools import ToolError
-from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
+from agentic_iqa_local.nodes.ask import ask
 from agentic_iqa_local.nodes.detection import detect, found_families, severity_probabilities
 from agentic_iqa_local.nodes.evidence import doubts, not_looked_for
 from agentic_iqa_local.nodes.prompts import objects_prompt
@@ -60,7 +60,7 @@ def executor_node(
         with opened(state, config, runtime) as bench:
             bench.models.evidence = evidence
             gather(Task(evidence, state["query"], plan, bench, before, gaps))
-    except (InvalidAnswer, ToolError, VLMError, OSError, ValueError) as error:
+    except (ToolError, VLMError, OSError, ValueError) as error:
         kept = {name: part for name, part in before if part}
         evidence = revised(evidence, **kept | {"error": one_line(str(error))})
         logger.error("Executor failed: %s", evidence.error)
@@ -69,7 +69,7 @@ def executor_node(
 
 def gather(task: Task) -> None:
     """Fills the task's evidence in place, subtask by subtask; on a replan what is missing or in
-    doubt, and one more tool if scores disagree. Raises InvalidAnswer, ToolError, VLMError."""
+    doubt, and one more tool if scores disagree. Raises ToolError, VLMError."""
     evidence, bench, flags = task.evidence, task.bench, task.plan.plan
     distortions = find_distortions(task)
     try:
@@ -94,7 +94,7 @@ def gather(task: Task) -> None:
 
 def find_distortions(task: Task) -> ByObject:
     """By object, the distortions that the query names, those of the pass before, and those that are
-    now detected. Raises InvalidAnswer, VLMError."""
+    now detected. Raises VLMError."""
     evidence, look = task.evidence, task.plan.plan.distortion_detection
     named, earlier = task.plan.distortions or {}, task.before.distortion_set or {}
     detections = detections_of(task)
@@ -124,7 +124,7 @@ def detections_of(task: Task) -> dict[str, Detection]:
 def analyse(task: Task, distortions: ByObject) -> None:
     """Puts a judgement of each distortion, and how probable each severity is, into the evidence.
     The model is not asked again for those of the pass before that are not in doubt, nor of an
-    object that nobody could look at. Raises InvalidAnswer, VLMError."""
+    object that nobody could look at. Raises VLMError."""
     evidence, unread = task.evidence, not_looked_for(task.evidence)
     before = ExecutorOutput() if task.closes("contradiction") else copy.deepcopy(task.before)
     probabilities = evidence.severity_probabilities = before.severity_probabilities or {}
@@ -153,7 +153,7 @@ def judge(
 ) -> Iterator[tuple[str, DistortionAnalysis, dict[str, float]]]:
     """Each object with the model's judgement of a distortion of it, and how probable each severity
     is with LocalNR's reading. The likeliest is explained by the model's words where they are about
-    it, else by the measurement. Raises InvalidAnswer, VLMError."""
+    it, else by the measurement. Raises VLMError."""
     asked = {name: kinds for name, kinds in asked.items() if kinds}
     if not asked:
         return

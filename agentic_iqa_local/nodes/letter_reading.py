@@ -54,17 +54,11 @@ class _Letters:
     orders: list[Probabilities] = field(default_factory=list)  # of all looks, for each order
     crops: list[Probabilities] = field(default_factory=list)
     off_masses: list[float] = field(default_factory=list)
-    reads: int = 0
 
     def read_looks(self, *, turned: bool) -> None:
         """Every look at the picture, or at its regions, in one order."""
         sessions = self.bench.models.sessions(ROLE, self.looks)
         self.orders.append(_mean(self._read(session, turned) for session in sessions))
-
-    def crops_left(self) -> list[Box]:
-        """The crops that can be read for a closer look; none of regions."""
-        models = self.bench.models
-        return models.crops(ROLE) if self.looks == models.views(ROLE) else []
 
     def read_crops(self, crops: Sequence[Box]) -> None:
         """Every crop in both orders."""
@@ -74,9 +68,10 @@ class _Letters:
 
     def _read(self, session: RoleSession, turned: bool, crop: bool = False) -> Probabilities:
         """The probability of each letter, turned back to A for the best."""
-        self.reads += 1
         settings, section = self.bench.settings.fusion, self.bench.services.section(ROLE)
         prompt = self.prompt(turned, crop)
+        if self.mode == "uniform":
+            return dict.fromkeys(self.letters, 1 / len(self.letters))
         if self.mode == "logits":
             read = read_letters(session, prompt, ANSWER_PREFIX, self.letters, section)
             self.off_masses.append(read.off_letter_mass)
@@ -102,7 +97,8 @@ class _Letters:
             result.p_c = p_c = _mean([p_c, _mean(self.crops)])
             result.crops = len(self.crops)
             result.crop_spread = statistics.pstdev(map(expected_level, self.crops))
-        result.vlm_letter = max(p_c, key=p_c.__getitem__)
+        if self.mode != "uniform":
+            result.vlm_letter = max(p_c, key=p_c.__getitem__)
         return result
 
     def _off_mass(self) -> float | None:
@@ -131,8 +127,7 @@ def read_and_fuse(
     """p_c from the model's letters, after a prompt with the `evidence` and the `earlier` turns,
     fused with the `tools`' scores, 1..5. The picture is looked at more closely as long as the
     workbench `wants_more` of the answer to `plan`; where each of its `objects` has a box, at these.
-    Raises InvalidAnswer, VLMError."""
-    mode = _usable_mode(bench)
+    Raises VLMError."""
     if not tools:  # ScoreFusion logs it
         bench.warn("no tool gave a score: q is the model's own opinion alone", log=False)
 
@@ -142,35 +137,32 @@ def read_and_fuse(
             query, shown, scoring=True, reversed_letters=turned, earlier=earlier
         )
 
-    def fused(result: FusionResult) -> FusionResult:
-        measured = [score for _, score in (*tools, *votes(evidence, checking=True))]
-        if measured:
-            result.disagreement = max(measured) - min(measured)
-        return _fused(result, tools, bench)
+    models, looks = bench.models, bench.models.looks(ROLE, objects)
+    letters = _Letters(prompt, LETTERS, _usable_mode(bench), bench, looks)
+    checking = votes(evidence, checking=True)
 
-    if mode == "uniform":
-        p_c = dict.fromkeys(LETTERS, 1 / len(LETTERS))
-        return fused(FusionResult(mode=mode, vlm_letter=None, p_c=p_c, off_letter_mass=None))
-    letters = _Letters(prompt, LETTERS, mode, bench, bench.models.looks(ROLE, objects))
+    def wanted(reads: int) -> bool:
+        return bool(bench.wants_more and bench.wants_more(fusion, plan, reads))
+
     letters.read_looks(turned=False)
-    fusion = fused(letters.result())
-    wants_more = bench.wants_more
-    if wants_more is None or mode != "logits":
-        return fusion
-    if not wants_more(fusion, plan, letters.reads + len(letters.looks)):
+    fusion = _fused(letters.result(), tools, checking, bench)
+    if letters.mode != "logits" or not wanted(2 * len(looks)):
         return fusion
     letters.read_looks(turned=True)
-    fusion = fused(letters.result())
-    crops = letters.crops_left()
-    if not crops or not wants_more(fusion, plan, letters.reads + 2 * len(crops)):
+    fusion = _fused(letters.result(), tools, checking, bench)
+    crops = models.crops(ROLE) if looks == models.views(ROLE) else []
+    if not crops or not wanted(2 * (len(looks) + len(crops))):
         return fusion
     letters.read_crops(crops)
-    return fused(letters.result())
+    return _fused(letters.result(), tools, checking, bench)
 
 
-def _fused(letters: FusionResult, tools: Sequence[Score], bench: Workbench) -> FusionResult:
-    """A fusion of letters and tools. α is a Gaussian likelihood of q̄ with variance σ², so that
-    `eta: auto` is 1/(2σ²); without tools it is uniform whatever η is."""
+def _fused(
+    letters: FusionResult, tools: Sequence[Score], checking: Sequence[Score], bench: Workbench
+) -> FusionResult:
+    """A fusion of letters and tools; those that are `checking` disagree, but have no vote. α is a
+    Gaussian likelihood of q̄ with variance σ², so that `eta: auto` is 1/(2σ²); without tools it is
+    uniform whatever η is."""
     eta, sigma = bench.settings.fusion.eta, None
     if eta == "auto":
         eta = 1.0
@@ -181,6 +173,7 @@ def _fused(letters: FusionResult, tools: Sequence[Score], bench: Workbench) -> F
             sigma = bench.tools.reliability().sigma_of_mean(tools, reachable)
             eta = 1 / (2 * sigma**2)
     scores = [score for _, score in tools]
+    measured = [*scores, *(score for _, score in checking)]
     fusion = ScoreFusion(eta)
     p_c = {LETTER_TO_LEVEL[letter]: p for letter, p in letters.p_c.items()}
     return revised(
@@ -192,6 +185,7 @@ def _fused(letters: FusionResult, tools: Sequence[Score], bench: Workbench) -> F
         eta=eta if scores else None,
         sigma=sigma,
         voters=sorted({tool for tool, _ in tools}),
+        disagreement=max(measured) - min(measured) if measured else None,
     )
 
 

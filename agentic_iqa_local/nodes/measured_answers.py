@@ -77,7 +77,7 @@ def _matched(choices: Sequence[str], table: Patterns) -> list[Any] | None:
 def _by_distortions(asked: str, name: str, evidence: ExecutorOutput) -> Iterator[Measured]:
     """Severities of the one family that a question names, and whether a family, or any distortion,
     is there."""
-    kinds, detection = distortions_in(asked, [name]), _detection(evidence, name)
+    kinds, detection = distortions_in(asked), _detection(evidence, name)
     read = (evidence.severity_probabilities or {}).get(name, {})
     if len(kinds) == 1 and kinds[0] in read:
         yield _SEVERITIES, read[kinds[0]], DETECTED

@@ -15,7 +15,7 @@ from langgraph.runtime import Runtime
 
 from agentic_iqa_local.config import Box, box_text, boxes_of
 from agentic_iqa_local.errors import one_line
-from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
+from agentic_iqa_local.nodes.ask import ask
 from agentic_iqa_local.nodes.measured_answers import families_named
 from agentic_iqa_local.nodes.prompts import earlier_lines, planner_prompt
 from agentic_iqa_local.nodes.query import (
@@ -57,14 +57,13 @@ def derive_flags(
     )
 
 
-def flags_against(gaps: Sequence[Gap], flags: PlanControlFlags, scores: bool) -> PlanControlFlags:
-    """The flags, with the parts on that can close the gaps of the last pass. `scores`: whether
-    tools had measured, so that another one may decide."""
+def flags_against(gaps: Sequence[Gap], flags: PlanControlFlags) -> PlanControlFlags:
+    """The flags, with the parts on that can close the gaps of the last pass."""
     kinds = {gap.kind for gap in gaps}
     closing = {
         "distortion_detection": {"contradiction"},
         "distortion_analysis": {"analysis", "contradiction", "severity"},
-        "tool_execution": {"scores", "contradiction", "tools"} if scores else {"scores"},
+        "tool_execution": {"scores", "contradiction", "tools"},
     }
     return revised(flags, **{part: True for part, closed in closing.items() if kinds & closed})
 
@@ -95,13 +94,12 @@ def correct_plan(
         "query_scope": scope,
         "reference_mode": "Full-Reference" if has_reference else "No-Reference",
     }
-    tools = named_metrics(query, has_reference)
-    if not (tools or _is_about_quality(plans, query, choices)):
+    if not is_about_quality(plans, query, has_reference, choices):
         nothing = {"distortion_source": "Inferred", "distortions": None, "required_tool": None}
         return revised(made, query_type="Other", plan=PlanControlFlags(), **facts, **nothing)
-    kinds = distortions_in(query, regions)
+    kinds = distortions_in(query)
     source = "Explicit" if kinds else "Inferred"
-    tool = next(iter(tools), None)
+    tool = next(iter(named_metrics(query, has_reference)), None)
     if before:
         kinds = list(dict.fromkeys([*kinds, *itertools.chain(*(made.distortions or {}).values())]))
     return revised(
@@ -115,9 +113,13 @@ def correct_plan(
     )
 
 
-def _is_about_quality(plans: Sequence[PlannerOutput], query: str, choices: Sequence[str]) -> bool:
+def is_about_quality(
+    plans: Sequence[PlannerOutput], query: str, has_reference: bool, choices: Sequence[str]
+) -> bool:
+    """Whether a model planned so, or the query or the choices name a tool or a distortion."""
     planned = any(plan.query_type == "IQA" for plan in plans)
-    return planned or asks_about_damage(query) or families_named(choices) is not None
+    named = named_metrics(query, has_reference) or asks_about_damage(query)
+    return bool(planned or named or families_named(choices))
 
 
 def _regions(
@@ -155,14 +157,14 @@ def planner_node(
     try:
         with opened(state, config, runtime) as bench:
             return _planned(state, bench)
-    except (InvalidAnswer, VLMError, OSError, ValueError) as error:
+    except (VLMError, OSError, ValueError) as error:
         reason = one_line(str(error))
         logger.error("Planner failed: %s", reason)
         return {"error": f"Planner: {reason}"}
 
 
 def _planned(state: AgenticIQAState, bench: Workbench) -> dict[str, Any]:
-    """The changes of the state by a plan that the model makes. Raises InvalidAnswer, VLMError."""
+    """The changes of the state by a plan that the model makes. Raises VLMError."""
     query, choices = state["query"], state.get("choices") or []
     has_reference = bool(state.get("reference_path"))
     gaps = gaps_to_close(state)
@@ -181,16 +183,14 @@ def _planned(state: AgenticIQAState, bench: Workbench) -> dict[str, Any]:
     made = PlannerOutput.model_validate(reply.model_dump(by_alias=True))
 
     boxes = boxes_of(state.get("box"))
+    if not gaps:  # a replan has the boxes of the first pass
+        boxes = _located(made, boxes, state, bench)
     plan = correct_plan(made, query, has_reference, before, choices, boxes)
-    if plan.query_type == "IQA" and not gaps:  # a replan has the boxes of the first pass
-        boxes = _located(plan, boxes, query, bench)
-        plan = correct_plan(made, query, has_reference, before, choices, boxes)
     lines = corrections(made, plan)
     if lines:
         logger.info("Plan corrected by rule: %s", one_line("; ".join(lines)))
     if plan.query_type == "IQA":
-        measured = bool(evidence and evidence.quality_scores)
-        plan = revised(plan, plan=flags_against(gaps, plan.plan, measured))
+        plan = revised(plan, plan=flags_against(gaps, plan.plan))
     logger.info("Plan: %s", one_line(plan.model_dump_json()))
     changes: dict[str, Any] = {"plan": plan, "plan_corrections": lines}
     if boxes:
@@ -199,10 +199,17 @@ def _planned(state: AgenticIQAState, bench: Workbench) -> dict[str, Any]:
 
 
 def _located(
-    plan: PlannerOutput, boxes: Mapping[str, Box], query: str, bench: Workbench
+    made: PlannerOutput, boxes: Mapping[str, Box], state: AgenticIQAState, bench: Workbench
 ) -> dict[str, Box]:
-    """The boxes of a plan's regions: the user's, and for the rest those that the model writes."""
-    regions = with_boxes(plan.objects, boxes)
-    own = {name: box for name, box in regions.items() if box}
-    without = [name for name in regions if name not in ("Global", *own)]
-    return own | found_boxes(query, without, bench)
+    """The boxes of a plan's regions: the user's, and for the rest those that the model writes of a
+    question about quality."""
+    query = state["query"]
+    located, missing = dict[str, Box](), []
+    for name, box in _regions([made], query, boxes).items():
+        if box:
+            located[name] = box
+        else:
+            missing.append(name)
+    if is_about_quality([made], query, bench.pictures.has_reference, state.get("choices") or []):
+        located |= found_boxes(query, missing, bench)
+    return located

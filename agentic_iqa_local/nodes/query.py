@@ -68,42 +68,15 @@ _REFUSED = re.compile(
     rf"(?:(?:want|you|to|use|using|run|the|any|a|with|by|on)\s+)*{_LIST}",
     re.IGNORECASE,
 )
-# The number that a query gives for the tool before it; no range ("1 to 5"), share, size, count or
-# number of a list
-_QUOTED = re.compile(
-    rf"(?:\s*\b(?:{WORDS['before_a_score']})\b|\s*[=:≈~<>≤≥(]|\s+[-–—](?=\s)){{0,4}}\s*"
-    r"(?<![\w.,])(?P<number>[-−]?(?:\d+(?:[.,]\d+)?|\.\d+))(?![\d%])(?:\s?dB)?"
-    r"(?!\w|[.,]\d|[.)]?\s*(?:[-–—/×]\s*\d|%|(?:to|of|out of)\b)"
-    rf"|\s+(?:{WORDS['counted']})\b|[.)]\s*{_NAME})",
-    re.IGNORECASE,
-)
 
 
 def named_metrics(query: str, has_reference: bool) -> list[str]:
     """The tools that the query names, in its order, and behind them well-known metrics that are no
     tools here. A name in a negated phrase ("not NIQE") does not count."""
-    found = [_metric(match, has_reference) for match in _METRIC.finditer(_asked_for(query))]
+    asked_for = _REFUSED.sub(" ; ", _plain(query))
+    found = [_metric(match, has_reference) for match in _METRIC.finditer(asked_for)]
     named = dict.fromkeys(filter(None, found))
     return sorted(named, key=lambda name: name not in TOOLS)
-
-
-def quoted_scores(query: str, has_reference: bool) -> list[tuple[str, float]]:
-    """The tools that the query gives a number for, with the number: of "Is NIQE 5.1 good?" NIQE and
-    5.1."""
-    text = _asked_for(query)
-    quoted: dict[str, float] = {}
-    for match in _METRIC.finditer(text):
-        name = _metric(match, has_reference)
-        given = _QUOTED.match(text, match.end())
-        if name in TOOLS and given:
-            number = given["number"].replace("\N{MINUS SIGN}", "-").replace(",", ".")
-            quoted.setdefault(name, float(number))
-    return list(quoted.items())
-
-
-def _asked_for(query: str) -> str:
-    """The query without names of metrics in negated phrases."""
-    return _REFUSED.sub(" ; ", _plain(query))
 
 
 def _metric(match: re.Match[str], has_reference: bool = False) -> str | None:
@@ -137,14 +110,12 @@ _DAMAGE, _ANY, _VIRTUE, _ABSENCE, _OPEN, _LEFT_OUT = (
 )
 
 
-def distortions_in(query: str, regions: Iterable[str] = ()) -> list[str]:
-    """The distortions that a question about quality names outside the names of its `regions`, in
-    its order; none where it asks for others too."""
+def distortions_in(query: str) -> list[str]:
+    """The distortions that a question about quality names, in its order; none where it asks for
+    others too."""
     text = asked_about(query)
     if _OPEN.search(text):
         return []
-    for region in regions:
-        text = re.sub(rf"\b{re.escape(region)}\b", ".", text, flags=re.IGNORECASE)
     groups = [str(match.lastgroup) for match in _NAMED.finditer(text)]
     return [kind.replace("_", " ") for kind in dict.fromkeys(groups)]
 
@@ -241,25 +212,21 @@ def choices_in(query: str) -> list[str] | None:
 def _split(text: str) -> tuple[str, list[str]]:
     """The text before a list of answers, and the answers; the whole text and nothing where it has
     no list."""
-    marks = _marks(text)
-    if len(marks) < 2:
-        return text, []
-    ends = [*(mark.start() for mark in marks[1:]), len(text)]
-    parts = [text[mark.end() : end].strip() for mark, end in zip(marks, ends, strict=True)]
-    answers = [_END_OF_ANSWER.sub("", _END_OF_LIST.split(part)[0]) for part in parts]
-    different = len({answer.casefold() for answer in answers}) == len(answers)
-    if not different or any(map(_NO_ANSWER.match, answers)):
-        return text, []
-    return text[: marks[0].start()], answers
-
-
-def _marks(text: str) -> list[re.Match[str]]:
-    """The marks A, B, C, ... or 1, 2, 3, ... of a list of answers."""
     first = _FIRST_MARK.search(text)
     if first is None:
-        return []
+        return text, []
     marks = [first]
     for mark in _NEXT_MARK.finditer(text, first.end()):
         if ord(mark[1]) == ord(marks[-1][1]) + 1:
             marks.append(mark)
-    return marks
+    answers: dict[str, str] = {}  # by what makes them differ
+    ends = [*(mark.start() for mark in marks[1:]), len(text)]
+    for mark, end in zip(marks, ends, strict=True):
+        part = text[mark.end() : end].strip()
+        answer = _END_OF_ANSWER.sub("", _END_OF_LIST.split(part)[0])
+        if _NO_ANSWER.match(answer):
+            return text, []
+        answers[answer.casefold()] = answer
+    if len(answers) < max(2, len(marks)):
+        return text, []
+    return text[: first.start()], list(answers.values())

@@ -2,7 +2,7 @@
 evidence, and what a reader must know."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from agentic_iqa_local.nodes.evidence import (
     Evidence,
@@ -12,13 +12,10 @@ from agentic_iqa_local.nodes.evidence import (
     found_damage,
     not_looked_for,
     of_object,
-    votes,
 )
 from agentic_iqa_local.nodes.letter_reading import answer_letter
-from agentic_iqa_local.nodes.measured_answers import SCORES
 from agentic_iqa_local.nodes.prompts import chosen_answer
 from agentic_iqa_local.nodes.query import distortions_in, says_present
-from agentic_iqa_local.nodes.repetition import repeats_itself
 from agentic_iqa_local.state import (
     EVERYWHERE,
     LETTER_WORDS,
@@ -30,19 +27,13 @@ from agentic_iqa_local.state import (
 
 Choices = Sequence[str] | None
 
-_CLAIM = re.compile(r"\b(slight|moderate|severe|extreme)(?:ly)? (\w+(?: \w+)?)", re.IGNORECASE)
+_SEVERITY = re.compile(r"\b(slight|moderate|severe|extreme)(?:ly)?\b", re.IGNORECASE)
 _CLEAN = re.compile(
     r"\bno (visible )?(distortion|degradation|damage|defect)"
     r"|\b(picture|image|photo(graph)?) is (clean|undamaged|pristine)\b",
     re.IGNORECASE,
 )
 _LEVEL = re.compile(rf"\bquality is ({'|'.join(LETTER_WORDS.values())})\b", re.IGNORECASE)
-# What a negation reaches ends with its clause: "sharp, with moderate noise and no compression"
-_END_OF_CLAUSE = re.compile(
-    r"[.;:!?]|,? \b(?:but|with|while|though|although|whereas)\b"
-    r"|,?(?: and)? (?=\b(?:no|without|free of|not)\b)",
-    re.IGNORECASE,
-)
 
 
 def reasoned(
@@ -62,69 +53,54 @@ def reasoned(
         words contradict it.
     """
     known = evidence or ExecutorOutput()
-    words = text if text and agrees(text, known, fusion, choices) else ""
+    words = [text] if text and agrees(text, known, fusion) else []
     said = from_evidence(known, fusion, choices)
-    if fusion and fusion.measured:
-        named, _ = named_in(words)
-        found = {finding.type for finding in found_damage(known)}
-        said += [words] if named & found else []
-    elif words:
-        said = [words]
+    if not (fusion and fusion.measured):
+        said = words or said
+    elif words and distortions_in(words[0]):
+        said += words
     return " ".join([*_place(known), *said, *_missing(known, fusion), *_of_fusion(fusion)])
 
 
 # Do the model's words agree with the evidence?
 
 
-def agrees(
-    text: str, evidence: ExecutorOutput, fusion: FusionResult | None, choices: Choices
-) -> bool:
-    """Whether a text can be the reason of an answer: it says something, does not repeat itself,
-    names no level but the answer, and contradicts nothing that was found."""
-    if len(text.split()) < (2 if choices else 1) or repeats_itself(text):
+def agrees(text: str, evidence: ExecutorOutput, fusion: FusionResult | None) -> bool:
+    """Whether a text can be the reason of an answer: it names no level but the answer, and only
+    distortions and severities that were found; and it calls the picture clean only where all
+    distortions were looked for, and none is more than slight."""
+    if not _names_the_answer(text, fusion):
         return False
-    levels = {level.capitalize() for level in _LEVEL.findall(text)}
-    if fusion and levels and (choices or levels != {LETTER_WORDS[answer_letter(fusion)]}):
+    unread = not_looked_for(evidence)
+    if not (evidence.distortion_analysis or unread):
+        return True
+    found = {finding.type: finding.severity for finding in found_damage(evidence)}
+    severities = set(found.values())
+    named = {severity.lower() for severity in _SEVERITY.findall(text)}
+    if not (names_only(text, found) and named <= severities):
         return False
-    looked = evidence.distortion_analysis or not_looked_for(evidence)
-    return not looked or _fits(text, evidence)
+    some_or_unknown = severities - {"slight", UNCLEAR} or evidence.distortion_set is None or unread
+    return not (some_or_unknown and _CLEAN.search(text))
 
 
-def _fits(text: str, evidence: ExecutorOutput) -> bool:
-    """Whether a text names only distortions that were found, with the severity that was found,
-    denies none that is more than slight, and calls the picture clean only where all distortions
-    were looked for."""
-    judged = {(finding.type, finding.severity) for finding in found_damage(evidence)}
-    damaged = {kind for kind, severity in judged if severity not in ("slight", UNCLEAR)}
-    there, denied = named_in(text)
-    if denied & damaged or not there <= dict(judged).keys() or not _claims(text) <= judged:
-        return False
-    partly = evidence.distortion_set is None or not_looked_for(evidence)
-    return not (_CLEAN.search(text) and (damaged or partly))
+def _names_the_answer(text: str, fusion: FusionResult | None) -> bool:
+    """Whether a text about a rating names no level but the answer."""
+    if fusion is None or fusion.q is None:
+        return True
+    level = LETTER_WORDS[answer_letter(fusion)].lower()
+    return all(named.lower() == level for named in _LEVEL.findall(text))
 
 
-def _claims(text: str) -> set[tuple[str, str]]:
-    """The distortions that a text gives a severity, with that severity."""
-    claims = set()
-    for claim in _CLAIM.finditer(text):
-        claims.update((kind, claim[1].lower()) for kind in distortions_in(claim[2]))
-    return claims
-
-
-def named_in(text: str) -> tuple[set[str], set[str]]:
-    """The distortions that a text says are there, and those that it says are not."""
-    there, denied = set[str](), set[str]()
-    for clause in _END_OF_CLAUSE.split(text):
-        kinds = distortions_in(clause)
-        named = there if says_present(clause, kinds) else denied
-        named.update(kinds)
-    return there, denied
+def names_only(text: str, kinds: Iterable[str]) -> bool:
+    """Whether a text names no other distortions than these, and says that they are there."""
+    named = distortions_in(text)
+    return not named or (set(named) <= set(kinds) and says_present(text, named) is True)
 
 
 def speaks_of(text: str, kind: str) -> bool:
-    """Whether a text that explains a distortion is about it, as far as it names any."""
-    there, denied = named_in(text)
-    return kind not in denied and (not there or kind in there)
+    """Whether a text that explains a distortion says that it is there, as far as it names any."""
+    named = distortions_in(text)
+    return not named or (kind in named and says_present(text, named) is True)
 
 
 # Sentences made of the evidence
@@ -135,13 +111,13 @@ def from_evidence(evidence: Evidence, fusion: FusionResult | None, choices: Choi
     for, and the level."""
     said = _what_was_found(evidence or ExecutorOutput())
     if fusion and choices:
-        return [_chosen(evidence, fusion, choices), *said]
+        return [_chosen(fusion, choices), *said]
     if fusion:
         said.append(f"The quality is {LETTER_WORDS[answer_letter(fusion)].lower()}.")
     return said
 
 
-def _chosen(evidence: Evidence, fusion: FusionResult, choices: Sequence[str]) -> str:
+def _chosen(fusion: FusionResult, choices: Sequence[str]) -> str:
     """The answer with its probability, by the measurement and by the letters where there is one."""
     letter = answer_letter(fusion)
     answer = (
@@ -149,20 +125,15 @@ def _chosen(evidence: Evidence, fusion: FusionResult, choices: Sequence[str]) ->
     )
     if not fusion.measured:
         return f"{answer}."
-    basis = fusion.measurement
-    if basis == SCORES:
-        scores = ", ".join(f"{tool} {score:.2f} of 5" for tool, score in votes(evidence))
-        basis = f"{basis} ({scores})"
     shares = f"{fusion.measured[letter]:.2f}, by the model's letters {fusion.p_c[letter]:.2f}"
-    return f"{answer}: by {basis} it has {shares}."
+    return f"{answer}: by {fusion.measurement} it has {shares}."
 
 
 def _what_was_found(evidence: ExecutorOutput) -> list[str]:
     """What was found, and what was looked for in vain."""
     said = [_sentence(finding) for finding in findings(evidence)]
-    if evidence.distortion_analysis and not said:
-        nothing = "No visible distortion was found."
-        said = ["The model saw no distortion as a whole." if evidence.damaged_part else nothing]
+    if evidence.distortion_analysis and not said and not evidence.damaged_part:
+        return ["No visible distortion was found."]
     return said
 
 
@@ -202,18 +173,11 @@ def _missing(evidence: ExecutorOutput, fusion: FusionResult | None) -> list[str]
 
 
 def _of_fusion(fusion: FusionResult | None) -> list[str]:
-    """That the letters decided against the measurement, and what the fused score is made of."""
-    if fusion is None:
-        return []
-    measured = fusion.measured
-    if measured and answer_letter(fusion) != max(measured, key=measured.__getitem__):
-        return ["The model's letters decided against what was measured."]
-    if fusion.q is None:
+    """What the fused score is made of."""
+    if fusion is None or fusion.q is None:
         return []
     tools = "no tool gave a score"
     if fusion.q_bar is not None:
-        one = len(fusion.voters) == 1
-        whose = f"{fusion.voters[0]} says" if one else "the tools say on average"
-        tools = f"{whose} {fusion.q_bar:.2f}"
+        tools = f"the tools say {fusion.q_bar:.2f}"
     model = LETTER_WORDS[fusion.vlm_letter] if fusion.vlm_letter else "was not asked"
     return [f"Fused score {fusion.q:.2f} of 5: {tools}, the model alone {model}."]

@@ -4,7 +4,7 @@ can write them."""
 from collections.abc import Iterable, Mapping, Sequence
 
 from agentic_iqa_local.images.frames import moved
-from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
+from agentic_iqa_local.nodes.ask import ask
 from agentic_iqa_local.nodes.pictures import MARKED
 from agentic_iqa_local.nodes.prompts import objects_prompt
 from agentic_iqa_local.nodes.query import same_words
@@ -36,7 +36,7 @@ def found_boxes(query: str, names: list[str], bench: Workbench) -> dict[str, Box
         reply = ask(bench.models.session(ROLE), prompt, boxes_reply(names), section)
     except (OutOfMemory, ModelLost):
         raise
-    except (InvalidAnswer, VLMError) as error:
+    except VLMError as error:
         bench.warn(f"the model wrote no boxes for {', '.join(names)} ({error})")
         return {}
     found = {}

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 
 from agentic_iqa_local.state import DISTORTION_TYPES, DistortionType, PlanControlFlags, Severity
 
-STRICT = ConfigDict(extra="forbid", populate_by_name=True)
+STRICT = ConfigDict(extra="forbid")
 Name = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=40)]
 # a JSON key without escapes: the grammar bounds keys by pattern alone
 Key = Annotated[str, StringConstraints(pattern=r'^[^"\\\x00-\x1f]{1,40}$')]

@@ -26,18 +26,33 @@ from agentic_iqa_local.vlm_client.chat import ChatPrompt
 
 logger = logging.getLogger(__name__)
 
+MOST_LOGGED = 2000  # characters of an output in the log
+
+
+def shortened(text: str | None, most: int) -> str | None:
+    if text is None or len(text) <= most:
+        return text
+    return f"{text[:most]}… (truncated)"
+
 
 @dataclass
 class RoleSession:
-    """A model's session on a part of the pictures as one role uses it."""
+    """A model's session on a part of the pictures as one role uses it. `written` is what the last
+    call wrote."""
 
     models: "Models"
     role: str
     session: VLMSession
+    written: str | None = None
 
     def generate(self, prompt: ChatPrompt, schema: type[BaseModel], **options: Any) -> str:
+        self.written = None
         with self.models.calling(self.role):
-            return self.session.generate(prompt, schema, **options)
+            text = self.session.generate(prompt, schema, **options)
+        # half a surrogate pair cannot be stored
+        self.written = text.encode(errors="backslashreplace").decode()
+        logger.debug("VLM response: %s", shortened(self.written, MOST_LOGGED))
+        return self.written
 
     def read_letters(
         self, prompt: ChatPrompt, answer_prefix: str, letters: Sequence[str]
@@ -49,10 +64,9 @@ class RoleSession:
 
 
 def _log_letters(role: str, answer_prefix: str, read: LetterRead) -> None:
-    if logger.isEnabledFor(logging.DEBUG):
-        logprobs = ", ".join(f"{letter} {value:.4f}" for letter, value in read.logprobs.items())
-        told = "Letters read for the %s after %s: %s; off-letter mass %.3g"
-        logger.debug(told, role, answer_prefix, logprobs, read.off_letter_mass)
+    logprobs = ", ".join(f"{letter} {value:.4f}" for letter, value in read.logprobs.items())
+    told = "Letters read for the %s after %s: %s; off-letter mass %.3g"
+    logger.debug(told, role, answer_prefix, logprobs, read.off_letter_mass)
 
 
 @dataclass
@@ -84,18 +98,12 @@ class Models:
     def views(self, role: str) -> list[Box]:
         """The whole picture, or native-resolution crops of one beyond the range of the role's
         model."""
-        views = self._within_range(role, self.pictures.whole)
-        limits = self.services.client(role).limits
-        left, top, right, bottom = views[0]
-        width, height = right - left, bottom - top
-        pixels = f"{self.pictures.image.width}×{self.pictures.image.height} pixels are"
+        views, image = self._within_range(role, self.pictures.whole), self.pictures.image
         if len(views) > 1:
             self.warn(
-                f"{pixels} beyond what the model sees at once ({width}×{height}); scored on"
+                f"{image.width}×{image.height} pixels are beyond what the model sees at once; scored on"
                 f" {len(views)} native-resolution crops and averaged, described from the central one"
             )
-        elif width * height < limits.min_pixels or width % limits.factor or height % limits.factor:
-            self.warn(f"{pixels} below the model's range; the processor enlarged it")
         return views
 
     def looks(self, role: str, objects: Sequence[str]) -> list[Box]:

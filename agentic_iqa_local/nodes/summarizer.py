@@ -25,7 +25,7 @@ from agentic_iqa_local.nodes.evidence import (
 from agentic_iqa_local.nodes.letter_reading import ROLE, answer_letter, read_and_fuse, read_choices
 from agentic_iqa_local.nodes.measured_answers import SCORES, measure_choices
 from agentic_iqa_local.nodes.prompts import (
-    ANSWER_PREFIX,
+    Prompt,
     choice_letters,
     earlier_lines,
     summarizer_prompt,
@@ -39,12 +39,10 @@ from agentic_iqa_local.nodes.replanning import (
 from agentic_iqa_local.nodes.replies import answer_reply
 from agentic_iqa_local.nodes.workbench import Workbench, opened
 from agentic_iqa_local.state import (
-    LETTERS,
     AgenticIQAState,
     FusionResult,
     PlannerOutput,
     SummarizerOutput,
-    revised,
 )
 from agentic_iqa_local.vlm_client import VLMError
 
@@ -77,45 +75,57 @@ def summarizer_node(
     logger.info(
         "Summarizer: query_type=%s, mode=%s, %s, %s", plan.query_type, mode, known, pictures
     )
+    fusion = None
     try:
         with opened(state, config, runtime) as bench:
             bench.models.evidence = evidence
-            answer = summarize(state, plan, scoring, bench)
-            if answer.error and _earlier(state):
-                failed = f"another pass was asked for and failed ({answer.error})"
-                bench.warn(f"{failed}; the answer is that of the pass before")
+            fusion = _read(state, plan, scoring, bench)
+            answer = _written(state, scoring, fusion, bench)
     except (VLMError, OSError, ValueError) as error:
-        answer = _without_answer(error)
+        answer = _without_answer(error, fusion)
     return close_pass(state, plan, answer)
 
 
 # The answer
 
 
-def summarize(
+def _prompt(state: AgenticIQAState, scoring: bool) -> Prompt:
+    return summarizer_prompt(
+        state["query"],
+        state.get("executor_evidence"),
+        scoring=scoring,
+        choices=state.get("choices"),
+        earlier=earlier_lines(state.get("prior_context")),
+    )
+
+
+def _read(
     state: AgenticIQAState, plan: PlannerOutput, scoring: bool, bench: Workbench
-) -> SummarizerOutput:
-    """The answer, without the replan decision; where the model failed in three tries, one with that
-    `error`, and with the fusion if that was read."""
+) -> FusionResult | None:
+    """The probabilities of the answer's letters, fused with what was measured; None for a question
+    that is answered in words. Raises VLMError."""
     query, choices, evidence = state["query"], state.get("choices"), state.get("executor_evidence")
-    earlier = earlier_lines(state.get("prior_context"))
-    prompt = summarizer_prompt(query, evidence, scoring=scoring, choices=choices, earlier=earlier)
-    letters, fusion, begun = None, None, ""
-    try:
-        if scoring:
-            letters, scores = LETTERS, votes(evidence, bench.settings.fusion.vote)
-            about = {"plan": plan, "objects": plan.objects}
-            fusion = read_and_fuse(query, evidence, scores, bench, earlier=earlier, **about)
-        elif choices:
-            letters = choice_letters(choices)
-            read = read_choices(prompt, letters, bench, plan.objects)
-            fusion = _with_measurement(read, state, plan, bench)
-        if fusion:
-            begun = ANSWER_PREFIX + answer_letter(fusion)
-        schema, section = answer_reply(letters), bench.services.section(ROLE)
-        written = ask(bench.models.session(ROLE), prompt, schema, section, answer_prefix=begun)
-    except (InvalidAnswer, VLMError) as error:
-        return _without_answer(error, fusion)
+    if scoring:
+        scores = votes(evidence, bench.settings.fusion.vote)
+        earlier = earlier_lines(state.get("prior_context"))
+        about = {"plan": plan, "objects": plan.objects}
+        return read_and_fuse(query, evidence, scores, bench, earlier=earlier, **about)
+    if not choices:
+        return None
+    letters = choice_letters(choices)
+    read = read_choices(_prompt(state, scoring), letters, bench, plan.objects)
+    return _with_measurement(read, state, plan, bench)
+
+
+def _written(
+    state: AgenticIQAState, scoring: bool, fusion: FusionResult | None, bench: Workbench
+) -> SummarizerOutput:
+    """The answer with its reasoning, without the replan decision; it begins with the letter that
+    was read. Raises VLMError."""
+    choices, evidence = state.get("choices"), state.get("executor_evidence")
+    schema = answer_reply([answer_letter(fusion)] if fusion else None)
+    session, section = bench.models.session(ROLE), bench.services.section(ROLE)
+    written = ask(session, _prompt(state, scoring), schema, section)
     words = sound(written.quality_reasoning, "its reasoning", bench.warn)
     answer = sound(written.final_answer, "its answer", bench.warn)
     result = SummarizerOutput(
@@ -129,8 +139,8 @@ def summarize(
     return result
 
 
-def _without_answer(error: Exception, fusion: FusionResult | None = None) -> SummarizerOutput:
-    """The fallback's honest failure."""
+def _without_answer(error: Exception, fusion: FusionResult | None) -> SummarizerOutput:
+    """The fallback's honest failure, with the fusion if that was read."""
     reason = one_line(str(error))
     logger.error("Summarizer failed: %s", reason)
     unread = isinstance(error, InvalidAnswer)
@@ -140,12 +150,6 @@ def _without_answer(error: Exception, fusion: FusionResult | None = None) -> Sum
         fusion=fusion,
         error=f"Summarizer: {reason}",
     )
-
-
-def _earlier(state: AgenticIQAState) -> SummarizerOutput | None:
-    """The answer of the pass before, which asked for this one."""
-    result = state.get("summarizer_result")
-    return result if result and result.need_replan else None
 
 
 def _with_measurement(
@@ -184,18 +188,14 @@ def without_words(
 def close_pass(
     state: AgenticIQAState, plan: PlannerOutput, answer: SummarizerOutput
 ) -> dict[str, Any]:
-    """The state's changes after a pass: its answer, or that of the pass before where this one has
-    none, and whether to plan again."""
-    iteration, before = state.get("iteration_count", 0), _earlier(state)
+    """The state's changes after a pass: its answer, and whether to plan again."""
+    iteration = state.get("iteration_count", 0)
+    changes = {"summarizer_result": answer, "iteration_count": iteration}
     if not answer.error:
         answer.gaps = find_gaps(state.get("executor_evidence"), plan, answer.fusion)
-    elif before:
-        answer = revised(before, need_replan=False, replan_reason=None, gaps=[])
-    gaps = answer.gaps
-    changes = {"summarizer_result": answer, "iteration_count": iteration}
-    if not gaps:
+    if not answer.gaps:
         return changes
-    reason = answer.replan_reason = gaps[0].reason
+    reason = answer.replan_reason = answer.gaps[0].reason
     if iteration >= replan_limit(state):
         logger.warning("Max replanning iterations reached")
         return changes

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from agentic_iqa_local.iqa_tools.reliability import Reachable, Reliability
 from agentic_iqa_local.nodes.pictures import Pictures
 from agentic_iqa_local.services import Observer, Services
 from agentic_iqa_local.state import Box
+from agentic_iqa_local.vlm_client import ONE_PASS
 
 if TYPE_CHECKING:
     from agentic_iqa_local.iqa_tools.local_nr import Examination
@@ -33,7 +35,8 @@ class ToolReadings:
     def configured(self) -> list[str]:
         """Those of them that the configuration names for such pictures."""
         named = self.services.settings.tools.configured(self.pictures.has_reference)
-        return [tool for tool in named if tool in self.available()]
+        able = self.available()
+        return [tool for tool in named if tool in able]
 
     def reachable(self) -> Reachable:
         """By tool, the ends of what its map can return."""
@@ -46,16 +49,13 @@ class ToolReadings:
     def score(self, tool: str, box: Box | None = None) -> ToolReading:
         """A tool's score of the picture or a region, computed once. Raises ToolError."""
         if (tool, box) not in self._readings:
-            with self.observer.measuring(tool, self.services) as tools:
+            alone = ONE_PASS if tool == "QAlign" else nullcontext()
+            with alone, self.observer.measuring(tool, self.services) as tools:
                 self._readings[tool, box] = tools.score(tool, *self.pictures.parts(box))
         reading = self._readings[tool, box]
         if reading.crops:
-            left, top, right, bottom = reading.crops[0]
-            image = self.pictures.image
-            self.warn(
-                f"{reading.tool} would take long on all {image.width}×{image.height} pixels; it measured"
-                f" {len(reading.crops)} native-resolution crops of {right - left}×{bottom - top}"
-            )
+            crops = f"{len(reading.crops)} native-resolution crops"
+            self.warn(f"{tool} measured {crops}, since all pixels would take long")
         return reading
 
     def examine(self, box: Box | None = None) -> "Examination":

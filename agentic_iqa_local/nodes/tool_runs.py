@@ -9,7 +9,7 @@ from agentic_iqa_local.iqa_tools.reliability import Reliability
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.evidence import mark_votes
 from agentic_iqa_local.nodes.prompts import objects_prompt
-from agentic_iqa_local.nodes.query import named_metrics, quoted_scores
+from agentic_iqa_local.nodes.query import named_metrics
 from agentic_iqa_local.nodes.replies import selection_reply
 from agentic_iqa_local.nodes.tool_readings import ToolReadings
 from agentic_iqa_local.nodes.workbench import Workbench
@@ -192,12 +192,3 @@ def _run(name: str, distortion: str, tool: str, tools: ToolReadings) -> ToolExec
         crops=len(reading.crops),
         execution_time=reading.seconds,
     )
-
-
-def told_of_quoted(query: str, bench: Workbench) -> list[str]:
-    """A sentence for each number that a query gives for a tool: how it is read."""
-    told = []
-    for name, raw in quoted_scores(query, bench.pictures.has_reference):
-        given = f"The question gives {name} {raw:g} ({find_tool(name).scale})"
-        told.append(f"{given}: a number that was not measured here and does not count.")
-    return told

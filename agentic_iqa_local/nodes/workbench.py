@@ -37,7 +37,7 @@ class Workbench:
         self.settings = services.settings
         self.wants_more: WantsMore | None = None
         self.warnings: list[str] = []
-        with self.observer.opening():
+        with self.observer.calling("the picture"):
             self.pictures = Pictures(self.settings.images, image_path, reference_path)
         self.models = Models(services, self.pictures, self.observer, self.warn)
         self.tools = ToolReadings(services, self.pictures, self.observer, self.warn)

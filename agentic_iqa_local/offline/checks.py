@@ -7,8 +7,9 @@ Models and tools are loaded by the code that assessments use.
 import importlib.metadata
 import os
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -19,13 +20,12 @@ from PIL import Image, ImageFilter
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.devices import choose_device, choose_dtype, describe_device
 from agentic_iqa_local.errors import counted
-from agentic_iqa_local.files import EMBEDDED, ROOT, command, file_hash, models_root
+from agentic_iqa_local.files import PROGRAM, ROOT, file_hash, models_root
 from agentic_iqa_local.iqa_tools import ToolError, ToolRunner
 from agentic_iqa_local.iqa_tools.weights import SUMS, read_sums
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
 from agentic_iqa_local.nodes.replies import answer_reply
-from agentic_iqa_local.offline.bundle import model_folders, verify
-from agentic_iqa_local.offline.memory import GIB, WIDTH, cache_bytes, free_memory, weight_bytes
+from agentic_iqa_local.offline.bundle import verify
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.state import LETTERS
 from agentic_iqa_local.vlm_client.model_folder import read_weights
@@ -33,11 +33,11 @@ from agentic_iqa_local.vlm_client.model_folder import read_weights
 # left, top, right, bottom in a sample photograph: 256×224, whole tokens of 28 and of 32 pixels,
 # never resized
 WINDOW = (128, 144, 384, 368)
-TEXT_TOKENS = 4096  # of the longest prompt with its answer
-ENVIRONMENT = (
-    f"run it in the project's environment: {command('doctor', made=True)} (docs/air_gapped.md)"
-)
-UNPACK = f"{command('unpack')} BUNDLE"
+GIB = 2**30
+# bytes of a weight once loaded; of quantised models about, embeddings and encoders stay as they are
+BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "8bit": 1.3, "4bit": 0.9}
+ENVIRONMENT = "install the versions of constraints.txt (docs/air_gapped.md)"
+UNPACK = f"{PROGRAM} unpack BUNDLE"
 
 
 class Finding(NamedTuple):
@@ -48,7 +48,7 @@ class Finding(NamedTuple):
     remedy: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Setup:
     """What is examined: a configuration on a device. `quick` loads nothing and reads no file
     whole."""
@@ -58,17 +58,14 @@ class Setup:
     cpu: bool = False
     quick: bool = False
 
-    @property
+    @cached_property
     def device(self) -> str:
         return choose_device(self.gpu, self.cpu)
 
-    @property
+    @cached_property
     def services(self) -> Services:
-        """Models and tools, loaded once in the process of the checks."""
-        return _services(self.settings.model_dump_json(), self.device)
-
-    def uses(self, engine: str) -> bool:
-        return any(backend.startswith(f"{engine}.") for backend in self.settings.backends)
+        """Models and tools, each loaded once."""
+        return Services(self.settings, self.device)
 
     def renderer(self, backend: str) -> Any:
         """A model's processor and templates (a `Renderer`), without its weights."""
@@ -79,23 +76,15 @@ class Setup:
 
 
 @cache
-def _services(settings: str, device: str) -> Services:
-    return Services(Settings.model_validate_json(settings), device)
-
-
-@cache
 def pictures() -> list[Image.Image]:
-    """Windows of two sample photographs, eight of 256×224 pixels: each clean, blurred, noisy and
-    dark."""
-    found, rng = [], np.random.default_rng(0)
+    """Windows of two sample photographs, six of 256×224 pixels: each clean, blurred and noisy."""
+    found = []
+    noise = np.random.default_rng(0).normal(0, 20, (224, 256, 3))
     for name in ("sumac", "prudential"):
         with Image.open(ROOT / "tests" / "data" / f"{name}.png") as photograph:
             clean = photograph.convert("RGB").crop(WINDOW)
-        noisy = np.asarray(clean) + rng.normal(0, 20, (clean.height, clean.width, 3))
-        found.append(clean)
-        found.append(clean.filter(ImageFilter.GaussianBlur(2)))
-        found.append(Image.fromarray(np.clip(noisy, 0, 255).astype(np.uint8)))
-        found.append(Image.fromarray(np.asarray(clean) // 3))
+        noisy = np.clip(np.asarray(clean) + noise, 0, 255).astype(np.uint8)
+        found += [clean, clean.filter(ImageFilter.GaussianBlur(2)), Image.fromarray(noisy)]
     return found
 
 
@@ -111,10 +100,10 @@ def packages(setup: Setup) -> Finding:
             version = "0"
         if not requirement.specifier.contains(version, prereleases=True):
             wrong.append(f"expected {requirement.name}{requirement.specifier}, got {version}")
+    if wrong:
+        return Finding("fail", "; ".join(wrong), ENVIRONMENT)
     names = ("torch", "transformers", "pyiqa")
     found = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
-    if wrong:
-        return Finding("fail", f"{found}; {'; '.join(wrong)}", ENVIRONMENT)
     return Finding("pass", found)
 
 
@@ -144,27 +133,11 @@ def models_folder(setup: Setup) -> Finding:
         found = f"{root}: no {SUMS}, so nobody can tell whether its files are whole"
         return Finding("warn", found, UNPACK)
     sums = read_sums(root)
-    problems = [] if setup.quick else verify(root)
-    if problems:
-        found = f"{root}: {problems[0].message}"
-        if len(problems) > 1:
-            found += f" and {len(problems) - 1} more"
-        return Finding("fail", found, f"{UNPACK} (what is right is kept)")
-    found = f"{root}: list {file_hash(root / SUMS)[:12]} names {counted(len(sums), 'file')}"
     if not setup.quick:
-        found += ", all whole"
-    unlisted = _unlisted_models(setup.settings, root, model_folders(sums))
-    if unlisted:
-        found += f"; it does not name {', '.join(unlisted)}"
-        return Finding("warn", found, "bring that in a bundle to have it verified")
-    return Finding("pass", found)
-
-
-def _unlisted_models(settings: Settings, root: Path, brought: set[str]) -> list[str]:
-    """The folders of a configuration's models that no bundle brought."""
-    verified = {(root / name).resolve() for name in brought} | {EMBEDDED.resolve()}
-    folders = {settings.folder(backend) for backend in settings.backends}
-    return sorted(str(folder) for folder in folders if folder.resolve() not in verified)
+        for problem in verify(root):
+            return Finding("fail", problem.message, f"{UNPACK} (what is right is kept)")
+    listed = f"{root}: list {file_hash(root / SUMS)[:12]} names {counted(len(sums), 'file')}"
+    return Finding("pass", listed if setup.quick else f"{listed}, all whole")
 
 
 def folder(setup: Setup, backend: str) -> Finding:
@@ -180,24 +153,23 @@ def folder(setup: Setup, backend: str) -> Finding:
 
 
 def memory(setup: Setup) -> Finding:
-    """Do weights, the cache of the largest prompt and the tools (`left_for_tools_gib`) fit into
-    what is free?
+    """Do weights and the tools (`left_for_tools_gib`) fit into what is free?
 
-    Models and tools take turns, so what is kept free for the tools serves a model's activations
-    too.
+    Models and tools take turns, so what is kept free for the tools serves a model's activations and
+    its cache too.
     """
-    words, models, tools, spread = [], 0, 0.0, False
+    words, models, tools, spread = [], 0.0, 0.0, False
     for backend in setup.settings.backends:
         settings = setup.settings.model(backend)
         tools = max(tools, settings.left_for_tools_gib)
         if backend.startswith("server."):
             continue
-        needed, said = _model_memory(setup, backend)
-        models += needed
-        words.append(said)
+        weights = weight_bytes(setup, backend)
+        models += weights
+        words.append(f"{backend}: weights {weights / GIB:.2f} GiB")
         spread |= settings.device_map == "auto"
     needed = models + tools * GIB
-    free, total = free_memory(setup.device, spread)
+    free, total = memory_of(setup.device, spread)
     found = (
         f"{'; '.join(words) or 'the weights are the server’s'}; {needed / GIB:.2f} GiB needed in all"
         f" with {tools:g} GiB for tools; {free / GIB:.2f} of {total / GIB:.2f} GiB are free on"
@@ -206,25 +178,39 @@ def memory(setup: Setup) -> Finding:
     room = total if setup.quick else free  # a health check looks while the models are loaded
     if needed <= room:
         return Finding("pass", found)
-    reserved = setup.device.startswith("cuda") and setup.uses("vllm")
-    status = "fail" if models > room or reserved else "warn"
-    remedy = (
-        "end what takes the rest; or set quantization: 4bit, a lower max_pixels or"
-        " left_for_tools_gib; or take a smaller model"
-    )
-    return Finding(status, found, remedy)
+    remedy = "end what takes the rest; or set quantization: 4bit; or take a smaller model"
+    return Finding("fail" if models > room else "warn", found, remedy)
 
 
-def _model_memory(setup: Setup, backend: str) -> tuple[int, str]:
-    """Bytes of a model's weights and of the cache of its largest prompt, and the same in words."""
+def weight_bytes(setup: Setup, backend: str) -> float:
+    """Bytes of a model's weights once loaded. A folder that is quantised already is counted as it
+    lies on disk."""
     settings, renderer = setup.settings.model(backend), setup.renderer(backend)
-    width = WIDTH[choose_dtype(settings.dtype, setup.device, renderer.holds_in_bfloat16)]
-    pixels = renderer.limits.max_pixels or 2048 * 2048
-    tokens = 2 * (pixels // max(renderer.limits.factor, 14) ** 2) + TEXT_TOKENS
-    weights = weight_bytes(renderer.folder, settings.quantization, width)
-    cache = cache_bytes(renderer.config.get_text_config(), tokens, width)
-    said = f"{renderer.name}: weights {weights / GIB:.2f} GiB, cache of {tokens} tokens"
-    return weights + cache, said
+    weights = read_weights(renderer.folder)
+    if hasattr(renderer.config, "quantization_config"):
+        return sum(file.stat().st_size for file in weights.files)
+    kind = settings.quantization
+    if kind == "none":
+        kind = choose_dtype(settings.dtype, setup.device)
+    return weights.numbers * BYTES[kind]
+
+
+def memory_of(device: str, spread: bool) -> tuple[int, int]:
+    """(free, total) bytes of a device; of all visible GPUs where a model is `spread` over them; on
+    a CPU within a container's limit (control groups, version 2)."""
+    if device.startswith("cuda"):
+        import torch
+
+        devices = range(torch.cuda.device_count()) if spread else [device]
+        free, total = zip(*map(torch.cuda.mem_get_info, devices), strict=True)
+        return sum(free), sum(total)
+    import psutil
+
+    memory, limit = psutil.virtual_memory(), Path("/sys/fs/cgroup/memory.max")
+    most = memory.total
+    with suppress(OSError, ValueError):  # no such group, or "max": no limit
+        most = min(most, int(limit.read_text()))
+    return min(memory.available, most), most
 
 
 def model(setup: Setup, backend: str) -> Finding | None:
@@ -274,6 +260,6 @@ def tools(setup: Setup) -> Finding:
     done = "are available" if setup.quick else "are available and score a noisy test picture"
     found = f"{len(measured)} {done}: {', '.join(measured)}"
     if problems:
-        bundled = f"bring the weights in a bundle ({command('bundle')} --tools NAME)"
+        bundled = f"bring the weights in a bundle ({PROGRAM} bundle --tools NAME)"
         return Finding("fail", f"{'; '.join(problems)}; {found}", f"{bundled}, or name other tools")
     return Finding("pass", found)

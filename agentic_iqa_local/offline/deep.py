@@ -16,20 +16,15 @@ from agentic_iqa_local.state import LETTERS
 
 Letters = Mapping[str, float]  # log-probability of each letter, over the whole vocabulary
 
-# format → (nats of any letter, levels of the letters' own mean q); float32 on a GPU counts as TF32,
-# to which cuDNN rounds convolutions unless it is told not to. A server does not tell its format:
-# bfloat16.
-BOUNDS = {
-    "float32": (1e-4, 1e-3),
-    "TF32": (0.01, 0.01),
-    "float16": (0.05, 0.03),
-    "bfloat16": (0.25, 0.1),
-}
+# format → (nats of any letter, levels of the letters' own mean q), of others those of bfloat16;
+# float32 on a GPU counts as TF32, to which cuDNN rounds convolutions unless it is told not to
+BOUNDS = {"float32": (1e-4, 1e-3), "TF32": (0.01, 0.01), "float16": (0.05, 0.03)}
+COARSEST = (0.25, 0.1)
 REMEDY = "do not compare scores of this set-up with others; report it with the versions above"
 SCORING = summarizer_prompt(DEFAULT_QUERY, None, scoring=True)
 
 
-def _read_alone(client: Any) -> tuple[Letters, ...]:
+def _read_alone(client: Any) -> list[Letters]:
     """The letters of each picture as assessments read them: in a session of its own, after another
     prompt, from the cache that the two share."""
     found = []
@@ -39,36 +34,28 @@ def _read_alone(client: Any) -> tuple[Letters, ...]:
         session.read_letters(earlier, ANSWER_PREFIX, LETTERS)
         found.append(session.read_letters(SCORING, ANSWER_PREFIX, LETTERS).logprobs)
         session.close()
-    return tuple(found)
+    return found
 
 
-def _format(client: Any) -> str:
-    """The number format that a client computes in, by the names of BOUNDS, or how its weights are
-    quantised."""
-    about = client.describe()
-    if about.get("quantization", "none") != "none":
-        return str(about["quantization"])
-    on_gpu = str(about.get("device")).startswith("cuda")
-    return "TF32" if about["dtype"] == "float32" and on_gpu else str(about["dtype"])
-
-
-def compared(
-    what: str, ours: tuple[Letters, ...], theirs: tuple[Letters, ...], *formats: str
-) -> Finding:
-    """Two readings of the same pictures, by the bound of the coarsest of their number formats;
-    quantised ones only warn."""
+def compared(ours: list[Letters], theirs: list[Letters], about: Mapping[str, Any]) -> Finding:
+    """Two readings of the same pictures, by the bound of the number format that a client computes
+    in; it is the client that `about` describes. Quantised ones only warn."""
+    number_format = about["dtype"]
+    if number_format == "float32" and about["device"].startswith("cuda"):
+        number_format = "TF32"
+    most_nats, most_levels = BOUNDS.get(number_format, COARSEST)
     nats = levels = 0.0
     for a, b in zip(ours, theirs, strict=True):
         nats = max(nats, *(abs(a[letter] - b[letter]) for letter in LETTERS))
         levels = max(levels, abs(_level(a) - _level(b)))
-    most_nats, most_levels = max(BOUNDS.get(name, BOUNDS["bfloat16"]) for name in formats)
     found = (
-        f"{what}: |Δ log-probability| ≤ {nats:.2g} (bound {most_nats:g}),"
+        f"letters of {about['engine']} against a plain float32 pass on the CPU:"
+        f" |Δ log-probability| ≤ {nats:.2g} (bound {most_nats:g}),"
         f" |Δq| ≤ {levels:.2g} levels (bound {most_levels:g})"
     )
     if nats <= most_nats and levels <= most_levels:
         return Finding("pass", found)
-    quantised = "8bit" in formats or "4bit" in formats
+    quantised = about.get("quantization", "none") != "none"
     return Finding("warn" if quantised else "fail", found, REMEDY)
 
 
@@ -100,7 +87,7 @@ def plain_forward(setup: Setup) -> Finding | None:
         found = "the folder holds quantised weights, and no plain float32 pass can be made of them"
         return Finding("warn", found, "none")
     scoring, words = asking_for_words(SCORING) if options.answers == "words" else (SCORING, {})
-    messages = chat_messages(scoring, 1, options.prompt_layout)
+    messages = chat_messages(scoring, 1)
     text = processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     text += ANSWER_PREFIX
     encode = processor.tokenizer.encode
@@ -118,5 +105,4 @@ def plain_forward(setup: Setup) -> Finding | None:
             logprobs = model(**inputs, use_cache=False).logits[0, -1].double().log_softmax(-1)
         plain.append({letter: logprobs[token].item() for letter, token in tokens.items()})
     client = setup.services.client("summarizer")
-    what = f"letters of {client.describe()['engine']} against a plain float32 pass on the CPU"
-    return compared(what, _read_alone(client), tuple(plain), _format(client))
+    return compared(_read_alone(client), plain, client.describe())

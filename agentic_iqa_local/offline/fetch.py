@@ -15,13 +15,14 @@ from agentic_iqa_local.files import read_record
 from agentic_iqa_local.iqa_tools.weights import HUB, HUGGINGFACE, BundleError
 
 HUB_PAGE = "https://huggingface.co"
+PYIQA = ("PolyForm-Noncommercial-1.0.0", "pyiqa, which runs the tools")  # licence, what is under it
 
 
 class Repo(BaseModel):
     """A repository on the Hugging Face Hub; `licence` as its model card had it when this was
     written."""
 
-    name: str
+    name: str = ""
     revision: str = "main"
     licence: str = "unknown"
 
@@ -45,50 +46,40 @@ class Sources(BaseModel):
     torchvision: str
     clip: str
     clip_hashes: dict[str, str]
-    embedded: str
     free: list[str]
     terms: dict[str, str]
 
+    def model(self, folder: str) -> Repo:
+        """What is known of a model folder; of a user's own nothing."""
+        return self.models.get(folder, Repo())
+
 
 SOURCES = read_record(Path(__file__).with_name("sources.yaml"), Sources)
-PYIQA = ("PolyForm-Noncommercial-1.0.0", "pyiqa, which runs the tools")  # licence, what is under it
 
 
-def model_repo(folder: str, local: Path) -> Repo | None:
-    """The repository that a model folder is downloaded from; None if it lies in `local`. Raises
-    BundleError."""
-    if local.is_dir():
-        return None
-    if folder not in SOURCES.models:
+def check_model(folder: str, local: Path) -> None:
+    """Raises BundleError for a model folder that neither lies in `local` nor can be downloaded."""
+    if not local.is_dir() and not SOURCES.model(folder).name:
         expected = f"expected the folder {local} or a repository in sources.yaml"
         remedy = f"pass --models DIR, or download it: hf download ORG/NAME --local-dir {local}"
         raise BundleError(f"model {folder}: {expected}, found neither", remedy)
-    return SOURCES.models[folder]
 
 
-def model_licence(folder: str) -> str:
-    """The licence of a model folder's files, "unknown" for one of the user's own."""
-    if folder == "embedded":
-        return SOURCES.embedded
-    return SOURCES.models[folder].licence if folder in SOURCES.models else "unknown"
-
-
-def fetch_model(folder: str, local: Path, repo: Repo | None, bundle: Path) -> Part:
-    """Puts a vision-language model's files into a bundle, from the folder `local` or downloaded
-    from `repo`. Raises BundleError."""
-    place = bundle / folder
-    if repo:
-        source = _download_model(repo, place)
-    else:
+def fetch_model(folder: str, local: Path, bundle: Path) -> Part:
+    """Puts a vision-language model's files into a bundle, from the folder `local` or, if there is
+    none, downloaded. Raises BundleError."""
+    place, repo = bundle / folder, SOURCES.model(folder)
+    if local.is_dir():
         source = f"local folder {folder}"
-        names = [path.name for path in local.iterdir() if path.is_file()]
-        _copy(local, _carried(names), place)
+        _copy(local, place)
+    else:
+        source = _download_model(repo, place)
     names = sorted(path.name for path in place.iterdir())
     if "config.json" not in names or not any(name.endswith(".safetensors") for name in names):
         found = ", ".join(names) or "neither"
         wrong = f"{folder}: expected config.json and weights as *.safetensors, found {found}"
         raise BundleError(wrong, "choose the safetensors edition")
-    return Part(folder, source, model_licence(folder))
+    return Part(folder, source, repo.licence)
 
 
 def _download_model(repo: Repo, place: Path) -> str:
@@ -108,17 +99,14 @@ def _download_model(repo: Repo, place: Path) -> str:
     return f"{HUB_PAGE}/{repo.name}/tree/{commit}"
 
 
-def _carried(names: Iterable[str], *more: str) -> list[str]:
+def _copy(folder: Path, place: Path, *more: str) -> None:
+    """Copies the files that a bundle carries, and those of the patterns `more`."""
     from huggingface_hub.utils import filter_repo_objects
 
-    taken = [*SOURCES.carried, *more]
-    kept = filter_repo_objects(names, allow_patterns=taken, ignore_patterns=SOURCES.left_out)
-    return list(kept)
-
-
-def _copy(folder: Path, names: Iterable[str], place: Path) -> None:
+    names = [path.name for path in folder.iterdir() if path.is_file()]
+    wanted = [*SOURCES.carried, *more]
     place.mkdir(parents=True, exist_ok=True)
-    for name in names:
+    for name in filter_repo_objects(names, allow_patterns=wanted, ignore_patterns=SOURCES.left_out):
         shutil.copyfile(folder / name, place / name)
 
 
@@ -154,20 +142,22 @@ def _is_pyiqas(weight: str) -> bool:
 def fetch_weight(weight: str, bundle: Path) -> Part:
     """Puts one weight of the tools' table into a bundle: a file of torch's hub folder, or the
     repository "hf:ORG/NAME". Raises BundleError, also for a file that is not its publisher's."""
+    licence = weight_licence(weight)
     if weight.startswith("hf:"):
-        return _fetch_snapshot(weight.removeprefix("hf:"), bundle)
+        return Part(*_fetch_snapshot(weight.removeprefix("hf:"), bundle), licence)
     path = f"{HUB}/{weight}"
     file = bundle / path
     file.parent.mkdir(parents=True, exist_ok=True)
     if _is_pyiqas(weight):
         source = _download_pyiqas(file)
     elif weight in SOURCES.clip_hashes:
-        source = f"{SOURCES.clip}{SOURCES.clip_hashes[weight]}/{file.name}"
-        _download_file(source, file, SOURCES.clip_hashes[weight])
+        sha256 = SOURCES.clip_hashes[weight]
+        source = f"{SOURCES.clip}{sha256}/{file.name}"
+        _download_file(source, file, sha256)
     else:
         source = SOURCES.torchvision + file.name
         _download_file(source, file, file.stem.rpartition("-")[2])
-    return Part(path, source, weight_licence(weight))
+    return Part(path, source, licence)
 
 
 def _download_pyiqas(file: Path) -> str:
@@ -187,22 +177,20 @@ def _download_file(url: str, file: Path, hash_prefix: str) -> None:
             download_url_to_file(url, str(file), hash_prefix=hash_prefix)
 
 
-def _fetch_snapshot(name: str, bundle: Path) -> Part:
+def _fetch_snapshot(name: str, bundle: Path) -> tuple[str, str]:
     """Puts a repository into a bundle as the Hugging Face cache lays it out, with files in place of
     links; `refs/main` names the commit. What lies in the cache already ($HF_HUB_CACHE) is not
-    downloaded."""
+    downloaded. Its path in the bundle and the commit's address."""
     from huggingface_hub import snapshot_download
 
     with _network_errors(name):
         snapshot = Path(snapshot_download(name, allow_patterns=[*SOURCES.carried, "*.bin"]))
-    names = sorted(path.name for path in snapshot.iterdir() if path.is_file())
-    has_safetensors = any(name.endswith(".safetensors") for name in names)
     repository = snapshot.parents[1]
     path = f"{HUGGINGFACE}/{repository.name}"
-    kept = _carried(names) if has_safetensors else _carried(names, "*.bin")
-    _copy(snapshot, kept, bundle / path / "snapshots" / snapshot.name)
-    _copy(repository / "refs", ["main"], bundle / path / "refs")
-    return Part(path, f"{HUB_PAGE}/{name}/tree/{snapshot.name}", "unknown")
+    pickles = [] if list(snapshot.glob("*.safetensors")) else ["*.bin"]
+    _copy(snapshot, bundle / path / "snapshots" / snapshot.name, *pickles)
+    _copy(repository / "refs", bundle / path / "refs", "main")
+    return path, f"{HUB_PAGE}/{name}/tree/{snapshot.name}"
 
 
 def restrictions(licences: Iterable[tuple[str, str]]) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 from agentic_iqa_local.nodes.evidence import found_damage
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY, chosen_answer
 from agentic_iqa_local.output.words import nothing_found, raw_with_scale
-from agentic_iqa_local.result import Assessment, Gate
+from agentic_iqa_local.result import AnswerSet, Assessment, Gate
 from agentic_iqa_local.score_fusion import expected_level
 from agentic_iqa_local.state import LETTER_WORDS, UNCLEAR, DamagedBox, ToolExecutionLog, in_words
 
@@ -85,9 +85,7 @@ def map_sentences(row: Assessment) -> list[str]:
     sentences = [_box(row, box) for box in row.map.worst]
     if not sentences:
         sentences.append("By the map no part is clearly worse than the rest.")
-    if row.map.not_drawn:
-        sentences.append(row.map.not_drawn)
-    elif row.map.png:
+    if row.map.png:
         sentences.append(f"The map is drawn to {row.map.png}.")
     return sentences
 
@@ -113,14 +111,7 @@ def _sureness(row: Assessment) -> list[str]:
         sentences.append(f"With {interval.coverage:.0%} probability {between} ({learnt}).")
         sentences += [f"The range is wider because {reason}." for reason in interval.widened]
     if row.answer_set and row.choices:
-        found = row.answer_set
-        answers = " or ".join(chosen_answer(row.choices, letter) for letter in found.letters)
-        said = f"With {found.coverage:.0%} probability the right answer is {answers}"
-        if len(found.letters) == len(row.choices):
-            wrong = "too many such answers were wrong"
-            said = f"At {found.coverage:.0%} no answer is ruled out: {wrong}"
-        sentences.append(f"{said} (learnt from {found.calibrated_on}).")
-        sentences += [f"There are more of them because {reason}." for reason in found.widened]
+        sentences += _answer_set(row.answer_set, row.choices)
     if row.no_interval:
         sentences.append(f"{row.no_interval[0].upper()}{row.no_interval[1:]}.")
     if row.not_sure:
@@ -128,6 +119,16 @@ def _sureness(row: Assessment) -> list[str]:
     if row.gate:
         sentences.append(_gate(row.gate))
     return sentences
+
+
+def _answer_set(found: AnswerSet, choices: list[str]) -> list[str]:
+    answers = " or ".join(chosen_answer(choices, letter) for letter in found.letters)
+    said = f"With {found.coverage:.0%} probability the right answer is {answers}"
+    if len(found.letters) == len(choices):
+        wrong = "too many such answers were wrong"
+        said = f"At {found.coverage:.0%} no answer is ruled out: {wrong}"
+    more = [f"There are more of them because {reason}." for reason in found.widened]
+    return [f"{said} (learnt from {found.calibrated_on}).", *more]
 
 
 def _gate(gate: Gate) -> str:

@@ -3,10 +3,8 @@
 import re
 
 from agentic_iqa_local.errors import one_line
-from agentic_iqa_local.iqa_tools import is_tool
-from agentic_iqa_local.iqa_tools.specs import nearest_tools
 from agentic_iqa_local.nodes.evidence import found_damage, not_looked_for
-from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY, chosen_answer
+from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
 from agentic_iqa_local.nodes.query import asked_about, distortions_in, says_present
 from agentic_iqa_local.output.account import Part, account_of, map_sentences
 from agentic_iqa_local.output.words import (
@@ -17,7 +15,7 @@ from agentic_iqa_local.output.words import (
     wrapped,
 )
 from agentic_iqa_local.result import Assessment
-from agentic_iqa_local.state import ExecutorOutput, PlannerOutput, ToolExecutionLog, plain_words
+from agentic_iqa_local.state import ExecutorOutput, PlannerOutput, plain_words
 
 # A question that Yes or No answers
 _YES_OR_NO = re.compile(
@@ -30,18 +28,18 @@ def headline(row: Assessment) -> str:
     the query names."""
     if row.error:
         return one_line(f"FAILED: {row.image}: {row.reason}")
-    parts = found_of_question(row)
+    parts = _found_of_question(row)
     if row.map and row.map.worst:
         parts.append(f"worst at the {' and the '.join(box.place for box in row.map.worst)}")
     parts.append(f"{_answer(row)}{trial_notice(row)}")
     if row.unlike_photograph:
         parts.append("unlike a photograph")
-    parts += _named_tools(row)
+    parts += named_tools(row)
     against = f" against {row.reference}" if row.reference else ""
     return one_line(f"{row.image}{against}: {'; '.join(parts)}")
 
 
-def found_of_question(row: Assessment) -> list[str]:
+def _found_of_question(row: Assessment) -> list[str]:
     """What was found of the distortions that a question names, or of all where it names none, since
     a rating is not yet an answer to it; nothing for the default query and for an answer in
     words."""
@@ -51,7 +49,7 @@ def found_of_question(row: Assessment) -> list[str]:
 
 
 def _found_of(query: str, plan: PlannerOutput, evidence: ExecutorOutput) -> list[str]:
-    kinds = distortions_in(query, plan.objects)
+    kinds = distortions_in(query)
     sought = " or ".join(plain_words(kind) for kind in kinds) or "damage"
     if not_looked_for(evidence):
         return [f"{sought} was not looked for"]
@@ -75,18 +73,13 @@ def _lead(query: str, kinds: list[str], found: bool) -> str:
 
 
 def _answer(row: Assessment) -> str:
-    """The answer with its level and score, or its choice and probability."""
+    """The answer with what is known of how sure it is."""
+    said = f"{row.gate.verdict.upper()}: {row.answer}" if row.gate else row.answer
     if row.level:
-        verdict = f"{row.gate.verdict.upper()}: " if row.gate else ""
-        held_back = "not sure: " if row.not_sure else ""
-        rated = f"{row.letter} {row.level}, q {row.q:.2f} of 5 (5 is best{_between(row)})"
-        return f"{verdict}{held_back}{rated}"
-    if row.letter and row.choices and row.p:
-        everything = row.answer_set and len(row.answer_set.letters) == len(row.choices)
-        unsure = "; at 90 % no answer is ruled out" if everything else ""
-        probability = f"probability {row.p[row.letter]:.0%}{unsure}"
-        return f"“{chosen_answer(row.choices, row.letter)}” ({probability})"
-    return row.answer
+        return f"{said} of 5 (5 is best{_between(row)})"
+    if row.answer_set and row.choices and len(row.answer_set.letters) == len(row.choices):
+        return f"{said}; at 90 % no answer is ruled out"
+    return said
 
 
 def _between(row: Assessment) -> str:
@@ -97,36 +90,21 @@ def _between(row: Assessment) -> str:
     return f"; 90 % interval {row.interval.low:.1f} to {row.interval.high:.1f}"
 
 
-def _named_tools(row: Assessment) -> list[str]:
+def named_tools(row: Assessment) -> list[str]:
     """What each tool that the query names says, or why it could not run and what measured
     instead."""
-    names = named(row)
-    asked = {(run.tool_name, run.error): run for run in row.tools if run.tool_name in names}
-    scores, failures = [], []
-    for (name, error), run in asked.items():
-        if error:
-            failures.append(f"{_why_not(run)}, {_instead(row)}")
+    others = dict.fromkeys(run.tool_name for run in row.tools if not run.error)
+    measured = " and ".join(others) or "no other tool"
+    names, scores, failures = named(row), dict[str, None](), dict[str, None]()
+    for run in row.tools:
+        if run.tool_name not in names:
+            continue
+        if run.error:
+            failures[f"{run.error.partition(' (')[0].rstrip('.')}; {measured} measured"] = None
         else:
-            scores.append(f"{name} {raw_with_scale(run)}: {run.normalized_score:.2f} of 5")
-    return scores + failures
-
-
-def _instead(row: Assessment) -> str:
-    measured = [run for run in row.tools if not run.error]
-    if not measured:
-        return "no other tool could run"
-    return f"{' and '.join(dict.fromkeys(run.tool_name for run in measured))} measured"
-
-
-def _why_not(run: ToolExecutionLog) -> str:
-    """That a tool could not run and why, in short."""
-    if not is_tool(run.tool_name):
-        near = nearest_tools(run.tool_name)
-        nearest = f" (the nearest: {' and '.join(near)})" if near else ""
-        return f"there is no tool {run.tool_name} here{nearest}"
-    reason = (run.error or "").removeprefix(f"{run.tool_name} ").removeprefix("is unavailable: ")
-    short = re.split(r" \(|;", reason)[0].rstrip(".")
-    return f"{run.tool_name} could not run ({short})"
+            score = f"{raw_with_scale(run)}: {run.normalized_score:.2f} of 5"
+            scores[f"{run.tool_name} {score}"] = None
+    return [*scores, *failures]
 
 
 def summary(row: Assessment) -> str:

@@ -1,5 +1,4 @@
-"""Tables for other programs: CSV in which no spreadsheet finds a formula, of assessments and of
-comparisons."""
+"""Tables for other programs: CSV in which no spreadsheet finds a formula."""
 
 import csv
 import io
@@ -54,7 +53,9 @@ def csv_text(rows: Iterable[Assessment]) -> str:
         *(f"{tool}{kind}" for tool in sorted(tools) for kind in (" raw", " scale", " 1-5")),
         *LAST,
     ]
-    return as_csv(columns, cells)
+    text = io.StringIO()
+    write_csv(text, columns, cells)
+    return text.getvalue()
 
 
 CSV = re.compile(
@@ -67,46 +68,31 @@ CSV = re.compile(
 """What a file of `csv_text` begins with: the very columns, and none of a user's own."""
 
 
-def as_csv(columns: Sequence[str], rows: Iterable[Cells]) -> str:
-    text = io.StringIO()
-    write_csv(text, columns, rows)
-    return text.getvalue()
-
-
-def verdict_cells(row: Assessment) -> Cells:
-    """What both tables have of a picture."""
-    return {
-        "image": row.image,
-        "answer": None if row.error else row.final_answer,
-        "level": row.level,
-        "q": row.q,
-        "q_low": row.interval and row.interval.low,
-        "q_high": row.interval and row.interval.high,
-        "error": row.error,
-        "sha256": row.sha256,
-    }
-
-
 def _cells(row: Assessment) -> Cells:
-    cells = verdict_cells(row) | {
-        "reference": row.reference,
-        "query": row.query,
-        "not_sure": row.not_sure,
+    interval = row.interval
+    cells = row.model_dump(include={*FIRST, *LAST}) | {
+        "level": row.level,
+        "q_low": interval and interval.low,
+        "q_high": interval and interval.high,
+        "choices": "|".join(row.choices or ()),
         "gate": row.gate and row.gate.verdict,
         "distortions": "; ".join(damage(row)),
         "reasoning": row.quality_reasoning,
         "warnings": " | ".join(row.warnings),
-        "seconds": row.seconds,
+        "model": row.model and row.model["name"],
     }
-    if row.choices:
-        cells["choices"] = "|".join(row.choices)
-        if row.letter:
-            cells["answer"] = chosen_answer(row.choices, row.letter)
-    if row.model:
-        cells["model"] = row.model["name"]
+    if row.choices and row.letter:
+        cells["answer"] = chosen_answer(row.choices, row.letter)
+    elif not row.error:
+        cells["answer"] = row.final_answer
     if row.fusion:
         cells |= {"tools_mean": row.fusion.q_bar, "model_letter": row.fusion.vlm_letter}
         cells |= {f"p_{letter}": p for letter, p in row.fusion.p.items()}
+    return cells | _scores(row)
+
+
+def _scores(row: Assessment) -> Cells:
+    cells = {}
     for run in row.tools:
         if run.raw_score is not None:
             cells[f"{run.tool_name} raw"] = run.raw_score

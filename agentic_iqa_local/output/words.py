@@ -2,7 +2,7 @@
 
 import shutil
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import get_args
 
 from agentic_iqa_local.errors import one_line
@@ -39,6 +39,15 @@ def nothing_found(row: Assessment) -> str:
     return f"no {' or '.join(dict.fromkeys(named)) or 'damage'}"
 
 
+def worst_distortion(row: Assessment) -> str:
+    """The most severe distortion, or what was looked for in vain ("no blur seen"); nothing without
+    evidence."""
+    if not (row.evidence and row.evidence.distortion_analysis):
+        return ""
+    seen = damage(row)
+    return seen[0] if seen else f"{nothing_found(row)} seen"
+
+
 def types_seen(row: Assessment) -> list[str]:
     """The distortions that were seen, each once, in their order of names."""
     return sorted({finding.words for finding in _seen(row)})
@@ -68,14 +77,6 @@ def wrapped(text: str, indent: str = "  ", hang: str = "  ") -> list[str]:
     return textwrap.wrap(
         safe, width, initial_indent=indent, subsequent_indent=hang, break_on_hyphens=False
     )
-
-
-def bullets(title: str, texts: Iterable[str]) -> list[str]:
-    """A blank line, a title and each text wrapped below it; nothing without texts."""
-    lines = []
-    for text in texts:
-        lines += wrapped(text)
-    return ["", title, *lines] if lines else []
 
 
 def safe_lines(lines: Sequence[str]) -> str:

@@ -105,7 +105,6 @@ def info(service: Here) -> dict[str, Any]:
         "version": __version__,
         "model": model,
         "small_model": model == "embedded",
-        "engine": service.set_up.settings.role("summarizer").backend.partition(".")[0],
         "device": service.queue.runner.device,
         "limits": {"bytes": MOST_BYTES, "pictures": bodies.MOST},
         "token_required": service.token is not None,

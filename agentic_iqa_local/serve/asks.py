@@ -151,19 +151,17 @@ class ServiceWork(Work[Ask, Answer]):
         return answered(item, services, observer)
 
     def failure(self, item: Ask, error: str, sha256: str | None = None) -> Answer:
-        reference = item.reference.name if item.reference else None
-        request, rows = item.request, []
-        for picture in item.pictures:
-            row = new_row(
-                picture.name,
-                reference,
-                request.query or DEFAULT_QUERY,
-                request.choices,
-                item.pipeline,
-                item.settings,
-                request.box,
-            )
-            row.error = one_line(picture.hide(error))
-            rows.append(row)
-        rows[0].sha256 = sha256
-        return rows[0] if len(rows) == 1 else Ranking(order=[], failed=rows)
+        """Of several pictures the first stands for all."""
+        picture, request = item.pictures[0], item.request
+        row = new_row(
+            picture.name,
+            item.reference and item.reference.name,
+            request.query or DEFAULT_QUERY,
+            request.choices,
+            item.pipeline,
+            item.settings,
+            request.box,
+            error=picture.hide(error),
+        )
+        row.sha256 = sha256
+        return row if len(item.pictures) == 1 else Ranking(order=[], failed=[row])

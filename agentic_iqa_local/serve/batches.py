@@ -12,7 +12,6 @@ from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
-from urllib.parse import quote
 
 from agentic_iqa_local.errors import UserError, one_line
 from agentic_iqa_local.files import path_text, sync_folder, write_whole
@@ -98,14 +97,12 @@ class Batches:
             state = "stopped"
         else:
             state = "running" if rows else "queued"
-        place = f"/v1/batches/{quote(name, safe='')}"
         status = {
             "id": name,
             "state": state,
             "total": total,
             "done": len(rows),
             "failed": sum(row["error"] is not None for _, row in rows),
-            "links": {"self": place, "rows": f"{place}/rows", "gallery": f"{place}/gallery"},
         }
         return status | (Refused(503, "stopped", why).body() if why else {})
 

@@ -6,7 +6,6 @@ from typing import Any
 
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -23,24 +22,11 @@ FOREIGN_HOST = Refused(
 )
 
 
-class Problem(BaseModel):
-    """What is wrong: a code for programs, a sentence, and what to do about it."""
-
-    code: str
-    message: str
-    remedy: str | None
-
-
-class Failure(BaseModel):
-    """The body of every answer with a status from 400 on."""
-
-    error: Problem
-    row: dict[str, Any] | None = Field(default=None, description="the picture that failed")
-
-
+# What OpenAPI says of every route's errors
+ERROR = 'as {"error": {"code", "message", "remedy"}}'
 RESPONSES: dict[int | str, dict[str, Any]] = {
-    "4XX": {"model": Failure, "description": "the request cannot be answered as it is"},
-    "5XX": {"model": Failure, "description": "the service cannot answer now"},
+    "4XX": {"description": f"the request cannot be answered as it is, {ERROR}"},
+    "5XX": {"description": f"the service cannot answer now, {ERROR}"},
 }
 
 

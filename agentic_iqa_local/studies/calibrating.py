@@ -8,6 +8,7 @@ nothing is learned: q is the line, all are as difficult.
 """
 
 import itertools
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -83,10 +84,8 @@ def _look(
 ) -> tuple[np.ndarray, dict[str, Any]]:
     """p (rows, 5) of a look, and by feature how far both orders, and the crops, lie apart,
     (rows,)."""
-    p, apart = (
-        readings.p(read, "forward", temperature),
-        {"order_gap": np.nan, "crop_spread": np.nan},
-    )
+    p = readings.p(read, "forward", temperature)
+    apart: dict[str, Any] = {"order_gap": np.nan, "crop_spread": np.nan}
     if look == "one order":
         return p, apart
     opposite = readings.p(read, "reversed", temperature)
@@ -114,21 +113,18 @@ def _tools(readings: Readings, pipeline: Pipeline, run: Run, eta: float | str) -
 
 def _configured_tools(row: StoredRow, run: Run) -> dict[str, Any]:
     """What is MEASURED by the configured tools, which the pipeline letters runs and lets vote."""
-    names = run.tools.configured(row.get("reference") is not None)
-    scores = []
-    for name in names:
-        score = row.get("tools", {}).get(name, {}).get("normalized")
-        if score is None:
-            return {}
-        scores.append((name, score))
-    values = [score for _, score in scores]
-    reachable = {name: one.reachable for name, one in read_map_file(SHIPPED_MAPS)[0].items()}
-    sigma = load_reliability().sigma_of_mean(scores, reachable)
+    names, measured = run.tools.configured(row.get("reference") is not None), row.get("tools", {})
+    scores = {name: measured.get(name, {}).get("normalized") for name in names}
+    if None in scores.values():
+        return {}
+    values = [*scores.values()]
+    reachable = {name: one.reachable for name, one in read_map_file(SHIPPED_MAPS).items()}
+    sigma = load_reliability().sigma_of_mean([*scores.items()], reachable)
     return {
         "q_bar": np.mean(values),
         "eta": 1 / (2 * sigma**2),
         "sigma": sigma,
-        "disagreement": max(values) - min(values),
+        "disagreement": np.ptp(values),
         "voters": tuple(sorted(names)),
     }
 
@@ -183,18 +179,17 @@ def _learned(known: pd.DataFrame) -> tuple[tuple[float, float], np.ndarray]:
 def answers(rows: Sequence[StoredRow]) -> Iterator[Answers]:
     """Questions whose right answer is known, as each pipeline answered them: with a reference and
     without, by the letters alone and with a measurement."""
-    lines = []
+    known = defaultdict(list)
     for row in rows:
         reference, measured = row.get("reference") is not None, bool(row.get("measured"))
-        lines.append(("agent", reference, measured, row, row.get("probabilities")))
-        lines.append(("letters", reference, False, row, row.get("alone")))
-    kind = ["pipeline", "reference", "measured"]
-    table = pd.DataFrame(lines, columns=[*kind, "row", "p"])
-    table = table[table["p"].astype(bool)]
-    for values, asked in table.groupby(kind, sort=False):
-        right = []
-        for row, p in zip(asked.row, asked.p, strict=True):
-            right.append(float(reached(np.array(p))[row["answer"]]))
-        choices = tuple(map(len, asked.p))
-        told = dict(zip(kind, values, strict=True))
-        yield Answers(**told, choices=choices, right=tuple(right))
+        known["agent", reference, measured].append((row, row.get("probabilities")))
+        known["letters", reference, False].append((row, row.get("alone")))
+    for (pipeline, reference, measured), asked in known.items():
+        choices, right = [], []
+        for row, p in asked:
+            if p:
+                choices.append(len(p))
+                right.append(float(reached(np.array(p))[row["answer"]]))
+        if choices:
+            told = {"pipeline": pipeline, "reference": reference, "measured": measured}
+            yield Answers(**told, choices=tuple(choices), right=tuple(right))

@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from agentic_iqa_local.batch.rows import differences as differences_of_runs
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.studies.datasets import listed
 from agentic_iqa_local.studies.scored_run import ScoredRun
@@ -50,26 +51,32 @@ def compare(
 
 def _matched(stored: Mapping[str, Stored]) -> dict[str, list[dict[str, Any]]]:
     """The rows of the images that all runs have, in one order. Raises StudyError."""
-    keys = sorted({run.dataset.key for run, _ in stored.values()})
-    if len(stored) < 2 or len(keys) > 1:
-        said = f"compare: expected two runs or more of one data set, got {len(stored)}"
-        raise StudyError(f"{said} of {listed(keys)}", "name other folders")
-    facts, by_key = {}, {}
-    for name, (_, rows) in stored.items():
-        by_key[name] = {row["key"]: row for row in rows}
-        facts[name] = pd.DataFrame(rows, by_key[name].keys(), ["mos", "sha256"])
-    common = pd.concat(facts, axis=1, join="inner")
-    if len(common) < FEWEST:
-        expected = f"expected at least {FEWEST} common images, found {len(common)}"
+    _check_sets(stored)
+    by_key = {name: {row["key"]: row for row in rows} for name, (_, rows) in stored.items()}
+    first, *others = by_key.values()
+    keys = [key for key in first if all(key in rows for rows in others)]
+    if len(keys) < FEWEST:
+        expected = f"expected at least {FEWEST} common images, found {len(keys)}"
         raise StudyError(f"compare: {expected}", "run both on that many images or more")
+    for key in keys:
+        _check_same([rows[key] for rows in by_key.values()])
+    return {name: [rows[key] for key in keys] for name, rows in by_key.items()}
+
+
+def _check_sets(stored: Mapping[str, Stored]) -> None:
+    """Raises StudyError unless these are two runs or more of one data set."""
+    sets = sorted({run.dataset.key for run, _ in stored.values()})
+    if len(stored) < 2 or len(sets) > 1:
+        said = f"compare: expected two runs or more of one data set, got {len(stored)}"
+        raise StudyError(f"{said} of {listed(sets)}", "name other folders")
+
+
+def _check_same(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Raises StudyError unless the rows are of one image with one human score."""
     for what, fact in (("scores", "mos"), ("files", "sha256")):
-        differ = common.index[common.xs(fact, axis=1, level=1).nunique(axis=1) > 1]
-        if len(differ):
-            said = f"{len(differ)} of {len(common)} common ones have other {what} in another run"
-            raise StudyError(
-                f"compare: expected the same images, {said} ({differ[0]} is the first)"
-            )
-    return {name: [rows[key] for key in common.index] for name, rows in by_key.items()}
+        if len({row.get(fact) for row in rows} - {None}) > 1:
+            said = f"{rows[0]['key']} has other {what} in another run"
+            raise StudyError(f"compare: expected the same images, {said}")
 
 
 def _distances(scores: pd.DataFrame, first: str) -> dict[str, list[float]]:
@@ -90,8 +97,8 @@ def _left_out(stored: Mapping[str, Stored], first: ScoredRun) -> str:
 
 
 def _settings_that_differ(ours: ScoredRun, theirs: ScoredRun) -> str:
-    """A note on what the runs' rows depend on, and the versions that they were made with."""
-    told = [each.run.model_dump(include={"identity", "git", "versions"}) for each in (ours, theirs)]
-    table = pd.json_normalize(told).drop(columns="identity.dataset", errors="ignore").map(str)
-    differ = sorted(name.removeprefix("identity.") for name in table.columns[table.nunique() > 1])
-    return f"{listed([theirs.name])} differs from {listed([ours.name])} in: {', '.join(differ) or 'nothing known'}."
+    """A note on what the runs' rows depend on."""
+    about = {"include": {"identity", "git"}, "exclude": {"identity": {"dataset"}}}
+    now, expected = theirs.run.model_dump(**about), ours.run.model_dump(**about)
+    said = differences_of_runs(now, expected) or "no setting"
+    return f"{listed([theirs.name])} differs from {listed([ours.name])}: {said}."

@@ -9,7 +9,6 @@ the calibration of intervals alone.
 import itertools
 import time
 from collections.abc import Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,6 @@ from agentic_iqa_local.judgement.intervals import IntervalCalibration
 from agentic_iqa_local.result import Condition
 from agentic_iqa_local.score_fusion import LEVELS, fused_distribution
 from agentic_iqa_local.studies.calibrating import answers, cases, errors
-from agentic_iqa_local.studies.datasets import listed
 from agentic_iqa_local.studies.readings import Readings, StoredRow
 from agentic_iqa_local.studies.statistics import ranked_probability_scores, srcc
 from agentic_iqa_local.studies.store import Run, Stored, read_run
@@ -40,12 +38,7 @@ FEWEST = 20
 
 
 def fit_runs(
-    folders: Sequence[Path],
-    objective: Objective,
-    *,
-    split: str | None,
-    share: float,
-    called: str | None = None,
+    folders: Sequence[Path], objective: Objective, *, split: str | None, share: float
 ) -> Fit:
     """A fit of temperature, η and intervals on a part of runs.
 
@@ -56,22 +49,22 @@ def fit_runs(
         split: The official split to fit on.
         share: Without `split`, the share of the scenes (of the images, where there are none) drawn
             with seed 0.
-        called: What rows call the set.
 
     Raises:
         FitError, StoreError, DatasetError: Runs that cannot be used, or no fit.
     """
-    parts = {folder: _part(folder, objective, split, share) for folder in folders}
-    rated = [part for part in parts.values() if part[0].dataset.kind != "MCQ"]
-    first, _ = (rated or list(parts.values()))[0]
-    for folder, (run, _) in parts.items():
+    parts = [_part(folder, objective, split, share) for folder in folders]
+    rated = [part for part in parts if part[0].dataset.kind != "MCQ"]
+    first, _ = (rated or parts)[0]
+    for folder, (run, _) in zip(folders, parts, strict=True):
         _check_alike(folder, run, first)
-    settings, rows = first.fusion, list(chain.from_iterable(used for _, used in parts.values()))
+    settings, rows = first.fusion, [row for _, used in parts for row in used]
     seen = pd.DataFrame(rows, columns=["key", "group"])
     before = after = 0.0
     if objective != "keep":
-        targets = np.concatenate([_targets(run, used, objective) for run, used in rated])
-        (temperature, eta), before, after = fit_letters(rows, objective, targets, settings)
+        mos = np.array([row["mos"] for row in rows], float)
+        levels = first.dataset.to_levels if objective == "rps" else first.dataset.turned
+        (temperature, eta), before, after = fit_letters(rows, objective, levels(mos), settings)
         settings = settings.model_copy(update={"temperature": temperature, "eta": eta})
     return Fit(
         temperature=settings.temperature,
@@ -83,26 +76,17 @@ def fit_runs(
         model=first.identity.model,
         keys=tuple(seen["key"].unique()),
         groups=tuple(sorted(seen["group"].dropna().unique())),
-        intervals=_calibration(parts.values(), first, settings, called or first.dataset.title),
+        intervals=_calibration(parts, first, settings),
     )
 
 
 def _check_alike(folder: Path, run: Run, first: Run) -> None:
-    """Raises FitError for runs that do not make one fit."""
-    alike = run.identity.model == first.identity.model
-    if run.dataset.kind != "MCQ":
-        alike &= (run.dataset.key, run.fusion) == (first.dataset.key, first.fusion)
-    if not alike:
+    """Raises FitError for a run that does not make one fit with the first."""
+    same_set = run.dataset.kind == "MCQ" or run.dataset.key == first.dataset.key
+    alike = run.identity.model == first.identity.model and run.fusion == first.fusion
+    if not (same_set and alike):
         said = f"{folder}: expected the data set, model and fusion of the other runs"
         raise FitError(said, "fit them apart")
-
-
-def _targets(run: Run, rows: Sequence[StoredRow], objective: Objective) -> np.ndarray:
-    """The human scores as an objective takes them, (rows,)."""
-    mos = np.array([row["mos"] for row in rows], float)
-    if objective == "rps":
-        return run.dataset.to_levels(mos)
-    return mos if run.dataset.higher_is_better else -mos
 
 
 def _part(folder: Path, objective: Objective, split: str | None, share: float) -> Stored:
@@ -114,10 +98,9 @@ def _part(folder: Path, objective: Objective, split: str | None, share: float) -
         raise FitError(said, "--objective keep calibrates the sets of answers alone")
     used = [row for row in rows if row["split"] == split] if split else _drawn(rows, share)
     if not used or (len(used) == len(rows) and objective != "keep"):
-        splits = {row["split"] or "unknown: use --share" for row in rows}
         said = f"{folder}: expected some rows to fit on and others to judge the fit by"
-        remedy = f"--share is {share:g}, the splits are {listed(sorted(splits))}"
-        raise FitError(f"{said}, it would use {len(used)} of {len(rows)}", remedy)
+        said = f"{said}, it would use {len(used)} of {len(rows)}"
+        raise FitError(said, "choose another --share, or a --split that the data set has")
     return run, used
 
 
@@ -130,7 +113,7 @@ def _drawn(rows: list[dict[str, Any]], share: float) -> list[dict[str, Any]]:
 
 
 def _calibration(
-    parts: Sequence[Stored], first: Run, settings: FusionSettings, source: str
+    parts: Sequence[Stored], first: Run, settings: FusionSettings
 ) -> IntervalCalibration | None:
     """What calibrates the intervals of answers that are fused by `settings`; None where no row has
     a place on the scale 1..5, or the run does not tell in which numbers its model computed."""
@@ -142,14 +125,14 @@ def _calibration(
         if run.dataset.kind == "MCQ":
             questions += rows
         elif run.dataset.on_levels:
-            levels = _targets(run, rows, "rps")
+            levels = run.dataset.to_levels(np.array([row["mos"] for row in rows], float))
             tables = cases(Readings(rows, settings.vote), levels, run, settings)
             for condition, table in tables.items():
                 known[condition] = pd.concat([known.get(condition), table])
-    if not (known or questions) or model.dtype is None or model.quantization is None:
+    if not (known or questions) or None in (model.dtype, model.quantization):
         return None
     return IntervalCalibration(
-        source=source,
+        source=first.dataset.title,
         images=len(pictures - {None}),
         date=time.strftime("%Y-%m-%d"),
         model=first.identity.model,

@@ -51,8 +51,8 @@ def infer(
     row: dict[str, Any] = {}
     try:
         _read_all(plan, bench, row)
-    except (VLMError, InvalidAnswer) as error:
-        row |= {"error": str(error), "model_failed": isinstance(error, VLMError)}
+    except VLMError as error:
+        row |= {"error": str(error), "model_failed": not isinstance(error, InvalidAnswer)}
     finally:
         row |= {"sha256": bench.pictures.image.sha256, "warnings": bench.warnings}
         bench.close()

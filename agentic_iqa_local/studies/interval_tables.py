@@ -39,11 +39,11 @@ def interval_tables(run: ScoredRun, fit: Fit | None) -> tuple[dict[str, pd.DataF
     calibration that ships."""
     calibration = (fit or read_fit(SHIPPED)).intervals
     why_none = _why_not(run, calibration, fit)
-    if calibration is None or why_none:
-        return dict.fromkeys(TABLES, pd.DataFrame()), why_none
-    judged = judge(run, calibration)
-    if judged.empty:
-        return dict.fromkeys(TABLES, pd.DataFrame()), "the calibration holds no such pictures"
+    judged = pd.DataFrame(columns=CONDITION)
+    if calibration and not why_none:
+        judged = judge(run, calibration)
+        if judged.empty:
+            why_none = "the calibration holds no such pictures"
     tables = {"judged": judged.join(run.pictures[["key", *PARTS]])}
     for name, make in TABLES.items():
         lines = []
@@ -51,7 +51,7 @@ def interval_tables(run: ScoredRun, fit: Fit | None) -> tuple[dict[str, pd.DataF
             told = dict(zip(CONDITION, values, strict=True))
             lines += [told | line for line in make(run, known)]
         tables[name] = pd.DataFrame(lines)
-    return tables, ""
+    return tables, why_none
 
 
 def _why_not(run: ScoredRun, calibration: IntervalCalibration | None, fit: Fit | None) -> str:
@@ -74,7 +74,7 @@ def judge(run: ScoredRun, calibration: IntervalCalibration) -> pd.DataFrame:
     CONDITION."""
     fitted = {"temperature": calibration.temperature, "eta": calibration.eta}
     settings = run.run.fusion.model_copy(update=fitted)
-    parts = [pd.DataFrame()]
+    parts = [pd.DataFrame(columns=CONDITION)]
     for condition, known in cases(run.readings, run.levels, run.run, settings).items():
         part = calibration.of(condition)
         if part:
@@ -104,15 +104,15 @@ def judged_by(part: Errors, known: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-def _of_rows(run: ScoredRun, values: pd.Series) -> np.ndarray:
-    """A column of some pictures as one of all rows, nan elsewhere."""
-    return values.reindex(range(len(run.rows))).to_numpy()
+def _mean(run: ScoredRun, name: str, values: pd.Series) -> dict[str, float]:
+    """The mean of a column of some pictures, with its interval."""
+    return run.draws.figure(name, np.mean, values.reindex(range(len(run.rows))))
 
 
 def _intervals(run: ScoredRun, known: pd.DataFrame) -> list[dict[str, Any]]:
     line = {"n": len(known)}
-    line |= run.draws.figure("coverage", np.mean, _of_rows(run, known.covered))
-    line |= run.draws.figure("width", np.mean, _of_rows(run, known.width))
+    line |= _mean(run, "coverage", known.covered)
+    line |= _mean(run, "width", known.width)
     return [line | {"srcc": srcc(known.q.to_numpy(), known.truth.to_numpy())}]
 
 
@@ -125,7 +125,7 @@ def _abstaining(run: ScoredRun, known: pd.DataFrame) -> list[dict[str, Any]]:
         kept = narrowest[: math.ceil(percent * len(known) / 100)]
         error = (kept.truth - kept.expected.clip(LOWEST, HIGHEST)).abs()
         line = {"kept": f"{percent} %", "n": len(kept), "widest": kept.width.iloc[-1]}
-        line |= run.draws.figure("mean_error", np.mean, _of_rows(run, error))
+        line |= _mean(run, "mean_error", error)
         lines.append(line | {"srcc": srcc(kept.q.to_numpy(), kept.truth.to_numpy())})
     return lines
 
@@ -135,12 +135,9 @@ def _gates(_: ScoredRun, known: pd.DataFrame) -> list[dict[str, Any]]:
     lines = []
     sure = 1 - np.where(known.widened, ERROR_RATE_WIDENED, ERROR_RATE)
     for letter, quality in GATES.items():
-        good, passed, failed = (
-            known.truth >= quality,
-            known[letter] >= sure,
-            1 - known[letter] >= sure,
-        )
-        decided, wrong = passed | failed, (passed & ~good) | (failed & good)
+        passed, failed = known[letter] >= sure, 1 - known[letter] >= sure
+        decided = passed | failed
+        wrong = decided & (passed != (known.truth >= quality))
         line = {"at_least": letter, "n": len(known), "decided": decided.mean()}
         lines.append(line | share("error", wrong.sum(), decided.sum()))
     return lines

@@ -21,11 +21,7 @@ TRAINED_ON: dict[str, list[str]] = _TOLD["trained_on"]
 SCALED_ON: dict[str, list[str]] = _TOLD["scaled_on"]
 SHARING_IMAGES: dict[str, list[str]] = _TOLD["sharing_images"]
 UNKNOWN = "?"
-_Q_ALIGN = {
-    "qrealign": "Q-ReAlign",
-    "qalign": "QAlign",
-    "onealign": "QAlign",
-}  # in names of models: the tool they are
+MODELS: dict[str, str] = _TOLD["models"]
 _NAMES = {
     alias: key for key, info in DATASETS.items() for alias in (key.replace("_", ""), *info.seen_as)
 }
@@ -82,7 +78,7 @@ def exposures(
 def _training_of(model: str) -> list[str]:
     """What a model was trained on, by its name."""
     plain = re.sub(r"[^a-z0-9]", "", model.lower())
-    for name, tool in _Q_ALIGN.items():
+    for name, tool in MODELS.items():
         if name in plain:
             return TRAINED_ON[tool]
     return [UNKNOWN]

@@ -14,6 +14,7 @@ from agentic_iqa_local.judgement.intervals import COVERAGE
 from agentic_iqa_local.studies.scored_run import ScoredRun
 from agentic_iqa_local.studies.statistics import vqeg_logistic
 
+LONGEST = 50  # characters of a label
 BLUE, ORANGE, GREY = "#0072b2", "#d55e00", "#777777"
 TITLES = {  # by file
     "differences": "SRCC of each mode less that of the baseline, with 95 % intervals",
@@ -31,58 +32,43 @@ STYLE = {
 }
 
 
-def draw(run: ScoredRun, tables: Mapping[str, pd.DataFrame], png: bool = False) -> dict[str, bytes]:
-    """Every figure that a run and its tables have data for, as SVG and with `png` as PNG too, by
-    the file's name."""
+def draw(run: ScoredRun, tables: Mapping[str, pd.DataFrame]) -> dict[str, bytes]:
+    """Every figure that a run and its tables have data for, as SVG, by name."""
+    files = {}
     with matplotlib.rc_context(STYLE):
-        figures = _figures(run, tables)
-        files = {f"{name}.svg": _saved(figure, "svg") for name, figure in figures.items()}
-        if png:
-            files |= {f"{name}.png": _saved(figure, "png") for name, figure in figures.items()}
+        for name, figure in _figures(run, tables).items():
+            file = BytesIO()
+            figure.savefig(file, format="svg", metadata={"Date": None}, dpi=200)
+            files[name] = file.getvalue()
     return files
-
-
-def _saved(figure: Figure, kind: str) -> bytes:
-    file = BytesIO()
-    metadata = {"Date": None} if kind == "svg" else {}
-    figure.savefig(file, format=kind, metadata=metadata, dpi=200)
-    return file.getvalue()
 
 
 def _figures(run: ScoredRun, tables: Mapping[str, pd.DataFrame]) -> dict[str, Figure]:
     figures = {"scatter": _scatter(run)}
-    within, intervals = tables["within"], tables["intervals"]
+    intervals, within = tables["intervals"], tables["within"]
     if len(tables["differences"]):
         figures["differences"] = _forest(tables["differences"], "srcc_difference", ["first"])
     if len(intervals):
         intervals = intervals[intervals["pipeline"] == "agent"]
         figures["intervals"] = _forest(intervals, "coverage", ["look", "reference"], COVERAGE)
     if len(within):
-        shown = within["mode"].isin([run.product, run.baseline]) & (within["by"] == "distortion")
-        figures["by_distortion"] = _forest(within[shown], "srcc", ["value", "mode"])
+        types = within[within["by"] == "distortion"].dropna(subset="srcc_low")
+        figures["by_distortion"] = _forest(types, "srcc", ["value", "mode"])
     return figures
-
-
-def _label(text: str, longest: int) -> str:
-    text = one_line(text)
-    return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
 def _scatter(run: ScoredRun) -> Figure:
     """Panels side by side, one for the product's mode and one for the baseline."""
-    shown = list(dict.fromkeys([run.product, run.baseline]))
-    figure = Figure(figsize=(3 * len(shown), 2.8), layout="constrained")
-    panels = figure.subplots(1, len(shown), squeeze=False)[0]
-    upwards = 1 if run.run.dataset.higher_is_better else -1
-    for axes, mode in zip(panels, shown, strict=True):
+    modes = list(dict.fromkeys([run.product, run.baseline]))
+    figure = Figure(figsize=(3 * len(modes), 2.8), layout="constrained")
+    panels = figure.subplots(1, len(modes), squeeze=False)[0]
+    mos = run.pictures["mos"].to_numpy()
+    for axes, mode in zip(panels, modes, strict=True):
         score = run.modes[mode].scores
-        order, mapped = np.argsort(score), upwards * vqeg_logistic(score, run.quality)
-        axes.scatter(
-            score, upwards * run.quality, 4, BLUE, alpha=0.4, linewidths=0, rasterized=True
-        )
+        order, mapped = np.argsort(score), vqeg_logistic(score, mos)
+        axes.scatter(score, mos, 4, BLUE, alpha=0.4, linewidths=0, rasterized=True)
         axes.plot(score[order], mapped[order], color=ORANGE, linewidth=1.2)
-        mos = "MOS" if upwards > 0 else "MOS, lower is better"
-        axes.set(title=_label(mode, 40), xlabel="score", ylabel=mos)
+        axes.set(title=one_line(mode)[:LONGEST], xlabel="score", ylabel="human score")
     return figure
 
 
@@ -94,8 +80,7 @@ def _forest(table: pd.DataFrame, value: str, names: list[str], line: float = 0.0
     axes.hlines(places, table[f"{value}_low"], table[f"{value}_high"], BLUE, linewidth=1.2)
     axes.scatter(table[value], places, 16, BLUE)
     axes.axvline(line, color=GREY, linewidth=0.8)
-    xlabel = value.replace("_", " ").replace("srcc", "SRCC")
-    axes.set(ylim=(len(table) - 0.5, -0.5), xlabel=xlabel)
+    axes.set(ylim=(len(table) - 0.5, -0.5), xlabel=value.replace("_", " "))
     labels = table[names].astype(str).agg(", ".join, axis=1)
-    axes.set_yticks(places, [_label(label, 80) for label in labels])
+    axes.set_yticks(places, [one_line(label)[:LONGEST] for label in labels])
     return figure

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from agentic_iqa_local.batch.rows import LARGEST_NOTE
+from agentic_iqa_local.batch.rows import LARGEST_NOTE, write_run
 from agentic_iqa_local.batch.runner import resumed
 from agentic_iqa_local.batch.work import ROLES, Work, of_work
 from agentic_iqa_local.config import Settings
-from agentic_iqa_local.devices import commit, describe_device, versions
+from agentic_iqa_local.devices import commit, describe_device
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.files import folder_hash, path_text, read_json, write_whole
 from agentic_iqa_local.judgement.identity import named_in_row
@@ -32,11 +32,8 @@ from agentic_iqa_local.studies.datasets import (
     listed,
 )
 from agentic_iqa_local.studies.inference import Plan, answer, infer
-from agentic_iqa_local.studies.store import make_folder, open_store
-from agentic_iqa_local.vlm_client import VLMError
+from agentic_iqa_local.studies.store import open_store
 from agentic_iqa_local.vlm_client.model_folder import check_files
-
-FAILURES_IN_A_ROW = 5
 
 
 @dataclass(frozen=True)
@@ -92,31 +89,24 @@ def run_study(dataset: Dataset, batch: Any, folder: Path) -> Generator[int]:
     Raises:
         DatasetError: An image is listed twice.
         StoreError: The folder is another's, or it cannot be written.
-        BatchError, VLMError: The batch cannot go on, or the model fails on FAILURES_IN_A_ROW images
-            one after the other. The same command tries again what the model failed on.
+        BatchError, VLMError: The batch cannot go on, or the model is lost. The same command goes
+            on, and tries again what the model failed on.
     """
     _check_unique(dataset)
-    known, run = identity(dataset, batch.work, batch.device), {}
-    make_folder(folder)
-    is_new = not (folder / "run.json").exists()
-    if is_new:
-        batch.load()
-        run = describe(dataset, batch.work.settings, batch.description)
-    with open_store(folder, run, known) as store:
-        _note_scale(folder, dataset.info)
+    decided_by = identity(dataset, batch.work, batch.device)
+    with open_store(folder, decided_by) as store:
         left = [item for item in dataset.items if item.key not in store.done]
-        if left and not is_new:
+        if left:
             batch.load()
+        if not (folder / "run.json").exists():
+            told = describe(dataset, batch.work.settings, batch.description)
+            write_run(folder / "run.json", told, decided_by)
+        _note_scale(folder, dataset.info)
         yield len(store.done)
-        failed = 0  # one after the other
         rows = batch.rows(resumed(left, batch.jobs) if store.done else left)
         for count, row in enumerate(rows, len(store.done) + 1):
             store.append(json.dumps(row))
             yield count
-            failed = failed + 1 if row.get("model_failed") else 0
-            if failed == FAILURES_IN_A_ROW:
-                said = f"the model failed on {failed} images one after the other: {row['error']}"
-                raise VLMError(said)
 
 
 def _check_unique(dataset: Dataset) -> None:
@@ -139,17 +129,14 @@ def identity(dataset: Dataset, work: StudyWork, device: str) -> dict[str, Any]:
     """What rows depend on; a run goes on only with the same. Raises VLMError for a model's folder
     that cannot be opened."""
     scores = [(item.key, getattr(item, "mos", None)) for item in dataset.items]
-    folders = {}
-    for role in work.roles:
-        backend = work.settings.role(role).backend
-        folders[role] = work.settings.folder(backend)
-        check_files(folders[role], weights=not backend.startswith("server."))
-    hashes = {role: folder_hash(folder) for role, folder in folders.items()}
+    folder = work.settings.folder(work.settings.role(ROLE).backend)
+    check_files(folder, weights=False)
+    works_with = of_work(work, device)
     return {
         "dataset": hashlib.sha256(json.dumps(scores).encode()).hexdigest(),
-        **of_work(work, device),
-        "model": hashes.pop(ROLE),
-        "other_models": list(hashes.values()),
+        **works_with,
+        "models": works_with["model"],
+        "model": folder_hash(folder),
         "reads": {"query": work.plan.query, "tools": list(work.plan.tools)},
         "configuration": work.settings.model_dump(mode="json", exclude={"fusion"}),
     }
@@ -165,7 +152,6 @@ def describe(dataset: Dataset, settings: Settings, loaded: dict[str, Any]) -> di
         "command": [one_line(word) for word in (Path(sys.argv[0]).name, *sys.argv[1:])],
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "git": commit(),
-        "versions": {"python": sys.version.split()[0], **versions()},
         **loaded,
         "fusion": settings.fusion.model_dump(mode="json"),
         "tools": settings.tools.model_dump(mode="json"),

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from agentic_iqa_local.iqa_tools import TOOLS
+from agentic_iqa_local.judgement.fit import Fit
 from agentic_iqa_local.studies.datasets import listed
 from agentic_iqa_local.studies.leakage import exposures
 from agentic_iqa_local.studies.modes import scored_modes
@@ -42,13 +43,13 @@ class ScoredRun:
         name: str = "run",
         draws: int = 1000,
         baseline: str | None = None,
-        fitted: dict[str, float] | None = None,
+        fit: Fit | None = None,
     ):
         """Reads the modes and makes the bootstrap's `draws`, of `run` and `rows` as
         `store.read_run` gives them.
 
         `name` is for messages and tables; `baseline` is by default "classification", or else the
-        first mode. `fitted` is a fit's temperature and η, which add the mode "logits, fitted".
+        first mode. A `fit` adds the mode "logits, fitted".
         Raises StudyError for no scored rows or no such baseline.
         """
         self.name, self.run, self.rows = name, run, rows
@@ -57,8 +58,8 @@ class ScoredRun:
             said = f"{name}: expected rows with a human score, got {found}"
             raise StudyError(said, "use a scored run")
         self.readings = Readings(rows, run.fusion.vote)
-        with_fit = run.fusion.model_copy(update=fitted) if fitted else None
-        self.modes = scored_modes(self.readings, run.fusion, with_fit)
+        fitted = fit and run.fusion.model_copy(update=fit.parameters)
+        self.modes = scored_modes(self.readings, run.fusion, fitted)
         self.wide = pd.DataFrame({mode.name: mode.scores for mode in self.modes.values()})
         self.product = run.fusion.mode if run.fusion.mode in self.modes else self.mode()
         usual = "classification" if "classification" in self.modes else self.product

@@ -70,9 +70,7 @@ def vqeg_logistic(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     def error(b: np.ndarray, sign: float) -> np.ndarray:
         return sign * (b[0] * (expit(b[1] * (z - b[2])) - 0.5) + b[3] * z + b[4]) - target
 
-    slope = float(np.mean(z * target))
-    line = np.array([0.0, 1.0, 0.0, abs(slope), 0.0])
-    errors = [error(line, np.copysign(1.0, slope))]
+    errors = [np.mean(z * target) * z - target]  # of the straight line
     for sign, steepness in itertools.product((1.0, -1.0), (1.0, 4.0)):
         start = (2.0, steepness, 0.0, 0.1, 0.0)
         fit = least_squares(error, start, bounds=bounds, max_nfev=2000, args=(sign,))
@@ -94,15 +92,11 @@ class Draws:
     ):
         self.over, labels = _units(rows)
         names, self.unit = np.unique(labels, return_inverse=True)
-        rows_of = [np.flatnonzero(self.unit == unit) for unit in range(len(names))]
+        self.units = len(names)
+        rows_of = [np.flatnonzero(self.unit == unit) for unit in range(self.units)]
         self.places = []
-        for _ in range(count):
-            drawn = rng.integers(len(names), size=len(names))
+        for drawn in rng.integers(self.units, size=(count, self.units)):
             self.places.append(np.concatenate([rows_of[unit] for unit in drawn]))
-
-    @property
-    def units(self) -> int:
-        return int(self.unit.max()) + 1
 
     def of(self, statistic: Statistic, *columns: np.ndarray) -> tuple[float, np.ndarray]:
         """A statistic of columns (rows,), and of each draw of them.
@@ -115,7 +109,7 @@ class Draws:
         on_draws = np.full(len(self.places), np.nan)
         if not kept.any():
             return np.nan, on_draws
-        if len(np.unique(self.unit[kept])) > 1:
+        if np.ptp(self.unit[kept]):
             for draw, rows in enumerate(self.places):
                 drawn = rows[kept[rows]]
                 if len(drawn):
@@ -151,15 +145,16 @@ def _units(rows: Sequence[Mapping[str, Any]]) -> tuple[str, Sequence[Any]]:
     """What is drawn as a whole, and its label for each row: whole scenes (the rows' "group"), where
     ten or more are known; of fewer scenes distortion types, or rows, which speaks of these scenes
     alone; without scenes rows."""
-    scenes = [str(row.get("group") or f"row {i}") for i, row in enumerate(rows)]
-    kinds = [str(row.get("distortion") or "none") for row in rows]
-    if not any(row.get("group") for row in rows):
-        return "rows", range(len(rows))
-    if len(set(scenes)) >= FEWEST_GROUPS:
+    table = pd.DataFrame(list(rows), columns=["group", "distortion"])
+    if table.group.isna().all():
+        return "rows", table.index
+    scenes = table.group.fillna(table.index.to_series().map("row {}".format))
+    if scenes.nunique() >= FEWEST_GROUPS:
         return "groups", scenes
-    if len(set(kinds)) > 1:
+    kinds = table.distortion.fillna("none")
+    if kinds.nunique() > 1:
         return "distortion types, within these scenes", kinds
-    return "rows, within these scenes", range(len(rows))
+    return "rows, within these scenes", table.index
 
 
 def interval(name: str, value: float, on_draws: np.ndarray) -> dict[str, float]:
@@ -176,11 +171,9 @@ def interval(name: str, value: float, on_draws: np.ndarray) -> dict[str, float]:
 def holm(p_values: Sequence[float]) -> np.ndarray:
     """p-values adjusted for their number, in the order given (Holm, Scandinavian Journal of
     Statistics 6, 1979). An unknown one (nan) counts as a comparison and stays unknown."""
-    p = np.asarray(p_values, float)
-    order = np.argsort(p)  # nan last
-    adjusted = np.empty(len(p))
-    adjusted[order] = np.minimum(1, np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1)))
-    return adjusted
+    p = pd.Series(p_values, dtype=float).sort_values()  # nan last
+    adjusted = (p * np.arange(len(p), 0, -1)).cummax().clip(upper=1)
+    return adjusted.sort_index().to_numpy()
 
 
 def share(name: str, count: float, of: float) -> dict[str, float]:

@@ -7,16 +7,16 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError
 
 from agentic_iqa_local.batch.results import picture_changed
-from agentic_iqa_local.batch.rows import LARGEST_NOTE, RowFile, check_run, rows_in, write_run
+from agentic_iqa_local.batch.rows import LARGEST_NOTE, RowFile, check_run, rows_in
 from agentic_iqa_local.batch.rows import RowsError as StoreError
-from agentic_iqa_local.config import FusionSettings
+from agentic_iqa_local.config import FusionSettings, ToolSettings
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.files import FileError, open_regular, read_json, reason, write_whole
 from agentic_iqa_local.state import ExecutorOutput
-from agentic_iqa_local.studies.datasets import DATASETS, DatasetInfo
+from agentic_iqa_local.studies.datasets import DatasetInfo
 from agentic_iqa_local.studies.datasets.types import Score
 
 REPORT = "report.txt"  # in the folder of a report, which it marks as ours
@@ -37,20 +37,11 @@ class _Row(BaseModel, strict=True):
 
 
 class _Dataset(DatasetInfo, frozen=True):
-    """What run.json says of the data set, over what is known of a set of that key."""
+    """The data set, and what of it takes no part."""
 
-    images: Annotated[int, Field(ge=0)] = 0
-    missing: tuple[str, ...] = ()
-    left_out: Annotated[dict[str, int], Field(default_factory=dict)]
-
-    @model_validator(mode="before")
-    @classmethod
-    def _over_what_is_known(cls, told: Any) -> Any:
-        key = told.get("key") if isinstance(told, dict) else None
-        if not isinstance(key, str) or key not in DATASETS:
-            raise ValueError(f"expected a data set of {', '.join(DATASETS)}")
-        said = {name: value for name, value in told.items() if value is not None}
-        return DATASETS[key].model_dump() | said
+    images: Annotated[int, Field(ge=0)]
+    missing: tuple[str, ...]
+    left_out: dict[str, int]
 
 
 class _Model(BaseModel):
@@ -60,12 +51,8 @@ class _Model(BaseModel):
     quantization: str | None = None
 
 
-class _Tools(BaseModel):
-    full_reference: list[str]
-    no_reference: list[str]
-
-    def configured(self, has_reference: bool) -> list[str]:
-        return self.full_reference if has_reference else self.no_reference
+class _Tools(ToolSettings, extra="ignore"):
+    """The configured tools."""
 
 
 class _Reads(BaseModel):
@@ -92,39 +79,26 @@ Stored = tuple[Run, list[dict[str, Any]]]  # run.json and the rows
 
 
 @contextmanager
-def open_store(folder: Path, run: dict[str, Any], identity: dict[str, Any]) -> Iterator[RowFile]:
+def open_store(folder: Path, identity: dict[str, Any]) -> Iterator[RowFile]:
     """The rows of a run by their `key`. Those of pictures that changed since, and those that the
     model failed on, are taken out, so that they are made again.
 
-    `run` is what run.json says of a new run, `identity` what rows depend on: a run goes on only
-    with the same. Raises StoreError where the folder is of another run, in use by another process,
-    or cannot be written.
+    `identity` is what rows depend on: a run goes on only with the same. Raises StoreError where the
+    folder is of another run, in use by another process, or cannot be written.
     """
-    make_folder(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     description, since = folder / "run.json", 0.0
     with closing(RowFile(folder / "rows.jsonl", _Row)) as rows:
         if description.exists():
             since = check_run(description, identity)
-        elif rows.empty:
-            write_run(description, run, identity)
-        else:
+        elif not rows.empty:
             raise StoreError(f"{folder}: holds rows.jsonl without run.json", "choose another --out")
 
         def is_outdated(row: dict[str, Any]) -> bool:
-            changed = row.get("sha256") and picture_changed(row, since)
-            return bool(row.get("model_failed") or changed)
+            return bool(row.get("model_failed")) or picture_changed(row, since)
 
         rows.recover(lambda row: row["key"], is_outdated)
         yield rows
-
-
-def make_folder(folder: Path) -> None:
-    """Raises StoreError where that cannot be."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        said = f"{folder}: expected a folder that can be written, got {error.strerror}"
-        raise StoreError(said, "choose another --out") from error
 
 
 def check_report_folder(folder: Path) -> None:
@@ -138,10 +112,8 @@ def check_report_folder(folder: Path) -> None:
 
 
 def make_report_folder(folder: Path) -> None:
-    """Makes the folder of a report, and says in it whose the files are. Raises StoreError,
-    WriteError."""
-    check_report_folder(folder)
-    make_folder(folder)
+    """Makes the folder of a report, and says in it whose the files are. Raises WriteError."""
+    folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / REPORT, "agentic_iqa_local wrote this report; the next one replaces it")
 
 

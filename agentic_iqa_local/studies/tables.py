@@ -23,14 +23,12 @@ def agreement(draws: Draws, scores: Table, quality: np.ndarray) -> Table:
     for name, column in scores.items():
         score = column.to_numpy()
         mapped = statistics.vqeg_logistic(score, quality)
-        table.append(
-            {"mode": name, "n": column.count(), "failed": column.isna().sum()}
-            | draws.figure("srcc", srcc, score, quality)
-            | draws.figure("plcc", plcc, score, quality)
-            | draws.figure("krcc", krcc, score, quality)
-            | draws.figure("plcc_mapped", plcc, mapped, quality)
-            | draws.figure("rmse_mapped", rmse, mapped, quality)
-        )
+        line = {"mode": name, "n": column.count(), "failed": column.isna().sum()}
+        for statistic in (srcc, plcc, krcc):
+            line |= draws.figure(statistic.__name__, statistic, score, quality)
+        for statistic in (plcc, rmse):
+            line |= draws.figure(f"{statistic.__name__}_mapped", statistic, mapped, quality)
+        table.append(line)
     return pd.DataFrame(table)
 
 
@@ -63,6 +61,7 @@ def within(run: ScoredRun) -> Table:
     table = []
     for by in PARTS:
         for value, of in run.pictures.groupby(by):
+            quality = pd.Series(run.quality)[of.index]
             for mode, column in run.wide.loc[of.index].items():
                 line = {"by": by, "value": f"{value:g}" if isinstance(value, float) else value}
                 line |= {"mode": mode, "n": column.count(), "failed": column.isna().sum()}
@@ -70,7 +69,7 @@ def within(run: ScoredRun) -> Table:
                     score = column.reindex(run.wide.index)
                     line |= run.draws.figure("srcc", srcc, score, run.quality)
                 score = column.dropna()
-                pair = score.to_numpy(), run.quality[score.index]
+                pair = score, quality[score.index]
                 table.append(line | {"srcc": srcc(*pair), "plcc": plcc(*pair)})
     return pd.DataFrame(table)
 
@@ -120,16 +119,14 @@ def accuracy(rows: Rows) -> Table:
     """Accuracy on multiple-choice questions: a line for all rows, one for each task and one for
     each question type."""
     columns = ["task", "question_type", "right", "chance", "p_right"]
-    table = pd.DataFrame([_answered(row) for row in rows], columns=columns)
-    parts = [("all", "", table)]
-    for by in ("task", "question_type"):
-        parts += [(by.replace("_", " "), value, of) for value, of in table.groupby(by)]
+    table = pd.DataFrame([_answered(row) for row in rows], columns=columns).assign(all="")
     lines = []
-    for part, value, of in parts:
-        n = of["right"].count()
-        line = {"part": part, "value": value, "n": n, "failed": len(of) - n}
-        line |= statistics.share("accuracy", of["right"].sum(), n)
-        lines.append(line | of[["chance", "p_right"]].mean().to_dict())
+    for by in ("all", "task", "question_type"):
+        for value, of in table.groupby(by):
+            n, right = of["right"].count(), of["right"].sum()
+            line = {"part": by.replace("_", " "), "value": value, "n": n, "failed": len(of) - n}
+            line |= statistics.share("accuracy", right, n)
+            lines.append(line | of[["chance", "p_right"]].mean().to_dict())
     return pd.DataFrame(lines)
 
 

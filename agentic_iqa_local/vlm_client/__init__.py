@@ -9,6 +9,7 @@ imports torch.
 import importlib
 import math
 import operator
+import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -32,6 +33,11 @@ ENGINES = {
     "vllm": "agentic_iqa_local.vlm_client.vllm_client:VllmClient",
     "server": "agentic_iqa_local.vlm_client.server_client:ServerClient",
 }
+
+
+# One pass of transformers at a time in this process: Qwen's models keep positions of the image that
+# ran last, and Q-Align puts classes of its own in place of transformers' while it runs.
+ONE_PASS = threading.Lock()
 
 
 class VLMError(UserError, RuntimeError):
@@ -138,13 +144,12 @@ class VLMSession:
         prompt: "ChatPrompt",
         schema: type[BaseModel],
         *,
-        answer_prefix: str = "",
         temperature: float = 0.0,
         max_tokens: int = 512,
     ) -> str:
-        """The answer, by default greedy, as JSON text with `answer_prefix` at its beginning; it is
-        cut at `max_tokens`. Raises VLMError."""
-        rendered = self.client.renderer.render(prompt, len(self.images), answer_prefix)
+        """The answer, by default greedy, as JSON text; it is cut at `max_tokens`. Raises
+        VLMError."""
+        rendered = self.client.renderer.render(prompt, len(self.images))
         return self._write(rendered, schema, temperature, max_tokens)
 
     def read_letters(
@@ -165,7 +170,7 @@ class VLMSession:
     def _write(
         self, rendered: "Rendered", schema: type[BaseModel], temperature: float, max_tokens: int
     ) -> str:
-        """What `generate` returns: the answer that begins as `rendered` does. Raises VLMError."""
+        """What `generate` returns. Raises VLMError."""
         raise NotImplementedError
 
     def _logprobs(self, rendered: "Rendered", tokens: list[int]) -> Mapping[int, float]:
@@ -247,7 +252,6 @@ class VLMClient:
         return {
             "name": self.name,
             "type": self.renderer.config.model_type,
-            "prompt_layout": self.settings.prompt_layout,
             "notice": self.renderer.notice,
         }
 

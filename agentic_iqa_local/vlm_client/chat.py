@@ -5,8 +5,6 @@ from dataclasses import dataclass, replace
 from string import ascii_uppercase
 from typing import Any
 
-from agentic_iqa_local.state import PromptLayout
-
 TEST_PREAMBLE = "The image is the test image."
 PAIR_PREAMBLE = "The first image is the pristine reference, the second image is the test image."
 
@@ -23,24 +21,16 @@ class ChatPrompt:
 
 
 def chat_messages(
-    prompt: ChatPrompt,
-    images: int,
-    layout: PromptLayout,
-    parts: Sequence[dict[str, Any]] | None = None,
+    prompt: ChatPrompt, images: int, parts: Sequence[dict[str, Any]] | None = None
 ) -> list[dict[str, Any]]:
-    """`prompt` as chat messages for `images` (1, or 2 with the reference first). `parts` stand for
-    the images, by default as transformers takes them."""
+    """`prompt` as a chat message about `images` (1, or 2 with the reference first). The images come
+    first, so that every role continues from what was computed of them. `parts` stand for them, by
+    default as transformers takes them."""
     instructions = prompt.instructions.removeprefix("System:\n").rstrip("\n")
     preamble = TEST_PREAMBLE if images == 1 else PAIR_PREAMBLE
+    text = {"type": "text", "text": f"{preamble}\n{instructions}\n\n{prompt.case}"}
     pictures = parts or [{"type": "image"}] * images
-    if layout == "images_first":
-        return [_message("user", f"{preamble}\n{instructions}\n\n{prompt.case}", pictures)]
-    case = _message("user", f"{preamble}\n{prompt.case}", pictures)
-    return [_message("system", instructions), case]
-
-
-def _message(role: str, text: str, pictures: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
-    return {"role": role, "content": [*pictures, {"type": "text", "text": text}]}
+    return [{"role": "user", "content": [*pictures, text]}]
 
 
 def asking_for_words(prompt: ChatPrompt) -> tuple[ChatPrompt, dict[str, str]]:

@@ -2,8 +2,8 @@
 below the models folder. Reads configurations and the headers of weight files, and loads nothing."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from agentic_iqa_local.config import CONFIGS, ConfigError, load_settings
 from agentic_iqa_local.errors import one_line
@@ -13,8 +13,7 @@ from agentic_iqa_local.vlm_client.model_folder import check_files, read_object
 NOTICE = "agentic_iqa_notice"  # in config.json of this project's own small models
 
 
-@dataclass(frozen=True)
-class ModelChoice:
+class ModelChoice(NamedTuple):
     """The folder that was found (None: the embedded model is left) and the set-up that fits it;
     `said` tells in one line what was chosen and why."""
 
@@ -24,30 +23,28 @@ class ModelChoice:
 
 
 def choose(root: Path) -> ModelChoice:
-    """The largest model with complete weights below `root` by the bytes of its weights; of equal ones the
-    first."""
+    """The largest model with complete weights below `root` by the bytes of its weights; of equal
+    ones the first."""
     sizes: dict[Path, int] = {}
-    left_out = []
+    also = ""
     for folder in _folders(root):
         try:
-            if size := _size(folder):
-                sizes[folder] = size
+            sizes[folder] = _size(folder)
         except VLMError as error:
-            left_out.append(error.message.replace(f"model folder {folder}", folder.name))
-    also = f"; left out: {'; '.join(left_out)}" if left_out else ""
-    if not sizes:
+            also += f"; left out: {error.message}"
+    largest = max(sizes, key=sizes.__getitem__, default=None)
+    if largest is None or not sizes[largest]:
         said = (
             f"warning: no model chosen and no complete vision-language model below {root}:"
             " the small embedded one answers, which is no judge of photographs; put a folder"
             " such as Qwen2.5-VL-7B-Instruct there, or name one with --model"
         )
         return ModelChoice(None, None, one_line(said + also))
-    folder = max(sizes, key=sizes.__getitem__)
-    config = _set_up_for(folder.name)
-    about = f"{sizes[folder] / 1e9:.1f} GB" + (f", set-up {config}" if config else "")
-    said = f"no model chosen: {folder.name}, the largest of {len(sizes)} below {root} ({about})"
+    config = _set_up_for(largest.name)
+    about = f"{sizes[largest] / 1e9:.1f} GB, set-up {config or 'default'}"
+    said = f"no model chosen: {largest.name} is the largest below {root} ({about})"
     another = "; --model or --config names another"
-    return ModelChoice(folder, config, one_line(said + another + also))
+    return ModelChoice(largest, config, one_line(said + another + also))
 
 
 def _folders(root: Path) -> Iterator[Path]:
@@ -57,16 +54,16 @@ def _folders(root: Path) -> Iterator[Path]:
             yield config.parent
 
 
-def _size(folder: Path) -> int | None:
-    """Bytes of the weights of a vision-language model; None for a model of another kind,
-    and for one of this project's own small ones. Raises VLMError for one that misses something or
-    is damaged."""
+def _size(folder: Path) -> int:
+    """Bytes of the weights of a vision-language model; 0 for a model of another kind, and for one
+    of this project's own small ones. Raises VLMError for one that misses something or is
+    damaged."""
     config = read_object(folder, "config.json")
     writes_text = "ForConditionalGeneration" in str(config.get("architectures"))
     if not writes_text or not isinstance(config.get("vision_config"), dict) or NOTICE in config:
-        return None
+        return 0
     weights = check_files(folder)
-    return sum(file.stat().st_size for file in weights.files) if weights else None
+    return sum(file.stat().st_size for file in weights.files) if weights else 0
 
 
 def _set_up_for(name: str) -> str | None:

@@ -5,14 +5,12 @@ The headers of the weight files say how large the model is. Nothing here imports
 transformers.
 """
 
-import functools
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
@@ -34,24 +32,16 @@ MOST_PARTS = 10_000  # of a kind, for a folder without weights to compare with
 COPY_AGAIN = "copy the folder again from its maker"
 
 
-@dataclass(frozen=True)
-class WeightFiles:
+class WeightFiles(NamedTuple):
     """A folder's weight files, and each tensor's shape as their headers say."""
 
     files: tuple[Path, ...]
-    shapes: Mapping[str, tuple[int, ...]]
+    shapes: dict[str, tuple[int, ...]]
 
-    @functools.cached_property
+    @property
     def numbers(self) -> int:
         """How many numbers all tensors hold together."""
         return sum(map(math.prod, self.shapes.values()))
-
-    @functools.cached_property
-    def most_parts(self) -> int:
-        """How many layers, heads or experts there can be: each has a tensor, or a place in one of
-        three dimensions."""
-        stacked = (shape[0] for shape in self.shapes.values() if len(shape) == 3)
-        return max(len(self.shapes), *stacked, 0)
 
 
 def check_files(folder: Path, weights: bool = True) -> WeightFiles | None:
@@ -70,13 +60,17 @@ def check_files(folder: Path, weights: bool = True) -> WeightFiles | None:
                 advice = "use an edition of the model that transformers loads by itself"
                 raise _refused(folder, mistake, advice)
     found = read_weights(folder) if weights else None
-    _check_counts(folder, found.most_parts if found else MOST_PARTS)
+    _check_counts(folder, found.shapes if found else {})
     return found
 
 
-def _check_counts(folder: Path, most: int) -> None:
-    """Raises VLMError for settings by which transformers would build more than `most` parts of a
-    kind."""
+def _check_counts(folder: Path, shapes: dict[str, tuple[int, ...]]) -> None:
+    """Raises VLMError for settings by which transformers would build more layers, heads or experts
+    than there are weights for: each has a tensor, or a place in one of three dimensions."""
+    most = len(shapes) or MOST_PARTS
+    for shape in shapes.values():
+        if len(shape) == 3:
+            most = max(most, shape[0])
     for name, section in _sections(folder):
         for key, count in section.items():
             if isinstance(count, int) and COUNTS.search(key) and count > most:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"
@@ -21,7 +22,7 @@ from PIL import Image
 from transformers import AutoConfig, AutoProcessor
 
 from agentic_iqa_local.config import ModelSettings
-from agentic_iqa_local.files import command
+from agentic_iqa_local.files import PROGRAM
 from agentic_iqa_local.vlm_client import PixelLimits, SeenImage, VLMError
 from agentic_iqa_local.vlm_client.chat import ChatPrompt, asking_for_words, chat_messages
 from agentic_iqa_local.vlm_client.model_folder import check_files
@@ -124,28 +125,24 @@ class Renderer:
             raise VLMError(mistake, "copy chat_template.jinja too")
         self.notice = getattr(self.config, "agentic_iqa_notice", None)
         if self.notice:  # the embedded model's
-            self.notice += (
-                f"; {command('bundle')} --config {NEXT_SET_UP} fetches the next larger one"
-            )
+            self.notice += f"; {PROGRAM} bundle --config {NEXT_SET_UP} fetches the next larger one"
         self.trust = float(getattr(self.config, "agentic_iqa_trust", 1.0))
-        self.holds_in_bfloat16 = getattr(self.config, "agentic_iqa_bfloat16", False) is True
 
     def _set_limits(self) -> PixelLimits:
         """The processor's pixel range, narrowed by the configuration. Processors that force a size
         get no range of their own."""
-        settings, images = self.settings, self.processor.image_processor
+        images, high = self.processor.image_processor, self.settings.max_pixels
         self.size: dict[str, int] | None = None  # the range, as the image processor takes it
         size = dict(getattr(images, "size", {}))
-        own_low, own_high = size.get("shortest_edge"), size.get("longest_edge")
+        low, own_high = size.get("shortest_edge"), size.get("longest_edge")
         patch, merge = getattr(images, "patch_size", None), getattr(images, "merge_size", None)
-        if not (patch and merge and own_low and own_high):
-            return PixelLimits(1, settings.min_pixels or 1, settings.max_pixels)
-        factor = patch * merge
-        low, high = settings.min_pixels or own_low, settings.max_pixels or own_high
-        if max(low, factor**2) > high:
-            least = f"at least {factor**2} max_pixels (one token of {factor}×{factor})"
-            expected = f"expected min_pixels ≤ max_pixels and {least}, got {low} and {high}"
-            raise VLMError(f"model {self.name}: {expected}", "correct the configuration")
+        if not (patch and merge and low and own_high):
+            return PixelLimits(1, 1, high)
+        factor, high = patch * merge, high or own_high
+        least = max(low, factor**2)  # one token at least
+        if least > high:
+            mistake = f"model {self.name}: expected max_pixels of at least {least}, got {high}"
+            raise VLMError(mistake, "correct the configuration")
         self.size = images.size = {"shortest_edge": low, "longest_edge": high}
         return PixelLimits(factor, low, high)
 
@@ -178,7 +175,7 @@ class Renderer:
         Raises VLMError for a template or tokenizer that breaks what the letter read and the shared
         prefix rest on."""
         prompt = replace(prompt, case=self.defuse(prompt.case))
-        messages = chat_messages(prompt, images, self.settings.prompt_layout)
+        messages = chat_messages(prompt, images)
         template = f"chat template of {self.name}"
         try:
             text = self.processor.apply_chat_template(
@@ -247,7 +244,7 @@ def resolve_letters(
     encode: Callable[[str], list[int]],
     tail: str,
     letters: Sequence[str],
-    words: Mapping[str, str] | None = None,
+    words: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, int]:
     """The token id of each letter, or word, right after `tail`, the prompt's own end.
 
@@ -257,23 +254,16 @@ def resolve_letters(
     begin with. Raises VLMError for one that merges with the tail, a letter that splits, and two
     that share an id.
     """
-    base = encode(tail)
-    ids: dict[str, int] = {}
+    base, ids = encode(tail), {}
     for letter in letters:
-        answer = (words or {}).get(letter, letter)
+        answer = words.get(letter, letter)
         longer = encode(tail + answer)
         tokens = longer[len(base) :]
-        merges = longer[: len(base)] != base
         splits = len(answer) == 1 and len(tokens) > 1
-        if merges or splits or not tokens:
+        if splits or not tokens or longer[: len(base)] != base:
             expected = f"expected the answer letter {answer!r} to be one token after {tail[-24:]!r}"
-            got = f"got {longer[len(base) - 1 :]} after {base[-2:]}"
-            advice = "this model's letters cannot be read here"
-            raise VLMError(f"tokenizer: {expected}, {got}", advice)
+            raise VLMError(f"tokenizer: {expected}", "this model's letters cannot be read here")
         ids[letter] = tokens[0]
     if len(set(ids.values())) != len(ids):
-        listed = ", ".join(letters)
-        raise VLMError(
-            f"tokenizer: expected a token of its own for each of the letters {listed}, got {ids}"
-        )
+        raise VLMError(f"tokenizer: expected a token of its own for each letter, got {ids}")
     return ids

@@ -9,8 +9,12 @@ travel as PNG, so that no pixel changes.
 import base64
 import functools
 import io
+import os
+import re
+import ssl
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import openai
@@ -19,17 +23,16 @@ from openai.types.chat import ChatCompletion
 from PIL import Image
 from pydantic import BaseModel, ValidationError
 
-from agentic_iqa_local.config import ConfigError, ModelSettings, server_key
+from agentic_iqa_local.config import ModelSettings
 from agentic_iqa_local.files import first_mistake
 from agentic_iqa_local.vlm_client import ModelLost, VLMClient, VLMError, VLMSession
 from agentic_iqa_local.vlm_client.chat import chat_messages
-from agentic_iqa_local.vlm_client.constraints import constraint
+from agentic_iqa_local.vlm_client.constraints import json_schema
 from agentic_iqa_local.vlm_client.rendering import Rendered, Renderer, first_line
 
 # A model folder's own generation settings, a repetition penalty among them, must not change an
 # answer.
 PLAIN_SAMPLING = {"repetition_penalty": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0}
-LARGEST_ANSWER = 2**24  # bytes; the token ids of a long prompt take some hundred thousand
 NOT_REACHED = (502, 503, 504)  # what stands between gives these statuses when the server is gone
 
 
@@ -68,24 +71,12 @@ class ServerClient(VLMClient):
         super().__init__(name, settings, Renderer(name, settings, weights=False))
         self.require("server", exact=False, quantization="none")
         self.url = settings.server
-        try:
-            key = server_key()
-        except ConfigError as error:
-            raise VLMError(error.message, error.remedy) from None
+        self.key = os.environ.get("AGENTIC_IQA_SERVER_KEY") or "none"
+        if not re.fullmatch("[!-~]+", self.key):
+            mistake = "$AGENTIC_IQA_SERVER_KEY: expected printable ASCII without blanks"
+            raise VLMError(mistake, "set it anew")
+        self.certificates = ssl.create_default_context()
         self.label = f"server {self.url}"
-        # A proxy of the environment would be asked for this machine's own server, and a redirection
-        # would take the pictures elsewhere.
-        http = openai.DefaultHttpxClient(
-            trust_env=False, follow_redirects=False, event_hooks={"response": [self._limit]}
-        )
-        self.openai = openai.OpenAI(
-            base_url=f"{self.url}/v1",
-            api_key=key or "none",
-            timeout=settings.server_timeout,
-            max_retries=0,
-            default_headers={"Connection": "close"},  # one that was idle may be closed by now
-            http_client=http,
-        )
         self.served = self._served_model()
         self.version = self.ask(ServerVersion, f"{self.url}/version").version[:100]
 
@@ -93,21 +84,18 @@ class ServerClient(VLMClient):
         """What the server has at `path`, or answers to a `body` that is posted there. Raises
         ModelLost for a server or engine that is gone, VLMError for every other failure and for an
         answer of another shape."""
+        ends = time.monotonic() + self.settings.server_timeout
         try:
-            if body is None:
-                text = self.openai.get(path, cast_to=str)
-            else:
-                text = self.openai.post(path, body=body, cast_to=str)
-            return kind.model_validate_json(text)
-        except openai.APITimeoutError:
-            expected = f"expected an answer in {self.settings.server_timeout:g} s, got none"
-            raise VLMError(f"{self.label}: {expected}", "raise server_timeout") from None
+            return kind.model_validate_json(self._text(path, body))
         except openai.APIStatusError as error:
             status, text = error.status_code, " ".join(error.response.text[:300].split())
             lost = status in NOT_REACHED or (status == 500 and not self._is_healthy())
             kind_of_error = ModelLost if lost else VLMError
             raise kind_of_error(f"{self.label}: failed with {status} ({text})") from None
         except openai.APIConnectionError as error:
+            if isinstance(error, openai.APITimeoutError) or time.monotonic() >= ends:
+                expected = f"expected an answer in {self.settings.server_timeout:g} s, got none"
+                raise VLMError(f"{self.label}: {expected}", "raise server_timeout") from None
             got = f"got none ({first_line(error.__cause__ or error)})"
             advice = f"start one with vllm serve {self.renderer.folder} or set server"
             raise ModelLost(f"{self.label}: expected a vLLM server, {got}", advice) from None
@@ -116,46 +104,44 @@ class ServerClient(VLMClient):
             mistake = f"{self.label}: expected a vLLM server's answer, {got}"
             raise VLMError(mistake, "is it vLLM?") from None
 
-    def _limit(self, response: Any) -> None:
-        """Ends an answer that does not come in time or is endless: the library's own time limit
-        begins anew with each byte."""
-        chunks = response.iter_raw
-        end = time.monotonic() + self.settings.server_timeout
-
-        def limited(size: int | None = None) -> Iterator[bytes]:
-            received = 0
-            for chunk in chunks(size):
-                received += len(chunk)
-                if received > LARGEST_ANSWER:
-                    said = f"more than {LARGEST_ANSWER} bytes"
-                    raise openai.APIConnectionError(message=said, request=response.request)
-                if time.monotonic() > end:
-                    raise openai.APITimeoutError(response.request)
-                yield chunk
-
-        response.iter_raw = limited
+    def _text(self, path: str, body: dict[str, Any] | None = None) -> str:
+        """The server's answer. The time limit is of the whole of it, which ends with its
+        connection: the library's own begins anew with each byte."""
+        # A proxy of the environment would be asked for this machine's own server, and a redirection
+        # would take the pictures elsewhere.
+        http = openai.DefaultHttpxClient(
+            trust_env=False, follow_redirects=False, verify=self.certificates
+        )
+        limit, base = self.settings.server_timeout, f"{self.url}/v1"
+        connection = openai.OpenAI(
+            base_url=base, api_key=self.key, timeout=limit, max_retries=0, http_client=http
+        )
+        clock = threading.Timer(limit, connection.close)
+        clock.daemon = True
+        clock.start()
+        with connection:
+            try:
+                if body is None:
+                    return connection.get(path, cast_to=str)
+                return connection.post(path, body=body, cast_to=str)
+            finally:
+                clock.cancel()
 
     def _is_healthy(self) -> bool:
         """Whether the server's engine still runs; vLLM's server may outlive it."""
         try:
-            self.openai.get(f"{self.url}/health", cast_to=str)
+            self._text(f"{self.url}/health")
         except openai.OpenAIError:
             return False
         return True
 
     def _served_model(self) -> str:
-        """The name under which the server has the model. Raises VLMError unless it serves it, or
-        one model only."""
-        models = [model.id for model in self.ask(ServedModels, "/models").data]
-        wanted = self.settings.served_name
-        if wanted in models:
-            return wanted
-        if wanted is None and len(models) == 1:
-            return models[0]
-        expected = f"expected the model {wanted}" if wanted else "expected one model"
-        serves = ", ".join(models)[:300] or "none"
-        advice = f"name one of them with served_name, or start vllm serve {self.renderer.folder}"
-        raise VLMError(f"{self.label}: {expected}, it serves {serves}", advice)
+        """The name under which the server has its model: the first, before adapters of it."""
+        models = self.ask(ServedModels, "/models").data
+        if not models:
+            advice = f"start vllm serve {self.renderer.folder}"
+            raise VLMError(f"{self.label}: expected a model, it serves none", advice)
+        return models[0].id
 
     def open(self, images: Sequence[Image.Image]) -> "ServerSession":
         return ServerSession(self, images)
@@ -169,7 +155,7 @@ class ServerClient(VLMClient):
         }
 
     def close(self) -> None:
-        self.openai.close()
+        """Nothing is held: each answer has a connection of its own."""
 
 
 class ServerSession(VLMSession):
@@ -193,17 +179,17 @@ class ServerSession(VLMSession):
     ) -> str:
         completion = self._complete(
             rendered,
-            max_tokens=max_tokens - len(rendered.answer_ids),
+            max_tokens=max_tokens,
             temperature=temperature,
             seed=self.usage.calls,
-            structured_outputs=constraint(schema, rendered.answer_prefix),
+            structured_outputs={"json": json_schema(schema)},
         )
         text = completion.choices[0].message.content
         if text is None:
             mistake = f"{self.client.label}: expected an answer, got none"
             raise VLMError(mistake, "start it without a reasoning parser")
         self.usage.decoded += completion.usage.completion_tokens
-        return rendered.answer_prefix + text
+        return text
 
     def _logprobs(self, rendered: Rendered, tokens: list[int]) -> Mapping[int, float]:
         completion = self._complete(
@@ -231,14 +217,13 @@ class ServerSession(VLMSession):
         saw other tokens than the processor here makes."""
         client, renderer = self.client, self.client.renderer
         whole = rendered.prompt_with(self._expand(rendered)) + rendered.answer_ids
-        layout = client.settings.prompt_layout
-        messages = chat_messages(rendered.prompt, len(self.images), layout, self._parts)
+        messages = chat_messages(rendered.prompt, len(self.images), self._parts)
         body = {"model": client.served, "messages": messages, "return_token_ids": True}
         if rendered.answer_prefix:
             messages.append({"role": "assistant", "content": rendered.answer_prefix})
             body |= {"add_generation_prompt": False, "continue_final_message": True}
         # the server must have been started to allow it
-        if renderer.size and (client.settings.min_pixels or client.settings.max_pixels):
+        if renderer.size and client.settings.max_pixels:
             body["mm_processor_kwargs"] = {"size": renderer.size}
         completion = client.ask(Completion, "/chat/completions", body | PLAIN_SAMPLING | options)
         if completion.prompt_token_ids != whole:

@@ -11,7 +11,6 @@ of many pictures side by side, without a cache.
 
 import functools
 import json
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -33,6 +32,7 @@ from agentic_iqa_local.devices import (
     memory_ran_out,
 )
 from agentic_iqa_local.vlm_client import (
+    ONE_PASS,
     OVERFLOW,
     LetterRead,
     ManyReads,
@@ -77,12 +77,11 @@ class TransformersClient(VLMClient):
         self.tokenizer = self.renderer.tokenizer
         if settings.exact:
             make_deterministic()
-        dtype = choose_dtype(settings.dtype, device, self.renderer.holds_in_bfloat16)
+        dtype = choose_dtype(settings.dtype, device)
         self.dtype = getattr(torch, dtype)
         self.model = self._load(device)
         self.device = self.model.device
-        # Qwen's models keep positions of the image that ran last: one pass at a time
-        self.lock, self.at_once = threading.Lock(), 1
+        self.at_once = 1
         self.vocabulary = self.model.get_output_embeddings().weight.shape[0]
         self.grammar_tokenizer = llguidance.hf.from_tokenizer(
             self.tokenizer, n_vocab=self.vocabulary
@@ -94,8 +93,6 @@ class TransformersClient(VLMClient):
         """The model on `device`. Raises VLMError for a folder that lacks weights of the model."""
         settings, folder = self.settings, self.renderer.folder
         options: dict[str, Any] = {"dtype": self.dtype, "use_safetensors": True, **LOCAL}
-        if settings.attention != "auto":
-            options["attn_implementation"] = settings.attention
         if settings.device_map == "auto":
             options["device_map"] = "auto"
         if settings.quantization != "none":
@@ -200,7 +197,7 @@ class TransformersClient(VLMClient):
     ) -> Pass:
         """One forward pass after `cache`; with `keep` the pass has its own. Raises VLMError,
         OutOfMemory or ModelLost."""
-        with self._errors(f"{inputs['input_ids'].numel()} tokens"), self.lock:
+        with self._errors(f"{inputs['input_ids'].numel()} tokens"), ONE_PASS:
             for name, value in inputs.items():
                 dtype = self.dtype if value.is_floating_point() else None
                 inputs[name] = value.to(self.device, dtype)
@@ -261,10 +258,7 @@ class TransformersSession(VLMSession):
         client = self.client
         grammar = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(json_schema(schema)))
         matcher = llguidance.LLMatcher(client.grammar_tokenizer, grammar)
-        answer = [*rendered.answer_ids]
-        if not matcher.consume_tokens(answer):
-            begins = f"an answer that begins with {rendered.answer_prefix!r}"
-            raise VLMError(f"schema {schema.__name__} does not allow {begins}")
+        answer: list[int] = []
         new_call = True
         while not matcher.is_stopped() and len(answer) < max_tokens:
             if forced := matcher.compute_ff_tokens():

@@ -36,7 +36,7 @@ from pydantic import BaseModel
 from agentic_iqa_local.config import ModelSettings
 from agentic_iqa_local.devices import choose_dtype, describe_device, make_deterministic
 from agentic_iqa_local.vlm_client import ModelLost, VLMClient, VLMError, VLMSession
-from agentic_iqa_local.vlm_client.constraints import constraint
+from agentic_iqa_local.vlm_client.constraints import json_schema
 from agentic_iqa_local.vlm_client.rendering import Rendered, Renderer, first_line
 
 TEXT_TOKENS = 4096  # room for instructions, evidence and answer beside the images
@@ -74,7 +74,7 @@ class VllmClient(VLMClient):
         if current_platform.is_cpu() == self.device.startswith("cuda"):
             mistake = f"backend vllm: this vLLM is not built for the device {self.device}"
             raise VLMError(mistake, "install the other build")
-        self.require("vllm", quantization="none", attention="auto", device_map="none")
+        self.require("vllm", quantization="none", device_map="none")
 
     def _engine_config(self):
         from vllm import EngineArgs
@@ -89,7 +89,7 @@ class VllmClient(VLMClient):
             options["device_ids"] = [torch.device(self.device).index or 0]
             options["gpu_memory_utilization"] = gpu_share(self.device, settings.left_for_tools_gib)
         else:
-            dtype = choose_dtype(settings.dtype, self.device, self.renderer.holds_in_bfloat16)
+            dtype = choose_dtype(settings.dtype, self.device)
             options = {"dtype": dtype, "max_num_batched_tokens": context}
             options |= {"enforce_eager": True, "block_size": CPU_BLOCK}
         if self.renderer.size:
@@ -259,16 +259,14 @@ class VllmSession(VLMSession):
         from vllm.sampling_params import StructuredOutputsParams
 
         params = SamplingParams(
-            max_tokens=max_tokens - len(rendered.answer_ids),
+            max_tokens=max_tokens,
             temperature=temperature,
             seed=self.usage.calls,
-            structured_outputs=StructuredOutputsParams(
-                **constraint(schema, rendered.answer_prefix)
-            ),
+            structured_outputs=StructuredOutputsParams(json=json_schema(schema)),
         )
         output = self._ask(rendered, params)
         self.usage.decoded += len(output.outputs[0].token_ids)
-        return rendered.answer_prefix + output.outputs[0].text
+        return output.outputs[0].text
 
     def _logprobs(self, rendered: Rendered, tokens: list[int]) -> Mapping[int, float]:
         from vllm import SamplingParams

@@ -11,13 +11,12 @@ from bench.setup import environment, pictures, progress
 
 def maps(args: argparse.Namespace) -> dict:
     """Seconds of the pipeline letters with and without a map, picture by picture in turns, and their ratio."""
-    from agentic_iqa_local.config import load_settings
+    from agentic_iqa_local.api import choose_settings
     from agentic_iqa_local.devices import choose_device
     from agentic_iqa_local.judgement.assessment import assess
-    from agentic_iqa_local.judgement.quality_map import MapRequest
     from agentic_iqa_local.services import Services
 
-    settings = load_settings().with_options(model=str(args.model.resolve()))
+    settings = choose_settings(model=str(args.model.resolve()))
     services = Services(settings, choose_device(args.gpu, args.gpu is None))
     rows = []
     with tempfile.TemporaryDirectory() as scratch:
@@ -30,7 +29,7 @@ def maps(args: argparse.Namespace) -> dict:
             clock = [time.process_time()]
             plain = assess(file, pipeline="letters", services=services)
             clock.append(time.process_time())
-            mapped = assess(file, pipeline="letters", map=MapRequest(), services=services)
+            mapped = assess(file, pipeline="letters", map=True, services=services)
             clock.append(time.process_time())
             if plain.error or mapped.map is None or plain.tokens is None:
                 raise RuntimeError(f"{file}: {plain.error or mapped.error or mapped.no_map}")

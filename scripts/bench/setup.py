@@ -1,6 +1,8 @@
 """What is measured: models, pictures, the engines' services, and the machine."""
 
 import argparse
+import os
+import platform
 import sys
 import time
 from pathlib import Path
@@ -108,11 +110,12 @@ def pictures(count: int, side: int, scratch: Path, name: str) -> list[tuple[Path
 
 def services_of(engine: str, args: argparse.Namespace, folder: Path, tools=None):
     """Services of one engine, loaded."""
-    from agentic_iqa_local.config import ModelSettings, load_settings
+    from agentic_iqa_local.api import choose_settings
+    from agentic_iqa_local.config import ModelSettings
     from agentic_iqa_local.devices import choose_device
     from agentic_iqa_local.services import Services
 
-    settings = load_settings().with_options(engine=engine).with_options(model=str(folder))
+    settings = choose_settings(engine=engine, model=str(folder))
     device = choose_device(args.gpu, args.gpu is None)
     model = ModelSettings(path=str(folder), dtype=args.dtype, max_pixels=args.side**2)
     settings = settings.model_copy(update={"models": {folder.name: model}})
@@ -122,10 +125,14 @@ def services_of(engine: str, args: argparse.Namespace, folder: Path, tools=None)
 
 
 def environment(args: argparse.Namespace) -> dict:
-    from agentic_iqa_local.devices import choose_device, describe_device, machine
+    from agentic_iqa_local.devices import choose_device, describe_device, versions
 
-    return machine(PACKAGES) | {
-        "device": describe_device(choose_device(args.gpu, args.gpu is None))
+    about = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
+    return {
+        "machine": about,
+        "python": platform.python_version(),
+        **versions(PACKAGES),
+        "device": describe_device(choose_device(args.gpu, args.gpu is None)),
     }
 
 

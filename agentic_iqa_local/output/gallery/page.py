@@ -120,6 +120,4 @@ def _blocks(kind: str, items: Sequence[Any]) -> Iterator[tuple[str, Markup]]:
 
 def _json(value: Any) -> Markup:
     """JSON for the inside of a <script>: no `<`, so that nothing in it ends or opens a tag."""
-    return Markup(
-        json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
-    )
+    return Markup(json.dumps(value, separators=(",", ":")).replace("<", "\\u003c"))

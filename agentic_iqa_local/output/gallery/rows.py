@@ -8,11 +8,9 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from agentic_iqa_local.batch.rows import RowsError, StoredRow, rows_in
-from agentic_iqa_local.errors import printable
 from agentic_iqa_local.files import FileError, open_regular
 from agentic_iqa_local.output.account import parts_of
-from agentic_iqa_local.output.picture_lines import worst_distortion
-from agentic_iqa_local.output.words import types_seen
+from agentic_iqa_local.output.words import types_seen, worst_distortion
 from agentic_iqa_local.result import Assessment
 
 
@@ -69,22 +67,10 @@ def entry(row: Assessment, identity: str, picture: int) -> dict[str, Any]:
         fields |= {"low": row.interval.low, "high": row.interval.high}
     if row.gate:
         fields["verdict"] = row.gate.verdict
-    return _printable(
-        {name: value for name, value in fields.items() if value not in (None, "", [])}
-    )
+    return {name: value for name, value in fields.items() if value not in (None, "", [])}
 
 
 def account(row: Assessment) -> dict[str, Any]:
     """What the full view of a row shows: its account, and where the map finds the worst places."""
     boxes = [box.box for box in row.map.worst] if row.map else []
-    return {"parts": _printable(parts_of(row)), "boxes": boxes}
-
-
-def _printable(value: Any) -> Any:
-    if isinstance(value, str):
-        return printable(value)
-    if isinstance(value, list | tuple):
-        return [_printable(part) for part in value]
-    if isinstance(value, dict):
-        return {name: _printable(part) for name, part in value.items()}
-    return round(value, 4) if isinstance(value, float) else value
+    return {"parts": parts_of(row), "boxes": boxes}

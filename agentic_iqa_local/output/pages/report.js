@@ -12,8 +12,8 @@ for (const button of document.querySelectorAll("th button")) {
     rows.sort((one, other) => {
       const [a, b] = [one.cells[header.cellIndex], other.cells[header.cellIndex]];
       if (missing(a) || missing(b)) return missing(a) - missing(b);
-      const numbers = a.dataset.n !== undefined && b.dataset.n !== undefined;
-      const order = numbers ? a.dataset.n - b.dataset.n : a.textContent.localeCompare(b.textContent);
+      const numbers = parseFloat(a.textContent) - parseFloat(b.textContent);
+      const order = Number.isNaN(numbers) ? a.textContent.localeCompare(b.textContent) : numbers;
       return rising ? order : -order;
     });
     body.append(...rows);

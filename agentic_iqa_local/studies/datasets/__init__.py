@@ -10,6 +10,7 @@ from agentic_iqa_local.studies.datasets.types import (
     Question,
     RatedImage,
     Sample,
+    absences,
     listed,
 )
 
@@ -22,6 +23,7 @@ __all__ = [
     "Question",
     "RatedImage",
     "Sample",
+    "absences",
     "listed",
     "load_dataset",
 ]

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import yaml
 
 from agentic_iqa_local.files import FileError, open_regular
@@ -29,9 +28,7 @@ def _declared() -> Iterator[Layout]:
     file = Path(__file__).with_name("sets.yaml")
     declared: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
     for key, told in declared.items():
-        info, scores = told.pop("info"), told.pop("scores", {})
-        scores = {None: scores} if isinstance(scores, str) else scores
-        yield Layout(DatasetInfo(key=key, **info), scores, **told)
+        yield Layout(DatasetInfo(key=key, **told.pop("info")), **told)
 
 
 LAYOUTS = {layout.info.key: layout for layout in _declared()}
@@ -116,9 +113,9 @@ def _with_scale(
     reader: DatasetReader, part_of: str | None, mos_range: Sequence[float] | None
 ) -> DatasetInfo:
     """What a user tells of a manifest's scores. Raises DatasetError where it cannot be meant."""
-    if reader.info.key != "manifest" or (part_of and mos_range):
+    if reader.info.key != "manifest":
         said = f"expected a manifest for --part-of or --mos-range, found {reader.info.title}"
-        raise DatasetError(f"{reader.path}: {said}", "give one of them, for a manifest alone")
+        raise DatasetError(f"{reader.path}: {said}", "leave it out")
     if part_of:
         known = [key for key, info in DATASETS.items() if info.scale]
         if part_of not in known:
@@ -128,12 +125,10 @@ def _with_scale(
         return info.model_copy(update={"title": f"part of {info.title}"})
     low, high = mos_range or (0, 0)
     if not -MOST <= low < high <= MOST:
-        said = (
-            f"--mos-range {low:g} {high:g}: expected two numbers, the lower end of the scale first"
-        )
+        said = f"--mos-range {low:g} {high:g}: expected the lower end of the scale first"
         raise DatasetError(said, "where lower scores are better, turn them around in the manifest")
-    told = {"low": float(low), "high": float(high), "scale": "absolute categories"}
-    return reader.info.model_copy(update=told)
+    reader.ends = low, high
+    return reader.info.model_copy(update={"low": low, "high": high, "scale": "absolute categories"})
 
 
 def _rows(reader: DatasetReader, layout: Layout) -> Rows:
@@ -164,8 +159,7 @@ def _authors_rows(reader: DatasetReader, layout: Layout, name: str) -> Rows:
         for line in filter(None, map(str.strip, lines_of(file))):
             yield file.name, _parts(reader, layout.line, line)
         return
-    wanted = np.hstack([*layout.columns.values()]).tolist()
-    for where, row in reader.rows(file, wanted):
+    for where, row in reader.rows(file):
         yield where, {ours: _cell(row, theirs) for ours, theirs in layout.columns.items()}
 
 
@@ -174,7 +168,9 @@ def _cell(row: Cells, column: str | list[str]) -> Any:
     ..."""
     if isinstance(column, str):
         return row.get(column)
-    return sum(category * float(row[share]) for category, share in enumerate(column, 1))
+    return sum(
+        category * float(row.get(share) or "nan") for category, share in enumerate(column, 1)
+    )
 
 
 def _parts(reader: DatasetReader, pattern: str, text: str) -> dict[str, str]:

@@ -9,7 +9,7 @@ import io
 import json
 import os
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -34,6 +34,7 @@ class DatasetReader:
 
     def __init__(self, info: DatasetInfo, path: Path):
         self.info, self.path = info, path
+        self.ends: tuple[float, float] | None = None  # of the scale, where a user told them
         self.by_user = path.is_file()  # who can correct it
         root = path.parent if self.by_user else path
         self.root = root.resolve()  # the same wherever the command is run from
@@ -71,20 +72,19 @@ class DatasetReader:
             path = self._listings[path][part.lower()]
         return path
 
-    def rows(self, path: Path, columns: Collection[str] = ()) -> list[tuple[str, Cells]]:
+    def rows(self, path: Path) -> list[tuple[str, Cells]]:
         """Where each row stands ("line 3 of manifest.csv") and its cells by column name.
 
-        A .json file is a list of objects, a .jsonl file has one a line. In a .csv file the header
-        is the first row with all `columns`, in lower case; rows that are blank in all of them are
-        skipped. Raises DatasetError for a file that cannot be read, or has no rows.
+        A .json file is a list of objects, a .jsonl file has one a line. A .csv file begins with its
+        header, which is read in lower case. Raises DatasetError for a file that cannot be read, or
+        has no rows.
         """
         try:
-            found = [(f"line {at} of {path.name}", dict(row)) for at, row in _rows(path, columns)]
+            found = [(f"line {at} of {path.name}", dict(row)) for at, row in _rows(path)]
         except (ValueError, TypeError, RecursionError, csv.Error) as error:
             raise self.error(f"rows in {path.name}", str(error), "correct it") from error
         if not found:
-            wanted = f"rows in {path.name} under {', '.join(columns) or 'names of columns'}"
-            raise self.error(wanted, "none", "name the columns so in its first line")
+            raise self.error(f"rows in {path.name}", "none", "name the columns in its first line")
         return found
 
     def add(self, cells: Cells, where: str) -> None:
@@ -123,14 +123,7 @@ class DatasetReader:
         row = {name: value for name, value in cells.items() if value not in (None, "")}
         if self.info.kind == "MCQ":
             return Question.model_validate(row)
-        item = RatedImage.model_validate(row)
-        low, high = self.info.low, self.info.high
-        if self.info.key != "manifest" or low is None or high is None:
-            return item
-        if not low <= item.mos <= high:
-            said = f"expected a score from {low:g} to {high:g} (--mos-range) for {item.image}"
-            raise ValueError(f"{said}, found {item.mos:g}")
-        return item
+        return RatedImage.model_validate(row, context=self.ends)
 
     def _key(self, image: Path) -> str:
         """The path from the set's folder, or the whole path of an image that lies elsewhere: the
@@ -146,11 +139,11 @@ class DatasetReader:
         return next((path for path in paths if path and path.is_file()), None)
 
 
-def _rows(path: Path, columns: Collection[str]) -> Iterator[tuple[int, Any]]:
+def _rows(path: Path) -> Iterator[tuple[int, Any]]:
     """The number and the cells of each row of a file, see `DatasetReader.rows`."""
     lines, kind = lines_of(path), path.suffix.lower()
     if kind == ".csv":
-        yield from _table(lines, columns)
+        yield from _table("\n".join(lines))
     elif kind == ".json":
         yield from enumerate(json.loads("\n".join(lines)), 1)
     else:
@@ -159,17 +152,14 @@ def _rows(path: Path, columns: Collection[str]) -> Iterator[tuple[int, Any]]:
                 yield at, json.loads(line)
 
 
-def _table(lines: Sequence[str], columns: Collection[str]) -> Iterator[tuple[int, Cells]]:
-    reader = csv.reader(io.StringIO("\n".join(lines), newline=""), skipinitialspace=True)
-    names: list[str] = []
-    for cells in reader:
-        names = [cell.strip().lower() for cell in cells]
-        if any(names) and set(columns) <= set(names):
-            break
-    for cells in reader:
-        row = dict.fromkeys(names, "") | dict(zip(names, map(plain_cell, cells), strict=False))
-        if any(row[name] for name in columns or names):
-            yield reader.line_num, row
+def _table(text: str) -> Iterator[tuple[int, Cells]]:
+    reader = csv.DictReader(io.StringIO(text, newline=""), restval="", skipinitialspace=True)
+    names = [name.strip().lower() for name in reader.fieldnames or ()]
+    reader.fieldnames = names
+    for row in reader:
+        cells = {name: plain_cell(row[name]) for name in names}
+        if any(cells.values()):
+            yield reader.line_num, cells
 
 
 def lines_of(path: Path) -> list[str]:

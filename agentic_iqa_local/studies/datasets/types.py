@@ -3,16 +3,16 @@ questions."""
 
 import re
 import string
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 
 from agentic_iqa_local.config import Choices
-from agentic_iqa_local.errors import UserError, one_line
+from agentic_iqa_local.errors import UserError, counted, one_line
 
 MOST = 1e9  # the largest score or level, either side of 0; beyond it figures lose their digits
 Score = Annotated[float, Field(ge=-MOST, le=MOST)]
@@ -40,6 +40,10 @@ class DatasetInfo(BaseModel, frozen=True):
     licence: str = "none established; see the authors' page"
     seen_as: tuple[str, ...] = ()
 
+    def turned(self, mos: np.ndarray) -> np.ndarray:
+        """Scores (n,) with higher for better."""
+        return mos if self.higher_is_better else -mos
+
     @property
     def on_levels(self) -> bool:
         """Whether the scale is of absolute categories with known ends."""
@@ -49,13 +53,11 @@ class DatasetInfo(BaseModel, frozen=True):
         """Scores (n,) on 1..5, linearly and with 5 best; those of some sets go a little beyond the
         ends of their scale and are cut there. Raises DatasetError unless the scale is
         `on_levels`."""
-        if self.key == "manifest" and not self.on_levels:
-            said = f"{self.title}: expected to be told the ends of its scale"
-            remedy = "repeat the run's command with --mos-range LOW HIGH, such as 1 5"
-            raise DatasetError(said, f"{remedy}: stored rows are kept")
         if not self.on_levels or self.low is None or self.high is None:
-            said = f"{self.key}: expected an absolute category scale with both ends known"
-            remedy = "use what needs ranks only: fit --objective srcc"
+            said = f"{self.title}: expected an absolute category scale with both ends known"
+            remedy = "fit --objective srcc needs ranks only"
+            if self.key == "manifest":
+                remedy = "repeat the run's command with --mos-range LOW HIGH: stored rows are kept"
             raise DatasetError(f"{said}, got {self.scale or 'an unknown scale'}", remedy)
         worst, best = (self.low, self.high) if self.higher_is_better else (self.high, self.low)
         return np.clip(1 + 4 * (mos - worst) / (best - worst), 1, 5)
@@ -106,6 +108,14 @@ class RatedImage(_Item, frozen=True):
     level: Score | None = None
     subset: str | None = None
 
+    @field_validator("mos")
+    @classmethod
+    def _on_the_scale(cls, mos: float, told: ValidationInfo) -> float:
+        low, high = told.context or (-MOST, MOST)
+        if not low <= mos <= high:
+            raise ValueError(f"expected {low:g} to {high:g} (--mos-range), got {mos:g}")
+        return mos
+
 
 class Question(_Item, frozen=True):
     """One multiple-choice question; `answer` is the index of the right one of `choices`.
@@ -137,6 +147,15 @@ class Question(_Item, frozen=True):
 
 
 Sample = RatedImage | Question
+
+
+def absences(missing: Sequence[Any], left_out: Mapping[str, int]) -> Iterator[str]:
+    """A sentence on each part of a data set that takes no part in a run."""
+    if missing:
+        files = counted(len(missing), "file")
+        yield f"{files} missing of those that the scores name; the first: {missing[0]}."
+    for reason, number in left_out.items():
+        yield f"{counted(number, 'row')} left out: {reason}."
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,6 @@ import { pictures } from "./pictures.js";
 // The probability of each answer, as it was chosen: the product with what was measured, else the letters' own.
 const probabilities = (row) => row.fusion?.product ?? row.fusion?.p_c;
 const choice = (row, letter) => row.choices?.["ABCDEFGHIJ".indexOf(letter)] ?? letter;
-const BASES = {
-  "same scene, fitted": "the difference of the scores, as fitted to pairs of one scene",
-  intervals: "the intervals of both",
-  "fused distributions": "the probabilities of both pictures' levels",
-};
 
 // row: as the command line's --json; image, reference: addresses of what was sent.
 export function answer(row, [parts], image, reference) {
@@ -74,7 +69,7 @@ export function comparison(found, accounts, sent) {
       el("p", {}, el("span", { class: `text-${letterOf(row.q)}` }, wordOf(row.final_answer)), ` q ${number(row.q)}`),
       scale(row.q, row.interval),
       sure !== null && el("p", { class: "soft" }, sure < 0.5 ? "hardly told from the next" : `better than the next with ${sure < 0.995 ? percent(sure) : "more than 99 %"} probability`), folded(parts))));
-  const notes = two ? [`This rests on ${BASES[found.pair.basis] ?? found.pair.basis}.`] : [];
+  const notes = two ? [`Basis: ${found.pair.basis}.`] : [];
   const missing = (found.failed ?? []).map((row) => `${row.image}: ${row.error ?? "it has no rating"}`);
   return el("article", { class: "answer", "aria-label": "Comparison" },
     card("From the best on", el("ol", { class: "order" }, list)),
