@@ -14,6 +14,7 @@ from scripted import (
 )
 
 from agentic_iqa_local.config import Settings
+from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.nodes.evidence import outvoted, should_replan
 from agentic_iqa_local.state import ExecutorOutput, PlannerOutput
@@ -73,7 +74,7 @@ def test_contradictions_count_in_both_directions(severity, score, contradicts):
     ],
 )
 def test_a_tool_is_outvoted_by_all_others_only(scores, alone):
-    assert outvoted(list(scores.items()), {}) == alone
+    assert outvoted(list(scores.items()), {}, load_reliability()) == alone
 
 
 # What the second pass does

@@ -147,18 +147,25 @@ def _rated(rows: Any, place: Path) -> Any:
         there = ", ".join(map(str, rows.columns[:8]))
         expected = "expected the columns image and rating, image and verdict, or better and worse"
         raise RatingsError(f"{place}: {expected}, got {there}", "name the columns so")
-    given: Any = rows[name]
-    if name == "verdict":
-        given = given.astype(str).str.strip().str.lower().map(VERDICTS)
-    ratings: Any = pd.to_numeric(given, errors="coerce")
-    bad = rows["image"].isna() | ~np.isfinite(ratings)
-    if bad.any():
-        lines = ", ".join(str(row + 1) for row in np.flatnonzero(bad)[:NAMED])
-        wanted = "keep or reject" if name == "verdict" else "a number"
-        raise RatingsError(f"{place}: expected an image and {wanted} in row {lines}", "correct it")
+    ratings = _numbers(rows, name, place)
     person = next((rows[name] for name in PERSON if name in rows.columns), "")
     pictures = [_picture(image, place) for image in rows["image"]]
     return pd.DataFrame({"picture": pictures, "rating": ratings, "person": person})
+
+
+def _numbers(rows: Any, name: str, place: Path) -> Any:
+    """The ratings in a column, verdicts as 1 and 0."""
+    given: Any = rows[name]
+    wanted = "a number"
+    if name == "verdict":
+        given = given.astype(str).str.strip().str.lower().map(VERDICTS)
+        wanted = "keep or reject"
+    ratings: Any = pd.to_numeric(given, errors="coerce")
+    bad = np.flatnonzero(rows["image"].isna() | ~np.isfinite(ratings))
+    if len(bad):
+        lines = ", ".join(str(row + 1) for row in bad[:NAMED])
+        raise RatingsError(f"{place}: expected an image and {wanted} in row {lines}", "correct it")
+    return ratings
 
 
 def _picture(image: Any, place: Path) -> Path:

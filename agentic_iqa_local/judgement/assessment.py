@@ -14,6 +14,7 @@ from agentic_iqa_local.graph import initial_state, run_graph
 from agentic_iqa_local.images.files import ImageError
 from agentic_iqa_local.images.pictures import Picture, PictureFile, as_file
 from agentic_iqa_local.iqa_tools import ToolError
+from agentic_iqa_local.iqa_tools.reliability import Score
 from agentic_iqa_local.judgement.fit import calibration_for, read_fit
 from agentic_iqa_local.judgement.gates import Sureness
 from agentic_iqa_local.judgement.identity import named_in_row
@@ -284,14 +285,22 @@ def _rate_once(row: Assessment, bench: Workbench) -> None:
     for name in regions or ["Global"]:
         logs += measure(name, entries, bench)
     votes = [(log.tool_name, log.normalized_score) for log in logs if log.normalized_score]
-    if EYE in dict(votes):
-        worse = bench.tools.reliability().clearly_worse([*dict(votes)])
-        votes = [vote for vote in votes if vote[0] not in worse]
+    votes = _beside_the_eye(votes, bench)
     if not named and not votes:
         raise ToolError(logs[0].error or "no tool measured")
     row.fusion = read_and_fuse(row.query, None, votes, bench, objects=regions)
     row.final_answer = answer_letter(row.fusion)
     row.tools = logs
+
+
+def _beside_the_eye(votes: list[Score], bench: Workbench) -> list[Score]:
+    """Without the votes of tools that are clearly worse on the ratings of a user's eye, if that
+    votes."""
+    names = [name for name, _ in votes]
+    if EYE not in names:
+        return votes
+    worse = bench.tools.reliability().clearly_worse(names)
+    return [vote for vote in votes if vote[0] not in worse]
 
 
 def _record(row: Assessment, bench: Workbench) -> None:

@@ -11,7 +11,7 @@ from operator import itemgetter
 from typing import get_args
 
 from agentic_iqa_local.iqa_tools.detector import load_detector
-from agentic_iqa_local.iqa_tools.reliability import Reachable, Reliability, Score, load_reliability
+from agentic_iqa_local.iqa_tools.reliability import Reachable, Reliability, Score
 from agentic_iqa_local.state import (
     OVERALL,
     UNCLEAR,
@@ -121,12 +121,9 @@ def _apart(one: Score, other: Score, reachable: Reachable, known: Reliability) -
     return abs(one[1] - other[1]) > APART * sigma
 
 
-def outvoted(
-    scores: Sequence[Score], reachable: Reachable, known: Reliability | None = None
-) -> str | None:
+def outvoted(scores: Sequence[Score], reachable: Reachable, known: Reliability) -> str | None:
     """The one tool, of three or more, whose score stands apart from every other one. Two against
     one is a vote; one against one and two against two are none."""
-    known = known or load_reliability()
     alone = []
     for one in scores:
         if all(_apart(one, other, reachable, known) for other in scores if other != one):
@@ -137,14 +134,13 @@ def outvoted(
 def mark_votes(
     evidence: ExecutorOutput,
     reachable: Reachable,
-    known: Reliability | None = None,
+    known: Reliability,
     *,
     all_vote: bool,
 ) -> None:
     """Takes votes away in place: of a tool whose score stands apart from all others', and unless
     `all_vote` of one that is clearly less reliable than another, by what is `known` of them. Notes
     which of the other tools disagree."""
-    known = known or load_reliability()
     lines = []
     for name in dict.fromkeys(run.object_name for run in evidence.tool_logs):
         scores = votes(evidence, name=name)
