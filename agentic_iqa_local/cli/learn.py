@@ -11,7 +11,7 @@ from agentic_iqa_local.cli.console import Progress, say, tell
 from agentic_iqa_local.cli.options import UsageError, check_set_up, chosen_settings, device_of
 from agentic_iqa_local.errors import counted, one_line
 from agentic_iqa_local.files import folder_hash
-from agentic_iqa_local.iqa_tools.eye import CARD, EYE, EyeCard, local_nr_hash, write_eye
+from agentic_iqa_local.iqa_tools.eye import CARD, EyeCard, local_nr_hash, write_eye
 from agentic_iqa_local.judgement.learning import (
     HELPED,
     Described,
@@ -21,6 +21,7 @@ from agentic_iqa_local.judgement.learning import (
     rated_of,
 )
 from agentic_iqa_local.services import Services
+from agentic_iqa_local.state import EYE
 
 NOT_SURE = 3  # the exit status where nothing is written
 MORE = 40  # ratings that a person is asked for
