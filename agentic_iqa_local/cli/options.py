@@ -125,8 +125,8 @@ def read(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace
     given = {name: value for name, value in vars(args).items() if value not in (None, False, [])}
     fields = vars(args).keys() & Words.model_fields.keys()
     try:
-        _check_together(given)
         words = Words.of({name: given[name] for name in fields & given.keys()})
+        _check_together(given)
     except ConfigError as error:
         parser.error(of_option(error.message))
     for name in fields:
