@@ -6,10 +6,10 @@ import shutil
 import numpy as np
 import pandas as pd
 import pytest
-from PIL import Image
 from scipy import stats
 from scripted import study_here
 from test_study_report import analysed, command, make_rows, make_run, one, store, table
+from test_study_run import noisier_crops
 
 from agentic_iqa_local.judgement.fit import read_fit
 from agentic_iqa_local.judgement.intervals import FEATURES
@@ -161,20 +161,12 @@ def test_a_scale_without_levels_has_no_figures_of_intervals(fitted):
 def runs(photo, services, tmp_path_factory):
     """A run on three crops with scores, and one on two questions; both of the same model."""
     folder = tmp_path_factory.mktemp("intervals")
-    rng = np.random.default_rng(0)
-    scores = ["image,mos"]
-    for i in range(3):
-        pixels = np.asarray(photo.crop((32 * i, 0, 32 * i + 256, 224)), np.float32)
-        pixels = pixels + rng.normal(0, 25 * i, pixels.shape)
-        Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / f"{i}.png")
-        scores.append(f"{i}.png,{5 - i}")
-    (folder / "scores.csv").write_text("\n".join(scores))
-    asked = {"image": "0.png", "choices": ["Yes", "No"], "answer": "Yes"}
-    lines = (json.dumps(asked | {"question": f"Is it sharp? {i}"}) for i in range(2))
-    (folder / "q.jsonl").write_text("\n".join(lines))
-    data = load_dataset(folder / "scores.csv", mos_range=(1, 5))
-    list(study_here(data, services, Plan(tools=("LocalNR", "NIQE")), folder / "rated"))
-    list(study_here(load_dataset(folder / "q.jsonl"), services, Plan(), folder / "asked"))
+    rated = load_dataset(noisier_crops(photo, folder, 3), mos_range=(1, 5))
+    (folder / "q.csv").write_text(
+        "image,question,choices,answer\n0.png,Is it sharp? 0,Yes|No,Yes\n0.png,Is it sharp? 1,Yes|No,Yes"
+    )
+    list(study_here(rated, services, Plan(tools=("LocalNR", "NIQE")), folder / "rated"))
+    list(study_here(load_dataset(folder / "q.csv"), services, Plan(), folder / "asked"))
     return folder / "rated", folder / "asked"
 
 
@@ -184,7 +176,7 @@ KEEP = ("--objective", "keep")
 def test_a_fit_of_pictures_and_questions_calibrates_both(runs, tmp_path, capsys):
     out = tmp_path / "fit.json"
     done = command(capsys, "fit", *runs, *KEEP, "--share", 1, "--out", out)
-    assert (done[0], "sets of answers" in done[1]) == (0, True)
+    assert (done[0], "sets of answers for 0" in done[1]) == (0, False)
     fit, rows, questions = read_fit(out), read_run(runs[0])[1], read_run(runs[1])[1]
     assert set(fit.keys) == {row["key"] for row in (*rows, *questions)}
     assert (fit.intervals.source, fit.intervals.images) == ("scores.csv", 3)

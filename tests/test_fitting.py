@@ -63,7 +63,7 @@ def test_fits_without_an_optimum_are_refused():
     rows = sharpened(make_rows(300), 1)
     _, q_bar, p = parts(rows)
     for of, targets, message in (
-        (rows, q_bar - p @ LEVELS, "SRCC was still getting better at temperature 10"),
+        (rows, q_bar - p @ LEVELS, "SRCC is better beyond it"),
         (rows, np.full(len(rows), 3.0), "all alike"),
         (make_rows(12), np.ones(12), "at least 20"),
     ):

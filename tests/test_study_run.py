@@ -35,18 +35,21 @@ from agentic_iqa_local.studies.tables import accuracy
 TOOLS = ("NIQE", "PIQE")
 
 
-@pytest.fixture(scope="module")
-def manifest(photo, tmp_path_factory):
-    """Six crops of the photograph, each noisier, with scores to match."""
-    folder = tmp_path_factory.mktemp("study")
-    rng = np.random.default_rng(0)
-    for i in range(6):
+def noisier_crops(photo, folder, count: int):
+    """A manifest of crops of a photograph, each noisier, with scores to match."""
+    rng, lines = np.random.default_rng(0), ["image,mos"]
+    for i in range(count):
         pixels = np.asarray(photo.crop((32 * i, 0, 32 * i + 256, 224)), np.float32)
         pixels = pixels + rng.normal(0, 12 * i, pixels.shape)
         Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / f"{i}.png")
-    lines = [f"{i}.png,{5 - 0.6 * i:g}\n" for i in range(6)]
-    (folder / "scores.csv").write_text("image,mos\n" + "".join(lines))
+        lines.append(f"{i}.png,{5 - 0.6 * i:g}")
+    (folder / "scores.csv").write_text("\n".join(lines))
     return folder / "scores.csv"
+
+
+@pytest.fixture(scope="module")
+def manifest(photo, tmp_path_factory):
+    return noisier_crops(photo, tmp_path_factory.mktemp("study"), 6)
 
 
 @pytest.fixture(scope="module")

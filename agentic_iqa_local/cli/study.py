@@ -72,11 +72,11 @@ def fit(args: argparse.Namespace) -> None:
     place = output_file("--out", args.out, ".json", mark=FIT)
     found = fit_runs(args.runs, args.objective, split=args.split, share=args.share)
     write_whole(place, found.model_dump_json())
-    said = "intervals of q are not calibrated, they need an absolute category scale"
-    if own := found.intervals:
-        said = f"calibrates intervals of q for {len(own.ratings)} ways to assess"
-        if own.questions:
-            said += " and sets of answers"
+    own = found.intervals
+    ratings, questions = (len(own.ratings), len(own.questions)) if own else (0, 0)
+    said = (
+        f"calibrated: intervals of q for {ratings} ways to assess, sets of answers for {questions}"
+    )
     say(one_line(f"{found.account}; {said}; written to {args.out}"))
 
 

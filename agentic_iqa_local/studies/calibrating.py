@@ -59,23 +59,19 @@ def cases(
     and FEATURES.
     """
     found = {}
-    with_reference = np.array([row.get("reference") is not None for row in readings.rows])
-    scenes = np.array([row.get("group") or row["key"] for row in readings.rows])
+    with_reference = pd.Series([row.get("reference") is not None for row in readings.rows])
+    scenes = [row.get("group") or row["key"] for row in readings.rows]
     for pipeline, look in itertools.product(READS, LOOKS):
         tools = _tools(readings, pipeline, run, settings.eta)
         p, apart = _look(readings, READS[pipeline], look, settings.temperature)
-        usable = np.isfinite(p).all(1) & tools.q_bar.notna().to_numpy() & np.isfinite(truth)
-        for reference in (False, True):
-            at = np.flatnonzero(usable & (with_reference == reference))
-            if not len(at):
-                continue
-            measured = tools[MEASURED].assign(**apart).iloc[at]
-            measured = {name: column.to_numpy() for name, column in measured.items()}
-            table = pd.DataFrame(features(p[at], measured), at, FEATURES)
-            q = fused_distribution(p[at], measured["q_bar"], measured["eta"]) @ LEVELS
-            table = table.assign(q=q, truth=truth[at], scene=scenes[at])
-            table["voters"] = tools["voters"].iloc[at]
-            found[Condition(pipeline=pipeline, reference=reference, look=look)] = table
+        told = tools[MEASURED].assign(**apart)
+        measured = {name: column.to_numpy() for name, column in told.items()}
+        q = fused_distribution(p, measured["q_bar"], measured["eta"]) @ LEVELS
+        table = pd.DataFrame(features(p, measured), columns=FEATURES)
+        table = table.assign(q=q, truth=truth, scene=scenes, voters=tools["voters"])
+        usable = tools.q_bar.notna() & table.q.notna() & table.truth.notna()
+        for reference, known in table[usable].groupby(with_reference):
+            found[Condition(pipeline=pipeline, reference=reference, look=look)] = known
     return found
 
 

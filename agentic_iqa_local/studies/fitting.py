@@ -6,7 +6,6 @@ human levels (absolute categories), "srcc" maximises SRCC of q (any scale), "kee
 the calibration of intervals alone.
 """
 
-import itertools
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.optimize import minimize
+from scipy.optimize import brute
 
 from agentic_iqa_local.config import FusionSettings
 from agentic_iqa_local.judgement.fit import (
@@ -172,22 +171,14 @@ def fit_letters(
     if np.isinf(before):
         said = "fit: expected human and fused scores that differ, got some that are all alike"
         raise FitError(said, "use others")
-    grid = np.geomspace(LEAST_PARAMETER, MOST_PARAMETER, 17)
-    start = min(itertools.product(grid, grid), key=lambda pair: loss(*pair))
-    refined = minimize(
-        lambda logs: loss(*np.exp(logs)),
-        np.log(start),
-        method="Nelder-Mead",
-        bounds=[(np.log(LEAST_PARAMETER), np.log(MOST_PARAMETER))] * 2,
-        options={"xatol": 1e-3, "fatol": 1e-6},
+    low, high = np.log([LEAST_PARAMETER, MOST_PARAMETER])
+    best, after, *_ = brute(
+        lambda logs: loss(*np.exp(logs)), [(low, high)] * 2, Ns=17, full_output=True
     )
-    temperature, eta = np.exp(refined.x).tolist()
-    if (
-        min(temperature, eta) < LEAST_PARAMETER * 1.01
-        or max(temperature, eta) > MOST_PARAMETER / 1.01
-    ):
-        said = f"fit: expected an optimum inside {LEAST_PARAMETER} to {MOST_PARAMETER}, but {SCALES[objective]}"
-        said += f" was still getting better at temperature {temperature:.3g} and η {eta:.3g}"
+    temperature, eta = np.exp(best).tolist()
+    if best.min() < low + 0.01 or best.max() > high - 0.01:
+        said = f"fit: expected an optimum inside {LEAST_PARAMETER} to {MOST_PARAMETER}"
+        said = f"{said}, but {SCALES[objective]} is better beyond it"
         raise FitError(said, "use more images, or another --objective")
     sign = -1 if objective == "srcc" else 1
-    return (temperature, eta), sign * before, sign * float(refined.fun)
+    return (temperature, eta), sign * before, sign * float(after)

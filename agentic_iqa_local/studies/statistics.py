@@ -141,7 +141,7 @@ class Draws:
         return line | {"p": np.nan if np.isnan(line[f"{name}_low"]) else float(p)}
 
 
-def _units(rows: Sequence[Mapping[str, Any]]) -> tuple[str, Sequence[Any]]:
+def _units(rows: Sequence[Mapping[str, Any]]) -> tuple[str, Any]:
     """What is drawn as a whole, and its label for each row: whole scenes (the rows' "group"), where
     ten or more are known; of fewer scenes distortion types, or rows, which speaks of these scenes
     alone; without scenes rows."""
