@@ -176,8 +176,10 @@ def test_each_door_refuses_nonsense_in_the_same_words(name, value, said, capsys)
         SetUp(Settings(), "agent").ask({name: value})
     assert refused.value.status == 400
     flag = f"--{name.replace('_', '-')}"
+    typed = [flag, *([value] if isinstance(value, str) else value)]
+    asked = [] if name == "query" else ["--query", "Q"]
     with pytest.raises(SystemExit):
-        parse("assess", ["a.png", flag, *([value] if isinstance(value, str) else value)])
+        parse("assess", ["a.png", *asked, *typed])
     told = capsys.readouterr().err
     assert f"error: {flag}: " in told
     assert said in told

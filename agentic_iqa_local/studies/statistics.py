@@ -147,14 +147,14 @@ def _units(rows: Sequence[Mapping[str, Any]]) -> tuple[str, Any]:
     alone; without scenes rows."""
     table = pd.DataFrame(list(rows), columns=["group", "distortion"])
     if table.group.isna().all():
-        return "rows", table.index
+        return "rows", list(table.index)
     scenes = table.group.fillna(table.index.to_series().map("row {}".format))
     if scenes.nunique() >= FEWEST_GROUPS:
         return "groups", scenes
     kinds = table.distortion.fillna("none")
     if kinds.nunique() > 1:
         return "distortion types, within these scenes", kinds
-    return "rows, within these scenes", table.index
+    return "rows, within these scenes", list(table.index)
 
 
 def interval(name: str, value: float, on_draws: np.ndarray) -> dict[str, float]:
