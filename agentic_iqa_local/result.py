@@ -246,15 +246,16 @@ class Assessment(Result):
 
     @property
     def answer(self) -> str:
-        """The answer in short: "C Fair, q 3.12", "B. No, p 0.62" or free text; why there is none
-        where it failed."""
+        """The answer in short: "C Fair, q 3.12", "“No” (probability 62%)" or free text; why there
+        is none where it failed."""
         if self.error:
             return f"failed: {self.reason}"
         if self.level:
             rated = f"{self.letter} {self.level}, q {self.q:.2f}"
             return f"not sure: {rated}" if self.not_sure else rated
         if self.letter and self.choices and self.p:
-            return f"{self.letter}. {chosen_answer(self.choices, self.letter)}, p {self.p[self.letter]:.2f}"
+            chosen = chosen_answer(self.choices, self.letter)
+            return f"“{chosen}” (probability {self.p[self.letter]:.0%})"
         written = self.final_answer or ""
         return written if len(written) > 1 else f"the model wrote “{written}” alone"
 

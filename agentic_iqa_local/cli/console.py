@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TextIO
 
 from agentic_iqa_local.errors import name_picture, one_line, printable
@@ -68,6 +69,7 @@ class Progress(AbstractContextManager):
             BarColumn(20),
             TextColumn("{task.description}"),
             TimeRemainingColumn(),
+            speed_estimate_period=3600,  # a picture may take minutes
             console=Terminal(stderr=True),
             disable=total == 1 or not sys.stderr.isatty(),
             redirect_stdout=False,
@@ -92,6 +94,8 @@ class Progress(AbstractContextManager):
         (task,) = self._bar.tasks
         text = f"{task.completed + 1:.0f}/{self._total} pictures, {self._failed} failed"
         self._bar.update(task.id, advance=1, description=text)
+        if task.time_remaining is not None:
+            text += f", about {timedelta(seconds=task.time_remaining)} left"
         now = time.monotonic()
         if self._bar.disable and self._total > 1 and now - self._told >= SECONDS_BETWEEN_LINES:
             self._told = now
