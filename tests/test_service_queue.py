@@ -24,10 +24,11 @@ from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.errors import UserError, one_line
 from agentic_iqa_local.result import new_row
 from agentic_iqa_local.serve import batches as batches_module
-from agentic_iqa_local.serve.app import Service, listening, make_app
+from agentic_iqa_local.serve.app import Service, make_app
 from agentic_iqa_local.serve.asks import Refused, SetUp
 from agentic_iqa_local.serve.batches import Batches
 from agentic_iqa_local.serve.bodies import Body, OnePicture, Upload
+from agentic_iqa_local.serve.guard import listening
 from agentic_iqa_local.serve.queue import Queue
 
 SET_UP = SetUp(load_settings(), "letters")

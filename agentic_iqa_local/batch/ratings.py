@@ -13,9 +13,10 @@ import numpy as np
 import pandas as pd
 from PIL import Image
 
+from agentic_iqa_local.batch.cells import plain_cell
 from agentic_iqa_local.batch.inputs import expand_inputs
 from agentic_iqa_local.errors import UserError, one_line
-from agentic_iqa_local.files import FileError, read_bytes
+from agentic_iqa_local.files import FileError, path_from_text, read_bytes
 
 LARGEST = 2**28  # bytes of a table
 LARGEST_SIDECAR = 2**24
@@ -170,7 +171,7 @@ def _numbers(rows: Any, name: str, place: Path) -> Any:
 
 def _picture(image: Any, place: Path) -> Path:
     """Where a picture lies that a table names."""
-    file = place.parent / str(image)
+    file = place.parent / path_from_text(plain_cell(str(image)))
     if not file.is_file():
         raise RatingsError(f"{place}: there is no file {one_line(str(file))}", "correct its path")
     return file

@@ -8,23 +8,29 @@ from pathlib import Path
 
 from agentic_iqa_local.batch.ratings import read_ratings
 from agentic_iqa_local.cli.console import Progress, say, tell
-from agentic_iqa_local.cli.options import UsageError, check_set_up, chosen_settings, device_of
+from agentic_iqa_local.cli.options import (
+    STATE,
+    UsageError,
+    check_set_up,
+    chosen_settings,
+    device_of,
+)
+from agentic_iqa_local.config import Settings
 from agentic_iqa_local.errors import counted, one_line
 from agentic_iqa_local.files import folder_hash
 from agentic_iqa_local.iqa_tools.eye import CARD, EyeCard, local_nr_hash, write_eye
+from agentic_iqa_local.judgement.described import Describer, Description, DescriptionError
 from agentic_iqa_local.judgement.learning import (
     HELPED,
-    Described,
-    LearningError,
-    described,
     learned,
     rated_of,
 )
 from agentic_iqa_local.services import Services
-from agentic_iqa_local.state import EYE
+from agentic_iqa_local.state import EYE, revised
 
 NOT_SURE = 3  # the exit status where nothing is written
 MORE = 40  # ratings that a person is asked for
+DESCRIPTIONS = STATE / "agentic-iqa" / "descriptions"
 
 
 def learn(args: argparse.Namespace) -> int:
@@ -33,8 +39,9 @@ def learn(args: argparse.Namespace) -> int:
     check_folder(args.out)
     settings = chosen_settings(args)
     check_set_up(settings, "letters")
-    with closing(Services(settings, device_of(args))) as services:
-        found = dict(_described(ratings.pictures, services))
+    with closing(Services(without_eye(settings), device_of(args))) as services:
+        describer = Describer(services, DESCRIPTIONS)
+        found = dict(_described(ratings.pictures, describer))
     levels = ratings.levels[list(found)]
     eye, proof = learned(
         rated_of(list(found.values()), levels, relative=ratings.scale is None),
@@ -60,6 +67,11 @@ def learn(args: argparse.Namespace) -> int:
     return 0
 
 
+def without_eye(settings: Settings) -> Settings:
+    """The settings without an eye, since what is learned must not depend on another one."""
+    return revised(settings, tools=revised(settings.tools, eye=None))
+
+
 def check_folder(folder: Path) -> None:
     """Raises UsageError for a folder that holds something else than an eye."""
     if folder.exists() and not (folder / CARD).is_file() and any(folder.iterdir()):
@@ -67,14 +79,16 @@ def check_folder(folder: Path) -> None:
         raise UsageError(f"--out {folder}: {wrong}", "choose another name")
 
 
-def _described(pictures: tuple[Path, ...], services: Services) -> Iterator[tuple[int, Described]]:
+def _described(
+    pictures: tuple[Path, ...], describer: Describer
+) -> Iterator[tuple[int, Description]]:
     """What is to be learned from, by the number of its picture; of what fails it is told why."""
     with Progress(len(pictures)) as progress:
         for number, picture in enumerate(pictures):
             failed = False
             try:
-                yield number, described(picture, services)
-            except LearningError as error:
+                yield number, describer(picture)
+            except DescriptionError as error:
                 tell(f"left out: {one_line(str(error))}")
                 failed = True
             progress.count(failed)

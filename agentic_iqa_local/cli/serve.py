@@ -39,15 +39,16 @@ def serve(args: argparse.Namespace) -> None:
     """Serves until it is ended. Raises UserError."""
     token = token_for(args.host)
     from agentic_iqa_local.serve import app
+    from agentic_iqa_local.serve.guard import LOOPBACK, listening
 
     settings = chosen_settings(args)
     set_up = SetUp(settings, args.pipeline or "agent")
     check_set_up(settings, set_up.pipeline)
     batches = args.batches or STATE / "agentic-iqa" / "batches"
     batches.mkdir(mode=0o700, parents=True, exist_ok=True)
-    hosts = ["*"] if token else ["localhost", "127.0.0.1", "[::1]"]
+    hosts = ["*"] if token else LOOPBACK
     with (
-        app.listening(args.host, args.port) as address,
+        listening(args.host, args.port) as address,
         TemporaryDirectory(prefix="agentic-iqa-") as uploads,
     ):
         runner = batch_of(args, ServiceWork(set_up), device_of(args))

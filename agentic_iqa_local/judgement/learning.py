@@ -7,7 +7,6 @@ person would get it: the fusion of the model's letters with the eye's level, bes
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,12 +18,10 @@ from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.iqa_tools.calibration import HIGHEST, LOWEST
 from agentic_iqa_local.iqa_tools.eye import CurvePoint, Eye, EyeCard, Standard
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
-from agentic_iqa_local.judgement.assessment import assess
-from agentic_iqa_local.judgement.ordering import fingerprint, scene_groups
-from agentic_iqa_local.nodes.pictures import load_pictures
+from agentic_iqa_local.judgement.described import Description
+from agentic_iqa_local.judgement.ordering import scene_groups
 from agentic_iqa_local.score_fusion import LEVELS, fused_distribution
-from agentic_iqa_local.services import Observer, Services
-from agentic_iqa_local.state import EYE, LETTERS
+from agentic_iqa_local.state import EYE
 
 FEWEST_SCENES = 10
 OUTER, INNER = 10, 5  # folds
@@ -84,39 +81,7 @@ class Fused(NamedTuple):
     voters: tuple[str, ...]
 
 
-class Described(NamedTuple):
-    """What one rated picture is to a learner."""
-
-    sha256: str
-    statistics: np.ndarray
-    fingerprint: np.ndarray
-    tools: dict[str, float]  # levels
-    p_c: list[float]  # of the levels 1 to 5
-    q: float
-
-
-def described(picture: Path, services: Services) -> Described:
-    """What a learner gets of a picture, by the letters pipeline. Raises LearningError for one that
-    cannot be assessed."""
-    row = assess(picture, pipeline="letters", services=services, observer=Observer())
-    if row.q is None or row.fusion is None or row.sha256 is None:
-        raise LearningError(row.error or f"{picture}: it got no q")
-    loaded, _ = load_pictures(services.settings.images, picture)
-    levels = {}
-    for run in row.tools:
-        if run.normalized_score is not None:
-            levels[run.tool_name] = run.normalized_score
-    return Described(
-        sha256=row.sha256,
-        statistics=services.tools.examine(loaded.pixels).statistics,
-        fingerprint=fingerprint(loaded.pixels),
-        tools=levels,
-        p_c=[row.fusion.p_c[letter] for letter in reversed(LETTERS)],
-        q=row.q,
-    )
-
-
-def rated_of(pictures: Sequence[Described], levels: np.ndarray, *, relative: bool) -> Rated:
+def rated_of(pictures: Sequence[Description], levels: np.ndarray, *, relative: bool) -> Rated:
     """Pictures with their ratings, (n,). Those that are `relative`, of mean 0 and deviation 1, get
     the mean and the deviation of q. Tools that could not measure every picture are left out."""
     q = np.array([one.q for one in pictures])
@@ -125,11 +90,11 @@ def rated_of(pictures: Sequence[Described], levels: np.ndarray, *, relative: boo
     scenes = np.empty(len(pictures), int)
     for number, members in enumerate(scene_groups([one.fingerprint for one in pictures])):
         scenes[members] = number
-    everywhere = set.intersection(*(set(one.tools) for one in pictures))
+    everywhere = set.intersection(*(set(one.levels) for one in pictures))
     return Rated(
         statistics=np.array([one.statistics for one in pictures], float),
         tools={
-            name: np.array([one.tools[name] for one in pictures]) for name in sorted(everywhere)
+            name: np.array([one.levels[name] for one in pictures]) for name in sorted(everywhere)
         },
         p_c=np.array([one.p_c for one in pictures]),
         q=q,
@@ -283,6 +248,42 @@ def farthest(standardised: np.ndarray, scenes: np.ndarray) -> float:
     return float(np.quantile(distances.min(1), LIKE))
 
 
+@dataclass(frozen=True)
+class Trial:
+    """How an eye of these ratings would do on pictures that it was not learned from, by nested
+    cross-validation: its `levels`, (n,), their standard error `sigma`, the `fused` q, SRCC of q
+    with the eye and without it, and the proof that it helps."""
+
+    levels: np.ndarray
+    sigma: float
+    fused: Fused
+    srcc: float
+    srcc_without: float
+    proof: Proof
+
+
+def tried(rated: Rated) -> Trial:
+    """The trial of these ratings. Raises LearningError for too few scenes, or one rating for
+    all."""
+    scenes = len(np.unique(rated.scenes))
+    if scenes < FEWEST_SCENES:
+        said = f"expected ratings of at least {FEWEST_SCENES} scenes, got {scenes}"
+        raise LearningError(said, "rate more pictures; near-duplicates count once")
+    if np.ptp(rated.levels) == 0:
+        raise LearningError("expected ratings that differ, all are the same", "rate worse ones too")
+    levels = cross_validated(_columns(rated, Standard.of(rated.statistics)), rated)
+    sigma = float(np.sqrt(np.mean((levels - rated.levels) ** 2)))
+    fused = rated.fused(levels, sigma)
+    return Trial(
+        levels=levels,
+        sigma=sigma,
+        fused=fused,
+        srcc=srcc(fused.q, rated.levels),
+        srcc_without=srcc(rated.q, rated.levels),
+        proof=proof(fused.q, rated.q, rated),
+    )
+
+
 def learned(rated: Rated, **about: Any) -> tuple[Eye, Proof]:
     """An eye of these ratings, and the proof that it helps.
 
@@ -294,34 +295,25 @@ def learned(rated: Rated, **about: Any) -> tuple[Eye, Proof]:
     Raises:
         LearningError: Too few scenes, or one rating for all.
     """
-    scenes = len(np.unique(rated.scenes))
-    if scenes < FEWEST_SCENES:
-        said = f"expected ratings of at least {FEWEST_SCENES} scenes, got {scenes}"
-        raise LearningError(said, "rate more pictures; near-duplicates count once")
-    if np.ptp(rated.levels) == 0:
-        raise LearningError("expected ratings that differ, all are the same", "rate worse ones too")
+    trial = tried(rated)
     standard = Standard.of(rated.statistics)
     columns = _columns(rated, standard)
-    levels = cross_validated(columns, rated)
-    sigma = float(np.sqrt(np.mean((levels - rated.levels) ** 2)))
-    with_eye, voters = rated.fused(levels, sigma)
-    found = proof(with_eye, rated.q, rated)
     learner = _chosen(columns.values, rated.levels, rated.scenes)
     standardised = standard(rated.statistics)
     card = EyeCard(
-        scenes=scenes,
+        scenes=len(np.unique(rated.scenes)),
         learner="correction" if learner.slope else "ridge",
-        srcc=srcc(with_eye, rated.levels),
-        srcc_without=srcc(rated.q, rated.levels),
-        agreement=rated.agreement(levels),
-        helped=found.helped,
+        srcc=trial.srcc,
+        srcc_without=trial.srcc_without,
+        agreement=rated.agreement(trial.levels),
+        helped=trial.proof.helped,
         curve=tuple(curve(columns, rated)),
-        sigma=sigma,
-        errors=tuple((rated.levels - with_eye).tolist()),
-        voters=voters,
+        sigma=trial.sigma,
+        errors=tuple((rated.levels - trial.fused.q).tolist()),
+        voters=trial.fused.voters,
         farthest=farthest(standardised, rated.scenes),
         **about,
     )
     weights = columns.axes.T @ learner.weights
     bias = learner.bias - float(columns.centre @ weights)
-    return Eye(card, standard, standardised, weights, bias, learner.slope), found
+    return Eye(card, standard, standardised, weights, bias, learner.slope), trial.proof

@@ -1,30 +1,25 @@
-"""The service over HTTP: its routes, what stands before them, and its start."""
+"""The service over HTTP: its routes, and its start."""
 
 import asyncio
 import hmac
 import json
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 import prometheus_client
-import uvicorn
 from fastapi import APIRouter, Depends, FastAPI, Query, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from sse_starlette import EventSourceResponse
-from starlette.exceptions import HTTPException
-from starlette.middleware.body_limit import RequestBodyLimitMiddleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.staticfiles import StaticFiles
 
 from agentic_iqa_local import __version__
 from agentic_iqa_local.batch.runner import Runner
-from agentic_iqa_local.errors import UserError, one_line
+from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.output.account import parts_of
 from agentic_iqa_local.output.pages import ACCOUNT, FOLDER
 from agentic_iqa_local.result import Assessment
@@ -41,16 +36,11 @@ from agentic_iqa_local.serve.bodies import (
     body_of,
     described,
 )
+from agentic_iqa_local.serve.guard import guard, run, same_origin, url_of
 from agentic_iqa_local.serve.queue import REQUESTS, Queue
-from agentic_iqa_local.serve.refusals import FOREIGN_HOST, RESPONSES, answer_of, refusal_of
+from agentic_iqa_local.serve.refusals import RESPONSES, refusal_of
 
 PAGE = FOLDER / "serve"
-CSP = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self';"
-    " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-HEADERS = {"Content-Security-Policy": CSP, "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer",
-           "Cache-Control": "no-store"}  # fmt: skip
 
 
 class Service:
@@ -82,15 +72,6 @@ def _with_token(service: Here, given: Bearer) -> None:
         remedy = "send the header Authorization: Bearer TOKEN"
         headers = {"WWW-Authenticate": "Bearer"}
         raise Refused(401, "token", "expected the service's token", remedy, headers)
-
-
-def _same_origin(request: Request) -> None:
-    """Raises Refused (403) if a page of another origin sends something."""
-    origin = request.headers.get("origin")
-    if origin is None or request.method in ("GET", "HEAD"):
-        return
-    if origin.partition("://")[2].lower() != request.headers.get("host", "").lower():
-        raise Refused(403, "foreign_origin", "a page of another origin may not ask here")
 
 
 public = APIRouter()
@@ -265,7 +246,7 @@ def make_app(service: Service, hosts: list[str]) -> FastAPI:
         await asyncio.wait([work])
 
     app = FastAPI(title="agentic-iqa", version=__version__, docs_url=None, redoc_url=None, lifespan=working,
-                  redirect_slashes=False, dependencies=[Depends(_same_origin)], responses=RESPONSES)  # fmt: skip
+                  redirect_slashes=False, dependencies=[Depends(same_origin)], responses=RESPONSES)  # fmt: skip
     app.state.service = service
     app.include_router(public)
     app.include_router(private)
@@ -273,43 +254,13 @@ def make_app(service: Service, hosts: list[str]) -> FastAPI:
     page = StaticFiles(directory=PAGE, html=True)
     page.all_directories.append(ACCOUNT)
     app.router.default = page
-    app.add_middleware(RequestBodyLimitMiddleware, max_body_size=MOST_BYTES)
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)
-
-    @app.middleware("http")
-    async def mark(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
-        try:
-            response = await answer(request)
-        except Exception as error:
-            response = answer_of(error)
-        plain = response.headers.get("content-type", "").startswith("text/plain")
-        if plain and response.status_code == 400:
-            response = answer_of(FOREIGN_HOST)
-        elif plain and response.status_code > 400:  # Starlette's middleware answers in plain text
-            response = answer_of(HTTPException(response.status_code))
-        for name, value in HEADERS.items():
-            response.headers.setdefault(name, value)
-        route = getattr(request.scope.get("route"), "path", "other")
-        REQUESTS.labels(route, response.status_code).inc()
-        return response
-
-    async def refused(_: Request, error: Exception) -> Response:
-        return answer_of(error)
-
-    for kind in (HTTPException, RequestValidationError):  # which FastAPI would answer by itself
-        app.add_exception_handler(kind, refused)
+    guard(app, hosts, MOST_BYTES, _counted)
     return app
 
 
-def listening(host: str, port: int) -> socket.socket:
-    """A socket that listens. Raises UserError for an address of another machine, and for a port
-    that is taken."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family)
-    except (OSError, OverflowError) as error:
-        said = f"--host {host} --port {port}: expected a free address of this machine, got {error}"
-        raise UserError(said, "choose another, or end what listens there") from error
+def _counted(request: Request, response: Response) -> None:
+    route = getattr(request.scope.get("route"), "path", "other")
+    REQUESTS.labels(route, response.status_code).inc()
 
 
 def serve(
@@ -320,12 +271,6 @@ def serve(
     runner = service.queue.runner
     with closing(runner):
         runner.load()
-        config = uvicorn.Config(make_app(service, hosts), log_config=None, access_log=log_requests, ws="none",
-                                server_header=False, proxy_headers=False, timeout_keep_alive=15,
-                                timeout_graceful_shutdown=5)  # fmt: skip
-        host, port = address.getsockname()[:2]
-        host = f"[{host}]" if ":" in host else host
         about = f"{service.set_up.model} on {runner.device}"
-        sys.stderr.write(one_line(f"http://{host}:{port}: {about}") + "\n")
-        with suppress(KeyboardInterrupt):  # uvicorn raises the signal again that ended it
-            uvicorn.Server(config).run([address])
+        sys.stderr.write(one_line(f"{url_of(address)}: {about}") + "\n")
+        run(make_app(service, hosts), address, log_requests=log_requests)
