@@ -368,6 +368,8 @@ def _expected(mistake: ErrorDetails) -> str:
             return "unknown key"
         case "missing":
             return "expected a value, got none"
+        case "string_unicode":
+            return "expected a text in UTF-8"
         case "string_pattern_mismatch":
             return "expected a text that is not blank"
         case "literal_error":

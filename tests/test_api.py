@@ -54,7 +54,7 @@ def test_what_is_no_picture_or_no_choice_is_refused_first(scripted, picture):
         with pytest.raises(TypeError, match="got int"):
             iqa(*arguments)
     for choices in ("Yes", ["Yes"], [1, 2], {"Yes", "No"}):
-        with pytest.raises(ValueError, match="choices: expected"):
+        with pytest.raises(ValueError, match="^choices: "):
             iqa(picture, choices=choices)
     assert client.opened == []
 
@@ -95,7 +95,7 @@ def test_a_choice_and_a_failure_show_as_what_they_are(scripted, picture):
     row = scripted[0](picture, query="Is it <b>sharp</b>?", choices=["<Yes>", "No"])
     assert (row.letter, row.level, row.q) == (row.final_answer, None, None)
     assert repr(row).startswith(
-        f"Assessment({picture}: {row.letter}. {row.choices[ord(row.letter) - 65]}, p "
+        f"Assessment({picture}: “{row.choices[ord(row.letter) - 65]}” (probability "
     )
     failed = scripted[0]("<script>.png")
     assert (failed.letter, failed.level) == (None, None)

@@ -142,8 +142,8 @@ def test_an_address_at_which_nothing_answers_is_refused_soon(monkeypatch):
     ("options", "says"),
     [
         ("--cluster local", "--cluster: expected with --workers"),
-        ("--cluster local --workers 1 --gpu 0", "--gpu: expected without --cluster"),
-        ("--cluster h:1 --workers 1 --map m.png", "--map: expected without --cluster"),
+        ("--cluster local --workers 1 --gpu 0", "--cluster: expected without --gpu"),
+        ("--cluster h:1 --workers 1 --map m.png", "--cluster: expected without --map"),
     ],
 )
 def test_options_that_do_not_go_together_are_told(options, says, photo_path, capsys):

@@ -44,16 +44,18 @@ def draw(run: ScoredRun, tables: Mapping[str, pd.DataFrame]) -> dict[str, bytes]
 
 
 def _figures(run: ScoredRun, tables: Mapping[str, pd.DataFrame]) -> dict[str, Figure]:
-    figures = {"scatter": _scatter(run)}
     intervals, within = tables["intervals"], tables["within"]
+    if len(intervals):
+        intervals = intervals[intervals["pipeline"] == "agent"]
+    if len(within):
+        within = within[within["by"] == "distortion"].dropna(subset="srcc_low")
+    figures = {"scatter": _scatter(run)}
     if len(tables["differences"]):
         figures["differences"] = _forest(tables["differences"], "srcc_difference", ["first"])
     if len(intervals):
-        intervals = intervals[intervals["pipeline"] == "agent"]
         figures["intervals"] = _forest(intervals, "coverage", ["look", "reference"], COVERAGE)
     if len(within):
-        types = within[within["by"] == "distortion"].dropna(subset="srcc_low")
-        figures["by_distortion"] = _forest(types, "srcc", ["value", "mode"])
+        figures["by_distortion"] = _forest(within, "srcc", ["value", "mode"])
     return figures
 
 
