@@ -78,6 +78,15 @@ class Condition(BaseModel):
     look: Look
 
 
+class NamedEye(BaseModel):
+    """The eye that an assessment was made with: its folder's name, the SHA-256 of its numbers, and
+    how many ratings it was learned from."""
+
+    name: str
+    sha256: str
+    ratings: int
+
+
 class Interval(BaseModel):
     """Where the true quality lies, with how much probability, and how that is known."""
 
@@ -185,6 +194,7 @@ class Assessment(Result):
     tokens: TokenUsage | None = None  # of every model call of the assessment
     seen: Seen | None = None
     model: dict[str, Any] | None = None
+    eye: NamedEye | None = None  # of a person, if one was chosen
     seconds: float = 0.0
     warnings: list[str] = []
     # the tries at an answer that failed, with the role and the model's whole output, also where a

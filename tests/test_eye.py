@@ -10,6 +10,7 @@ from agentic_iqa_local import IQA
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.iqa_tools.eye import CARD, NUMBERS, local_nr_hash, read_eye, write_eye
 from agentic_iqa_local.judgement.learning import LearningError, Rated, learned
+from agentic_iqa_local.output.report import account
 
 ABOUT = {
     "date": "2026-11-27",
@@ -134,7 +135,7 @@ def spoilt_card(folder, **changes):
     ("spoil", "said"),
     [
         (lambda folder: spoilt_card(folder, local_nr="1" * 64), "learned with another"),
-        (lambda folder: spoilt_card(folder, sigma=-1), "sigma: expected more than 0"),
+        (lambda folder: spoilt_card(folder, sigma=-1), "sigma: expected greater than 0"),
         (lambda folder: (folder / CARD).unlink(), "expected the card of an eye"),
         (lambda folder: (folder / NUMBERS).write_bytes(b"{}"), "expected the numbers of an eye"),
         (lambda folder: (folder / NUMBERS).unlink(), "expected the numbers of an eye"),
@@ -193,7 +194,8 @@ def test_the_eye_alone_votes_where_it_is_clearly_better(tmp_path, photo_path, pi
     assert row.fusion.q_bar == 1.5
     assert row.interval.calibrated_on.startswith("your ratings")
     assert row.interval.width == pytest.approx(0.9, abs=0.1)  # 90 % of errors from −.5 to .5
-    assert row.model["eye"]
+    assert (row.eye.name, row.eye.ratings) == ("eye", 60)
+    assert "from 60 ratings of yours YourEye says" in account(row)
 
 
 def test_a_picture_unlike_the_rated_ones_keeps_its_q(tmp_path, photo_path):

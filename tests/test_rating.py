@@ -19,7 +19,6 @@ from PIL import Image
 
 from agentic_iqa_local.batch.rating_file import RatingFile
 from agentic_iqa_local.batch.ratings import RatingsError, read_ratings
-from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.judgement.described import Description, DescriptionError
 from agentic_iqa_local.judgement.suggestion import most_informative
 from agentic_iqa_local.serve.asks import Refused

@@ -99,7 +99,8 @@ def account(card: EyeCard) -> str:
     people = "" if card.people == 1 else f" by {card.people} people"
     lines = [f"{counted(card.ratings, 'rating')}{people} of {counted(card.scenes, 'scene')}."]
     for point in card.curve:
-        lines.append(f"Learned from {point.ratings}: SRCC {point.srcc:.2f} on the others.")
+        others = f"on the others {point.srcc:.2f}, without {point.srcc_without:.2f}"
+        lines.append(f"SRCC of q learned from {point.ratings}: {others}.")
     lines.append(
         f"SRCC of q with your ratings, on pictures left out: {card.srcc_without:.2f} without the eye,"
         f" {card.srcc:.2f} with it; probability that it helps: {card.helped:.2f}."

@@ -30,10 +30,14 @@ Correlation = Annotated[float, Field(ge=-1, le=1)]
 
 
 class CurvePoint(FileRecord):
-    """SRCC with an eye that was learned from this many ratings, on the pictures left out."""
+    """SRCC of q with an eye that was learned from this many ratings and without it, on the pictures
+    left out: means over `draws`, in `worse` of which it was lower with the eye."""
 
     ratings: int = Field(ge=1)
     srcc: Correlation
+    srcc_without: Correlation
+    draws: int = Field(ge=1)
+    worse: int = Field(ge=0)
 
 
 class EyeCard(FileRecord):

@@ -10,14 +10,16 @@ from typing import Any
 
 from agentic_iqa_local.config import Pipeline, Request, Settings, boxes_of
 from agentic_iqa_local.errors import PICTURE, one_line
+from agentic_iqa_local.files import file_hash
 from agentic_iqa_local.graph import initial_state, run_graph
 from agentic_iqa_local.images.files import ImageError
 from agentic_iqa_local.images.pictures import Picture, PictureFile, as_file
 from agentic_iqa_local.iqa_tools import ToolError
+from agentic_iqa_local.iqa_tools.eye import NUMBERS
 from agentic_iqa_local.iqa_tools.reliability import Score
 from agentic_iqa_local.judgement.fit import calibration_for, read_fit
 from agentic_iqa_local.judgement.gates import Sureness
-from agentic_iqa_local.judgement.identity import named_in_row
+from agentic_iqa_local.judgement.identity import SHORT, named_in_row
 from agentic_iqa_local.judgement.intervals import SHIPPED, IntervalCalibration
 from agentic_iqa_local.judgement.quality_map import mapped
 from agentic_iqa_local.nodes.letter_reading import ROLE, answer_letter, read_and_fuse, read_choices
@@ -26,7 +28,7 @@ from agentic_iqa_local.nodes.query import named_metrics
 from agentic_iqa_local.nodes.summarizer import without_words
 from agentic_iqa_local.nodes.tool_runs import measure
 from agentic_iqa_local.nodes.workbench import Workbench
-from agentic_iqa_local.result import Assessment, Seen, SeenView, file_sha256, new_row
+from agentic_iqa_local.result import Assessment, NamedEye, Seen, SeenView, file_sha256, new_row
 from agentic_iqa_local.services import Observer, Services, load_services
 from agentic_iqa_local.state import (
     EYE,
@@ -318,7 +320,18 @@ def _record(row: Assessment, bench: Workbench) -> None:
     name = one_line(client.name)  # a folder's name may be no text that JSON can hold
     decided_by = named_in_row(bench.settings, bench.services.device)
     row.model = client.describe() | {"name": name} | decided_by
+    row.eye = _named_eye(bench)
     row.warnings = bench.warnings
+
+
+def _named_eye(bench: Workbench) -> NamedEye | None:
+    """The eye of the set-up; None without one."""
+    eye = bench.services.tools.eye
+    if eye is None:
+        return None
+    folder = Path(bench.settings.tools.eye or "")
+    sha256 = file_hash(folder / NUMBERS)[:SHORT]
+    return NamedEye(name=one_line(folder.name), sha256=sha256, ratings=eye.card.ratings)
 
 
 def _view(box: Box, seen: SeenImage, model: str, bench: Workbench) -> SeenView:

@@ -71,7 +71,6 @@ def named_in_row(settings: Settings, device: str) -> dict[str, Any]:
         "sha256": model and model[:SHORT],
         "prompts": digest(prompts)[:SHORT],
         "decided_by": digest(decided_by)[:SHORT],
-        "eye": everything["eye"] and everything["eye"][:SHORT],
         "versions": everything["versions"],
     }
 

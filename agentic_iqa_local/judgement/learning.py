@@ -28,7 +28,7 @@ OUTER, INNER = 10, 5  # folds
 PENALTIES = np.logspace(0, 5, 11)  # of the ridge, on standardised statistics
 LIKE = 0.95  # of the rated pictures count as like the others
 DRAWS = 1000  # of the bootstrap
-CURVE = (10, 20, 50, 100, 200, 500, 1000)
+CURVE = (20, 50, 100, 200, 500, 1000)
 CURVE_DRAWS = 5
 HELPED = 0.9  # bootstrap probability from which an eye counts as a help
 MIDDLE = 3.0  # a level that no tool is at an end with
@@ -61,24 +61,39 @@ class Rated:
         scores = {EYE: levels, **self.tools}
         return {name: srcc(column, self.levels) for name, column in scores.items()}
 
-    def fused(self, levels: np.ndarray, sigma: float) -> "Fused":
-        """q with an eye that gives these levels, (n,), with the error `sigma`. The tools that are
-        clearly worse on the ratings have no vote, as in an assessment."""
-        columns = {EYE: levels, **self.tools}
+    def votes(self, levels: np.ndarray, sigma: float) -> "Votes":
+        """Who would vote beside an eye that gives these levels with the error `sigma`. The tools
+        that are clearly worse on the ratings do not, as in an assessment."""
         known = load_reliability().with_ratings(self.agreement(levels), **{EYE: sigma})
-        worse = known.clearly_worse(list(columns))
-        voting = [name for name in columns if name not in worse]
-        q_bar = np.mean([columns[name] for name in voting], axis=0)
-        error = known.sigma_of_mean([(name, MIDDLE) for name in voting], {})
-        q = fused_distribution(self.p_c, q_bar, 1 / (2 * error**2)) @ LEVELS
-        return Fused(q, tuple(sorted(voting)))
+        names = [EYE, *self.tools]
+        worse = known.clearly_worse(names)
+        voters = sorted(name for name in names if name not in worse)
+        error = known.sigma_of_mean([(name, MIDDLE) for name in voters], {})
+        return Votes(tuple(voters), error)
+
+    def fused(self, levels: np.ndarray, votes: "Votes") -> np.ndarray:
+        """q with an eye that gives these levels, (n,)."""
+        columns = {EYE: levels, **self.tools}
+        q_bar = np.mean([columns[name] for name in votes.voters], axis=0)
+        return fused_distribution(self.p_c, q_bar, 1 / (2 * votes.error**2)) @ LEVELS
+
+    def part(self, chosen: np.ndarray) -> "Rated":
+        """Some of the pictures, by their numbers."""
+        return Rated(
+            statistics=self.statistics[chosen],
+            tools={name: levels[chosen] for name, levels in self.tools.items()},
+            p_c=self.p_c[chosen],
+            q=self.q[chosen],
+            levels=self.levels[chosen],
+            scenes=self.scenes[chosen],
+        )
 
 
-class Fused(NamedTuple):
-    """q of rated pictures, (n,), and the tools that voted."""
+class Votes(NamedTuple):
+    """The tools that vote, and the standard error of their mean."""
 
-    q: np.ndarray
     voters: tuple[str, ...]
+    error: float
 
 
 def rated_of(pictures: Sequence[Description], levels: np.ndarray, *, relative: bool) -> Rated:
@@ -169,13 +184,14 @@ def _chosen(columns: np.ndarray, levels: np.ndarray, scenes: np.ndarray) -> Line
     return _lines(columns, levels)[int(errors.argmin())]
 
 
-def cross_validated(columns: Columns, rated: Rated) -> np.ndarray:
-    """The level that an eye gives each picture that was not learned from, (n,)."""
+def cross_validated(columns: np.ndarray, rated: Rated) -> tuple[np.ndarray, float]:
+    """The level that an eye gives each picture that was not learned from, (n,), and their standard
+    error."""
     levels = np.empty(len(rated.levels))
     for train, test in _folds(rated.scenes, OUTER).split(rated.levels, groups=rated.scenes):
-        learner = _chosen(columns.values[train], rated.levels[train], rated.scenes[train])
-        levels[test] = learner.levels(columns.values[test])
-    return levels
+        learner = _chosen(columns[train], rated.levels[train], rated.scenes[train])
+        levels[test] = learner.levels(columns[test])
+    return levels, float(np.sqrt(np.mean((levels - rated.levels) ** 2)))
 
 
 def srcc(scores: np.ndarray, ratings: np.ndarray) -> float:
@@ -218,25 +234,42 @@ def _draws(scenes: np.ndarray) -> Iterator[np.ndarray]:
         yield np.concatenate([members[i] for i in drawn])
 
 
-def curve(columns: Columns, rated: Rated) -> list[CurvePoint]:
-    """SRCC of the eye against the number of ratings that it was learned from, on the rest."""
+def learning_curve(rated: Rated, draws: int = CURVE_DRAWS) -> list[CurvePoint]:
+    """SRCC of q, with an eye of so many ratings and without, on pictures that were not rated: the
+    mean over random draws of the rated ones."""
+    columns = _columns(rated, Standard.of(rated.statistics)).values
     points = []
     count = len(rated.levels)
     for size in CURVE:
         if size > 0.8 * count:
             break
         found = []
-        for seed in range(CURVE_DRAWS):
+        for seed in range(draws):
             order = np.random.default_rng(seed).permutation(count)
             train, rest = order[:size], order[size:]
             rest = rest[~np.isin(rated.scenes[rest], rated.scenes[train])]
-            if len(np.unique(rated.scenes[train])) < INNER or len(rest) < FEWEST_SCENES:
-                continue
-            learner = _chosen(columns.values[train], rated.levels[train], rated.scenes[train])
-            found.append(srcc(learner.levels(columns.values[rest]), rated.levels[rest]))
+            if len(np.unique(rated.scenes[train])) >= INNER and len(rest) >= FEWEST_SCENES:
+                found.append(_held_out(columns, rated, train, rest))
         if found:
-            points.append(CurvePoint(ratings=size, srcc=float(np.mean(found))))
+            mean, without = np.mean(found, axis=0).tolist()
+            worse = int(sum(one < other for one, other in found))
+            points.append(
+                CurvePoint(
+                    ratings=size, srcc=mean, srcc_without=without, draws=len(found), worse=worse
+                )
+            )
     return points
+
+
+def _held_out(
+    columns: np.ndarray, rated: Rated, train: np.ndarray, rest: np.ndarray
+) -> tuple[float, float]:
+    """SRCC of q with an eye and without, of the pictures `rest`, if those of `train` were rated."""
+    known, others = rated.part(train), rated.part(rest)
+    learner = _chosen(columns[train], known.levels, known.scenes)
+    votes = known.votes(*cross_validated(columns[train], known))
+    q = others.fused(learner.levels(columns[rest]), votes)
+    return srcc(q, others.levels), srcc(others.q, others.levels)
 
 
 def farthest(standardised: np.ndarray, scenes: np.ndarray) -> float:
@@ -251,12 +284,13 @@ def farthest(standardised: np.ndarray, scenes: np.ndarray) -> float:
 @dataclass(frozen=True)
 class Trial:
     """How an eye of these ratings would do on pictures that it was not learned from, by nested
-    cross-validation: its `levels`, (n,), their standard error `sigma`, the `fused` q, SRCC of q
-    with the eye and without it, and the proof that it helps."""
+    cross-validation: its `levels`, (n,), their standard error `sigma`, who votes beside it, `q`,
+    SRCC of q with the eye and without it, and the proof that it helps."""
 
     levels: np.ndarray
     sigma: float
-    fused: Fused
+    votes: Votes
+    q: np.ndarray
     srcc: float
     srcc_without: float
     proof: Proof
@@ -271,16 +305,18 @@ def tried(rated: Rated) -> Trial:
         raise LearningError(said, "rate more pictures; near-duplicates count once")
     if np.ptp(rated.levels) == 0:
         raise LearningError("expected ratings that differ, all are the same", "rate worse ones too")
-    levels = cross_validated(_columns(rated, Standard.of(rated.statistics)), rated)
-    sigma = float(np.sqrt(np.mean((levels - rated.levels) ** 2)))
-    fused = rated.fused(levels, sigma)
+    columns = _columns(rated, Standard.of(rated.statistics))
+    levels, sigma = cross_validated(columns.values, rated)
+    votes = rated.votes(levels, sigma)
+    q = rated.fused(levels, votes)
     return Trial(
         levels=levels,
         sigma=sigma,
-        fused=fused,
-        srcc=srcc(fused.q, rated.levels),
+        votes=votes,
+        q=q,
+        srcc=srcc(q, rated.levels),
         srcc_without=srcc(rated.q, rated.levels),
-        proof=proof(fused.q, rated.q, rated),
+        proof=proof(q, rated.q, rated),
     )
 
 
@@ -307,10 +343,10 @@ def learned(rated: Rated, **about: Any) -> tuple[Eye, Proof]:
         srcc_without=trial.srcc_without,
         agreement=rated.agreement(trial.levels),
         helped=trial.proof.helped,
-        curve=tuple(curve(columns, rated)),
+        curve=tuple(learning_curve(rated)),
         sigma=trial.sigma,
-        errors=tuple((rated.levels - trial.fused.q).tolist()),
-        voters=trial.fused.voters,
+        errors=tuple((rated.levels - trial.q).tolist()),
+        voters=trial.votes.voters,
         farthest=farthest(standardised, rated.scenes),
         **about,
     )

@@ -4,12 +4,20 @@ same ones."""
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from agentic_iqa_local.errors import counted
 from agentic_iqa_local.nodes.evidence import found_damage
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY, chosen_answer
 from agentic_iqa_local.output.words import nothing_found, raw_with_scale
 from agentic_iqa_local.result import AnswerSet, Assessment, Gate
 from agentic_iqa_local.score_fusion import expected_level
-from agentic_iqa_local.state import LETTER_WORDS, UNCLEAR, DamagedBox, ToolExecutionLog, in_words
+from agentic_iqa_local.state import (
+    EYE,
+    LETTER_WORDS,
+    UNCLEAR,
+    DamagedBox,
+    ToolExecutionLog,
+    in_words,
+)
 
 
 @dataclass(frozen=True)
@@ -31,7 +39,7 @@ def account_of(row: Assessment) -> list[Part]:
         parts += [
             Part("Question", [] if row.query == DEFAULT_QUERY else [row.query]),
             Part("Reasoning", [row.quality_reasoning] if row.quality_reasoning else []),
-            Part("Evidence", _evidence(row) + _measurement(row)),
+            Part("Evidence", _evidence(row) + _measurement(row) + _eye(row)),
             Part("Where", map_sentences(row)),
             Part("How sure", _sureness(row)),
             Part("Answers" if row.choices else "Levels by the model", shares=_shares(row)),
@@ -76,6 +84,16 @@ def _measurement(row: Assessment) -> list[str]:
         return []
     what = "The answer also rests on" if row.fusion.measured else "No measurement counts:"
     return [f"{what} {row.fusion.measurement}."]
+
+
+def _eye(row: Assessment) -> list[str]:
+    """What the person's own ratings changed."""
+    levels = {run.tool_name: run.normalized_score for run in row.tools}
+    learned, general = levels.get(EYE), levels.get("LocalNR")
+    if row.eye is None or learned is None or general is None:
+        return []
+    ratings = f"from {counted(row.eye.ratings, 'rating')} of yours"
+    return [f"LocalNR says {general:.1f}; {ratings} {EYE} says {learned:.1f}."]
 
 
 def map_sentences(row: Assessment) -> list[str]:
