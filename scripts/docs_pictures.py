@@ -4,6 +4,7 @@
 python scripts/docs_pictures.py
 """
 
+import io
 import os
 import pty
 import subprocess
@@ -47,7 +48,7 @@ def on_a_terminal(*words: str, cwd: Path) -> str:
 
 def draw(name: str, *words: str, cwd: Path) -> None:
     """Writes docs/images/NAME.svg."""
-    console = Console(record=True, width=COLUMNS, file=open(os.devnull, "w"), force_terminal=True)
+    console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
     console.print(Text(f"$ agentic-iqa {' '.join(words)}"))
     console.print(Text.from_ansi(on_a_terminal(*words, cwd=cwd)))
     console.save_svg(str(ROOT / "docs" / "images" / f"{name}.svg"), title="agentic-iqa")
