@@ -178,6 +178,7 @@ def _of_fusion(fusion: FusionResult | None) -> list[str]:
         return []
     tools = "no tool gave a score"
     if fusion.q_bar is not None:
-        tools = f"the tools say {fusion.q_bar:.2f}"
+        one = len(fusion.voters) == 1
+        tools = f"{fusion.voters[0] + ' says' if one else 'the tools say'} {fusion.q_bar:.2f}"
     model = LETTER_WORDS[fusion.vlm_letter] if fusion.vlm_letter else "was not asked"
     return [f"Fused score {fusion.q:.2f} of 5: {tools}, the model alone {model}."]
