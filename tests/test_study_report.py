@@ -16,6 +16,8 @@ from agentic_iqa_local.iqa_tools.calibration import read_map_file
 from agentic_iqa_local.score_fusion import ScoreFusion
 from agentic_iqa_local.state import LETTERS, ExecutorOutput
 from agentic_iqa_local.studies.datasets import DATASETS
+from agentic_iqa_local.studies.eye_curve import stored_statistics
+from agentic_iqa_local.studies.plots import draw
 from agentic_iqa_local.studies.report import Analysis, analyse, over_datasets, write_tables
 from agentic_iqa_local.studies.store import Run, StudyError
 
@@ -318,3 +320,16 @@ def test_bad_input_of_a_report_is_one_sentence(
 def test_a_run_without_human_scores_is_refused():
     with pytest.raises(StudyError, match="human score"):
         analysed([{"key": "a", "question": "Is it sharp?"}])
+
+
+def test_the_curve_of_an_eye_is_above_q_where_statistics_tell_more():
+    """One statistic is the human score itself, which no tool and no letter knows as well."""
+    rows = make_rows(tools=("LocalNR", "PSNR"))
+    for number, row in enumerate(rows):
+        noise = np.random.default_rng(number).normal(size=20)
+        row |= {"group": None, "statistics": stored_statistics(np.array([row["mos"], *noise]))}
+    analysis = analyse(Run.model_validate(make_run()), rows, draws=50)
+    curve = analysis.tables["eye"]
+    assert curve["ratings"].tolist() == [20, 50]
+    assert curve["srcc"].iloc[-1] > curve["srcc_without"].iloc[-1]
+    assert "eye" in draw(analysis.run, analysis.tables)

@@ -25,6 +25,7 @@ from agentic_iqa_local.nodes.workbench import Workbench
 from agentic_iqa_local.services import Observer, Services
 from agentic_iqa_local.state import LETTERS, ExecutorOutput
 from agentic_iqa_local.studies.datasets import Question, RatedImage
+from agentic_iqa_local.studies.eye_curve import stored_statistics
 from agentic_iqa_local.vlm_client import VLMError
 
 CROPS = "image_alone/crops"  # the name of that read
@@ -67,6 +68,7 @@ def _read_all(plan: Plan, bench: Workbench, row: dict[str, Any]) -> None:
     tokens = {"prefilled": used.prefilled, "reused": used.reused, "decoded": used.decoded}
     row["cost"] = {"agent": {"seconds": seconds, **tokens}}
     row["tools"] = {tool: _tool(tool, bench, row["cost"]) for tool in plan.tools}
+    row |= _statistics(bench)
     prompts, models = _prompts(plan.query, None), bench.models
     reads = row["reads"] = {"image_alone": {"views": _views(bench, prompts)}}
     crops = [_letters(session, prompts) for session in models.sessions(ROLE, models.crops(ROLE))]
@@ -142,6 +144,18 @@ def _letters(session: RoleSession, prompts: Sequence[Prompt]) -> dict[str, Any]:
     )
     turned = {MEANING[letter]: value for letter, value in opposite.items()}
     return {"forward": usual, "reversed": turned}
+
+
+def _statistics(bench: Workbench) -> dict[str, str]:
+    """LocalNR's statistics, which an eye can learn from; none of a picture with a reference, or too
+    small."""
+    if bench.pictures.has_reference:
+        return {}
+    try:
+        examined = bench.services.tools.examine(bench.pictures.image.pixels)
+    except ToolError:
+        return {}
+    return {"statistics": stored_statistics(examined.statistics)}
 
 
 def _tool(tool: str, bench: Workbench, costs: dict[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from agentic_iqa_local.studies.statistics import vqeg_logistic
 LONGEST = 50  # characters of a label
 BLUE, ORANGE, GREY = "#0072b2", "#d55e00", "#777777"
 TITLES = {  # by file
+    "eye": "How q would rank the other pictures if some were rated",
     "differences": "SRCC of each mode less that of the baseline, with 95 % intervals",
     "scatter": "Human scores over the score, with the fitted curve",
     "intervals": "Coverage of the agent's 90 % intervals, with 95 % intervals; the line: 90 %",
@@ -54,6 +55,8 @@ def _figures(run: ScoredRun, tables: Mapping[str, pd.DataFrame]) -> dict[str, Fi
         figures["differences"] = _forest(tables["differences"], "srcc_difference", ["first"])
     if len(intervals):
         figures["intervals"] = _forest(intervals, "coverage", ["look", "reference"], COVERAGE)
+    if len(tables["eye"]):
+        figures["eye"] = _curve(tables["eye"])
     if len(within):
         figures["by_distortion"] = _forest(within, "srcc", ["value", "mode"])
     return figures
@@ -71,6 +74,17 @@ def _scatter(run: ScoredRun) -> Figure:
         axes.scatter(score, mos, 4, BLUE, alpha=0.4, linewidths=0, rasterized=True)
         axes.plot(score[order], mapped[order], color=ORANGE, linewidth=1.2)
         axes.set(title=one_line(mode)[:LONGEST], xlabel="score", ylabel="human score")
+    return figure
+
+
+def _curve(table: pd.DataFrame) -> Figure:
+    """SRCC with an eye and without it, over the number of ratings."""
+    figure = Figure(figsize=(4, 2.8), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(table["ratings"], table["srcc"], "o-", color=BLUE, label="with the eye")
+    axes.plot(table["ratings"], table["srcc_without"], "--", color=GREY, label="without")
+    axes.set(xlabel="ratings", ylabel="SRCC of q on the others")
+    axes.legend(frameon=False)
     return figure
 
 

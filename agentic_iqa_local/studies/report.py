@@ -19,6 +19,7 @@ from agentic_iqa_local.judgement.fit import Fit, FitError
 from agentic_iqa_local.output import pages
 from agentic_iqa_local.studies import tables
 from agentic_iqa_local.studies.datasets import absences
+from agentic_iqa_local.studies.eye_curve import eye_curve
 from agentic_iqa_local.studies.interval_tables import interval_tables
 from agentic_iqa_local.studies.plots import TITLES, draw
 from agentic_iqa_local.studies.scored_run import ScoredRun
@@ -58,6 +59,7 @@ def analyse(
         "within": tables.within(scored),
         "calibration": tables.calibration(scored),
         **intervals,
+        "eye": eye_curve(scored),
         "cost": tables.cost(rows),
         "exposures": scored.exposures,
         "failures": tables.failures(rows),
