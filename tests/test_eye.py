@@ -136,7 +136,7 @@ def spoilt_card(folder, **changes):
     [
         (lambda folder: spoilt_card(folder, local_nr="1" * 64), "learned with another"),
         (lambda folder: spoilt_card(folder, sigma=-1), "sigma: expected greater than 0"),
-        (lambda folder: (folder / CARD).unlink(), "expected the card of an eye"),
+        (lambda folder: (folder / CARD).unlink(), "there is no card.json"),
         (lambda folder: (folder / NUMBERS).write_bytes(b"{}"), "expected the numbers of an eye"),
         (lambda folder: (folder / NUMBERS).unlink(), "expected the numbers of an eye"),
     ],

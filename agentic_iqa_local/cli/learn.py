@@ -22,6 +22,7 @@ from agentic_iqa_local.iqa_tools.eye import CARD, EyeCard, local_nr_hash, write_
 from agentic_iqa_local.judgement.described import Describer, Description, DescriptionError
 from agentic_iqa_local.judgement.learning import (
     HELPED,
+    check_enough,
     learned,
     rated_of,
 )
@@ -36,6 +37,7 @@ DESCRIPTIONS = STATE / "agentic-iqa" / "descriptions"
 def learn(args: argparse.Namespace) -> int:
     """Learns an eye; the exit status. Raises UserError."""
     ratings = read_ratings(args.ratings, args.scale, lower_is_better=args.lower_is_better)
+    check_enough(len(ratings.pictures), ratings.levels)
     check_folder(args.out)
     settings = chosen_settings(args)
     check_set_up(settings, "letters")

@@ -176,6 +176,9 @@ def read_eye(folder: Path) -> Eye:
 
 
 def _card(file: Path) -> EyeCard:
+    if not file.is_file():
+        said = f"{file.parent}: expected an eye, but there is no {file.name} in it"
+        raise ToolError(said, "name a folder that the command learn made.")
     try:
         return EyeCard.model_validate(read_json(file))
     except (FileError, ValidationError) as error:

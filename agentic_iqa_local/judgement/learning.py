@@ -325,15 +325,19 @@ class Trial:
     proof: Proof
 
 
-def tried(rated: Rated) -> Trial:
-    """The trial of these ratings. Raises LearningError for too few scenes, or one rating for
-    all."""
-    scenes = len(np.unique(rated.scenes))
+def check_enough(scenes: int, levels: np.ndarray) -> None:
+    """Raises LearningError for too few scenes, or one rating for all."""
     if scenes < FEWEST_SCENES:
         said = f"expected ratings of at least {FEWEST_SCENES} scenes, got {scenes}"
         raise LearningError(said, "rate more pictures; near-duplicates count once")
-    if np.ptp(rated.levels) == 0:
+    if np.ptp(levels) == 0:
         raise LearningError("expected ratings that differ, all are the same", "rate worse ones too")
+
+
+def tried(rated: Rated) -> Trial:
+    """The trial of these ratings. Raises LearningError for too few scenes, or one rating for
+    all."""
+    check_enough(len(np.unique(rated.scenes)), rated.levels)
     columns = _columns(rated, Standard.of(rated.statistics))
     validated = cross_validated(columns.values, rated)
     q = _fused_by_fold(validated, rated)
