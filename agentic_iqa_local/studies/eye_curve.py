@@ -38,24 +38,33 @@ def _rated(run: ScoredRun) -> Rated | None:
     q = run.modes[run.product].scores
     p = run.readings.p("all_evidence", temperature=run.run.fusion.temperature)
     levels = [_levels(row) for row in run.rows]
-    usable = [
-        i for i, row in enumerate(run.rows)
-        if "statistics" in row and "LocalNR" in levels[i] and np.isfinite(q[i])
-    ]  # fmt: skip
-    chosen = np.random.default_rng(SEED).permutation(usable)[:MOST]
+    chosen = np.random.default_rng(SEED).permutation(_usable(run, levels, q))[:MOST]
     if len(chosen) < FEWEST_SCENES:
         return None
-    everywhere = sorted(set.intersection(*(set(levels[i]) for i in chosen)))
+    everywhere = set.intersection(*(set(levels[i]) for i in chosen))
     quality = run.quality[chosen]
     scenes = run.pictures["group"].fillna(run.pictures["key"]).iloc[chosen]
     return Rated(
         statistics=np.array([_statistics(run.rows[i]) for i in chosen], float),
-        tools={name: np.array([levels[i][name] for i in chosen]) for name in everywhere},
+        tools=_columns(sorted(everywhere), [levels[i] for i in chosen]),
         p_c=p[chosen],
         q=q[chosen],
         levels=1 + 4 * (quality - quality.min()) / (np.ptp(quality) or 1.0),
         scenes=pd.factorize(scenes)[0],
     )
+
+
+def _usable(run: ScoredRun, levels: Sequence[dict[str, float]], q: np.ndarray) -> list[int]:
+    """The rows that have q, statistics and LocalNR's level."""
+    found = []
+    for number, row in enumerate(run.rows):
+        if "statistics" in row and "LocalNR" in levels[number] and np.isfinite(q[number]):
+            found.append(number)
+    return found
+
+
+def _columns(names: Sequence[str], levels: Sequence[dict[str, float]]) -> dict[str, np.ndarray]:
+    return {name: np.array([of_one[name] for of_one in levels]) for name in names}
 
 
 def _levels(row: Mapping[str, Any]) -> dict[str, float]:
