@@ -13,6 +13,7 @@ from agentic_iqa_local.batch.runner import Runner
 from agentic_iqa_local.batch.work import AssessWork
 from agentic_iqa_local.config import Pipeline, Settings
 from agentic_iqa_local.iqa_tools import ToolError, ToolInfo, ToolReading, ToolSpec
+from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.state import PlanControlFlags
 from agentic_iqa_local.studies.run import Plan, StudyWork, run_study
@@ -87,6 +88,7 @@ class ScriptedTools:
     ):
         self.scores, self.runs, self.part, self.examination = scores, [], damaged_part, examination
         self.names, self.maps = names or list(scores), {}
+        self.eye, self.reliability = None, load_reliability()
 
     def prepare(self, names=()) -> None:
         pass

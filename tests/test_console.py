@@ -78,7 +78,8 @@ def test_progress_is_told_in_lines_without_a_terminal(monkeypatch, capsys):
         progress.count()
         progress.count(failed=True)
     first, second = capsys.readouterr().err.splitlines()
-    assert (first, second) == ("1/2 pictures, 0 failed", "2/2 pictures, 1 failed")
+    assert first.startswith("1/2 pictures, 0 failed")
+    assert second.startswith("2/2 pictures, 1 failed")
 
 
 @pytest.mark.parametrize("columns", [60, 80, 200])

@@ -121,7 +121,7 @@ def test_damage_of_one_quarter_is_told_from_damage_everywhere(severity, part):
     places["Noise"] = np.array(severity, np.float32)
 
     def examined(clean: float) -> Examination:
-        return Examination(3.0, clean, {}, {}, {}, {}, 0.0, places)
+        return Examination(3.0, clean, {}, {}, {}, {}, 0.0, places, np.zeros(1))
 
     assert examined(0.1).damaged_part() == part
     # What is seen in one quarter may be too little for the whole picture.
