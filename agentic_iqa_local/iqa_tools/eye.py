@@ -6,6 +6,7 @@ A folder holds it: `card.json` says what it was learned from and how far it can 
 """
 
 import dataclasses
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, Self
@@ -17,7 +18,7 @@ from safetensors.numpy import load, save
 
 from agentic_iqa_local.files import FileError, file_hash, read_bytes, read_json, reason, write_whole
 from agentic_iqa_local.iqa_tools.calibration import HIGHEST, LOWEST
-from agentic_iqa_local.iqa_tools.specs import DATA, TOOLS, FileRecord, ToolError
+from agentic_iqa_local.iqa_tools.specs import LOCAL_NR, FileRecord, ToolError
 from agentic_iqa_local.state import revised
 
 CARD, NUMBERS = "card.json", "eye.safetensors"
@@ -148,8 +149,10 @@ def write_eye(folder: Path, eye: Eye) -> None:
 
 
 def local_nr_hash() -> str:
-    """The SHA-256 of LocalNR's weights, whose statistics an eye reads."""
-    return file_hash(DATA / TOOLS["LocalNR"].bundled)
+    """The SHA-256 of those of LocalNR's two files of weights, whose statistics and level an eye
+    reads."""
+    hashes = "".join(file_hash(file) for file in LOCAL_NR)
+    return hashlib.sha256(hashes.encode()).hexdigest()
 
 
 def read_eye(folder: Path) -> Eye:

@@ -1,13 +1,14 @@
-"""LocalNR: this project's own no-reference quality tool, trained without human scores. It is no
-published metric, so its figures are ours.
+"""LocalNR: this project's own no-reference quality tool. It is no published metric, so its figures
+are ours.
 
 EfficientNet-lite0 (Tan and Le, ICML 2019; ImageNet weights, Apache-2.0), frozen, describes each
 place of a picture by the mean and the deviation of its features at five depths, at the picture's
 own resolution and at half of it. One hidden layer makes of their pooled statistics the quality, the
 family and the severity; another makes of a single place how strong each family is there. Both
 learned from synthetic distortions of clean photographs whose quality four full-reference metrics
-gave (scripts/training/local_nr.py, docs/tools.md); no human score was used. Knows nothing of pyiqa,
-of maps to 1..5 or of models that answer.
+gave (scripts/training/local_nr.py, docs/tools.md). A linear head on the same statistics learned what
+people said of 580 real photographs (scripts/training/people.py), and the quality is made of both.
+Knows nothing of pyiqa, of maps to 1..5 or of models that answer.
 """
 
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from agentic_iqa_local.iqa_tools.signals import SIGNALS, signals
 from agentic_iqa_local.state import DISTORTION_TYPES, EVERYWHERE, PLACES
 
 WEIGHTS = Path(__file__).parent / "data" / "local_nr.safetensors"
+PEOPLE = Path(__file__).parent / "data" / "local_nr_people.safetensors"
 ENCODER = "tf_efficientnet_lite0"
 CELL = 64  # pixels a side, about: a picture has round(side / CELL) rows and columns of equal size
 SCALES = 2
@@ -104,17 +106,20 @@ class LocalNR(nn.Module):
         self.picture = _Head(STATISTICS + SIGNALS, picture_width, OUTPUTS)
         self.pair = _Head(STATISTICS + SIGNALS, pair_width, OUTPUTS)
         self.place = _Head(STATISTICS, place_width, len(DISTORTION_TYPES))
+        self.people = _Standardised(STATISTICS + SIGNALS, 1)
+        self.level_map = _Logistic()
 
     @classmethod
     def load(cls, path: Path = WEIGHTS, device: str = "cpu") -> Self:
         """The network with the weights of a safetensors file, in float32, ready to measure."""
         weights = load_file(path)
+        people = load_file(PEOPLE)
         widths = [len(weights[f"{head}.hidden.bias"]) for head in ("picture", "pair", "place")]
         # on no device, so that nothing is drawn from torch's generator, which is the whole
         # process's
         with torch.device("meta"):
             network = cls(*widths)
-        network.load_state_dict(weights, assign=True)
+        network.load_state_dict(weights | people, assign=True)
         network.float().to(device, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
         return network.eval().requires_grad_(False)
 
@@ -150,6 +155,13 @@ class LocalNR(nn.Module):
         described = [torch.cat([pooled(part), signals(shown)], 1) for part, shown in views]
         return torch.cat(described), cells
 
+    def quality(self, described: torch.Tensor, outputs: torch.Tensor) -> torch.Tensor:
+        """The levels, N in 1..5, of pictures that are described so and have these outputs of the head
+        of whole pictures: the lower of what people would say and of what the synthetic distortions
+        taught, since people's few photographs do not show every damage."""
+        synthetic = self.level_map.of(outputs[:, 0] + QUALITY)
+        return torch.minimum(self.people(described)[:, 0], synthetic).clamp(1, 5)
+
     @torch.inference_mode()
     def examine(self, image: Image.Image, reference: Image.Image | None = None) -> Examination:
         """All that the network reads of an RGB picture of 64 pixels a side or more. With a
@@ -169,7 +181,7 @@ class LocalNR(nn.Module):
         severities = damage[:, SEVERITIES].gather(0, likeliest)[0] + SEVERITY
         dark, bright = damage[0, TOO_DARK : TOO_BRIGHT + 1].sigmoid().tolist()
         return Examination(
-            quality=(outputs[0, 0] + QUALITY).clamp(1, 5).item(),
+            quality=self.quality(described[:1], outputs[:1]).item(),
             clean=damage[0, STRONGEST].softmax(-1)[FAMILIES.index("none")].item(),
             presence=_by_family(presence[0].tolist()),
             presence_in_part=_by_family(quarters.amax(0).tolist()),
@@ -185,23 +197,51 @@ def _by_family(values: Any) -> dict[str, Any]:
     return dict(zip(DISTORTION_TYPES, values, strict=True))
 
 
-class _Head(nn.Module):
-    """One hidden layer on standardised statistics; `centre` and `scale` are the training's mean and
+class _Standardised(nn.Module):
+    """A linear layer on standardised statistics; `centre` and `scale` are the training's mean and
     deviation."""
 
     centre: torch.Tensor
     scale: torch.Tensor
 
-    def __init__(self, inputs: int, width: int, outputs: int):
+    def __init__(self, inputs: int, outputs: int):
         super().__init__()
         self.register_buffer("centre", torch.zeros(inputs))
         self.register_buffer("scale", torch.ones(inputs))
+        self.out = nn.Linear(inputs, outputs)
+
+    def standard(self, statistics: torch.Tensor) -> torch.Tensor:
+        return ((statistics - self.centre) / self.scale).clamp(-FARTHEST, FARTHEST)
+
+    def forward(self, statistics: torch.Tensor) -> torch.Tensor:
+        return self.out(self.standard(statistics))
+
+
+class _Head(_Standardised):
+    """The same with a hidden layer before it."""
+
+    def __init__(self, inputs: int, width: int, outputs: int):
+        super().__init__(inputs, outputs)
         self.hidden = nn.Linear(inputs, width)
         self.out = nn.Linear(width, outputs)
 
     def forward(self, statistics: torch.Tensor) -> torch.Tensor:
-        standard = ((statistics - self.centre) / self.scale).clamp(-FARTHEST, FARTHEST)
-        return self.out(gelu(self.hidden(standard)))
+        return self.out(gelu(self.hidden(self.standard(statistics))))
+
+
+class _Logistic(nn.Module):
+    """The map of the synthetic quality to levels: the logistic of VQEG without its line, b1 to b3
+    and b5 (Sheikh, Sabir and Bovik, IEEE TIP 2006)."""
+
+    b: torch.Tensor
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("b", torch.zeros(4))
+
+    def of(self, quality: torch.Tensor) -> torch.Tensor:
+        height, slope, middle, level = self.b
+        return height * (0.5 - 1 / (1 + (slope * (quality - middle)).exp())) + level
 
 
 def _parts(cells: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

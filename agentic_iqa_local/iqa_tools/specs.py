@@ -13,6 +13,7 @@ from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.files import PROGRAM, read_record
 
 DATA = Path(__file__).parent / "data"  # the table, and parameter files that ship with the tools
+LOCAL_NR = (DATA / "local_nr.safetensors", DATA / "local_nr_people.safetensors")
 FARTHEST = 100  # widths of its domain that a raw score may lie beyond the domain's ends
 ROUNDING = 1e-4  # of a bound, by which float32 may miss it
 

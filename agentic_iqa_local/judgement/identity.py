@@ -17,7 +17,7 @@ from agentic_iqa_local.devices import versions
 from agentic_iqa_local.files import CONFIGS, PACKAGE, ROOT, file_hash, folder_hash
 from agentic_iqa_local.iqa_tools.eye import NUMBERS
 from agentic_iqa_local.iqa_tools.runner import SHIPPED_MAPS
-from agentic_iqa_local.iqa_tools.specs import DATA, TOOLS
+from agentic_iqa_local.iqa_tools.specs import DATA, LOCAL_NR, TOOLS
 from agentic_iqa_local.judgement.intervals import SHIPPED as SHIPPED_INTERVALS
 
 ANSWERS = "summarizer"  # the role whose model a row names
@@ -26,7 +26,7 @@ SHIPPED = (
     *PROMPTS,
     PACKAGE / "nodes" / "words.yaml",
     DATA / "tools.yaml",
-    *sorted({DATA / spec.bundled for spec in TOOLS.values() if spec.bundled}),
+    *sorted({*LOCAL_NR, *(DATA / spec.bundled for spec in TOOLS.values() if spec.bundled)}),
     CONFIGS / "detector.yaml",
     CONFIGS / "tool_reliability.yaml",
     CONFIGS / "comparisons.json",
