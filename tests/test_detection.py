@@ -184,4 +184,4 @@ def test_letters_about_distortions_count_as_far_as_trusted(picture):
     assert noisy.fusion.product == pytest.approx(noisy.fusion.measured)
     good = answered(picture, "Is the quality good?", 0.001, 0.99, model_trust=0.0)
     assert good.final_answer == "B"
-    assert "by the tools' scores it has 0.15" in good.quality_reasoning
+    assert "by the tools' scores it has 0.1" in good.quality_reasoning

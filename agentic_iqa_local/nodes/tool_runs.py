@@ -58,6 +58,7 @@ def run_tools(task: Task, distortions: ByObject) -> None:
     Those that the plan requires or the query names come first, and all of them vote. Raises
     ToolError when no tool can run."""
     evidence, bench, plan = task.evidence, task.bench, task.plan
+    tools = bench.tools
     named = named_metrics(task.query, bench.pictures.has_reference)
     if plan.required_tool:
         named = [plan.required_tool, *named]
@@ -67,17 +68,9 @@ def run_tools(task: Task, distortions: ByObject) -> None:
     if plan.plan.tool_execution:
         for name, entries in chosen.items():
             evidence.tool_logs += measure(name, entries.items(), bench)
-        decide_votes(evidence, named, bench)
-
-
-def decide_votes(evidence: ExecutorOutput, named: Collection[str], bench: Workbench) -> None:
-    """Marks in place the runs that have no vote: none if one of the tools that the query names ran,
-    since all of them count then."""
-    if {log.tool_name for log in evidence.tool_logs if not log.error} & {*named}:
-        return
-    all_vote = bench.settings.fusion.trailing_tools == "vote"
-    tools = bench.tools
-    mark_votes(evidence, tools.reachable(), tools.reliability(), all_vote=all_vote)
+        if not {log.tool_name for log in evidence.tool_logs if not log.error} & {*named}:
+            all_vote = bench.settings.fusion.trailing_tools == "vote"
+            mark_votes(evidence, tools.reachable(), tools.reliability(), all_vote=all_vote)
 
 
 def _each(tools: Sequence[str], distortions: ByObject) -> Chosen:

@@ -3,9 +3,9 @@ Quality Challenge Database (Ghadiyaram and Bovik, 2015).
 
     python scripts/training/people.py LIVE_CHALLENGE PHOTOS [PHOTOS ...] --work runs/people
 
-LIVE_CHALLENGE holds manifest.csv (image, mos of 0 to 100) and its pictures; PHOTOS are folders of clean photographs, which
-count as good. --work keeps statistics, so that the command goes on after an interruption. The figures that it prints are
-of five-fold cross-validation by photograph.
+LIVE_CHALLENGE holds manifest.csv (image, mos of 0 to 100) and its pictures; PHOTOS are folders of clean photographs,
+which count as good. --work keeps statistics, so that the command goes on after an interruption. The figures that it
+prints are of five-fold cross-validation by photograph.
 """
 
 import argparse
@@ -29,8 +29,8 @@ from agentic_iqa_local.studies.statistics import srcc
 PENALTY = 1000.0  # of the ridge, on standardised statistics
 CLEAN = 4.27  # the level of a clean photograph: its pseudo-MOS
 CLEAN_WEIGHT = 0.4  # of a clean photograph beside a rated one
-# The map of the synthetic quality to levels, b1, b2, b3 and b5: least squares on 1,000 synthetic pictures of 54 held-out
-# photographs and as many clean originals, target the pseudo-MOS (RMSE .525; of the damaged ones SRCC .812)
+# The map of the synthetic quality to levels, b1, b2, b3 and b5: least squares on 1,000 synthetic pictures of 54
+# held-out photographs and as many clean originals, target the pseudo-MOS (RMSE .525; of the damaged ones SRCC .812)
 LEVEL_MAP = (3.1267, 2.2184, 2.3592, 2.7154)
 NOTICE = "people's scores: LIVE In the Wild Image Quality Challenge Database; see NOTICE.md"
 
