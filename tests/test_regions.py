@@ -14,6 +14,7 @@ from scripted import (
 from agentic_iqa_local import assess
 from agentic_iqa_local.batch.inputs import Item, read_manifest, row_key
 from agentic_iqa_local.config import Settings
+from agentic_iqa_local.nodes.regions import placed
 from agentic_iqa_local.output.comparison_report import explain
 
 LEAVES = (8, 16, 56, 56)
@@ -138,3 +139,22 @@ def test_a_box_is_a_column_of_manifests_and_tells_rows_apart(picture, tmp_path):
     assert (first.box, second.box) == ("leaves=8,16,56,56", "0,0,40,40")
     row, _ = asked(picture, query=first.query, box=first.box)
     assert row_key(row.to_dict()) == first.key != Item(first.image).key
+
+
+@pytest.mark.parametrize(
+    ("name", "box"),
+    [
+        ("left half", (10, 20, 70, 140)),
+        ("top right corner", (70, 20, 130, 80)),
+        ("lower part", (10, 80, 130, 140)),
+        ("bottom left", (10, 80, 70, 140)),
+        ("centre", (50, 60, 90, 100)),
+        ("top", None),
+        ("right hand", None),
+        ("left right", None),
+        ("side", None),
+        ("left eye", None),
+    ],
+)
+def test_a_region_that_is_named_by_its_place_has_a_box(name, box):
+    assert placed(name, (10, 20, 130, 140)) == box

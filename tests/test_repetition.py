@@ -15,6 +15,7 @@ from agentic_iqa_local.nodes.repetition import repeats_itself
 from agentic_iqa_local.output.report import account
 
 LOOPS = [
+    "The picture is too dark the picture.",
     "Noise grows with noise noise noise light light light light",
     "the picture is the picture is the picture is",
     "Edges are soft. Edges are soft. Edges are soft.",

@@ -24,7 +24,7 @@ from agentic_iqa_local.nodes.query import (
     named_metrics,
     region_in,
 )
-from agentic_iqa_local.nodes.regions import ROLE, found_boxes, with_boxes
+from agentic_iqa_local.nodes.regions import ROLE, found_boxes, placed, with_boxes
 from agentic_iqa_local.nodes.replanning import gaps_to_close
 from agentic_iqa_local.nodes.replies import PlannerReply
 from agentic_iqa_local.nodes.workbench import Workbench, opened
@@ -201,13 +201,16 @@ def _planned(state: AgenticIQAState, bench: Workbench) -> dict[str, Any]:
 def _located(
     made: PlannerOutput, boxes: Mapping[str, Box], state: AgenticIQAState, bench: Workbench
 ) -> dict[str, Box]:
-    """The boxes of a plan's regions: the user's, and for the rest those that the model writes of a
-    question about quality."""
+    """The boxes of a plan's regions: the user's; of those that are named by their place; and for the
+    rest those that the model writes of a question about quality."""
     query = state["query"]
     located, missing = dict[str, Box](), []
     for name, box in _regions([made], query, boxes).items():
-        if box:
-            located[name] = box
+        place = placed(name, bench.pictures.content)
+        if place and not bench.pictures.holds(place):
+            place = None  # too small to be judged
+        if box or place:
+            located[name] = box or place
         else:
             missing.append(name)
     if is_about_quality([made], query, bench.pictures.has_reference, state.get("choices") or []):

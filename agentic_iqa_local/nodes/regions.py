@@ -1,6 +1,7 @@
 """Where the regions of a query lie in the picture: by the user's boxes, or by those of a model that
 can write them."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from agentic_iqa_local.images.frames import moved
@@ -14,6 +15,20 @@ from agentic_iqa_local.state import Box
 from agentic_iqa_local.vlm_client import ModelLost, OutOfMemory, VLMError
 
 ROLE = "planner"  # its model writes boxes
+# By a word for a place: left, top, right and bottom in sixths of the picture
+_PLACES = {
+    "left": (0, 0, 3, 6),
+    "right": (3, 0, 6, 6),
+    "top": (0, 0, 6, 3),
+    "upper": (0, 0, 6, 3),
+    "bottom": (0, 3, 6, 6),
+    "lower": (0, 3, 6, 6),
+    "centre": (2, 2, 4, 4),
+    "center": (2, 2, 4, 4),
+    "middle": (2, 2, 4, 4),
+}
+_PARTS = {"half", "side", "part", "corner", "quarter", "area", "region"}
+_ALONE = {"centre", "center", "middle"}  # "the top" may be something to wear
 
 
 def with_boxes(named: Iterable[str], boxes: Mapping[str, Box]) -> dict[str, Box | None]:
@@ -23,6 +38,30 @@ def with_boxes(named: Iterable[str], boxes: Mapping[str, Box]) -> dict[str, Box 
     unnamed = others[0] if others else MARKED
     regions = {name or unnamed: box for name, box in boxes.items()}
     return regions | {name: None for name in others if name not in regions}
+
+
+def placed(name: str, whole: Box) -> Box | None:
+    """The box of a region that is named by its place alone ("left half", "top right corner",
+    "centre"), within that of the `whole` picture; None for any other name. The centre is the middle
+    third of both sides."""
+    words = re.findall(r"\w+", name.casefold())
+    said = [word for word in words if word not in _PARTS]
+    if not said or not _PLACES.keys() >= {*said}:
+        return None
+    if len(words) == 1 and words[0] not in _ALONE:
+        return None
+    lefts, tops, rights, bottoms = zip(*(_PLACES[word] for word in said), strict=True)
+    first, upper, last, lower = max(lefts), max(tops), min(rights), min(bottoms)
+    if first >= last or upper >= lower:  # "left right"
+        return None
+    left, top, right, bottom = whole
+    wide, high = right - left, bottom - top
+    return (
+        left + wide * first // 6,
+        top + high * upper // 6,
+        left + wide * last // 6,
+        top + high * lower // 6,
+    )
 
 
 def found_boxes(query: str, names: list[str], bench: Workbench) -> dict[str, Box]:

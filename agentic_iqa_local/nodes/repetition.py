@@ -20,6 +20,7 @@ _LOOP = re.compile(
     r"|(?P<listed>\S+ )(?P=listed){5}"
     r"|^(?P<everything>(?:\S+ ){2,})(?P=everything)$)"
 )
+_SENTENCE = re.compile(r"[.!?\n]+")
 _LETTER = re.compile(r"[^\W\d_]")
 _VARIED = 0.5  # of the runs of three words of a sound text are different, and mostly all
 _FEW = 15  # words, too few to tell
@@ -41,6 +42,15 @@ def repeats_itself(text: str) -> bool:
     loops = _LOOP.finditer("".join(f"{token} " for token in tokens))
     if _STUTTER.search(text) or any(_LETTER.search(loop[0]) for loop in loops):
         return True
+    if any(map(_echoes, _SENTENCE.split(text))):
+        return True
     words = list(filter(_LETTER.search, tokens))
     runs = list(zip(words, words[1:], words[2:], strict=False))
     return len(words) >= _FEW and len(set(runs)) < _VARIED * len(runs)
+
+
+def _echoes(sentence: str) -> bool:
+    """Whether a sentence ends with the two words that it begins with: "The picture is too dark the
+    picture"."""
+    words = _TOKEN.findall(sentence)
+    return len(words) > 4 and words[:2] == words[-2:]
