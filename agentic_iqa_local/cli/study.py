@@ -83,7 +83,8 @@ def fit(args: argparse.Namespace) -> None:
 def report(args: argparse.Namespace) -> None:
     fitted = read_fit(Path(args.fit)) if args.fit else None
     how = {"draws": args.draws, "baseline": args.baseline}
-    say(report_runs(read_runs(args.runs), args.out, fit=fitted, **how))
+    out = args.out or args.runs[0] / "report"
+    say(report_runs(read_runs(args.runs), out, fit=fitted, **how))
 
 
 def compare(args: argparse.Namespace) -> None:
