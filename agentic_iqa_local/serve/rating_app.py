@@ -47,10 +47,11 @@ def make_app(session: RatingSession) -> FastAPI:
 
     @asynccontextmanager
     async def working(_: FastAPI) -> AsyncIterator[None]:
-        worker = threading.Thread(target=session.work, daemon=True)
+        worker = threading.Thread(target=session.work)
         worker.start()
         yield
         session.end()
+        worker.join()  # the picture in hand is finished
 
     app = FastAPI(title="agentic-iqa rate", docs_url=None, redoc_url=None, lifespan=working,
                   redirect_slashes=False, dependencies=[Depends(same_origin)], responses=RESPONSES)  # fmt: skip
