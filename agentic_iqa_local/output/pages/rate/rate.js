@@ -73,7 +73,7 @@ function showPicture() {
 
 function draw(steps) {
   const figure = byId("curve");
-  figure.hidden = steps.length === 0;
+  figure.hidden = steps.length < 2;
   if (figure.hidden) return;
   const values = steps.flatMap((step) => [step.srcc, step.srcc_without]);
   const low = Math.floor(Math.min(...values) * 10) / 10;
