@@ -139,6 +139,19 @@ def test_a_picture_that_cannot_be_read_is_counted_and_never_shown(folder):
     assert (state["failed"], state["skipped"], state["rated"]) == (1, COUNT - 1, 0)
 
 
+def test_the_picture_that_is_shown_stays_until_it_is_rated(folder):
+    session = session_of(folder)
+    with working(session):
+        first = settled(session, lambda state: state["picture"] is not None)["picture"]
+        settled(session, lambda state: state["following"] is not None)
+        shown = {session.state()["picture"] for _ in range(50)}
+        session.rate(first, 3)
+        assert session.state()["picture"] != first
+        session.undo()
+        assert session.state()["picture"] == first
+    assert shown == {first}
+
+
 def test_what_ratings_teach_is_told_as_they_grow(folder):
     """q knows nothing of the rule, and the ratings teach it."""
     session = session_of(folder)

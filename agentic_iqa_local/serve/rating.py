@@ -56,6 +56,7 @@ class RatingSession:
         self._descriptions: dict[int, Description] = {}
         self._failed: set[int] = set()
         self._skipped: set[int] = set()
+        self._chosen: list[int] = []  # the picture that is shown, and the next one
         self._steps: list[Step] = []
         self._advice = ""
         self._ended = False
@@ -73,8 +74,8 @@ class RatingSession:
     def state(self) -> dict[str, Any]:
         """What the page shows."""
         with self._changed:
-            picture = self._next()
-            following = None if picture is None else self._next(picture)
+            self._choose()
+            picture, following, *_ = [*self._chosen, None, None]
             return {
                 "picture": picture,
                 "name": None if picture is None else one_line(self.pictures[picture].name),
@@ -111,6 +112,7 @@ class RatingSession:
                 if picture and self.pictures[number].resolve() == picture.resolve():
                     del self._ratings[number]
                     self._choice.append(number)
+                    self._chosen.insert(0, number)
             self._steps = [step for step in self._steps if step.ratings <= len(self._ratings)]
 
     def end(self) -> None:
@@ -135,15 +137,22 @@ class RatingSession:
         done = self._skipped | self._failed | self._ratings.keys()
         return [number for number in self._choice if number not in done]
 
-    def _next(self, *besides: int) -> int | None:
-        """The picture to show; None as long as no open one is described. `besides`: as if these had
-        ratings."""
-        candidates = [n for n in self._open() if n in self._descriptions and n not in besides]
-        if not candidates:
-            return None
+    def _choose(self) -> None:
+        """Keeps the picture that is shown until it is rated or skipped, and chooses what is missing
+        of it and the next one, as far as pictures are described."""
+        open_pictures = [n for n in self._open() if n in self._descriptions]
+        self._chosen = [number for number in self._chosen if number in open_pictures]
+        while len(self._chosen) < 2:
+            candidates = [number for number in open_pictures if number not in self._chosen]
+            if not candidates:
+                return
+            self._chosen.append(self._most_informative(candidates))
+
+    def _most_informative(self, candidates: list[int]) -> int:
+        """Of described pictures the one to rate next, as if those that are chosen had ratings."""
         known = list(self._descriptions)
         place = {number: at for at, number in enumerate(known)}
-        rated = [place[n] for n in (*self._ratings, *besides) if n in place]
+        rated = [place[n] for n in (*self._ratings, *self._chosen) if n in place]
         statistics = np.array([self._descriptions[n].statistics for n in known], float)
         return known[most_informative(statistics, rated, [place[n] for n in candidates])]
 
