@@ -5,7 +5,8 @@ Near-duplicates are one scene and never stand on both sides of a split. What is 
 person would get it: the fusion of the model's letters with the eye's level, beside q without it.
 """
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -77,6 +78,16 @@ class Rated:
         q_bar = np.mean([columns[name] for name in votes.voters], axis=0)
         return fused_distribution(self.p_c, q_bar, 1 / (2 * votes.error**2)) @ LEVELS
 
+    @functools.cached_property
+    def columns(self) -> "Columns":
+        """What a learner gets of the pictures."""
+        standard = Standard.of(self.statistics)
+        standardised = standard(self.statistics)
+        centre = standardised.mean(0)
+        left, sizes, axes = np.linalg.svd(standardised - centre, full_matrices=False)
+        values = np.column_stack([self.tools["LocalNR"], left * sizes])
+        return Columns(values, axes, centre, standard, standardised)
+
     def part(self, chosen: np.ndarray) -> "Rated":
         """Some of the pictures, by their numbers."""
         return Rated(
@@ -87,6 +98,17 @@ class Rated:
             levels=self.levels[chosen],
             scenes=self.scenes[chosen],
         )
+
+
+class Columns(NamedTuple):
+    """What a learner gets of the rated pictures: LocalNR's level, and the coordinates of their
+    `standardised` statistics along `axes`, (n, d), in which a ridge is the same and small."""
+
+    values: np.ndarray
+    axes: np.ndarray
+    centre: np.ndarray
+    standard: Standard
+    standardised: np.ndarray
 
 
 class Votes(NamedTuple):
@@ -105,17 +127,21 @@ def rated_of(pictures: Sequence[Description], levels: np.ndarray, *, relative: b
     scenes = np.empty(len(pictures), int)
     for number, members in enumerate(scene_groups([one.fingerprint for one in pictures])):
         scenes[members] = number
-    everywhere = set.intersection(*(set(one.levels) for one in pictures))
     return Rated(
         statistics=np.array([one.statistics for one in pictures], float),
-        tools={
-            name: np.array([one.levels[name] for one in pictures]) for name in sorted(everywhere)
-        },
+        tools=tool_columns([one.levels for one in pictures]),
         p_c=np.array([one.p_c for one in pictures]),
         q=q,
         levels=levels,
         scenes=scenes,
     )
+
+
+def tool_columns(levels: Sequence[Mapping[str, float]]) -> dict[str, np.ndarray]:
+    """The levels by tool, (n,) each, of n pictures' levels; without tools that could not measure
+    every picture."""
+    everywhere = set.intersection(*map(set, levels))
+    return {name: np.array([one[name] for one in levels]) for name in sorted(everywhere)}
 
 
 class Line(NamedTuple):
@@ -153,22 +179,6 @@ def _slope(local_nr: np.ndarray, levels: np.ndarray) -> float:
     centred = local_nr - local_nr.mean()
     spread = float(centred @ centred)
     return max(0.0, float(centred @ levels) / spread) if spread else 0.0
-
-
-class Columns(NamedTuple):
-    """What a learner gets of the rated pictures: LocalNR's level, and the coordinates of their
-    standardised statistics along `axes`, (n, d), in which a ridge is the same and small."""
-
-    values: np.ndarray
-    axes: np.ndarray
-    centre: np.ndarray
-
-
-def _columns(rated: Rated, standard: Standard) -> Columns:
-    standardised = standard(rated.statistics)
-    centre = standardised.mean(0)
-    left, sizes, axes = np.linalg.svd(standardised - centre, full_matrices=False)
-    return Columns(np.column_stack([rated.tools["LocalNR"], left * sizes]), axes, centre)
 
 
 def _folds(scenes: np.ndarray, count: int) -> GroupKFold:
@@ -265,7 +275,7 @@ def _draws(scenes: np.ndarray) -> Iterator[np.ndarray]:
 def learning_curve(rated: Rated, draws: int = CURVE_DRAWS) -> list[CurvePoint]:
     """SRCC of q, with an eye of so many ratings and without, on pictures that were not rated: the
     mean over random draws of the rated ones."""
-    columns = _columns(rated, Standard.of(rated.statistics)).values
+    columns = rated.columns.values
     points = []
     count = len(rated.levels)
     for size in CURVE:
@@ -338,8 +348,7 @@ def tried(rated: Rated) -> Trial:
     """The trial of these ratings. Raises LearningError for too few scenes, or one rating for
     all."""
     check_enough(len(np.unique(rated.scenes)), rated.levels)
-    columns = _columns(rated, Standard.of(rated.statistics))
-    validated = cross_validated(columns.values, rated)
+    validated = cross_validated(rated.columns.values, rated)
     q = _fused_by_fold(validated, rated)
     return Trial(
         levels=validated.levels,
@@ -364,10 +373,8 @@ def learned(rated: Rated, **about: Any) -> tuple[Eye, Proof]:
         LearningError: Too few scenes, or one rating for all.
     """
     trial = tried(rated)
-    standard = Standard.of(rated.statistics)
-    columns = _columns(rated, standard)
+    columns = rated.columns
     learner = _chosen(columns.values, rated.levels, rated.scenes)
-    standardised = standard(rated.statistics)
     card = EyeCard(
         scenes=len(np.unique(rated.scenes)),
         learner="correction" if learner.slope else "ridge",
@@ -379,9 +386,10 @@ def learned(rated: Rated, **about: Any) -> tuple[Eye, Proof]:
         sigma=trial.sigma,
         errors=tuple((rated.levels - trial.q).tolist()),
         voters=trial.votes.voters,
-        farthest=farthest(standardised, rated.scenes),
+        farthest=farthest(columns.standardised, rated.scenes),
         **about,
     )
     weights = columns.axes.T @ learner.weights
     bias = learner.bias - float(columns.centre @ weights)
-    return Eye(card, standard, standardised, weights, bias, learner.slope), trial.proof
+    eye = Eye(card, columns.standard, columns.standardised, weights, bias, learner.slope)
+    return eye, trial.proof

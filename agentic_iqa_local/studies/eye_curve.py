@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from agentic_iqa_local.judgement.learning import FEWEST_SCENES, Rated, learning_curve
+from agentic_iqa_local.judgement.learning import FEWEST_SCENES, Rated, learning_curve, tool_columns
 from agentic_iqa_local.nodes.evidence import votes
 from agentic_iqa_local.state import EYE, ExecutorOutput
 from agentic_iqa_local.studies.scored_run import ScoredRun
@@ -41,12 +41,11 @@ def _rated(run: ScoredRun) -> Rated | None:
     chosen = np.random.default_rng(SEED).permutation(_usable(run, levels, q))[:MOST]
     if len(chosen) < FEWEST_SCENES:
         return None
-    everywhere = set.intersection(*(set(levels[i]) for i in chosen))
     quality = run.quality[chosen]
     scenes = run.pictures["group"].fillna(run.pictures["key"]).iloc[chosen]
     return Rated(
         statistics=np.array([_statistics(run.rows[i]) for i in chosen], float),
-        tools=_columns(sorted(everywhere), [levels[i] for i in chosen]),
+        tools=tool_columns([levels[i] for i in chosen]),
         p_c=p[chosen],
         q=q[chosen],
         levels=1 + 4 * (quality - quality.min()) / (np.ptp(quality) or 1.0),
@@ -61,10 +60,6 @@ def _usable(run: ScoredRun, levels: Sequence[dict[str, float]], q: np.ndarray) -
         if "statistics" in row and "LocalNR" in levels[number] and np.isfinite(q[number]):
             found.append(number)
     return found
-
-
-def _columns(names: Sequence[str], levels: Sequence[dict[str, float]]) -> dict[str, np.ndarray]:
-    return {name: np.array([of_one[name] for of_one in levels]) for name in names}
 
 
 def _levels(row: Mapping[str, Any]) -> dict[str, float]:
