@@ -11,6 +11,7 @@ from agentic_iqa_local.cli.options import UsageError, check_set_up, chosen_setti
 from agentic_iqa_local.errors import counted, one_line
 from agentic_iqa_local.files import PROGRAM
 from agentic_iqa_local.judgement.described import Describer
+from agentic_iqa_local.judgement.identity import ANSWERS
 from agentic_iqa_local.services import Services
 
 
@@ -30,6 +31,7 @@ def rate(args: argparse.Namespace) -> int:
         listening("127.0.0.1", args.port) as address,
         closing(Services(settings, device_of(args))) as services,
     ):
+        services.client(ANSWERS)  # what cannot be loaded is told before the page opens
         session = RatingSession(pictures, file, Describer(services, DESCRIPTIONS))
         tell(f"open {url_of(address)} in a browser; Ctrl-C ends, each rating is kept at once")
         run(make_app(session), address)
