@@ -238,8 +238,9 @@ class FusionSettings(Section):
     # η of α_c = softmax(−η(q̄ − c)²); auto: 1/(2σ²), σ the error of the tools' mean by
     # configs/tool_reliability.yaml. 1 is the paper's
     eta: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
-    # divides the letters' log-probabilities before p_c is formed
-    temperature: float = Field(default=1.0, gt=0)
+    # divides the log-probabilities of a rating's letters before p_c is formed; auto: what the
+    # shipped fit found for its model, 1 for another
+    temperature: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
     # p_c of the generated letter; the rest is shared
     classification_confidence: float = Field(default=0.8, gt=0.5, le=1)
     on_missing_logits: Literal["error", "classification"] = "error"
@@ -252,9 +253,14 @@ class FusionSettings(Section):
     # LocalNR reads: an exponent. Default: what the model's config.json says (agentic_iqa_trust), 1
     # where it says nothing
     model_trust: float | None = Field(default=None, ge=0, le=1)
-    # agent pipeline: what a tool does that another one on the same picture clearly leads: only
-    # check it, or vote in q̄ too. In the letters pipeline every tool that runs votes
+    # what a tool does that another one on the same picture clearly leads: only check it, or vote in
+    # q̄ too
     trailing_tools: Literal["check", "vote"] = "check"
+
+    @property
+    def letters_temperature(self) -> float:
+        """The temperature as a number: 1 where no fit tells what auto is."""
+        return 1.0 if self.temperature == "auto" else self.temperature
 
 
 class ToolSettings(Section):

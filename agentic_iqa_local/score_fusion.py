@@ -193,6 +193,13 @@ def letter_probabilities(logprobs: Mapping[K, float], temperature: float = 1.0) 
     return dict(zip(logprobs, softmax(values / temperature).tolist(), strict=True))
 
 
+def at_temperature_one(p: Mapping[K, float], temperature: float) -> dict[K, float]:
+    """What probabilities that were read at a temperature are without it."""
+    with np.errstate(divide="ignore"):
+        logs = np.log([*p.values()])
+    return letter_probabilities(dict(zip(p, logs, strict=True)), 1 / temperature)
+
+
 def written_probabilities(answer: K, answers: Sequence[K], confidence: float) -> dict[K, float]:
     """Probabilities of all `answers` where the model wrote one of them and no logits were read:
     `confidence` for that one, and the others share the rest equally."""

@@ -9,13 +9,28 @@ from contextlib import contextmanager
 
 from agentic_iqa_local.config import ConfigError, RoleSettings, Settings, load_settings
 from agentic_iqa_local.devices import choose_device
-from agentic_iqa_local.files import models_root
+from agentic_iqa_local.files import CONFIGS, folder_hash, models_root, read_json
 from agentic_iqa_local.iqa_tools import ToolError, ToolRunner
 from agentic_iqa_local.iqa_tools.specs import find_tool
 from agentic_iqa_local.iqa_tools.weights import BundleError, ListedFiles, environment
+from agentic_iqa_local.state import revised
 from agentic_iqa_local.vlm_client import VLMClient, VLMError, create_vlm_client
 
 MODEL = "the model"
+SHIPPED_FIT = CONFIGS / "intervals.json"
+
+
+def fitted(settings: Settings) -> Settings:
+    """The settings with the letters' temperature as a number: where they say auto, that of the
+    shipped fit if it was made with their model, else 1."""
+    fusion = settings.fusion
+    if fusion.temperature != "auto":
+        return settings
+    temperature, folder = 1.0, settings.folder(settings.summarizer.backend)
+    fit = read_json(SHIPPED_FIT)
+    if folder.is_dir() and folder_hash(folder) == fit["model"]:
+        temperature = fit["temperature"]
+    return revised(settings, fusion=revised(fusion, temperature=temperature))
 
 
 class Services:
@@ -30,7 +45,9 @@ class Services:
         tools: ToolRunner | None = None,
     ):
         os.environ.update(environment(models_root(settings.models_dir)))
-        self.settings, self.device = settings, device
+        # a client that is handed over is not the model that the shipped fit knows
+        self.settings = settings if clients else fitted(settings)
+        self.device = device
         self.clients = dict(clients or {})  # by backend
         self._tools = tools
         self._loading = threading.Lock()

@@ -370,6 +370,7 @@ class FusionResult(BaseModel):
     # the model's own most probable letter, before the tools count; None in uniform mode
     vlm_letter: str | None
     p_c: dict[str, float]  # probability of each letter, over the letters alone; sums to 1
+    temperature: float = 1.0  # divided the letters' log-probabilities
     off_letter_mass: float | None  # probability outside the letters; None where no logits were read
     # of a question about quality: probability of each choice by what was measured, summing to 1
     measured: dict[str, float] | None = None

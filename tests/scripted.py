@@ -15,7 +15,7 @@ from agentic_iqa_local.config import Pipeline, Settings
 from agentic_iqa_local.iqa_tools import ToolError, ToolInfo, ToolReading, ToolSpec
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.services import Services
-from agentic_iqa_local.state import PlanControlFlags
+from agentic_iqa_local.state import ExecutorOutput, PlanControlFlags, ToolExecutionLog
 from agentic_iqa_local.studies.run import Plan, StudyWork, run_study
 from agentic_iqa_local.vlm_client import LetterRead, PixelLimits, SeenImage, TokenUsage, VLMError
 
@@ -123,6 +123,17 @@ def scripted_services(
     client: ScriptedClient, tools: ScriptedTools, settings: Settings | None = None
 ) -> Services:
     return Services(settings or Settings(), "cpu", {BACKEND: client}, tools)
+
+
+def scored(**scores: float) -> ExecutorOutput:
+    """Evidence of tools that measured the whole picture."""
+    logs = [
+        ToolExecutionLog(
+            tool_name=name, object_name="Global", distortion="overall", normalized_score=score
+        )
+        for name, score in scores.items()
+    ]
+    return ExecutorOutput(tool_logs=logs)
 
 
 def plan_reply(**changes) -> dict:

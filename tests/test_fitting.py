@@ -7,11 +7,14 @@ import pytest
 from scipy import stats
 from test_study_report import make_rows, make_run, store
 
-from agentic_iqa_local.config import FusionSettings
-from agentic_iqa_local.judgement.fit import FitError, read_fit
+from agentic_iqa_local.config import FusionSettings, Settings
+from agentic_iqa_local.judgement.fit import MOST_TEMPERATURE, FitError, read_fit
+from agentic_iqa_local.judgement.identity import fitted_with
+from agentic_iqa_local.judgement.intervals import SHIPPED
 from agentic_iqa_local.score_fusion import LEVELS, fused_distribution
+from agentic_iqa_local.services import fitted
 from agentic_iqa_local.studies.datasets import DatasetError
-from agentic_iqa_local.studies.fitting import fit_letters, fit_runs
+from agentic_iqa_local.studies.fitting import fit_letters, fit_runs, fit_temperature
 from agentic_iqa_local.studies.readings import Readings
 
 SETTINGS = FusionSettings(eta=1.0)
@@ -43,6 +46,34 @@ def test_the_rps_fit_finds_the_temperature_that_letters_were_sharpened_by():
     assert 2.2 < temperature < 4.0
     assert 0.7 < eta < 1.4
     assert after <= before
+
+
+def test_the_temperature_alone_is_fitted_and_letters_that_say_nothing_get_the_highest():
+    """As above with η as it is; levels that are drawn from the tools' weights alone leave nothing to the letters."""
+    rows = sharpened(make_rows(1300), 1)
+    _, q_bar, p = parts(rows)
+    rng = np.random.default_rng(0)
+    drawn = fused_distribution(p, q_bar, 1.0)
+    levels = np.array([rng.choice(LEVELS, p=w) for w in drawn])
+    (temperature, eta), before, after = fit_temperature(
+        sharpened(rows, 3), "temperature", levels, SETTINGS
+    )
+    assert 2.2 < temperature < 4.0
+    assert (eta, after < before) == (1.0, True)
+    alike = fused_distribution(np.full_like(p, 0.2), q_bar, 1.0)
+    levels = np.array([rng.choice(LEVELS, p=w) for w in alike])
+    (temperature, _), _, _ = fit_temperature(sharpened(rows, 3), "temperature", levels, SETTINGS)
+    assert temperature > MOST_TEMPERATURE / 2
+
+
+def test_the_shipped_fit_is_of_the_tools_that_ship_and_says_how_the_models_letters_count():
+    fit = read_fit(SHIPPED)
+    assert fit.made_with == fitted_with()
+    assert fitted(Settings()).fusion.temperature == fit.temperature
+    asked = Settings(fusion={"temperature": 1.0})
+    assert fitted(asked).fusion.temperature == 1.0
+    other = Settings(models={"embedded": {"path": "/no/such/folder"}})
+    assert fitted(other).fusion.temperature == 1.0
 
 
 def test_the_srcc_fit_finds_the_parameters_that_the_scores_were_made_with():

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from scripted import ScriptedClient, ScriptedTools, scripted_answers, scripted_services
+from scripted import ScriptedClient, ScriptedTools, scored, scripted_answers, scripted_services
 from test_intervals import calibration as calibrated
 from test_intervals import errors
 
@@ -77,7 +77,7 @@ def test_letters_are_read_closer_while_the_interval_is_too_wide(
     )
     bench = Workbench(scripted_services(client, ScriptedTools({}), Settings()), large)
     bench.wants_more = sureness(**decisions).wants_more
-    fusion = read_and_fuse(DEFAULT_QUERY, None, [("NIQE", 3.0)], bench)
+    fusion = read_and_fuse(DEFAULT_QUERY, scored(NIQE=3.0), bench)
     read = [name for name, _ in client.calls].count("read_letters")
     assert (read, fusion.both_orders, fusion.crops) == (reads, both_orders, crops)
     if crops:  # E[level] is 3.45 by LIKE_HALF and 2.55 by its mirror, which the other order gives

@@ -11,6 +11,7 @@ from scripted import (
     ScriptedClient,
     ScriptedSession,
     ScriptedTools,
+    scored,
     scripted_answers,
     scripted_services,
 )
@@ -19,7 +20,7 @@ from agentic_iqa_local import assess, run_pipeline
 from agentic_iqa_local.nodes.letter_reading import read_and_fuse
 from agentic_iqa_local.nodes.workbench import Workbench
 
-RATING = "Rate the perceptual quality of this image.", None
+RATING = "Rate the perceptual quality of this image."
 
 
 class Views(ScriptedClient):
@@ -62,7 +63,7 @@ def large(tmp_path_factory):
 def test_letters_are_means_over_all_views_which_are_then_closed(large):
     client = Views()
     bench = Workbench(scripted_services(client, ScriptedTools({})), large)
-    fusion = read_and_fuse(*RATING, [("NIQE", 3.0)], bench)
+    fusion = read_and_fuse(RATING, scored(NIQE=3.0), bench)
     assert fusion.off_letter_mass == pytest.approx(0.3)  # the mean of 0.1 to 0.5
     assert fusion.p_c == pytest.approx({"A": 0.2, "B": 0, "C": 0, "D": 0, "E": 0.8}, abs=1e-9)
     assert [session.closed for session in client.sessions] == [False, True, True, True, True]

@@ -141,9 +141,16 @@ def test_an_answer_stays_when_a_later_pass_cannot_plan(picture):
 @pytest.mark.parametrize(
     ("rule", "expected", "checks"), [("check", 2.6, {"NIQE"}), ("vote", 2.5, set())]
 )
-def test_a_tool_that_another_clearly_leads_only_checks_it(picture, rule, expected, checks):
+def test_a_tool_that_another_clearly_leads_only_checks_it_in_both_pipelines(
+    picture, rule, expected, checks
+):
     """The record has LocalNR lead NIQE by 0.11 of SRCC."""
     settings = Settings(fusion={"trailing_tools": rule})
     row, _, _ = rated(picture, {}, {"NIQE": 2.4, "LocalNR": 2.6}, settings)
     assert row.fusion.q_bar == pytest.approx(expected)
     assert {log.tool_name for log in row.tools if log.trailing} == checks
+    services = scripted_services(
+        ScriptedClient(scripted_answers()), ScriptedTools({"NIQE": 2.4, "LocalNR": 2.6}), settings
+    )
+    letters = assess(picture, services=services, pipeline="letters")
+    assert (letters.fusion.voters, letters.fusion.q_bar) == (row.fusion.voters, row.fusion.q_bar)

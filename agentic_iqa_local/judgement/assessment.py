@@ -16,27 +16,25 @@ from agentic_iqa_local.images.files import ImageError
 from agentic_iqa_local.images.pictures import Picture, PictureFile, as_file
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.iqa_tools.eye import NUMBERS
-from agentic_iqa_local.iqa_tools.reliability import Score
 from agentic_iqa_local.judgement.fit import calibration_for, read_fit
 from agentic_iqa_local.judgement.gates import Sureness
 from agentic_iqa_local.judgement.identity import SHORT, named_in_row
 from agentic_iqa_local.judgement.intervals import SHIPPED, IntervalCalibration
 from agentic_iqa_local.judgement.quality_map import mapped
+from agentic_iqa_local.nodes.evidence import votes
 from agentic_iqa_local.nodes.letter_reading import ROLE, answer_letter, read_and_fuse, read_choices
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY, choice_letters, summarizer_prompt
 from agentic_iqa_local.nodes.query import named_metrics
 from agentic_iqa_local.nodes.summarizer import without_words
-from agentic_iqa_local.nodes.tool_runs import measure
+from agentic_iqa_local.nodes.tool_runs import decide_votes, measure
 from agentic_iqa_local.nodes.workbench import Workbench
 from agentic_iqa_local.result import Assessment, NamedEye, Seen, SeenView, file_sha256, new_row
 from agentic_iqa_local.services import Observer, Services, load_services
 from agentic_iqa_local.state import (
-    EYE,
     OVERALL,
     AgenticIQAState,
     Box,
     ExecutorOutput,
-    ToolExecutionLog,
 )
 from agentic_iqa_local.vlm_client import SeenImage, VLMError
 
@@ -283,26 +281,15 @@ def _rate_once(row: Assessment, bench: Workbench) -> None:
     tools = named or bench.settings.tools.configured(has_reference)
     entries = [(OVERALL, tool) for tool in tools]
     regions = [*bench.pictures.boxes]
-    logs: list[ToolExecutionLog] = []
+    measured = ExecutorOutput()
     for name in regions or ["Global"]:
-        logs += measure(name, entries, bench)
-    votes = [(log.tool_name, log.normalized_score) for log in logs if log.normalized_score]
-    votes = _beside_the_eye(votes, bench)
-    if not named and not votes:
-        raise ToolError(logs[0].error or "no tool measured")
-    row.fusion = read_and_fuse(row.query, None, votes, bench, objects=regions)
+        measured.tool_logs += measure(name, entries, bench)
+    decide_votes(measured, named, bench)
+    if not named and not votes(measured):
+        raise ToolError(measured.tool_logs[0].error or "no tool measured")
+    row.fusion = read_and_fuse(row.query, measured, bench, shown=False, objects=regions)
     row.final_answer = answer_letter(row.fusion)
-    row.tools = logs
-
-
-def _beside_the_eye(votes: list[Score], bench: Workbench) -> list[Score]:
-    """Without the votes of tools that are clearly worse on the ratings of a user's eye, if that
-    votes."""
-    names = [name for name, _ in votes]
-    if EYE not in names:
-        return votes
-    worse = bench.tools.reliability().clearly_worse(names)
-    return [vote for vote in votes if vote[0] not in worse]
+    row.tools = measured.tool_logs
 
 
 def _record(row: Assessment, bench: Workbench) -> None:

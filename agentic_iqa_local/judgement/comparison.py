@@ -18,7 +18,7 @@ from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.judgement.fit import calibration_for
 from agentic_iqa_local.nodes.pictures import load_pictures
 from agentic_iqa_local.result import Assessment, Result
-from agentic_iqa_local.services import Services, load_services
+from agentic_iqa_local.services import Services, fitted, load_services
 
 SCHEMA_VERSION = 1
 
@@ -128,7 +128,7 @@ class Judge:
     @classmethod
     def of(cls, settings: Settings, pipeline: Pipeline, *, reference: bool) -> "Judge":
         """The judge of pictures that were assessed so."""
-        return cls(settings, preference.fit_for(settings, pipeline, reference=reference))
+        return cls(fitted(settings), preference.fit_for(settings, pipeline, reference=reference))
 
     def candidates(self, rows: Sequence[Assessment], files: Sequence[Path]) -> list[Candidate]:
         """The rated pictures among those assessed; the `error` of the others says why they are

@@ -16,11 +16,14 @@ from agentic_iqa_local.iqa_tools.specs import FileRecord
 from agentic_iqa_local.judgement.intervals import SHIPPED, IntervalCalibration
 
 NO_FIT = "calibrate this set-up with study.py fit, and give the fit with --fit"
-Objective = Literal["rps", "srcc", "keep"]
+Objective = Literal["rps", "srcc", "temperature", "keep"]
 LEAST_PARAMETER, MOST_PARAMETER = 0.1, 10.0  # of temperature and η
+# of a temperature alone: the letters are then nearly alike, and q is what the tools say
+MOST_TEMPERATURE = 20.0
 SCALES: dict[Objective, str] = {
     "rps": "ranked probability score, 0 to 1 (lower is better)",
     "srcc": "SRCC",
+    "temperature": "ranked probability score, 0 to 1 (lower is better)",
 }
 FIT = re.compile(rb'\A\{"temperature":[^{]*"objective":')  # what a file of a fit begins with
 LARGEST_FIT = 2**26  # bytes: it names every image that it was made on
@@ -40,7 +43,7 @@ class Fit(FileRecord):
     `keys`, and of the scenes `groups`, of the same `dataset`.
     """
 
-    temperature: Within
+    temperature: Annotated[float, Field(ge=LEAST_PARAMETER, le=MOST_TEMPERATURE)]
     eta: Within | Literal["auto"]
     objective: Objective
     before: float = 0.0
@@ -50,6 +53,7 @@ class Fit(FileRecord):
     keys: tuple[str, ...]
     groups: tuple[str, ...] = ()
     intervals: IntervalCalibration | None = None
+    made_with: dict[str, str] | None = None  # of the shipped fit: `identity.fitted_with`
     format: Literal[3] = 3  # of the file
 
     def used(self, row: Mapping[str, Any]) -> bool:
@@ -71,7 +75,9 @@ class Fit(FileRecord):
         images = f"{len(self.keys)} images of {one_line(self.dataset)}"
         if self.objective == "keep":
             return f"{images}, with temperature and η as configured"
-        parameters = f"temperature {self.temperature:.3f} and η {self.eta:.3f}"
+        parameters = f"temperature {self.temperature:.3f}"
+        if self.eta != "auto":
+            parameters += f" and η {self.eta:.3f}"
         return f"{SCALES[self.objective]} on {images}: {self.before:.4f} → {self.after:.4f}, with {parameters}"
 
 
@@ -110,7 +116,7 @@ def _difference(
     if folder.is_dir() and folder_hash(folder) != calibration.model:
         return f"another model than {model.get('name')}"
     here = {"dtype": model.get("dtype"), "quantization": model.get("quantization")}
-    here |= {"temperature": fusion.temperature, "eta": fusion.eta}
+    here |= {"temperature": fusion.letters_temperature, "eta": fusion.eta}
     for what, ours in here.items():
         theirs = getattr(calibration, what)
         if ours not in (None, theirs):

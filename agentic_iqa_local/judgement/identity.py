@@ -60,6 +60,13 @@ def identity(settings: Settings, roles: Iterable[str], device: str) -> dict[str,
     }
 
 
+def fitted_with() -> dict[str, str]:
+    """The hashes of the files that a tool's score depends on, by name: what is fitted on such scores is
+    outdated when one of them changes."""
+    files = (DATA / "tools.yaml", *LOCAL_NR, SHIPPED_MAPS, CONFIGS / "tool_reliability.yaml")
+    return {_name(file): file_hash(file) for file in files}
+
+
 def named_in_row(settings: Settings, device: str) -> dict[str, Any]:
     """What a row alone says of what decided it: the model's hash, that of the prompts, that of
     everything, and the versions."""

@@ -51,6 +51,7 @@ class _Letters:
     mode: Mode
     bench: Workbench
     looks: Sequence[Box]
+    temperature: float = 1.0  # of a rating's letters; nothing was fitted for choices
     orders: list[Probabilities] = field(default_factory=list)  # of all looks, for each order
     crops: list[Probabilities] = field(default_factory=list)
     off_masses: list[float] = field(default_factory=list)
@@ -68,18 +69,19 @@ class _Letters:
 
     def _read(self, session: RoleSession, turned: bool, crop: bool = False) -> Probabilities:
         """The probability of each letter, turned back to A for the best."""
-        settings, section = self.bench.settings.fusion, self.bench.services.section(ROLE)
+        section = self.bench.services.section(ROLE)
         prompt = self.prompt(turned, crop)
         if self.mode == "uniform":
             return dict.fromkeys(self.letters, 1 / len(self.letters))
         if self.mode == "logits":
             read = read_letters(session, prompt, ANSWER_PREFIX, self.letters, section)
             self.off_masses.append(read.off_letter_mass)
-            p = letter_probabilities(read.logprobs, settings.temperature)
+            p = letter_probabilities(read.logprobs, self.temperature)
         else:
             schema = answer_reply(self.letters, reasoned=False)
             answer = ask(session, prompt, schema, section).final_answer
-            p = written_probabilities(answer, self.letters, settings.classification_confidence)
+            confidence = self.bench.settings.fusion.classification_confidence
+            p = written_probabilities(answer, self.letters, confidence)
         return dict(zip(self.letters, reversed(p.values()), strict=True)) if turned else p
 
     def result(self) -> FusionResult:
@@ -89,6 +91,8 @@ class _Letters:
         result = FusionResult(
             mode=self.mode, vlm_letter=None, p_c=p_c, off_letter_mass=self._off_mass()
         )
+        if self.mode == "logits":
+            result.temperature = self.temperature
         if len(self.orders) > 1:
             levels = [expected_level(p) for p in self.orders]
             result.both_orders = True
@@ -117,28 +121,30 @@ class _Letters:
 def read_and_fuse(
     query: str,
     evidence: ExecutorOutput | None,
-    tools: Sequence[Score],
     bench: Workbench,
     *,
+    shown: bool = True,
     earlier: Sequence[str] = (),
     plan: PlannerOutput | None = None,
     objects: Sequence[str] = (),
 ) -> FusionResult:
-    """p_c from the model's letters, after a prompt with the `evidence` and the `earlier` turns,
-    fused with the `tools`' scores, 1..5. The picture is looked at more closely as long as the
-    workbench `wants_more` of the answer to `plan`; where each of its `objects` has a box, at these.
-    Raises VLMError."""
+    """p_c from the model's letters, after a prompt with the `earlier` turns and, where it is `shown`, the
+    `evidence`, fused with the scores of the tools that vote in it. The picture is looked at more closely as
+    long as the workbench `wants_more` of the answer to `plan`; where each of its `objects` has a box, at
+    these. Raises VLMError."""
+    tools = votes(evidence, bench.settings.fusion.vote)
     if not tools:  # ScoreFusion logs it
         bench.warn("no tool gave a score: q is the model's own opinion alone", log=False)
 
     def prompt(turned: bool, crop: bool) -> Prompt:
-        shown = None if crop else evidence
+        told = evidence if shown and not crop else None
         return summarizer_prompt(
-            query, shown, scoring=True, reversed_letters=turned, earlier=earlier
+            query, told, scoring=True, reversed_letters=turned, earlier=earlier
         )
 
     models, looks = bench.models, bench.models.looks(ROLE, objects)
-    letters = _Letters(prompt, LETTERS, _usable_mode(bench), bench, looks)
+    temperature = bench.settings.fusion.letters_temperature
+    letters = _Letters(prompt, LETTERS, _usable_mode(bench), bench, looks, temperature)
     checking = votes(evidence, checking=True)
 
     def wanted(reads: int) -> bool:

@@ -20,7 +20,6 @@ from agentic_iqa_local.nodes.evidence import (
     find_gaps,
     should_replan,
     summed_up,
-    votes,
 )
 from agentic_iqa_local.nodes.letter_reading import ROLE, answer_letter, read_and_fuse, read_choices
 from agentic_iqa_local.nodes.measured_answers import SCORES, measure_choices
@@ -106,10 +105,9 @@ def _read(
     that is answered in words. Raises VLMError."""
     query, choices, evidence = state["query"], state.get("choices"), state.get("executor_evidence")
     if scoring:
-        scores = votes(evidence, bench.settings.fusion.vote)
         earlier = earlier_lines(state.get("prior_context"))
         about = {"plan": plan, "objects": plan.objects}
-        return read_and_fuse(query, evidence, scores, bench, earlier=earlier, **about)
+        return read_and_fuse(query, evidence, bench, earlier=earlier, **about)
     if not choices:
         return None
     letters = choice_letters(choices)

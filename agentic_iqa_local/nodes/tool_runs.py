@@ -58,7 +58,6 @@ def run_tools(task: Task, distortions: ByObject) -> None:
     Those that the plan requires or the query names come first, and all of them vote. Raises
     ToolError when no tool can run."""
     evidence, bench, plan = task.evidence, task.bench, task.plan
-    tools = bench.tools
     named = named_metrics(task.query, bench.pictures.has_reference)
     if plan.required_tool:
         named = [plan.required_tool, *named]
@@ -68,9 +67,16 @@ def run_tools(task: Task, distortions: ByObject) -> None:
     if plan.plan.tool_execution:
         for name, entries in chosen.items():
             evidence.tool_logs += measure(name, entries.items(), bench)
-        if not {log.tool_name for log in evidence.tool_logs if not log.error} & {*named}:
-            all_vote = bench.settings.fusion.trailing_tools == "vote"
-            mark_votes(evidence, tools.reachable(), tools.reliability(), all_vote=all_vote)
+        decide_votes(evidence, named, bench)
+
+
+def decide_votes(evidence: ExecutorOutput, named: Sequence[str], bench: Workbench) -> None:
+    """Marks the tools that have no vote, in both pipelines. Where a tool that is `named` by the query or
+    the plan measured, all vote."""
+    measured = {log.tool_name for log in evidence.tool_logs if not log.error}
+    if measured.isdisjoint(named):
+        tools, all_vote = bench.tools, bench.settings.fusion.trailing_tools == "vote"
+        mark_votes(evidence, tools.reachable(), tools.reliability(), all_vote=all_vote)
 
 
 def _each(tools: Sequence[str], distortions: ByObject) -> Chosen:

@@ -9,7 +9,7 @@ from agentic_iqa_local.nodes.evidence import found_damage
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY, chosen_answer
 from agentic_iqa_local.output.words import nothing_found, raw_with_scale
 from agentic_iqa_local.result import AnswerSet, Assessment, Gate
-from agentic_iqa_local.score_fusion import expected_level
+from agentic_iqa_local.score_fusion import at_temperature_one, expected_level
 from agentic_iqa_local.state import (
     EYE,
     LETTER_WORDS,
@@ -161,7 +161,8 @@ def _shares(row: Assessment) -> list[tuple[str, float]]:
     alone."""
     shares, fusion = [], row.fusion
     if fusion and fusion.q is not None:
-        shares += [(f"{letter} {LETTER_WORDS[letter]}", p) for letter, p in fusion.p_c.items()]
+        alone = at_temperature_one(fusion.p_c, fusion.temperature)
+        shares += [(f"{letter} {LETTER_WORDS[letter]}", p) for letter, p in alone.items()]
     elif fusion and row.choices:
         for letter, p in fusion.p.items():
             shares.append((f"{letter}. {chosen_answer(row.choices, letter)}", p))
@@ -173,7 +174,11 @@ def _scores(row: Assessment) -> list[tuple[str, float | None, str]]:
     scores = [(run.tool_name, run.normalized_score, _measured(run)) for run in row.tools]
     fusion = row.fusion
     if fusion and fusion.q is not None:
-        scores.append(("model alone", expected_level(fusion.p_c), "its letters"))
+        alone = at_temperature_one(fusion.p_c, fusion.temperature)
+        letters = "its letters"
+        if fusion.temperature != 1:
+            letters += f", which count at a temperature of {fusion.temperature:.3g}"
+        scores.append(("model alone", expected_level(alone), letters))
         about = "q"
         if fusion.sigma is not None and fusion.eta is not None:
             about += f"; standard error of the tools {fusion.sigma:.2f} (η {fusion.eta:.2f})"

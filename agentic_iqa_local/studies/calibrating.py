@@ -63,7 +63,7 @@ def cases(
     scenes = [row.get("group") or row["key"] for row in readings.rows]
     for pipeline, look in itertools.product(READS, LOOKS):
         tools = _tools(readings, pipeline, run, settings.eta)
-        p, apart = _look(readings, READS[pipeline], look, settings.temperature)
+        p, apart = _look(readings, READS[pipeline], look, settings.letters_temperature)
         told = tools[MEASURED].assign(**apart)
         measured = {name: column.to_numpy() for name, column in told.items()}
         q = fused_distribution(p, measured["q_bar"], measured["eta"]) @ LEVELS
@@ -113,15 +113,17 @@ def _configured_tools(row: StoredRow, run: Run) -> dict[str, Any]:
     scores = {name: measured.get(name, {}).get("normalized") for name in names}
     if None in scores.values():
         return {}
-    values = [*scores.values()]
+    known = load_reliability()
+    silent = known.clearly_worse(names) if run.fusion.trailing_tools == "check" else ()
+    voting = {name: score for name, score in scores.items() if name not in silent}
     reachable = {name: one.reachable for name, one in read_map_file(SHIPPED_MAPS).items()}
-    sigma = load_reliability().sigma_of_mean([*scores.items()], reachable)
+    sigma = known.sigma_of_mean([*voting.items()], reachable)
     return {
-        "q_bar": np.mean(values),
+        "q_bar": np.mean([*voting.values()]),
         "eta": 1 / (2 * sigma**2),
         "sigma": sigma,
-        "disagreement": np.ptp(values),
-        "voters": tuple(sorted(names)),
+        "disagreement": np.ptp([*scores.values()]),
+        "voters": tuple(sorted(voting)),
     }
 
 

@@ -36,7 +36,7 @@ def _rated(run: ScoredRun) -> Rated | None:
     if run.product != "logits" or not run.readings.has("all_evidence"):
         return None
     q = run.modes[run.product].scores
-    p = run.readings.p("all_evidence", temperature=run.run.fusion.temperature)
+    p = run.readings.p("all_evidence", temperature=run.run.fusion.letters_temperature)
     levels = [_levels(row) for row in run.rows]
     chosen = np.random.default_rng(SEED).permutation(_usable(run, levels, q))[:MOST]
     if len(chosen) < FEWEST_SCENES:

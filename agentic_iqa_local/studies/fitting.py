@@ -2,23 +2,26 @@
 scored.
 
 The objective "rps" minimises the ranked probability score of the fused distribution against the
-human levels (absolute categories), "srcc" maximises SRCC of q (any scale), "keep" fits neither: for
-the calibration of intervals alone.
+human levels (absolute categories), "srcc" maximises SRCC of q (any scale), "temperature" minimises
+the former by the temperature alone, with η as configured (temperature scaling: Guo et al., ICML 2017; here
+of the fused distribution, so that letters count by what they add to the tools), "keep" fits neither: for the
+calibration of intervals alone.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-from scipy.optimize import brute
+from scipy.optimize import brute, minimize_scalar
 
 from agentic_iqa_local.config import FusionSettings
 from agentic_iqa_local.judgement.fit import (
     LEAST_PARAMETER,
     MOST_PARAMETER,
+    MOST_TEMPERATURE,
     SCALES,
     Fit,
     FitError,
@@ -37,7 +40,12 @@ FEWEST = 20
 
 
 def fit_runs(
-    folders: Sequence[Path], objective: Objective, *, split: str | None, share: float
+    folders: Sequence[Path],
+    objective: Objective,
+    *,
+    split: str | None,
+    share: float,
+    temperature: float | None = None,
 ) -> Fit:
     """A fit of temperature, η and intervals on a part of runs.
 
@@ -48,6 +56,7 @@ def fit_runs(
         split: The official split to fit on.
         share: Without `split`, the share of the scenes (of the images, where there are none) drawn
             with seed 0.
+        temperature: In place of the one that the runs were made with.
 
     Raises:
         FitError, StoreError, DatasetError: Runs that cannot be used, or no fit.
@@ -58,15 +67,18 @@ def fit_runs(
     for folder, (run, _) in zip(folders, parts, strict=True):
         _check_alike(folder, run, first)
     settings, rows = first.fusion, [row for _, used in parts for row in used]
+    if temperature is not None:
+        settings = settings.model_copy(update={"temperature": temperature})
     seen = pd.DataFrame(rows, columns=["key", "group"])
     before = after = 0.0
     if objective != "keep":
         mos = np.array([row["mos"] for row in rows], float)
-        levels = first.dataset.to_levels if objective == "rps" else first.dataset.turned
-        (temperature, eta), before, after = fit_letters(rows, objective, levels(mos), settings)
-        settings = settings.model_copy(update={"temperature": temperature, "eta": eta})
+        levels = first.dataset.turned if objective == "srcc" else first.dataset.to_levels
+        fit = fit_temperature if objective == "temperature" else fit_letters
+        (fitted, eta), before, after = fit(rows, objective, levels(mos), settings)
+        settings = settings.model_copy(update={"temperature": fitted, "eta": eta})
     return Fit(
-        temperature=settings.temperature,
+        temperature=settings.letters_temperature,
         eta=settings.eta,
         objective=objective,
         before=before,
@@ -96,7 +108,7 @@ def _part(folder: Path, objective: Objective, split: str | None, share: float) -
         said = f"{folder}: expected a run on images with human scores, got one on questions"
         raise FitError(said, "--objective keep calibrates the sets of answers alone")
     used = [row for row in rows if row["split"] == split] if split else _drawn(rows, share)
-    if not used or (len(used) == len(rows) and objective != "keep"):
+    if not used or (len(used) == len(rows) and objective in ("rps", "srcc")):
         said = f"{folder}: expected some rows to fit on and others to judge the fit by"
         said = f"{said}, it would use {len(used)} of {len(rows)}"
         raise FitError(said, "choose another --share, or a --split that the data set has")
@@ -138,8 +150,9 @@ def _calibration(
         query=first.identity.reads.query,
         ratings=tuple(errors(condition, table, rng) for condition, table in known.items()),
         questions=tuple(answers(questions)),
+        temperature=settings.letters_temperature,
         **model.model_dump(include={"dtype", "quantization"}),
-        **settings.model_dump(include={"mode", "temperature", "eta"}),
+        **settings.model_dump(include={"mode", "eta"}),
     )
 
 
@@ -153,21 +166,8 @@ def fit_letters(
     Raises FitError for fewer than twenty rows with letters and tools, scores that are all alike, or
     a fit that runs to a bound.
     """
-    readings = Readings(rows, settings.vote)
-    q_bar, own = readings.agent["q_bar"].to_numpy(), readings.eta(settings.eta)
-    usable = np.isfinite(q_bar) & np.isfinite(readings.p(READ)[:, 0])
-    if usable.sum() < FEWEST:
-        said = f"fit: expected at least {FEWEST} images with letters and tool scores"
-        raise FitError(f"{said}, got {usable.sum()}", "use more images")
-
-    def loss(temperature: float, eta: float | np.ndarray) -> float:
-        p = readings.p(READ, temperature=temperature)
-        fused = fused_distribution(p, q_bar, eta)[usable]
-        if objective == "rps":
-            return float(ranked_probability_scores(fused, targets[usable]).mean())
-        return float(np.nan_to_num(-srcc(fused @ LEVELS, targets[usable]), nan=np.inf))
-
-    before = loss(settings.temperature, own)
+    loss, own = _loss(rows, objective, targets, settings)
+    before = loss(settings.letters_temperature, own)
     if np.isinf(before):
         said = "fit: expected human and fused scores that differ, got some that are all alike"
         raise FitError(said, "use others")
@@ -182,3 +182,43 @@ def fit_letters(
         raise FitError(said, "use more images, or another --objective")
     sign = -1 if objective == "srcc" else 1
     return (temperature, eta), sign * before, sign * float(after)
+
+
+def fit_temperature(
+    rows: Sequence[StoredRow], objective: Objective, targets: np.ndarray, settings: FusionSettings
+) -> tuple[tuple[float, float | Literal["auto"]], float, float]:
+    """The temperature that the objective is best at, with η as in `settings`, and the objective before
+    and after. At MOST_TEMPERATURE letters add nothing to what the tools say. Arguments and errors are those
+    of `fit_letters`."""
+    loss, own = _loss(rows, objective, targets, settings)
+    bounds = np.log([LEAST_PARAMETER, MOST_TEMPERATURE])
+    found = minimize_scalar(lambda log: loss(np.exp(log), own), bounds=bounds, method="bounded")
+    # the search never reaches a bound itself
+    candidates = (LEAST_PARAMETER, MOST_TEMPERATURE, float(np.exp(found.x)))
+    temperature = min(candidates, key=lambda temperature: loss(temperature, own))
+    return (
+        (temperature, settings.eta),
+        loss(settings.letters_temperature, own),
+        loss(temperature, own),
+    )
+
+
+def _loss(
+    rows: Sequence[StoredRow], objective: Objective, targets: np.ndarray, settings: FusionSettings
+) -> tuple[Callable[[float, float | np.ndarray], float], np.ndarray]:
+    """What an objective minimises, of a temperature and η, and the η (rows,) of `settings`."""
+    readings = Readings(rows, settings.vote)
+    q_bar, own = readings.agent["q_bar"].to_numpy(), readings.eta(settings.eta)
+    usable = np.isfinite(q_bar) & np.isfinite(readings.p(READ)[:, 0])
+    if usable.sum() < FEWEST:
+        said = f"fit: expected at least {FEWEST} images with letters and tool scores"
+        raise FitError(f"{said}, got {usable.sum()}", "use more images")
+
+    def loss(temperature: float, eta: float | np.ndarray) -> float:
+        p = readings.p(READ, temperature=temperature)
+        fused = fused_distribution(p, q_bar, eta)[usable]
+        if objective == "srcc":
+            return float(np.nan_to_num(-srcc(fused @ LEVELS, targets[usable]), nan=np.inf))
+        return float(ranked_probability_scores(fused, targets[usable]).mean())
+
+    return loss, own

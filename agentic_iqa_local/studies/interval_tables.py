@@ -63,7 +63,7 @@ def _why_not(run: ScoredRun, calibration: IntervalCalibration | None, fit: Fit |
     if run.run.fusion.mode != "logits":
         return "they are of the mode logits"
     fusion, model, identity = run.run.fusion, run.run.model, run.run.identity
-    ours = fusion.temperature, fusion.eta, model.dtype, model.quantization, identity.model
+    ours = fusion.letters_temperature, fusion.eta, model.dtype, model.quantization, identity.model
     theirs = calibration.temperature, calibration.eta, calibration.dtype, calibration.quantization
     alike = ours == (*theirs, calibration.model) and identity.reads.query == calibration.query
     return "" if fit or alike else "the shipped calibration is of another model, query or fusion"

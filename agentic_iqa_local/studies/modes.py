@@ -31,7 +31,7 @@ def scored_modes(
     `fitted` the same with a fit's temperature and η, which adds a mode."""
     modes = [*_with_evidence(readings, settings, fitted)]
     if readings.has("image_alone"):
-        p = readings.p("image_alone", temperature=settings.temperature)
+        p = readings.p("image_alone", temperature=settings.letters_temperature)
         modes.append(Mode("letters, image alone", p @ LEVELS, p))
     modes += _without_letters(readings, settings)
     for tool, raw in readings.raw_scores().items():
@@ -46,10 +46,10 @@ def _with_evidence(
     what they say alone."""
     if not readings.has("all_evidence"):
         return []
-    read = readings.p("all_evidence", temperature=settings.temperature)
+    read = readings.p("all_evidence", temperature=settings.letters_temperature)
     modes = [_fused("logits", readings, read, settings)]
     if fitted:
-        p = readings.p("all_evidence", temperature=fitted.temperature)
+        p = readings.p("all_evidence", temperature=fitted.letters_temperature)
         modes.append(_fused("logits, fitted", readings, p, fitted))
     rest = (1 - settings.classification_confidence) / 4  # what each letter not written has
     written = readings.p("all_evidence", "generated")

@@ -22,7 +22,7 @@ from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.files import folder_hash, path_text, read_json, write_whole
 from agentic_iqa_local.judgement.identity import named_in_row
 from agentic_iqa_local.nodes.letter_reading import ROLE
-from agentic_iqa_local.services import Observer, Services
+from agentic_iqa_local.services import Observer, Services, fitted
 from agentic_iqa_local.studies.datasets import (
     Dataset,
     DatasetError,
@@ -153,7 +153,7 @@ def describe(dataset: Dataset, settings: Settings, loaded: dict[str, Any]) -> di
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "git": commit(),
         **loaded,
-        "fusion": settings.fusion.model_dump(mode="json"),
+        "fusion": fitted(settings).fusion.model_dump(mode="json"),
         "tools": settings.tools.model_dump(mode="json"),
         "dataset": about,
     }

@@ -1,0 +1,197 @@
+"""Fits anew what depends on LocalNR and on the embedded model's letters: their temperature, the intervals of q and the
+sets of answers (configs/intervals.json), and the weights of comparisons (configs/comparisons.json).
+
+    python scripts/training/refit.py LIVE_CHALLENGE PHOTOS PHOTOS_MORE --work runs/refit
+
+People's scores are those of LIVE_CHALLENGE; each fifth is assessed with a head of LocalNR that was learned from the
+other four, and the synthetic pictures with one that never saw their photographs. The temperature is fitted on people's
+scores alone: the embedded model was trained on distortions like the synthetic ones, and its letters are better there
+than on other pictures. Everything that is done lies in --work: the same command goes on after an interruption. It
+takes about two hours on two cores.
+"""
+
+import argparse
+import csv
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import people
+from local_nr_pool import split
+from rich.console import Console
+from safetensors.numpy import save
+from sklearn.model_selection import KFold
+from synthetic import photo_files
+
+from agentic_iqa_local.files import CONFIGS, PACKAGE, ROOT, read_json, write_whole
+from agentic_iqa_local.iqa_tools import local_nr as nr
+from agentic_iqa_local.judgement.fit import Fit
+from agentic_iqa_local.judgement.identity import fitted_with
+from agentic_iqa_local.judgement.intervals import SHIPPED
+from agentic_iqa_local.state import revised
+from agentic_iqa_local.studies.fitting import fit_runs
+
+FOLDS = 5
+SOURCE = "people's scores of LIVE Challenge and synthetic distortions"
+HEAD = Path("agentic_iqa_local", "iqa_tools", "data", nr.PEOPLE.name)
+LIVE_SCALE, LEVELS, QUESTIONS = ("0", "100"), ("1", "5"), ()
+
+
+def say(text: str) -> None:
+    Console(stderr=True).print(f"[bold]{text}[/bold]")
+
+
+def with_head(work: Path, name: str, head: dict[str, np.ndarray]) -> Path:
+    """A copy of the program whose LocalNR has another head."""
+    code = work / "code" / name
+    if not (code / HEAD).exists():
+        for folder in (PACKAGE, CONFIGS, ROOT / "models" / "embedded", ROOT / "scripts"):
+            shutil.copytree(folder, code / folder.relative_to(ROOT), dirs_exist_ok=True)
+    weights = {key: np.asarray(values, np.float32) for key, values in head.items()}
+    (code / HEAD).write_bytes(save(weights))
+    return code
+
+
+def run(code: Path, *command: str | Path) -> None:
+    """A Python command of a copy of the program; what is done already is kept."""
+    environment = os.environ | {"PYTHONPATH": str(code), "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, *command], check=True, env=environment, cwd=code)
+
+
+def study(code: Path, manifest: Path, scale: Sequence[str], out: Path) -> Path:
+    """The stored rows of a manifest's pictures, without the letters' temperature."""
+    say(f"study: {out.name}")
+    plain = out.parent / "plain.yaml"
+    plain.write_text("fusion: {temperature: 1}\n", encoding="utf-8")
+    about = ("--mos-range", *scale) if scale else ()
+    run(
+        code,
+        "-m",
+        "agentic_iqa_local",
+        "study",
+        "run",
+        manifest,
+        *about,
+        "--config",
+        plain,
+        "--out",
+        out,
+    )
+    return out
+
+
+def live_runs(folder: Path, photographs: np.ndarray, work: Path) -> list[Path]:
+    """The runs of each fifth of the rated photographs."""
+    live, levels = people.rated(nr.LocalNR.load(), folder, work)
+    with (folder / "manifest.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    runs = []
+    for fold, (train, test) in enumerate(KFold(FOLDS, shuffle=True, random_state=0).split(live)):
+        head = people.fit(live[train], levels[train], photographs)
+        manifest = work / f"live_{fold}.csv"
+        with manifest.open("w", newline="", encoding="utf-8") as file:
+            table = csv.writer(file)
+            table.writerow(["image", "mos"])
+            table.writerows([folder.resolve() / rows[i]["image"], rows[i]["mos"]] for i in test)
+        code = with_head(work, f"live_{fold}", head)
+        runs.append(study(code, manifest, LIVE_SCALE, work / f"run_live_{fold}"))
+    return runs
+
+
+def synthetic_runs(code: Path, held_out: Sequence[Path], work: Path) -> list[Path]:
+    """The runs of distorted photographs without and with their originals."""
+    photos = work / "held_out"
+    photos.mkdir(exist_ok=True)
+    for file in held_out:
+        shutil.copy(file, photos)
+    runs = []
+    for name, options in (
+        ("nr", ("--per-photo", "4", "--no-reference")),
+        ("fr", ("--per-photo", "2")),
+    ):
+        made = work / name
+        if not (made / "manifest.csv").exists():
+            shutil.rmtree(made, ignore_errors=True)
+            say(f"synthetic pictures: {name}")
+            run(
+                code,
+                code / "scripts/training/synthetic.py",
+                photos,
+                "--all",
+                *options,
+                "--out",
+                made,
+            )
+        runs.append(study(code, made / "manifest.csv", LEVELS, work / f"run_{name}"))
+    return runs
+
+
+def questions_run(code: Path, folders: Sequence[Path], work: Path) -> Path:
+    """The run of questions with known answers."""
+    made = work / "questions"
+    if not (made / "manifest.csv").exists():
+        shutil.rmtree(made, ignore_errors=True)
+        run(code, code / "scripts/training/questions.py", *folders, "--out", made)
+    return study(code, made / "manifest.csv", QUESTIONS, work / "run_questions")
+
+
+def write_fit(people_runs: Sequence[Path], others: Sequence[Path]) -> Fit:
+    """The temperature by people's scores, and with it the calibration by all runs."""
+    by_people = fit_runs(people_runs, "temperature", split=None, share=1.0)
+    say(by_people.account)
+    everything = fit_runs(
+        [*people_runs, *others], "keep", split=None, share=1.0, temperature=by_people.temperature
+    )
+    assert everything.intervals is not None
+    intervals = revised(everything.intervals, source=SOURCE)
+    about = {"objective": "temperature", "before": by_people.before, "after": by_people.after}
+    about |= {"intervals": intervals, "made_with": fitted_with()}
+    fit = everything.model_copy(update=about)  # its field `keys` keeps it from being a mapping
+    write_whole(SHIPPED, fit.model_dump_json().encode())
+    return fit
+
+
+def comparisons(photos: Path, work: Path) -> None:
+    """The weights of comparisons, of pictures assessed with what the fit says."""
+    script = ROOT / "scripts/training/comparisons.py"
+    versions = work / "versions.jsonl"
+    fitted = read_json(SHIPPED)
+    stamp = work / "versions.json"
+    if not versions.exists() or json.loads(stamp.read_text()) != fitted["made_with"]:
+        say("comparisons")
+        run(ROOT, script, "versions", "--photos", photos, "--out", versions)
+        stamp.write_text(json.dumps(fitted["made_with"]))
+    run(ROOT, script, "fit", versions)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("live", type=Path, metavar="LIVE_CHALLENGE")
+    parser.add_argument("photos", type=Path, nargs=2, metavar="PHOTOS")
+    parser.add_argument("--work", type=Path, required=True, help="folder for what is done")
+    args = parser.parse_args()
+    work = args.work.resolve()
+    work.mkdir(parents=True, exist_ok=True)
+    folders = [folder.resolve() for folder in args.photos]
+    network = nr.LocalNR.load()
+    photographs = people.clean(network, folders, work)
+    held_out = split(folders)[1]
+    kept = [file not in held_out for folder in folders for file in photo_files(folder)]
+    rated, levels = people.rated(network, args.live, work)
+    head = people.fit(rated, levels, photographs[kept])
+    code = with_head(work, "synthetic", head)
+    by_people = live_runs(args.live, photographs, work)
+    others = [*synthetic_runs(code, held_out, work), questions_run(code, folders, work)]
+    say(write_fit(by_people, others).account)
+    comparisons(folders[0], work)
+
+
+if __name__ == "__main__":
+    main()
