@@ -86,7 +86,7 @@ def agrees(
     if not (found or _all_looked_for(evidence)):
         return False
     if _CLEAN.search(text):
-        mild = {"slight"}.issuperset(*found.values())
+        mild = all(severities == {"slight"} for severities in found.values())
         return mild and _all_looked_for(evidence) and names_only(text, found)
     return bool(found) and _tells(text, found)
 
@@ -233,7 +233,8 @@ def _of_whole(unplaced: Sequence[str]) -> list[str]:
     """That the whole picture was judged in the stead of regions."""
     if not unplaced:
         return []
-    return [f"No place is known of the {' and the '.join(unplaced)}: the whole picture was judged."]
+    where = f"No place is known of the {' and the '.join(unplaced)}"
+    return [f"{where}: all of this is about the whole picture."]
 
 
 def _missing(evidence: ExecutorOutput, fusion: FusionResult | None) -> list[str]:

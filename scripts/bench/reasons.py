@@ -2,9 +2,10 @@
 
     python scripts/bench/reasons.py --photos PHOTOS MORE --real FOLDER --out answers.jsonl [--lies] [--part 0/4]
 
-The evidence of a row is taken as the truth: each sentence of the reason, the words of severity, the level and the answer
-must agree with it. --lies: the model's texts are replaced by ones that contradict, loop, are empty, in another language
-or marked up; its letters and its plans stay. The rules of this check are its own, not those of the program.
+The evidence of a row is taken as the truth: each sentence of the reason, the words of severity, the level and the
+answer must agree with it. --lies: the model's texts are replaced by ones that contradict, loop, are empty, in another
+language or marked up; its letters and plans stay, but for a question about the content, which is always planned as one.
+The rules of this check are its own, not those of the program.
 """
 
 import argparse
@@ -112,7 +113,7 @@ def pictures(photos: list[Path], real: Path) -> Iterator[tuple[str, Image.Image,
         yield "reference, jpeg", _jpeg(clear[i + 8], 8), clear[i + 8]
     for size in ((8, 8), (33, 24), (90, 64)):
         yield "tiny", clear[18].resize(size), None
-    yield "one colour", Image.new("RGB", (200, 150), (90, 120, 60)), None
+    yield "gradient", Image.linear_gradient("L").convert("RGB"), None
     folder = sorted(itertools.chain(real.glob("*.jpg"), real.glob("*.bmp"), real.glob("*.JPG")))
     for file in folder[:: max(1, len(folder) // 8)][:4]:
         yield "real", Image.open(file).convert("RGB"), None
@@ -196,9 +197,12 @@ class LyingSession:
             return texts[int(rng.integers(len(texts)))]
 
         written = self.session.generate(prompt, schema, **limits)
-        if schema.__name__ not in ("SummaryReply", "AnalysisReply"):
+        if schema.__name__ not in ("SummaryReply", "AnalysisReply", "PlannerReply"):
             return written
         reply = json.loads(written)
+        if schema.__name__ == "PlannerReply":
+            content = "What is in the picture" in str(prompt)
+            return json.dumps(reply | ({"query_type": "Other"} if content else {}))
         if schema.__name__ == "SummaryReply":
             letters = get_args(schema.model_fields["final_answer"].annotation)
             if not letters or not isinstance(letters[0], str):
@@ -252,7 +256,8 @@ def _against(text: str, about: dict[str, set[str]], row: Assessment) -> list[str
     everything = row.evidence is not None and row.evidence.distortion_set is not None
     for clause in re.split(r"[.;:](?:\s|$)|,? but ", text):
         if re.search(
-            r"looked for|available|says \d|most probable answer|by the model|Contradictory", clause
+            r"looked for|available|No answer names|says \d|most probable answer|by the model|Contradictory",
+            clause,
         ):
             continue
         if ALL_CLEAN.search(clause) and (there or not everything):
