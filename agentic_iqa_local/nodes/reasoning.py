@@ -20,6 +20,7 @@ from agentic_iqa_local.nodes.prompts import choice_letters, chosen_answer
 from agentic_iqa_local.nodes.query import distortions_in, pattern, says_present
 from agentic_iqa_local.nodes.written import in_english
 from agentic_iqa_local.state import (
+    DISTORTION_TYPES,
     EVERYWHERE,
     LETTER_WORDS,
     UNCLEAR,
@@ -31,6 +32,7 @@ from agentic_iqa_local.state import (
 
 Choices = Sequence[str] | None
 
+_LABEL = re.compile(rf"^(?:{'|'.join(DISTORTION_TYPES)}): ")
 _CLAUSE = re.compile(r"[.;:,]\s|\b(?:and|but|while)\b")
 _SEVERITY = re.compile(r"\b(slight|moderate|severe|extreme)(?:ly)?\b", re.IGNORECASE)
 _CLEAN = re.compile(
@@ -64,7 +66,7 @@ def reasoned(
     known = evidence or ExecutorOutput()
     words = [text] if text and agrees(text, known, fusion, choices) else []
     said = from_evidence(known, fusion, choices)
-    said = [*said, *words] if choices else words or said
+    said = [*said, *(_LABEL.sub("", word) for word in words)] if choices else words or said
     notes = [*_of_whole(unplaced), *_missing(known, fusion), *_of_fusion(fusion)]
     return " ".join([*_place(known), *said, *notes])
 

@@ -191,28 +191,36 @@ class LyingSession:
         return getattr(self.session, name)
 
     def generate(self, prompt: Any, schema: Any, **limits: Any) -> str:
-        texts, rng = LIES[self.liar.kind], self.liar.rng
-
-        def lie() -> str:
-            return texts[int(rng.integers(len(texts)))]
-
-        written = self.session.generate(prompt, schema, **limits)
-        if schema.__name__ not in ("SummaryReply", "AnalysisReply", "PlannerReply"):
-            return written
-        reply = json.loads(written)
-        if schema.__name__ == "PlannerReply":
-            content = "What is in the picture" in str(prompt)
-            return json.dumps(reply | ({"query_type": "Other"} if content else {}))
         if schema.__name__ == "SummaryReply":
-            letters = get_args(schema.model_fields["final_answer"].annotation)
-            if not letters or not isinstance(letters[0], str):
-                reply["final_answer"] = lie()
-            reply["quality_reasoning"] = lie()
-            return json.dumps(reply)
-        for items in reply.values():
-            for item in items:
-                item["explanation"] = lie()
-        return json.dumps(reply)
+            return json.dumps(self._summary(schema))
+        if schema.__name__ == "AnalysisReply":
+            return json.dumps(self._analysis(schema))
+        written = self.session.generate(prompt, schema, **limits)
+        if schema.__name__ == "PlannerReply" and "What is in the picture" in str(prompt):
+            written = json.dumps(json.loads(written) | {"query_type": "Other"})
+        return written
+
+    def _lie(self) -> str:
+        texts = LIES[self.liar.kind]
+        return texts[int(self.liar.rng.integers(len(texts)))]
+
+    def _summary(self, schema: Any) -> dict[str, str]:
+        letters = get_args(schema.model_fields["final_answer"].annotation)
+        forced = letters and isinstance(letters[0], str)
+        answer = letters[0] if forced else self._lie()
+        return {"final_answer": answer, "quality_reasoning": self._lie()}
+
+    def _analysis(self, schema: Any) -> dict[str, list[dict[str, str]]]:
+        reply = {}
+        for field in schema.model_fields.values():
+            reply[field.alias] = []
+            for item in get_args(field.annotation):
+                kinds = [one for one in item.model_fields.values() if one.alias == "type"]
+                kind = get_args(kinds[0].annotation)[0]
+                severity = HOW[int(self.liar.rng.integers(len(HOW)))]
+                lie = {"type": kind, "severity": severity, "explanation": self._lie()}
+                reply[field.alias].append(lie)
+        return reply
 
 
 # What contradicts what
@@ -327,8 +335,8 @@ def questions_of(number: int) -> list[tuple[str | None, list[str] | None]]:
 def ask(
     number: int, picture: Image.Image, reference: Any, services: Services
 ) -> Iterator[Assessment]:
-    """The answers about one picture; of every third one in a conversation."""
-    if number % 3 == 0:
+    """The answers about one picture; of two in three in a conversation."""
+    if number % 3:
         with Conversation(services, picture, reference) as conversation:
             for query, choices in questions_of(number):
                 yield conversation.ask(query, choices)
