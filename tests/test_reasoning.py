@@ -158,6 +158,7 @@ D = {"A": 0.1, "B": 0.1, "C": 0.1, "D": 0.7}
         (seen(Compression="severe"), C, "Extreme.", "Severe compression: It shows."),
         (seen(Compression="severe"), C, "The quality is fair.", "Severe compression: It shows."),
         (seen(Compression="severe"), C, "Blocks show in the sky.", "Severe compression: It shows. Blocks show in the sky."),
+        (seen(Noise="severe"), {"A": 0.1, "B": 0.9, "C": 0.0, "D": 0.0}, "Noise: It shows.", "Severe noise: It shows."),
         (seen(Contrast="severe"), D, "It is dull.", "Severe contrast distortion: It shows. No answer names contrast distortion."),
         (evidence("none"), D, "No visible distortion.", "No noise was found."),
     ],

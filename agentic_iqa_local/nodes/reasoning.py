@@ -64,9 +64,13 @@ def reasoned(
         always these sentences, which say what decided it, and behind them words that agree.
     """
     known = evidence or ExecutorOutput()
-    words = [text] if text and agrees(text, known, fusion, choices) else []
+    words = text if text and agrees(text, known, fusion, choices) else None
     said = from_evidence(known, fusion, choices)
-    said = [*said, *(_LABEL.sub("", word) for word in words)] if choices else words or said
+    if words and choices:
+        behind = _LABEL.sub("", words)
+        said += [behind] if behind.rstrip(".") not in " ".join(said) else []
+    elif words:
+        said = [words]
     notes = [*_of_whole(unplaced), *_missing(known, fusion), *_of_fusion(fusion)]
     return " ".join([*_place(known), *said, *notes])
 
