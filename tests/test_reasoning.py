@@ -13,7 +13,7 @@ from scripted import (
 )
 
 from agentic_iqa_local import assess
-from agentic_iqa_local.nodes.reasoning import reasoned
+from agentic_iqa_local.nodes.reasoning import explains, reasoned
 from agentic_iqa_local.nodes.regions import unplaced
 from agentic_iqa_local.output.report import account
 from agentic_iqa_local.state import DistortionAnalysis, ExecutorOutput, FusionResult, PlannerOutput
@@ -107,6 +107,21 @@ def test_an_answer_in_words_is_one_and_judges_nothing_that_nobody_measured(
     row = assess(picture, query="What is in the middle?", services=services)
     assert row.final_answer == answer
     assert "noise" not in row.quality_reasoning
+
+
+@pytest.mark.parametrize(
+    ("text", "stands"),
+    [
+        ("Blocks show along the edges.", True),
+        ("Detail sinks into the shadows.", True),
+        ("Answer {}", False),
+        ("No visible distortion.", False),
+        ("Slight compression blurs the edges.", False),
+        ("Die Kanten sind sehr stark verpixelt.", False),
+    ],
+)
+def test_words_on_a_distortion_are_about_it(text, stands):
+    assert explains(text, "Compression", "severe") == stands
 
 
 @pytest.mark.parametrize(

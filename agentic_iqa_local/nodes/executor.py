@@ -164,10 +164,10 @@ def judge(
             p = severity_probabilities(family, item.severity, bench)
             severity = max(p, key=p.__getitem__, default=item.severity)
             words = sound(item.explanation, f"its words on {item.type}", bench.warn)
-            if not (words and severity == item.severity and explains(words, item.type, severity)):
-                measured = _explained(severity, family)
-                item = revised(item, severity=severity, explanation=measured)
-            yield name, item, p
+            agreed = severity == item.severity
+            if not (words and agreed and explains(words, item.type, severity)):
+                words = _explained(severity, family)
+            yield name, revised(item, severity=severity, explanation=words), p
 
 
 def _written(task: Task, asked: ByObject) -> dict[str, list[DistortionAnalysis]]:

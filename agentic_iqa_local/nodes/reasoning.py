@@ -33,6 +33,7 @@ from agentic_iqa_local.state import (
 Choices = Sequence[str] | None
 
 _LABEL = re.compile(rf"^(?:{'|'.join(DISTORTION_TYPES)}): ")
+_FEW = 3  # words, too few to say something of a distortion that they do not name
 _CLAUSE = re.compile(r"[.;:,]\s|\b(?:and|but|while)\b")
 _SEVERITY = re.compile(r"\b(slight|moderate|severe|extreme)(?:ly)?\b", re.IGNORECASE)
 _CLEAN = re.compile(
@@ -109,9 +110,11 @@ def answers(text: str, query: str, evidence: Evidence) -> bool:
 
 
 def explains(text: str, kind: str, severity: str) -> bool:
-    """Whether a text can explain a distortion: it names no other one, no other severity, and does
-    not deny it."""
+    """Whether a text can explain a distortion: it says something of it, names no other one, no
+    other severity, and does not deny it."""
     if not in_english(text) or _CLEAN.search(text) or _LEVEL.search(text):
+        return False
+    if len(text.split()) < _FEW and not distortions_in(text):
         return False
     named = {said.lower() for said in _SEVERITY.findall(text)}
     return names_only(text, [kind]) and named <= {severity}

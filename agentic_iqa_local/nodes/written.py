@@ -21,7 +21,7 @@ _LETTER = re.compile(r"[^\W\d_]")
 def sound(text: str, whose: str, warn: Callable[[str], None]) -> str | None:
     """The text without markup; None for one that says nothing or repeats itself, which `warn`
     tells. `whose`: what the model wrote there."""
-    plain = _MARKUP.sub("", _LINK.sub(r"\1", text)).strip()
+    plain = " ".join(_MARKUP.sub("", _LINK.sub(r"\1", text)).split())
     if _NOTHING.fullmatch(plain):
         warn(f"the model said nothing in {whose}: the evidence is told in its place")
         return None

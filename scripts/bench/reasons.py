@@ -248,7 +248,7 @@ def faults(row: Assessment) -> list[str]:
     for name, pattern in (("loop", LOOP), ("markup", MARKUP), ("foreign", FOREIGN)):
         match = pattern.search(" ".join(shown.replace(row.query, "").split()))
         lines += [f"{name}: {match[0]}"] if match else []
-    sentences = Counter(re.split(r"[.:]\s+", row.quality_reasoning or ""))
+    sentences = Counter(re.split(r"[.:]\s+", (row.quality_reasoning or "").rstrip(".")))
     lines += [f"twice: {said}" for said, count in sentences.items() if count > 1 and len(said) > 9]
     if not re.search(r"[a-z]{2,}.*[a-z]{2,}", row.quality_reasoning or "", re.I | re.S):
         lines.append("no reason")
