@@ -156,6 +156,9 @@ class QualityMap(BaseModel):
     png: str | None = None  # the file that it was drawn to
 
 
+OTHER_QUERY = "it was learnt for another query"  # why an interval is wide
+
+
 class Assessment(Result):
     """One assessed image. A failed one has `error` and no answer: a score that could not be had is
     never filled in."""

@@ -47,7 +47,12 @@ DistortionType = Literal[
     "Contrast",
 ]
 DISTORTION_TYPES: tuple[str, ...] = get_args(DistortionType)
-_SAID = {"Blurs": "blur", "Color distortions": "colour distortion", "Sharpness": "oversharpening"}
+_SAID = {
+    "Blurs": "blur",
+    "Color distortions": "colour distortion",
+    "Contrast": "contrast distortion",
+    "Sharpness": "oversharpening",
+}
 
 Severity = Literal["none", "slight", "moderate", "severe", "extreme"]
 

@@ -4,12 +4,19 @@ where it wrote none or others than were found."""
 import re
 
 import pytest
-from scripted import ScriptedClient, ScriptedTools, scripted_answers, scripted_services
+from scripted import (
+    ScriptedClient,
+    ScriptedTools,
+    plan_reply,
+    scripted_answers,
+    scripted_services,
+)
 
 from agentic_iqa_local import assess
-from agentic_iqa_local.nodes.reasoning import reasoned
+from agentic_iqa_local.nodes.reasoning import explains, reasoned
+from agentic_iqa_local.nodes.regions import unplaced
 from agentic_iqa_local.output.report import account
-from agentic_iqa_local.state import DistortionAnalysis, ExecutorOutput, FusionResult
+from agentic_iqa_local.state import DistortionAnalysis, ExecutorOutput, FusionResult, PlannerOutput
 
 
 def evidence(severity: str | None, **fields) -> ExecutorOutput:
@@ -65,6 +72,74 @@ def test_words_that_contradict_what_was_found_give_way_to_it(text, stands):
     assert said == (text if stands else "Moderate noise: It shows.")
 
 
+@pytest.mark.parametrize(
+    ("text", "stands"),
+    [
+        ("Severe noise and slight blur spoil the picture.", True),
+        ("Slight noise and severe blur spoil the picture.", False),
+        ("Slight blur spoils the picture.", False),
+        ("Das Bild ist stark verrauscht, severe noise.", False),
+        ("Le bruit est fort: severe noise, slight blur, beaucoup.", False),
+        ("The sky has a nice colour.", False),
+    ],
+)
+def test_words_tell_the_worst_with_its_own_severity_in_english(text, stands):
+    known = seen(Noise="severe", Blurs="slight")
+    told = "Severe noise: It shows. Slight blur: It shows."
+    assert reasoned(text, known, None, None).startswith(text if stands else told)
+
+
+@pytest.mark.parametrize(
+    ("written", "answer"),
+    [
+        ("**A fern** beside a [path](http://a.b)", "A fern beside a path"),
+        ("C", "Unable to determine"),
+        ("图像非常模糊。", "Unable to determine"),
+        ("Extreme blur covers everything.", "Unable to determine"),
+    ],
+)
+def test_an_answer_in_words_is_one_and_judges_nothing_that_nobody_measured(
+    picture, written, answer
+):
+    words = {"final_answer": written, "quality_reasoning": "Severe noise."}
+    replies = scripted_answers(PlannerReply=plan_reply(query_type="Other"), SummaryReply=words)
+    services = scripted_services(ScriptedClient(replies), ScriptedTools({}))
+    row = assess(picture, query="What is in the middle?", services=services)
+    assert row.final_answer == answer
+    assert "noise" not in row.quality_reasoning
+
+
+@pytest.mark.parametrize(
+    ("text", "stands"),
+    [
+        ("Blocks show along the edges.", True),
+        ("Detail sinks into the shadows.", True),
+        ("Answer {}", False),
+        ("No visible distortion.", False),
+        ("Slight compression blurs the edges.", False),
+        ("Die Kanten sind sehr stark verpixelt.", False),
+    ],
+)
+def test_words_on_a_distortion_are_about_it(text, stands):
+    assert explains(text, "Compression", "severe") == stands
+
+
+@pytest.mark.parametrize(
+    ("query", "boxes", "unknown"),
+    [
+        ("Rate the face", {}, ["face"]),
+        ("How sharp are my dogs?", {"dog": (0, 0, 9, 9)}, []),
+        ("Rate the sharpness of this picture", {}, []),
+        ("Rate the colours", {}, []),
+    ],
+)
+def test_a_region_without_a_place_is_said_to_have_none(query, boxes, unknown):
+    plan = PlannerOutput.model_validate(plan_reply())
+    assert unplaced(query, plan, boxes) == unknown
+    said = reasoned(None, evidence("moderate"), None, None, unknown)
+    assert ("No place is known of the face" in said) == bool(unknown)
+
+
 CHOICES = ["blur", "noise", "compression", "none"]
 
 
@@ -98,7 +173,8 @@ D = {"A": 0.1, "B": 0.1, "C": 0.1, "D": 0.7}
         (seen(Compression="severe"), C, "Extreme.", "Severe compression: It shows."),
         (seen(Compression="severe"), C, "The quality is fair.", "Severe compression: It shows."),
         (seen(Compression="severe"), C, "Blocks show in the sky.", "Severe compression: It shows. Blocks show in the sky."),
-        (seen(Contrast="severe"), D, "It is dull.", "Severe contrast: It shows."),
+        (seen(Noise="severe"), {"A": 0.1, "B": 0.9, "C": 0.0, "D": 0.0}, "Noise: It shows.", "Severe noise: It shows."),
+        (seen(Contrast="severe"), D, "It is dull.", "Severe contrast distortion: It shows. No answer names contrast distortion."),
         (evidence("none"), D, "No visible distortion.", "No noise was found."),
     ],
 )  # fmt: skip

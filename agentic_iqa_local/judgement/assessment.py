@@ -25,6 +25,7 @@ from agentic_iqa_local.nodes.evidence import votes
 from agentic_iqa_local.nodes.letter_reading import ROLE, answer_letter, read_and_fuse, read_choices
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY, choice_letters, summarizer_prompt
 from agentic_iqa_local.nodes.query import named_metrics
+from agentic_iqa_local.nodes.regions import unplaced
 from agentic_iqa_local.nodes.summarizer import without_words
 from agentic_iqa_local.nodes.tool_runs import decide_votes, measure
 from agentic_iqa_local.nodes.workbench import Workbench
@@ -239,7 +240,8 @@ def _run_agent(row: Assessment, state: AgenticIQAState, bench: Workbench) -> Non
         return
     if result.error and result.fusion:
         bench.warn(NO_WORDS)
-        result = without_words(result.fusion, row.evidence, row.choices)
+        regions = unplaced(row.query, row.plan, bench.pictures.boxes) if row.plan else ()
+        result = without_words(result.fusion, row.evidence, row.choices, regions)
     _set(row, {name: getattr(result, name) for name in ANSWERED})
 
 

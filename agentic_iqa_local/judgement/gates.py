@@ -16,7 +16,7 @@ from agentic_iqa_local.judgement.intervals import (
     IntervalCalibration,
     features,
 )
-from agentic_iqa_local.result import AnswerSet, Condition, Gate, Interval
+from agentic_iqa_local.result import OTHER_QUERY, AnswerSet, Condition, Gate, Interval
 from agentic_iqa_local.state import EYE, LETTERS, FusionResult, PlannerOutput
 
 UNLIKE = (
@@ -104,7 +104,7 @@ class Sureness:
         if self.unlike_photograph:
             widened.append(UNLIKE)
         if self.query != calibration.query:
-            widened.append("it was learnt for another query")
+            widened.append(OTHER_QUERY)
         if plan and plan.distortions:
             widened.append("the query asks for particular distortions")
         if tuple(fusion.voters) not in part.tools:

@@ -12,13 +12,12 @@ from langgraph.runtime import Runtime
 
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.iqa_tools import ToolError
-from agentic_iqa_local.nodes.ask import ask
+from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.detection import detect, found_families, severity_probabilities
 from agentic_iqa_local.nodes.evidence import doubts, not_looked_for
 from agentic_iqa_local.nodes.prompts import objects_prompt
 from agentic_iqa_local.nodes.query import asks_where
-from agentic_iqa_local.nodes.reasoning import speaks_of
-from agentic_iqa_local.nodes.repetition import sound
+from agentic_iqa_local.nodes.reasoning import explains
 from agentic_iqa_local.nodes.replanning import gaps_to_close
 from agentic_iqa_local.nodes.replies import analysis_reply
 from agentic_iqa_local.nodes.tool_runs import (
@@ -28,6 +27,7 @@ from agentic_iqa_local.nodes.tool_runs import (
     run_tools,
 )
 from agentic_iqa_local.nodes.workbench import opened
+from agentic_iqa_local.nodes.written import sound
 from agentic_iqa_local.state import (
     UNCLEAR,
     AgenticIQAState,
@@ -158,19 +158,39 @@ def judge(
     if not asked:
         return
     bench, detections = task.bench, task.evidence.detection or {}
-    prompt = objects_prompt("analysis", task.query, asked, task.reason)
-    section = bench.services.section(ROLE)
-    reply = ask(bench.models.session(ROLE), prompt, analysis_reply(asked), section)
-    for name, items in reply.model_dump(by_alias=True).items():
-        for item in map(DistortionAnalysis.model_validate, items):
+    for name, items in _written(task, asked).items():
+        for item in items:
             family = detections[name].families[item.type]
             p = severity_probabilities(family, item.severity, bench)
             severity = max(p, key=p.__getitem__, default=item.severity)
             words = sound(item.explanation, f"its words on {item.type}", bench.warn)
-            if not (words and severity == item.severity and speaks_of(words, item.type)):
-                measured = _explained(severity, family)
-                item = revised(item, severity=severity, explanation=measured)
-            yield name, item, p
+            agreed = severity == item.severity
+            if not (words and agreed and explains(words, item.type, severity)):
+                words = _explained(severity, family)
+            yield name, revised(item, severity=severity, explanation=words), p
+
+
+def _written(task: Task, asked: ByObject) -> dict[str, list[DistortionAnalysis]]:
+    """The model's judgements, by object; where it wrote none that is valid, unclear ones if all are
+    measured, so that the measurement decides. Raises VLMError."""
+    bench, detections = task.bench, task.evidence.detection or {}
+    prompt = objects_prompt("analysis", task.query, asked, task.reason)
+    section = bench.services.section(ROLE)
+    try:
+        reply = ask(bench.models.session(ROLE), prompt, analysis_reply(asked), section)
+    except InvalidAnswer as error:
+        families = [detections[name].families[kind] for name in asked for kind in asked[name]]
+        if any(family.severity is None for family in families):
+            raise
+        bench.warn(f"the model judged no distortion ({error}): the measurement alone counts")
+        nothing = {"severity": UNCLEAR, "explanation": "The model did not judge it."}
+        written = {name: [nothing | {"type": kind} for kind in asked[name]] for name in asked}
+    else:
+        written = reply.model_dump(by_alias=True)
+    judged = {}
+    for name, items in written.items():
+        judged[name] = [DistortionAnalysis.model_validate(item) for item in items]
+    return judged
 
 
 def _explained(severity: str, family: FamilyDetection) -> str:

@@ -6,13 +6,14 @@ severity, exposure or the level of quality.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 from statistics import NormalDist, fmean
 from typing import Any
 
 import numpy as np
 
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
-from agentic_iqa_local.nodes.detection import strongest
+from agentic_iqa_local.nodes.detection import PRESENT
 from agentic_iqa_local.nodes.evidence import Evidence, votes
 from agentic_iqa_local.nodes.prompts import choice_letters
 from agentic_iqa_local.nodes.query import WORDS, asked_about, distortions_in, pattern, says_present
@@ -134,14 +135,28 @@ def _with_sides(p: Mapping[str, float], detection: Detection) -> dict[str, float
 
 
 def _strongest(choices: Sequence[str], detection: Detection | None) -> list[float]:
-    """How probable each choice is the strongest of all families; of sides of a right exposure, how
-    probable it is. Nothing where the choices name no families."""
+    """How probable each choice is the strongest of the families that are offered; of sides of a
+    right exposure, how probable it is. Nothing where the choices name no families."""
     named = families_named(choices)
     if not named or not detection or len(set(map(tuple, named))) < len(named):
         return []
-    p = strongest(detection)
-    if set().union(*named) <= {*_SIDES, "none"}:
-        changed = detection.families[EXPOSURE].probability
-        p = {EXPOSURE: changed, "none": 1 - changed}
-    p = _with_sides(p, detection)
+    offered = {EXPOSURE if kind in _SIDES else kind for kind in set().union(*named)}
+    p = _with_sides(_strongest_of(offered - {"none"}, detection), detection)
     return [max(p[kind] for kind in kinds) for kinds in named]
+
+
+def _strongest_of(offered: set[str], detection: Detection) -> dict[str, float]:
+    """{family or "none": probability that it is the strongest of those offered}. Those that count
+    as found share what is left by none of them, as if they came independently of each other, by
+    probability times severity; so "none" is never likelier than they where one was found."""
+    families = {kind: detection.families[kind] for kind in offered}
+    found = {kind: one for kind, one in families.items() if one.probability >= PRESENT}
+    if found:
+        absent = prod(1 - one.probability for one in found.values())
+    else:
+        absent = 1 - max(one.probability for one in families.values())
+    shared = found or families
+    weights = {kind: one.probability * (one.severity or 1.0) for kind, one in shared.items()}
+    total = sum(weights.values()) or 1.0
+    shares = {kind: (1 - absent) * weight / total for kind, weight in weights.items()}
+    return dict.fromkeys([*families, EXPOSURE], 0.0) | shares | {"none": absent}

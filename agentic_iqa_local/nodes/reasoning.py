@@ -1,8 +1,9 @@
 """The reasoning of an answer: what decided it, the model's words where they agree with the
-evidence, and what a reader must know."""
+evidence, and what a reader must know. One rule for ratings, choices and free questions."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import get_args
 
 from agentic_iqa_local.nodes.evidence import (
     Evidence,
@@ -14,19 +15,26 @@ from agentic_iqa_local.nodes.evidence import (
     of_object,
 )
 from agentic_iqa_local.nodes.letter_reading import answer_letter
-from agentic_iqa_local.nodes.prompts import chosen_answer
-from agentic_iqa_local.nodes.query import distortions_in, says_present
+from agentic_iqa_local.nodes.measured_answers import families_named
+from agentic_iqa_local.nodes.prompts import choice_letters, chosen_answer
+from agentic_iqa_local.nodes.query import distortions_in, pattern, says_present
+from agentic_iqa_local.nodes.written import in_english
 from agentic_iqa_local.state import (
+    DISTORTION_TYPES,
     EVERYWHERE,
     LETTER_WORDS,
     UNCLEAR,
     ExecutorOutput,
     FusionResult,
+    Severity,
     plain_words,
 )
 
 Choices = Sequence[str] | None
 
+_LABEL = re.compile(rf"^(?:{'|'.join(DISTORTION_TYPES)}): ")
+_FEW = 3  # words, too few to say something of a distortion that they do not name
+_CLAUSE = re.compile(r"[.;:,]\s|\b(?:and|but|while)\b")
 _SEVERITY = re.compile(r"\b(slight|moderate|severe|extreme)(?:ly)?\b", re.IGNORECASE)
 _CLEAN = re.compile(
     r"\bno (visible )?(distortion|degradation|damage|defect)"
@@ -37,7 +45,11 @@ _LEVEL = re.compile(rf"\bquality is ({'|'.join(LETTER_WORDS.values())})\b", re.I
 
 
 def reasoned(
-    text: str | None, evidence: Evidence, fusion: FusionResult | None, choices: Choices
+    text: str | None,
+    evidence: Evidence,
+    fusion: FusionResult | None,
+    choices: Choices,
+    unplaced: Sequence[str] = (),
 ) -> str:
     """Where the damage is, why the answer is what it is, and the notes.
 
@@ -46,49 +58,66 @@ def reasoned(
         evidence: What was gathered; None where nothing was.
         fusion: The letters with what they were multiplied by; None for an answer in words.
         choices: The answers that were offered.
+        unplaced: The regions that were asked about and of which no place is known.
 
     Returns:
-        For a choice that rests on evidence that evidence, and behind it the model's words if they
-        name what was found. Else the model's words, or sentences made of the evidence where the
-        words contradict it.
+        The model's words where they agree with the evidence, else sentences made of it; of a choice
+        always these sentences, which say what decided it, and behind them words that agree.
     """
     known = evidence or ExecutorOutput()
-    words = [text] if text and agrees(text, known, fusion) else []
+    words = text if text and agrees(text, known, fusion, choices) else None
     said = from_evidence(known, fusion, choices)
-    if not (fusion and fusion.measured):
-        said = words or said
-    elif words and distortions_in(words[0]):
-        said += words
-    return " ".join([*_place(known), *said, *_missing(known, fusion), *_of_fusion(fusion)])
+    if words and choices:
+        behind = _LABEL.sub("", words)
+        said += [behind] if behind.rstrip(".") not in " ".join(said) else []
+    elif words:
+        said = [words]
+    notes = [*_of_whole(unplaced), *_missing(known, fusion), *_of_fusion(fusion)]
+    return " ".join([*_place(known), *said, *notes])
 
 
 # Do the model's words agree with the evidence?
 
 
-def agrees(text: str, evidence: ExecutorOutput, fusion: FusionResult | None) -> bool:
-    """Whether a text can be the reason of an answer: it names no level but the answer, and only
-    distortions and severities that were found; and it calls the picture clean only where all
-    distortions were looked for, and none is more than slight."""
-    if not _names_the_answer(text, fusion):
+def agrees(
+    text: str, evidence: ExecutorOutput, fusion: FusionResult | None, choices: Choices = None
+) -> bool:
+    """Whether a text can be the reason of an answer: it names no other answer or level, and it
+    tells what was found, the worst of it at least, with its severity and nothing else. Where nobody
+    looked for distortions it must not speak of any."""
+    if not (in_english(text) and _names_the_answer(text, fusion, choices)):
         return False
-    unread = not_looked_for(evidence)
-    if not (evidence.distortion_analysis or unread):
-        return True
-    found = {finding.type: finding.severity for finding in found_damage(evidence)}
-    severities = set(found.values())
-    named = {severity.lower() for severity in _SEVERITY.findall(text)}
-    if not (names_only(text, found) and named <= severities):
+    if evidence.is_empty or not evidence.distortion_analysis:
+        return not (distortions_in(text) or _judges(text))
+    found = _severities(evidence)
+    if not (found or _all_looked_for(evidence)):
         return False
-    some_or_unknown = severities - {"slight", UNCLEAR} or evidence.distortion_set is None or unread
-    return not (some_or_unknown and _CLEAN.search(text))
+    if _CLEAN.search(text):
+        mild = all(severities == {"slight"} for severities in found.values())
+        return mild and _all_looked_for(evidence) and names_only(text, found)
+    return bool(found) and _tells(text, found)
 
 
-def _names_the_answer(text: str, fusion: FusionResult | None) -> bool:
-    """Whether a text about a rating names no level but the answer."""
-    if fusion is None or fusion.q is None:
-        return True
-    level = LETTER_WORDS[answer_letter(fusion)].lower()
-    return all(named.lower() == level for named in _LEVEL.findall(text))
+def answers(text: str, query: str, evidence: Evidence) -> bool:
+    """Whether a text can be the answer to a question: it is in its language, and what it says of
+    distortions or of the quality was found."""
+    if in_english(query) and not in_english(text):
+        return False
+    found = _severities(evidence or ExecutorOutput())
+    if found and distortions_in(text):
+        return _tells(text, found)
+    return not _judges(text)
+
+
+def explains(text: str, kind: str, severity: str) -> bool:
+    """Whether a text can explain a distortion: it says something of it, names no other one, no
+    other severity, and does not deny it."""
+    if not in_english(text) or _CLEAN.search(text) or _LEVEL.search(text):
+        return False
+    if len(text.split()) < _FEW and not distortions_in(text):
+        return False
+    named = {said.lower() for said in _SEVERITY.findall(text)}
+    return names_only(text, [kind]) and named <= {severity}
 
 
 def names_only(text: str, kinds: Iterable[str]) -> bool:
@@ -97,10 +126,53 @@ def names_only(text: str, kinds: Iterable[str]) -> bool:
     return not named or (set(named) <= set(kinds) and says_present(text, named) is True)
 
 
-def speaks_of(text: str, kind: str) -> bool:
-    """Whether a text that explains a distortion says that it is there, as far as it names any."""
-    named = distortions_in(text)
-    return not named or (kind in named and says_present(text, named) is True)
+def _severities(evidence: ExecutorOutput) -> dict[str, set[str]]:
+    """{distortion: its severities} of what was found."""
+    found: dict[str, set[str]] = {}
+    for finding in found_damage(evidence):
+        found.setdefault(finding.type, set()).add(finding.severity)
+    return found
+
+
+def _all_looked_for(evidence: ExecutorOutput) -> bool:
+    return evidence.distortion_set is not None and not not_looked_for(evidence)
+
+
+def _judges(text: str) -> bool:
+    """Whether a text says how severe a distortion is, that there is none, or how good the quality
+    is."""
+    severe = _SEVERITY.search(text) and distortions_in(text)
+    return bool(severe or _CLEAN.search(text) or _LEVEL.search(text))
+
+
+def _tells(text: str, found: Mapping[str, set[str]]) -> bool:
+    """Whether a text names the worst of the distortions found, each with its severity, and no
+    others."""
+    order = [UNCLEAR, *get_args(Severity)]
+    most = max(order.index(severity) for severities in found.values() for severity in severities)
+    worst = {kind for kind, severities in found.items() if order[most] in severities}
+    if not (names_only(text, found) and worst <= set(distortions_in(text))):
+        return False
+    return all(_right_severity(clause, found) for clause in _CLAUSE.split(text))
+
+
+def _right_severity(clause: str, found: Mapping[str, set[str]]) -> bool:
+    kinds = distortions_in(clause) or list(found)
+    named = {severity.lower() for severity in _SEVERITY.findall(clause)}
+    return named <= set().union(*(found[kind] for kind in kinds))
+
+
+def _names_the_answer(text: str, fusion: FusionResult | None, choices: Choices) -> bool:
+    """Whether a text names no level and no choice but the answer."""
+    if fusion is None:
+        return True
+    letter = answer_letter(fusion)
+    if choices:
+        answer = chosen_answer(choices, letter)
+        others = pattern(re.escape(choice) for choice in choices if choice != answer)
+        return not others.search(text)
+    level = LETTER_WORDS[letter].lower()
+    return all(named.lower() == level for named in _LEVEL.findall(text))
 
 
 # Sentences made of the evidence
@@ -111,7 +183,7 @@ def from_evidence(evidence: Evidence, fusion: FusionResult | None, choices: Choi
     for, and the level."""
     said = _what_was_found(evidence or ExecutorOutput())
     if fusion and choices:
-        return [_chosen(fusion, choices), *said]
+        return [_chosen(fusion, choices), *said, *_not_offered(evidence, fusion, choices)]
     if fusion:
         said.append(f"The quality is {LETTER_WORDS[answer_letter(fusion)].lower()}.")
     return said
@@ -127,6 +199,17 @@ def _chosen(fusion: FusionResult, choices: Sequence[str]) -> str:
         return f"{answer}."
     shares = f"{fusion.measured[letter]:.2f}, by the model's letters {fusion.p_c[letter]:.2f}"
     return f"{answer}: by {fusion.measurement} it has {shares}."
+
+
+def _not_offered(evidence: Evidence, fusion: FusionResult, choices: Sequence[str]) -> list[str]:
+    """What was found and no answer names, where the answer is that there is none of those."""
+    letters = choice_letters(choices)
+    named = families_named(choices)
+    if not named or named[letters.index(answer_letter(fusion))] != ["none"]:
+        return []
+    offered = set().union(*map(distortions_in, choices))
+    others = [one.words for one in found_damage(evidence) if one.type not in offered]
+    return [f"No answer names {' or '.join(dict.fromkeys(others))}."] if others else []
 
 
 def _what_was_found(evidence: ExecutorOutput) -> list[str]:
@@ -153,6 +236,14 @@ def _place(evidence: ExecutorOutput) -> list[str]:
     part = evidence.damaged_part
     where = "everywhere in the picture" if part == EVERYWHERE else f"in the {part} quarter"
     return [f"LocalNR's map has the damage {where}."] if part else []
+
+
+def _of_whole(unplaced: Sequence[str]) -> list[str]:
+    """That the whole picture was judged in the stead of regions."""
+    if not unplaced:
+        return []
+    where = f"No place is known of the {' and the '.join(unplaced)}"
+    return [f"{where}: all of this is about the whole picture."]
 
 
 def _missing(evidence: ExecutorOutput, fusion: FusionResult | None) -> list[str]:

@@ -8,10 +8,10 @@ from agentic_iqa_local.images.frames import moved
 from agentic_iqa_local.nodes.ask import ask
 from agentic_iqa_local.nodes.pictures import MARKED
 from agentic_iqa_local.nodes.prompts import objects_prompt
-from agentic_iqa_local.nodes.query import same_words
+from agentic_iqa_local.nodes.query import region_in, same_words
 from agentic_iqa_local.nodes.replies import boxes_reply
 from agentic_iqa_local.nodes.workbench import Workbench
-from agentic_iqa_local.state import Box
+from agentic_iqa_local.state import Box, PlannerOutput
 from agentic_iqa_local.vlm_client import ModelLost, OutOfMemory, VLMError
 
 ROLE = "planner"  # its model writes boxes
@@ -28,6 +28,12 @@ _PLACES = {
     "middle": (2, 2, 4, 4),
 }
 _PARTS = {"half", "side", "part", "corner", "quarter", "area", "region"}
+_RATED = re.compile(
+    r"\W*(?:please )?(?:rate|score|judge|assess|evaluate|grade|how \w+ (?:is|are))"
+    r"(?: only| just)?(?: the quality of)? (?:the|my|his|her|their) "
+    r"(?!aesthetics|beauty|details?|resolution|overall)([a-z]+)\W*",
+    re.IGNORECASE,
+)
 _ALONE = {"centre", "center", "middle"}  # "the top" may be something to wear
 
 
@@ -62,6 +68,20 @@ def placed(name: str, whole: Box) -> Box | None:
         left + wide * last // 6,
         top + high * lower // 6,
     )
+
+
+def unplaced(query: str, plan: PlannerOutput, boxes: Mapping[str, Box]) -> list[str]:
+    """The regions that a plan names, or that a query asks to be rated, of which no box is known."""
+    named = [name for name in plan.objects if name != "Global"]
+    rated = _RATED.fullmatch(query)
+    region = rated and region_in(query, rated[1])
+    if region and plan.query_type == "IQA":
+        named.append(region)
+    lacking: list[str] = []
+    for name in named:
+        if not any(same_words(name, other) for other in (*boxes, *lacking)):
+            lacking.append(name)
+    return lacking
 
 
 def found_boxes(query: str, names: list[str], bench: Workbench) -> dict[str, Box]:

@@ -2,7 +2,6 @@
 check, any language."""
 
 import re
-from collections.abc import Callable
 
 # A token is a word or a number, with the mark behind it that makes it an item of a list or a table;
 # in scripts that put no blanks between words it is a character.
@@ -20,19 +19,10 @@ _LOOP = re.compile(
     r"|(?P<listed>\S+ )(?P=listed){5}"
     r"|^(?P<everything>(?:\S+ ){2,})(?P=everything)$)"
 )
-_SENTENCE = re.compile(r"[.!?\n]+")
+_SENTENCE = re.compile(r"[.!?:\n]+")
 _LETTER = re.compile(r"[^\W\d_]")
 _VARIED = 0.5  # of the runs of three words of a sound text are different, and mostly all
 _FEW = 15  # words, too few to tell
-
-
-def sound(text: str, whose: str, warn: Callable[[str], None]) -> str | None:
-    """The text; None for one that repeats itself, which `warn` tells. `whose`: what the model wrote
-    there."""
-    if not repeats_itself(text):
-        return text
-    warn(f"the model repeated itself in {whose}: the evidence is told in its place")
-    return None
 
 
 def repeats_itself(text: str) -> bool:

@@ -29,14 +29,15 @@ from agentic_iqa_local.nodes.prompts import (
     earlier_lines,
     summarizer_prompt,
 )
-from agentic_iqa_local.nodes.reasoning import from_evidence, reasoned
-from agentic_iqa_local.nodes.repetition import sound
+from agentic_iqa_local.nodes.reasoning import answers, from_evidence, reasoned
+from agentic_iqa_local.nodes.regions import unplaced
 from agentic_iqa_local.nodes.replanning import (
     append_replan_reason,
     replan_limit,
 )
 from agentic_iqa_local.nodes.replies import answer_reply
 from agentic_iqa_local.nodes.workbench import Workbench, opened
+from agentic_iqa_local.nodes.written import sound
 from agentic_iqa_local.state import (
     AgenticIQAState,
     FusionResult,
@@ -50,6 +51,7 @@ __all__ = ["ROLE", "should_replan", "summarizer_node", "without_words"]
 logger = logging.getLogger(__name__)
 
 NO_ANSWER = "Unable to determine"
+NOTHING_USABLE = "The model wrote no answer that can be used, and nothing was measured."
 
 
 def summarizer_node(
@@ -79,7 +81,7 @@ def summarizer_node(
         with opened(state, config, runtime) as bench:
             bench.models.evidence = evidence
             fusion = _read(state, plan, scoring, bench)
-            answer = _written(state, scoring, fusion, bench)
+            answer = _written(state, plan, scoring, fusion, bench)
     except (VLMError, OSError, ValueError) as error:
         answer = _without_answer(error, fusion)
     return close_pass(state, plan, answer)
@@ -116,7 +118,11 @@ def _read(
 
 
 def _written(
-    state: AgenticIQAState, scoring: bool, fusion: FusionResult | None, bench: Workbench
+    state: AgenticIQAState,
+    plan: PlannerOutput,
+    scoring: bool,
+    fusion: FusionResult | None,
+    bench: Workbench,
 ) -> SummarizerOutput:
     """The answer with its reasoning, without the replan decision; it begins with the letter that
     was read. Raises VLMError."""
@@ -125,10 +131,18 @@ def _written(
     session, section = bench.models.session(ROLE), bench.services.section(ROLE)
     written = ask(session, _prompt(state, scoring), schema, section)
     words = sound(written.quality_reasoning, "its reasoning", bench.warn)
-    answer = sound(written.final_answer, "its answer", bench.warn)
+    answer = sound(written.final_answer, "its answer", bench.warn) if fusion is None else None
+    if answer and not answers(answer, state["query"], evidence):
+        bench.warn(f"the model's answer is nothing that was found, and is left out: {answer}")
+        answer = None
+    regions = unplaced(state["query"], plan, bench.pictures.boxes)
+    reasoning = reasoned(words, evidence, fusion, choices, regions)
+    told = " ".join(from_evidence(evidence, fusion, choices))
+    if fusion is None and not (answer or told):
+        answer, reasoning = NO_ANSWER, NOTHING_USABLE
     result = SummarizerOutput(
-        final_answer=answer or " ".join(from_evidence(evidence, fusion, choices)) or NO_ANSWER,
-        quality_reasoning=reasoned(words, evidence, fusion, choices),
+        final_answer=answer_letter(fusion) if fusion else answer or told,
+        quality_reasoning=reasoning,
         fusion=fusion,
     )
     if evidence and not evidence.is_empty:
@@ -170,11 +184,14 @@ def _with_measurement(
 
 
 def without_words(
-    fusion: FusionResult, evidence: Evidence, choices: Sequence[str] | None
+    fusion: FusionResult,
+    evidence: Evidence,
+    choices: Sequence[str] | None,
+    unplaced: Sequence[str] = (),
 ) -> SummarizerOutput:
     """The answer of a fusion whose reasoning failed: its letter, and sentences made of the
     evidence."""
-    reasoning = reasoned(None, evidence, fusion, choices)
+    reasoning = reasoned(None, evidence, fusion, choices, unplaced)
     return SummarizerOutput(
         final_answer=answer_letter(fusion), quality_reasoning=reasoning, fusion=fusion
     )

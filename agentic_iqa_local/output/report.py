@@ -14,7 +14,7 @@ from agentic_iqa_local.output.words import (
     trial_notice,
     wrapped,
 )
-from agentic_iqa_local.result import Assessment
+from agentic_iqa_local.result import OTHER_QUERY, Assessment
 from agentic_iqa_local.state import ExecutorOutput, PlannerOutput, plain_words
 
 # A question that Yes or No answers
@@ -83,7 +83,9 @@ def _answer(row: Assessment) -> str:
 
 
 def _between(row: Assessment) -> str:
-    if row.interval is None:
+    """The interval of a rating, or why it is not narrow; nothing of an answer to another question,
+    of which nobody expects one (the account has it)."""
+    if row.interval is None or row.interval.widened[:1] == [OTHER_QUERY]:
         return ""
     if row.interval.widened:
         return f"; no narrow interval, since {row.interval.widened[0]}"
