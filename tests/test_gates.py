@@ -162,7 +162,7 @@ def test_the_embedded_model_has_an_interval():
     """The shipped calibration belongs to the shipped model."""
     row = assess(SAMPLE, pipeline="letters")
     assert row.interval.low < row.q < row.interval.high
-    assert row.interval.calibrated_on.startswith("synthetic distortions")
+    assert row.interval.calibrated_on.startswith("people's scores of LIVE Challenge")
     assert row.interval.condition.pipeline == "letters"
 
 
