@@ -1,0 +1,227 @@
+"""What the measures of pixels are worth as evidence: fits the part `measures` of configs/detector.yaml on training
+photographs, damaged and clean, and prints how often each claim is made of held-out ones.
+
+    python scripts/training/measures.py PHOTOS MORE_PHOTOS --work runs/measures --write
+
+The measures of each picture are kept in --work. About 0.3 seconds a picture on one core.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import yaml
+from distortions import DISTORTIONS, through_codec
+from local_nr_pool import graded, split
+from PIL import Image
+from scipy import ndimage
+from sklearn.linear_model import LogisticRegression
+from sklearn.preprocessing import StandardScaler
+
+from agentic_iqa_local.files import write_whole
+from agentic_iqa_local.iqa_tools.detector import SHIPPED, logit
+from agentic_iqa_local.iqa_tools.measures import measured
+
+SEED, MOST_WORTH, RESAVED = 20261128, 17.0, 0.4
+Damage = Callable[[np.ndarray, np.random.Generator], np.ndarray]  # uint8 H×W×3
+
+
+def _whole(pixels: np.ndarray) -> np.ndarray:
+    return np.clip(np.rint(pixels), 0, 255).astype(np.uint8)
+
+
+def gain(image: np.ndarray, rng: np.random.Generator, factor: float) -> np.ndarray:
+    return np.clip(image * factor, 0, 255).astype(np.uint8)
+
+
+def in_light(image: np.ndarray, stops: np.ndarray) -> np.ndarray:
+    """The picture with each channel's light changed by so many stops (sRGB, IEC 61966-2-1)."""
+    unit = image / 255
+    light = np.where(unit <= 0.04045, unit / 12.92, ((unit + 0.055) / 1.055) ** 2.4) * 2.0**stops
+    light = np.clip(light, 0, 1)
+    return _whole(255 * np.where(light <= 0.0031308, 12.92 * light, 1.055 * light ** (1 / 2.4) - 0.055))
+
+
+def exposed(image: np.ndarray, rng: np.random.Generator, low: float, high: float) -> np.ndarray:
+    return in_light(image, np.full(3, rng.uniform(low, high)))
+
+
+def _tint(rng: np.random.Generator) -> np.ndarray:
+    return np.cos(rng.uniform(0, 2 * np.pi) - 2 * np.pi / 3 * np.arange(3))
+
+
+def white_balance(image: np.ndarray, rng: np.random.Generator, stops: float) -> np.ndarray:
+    return in_light(image, stops * _tint(rng))
+
+
+def tinted(image: np.ndarray, rng: np.random.Generator, stops: float) -> np.ndarray:
+    return _whole(image * 2 ** (stops * _tint(rng)))
+
+
+def mosaic(image: np.ndarray, rng: np.random.Generator, side: int) -> np.ndarray:
+    small = Image.fromarray(image).reduce(side)
+    large = small.resize((small.width * side, small.height * side), Image.Resampling.NEAREST)
+    return np.asarray(large)[: image.shape[0], : image.shape[1]]
+
+
+def enlarged(image: np.ndarray, rng: np.random.Generator, low: float, high: float) -> np.ndarray:
+    kernel = (Image.Resampling.BOX, Image.Resampling.BICUBIC, Image.Resampling.NEAREST)[int(rng.integers(3))]
+    picture, factor = Image.fromarray(image), rng.uniform(low, high)
+    size = round(picture.width / factor), round(picture.height / factor)
+    return np.asarray(picture.resize(size, kernel).resize(picture.size, Image.Resampling.NEAREST))
+
+
+def shallow(image: np.ndarray, rng: np.random.Generator, sigma: float) -> np.ndarray:
+    """A sharp middle before a background out of focus."""
+    height, width = image.shape[:2]
+    rows, columns = np.mgrid[:height, :width]
+    middle, radius = rng.uniform(0.4, 0.6, 2), rng.uniform(0.22, 0.36, 2)
+    distance = np.hypot((rows / height - middle[0]) / radius[0], (columns / width - middle[1]) / radius[1])
+    mask = ndimage.gaussian_filter((distance < 1).astype(np.float32), height / 40)[..., None]
+    return _whole(mask * image + (1 - mask) * ndimage.gaussian_filter(image.astype(np.float32), (sigma, sigma, 0)))
+
+
+def kind(image: np.ndarray, rng: np.random.Generator, name: str, low: int = 2, high: int = 5) -> np.ndarray:
+    return DISTORTIONS[name].apply(image, int(rng.integers(low, high + 1)), rng)
+
+
+DAMAGES: dict[str, tuple[str, Damage]] = {
+    "clean": ("", lambda image, rng: image),
+    "graded": ("", graded),
+    "×0.6": ("too dark", partial(gain, factor=0.6)),
+    "×0.4": ("too dark", partial(gain, factor=0.4)),
+    "stops down": ("too dark", partial(exposed, low=-2.5, high=-1.2)),
+    "darken": ("too dark", partial(kind, name="darken")),
+    "×1.5": ("blown out", partial(gain, factor=1.5)),
+    "×1.9": ("blown out", partial(gain, factor=1.9)),
+    "stops up": ("blown out", partial(exposed, low=1, high=2)),
+    "brighten": ("washed out", partial(kind, name="brighten")),
+    "contrast up": ("more contrast", partial(kind, name="contrast_increase")),
+    "contrast down": ("less contrast", partial(kind, name="contrast_decrease")),
+    "cast": ("colour cast", partial(kind, name="colour_cast", low=3)),
+    "white balance": ("colour cast", partial(white_balance, stops=0.7)),
+    "tint": ("colour cast", partial(tinted, stops=0.4)),
+    "desaturate": ("", partial(kind, name="desaturate")),
+    "mosaic 4": ("pixelation", partial(mosaic, side=4)),
+    "mosaic 8": ("pixelation", partial(mosaic, side=8)),
+    "mosaic": ("pixelation", lambda image, rng: mosaic(image, rng, int(rng.integers(3, 17)))),
+    "nearest": ("pixelation", partial(enlarged, low=1.8, high=8)),
+    "gaussian blur": ("blur", partial(kind, name="gaussian_blur")),
+    "defocus blur": ("blur", partial(kind, name="defocus_blur")),
+    "motion blur": ("blur", partial(kind, name="motion_blur")),
+    "upscale": ("blur", partial(kind, name="upscale")),
+    "shallow 6": ("", partial(shallow, sigma=6)),
+    "shallow 12": ("", partial(shallow, sigma=12)),
+    "jpeg": ("", partial(kind, name="jpeg", low=1, high=4)),
+    "noise": ("", partial(kind, name="white_noise")),
+}
+TONES = ("white point", "black point", "highlights", "middle", "shadows", "contrast", "clipped", "clipped white")
+TONES += ("nearly clipped", "crushed", "nearly crushed")
+COLOURS = ("shades of grey", "mean chroma", "spread of chroma", "chroma of the lightest", "chroma of the darkest")
+COLOURS += ("least chroma", "low chroma", "white patch", "agreement", "grey")
+FAMILIES = {
+    "too dark": "Brightness change",
+    "blown out": "Brightness change",
+    "washed out": "Brightness change",
+    "more contrast": "Contrast",
+    "less contrast": "Contrast",
+    "colour cast": "Color distortions",
+    "pixelation": "Compression",
+    "blur": "Blurs",
+}
+# By measurement: the measures, the claims, and the damages that tell nothing of it
+MEASUREMENTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
+    "tones": (TONES, ("too dark", "blown out", "washed out", "more contrast", "less contrast"), ()),
+    "colours": (COLOURS, ("colour cast",), ()),
+    "grid": (("pixelation",), ("pixelation",), ()),
+    "focus": (("sharpest",), ("blur",), ("noise", "jpeg", "mosaic 4", "mosaic 8", "mosaic", "nearest")),
+}
+
+
+def pictures(files: list[Path], every: int) -> Iterator[tuple[str, str, np.ndarray]]:
+    """(file, damage, pixels): each photograph clean and with one in `every` of the damages; some as a JPEG holds
+    them."""
+    for number, file in enumerate(files):
+        image = np.asarray(Image.open(file).convert("RGB"))
+        for i, (name, (_, damage)) in enumerate(DAMAGES.items()):
+            if name != "clean" and (number + i) % every:
+                continue
+            rng = np.random.default_rng([SEED, number, i])
+            pixels = damage(image, rng)
+            if name not in ("clean", "jpeg") and rng.random() < RESAVED:
+                saved = through_codec(pixels.astype(np.float32), format="JPEG", quality=int(rng.integers(85, 97)))
+                pixels = saved.astype(np.uint8)
+            yield file.name, name, pixels
+
+
+def readings(files: list[Path], every: int, kept: Path) -> list[dict]:
+    if not kept.exists():
+        rows = []
+        for file, damage, pixels in pictures(files, every):
+            rows.append({"file": file, "damage": damage, **measured(pixels)})
+            if len(rows) % 100 == 0:
+                print(kept.stem, len(rows), flush=True)
+        write_whole(kept, json.dumps(rows))
+    return json.loads(kept.read_text())
+
+
+def fitted(name: str, rows: list[dict]) -> dict:
+    """A measurement's part of configs/detector.yaml: multinomial logistic regression; clean photographs weigh as much
+    as all damages together."""
+    measures, claims, unclear = MEASUREMENTS[name]
+    rows = [row for row in rows if row["damage"] not in unclear]
+    inputs = np.array([[row[measure] for measure in measures] for row in rows])
+    said = [DAMAGES[row["damage"]][0] for row in rows]
+    wanted = np.array([claim if claim in claims else "" for claim in said])
+    clean = np.array([row["damage"] == "clean" for row in rows])
+    weights = np.where(clean, (~clean).sum() / clean.sum(), 1.0)
+    scaler = StandardScaler().fit(inputs)
+    model = LogisticRegression(C=3, max_iter=5000)
+    model.fit(scaler.transform(inputs), wanted, sample_weight=weights)
+    coefficients, intercepts = model.coef_, model.intercept_
+    if len(model.classes_) == 2:
+        coefficients, intercepts = np.stack([0 * coefficients[0], coefficients[0]]), np.array([0, intercepts[0]])
+    coefficients, intercepts = coefficients - coefficients[0], intercepts - intercepts[0]  # the class "" comes first
+    slopes = coefficients / scaler.scale_
+    intercepts = intercepts - slopes @ scaler.mean_
+    record = {"claims": {}, "families": {}}
+    for claim, slope, intercept in zip(model.classes_[1:], slopes[1:], intercepts[1:], strict=True):
+        of = {measure: round(float(value), 4) for measure, value in zip(measures, slope, strict=True)}
+        record["claims"][str(claim)] = {"family": FAMILIES[claim], "intercept": round(float(intercept), 4), "weights": of}
+    p = model.predict_proba(scaler.transform(inputs))
+    for family in dict.fromkeys(FAMILIES[claim] for claim in claims):
+        of = [FAMILIES.get(str(label)) == family for label in model.classes_]
+        there = np.isin(wanted, [claim for claim in claims if FAMILIES[claim] == family])
+        share = p[:, of].sum(1)
+        base = float(np.average(there, weights=weights))
+        found = np.array([logit(one) for one in share]) - logit(base) > logit(0.85)
+        hit, alarm = found[there].mean(), found[clean].mean()
+        bounds = {"hit": min(0.98, hit), "false_alarm": max(1 / clean.sum(), alarm)}
+        record["families"][family] = {key: round(float(value), 4) for key, value in ({"base": base} | bounds).items()}
+    return record
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("photos", type=Path, nargs="+", help="folders of clean photographs")
+    parser.add_argument("--work", type=Path, required=True, help="folder for the measures")
+    parser.add_argument("--write", action="store_true", help="write configs/detector.yaml")
+    args = parser.parse_args()
+    args.work.mkdir(parents=True, exist_ok=True)
+    train, held_out = split(args.photos)
+    known = readings(train, 4, args.work / "train.json")
+    readings(held_out, 2, args.work / "held_out.json")
+    text = SHIPPED.read_text(encoding="utf-8")
+    record = yaml.safe_load(text)
+    record["measures"] = {name: fitted(name, known) for name in MEASUREMENTS}
+    written = yaml.safe_dump(record, sort_keys=False, width=110, default_flow_style=None)
+    if args.write:
+        comment = "".join(line for line in text.splitlines(keepends=True) if line.startswith("#"))
+        write_whole(SHIPPED, comment + written)
+
+
+if __name__ == "__main__":
+    main()
