@@ -5,6 +5,8 @@ Nothing here is learned. What the numbers are worth as evidence stands in config
 (scripts/training/measures.py).
 """
 
+from collections.abc import Mapping
+
 import numpy as np
 from scipy.ndimage import maximum_filter, minimum_filter
 
@@ -12,7 +14,7 @@ from scipy.ndimage import maximum_filter, minimum_filter
 CLIPPED, CRUSHED = 250, 4
 NEAR = 230  # bright, but not clipped
 FEWEST = 0.003  # a share of pixels below it says no more: added before the logarithm
-MOST = 2**18  # pixels of which tones are taken
+MOST = 2**16  # pixels of which tones are taken
 WINDOW = 32  # pixels, over which enlarged pixels are looked for
 EDGE, CONTRAST = 9, 30  # an edge: a contrast of so many steps within so many pixels
 CELL, EDGES = 32, 0.1  # a cell of so many pixels a side tells if this share of it has edges
@@ -23,6 +25,26 @@ GREY, SHADES = 6, 6  # a chroma below it is grey; the norm of shades of grey
 # ITU-R BT.601, luma and the two colour differences
 LUMA = np.array([0.299, 0.587, 0.114], np.float32)
 CHROMA = np.array([[-0.168736, -0.331264, 0.5], [0.5, -0.418688, -0.081312]], np.float32).T
+
+SHARES = ("clipped", "clipped white", "nearly clipped", "crushed", "nearly crushed")
+# By claim of configs/detector.yaml, what a reader is told of the measures behind it
+SHOWN = {
+    "too dark": "nothing is brighter than {white point:.0%} of white",
+    "blown out": "{clipped:.0%} of the pixels are clipped",
+    "washed out": "nothing is darker than {black point:.0%} of white",
+    "more contrast": "{clipped:.0%} of the pixels are clipped and {crushed:.0%} crushed",
+    "less contrast": "all tones lie between {black point:.0%} and {white point:.0%} of white",
+    "colour cast": "what should be grey has a colour",
+    "pixelation": "pixels are enlarged to blocks",
+}
+
+
+def shown(claim: str, measures: Mapping[str, float]) -> str | None:
+    """What the measures show of a claim, in words; None for one that needs none."""
+    numbers = dict(measures)
+    for name in SHARES:
+        numbers[name] = np.exp(measures[name]) - FEWEST
+    return SHOWN[claim].format_map(numbers) if claim in SHOWN else None
 
 
 def measured(pixels: np.ndarray) -> dict[str, float]:
@@ -118,7 +140,7 @@ def _sharpness(pixels: np.ndarray) -> dict[str, float]:
     Largest local variations, pooled over the sharpest blocks (Bahrami and Kot, IEEE SPL 2014; Vu,
     Phan and Chandler, IEEE TIP 2012), by their contrast, so that a dark picture is as sharp.
     """
-    luma = pixels @ LUMA
+    luma = pixels @ LUMA  # H×W
     steps = np.maximum(np.abs(np.diff(luma, axis=1))[:-1], np.abs(np.diff(luma, axis=0))[:, :-1])
     contrast = (maximum_filter(luma, EDGE) - minimum_filter(luma, EDGE))[:-1, :-1]
     steepness = maximum_filter(steps, EDGE) / np.maximum(contrast, CONTRAST)

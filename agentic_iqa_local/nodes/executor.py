@@ -167,7 +167,8 @@ def judge(
             p = severity_probabilities(family, item.severity, bench)
             severity = max(p, key=p.__getitem__, default=item.severity)
             words = sound(item.explanation, f"its words on {item.type}", bench.warn)
-            if not (words and severity == item.severity and speaks_of(words, item.type)):
+            about_it = words and severity == item.severity and speaks_of(words, item.type)
+            if family.shown or not about_it:
                 measured = _explained(severity, family)
                 item = revised(item, severity=severity, explanation=measured)
             yield name, item, p
@@ -176,4 +177,6 @@ def judge(
 def _explained(severity: str, family: FamilyDetection) -> str:
     if severity == "none" or family.severity is None:
         return f"it is there with probability {family.probability:.2f}."
+    if family.shown:
+        return f"{family.shown}."
     return f"LocalNR reads severity {family.severity:.1f} of 5."

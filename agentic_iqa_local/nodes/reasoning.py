@@ -10,6 +10,7 @@ from agentic_iqa_local.nodes.evidence import (
     contradictions,
     findings,
     found_damage,
+    has_shallow_focus,
     not_looked_for,
     of_object,
 )
@@ -26,6 +27,7 @@ from agentic_iqa_local.state import (
 )
 
 Choices = Sequence[str] | None
+SHALLOW_FOCUS = "Shallow focus: the sharpest part is sharp, the rest is out of focus."
 
 _SEVERITY = re.compile(r"\b(slight|moderate|severe|extreme)(?:ly)?\b", re.IGNORECASE)
 _CLEAN = re.compile(
@@ -133,7 +135,9 @@ def _what_was_found(evidence: ExecutorOutput) -> list[str]:
     """What was found, and what was looked for in vain."""
     said = [_sentence(finding) for finding in findings(evidence)]
     if evidence.distortion_analysis and not said and not evidence.damaged_part:
-        return ["No visible distortion was found."]
+        said.append("No visible distortion was found.")
+    if has_shallow_focus(evidence):
+        said.append(SHALLOW_FOCUS)
     return said
 
 

@@ -1,5 +1,4 @@
-"""What the measures of pixels are worth as evidence: fits the part `measures` of configs/detector.yaml on training
-photographs, damaged and clean, and prints how often each claim is made of held-out ones.
+"""What the measures of pixels are worth as evidence: fits configs/detector_measures.json on training photographs, damaged and clean, and prints how often each claim is made of held-out ones.
 
     python scripts/training/measures.py PHOTOS MORE_PHOTOS --work runs/measures --write
 
@@ -13,19 +12,28 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import yaml
 from distortions import DISTORTIONS, through_codec
 from local_nr_pool import graded, split
 from PIL import Image
 from scipy import ndimage
 from sklearn.linear_model import LogisticRegression
-from sklearn.preprocessing import StandardScaler
 
 from agentic_iqa_local.files import write_whole
-from agentic_iqa_local.iqa_tools.detector import SHIPPED, logit
+from agentic_iqa_local.iqa_tools.detector import (
+    MEASURES,
+    MeasuresRecord,
+    expit,
+    load_detector,
+    logit,
+    terms_of,
+)
+from agentic_iqa_local.iqa_tools.local_nr import STANDS_OUT
 from agentic_iqa_local.iqa_tools.measures import measured
 
-SEED, MOST_WORTH, RESAVED = 20261128, 17.0, 0.4
+SEED, RESAVED, PENALTY = 20261128, 0.4, 0.1
+# Of the training's clean photographs each family may be claimed; of blur it only confirms what LocalNR reads
+ALARMS = {"Brightness change": 0.025, "Contrast": 0.005, "Color distortions": 0.01, "Compression": 0.005, "Blurs": 0.1}
+SOURCE = "damaged and clean tiles of the training photographs (scripts/training/measures.py)"
 Damage = Callable[[np.ndarray, np.random.Generator], np.ndarray]  # uint8 H×W×3
 
 
@@ -137,8 +145,18 @@ MEASUREMENTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
     "tones": (TONES, ("too dark", "blown out", "washed out", "more contrast", "less contrast"), ()),
     "colours": (COLOURS, ("colour cast",), ()),
     "grid": (("pixelation",), ("pixelation",), ()),
-    "focus": (("sharpest",), ("blur",), ("noise", "jpeg", "mosaic 4", "mosaic 8", "mosaic", "nearest")),
+    "focus": (("sharpest", "softest"), ("blur",), ("noise", "jpeg", "mosaic 4", "mosaic 8", "mosaic", "nearest")),
 }
+COUNTS = {"tones": "alone", "colours": "more", "grid": "more", "focus": "less"}
+
+
+def part_of(family: str) -> dict:
+    """A measurement of damage of one part, a decision: the lead of its strongest cells over the median of all (LocalNR's
+    STANDS_OUT) is beyond that of all clean photographs looked at, and that of none damaged so was below."""
+    claim = {"family": family, "weights": [-6 * STANDS_OUT[family], 6.0]}
+    record = {"base": 0.15, "hit": 0.5, "false_alarm": 0.02}
+    about = {"counts": "more", "measures": [f"lead of {family}"], "centre": [0.0], "scale": [1.0]}
+    return about | {"claims": {f"{family} of a part": claim}, "families": {family: record}}
 
 
 def pictures(files: list[Path], every: int) -> Iterator[tuple[str, str, np.ndarray]]:
@@ -169,58 +187,91 @@ def readings(files: list[Path], every: int, kept: Path) -> list[dict]:
 
 
 def fitted(name: str, rows: list[dict]) -> dict:
-    """A measurement's part of configs/detector.yaml: multinomial logistic regression; clean photographs weigh as much
-    as all damages together."""
+    """A measurement's part of the file: multinomial logistic regression; clean photographs weigh as much as all
+    damages together."""
     measures, claims, unclear = MEASUREMENTS[name]
     rows = [row for row in rows if row["damage"] not in unclear]
     inputs = np.array([[row[measure] for measure in measures] for row in rows])
-    said = [DAMAGES[row["damage"]][0] for row in rows]
-    wanted = np.array([claim if claim in claims else "" for claim in said])
+    wanted = np.array([claim_of(row, claims) for row in rows])
     clean = np.array([row["damage"] == "clean" for row in rows])
-    weights = np.where(clean, (~clean).sum() / clean.sum(), 1.0)
-    scaler = StandardScaler().fit(inputs)
-    model = LogisticRegression(C=3, max_iter=5000)
-    model.fit(scaler.transform(inputs), wanted, sample_weight=weights)
-    coefficients, intercepts = model.coef_, model.intercept_
-    if len(model.classes_) == 2:
-        coefficients, intercepts = np.stack([0 * coefficients[0], coefficients[0]]), np.array([0, intercepts[0]])
-    coefficients, intercepts = coefficients - coefficients[0], intercepts - intercepts[0]  # the class "" comes first
-    slopes = coefficients / scaler.scale_
-    intercepts = intercepts - slopes @ scaler.mean_
-    record = {"claims": {}, "families": {}}
-    for claim, slope, intercept in zip(model.classes_[1:], slopes[1:], intercepts[1:], strict=True):
-        of = {measure: round(float(value), 4) for measure, value in zip(measures, slope, strict=True)}
-        record["claims"][str(claim)] = {"family": FAMILIES[claim], "intercept": round(float(intercept), 4), "weights": of}
-    p = model.predict_proba(scaler.transform(inputs))
+    share = np.where(clean, (~clean).sum() / clean.sum(), 1.0)
+    centre, scale = inputs.mean(0), inputs.std(0)
+    terms = np.stack([terms_of(row, centre, scale) for row in inputs])[:, 1:]
+    if len(measures) == 1:
+        terms = terms[:, :1]
+    spread = terms.std(0)
+    model = LogisticRegression(C=PENALTY, max_iter=5000).fit(terms / spread, wanted, sample_weight=share)
+    claim_weights = weights_of(model, spread)
+    p = dict(zip(model.classes_, model.predict_proba(terms / spread).T, strict=True))
+    record = {"counts": COUNTS[name], "measures": measures, "centre": rounded(centre), "scale": rounded(scale)}
+    record["claims"] = {
+        claim: {"family": FAMILIES[claim], "weights": rounded(claim_weights[claim])} for claim in claims
+    }
+    record["families"] = {}
     for family in dict.fromkeys(FAMILIES[claim] for claim in claims):
-        of = [FAMILIES.get(str(label)) == family for label in model.classes_]
-        there = np.isin(wanted, [claim for claim in claims if FAMILIES[claim] == family])
-        share = p[:, of].sum(1)
-        base = float(np.average(there, weights=weights))
-        found = np.array([logit(one) for one in share]) - logit(base) > logit(0.85)
-        hit, alarm = found[there].mean(), found[clean].mean()
-        bounds = {"hit": min(0.98, hit), "false_alarm": max(1 / clean.sum(), alarm)}
-        record["families"][family] = {key: round(float(value), 4) for key, value in ({"base": base} | bounds).items()}
+        of = [claim for claim in claims if FAMILIES[claim] == family]
+        record["families"][family] = record_of(sum(p[claim] for claim in of), np.isin(wanted, of), clean, ALARMS[family])
     return record
+
+
+def claim_of(row: dict, claims: tuple[str, ...]) -> str:
+    claim = DAMAGES[row["damage"]][0]
+    return claim if claim in claims else ""
+
+
+def weights_of(model: LogisticRegression, spread: np.ndarray) -> dict[str, np.ndarray]:
+    """By claim the weights of 1 and of the terms, less those of a sound picture, which comes first."""
+    slopes, intercepts = model.coef_ / spread, model.intercept_
+    if len(model.classes_) > 2:
+        slopes, intercepts = slopes[1:] - slopes[0], intercepts[1:] - intercepts[0]
+    weights = np.column_stack([intercepts, slopes])
+    return dict(zip(model.classes_[1:], weights, strict=True))
+
+
+def record_of(
+    probability: np.ndarray, there: np.ndarray, clean: np.ndarray, alarms: float
+) -> dict[str, float]:
+    """The `base` that lets `alarms` of the clean photographs be called damaged at the prior of
+    configs/detector.yaml, and the shares that are."""
+    odds = np.array([logit(p) for p in probability])
+    least = -logit(load_detector().no_reference.prior)  # the log-ratio from which on it is evidence
+    base = expit(np.quantile(odds[clean], 1 - alarms) - least)
+    found = odds - logit(base) > least
+    bounds = {"hit": min(0.98, found[there].mean()), "false_alarm": max(1 / clean.sum(), found[clean].mean())}
+    return {key: round(float(value), 6) for key, value in {"base": base, **bounds}.items()}
+
+
+def rounded(values: np.ndarray) -> list[float]:
+    return [float(f"{value:.5g}") for value in values]
+
+
+def shares(record: dict, rows: list[dict]) -> None:
+    """Prints how often each claim is made of each damage, and of clean photographs."""
+    measurements = MeasuresRecord.model_validate(record).measurements
+    for name, measurement in measurements.items():
+        for family in measurement.families:
+            found: dict[str, list[bool]] = {}
+            for row in rows:
+                says = measurement.log_ratios(row)[family] > -logit(load_detector().no_reference.prior)
+                found.setdefault(row["damage"], []).append(says)
+            print(name, family, {damage: round(float(np.mean(hits)), 2) for damage, hits in found.items()})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("photos", type=Path, nargs="+", help="folders of clean photographs")
     parser.add_argument("--work", type=Path, required=True, help="folder for the measures")
-    parser.add_argument("--write", action="store_true", help="write configs/detector.yaml")
+    parser.add_argument("--write", action="store_true", help="write configs/detector_measures.json")
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
     train, held_out = split(args.photos)
-    known = readings(train, 4, args.work / "train.json")
-    readings(held_out, 2, args.work / "held_out.json")
-    text = SHIPPED.read_text(encoding="utf-8")
-    record = yaml.safe_load(text)
-    record["measures"] = {name: fitted(name, known) for name in MEASUREMENTS}
-    written = yaml.safe_dump(record, sort_keys=False, width=110, default_flow_style=None)
+    known = readings(train[::3], 4, args.work / "train.json")
+    unseen = readings(held_out[::2], 2, args.work / "held_out.json")
+    made = {"source": SOURCE, "measurements": {name: fitted(name, known) for name in MEASUREMENTS}}
+    shares(made, unseen)
+    made["measurements"] |= {f"part with {family}": part_of(family) for family in STANDS_OUT}
     if args.write:
-        comment = "".join(line for line in text.splitlines(keepends=True) if line.startswith("#"))
-        write_whole(SHIPPED, comment + written)
+        write_whole(MEASURES, json.dumps(made, indent=1) + "\n")
 
 
 if __name__ == "__main__":
