@@ -268,6 +268,7 @@ class Detection(BaseModel):
     pixelation: float | None = None
     # LocalNR reads blur, but the sharpest part is sharp: the background is out of focus
     shallow_focus: bool = False
+    in_part: bool = False  # one part alone stands out by damage that is found
     # the probability that the content is unlike a photograph; None with a reference
     graphic: float | None = None
     error: str | None = None  # why LocalNR could not read it

@@ -139,6 +139,9 @@ def _with_measures(
     bright = tones["blown out"] + tones["washed out"]
     detection.exposure = {"too dark": tones["too dark"], "too bright": bright}
     detection.pixelation = expit(record.measurements["grid"].log_ratios(measures)["Compression"])
+    least = -logit(load_detector().no_reference.prior)
+    parts = [one for name, one in record.measurements.items() if name.startswith("part ")]
+    detection.in_part = any(max(one.log_ratios(measures).values()) > least for one in parts)
     is_soft = measures["softest"] < SOFT
     detection.shallow_focus = is_soft and read["Blurs"] > 0 > combined["Blurs"]
     return combined

@@ -83,7 +83,8 @@ def gather(task: Task) -> None:
             place = f"say where that lies (box: {name}=LEFT,TOP,RIGHT,BOTTOM)"
             stead = "tools that the query names measure the whole picture in its stead"
             bench.warn(f"Missing tool scores for {name} region: {place}; {stead}")
-    if asks_where(task.query):
+    whole = (evidence.detection or {}).get("Global")
+    if asks_where(task.query) or (whole and whole.in_part):
         try:
             places = bench.services.tools.places(*bench.pictures.parts())
             evidence.damaged_part = places.damaged_part()

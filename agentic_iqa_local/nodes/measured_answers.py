@@ -135,7 +135,7 @@ def _with_sides(p: Mapping[str, float], detection: Detection) -> dict[str, float
     total = sum(read.values()) or 1.0
     sides = {side: p[EXPOSURE] * share / total for side, share in read.items()}
     pixelated = detection.pixelation
-    sides[PIXELATION] = p[COMPRESSION] * (1.0 if pixelated is None else pixelated)
+    sides[PIXELATION] = p.get(COMPRESSION, 0.0) * (1.0 if pixelated is None else pixelated)
     return {**p, **sides}
 
 

@@ -20,6 +20,7 @@ from agentic_iqa_local.nodes.query import distortions_in, says_present
 from agentic_iqa_local.state import (
     EVERYWHERE,
     LETTER_WORDS,
+    PLACES,
     UNCLEAR,
     ExecutorOutput,
     FusionResult,
@@ -155,8 +156,15 @@ def _sentence(finding: Finding) -> str:
 def _place(evidence: ExecutorOutput) -> list[str]:
     """A sentence that says where the damage is; none where that was not measured."""
     part = evidence.damaged_part
-    where = "everywhere in the picture" if part == EVERYWHERE else f"in the {part} quarter"
-    return [f"LocalNR's map has the damage {where}."] if part else []
+    return [f"LocalNR's map has the damage {_at(part)}."] if part else []
+
+
+def _at(part: str) -> str:
+    if part == EVERYWHERE:
+        return "everywhere in the picture"
+    if part in PLACES:
+        return f"in the {part} quarter"
+    return "in the middle" if part == "middle" else f"at the {part}"
 
 
 def _missing(evidence: ExecutorOutput, fusion: FusionResult | None) -> list[str]:

@@ -77,7 +77,8 @@ def _evidence(row: Assessment) -> list[str]:
         sentences.append("The focus is shallow: the sharpest part is sharp.")
     if row.map is None and evidence.damaged_part:
         part = evidence.damaged_part
-        sentences.append(f"The damage is {part if part == 'everywhere' else f'at the {part}'}.")
+        where = {"everywhere": "everywhere", "middle": "in the middle"}.get(part, f"at the {part}")
+        sentences.append(f"The damage is {where}.")
     return sentences
 
 

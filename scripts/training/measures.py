@@ -1,4 +1,5 @@
-"""What the measures of pixels are worth as evidence: fits configs/detector_measures.json on training photographs, damaged and clean, and prints how often each claim is made of held-out ones.
+"""What the measures of pixels are worth as evidence: fits configs/detector_measures.json on training photographs,
+damaged and clean, and prints how often each claim is made of held-out ones.
 
     python scripts/training/measures.py PHOTOS MORE_PHOTOS --work runs/measures --write
 
@@ -32,7 +33,13 @@ from agentic_iqa_local.iqa_tools.measures import measured
 
 SEED, RESAVED, PENALTY = 20261128, 0.4, 0.1
 # Of the training's clean photographs each family may be claimed; of blur it only confirms what LocalNR reads
-ALARMS = {"Brightness change": 0.025, "Contrast": 0.005, "Color distortions": 0.01, "Compression": 0.005, "Blurs": 0.1}
+ALARMS = {
+    "Brightness change": 0.025,
+    "Contrast": 0.005,
+    "Color distortions": 0.01,
+    "Compression": 0.005,
+    "Blurs": 0.1,
+}
 SOURCE = "damaged and clean tiles of the training photographs (scripts/training/measures.py)"
 Damage = Callable[[np.ndarray, np.random.Generator], np.ndarray]  # uint8 H×W×3
 
@@ -50,7 +57,9 @@ def in_light(image: np.ndarray, stops: np.ndarray) -> np.ndarray:
     unit = image / 255
     light = np.where(unit <= 0.04045, unit / 12.92, ((unit + 0.055) / 1.055) ** 2.4) * 2.0**stops
     light = np.clip(light, 0, 1)
-    return _whole(255 * np.where(light <= 0.0031308, 12.92 * light, 1.055 * light ** (1 / 2.4) - 0.055))
+    return _whole(
+        255 * np.where(light <= 0.0031308, 12.92 * light, 1.055 * light ** (1 / 2.4) - 0.055)
+    )
 
 
 def exposed(image: np.ndarray, rng: np.random.Generator, low: float, high: float) -> np.ndarray:
@@ -76,7 +85,9 @@ def mosaic(image: np.ndarray, rng: np.random.Generator, side: int) -> np.ndarray
 
 
 def enlarged(image: np.ndarray, rng: np.random.Generator, low: float, high: float) -> np.ndarray:
-    kernel = (Image.Resampling.BOX, Image.Resampling.BICUBIC, Image.Resampling.NEAREST)[int(rng.integers(3))]
+    kernel = (Image.Resampling.BOX, Image.Resampling.BICUBIC, Image.Resampling.NEAREST)[
+        int(rng.integers(3))
+    ]
     picture, factor = Image.fromarray(image), rng.uniform(low, high)
     size = round(picture.width / factor), round(picture.height / factor)
     return np.asarray(picture.resize(size, kernel).resize(picture.size, Image.Resampling.NEAREST))
@@ -87,12 +98,19 @@ def shallow(image: np.ndarray, rng: np.random.Generator, sigma: float) -> np.nda
     height, width = image.shape[:2]
     rows, columns = np.mgrid[:height, :width]
     middle, radius = rng.uniform(0.4, 0.6, 2), rng.uniform(0.22, 0.36, 2)
-    distance = np.hypot((rows / height - middle[0]) / radius[0], (columns / width - middle[1]) / radius[1])
+    distance = np.hypot(
+        (rows / height - middle[0]) / radius[0], (columns / width - middle[1]) / radius[1]
+    )
     mask = ndimage.gaussian_filter((distance < 1).astype(np.float32), height / 40)[..., None]
-    return _whole(mask * image + (1 - mask) * ndimage.gaussian_filter(image.astype(np.float32), (sigma, sigma, 0)))
+    return _whole(
+        mask * image
+        + (1 - mask) * ndimage.gaussian_filter(image.astype(np.float32), (sigma, sigma, 0))
+    )
 
 
-def kind(image: np.ndarray, rng: np.random.Generator, name: str, low: int = 2, high: int = 5) -> np.ndarray:
+def kind(
+    image: np.ndarray, rng: np.random.Generator, name: str, low: int = 2, high: int = 5
+) -> np.ndarray:
     return DISTORTIONS[name].apply(image, int(rng.integers(low, high + 1)), rng)
 
 
@@ -126,9 +144,24 @@ DAMAGES: dict[str, tuple[str, Damage]] = {
     "jpeg": ("", partial(kind, name="jpeg", low=1, high=4)),
     "noise": ("", partial(kind, name="white_noise")),
 }
-TONES = ("white point", "black point", "highlights", "middle", "shadows", "contrast", "clipped", "clipped white")
+TONES = (
+    "white point",
+    "black point",
+    "highlights",
+    "middle",
+    "shadows",
+    "contrast",
+    "clipped",
+    "clipped white",
+)
 TONES += ("nearly clipped", "crushed", "nearly crushed")
-COLOURS = ("shades of grey", "mean chroma", "spread of chroma", "chroma of the lightest", "chroma of the darkest")
+COLOURS = (
+    "shades of grey",
+    "mean chroma",
+    "spread of chroma",
+    "chroma of the lightest",
+    "chroma of the darkest",
+)
 COLOURS += ("least chroma", "low chroma", "white patch", "agreement", "grey")
 FAMILIES = {
     "too dark": "Brightness change",
@@ -145,14 +178,18 @@ MEASUREMENTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
     "tones": (TONES, ("too dark", "blown out", "washed out", "more contrast", "less contrast"), ()),
     "colours": (COLOURS, ("colour cast",), ()),
     "grid": (("pixelation",), ("pixelation",), ()),
-    "focus": (("sharpest", "softest"), ("blur",), ("noise", "jpeg", "mosaic 4", "mosaic 8", "mosaic", "nearest")),
+    "focus": (
+        ("sharpest", "softest"),
+        ("blur",),
+        ("noise", "jpeg", "mosaic 4", "mosaic 8", "mosaic", "nearest"),
+    ),
 }
 COUNTS = {"tones": "alone", "colours": "more", "grid": "more", "focus": "less"}
 
 
 def part_of(family: str) -> dict:
-    """A measurement of damage of one part, a decision: the lead of its strongest cells over the median of all (LocalNR's
-    STANDS_OUT) is beyond that of all clean photographs looked at, and that of none damaged so was below."""
+    """A measurement of damage of one part, a decision: its strongest cells lead the median of all by LocalNR's
+    STANDS_OUT, which no clean photograph reached of 28 looked at, and damage of a ninth by far."""
     claim = {"family": family, "weights": [-6 * STANDS_OUT[family], 6.0]}
     record = {"base": 0.15, "hit": 0.5, "false_alarm": 0.02}
     about = {"counts": "more", "measures": [f"lead of {family}"], "centre": [0.0], "scale": [1.0]}
@@ -170,7 +207,9 @@ def pictures(files: list[Path], every: int) -> Iterator[tuple[str, str, np.ndarr
             rng = np.random.default_rng([SEED, number, i])
             pixels = damage(image, rng)
             if name not in ("clean", "jpeg") and rng.random() < RESAVED:
-                saved = through_codec(pixels.astype(np.float32), format="JPEG", quality=int(rng.integers(85, 97)))
+                saved = through_codec(
+                    pixels.astype(np.float32), format="JPEG", quality=int(rng.integers(85, 97))
+                )
                 pixels = saved.astype(np.uint8)
             yield file.name, name, pixels
 
@@ -200,17 +239,27 @@ def fitted(name: str, rows: list[dict]) -> dict:
     if len(measures) == 1:
         terms = terms[:, :1]
     spread = terms.std(0)
-    model = LogisticRegression(C=PENALTY, max_iter=5000).fit(terms / spread, wanted, sample_weight=share)
+    model = LogisticRegression(C=PENALTY, max_iter=5000).fit(
+        terms / spread, wanted, sample_weight=share
+    )
     claim_weights = weights_of(model, spread)
     p = dict(zip(model.classes_, model.predict_proba(terms / spread).T, strict=True))
-    record = {"counts": COUNTS[name], "measures": measures, "centre": rounded(centre), "scale": rounded(scale)}
+    record = {
+        "counts": COUNTS[name],
+        "measures": measures,
+        "centre": rounded(centre),
+        "scale": rounded(scale),
+    }
     record["claims"] = {
-        claim: {"family": FAMILIES[claim], "weights": rounded(claim_weights[claim])} for claim in claims
+        claim: {"family": FAMILIES[claim], "weights": rounded(claim_weights[claim])}
+        for claim in claims
     }
     record["families"] = {}
     for family in dict.fromkeys(FAMILIES[claim] for claim in claims):
         of = [claim for claim in claims if FAMILIES[claim] == family]
-        record["families"][family] = record_of(sum(p[claim] for claim in of), np.isin(wanted, of), clean, ALARMS[family])
+        record["families"][family] = record_of(
+            sum(p[claim] for claim in of), np.isin(wanted, of), clean, ALARMS[family]
+        )
     return record
 
 
@@ -237,7 +286,10 @@ def record_of(
     least = -logit(load_detector().no_reference.prior)  # the log-ratio from which on it is evidence
     base = expit(np.quantile(odds[clean], 1 - alarms) - least)
     found = odds - logit(base) > least
-    bounds = {"hit": min(0.98, found[there].mean()), "false_alarm": max(1 / clean.sum(), found[clean].mean())}
+    bounds = {
+        "hit": min(0.98, found[there].mean()),
+        "false_alarm": max(1 / clean.sum(), found[clean].mean()),
+    }
     return {key: round(float(value), 6) for key, value in {"base": base, **bounds}.items()}
 
 
@@ -252,13 +304,21 @@ def shares(record: dict, rows: list[dict]) -> None:
         for family in measurement.families:
             found: dict[str, list[bool]] = {}
             for row in rows:
-                says = measurement.log_ratios(row)[family] > -logit(load_detector().no_reference.prior)
+                says = measurement.log_ratios(row)[family] > -logit(
+                    load_detector().no_reference.prior
+                )
                 found.setdefault(row["damage"], []).append(says)
-            print(name, family, {damage: round(float(np.mean(hits)), 2) for damage, hits in found.items()})
+            print(
+                name,
+                family,
+                {damage: round(float(np.mean(hits)), 2) for damage, hits in found.items()},
+            )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("photos", type=Path, nargs="+", help="folders of clean photographs")
     parser.add_argument("--work", type=Path, required=True, help="folder for the measures")
     parser.add_argument("--write", action="store_true", help="write configs/detector_measures.json")
