@@ -1,8 +1,8 @@
 """What a picture's pixels alone say of damage that LocalNR's network misses: wrong exposure,
-colour casts, enlarged pixels, and how sharp the sharpest part is.
+enlarged pixels, and how sharp the sharpest part is.
 
-Nothing here is learned. What the numbers are worth as evidence stands in configs/detector.yaml
-(scripts/training/measures.py).
+Nothing here is learned. What the numbers are worth as evidence stands in
+configs/detector_measures.json (scripts/training/measures.py).
 """
 
 from collections.abc import Mapping
@@ -20,21 +20,15 @@ EDGE, CONTRAST = 9, 30  # an edge: a contrast of so many steps within so many pi
 CELL, EDGES = 32, 0.1  # a cell of so many pixels a side tells if this share of it has edges
 FAINT = 0.5  # steps of 255: what changes less along a line is flat
 
-GREY, SHADES = 6, 6  # a chroma below it is grey; the norm of shades of grey
-
-# ITU-R BT.601, luma and the two colour differences
-LUMA = np.array([0.299, 0.587, 0.114], np.float32)
-CHROMA = np.array([[-0.168736, -0.331264, 0.5], [0.5, -0.418688, -0.081312]], np.float32).T
-
+LUMA = np.array([0.299, 0.587, 0.114], np.float32)  # ITU-R BT.601
 SHARES = ("clipped", "clipped white", "nearly clipped", "crushed", "nearly crushed")
-# By claim of configs/detector.yaml, what a reader is told of the measures behind it
+# By claim of configs/detector_measures.json, what a reader is told of the measures behind it
 SHOWN = {
     "too dark": "nothing is brighter than {white point:.0%} of white",
     "blown out": "{clipped:.0%} of the pixels are clipped",
     "washed out": "nothing is darker than {black point:.0%} of white",
     "more contrast": "{clipped:.0%} of the pixels are clipped and {crushed:.0%} crushed",
     "less contrast": "all tones lie between {black point:.0%} and {white point:.0%} of white",
-    "colour cast": "what should be grey has a colour",
     "pixelation": "pixels are enlarged to blocks",
 }
 
@@ -51,8 +45,7 @@ def measured(pixels: np.ndarray) -> dict[str, float]:
     """The measures, by name, of H×W×3 uint8 pixels, 64 a side or more."""
     stride = max(1, round((pixels.shape[0] * pixels.shape[1] / MOST) ** 0.5))
     colours = pixels[::stride, ::stride].reshape(-1, 3)
-    tones, casts, sharpness = _exposure(colours), _cast(colours), _sharpness(pixels)
-    return tones | casts | sharpness | {"pixelation": _pixelation(pixels)}
+    return _exposure(colours) | _sharpness(pixels) | {"pixelation": _pixelation(pixels)}
 
 
 def _exposure(colours: np.ndarray) -> dict[str, float]:
@@ -77,35 +70,6 @@ def _exposure(colours: np.ndarray) -> dict[str, float]:
     }
     of_tones = {name: float(tone) / 255 for name, tone in tones.items()}
     return of_tones | {name: float(np.log(of.mean() + FEWEST)) for name, of in shares.items()}
-
-
-def _cast(colours: np.ndarray) -> dict[str, float]:
-    """How far from grey the light of a scene seems by several estimates: white patch (how the
-    channels' white points differ; Land and McCann 1971), shades of grey (Finlayson and Trezzi, CIC
-    2004), the colour of the lightest and of the darkest pixels and how far they agree, the least
-    colourful pixels, and how much of the picture is grey (the spread of colours beside their mean
-    tells a cast from a colourful scene; Gasparini and Schettini, Pattern Recognition 2004)."""
-    luma, chroma = colours @ LUMA, colours @ CHROMA
-    length = np.hypot(*chroma.T)
-    dark, light = np.quantile(luma, (0.05, 0.95))
-    darkest, lightest = chroma[luma <= dark].mean(0), chroma[luma >= light].mean(0)
-    shared = float(darkest @ lightest)
-    whites = np.quantile(colours, 0.998, axis=0)
-    shades = (colours.astype(np.float64) ** SHADES).mean(0) ** (1 / SHADES)
-    lengths = {
-        "shades of grey": np.linalg.norm(shades @ CHROMA),
-        "mean chroma": np.linalg.norm(chroma.mean(0)),
-        "spread of chroma": np.linalg.norm(chroma.std(0)),
-        "chroma of the lightest": np.linalg.norm(lightest),
-        "chroma of the darkest": np.linalg.norm(darkest),
-        "least chroma": np.quantile(length, 0.01),
-        "low chroma": np.quantile(length, 0.05),
-    }
-    return {name: float(np.log1p(value)) for name, value in lengths.items()} | {
-        "white patch": float(np.ptp(whites)) / 64,
-        "agreement": float(np.sign(shared) * abs(shared) ** 0.5),
-        "grey": float((length < GREY).mean()),
-    }
 
 
 def _pixelation(pixels: np.ndarray) -> float:

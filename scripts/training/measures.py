@@ -34,9 +34,8 @@ from agentic_iqa_local.iqa_tools.measures import measured
 SEED, RESAVED, PENALTY = 20261128, 0.4, 0.1
 # Of the training's clean photographs each family may be claimed; of blur it only confirms what LocalNR reads
 ALARMS = {
-    "Brightness change": 0.025,
+    "Brightness change": 0.012,
     "Contrast": 0.005,
-    "Color distortions": 0.01,
     "Compression": 0.005,
     "Blurs": 0.1,
 }
@@ -127,9 +126,9 @@ DAMAGES: dict[str, tuple[str, Damage]] = {
     "brighten": ("washed out", partial(kind, name="brighten")),
     "contrast up": ("more contrast", partial(kind, name="contrast_increase")),
     "contrast down": ("less contrast", partial(kind, name="contrast_decrease")),
-    "cast": ("colour cast", partial(kind, name="colour_cast", low=3)),
-    "white balance": ("colour cast", partial(white_balance, stops=0.7)),
-    "tint": ("colour cast", partial(tinted, stops=0.4)),
+    "cast": ("", partial(kind, name="colour_cast", low=3)),
+    "white balance": ("", partial(white_balance, stops=0.7)),
+    "tint": ("", partial(tinted, stops=0.4)),
     "desaturate": ("", partial(kind, name="desaturate")),
     "mosaic 4": ("pixelation", partial(mosaic, side=4)),
     "mosaic 8": ("pixelation", partial(mosaic, side=8)),
@@ -155,28 +154,18 @@ TONES = (
     "clipped white",
 )
 TONES += ("nearly clipped", "crushed", "nearly crushed")
-COLOURS = (
-    "shades of grey",
-    "mean chroma",
-    "spread of chroma",
-    "chroma of the lightest",
-    "chroma of the darkest",
-)
-COLOURS += ("least chroma", "low chroma", "white patch", "agreement", "grey")
 FAMILIES = {
     "too dark": "Brightness change",
     "blown out": "Brightness change",
     "washed out": "Brightness change",
     "more contrast": "Contrast",
     "less contrast": "Contrast",
-    "colour cast": "Color distortions",
     "pixelation": "Compression",
     "blur": "Blurs",
 }
 # By measurement: the measures, the claims, and the damages that tell nothing of it
 MEASUREMENTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
     "tones": (TONES, ("too dark", "blown out", "washed out", "more contrast", "less contrast"), ()),
-    "colours": (COLOURS, ("colour cast",), ()),
     "grid": (("pixelation",), ("pixelation",), ()),
     "focus": (
         ("sharpest", "softest"),
@@ -184,7 +173,7 @@ MEASUREMENTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
         ("noise", "jpeg", "mosaic 4", "mosaic 8", "mosaic", "nearest"),
     ),
 }
-COUNTS = {"tones": "alone", "colours": "more", "grid": "more", "focus": "less"}
+COUNTS = {"tones": "alone", "grid": "more", "focus": "less"}
 
 
 def part_of(family: str) -> dict:
