@@ -24,8 +24,8 @@ def said_of(pixels: np.ndarray) -> set[str]:
     """The families that the measures alone would make evidence of."""
     nothing = dict.fromkeys(DISTORTION_TYPES, -1.0)
     leads = {"lead of Noise": 0.0, "lead of Compression": 0.0}
-    ratios = load_measures().with_measures(nothing, measured(pixels) | leads)
     least = -logit(load_detector().no_reference.prior)
+    ratios = load_measures().with_measures(nothing, measured(pixels) | leads, least)
     return {kind for kind, ratio in ratios.items() if ratio > least}
 
 

@@ -129,15 +129,15 @@ class MeasuresRecord(FileRecord):
     measurements: dict[str, Measurement]
 
     def with_measures(
-        self, ratios: Mapping[str, float], measures: Mapping[str, float]
+        self, ratios: Mapping[str, float], measures: Mapping[str, float], least: float
     ) -> dict[str, float]:
         """By family, the log-ratios of what LocalNR read of a picture without a reference, with what
         its pixels say. Where pixels are enlarged the network's other readings count no more than
         nothing, for it learned none such. How sharp the sharpest part is says nothing where noise or
-        blocks make edges."""
+        blocks are found, from the log-ratio `least` on: they make edges."""
         combined = dict(ratios)
         for name, measurement in self.measurements.items():
-            if name == "focus" and max(combined["Noise"], combined["Compression"]) > 0:
+            if name == "focus" and max(combined["Noise"], combined["Compression"]) > least:
                 continue
             for kind, ratio in measurement.log_ratios(measures).items():
                 combine = COMBINED[measurement.counts]

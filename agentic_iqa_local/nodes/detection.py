@@ -134,16 +134,16 @@ def _with_measures(
     not: a part may well be dark. Notes which side of a right exposure they say, whether pixels are
     enlarged, and whether only the background is out of focus."""
     record = load_measures()
-    combined = record.with_measures(read, measures)
+    least = logit(PRESENT) - logit(load_detector().no_reference.prior)
+    combined = record.with_measures(read, measures, least)
     tones = record.measurements["tones"].probabilities(measures)
     bright = tones["blown out"] + tones["washed out"]
     detection.exposure = {"too dark": tones["too dark"], "too bright": bright}
     detection.pixelation = expit(record.measurements["grid"].log_ratios(measures)["Compression"])
-    least = -logit(load_detector().no_reference.prior)
     parts = [one for name, one in record.measurements.items() if name.startswith("part ")]
     detection.in_part = any(max(one.log_ratios(measures).values()) > least for one in parts)
     is_soft = measures["softest"] < SOFT
-    detection.shallow_focus = is_soft and read["Blurs"] > 0 > combined["Blurs"]
+    detection.shallow_focus = is_soft and read["Blurs"] > least > combined["Blurs"]
     return combined
 
 
