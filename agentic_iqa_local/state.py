@@ -257,6 +257,8 @@ class FamilyDetection(BaseModel):
     measured: float | None = None
     probability: float = Field(default=0.0, ge=0, le=1)  # the product; from 0.5 on it is evidence
     severity: float | None = None  # how severe LocalNR reads it if it is there, 1..5
+    # what the pixels show of it: "38% of the pixels are clipped"; None where LocalNR alone reads it
+    shown: str | None = None
 
 
 class Detection(BaseModel):
@@ -265,8 +267,13 @@ class Detection(BaseModel):
     families: dict[str, FamilyDetection] = {}
     # the exponent with which the model's own odds count beside the prior's
     model_trust: float = 1.0
-    # LocalNR's probabilities of "too dark" and of "too bright"
+    # probabilities of "too dark" and of "too bright": by the pixels, with a reference LocalNR's
     exposure: dict[str, float] | None = None
+    # what the pixels say of enlarged pixels (a mosaic, NEAREST), as a probability at even odds
+    pixelation: float | None = None
+    # LocalNR reads blur, but the sharpest part is sharp: the background is out of focus
+    shallow_focus: bool = False
+    in_part: bool = False  # one part alone stands out by damage that is found
     # the probability that the content is unlike a photograph; None with a reference
     graphic: float | None = None
     error: str | None = None  # why LocalNR could not read it
@@ -305,8 +312,9 @@ class ExecutorOutput(BaseModel):
     severity_probabilities: dict[str, dict[str, dict[str, float]]] | None = None
     selected_tools: dict[str, dict[str, str]] | None = None
     tool_logs: list[ToolExecutionLog] = Field(default_factory=list)
-    # where LocalNR's map has the damage: a quarter ("top left") or "everywhere". None where the
-    # query does not ask for a place, the tool sees no damage, or it could not run.
+    # where LocalNR's map has the damage: a quarter ("top left"), a ninth ("middle") or "everywhere".
+    # None where the query does not ask for a place and no part alone is damaged, the tool sees no
+    # damage, or it could not run.
     damaged_part: str | None = None
     disagreement: str | None = None  # which tools lie further apart than their errors explain
     # what a subtask could not tell, or the model's own probabilities left open
@@ -344,6 +352,14 @@ class ExecutorOutput(BaseModel):
         return not (self.distortion_set or self.distortion_analysis or self.quality_scores)
 
 
+def ninth(box: "Box", width: int, height: int) -> str:
+    """Which ninth of a picture the centre of a part lies in, in words."""
+    left, top, right, bottom = box
+    column = ("left", "", "right")[min(2, 3 * (left + right) // (2 * width))]
+    row = ("top", "", "bottom")[min(2, 3 * (top + bottom) // (2 * height))]
+    return f"{row} {column}".strip() or "middle"
+
+
 def plain_words(kind: str) -> str:
     """A distortion as a person says it."""
     return _SAID.get(kind, kind.lower())
@@ -351,8 +367,11 @@ def plain_words(kind: str) -> str:
 
 def in_words(evidence: ExecutorOutput | None, name: str, kind: str) -> str:
     """A distortion of an object as a person says it: a change of brightness is under- or
-    overexposure, where LocalNR clearly reads the object as too dark or too bright."""
+    overexposure, where the object clearly is too dark or too bright, and compression is pixelation
+    where its pixels are enlarged."""
     detection = evidence and (evidence.detection or {}).get(name)
+    if kind == "Compression" and detection and (detection.pixelation or 0.0) > 0.5:
+        return "pixelation"
     if kind == "Brightness change" and detection and detection.exposure:
         dark, bright = detection.exposure.values()
         if dark > 2 * bright:

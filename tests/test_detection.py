@@ -31,6 +31,7 @@ def reading(graphic: float = 0.0, severity: float = 3.0, **presence: float) -> S
     about = {
         "severities": dict.fromkeys(read, severity),
         "exposure": {"too dark": 0.5, "too bright": 0.5},
+        "measures": {},
     }
     return SimpleNamespace(
         quality=3.0, presence=read, presence_in_part=read, graphic=graphic, **about
@@ -110,7 +111,7 @@ def test_a_reading_says_no_more_than_its_record_allows():
     assert record.log_ratio(0, 0, 0) == pytest.approx(math.log((1 - 0.9) / (1 - 0.1)))
 
 
-def evidence_of(exposure=(0.5, 0.5), **p: float) -> ExecutorOutput:
+def evidence_of(exposure=(0.5, 0.5), pixelation=None, **p: float) -> ExecutorOutput:
     """Evidence with these probabilities of families, each of severity 3."""
     named = {kind.replace("_", " "): value for kind, value in p.items()}
     p = {kind: named.get(kind, 0.05) for kind in DISTORTION_TYPES}
@@ -118,13 +119,16 @@ def evidence_of(exposure=(0.5, 0.5), **p: float) -> ExecutorOutput:
     sides = dict(zip(("too dark", "too bright"), exposure, strict=True))
     words = {"none": 0.0, "slight": 0.1, "moderate": 0.6, "severe": 0.2, "extreme": 0.1}
     return ExecutorOutput(
-        detection={"Global": state.Detection(families=families, exposure=sides)},
+        detection={
+            "Global": state.Detection(families=families, exposure=sides, pixelation=pixelation)
+        },
         severity_probabilities={"Global": dict.fromkeys(named, words)},
         quality_scores={"Global": {"Overall quality": ("LocalNR", 4.2)}},
     )
 
 
 NOISY, DARK = evidence_of(Noise=0.9), evidence_of(exposure=(0.9, 0.1), Brightness_change=0.8)
+BLOCKS = evidence_of(pixelation=0.9, Compression=0.8)
 FAMILIES, YES_NO = ["Blur", "Noise", "JPEG artifacts", "None"], ["Yes", "No"]
 
 
@@ -137,6 +141,8 @@ FAMILIES, YES_NO = ["Blur", "Noise", "JPEG artifacts", "None"], ["Yes", "No"]
         ("Too dark or too bright?", ["Too dark", "Too bright", "Neither"], DARK, [0.72, 0.08, 0.2]),
         # what is no choice is left out: moderate; none has the floor of 0.01
         ("How strong is the noise?", ["None", "Slight", "Strong"], NOISY, [0.01 / 0.31, 0.1 / 0.31, 0.2 / 0.31]),
+        ("Is it pixelated?", YES_NO, BLOCKS, [0.72, 0.28]),
+        ("Is it compressed?", YES_NO, BLOCKS, [0.8, 0.2]),
         ("Is it a dog?", YES_NO, NOISY, None),
         ("What is it?", ["A dog", "A cat"], NOISY, None),
     ],
@@ -151,6 +157,7 @@ def test_choices_that_name_a_measurement_have_its_probabilities(query, choices, 
     [
         ("Which distortion dominates?", FAMILIES, NOISY, "Noise"),
         ("Which distortion dominates?", FAMILIES, evidence_of(), "None"),
+        ("Which is it?", ["JPEG artifacts", "Pixelation", "None"], BLOCKS, "Pixelation"),
         ("Is the quality good?", YES_NO, NOISY, "Yes"),  # LocalNR's score is 4.2
         ("How is the quality?", ["Poor", "Fair", "Good"], NOISY, "Good"),
     ],

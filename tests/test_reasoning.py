@@ -35,8 +35,12 @@ def judged(kind: str, severity: str) -> DistortionAnalysis:
     [
         (evidence("unclear"), "The severity of noise cannot be told."),
         (
-            evidence(None, damaged_part="upper left"),
-            "LocalNR's map has the damage in the upper left quarter.",
+            evidence(None, damaged_part="top left"),
+            "LocalNR's map has the damage in the top left quarter.",
+        ),
+        (
+            evidence(None, damaged_part="middle"),
+            "LocalNR's map has the damage in the middle.",
         ),
         (
             None,

@@ -1,5 +1,5 @@
-"""How far LocalNR's readings can be trusted: from what it reads of a picture to how much more
-likely that is with a distortion than without it.
+"""How far LocalNR's readings can be trusted: from what it reads of a picture, and from measures of
+its pixels, to how much more likely that is with a distortion than without it.
 
 The figures are measured on held-out photographs (configs/detector.yaml says how). LocalNR never
 says more than its own record of hits and false alarms allows, so a model that is sure of what it
@@ -8,20 +8,28 @@ sees wins against a reading that is wrong.
 
 import functools
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+import numpy as np
 from pydantic import Field
 
-from agentic_iqa_local.files import ROOT, read_record
+from agentic_iqa_local.files import ROOT, read_json, read_record
 from agentic_iqa_local.iqa_tools.specs import FileRecord
 
 if TYPE_CHECKING:
     from agentic_iqa_local.iqa_tools.local_nr import Examination
 
 SHIPPED = ROOT / "configs" / "detector.yaml"
+MEASURES = ROOT / "configs" / "detector_measures.json"
+FARTHEST = 4.0  # standard deviations; what lies beyond says no more
 WORD_SEVERITIES = {"none": 0.0, "slight": 1.0, "moderate": 2.5, "severe": 4.0, "extreme": 5.0}
 """The severity, 0..5, that each word stands for."""
+
+MOST_WORTH = 17.0  # to one; photographs are not all like those that were measured
+COMBINED = {"alone": lambda network, measured: measured, "more": max, "less": min}
+NOT_PIXELATED = ("Blurs", "Noise", "Sharpness")  # what the network sees in enlarged pixels
 
 Probability = Field(gt=0, lt=1)
 
@@ -61,6 +69,85 @@ class DetectorError(FileRecord):
     severity_sigma: float = Field(gt=0)
 
 
+class Claim(FileRecord):
+    """Damage of a family that measures of pixels tell. Its log-odds against a sound picture are
+    the `weights` times 1, the standardised measures and, as far as there are weights, the products
+    of any two (row by row of the upper triangle)."""
+
+    family: str
+    weights: tuple[float, ...]
+
+
+class ClaimedFamily(FileRecord):
+    """The record of all claims of a family: its share of the pictures that they were fitted on, and
+    how often it was found where it was, and in clean photographs."""
+
+    base: float = Probability
+    hit: float = Probability
+    false_alarm: float = Probability
+
+    def log_ratio(self, probability: float) -> float:
+        """ln of how many times likelier the measures are with the family than without it, within
+        what its record allows."""
+        least = math.log((1 - self.hit) / (1 - self.false_alarm))
+        most = math.log(min(MOST_WORTH, self.hit / self.false_alarm))
+        return min(most, max(least, logit(probability) - logit(self.base)))
+
+
+class Measurement(FileRecord):
+    """Claims that exclude each other, the measures that they are made of with the training's mean
+    and deviation, and how the claims count beside what the network reads: "alone" in its place, or
+    as the greater or the lesser of both."""
+
+    counts: Literal["alone", "more", "less"]
+    measures: tuple[str, ...]
+    centre: tuple[float, ...]
+    scale: tuple[float, ...]
+    claims: dict[str, Claim]
+    families: dict[str, ClaimedFamily]
+
+    def probabilities(self, measures: Mapping[str, float]) -> dict[str, float]:
+        """Of each claim; what they leave is the probability of a sound picture (multinomial
+        logistic regression)."""
+        terms = terms_of([measures[name] for name in self.measures], self.centre, self.scale)
+        odds = [terms[: len(claim.weights)] @ claim.weights for claim in self.claims.values()]
+        weights = np.exp(np.array([0.0, *odds]) - max(0.0, *odds))
+        return dict(zip(self.claims, (weights[1:] / weights.sum()).tolist(), strict=True))
+
+    def log_ratios(self, measures: Mapping[str, float]) -> dict[str, float]:
+        """By family, ln of the likelihood ratio of the measures."""
+        shares = dict.fromkeys(self.families, 0.0)
+        for name, p in self.probabilities(measures).items():
+            shares[self.claims[name].family] += p
+        return {kind: record.log_ratio(shares[kind]) for kind, record in self.families.items()}
+
+
+class MeasuresRecord(FileRecord):
+    """What configs/detector_measures.json holds."""
+
+    source: str
+    measurements: dict[str, Measurement]
+
+    def with_measures(
+        self, ratios: Mapping[str, float], measures: Mapping[str, float], least: float
+    ) -> dict[str, float]:
+        """By family, the log-ratios of what LocalNR read of a picture without a reference, with what
+        its pixels say. Where pixels are enlarged the network's other readings count no more than
+        nothing, for it learned none such. How sharp the sharpest part is says nothing where noise or
+        blocks are found, from the log-ratio `least` on: they make edges."""
+        combined = dict(ratios)
+        for name, measurement in self.measurements.items():
+            if name == "focus" and max(combined["Noise"], combined["Compression"]) > least:
+                continue
+            for kind, ratio in measurement.log_ratios(measures).items():
+                combine = COMBINED[measurement.counts]
+                combined[kind] = combine(combined[kind], ratio)
+        if self.measurements["grid"].log_ratios(measures)["Compression"] > 0:
+            for kind in NOT_PIXELATED:
+                combined[kind] = min(0.0, combined[kind])
+        return combined
+
+
 class DetectorRecord(FileRecord):
     """What configs/detector.yaml holds. `left_out`: the assumed share of damage of kinds that
     LocalNR never learned; `graphic`: from which probability on content counts as unlike a
@@ -96,6 +183,17 @@ class DetectorRecord(FileRecord):
         return likelihood
 
 
+def terms_of(
+    measures: Sequence[float], centre: Sequence[float], scale: Sequence[float]
+) -> np.ndarray:
+    """What the weights of a claim are multiplied with: 1, the standardised measures, within
+    ±FARTHEST, and the products of any two."""
+    standard = (np.asarray(measures) - centre) / scale
+    standard = standard.clip(-FARTHEST, FARTHEST)
+    products = np.outer(standard, standard)[np.triu_indices(len(standard))]
+    return np.concatenate([[1.0], standard, products])
+
+
 def logit(probability: float) -> float:
     """ln(p / (1 − p)), finite for 0 and 1."""
     p = min(1 - 1e-9, max(1e-9, probability))
@@ -111,3 +209,10 @@ def expit(value: float) -> float:
 def load_detector(path: Path = SHIPPED) -> DetectorRecord:
     """The record that ships. Raises FileError for a file that is damaged."""
     return read_record(path, DetectorRecord)
+
+
+@functools.cache
+def load_measures(path: Path = MEASURES) -> MeasuresRecord:
+    """What measures of pixels are worth, as it ships. Raises FileError for a file that is
+    damaged."""
+    return read_record(path, MeasuresRecord, read_json)

@@ -11,21 +11,23 @@ people said of 580 real photographs (scripts/training/people.py), and the qualit
 Knows nothing of pyiqa, of maps to 1..5 or of models that answer.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import timm
 import torch
+from numpy.lib.stride_tricks import sliding_window_view
 from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn.functional import adaptive_avg_pool2d, avg_pool2d, gelu
 
 from agentic_iqa_local.iqa_tools.kernels import as_tensor
+from agentic_iqa_local.iqa_tools.measures import measured
 from agentic_iqa_local.iqa_tools.signals import SIGNALS, signals
-from agentic_iqa_local.state import DISTORTION_TYPES, EVERYWHERE, PLACES
+from agentic_iqa_local.state import DISTORTION_TYPES, EVERYWHERE, PLACES, ninth
 
 WEIGHTS = Path(__file__).parent / "data" / "local_nr.safetensors"
 PEOPLE = Path(__file__).parent / "data" / "local_nr_people.safetensors"
@@ -47,6 +49,9 @@ TOO_DARK, TOO_BRIGHT, GRAPHIC, OUTPUTS = 23, 24, 25, 26
 # severity, and the severity is at least LOCAL_SEVERITY. Otherwise it is everywhere, unless the
 # picture is clean with at least CLEAN.
 LOCAL_LEAD, LOCAL_SEVERITY, CLEAN = 0.5, 0.6, 0.3
+# A smaller part, of WINDOW cells a side, is damaged if a family is there by so much more severe than
+# in the median of the cells. Blur is not among them: sound photographs have it.
+WINDOW, STANDS_OUT = 2, {"Noise": 1.0, "Compression": 1.6}
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,8 @@ class Examination:
     severity there, 0..5, in cells of equal size that cover the picture. `exposure` has the
     probabilities that the picture is "too dark" and "too bright", and `graphic` is the probability
     that it is no photograph but a screenshot, a drawing, a chart or a code. `statistics` are what
-    all of this but the places was read from, float32.
+    all of this but the places was read from, float32. `measures` are what the pixels alone say
+    (`measures.py`); with a reference there are none.
     """
 
     quality: float
@@ -72,10 +78,12 @@ class Examination:
     graphic: float
     places: dict[str, np.ndarray]
     statistics: np.ndarray
+    measures: dict[str, float] = field(default_factory=dict)
 
     def damaged_part(self) -> str | None:
         """Where the damage lies: one of PLACES, by the family whose strength differs most between
-        them, or EVERYWHERE; None if none is seen."""
+        them, or the ninth of the picture in which a smaller part stands out, or EVERYWHERE; None if
+        none is seen."""
         grid = torch.from_numpy(np.stack([*self.places.values()]))
         if min(grid.shape[1:]) > 1:
             quarters = [quarter_of(grid, place).mean((1, 2)) for place in PLACES]
@@ -85,7 +93,22 @@ class Examination:
             most = strengths[family, 0]
             if most >= LOCAL_SEVERITY and leads[family] > LOCAL_LEAD * (most + 0.1):
                 return list(PLACES)[places[family, 0]]
+        for kind, least in STANDS_OUT.items():
+            lead, place = standing_out(self.places[kind])
+            if lead >= least:
+                return place
         return EVERYWHERE if self.clean < CLEAN else None
+
+
+def standing_out(cells: np.ndarray) -> tuple[float, str]:
+    """By how much the severest window of a rows×columns grid exceeds the grid's median, and in
+    which ninth of the picture its centre lies."""
+    size = tuple(min(WINDOW, side) for side in cells.shape)
+    windows = sliding_window_view(cells, size).mean((2, 3))
+    row, column = (int(i) for i in np.unravel_index(windows.argmax(), windows.shape))
+    box = column, row, column + size[1], row + size[0]
+    lead = float(windows[row, column] - np.median(cells))
+    return lead, ninth(box, cells.shape[1], cells.shape[0])
 
 
 def quarter_of(grid: torch.Tensor, place: str) -> torch.Tensor:
@@ -179,6 +202,11 @@ class LocalNR(nn.Module):
         quarters = presence[1:] if len(presence) > 1 else presence
         likeliest = presence.argmax(0, keepdim=True)
         severities = damage[:, SEVERITIES].gather(0, likeliest)[0] + SEVERITY
+        local = _by_family(places[0].clamp(0, 5).permute(2, 0, 1).cpu().numpy())
+        measures = {}
+        if reference is None:
+            leads = {f"lead of {kind}": standing_out(local[kind])[0] for kind in STANDS_OUT}
+            measures = measured(np.array(image)) | leads
         dark, bright = damage[0, TOO_DARK : TOO_BRIGHT + 1].sigmoid().tolist()
         return Examination(
             quality=self.quality(described[:1], outputs[:1]).item(),
@@ -188,8 +216,9 @@ class LocalNR(nn.Module):
             severities=_by_family(severities.clamp(1, 5).tolist()),
             exposure={"too dark": dark, "too bright": bright},
             graphic=outputs[0, GRAPHIC].sigmoid().item(),
-            places=_by_family(places[0].clamp(0, 5).permute(2, 0, 1).cpu().numpy()),
+            places=local,
             statistics=described[0].cpu().numpy(),
+            measures=measures,
         )
 
 

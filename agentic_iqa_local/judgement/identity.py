@@ -28,6 +28,7 @@ SHIPPED = (
     DATA / "tools.yaml",
     *sorted({*LOCAL_NR, *(DATA / spec.bundled for spec in TOOLS.values() if spec.bundled)}),
     CONFIGS / "detector.yaml",
+    CONFIGS / "detector_measures.json",
     CONFIGS / "tool_reliability.yaml",
     CONFIGS / "comparisons.json",
 )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from agentic_iqa_local.state import Box, DamagedBox
+from agentic_iqa_local.state import Box, DamagedBox, ninth
 
 BLOCK = 8  # a JPEG's blocks keep their place in the model's patches
 FEWEST = 3  # tiles along a side: with fewer no part of the picture stands out against a rest
@@ -121,16 +121,8 @@ def damaged_boxes(tiles: Tiling, cells: np.ndarray) -> list[DamagedBox]:
         top, left = (int(i) for i in np.unravel_index(windows.argmin(), windows.shape))
         q = float(windows[top, left])
         box = (xs[left], ys[top], xs[left + wide], ys[top + high])
-        place = place_in(box, xs[-1], ys[-1])
+        place = ninth(box, xs[-1], ys[-1])
         chosen.append(DamagedBox(box=box, place=place, q=q, below=median - q))
         # what overlaps it is taken
         windows[max(0, top - high + 1) : top + high, max(0, left - wide + 1) : left + wide] = np.inf
     return chosen
-
-
-def place_in(box: Box, width: int, height: int) -> str:
-    """Which ninth of a picture the centre of a part lies in, in words."""
-    left, top, right, bottom = box
-    column = ("left", "", "right")[min(2, 3 * (left + right) // (2 * width))]
-    row = ("top", "", "bottom")[min(2, 3 * (top + bottom) // (2 * height))]
-    return f"{row} {column}".strip() or "middle"

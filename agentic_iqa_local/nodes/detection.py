@@ -13,7 +13,14 @@ from collections.abc import Mapping
 
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.iqa_tools import ToolError
-from agentic_iqa_local.iqa_tools.detector import WORD_SEVERITIES, expit, load_detector, logit
+from agentic_iqa_local.iqa_tools.detector import (
+    WORD_SEVERITIES,
+    expit,
+    load_detector,
+    load_measures,
+    logit,
+)
+from agentic_iqa_local.iqa_tools.measures import shown
 from agentic_iqa_local.nodes.ask import ask
 from agentic_iqa_local.nodes.prompts import objects_prompt
 from agentic_iqa_local.nodes.replies import detection_reply
@@ -26,6 +33,7 @@ from agentic_iqa_local.vlm_client import ModelLost, OutOfMemory, VLMError
 logger = logging.getLogger(__name__)
 
 YES_NO = ("Yes", "No")
+SOFT = 0.25  # the steepness of edges of which the softest part of a picture is out of focus
 PRESENT = 0.5  # from which probability on a family is evidence
 
 
@@ -88,7 +96,7 @@ def detection_of(bench: Workbench, box: Box | None, model: Mapping[str, float]) 
     prior. Why LocalNR could not read it is the `error`."""
     reference, trust = bench.pictures.has_reference, bench.services.model_trust(ROLE)
     detection = Detection(model_trust=trust)
-    read, severities = {}, {}
+    read, severities, words = {}, {}, {}
     try:
         examined = bench.tools.examine(box)
         detection.graphic = None if reference else examined.graphic
@@ -96,6 +104,9 @@ def detection_of(bench: Workbench, box: Box | None, model: Mapping[str, float]) 
             raise ToolError("LocalNR knows photographs alone, and this is unlike one")
         read, severities = load_detector().log_ratios(examined, reference), examined.severities
         detection.exposure = examined.exposure
+        if box is None and examined.measures:
+            read = _with_measures(read, examined.measures, detection)
+            words = _shown(examined.measures)
     except ToolError as error:
         detection.error = one_line(str(error))
     prior = logit(load_detector().of(reference).prior)
@@ -107,9 +118,45 @@ def detection_of(bench: Workbench, box: Box | None, model: Mapping[str, float]) 
             measured = expit(read[kind])
             odds += logit(measured)
         detection.families[kind] = FamilyDetection(
-            model=own, measured=measured, probability=expit(odds), severity=severities.get(kind)
+            model=own,
+            measured=measured,
+            probability=expit(odds),
+            severity=severities.get(kind),
+            shown=words.get(kind),
         )
     return detection
+
+
+def _with_measures(
+    read: Mapping[str, float], measures: Mapping[str, float], detection: Detection
+) -> dict[str, float]:
+    """The log-ratios of families with what the whole picture's pixels say, which a part of it would
+    not: a part may well be dark. Notes which side of a right exposure they say, whether pixels are
+    enlarged, and whether only the background is out of focus."""
+    record = load_measures()
+    least = logit(PRESENT) - logit(load_detector().no_reference.prior)
+    combined = record.with_measures(read, measures, least)
+    tones = record.measurements["tones"].probabilities(measures)
+    bright = tones["blown out"] + tones["washed out"]
+    detection.exposure = {"too dark": tones["too dark"], "too bright": bright}
+    detection.pixelation = expit(record.measurements["grid"].log_ratios(measures)["Compression"])
+    parts = [one for name, one in record.measurements.items() if name.startswith("part ")]
+    detection.in_part = any(max(one.log_ratios(measures).values()) > least for one in parts)
+    is_soft = measures["softest"] < SOFT
+    detection.shallow_focus = is_soft and read["Blurs"] > least > combined["Blurs"]
+    return combined
+
+
+def _shown(measures: Mapping[str, float]) -> dict[str, str]:
+    """By family what the pixels show of it, where they say that it is there."""
+    words = {}
+    for measurement in load_measures().measurements.values():
+        ratios, p = measurement.log_ratios(measures), measurement.probabilities(measures)
+        for name in sorted(p, key=p.__getitem__):  # the likeliest last
+            family, told = measurement.claims[name].family, shown(name, measures)
+            if told and ratios[family] > 0:
+                words[family] = told
+    return words
 
 
 def found_families(detection: Detection) -> list[str]:

@@ -78,6 +78,12 @@ def found_damage(evidence: Evidence, name: str | None = None) -> list[Finding]:
     return [finding for finding in there if name in (None, finding.object)]
 
 
+def has_shallow_focus(evidence: Evidence) -> bool:
+    """Whether the picture's background alone is out of focus, which is no damage."""
+    whole = ((evidence and evidence.detection) or {}).get("Global")
+    return whole is not None and whole.shallow_focus
+
+
 def not_looked_for(evidence: Evidence) -> dict[str, str]:
     """Why nobody could look for distortions, by object."""
     detections = (evidence and evidence.detection) or {}

@@ -83,7 +83,8 @@ def gather(task: Task) -> None:
             place = f"say where that lies (box: {name}=LEFT,TOP,RIGHT,BOTTOM)"
             stead = "tools that the query names measure the whole picture in its stead"
             bench.warn(f"Missing tool scores for {name} region: {place}; {stead}")
-    if asks_where(task.query):
+    whole = (evidence.detection or {}).get("Global")
+    if asks_where(task.query) or (whole and whole.in_part):
         try:
             places = bench.services.tools.places(*bench.pictures.parts())
             evidence.damaged_part = places.damaged_part()
@@ -164,8 +165,8 @@ def judge(
             p = severity_probabilities(family, item.severity, bench)
             severity = max(p, key=p.__getitem__, default=item.severity)
             words = sound(item.explanation, f"its words on {item.type}", bench.warn)
-            agreed = severity == item.severity
-            if not (words and agreed and explains(words, item.type, severity)):
+            agreed = severity == item.severity and explains(words or "", item.type, severity)
+            if family.shown or not words or not agreed:
                 words = _explained(severity, family)
             yield name, revised(item, severity=severity, explanation=words), p
 
@@ -196,4 +197,6 @@ def _written(task: Task, asked: ByObject) -> dict[str, list[DistortionAnalysis]]
 def _explained(severity: str, family: FamilyDetection) -> str:
     if severity == "none" or family.severity is None:
         return f"it is there with probability {family.probability:.2f}."
+    if family.shown:
+        return f"{family.shown}."
     return f"LocalNR reads severity {family.severity:.1f} of 5."

@@ -19,7 +19,7 @@ from agentic_iqa_local.nodes.prompts import choice_letters
 from agentic_iqa_local.nodes.query import WORDS, asked_about, distortions_in, pattern, says_present
 from agentic_iqa_local.state import Detection, ExecutorOutput, PlannerOutput
 
-EXPOSURE = "Brightness change"
+EXPOSURE, COMPRESSION, PIXELATION = "Brightness change", "Compression", "pixelation"
 SCORES, DETECTED = "the tools' scores", "LocalNR's reading of the distortions"
 LEAST = 0.01  # no choice is ruled out by a measurement
 
@@ -32,8 +32,8 @@ _SIDES, _SEVERITIES, _LEVELS = (
     {key: pattern(words) for key, words in WORDS[table].items()}
     for table in ("exposures", "severities", "levels")
 )
-_NONE, _QUALITY, _GOOD, _BAD = (
-    pattern(WORDS[name]) for name in ("no_distortion", "quality", "good", "bad")
+_NONE, _QUALITY, _GOOD, _BAD, _PIXELATED = (
+    pattern(WORDS[name]) for name in ("no_distortion", "quality", "good", "bad", "pixelation")
 )
 
 
@@ -109,8 +109,8 @@ def _by_scores(asked: str, evidence: ExecutorOutput) -> Iterator[Measured]:
 
 
 def families_named(choices: Sequence[str]) -> list[list[str]] | None:
-    """For each choice the families that it names, or the side of a right exposure; ["none"] where
-    it says that there is no distortion. None where one names neither, or none names a family."""
+    """For each choice the families that it names, or the side of one; ["none"] where it says that
+    there is no distortion. None where one names neither, or none names a family."""
     named = []
     for choice in choices:
         kinds = _sides_of(choice, distortions_in(choice))
@@ -121,17 +121,23 @@ def families_named(choices: Sequence[str]) -> list[list[str]] | None:
 
 
 def _sides_of(text: str, kinds: list[str]) -> list[str]:
-    """The families that a text names, or the one side of a right exposure."""
+    """The families that a text names, or the one side of a right exposure, or pixelation alone of
+    what compression does."""
+    if kinds == [COMPRESSION] and _PIXELATED.search(text):
+        return [PIXELATION]
     sides = [side for side, words in _SIDES.items() if words.search(text)]
     return sides if kinds == [EXPOSURE] and len(sides) == 1 else kinds
 
 
 def _with_sides(p: Mapping[str, float], detection: Detection) -> dict[str, float]:
     """Probabilities of families with those of too dark and of too bright, which share that of a
-    change of brightness."""
+    change of brightness, and of pixelation, whose share of compression the pixels say."""
     read = detection.exposure or dict.fromkeys(_SIDES, 1.0)
     total = sum(read.values()) or 1.0
-    return {**p, **{side: p[EXPOSURE] * share / total for side, share in read.items()}}
+    sides = {side: p[EXPOSURE] * share / total for side, share in read.items()}
+    pixelated = detection.pixelation
+    sides[PIXELATION] = p.get(COMPRESSION, 0.0) * (1.0 if pixelated is None else pixelated)
+    return {**p, **sides}
 
 
 def _strongest(choices: Sequence[str], detection: Detection | None) -> list[float]:
@@ -140,8 +146,11 @@ def _strongest(choices: Sequence[str], detection: Detection | None) -> list[floa
     named = families_named(choices)
     if not named or not detection or len(set(map(tuple, named))) < len(named):
         return []
-    offered = {EXPOSURE if kind in _SIDES else kind for kind in set().union(*named)}
+    family_of = dict.fromkeys(_SIDES, EXPOSURE) | {PIXELATION: COMPRESSION}
+    offered = {family_of.get(kind, kind) for kind in set().union(*named)}
     p = _with_sides(_strongest_of(offered - {"none"}, detection), detection)
+    if [PIXELATION] in named:
+        p[COMPRESSION] -= p[PIXELATION]
     return [max(p[kind] for kind in kinds) for kinds in named]
 
 

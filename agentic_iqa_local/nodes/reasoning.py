@@ -11,6 +11,7 @@ from agentic_iqa_local.nodes.evidence import (
     contradictions,
     findings,
     found_damage,
+    has_shallow_focus,
     not_looked_for,
     of_object,
 )
@@ -23,6 +24,7 @@ from agentic_iqa_local.state import (
     DISTORTION_TYPES,
     EVERYWHERE,
     LETTER_WORDS,
+    PLACES,
     UNCLEAR,
     ExecutorOutput,
     FusionResult,
@@ -31,6 +33,7 @@ from agentic_iqa_local.state import (
 )
 
 Choices = Sequence[str] | None
+SHALLOW_FOCUS = "Shallow focus: the sharpest part is sharp, the rest is out of focus."
 
 _LABEL = re.compile(rf"^(?:{'|'.join(DISTORTION_TYPES)}): ")
 _FEW = 3  # words, too few to say something of a distortion that they do not name
@@ -216,7 +219,9 @@ def _what_was_found(evidence: ExecutorOutput) -> list[str]:
     """What was found, and what was looked for in vain."""
     said = [_sentence(finding) for finding in findings(evidence)]
     if evidence.distortion_analysis and not said and not evidence.damaged_part:
-        return ["No visible distortion was found."]
+        said.append("No visible distortion was found.")
+    if has_shallow_focus(evidence):
+        said.append(SHALLOW_FOCUS)
     return said
 
 
@@ -234,8 +239,15 @@ def _sentence(finding: Finding) -> str:
 def _place(evidence: ExecutorOutput) -> list[str]:
     """A sentence that says where the damage is; none where that was not measured."""
     part = evidence.damaged_part
-    where = "everywhere in the picture" if part == EVERYWHERE else f"in the {part} quarter"
-    return [f"LocalNR's map has the damage {where}."] if part else []
+    return [f"LocalNR's map has the damage {_at(part)}."] if part else []
+
+
+def _at(part: str) -> str:
+    if part == EVERYWHERE:
+        return "everywhere in the picture"
+    if part in PLACES:
+        return f"in the {part} quarter"
+    return "in the middle" if part == "middle" else f"at the {part}"
 
 
 def _of_whole(unplaced: Sequence[str]) -> list[str]:

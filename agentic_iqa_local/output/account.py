@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from agentic_iqa_local.errors import counted
-from agentic_iqa_local.nodes.evidence import found_damage
+from agentic_iqa_local.nodes.evidence import found_damage, has_shallow_focus
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY, chosen_answer
 from agentic_iqa_local.output.words import nothing_found, raw_with_scale
 from agentic_iqa_local.result import AnswerSet, Assessment, Gate
@@ -73,9 +73,12 @@ def _evidence(row: Assessment) -> list[str]:
             sentences.append(f"It shows {finding.with_severity} ({because}).")
     if not found and not row.choices:
         sentences.append(f"{nothing_found(row).capitalize()} was found.")
+    if has_shallow_focus(evidence):
+        sentences.append("The focus is shallow: the sharpest part is sharp.")
     if row.map is None and evidence.damaged_part:
         part = evidence.damaged_part
-        sentences.append(f"The damage is {part if part == 'everywhere' else f'at the {part}'}.")
+        where = {"everywhere": "everywhere", "middle": "in the middle"}.get(part, f"at the {part}")
+        sentences.append(f"The damage is {where}.")
     return sentences
 
 

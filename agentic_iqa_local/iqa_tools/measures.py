@@ -1,0 +1,124 @@
+"""What a picture's pixels alone say of damage that LocalNR's network misses: wrong exposure,
+enlarged pixels, and how sharp the sharpest part is.
+
+Nothing here is learned. What the numbers are worth as evidence stands in
+configs/detector_measures.json (scripts/training/measures.py).
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+from scipy.ndimage import maximum_filter, minimum_filter
+
+# What a channel holds that light, or the lack of it, drove to its end; a codec spreads it a little
+CLIPPED, CRUSHED = 250, 4
+NEAR = 230  # bright, but not clipped
+FEWEST = 0.003  # a share of pixels below it says no more: added before the logarithm
+MOST = 2**16  # pixels of which tones are taken
+WINDOW = 32  # pixels, over which enlarged pixels are looked for
+EDGE, CONTRAST = 9, 30  # an edge: a contrast of so many steps within so many pixels
+CELL, EDGES = 32, 0.1  # a cell of so many pixels a side tells if this share of it has edges
+FAINT = 0.5  # steps of 255: what changes less along a line is flat
+
+LUMA = np.array([0.299, 0.587, 0.114], np.float32)  # ITU-R BT.601
+SHARES = ("clipped", "clipped white", "nearly clipped", "crushed", "nearly crushed")
+# By claim of configs/detector_measures.json, what a reader is told of the measures behind it
+SHOWN = {
+    "too dark": "nothing is brighter than {white point:.0%} of white",
+    "blown out": "{clipped:.0%} of the pixels are clipped",
+    "washed out": "nothing is darker than {black point:.0%} of white",
+    "more contrast": "{clipped:.0%} of the pixels are clipped and {crushed:.0%} crushed",
+    "less contrast": "all tones lie between {black point:.0%} and {white point:.0%} of white",
+    "pixelation": "pixels are enlarged to blocks",
+}
+
+
+def shown(claim: str, measures: Mapping[str, float]) -> str | None:
+    """What the measures show of a claim, in words; None for one that needs none."""
+    numbers = dict(measures)
+    for name in SHARES:
+        numbers[name] = np.exp(measures[name]) - FEWEST
+    return SHOWN[claim].format_map(numbers) if claim in SHOWN else None
+
+
+def measured(pixels: np.ndarray) -> dict[str, float]:
+    """The measures, by name, of H×W×3 uint8 pixels, 64 a side or more."""
+    stride = max(1, round((pixels.shape[0] * pixels.shape[1] / MOST) ** 0.5))
+    colours = pixels[::stride, ::stride].reshape(-1, 3)
+    return _exposure(colours) | _sharpness(pixels) | {"pixelation": _pixelation(pixels)}
+
+
+def _exposure(colours: np.ndarray) -> dict[str, float]:
+    """White and black point and tones, 0..1, and the logarithms of the shares of pixels that are
+    clipped in any or in all channels, that are crushed, and that are nearly clipped or crushed."""
+    luma = colours @ LUMA
+    brightest, darkest = colours.max(1), colours.min(1)
+    tones = {
+        "white point": np.quantile(brightest, 0.999),
+        "black point": np.quantile(darkest, 0.001),
+        "highlights": np.quantile(luma, 0.99),
+        "middle": np.median(luma),
+        "shadows": np.quantile(luma, 0.01),
+        "contrast": luma.std(),
+    }
+    shares = {
+        "clipped": brightest >= CLIPPED,
+        "clipped white": darkest >= CLIPPED,
+        "nearly clipped": (brightest >= NEAR) & (brightest < CLIPPED),
+        "crushed": brightest <= CRUSHED,
+        "nearly crushed": (brightest <= 255 - NEAR) & (brightest > CRUSHED),
+    }
+    of_tones = {name: float(tone) / 255 for name, tone in tones.items()}
+    return of_tones | {name: float(np.log(of.mean() + FEWEST)) for name, of in shares.items()}
+
+
+def _pixelation(pixels: np.ndarray) -> float:
+    """How much less neighbouring lines differ within enlarged pixels than between them: 0 for a
+    photograph, 1 where only the edges of enlarged pixels differ (a mosaic, NEAREST).
+
+    Along both sides the mean change from each line to the next is a profile with a peak at each
+    edge of the enlarged pixels (the profiles of blockiness measures; Wang, Bovik and Evans, ICIP
+    2000), whatever their size, and if it is no whole number.
+    """
+    evenness = [_evenness(pixels), _evenness(pixels.swapaxes(0, 1))]
+    return 1 - max(evenness)
+
+
+def _evenness(pixels: np.ndarray) -> float:
+    """Of the changes from row to row, the ratio of the small ones, which a photograph has not, to
+    the largest; the median over windows of rows."""
+    steps = np.abs(np.diff(pixels.astype(np.int16), axis=0))
+    profile = steps.max(2).mean(1)
+    count = len(profile) // WINDOW
+    windows = profile[: count * WINDOW].reshape(count, WINDOW)
+    small, large = np.quantile(windows, (0.4, 0.97), axis=1)
+    told = large > FAINT
+    return float(np.median(small[told] / large[told])) if told.any() else 1.0
+
+
+def _sharpness(pixels: np.ndarray) -> dict[str, float]:
+    """How steep edges are in the sharpest and in the softest twentieth of the cells that have
+    some: the largest step between neighbours as a share of the contrast around it, so a step edge
+    has 1 and a ramp 1/(EDGE − 1). 0 where no cell has edges.
+
+    Largest local variations, pooled over the sharpest blocks (Bahrami and Kot, IEEE SPL 2014; Vu,
+    Phan and Chandler, IEEE TIP 2012), by their contrast, so that a dark picture is as sharp.
+    """
+    luma = pixels @ LUMA  # H×W
+    steps = np.maximum(np.abs(np.diff(luma, axis=1))[:-1], np.abs(np.diff(luma, axis=0))[:, :-1])
+    contrast = (maximum_filter(luma, EDGE) - minimum_filter(luma, EDGE))[:-1, :-1]
+    steepness = maximum_filter(steps, EDGE) / np.maximum(contrast, CONTRAST)
+    is_edge = contrast > CONTRAST
+    share, total = _cells(is_edge).mean(1), _cells(steepness * is_edge).mean(1)
+    told = share > EDGES
+    if not told.any():
+        return {"sharpest": 0.0, "softest": 0.0}
+    softest, sharpest = np.quantile(total[told] / share[told], (0.05, 0.95))
+    return {"sharpest": float(sharpest), "softest": float(softest)}
+
+
+def _cells(values: np.ndarray) -> np.ndarray:
+    """H×W → cells×CELL², without what is left at the right and lower edge."""
+    rows, columns = values.shape[0] // CELL, values.shape[1] // CELL
+    whole = values[: rows * CELL, : columns * CELL]
+    return whole.reshape(rows, CELL, columns, CELL).swapaxes(1, 2).reshape(-1, CELL**2)
