@@ -1,0 +1,297 @@
+"""The command gate: two versions of a folder of pictures are assessed as a batch, and the paired
+rows say whether the new one is worse."""
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from agentic_iqa_local.batch.baseline import Baseline
+from agentic_iqa_local.batch.inputs import Item, expand_inputs, references_in, row_key
+from agentic_iqa_local.batch.pairs import Look, Pair, look_at, paired, read_pairs
+from agentic_iqa_local.batch.results import Results
+from agentic_iqa_local.batch.work import AssessWork, as_line
+from agentic_iqa_local.cli import options
+from agentic_iqa_local.cli.command import stopped_by_ctrl_c
+from agentic_iqa_local.cli.console import Console, Progress, tell, watch
+from agentic_iqa_local.cli.options import UsageError
+from agentic_iqa_local.cli.outputs import check_apart, check_outputs, output_file
+from agentic_iqa_local.config import Settings
+from agentic_iqa_local.errors import counted, one_line
+from agentic_iqa_local.files import PAGE, PROGRAM, path_text, write_whole
+from agentic_iqa_local.images.files import ImageError
+from agentic_iqa_local.iqa_tools import ToolError
+from agentic_iqa_local.judgement import preference, versions
+from agentic_iqa_local.judgement.worse import ERROR_RATE, MARGIN, Rule, decide
+from agentic_iqa_local.output import version_report
+from agentic_iqa_local.result import Assessment
+from agentic_iqa_local.services import tools_of
+
+FAILED, UNDECIDED, WORSE = 1, 3, 4
+SHOWN = 10  # of the pictures that lost most
+WRITTEN = {  # files of the verdict: their suffixes, and what one bears that may be replaced
+    "page": ((".html", ".htm"), PAGE),
+    "junit": ((".xml",), version_report.JUNIT),
+    "markdown": ((".md",), version_report.MARKDOWN),
+}
+
+
+def gate(args: argparse.Namespace) -> int:
+    """Says whether the new pictures are worse; the exit status. Raises UserError."""
+    rule = Rule(args.margin or MARGIN, args.worse_share, args.error_rate or ERROR_RATE)
+    args.error_rate = None  # which is no setting of an assessment here
+    baseline = Baseline(args.baseline) if args.baseline else None
+    pairs = _pairs(args, baseline)
+    settings = options.chosen_settings(args)
+    work = AssessWork(settings, args.pipeline or (baseline and baseline.pipeline) or "letters")
+    _check_files(args, pairs)
+    options.check_set_up(settings, work.pipeline)
+    device = options.device_of(args)
+    if baseline:
+        reference = any(pair.reference for pair in pairs)
+        baseline.check(work.identity(device, {}), reference)
+    with Console() as console:
+        tell(version_report.before(rule, len(pairs)))
+        run = _GateRun(args, rule, work, device, pairs, baseline)
+        report = run.report()
+        if report is None:
+            return 130
+        crops = _shown(report, pairs, settings)
+        _write(args, report, crops)
+        return _show(args, console, report)
+
+
+def _pairs(args: argparse.Namespace, baseline: Baseline | None) -> list[Pair]:
+    """The pairs that the command line names, with their references. Raises UserError."""
+    folders: list[Path] = args.folders
+    expected = 0 if args.manifest else 1 if baseline else 2
+    if len(folders) != expected or (args.manifest and baseline):
+        ways = f"{PROGRAM} gate OLD NEW, gate NEW --baseline FILE, or gate --manifest FILE"
+        wrong = f"expected {expected} folders, got {len(folders)}"
+        raise UsageError(wrong if len(folders) != expected else "expected one of both", ways)
+    if args.manifest:
+        return read_pairs(args.manifest)
+    for folder in folders:
+        if not folder.is_dir():
+            expected = f"{folder}: expected a folder"
+            raise UsageError(expected, f"of two pictures {PROGRAM} compare says which is better")
+    *old, new = [expand_inputs([str(folder)]) for folder in folders]
+    pairs = baseline.pairs(new) if baseline else paired(old[0], new)
+    if not args.reference:
+        return pairs
+    if not args.reference.is_dir():
+        raise UsageError(f"--reference {args.reference}: expected a folder", "name one")
+    with_new = [pair for pair in pairs if pair.new]
+    originals = references_in(args.reference, [pair.new for pair in with_new if pair.new])
+    named = dict(zip(with_new, originals, strict=True))
+    return [replace(pair, reference=named.get(pair)) for pair in pairs]
+
+
+def _check_files(args: argparse.Namespace, pairs: Sequence[Pair]) -> None:
+    """Gives the options for files the places that they lead to. Raises UsageError."""
+    inputs = [file for pair in pairs for file in (pair.old, pair.new, pair.reference)]
+    inputs += [args.baseline, args.manifest, args.config]
+    check_outputs(args, inputs)
+    outputs = [("--out", args.out)] if args.out else []
+    for name, (suffixes, mark) in WRITTEN.items():
+        file = getattr(args, name)
+        if file:
+            place = output_file(f"--{name}", file, *suffixes, mark=mark)
+            setattr(args, name, place)
+            outputs.append((f"--{name}", place))
+    check_apart(outputs, inputs)
+
+
+@dataclass
+class _GateRun:
+    """The pairs on their way to a report."""
+
+    args: argparse.Namespace
+    rule: Rule
+    work: AssessWork
+    device: str
+    pairs: list[Pair]
+    baseline: Baseline | None
+
+    def report(self) -> versions.VersionReport | None:
+        """What was found; None if Ctrl-C ended the batch before all rows were made."""
+        stored = self.baseline.rows if self.baseline else {}
+        looks = self._looks(stored)
+        items: dict[str, Item] = {}
+        for pair, look in zip(self.pairs, looks, strict=True):
+            if not look.problem and not look.same:
+                needed = [item for item in pair.items if item.image not in stored]
+                items |= {item.key: item for item in needed}
+        rows = self._rows(list(items.values()))
+        if rows is None:
+            return None
+        fit = preference.fit_for(
+            self.work.settings, self.work.pipeline, reference=self._has_reference
+        )
+        problems, found = [], []
+        scenes = self._scenes(looks)
+        for pair, look, scene in zip(self.pairs, looks, scenes, strict=True):
+            problem, one = look.problem, None
+            if not problem:
+                problem, one = _found(pair, look, scene, rows, stored, fit)
+            if one:
+                found.append(one)
+            else:
+                problems.append(one_line(problem))
+        return self._reported(found, problems, rows)
+
+    @property
+    def _has_reference(self) -> bool:
+        return any(pair.reference for pair in self.pairs)
+
+    def _looks(self, stored: Mapping[Path, Assessment]) -> list[Look]:
+        looks = []
+        limits = self.work.settings.images
+        for place in watch(str(number) for number in range(len(self.pairs))):
+            pair = self.pairs[int(place)]
+            row = stored.get(pair.old) if pair.old else None
+            looks.append(look_at(pair, limits, row and (row.sha256 or "")))
+        return looks
+
+    def _scenes(self, looks: Sequence[Look]) -> list[int]:
+        """The number of each pair's scene: as the manifest says, else by perceptual hashes."""
+        named = [pair.scene for pair in self.pairs]
+        return versions.scenes([look.fingerprint for look in looks], named)
+
+    def _rows(self, items: list[Item]) -> dict[str, Assessment] | None:
+        """The row of each item by its key; None if the batch was stopped before all were made."""
+        args, made = self.args, dict[str, Assessment]()
+        results = self._open_results(items) if args.out else None
+        for row in results or ():
+            made[row_key(row)] = Assessment.model_validate(row)
+        left = [item for item in items if item.key not in made]
+        go_on = "the same command with --resume goes on" if args.out else "gate anew"
+        try:
+            if left:
+                batch = options.batch_of(args, self.work, self.device)
+                total = len(items)
+                with (
+                    Progress(total, total - len(left)) as progress,
+                    stopped_by_ctrl_c(batch, go_on),
+                ):
+                    for row in batch.rows(left):
+                        if results:
+                            results.append(as_line(row))
+                        made[row_key(vars(row))] = row
+                        progress.count(row.error is not None)
+        finally:
+            if results:
+                results.close()
+        lacking = sum(item.key not in made for item in items)
+        if lacking:
+            done = f"{len(items) - lacking} of {counted(len(items), 'picture')}"
+            tell(f"interrupted: {done} have their rows, and nothing was decided; {go_on}")
+            return None
+        return made
+
+    def _open_results(self, items: Sequence[Item]) -> Results:
+        """The file of rows, before anything is loaded."""
+        relative = any(not item.image.is_absolute() for item in items)
+        asks = {"working folder": os.getcwd() if relative else None}
+        return Results(
+            self.args.out,
+            self.work.identity(self.device, asks),
+            resume=self.args.resume,
+            retry=self.args.retry_failed,
+            asked={item.key for item in items},
+        )
+
+    def _reported(
+        self,
+        found: list[versions.PairFound],
+        problems: list[str],
+        rows: Mapping[str, Assessment],
+    ) -> versions.VersionReport:
+        decision = None
+        if found:
+            losses = [pair.loss for pair in found]
+            decision = decide(losses, [pair.scene for pair in found], self.rule)
+        args, rule = self.args, self.rule
+        old = args.baseline or args.manifest or args.folders[0]
+        return versions.VersionReport(
+            old=path_text(old),
+            new=path_text(args.manifest or args.folders[-1]),
+            reference=self._has_reference,
+            margin=rule.margin,
+            worse_share=rule.share,
+            error_rate=rule.error_rate,
+            needed=rule.needed(),
+            decision=decision,
+            pairs=versions.in_order(found),
+            problems=problems,
+            model=next((row.model for row in rows.values() if row.model), None),
+        )
+
+
+def _found(
+    pair: Pair,
+    look: Look,
+    scene: int,
+    rows: Mapping[str, Assessment],
+    stored: Mapping[Path, Assessment],
+    fit: preference.PairFit | None,
+) -> tuple[str, versions.PairFound | None]:
+    """What is wrong with a pair, or what was found of it."""
+    assert pair.old is not None
+    assert pair.new is not None
+    if look.same:
+        names = {"old": path_text(pair.old), "new": path_text(pair.new)}
+        return "", versions.PairFound(name=pair.name, scene=scene, same=True, **names)
+    old, new = [stored.get(item.image) or rows[item.key] for item in pair.items]
+    for row in (old, new):
+        if row.error or row.q is None:
+            return row.error or f"{row.image}: it got no q", None
+    if pair.old in stored and versions.extent(old) != versions.extent(new):
+        return f"{new.image}: expected the size that the old picture of the baseline had", None
+    return "", versions.compared(pair.name, scene, old, new, fit)
+
+
+def _shown(
+    report: versions.VersionReport, pairs: Sequence[Pair], settings: Settings
+) -> list[version_report.Crops]:
+    """The pictures that lost most, with what changed, and the crops in which it shows."""
+    originals = {path_text(pair.new): pair.reference for pair in pairs if pair.new}
+    tools, limits = tools_of(settings), settings.images
+    shown = []
+    for found in report.worst[:SHOWN]:
+        try:
+            shown.append(version_report.crops(found, originals[found.new], tools, limits))
+        except (ImageError, ToolError) as error:
+            tell(f"what changed is not shown: {error}")
+    return shown
+
+
+def _write(
+    args: argparse.Namespace,
+    report: versions.VersionReport,
+    crops: Sequence[version_report.Crops],
+) -> None:
+    if args.page:
+        write_whole(args.page, version_report.page(report, crops))
+    if args.junit:
+        write_whole(args.junit, version_report.junit(report))
+    if args.markdown:
+        write_whole(args.markdown, version_report.markdown(report))
+    for name in WRITTEN:
+        if getattr(args, name):
+            tell(one_line(f"the verdict is in {getattr(args, name)}"))
+
+
+def _show(args: argparse.Namespace, console: Console, report: versions.VersionReport) -> int:
+    """Prints the verdict, in a pipe as JSON and beside it as text; the exit status."""
+    as_json = args.json or not console.results.isatty()
+    if as_json:
+        tell(one_line(report.model_dump_json()), console.results)
+    tell(version_report.text(report), None if as_json else console.results)
+    verdict = report.decision and report.decision.verdict
+    if verdict == "worse":
+        return WORSE
+    if report.problems or verdict is None:
+        return FAILED
+    return UNDECIDED if verdict == "undecided" else 0
