@@ -25,7 +25,7 @@ from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.judgement import preference, versions
 from agentic_iqa_local.judgement.worse import ERROR_RATE, MARGIN, Rule, decide
 from agentic_iqa_local.output import version_report
-from agentic_iqa_local.result import Assessment
+from agentic_iqa_local.result import Assessment, file_sha256
 from agentic_iqa_local.services import tools_of
 
 FAILED, UNDECIDED, WORSE = 1, 3, 4
@@ -41,6 +41,7 @@ def gate(args: argparse.Namespace) -> int:
     """Says whether the new pictures are worse; the exit status. Raises UserError."""
     rule = Rule(args.margin or MARGIN, args.worse_share, args.error_rate or ERROR_RATE)
     args.error_rate = None  # which is no setting of an assessment here
+    args.baseline = Path(args.baseline) if args.baseline else None
     baseline = Baseline(args.baseline) if args.baseline else None
     pairs = _pairs(args, baseline)
     settings = options.chosen_settings(args)
@@ -57,7 +58,7 @@ def gate(args: argparse.Namespace) -> int:
         report = run.report()
         if report is None:
             return 130
-        crops = _shown(report, pairs, settings)
+        crops = _shown(report, run, settings)
         _write(args, report, crops)
         return _show(args, console, report)
 
@@ -241,29 +242,38 @@ def _found(
     assert pair.old is not None
     assert pair.new is not None
     if look.same:
-        names = {"old": path_text(pair.old), "new": path_text(pair.new)}
-        return "", versions.PairFound(name=pair.name, scene=scene, same=True, **names)
-    old, new = [stored.get(item.image) or rows[item.key] for item in pair.items]
-    for row in (old, new):
+        old, new = path_text(pair.old), path_text(pair.new)
+        return "", versions.PairFound(name=pair.name, old=old, new=new, scene=scene, same=True)
+    was, now = [stored.get(item.image) or rows[item.key] for item in pair.items]
+    for row in (was, now):
         if row.error or row.q is None:
             return row.error or f"{row.image}: it got no q", None
-    if pair.old in stored and versions.extent(old) != versions.extent(new):
-        return f"{new.image}: expected the size that the old picture of the baseline had", None
-    return "", versions.compared(pair.name, scene, old, new, fit)
+    if pair.old in stored and versions.extent(was) != versions.extent(now):
+        return f"{now.image}: expected the size that the old picture of the baseline had", None
+    return "", versions.compared(pair.name, scene, was, now, fit)
 
 
 def _shown(
-    report: versions.VersionReport, pairs: Sequence[Pair], settings: Settings
+    report: versions.VersionReport, run: _GateRun, settings: Settings
 ) -> list[version_report.Crops]:
     """The pictures that lost most, with what changed, and the crops in which it shows."""
-    originals = {path_text(pair.new): pair.reference for pair in pairs if pair.new}
+    stored = run.baseline.rows if run.baseline else {}
+    by_new = {path_text(pair.new): pair for pair in run.pairs if pair.new}
     tools, limits = tools_of(settings), settings.images
-    shown = []
+    shown, gone = [], 0
     for found in report.worst[:SHOWN]:
+        pair = by_new[found.new]
+        row = stored.get(pair.old) if pair.old else None
+        if row and file_sha256(pair.old or "") != row.sha256:
+            gone += 1
+            continue
         try:
-            shown.append(version_report.crops(found, originals[found.new], tools, limits))
+            shown.append(version_report.crops(found, pair.reference, tools, limits))
         except (ImageError, ToolError) as error:
             tell(f"what changed is not shown: {error}")
+    if gone:
+        pictures = counted(gone, "old picture")
+        tell(f"what changed is not shown of {pictures} of the baseline: not there as it was")
     return shown
 
 

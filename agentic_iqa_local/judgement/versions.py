@@ -80,10 +80,8 @@ def compared(
 def _probability(fit: preference.PairFit | None, old: Assessment, new: Assessment) -> float | None:
     if fit is None:
         return None
-    strengths = fit.strength(old), fit.strength(new)
-    if None in strengths:
-        return None
-    return preference.sigmoid(strengths[0] - strengths[1])
+    was, now = fit.strength(old), fit.strength(new)
+    return None if was is None or now is None else preference.sigmoid(was - now)
 
 
 def in_order(pairs: Sequence[PairFound]) -> list[PairFound]:

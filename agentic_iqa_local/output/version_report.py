@@ -20,13 +20,14 @@ from agentic_iqa_local.judgement.changes import change
 from agentic_iqa_local.judgement.versions import PairFound, VersionReport
 from agentic_iqa_local.judgement.worse import FEWEST, Decision, Rule
 from agentic_iqa_local.output import pages
+from agentic_iqa_local.output.comparison_report import rounded
 from agentic_iqa_local.output.words import safe_lines, wrapped
 
 NAMED = 10  # of the pictures that lost most, and of the problems
 MOST_NEEDED = 10_000  # scenes: beyond it no number is said
 JUNIT = re.compile(rb'<testsuites name="agentic-iqa gate"')
 MARKDOWN = re.compile(rb"\A<!-- agentic-iqa gate -->")
-_SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~])")  # what Markdown would not show as it is
+_SPECIAL = re.compile(r"([\\`*_\[\]|~])")  # what Markdown would not show as it is
 
 
 class Crops(NamedTuple):
@@ -130,7 +131,9 @@ def more(report: VersionReport) -> str:
         needed = decision.scenes * (half / apart) ** 2 if apart else float("inf")
     if needed > MOST_NEEDED:
         return "it is too near to the limit for a number of pictures that would decide"
-    at_least = max(needed, decision.scenes + 1, report.needed if report.worse_share else 0)
+    if report.worse_share and decision.estimate < report.worse_share:
+        needed = max(needed, report.needed)
+    at_least = max(needed, decision.scenes + 1)
     return f"about {at_least:.0f} pictures of different scenes like these would decide"
 
 
@@ -138,7 +141,7 @@ def lost(pair: PairFound) -> str:
     """What a picture lost, what changed and where."""
     better = ""
     if pair.probability is not None:
-        better = f"; the old one is better with probability {pair.probability:.2f}"
+        better = f"; the old one is better with probability {rounded(pair.probability)}"
     said = f"q {pair.old_q:.2f} → {pair.new_q:.2f}{better}"
     seen = changed(pair)
     return f"{said}; {seen}" if seen else said

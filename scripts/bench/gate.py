@@ -10,6 +10,7 @@ command goes on. `table` draws sets of photographs from those rows and judges ea
 import argparse
 import io
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.judgement.preference import measurements
+from agentic_iqa_local.judgement.worse import Rule, decide
 from agentic_iqa_local.services import load_services
 
 SEED = 20261128
@@ -84,9 +86,8 @@ def photographs(folders: list[Path], count: int) -> list[Path]:
     """As many files of each folder, one of each photograph."""
     chosen = []
     for number, folder in enumerate(folders):
-        one_each = {file.stem.rsplit("_", 1)[0]: file for file in sorted(folder.glob("*.webp"))}
-        if len(one_each) < 5:  # these names have no tiles
-            one_each = {file.stem: file for file in sorted(folder.glob("*.webp"))}
+        # of a photograph's tiles, NAME_0 to NAME_9, the last
+        one_each = {re.sub(r"_\d$", "", file.stem): file for file in sorted(folder.glob("*.webp"))}
         order = np.random.default_rng(SEED + number).permutation(len(one_each))
         files = list(one_each.values())
         chosen.append([files[i] for i in order[: count // len(folders)]])
@@ -124,6 +125,47 @@ def stored(path: Path) -> Iterator[dict]:
         yield json.loads(line)
 
 
+SIZES, MARGINS = (20, 40, 80), (0.05, 0.1, 0.3)
+
+
+def table(args: argparse.Namespace) -> None:
+    """Prints, of each change, how often it is called worse and not worse, by margin and number of
+    pictures. Pictures are drawn with replacement, each as a scene of its own."""
+    measured: dict[tuple[bool, str], dict[str, float]] = {}
+    for row in stored(args.rows):
+        q = measured.setdefault((row["reference"], row["name"]), {})
+        q[row["photo"]] = row["measured"]["q"]
+    sizes = " | ".join(f"{margin:g}: {size}" for margin in MARGINS for size in SIZES)
+    for reference in (False, True):
+        print(f"\n{'with' if reference else 'without'} originals: worse / not worse in % of draws")
+        print(f"| change | pictures | mean loss ± its deviation | {sizes} |")
+        for name, (old, new) in CHANGES.items():
+            before, after = measured[reference, old], measured[reference, new]
+            losses = np.array([before[photo] - after[photo] for photo in before if photo in after])
+            part = 5 if name == SOME else 1
+            about = f"{losses.mean() / part:.3f} ± {losses.std(ddof=1):.3f}"
+            cells = _shares(name, losses, args.draws)
+            print(f"| {name} | {len(losses)} | {about} | {' | '.join(cells)} |", flush=True)
+
+
+def _shares(name: str, losses: np.ndarray, draws: int) -> list[str]:
+    """For each margin and size, how often draws are worse and not worse."""
+    counts = np.zeros((len(MARGINS), len(SIZES), 2))
+    for column, size in enumerate(SIZES):
+        rng = np.random.default_rng(SEED)
+        for _ in range(draws):
+            drawn = rng.choice(losses, size)
+            if name == SOME:
+                drawn[size // 5 :] = 0
+            found = decide(drawn.tolist(), range(size), Rule())
+            assert found.low is not None
+            assert found.high is not None
+            for row, margin in enumerate(MARGINS):
+                counts[row, column] += found.low > margin, found.high < margin
+    shares = (100 * counts / draws).round().astype(int).reshape(-1, 2)
+    return [f"{worse} / {passed}" for worse, passed in shares]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -134,6 +176,10 @@ def main() -> None:
     part.add_argument("--photographs", type=int, default=80)
     part.add_argument("--out", type=Path, required=True)
     part.set_defaults(work=rows)
+    part = parts.add_parser("table")
+    part.add_argument("rows", type=Path)
+    part.add_argument("--draws", type=int, default=200)
+    part.set_defaults(work=table)
     args = parser.parse_args()
     args.work(args)
 
