@@ -21,8 +21,10 @@ class Baseline:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        note = read_note(path.with_name(f"{path.name}.run.json"))
-        self._identity = note.identity
+        try:
+            self._identity = read_note(path.with_name(f"{path.name}.run.json")).identity
+        except RowsError as error:
+            raise RowsError(error.message, ANEW) from error
         self.rows: dict[Path, Assessment] = {}
         names = set[str]()
         for row in self._read():
@@ -44,6 +46,8 @@ class Baseline:
                 return [Assessment.model_validate(row) for _, row in lines]
         except FileError as error:
             raise RowsError(f"{self._path}: {error}", ANEW) from error
+        except RowsError as error:
+            raise RowsError(error.message, ANEW) from error
 
     @property
     def pipeline(self) -> Any:

@@ -42,6 +42,7 @@ def gate(args: argparse.Namespace) -> int:
     rule = Rule(args.margin or MARGIN, args.worse_share, args.error_rate or ERROR_RATE)
     args.error_rate = None  # which is no setting of an assessment here
     args.baseline = Path(args.baseline) if args.baseline else None
+    _check_named(args)
     baseline = Baseline(args.baseline) if args.baseline else None
     pairs = _pairs(args, baseline)
     settings = options.chosen_settings(args)
@@ -63,26 +64,32 @@ def gate(args: argparse.Namespace) -> int:
         return _show(args, console, report)
 
 
+def _check_named(args: argparse.Namespace) -> None:
+    """Raises UsageError unless the folders, the baseline and the manifest are those of one way to
+    name pairs."""
+    ways = f"{PROGRAM} gate OLD NEW, gate NEW --baseline FILE, or gate --manifest FILE"
+    if args.manifest and args.baseline:
+        raise UsageError("expected --manifest or --baseline, got both", ways)
+    expected = 0 if args.manifest else 1 if args.baseline else 2
+    if len(args.folders) != expected:
+        wrong = f"expected {counted(expected, 'folder')}, got {len(args.folders)}"
+        raise UsageError(wrong, ways)
+    for folder in args.folders:
+        if not folder.is_dir():
+            compare = f"of two pictures {PROGRAM} compare says which is better"
+            raise UsageError(f"{folder}: expected a folder", compare)
+    if args.reference and not args.reference.is_dir():
+        raise UsageError(f"--reference {args.reference}: expected a folder", "name one")
+
+
 def _pairs(args: argparse.Namespace, baseline: Baseline | None) -> list[Pair]:
     """The pairs that the command line names, with their references. Raises UserError."""
-    folders: list[Path] = args.folders
-    expected = 0 if args.manifest else 1 if baseline else 2
-    if len(folders) != expected or (args.manifest and baseline):
-        ways = f"{PROGRAM} gate OLD NEW, gate NEW --baseline FILE, or gate --manifest FILE"
-        wrong = f"expected {expected} folders, got {len(folders)}"
-        raise UsageError(wrong if len(folders) != expected else "expected one of both", ways)
     if args.manifest:
         return read_pairs(args.manifest)
-    for folder in folders:
-        if not folder.is_dir():
-            expected = f"{folder}: expected a folder"
-            raise UsageError(expected, f"of two pictures {PROGRAM} compare says which is better")
-    *old, new = [expand_inputs([str(folder)]) for folder in folders]
+    *old, new = [expand_inputs([str(folder)]) for folder in args.folders]
     pairs = baseline.pairs(new) if baseline else paired(old[0], new)
     if not args.reference:
         return pairs
-    if not args.reference.is_dir():
-        raise UsageError(f"--reference {args.reference}: expected a folder", "name one")
     with_new = [pair for pair in pairs if pair.new]
     originals = references_in(args.reference, [pair.new for pair in with_new if pair.new])
     named = dict(zip(with_new, originals, strict=True))
