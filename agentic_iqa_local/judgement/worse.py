@@ -22,7 +22,7 @@ Verdict = Literal["not worse", "undecided", "worse"]
 MARGIN, ERROR_RATE = 0.1, 0.05
 FEWEST = 10  # scenes: with fewer a bootstrap of skewed losses errs too often
 FLOOR = 0.02  # levels: no sample of losses counts as less spread, where nearly all are the same
-SPREAD = 0.15  # levels: standard deviation of losses by one change (scripts/bench/gate.py)
+SPREAD = 0.1  # levels: standard deviation of the losses by a harmless change (docs/gate.md)
 POWER = 0.8  # with which the needed number of pictures lets an unchanged version pass
 DRAWS, BLOCK, SEED = 4000, 2**20, 20261128
 
