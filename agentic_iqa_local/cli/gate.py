@@ -124,41 +124,47 @@ class _GateRun:
 
     def report(self) -> versions.VersionReport | None:
         """What was found; None if Ctrl-C ended the batch before all rows were made."""
-        stored = self.baseline.rows if self.baseline else {}
-        looks = self._looks(stored)
+        looks = self._looks()
         items: dict[str, Item] = {}
         for pair, look in zip(self.pairs, looks, strict=True):
             if not look.problem and not look.same:
-                needed = [item for item in pair.items if item.image not in stored]
-                items |= {item.key: item for item in needed}
+                items |= {item.key: item for item in pair.items if item.image not in self.stored}
         rows = self._rows(list(items.values()))
-        if rows is None:
-            return None
-        fit = preference.fit_for(
-            self.work.settings, self.work.pipeline, reference=self._has_reference
-        )
+        return None if rows is None else self._reported(*self._compared(looks, rows), rows)
+
+    def _compared(
+        self, looks: Sequence[Look], rows: Mapping[str, Assessment]
+    ) -> tuple[list[versions.PairFound], list[str]]:
+        """What was found of the pairs that could be compared, and why the others could not."""
+        settings, pipeline = self.work.settings, self.work.pipeline
+        fit = preference.fit_for(settings, pipeline, reference=self._has_reference)
         problems, found = [], []
-        scenes = self._scenes(looks)
-        for pair, look, scene in zip(self.pairs, looks, scenes, strict=True):
-            problem, one = look.problem, None
-            if not problem:
-                problem, one = _found(pair, look, scene, rows, stored, fit)
-            if one:
-                found.append(one)
+        for pair, look, scene in zip(self.pairs, looks, self._scenes(looks), strict=True):
+            if look.problem:
+                problems.append(look.problem)
+                continue
+            one = _found(pair, look, scene, rows, self.stored, fit)
+            if isinstance(one, str):
+                problems.append(one)
             else:
-                problems.append(one_line(problem))
-        return self._reported(found, problems, rows)
+                found.append(one)
+        return found, [one_line(problem) for problem in problems]
+
+    @property
+    def stored(self) -> Mapping[Path, Assessment]:
+        """The baseline's rows by the old picture's path."""
+        return self.baseline.rows if self.baseline else {}
 
     @property
     def _has_reference(self) -> bool:
         return any(pair.reference for pair in self.pairs)
 
-    def _looks(self, stored: Mapping[Path, Assessment]) -> list[Look]:
+    def _looks(self) -> list[Look]:
         looks = []
         limits = self.work.settings.images
         for place in watch(str(number) for number in range(len(self.pairs))):
             pair = self.pairs[int(place)]
-            row = stored.get(pair.old) if pair.old else None
+            row = self.stored.get(pair.old) if pair.old else None
             looks.append(look_at(pair, limits, row and (row.sha256 or "")))
         return looks
 
@@ -169,34 +175,40 @@ class _GateRun:
 
     def _rows(self, items: list[Item]) -> dict[str, Assessment] | None:
         """The row of each item by its key; None if the batch was stopped before all were made."""
-        args, made = self.args, dict[str, Assessment]()
-        results = self._open_results(items) if args.out else None
+        made = dict[str, Assessment]()
+        results = self._open_results(items) if self.args.out else None
         for row in results or ():
             made[row_key(row)] = Assessment.model_validate(row)
-        left = [item for item in items if item.key not in made]
-        go_on = "the same command with --resume goes on" if args.out else "gate anew"
+        go_on = "the same command with --resume goes on" if results else "gate anew"
         try:
-            if left:
-                batch = options.batch_of(args, self.work, self.device)
-                total = len(items)
-                with (
-                    Progress(total, total - len(left)) as progress,
-                    stopped_by_ctrl_c(batch, go_on),
-                ):
-                    for row in batch.rows(left):
-                        if results:
-                            results.append(as_line(row))
-                        made[row_key(vars(row))] = row
-                        progress.count(row.error is not None)
+            self._assess([item for item in items if item.key not in made], made, results, go_on)
         finally:
             if results:
                 results.close()
         lacking = sum(item.key not in made for item in items)
-        if lacking:
-            done = f"{len(items) - lacking} of {counted(len(items), 'picture')}"
-            tell(f"interrupted: {done} have their rows, and nothing was decided; {go_on}")
-            return None
-        return made
+        if not lacking:
+            return made
+        done = f"{len(items) - lacking} of {counted(len(items), 'picture')}"
+        tell(f"interrupted: {done} have their rows, and nothing was decided; {go_on}")
+        return None
+
+    def _assess(
+        self,
+        left: list[Item],
+        made: dict[str, Assessment],
+        results: Results | None,
+        go_on: str,
+    ) -> None:
+        """Puts the rows of what is left into `made`, and into the file of results."""
+        if not left:
+            return
+        batch = options.batch_of(self.args, self.work, self.device)
+        with Progress(len(left)) as progress, stopped_by_ctrl_c(batch, go_on):
+            for row in batch.rows(left):
+                if results:
+                    results.append(as_line(row))
+                made[row_key(vars(row))] = row
+                progress.count(row.error is not None)
 
     def _open_results(self, items: Sequence[Item]) -> Results:
         """The file of rows, before anything is loaded."""
@@ -244,27 +256,27 @@ def _found(
     rows: Mapping[str, Assessment],
     stored: Mapping[Path, Assessment],
     fit: preference.PairFit | None,
-) -> tuple[str, versions.PairFound | None]:
-    """What is wrong with a pair, or what was found of it."""
+) -> versions.PairFound | str:
+    """What was found of a pair, or why it could not be compared."""
     assert pair.old is not None
     assert pair.new is not None
     if look.same:
         old, new = path_text(pair.old), path_text(pair.new)
-        return "", versions.PairFound(name=pair.name, old=old, new=new, scene=scene, same=True)
+        return versions.PairFound(name=pair.name, old=old, new=new, scene=scene, same=True)
     was, now = [stored.get(item.image) or rows[item.key] for item in pair.items]
     for row in (was, now):
         if row.error or row.q is None:
-            return row.error or f"{row.image}: it got no q", None
+            return row.error or f"{row.image}: it got no q"
     if pair.old in stored and versions.extent(was) != versions.extent(now):
-        return f"{now.image}: expected the size that the old picture of the baseline had", None
-    return "", versions.compared(pair.name, scene, was, now, fit)
+        return f"{now.image}: expected the size that the old picture of the baseline had"
+    return versions.compared(pair.name, scene, was, now, fit)
 
 
 def _shown(
     report: versions.VersionReport, run: _GateRun, settings: Settings
 ) -> list[version_report.Crops]:
     """The pictures that lost most, with what changed, and the crops in which it shows."""
-    stored = run.baseline.rows if run.baseline else {}
+    stored = run.stored
     by_new = {path_text(pair.new): pair for pair in run.pairs if pair.new}
     tools, limits = tools_of(settings), settings.images
     shown, gone = [], 0

@@ -93,17 +93,20 @@ def scenes(fingerprints: Sequence[np.ndarray | None], named: Sequence[str | None
     """The number of each picture's scene: those that are named alike, or where nobody names any,
     near-duplicates by their perceptual hashes. A picture without a hash, or among more than
     ordering.MOST_PICTURES, is a scene of its own."""
-    numbers = list(range(len(named)))
     if any(named):
         first = {name: number for number, name in reversed([*enumerate(named)])}
         return [first[name] if name else number for number, name in enumerate(named)]
-    seen = [number for number in numbers if fingerprints[number] is not None]
-    if len(seen) > ordering.MOST_PICTURES:
-        return numbers
-    known = [one for one in fingerprints if one is not None]
-    for group in ordering.scene_groups(known):
-        for member in group:
-            numbers[seen[member]] = seen[group[0]]
+    return _near_duplicates(fingerprints)
+
+
+def _near_duplicates(fingerprints: Sequence[np.ndarray | None]) -> list[int]:
+    numbers = list(range(len(fingerprints)))
+    known = {number: one for number, one in enumerate(fingerprints) if one is not None}
+    places = list(known)
+    if len(places) <= ordering.MOST_PICTURES:
+        for group in ordering.scene_groups(list(known.values())):
+            for member in group:
+                numbers[places[member]] = places[group[0]]
     return numbers
 
 

@@ -157,27 +157,35 @@ def changed(pair: PairFound) -> str:
 
 def text(report: VersionReport) -> str:
     """What a terminal shows."""
-    lines = wrapped(headline(report), indent="")
-    if more(report):
-        lines += wrapped(more(report))
+    lines = wrapped(headline(report), indent="") + wrapped(more(report))
     same = sum(pair.same for pair in report.pairs)
-    if same and same < len(report.pairs):
+    if 0 < same < len(report.pairs):
         lines += wrapped(f"{counted(same, 'pair')} with the same pixels: not assessed, no loss")
-    worst = report.worst
-    if worst:
-        lines.append(f"lost most, {min(NAMED, len(worst))} of {len(report.pairs)}:")
-    for pair in worst[:NAMED]:
-        lines += wrapped(f"{pair.loss:.2f}  {pair.name}: {lost(pair)}", hang="        ")
-    if report.problems:
-        lines.append(f"{counted(len(report.problems), 'pair')} could not be compared:")
-    for problem in report.problems[:NAMED]:
-        lines += wrapped(problem, hang="    ")
-    if len(report.problems) > NAMED:
-        lines.append(f"  and {len(report.problems) - NAMED} more (all with --json)")
+    lines += _worst(report) + _problems(report)
     notice = (report.model or {}).get("notice")
     if notice:
         lines += wrapped(f"Note: {notice}.", indent="")
     return safe_lines(lines)
+
+
+def _worst(report: VersionReport) -> list[str]:
+    worst, lines = report.worst, []
+    if worst:
+        lines.append(f"lost most, {min(NAMED, len(worst))} of {len(report.pairs)}:")
+    for pair in worst[:NAMED]:
+        lines += wrapped(f"{pair.loss:.2f}  {pair.name}: {lost(pair)}", hang="        ")
+    return lines
+
+
+def _problems(report: VersionReport) -> list[str]:
+    problems, lines = report.problems, []
+    if problems:
+        lines.append(f"{counted(len(problems), 'pair')} could not be compared:")
+    for problem in problems[:NAMED]:
+        lines += wrapped(problem, hang="    ")
+    if len(problems) > NAMED:
+        lines.append(f"  and {len(problems) - NAMED} more (all with --json)")
+    return lines
 
 
 # Files
