@@ -107,12 +107,15 @@ def test_originals_and_a_manifest(folders, monkeypatch, capfd):
     in_this_process(monkeypatch)
     manifest = folders / "pairs.csv"
     lines = ["old,new,reference,scene", "old/1.png,new/1.jpg,originals/1.png,a"]
-    manifest.write_text("\n".join([*lines, "old/0.png,new/gone.png,,b"]))
+    manifest.write_text("\n".join([*lines, "old/0.png,new/gone.png,originals/0.png,b"]))
     status, report, _ = gated(capfd, "--manifest", manifest)
     assert status == 1
     assert "gone.png" in report["problems"][0]
     assert report["reference"]
     assert report["pairs"][0]["loss"] > 0.1
+    manifest.write_text("\n".join([*lines, "old/0.png,new/0.png,,b"]))
+    assert ran("gate", "--manifest", manifest) == 2
+    assert "a reference in every line or in none" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,11 @@ def _check_named(args: argparse.Namespace) -> None:
 def _pairs(args: argparse.Namespace, baseline: Baseline | None) -> list[Pair]:
     """The pairs that the command line names, with their references. Raises UserError."""
     if args.manifest:
-        return read_pairs(args.manifest)
+        pairs = read_pairs(args.manifest)
+        if len({pair.reference is None for pair in pairs}) > 1:
+            wrong = f"{args.manifest}: expected a reference in every line or in none"
+            raise UsageError(wrong, "give them to two gates: q with and without one differ")
+        return pairs
     *old, new = [expand_inputs([str(folder)]) for folder in args.folders]
     pairs = baseline.pairs(new) if baseline else paired(old[0], new)
     if not args.reference:
