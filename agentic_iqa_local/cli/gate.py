@@ -92,10 +92,13 @@ def _pairs(args: argparse.Namespace, baseline: Baseline | None) -> list[Pair]:
         return pairs
     *old, new = [expand_inputs([str(folder)]) for folder in args.folders]
     pairs = baseline.pairs(new) if baseline else paired(old[0], new)
-    if not args.reference:
-        return pairs
+    return _with_originals(pairs, args.reference) if args.reference else pairs
+
+
+def _with_originals(pairs: list[Pair], folder: Path) -> list[Pair]:
+    """The pairs with the reference of each new picture. Raises ImageError."""
     with_new = [pair for pair in pairs if pair.new]
-    originals = references_in(args.reference, [pair.new for pair in with_new if pair.new])
+    originals = references_in(folder, [pair.new for pair in with_new if pair.new])
     named = dict(zip(with_new, originals, strict=True))
     return [replace(pair, reference=named.get(pair)) for pair in pairs]
 
