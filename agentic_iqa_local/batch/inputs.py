@@ -9,10 +9,10 @@ import logging
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, Field
 
@@ -34,6 +34,8 @@ _BESIDE_PICTURES = {
     ".ini", ".db", ".log", ".parquet", ".aae", ".thm", ".partial", ".lock",
 }  # fmt: skip
 LARGEST = 2**29  # bytes: a million rows with long questions
+Line = TypeVar("Line", bound=BaseModel)
+Entry = TypeVar("Entry")
 
 
 class ManifestError(UserError, ValueError):
@@ -117,32 +119,39 @@ def read_manifest(path: Path, **asked: Any) -> list[Item]:
     Raises:
         ManifestError: Names the lines that are malformed or name a file that is not there.
     """
+    return manifest_entries(path, ManifestLine, lambda line: line.item(path.parent, asked))
+
+
+def manifest_entries(path: Path, kind: type[Line], entry: Callable[[Line], Entry]) -> list[Entry]:
+    """What `entry` makes of each line of a manifest, each once; a line has the columns of `kind`.
+    Raises ManifestError, which names the lines that `kind` does not take, or of which `entry` raises
+    ValueError."""
     reader = {".csv": _csv, ".jsonl": _json_lines}.get(path.suffix.lower())
     if reader is None:
         said = f"{path}: expected a manifest named .csv or .jsonl"
         raise ManifestError(said, "rename or convert it")
-    items = dict[Item, None]()
+    entries = dict[Entry, None]()
     bad = list[str]()
     ignored = set[str]()
     try:
         for number, record in reader(read_bytes(path, LARGEST)):
             try:
-                line = ManifestLine.model_validate_json(record)
-                items[line.item(path.parent, asked)] = None
+                line = kind.model_validate_json(record)
+                entries[entry(line)] = None
                 ignored.update(line.model_extra or ())
             except ValueError as error:
                 bad.append(f"line {number}: {reason(error)}")
     except (ValueError, csv.Error) as error:
         said = f"{path}: cannot be read as {path.suffix[1:]}: {error}"
         raise ManifestError(said, "correct the manifest") from error
-    if bad or not items:
+    if bad or not entries:
         said = "; ".join(bad[:NAMED]) or "expected a row for each image, found none"
         raise ManifestError(f"{path}: {said}", "correct the manifest")
     if ignored:
         names = one_line(", ".join(sorted(ignored)[:NAMED]))
-        known = ", ".join(ManifestLine.model_fields)
+        known = ", ".join(kind.model_fields)
         logger.warning("%s: not used: %s (known are %s)", path, names, known)
-    return list(items)
+    return list(entries)
 
 
 def _csv(content: bytes) -> Iterator[tuple[int, str]]:

@@ -236,15 +236,20 @@ class RunNote(BaseModel):
     identity: dict[str, JsonValue]
 
 
-def check_run(path: Path, identity: dict[str, Any]) -> float:
-    """Raises RowsError unless the run that `path` describes has this `identity`; otherwise tells
-    when that run was begun or last gone on with, in seconds since 1970."""
+def read_note(path: Path) -> RunNote:
+    """The description of a run. Raises RowsError."""
     try:
-        run = RunNote.model_validate(read_json(path, LARGEST_NOTE))
-        changed = differences(identity, run.identity)
+        return RunNote.model_validate(read_json(path, LARGEST_NOTE))
     except (FileError, ValueError) as error:
         said = f"{path}: this is no description of the run: {reason(error)}"
         raise RowsError(said, ELSEWHERE) from error
+
+
+def check_run(path: Path, identity: dict[str, Any]) -> float:
+    """Raises RowsError unless the run that `path` describes has this `identity`; otherwise tells
+    when that run was begun or last gone on with, in seconds since 1970."""
+    run = read_note(path)
+    changed = differences(identity, run.identity)
     if changed:
         said = f"{path}: the rows are of a run with other settings: {changed}"
         raise RowsError(said, f"go on with the same or {ELSEWHERE}")

@@ -23,6 +23,7 @@ KINDS: dict[str, Any] = {
     "count": Count,
     "file": Annotated[Path, BeforeValidator(lambda path: Path(path))],  # also one that is no UTF-8
     "flag": bool, "hash": Annotated[str, StringConstraints(to_lower=True)], "port": int,
+    "part": Annotated[float, Field(gt=0, lt=1)],
     "range": tuple[float, float], "seconds": Seconds,
     "share": Annotated[float, Field(gt=0, le=1)], "text": str, "texts": list[str],
 }  # fmt: skip

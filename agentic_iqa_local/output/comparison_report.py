@@ -58,11 +58,12 @@ def comparison_headline(found: Comparison) -> str:
         return one_line(f"{names}: neither is better")
     p = max(found.pair.probability, 1 - found.pair.probability)
     other = found.second if found.better is found.first else found.first
-    said = f"{found.better.image}: better than {other.image} (probability {_rounded(p)})"
+    said = f"{found.better.image}: better than {other.image} (probability {rounded(p)})"
     return one_line(f"{said}{trial_notice(other)}")
 
 
-def _rounded(p: float) -> str:
+def rounded(p: float) -> str:
+    """A probability as text: above 0.99 it is not told apart."""
     return f"{p:.2f}" if p < 0.995 else "above 0.99"
 
 
@@ -73,7 +74,7 @@ def _order(found: Ranking) -> str:
 def _place(ranked: Ranked) -> str:
     ahead = ""
     if ranked.better_than_next is not None:
-        ahead = f"; better than the next with probability {_rounded(ranked.better_than_next)}"
+        ahead = f"; better than the next with probability {rounded(ranked.better_than_next)}"
     row = ranked.assessment
     return one_line(f"{ranked.place}. {row.image}: {row.answer}{ahead}")
 
@@ -83,7 +84,7 @@ def _group_headline(found: Ranking) -> str:
     first = found.order[0]
     best, ahead = first.assessment, ""
     if first.better_than_next is not None:
-        p = _rounded(first.better_than_next)
+        p = rounded(first.better_than_next)
         ahead = f" (better than the second best with probability {p})"
     names = ", ".join(ranked.assessment.image for ranked in found.order)
     said = f"{best.image} is the best of {len(found.order)}{ahead}; the order: {names}"

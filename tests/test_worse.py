@@ -1,0 +1,77 @@
+"""Whether paired losses make a new version worse: outcomes that can be derived."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from agentic_iqa_local.judgement.versions import scenes
+from agentic_iqa_local.judgement.worse import Rule, decide
+
+
+def verdict(losses, rule=Rule(), of=None):  # noqa: B008 # it is frozen
+    return decide(losses, range(len(losses)) if of is None else of, rule).verdict
+
+
+def test_what_did_not_change_is_not_worse_however_few_there_are():
+    found = decide([0.0, 0.0], [0, 1], Rule())
+    assert (found.verdict, found.estimate, found.low, found.high) == ("not worse", 0.0, 0.0, 0.0)
+
+
+def test_bounds_of_normal_losses_are_those_of_student():
+    losses = stats.norm.ppf((np.arange(60) + 0.5) / 60, 0.2, 0.3)
+    found = decide(losses, range(60), Rule())
+    half = stats.t.ppf(0.95, 59) * losses.std(ddof=1) / math.sqrt(60)
+    assert found.low == pytest.approx(0.2 - half, abs=0.1 * half)
+    assert found.high == pytest.approx(0.2 + half, abs=0.1 * half)
+
+
+def test_undecided_becomes_decided_with_more_pictures():
+    losses = [0.0, 0.3] * 5  # mean .15, standard error .05: 1.8 of them reach down to .06
+    assert verdict(losses) == "undecided"
+    assert verdict(losses * 8) == "worse"  # .0169: down to .12
+    assert verdict([loss - 0.1 for loss in losses]) == "undecided"
+    assert verdict([loss - 0.1 for loss in losses] * 8) == "not worse"
+
+
+def test_pictures_of_one_scene_count_once():
+    losses = [0.0, 0.3] * 5
+    alone = decide(losses, range(10), Rule())
+    twice = decide(losses * 2, [*range(10)] * 2, Rule())
+    assert twice.model_dump(exclude={"pictures"}) == alone.model_dump(exclude={"pictures"})
+    assert verdict([1.0] * 40, of=[0] * 40) == "undecided"  # one scene says nothing of others
+
+
+def test_one_picture_that_hardly_changed_does_not_keep_the_others_from_passing():
+    assert verdict([0.01] + [0.0] * 39) == "not worse"
+
+
+@pytest.mark.parametrize(("share", "error_rate"), [(0.02, 0.05), (0.1, 0.1)])
+def test_a_share_passes_from_the_number_of_pictures_on_that_is_said_before(share, error_rate):
+    # None of n: the upper bound p has (1 - p)^n = error rate
+    rule = Rule(share=share, error_rate=error_rate)
+    assert rule.needed() == math.ceil(math.log(error_rate) / math.log(1 - share))
+    harmless = [0.05] * rule.needed()
+    assert verdict(harmless, rule) == "not worse"
+    assert verdict(harmless[1:], rule) == "undecided"
+
+
+def test_a_share_is_bounded_as_by_a_binomial_test():
+    losses = [0.5] * 8 + [0.01] * 32
+    found = decide(losses, range(40), Rule(share=0.05))
+    exact = stats.binomtest(8, 40).proportion_ci(0.9, "exact")  # two sides of 5 % each
+    assert (found.low, found.high) == pytest.approx((exact.low, exact.high))
+    assert found.verdict == "worse"
+
+
+def test_a_loss_of_the_margin_itself_is_seldom_called_worse():
+    rng = np.random.default_rng(5)
+    worse = sum(verdict(rng.normal(0.1, 0.2, 20)) == "worse" for _ in range(200))
+    assert worse <= stats.binom.ppf(0.999, 200, 0.05)
+
+
+def test_scenes_are_those_of_the_manifest_else_near_duplicates():
+    one, other = np.zeros(256, bool), np.ones(256, bool)
+    assert scenes([one, other, None, one], [None] * 4) == [0, 1, 2, 0]
+    assert scenes([one, one, one], ["a", None, "a"]) == [0, 1, 0]
