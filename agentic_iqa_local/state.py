@@ -360,6 +360,10 @@ def ninth(box: "Box", width: int, height: int) -> str:
     return f"{row} {column}".strip() or "middle"
 
 
+# from which probability on compression is called pixelation: strong JPEG seldom reaches it
+PIXELATED = 0.8
+
+
 def plain_words(kind: str) -> str:
     """A distortion as a person says it."""
     return _SAID.get(kind, kind.lower())
@@ -370,7 +374,7 @@ def in_words(evidence: ExecutorOutput | None, name: str, kind: str) -> str:
     overexposure, where the object clearly is too dark or too bright, and compression is pixelation
     where its pixels are enlarged."""
     detection = evidence and (evidence.detection or {}).get(name)
-    if kind == "Compression" and detection and (detection.pixelation or 0.0) > 0.5:
+    if kind == "Compression" and detection and (detection.pixelation or 0.0) > PIXELATED:
         return "pixelation"
     if kind == "Brightness change" and detection and detection.exposure:
         dark, bright = detection.exposure.values()

@@ -134,7 +134,7 @@ class MeasuresRecord(FileRecord):
         """By family, the log-ratios of what LocalNR read of a picture without a reference, with what
         its pixels say. Where pixels are enlarged the network's other readings count no more than
         nothing, for it learned none such. How sharp the sharpest part is says nothing where noise or
-        blocks are found, from the log-ratio `least` on: they make edges."""
+        blocks are found: they make edges. From the log-ratio `least` on something is found."""
         combined = dict(ratios)
         for name, measurement in self.measurements.items():
             if name == "focus" and max(combined["Noise"], combined["Compression"]) > least:
@@ -142,7 +142,7 @@ class MeasuresRecord(FileRecord):
             for kind, ratio in measurement.log_ratios(measures).items():
                 combine = COMBINED[measurement.counts]
                 combined[kind] = combine(combined[kind], ratio)
-        if self.measurements["grid"].log_ratios(measures)["Compression"] > 0:
+        if self.measurements["grid"].log_ratios(measures)["Compression"] > least:
             for kind in NOT_PIXELATED:
                 combined[kind] = min(0.0, combined[kind])
         return combined

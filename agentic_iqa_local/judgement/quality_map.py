@@ -171,8 +171,7 @@ def _read_boxes(
     """For each part of the picture, alone, how probable each answer is after `answer_prefix`.
     Raises VLMError."""
     reads = bench.models.read_parts(ROLE, boxes, prompt, answer_prefix, answers)
-    temperature = bench.settings.fusion.letters_temperature if answers == LETTERS else 1.0
-    return [letter_probabilities(read.logprobs, temperature) for read in reads]
+    return [letter_probabilities(read.logprobs) for read in reads]
 
 
 def _named(bench: Workbench, damaged: DamagedBox) -> DamagedBox:

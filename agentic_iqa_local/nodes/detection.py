@@ -134,7 +134,7 @@ def _with_measures(
     not: a part may well be dark. Notes which side of a right exposure they say, whether pixels are
     enlarged, and whether only the background is out of focus."""
     record = load_measures()
-    least = logit(PRESENT) - logit(load_detector().no_reference.prior)
+    least = _least()
     combined = record.with_measures(read, measures, least)
     tones = record.measurements["tones"].probabilities(measures)
     bright = tones["blown out"] + tones["washed out"]
@@ -147,6 +147,11 @@ def _with_measures(
     return combined
 
 
+def _least() -> float:
+    """The log-ratio from which on a family is evidence without a reference."""
+    return logit(PRESENT) - logit(load_detector().no_reference.prior)
+
+
 def _shown(measures: Mapping[str, float]) -> dict[str, str]:
     """By family what the pixels show of it, where they say that it is there."""
     words = {}
@@ -154,7 +159,7 @@ def _shown(measures: Mapping[str, float]) -> dict[str, str]:
         ratios, p = measurement.log_ratios(measures), measurement.probabilities(measures)
         for name in sorted(p, key=p.__getitem__):  # the likeliest last
             family, told = measurement.claims[name].family, shown(name, measures)
-            if told and ratios[family] > 0:
+            if told and ratios[family] > _least():
                 words[family] = told
     return words
 

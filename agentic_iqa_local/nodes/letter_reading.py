@@ -143,7 +143,8 @@ def read_and_fuse(
         )
 
     models, looks = bench.models, bench.models.looks(ROLE, objects)
-    temperature = bench.settings.fusion.letters_temperature
+    # the temperature weighs letters against tools; where they stand alone there is nothing to weigh
+    temperature = bench.settings.fusion.letters_temperature if tools else 1.0
     letters = _Letters(prompt, LETTERS, _usable_mode(bench), bench, looks, temperature)
     checking = votes(evidence, checking=True)
 

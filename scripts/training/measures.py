@@ -32,11 +32,11 @@ from agentic_iqa_local.iqa_tools.local_nr import STANDS_OUT
 from agentic_iqa_local.iqa_tools.measures import measured
 
 SEED, RESAVED, PENALTY = 20261128, 0.4, 0.1
-# Of the training's clean photographs each family may be claimed; of blur it only confirms what LocalNR reads
+# Of the sound pictures of the training each family may be claimed; of blur it only confirms what LocalNR reads
 ALARMS = {
     "Brightness change": 0.012,
     "Contrast": 0.005,
-    "Compression": 0.005,
+    "Compression": 0.02,
     "Blurs": 0.1,
 }
 SOURCE = "damaged and clean tiles of the training photographs (scripts/training/measures.py)"
@@ -92,6 +92,11 @@ def enlarged(image: np.ndarray, rng: np.random.Generator, low: float, high: floa
     return np.asarray(picture.resize(size, kernel).resize(picture.size, Image.Resampling.NEAREST))
 
 
+def saved_as_jpeg(image: np.ndarray, quality: int) -> np.ndarray:
+    saved = through_codec(image.astype(np.float32), format="JPEG", quality=quality)
+    return saved.astype(np.uint8)
+
+
 def shallow(image: np.ndarray, rng: np.random.Generator, sigma: float) -> np.ndarray:
     """A sharp middle before a background out of focus."""
     height, width = image.shape[:2]
@@ -142,6 +147,7 @@ DAMAGES: dict[str, tuple[str, Damage]] = {
     "shallow 12": ("", partial(shallow, sigma=12)),
     "jpeg": ("", partial(kind, name="jpeg", low=1, high=4)),
     "noise": ("", partial(kind, name="white_noise")),
+    "strong jpeg": ("", lambda image, rng: saved_as_jpeg(image, int(rng.integers(4, 21)))),
 }
 TONES = (
     "white point",
@@ -170,9 +176,11 @@ MEASUREMENTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
     "focus": (
         ("sharpest", "softest"),
         ("blur",),
-        ("noise", "jpeg", "mosaic 4", "mosaic 8", "mosaic", "nearest"),
+        ("noise", "jpeg", "strong jpeg", "mosaic 4", "mosaic 8", "mosaic", "nearest"),
     ),
 }
+# Pictures that a measurement must not claim, which set its threshold
+SOUND = {"tones": {"clean"}, "grid": {"clean", "jpeg", "strong jpeg"}, "focus": {"clean"}}
 COUNTS = {"tones": "alone", "grid": "more", "focus": "less"}
 
 
@@ -195,11 +203,8 @@ def pictures(files: list[Path], every: int) -> Iterator[tuple[str, str, np.ndarr
                 continue
             rng = np.random.default_rng([SEED, number, i])
             pixels = damage(image, rng)
-            if name not in ("clean", "jpeg") and rng.random() < RESAVED:
-                saved = through_codec(
-                    pixels.astype(np.float32), format="JPEG", quality=int(rng.integers(85, 97))
-                )
-                pixels = saved.astype(np.uint8)
+            if name not in ("clean", "jpeg", "strong jpeg") and rng.random() < RESAVED:
+                pixels = saved_as_jpeg(pixels, int(rng.integers(85, 97)))
             yield file.name, name, pixels
 
 
@@ -221,7 +226,7 @@ def fitted(name: str, rows: list[dict]) -> dict:
     rows = [row for row in rows if row["damage"] not in unclear]
     inputs = np.array([[row[measure] for measure in measures] for row in rows])
     wanted = np.array([claim_of(row, claims) for row in rows])
-    clean = np.array([row["damage"] == "clean" for row in rows])
+    clean = np.array([row["damage"] in SOUND[name] for row in rows])
     share = np.where(clean, (~clean).sum() / clean.sum(), 1.0)
     centre, scale = inputs.mean(0), inputs.std(0)
     terms = np.stack([terms_of(row, centre, scale) for row in inputs])[:, 1:]
