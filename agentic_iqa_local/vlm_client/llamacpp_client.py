@@ -29,6 +29,8 @@ from agentic_iqa_local.vlm_client.model_folder import find_gguf
 from agentic_iqa_local.vlm_client.rendering import Rendered, Renderer
 
 MOST_LIKELY = 200  # tokens that are asked for first; many more where a letter is not among them
+# What llama.cpp calls formats that are not quantised
+FORMATS = {"all F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 # llama.cpp puts these around a picture of Qwen's models by itself
 WRAPPED = "<|vision_start|>{}<|vision_end|>"
 
@@ -99,6 +101,7 @@ class LlamaCppClient(VLMClient):
         if settings.server is None:
             files = find_gguf(self.renderer.folder)
             self.local = LocalServer(files, self.renderer, settings, device)
+            self.at_once = self.local.slots
         else:
             self.require("llamacpp with a server of yours", exact=False)
         self.start = f"llama-server -m MODEL.gguf --mmproj MMPROJ.gguf for {self.renderer.folder}"
@@ -142,7 +145,9 @@ class LlamaCppClient(VLMClient):
                 if self.server is server:  # no other thread was faster
                     self.local.start()
                     self._connect()
-            raise VLMError(f"{self.label}: its process ended while it answered ({words})") from error
+            raise VLMError(
+                f"{self.label}: its process ended while it answered ({words})"
+            ) from error
 
     @functools.lru_cache(maxsize=256)  # noqa: B019 - texts come back with each picture
     def tokens_of(self, text: str) -> list[int]:
@@ -166,10 +171,11 @@ class LlamaCppClient(VLMClient):
         return self.local.version if self.local else self.properties.build_info[:100]
 
     def describe(self) -> dict[str, Any]:
+        kind = self.properties.model_ftype[:100]
         about = super().describe() | {
             "engine": f"llama.cpp ({self.version})",
-            "dtype": self.properties.model_ftype[:100],
-            "quantization": self.properties.model_ftype[:100],
+            "dtype": FORMATS.get(kind, kind),
+            "quantization": "none" if kind in FORMATS else kind,
             "device": self.device if self.local else self.server.url,
         }
         if self.local:
@@ -259,7 +265,11 @@ class LlamaCppSession(VLMSession):
             "multimodal_data": self._pictures,
         }
         # of llama.cpp's samplers only the temperature
-        body = {"prompt": prompt, "samplers": ["temperature"], "cache_prompt": not client.settings.exact}
+        body = {
+            "prompt": prompt,
+            "samplers": ["temperature"],
+            "cache_prompt": not client.settings.exact,
+        }
         completion = client.ask(Completion, "/completion", body | options)
         if completion.tokens_evaluated != len(whole):
             expected = f"expected it to see {len(whole)} tokens of prompt and pictures"

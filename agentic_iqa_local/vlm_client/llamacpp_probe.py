@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from PIL import Image
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from agentic_iqa_local.files import ROOT, FileError, read_json, read_record, write_whole
 from agentic_iqa_local.vlm_client import LetterRead, VLMError
@@ -53,6 +53,7 @@ class Probe(BaseModel):
 class Reply(BaseModel):
     """One letter."""
 
+    model_config = ConfigDict(extra="forbid")
     final_answer: Literal["A", "B", "C", "D", "E"]
 
 
@@ -144,7 +145,7 @@ def _has_guidance(client: "LlamaCppClient", picture: Image.Image) -> bool:
         session = client.open([picture])
         session.guidance = guidance
         with suppress(ValidationError):
-            x=session.generate(PROMPT, Reply); print(repr(x)); Reply.model_validate_json(x)
+            Reply.model_validate_json(session.generate(PROMPT, Reply))
             return guidance
     mistake = f"{client.label}: expected JSON of a schema, it wrote something else"
     raise VLMError(mistake, "use a build with grammars")

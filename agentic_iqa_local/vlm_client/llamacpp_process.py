@@ -24,7 +24,9 @@ def serve(parameters: dict) -> None:
     """Serves until nobody writes to stdin any more."""
     kinds = {str(device["type"]) for device in xllamacpp.get_device_info()}
     if parameters["n_gpu_layers"] and not any("TYPE_GPU" in kind for kind in kinds):
-        sys.exit("this build of xllamacpp has no GPU: pass --cpu, or install the build for your card")
+        sys.exit(
+            "this build of xllamacpp has no GPU: pass --cpu, or install the build for your card"
+        )
     chosen = xllamacpp.CommonParams()
     for name, value in parameters.items():
         *path, last = name.split(".")

@@ -131,7 +131,9 @@ class ServerSession(VLMSession):
         # the server must have been started to allow it
         if renderer.size and client.settings.max_pixels:
             body["mm_processor_kwargs"] = {"size": renderer.size}
-        completion = client.server.ask(Completion, "/chat/completions", body | PLAIN_SAMPLING | options)
+        completion = client.server.ask(
+            Completion, "/chat/completions", body | PLAIN_SAMPLING | options
+        )
         if completion.prompt_token_ids != whole:
             makes = f"the {len(whole)} tokens that the processor in {renderer.folder} makes"
             mistake = f"{client.label}: expected it to see {makes}, it saw others"
