@@ -20,6 +20,15 @@ from agentic_iqa_local.vlm_client import ModelLost, VLMError
 from agentic_iqa_local.vlm_client.rendering import first_line
 
 NOT_REACHED = (502, 503, 504)  # what stands between gives these statuses when the server is gone
+# By what they write as the owner of their models
+KINDS = {
+    "vllm": "vLLM",
+    "llamacpp": "llama.cpp",
+    "library": "Ollama",
+    "organization_owner": "LM Studio",
+    "sglang": "SGLang",
+}
+ENGINES_OF = {"vLLM": "server", "llama.cpp": "llamacpp"}
 
 Answer = TypeVar("Answer", bound=BaseModel)
 
@@ -128,9 +137,17 @@ class Connection:
         return True
 
     def served(self) -> ServedModel:
-        """The model that the server has: the first, before adapters of it."""
+        """The model that the server has: the first, before adapters of it. Raises VLMError for a
+        server that is known to be of another kind."""
         models = self.ask(ServedModels, "/models").data
         if not models:
             mistake = f"{self.label}: expected a model, it serves none"
             raise VLMError(mistake, f"start {self.start}")
-        return models[0]
+        kind = KINDS.get(models[0].owned_by, self.kind)
+        if kind == self.kind:
+            return models[0]
+        mistake = f"{self.label}: expected a {self.kind} server, this is {kind}"
+        if kind in ENGINES_OF:
+            raise VLMError(mistake, f"use engine {ENGINES_OF[kind]}")
+        advice = "serve the model with llama-server (engine llamacpp) or vLLM (engine server)"
+        raise VLMError(f"{mistake}, which gives no log-probabilities by token id", advice)
