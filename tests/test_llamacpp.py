@@ -203,11 +203,11 @@ def test_it_is_probed_once(folder, ours, caplog):
     """`ours` was probed when it started; a change of a file is another model."""
     caplog.set_level(logging.INFO)
     start(folder).close()
-    assert "was probed" not in caplog.text
+    assert "passed its probe" not in caplog.text
     os.utime(ours.local.files.text, (1, 1))
     again = start(folder)
     again.close()
-    assert caplog.text.count("was probed") == 1
+    assert caplog.text.count("passed its probe") == 1
     assert again.probe.guidance
     assert again.probe.apart < FLOAT
 
@@ -235,7 +235,7 @@ def test_a_folder_that_is_not_whole_is_one_sentence(folder, tmp_path):
         assert str(caught.value).isprintable()
         assert len(str(caught.value)) < 700
 
-    refused(r"expected one model as \*.gguf, got none; docs/models.md")
+    refused(r"expected one model as \*.gguf, got none; make them with scripts/make_gguf.py")
     (tmp_path / "model.gguf").write_bytes(text.read_bytes()[:10_000_000])
     refused(r"expected one mmproj\*.gguf, got none")
     (tmp_path / vision.name).symlink_to(vision)

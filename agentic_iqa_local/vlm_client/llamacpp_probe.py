@@ -73,11 +73,12 @@ def probed(client: "LlamaCppClient") -> Probe:
 
 def said(client: "LlamaCppClient", probe: Probe) -> str:
     """The probe's line."""
-    style = "llguidance" if probe.guidance else "its own JSON grammar"
+    style = "llguidance" if probe.guidance else "llama.cpp's own JSON grammar"
     return (
-        f"{client.label} ({client.version}, {client.properties.model_ftype}) was probed: two"
-        f" pictures' tokens as the processor makes them, letters raw and within {probe.apart:.2g}"
-        f" nats of themselves, EXIF ignored, {style}"
+        f"{client.label} ({client.version}, {client.properties.model_ftype}) passed its probe: it"
+        " makes as many tokens of two pictures as the processor, its letters are raw and repeat"
+        f" within {probe.apart:.2g} nats, EXIF data change nothing, and {style} keeps answers to"
+        " their schema"
     )
 
 

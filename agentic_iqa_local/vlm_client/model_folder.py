@@ -65,7 +65,7 @@ def find_gguf(folder: Path) -> GgufFiles:
     for files, expected in ((texts, "one model as *.gguf"), (visions, "one mmproj*.gguf")):
         if len(files) != 1:
             got = ", ".join(file.name for file in files) or "none"
-            advice = "docs/models.md says how to make or fetch it"
+            advice = "make them with scripts/make_gguf.py or fetch them (docs/models.md)"
             if files:
                 advice = "move all but one of them away"
             raise _refused(folder, f"expected {expected}, got {got}", advice)
