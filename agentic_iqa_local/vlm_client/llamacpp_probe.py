@@ -12,7 +12,7 @@ import logging
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from PIL import Image
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -20,9 +20,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from agentic_iqa_local.files import ROOT, FileError, read_json, read_record, write_whole
 from agentic_iqa_local.vlm_client import LetterRead, VLMError
 from agentic_iqa_local.vlm_client.chat import ChatPrompt
-
-if TYPE_CHECKING:
-    from agentic_iqa_local.vlm_client.llamacpp_client import LlamaCppClient, LlamaCppSession
 
 logger = logging.getLogger(__name__)
 logger.setLevel(logging.INFO)  # its one line is always told
@@ -57,7 +54,7 @@ class Reply(BaseModel):
     final_answer: Literal["A", "B", "C", "D", "E"]
 
 
-def probed(client: "LlamaCppClient") -> Probe:
+def probed(client: Any) -> Probe:
     """The probe of a client, kept from an earlier start where nothing has changed since. Raises
     VLMError for a server whose letters cannot be used."""
     place = _place(client)
@@ -71,7 +68,7 @@ def probed(client: "LlamaCppClient") -> Probe:
     return probe
 
 
-def said(client: "LlamaCppClient", probe: Probe) -> str:
+def said(client: Any, probe: Probe) -> str:
     """The probe's line."""
     style = "llguidance" if probe.guidance else "llama.cpp's own JSON grammar"
     return (
@@ -82,7 +79,7 @@ def said(client: "LlamaCppClient", probe: Probe) -> str:
     )
 
 
-def _place(client: "LlamaCppClient") -> Path:
+def _place(client: Any) -> Path:
     """The file that keeps the probe of these model files, build and set-up."""
     about: dict[str, Any] = {
         "version": client.version,
@@ -99,7 +96,7 @@ def _place(client: "LlamaCppClient") -> Path:
     return cache / "agentic-iqa" / "llamacpp" / f"{name[:32]}.json"
 
 
-def _probe(client: "LlamaCppClient") -> Probe:
+def _probe(client: Any) -> Probe:
     apart = 0.0
     for name, window in WINDOWS.items():
         with Image.open(ROOT / "tests" / "data" / f"{name}.png") as photograph:
@@ -108,7 +105,7 @@ def _probe(client: "LlamaCppClient") -> Probe:
     return Probe(guidance=_has_guidance(client, picture), apart=apart)
 
 
-def _apart(client: "LlamaCppClient", picture: Image.Image) -> float:
+def _apart(client: Any, picture: Image.Image) -> float:
     """By how many nats the letters of a picture differ from themselves. Raises VLMError where it is
     too much."""
     session, turned = client.open([picture]), client.open([picture])
@@ -131,7 +128,7 @@ def _apart(client: "LlamaCppClient", picture: Image.Image) -> float:
     return most
 
 
-def _letters(session: "LlamaCppSession", **sampling: Any) -> dict[str, float]:
+def _letters(session: Any, **sampling: Any) -> dict[str, float]:
     """The letters' log-probabilities as they are read with a `sampling`."""
     client = session.client
     rendered, ids = client.renderer.letters(PROMPT, 1, PREFIX, LETTERS)
@@ -139,7 +136,7 @@ def _letters(session: "LlamaCppSession", **sampling: Any) -> dict[str, float]:
     return LetterRead.of(client.label, logprobs, ids).logprobs
 
 
-def _has_guidance(client: "LlamaCppClient", picture: Image.Image) -> bool:
+def _has_guidance(client: Any, picture: Image.Image) -> bool:
     """Whether the program's own server writes JSON with llguidance; another is not asked, since a
     build without it may abort. Raises VLMError for one that does not write JSON in any way."""
     for guidance in (True, False) if client.local else (False,):

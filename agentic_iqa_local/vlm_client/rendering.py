@@ -233,7 +233,7 @@ class Renderer:
             return image
         pixels = functional.resize(
             functional.pil_to_tensor(image),
-            [seen.height, seen.width],
+            [seen.height, seen.width],  # pyright: ignore[reportArgumentType]  # it does not tile
             interpolation=self.processor.image_processor.resample,
             antialias=True,
         )
