@@ -27,6 +27,8 @@ from agentic_iqa_local.nodes.replies import (
     answer_reply,
     detection_reply,
 )
+from agentic_iqa_local.offline import checks, deep
+from agentic_iqa_local.offline.checks import Setup
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.state import LETTERS
 from agentic_iqa_local.vlm_client import VLMError, llamacpp_client
@@ -246,6 +248,22 @@ def test_a_folder_that_is_not_whole_is_one_sentence(folder, tmp_path):
     (tmp_path / vision.name).unlink()
     (tmp_path / "mmproj.gguf").write_bytes(b"GGUF" + b"\xff" * 999)
     refused("cannot load other.gguf and mmproj.gguf")
+
+
+def test_the_doctor_compares_it_where_the_float_weights_lie(ours, folder):
+    """Beside the embedded model's safetensors; a folder of GGUF files alone has its probe."""
+    setup = Setup(choose_settings(engine="llamacpp"), cpu=True)
+    setup.services = Services(setup.settings, "cpu", {"llamacpp.embedded": ours})
+    finding = deep.plain_forward(setup)
+    assert (finding.status, "(bound 0.001)" in finding.found) == ("pass", True)
+    assert "passed its probe" in deep.probe(setup).found
+    alone = Setup(choose_settings(engine="llamacpp", model=str(folder)), cpu=True)
+    backend = alone.settings.summarizer.backend
+    assert deep.plain_forward(alone) is None
+    files = "embedded-f32.gguf, mmproj-embedded-f32.gguf"
+    assert files in checks.folder(alone, backend).found
+    # 5.7 million weights of 4 bytes in each part
+    assert checks.weight_bytes(alone, backend) == pytest.approx(4 * 2 * 5.7e6, rel=0.01)
 
 
 def test_what_it_cannot_do_is_refused(folder, tmp_path, monkeypatch):

@@ -7,9 +7,9 @@ request.
 """
 
 import hashlib
-import json
 import logging
 import os
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -81,33 +81,28 @@ def said(client: Any, probe: Probe) -> str:
 
 def _place(client: Any) -> Path:
     """The file that keeps the probe of these model files, build and set-up."""
-    about: dict[str, Any] = {
-        "version": client.version,
-        "model": client.properties.model_path,
-        "limits": str(client.limits),
-        "settings": client.settings.model_dump(mode="json"),
-        "device": client.device,
-    }
-    if client.local:
-        files = {file: file.stat() for file in client.local.files}
-        about["files"] = [[str(k), v.st_size, v.st_mtime_ns] for k, v in files.items()]
-    name = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+    about = [client.version, client.properties.model_path, str(client.limits), client.device]
+    about.append(client.settings.model_dump_json())
+    for file in client.local.files if client.local else ():
+        state = file.stat()
+        about.append(f"{file} {state.st_size} {state.st_mtime_ns}")
+    name = hashlib.sha256("\n".join(about).encode()).hexdigest()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "agentic-iqa" / "llamacpp" / f"{name[:32]}.json"
 
 
 def _probe(client: Any) -> Probe:
-    apart = 0.0
+    apart = []
     for name, window in WINDOWS.items():
         with Image.open(ROOT / "tests" / "data" / f"{name}.png") as photograph:
             picture = photograph.convert("RGB").crop(window)
-        apart = max(apart, _apart(client, picture))
-    return Probe(guidance=_has_guidance(client, picture), apart=apart)
+        apart += _apart(client, picture)
+    return Probe(guidance=_has_guidance(client, picture), apart=max(apart))
 
 
-def _apart(client: Any, picture: Image.Image) -> float:
-    """By how many nats the letters of a picture differ from themselves. Raises VLMError where it is
-    too much."""
+def _apart(client: Any, picture: Image.Image) -> Iterator[float]:
+    """By how many nats the letters of a picture differ from themselves, in each way of reading
+    them. Raises VLMError where it is too much."""
     session, turned = client.open([picture]), client.open([picture])
     turned.exif = Image.Exif()
     turned.exif[ORIENTATION] = TURNED
@@ -117,15 +112,13 @@ def _apart(client: Any, picture: Image.Image) -> float:
         "with another sampling": _letters(session, temperature=2.0, logit_bias=[[0, 5.0]]),
         "of the picture with EXIF data": _letters(turned, temperature=0.0),
     }
-    most = 0.0
     for when, letters in others.items():
         apart = max(abs(letters[letter] - first[letter]) for letter in LETTERS)
         if apart > MOST_APART:
             differ = f"expected the same letters {when}, they differ by {apart:.2g} nats"
             advice = "its letters cannot be used: try another build or file"
             raise VLMError(f"{client.label}: {differ}", advice)
-        most = max(most, apart)
-    return most
+        yield apart
 
 
 def _letters(session: Any, **sampling: Any) -> dict[str, float]:
@@ -139,11 +132,10 @@ def _letters(session: Any, **sampling: Any) -> dict[str, float]:
 def _has_guidance(client: Any, picture: Image.Image) -> bool:
     """Whether the program's own server writes JSON with llguidance; another is not asked, since a
     build without it may abort. Raises VLMError for one that does not write JSON in any way."""
-    for guidance in (True, False) if client.local else (False,):
-        session = client.open([picture])
-        session.guidance = guidance
+    session = client.open([picture])
+    for session.guidance in (True, False) if client.local else (False,):
         with suppress(ValidationError):
             Reply.model_validate_json(session.generate(PROMPT, Reply))
-            return guidance
+            return session.guidance
     mistake = f"{client.label}: expected JSON of a schema, it wrote something else"
     raise VLMError(mistake, "use a build with grammars")
