@@ -16,8 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType, TokenType
-from gguf.quants import quantize
 from rich.progress import track
 from safetensors import safe_open
 from transformers import AutoImageProcessor, AutoTokenizer
@@ -28,6 +26,12 @@ from agentic_iqa_local.cli.command import Parser, exit_status
 from agentic_iqa_local.vlm_client import VLMError
 from agentic_iqa_local.vlm_client.model_folder import read_weights
 from agentic_iqa_local.vlm_client.rendering import LOCAL, check_folder
+
+try:
+    from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType, TokenType
+    from gguf.quants import quantize
+except ModuleNotFoundError:
+    sys.exit("error: expected the package gguf; pip install 'agentic_iqa_local[llamacpp]'")
 
 EPILOG = """\
 examples:
