@@ -71,6 +71,7 @@ OUTER_TENSORS = {
     "lm_head.weight": "output.weight",
 }
 VISION_NORM_EPSILON = 1e-6  # of Qwen2_5_VLVisionBlock
+WINDOW = 112  # pixels; the windows of llama.cpp, and of every published Qwen2.5-VL
 USUAL_SIZE = 560  # pixels; llama.cpp wants one for its warm-up, and takes any other
 
 # --type → kind of the text part's file and of its matrices
@@ -126,11 +127,16 @@ def convert(folder: Path, out: Path, kind: str) -> list[Path]:
             text.add(_text_name(tensor_name), tensor)
     text.close()
     vision.close()
+    if not out.samefile(folder):
+        _copy_small_files(folder, out)
+    return [text_path, vision_path]
+
+
+def _copy_small_files(folder: Path, out: Path) -> None:
     for pattern in SMALL_FILES:
         for file in folder.glob(pattern):
             if file.name != WEIGHTS_INDEX:
                 shutil.copyfile(file, out / file.name)
-    return [text_path, vision_path]
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, np.ndarray]]:
@@ -231,15 +237,19 @@ def _describe_vision(gguf: GGUFWriter, folder: Path, config: Any) -> None:
     gguf.add_vision_image_std(images.image_std)
     gguf.add_vision_min_pixels(images.size["shortest_edge"])
     gguf.add_vision_max_pixels(images.size["longest_edge"])
-    gguf.add_vision_n_wa_pattern(window_pattern(vision.fullatt_block_indexes, vision.depth))
+    gguf.add_vision_n_wa_pattern(window_pattern(vision))
 
 
-def window_pattern(full: list[int], depth: int) -> int:
+def window_pattern(vision: Any) -> int:
     """Every how many layers the vision part attends to the whole picture; 0 for all of them, where
     the 1 that llama.cpp's converter writes ends its process at the first picture. Raises VLMError
-    for layers at other distances."""
+    for layers at other distances, and for windows of another size, which llama.cpp would not heed."""
+    full, depth = vision.fullatt_block_indexes, vision.depth
     if len(full) == depth:
         return 0
+    if vision.window_size != WINDOW:
+        expected = f"expected a window_size of {WINDOW}, as llama.cpp has, got {vision.window_size}"
+        raise VLMError(f"config.json: {expected}", "use the backend transformers")
     step = full[0] + 1
     if full != list(range(step - 1, depth, step)):
         raise VLMError(f"config.json: expected each {step}th layer to see all, got {full}")
