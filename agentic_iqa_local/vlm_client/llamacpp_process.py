@@ -5,7 +5,7 @@ The first line of stdin says its parameters as JSON, those of its parts with a d
 answers with its address in a line. What goes wrong stands on stderr, in llama.cpp's own log. It
 imports nothing of this project, and is a process of its own: llama.cpp may abort.
 """
-# pyright: reportMissingImports=false
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 
 import json
 import signal
