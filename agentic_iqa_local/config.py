@@ -57,7 +57,7 @@ _BOX = re.compile(
 
 Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels
 Pipeline = Literal["agent", "letters"]
-Engine = Literal["transformers", "vllm", "server"]
+Engine = Literal["transformers", "vllm", "server", "llamacpp"]
 AnySection = TypeVar("AnySection", bound="Section")
 
 
@@ -197,22 +197,26 @@ class ModelSettings(Section):
     # how a rating is read: at the letters A to E, or at the words Excellent to Bad, for a model
     # trained to say these
     answers: Literal["letters", "words"] = "letters"
-    # the same bits run after run, whatever else is asked meanwhile: deterministic kernels; vLLM
-    # answers one request at a time and without its cache; slower
+    # the same bits run after run, whatever else is asked meanwhile: deterministic kernels; vLLM and
+    # llama.cpp answer one request at a time and without their cache; slower
     exact: bool = False
-    max_in_flight: int = Field(default=8, ge=1)  # vLLM: requests that are computed together
+    # vLLM: requests that are computed together; llama.cpp on a GPU: those whose cache is kept
+    max_in_flight: int = Field(default=8, ge=1)
     # vLLM on a GPU: memory of the card that stays free for the tools; the engine takes the rest
     left_for_tools_gib: float = Field(default=4.0, ge=0)
-    # engine server: where vLLM's OpenAI-compatible server listens; $AGENTIC_IQA_SERVER_KEY is its key
-    server: str = "http://127.0.0.1:8000"
-    # engine server: seconds to wait for an answer
+    # where a server listens, with $AGENTIC_IQA_SERVER_KEY as its key. Engine server: vLLM's, by default
+    # at http://127.0.0.1:8000. Engine llamacpp: a llama-server; by default the program starts its own
+    server: str | None = None
+    # engines server and llamacpp: seconds to wait for an answer
     server_timeout: float = Field(default=600, gt=0, le=86400)
     # the largest picture that is seen in one piece; default: the processor's own
     max_pixels: int | None = Field(default=None, ge=1)
 
     @field_validator("server")
     @classmethod
-    def _is_an_address(cls, address: str) -> str:
+    def _is_an_address(cls, address: str | None) -> str | None:
+        if address is None:
+            return None
         if not re.fullmatch(
             r"https?://([\w.-]+|\[[\da-fA-F:.]+\])(:\d{1,5})?(/[\w./-]*)?", address
         ):

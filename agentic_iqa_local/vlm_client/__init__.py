@@ -32,6 +32,7 @@ ENGINES = {
     "transformers": "agentic_iqa_local.vlm_client.transformers_client:TransformersClient",
     "vllm": "agentic_iqa_local.vlm_client.vllm_client:VllmClient",
     "server": "agentic_iqa_local.vlm_client.server_client:ServerClient",
+    "llamacpp": "agentic_iqa_local.vlm_client.llamacpp_client:LlamaCppClient",
 }
 
 

@@ -29,6 +29,7 @@ OTHER_SOURCES = (
 # Keys of the settings that say how often transformers builds a part, before it looks at the weights
 COUNTS = re.compile("^depth$|^(?!max_).*(layers?|blocks|experts|heads)$")
 MOST_PARTS = 10_000  # of a kind, for a folder without weights to compare with
+LATER_PART = re.compile(r"-(?!0*1-of-)\d+-of-\d+\.gguf$")  # of a split model
 COPY_AGAIN = "copy the folder again from its maker"
 
 
@@ -42,6 +43,33 @@ class WeightFiles(NamedTuple):
     def numbers(self) -> int:
         """How many numbers all tensors hold together."""
         return sum(map(math.prod, self.shapes.values()))
+
+
+class GgufFiles(NamedTuple):
+    """A model as llama.cpp loads it: its text part (of a split one the first file) and its vision
+    part."""
+
+    text: Path
+    vision: Path
+
+
+def find_gguf(folder: Path) -> GgufFiles:
+    """The folder's one model as GGUF. Raises VLMError where a part is missing, or there are several
+    to choose from."""
+    texts, visions = [], []
+    for file in sorted(folder.glob("*.gguf")):
+        if file.name.startswith("mmproj"):
+            visions.append(file)
+        elif not LATER_PART.search(file.name):
+            texts.append(file)
+    for files, expected in ((texts, "one model as *.gguf"), (visions, "one mmproj*.gguf")):
+        if len(files) != 1:
+            got = ", ".join(file.name for file in files) or "none"
+            advice = "make them with scripts/make_gguf.py or fetch them (docs/models.md)"
+            if files:
+                advice = "move all but one of them away"
+            raise _refused(folder, f"expected {expected}, got {got}", advice)
+    return GgufFiles(*texts, *visions)
 
 
 def check_files(folder: Path, weights: bool = True) -> WeightFiles | None:

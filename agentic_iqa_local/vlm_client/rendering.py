@@ -19,6 +19,7 @@ os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"
 import torch
 import transformers
 from PIL import Image
+from torchvision.transforms.v2 import functional
 from transformers import AutoConfig, AutoProcessor
 
 from agentic_iqa_local.config import ModelSettings
@@ -29,6 +30,7 @@ from agentic_iqa_local.vlm_client.model_folder import check_files
 
 logger = logging.getLogger(__name__)
 
+TEXT_TOKENS = 4096  # room for instructions, evidence and answer beside the images
 NEXT_SET_UP = "llava_onevision_0_5b"  # of configs/: the smallest after the embedded model
 LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 SEQUENCE_INPUTS = ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids")
@@ -224,6 +226,28 @@ class Renderer:
             inputs={name: value for name, value in batch.items() if name not in SEQUENCE_INPUTS},
             seen=self._seen(batch, block.count(self.placeholder) // len(images), len(images)),
         )
+
+    def resized(self, image: Image.Image, seen: SeenImage) -> Image.Image:
+        """The pixels that the image processor makes of `image` before it normalises them."""
+        if image.size == (seen.width, seen.height):
+            return image
+        pixels = functional.resize(
+            functional.pil_to_tensor(image),
+            [seen.height, seen.width],  # pyright: ignore[reportArgumentType]  # it does not tile
+            interpolation=self.processor.image_processor.resample,
+            antialias=True,
+        )
+        return functional.to_pil_image(pixels)
+
+    def context(self) -> int:
+        """Tokens of two images of the largest size and of a long prompt, as far as the model
+        reaches."""
+        text_config = self.config.get_text_config()
+        reach = getattr(text_config, "max_position_embeddings", None) or 32768
+        factor, most = self.limits.factor, self.limits.max_pixels
+        if most is None or factor == 1:
+            return min(reach, 2 * TEXT_TOKENS + 8192)
+        return min(reach, 2 * most // factor**2 + TEXT_TOKENS)
 
     def _seen(self, batch: Mapping[str, Any], tokens: int, count: int) -> list[SeenImage]:
         """What the model sees of each of `count` images, each of which became `tokens` unless their

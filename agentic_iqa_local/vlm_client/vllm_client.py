@@ -39,7 +39,6 @@ from agentic_iqa_local.vlm_client import ModelLost, VLMClient, VLMError, VLMSess
 from agentic_iqa_local.vlm_client.constraints import json_schema
 from agentic_iqa_local.vlm_client.rendering import Rendered, Renderer, first_line
 
-TEXT_TOKENS = 4096  # room for instructions, evidence and answer beside the images
 # Tokens a block of the cache: vLLM's default of 128 on a CPU would never share a short prefix
 CPU_BLOCK = 32
 
@@ -82,7 +81,7 @@ class VllmClient(VLMClient):
         settings, on_gpu = self.settings, self.device.startswith("cuda")
         if settings.exact:
             make_deterministic()
-        context = self._context()
+        context = self.renderer.context()
         options: dict[str, Any]
         if on_gpu:
             options = {"dtype": settings.dtype, "max_num_batched_tokens": max(context, 8192)}
@@ -107,16 +106,6 @@ class VllmClient(VLMClient):
             trust_remote_code=False,
             **options,
         ).create_engine_config()
-
-    def _context(self) -> int:
-        """Tokens of two images of the largest size and of a long prompt, as far as the model
-        reaches."""
-        text_config = self.renderer.config.get_text_config()
-        reach = getattr(text_config, "max_position_embeddings", None) or 32768
-        factor, most = self.limits.factor, self.limits.max_pixels
-        if most is None or factor == 1:
-            return min(reach, 2 * TEXT_TOKENS + 8192)
-        return min(reach, 2 * most // factor**2 + TEXT_TOKENS)
 
     def open(self, images: Sequence[Image.Image]) -> "VllmSession":
         return VllmSession(self, images)
