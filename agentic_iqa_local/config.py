@@ -242,8 +242,8 @@ class FusionSettings(Section):
     # η of α_c = softmax(−η(q̄ − c)²); auto: 1/(2σ²), σ the error of the tools' mean by
     # configs/tool_reliability.yaml. 1 is the paper's
     eta: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
-    # divides the log-probabilities of a rating's letters before p_c is formed; auto: what the
-    # shipped fit found for its model, 1 for another
+    # divides the log-probabilities of a rating's letters before p_c is formed where tools vote; auto:
+    # what the model's config.json says (agentic_iqa_temperature), 1 where it says nothing
     temperature: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
     # p_c of the generated letter; the rest is shared
     classification_confidence: float = Field(default=0.8, gt=0.5, le=1)

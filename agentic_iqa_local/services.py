@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from agentic_iqa_local.config import ConfigError, RoleSettings, Settings, load_settings
 from agentic_iqa_local.devices import choose_device
-from agentic_iqa_local.files import CONFIGS, folder_hash, models_root, read_json
+from agentic_iqa_local.files import FileError, models_root, read_json
 from agentic_iqa_local.iqa_tools import ToolError, ToolRunner
 from agentic_iqa_local.iqa_tools.specs import find_tool
 from agentic_iqa_local.iqa_tools.weights import BundleError, ListedFiles, environment
@@ -17,20 +17,21 @@ from agentic_iqa_local.state import revised
 from agentic_iqa_local.vlm_client import VLMClient, VLMError, create_vlm_client
 
 MODEL = "the model"
-SHIPPED_FIT = CONFIGS / "intervals.json"
 
 
 def fitted(settings: Settings) -> Settings:
-    """The settings with the letters' temperature as a number: where they say auto, that of the
-    shipped fit if it was made with their model, else 1."""
-    fusion = settings.fusion
-    if fusion.temperature != "auto":
+    """The settings with the letters' temperature as a number: where they say auto, what the model's
+    config.json says (agentic_iqa_temperature), else 1. A folder without a sound config.json is refused
+    when it is loaded."""
+    if settings.fusion.temperature != "auto":
         return settings
-    temperature, folder = 1.0, settings.folder(settings.summarizer.backend)
-    fit = read_json(SHIPPED_FIT)
-    if folder.is_dir() and folder_hash(folder) == fit["model"]:
-        temperature = fit["temperature"]
-    return revised(settings, fusion=revised(fusion, temperature=temperature))
+    config = settings.folder(settings.summarizer.backend) / "config.json"
+    try:
+        temperature = read_json(config).get("agentic_iqa_temperature", 1.0)
+        fusion = revised(settings.fusion, temperature=temperature)
+    except (FileError, ValueError):
+        fusion = revised(settings.fusion, temperature=1.0)
+    return revised(settings, fusion=fusion)
 
 
 class Services:
@@ -45,7 +46,7 @@ class Services:
         tools: ToolRunner | None = None,
     ):
         os.environ.update(environment(models_root(settings.models_dir)))
-        # a client that is handed over is not the model that the shipped fit knows
+        # a client that is handed over need not be the model of the folder
         self.settings = settings if clients else fitted(settings)
         self.device = device
         self.clients = dict(clients or {})  # by backend

@@ -28,7 +28,7 @@ from safetensors.numpy import save
 from sklearn.model_selection import KFold
 from synthetic import photo_files
 
-from agentic_iqa_local.files import CONFIGS, PACKAGE, ROOT, read_json, write_whole
+from agentic_iqa_local.files import CONFIGS, PACKAGE, ROOT, folder_hash, read_json, write_whole
 from agentic_iqa_local.iqa_tools import local_nr as nr
 from agentic_iqa_local.judgement.fit import Fit
 from agentic_iqa_local.judgement.identity import fitted_with
@@ -37,6 +37,7 @@ from agentic_iqa_local.state import revised
 from agentic_iqa_local.studies.fitting import fit_runs
 
 FOLDS = 5
+EMBEDDED, TEMPERATURE = ROOT / "models" / "embedded", "agentic_iqa_temperature"
 SOURCE = "people's scores of LIVE Challenge and synthetic distortions"
 HEAD = Path("agentic_iqa_local", "iqa_tools", "data", nr.PEOPLE.name)
 LIVE_SCALE, LEVELS, QUESTIONS = ("0", "100"), ("1", "5"), ()
@@ -50,7 +51,7 @@ def with_head(work: Path, name: str, head: dict[str, np.ndarray]) -> Path:
     """A copy of the program whose LocalNR has another head."""
     code = work / "code" / name
     if not (code / HEAD).exists():
-        for folder in (PACKAGE, CONFIGS, ROOT / "models" / "embedded", ROOT / "scripts"):
+        for folder in (PACKAGE, CONFIGS, EMBEDDED, ROOT / "scripts"):
             shutil.copytree(folder, code / folder.relative_to(ROOT), dirs_exist_ok=True)
     weights = {key: np.asarray(values, np.float32) for key, values in head.items()}
     (code / HEAD).write_bytes(save(weights))
@@ -144,13 +145,17 @@ def write_fit(people_runs: Sequence[Path], others: Sequence[Path]) -> Fit:
     """The temperature by people's scores, and with it the calibration by all runs."""
     by_people = fit_runs(people_runs, "temperature", split=None, share=1.0)
     say(by_people.account)
+    config = read_json(EMBEDDED / "config.json") | {TEMPERATURE: by_people.temperature}
+    write_whole(EMBEDDED / "config.json", (json.dumps(config, indent=2) + "\n").encode())
     everything = fit_runs(
         [*people_runs, *others], "keep", split=None, share=1.0, temperature=by_people.temperature
     )
     assert everything.intervals is not None
     intervals = revised(everything.intervals, source=SOURCE)
     about = {"objective": "temperature", "before": by_people.before, "after": by_people.after}
-    about |= {"intervals": intervals, "made_with": fitted_with()}
+    model = folder_hash(EMBEDDED)
+    intervals = revised(intervals, model=model)
+    about |= {"model": model, "intervals": intervals, "made_with": fitted_with()}
     fit = everything.model_copy(update=about)  # its field `keys` keeps it from being a mapping
     write_whole(SHIPPED, fit.model_dump_json().encode())
     return fit
