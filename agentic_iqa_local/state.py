@@ -6,6 +6,7 @@ which models and tools share: no model, no tool, no file is loaded here. Names f
 import logging
 import math
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -374,15 +375,22 @@ def in_words(evidence: ExecutorOutput | None, name: str, kind: str) -> str:
     overexposure, where the object clearly is too dark or too bright, and compression is pixelation
     where its pixels are enlarged."""
     detection = evidence and (evidence.detection or {}).get(name)
-    if kind == "Compression" and detection and (detection.pixelation or 0.0) > PIXELATED:
+    if not detection:
+        return plain_words(kind)
+    if kind == "Compression" and (detection.pixelation or 0.0) > PIXELATED:
         return "pixelation"
-    if kind == "Brightness change" and detection and detection.exposure:
-        dark, bright = detection.exposure.values()
-        if dark > 2 * bright:
-            return "underexposure"
-        if bright > 2 * dark:
-            return "overexposure"
-    return plain_words(kind)
+    side = _side_of(detection.exposure) if kind == "Brightness change" else None
+    return side or plain_words(kind)
+
+
+def _side_of(exposure: Mapping[str, float] | None) -> str | None:
+    """The side of a right exposure that is clearly likelier; None where neither is."""
+    if not exposure:
+        return None
+    dark, bright = exposure.values()
+    if dark > 2 * bright:
+        return "underexposure"
+    return "overexposure" if bright > 2 * dark else None
 
 
 class FusionResult(BaseModel):

@@ -36,6 +36,8 @@ from agentic_iqa_local.state import (
     AgenticIQAState,
     Box,
     ExecutorOutput,
+    FusionResult,
+    SummarizerOutput,
 )
 from agentic_iqa_local.vlm_client import SeenImage, VLMError
 
@@ -45,6 +47,8 @@ UNLIKE_PHOTOGRAPH = (
 )
 # the fields of a Summarizer's result that a row has too
 ANSWERED = ("fusion", "final_answer", "quality_reasoning", "need_replan", "error")
+# and what it has of the agent's state
+KEPT = ("plan", "plan_corrections", "replan_history", "iteration_count")
 NO_WORDS = "the model gave no valid reasoning in three tries: sentences made of the evidence stand in for it"
 
 
@@ -224,10 +228,7 @@ def _run_agent(row: Assessment, state: AgenticIQAState, bench: Workbench) -> Non
     """The graph's answer; where another pass broke off, the answer of the pass before stays."""
     final = run_graph(state, bench)
     result = final.get("summarizer_result")
-    for name in ("plan", "plan_corrections", "replan_history", "iteration_count"):
-        value = final.get(name)
-        if value:
-            setattr(row, name, value)
+    _set(row, {name: value for name in KEPT if (value := final.get(name))})
     row.error = final.get("error") or None
     _take_evidence(row, final.get("executor_evidence"), bench)
     if result is None:
@@ -239,10 +240,17 @@ def _run_agent(row: Assessment, state: AgenticIQAState, bench: Workbench) -> Non
     if row.error:
         return
     if result.error and result.fusion:
-        bench.warn(NO_WORDS)
-        regions = unplaced(row.query, row.plan, bench.pictures.boxes) if row.plan else ()
-        result = without_words(result.fusion, row.evidence, row.choices, regions)
+        result = _answer_without_words(row, result.fusion, bench)
     _set(row, {name: getattr(result, name) for name in ANSWERED})
+
+
+def _answer_without_words(
+    row: Assessment, fusion: FusionResult, bench: Workbench
+) -> SummarizerOutput:
+    """The answer that was read, where the model's words failed."""
+    bench.warn(NO_WORDS)
+    regions = unplaced(row.query, row.plan, bench.pictures.boxes) if row.plan else ()
+    return without_words(fusion, row.evidence, row.choices, regions)
 
 
 def _take_evidence(row: Assessment, evidence: ExecutorOutput | None, bench: Workbench) -> None:

@@ -26,7 +26,7 @@ from agentic_iqa_local.nodes.tool_runs import (
     Task,
     run_tools,
 )
-from agentic_iqa_local.nodes.workbench import opened
+from agentic_iqa_local.nodes.workbench import Workbench, opened
 from agentic_iqa_local.nodes.written import sound
 from agentic_iqa_local.state import (
     UNCLEAR,
@@ -78,19 +78,29 @@ def gather(task: Task) -> None:
     finally:  # the analysis is evidence even if no tool could be chosen
         if flags.distortion_analysis:
             analyse(task, distortions)
-    for name in task.plan.objects:
-        if task.plan.query_type == "IQA" and name not in ("Global", *bench.pictures.boxes):
-            place = f"say where that lies (box: {name}=LEFT,TOP,RIGHT,BOTTOM)"
-            stead = "tools that the query names measure the whole picture in its stead"
-            bench.warn(f"Missing tool scores for {name} region: {place}; {stead}")
+    if task.plan.query_type == "IQA":
+        _warn_of_regions_without_place(task)
     whole = (evidence.detection or {}).get("Global")
     if asks_where(task.query) or (whole and whole.in_part):
-        try:
-            places = bench.services.tools.places(*bench.pictures.parts())
-            evidence.damaged_part = places.damaged_part()
-        except ToolError as error:
-            bench.warn(f"where the damage lies was not measured: {error}")
+        evidence.damaged_part = _damaged_part(bench)
     evidence.uncertainty = doubts(evidence)
+
+
+def _warn_of_regions_without_place(task: Task) -> None:
+    for name in task.plan.objects:
+        if name not in ("Global", *task.bench.pictures.boxes):
+            place = f"say where that lies (box: {name}=LEFT,TOP,RIGHT,BOTTOM)"
+            stead = "tools that the query names measure the whole picture in its stead"
+            task.bench.warn(f"Missing tool scores for {name} region: {place}; {stead}")
+
+
+def _damaged_part(bench: Workbench) -> str | None:
+    """Where the damage lies, in words; None where no part stands out, or where it was not measured."""
+    try:
+        return bench.services.tools.places(*bench.pictures.parts()).damaged_part()
+    except ToolError as error:
+        bench.warn(f"where the damage lies was not measured: {error}")
+        return None
 
 
 def find_distortions(task: Task) -> ByObject:
@@ -164,11 +174,17 @@ def judge(
             family = detections[name].families[item.type]
             p = severity_probabilities(family, item.severity, bench)
             severity = max(p, key=p.__getitem__, default=item.severity)
-            words = sound(item.explanation, f"its words on {item.type}", bench.warn)
-            agreed = severity == item.severity and explains(words or "", item.type, severity)
-            if family.shown or not words or not agreed:
-                words = _explained(severity, family)
+            words = None if family.shown else _words_on(item, severity, bench)
+            words = words or _explained(severity, family)
             yield name, revised(item, severity=severity, explanation=words), p
+
+
+def _words_on(item: DistortionAnalysis, severity: str, bench: Workbench) -> str | None:
+    """The model's words on a distortion, where they explain it with this severity."""
+    words = sound(item.explanation, f"its words on {item.type}", bench.warn)
+    if words and severity == item.severity and explains(words, item.type, severity):
+        return words
+    return None
 
 
 def _written(task: Task, asked: ByObject) -> dict[str, list[DistortionAnalysis]]:

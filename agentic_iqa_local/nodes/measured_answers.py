@@ -17,7 +17,7 @@ from agentic_iqa_local.nodes.detection import PRESENT
 from agentic_iqa_local.nodes.evidence import Evidence, votes
 from agentic_iqa_local.nodes.prompts import choice_letters
 from agentic_iqa_local.nodes.query import WORDS, asked_about, distortions_in, pattern, says_present
-from agentic_iqa_local.state import Detection, ExecutorOutput, PlannerOutput
+from agentic_iqa_local.state import Detection, ExecutorOutput, FamilyDetection, PlannerOutput
 
 EXPOSURE, COMPRESSION, PIXELATION = "Brightness change", "Compression", "pixelation"
 SCORES, DETECTED = "the tools' scores", "LocalNR's reading of the distortions"
@@ -160,12 +160,15 @@ def _strongest_of(offered: set[str], detection: Detection) -> dict[str, float]:
     probability times severity; so "none" is never likelier than they where one was found."""
     families = {kind: detection.families[kind] for kind in offered}
     found = {kind: one for kind, one in families.items() if one.probability >= PRESENT}
-    if found:
-        absent = prod(1 - one.probability for one in found.values())
-    else:
-        absent = 1 - max(one.probability for one in families.values())
     shared = found or families
-    weights = {kind: one.probability * (one.severity or 1.0) for kind, one in shared.items()}
-    total = sum(weights.values()) or 1.0
-    shares = {kind: (1 - absent) * weight / total for kind, weight in weights.items()}
+    missing = [1 - one.probability for one in shared.values()]
+    absent = prod(missing) if found else min(missing)
+    shares = _by_weight(shared, 1 - absent)
     return dict.fromkeys([*families, EXPOSURE], 0.0) | shares | {"none": absent}
+
+
+def _by_weight(families: Mapping[str, FamilyDetection], total: float) -> dict[str, float]:
+    """A `total` shared by families in proportion to probability times severity."""
+    weights = {kind: one.probability * (one.severity or 1.0) for kind, one in families.items()}
+    whole = sum(weights.values()) or 1.0
+    return {kind: total * weight / whole for kind, weight in weights.items()}

@@ -96,9 +96,14 @@ def agrees(
     if not (found or _all_looked_for(evidence)):
         return False
     if _CLEAN.search(text):
-        mild = all(severities == {"slight"} for severities in found.values())
-        return mild and _all_looked_for(evidence) and names_only(text, found)
+        return _may_be_called_clean(found, evidence) and names_only(text, found)
     return bool(found) and _tells(text, found)
+
+
+def _may_be_called_clean(found: Mapping[str, set[str]], evidence: ExecutorOutput) -> bool:
+    """Whether all was looked for, and nothing worse than slight found."""
+    mild = all(severities == {"slight"} for severities in found.values())
+    return mild and _all_looked_for(evidence)
 
 
 def answers(text: str, query: str, evidence: Evidence) -> bool:

@@ -117,6 +117,15 @@ def _read(
     return _with_measurement(read, state, plan, bench)
 
 
+def _usable_answer(written: str, state: AgenticIQAState, bench: Workbench) -> str | None:
+    """A free answer where it is sound and says nothing that was not found."""
+    answer = sound(written, "its answer", bench.warn)
+    if not answer or answers(answer, state["query"], state.get("executor_evidence")):
+        return answer
+    bench.warn(f"the model's answer is nothing that was found, and is left out: {answer}")
+    return None
+
+
 def _written(
     state: AgenticIQAState,
     plan: PlannerOutput,
@@ -131,10 +140,7 @@ def _written(
     session, section = bench.models.session(ROLE), bench.services.section(ROLE)
     written = ask(session, _prompt(state, scoring), schema, section)
     words = sound(written.quality_reasoning, "its reasoning", bench.warn)
-    answer = sound(written.final_answer, "its answer", bench.warn) if fusion is None else None
-    if answer and not answers(answer, state["query"], evidence):
-        bench.warn(f"the model's answer is nothing that was found, and is left out: {answer}")
-        answer = None
+    answer = None if fusion else _usable_answer(written.final_answer, state, bench)
     regions = unplaced(state["query"], plan, bench.pictures.boxes)
     reasoning = reasoned(words, evidence, fusion, choices, regions)
     told = " ".join(from_evidence(evidence, fusion, choices))

@@ -72,11 +72,8 @@ def fit_runs(
     seen = pd.DataFrame(rows, columns=["key", "group"])
     before = after = 0.0
     if objective != "keep":
-        mos = np.array([row["mos"] for row in rows], float)
-        levels = first.dataset.turned if objective == "srcc" else first.dataset.to_levels
-        fit = fit_temperature if objective == "temperature" else fit_letters
-        (fitted, eta), before, after = fit(rows, objective, levels(mos), settings)
-        settings = settings.model_copy(update={"temperature": fitted, "eta": eta})
+        found, before, after = _fitted(rows, objective, first, settings)
+        settings = settings.model_copy(update=found)
     return Fit(
         temperature=settings.letters_temperature,
         eta=settings.eta,
@@ -89,6 +86,17 @@ def fit_runs(
         groups=tuple(sorted(seen["group"].dropna().unique())),
         intervals=_calibration(parts, first, settings),
     )
+
+
+def _fitted(
+    rows: Sequence[StoredRow], objective: Objective, run: Run, settings: FusionSettings
+) -> tuple[dict[str, Any], float, float]:
+    """The parameters that an objective is best at, and the objective before and after."""
+    mos = np.array([row["mos"] for row in rows], float)
+    levels = run.dataset.turned if objective == "srcc" else run.dataset.to_levels
+    fit = fit_temperature if objective == "temperature" else fit_letters
+    (temperature, eta), before, after = fit(rows, objective, levels(mos), settings)
+    return {"temperature": temperature, "eta": eta}, before, after
 
 
 def _check_alike(folder: Path, run: Run, first: Run) -> None:
