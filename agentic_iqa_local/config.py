@@ -235,6 +235,9 @@ class ImageSettings(Section):
     background: Colour | None = None
 
 
+TEMPERATURE = "agentic_iqa_temperature"  # key of a model's config.json
+
+
 class FusionSettings(Section):
     """The letter read and its fusion."""
 

@@ -195,8 +195,7 @@ def letter_probabilities(logprobs: Mapping[K, float], temperature: float = 1.0) 
 
 def at_temperature_one(p: Mapping[K, float], temperature: float) -> dict[K, float]:
     """What probabilities that were read at a temperature are without it."""
-    with np.errstate(divide="ignore"):
-        logs = np.log([*p.values()])
+    logs = np.log(np.maximum([*p.values()], np.finfo(float).tiny))
     return letter_probabilities(dict(zip(p, logs, strict=True)), 1 / temperature)
 
 

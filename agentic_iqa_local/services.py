@@ -7,7 +7,13 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from agentic_iqa_local.config import ConfigError, RoleSettings, Settings, load_settings
+from agentic_iqa_local.config import (
+    TEMPERATURE,
+    ConfigError,
+    RoleSettings,
+    Settings,
+    load_settings,
+)
 from agentic_iqa_local.devices import choose_device
 from agentic_iqa_local.files import FileError, models_root, read_json
 from agentic_iqa_local.iqa_tools import ToolError, ToolRunner
@@ -19,15 +25,16 @@ from agentic_iqa_local.vlm_client import VLMClient, VLMError, create_vlm_client
 MODEL = "the model"
 
 
-def fitted(settings: Settings) -> Settings:
-    """The settings with the letters' temperature as a number: where they say auto, what the model's
-    config.json says (agentic_iqa_temperature), else 1. A folder without a sound config.json is refused
-    when it is loaded."""
+def fitted(settings: Settings, client: VLMClient | None = None) -> Settings:
+    """The settings with the letters' temperature as a number: where they say auto, what the `client` or
+    its model's config.json says, else 1. A folder without a sound config.json is refused when it is
+    loaded."""
     if settings.fusion.temperature != "auto":
         return settings
     config = settings.folder(settings.summarizer.backend) / "config.json"
     try:
-        temperature = read_json(config).get("agentic_iqa_temperature", 1.0)
+        told = {} if client else read_json(config)
+        temperature = told.get(TEMPERATURE, getattr(client, "letters_temperature", 1.0))
         fusion = revised(settings.fusion, temperature=temperature)
     except (FileError, ValueError):
         fusion = revised(settings.fusion, temperature=1.0)
@@ -46,10 +53,9 @@ class Services:
         tools: ToolRunner | None = None,
     ):
         os.environ.update(environment(models_root(settings.models_dir)))
-        # a client that is handed over need not be the model of the folder
-        self.settings = settings if clients else fitted(settings)
-        self.device = device
         self.clients = dict(clients or {})  # by backend
+        self.settings = fitted(settings, self.clients.get(settings.summarizer.backend))
+        self.device = device
         self._tools = tools
         self._loading = threading.Lock()
 

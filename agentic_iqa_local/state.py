@@ -405,8 +405,9 @@ class FusionResult(BaseModel):
     mode: Mode
     # the model's own most probable letter, before the tools count; None in uniform mode
     vlm_letter: str | None
-    p_c: dict[str, float]  # probability of each letter, over the letters alone; sums to 1
-    temperature: float = 1.0  # divided the letters' log-probabilities
+    # probability of each letter, over the letters alone; sums to 1
+    p_c: dict[str, Annotated[float, Field(ge=0, le=1)]]
+    temperature: float = Field(default=1.0, gt=0)  # divided the letters' log-probabilities
     off_letter_mass: float | None  # probability outside the letters; None where no logits were read
     # of a question about quality: probability of each choice by what was measured, summing to 1
     measured: dict[str, float] | None = None

@@ -54,12 +54,16 @@ def test_the_base_is_the_locks_cuda_and_the_user_is_not_root():
 
 
 def test_the_gpu_lock_pins_what_the_project_needs():
-    """All extras but the tests' own tools and heic, whose wheel holds x265 (GPL): whoever wants it adds it."""
+    """All extras but the tests' own tools, llamacpp, whose wheel computes on a CPU alone, and heic, whose wheel
+    holds x265 (GPL): whoever wants it adds it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     lock, extras = locked(LOCK), project["optional-dependencies"]
     assert {"vllm", "serve"} <= extras.keys()
     wanted = [
-        line for name, lines in extras.items() if name not in ("test", "heic") for line in lines
+        line
+        for name, lines in extras.items()
+        if name not in ("test", "heic", "llamacpp")
+        for line in lines
     ]
     for requirement in map(Requirement, (*project["dependencies"], *wanted)):
         assert requirement.specifier.contains(lock[canonicalize_name(requirement.name)]), (

@@ -15,7 +15,7 @@ from agentic_iqa_local.api import choose_settings
 from agentic_iqa_local.batch.rows import write_run
 from agentic_iqa_local.batch.runner import Runner
 from agentic_iqa_local.cli.main import main
-from agentic_iqa_local.config import ConfigError, FusionSettings
+from agentic_iqa_local.config import ConfigError
 from agentic_iqa_local.files import folder_hash
 from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.judgement.fit import Fit
@@ -91,7 +91,7 @@ def test_a_row_holds_every_read_and_each_tools_score(stored, few):
 
 def test_the_mode_logits_is_what_an_assessment_answers(stored, services):
     rows = read_run(stored)[1]
-    logits = scored_modes(Readings(rows), FusionSettings(eta="auto"))["logits"].scores
+    logits = scored_modes(Readings(rows), services.settings.fusion)["logits"].scores
     own = [row["agent"]["fusion"]["q"] for row in rows]
     assert logits == pytest.approx(own, abs=1e-6)
     assert own[3] == pytest.approx(assess(rows[3]["image"], services=services).q, abs=1e-6)
@@ -241,7 +241,7 @@ def test_failures_are_counted_and_an_interrupted_run_says_how_to_go_on(
 
 
 def test_a_fit_changes_what_an_assessment_gives(manifest, services, tmp_path):
-    """At temperature 2 each p_c is the square root of the old one, renormalised."""
+    """At temperature 2 each p_c is a power of the old one, renormalised."""
     about = {"temperature": 2.0, "eta": 0.5, "objective": "rps", "dataset": "koniq10k"}
     for name, model in (("fit", folder_hash(EMBEDDED)), ("other", "another")):
         fit = Fit(model=model, keys=("a.jpg",), **about)
@@ -252,8 +252,8 @@ def test_a_fit_changes_what_an_assessment_gives(manifest, services, tmp_path):
     plain, fitted = (
         assess(image, pipeline="letters", services=each).fusion for each in (services, told)
     )
-    roots = np.sqrt([*plain.p_c.values()])
-    assert [*fitted.p_c.values()] == pytest.approx(roots / roots.sum(), abs=1e-6)
+    powers = np.array([*plain.p_c.values()]) ** (plain.temperature / 2)
+    assert [*fitted.p_c.values()] == pytest.approx(powers / powers.sum(), abs=1e-6)
     p_c = {LETTER_TO_LEVEL[letter]: p for letter, p in fitted.p_c.items()}
     q = ScoreFusion(eta=0.5).fuse_scores([plain.q_bar], p_c)
     assert fitted.q == pytest.approx(q, abs=1e-6)

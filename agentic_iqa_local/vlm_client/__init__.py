@@ -204,7 +204,8 @@ class VLMClient:
 
     `label` is what messages call the model, `limits` its range of pixels. `trust` is how far its
     own Yes and No about distortions and its severities count, 0..1, as its folder says; 1 for a
-    model that was not measured.
+    model that was not measured. `letters_temperature` is by what the folder says that the letters of
+    a rating are divided where tools vote, 1 for a model without a fit.
     """
 
     reads_logits = True
@@ -214,6 +215,7 @@ class VLMClient:
         self.settings, self.renderer = settings, renderer
         self.at_once = settings.max_in_flight
         self.limits, self.trust = renderer.limits, renderer.trust
+        self.letters_temperature = renderer.letters_temperature
 
     def require(self, engine: str, **only: Any) -> None:
         """Raises VLMError for a setting that the engine would ignore: one with another value than

@@ -22,7 +22,7 @@ from PIL import Image
 from torchvision.transforms.v2 import functional
 from transformers import AutoConfig, AutoProcessor
 
-from agentic_iqa_local.config import ModelSettings
+from agentic_iqa_local.config import TEMPERATURE, ModelSettings
 from agentic_iqa_local.files import PROGRAM
 from agentic_iqa_local.vlm_client import PixelLimits, SeenImage, VLMError
 from agentic_iqa_local.vlm_client.chat import ChatPrompt, asking_for_words, chat_messages
@@ -129,6 +129,7 @@ class Renderer:
         if self.notice:  # the embedded model's
             self.notice += f"; {PROGRAM} bundle --config {NEXT_SET_UP} fetches the next larger one"
         self.trust = float(getattr(self.config, "agentic_iqa_trust", 1.0))
+        self.letters_temperature = getattr(self.config, TEMPERATURE, 1.0)
 
     def _set_limits(self) -> PixelLimits:
         """The processor's pixel range, narrowed by the configuration. Processors that force a size
