@@ -9,7 +9,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, overload
 
-from agentic_iqa_local.config import ConfigError, Options, Pipeline, Settings, load_settings
+from agentic_iqa_local.config import (
+    ConfigError,
+    Options,
+    Pipeline,
+    Settings,
+    fitted,
+    load_settings,
+)
 from agentic_iqa_local.state import revised
 
 # What pulls in LangGraph or a model's processor is imported where it is used: the command line
@@ -28,7 +35,7 @@ def choose_settings(options: Options | None = None, **values: Any) -> Settings:
     options are given as such, or by their values. Raises ConfigError."""
     options = options or Options.of(values)
     settings = options.applied_to(load_settings(options.config))
-    return _with_fit(settings, Path(options.fit)) if options.fit else settings
+    return _with_fit(settings, Path(options.fit)) if options.fit else fitted(settings)
 
 
 def _with_fit(settings: Settings, file: Path) -> Settings:

@@ -34,6 +34,7 @@ from agentic_iqa_local.files import (
     FileError,
     first_mistake,
     models_root,
+    read_json,
     read_yaml,
 )
 from agentic_iqa_local.state import (
@@ -368,6 +369,22 @@ class Settings(Section):
         """Loading options of a backend's folder, with its path filled in."""
         settings = self.models.get(backend.partition(".")[2], ModelSettings())
         return revised(settings, path=str(self.folder(backend)))
+
+
+def fitted(settings: Settings, client: Any = None) -> Settings:
+    """The settings with the letters' temperature as a number: where they say auto, what the `client` or
+    its model's config.json says, else 1. A folder without a sound config.json is refused when it is
+    loaded."""
+    if settings.fusion.temperature != "auto":
+        return settings
+    config = settings.folder(settings.summarizer.backend) / "config.json"
+    try:
+        told = {} if client else read_json(config)
+        temperature = told.get(TEMPERATURE, getattr(client, "letters_temperature", 1.0))
+        fusion = revised(settings.fusion, temperature=temperature)
+    except (FileError, ValueError):
+        fusion = revised(settings.fusion, temperature=1.0)
+    return revised(settings, fusion=fusion)
 
 
 def model_folder(name: str, models: str | None = None) -> Path:

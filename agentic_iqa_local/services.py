@@ -8,37 +8,20 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from agentic_iqa_local.config import (
-    TEMPERATURE,
     ConfigError,
     RoleSettings,
     Settings,
+    fitted,
     load_settings,
 )
 from agentic_iqa_local.devices import choose_device
-from agentic_iqa_local.files import FileError, models_root, read_json
+from agentic_iqa_local.files import models_root
 from agentic_iqa_local.iqa_tools import ToolError, ToolRunner
 from agentic_iqa_local.iqa_tools.specs import find_tool
 from agentic_iqa_local.iqa_tools.weights import BundleError, ListedFiles, environment
-from agentic_iqa_local.state import revised
 from agentic_iqa_local.vlm_client import VLMClient, VLMError, create_vlm_client
 
 MODEL = "the model"
-
-
-def fitted(settings: Settings, client: VLMClient | None = None) -> Settings:
-    """The settings with the letters' temperature as a number: where they say auto, what the `client` or
-    its model's config.json says, else 1. A folder without a sound config.json is refused when it is
-    loaded."""
-    if settings.fusion.temperature != "auto":
-        return settings
-    config = settings.folder(settings.summarizer.backend) / "config.json"
-    try:
-        told = {} if client else read_json(config)
-        temperature = told.get(TEMPERATURE, getattr(client, "letters_temperature", 1.0))
-        fusion = revised(settings.fusion, temperature=temperature)
-    except (FileError, ValueError):
-        fusion = revised(settings.fusion, temperature=1.0)
-    return revised(settings, fusion=fusion)
 
 
 class Services:

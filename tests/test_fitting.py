@@ -7,12 +7,11 @@ import pytest
 from scipy import stats
 from test_study_report import make_rows, make_run, store
 
-from agentic_iqa_local.config import FusionSettings, Settings
+from agentic_iqa_local.config import FusionSettings, Settings, fitted
 from agentic_iqa_local.judgement.fit import MOST_TEMPERATURE, FitError, read_fit
 from agentic_iqa_local.judgement.identity import fitted_with
 from agentic_iqa_local.judgement.intervals import SHIPPED
 from agentic_iqa_local.score_fusion import LEVELS, fused_distribution
-from agentic_iqa_local.services import fitted
 from agentic_iqa_local.studies.datasets import DatasetError
 from agentic_iqa_local.studies.fitting import fit_letters, fit_runs, fit_temperature
 from agentic_iqa_local.studies.readings import Readings

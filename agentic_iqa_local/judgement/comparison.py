@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel, Field
 
-from agentic_iqa_local.config import ConfigError, Pipeline, Settings
+from agentic_iqa_local.config import ConfigError, Pipeline, Settings, fitted
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.images.pictures import Picture, as_file
 from agentic_iqa_local.judgement import ordering, preference
@@ -18,7 +18,7 @@ from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.judgement.fit import calibration_for
 from agentic_iqa_local.nodes.pictures import load_pictures
 from agentic_iqa_local.result import Assessment, Result
-from agentic_iqa_local.services import Services, fitted, load_services
+from agentic_iqa_local.services import Services, load_services
 
 SCHEMA_VERSION = 1
 

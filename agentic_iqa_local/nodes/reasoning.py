@@ -90,7 +90,7 @@ def agrees(
     looked for distortions it must not speak of any."""
     if not (in_english(text) and _names_the_answer(text, fusion, choices)):
         return False
-    if evidence.is_empty:  # the picture alone was judged, and the reason says so
+    if evidence.is_empty and fusion:  # the picture alone was judged, and the reason says so
         return True
     if not evidence.distortion_analysis:
         return not (distortions_in(text) or _judges(text))

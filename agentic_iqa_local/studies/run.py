@@ -16,13 +16,13 @@ import numpy as np
 from agentic_iqa_local.batch.rows import LARGEST_NOTE, write_run
 from agentic_iqa_local.batch.runner import resumed
 from agentic_iqa_local.batch.work import ROLES, Work, of_work
-from agentic_iqa_local.config import Settings
+from agentic_iqa_local.config import Settings, fitted
 from agentic_iqa_local.devices import commit, describe_device
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.files import folder_hash, path_text, read_json, write_whole
 from agentic_iqa_local.judgement.identity import named_in_row
 from agentic_iqa_local.nodes.letter_reading import ROLE
-from agentic_iqa_local.services import Observer, Services, fitted
+from agentic_iqa_local.services import Observer, Services
 from agentic_iqa_local.studies.datasets import (
     Dataset,
     DatasetError,
