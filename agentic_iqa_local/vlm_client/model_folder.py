@@ -149,6 +149,8 @@ def _weight_files(folder: Path) -> tuple[Path, ...]:
     if not names or not all(map(SHARD.fullmatch, names)):
         expected = f"expected {WHOLE}, or {INDEX} and the *.safetensors files that it names"
         advice = "get the safetensors edition from the model's maker"
+        if any(folder.glob("*.gguf")):
+            advice = "--engine llamacpp runs its GGUF files"
         raise _refused(folder, f"{expected}, found none", advice)
     for name in names:
         if not (folder / name).is_file():
