@@ -17,7 +17,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import numpy as np
 from PIL import Image, ImageFilter
@@ -31,6 +31,7 @@ from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.output.report import summary
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.services import Services, load_services
+from agentic_iqa_local.vlm_client import VLMClient
 
 BLUR_NOISE = ["blur", "noise", "compression", "none"]
 EXPOSURE = ["too dark", "too bright", "neither"]
@@ -103,11 +104,15 @@ def pictures(photos: list[Path], real: Path) -> Iterator[tuple[str, Image.Image,
         yield "noise", _noisy(clear[i + 6], (8, 20, 45)[i % 3], rng), None
     for i in range(3):
         yield "dark", clear[i + 9].point(lambda v: v * 0.3), None
-        yield "bright", clear[i + 12].point(lambda v: min(255, int(v * 1.9))), None
+        yield (
+            "bright",
+            clear[i + 12].point([min(255, round(1.9 * v)) for v in range(256)] * 3),
+            None,
+        )
         yield "mosaic", _mosaic(clear[i + 15], (4, 8, 16)[i]), None
         yield "two damages", _jpeg(_noisy(clear[i], 25, rng), 10), None
     for kind in list(KINDS)[:6]:
-        yield "drawing", draw(kind, rng, 320), None
+        yield "drawing", Image.fromarray(draw(kind, rng, 320)), None
     for i in range(4):
         yield "reference, clean", clear[i + 4], clear[i + 4]
         yield "reference, jpeg", _jpeg(clear[i + 8], 8), clear[i + 8]
@@ -302,7 +307,8 @@ def _answer_against(row: Assessment, about: dict[str, set[str]]) -> list[str]:
     if not (row.choices and row.fusion and row.final_answer):
         return []
     answer, lines = row.choices[ord(row.final_answer) - 65], []
-    if max(row.fusion.p, key=lambda letter: row.fusion.p[letter]) != row.final_answer:
+    p = row.fusion.p
+    if max(p, key=p.__getitem__) != row.final_answer:
         lines.append("not the most probable answer")
     said = re.search(r"most probable answer is (.+?) \(", row.quality_reasoning or "")
     if said and said[1] != answer:
@@ -365,7 +371,7 @@ def main() -> None:
         services = Services(
             services.settings,
             services.device,
-            {services.section("summarizer").backend: liar},
+            {services.section("summarizer").backend: cast(VLMClient, liar)},
             services.tools,
         )
     part, parts = map(int, args.part.split("/"))

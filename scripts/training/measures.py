@@ -252,7 +252,7 @@ def fitted(name: str, rows: list[dict]) -> dict:
     for family in dict.fromkeys(FAMILIES[claim] for claim in claims):
         of = [claim for claim in claims if FAMILIES[claim] == family]
         record["families"][family] = record_of(
-            sum(p[claim] for claim in of), np.isin(wanted, of), clean, ALARMS[family]
+            np.sum([p[claim] for claim in of], axis=0), np.isin(wanted, of), clean, ALARMS[family]
         )
     return record
 
@@ -264,7 +264,7 @@ def claim_of(row: dict, claims: tuple[str, ...]) -> str:
 
 def weights_of(model: LogisticRegression, spread: np.ndarray) -> dict[str, np.ndarray]:
     """By claim the weights of 1 and of the terms, less those of a sound picture, which comes first."""
-    slopes, intercepts = model.coef_ / spread, model.intercept_
+    slopes, intercepts = np.asarray(model.coef_) / spread, np.asarray(model.intercept_)
     if len(model.classes_) > 2:
         slopes, intercepts = slopes[1:] - slopes[0], intercepts[1:] - intercepts[0]
     weights = np.column_stack([intercepts, slopes])
