@@ -155,7 +155,9 @@ def write_fit(people_runs: Sequence[Path], others: Sequence[Path]) -> Fit:
     about = {"objective": "temperature", "before": by_people.before, "after": by_people.after}
     model = folder_hash(EMBEDDED)
     intervals = revised(intervals, model=model)
-    about |= {"model": model, "intervals": intervals, "made_with": fitted_with()}
+    # the folder above a picture is enough, and the same on every machine
+    keys = tuple("/".join(Path(key).parts[-2:]) for key in everything.keys)
+    about |= {"keys": keys, "model": model, "intervals": intervals, "made_with": fitted_with()}
     fit = everything.model_copy(update=about)  # its field `keys` keeps it from being a mapping
     write_whole(SHIPPED, fit.model_dump_json().encode())
     return fit
