@@ -27,7 +27,7 @@ FARTHEST = 4.0  # standard deviations; what lies beyond says no more
 WORD_SEVERITIES = {"none": 0.0, "slight": 1.0, "moderate": 2.5, "severe": 4.0, "extreme": 5.0}
 """The severity, 0..5, that each word stands for."""
 
-MOST_WORTH = 17.0  # to one; photographs are not all like those that were measured
+MOST_WORTH = 17.0  # to one, of a reading: photographs are not all like those measured, and a sure model shall win
 COMBINED = {"alone": lambda network, measured: measured, "more": max, "less": min}
 NOT_PIXELATED = ("Blurs", "Noise", "Sharpness")  # what the network sees in enlarged pixels
 

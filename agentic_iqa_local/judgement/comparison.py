@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel, Field
 
-from agentic_iqa_local.config import ConfigError, Pipeline, Settings, fitted
+from agentic_iqa_local.config import ConfigError, Pipeline, Settings
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.images.pictures import Picture, as_file
 from agentic_iqa_local.judgement import ordering, preference
@@ -128,7 +128,7 @@ class Judge:
     @classmethod
     def of(cls, settings: Settings, pipeline: Pipeline, *, reference: bool) -> "Judge":
         """The judge of pictures that were assessed so."""
-        return cls(fitted(settings), preference.fit_for(settings, pipeline, reference=reference))
+        return cls(settings, preference.fit_for(settings, pipeline, reference=reference))
 
     def candidates(self, rows: Sequence[Assessment], files: Sequence[Path]) -> list[Candidate]:
         """The rated pictures among those assessed; the `error` of the others says why they are

@@ -175,11 +175,15 @@ def strongest(detection: Detection) -> dict[str, float]:
     """{family or "none": probability that it is the strongest}: none as far as no family is there,
     the rest by probability times severity. Sums to 1."""
     families = detection.families
-    weights = {kind: one.probability * (one.severity or 1.0) for kind, one in families.items()}
     there = max(family.probability for family in families.values())
-    total = sum(weights.values()) or 1.0
-    shares = {kind: there * weight / total for kind, weight in weights.items()}
-    return shares | {"none": 1 - there}
+    return shared_by_weight(families, there) | {"none": 1 - there}
+
+
+def shared_by_weight(families: Mapping[str, FamilyDetection], total: float) -> dict[str, float]:
+    """A `total` shared by families in proportion to probability times severity."""
+    weights = {kind: one.probability * (one.severity or 1.0) for kind, one in families.items()}
+    whole = sum(weights.values()) or 1.0
+    return {kind: total * weight / whole for kind, weight in weights.items()}
 
 
 def severity_probabilities(

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
-from agentic_iqa_local.nodes.detection import PRESENT
+from agentic_iqa_local.nodes.detection import PRESENT, shared_by_weight
 from agentic_iqa_local.nodes.evidence import Evidence, votes
 from agentic_iqa_local.nodes.prompts import choice_letters
 from agentic_iqa_local.nodes.query import WORDS, asked_about, distortions_in, pattern, says_present
-from agentic_iqa_local.state import Detection, ExecutorOutput, FamilyDetection, PlannerOutput
+from agentic_iqa_local.state import Detection, ExecutorOutput, PlannerOutput
 
 EXPOSURE, COMPRESSION, PIXELATION = "Brightness change", "Compression", "pixelation"
 SCORES, DETECTED = "the tools' scores", "LocalNR's reading of the distortions"
@@ -163,12 +163,5 @@ def _strongest_of(offered: set[str], detection: Detection) -> dict[str, float]:
     shared = found or families
     missing = [1 - one.probability for one in shared.values()]
     absent = prod(missing) if found else min(missing)
-    shares = _by_weight(shared, 1 - absent)
+    shares = shared_by_weight(shared, 1 - absent)
     return dict.fromkeys([*families, EXPOSURE], 0.0) | shares | {"none": absent}
-
-
-def _by_weight(families: Mapping[str, FamilyDetection], total: float) -> dict[str, float]:
-    """A `total` shared by families in proportion to probability times severity."""
-    weights = {kind: one.probability * (one.severity or 1.0) for kind, one in families.items()}
-    whole = sum(weights.values()) or 1.0
-    return {kind: total * weight / whole for kind, weight in weights.items()}

@@ -90,16 +90,19 @@ def agrees(
     looked for distortions it must not speak of any."""
     if not (in_english(text) and _names_the_answer(text, fusion, choices)):
         return False
-    if evidence.is_empty and fusion:  # the picture alone was judged, and the reason says so
-        return True
     if not evidence.distortion_analysis:
-        return not (distortions_in(text) or _judges(text))
+        alone = evidence.is_empty and fusion is not None  # which the reason says
+        return alone or _leaves_distortions_out(text)
     found = _severities(evidence)
     if not (found or _all_looked_for(evidence)):
         return False
     if _CLEAN.search(text):
         return _may_be_called_clean(found, evidence) and names_only(text, found)
     return bool(found) and _tells(text, found)
+
+
+def _leaves_distortions_out(text: str) -> bool:
+    return not (distortions_in(text) or _judges(text))
 
 
 def _may_be_called_clean(found: Mapping[str, set[str]], evidence: ExecutorOutput) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 from agentic_iqa_local.batch.rows import LARGEST_NOTE, write_run
 from agentic_iqa_local.batch.runner import resumed
 from agentic_iqa_local.batch.work import ROLES, Work, of_work
-from agentic_iqa_local.config import Settings, fitted
+from agentic_iqa_local.config import Settings
 from agentic_iqa_local.devices import commit, describe_device
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.files import folder_hash, path_text, read_json, write_whole
@@ -153,7 +153,7 @@ def describe(dataset: Dataset, settings: Settings, loaded: dict[str, Any]) -> di
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "git": commit(),
         **loaded,
-        "fusion": fitted(settings).fusion.model_dump(mode="json"),
+        "fusion": settings.fusion.model_dump(mode="json"),
         "tools": settings.tools.model_dump(mode="json"),
         "dataset": about,
     }

@@ -30,7 +30,7 @@ from torch.nn.functional import (
 
 from agentic_iqa_local.files import write_whole
 from agentic_iqa_local.iqa_tools import local_nr as nr
-from agentic_iqa_local.iqa_tools.detector import SHIPPED, logit
+from agentic_iqa_local.iqa_tools.detector import MOST_WORTH, SHIPPED, logit
 from agentic_iqa_local.iqa_tools.kernels import as_tensor
 from agentic_iqa_local.state import DISTORTION_TYPES
 from agentic_iqa_local.studies.statistics import srcc
@@ -49,7 +49,6 @@ JUST_VISIBLE = 0.75  # how much a family of severity 1 counts as there
 GRAPHICS = 200  # of each kind
 NAN = float("nan")
 FEWEST = 10
-MOST_WORTH = 17.0  # to one, of a reading: photographs are not all like those measured, and a sure model shall win
 LEAST_LOG = float(np.log(1e-3))  # of what rounding made a negative number of
 
 
