@@ -87,7 +87,7 @@ def test_choices_are_answered_with_probabilities(photo_path, services):
     assert (row.error, row.q, set(row.fusion.p_c)) == (None, None, {"A", "B", "C"})
     assert sum(row.fusion.p_c.values()) == pytest.approx(1)
     assert row.final_answer == max(row.fusion.product, key=row.fusion.product.get)
-    assert row.fusion.measurement == "LocalNR's reading of the distortions"
+    assert row.fusion.measurement == "the measured distortions"
 
 
 def test_a_large_photograph_is_scored_on_native_crops(photo_path, services):

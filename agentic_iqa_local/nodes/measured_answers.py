@@ -20,7 +20,7 @@ from agentic_iqa_local.nodes.query import WORDS, asked_about, distortions_in, pa
 from agentic_iqa_local.state import Detection, ExecutorOutput, PlannerOutput
 
 EXPOSURE, COMPRESSION, PIXELATION = "Brightness change", "Compression", "pixelation"
-SCORES, DETECTED = "the tools' scores", "LocalNR's reading of the distortions"
+SCORES, DETECTED = "the tools' scores", "the measured distortions"
 LEAST = 0.01  # no choice is ruled out by a measurement
 
 Patterns = Mapping[Any, re.Pattern[str]]

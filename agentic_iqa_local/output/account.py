@@ -147,7 +147,7 @@ def _answer_set(found: AnswerSet, choices: list[str]) -> list[str]:
     said = f"With {found.coverage:.0%} probability the right answer is {answers}"
     if len(found.letters) == len(choices):
         wrong = "too many such answers were wrong"
-        said = f"At {found.coverage:.0%} no answer is ruled out: {wrong}"
+        said = f"At {found.coverage:.0%} no answer can be ruled out: {wrong}"
     more = [f"There are more of them because {reason}." for reason in found.widened]
     return [f"{said} (learnt from {found.calibrated_on}).", *more]
 
