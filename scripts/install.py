@@ -58,7 +58,7 @@ def run_told(command: list[str], environment: dict[str, str]) -> None:
     assert uv.stderr is not None
     for line in uv.stderr:
         if not line.startswith((" + ", " - ")):
-            print(line, end="", file=sys.stderr, flush=True)
+            sys.stderr.write(line)
     if uv.wait():
         raise subprocess.CalledProcessError(uv.returncode, command)
 
@@ -68,7 +68,7 @@ def main() -> int:
     try:
         install_by_uv(packages)
     except (subprocess.CalledProcessError, OSError, ValueError, SyntaxError):
-        print("uv could not do it; pip does, which takes some minutes ...", file=sys.stderr)
+        sys.stderr.write("uv could not do it; pip does, which takes some minutes ...\n")
         return subprocess.run([*PIP, "install", "-q", *packages]).returncode
     return 0
 

@@ -3,9 +3,9 @@
     python scripts/training/comparisons.py versions --photos PHOTOS --out versions.jsonl
     python scripts/training/comparisons.py fit versions.jsonl
 
-`versions` distorts training photographs and assesses each version by the letters pipeline. The truth is the pseudo-MOS
-(`synthetic`). The fit is a Bradley-Terry model: a logistic regression on differences, without an intercept, of the set
-of measurements with the least cross-validated log loss.
+`versions` distorts training photographs (--held-out: others) and assesses each version by the letters pipeline. The
+truth is the pseudo-MOS (`synthetic`). The fit is a Bradley-Terry model: a logistic regression on differences, without
+an intercept, of the set of measurements with the least cross-validated log loss.
 """
 
 import argparse
@@ -69,9 +69,9 @@ Pair = tuple[Version, Version]
 
 
 def pictures(args: argparse.Namespace) -> Iterator[Picture]:
-    """Of each drawn training photograph the clean one, pairs of one kind, and bursts of five kinds."""
+    """Of each drawn photograph the clean one, pairs of one kind, and bursts of five kinds."""
     rng = np.random.default_rng(args.seed)
-    files, _ = split_photos(args.photos)
+    files = split_photos(args.photos)[1 if args.held_out else 0]
     order = rng.permutation(len(files))[: args.photographs]
     kinds = (str(kind) for _ in itertools.count() for kind in rng.permutation(list(DISTORTIONS)))
     for file in (files[i] for i in order):
@@ -158,12 +158,18 @@ def log_loss(x: np.ndarray, pairs: Sequence[Pair]) -> float:
     return float(-np.mean(np.log(np.where(better, p, 1 - p))))
 
 
+def counted(row: Assessment) -> set[str]:
+    """The letters and the tools that vote: what every assessment has."""
+    voters = row.fusion.voters if row.fusion else []
+    return set(measurements(row)) & {"letters", *voters}
+
+
 def fit(args: argparse.Namespace) -> None:
     """Fits the weights of what predicts best, and puts them into the file."""
     found = read_versions(args.versions)
     pairs = pairs_of_photographs(found)
     better = np.array([first.mos > second.mos for first, second in pairs])
-    shared = set.intersection(*(set(measurements(version.row)) for version in found)) - {"q"}
+    shared = set.intersection(*(counted(version.row) for version in found))
     sets = [
         ("q", *more) for count in range(3) for more in itertools.combinations(sorted(shared), count)
     ]
@@ -204,6 +210,7 @@ def main() -> None:
     making = commands.add_parser("versions", help="assess versions of photographs")
     making.add_argument("--photos", type=Path, required=True, help="folder of clean photographs")
     making.add_argument("--out", type=Path, required=True, help="a new file of JSON lines")
+    making.add_argument("--held-out", action="store_true", help="photographs to measure on")
     making.add_argument("--seed", type=int, default=1)
     making.add_argument("--photographs", type=int, default=40)
     making.add_argument("--pairs", type=int, default=3, help="of one kind, for each photograph")
