@@ -113,7 +113,7 @@ def clean(args: argparse.Namespace, ask: Ask) -> None:
 
 
 def damages(image: Image.Image) -> Iterator[tuple[str, str, float, bool, Image.Image]]:
-    """(family, kind, strength, visible, picture): the grid of which docs/studies.md shows figures."""
+    """(family, kind, strength, visible, picture): the grid of which docs/measurements.md shows figures."""
     pixels, rng = np.asarray(image, np.float32), np.random.default_rng(5)
     for quality in (90, 70, 50, 30, 20, 10, 5):
         buffer = io.BytesIO()
