@@ -51,8 +51,8 @@ class VersionReport(Result):
 
     @property
     def worst(self) -> list[PairFound]:
-        """The pairs that lost anything, what lost most first."""
-        return [pair for pair in self.pairs if pair.loss > 0]
+        """The pairs that lost more than the margin, what lost most first."""
+        return [pair for pair in self.pairs if pair.loss > self.margin]
 
     @property
     def rule(self) -> Rule:

@@ -171,7 +171,11 @@ def text(report: VersionReport) -> str:
 def _worst(report: VersionReport) -> list[str]:
     worst, lines = report.worst, []
     if worst:
-        lines.append(f"lost most, {min(NAMED, len(worst))} of {len(report.pairs)}:")
+        shown = f", the first {NAMED}" if len(worst) > NAMED else ""
+        count = f"{len(worst)} of {counted(len(report.pairs), 'picture')}"
+        lines.append(f"{count} lost more than {report.margin:g}{shown}:")
+    elif any(not pair.same for pair in report.pairs):
+        lines.append(f"no picture lost more than {report.margin:g}")
     for pair in worst[:NAMED]:
         lines += wrapped(f"{pair.loss:.2f}  {pair.name}: {lost(pair)}", hang="        ")
     return lines
