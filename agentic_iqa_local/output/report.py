@@ -78,7 +78,7 @@ def _answer(row: Assessment) -> str:
     if row.level:
         return f"{said} of 5 (5 is best{_between(row)})"
     if row.answer_set and row.choices and len(row.answer_set.letters) == len(row.choices):
-        return f"{said}, but at 90 % no other answer can be ruled out"
+        return f"{said}, but no other answer can be ruled out"
     return said
 
 
