@@ -16,7 +16,13 @@ from agentic_iqa_local import assess
 from agentic_iqa_local.nodes.reasoning import explains, reasoned
 from agentic_iqa_local.nodes.regions import unplaced
 from agentic_iqa_local.output.report import account
-from agentic_iqa_local.state import DistortionAnalysis, ExecutorOutput, FusionResult, PlannerOutput
+from agentic_iqa_local.state import (
+    Detection,
+    DistortionAnalysis,
+    ExecutorOutput,
+    FusionResult,
+    PlannerOutput,
+)
 
 
 def evidence(severity: str | None, **fields) -> ExecutorOutput:
@@ -206,3 +212,15 @@ def test_the_shipped_model_contradicts_no_damage(services, noisy_path):
     text = row.quality_reasoning.lower()
     assert re.search("(severe|extreme) noise", text)
     assert f"the quality is {row.level.lower()}." in text
+
+
+def test_of_what_nobody_could_look_for_the_model_says_nothing():
+    """LocalNR reads no drawings: then words about distortions rest on nothing."""
+    unread = Detection(model_trust=0.0, error="this is unlike a photograph")
+    known = ExecutorOutput(detection={"Global": unread})
+    letters = {"mode": "logits", "vlm_letter": "C", "off_letter_mass": 0.1}
+    fused = FusionResult(**letters, p_c=dict.fromkeys("ABCDE", 0.2), q=3.0)
+    said = reasoned("Moderate compression: blocks show.", known, fused, None)
+    assert "ompression" not in said
+    assert "unlike a photograph" in said
+    assert reasoned("Lines and flat areas.", known, fused, None).startswith("Lines and flat areas.")

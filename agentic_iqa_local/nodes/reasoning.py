@@ -72,7 +72,8 @@ def reasoned(
     said = from_evidence(known, fusion, choices)
     if words and choices:
         behind = _LABEL.sub("", words)
-        said += [behind] if behind.rstrip(".") not in " ".join(said) else []
+        is_new = behind.rstrip(".").casefold() not in " ".join(said).casefold()
+        said += [behind] if is_new else []
     elif words:
         said = [words]
     notes = [*_of_whole(unplaced), *_missing(known, fusion), *_of_fusion(fusion)]
@@ -91,7 +92,8 @@ def agrees(
     if not (in_english(text) and _names_the_answer(text, fusion, choices)):
         return False
     if not evidence.distortion_analysis:
-        alone = evidence.is_empty and fusion is not None  # which the reason says
+        nothing_known = evidence.is_empty and not not_looked_for(evidence)
+        alone = nothing_known and fusion is not None  # which the reason says
         return alone or _leaves_distortions_out(text)
     found = _severities(evidence)
     if not (found or _all_looked_for(evidence)):

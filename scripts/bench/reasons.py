@@ -27,12 +27,14 @@ from graphics import KINDS, draw
 from local_nr_pool import split
 
 from agentic_iqa_local.api import Conversation
+from agentic_iqa_local.config import ImageSettings
 from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.output.report import summary
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.services import Services, load_services
 from agentic_iqa_local.vlm_client import VLMClient
 
+SMALLEST = ImageSettings().min_side
 BLUR_NOISE = ["blur", "noise", "compression", "none"]
 EXPOSURE = ["too dark", "too bright", "neither"]
 HOW = ["none", "slight", "moderate", "severe", "extreme"]
@@ -258,7 +260,8 @@ def faults(row: Assessment) -> list[str]:
     if not re.search(r"[a-z]{2,}.*[a-z]{2,}", row.quality_reasoning or "", re.I | re.S):
         lines.append("no reason")
     about = judged(row)
-    if about:
+    unseen = "not looked for" in texts[0] and not about
+    if about or unseen:
         for text in texts:
             lines += _against(text, about, row)
     return lines + _answer_against(row, about)
@@ -344,7 +347,7 @@ def ask(
     number: int, picture: Image.Image, reference: Any, services: Services
 ) -> Iterator[Assessment]:
     """The answers about one picture; of two in three in a conversation."""
-    if number % 3:
+    if number % 3 and min(picture.size) >= SMALLEST:  # a conversation refuses a smaller one
         with Conversation(services, picture, reference) as conversation:
             for query, choices in questions_of(number):
                 yield conversation.ask(query, choices)
@@ -363,6 +366,7 @@ def main() -> None:
     parser.add_argument("--real", type=Path, required=True, help="a folder of pictures as they are")
     parser.add_argument("--lies", action="store_true", help="the model's texts are lies")
     parser.add_argument("--part", default="0/1", help="which part of the pictures, of how many")
+    parser.add_argument("--from", dest="first", type=int, default=0, help="the first picture")
     parser.add_argument("--out", type=Path, help="file for the answers, JSON lines")
     args = parser.parse_args()
     services, liar = load_services(), None
@@ -378,7 +382,7 @@ def main() -> None:
     count, wrong = Counter(), Counter()
     out = args.out.open("a") if args.out else None
     for number, (kind, picture, reference) in enumerate(pictures(args.photos, args.real)):
-        if number % parts != part:
+        if number % parts != part or number < args.first:
             continue
         if liar:
             liar.kind = list(LIES)[number // parts % len(LIES)]
