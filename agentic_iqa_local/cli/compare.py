@@ -15,6 +15,7 @@ from agentic_iqa_local.errors import counted, one_line
 from agentic_iqa_local.files import write_whole
 from agentic_iqa_local.images.files import check_file
 from agentic_iqa_local.judgement.comparison import Judge
+from agentic_iqa_local.judgement.keeper import groups
 from agentic_iqa_local.judgement.ordering import MOST_PICTURES
 from agentic_iqa_local.output.comparison_report import explain, headline_of
 from agentic_iqa_local.result import Assessment, Result
@@ -51,7 +52,7 @@ def _judge(args: argparse.Namespace, best_of_groups: bool) -> int:
         candidates = judge.candidates(rows, files)
         failed = [row for row in rows if row.error]
         if best_of_groups:
-            return _show(args, console, [*failed, *judge.groups(candidates)])
+            return _show(args, console, [*failed, *groups(judge, candidates)])
         if len(rows) == 2:
             return _show(args, console, [judge.compared(rows, candidates)])
         return _show(args, console, [judge.rank(candidates, failed)])

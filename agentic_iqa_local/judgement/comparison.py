@@ -1,7 +1,7 @@
 """Which of two pictures is better and how probable that is, the order of several, and the best of
 each group of near-duplicates."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from agentic_iqa_local.images.pictures import Picture, as_file
 from agentic_iqa_local.judgement import ordering, preference
 from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.judgement.fit import calibration_for
+from agentic_iqa_local.judgement.series import Series
 from agentic_iqa_local.nodes.pictures import load_pictures
 from agentic_iqa_local.result import Assessment, Result
 from agentic_iqa_local.services import Services, load_services
@@ -81,12 +82,11 @@ class Ranked(BaseModel):
 
 
 class Ranking(Result):
-    """Pictures, or a group of near-duplicates, from the best to the worst, with the comparisons
-    that say so, at most three for each picture, and those that could not be assessed."""
+    """Pictures from the best to the worst, with the comparisons that say so, at most three for each
+    picture, and those that could not be assessed."""
 
     kind: Literal["ranking", "group"] = "ranking"
     schema_version: int = SCHEMA_VERSION
-    number: int | None = None  # of a group: 1 for the first, in the pictures' order
     order: list[Ranked]
     pairs: list[Pair] = Field(default_factory=list)
     failed: list[Assessment] = Field(default_factory=list)
@@ -99,12 +99,28 @@ class Ranking(Result):
         names = " > ".join(ranked.assessment.image for ranked in self.order)
         return f"Ranking({one_line(names):.300})"
 
+
+class Group(Ranking):
+    """Pictures of one scene, from the best to the worst, and which of them to keep."""
+
+    kind: Literal["group"] = "group"
+    number: int = 0  # 1 for the first, in the pictures' order
+    # of a bracket, a focus stack or a panorama none is chosen
+    verdict: Literal["keep", "undecided", "kept whole"] = "keep"
+    series: Series | None = None  # what is kept whole
+    probability: float | None = None  # that the first is the best of all; None of one alone
+    undecided: list[str] = Field(default_factory=list)  # the pictures that may be the best
+    reason: str | None = None  # what speaks for the first, in words
+    # what was measured of each picture, where they could be laid over each other (burst.WORDS)
+    measures: dict[str, dict[str, float]] = Field(default_factory=dict)
+
+    @property
+    def best(self) -> Assessment | None:
+        return self.order[0].assessment if self.verdict == "keep" else None
+
     def to_dict(self) -> dict[str, Any]:
-        """The fields of a JSON line, as plain Python values; a group's names its best picture."""
-        fields = super().to_dict()
-        if self.best and self.kind == "group":
-            fields["best"] = self.best.image
-        return fields
+        """The fields of a JSON line, as plain Python values; `best` is the picture to keep."""
+        return super().to_dict() | {"best": self.best and self.best.image}
 
 
 @dataclass
@@ -116,6 +132,7 @@ class Candidate:
     row: Assessment
     fingerprint: np.ndarray
     draws: np.ndarray
+    file: Path
 
 
 @dataclass
@@ -143,7 +160,7 @@ class Judge:
                 seen = ordering.fingerprint(picture.pixels)
                 calibration = calibration_for(self.settings, row.model or {})
                 draws = preference.draws_of(row, calibration)
-                rated.append(Candidate(len(rated), row, seen, draws))
+                rated.append(Candidate(len(rated), row, seen, draws, file))
         return rated
 
     def compared(self, rows: Sequence[Assessment], candidates: Sequence[Candidate]) -> Comparison:
@@ -189,37 +206,40 @@ class Judge:
             pairs.append(pair)
             ahead[i, j] = pair.probability
             ahead[j, i] = 1 - pair.probability
-        strength = ordering.strengths(ahead, prior).tolist()
-        order = sorted(range(count), key=lambda i: -strength[i])
-        places = []
-        for place, i in enumerate(order, start=1):
-            surer = None  # than the next
-            if place < count:
-                j = order[place]
-                # as compared, or from the strengths where the pair was not
-                surer = ahead.get((i, j), preference.sigmoid(strength[i] - strength[j]))
-            places.append(
-                Ranked(
-                    place=place,
-                    index=candidates[i].index,
-                    strength=strength[i],
-                    better_than_next=surer,
-                    assessment=candidates[i].row,
-                )
-            )
-        return Ranking(order=places, pairs=pairs, failed=list(failed))
+        strength = ordering.strengths(ahead, prior)
+        order = in_order(candidates, strength, ahead)
+        return Ranking(order=order, pairs=pairs, failed=list(failed))
 
     def _prior(self, row: Assessment) -> float:
         strength = self.fit and self.fit.strength(row)
         return row.q or 0.0 if strength is None else strength
 
-    def groups(self, candidates: Sequence[Candidate]) -> Iterator[Ranking]:
-        """The groups of near-duplicates, in the order of their first pictures. Raises as `rank`."""
-        scenes = ordering.scene_groups([candidate.fingerprint for candidate in candidates])
-        for number, members in enumerate(scenes, start=1):
-            group = self.rank([candidates[i] for i in members])
-            group.kind, group.number = "group", number
-            yield group
+
+def in_order(
+    candidates: Sequence[Candidate],
+    strength: np.ndarray,
+    ahead: Mapping[tuple[int, int], float] | None = None,
+) -> list[Ranked]:
+    """The pictures from the best to the worst by their strengths; `ahead` has the probabilities of
+    pairs that were compared, the strengths those of the others."""
+    known, count = ahead or {}, len(candidates)
+    order = np.argsort(-strength, kind="stable").tolist()
+    places = []
+    for place, i in enumerate(order, start=1):
+        surer = None  # than the next
+        if place < count:
+            j = order[place]
+            surer = known.get((i, j), preference.sigmoid(float(strength[i] - strength[j])))
+        places.append(
+            Ranked(
+                place=place,
+                index=candidates[i].index,
+                strength=float(strength[i]),
+                better_than_next=surer,
+                assessment=candidates[i].row,
+            )
+        )
+    return places
 
 
 def compare(first: Picture, second: Picture, **how: Any) -> Comparison:

@@ -43,12 +43,17 @@ def scene_distance(one: np.ndarray, other: np.ndarray) -> float:
     return float(np.mean(one != other))
 
 
-def scene_groups(fingerprints: Sequence[np.ndarray]) -> list[list[int]]:
-    """The pictures' numbers in groups of near-duplicates: two pictures that are linked by
-    neighbours belong together. Groups and their members keep the pictures' order."""
+def scene_groups(
+    fingerprints: Sequence[np.ndarray], linked: Sequence[tuple[int, int]] = ()
+) -> list[list[int]]:
+    """The pictures' numbers in groups of near-duplicates, and of those that are `linked` otherwise:
+    two pictures that are linked by neighbours belong together. Groups and their members keep the
+    pictures' order."""
     if not fingerprints:
         return []
     near = squareform(pdist(np.array(fingerprints), "hamming")) <= MOST_DIFFERENT
+    for one, other in linked:
+        near[one, other] = True
     groups: dict[int, list[int]] = {}
     for picture, label in enumerate(connected_components(near, directed=False)[1].tolist()):
         groups.setdefault(label, []).append(picture)

@@ -2,7 +2,7 @@
 out."""
 
 from agentic_iqa_local.errors import one_line
-from agentic_iqa_local.judgement.comparison import Comparison, Pair, Ranked, Ranking
+from agentic_iqa_local.judgement.comparison import Comparison, Group, Pair, Ranked, Ranking
 from agentic_iqa_local.output.report import account, headline
 from agentic_iqa_local.output.words import safe_lines, trial_notice, wrapped
 from agentic_iqa_local.result import Assessment, Result
@@ -12,8 +12,10 @@ def headline_of(result: Result) -> str:
     """A result in short."""
     if isinstance(result, Comparison):
         return safe_lines(wrapped(comparison_headline(result), indent=""))
+    if isinstance(result, Group):
+        return _group_headline(result)
     if isinstance(result, Ranking):
-        return _group_headline(result) if result.kind == "group" else _order(result)
+        return _order(result)
     assert isinstance(result, Assessment)
     return headline(result)
 
@@ -22,9 +24,10 @@ def explain(result: Result) -> str:
     """A result in full: the readable account that `--explain` prints."""
     if isinstance(result, Comparison):
         return _comparison_account(result)
+    if isinstance(result, Group):
+        return f"\n{_group_headline(result)}\n{_order(result)}"
     if isinstance(result, Ranking):
-        head = f"\n{_group_headline(result)}\n" if result.kind == "group" else ""
-        return head + _order(result)
+        return _order(result)
     assert isinstance(result, Assessment)
     return account(result)
 
@@ -79,13 +82,24 @@ def _place(ranked: Ranked) -> str:
     return one_line(f"{ranked.place}. {row.image}: {row.answer}{ahead}")
 
 
-def _group_headline(found: Ranking) -> str:
-    """One line: the best of a group, and how sure that is."""
-    first = found.order[0]
-    best, ahead = first.assessment, ""
-    if first.better_than_next is not None:
-        p = rounded(first.better_than_next)
-        ahead = f" (better than the second best with probability {p})"
-    names = ", ".join(ranked.assessment.image for ranked in found.order)
-    said = f"{best.image} is the best of {len(found.order)}{ahead}; the order: {names}"
-    return one_line(f"Group {found.number}: {said}{trial_notice(best)}")
+def _group_headline(found: Group) -> str:
+    """Which picture of a group to keep, how sure that is and why."""
+    images = [ranked.assessment.image for ranked in found.order]
+    notice = trial_notice(found.order[0].assessment)
+    return safe_lines(
+        wrapped(f"Group {found.number}: {_verdict(found, images)}{notice}", indent="")
+    )
+
+
+def _verdict(found: Group, images: list[str]) -> str:
+    if len(images) == 1:
+        return f"{images[0]} stands alone"
+    if found.series:
+        return f"{found.series} of {len(images)}, kept whole: {', '.join(sorted(images))}"
+    if found.verdict == "undecided":
+        rest = f" of {len(images)}" if len(found.undecided) < len(images) else ""
+        return f"undecided between {', '.join(found.undecided)}{rest}"
+    assert found.probability is not None
+    others = f"the best of {len(images)} with probability {rounded(found.probability)}"
+    reason = f": {found.reason}" if found.reason else ""
+    return f"keep {images[0]}, {others}{reason}"

@@ -1,0 +1,207 @@
+"""Which frame of a burst to keep: frames of one scene are aligned and compared cell by cell, where
+the group is sharpest.
+
+Sharpness counts in the cells that are sharpest in the group as a whole, so that a background out of
+focus is no fault (the blocks of Bahrami and Kot, IEEE SPL 2014); noise is what the quietest cells
+still hold. A Bradley-Terry model of the differences says how probable it is that a frame is the
+best of its group; configs/bursts.json has its weights (scripts/training/bursts.py).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import PurePath
+
+import numpy as np
+from PIL import Image
+from pydantic import Field
+from scipy.ndimage import gaussian_filter
+
+from agentic_iqa_local.files import ROOT, read_json, read_record
+from agentic_iqa_local.iqa_tools.specs import FileRecord
+
+SHIPPED = ROOT / "configs" / "bursts.json"
+MOST_PIXELS = 2_000_000  # of a frame; a larger one is reduced by a whole number
+THUMBNAIL = 512  # pixels of the long side on which frames are aligned
+FARTHEST = 0.2  # of a side: frames that lie farther apart are not compared cell by cell
+CELL = 32  # pixels
+FINE, COARSE = 0.7, 1.8  # deviations of the Gaussians whose difference is the detail, in pixels
+SHARPEST, QUIETEST = 0.15, 0.1  # shares of the cells that tell sharpness and noise
+FLOOR = 0.05  # squared steps of 255: detail or noise below it says no more
+CLIPPED = 250
+FEWEST = 0.003  # a share of pixels below it says no more
+
+# By measure that speaks for a frame, what a reader is told of it and the others
+WORDS = {
+    "sharpness": "it is sharper where the scene is sharpest than {others}",
+    "noise": "{others} {has} more noise",
+    "darkness": "{others} {is} darker",
+    "clipping": "more of {others} is clipped",
+    "blocks": "{others} {is} more compressed",
+    "q": "its q is higher than that of {others}",
+}
+
+
+class BurstFit(FileRecord):
+    """The weight of each measure's difference in the log-odds that a frame is the better one."""
+
+    weights: dict[str, float] = Field(min_length=1)
+    groups: int  # that it was learned from
+    source: str
+    date: str
+
+
+@cache
+def load_fit() -> BurstFit:
+    """The weights that ship. Raises FileError."""
+    return read_record(SHIPPED, BurstFit, read_json)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One frame, as it is compared."""
+
+    luma: np.ndarray  # H×W uint8
+    clipping: float  # the logarithm of the share of clipped pixels
+    blocks: float
+
+    @classmethod
+    def of(cls, image: Image.Image) -> "Frame":
+        """The frame of an upright RGB picture."""
+        pixels = np.asarray(image)
+        clipped = float((pixels.max(2) >= CLIPPED).mean())
+        luma = image.convert("L")
+        blocks = blockiness(np.asarray(luma, np.float32))
+        factor = int(np.ceil((luma.width * luma.height / MOST_PIXELS) ** 0.5))
+        return cls(np.asarray(luma.reduce(factor)), float(np.log(clipped + FEWEST)), blocks)
+
+
+def blockiness(luma: np.ndarray) -> float:
+    """By how much more neighbours differ across the edges of 8×8 blocks than elsewhere, as a
+    logarithm, about 0 without blocks; the mean over both directions (Wang, Bovik and Evans, ICIP
+    2000), wherever the grid of blocks begins."""
+    found = []
+    for axis in (0, 1):
+        profile = np.abs(np.diff(luma, axis=axis)).mean(1 - axis)
+        phases = np.array([profile[phase::8].mean() for phase in range(8)]) + FLOOR
+        found.append(np.log(phases.max() / np.median(phases)))
+    return float(np.mean(found))
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Aligned frames: `measures` of each, and `energies`, frames×cells, their detail without noise."""
+
+    measures: list[dict[str, float]]
+    energies: np.ndarray
+
+
+def compared(frames: Sequence[Frame]) -> Compared | None:
+    """The frames of a group, laid over each other; None where that cannot be done (other sizes, or
+    another part of the scene)."""
+    lumas = _aligned([frame.luma for frame in frames])
+    if lumas is None:
+        return None
+    means = np.array([luma.mean() + 1 for luma in lumas])
+    energies = np.array([_energies(luma, mean) for luma, mean in zip(lumas, means, strict=True)])
+    quiet, sharp = _cells_that_tell(energies)
+    noise = energies[:, quiet].mean(1)
+    detail = np.maximum(energies - noise[:, None], 0)
+    sharpness = np.log(detail[:, sharp].mean(1) + FLOOR) / 2
+    measures = []
+    for i, frame in enumerate(frames):
+        one = {"sharpness": sharpness[i], "noise": np.log(noise[i] + FLOOR) / 2}
+        one |= {"darkness": np.log2(means.max() / means[i]), "clipping": frame.clipping}
+        one |= {"blocks": frame.blocks}
+        measures.append({name: float(value) for name, value in one.items()})
+    return Compared(measures, detail)
+
+
+def _aligned(lumas: Sequence[np.ndarray]) -> list[np.ndarray] | None:
+    """The part of each frame that all show, laid over each other to the pixel, float32; None where
+    there is none."""
+    if len({luma.shape for luma in lumas}) > 1:
+        return None
+    moves = [offset(lumas[0], luma) for luma in lumas]
+    height, width = lumas[0].shape
+    if any(abs(y) > FARTHEST * height or abs(x) > FARTHEST * width for y, x in moves):
+        return None
+    top, left = (max(0, *(-move[axis] for move in moves), 0) for axis in (0, 1))
+    bottom = height - max(0, *(move[0] for move in moves))
+    right = width - max(0, *(move[1] for move in moves))
+    if min(bottom - top, right - left) < 4 * CELL:
+        return None
+    return [
+        luma[top + y : bottom + y, left + x : right + x].astype(np.float32)
+        for luma, (y, x) in zip(lumas, moves, strict=True)
+    ]
+
+
+def offset(one: np.ndarray, other: np.ndarray) -> tuple[int, int]:
+    """Where the scene of one frame lies in another of the same size: rows down and columns right,
+    by phase correlation (Kuglin and Hines, 1975)."""
+    factor = max(1, max(one.shape) // THUMBNAIL)
+    small = [_thumbnail(luma, factor) for luma in (one, other)]
+    if np.array_equal(small[0], small[1]):
+        return 0, 0
+    spectrum = np.fft.rfft2(small[1]) * np.conj(np.fft.rfft2(small[0]))
+    surface = np.fft.irfft2(spectrum / np.maximum(np.abs(spectrum), 1e-9), small[0].shape)
+    surface = gaussian_filter(surface, 1, mode="wrap")
+    peak = np.unravel_index(int(surface.argmax()), surface.shape)
+    sizes = small[0].shape
+    moved = [
+        int(at) - size if at > size // 2 else int(at) for at, size in zip(peak, sizes, strict=True)
+    ]
+    return moved[0] * factor, moved[1] * factor
+
+
+def _thumbnail(luma: np.ndarray, factor: int) -> np.ndarray:
+    """A reduced frame with faded edges, without its mean."""
+    small = np.asarray(Image.fromarray(luma).reduce(factor), np.float32)
+    fade = np.outer(np.hanning(small.shape[0]), np.hanning(small.shape[1]))
+    return (small - small.mean()) * fade
+
+
+def _energies(luma: np.ndarray, mean: float) -> np.ndarray:
+    """The mean squared detail of each cell, in steps of a picture of middle brightness."""
+    even = luma * (128 / mean)
+    detail = gaussian_filter(even, FINE) - gaussian_filter(even, COARSE)
+    rows, columns = luma.shape[0] // CELL, luma.shape[1] // CELL
+    whole = detail[: rows * CELL, : columns * CELL] ** 2
+    return whole.reshape(rows, CELL, columns, CELL).mean((1, 3)).ravel()
+
+
+def _cells_that_tell(energies: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers of the quietest cells and of those that are sharpest in the group as a whole."""
+    order = np.log(energies + FLOOR).mean(0).argsort()
+    quietest = max(1, round(QUIETEST * len(order)))
+    sharpest = max(1, round(SHARPEST * len(order)))
+    return order[:quietest], order[-sharpest:]
+
+
+def strengths(measures: Sequence[Mapping[str, float]], weights: Mapping[str, float]) -> np.ndarray:
+    """The log-odds of each frame up to a constant, (frames,)."""
+    return np.array([sum(w * one[name] for name, w in weights.items()) for one in measures])
+
+
+def chances(strength: np.ndarray) -> np.ndarray:
+    """The probability of each frame that it is the best of all (Plackett, 1975; Luce, 1959)."""
+    odds = np.exp(strength - strength.max())
+    return odds / odds.sum()
+
+
+def why(
+    best: Mapping[str, float], other: Mapping[str, float], weights: Mapping[str, float]
+) -> str | None:
+    """The measure that speaks most for `best` against another frame; None where none does."""
+    parts = {name: weight * (best[name] - other[name]) for name, weight in weights.items()}
+    name = max(parts, key=parts.__getitem__)
+    return name if parts[name] > 0 else None
+
+
+def said(name: str, others: Sequence[str]) -> str:
+    """In words that a measure speaks for a frame against others."""
+    named = " and ".join(PurePath(other).name for other in others[-2:])
+    listed = ", ".join([*(PurePath(other).name for other in others[:-2]), named])
+    verbs = ("has", "is") if len(others) == 1 else ("have", "are")
+    return WORDS[name].format(others=listed, has=verbs[0], **{"is": verbs[1]})
