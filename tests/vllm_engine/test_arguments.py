@@ -1,4 +1,4 @@
-"""The arguments that each set-up gives vLLM on a card, read by vLLM's own parser and checked by its configuration for CUDA.
+"""The arguments that vLLM gets on a card, read by vLLM's own parser and checked by its configuration for CUDA.
 No card is needed, and no engine is built."""
 
 import importlib
@@ -9,19 +9,11 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from families import build
-from published import MODELS, config_of
+from conftest import EMBEDDED
 
-from agentic_iqa_local.api import choose_settings
+from agentic_iqa_local.config import ModelSettings
 from agentic_iqa_local.vlm_client import vllm_client
 from agentic_iqa_local.vlm_client.vllm_client import VllmClient
-
-FAMILIES = {
-    "qwen2.5": "qwen2_5_vl",
-    "qwen3": "qwen3_vl",
-    "llava": "llava_onevision_0_5b",
-    "q": "llava_onevision_0_5b",
-}
 
 
 @pytest.fixture
@@ -49,27 +41,15 @@ def on_a_card(monkeypatch):
     monkeypatch.setattr(vllm_client, "Engine", configured)
 
 
-SET_UPS = ["embedded", "qwen2_5_vl_3b", "qwen2_5_vl_7b", "qwen3_vl_2b", "qwen3_vl_8b", "q_sit_mini"]
-SET_UPS += ["llava_onevision_0_5b", "llava_onevision_7b"]
-
-
-@pytest.mark.parametrize("name", SET_UPS)
-def test_vllm_takes_the_arguments_of_a_set_up_on_a_card(name, on_a_card, tmp_path, monkeypatch):
+def test_vllm_takes_our_arguments_on_a_card(on_a_card, monkeypatch):
     """By its own configuration for CUDA, and the same when its parser for the command line reads them."""
     from vllm import EngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    settings = choose_settings(config=name, engine="vllm")
-    (backend,) = settings.backends
-    model, folder = settings.model(backend), settings.folder(backend)
-    if folder.name in MODELS:
-        build(FAMILIES[folder.name.split("-")[0].lower()], tmp_path)
-        config_of(folder.name).save_pretrained(tmp_path)
-        folder = tmp_path
-    model = model.model_copy(update={"path": str(folder)})
+    model = ModelSettings(path=str(EMBEDDED))
     asked = Mock(wraps=EngineArgs)
     monkeypatch.setattr("vllm.EngineArgs", asked)
-    config = VllmClient(name, model, "cuda:1").engine.config
+    config = VllmClient("embedded", model, "cuda:1").engine.config
     assert config.parallel_config.assigned_physical_gpu_ids == [1]
     assert config.cache_config.gpu_memory_utilization == 0.791  # 23 GiB less 4 of 24
     assert config.model_config.dtype == torch.bfloat16
