@@ -132,7 +132,9 @@ def choose_dtype(asked: str, device: str) -> str:
         return "float32"
     import torch
 
-    return "bfloat16" if torch.cuda.is_bf16_supported() else "float16"
+    # torch.cuda.is_bf16_supported() says yes of older ones too, which only imitate it
+    native = torch.cuda.get_device_capability(device) >= (8, 0)
+    return "bfloat16" if native else "float16"
 
 
 def make_deterministic() -> None:
@@ -152,7 +154,25 @@ def memory_ran_out(error: BaseException) -> bool:
 
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
-    return isinstance(error, Exception) and should_reduce_batch_size(error)
+    if not isinstance(error, RuntimeError):
+        return False
+    said = str(error)  # outside torch's own allocator CUDA and its libraries say it so
+    by_cuda = "CUDA error: out of memory" in said or "_STATUS_ALLOC_FAILED" in said
+    return by_cuda or should_reduce_batch_size(error)
+
+
+def card_is_lost(error: BaseException, device: str) -> bool:
+    """Whether an error of CUDA's has broken the process's hold on its card, so that every later
+    call fails too: the card is asked."""
+    import torch
+
+    if not isinstance(error, torch.AcceleratorError) or memory_ran_out(error):
+        return False
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError:
+        return True
+    return False
 
 
 def versions(packages: Iterable[str] = SCORING) -> dict[str, str]:

@@ -41,6 +41,12 @@ def one_line(text: str) -> str:
     return text if text.isprintable() else text.translate(_escapes(text))
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message: torch and transformers add paragraphs to some."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:300]
+
+
 def printable(text: str) -> str:
     """As `one_line`, but line ends and tabs stay: for text that is made of safe lines."""
     return text.translate(_escapes(text, keep="\n\t\r"))

@@ -10,7 +10,6 @@ import sys
 from contextlib import suppress
 
 import pytest
-import torch
 from acting import as_a_command
 from conftest import ROOT
 from scripted import in_this_process
@@ -22,8 +21,6 @@ from agentic_iqa_local.cli.assess_run import AssessRun
 from agentic_iqa_local.cli.command import parse
 from agentic_iqa_local.cli.console import Console
 from agentic_iqa_local.cli.main import main
-from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
-from agentic_iqa_local.state import LETTERS
 from agentic_iqa_local.vlm_client import ModelLost
 from agentic_iqa_local.vlm_client.transformers_client import TransformersSession
 
@@ -209,19 +206,3 @@ def test_a_stdout_that_takes_nothing_ends_the_run_in_a_sentence(photo_path, capf
             "assess", photo_path, "--cpu", "--pipeline", "letters", stdout=full.fileno()
         )
     assert (status, capfd.readouterr().err) == (2, "error: [Errno 28] No space left on device\n")
-
-
-# Models that are lost
-
-
-def test_a_broken_card_is_a_lost_model(client, photo, monkeypatch):
-    def broken(**_):
-        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
-
-    monkeypatch.setattr(client.model, "forward", broken)
-    session = client.open([photo])
-    with pytest.raises(ModelLost, match="illegal memory access"):
-        session.read_letters(
-            summarizer_prompt(DEFAULT_QUERY, None, scoring=True), ANSWER_PREFIX, LETTERS
-        )
-    session.close()

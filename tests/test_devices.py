@@ -7,11 +7,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from agentic_iqa_local.devices import (
-    DeviceError,
-    choose_device,
-    choose_dtype,
-)
+from agentic_iqa_local.devices import DeviceError, choose_device
 
 UUIDS = [f"{start}-0000-1111-2222-333344445555" for start in ("5a1b2c3d", "5a99ffff", "0c0ffee0")]
 MIG = "MIG-11111111-2222-3333-4444-555555555555"
@@ -95,11 +91,3 @@ def test_a_named_device_comes_too_late_once_cuda_is_in_use(gpus):
         DeviceError, match="in use yet, but it is; start again with CUDA_VISIBLE_DEVICES=MIG-"
     ):
         choose_device(MIG)
-
-
-def test_a_gpu_computes_in_half_precision_and_a_cpu_does_not(monkeypatch):
-    for has, expected in ((True, "bfloat16"), (False, "float16")):
-        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda has=has: has)
-        assert choose_dtype("auto", "cuda:0") == expected
-    assert choose_dtype("auto", "cpu") == "float32"
-    assert choose_dtype("float16", "cpu") == "float16"

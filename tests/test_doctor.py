@@ -5,7 +5,6 @@ import os
 import shutil
 import socket
 
-import pytest
 from conftest import EMBEDDED
 
 from agentic_iqa_local.cli.main import main
@@ -76,17 +75,6 @@ def test_a_package_that_is_too_old_is_named(monkeypatch):
     finding = checks.packages(Setup(load_settings()))
     assert finding.status == "fail"
     assert finding.found.count("expected numpy<0.1") == finding.found.count("expected") == 1
-
-
-@pytest.mark.parametrize(("quantization", "width"), [("none", 4), ("8bit", 1.3), ("4bit", 0.9)])
-def test_memory_is_that_of_the_weights_in_their_format(tmp_path, quantization, width):
-    (tmp_path / "mine.yaml").write_text(
-        f"models: {{embedded: {{dtype: float32, quantization: {quantization}}}}}"
-    )
-    setup = Setup(load_settings(tmp_path / "mine.yaml"), cpu=True)
-    needed = checks.weight_bytes(setup, "transformers.embedded")
-    size = (EMBEDDED / "model.safetensors").stat().st_size  # two bytes a number, and a header
-    assert needed == pytest.approx(size / 2 * width, rel=0.02)
 
 
 def test_deep_tells_letters_apart_from_others():

@@ -24,8 +24,8 @@ from types import SimpleNamespace
 from typing import Any, Generic
 
 from agentic_iqa_local.batch.work import AnyItem, Row, Work
-from agentic_iqa_local.devices import memory_ran_out
-from agentic_iqa_local.errors import UserError, name_picture, one_line
+from agentic_iqa_local.devices import card_is_lost, memory_ran_out
+from agentic_iqa_local.errors import UserError, first_line, name_picture, one_line
 from agentic_iqa_local.result import file_sha256
 from agentic_iqa_local.services import MODEL, Observer, Services
 from agentic_iqa_local.vlm_client import ModelLost, OutOfMemory
@@ -336,7 +336,7 @@ def _worked_on(
 ) -> tuple[str, Any]:
     """What became of an item: "row", "again" (alone, since memory ran out) or "lost" (the
     model)."""
-    observer = _Watching(pipe)
+    observer = _Watching(pipe, services.device)
     try:
         row = work.row(item, services, observer)
     except BaseException as error:  # whatever it is, the other items go on
@@ -362,8 +362,8 @@ class _Watching(Observer):
     """Tells the parent the steps of an item's work, and sees whether memory ran out or a model is
     lost."""
 
-    def __init__(self, pipe: Any):
-        self._pipe = pipe
+    def __init__(self, pipe: Any, device: str):
+        self._pipe, self._device = pipe, device
         self._turn = threading.Lock()  # tools measure while the model writes
         self.ran_out: dict[str, str] = {}  # in what, and what was said
         self.lost: ModelLost | None = None
@@ -388,4 +388,7 @@ class _Watching(Observer):
         while cause is not None:
             if isinstance(cause, OutOfMemory) or memory_ran_out(cause):
                 self.ran_out[what] = str(error) or "memory ran out"  # a MemoryError says nothing
+            elif card_is_lost(cause, self._device):  # in a tool, after which nothing would answer
+                failed = f"{what} failed on {self._device} ({first_line(cause)})"
+                self.lost = self.lost or ModelLost(failed, "the card has to be opened anew")
             cause = cause.__cause__

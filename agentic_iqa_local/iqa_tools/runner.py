@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
+from agentic_iqa_local.errors import first_line
 from agentic_iqa_local.files import ROOT, models_root
 from agentic_iqa_local.iqa_tools.calibration import CalibrationError, read_map_file
 from agentic_iqa_local.iqa_tools.crops import crops_of, side_by_side
@@ -281,7 +282,7 @@ class ToolRunner:
                 else:
                     self._metrics[spec.name] = create_metric(spec, self.files, self.device)
             except Exception as error:
-                mistake = f"{spec.name} could not be built on {self.device}: {error}"
+                mistake = f"{spec.name} could not be built on {self.device}: {first_line(error)}"
                 raise ToolError(mistake) from error
         return self._metrics[spec.name]
 
@@ -332,5 +333,5 @@ def _failures(name: str, image: Image.Image) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        mistake = f"{name} failed on an image of {_size(image)}: {error}"
+        mistake = f"{name} failed on an image of {_size(image)}: {first_line(error)}"
         raise ToolError(mistake, "use another tool.") from error

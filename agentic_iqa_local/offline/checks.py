@@ -5,6 +5,7 @@ Models and tools are loaded by the code that assessments use.
 """
 
 import importlib.metadata
+import math
 import os
 import shutil
 from contextlib import suppress
@@ -34,8 +35,11 @@ from agentic_iqa_local.vlm_client.model_folder import find_gguf, read_weights
 # never resized
 WINDOW = (128, 144, 384, 368)
 GIB = 2**30
-# bytes of a weight once loaded; of quantised models about, embeddings and encoders stay as they are
-BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "8bit": 1.3, "4bit": 0.9}
+# bytes of a weight once loaded. 4bit is nf4 with double quantisation, 4.127 bits (QLoRA, arXiv
+# 2305.14314, section 3)
+BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "8bit": 1.0, "4bit": 4.127 / 8}
+# what quantisation leaves as it is, beside all that is no matrix (see transformers_client)
+WHOLE = ("visual", "vision", "embed", "lm_head")
 ENVIRONMENT = "install the versions of constraints.txt (docs/air_gapped.md)"
 UNPACK = f"{PROGRAM} unpack BUNDLE"
 
@@ -190,6 +194,7 @@ def memory(setup: Setup) -> Finding:
     if needed <= room:
         return Finding("pass", found)
     remedy = "end what takes the rest; or set quantization: 4bit; or take a smaller model"
+    remedy = roomier_gpu(setup, needed) + remedy
     return Finding("fail" if models > room else "warn", found, remedy)
 
 
@@ -202,10 +207,26 @@ def weight_bytes(setup: Setup, backend: str) -> float:
     weights = read_weights(renderer.folder)
     if hasattr(renderer.config, "quantization_config"):
         return sum(file.stat().st_size for file in weights.files)
-    kind = settings.quantization
-    if kind == "none":
-        kind = choose_dtype(settings.dtype, setup.device)
-    return weights.numbers * BYTES[kind]
+    width = BYTES[choose_dtype(settings.dtype, setup.device)]
+    if settings.quantization == "none":
+        return weights.numbers * width
+    matrices = 0
+    for name, shape in weights.shapes.items():
+        if len(shape) == 2 and not any(part in name for part in WHOLE):
+            matrices += math.prod(shape)
+    return matrices * BYTES[settings.quantization] + (weights.numbers - matrices) * width
+
+
+def roomier_gpu(setup: Setup, needed: float) -> str:
+    """The advice to use another visible GPU that has the room; empty where there is none."""
+    import torch
+
+    count = torch.cuda.device_count() if setup.device.startswith("cuda") else 0
+    for index in range(count):
+        free = torch.cuda.mem_get_info(index)[0]
+        if free >= needed:
+            return f"pass --gpu {index}, where {free / GIB:.2f} GiB are free; or "
+    return ""
 
 
 def memory_of(device: str, spread: bool) -> tuple[int, int]:

@@ -11,12 +11,13 @@ from functools import partial
 from typing import Any
 from unittest.mock import patch
 
-from agentic_iqa_local.errors import UserError, one_line
+from agentic_iqa_local.errors import UserError, first_line, one_line
 from agentic_iqa_local.offline import checks, deep
 from agentic_iqa_local.offline.checks import ENVIRONMENT, Finding, Setup
 
 NEEDED = ("device", "folder", "model ")  # if one of these checks fails,
 LOADING = ("memory", "model ", "probe", "plain")  # these are left out
+CARD = "see nvidia-smi for the driver and for who uses the card, or pass --cpu"
 Find = Callable[[Setup], Finding | None]  # None: there is nothing to examine
 
 
@@ -58,8 +59,8 @@ def _found(find: Find, setup: Setup) -> Finding | None:
         remedy = error.remedy.rstrip(".") or "see docs/air_gapped.md"
         return Finding("fail", error.message, remedy)
     except Exception as error:
-        said = " ".join(str(error).split())[:300] or "no message"
-        return Finding("fail", f"{type(error).__name__}: {said}", ENVIRONMENT)
+        said = f"{type(error).__name__}: {first_line(error)}"
+        return Finding("fail", said, CARD if "CUDA" in said else ENVIRONMENT)
 
 
 @contextmanager

@@ -15,9 +15,9 @@ import openai
 from PIL import Image
 from pydantic import BaseModel, ValidationError
 
+from agentic_iqa_local.errors import first_line
 from agentic_iqa_local.files import first_mistake
 from agentic_iqa_local.vlm_client import ModelLost, VLMError
-from agentic_iqa_local.vlm_client.rendering import first_line
 
 NOT_REACHED = (502, 503, 504)  # what stands between gives these statuses when the server is gone
 # By what they write as the owner of their models

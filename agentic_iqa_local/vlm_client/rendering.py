@@ -23,6 +23,7 @@ from torchvision.transforms.v2 import functional
 from transformers import AutoConfig, AutoProcessor
 
 from agentic_iqa_local.config import TEMPERATURE, ModelSettings
+from agentic_iqa_local.errors import first_line
 from agentic_iqa_local.files import PROGRAM
 from agentic_iqa_local.vlm_client import PixelLimits, SeenImage, VLMError
 from agentic_iqa_local.vlm_client.chat import ChatPrompt, asking_for_words, chat_messages
@@ -46,12 +47,6 @@ def check_folder(folder: Path, weights: bool = True) -> Any:
         got = f"expected a vision-language model, got {config.model_type}, which reads text only"
         raise VLMError(f"model folder {folder}: {got}", "use a Qwen-VL, LLaVA or similar folder")
     return config
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message: transformers lists hundreds of names in some."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0][:300]
 
 
 @contextmanager

@@ -26,11 +26,13 @@ from transformers import AutoModelForImageTextToText, BitsAndBytesConfig, Dynami
 
 from agentic_iqa_local.config import ModelSettings
 from agentic_iqa_local.devices import (
+    card_is_lost,
     choose_dtype,
     describe_device,
     make_deterministic,
     memory_ran_out,
 )
+from agentic_iqa_local.errors import first_line
 from agentic_iqa_local.vlm_client import (
     ONE_PASS,
     OVERFLOW,
@@ -50,12 +52,12 @@ from agentic_iqa_local.vlm_client.rendering import (
     Expanded,
     Rendered,
     Renderer,
-    first_line,
     loading,
 )
 
 MOST_TOKENS = 4096  # of one pass over many pictures: about what a long assessment has in its cache
 MOST_PIXELS = 2**20  # of such a pass, where the model sets no limit
+ROOM = "end what takes the rest, set quantization: 4bit, or take a smaller model or another GPU"
 # The letters come from lm_head and quality from the vision tower: both stay in full precision.
 FULL_PRECISION = ["model.visual", "model.vision_tower", "model.vision_model", "lm_head"]
 
@@ -90,7 +92,8 @@ class TransformersClient(VLMClient):
         self.stop_ids = {*(eos if isinstance(eos, list) else [eos]), self.tokenizer.eos_token_id}
 
     def _load(self, device: str) -> Any:
-        """The model on `device`. Raises VLMError for a folder that lacks weights of the model."""
+        """The model on `device`. Raises VLMError for a folder that lacks weights of the model, and
+        for a device that has no room or cannot be used."""
         settings, folder = self.settings, self.renderer.folder
         options: dict[str, Any] = {"dtype": self.dtype, "use_safetensors": True, **LOCAL}
         if settings.device_map == "auto":
@@ -99,7 +102,7 @@ class TransformersClient(VLMClient):
             options["quantization_config"] = self._quantization()
             options["device_map"] = {"": device}
         transformers.utils.logging.disable_progress_bar()  # stderr may be a caller's own
-        with loading(folder):
+        with loading(folder), self._filling(device):
             loaded: Any = AutoModelForImageTextToText.from_pretrained(
                 folder, output_loading_info=True, **options
             )  # nosec B615 # a local folder
@@ -117,6 +120,21 @@ class TransformersClient(VLMClient):
             merge = transformers.Idefics3Model.inputs_merger
             model.model.inputs_merger = functools.partial(merge, model.model)
         return model
+
+    @contextmanager
+    def _filling(self, device: str) -> Iterator[None]:
+        """Turns what torch raises while weights go to `device` into VLMError."""
+        try:
+            yield
+        except (RuntimeError, MemoryError) as error:
+            why = first_line(error)
+            if memory_ran_out(error):
+                mistake = f"{self.name} does not fit into the free memory of {device} ({why})"
+                raise VLMError(mistake, f"{ROOM}; the command doctor says what it needs") from error
+            if isinstance(error, torch.AcceleratorError):
+                advice = "see nvidia-smi, use another GPU, or pass --cpu"
+                raise VLMError(f"{device} cannot be used ({why})", advice) from error
+            raise
 
     def _quantization(self) -> BitsAndBytesConfig:
         in_4bit = self.settings.quantization == "4bit"
@@ -227,8 +245,7 @@ class TransformersClient(VLMClient):
                 )
                 raise OutOfMemory(f"{self.name}: memory ran out {why}", advice) from error
             failed = f"{self.name} failed {why}"
-            if isinstance(error, torch.AcceleratorError):
-                # the process's hold on its card is broken
+            if card_is_lost(error, str(self.device)):
                 raise ModelLost(failed, "the card has to be opened anew") from error
             raise VLMError(failed) from error
 

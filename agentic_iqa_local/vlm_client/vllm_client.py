@@ -35,9 +35,10 @@ from pydantic import BaseModel
 
 from agentic_iqa_local.config import ModelSettings
 from agentic_iqa_local.devices import choose_dtype, describe_device, make_deterministic
+from agentic_iqa_local.errors import first_line
 from agentic_iqa_local.vlm_client import ModelLost, VLMClient, VLMError, VLMSession
 from agentic_iqa_local.vlm_client.constraints import json_schema
-from agentic_iqa_local.vlm_client.rendering import Rendered, Renderer, first_line
+from agentic_iqa_local.vlm_client.rendering import Rendered, Renderer
 
 # Tokens a block of the cache: vLLM's default of 128 on a CPU would never share a short prefix
 CPU_BLOCK = 32
@@ -62,7 +63,8 @@ class VllmClient(VLMClient):
         except Exception as error:
             # it reads a stranger's folder, as transformers does: see `loading`
             mistake = f"vLLM {self.version} cannot load it ({first_line(error)})"
-            raise ModelLost(f"model folder {self.renderer.folder}: {mistake}") from error
+            advice = "if its memory ran out, lower left_for_tools_gib, max_in_flight or max_pixels"
+            raise ModelLost(f"model folder {self.renderer.folder}: {mistake}", advice) from error
         self.dtype = str(self.engine.config.model_config.dtype).removeprefix("torch.")
 
     def _check_settings(self) -> None:
