@@ -11,6 +11,7 @@ from agentic_iqa_local.cli import options
 from agentic_iqa_local.cli.command import stopped_by_ctrl_c
 from agentic_iqa_local.cli.console import Console, Progress, tell
 from agentic_iqa_local.cli.outputs import check_outputs
+from agentic_iqa_local.cli.sidecars import mark_best, sidecars_of, take_back, told
 from agentic_iqa_local.errors import counted, one_line
 from agentic_iqa_local.files import write_whole
 from agentic_iqa_local.images.files import check_file
@@ -44,6 +45,9 @@ def _judge(args: argparse.Namespace, best_of_groups: bool) -> int:
         raise options.UsageError(wrong, "name as many")
     options.check_set_up(settings, pipeline)
     with Console() as console:
+        sidecars = sidecars_of(args, files) if best_of_groups else None
+        if sidecars and args.undo:
+            return take_back(sidecars, files)
         rows = _rows(args, AssessWork(settings, pipeline), files)
         if rows is None:
             return 130
@@ -51,7 +55,10 @@ def _judge(args: argparse.Namespace, best_of_groups: bool) -> int:
         candidates = judge.candidates(rows, files)
         failed = [row for row in rows if row.error]
         if best_of_groups:
-            return _show(args, console, [*failed, *judge.groups(candidates)])
+            groups = list(judge.groups(candidates))
+            mark_best(sidecars, groups)
+            status = _show(args, console, [*failed, *groups])
+            return max(status, told(sidecars))
         if len(rows) == 2:
             return _show(args, console, [judge.compared(rows, candidates)])
         return _show(args, console, [judge.rank(candidates, failed)])

@@ -101,6 +101,15 @@ def load_pair(
     return image, reference
 
 
+def own_xmp(path: str | os.PathLike[str]) -> bytes:
+    """The XMP that a picture's file holds itself; empty where it holds none. Raises ImageError."""
+    path = os.fspath(path)
+    with within_memory(path), strict_pillow(path), Image.open(path, formats=FORMATS) as image:
+        own = image.info.get("xmp", b"")
+    own = own if isinstance(own, bytes) else str(own).encode()
+    return own.rstrip(b"\0")
+
+
 @contextmanager
 def strict_pillow(path: str) -> Iterator[None]:
     """Makes Pillow refuse truncated files but no large ones, without warnings, and raise
