@@ -64,7 +64,9 @@ def items_of(args: argparse.Namespace) -> list[Item]:
     there."""
     if args.manifest:
         return read_manifest(args.manifest, query=args.query, choices=args.choices, box=args.box)
-    files = expand_inputs(args.pictures or [os.path.relpath(SAMPLE)])
+    files = expand_inputs(
+        args.pictures or [os.path.relpath(SAMPLE)], raw_previews=bool(args.raw_previews)
+    )
     for file in files:
         if not os.path.lexists(file):
             check_file(file)

@@ -34,7 +34,7 @@ def best(args: argparse.Namespace) -> int:
 def _judge(args: argparse.Namespace, best_of_groups: bool) -> int:
     """Assesses the pictures, compares them by that, and shows and writes what came out; the exit
     status."""
-    files = expand_inputs(args.pictures)
+    files = expand_inputs(args.pictures, raw_previews=bool(args.raw_previews))
     check_outputs(args, [args.reference, args.config, *files], compared=True)
     settings, pipeline = options.chosen_settings(args), args.pipeline or "letters"
     for file in (*files, args.reference):

@@ -76,8 +76,8 @@ def check_outputs(
     """
     from agentic_iqa_local.output.tables import CSV, PARQUET
 
-    marks = {"csv": CSV, "parquet": PARQUET, "gallery": PAGE}
-    marks["out"] = COMPARISONS if compared else None
+    own = COMPARISONS if compared else None
+    marks = {"out": own, "csv": CSV, "parquet": PARQUET, "gallery": PAGE}
     outputs = [("--map", file) for file in maps]
     for name, suffixes in SUFFIXES.items():
         file = getattr(args, name, None)

@@ -43,7 +43,9 @@ EMPTY = (
 
 _LIST, _DESCRIPTION = f"{RDF} RDF", f"{RDF} Description"
 _TAG = re.compile(rb"""<[^>"']*(?:(?:"[^"]*"|'[^']*')[^>"']*)*>""")
-_ATTRIBUTE = re.compile(rb"""\s+([^\s=]+)\s*=\s*(?:"([^"]*)"|'([^']*)')""")
+_ATTRIBUTE = re.compile(
+    rb"""\s+([^\s=]+)\s*=\s*(?P<quote>["'])(?P<value>.*?)(?P=quote)""", re.DOTALL
+)
 
 Span = tuple[int, int]
 Edits = list[tuple[Span, bytes]]
@@ -136,7 +138,11 @@ class _Reader:
         self._parser.EndElementHandler = self._end
         self._parser.CharacterDataHandler = self._text.append
         try:
+            if "\0" in content.decode():
+                raise SidecarError("expected XMP in UTF-8, got another encoding")
             self._parser.Parse(content, True)
+        except UnicodeDecodeError:
+            raise SidecarError("expected XMP in UTF-8, got another encoding") from None
         except expat.ExpatError as error:
             raise SidecarError(f"expected XMP in UTF-8, got no XML ({error})") from None
 
@@ -168,7 +174,8 @@ class _Reader:
         head = re.compile(rb"<[^\s/>]+").match(tag[0])
         assert head
         for one in _ATTRIBUTE.finditer(tag[0], head.end()):
-            spans[one[1].decode()] = _moved(one.span(), tag), _moved(one.span(one.lastindex), tag)
+            whole, inner = _moved(one.span(), tag), _moved(one.span("value"), tag)
+            spans[one[1].decode()] = whole, inner
         for name, value in attributes.items():
             known = _known(name)
             if _plain(name) == f"{RDF} about":
@@ -233,8 +240,12 @@ def merged(
     """
     old = read(content)
     bare = read(_without(old))
-    wanted = old.unchanged | changes
-    values = {name: value for name, value in wanted.items() if value is not None}
+    values = old.unchanged
+    for name, value in changes.items():
+        if value is None:
+            values.pop(name, None)
+        else:
+            values[name] = value
     kept = [name for name in values if name in given or bare.gives(name)]
     for name in kept:
         del values[name]
