@@ -1,8 +1,10 @@
 """XMP sidecars: what is added, what stays, what is taken back; and the program's answers to whoever asks for them."""
 
+import json
 import shutil
 import subprocess
 
+import pandas as pd
 import pytest
 from conftest import DATA
 from hypothesis import given, settings
@@ -13,6 +15,8 @@ from scripted import in_this_process
 
 from agentic_iqa_local.batch.ratings import RatingsError, read_ratings
 from agentic_iqa_local.cli.main import main
+from agentic_iqa_local.cli.sidecars import mark_best
+from agentic_iqa_local.judgement.comparison import Ranked, Ranking
 from agentic_iqa_local.output.sidecars import LABEL, WORDS, Sidecars
 from agentic_iqa_local.output.sidecars import RATING as STARS
 from agentic_iqa_local.output.xmp import EMPTY, SidecarError, merged, read
@@ -118,7 +122,7 @@ def test_what_another_program_wrote_anew_is_still_found():
         (sidecar().decode().encode("utf-16"), "in UTF-8"),
         (b"<a/>", "without rdf:RDF"),
         (sidecar()[:-40], "got no XML"),
-        (b"<a>" * 300_000, "got no XML"),
+        (b"<a>" * 300_000, "nested too deeply"),
     ],
     ids=["laughs", "external", "text", "utf-16", "xml", "cut", "deep"],
 )  # fmt: skip
@@ -141,7 +145,7 @@ def test_a_link_is_left_alone_and_a_failure_gets_nothing(tmp_path):
     found.note(row_of(str(tmp_path / "b.png"), error="b.png: damaged"))
     assert (tmp_path / "else.xmp").read_bytes() == EMPTY
     assert not (tmp_path / "b.png.xmp").exists()
-    assert found.account()[1:] == [f"error: left 1 sidecar alone: {tmp_path / 'a.png.xmp'}: expected a regular file, got a link"]  # fmt: skip
+    assert found.account()[1:] == [f"error: could not merge into 1 sidecar: {tmp_path / 'a.png.xmp'}: expected a regular file, got a link"]  # fmt: skip
 
 
 def test_a_rating_inside_the_picture_counts_as_given_and_the_picture_is_not_written(tmp_path):
@@ -204,16 +208,70 @@ def test_exiftool_reads_what_was_written(tmp_path):
     assert read.stdout.split() == ["2", "Green", "3", "1", "Küste"]
 
 
-def test_assess_writes_stars_that_undo_takes_back_and_that_are_nobodys_ratings(
+def test_the_best_of_a_group_is_labelled_and_an_earlier_one_no_longer(tmp_path):
+    rows = [row_of(str(tmp_path / name), **RATING) for name in ("a.png", "b.png", "alone.png")]
+    groups = [[0, 1], [2]], [[1, 0], [2]]
+    found = Sidecars("darktable", [])
+    found.note(rows[0])
+    for members in groups:
+        order = [
+            [
+                Ranked(place=n, index=i, strength=0, better_than_next=None, assessment=rows[i])
+                for n, i in enumerate(group)
+            ]
+            for group in members
+        ]
+        mark_best(found, [Ranking(kind="group", order=one) for one in order])
+    a, b = (read((tmp_path / f"{name}.png.xmp").read_bytes()) for name in "ab")
+    assert (a.value(LABEL), a.value(STARS)) == (None, "2")  # the stars of assess stay
+    assert b.value(LABEL) == "Green"
+    assert b.value(WORDS).startswith("Image quality: the best of 2 of one scene; D Poor")
+    assert not (tmp_path / "alone.png.xmp").exists()
+
+
+def test_assess_writes_what_undo_takes_back_and_columns_that_others_read(
     tmp_path, monkeypatch, capfd
 ):
     in_this_process(monkeypatch)
-    shutil.copy(DATA / "sumac.png", tmp_path)
-    words = ["assess", str(tmp_path), "--xmp", "darktable", "--pipeline", "letters", "--cpu"]
-    assert main(words) == 0
+    photos, rows, table = tmp_path / "photos", tmp_path / "rows.jsonl", tmp_path / "rows.parquet"
+    photos.mkdir()
+    shutil.copy(DATA / "sumac.png", photos)
+    (photos / "broken.png").write_text("no picture")
+    words = [
+        "assess",
+        str(photos),
+        "--xmp",
+        "darktable",
+        "--pipeline",
+        "letters",
+        "--cpu",
+        "--out",
+        str(rows),
+    ]
+    assert main([*words, "--parquet", str(table)]) == 1  # one picture failed
     assert "1 sidecar written" in capfd.readouterr().err
-    assert read((tmp_path / "sumac.png.xmp").read_bytes()).value(STARS) in "12345"
+    place = photos / "sumac.png.xmp"
+    written = place.read_bytes()
+    assert {file.name for file in photos.iterdir()} == {"sumac.png", "sumac.png.xmp", "broken.png"}
     with pytest.raises(RatingsError, match="expected pictures with stars"):
-        read_ratings(tmp_path)
-    assert main([*words, "--undo"]) == 0
-    assert [file.name for file in tmp_path.iterdir()] == ["sumac.png"]
+        read_ratings(photos)
+
+    place.unlink()
+    assert main([*words, "--resume"]) == 1
+    assert place.read_bytes() == written
+    assert main(["assess", str(photos), "--xmp", "darktable", "--undo"]) == 0
+    assert not place.exists()
+
+    frame = pd.read_parquet(table)
+    row = json.loads(next(line for line in rows.read_text().splitlines() if "sumac" in line))
+    (read_back,) = frame[frame["error"].isna()].to_dict("records")
+    assert (read_back["q"], read_back["low"]) == (row["q"], row["interval"]["low"])
+    assert frame["q"].dtype == frame["noise"].dtype == "float64"
+    assert frame["q"].isna().sum() == 1
+    datasets = pytest.importorskip("datasets")
+    loaded = datasets.Dataset.from_parquet(str(table), cache_dir=str(tmp_path / "cache"))
+    assert sorted(loaded["q"], key=str) == sorted([row["q"], None], key=str)
+    assert main(["assess", str(photos), "--parquet", str(photos / "sumac.png"), "--cpu"]) == 2
+    frame.to_parquet(table)  # which somebody wrote now
+    assert main(["assess", str(photos), "--parquet", str(table), "--cpu"]) == 2
+    assert "did not write" in capfd.readouterr().err

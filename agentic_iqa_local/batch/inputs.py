@@ -181,8 +181,8 @@ def expand_inputs(items: Sequence[str], *, raw_previews: bool = False) -> list[P
     A folder stands for the image files directly in it, a glob (`**` for any depth, without links to
     folders) for those it matches, both by suffix, sorted as people count (2 before 10) and without
     what is hidden; a warning counts what else is there. A plain path is kept even if nothing is
-    there: that row will be a failure. RAW files are images with `raw_previews`. Raises ImageError for a folder or glob without images, and
-    for an address on a network.
+    there: that row will be a failure. RAW files are images with `raw_previews`. Raises
+    ImageError for a folder or glob without images, and for an address on a network.
     """
     files: dict[str, Path] = {}
     skipped = set[Path]()

@@ -129,7 +129,7 @@ class Sidecars:
         if self.kept:
             lines.append(f"left what somebody gave to {_listed(self.kept, 'picture')}")
         if self.failed:
-            lines.append(f"error: left {_listed(self.failed, 'sidecar')} alone")
+            lines.append(f"error: could not merge into {_listed(self.failed, 'sidecar')}")
         return [one_line(line) for line in lines]
 
 

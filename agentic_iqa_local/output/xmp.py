@@ -41,6 +41,7 @@ EMPTY = (
 ).encode()
 """A sidecar that nothing stands in; undoing what made one leaves these bytes."""
 
+DEEPEST = 100  # elements within one another
 _LIST, _DESCRIPTION = f"{RDF} RDF", f"{RDF} Description"
 _TAG = re.compile(rb"""<[^>"']*(?:(?:"[^"]*"|'[^']*')[^>"']*)*>""")
 _ATTRIBUTE = re.compile(
@@ -157,6 +158,8 @@ class _Reader:
 
     def _start(self, name: str, attributes: dict[str, str]) -> None:
         self._open.append(_plain(name))
+        if len(self._open) > DEEPEST:
+            raise SidecarError("expected XMP, got XML that is nested too deeply")
         depth = self._depth
         if depth not in (2, 3):
             return
