@@ -40,14 +40,14 @@ def _judge(args: argparse.Namespace, best_of_groups: bool) -> int:
     for file in (*files, args.reference):
         if file:
             check_file(file)
+    sidecars = sidecars_of(args, files) if best_of_groups else None
+    if sidecars and args.undo:
+        return take_back(sidecars, files)
     if not best_of_groups and not 2 <= len(files) <= MOST_PICTURES:
         wrong = f"expected 2 to {MOST_PICTURES} different pictures, got {len(files)}"
         raise options.UsageError(wrong, "name as many")
     options.check_set_up(settings, pipeline)
     with Console() as console:
-        sidecars = sidecars_of(args, files) if best_of_groups else None
-        if sidecars and args.undo:
-            return take_back(sidecars, files)
         rows = _rows(args, AssessWork(settings, pipeline), files)
         if rows is None:
             return 130

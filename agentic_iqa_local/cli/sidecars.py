@@ -30,7 +30,7 @@ def take_back(sidecars: "Sidecars", pictures: Sequence[Path]) -> int:
     """Undoes what was written to the sidecars of pictures; the exit status."""
     for picture in pictures:
         sidecars.undo(picture)
-    return told(sidecars)
+    return told(sidecars, "without what was written to them")
 
 
 def mark_best(sidecars: "Sidecars | None", groups: Iterable["Ranking"]) -> None:
@@ -50,18 +50,19 @@ def mark_best(sidecars: "Sidecars | None", groups: Iterable["Ranking"]) -> None:
 def _words_of_best(group: "Ranking") -> str:
     """Why the best of a group is that, without the number of the group."""
     from agentic_iqa_local.output.comparison_report import rounded
+    from agentic_iqa_local.output.words import trial_notice
 
     best = group.order[0]
     said = f"the best of {len(group.order)} of one scene"
     if best.better_than_next is not None:
         said += f" (better than the next with probability {rounded(best.better_than_next)})"
-    return f"{said}; {best.assessment.answer}"
+    return f"{said}; {best.assessment.answer}{trial_notice(best.assessment)}"
 
 
-def told(sidecars: "Sidecars | None") -> int:
+def told(sidecars: "Sidecars | None", done: str = "written") -> int:
     """Says what became of the sidecars; the exit status: 1 where one was left alone."""
     if sidecars is None:
         return 0
-    for line in sidecars.account():
+    for line in sidecars.account(done):
         tell(line)
     return int(bool(sidecars.failed))

@@ -120,9 +120,9 @@ class Sidecars:
         else:
             self.changed += 1
 
-    def account(self) -> list[str]:
+    def account(self, done: str = "written") -> list[str]:
         """What became of the sidecars, a sentence each."""
-        said = f"{counted(self.changed, 'sidecar')} written"
+        said = f"{counted(self.changed, 'sidecar')} {done}"
         if self.same:
             said += f", {self.same} had nothing to change"
         lines = [said]
