@@ -15,7 +15,7 @@ from agentic_iqa_local.cli.sidecars import mark_best, sidecars_of, take_back, to
 from agentic_iqa_local.errors import counted, one_line
 from agentic_iqa_local.files import write_whole
 from agentic_iqa_local.images.files import check_file
-from agentic_iqa_local.judgement.comparison import Judge
+from agentic_iqa_local.judgement.comparison import Judge, Ranking
 from agentic_iqa_local.judgement.ordering import MOST_PICTURES
 from agentic_iqa_local.output.comparison_report import explain, headline_of
 from agentic_iqa_local.result import Assessment, Result
@@ -28,6 +28,9 @@ def compare(args: argparse.Namespace) -> int:
 
 def best(args: argparse.Namespace) -> int:
     """Finds the best of each group of near-duplicates. Raises UserError."""
+    if args.undo:
+        files = expand_inputs(args.pictures, raw_previews=bool(args.raw_previews))
+        return take_back(sidecars_of(args, files), files)
     return _judge(args, best_of_groups=True)
 
 
@@ -36,13 +39,12 @@ def _judge(args: argparse.Namespace, best_of_groups: bool) -> int:
     status."""
     files = expand_inputs(args.pictures, raw_previews=bool(args.raw_previews))
     check_outputs(args, [args.reference, args.config, *files], compared=True)
+    if best_of_groups:
+        sidecars_of(args, files)  # a mistake is told before anything is loaded
     settings, pipeline = options.chosen_settings(args), args.pipeline or "letters"
     for file in (*files, args.reference):
         if file:
             check_file(file)
-    sidecars = sidecars_of(args, files) if best_of_groups else None
-    if sidecars and args.undo:
-        return take_back(sidecars, files)
     if not best_of_groups and not 2 <= len(files) <= MOST_PICTURES:
         wrong = f"expected 2 to {MOST_PICTURES} different pictures, got {len(files)}"
         raise options.UsageError(wrong, "name as many")
@@ -55,13 +57,24 @@ def _judge(args: argparse.Namespace, best_of_groups: bool) -> int:
         candidates = judge.candidates(rows, files)
         failed = [row for row in rows if row.error]
         if best_of_groups:
-            groups = list(judge.groups(candidates))
-            mark_best(sidecars, groups)
-            status = _show(args, console, [*failed, *groups])
-            return max(status, told(sidecars))
+            return _show_groups(args, console, failed, list(judge.groups(candidates)), files)
         if len(rows) == 2:
             return _show(args, console, [judge.compared(rows, candidates)])
         return _show(args, console, [judge.rank(candidates, failed)])
+
+
+def _show_groups(
+    args: argparse.Namespace,
+    console: Console,
+    failed: list[Assessment],
+    groups: list[Ranking],
+    files: list[Path],
+) -> int:
+    """Shows the groups, and marks the best of each in its sidecar; the exit status."""
+    sidecars = sidecars_of(args, files)
+    mark_best(sidecars, groups)
+    status = _show(args, console, [*failed, *groups])
+    return max(status, told(sidecars))
 
 
 def _rows(args: argparse.Namespace, work: AssessWork, files: list[Path]) -> list[Assessment] | None:

@@ -26,10 +26,11 @@ def sidecars_of(args: argparse.Namespace, pictures: Iterable[Path]) -> "Sidecars
         raise UsageError(f"--xmp {args.xmp}: {error.message}", error.remedy) from None
 
 
-def take_back(sidecars: "Sidecars", pictures: Sequence[Path]) -> int:
+def take_back(sidecars: "Sidecars | None", pictures: Sequence[Path]) -> int:
     """Undoes what was written to the sidecars of pictures; the exit status."""
-    for picture in pictures:
-        sidecars.undo(picture)
+    if sidecars:
+        for picture in pictures:
+            sidecars.undo(picture)
     return told(sidecars, "without what was written to them")
 
 
