@@ -39,8 +39,7 @@ def _judge(args: argparse.Namespace, best_of_groups: bool) -> int:
     status."""
     files = expand_inputs(args.pictures, raw_previews=bool(args.raw_previews))
     check_outputs(args, [args.reference, args.config, *files], compared=True)
-    if best_of_groups:
-        sidecars_of(args, files)  # a mistake is told before anything is loaded
+    sidecars_of(args, files)  # a mistake is told before anything is loaded
     settings, pipeline = options.chosen_settings(args), args.pipeline or "letters"
     for file in (*files, args.reference):
         if file:

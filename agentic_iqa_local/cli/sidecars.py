@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def sidecars_of(args: argparse.Namespace, pictures: Iterable[Path]) -> "Sidecars | None":
     """The sidecars that --xmp asks for. Raises UsageError."""
-    if not args.xmp:
+    if not getattr(args, "xmp", None):  # compare has no such option
         return None
     from agentic_iqa_local.output.sidecars import Sidecars
     from agentic_iqa_local.output.xmp import SidecarError
