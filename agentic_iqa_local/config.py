@@ -234,6 +234,8 @@ class ImageSettings(Section):
     max_crops: int = Field(default=5, ge=1, le=5)
     # the colour behind transparent pictures; default: they are refused
     background: Colour | None = None
+    # of a camera's RAW file the preview in it is judged; default: such files are refused
+    raw_previews: bool = False
 
 
 TEMPERATURE = "agentic_iqa_temperature"  # key of a model's config.json
@@ -434,6 +436,9 @@ class Options(Decisions):
 
     background: Colour | None = option(
         "the colour behind transparent pictures, such as white (default: refuse them)"
+    )
+    raw_previews: bool | None = option(
+        "judge the previews in RAW files (DNG, CR2, CR3, NEF, ARW, RAF), which a warning says"
     )
     gpu: int | str | None = option(
         "GPU by index, UUID or MIG name, among those CUDA_VISIBLE_DEVICES allows (default: GPU 0 if there is one);"

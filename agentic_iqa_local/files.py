@@ -231,12 +231,16 @@ def replacing(path: Path, *, sync: bool = False) -> Iterator[BinaryIO]:
 
 
 def is_replaceable(place: Path, mark: re.Pattern[bytes]) -> bool:
-    """Whether nobody misses the file at `place`: there is none, it is empty, or its beginning bears
-    the `mark` of what this program writes there. Raises FileError."""
+    """Whether nobody misses the file at `place`: there is none, it is empty, or its beginning, with
+    its end where it is long, bears the `mark` of what this program writes there. Raises
+    FileError."""
     if not os.path.exists(place):
         return True
     with open(open_regular(place), "rb") as file, _usable("read"):
         beginning = file.read(BEGINNING)
+        if file.seek(0, os.SEEK_END) > BEGINNING:
+            file.seek(max(BEGINNING, file.tell() - BEGINNING))
+            beginning += file.read()
     return not beginning or mark.search(beginning) is not None
 
 

@@ -85,6 +85,7 @@ IMAGE_SUFFIXES = (
     ".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".jp2", ".gif", ".ppm",
     ".avif", ".heic", ".heif", ".jfif", ".jpe",
 )  # fmt: skip
+RAW_SUFFIXES = (".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf")  # with --raw-previews
 
 Model = TypeVar("Model", bound=BaseModel)
 NO_REASON = "No reason provided"

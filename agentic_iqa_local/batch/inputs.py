@@ -23,7 +23,7 @@ from agentic_iqa_local.files import path_text, read_bytes, reason
 from agentic_iqa_local.images.files import ImageError, local_path
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
 from agentic_iqa_local.nodes.query import choices_in
-from agentic_iqa_local.state import IMAGE_SUFFIXES
+from agentic_iqa_local.state import IMAGE_SUFFIXES, RAW_SUFFIXES
 
 logger = logging.getLogger(__name__)
 
@@ -174,21 +174,22 @@ def _json_lines(content: bytes) -> Iterator[tuple[int, bytes]]:
 # Files, folders and globs
 
 
-def expand_inputs(items: Sequence[str]) -> list[Path]:
+def expand_inputs(items: Sequence[str], *, raw_previews: bool = False) -> list[Path]:
     """Files, folders and globs as a list of files in the order given, each real file once, under
     the first of its names; hard links are files of their own.
 
     A folder stands for the image files directly in it, a glob (`**` for any depth, without links to
     folders) for those it matches, both by suffix, sorted as people count (2 before 10) and without
     what is hidden; a warning counts what else is there. A plain path is kept even if nothing is
-    there: that row will be a failure. Raises ImageError for a folder or glob without images, and
-    for an address on a network.
+    there: that row will be a failure. RAW files are images with `raw_previews`. Raises
+    ImageError for a folder or glob without images, and for an address on a network.
     """
     files: dict[str, Path] = {}
     skipped = set[Path]()
+    suffixes = (*IMAGE_SUFFIXES, *RAW_SUFFIXES) if raw_previews else IMAGE_SUFFIXES
     for item in map(local_path, items):
         several = os.path.isdir(item) or (glob.has_magic(item) and not os.path.exists(item))
-        for file in _image_files(item, skipped) if several else [Path(item)]:
+        for file in _image_files(item, skipped, suffixes) if several else [Path(item)]:
             files.setdefault(os.path.realpath(file), file)
     if skipped:
         logger.warning(
@@ -198,7 +199,9 @@ def expand_inputs(items: Sequence[str]) -> list[Path]:
     return list(files.values())
 
 
-def _image_files(item: str, skipped: set[Path]) -> list[Path]:
+def _image_files(
+    item: str, skipped: set[Path], suffixes: Sequence[str] = IMAGE_SUFFIXES
+) -> list[Path]:
     """The image files of a folder or a glob, sorted; see `expand_inputs`. What else is there is put
     into `skipped`."""
     folder = os.path.isdir(item)
@@ -208,13 +211,13 @@ def _image_files(item: str, skipped: set[Path]) -> list[Path]:
         suffix = path.suffix.lower()
         if path.name.startswith(".") or (path.is_dir() and not folder):
             continue
-        if suffix in IMAGE_SUFFIXES and not path.is_dir():
+        if suffix in suffixes and not path.is_dir():
             images.append(path)
         elif suffix not in _BESIDE_PICTURES:
             others.add(path.resolve())
     if not images:
-        suffixes = " ".join(sorted(IMAGE_SUFFIXES))
-        said = f"expected a folder or a pattern with image files ({suffixes}), but found none"
+        known = " ".join(sorted(suffixes))
+        said = f"expected a folder or a pattern with image files ({known}), but found none"
         beside = f" beside {_counts(others)}" if others else ""
         raise ImageError(f"{item}: {said}{beside}", "check the path")
     skipped |= others
@@ -229,7 +232,9 @@ def _counts(skipped: Iterable[Path]) -> str:
         if path.is_dir():
             kind = "subfolder(s) (searched by 'FOLDER/**/*')"
         kinds[kind] += 1
-    return ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
+    said = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
+    raw = kinds.keys() & set(RAW_SUFFIXES)
+    return f"{said} (--raw-previews judges the previews in RAW files)" if raw else said
 
 
 def _matching(pattern: str) -> Iterator[Path]:

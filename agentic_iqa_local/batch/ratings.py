@@ -4,6 +4,7 @@ pairs, or a folder whose pictures or sidecars carry stars."""
 import io
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,13 @@ from typing import Any
 import choix
 import numpy as np
 import pandas as pd
-from PIL import Image
 
 from agentic_iqa_local.batch.cells import plain_cell
 from agentic_iqa_local.batch.inputs import expand_inputs
 from agentic_iqa_local.errors import UserError, one_line
 from agentic_iqa_local.files import FileError, path_from_text, read_bytes
+from agentic_iqa_local.images.files import ImageError
+from agentic_iqa_local.images.reading import own_xmp
 
 LARGEST = 2**28  # bytes of a table
 LARGEST_SIDECAR = 2**24
@@ -30,6 +32,8 @@ RATING = ("rating", "mos", "stars", "score")  # names of the column of ratings
 PERSON = ("person", "rater", "user")
 VERDICTS = {"keep": 1.0, "kept": 1.0, "pick": 1.0, "reject": 0.0, "rejected": 0.0}
 STARS = re.compile(rb"""xmp:Rating\s*(?:=\s*["']|>)\s*(-?\d+(?:\.\d+)?)""")
+# those that this program wrote (output/xmp.py) are nobody's ratings
+OURS = re.compile(rb"""agenticiqa:was_xmp_Rating\s*(?:=\s*["']|>)\s*(\d)""")
 NAMED = 3  # rows that a mistake names
 PENALTY = 0.1  # of choix: strengths stay finite where one picture always wins
 
@@ -123,6 +127,9 @@ def _stars(folder: Path) -> Iterator[tuple[Path, float]]:
     for file in expand_inputs([str(folder)]):
         for told in _xmp(file):
             stars = STARS.search(told)
+            ours = OURS.search(told)
+            if ours and stars and ours[1] == stars[1]:
+                continue
             if stars and float(stars[1]) != 0:  # 0 is "not rated"
                 yield file, max(float(stars[1]), 0.0)
                 break
@@ -133,12 +140,8 @@ def _xmp(file: Path) -> Iterator[bytes]:
     for sidecar in (file.with_name(f"{file.name}.xmp"), file.with_suffix(".xmp")):
         if sidecar.is_file():
             yield read_bytes(sidecar, LARGEST_SIDECAR)
-    try:
-        with Image.open(file) as picture:
-            own = picture.info.get("xmp", b"")
-    except Exception:  # a damaged picture has no stars; assessing it says what is wrong
-        return
-    yield own if isinstance(own, bytes) else str(own).encode()
+    with suppress(ImageError):  # a damaged one has no stars; assessing it says what is wrong
+        yield own_xmp(file)
 
 
 def _rated(rows: Any, place: Path) -> Any:

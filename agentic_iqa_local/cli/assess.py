@@ -11,6 +11,7 @@ from agentic_iqa_local.batch.inputs import Item, expand_inputs, read_manifest, r
 from agentic_iqa_local.cli.console import Console, tell
 from agentic_iqa_local.cli.options import UsageError, check_set_up, chosen_settings, device_of
 from agentic_iqa_local.cli.outputs import check_outputs, output_file
+from agentic_iqa_local.cli.sidecars import sidecars_of, take_back
 from agentic_iqa_local.files import PNG, PROGRAM, ROOT
 from agentic_iqa_local.images.files import check_file
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
@@ -26,6 +27,9 @@ def assess(args: argparse.Namespace) -> int:
         maps = map_files(args.map, items) if args.map else []
         pictures = [path for item in items for path in (item.image, item.reference)]
         check_outputs(args, [*pictures, args.manifest, args.config, args.fit], maps=maps)
+        sidecars = sidecars_of(args, [item.image for item in items])
+        if args.undo and sidecars:
+            return take_back(sidecars, [item.image for item in items])
         check_set_up(settings, args.pipeline or "agent")
         device = device_of(args)
         from agentic_iqa_local.cli.assess_run import AssessRun  # which takes seconds
@@ -33,7 +37,7 @@ def assess(args: argparse.Namespace) -> int:
         if not args.manifest and not args.pictures:
             sample = "no picture named: assessing the sample that ships"
             tell(f"{sample}; yours: {PROGRAM} assess photo.jpg")
-        return AssessRun(args, settings, items, device, console, maps).finish()
+        return AssessRun(args, settings, items, device, console, maps, sidecars).finish()
 
 
 def map_files(place: Path, items: Sequence[Item]) -> list[Path]:
@@ -60,7 +64,9 @@ def items_of(args: argparse.Namespace) -> list[Item]:
     there."""
     if args.manifest:
         return read_manifest(args.manifest, query=args.query, choices=args.choices, box=args.box)
-    files = expand_inputs(args.pictures or [os.path.relpath(SAMPLE)])
+    files = expand_inputs(
+        args.pictures or [os.path.relpath(SAMPLE)], raw_previews=bool(args.raw_previews)
+    )
     for file in files:
         if not os.path.lexists(file):
             check_file(file)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentic_iqa_local.batch.inputs import Item
+from agentic_iqa_local.batch.inputs import Item, row_key
 from agentic_iqa_local.batch.ray import RayRunner
 from agentic_iqa_local.batch.results import Results
 from agentic_iqa_local.batch.runner import BatchError, Runner, resumed
@@ -18,11 +18,14 @@ from agentic_iqa_local.cli.command import stopped_by_ctrl_c
 from agentic_iqa_local.cli.console import Console, Progress, tell
 from agentic_iqa_local.cli.look import make_gallery
 from agentic_iqa_local.cli.options import batch_of
+from agentic_iqa_local.cli.sidecars import told
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.errors import counted, one_line
 from agentic_iqa_local.files import WriteError, path_text, write_whole
+from agentic_iqa_local.output.columns import write_parquet
 from agentic_iqa_local.output.picture_lines import picture_line
 from agentic_iqa_local.output.report import account, summary
+from agentic_iqa_local.output.sidecars import Sidecars
 from agentic_iqa_local.output.tables import csv_text
 from agentic_iqa_local.output.tally import Tally
 from agentic_iqa_local.output.words import wrapped
@@ -44,7 +47,9 @@ class AssessRun:
         device: str,
         console: Console,
         maps: Sequence[Path] = (),
+        sidecars: Sidecars | None = None,
     ):
+        self.sidecars = sidecars
         self.args, self.items, self.device, self.console = args, items, device, console
         places = {item.key: png for item, png in zip(items, maps, strict=False)}
         self.work = AssessWork(settings, args.pipeline or "agent", places)
@@ -91,6 +96,7 @@ class AssessRun:
     def finish(self) -> int:
         """Assesses what is left, and says what there is; the exit status. Raises VLMError,
         UserError."""
+        self._fill_sidecars()
         if self.results and not self.left:
             self.results.close()
             tell("nothing is left to do: every picture has its row already")
@@ -111,6 +117,13 @@ class AssessRun:
         done = f"{len(self.items) - lacking} of {counted(len(self.items), 'picture')}"
         tell(f"interrupted: {done} have their rows; {self.go_on}")
         return 130
+
+    def _fill_sidecars(self) -> None:
+        """Of the pictures that have their rows already."""
+        asked = {item.key for item in self.items}
+        for row in (self.sidecars and self.results) or ():
+            if self.sidecars and row_key(row) in asked:
+                self.sidecars.note(Assessment.model_validate(row))
 
     def _batch(self) -> Runner | RayRunner:
         """What assesses: a single picture in this process, several in one that may hang or
@@ -142,8 +155,10 @@ class AssessRun:
             self.results.append(as_line(row))
         else:
             self.tally.add(row.model_dump(include=Tally.FIELDS))
-            if self.args.csv or self.args.gallery:
+            if self.args.csv or self.args.parquet or self.args.gallery:
                 self.rows.append(row)
+        if self.sidecars:
+            self.sidecars.note(row)
         self.written += 1
         if row.model and row.model.get("notice"):
             self.notice = row.model["notice"]
@@ -178,7 +193,8 @@ class AssessRun:
                 said += f", {counted(failures, 'failure')}; {again}"
             tell(one_line(said))
         self._write_tables()
-        return self._status()
+        left_alone = told(self.sidecars)
+        return self._status() or left_alone
 
     def _status(self) -> int:
         """The exit status by what there is."""
@@ -196,8 +212,11 @@ class AssessRun:
         rows: Iterable[Assessment] = self.rows
         if self.results:
             rows = map(Assessment.model_validate, self.results)
-        if args.gallery:
-            rows = list(rows)  # a gallery goes over them more than once
+        if args.gallery or (args.csv and args.parquet):
+            rows = list(rows)  # they are gone over more than once
+        if args.parquet:
+            write_parquet(args.parquet, rows)
+            tell(one_line(f"{counted(total, 'row')} as a table in {args.parquet}"))
         if args.csv:
             write_whole(args.csv, csv_text(rows), encoding="utf-8-sig")
             tell(one_line(f"{counted(total, 'row')} as a table in {args.csv}"))

@@ -11,10 +11,11 @@ from agentic_iqa_local.cli import options
 from agentic_iqa_local.cli.command import stopped_by_ctrl_c
 from agentic_iqa_local.cli.console import Console, Progress, tell
 from agentic_iqa_local.cli.outputs import check_outputs
+from agentic_iqa_local.cli.sidecars import mark_best, sidecars_of, take_back, told
 from agentic_iqa_local.errors import counted, one_line
 from agentic_iqa_local.files import write_whole
 from agentic_iqa_local.images.files import check_file
-from agentic_iqa_local.judgement.comparison import Judge
+from agentic_iqa_local.judgement.comparison import Group, Judge
 from agentic_iqa_local.judgement.keeper import groups
 from agentic_iqa_local.judgement.ordering import MOST_PICTURES
 from agentic_iqa_local.output.comparison_report import explain, headline_of
@@ -28,14 +29,18 @@ def compare(args: argparse.Namespace) -> int:
 
 def best(args: argparse.Namespace) -> int:
     """Finds the best of each group of near-duplicates. Raises UserError."""
+    if args.undo:
+        files = expand_inputs(args.pictures, raw_previews=bool(args.raw_previews))
+        return take_back(sidecars_of(args, files), files)
     return _judge(args, best_of_groups=True)
 
 
 def _judge(args: argparse.Namespace, best_of_groups: bool) -> int:
     """Assesses the pictures, compares them by that, and shows and writes what came out; the exit
     status."""
-    files = expand_inputs(args.pictures)
+    files = expand_inputs(args.pictures, raw_previews=bool(args.raw_previews))
     check_outputs(args, [args.reference, args.config, *files], compared=True)
+    sidecars_of(args, files)  # a mistake is told before anything is loaded
     settings, pipeline = options.chosen_settings(args), args.pipeline or "letters"
     for file in (*files, args.reference):
         if file:
@@ -52,10 +57,25 @@ def _judge(args: argparse.Namespace, best_of_groups: bool) -> int:
         candidates = judge.candidates(rows, files)
         failed = [row for row in rows if row.error]
         if best_of_groups:
-            return _show(args, console, [*failed, *groups(judge, candidates)])
+            found = list(groups(judge, candidates))
+            return _show_groups(args, console, failed, found, files)
         if len(rows) == 2:
             return _show(args, console, [judge.compared(rows, candidates)])
         return _show(args, console, [judge.rank(candidates, failed)])
+
+
+def _show_groups(
+    args: argparse.Namespace,
+    console: Console,
+    failed: list[Assessment],
+    found: list[Group],
+    files: list[Path],
+) -> int:
+    """Shows the groups, and marks the best of each in its sidecar; the exit status."""
+    sidecars = sidecars_of(args, files)
+    mark_best(sidecars, found)
+    status = _show(args, console, [*failed, *found])
+    return max(status, told(sidecars))
 
 
 def _rows(args: argparse.Namespace, work: AssessWork, files: list[Path]) -> list[Assessment] | None:

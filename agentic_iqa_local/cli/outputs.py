@@ -12,7 +12,12 @@ from pathlib import Path
 from agentic_iqa_local.cli.options import UsageError
 from agentic_iqa_local.files import PAGE, FileError, is_replaceable, place_for
 
-SUFFIXES = {"out": (".jsonl", ".json"), "csv": (".csv",), "gallery": (".html", ".htm")}
+SUFFIXES = {
+    "out": (".jsonl", ".json"),
+    "csv": (".csv",),
+    "parquet": (".parquet",),
+    "gallery": (".html", ".htm"),
+}
 COMPARISONS = re.compile(rb'^\{"kind": "(comparison|ranking|group)"', re.MULTILINE)
 
 
@@ -69,9 +74,10 @@ def check_outputs(
     Raises:
         UsageError: See `output_file` and `check_apart`.
     """
-    from agentic_iqa_local.output.tables import CSV
+    from agentic_iqa_local.output.tables import CSV, PARQUET
 
-    marks = {"out": COMPARISONS if compared else None, "csv": CSV, "gallery": PAGE}
+    own = COMPARISONS if compared else None
+    marks = {"out": own, "csv": CSV, "parquet": PARQUET, "gallery": PAGE}
     outputs = [("--map", file) for file in maps]
     for name, suffixes in SUFFIXES.items():
         file = getattr(args, name, None)

@@ -15,7 +15,8 @@ from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 
 from agentic_iqa_local.images.colours import to_rgb8
 from agentic_iqa_local.images.files import ImageError, read_file, within_memory
-from agentic_iqa_local.images.tiff import check_tiff
+from agentic_iqa_local.images.raw import preview_of
+from agentic_iqa_local.images.tiff import check_tiff, is_raw_tiff
 
 # Only these decoders run: Pillow also knows formats that start other programs (EPS) or hold no
 # photograph.
@@ -56,6 +57,7 @@ def load_image(
     max_pixels: int = 100_000_000,
     min_side: int = 32,
     background: str | None = None,
+    raw_previews: bool = False,
 ) -> LoadedImage:
     """Reads and fully decodes one picture. Its content decides what it is, never its name.
 
@@ -64,6 +66,7 @@ def load_image(
         max_pixels: width × height at most, checked on the header.
         min_side: pixels a side at least.
         background: a colour that Pillow's ImageColor knows, for transparent pixels.
+        raw_previews: whether of a camera's RAW file the preview in it is read, which a warning says.
 
     Raises:
         ImageError: for what is missing, unreadable, damaged, of another format, animated, too small or too
@@ -72,16 +75,21 @@ def load_image(
     """
     path = os.fspath(path)
     with within_memory(path):
-        data = read_file(path)
+        data = picture = read_file(path)
+        said = []
+        if raw_previews and _is_raw(data):
+            picture, note = preview_of(path, data)
+            said.append(note)
         with strict_pillow(path):
-            image = _open(path, data)
+            image = _open(path, picture)
             _check_header(path, image, max_pixels, min_side)
             image.load()
             with suppress(SyntaxError, ValueError, struct.error):
                 # EXIF data that cannot be read turn nothing
                 ImageOps.exif_transpose(image, in_place=True)
             pixels, notes = to_rgb8(path, image, background)
-    return LoadedImage(path, pixels, *pixels.size, hashlib.sha256(data).hexdigest(), tuple(notes))
+    digest = hashlib.sha256(data).hexdigest()
+    return LoadedImage(path, pixels, *pixels.size, digest, (*said, *notes))
 
 
 def load_pair(
@@ -99,6 +107,15 @@ def load_pair(
         )
         raise ImageError(f"{image.path}: {expected}, but {got}", advice)
     return image, reference
+
+
+def own_xmp(path: str | os.PathLike[str]) -> bytes:
+    """The XMP that a picture's file holds itself; empty where it holds none. Raises ImageError."""
+    path = os.fspath(path)
+    with within_memory(path), strict_pillow(path), Image.open(path, formats=FORMATS) as image:
+        own = image.info.get("xmp", b"")
+    own = own if isinstance(own, bytes) else str(own).encode()
+    return own.rstrip(b"\0")
 
 
 @contextmanager
@@ -139,6 +156,11 @@ def _open(path: str, data: bytes) -> Image.Image:
         return Image.open(BytesIO(data), formats=FORMATS)
     except UnidentifiedImageError:
         raise _not_read(path, data) from None
+
+
+def _is_raw(data: bytes) -> bool:
+    beginnings = tuple(beginning for beginning, kind in _NOT_READ.items() if kind == _RAW)
+    return data.startswith(beginnings) or is_raw_tiff(data)
 
 
 def _not_read(path: str, data: bytes) -> ImageError:

@@ -27,8 +27,7 @@ def check_tiff(path: str, data: bytes) -> None:
     pictures = _pictures(data) if data.startswith(_HEADERS) else []
     if not pictures:
         return
-    of_sensor = any(_first(picture, _PHOTOMETRIC, 0) in _SENSOR for picture in pictures)
-    if of_sensor or data[8:10] == b"CR":
+    if _is_of_sensor(data, pictures):
         expected = "expected a picture, but this is a camera's raw photograph"
         raise ImageError(f"{path}: {expected}", "develop it first: export it as JPEG or TIFF.")
     sizes = [_size(picture) for picture in pictures]
@@ -42,6 +41,16 @@ def check_tiff(path: str, data: bytes) -> None:
         expected = "expected a single picture, but this TIFF holds several frames or pages"
         raise ImageError(f"{path}: {expected}", "extract one frame first.")
     _check_samples(path, pictures[0])
+
+
+def is_raw_tiff(data: bytes) -> bool:
+    """Whether a file is a camera's raw photograph that is built like a TIFF."""
+    return data.startswith(_HEADERS) and _is_of_sensor(data, _pictures(data))
+
+
+def _is_of_sensor(data: bytes, pictures: list[Directory]) -> bool:
+    of_sensor = any(_first(picture, _PHOTOMETRIC, 0) in _SENSOR for picture in pictures)
+    return of_sensor or data[8:10] == b"CR"
 
 
 def _check_samples(path: str, picture: Directory) -> None:

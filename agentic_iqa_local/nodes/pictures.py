@@ -25,7 +25,7 @@ def load_pictures(
 ) -> tuple[LoadedImage, LoadedImage | None]:
     """A picture and its reference within a configuration's limits, without their frames. Raises
     ImageError."""
-    options = limits.model_dump(include={"max_pixels", "min_side", "background"})
+    options = limits.model_dump(exclude={"max_crops"})
     with within_memory(image_path):
         if reference_path is None:
             return without_frames(load_image(image_path, **options))

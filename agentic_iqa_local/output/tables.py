@@ -43,7 +43,7 @@ def csv_text(rows: Iterable[Assessment]) -> str:
     """
     cells, letters, tools = [], set(LETTER_TO_LEVEL), set[str]()
     for row in rows:
-        cells.append(_cells(row))
+        cells.append(row_cells(row))
         letters |= set(row.p or ())
         tools |= {run.tool_name for run in row.tools}
     columns = [
@@ -68,7 +68,12 @@ CSV = re.compile(
 """What a file of `csv_text` begins with: the very columns, and none of a user's own."""
 
 
-def _cells(row: Assessment) -> Cells:
+PARQUET_KEY = "agentic_iqa_local:rows"  # of a Parquet file's metadata, which stand at its end
+PARQUET = re.compile(rb"\APAR1.*" + PARQUET_KEY.encode() + rb".*PAR1\Z", re.DOTALL)
+
+
+def row_cells(row: Assessment) -> Cells:
+    """The cells of a row by the names of their columns."""
     interval = row.interval
     cells = row.model_dump(include={*FIRST, *LAST}) | {
         "level": row.level,

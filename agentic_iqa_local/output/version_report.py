@@ -43,7 +43,7 @@ def crops(
 ) -> Crops:
     """Both pictures where they differ most; `found.change` says what changed. Raises ImageError,
     ToolError."""
-    options = limits.model_dump(include={"max_pixels", "min_side", "background"})
+    options = limits.model_dump(exclude={"max_crops"})
     files = [
         path_from_text(found.old),
         path_from_text(found.new),
