@@ -38,9 +38,9 @@ WEIGHTS = Path(__file__).parent / "data" / "local_nr.safetensors"
 PEOPLE = Path(__file__).parent / "data" / "local_nr_people.safetensors"
 ENCODER = "tf_efficientnet_lite0"
 CELL = 64  # pixels a side, about: a picture has round(side / CELL) rows and columns of equal size
-# A larger picture goes through the encoder in strips of so many pixels at most: its first layers make 100
-# numbers of each, and memory beyond 32 MB comes from the system anew each time (glibc's malloc).
-WHOLE, STRIP = 1024 * 768, 2**18
+# A larger picture goes through the encoder in strips, for the sake of memory: its first layers make a hundred
+# numbers of each pixel. A strip is read with so many cells beside it, for a cut would show.
+WHOLE, MARGIN = 2**20, 2
 SCALES = 2
 CHANNELS = 16 + 24 + 40 + 112 + 320  # of the five depths, strides 2 to 32
 STATISTICS = 2 * SCALES * CHANNELS
@@ -166,12 +166,14 @@ class LocalNR(nn.Module):
             return self._encode(pixels, grid)
         axis = int(width >= height)  # of the grid
         side, cells = pixels.shape[2 + axis], grid[axis]
-        count = min(cells, math.ceil(height * width / STRIP))
+        count = min(cells, math.ceil(height * width / WHOLE))
         strips = []
         for first, last in pairwise(cells * i // count for i in range(count + 1)):
-            start, end = side * first // cells, side * last // cells
-            grid[axis] = last - first
-            strips.append(self._encode(pixels.narrow(2 + axis, start, end - start), grid))
+            before, after = max(first - MARGIN, 0), min(last + MARGIN, cells)
+            start, end = side * before // cells, side * after // cells
+            grid[axis] = after - before
+            strip = self._encode(pixels.narrow(2 + axis, start, end - start), grid)
+            strips.append(strip.narrow(1 + axis, first - before, last - first))
         return torch.cat(strips, 1 + axis)
 
     def _encode(self, pixels: torch.Tensor, grid: Sequence[int]) -> torch.Tensor:
