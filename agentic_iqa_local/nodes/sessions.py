@@ -101,9 +101,9 @@ class Models:
         views, image = self._within_range(role, self.pictures.whole), self.pictures.image
         if len(views) > 1:
             self.warn(
-                f"{image.width}×{image.height} pixels are beyond what the model sees at once: it describes a"
-                f" native-resolution crop of the centre, and its letters are read there, and on"
-                f" {len(views) - 1} more such crops where they can change the score"
+                f"{image.width}×{image.height} pixels are beyond what the model sees at once: it describes the"
+                f" central one of {len(views)} native-resolution crops, and its letters are read there, and on"
+                " the others where they can change the score"
             )
         return views
 
