@@ -146,6 +146,14 @@ def test_ctrl_c_at_any_time_is_status_130(name, started, monkeypatch, capsys):
     assert capsys.readouterr().err.startswith("interrupted")
 
 
+def test_the_service_ends_with_0_when_it_is_ended_while_it_loads(monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("agentic_iqa_local.cli.serve._serve", interrupted)
+    assert main(["serve"]) == 0
+
+
 # What goes on
 
 

@@ -91,12 +91,16 @@ def test_choices_are_answered_with_probabilities(photo_path, services):
 
 
 def test_a_large_photograph_is_scored_on_native_crops(photo_path, services):
-    """512×512 pixels are large to a model that takes a quarter of them."""
-    small = {BACKEND: load(EMBEDDED, max_pixels=256 * 256)}
-    row = assess(
-        photo_path, pipeline="letters", services=Services(Settings(), "cpu", small, services.tools)
-    )
-    assert (row.error, len(row.seen.views)) == (None, 5)
+    """512×512 pixels are large to a model that takes a quarter of them. Its letters at temperature 20
+    cannot change the score, so that one view of them is read; at 1 they can."""
+    small, rows = {BACKEND: load(EMBEDDED, max_pixels=256 * 256)}, []
+    for temperature in ("auto", 1.0):
+        settings = Settings(fusion={"temperature": temperature})
+        given = Services(settings, "cpu", small, services.tools)
+        rows.append(assess(photo_path, pipeline="letters", services=given))
+    assert [len(row.seen.views) for row in rows] == [1, 5]
+    row = rows[1]
+    assert row.error is None
     for view in row.seen.views:
         left, top, right, bottom = view.box
         assert (right - left, bottom - top) == view.pixels  # nothing was resized

@@ -3,6 +3,7 @@ done to them."""
 
 import numpy as np
 import pytest
+import torch
 from conftest import DATA, ROOT
 from distortions import DISTORTIONS, Part
 from local_nr_pool import distorted
@@ -11,7 +12,7 @@ from safetensors import safe_open
 from scipy.stats import spearmanr
 
 from agentic_iqa_local.files import file_hash
-from agentic_iqa_local.iqa_tools import ToolError, ToolRunner
+from agentic_iqa_local.iqa_tools import ToolError, ToolRunner, local_nr
 from agentic_iqa_local.iqa_tools.local_nr import WEIGHTS, Examination, LocalNR
 from agentic_iqa_local.state import DISTORTION_TYPES, PLACES
 
@@ -145,6 +146,22 @@ def test_crops_of_a_large_picture_say_what_the_whole_says(photo):
     reading = runner.score("LocalNR", mosaic)
     assert len(reading.crops) == 5
     assert reading.normalized == pytest.approx(runner.score("LocalNR", photo).normalized, abs=0.2)
+
+
+def test_strips_of_a_large_picture_read_as_the_whole(network, monkeypatch):
+    picture = Image.open(DATA / "sumac.png").convert("RGB")
+    whole = network.examine(picture)
+    monkeypatch.setattr(local_nr, "WHOLE", picture.width * picture.height // 2)
+    strips = network.examine(picture)
+    assert strips.quality == pytest.approx(whole.quality, abs=0.05)
+    assert strips.places["Noise"].shape == whole.places["Noise"].shape
+
+
+def test_layers_normalise_in_place_with_the_same_numbers(network):
+    layer = network.encoder.bn1
+    features = torch.randn(1, layer.num_features, 9, 9, generator=torch.manual_seed(0))
+    expected = type(layer).forward(layer, features)
+    assert torch.equal(layer(features), expected)
 
 
 def test_the_weights_are_those_of_the_card():

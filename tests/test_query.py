@@ -141,7 +141,7 @@ def test_where_no_named_tool_can_run_the_configured_ones_do(
     given = scripted_services(ScriptedClient(scripted_answers()), services.tools)
     row = assess(photo_path, query=f"Use {name}.", pipeline=pipeline, services=given)
     assert f"; {reason}" in headline(row)
-    assert headline(row).endswith("LocalNR and NIQE measured")
+    assert headline(row).endswith("; LocalNR measured")
     assert row.q == assess(photo_path, pipeline=pipeline, services=given).q
 
 

@@ -104,12 +104,20 @@ def test_a_missed_distortion_is_looked_for_again(picture):
 
 
 def test_tools_that_disagree_bring_a_third_and_one_is_outvoted(picture):
-    replies = {"SelectionReply": {"Global": {"Blurs": "NIQE"}}}
-    row, _, tools = rated(picture, replies, {"NIQE": 4.9, "LocalNR": 2.0, "BRISQUE": 2.1})
+    settings = Settings(fusion={"trailing_tools": "vote"})  # so that both run at once
+    scores = {"NIQE": 4.9, "LocalNR": 2.0, "BRISQUE": 2.1}
+    row, _, tools = rated(picture, {}, scores, settings)
     assert "tools disagree about Global (LocalNR 2.00, NIQE 4.90)" in row.replan_history[0]
     assert [name for name, _ in tools.runs] == ["LocalNR", "NIQE", "BRISQUE"]  # each once
     assert {log.tool_name for log in row.tools if log.outvoted} == {"NIQE"}
     assert row.fusion.q_bar == pytest.approx(2.05)  # of LocalNR and BRISQUE
+
+
+def test_a_tool_without_a_vote_runs_where_something_is_in_doubt(picture):
+    row, _, tools = rated(picture, {"AnalysisReply": SEVERE}, {"NIQE": 2.4, "LocalNR": 4.5})
+    assert "severe Blurs of Global but high scores" in row.replan_history[0]
+    assert [name for name, _ in tools.runs] == ["LocalNR", "NIQE"]
+    assert (row.fusion.voters, row.fusion.disagreement) == (["LocalNR"], pytest.approx(2.1))
 
 
 def test_only_the_distortion_in_doubt_is_judged_again(picture):
@@ -139,18 +147,16 @@ def test_an_answer_stays_when_a_later_pass_cannot_plan(picture):
 
 
 @pytest.mark.parametrize(
-    ("rule", "expected", "checks"), [("check", 2.6, {"NIQE"}), ("vote", 2.5, set())]
+    ("rule", "expected", "runs"), [("check", 2.6, ["LocalNR"]), ("vote", 2.5, ["LocalNR", "NIQE"])]
 )
-def test_a_tool_that_another_clearly_leads_only_checks_it_in_both_pipelines(
-    picture, rule, expected, checks
-):
+def test_a_tool_without_a_vote_does_not_run_in_either_pipeline(picture, rule, expected, runs):
     """The record has LocalNR lead NIQE by 0.11 of SRCC."""
-    settings = Settings(fusion={"trailing_tools": rule})
-    row, _, _ = rated(picture, {}, {"NIQE": 2.4, "LocalNR": 2.6}, settings)
+    settings, scores = Settings(fusion={"trailing_tools": rule}), {"NIQE": 2.4, "LocalNR": 2.6}
+    row, _, tools = rated(picture, {}, scores, settings)
     assert row.fusion.q_bar == pytest.approx(expected)
-    assert {log.tool_name for log in row.tools if log.trailing} == checks
-    services = scripted_services(
-        ScriptedClient(scripted_answers()), ScriptedTools({"NIQE": 2.4, "LocalNR": 2.6}), settings
-    )
+    assert [name for name, _ in tools.runs] == runs
+    tools = ScriptedTools(scores)
+    services = scripted_services(ScriptedClient(scripted_answers()), tools, settings)
     letters = assess(picture, services=services, pipeline="letters")
+    assert [name for name, _ in tools.runs] == runs
     assert (letters.fusion.voters, letters.fusion.q_bar) == (row.fusion.voters, row.fusion.q_bar)

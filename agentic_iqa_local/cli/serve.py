@@ -6,6 +6,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 from agentic_iqa_local.cli.command import like_ctrl_c
 from agentic_iqa_local.cli.options import (
@@ -16,8 +17,9 @@ from agentic_iqa_local.cli.options import (
     chosen_settings,
     device_of,
 )
-from agentic_iqa_local.serve.asks import ServiceWork, SetUp
-from agentic_iqa_local.services import Services
+
+if TYPE_CHECKING:
+    from agentic_iqa_local.config import Settings
 
 
 def token_for(host: str) -> str | None:
@@ -36,12 +38,18 @@ def token_for(host: str) -> str | None:
 
 
 def serve(args: argparse.Namespace) -> None:
-    """Serves until it is ended. Raises UserError."""
-    token = token_for(args.host)
+    """Serves until it is ended, by Ctrl-C or a polite kill, also while the model loads. Raises
+    UserError."""
+    token, settings = token_for(args.host), chosen_settings(args)
+    with suppress(KeyboardInterrupt):
+        _serve(args, settings, token)
+
+
+def _serve(args: argparse.Namespace, settings: "Settings", token: str | None) -> None:
     from agentic_iqa_local.serve import app
+    from agentic_iqa_local.serve.asks import ServiceWork, SetUp
     from agentic_iqa_local.serve.guard import LOOPBACK, listening
 
-    settings = chosen_settings(args)
     set_up = SetUp(settings, args.pipeline or "agent")
     check_set_up(settings, set_up.pipeline)
     batches = args.batches or STATE / "agentic-iqa" / "batches"
@@ -63,9 +71,11 @@ def mcp(args: argparse.Namespace) -> None:
         raise UsageError(
             f"--root {root}: expected a folder", "name the one that holds the pictures"
         )
-    from agentic_iqa_local.serve.mcp_server import Pictures, run
-
     settings = chosen_settings(args)
+    from agentic_iqa_local.serve.asks import SetUp
+    from agentic_iqa_local.serve.mcp_server import Pictures, run
+    from agentic_iqa_local.services import Services
+
     check_set_up(settings, "agent")
     services = Services(settings, device_of(args))
     pictures = Pictures(root, SetUp(settings, "agent"), services)

@@ -11,7 +11,11 @@ people said of 580 real photographs (scripts/training/people.py), and the qualit
 Knows nothing of pyiqa, of maps to 1..5 or of models that answer.
 """
 
+import functools
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,6 +25,7 @@ import torch
 from numpy.lib.stride_tricks import sliding_window_view
 from PIL import Image
 from safetensors.torch import load_file
+from timm.layers import BatchNormAct2d
 from torch import nn
 from torch.nn.functional import adaptive_avg_pool2d, avg_pool2d, gelu
 
@@ -33,6 +38,9 @@ WEIGHTS = Path(__file__).parent / "data" / "local_nr.safetensors"
 PEOPLE = Path(__file__).parent / "data" / "local_nr_people.safetensors"
 ENCODER = "tf_efficientnet_lite0"
 CELL = 64  # pixels a side, about: a picture has round(side / CELL) rows and columns of equal size
+# A larger picture goes through the encoder in strips, for the sake of memory: its first layers make a hundred
+# numbers of each pixel. A strip is read with so many cells beside it, for a cut would show.
+WHOLE, MARGIN = 2**20, 2
 SCALES = 2
 CHANNELS = 16 + 24 + 40 + 112 + 320  # of the five depths, strides 2 to 32
 STATISTICS = 2 * SCALES * CHANNELS
@@ -144,13 +152,32 @@ class LocalNR(nn.Module):
             network = cls(*widths)
         network.load_state_dict(weights | people, assign=True)
         network.float().to(device, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        for layer in network.encoder.modules():
+            if isinstance(layer, BatchNormAct2d):
+                layer.forward = functools.partial(_normalise, layer)
         return network.eval().requires_grad_(False)
 
     def encode(self, pixels: torch.Tensor) -> torch.Tensor:
         """B×3×H×W in 0..1 → B×rows×columns×STATISTICS: of each scale the mean of each channel and
-        its deviation in the cell."""
+        its deviation in the cell. Pictures of more than WHOLE pixels are cut along the longer side."""
         height, width = pixels.shape[2:]
-        grid = max(1, round(height / CELL)), max(1, round(width / CELL))
+        grid = [max(1, round(height / CELL)), max(1, round(width / CELL))]
+        if height * width <= WHOLE:
+            return self._encode(pixels, grid)
+        axis = int(width >= height)  # of the grid
+        side, cells = pixels.shape[2 + axis], grid[axis]
+        count = min(cells, math.ceil(height * width / WHOLE))
+        strips = []
+        for first, last in pairwise(cells * i // count for i in range(count + 1)):
+            before, after = max(first - MARGIN, 0), min(last + MARGIN, cells)
+            start, end = side * before // cells, side * after // cells
+            grid[axis] = after - before
+            strip = self._encode(pixels.narrow(2 + axis, start, end - start), grid)
+            strips.append(strip.narrow(1 + axis, first - before, last - first))
+        return torch.cat(strips, 1 + axis)
+
+    def _encode(self, pixels: torch.Tensor, grid: Sequence[int]) -> torch.Tensor:
+        """What `encode` returns of a strip with a grid of these rows and columns."""
         statistics = []
         for picture in (pixels, avg_pool2d(pixels, SCALES)):
             means, deviations = [], []
@@ -220,6 +247,18 @@ class LocalNR(nn.Module):
             statistics=described[0].cpu().numpy(),
             measures=measures,
         )
+
+
+def _normalise(layer: BatchNormAct2d, features: torch.Tensor) -> torch.Tensor:
+    """What the layer makes of features, written over them: the same numbers, and no second copy of
+    the largest tensors."""
+    unused = features.new_empty(0)
+    mean, variance = layer.running_mean, layer.running_var
+    torch.native_batch_norm(
+        features, layer.weight, layer.bias, mean, variance, False, 0.0, layer.eps,
+        out=(features, unused, unused.clone()),
+    )  # fmt: skip
+    return layer.act(features)
 
 
 def _by_family(values: Any) -> dict[str, Any]:

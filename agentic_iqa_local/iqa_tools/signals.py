@@ -15,6 +15,9 @@ BLOCK = 8  # of JPEG
 BANDS = ((1, 2), (3, 4), (5, 6), (7, 9), (10, 14))  # of u + v in a block's DCT
 TONES = (0.005, 0.05, 0.25, 0.5, 0.75, 0.95, 0.995)
 SPREADS = (0.1, 0.5, 0.9)
+SAMPLE = (
+    2**19
+)  # pixels, at least, of which tones are taken; all of a picture with less than twice as many
 SIGNALS = 84
 
 # ITU-R BT.601, luma and the two colour differences, all in 0..255 or ±128
@@ -128,13 +131,14 @@ def _pyramid(ycc: Tensor) -> list[Tensor]:
 def _tones(rgb: Tensor, ycc: Tensor) -> list[Tensor]:
     """Percentiles of luma, clipped shares, contrast; saturation, the mean colour of all, of the
     lightest and of the darkest pixels; how many colours there are."""
-    luma, colour = ycc[0].flatten(), ycc[1:].flatten(1)
-    sample = luma if luma.numel() < 2**24 else luma[::8]  # torch's quantile takes no more
-    tones = sample.quantile(luma.new_tensor(TONES))
-    saturation = (rgb.amax(0) - rgb.amin(0)).flatten()
-    saturation = saturation[:: max(1, len(saturation) // 2**22)]
+    pixels = ycc[0].numel()
+    sample = slice(None, None, max(1, pixels // SAMPLE))
+    luma, colour = ycc[0].flatten()[sample], ycc[1:].flatten(1)[:, sample]
+    tones = luma.quantile(luma.new_tensor(TONES))
+    shown = rgb.flatten(1)
+    saturation = shown[:, sample].amax(0) - shown[:, sample].amin(0)
     light, dark = luma >= tones[-2], luma <= tones[1]
-    codes = (255 * rgb).round().long().flatten(1)[:, :: max(1, luma.numel() // 65536)]
+    codes = (255 * shown[:, :: max(1, pixels // 65536)]).round().long()
     distinct = (codes[0] * 65536 + codes[1] * 256 + codes[2]).unique()
     return [
         *(tones / 255),

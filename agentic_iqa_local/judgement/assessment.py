@@ -263,8 +263,8 @@ def _take_evidence(row: Assessment, evidence: ExecutorOutput | None, bench: Work
 
 
 def _read_once(row: Assessment, bench: Workbench) -> None:
-    """One read, and the tools that the query names, else those that are configured: no plan, no
-    evidence in the prompt, no reasoning. Raises VLMError, and ToolError where none of the
+    """One read, and the tools that the query names, else those of the configuration that vote: no
+    plan, no evidence in the prompt, no reasoning. Raises VLMError, and ToolError where none of the
     configured ones can measure."""
     bench.observer.step("summarizer", "started")
     if row.choices:
@@ -288,7 +288,7 @@ def _choose_once(row: Assessment, bench: Workbench) -> None:
 def _rate_once(row: Assessment, bench: Workbench) -> None:
     has_reference = bench.pictures.has_reference
     named = named_metrics(row.query, has_reference)
-    tools = named or bench.settings.tools.configured(has_reference)
+    tools = named or bench.tools.leading()
     entries = [(OVERALL, tool) for tool in tools]
     regions = [*bench.pictures.boxes]
     measured = ExecutorOutput()

@@ -32,6 +32,9 @@ from agentic_iqa_local.state import (
 from agentic_iqa_local.vlm_client import VLMError
 
 ROLE = "summarizer"
+LITTLE = (
+    0.05  # levels: letters that can move q by no more are not read on every view of a large picture
+)
 
 Probabilities = dict[str, float]  # of each letter
 
@@ -60,6 +63,12 @@ class _Letters:
         """Every look at the picture, or at its regions, in one order."""
         sessions = self.bench.models.sessions(ROLE, self.looks)
         self.orders.append(_mean(self._read(session, turned) for session in sessions))
+
+    def read_others(self, looks: Sequence[Box]) -> None:
+        """More looks in the first order, after the first of them."""
+        sessions = self.bench.models.sessions(ROLE, looks)
+        self.orders = [_mean([*self.orders, *(self._read(one, False) for one in sessions)])]
+        self.looks = [*self.looks, *looks]
 
     def read_crops(self, crops: Sequence[Box]) -> None:
         """Every crop in both orders."""
@@ -145,7 +154,7 @@ def read_and_fuse(
     models, looks = bench.models, bench.models.looks(ROLE, objects)
     # the temperature weighs letters against tools; where they stand alone there is nothing to weigh
     temperature = bench.settings.fusion.letters_temperature if tools else 1.0
-    letters = _Letters(prompt, LETTERS, _usable_mode(bench), bench, looks, temperature)
+    letters = _Letters(prompt, LETTERS, _usable_mode(bench), bench, looks[:1], temperature)
     checking = votes(evidence, checking=True)
 
     def wanted(reads: int) -> bool:
@@ -153,11 +162,15 @@ def read_and_fuse(
 
     letters.read_looks(turned=False)
     fusion = _fused(letters.result(), tools, checking, bench)
-    if letters.mode != "logits" or not wanted(2 * len(looks)):
+    whole = looks == models.views(ROLE)
+    if len(looks) > 1 and not (whole and _hardly_counts(fusion)):
+        letters.read_others(looks[1:])
+        fusion = _fused(letters.result(), tools, checking, bench)
+    if letters.mode != "logits" or not wanted(2 * len(letters.looks)):
         return fusion
     letters.read_looks(turned=True)
     fusion = _fused(letters.result(), tools, checking, bench)
-    crops = models.crops(ROLE) if looks == models.views(ROLE) else []
+    crops = models.crops(ROLE) if whole else []
     if not crops or not wanted(2 * (len(looks) + len(crops))):
         return fusion
     letters.read_crops(crops)
@@ -194,6 +207,18 @@ def _fused(
         voters=sorted({tool for tool, _ in tools}),
         disagreement=max(measured) - min(measured) if measured else None,
     )
+
+
+def _hardly_counts(fusion: FusionResult) -> bool:
+    """Whether letters that are as sure as these, of whichever level, leave q within LITTLE: it is
+    then what the tools say, and other views of the picture cannot change it."""
+    if fusion.q_bar is None or fusion.eta is None:
+        return False
+    rising = sorted(fusion.p_c.values())
+    fused = ScoreFusion(fusion.eta)
+    low = fused.fuse_scores([fusion.q_bar], dict(zip(range(5, 0, -1), rising, strict=True)))
+    high = fused.fuse_scores([fusion.q_bar], dict(zip(range(1, 6), rising, strict=True)))
+    return high - low <= LITTLE
 
 
 def answer_letter(fusion: FusionResult) -> str:

@@ -101,8 +101,9 @@ class Models:
         views, image = self._within_range(role, self.pictures.whole), self.pictures.image
         if len(views) > 1:
             self.warn(
-                f"{image.width}×{image.height} pixels are beyond what the model sees at once; scored on"
-                f" {len(views)} native-resolution crops and averaged, described from the central one"
+                f"{image.width}×{image.height} pixels are beyond what the model sees at once: it describes the"
+                f" central one of {len(views)} native-resolution crops, and its letters are read there, and on"
+                " the others where they can change the score"
             )
         return views
 

@@ -1,7 +1,7 @@
 """What the tools read of one assessment's pictures: each runs once on each region."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -37,6 +37,15 @@ class ToolReadings:
         named = self.services.settings.tools.configured(self.pictures.has_reference)
         able = self.available()
         return [tool for tool in named if tool in able]
+
+    def leading(self, beside: Iterable[str] = ()) -> list[str]:
+        """Those of the configured tools that run unasked: none that would have no vote, since
+        another of them, or a tool `beside` them, is clearly more reliable."""
+        names = self.configured()
+        if self.services.settings.fusion.trailing_tools == "vote":
+            return names
+        worse = self.reliability().clearly_worse([*names, *beside])
+        return [tool for tool in names if tool not in worse]
 
     def reachable(self) -> Reachable:
         """By tool, the ends of what its map can return."""

@@ -102,7 +102,7 @@ def choose_tools(task: Task, distortions: ByObject) -> Chosen:
     if flags.tool_execution:
         for name in new:
             own = chosen.setdefault(name, {})
-            own |= _whole(bench.tools.configured(), besides=own.values())
+            own |= _whole(bench.tools.leading(own.values()), besides=own.values())
     return chosen
 
 
@@ -168,11 +168,12 @@ def measure(
     name: str, entries: Iterable[tuple[str, str]], bench: Workbench
 ) -> list[ToolExecutionLog]:
     """The runs of the (distortion, tool) that are chosen for an object; where none of these tools
-    can measure, those of the configuration too."""
+    can measure, those that the configuration would run, and then its others."""
     logs = [_run(name, *entry, bench.tools) for entry in entries]
-    if all(log.error for log in logs):
-        others = _whole(bench.tools.configured(), besides=[log.tool_name for log in logs])
-        logs += [_run(name, *entry, bench.tools) for entry in others.items()]
+    for stand_ins in (bench.tools.leading(), bench.tools.configured()):
+        if all(log.error for log in logs):
+            others = _whole(stand_ins, besides=[log.tool_name for log in logs])
+            logs += [_run(name, *entry, bench.tools) for entry in others.items()]
     return logs
 
 

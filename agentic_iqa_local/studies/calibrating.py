@@ -108,21 +108,22 @@ def _tools(readings: Readings, pipeline: Pipeline, run: Run, eta: float | str) -
 
 
 def _configured_tools(row: StoredRow, run: Run) -> dict[str, Any]:
-    """What is MEASURED by the configured tools, which the pipeline letters runs and lets vote."""
+    """What is MEASURED by those of the configured tools that the pipeline letters runs."""
     names, measured = run.tools.configured(row.get("reference") is not None), row.get("tools", {})
-    scores = {name: measured.get(name, {}).get("normalized") for name in names}
-    if None in scores.values():
-        return {}
     known = load_reliability()
     silent = known.clearly_worse(names) if run.fusion.trailing_tools == "check" else ()
-    voting = {name: score for name, score in scores.items() if name not in silent}
+    voting = {
+        name: measured.get(name, {}).get("normalized") for name in names if name not in silent
+    }
+    if None in voting.values():
+        return {}
     reachable = {name: one.reachable for name, one in read_map_file(SHIPPED_MAPS).items()}
     sigma = known.sigma_of_mean([*voting.items()], reachable)
     return {
         "q_bar": np.mean([*voting.values()]),
         "eta": 1 / (2 * sigma**2),
         "sigma": sigma,
-        "disagreement": np.ptp([*scores.values()]),
+        "disagreement": np.ptp([*voting.values()]),
         "voters": tuple(sorted(voting)),
     }
 
