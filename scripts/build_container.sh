@@ -6,7 +6,8 @@
 # Without BASE the base is a bare Ubuntu 24.04, which mmdebstrap makes from an apt mirror (MIRROR; on Debian its keys are the
 # package ubuntu-archive-keyring): enough for a CPU, and to see that everything builds where no registry of images is reached.
 # PIP_CONF and PIP_CERT name a pip.conf for your own package index and the certificate that it calls /run/secrets/pip.crt.
-# The image takes 12 GB, and TMPDIR needs as much again while it is built; with the storage driver vfs, twice that.
+# The image takes 12 GB of the storage. Its build takes two copies more below TMPDIR, and one in the storage with the driver vfs,
+# which also copies the image for each run. Without --format docker the image would lose its HEALTHCHECK.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 image=agentic-iqa
@@ -30,11 +31,14 @@ build() {
     secrets=()
     [ -z "${PIP_CONF:-}" ] || secrets+=(--secret "id=pip.conf,src=$PIP_CONF")
     [ -z "${PIP_CERT:-}" ] || secrets+=(--secret "id=pip.crt,src=$PIP_CERT")
-    podman build --isolation chroot --layers=false --build-arg "BASE=$base" "${secrets[@]}" --file Dockerfile.cuda --tag "$image" .
+    podman build --isolation chroot --layers=false --format docker --build-arg "BASE=$base" "${secrets[@]}" --file Dockerfile.cuda --tag "$image" .
 }
 
-# What `docker run` at the top of Dockerfile.cuda asks for, without the card.
-run() { podman run --rm --network none --read-only --tmpfs /tmp:exec,size=8g --shm-size 2g "$@"; }
+# What `docker run` at the top of Dockerfile.cuda asks for, without the card. One run, since vfs copies the image for each.
+try_it() {
+    podman run --rm --network none --read-only --tmpfs /tmp:exec,size=8g --shm-size 2g --entrypoint sh "$image" \
+        -c 'python scripts/assess.py tests/data/sumac.png && python scripts/doctor.py --quick'
+}
 
 need podman
 if [ -z "${BASE:-}" ] && ! podman image exists "$base"; then
@@ -43,6 +47,5 @@ if [ -z "${BASE:-}" ] && ! podman image exists "$base"; then
 fi
 echo "Building $image on $base ..." >&2
 build
-podman history --format '{{.Size}}	{{.CreatedBy}}' "$image" | cut -c1-100
-run "$image" tests/data/sumac.png
-run --entrypoint python "$image" scripts/doctor.py --quick
+podman images "$image"
+try_it
