@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the image of Dockerfile.cuda without a Docker daemon, with podman, and assesses a picture in it as it is meant to run:
 # without a network, on a read-only root, as its own user. Run it as root on Debian or Ubuntu (apt install podman runc):
-#   BASE=nvidia/cuda:13.0.3-runtime-ubuntu24.04 bash scripts/build_container.sh
+#   BASE=docker.io/nvidia/cuda:13.0.3-runtime-ubuntu24.04 bash scripts/build_container.sh
 #   bash scripts/build_container.sh
 # Without BASE the base is a bare Ubuntu 24.04, which mmdebstrap makes from an apt mirror (MIRROR; on Debian its keys are the
 # package ubuntu-archive-keyring): enough for a CPU, and to see that everything builds where no registry of images is reached.
