@@ -98,7 +98,10 @@ OTHERS = [
     (FAILED, "expected a picture, got a text"),
     (RATING | {"interval": None, "no_interval": "no interval: another model"}, "another model"),
     (CHOICE | {"answer_set": None, "no_interval": "no set of answers: why"}, "answers: why"),
-    (CHOICE | {"answer_set": EVERY}, "no answer can be ruled out: too many such answers were wrong"),
+    (
+        CHOICE | {"answer_set": EVERY},
+        "no answer can be ruled out: too many such answers were wrong",
+    ),
 ]
 
 
