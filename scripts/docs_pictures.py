@@ -153,7 +153,17 @@ def gallery_page(folder: Path) -> None:
         picture.save(pictures / f"{name}.png")
         for damage, damaged in DAMAGES.items():
             damaged(picture).save(pictures / f"{name}_{damage}.png")
-    run("assess", "spring/", "--at-least", "Fair", "--out", "spring.jsonl", cwd=folder)
+    run(
+        "assess",
+        "spring/",
+        "--pipeline",
+        "letters",
+        "--at-least",
+        "Fair",
+        "--out",
+        "spring.jsonl",
+        cwd=folder,
+    )
     run("gallery", "spring.jsonl", cwd=folder)
     with browser_page() as watched:
         watched.page.goto((folder / "spring.html").as_uri())
@@ -242,7 +252,7 @@ def main() -> None:
         draw("batch", "assess", "scans/", cwd=Path(place))
         draw("assess_help", "assess", "--help", cwd=Path(place))
         damaged_with_map(Path(place))
-        for make in (gallery_page, gate_page, report_page, service_pages):
+        for make in (gate_page, report_page, gallery_page, service_pages):
             make(Path(place))
 
 
