@@ -57,6 +57,9 @@ const ORDERS = {
   distortion: [(row) => (severity(row) < 0 ? undefined : severity(row)), -1],
 };
 const collator = new Intl.Collator("en", { numeric: true });
+// The place of each row in the order of names: compared once, since 20,000 names take half a second.
+const byName = [...rows].sort((one, other) => collator.compare(one.image, other.image) || one.place - other.place);
+const nameRank = new Map(byName.map((row, rank) => [row, rank]));
 
 /** The rows in an order; what lacks its figure comes last, and equals stand in the order of their names. */
 function ordered(found, order) {
@@ -67,7 +70,7 @@ function ordered(found, order) {
     const [a, b] = [figures.get(one), figures.get(other)];
     if ((a === undefined) !== (b === undefined)) return a === undefined ? 1 : -1;
     return sign * ((a ?? 0) - (b ?? 0)) || (order === "distortion" ? collator.compare(one.worst ?? "", other.worst ?? "") : 0) ||
-      collator.compare(one.image, other.image) || one.place - other.place;
+      nameRank.get(one) - nameRank.get(other);
   });
 }
 
