@@ -25,8 +25,8 @@ from rich.text import Text
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from browser import browser_page  # noqa: E402
-from test_study_report import analysed, make_rows, make_run  # noqa: E402
+from browser import browser_page  # noqa: E402  # pyright: ignore[reportMissingImports]
+from test_study_report import analysed, make_rows, make_run  # noqa: E402  # pyright: ignore[reportMissingImports]
 
 from agentic_iqa_local.studies.plots import draw as figures  # noqa: E402
 from agentic_iqa_local.studies.report import write_page  # noqa: E402

@@ -13,7 +13,6 @@ Knows nothing of pyiqa, of maps to 1..5 or of models that answer.
 
 import functools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -25,7 +24,7 @@ import torch
 from numpy.lib.stride_tricks import sliding_window_view
 from PIL import Image
 from safetensors.torch import load_file
-from timm.layers import BatchNormAct2d
+from timm.layers.norm_act import BatchNormAct2d
 from torch import nn
 from torch.nn.functional import adaptive_avg_pool2d, avg_pool2d, gelu
 
@@ -161,7 +160,7 @@ class LocalNR(nn.Module):
         """B×3×H×W in 0..1 → B×rows×columns×STATISTICS: of each scale the mean of each channel and
         its deviation in the cell. Pictures of more than WHOLE pixels are cut along the longer side."""
         height, width = pixels.shape[2:]
-        grid = [max(1, round(height / CELL)), max(1, round(width / CELL))]
+        grid = max(1, round(height / CELL)), max(1, round(width / CELL))
         if height * width <= WHOLE:
             return self._encode(pixels, grid)
         axis = int(width >= height)  # of the grid
@@ -171,12 +170,12 @@ class LocalNR(nn.Module):
         for first, last in pairwise(cells * i // count for i in range(count + 1)):
             before, after = max(first - MARGIN, 0), min(last + MARGIN, cells)
             start, end = side * before // cells, side * after // cells
-            grid[axis] = after - before
-            strip = self._encode(pixels.narrow(2 + axis, start, end - start), grid)
+            part = (grid[0], after - before) if axis else (after - before, grid[1])
+            strip = self._encode(pixels.narrow(2 + axis, start, end - start), part)
             strips.append(strip.narrow(1 + axis, first - before, last - first))
         return torch.cat(strips, 1 + axis)
 
-    def _encode(self, pixels: torch.Tensor, grid: Sequence[int]) -> torch.Tensor:
+    def _encode(self, pixels: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
         """What `encode` returns of a strip with a grid of these rows and columns."""
         statistics = []
         for picture in (pixels, avg_pool2d(pixels, SCALES)):
@@ -249,7 +248,7 @@ class LocalNR(nn.Module):
         )
 
 
-def _normalise(layer: BatchNormAct2d, features: torch.Tensor) -> torch.Tensor:
+def _normalise(layer: Any, features: torch.Tensor) -> torch.Tensor:
     """What the layer makes of features, written over them: the same numbers, and no second copy of
     the largest tensors."""
     unused = features.new_empty(0)

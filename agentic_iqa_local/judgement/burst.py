@@ -122,19 +122,19 @@ def _aligned(lumas: Sequence[np.ndarray]) -> list[np.ndarray] | None:
     there is none."""
     if len({luma.shape for luma in lumas}) > 1:
         return None
-    moves = [offset(lumas[0], luma) for luma in lumas]
-    height, width = lumas[0].shape
-    if any(abs(y) > FARTHEST * height or abs(x) > FARTHEST * width for y, x in moves):
+    moves = np.array([offset(lumas[0], luma) for luma in lumas])  # frames × (down, right)
+    size = np.array(lumas[0].shape)
+    if (np.abs(moves) > FARTHEST * size).any():
         return None
-    top, left = (max(0, *(-move[axis] for move in moves), 0) for axis in (0, 1))
-    bottom = height - max(0, *(move[0] for move in moves))
-    right = width - max(0, *(move[1] for move in moves))
-    if min(bottom - top, right - left) < 4 * CELL:
+    first = -moves.min(0)  # of the rows and columns of the first frame that all show
+    shared = size - moves.max(0) - first
+    if shared.min() < 4 * CELL:
         return None
-    return [
-        luma[top + y : bottom + y, left + x : right + x].astype(np.float32)
-        for luma, (y, x) in zip(lumas, moves, strict=True)
-    ]
+    parts = []
+    for luma, move in zip(lumas, moves, strict=True):
+        top, left = first + move
+        parts.append(luma[top : top + shared[0], left : left + shared[1]].astype(np.float32))
+    return parts
 
 
 def offset(one: np.ndarray, other: np.ndarray) -> tuple[int, int]:

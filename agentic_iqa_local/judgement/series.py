@@ -120,28 +120,28 @@ def series_of(
         same_scene: Whether all are near-duplicates.
         energies: frames×cells, the detail in each cell without its noise; None if they do not align.
     """
-    if len(shots) >= FEWEST_FRAMES and _are_steps([shot.ev for shot in shots if shot], len(shots)):
+    exposures = [shot.ev for shot in shots if shot]
+    if _are_steps(exposures, len(shots)):
         return "exposure bracket"
     if not same_scene:
         return "panorama"
-    known = [shot.ev for shot in shots if shot]
-    even = not known or max(known) - min(known) <= SAME_EXPOSURE
-    if even and energies is not None and _focus_moves(energies):
-        return "focus stack"
-    return None
+    even = not exposures or max(exposures) - min(exposures) <= SAME_EXPOSURE
+    return "focus stack" if even and _focus_moves(energies) else None
 
 
 def _are_steps(exposures: list[float], count: int) -> bool:
     """Whether the exposures of all frames stand in regular steps."""
+    if len(exposures) < max(count, FEWEST_FRAMES):
+        return False
     steps = np.diff(sorted(exposures))
-    if len(exposures) < count or steps.min() < LEAST_STEP:
+    if steps.min() < LEAST_STEP:
         return False
     return bool(steps.max() <= MOST_UNEVEN * steps.min())
 
 
-def _focus_moves(energies: np.ndarray) -> bool:
+def _focus_moves(energies: np.ndarray | None) -> bool:
     """Whether three frames or more are each the sharpest of all in a part of the picture."""
-    if len(energies) < FEWEST_FRAMES:
+    if energies is None or len(energies) < FEWEST_FRAMES:
         return False
     logs = np.log(energies + FLOOR)
     second = np.sort(logs, axis=0)[-2]

@@ -92,15 +92,19 @@ def agrees(
     if not (in_english(text) and _names_the_answer(text, fusion, choices)):
         return False
     if not evidence.distortion_analysis:
-        nothing_known = evidence.is_empty and not not_looked_for(evidence)
-        alone = nothing_known and fusion is not None  # which the reason says
-        return alone or _leaves_distortions_out(text)
+        return _judged_directly(evidence, fusion) or _leaves_distortions_out(text)
     found = _severities(evidence)
     if not (found or _all_looked_for(evidence)):
         return False
     if _CLEAN.search(text):
         return _may_be_called_clean(found, evidence) and names_only(text, found)
     return bool(found) and _tells(text, found)
+
+
+def _judged_directly(evidence: ExecutorOutput, fusion: FusionResult | None) -> bool:
+    """Whether the picture alone was judged, which the reason says, and nothing stood in the way of
+    looking for distortions."""
+    return fusion is not None and evidence.is_empty and not not_looked_for(evidence)
 
 
 def _leaves_distortions_out(text: str) -> bool:
