@@ -27,16 +27,15 @@ FARTHEST = 0.2  # of a side: frames that lie farther apart are not compared cell
 CELL = 32  # pixels
 FINE, COARSE = 0.7, 1.8  # deviations of the Gaussians whose difference is the detail, in pixels
 SHARPEST, QUIETEST = 0.15, 0.1  # shares of the cells that tell sharpness and noise
+STEADY = 0.1  # stops of the mean luma by which frames of one exposure differ
 FLOOR = 0.05  # squared steps of 255: detail or noise below it says no more
-CLIPPED = 250
-FEWEST = 0.003  # a share of pixels below it says no more
 
 # By measure that speaks for a frame, what a reader is told of it and the others
 WORDS = {
     "sharpness": "it is sharper where the scene is sharpest than {others}",
     "noise": "{others} {has} more noise",
-    "darkness": "{others} {is} darker",
-    "clipping": "more of {others} is clipped",
+    "darkness": "{others} {is} darker than the rest",
+    "brightness": "{others} {is} brighter than the rest",
     "blocks": "{others} {is} more compressed",
     "q": "its q is higher than that of {others}",
 }
@@ -62,18 +61,15 @@ class Frame:
     """One frame, as it is compared."""
 
     luma: np.ndarray  # H×W uint8
-    clipping: float  # the logarithm of the share of clipped pixels
-    blocks: float
+    blocks: float  # see `blockiness`
 
     @classmethod
     def of(cls, image: Image.Image) -> "Frame":
         """The frame of an upright RGB picture."""
-        pixels = np.asarray(image)
-        clipped = float((pixels.max(2) >= CLIPPED).mean())
         luma = image.convert("L")
         blocks = blockiness(np.asarray(luma, np.float32))
         factor = int(np.ceil((luma.width * luma.height / MOST_PIXELS) ** 0.5))
-        return cls(np.asarray(luma.reduce(factor)), float(np.log(clipped + FEWEST)), blocks)
+        return cls(np.asarray(luma.reduce(factor)), blocks)
 
 
 def blockiness(luma: np.ndarray) -> float:
@@ -111,7 +107,8 @@ def compared(frames: Sequence[Frame]) -> Compared | None:
     measures = []
     for i, frame in enumerate(frames):
         one = {"sharpness": sharpness[i], "noise": np.log(noise[i] + FLOOR) / 2}
-        one |= {"darkness": np.log2(means.max() / means[i]), "clipping": frame.clipping}
+        stops = np.log2(means[i] / np.median(means))
+        one |= {"darkness": max(-stops - STEADY, 0), "brightness": max(stops - STEADY, 0)}
         one |= {"blocks": frame.blocks}
         measures.append({name: float(value) for name, value in one.items()})
     return Compared(measures, detail)

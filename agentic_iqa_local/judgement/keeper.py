@@ -8,7 +8,7 @@ from agentic_iqa_local.judgement import burst, ordering, series
 from agentic_iqa_local.judgement.comparison import Candidate, Group, Judge, in_order
 from agentic_iqa_local.nodes.pictures import load_pictures
 
-SURE = 0.8  # that the first is better than the second: with less the choice is left to the user
+SURE = 0.75  # that the first is better than the second: with less the choice is left to the user
 
 
 def groups(judge: Judge, candidates: Sequence[Candidate]) -> Iterator[Group]:

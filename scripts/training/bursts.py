@@ -30,9 +30,10 @@ from agentic_iqa_local.services import Services
 
 SEED, JITTER, SENSOR = 20261128, 6, 1.5  # pixels; steps of 255
 FAULTS = ("shaken", "out of focus", "darker", "noisier", "more compressed")
-NAMES = ("sharpness", "noise", "darkness", "clipping", "blocks", "q")
-PENALTY = 1.0  # scikit-learn's C
+NAMES = ("sharpness", "noise", "darkness", "brightness", "blocks", "q")
+PENALTY = 10.0  # scikit-learn's C
 KINDS = ("plain", "shallow", "same")
+EXPOSED = ("exposed",)
 Named = list[tuple[str, np.ndarray]]  # frames, uint8 H×W×3
 
 
@@ -65,6 +66,8 @@ def burst(clean: np.ndarray, kind: str, rng: np.random.Generator) -> Named:
     """Five frames of a photograph, the sharp one first; of the kind "same" no frame is better."""
     if kind == "same":
         return same_frame(handheld(clean, rng))
+    if kind == "exposed":
+        return exposures(clean, rng)
     scene = shallow(clean, rng, rng.uniform(4, 10)) if kind == "shallow" else clean
     frames = [("sharp", handheld(scene, rng))]
     for fault in map(str, rng.permutation(FAULTS)[:4]):
@@ -73,6 +76,15 @@ def burst(clean: np.ndarray, kind: str, rng: np.random.Generator) -> Named:
         else:
             frame = handheld(np.clip(faulty(scene, fault, rng), 0, 255), rng)
         frames.append((fault, frame))
+    return frames
+
+
+def exposures(clean: np.ndarray, rng: np.random.Generator) -> Named:
+    """A frame as it is, a darker one, and two that are brighter, so that their light parts clip."""
+    frames = [("as it is", handheld(clean, rng))]
+    for name, low, high in (("darker", -1.6, -0.8), ("brighter", 0.6, 1.0), ("bright", 1.0, 1.6)):
+        other = in_light(clean, np.full(3, rng.uniform(low, high)))
+        frames.append((name, handheld(other, rng)))
     return frames
 
 
@@ -95,25 +107,23 @@ def same_frame(frame: np.ndarray) -> Named:
 def measured(
     tiles: Sequence[np.ndarray], kinds: Sequence[str], file: Path
 ) -> Iterator[tuple[str, list[str], list[dict[str, float]]]]:
-    """(kind, the frames' names, their measures) of one burst of each kind of each photograph."""
+    """(kind, the frames' names, their measures) of one burst of each kind of each photograph. The
+    file keeps their q, which takes longest."""
     done = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     services = Services(load_settings(), "cpu")
     for number, (clean, kind) in enumerate(itertools.product(tiles, kinds)):
+        frames = burst(clean, kind, np.random.default_rng([SEED, number]))
+        together = compared([Frame.of(Image.fromarray(frame)) for _, frame in frames])
+        if together is None:
+            raise ValueError(f"burst {number}: its frames could not be aligned")
         if number >= len(done):
-            frames = burst(clean, kind, np.random.default_rng([SEED, number]))
-            together = compared([Frame.of(Image.fromarray(frame)) for _, frame in frames])
-            if together is None:
-                raise ValueError(f"burst {number}: its frames could not be aligned")
-            found = together.measures
-            for (_, frame), one in zip(frames, found, strict=True):
-                row = assess(frame, pipeline="letters", services=services)
-                assert row.q is not None
-                one["q"] = row.q
-            done.append({"kind": kind, "names": [name for name, _ in frames], "measures": found})
+            rows = [assess(frame, pipeline="letters", services=services) for _, frame in frames]
+            done.append({"q": [row.q for row in rows]})
             with file.open("a") as out:
                 print(json.dumps(done[-1]), file=out)
-        one = done[number]
-        yield one["kind"], one["names"], one["measures"]
+        for one, q in zip(together.measures, done[number]["q"], strict=True):
+            one["q"] = q
+        yield kind, [name for name, _ in frames], together.measures
 
 
 def fit(bursts: Sequence[tuple[str, list[str], list[dict[str, float]]]]) -> dict[str, float]:
@@ -142,7 +152,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("photos", type=Path, metavar="PHOTOS")
-    parser.add_argument("--photographs", type=int, default=50)
+    parser.add_argument("--photographs", type=int, default=19)
     parser.add_argument("--work", type=Path, required=True, help="folder for what is measured")
     parser.add_argument("--write", action="store_true", help="write configs/bursts.json")
     args = parser.parse_args()
@@ -151,6 +161,7 @@ def main() -> None:
     order = np.random.default_rng(SEED).permutation(len(files))[: args.photographs]
     tiles = [load_tiles([files[i]])[0] for i in order]
     bursts = list(measured(tiles, KINDS, args.work / "training.jsonl"))
+    bursts += measured(tiles, EXPOSED, args.work / "training_exposed.jsonl")
     weights = fit(bursts)
     print(json.dumps(weights))
     if args.write:
