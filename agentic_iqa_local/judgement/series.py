@@ -100,14 +100,22 @@ def overlaps(one: np.ndarray, other: np.ndarray) -> bool:
     """Whether one frame shows a part of the other, moved along a side."""
     if one.shape != other.shape:
         return False
+    # a correlation by Fourier transforms does not tell a move from one the other way round
+    moves = zip(offset(one, other), one.shape, strict=True)
+    ways = [(move, move - size if move > 0 else move + size) for move, size in moves]
+    return any(_alike(one, other, y, x) for y, x in itertools.product(*ways))
+
+
+def _alike(one: np.ndarray, other: np.ndarray, y: int, x: int) -> bool:
+    """Whether one frame, moved by y rows and x columns, shows what the other does."""
     height, width = one.shape
-    y, x = offset(one, other)
-    shared = (1 - abs(y) / height) * (1 - abs(x) / width)
+    shared = max(0, 1 - abs(y) / height) * max(0, 1 - abs(x) / width)
     if not OVERLAP[0] <= shared <= OVERLAP[1]:
         return False
     part = one[max(0, -y) : height - max(0, y), max(0, -x) : width - max(0, x)]
     same = other[max(0, y) : height - max(0, -y), max(0, x) : width - max(0, -x)]
-    return float(np.corrcoef(part.ravel(), same.ravel())[0, 1]) >= ALIKE
+    with np.errstate(invalid="ignore"):  # of parts of one colour, which show nothing
+        return bool(np.corrcoef(part.ravel(), same.ravel())[0, 1] >= ALIKE)
 
 
 def series_of(
