@@ -28,6 +28,7 @@ CELL = 32  # pixels
 FINE, COARSE = 0.7, 1.8  # deviations of the Gaussians whose difference is the detail, in pixels
 SHARPEST, QUIETEST = 0.15, 0.1  # shares of the cells that tell sharpness and noise
 STEADY = 0.1  # stops of the mean luma by which frames of one exposure differ
+MUCH = 0.4  # of the log-odds
 FLOOR = 0.05  # squared steps of 255: detail or noise below it says no more
 
 # By measure that speaks for a frame, what a reader is told of it and the others
@@ -190,9 +191,11 @@ def chances(strength: np.ndarray) -> np.ndarray:
 def why(
     best: Mapping[str, float], other: Mapping[str, float], weights: Mapping[str, float]
 ) -> str | None:
-    """The measure that speaks most for `best` against another frame; None where none does."""
+    """The measure that speaks most for `best` against another frame, q only where no other says
+    much; None where none does."""
     parts = {name: weight * (best[name] - other[name]) for name, weight in weights.items()}
-    name = max(parts, key=parts.__getitem__)
+    seen = {name: part for name, part in parts.items() if name != "q" and part > MUCH}
+    name = max(seen or parts, key=parts.__getitem__)
     return name if parts[name] > 0 else None
 
 
