@@ -47,7 +47,7 @@ def test_a_folder_becomes_groups_with_the_best_of_each(burst, tmp_path, monkeypa
     names = {ranked["assessment"]["image"] for ranked in versions["order"]}
     assert names == {str(burst / name) for name in ("a.png", "b.png", "c.png")}
     assert (alone["best"], len(alone["order"])) == (str(burst / "=d.png"), 1)
-    assert "is the best of 3" in told.err
+    assert f"keep {burst / 'b.png'}, the best of 3 with probability" in " ".join(told.err.split())
 
 
 def test_several_pictures_are_ordered_and_a_bad_one_told(burst, monkeypatch, capfd):

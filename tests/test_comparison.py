@@ -1,6 +1,7 @@
 """compare() and rank(): probabilities, near-duplicates and orders."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -64,7 +65,7 @@ SCENE = np.zeros(256, bool)
 def candidates(rows, scenes=None) -> list[Candidate]:
     scenes = scenes or [SCENE] * len(rows)
     return [
-        Candidate(i, row, scene, draws_of(row, "none"))
+        Candidate(i, row, scene, draws_of(row, "none"), Path(row.image))
         for i, (row, scene) in enumerate(zip(rows, scenes, strict=True))
     ]
 

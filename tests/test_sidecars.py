@@ -16,7 +16,7 @@ from scripted import in_this_process
 from agentic_iqa_local.batch.ratings import RatingsError, read_ratings
 from agentic_iqa_local.cli.main import main
 from agentic_iqa_local.cli.sidecars import mark_best
-from agentic_iqa_local.judgement.comparison import Ranked, Ranking
+from agentic_iqa_local.judgement.comparison import Group, Ranked
 from agentic_iqa_local.output.sidecars import LABEL, WORDS, Sidecars
 from agentic_iqa_local.output.sidecars import RATING as STARS
 from agentic_iqa_local.output.xmp import EMPTY, SidecarError, merged, read
@@ -221,7 +221,7 @@ def test_the_best_of_a_group_is_labelled_and_an_earlier_one_no_longer(tmp_path):
             ]
             for group in members
         ]
-        mark_best(found, [Ranking(kind="group", order=one) for one in order])
+        mark_best(found, [Group(order=one) for one in order])
     a, b = (read((tmp_path / f"{name}.png.xmp").read_bytes()) for name in "ab")
     assert (a.value(LABEL), a.value(STARS)) == (None, "2")  # the stars of assess stay
     assert b.value(LABEL) == "Green"

@@ -31,6 +31,7 @@ SHIPPED = (
     CONFIGS / "detector_measures.json",
     CONFIGS / "tool_reliability.yaml",
     CONFIGS / "comparisons.json",
+    CONFIGS / "bursts.json",
 )
 """The files of this package that decide a row, whatever the settings are. With them count the
 settings' own: the tool maps, the calibration of intervals and the models' folders."""
