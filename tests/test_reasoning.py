@@ -222,5 +222,6 @@ def test_of_what_nobody_could_look_for_the_model_says_nothing():
     fused = FusionResult(**letters, p_c=dict.fromkeys("ABCDE", 0.2), q=3.0)
     said = reasoned("Moderate compression: blocks show.", known, fused, None)
     assert "ompression" not in said
+    assert "Extreme" not in reasoned("Extreme.", known, fused, None)
     assert "unlike a photograph" in said
     assert reasoned("A drawing of a house.", known, fused, None).startswith("A drawing of a house.")

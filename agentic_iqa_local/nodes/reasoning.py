@@ -108,7 +108,7 @@ def _judged_directly(evidence: ExecutorOutput, fusion: FusionResult | None) -> b
 
 
 def _leaves_distortions_out(text: str) -> bool:
-    return not (distortions_in(text) or _judges(text))
+    return not (distortions_in(text) or _judges(text) or _SEVERITY.search(text))
 
 
 def _may_be_called_clean(found: Mapping[str, set[str]], evidence: ExecutorOutput) -> bool:
