@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
 
-from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
 
 from agentic_iqa_local.images.colours import to_rgb8
 from agentic_iqa_local.images.files import ImageError, read_file, within_memory
@@ -109,10 +109,25 @@ def load_pair(
     return image, reference
 
 
-def own_xmp(path: str | os.PathLike[str]) -> bytes:
-    """The XMP that a picture's file holds itself; empty where it holds none. Raises ImageError."""
+@contextmanager
+def _header(path: str | os.PathLike[str]) -> Iterator[Image.Image]:
+    """A picture of which no pixel is decoded. Raises ImageError."""
     path = os.fspath(path)
     with within_memory(path), strict_pillow(path), Image.open(path, formats=FORMATS) as image:
+        yield image
+
+
+def own_exif(path: str | os.PathLike[str]) -> dict[int, object]:
+    """What the camera wrote into a picture's file, by tag. Raises ImageError, and what Pillow does
+    for values that are none."""
+    with _header(path) as image:
+        exif = image.getexif()
+        return {**exif, **exif.get_ifd(ExifTags.IFD.Exif)}
+
+
+def own_xmp(path: str | os.PathLike[str]) -> bytes:
+    """The XMP that a picture's file holds itself; empty where it holds none. Raises ImageError."""
+    with _header(path) as image:
         own = image.info.get("xmp", b"")
     own = own if isinstance(own, bytes) else str(own).encode()
     return own.rstrip(b"\0")

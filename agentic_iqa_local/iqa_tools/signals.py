@@ -15,9 +15,8 @@ BLOCK = 8  # of JPEG
 BANDS = ((1, 2), (3, 4), (5, 6), (7, 9), (10, 14))  # of u + v in a block's DCT
 TONES = (0.005, 0.05, 0.25, 0.5, 0.75, 0.95, 0.995)
 SPREADS = (0.1, 0.5, 0.9)
-SAMPLE = (
-    2**19
-)  # pixels, at least, of which tones are taken; all of a picture with less than twice as many
+# Pixels, at least, of which tones are taken; all of a picture with less than twice as many
+SAMPLE = 2**19
 SIGNALS = 84
 
 # ITU-R BT.601, luma and the two colour differences, all in 0..255 or ±128

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from PIL import ExifTags, Image
+from PIL import ExifTags
 
+from agentic_iqa_local.images.files import ImageError
+from agentic_iqa_local.images.reading import own_exif
 from agentic_iqa_local.judgement import ordering
 from agentic_iqa_local.judgement.burst import FLOOR, offset
 
@@ -40,10 +42,8 @@ class Shot:
 def read_shot(file: Path) -> Shot | None:
     """What the camera wrote of a frame; None where it did not write its time and exposure."""
     try:
-        with Image.open(file) as image:
-            exif = image.getexif()
-            known: dict[int, object] = {**exif, **exif.get_ifd(ExifTags.IFD.Exif)}
-    except (OSError, ValueError, SyntaxError, TypeError, ArithmeticError, LookupError):
+        known = own_exif(file)
+    except (ImageError, OSError, ValueError, SyntaxError, TypeError, ArithmeticError, LookupError):
         return None
     with suppress(ValueError, TypeError, ArithmeticError, LookupError):
         taken = datetime.strptime(str(known[ExifTags.Base.DateTimeOriginal]), "%Y:%m:%d %H:%M:%S")

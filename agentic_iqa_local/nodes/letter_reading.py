@@ -32,9 +32,8 @@ from agentic_iqa_local.state import (
 from agentic_iqa_local.vlm_client import VLMError
 
 ROLE = "summarizer"
-LITTLE = (
-    0.05  # levels: letters that can move q by no more are not read on every view of a large picture
-)
+# Levels: letters that can move q by no more are not read on every view of a large picture
+LITTLE = 0.05
 
 Probabilities = dict[str, float]  # of each letter
 

@@ -20,6 +20,7 @@ from synthetic import load_tiles, photo_files
 
 from agentic_iqa_local.judgement import burst
 from agentic_iqa_local.judgement.keeper import SURE
+from agentic_iqa_local.judgement.preference import sigmoid
 
 
 def main() -> None:
@@ -42,7 +43,7 @@ def main() -> None:
     for kind, names, measures in bursts:
         strength = burst.strengths(measures, weights)
         first, second = np.argsort(-strength)[:2]
-        sure = 1 / (1 + np.exp(strength[second] - strength[first])) >= SURE
+        sure = sigmoid(float(strength[first] - strength[second])) >= SURE
         counts[kind]["undecided" if not sure else "kept"] += 1
         counts[kind]["sharp frame first"] += first == 0
         if sure and first and kind != "same":
