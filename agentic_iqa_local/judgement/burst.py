@@ -35,9 +35,9 @@ FLOOR = 0.05  # squared steps of 255: detail or noise below it says no more
 WORDS = {
     "sharpness": "it is sharper where the scene is sharpest than {others}",
     "noise": "{others} {has} more noise",
-    "darkness": "{others} {is} darker than the rest",
-    "brightness": "{others} {is} brighter than the rest",
-    "blocks": "{others} {is} more compressed",
+    "darkness": "{others} {be} darker than the rest",
+    "brightness": "{others} {be} brighter than the rest",
+    "blocks": "{others} {be} more compressed",
     "q": "its q is higher than that of {others}",
 }
 
@@ -201,7 +201,7 @@ def why(
 
 def said(name: str, others: Sequence[str]) -> str:
     """In words that a measure speaks for a frame against others."""
-    named = " and ".join(PurePath(other).name for other in others[-2:])
-    listed = ", ".join([*(PurePath(other).name for other in others[:-2]), named])
-    verbs = ("has", "is") if len(others) == 1 else ("have", "are")
-    return WORDS[name].format(others=listed, has=verbs[0], **{"is": verbs[1]})
+    names = [PurePath(other).name for other in others]
+    listed = ", ".join([*names[:-2], " and ".join(names[-2:])])
+    has, be = ("has", "is") if len(others) == 1 else ("have", "are")
+    return WORDS[name].format(others=listed, has=has, be=be)
