@@ -7,7 +7,7 @@ import subprocess
 import pandas as pd
 import pytest
 from conftest import DATA
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from one_row import RATING, row_of
 from PIL import Image
@@ -77,6 +77,7 @@ def test_no_stars_are_nobodys_rating_and_come_back():
 
 
 @settings(max_examples=30)
+@example({STARS: '"', LABEL: "'"})
 @given(
     st.dictionaries(
         st.sampled_from([STARS, LABEL, "digiKam:PickLabel", WORDS]),

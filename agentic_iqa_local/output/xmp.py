@@ -262,10 +262,15 @@ def _with(bare: Sidecar, values: Mapping[str, str]) -> bytes:
         one = bare.found.get(name)
         if one and one.inner:
             instead_of[name] = bare.content[slice(*one.inner)].decode()
-            edits.append((one.inner, escape(value).encode()))
+            edits.append((one.inner, _quotable(value)))
     assert bare.end is not None
     block = _block(bare.about, values, instead_of)
     return _edited(bare.content, [*edits, ((bare.end, bare.end), block)])
+
+
+def _quotable(value: str) -> bytes:
+    """A value that may stand in an element, and in an attribute between quotes of either kind."""
+    return escape(value, {'"': "&quot;", "'": "&apos;"}).encode()
 
 
 def _without(old: Sidecar) -> bytes:
