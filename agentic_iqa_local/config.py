@@ -449,7 +449,9 @@ class Options(Decisions):
         "a set-up of configs/ by name, or a YAML file (default: embedded)"
     )
     eye: PathText | None = option("your eye, a folder that the command learn made")
-    engine: Engine | None = option("what serves the model (default: the configuration's)")
+    engine: Engine | None = option(
+        "what serves the model: transformers, vllm, llamacpp or server (default: the configuration's)"
+    )
     model: PathText | None = option(
         "a model below the models folder, or a folder; overrides the configuration's"
     )

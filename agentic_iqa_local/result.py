@@ -166,6 +166,8 @@ class Assessment(Result):
     schema_version: int = SCHEMA_VERSION
     image: str
     sha256: str | None = None  # of the image file's bytes
+    # of a camera's RAW file, whose preview was judged: the size of the RAW data, width×height
+    raw_preview: str | None = None
     reference: str | None = None
     query: str
     choices: list[str] | None = None

@@ -63,6 +63,7 @@ def test_a_preview_is_judged_if_asked_upright_and_named_as_that(photo, tmp_path)
         load_image(file)
     found = load_image(file, raw_previews=True)
     assert (found.width, found.height) == (120, 160)
+    assert found.raw_size == "192×128"
     assert found.warnings == ("the camera's preview was judged, not the RAW data (192×128 pixels)",)
     turned = np.asarray(preview.transpose(Image.Transpose.ROTATE_270), float)
     assert np.abs(np.asarray(found.pixels, float) - turned).mean() < 8  # JPEG

@@ -7,7 +7,7 @@ from agentic_iqa_local.images.files import ImageError
 
 
 def preview_of(path: str, data: bytes) -> tuple[bytes, str]:
-    """The JPEG in a RAW file, turned as the photograph is, and a sentence that says what it is.
+    """The JPEG in a RAW file, turned as the photograph is, and the size of the RAW data in pixels.
     Raises ImageError."""
     try:
         import rawpy  # an extra, which need not be installed
@@ -24,5 +24,4 @@ def preview_of(path: str, data: bytes) -> tuple[bytes, str]:
     if not isinstance(preview.data, bytes):
         said = f"{path}: expected a RAW file with a preview, but that is no JPEG"
         raise ImageError(said, "develop it: export it as JPEG or TIFF.")
-    note = f"the camera's preview was judged, not the RAW data ({size} pixels)"
-    return preview.data, note
+    return preview.data, size

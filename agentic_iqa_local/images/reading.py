@@ -49,6 +49,7 @@ class LoadedImage:
         0,
         0,
     )  # left and top of the pixels in the upright original, if it had a frame
+    raw_size: str | None = None  # of the RAW data whose preview this is: width×height
 
 
 def load_image(
@@ -76,10 +77,10 @@ def load_image(
     path = os.fspath(path)
     with within_memory(path):
         data = picture = read_file(path)
-        said = []
+        raw_size, said = None, []
         if raw_previews and _is_raw(data):
-            picture, note = preview_of(path, data)
-            said.append(note)
+            picture, raw_size = preview_of(path, data)
+            said.append(f"the camera's preview was judged, not the RAW data ({raw_size} pixels)")
         with strict_pillow(path):
             image = _open(path, picture)
             _check_header(path, image, max_pixels, min_side)
@@ -89,7 +90,8 @@ def load_image(
                 ImageOps.exif_transpose(image, in_place=True)
             pixels, notes = to_rgb8(path, image, background)
     digest = hashlib.sha256(data).hexdigest()
-    return LoadedImage(path, pixels, *pixels.size, digest, (*said, *notes))
+    said += notes
+    return LoadedImage(path, pixels, *pixels.size, digest, tuple(said), raw_size=raw_size)
 
 
 def load_pair(

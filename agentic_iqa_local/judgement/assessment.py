@@ -319,6 +319,7 @@ def _record(row: Assessment, bench: Workbench) -> None:
     row.model = client.describe() | {"name": name} | decided_by
     row.eye = _named_eye(bench)
     row.warnings = bench.warnings
+    row.raw_preview = bench.pictures.image.raw_size
 
 
 def _named_eye(bench: Workbench) -> NamedEye | None:
