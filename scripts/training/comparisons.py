@@ -164,25 +164,34 @@ def counted(row: Assessment) -> set[str]:
     return set(measurements(row)) & {"letters", *voters}
 
 
+def sets_of(names: set[str]) -> Iterator[tuple[str, ...]]:
+    """One to three of the names, in every way."""
+    for count in (1, 2, 3):
+        yield from itertools.combinations(sorted(names), count)
+
+
 def fit(args: argparse.Namespace) -> None:
-    """Fits the weights of what predicts best, and puts them into the file."""
+    """Fits the weights of what predicts best, and puts them into the file. Where a weight is not
+    positive, a better measurement would speak against a picture: such a set is left out."""
     found = read_versions(args.versions)
     pairs = pairs_of_photographs(found)
     better = np.array([first.mos > second.mos for first, second in pairs])
     shared = set.intersection(*(counted(version.row) for version in found))
-    sets = [
-        ("q", *more) for count in range(3) for more in itertools.combinations(sorted(shared), count)
-    ]
-    losses = {names: log_loss(differences(pairs, names), pairs) for names in sets}
-    names = min(losses, key=losses.__getitem__)
-    fitted = model().fit(mirrored(differences(pairs, names)), np.concatenate([better, ~better]))
-    weights = dict(zip(names, map(float, fitted.coef_[0]), strict=True))
+    target = np.concatenate([better, ~better])
+    losses, weights = {}, {}
+    for names in sets_of(shared | {"q"}):
+        values = differences(pairs, names)
+        coefficients = model().fit(mirrored(values), target).coef_[0]
+        if min(coefficients) > 0:
+            losses[names] = log_loss(values, pairs)
+            weights[names] = dict(zip(names, map(float, coefficients), strict=True))
+    best = min(losses, key=losses.__getitem__)
     settings = load_settings(args.config)
     new = PairFit(
         model=folder_hash(settings.folder(settings.summarizer.backend)),
         pipeline=found[0].row.pipeline,
         reference=any(version.row.reference is not None for version in found),
-        weights={name: round(weight, 4) for name, weight in weights.items()},
+        weights={name: round(weight, 4) for name, weight in weights[best].items()},
         pairs=len(pairs),
         photographs=len({version.photo for version in found}),
         source="synthetic distortions of training photographs",
