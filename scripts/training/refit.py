@@ -12,6 +12,7 @@ takes about two hours on two cores.
 
 import argparse
 import csv
+import datetime
 import json
 import os
 import shutil
@@ -141,17 +142,31 @@ def questions_run(code: Path, folders: Sequence[Path], work: Path) -> Path:
     return study(code, made / "manifest.csv", QUESTIONS, work / "run_questions")
 
 
-def write_fit(people_runs: Sequence[Path], others: Sequence[Path]) -> Fit:
+def said_of(questions: Path) -> str:
+    """What the sets of answers are calibrated on."""
+    lines = (questions / "rows.jsonl").read_text(encoding="utf-8").splitlines()
+    pictures = {json.loads(line)["sha256"] for line in lines}
+    today = datetime.date.today().isoformat()
+    return f"synthetic distortions, {len(pictures)} pictures, {len(lines)} questions, {today}"
+
+
+def write_fit(people_runs: Sequence[Path], synthetic: Sequence[Path], questions: Path) -> Fit:
     """The temperature by people's scores, and with it the calibration by all runs."""
     by_people = fit_runs(people_runs, "temperature", split=None, share=1.0)
     say(by_people.account)
     config = read_json(EMBEDDED / "config.json") | {TEMPERATURE: by_people.temperature}
     write_whole(EMBEDDED / "config.json", (json.dumps(config, indent=2) + "\n").encode())
     everything = fit_runs(
-        [*people_runs, *others], "keep", split=None, share=1.0, temperature=by_people.temperature
+        [*people_runs, *synthetic, questions],
+        "keep",
+        split=None,
+        share=1.0,
+        temperature=by_people.temperature,
     )
     assert everything.intervals is not None
-    intervals = revised(everything.intervals, source=SOURCE)
+    said = said_of(questions)
+    answers = tuple(revised(part, calibrated_on=said) for part in everything.intervals.questions)
+    intervals = revised(everything.intervals, source=SOURCE, questions=answers)
     about = {"objective": "temperature", "before": by_people.before, "after": by_people.after}
     model = folder_hash(EMBEDDED)
     intervals = revised(intervals, model=model)
@@ -195,8 +210,8 @@ def main() -> None:
     head = people.fit(rated, levels, photographs[kept])
     code = with_head(work, "synthetic", head)
     by_people = live_runs(args.live, photographs, work)
-    others = [*synthetic_runs(code, held_out, work), questions_run(code, folders, work)]
-    say(write_fit(by_people, others).account)
+    synthetic = synthetic_runs(code, held_out, work)
+    say(write_fit(by_people, synthetic, questions_run(code, folders, work)).account)
     comparisons(folders[0], work)
 
 
