@@ -162,9 +162,10 @@ def gallery_page(folder: Path) -> None:
         "Fair",
         "--out",
         "spring.jsonl",
+        "--gallery",
+        "spring.html",
         cwd=folder,
     )
-    run("gallery", "spring.jsonl", cwd=folder)
     with browser_page() as watched:
         watched.page.goto((folder / "spring.html").as_uri())
         watched.page.locator(".card").first.focus()
