@@ -348,13 +348,23 @@ def first_mistake(error: ValidationError, quoted: bool = False) -> str:
         quoted: Whether a wrong text or number is quoted ("..., got -1"). The values of a file are not: aliases
             make them endless, and an address may hold a password.
     """
-    first = error.errors(include_url=False)[0]
-    # of an option its name alone, without the branch of a union
-    place = ".".join(map(str, first["loc"][:1] if quoted else first["loc"]))
+    first, *more = error.errors(include_url=False)
+    place = _place(first, quoted)
     text = _expected(first).removeprefix(f"{place}: ")
+    for other in more:  # the other branches of a union
+        if _place(other, quoted) == place:
+            text += _expected(other).replace("expected", " or", 1)
     if quoted and ", got " not in text:
         text += _got(first)
     return (f"{place}: {text}" if place else text)[:LONGEST_MISTAKE]
+
+
+def _place(mistake: ErrorDetails, quoted: bool) -> str:
+    """Where a mistake is, without the branch of a union, whose name is pydantic's; of an option its
+    name alone."""
+    parts = mistake["loc"][:1] if quoted else mistake["loc"]
+    names = [str(part) for part in parts if isinstance(part, int) or "-" not in part]
+    return ".".join(name for name in names if "[" not in name)
 
 
 def reason(error: Exception) -> str:

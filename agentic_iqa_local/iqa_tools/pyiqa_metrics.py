@@ -12,7 +12,6 @@ import threading
 import warnings
 from collections.abc import Iterator
 from typing import Any
-from unittest.mock import patch
 
 from agentic_iqa_local.iqa_tools.specs import DATA, ToolError, ToolSpec
 from agentic_iqa_local.iqa_tools.weights import ListedFiles
@@ -101,6 +100,8 @@ def _offline(files: ListedFiles) -> Iterator[None]:
         "huggingface_hub.constants.HF_HUB_OFFLINE": True,
         "huggingface_hub.constants.HF_HUB_CACHE": str(files.huggingface),  # read at import
     }
+    from unittest.mock import patch  # which imports asyncio
+
     with contextlib.ExitStack() as stack:
         for name, value in replaced.items():
             stack.enter_context(patch(name, value))

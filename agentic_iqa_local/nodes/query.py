@@ -9,14 +9,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from agentic_iqa_local.errors import nearest
+from agentic_iqa_local.files import read_yaml
 from agentic_iqa_local.iqa_tools.specs import TOOLS, tool_key
 
-WORDS: dict[str, Any] = yaml.safe_load(
-    Path(__file__).with_name("words.yaml").read_text(encoding="utf-8")
-)
+WORDS: dict[str, Any] = read_yaml(Path(__file__).with_name("words.yaml"))
 
 
 def pattern(words: Iterable[str]) -> re.Pattern[str]:

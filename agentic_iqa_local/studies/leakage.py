@@ -9,14 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import yaml
-
+from agentic_iqa_local.files import read_yaml
 from agentic_iqa_local.iqa_tools.specs import find_tool
 from agentic_iqa_local.studies.datasets import DATASETS
 
-_TOLD: dict[str, Any] = yaml.safe_load(
-    Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
-)
+_TOLD: dict[str, Any] = read_yaml(Path(__file__).with_suffix(".yaml"))
 TRAINED_ON: dict[str, list[str]] = _TOLD["trained_on"]
 SCALED_ON: dict[str, list[str]] = _TOLD["scaled_on"]
 SHARING_IMAGES: dict[str, list[str]] = _TOLD["sharing_images"]
