@@ -123,7 +123,7 @@ def open_service_page(page, row: Assessment) -> None:
     def answer(route):
         path = route.request.url.removeprefix(f"{ORIGIN}/").partition("?")[0] or "index.html"
         if path == "v1/info":
-            about = {"model": "a model", "device": "cpu", "engine": "transformers", "version": "1"}
+            about = {"model": "a model", "device": "cpu", "version": "1"}
             about |= {"limits": {"bytes": 10**8, "pictures": 9}, "token_required": False}
             return route.fulfill(json=about | {"small_model": False})
         if path.startswith("v1/"):

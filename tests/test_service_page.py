@@ -42,6 +42,7 @@ def assessed(page):
 def clean(watched, service):
     assert watched.strangers(str(service.base_url)) == []
     assert watched.complaints == []
+    assert "undefined" not in watched.page.inner_text("body")
     assert watched.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert axe_findings(watched.page) == []
 

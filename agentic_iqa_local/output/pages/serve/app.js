@@ -282,7 +282,7 @@ async function begin() {
   try {
     const about = await info();
     limits = about.limits;
-    byId("engine").textContent = `${about.model} on ${about.device}, ${about.engine}, version ${about.version}`;
+    byId("engine").textContent = `${about.model} on ${about.device}, version ${about.version}`;
     byId("token-field").hidden = !about.token_required;
     byId("notice").hidden = !about.small_model;
     byId("notice").textContent = "The small embedded model answers here. It shows how the service works; a large model judges better.";
