@@ -61,6 +61,15 @@ def test_each_part_runs_only_if_its_flag_is_on(picture, flag, parts):
     assert {name for name in names if getattr(found, name)} == parts
 
 
+def test_what_the_model_adds_to_a_query_is_told_only_where_it_is_there(picture):
+    judged = [{"type": "Blurs", "severity": "none", "explanation": "edges are crisp"}]
+    client = scripted(AnalysisReply={"Global": judged})
+    told = execute(picture, {"NIQE": 2.6}, client, **NAMED).distortion_analysis["Global"]
+    assert [item.severity for item in told] == ["none"]
+    added = NAMED | {"distortion_source": "Inferred"}
+    assert execute(picture, {"NIQE": 2.6}, client, **added).distortion_analysis == {"Global": []}
+
+
 @pytest.mark.parametrize(
     ("failure", "tries"),
     [({"Global": ["Haze"]}, 3), (VLMError("the server hung up"), 3), (ModelLost("gone"), 1)],

@@ -90,7 +90,13 @@ def test_letters_are_read_closer_while_the_interval_is_too_wide(
         # 202·3.25 % = 6.6 and 202·1.75 % = 3.5: the 6th from below and the 3rd from above
         (sureness(query="How good is it?"), fused(), {}, "learnt for another query", (2.05, 3.98)),
         (sureness(), fused(voters=["PIQE"]), {}, "measured by just PIQE", (2.05, 3.98)),
-        (sureness(), fused(), {"distortions": {"Global": ["Noise"]}}, "particular", (2.05, 3.98)),
+        (
+            sureness(),
+            fused(),
+            {"distortion_source": "Explicit", "distortions": {"Global": ["Noise"]}},
+            "particular",
+            (2.05, 3.98),
+        ),
         (sureness(unlike_photograph=True), fused(), {}, "unlike the photographs", (1, 5)),
     ],
 )

@@ -162,3 +162,5 @@ def start_logging(verbosity: int) -> None:
     logging.captureWarnings(True)
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbosity, 2)]
     logging.getLogger("agentic_iqa_local").setLevel(level)
+    if not verbosity:  # its warnings say why it makes no further pass, as the row does
+        logging.getLogger("agentic_iqa_local.graph").setLevel(logging.ERROR)

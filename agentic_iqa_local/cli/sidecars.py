@@ -31,7 +31,7 @@ def take_back(sidecars: "Sidecars | None", pictures: Sequence[Path]) -> int:
     if sidecars:
         for picture in pictures:
             sidecars.undo(picture)
-    return told(sidecars, "without what was written to them")
+    return told(sidecars, "taken back")
 
 
 def mark_best(sidecars: "Sidecars | None", groups: Iterable["Group"]) -> None:

@@ -105,7 +105,7 @@ class Sureness:
             widened.append(UNLIKE)
         if self.query != calibration.query:
             widened.append(OTHER_QUERY)
-        if plan and plan.distortions:
+        if plan and plan.distortion_source == "Explicit":
             widened.append("the query asks for particular distortions")
         if tuple(fusion.voters) not in part.tools:
             voters = ", ".join(fusion.voters)

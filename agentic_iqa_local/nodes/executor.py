@@ -135,7 +135,8 @@ def detections_of(task: Task) -> dict[str, Detection]:
 def analyse(task: Task, distortions: ByObject) -> None:
     """Puts a judgement of each distortion, and how probable each severity is, into the evidence.
     The model is not asked again for those of the pass before that are not in doubt, nor of an
-    object that nobody could look at. Raises VLMError."""
+    object that nobody could look at. What a plan adds to a query that names none, and is not there,
+    is left out. Raises VLMError."""
     evidence, unread = task.evidence, not_looked_for(task.evidence)
     before = ExecutorOutput() if task.closes("contradiction") else copy.deepcopy(task.before)
     probabilities = evidence.severity_probabilities = before.severity_probabilities or {}
@@ -144,8 +145,10 @@ def analyse(task: Task, distortions: ByObject) -> None:
         if name not in unread:
             judged = [item.type for item in analysis.setdefault(name, [])]
             asked[name] = [kind for kind in kinds if kind not in judged]
+    guessed = {} if task.plan.distortion_source == "Explicit" else task.plan.distortions or {}
     for name, item, p in judge(task, asked):
-        analysis[name].append(item)
+        if item.severity != "none" or item.type not in guessed.get(name, ()):
+            analysis[name].append(item)
         if p:
             probabilities.setdefault(name, {})[item.type] = p
     evidence.distortion_analysis = analysis or None

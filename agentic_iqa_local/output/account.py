@@ -46,8 +46,8 @@ def account_of(row: Assessment) -> list[Part]:
             Part("Scores", scores=_scores(row)),
         ]
     parts += [
-        Part("Replanned", row.replan_history),
-        Part("Corrections", row.plan_corrections),
+        Part("Replanned", [f"{line}." for line in row.replan_history]),
+        Part("Corrections", [f"{line};" for line in row.plan_corrections]),
         Part("Warnings", row.warnings),
         Part("Cost", _cost(row)),
     ]
