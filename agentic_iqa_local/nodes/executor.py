@@ -35,6 +35,7 @@ from agentic_iqa_local.state import (
     DistortionAnalysis,
     ExecutorOutput,
     FamilyDetection,
+    PlannerOutput,
     revised,
 )
 from agentic_iqa_local.vlm_client import VLMError
@@ -145,13 +146,19 @@ def analyse(task: Task, distortions: ByObject) -> None:
         if name not in unread:
             judged = [item.type for item in analysis.setdefault(name, [])]
             asked[name] = [kind for kind in kinds if kind not in judged]
-    guessed = {} if task.plan.distortion_source == "Explicit" else task.plan.distortions or {}
     for name, item, p in judge(task, asked):
-        if item.severity != "none" or item.type not in guessed.get(name, ()):
-            analysis[name].append(item)
+        analysis[name] += _to_tell(task.plan, name, item)
         if p:
             probabilities.setdefault(name, {})[item.type] = p
     evidence.distortion_analysis = analysis or None
+
+
+def _to_tell(plan: PlannerOutput, name: str, item: DistortionAnalysis) -> list[DistortionAnalysis]:
+    """The judgement; none of a distortion that is not there, and that the model added to a query
+    which names none."""
+    supposed = plan.distortions if plan.distortion_source == "Inferred" else None
+    absent = item.severity == "none" and item.type in (supposed or {}).get(name, ())
+    return [] if absent else [item]
 
 
 def _told(before: ExecutorOutput) -> dict[str, list[DistortionAnalysis]]:
