@@ -41,8 +41,9 @@ def differences(draws: Draws, scores: Table, quality: np.ndarray, baseline: str)
         line = {"first": name, "second": baseline, "n": len(both)}
         line["failed"] = len(scores) - len(both)
         pair = scores[name], scores[baseline], quality
-        line |= draws.difference("plcc_difference", plcc, *pair)
-        table.append(line | draws.difference("srcc_difference", srcc, *pair))
+        by_plcc = draws.difference("plcc_difference", plcc, *pair)
+        del by_plcc["p"]
+        table.append(line | draws.difference("srcc_difference", srcc, *pair) | by_plcc)
     return pd.DataFrame(table)
 
 
