@@ -152,15 +152,20 @@ class LogLines(logging.Handler):
         tell("\n    ".join(map(one_line, self.format(record).split("\n"))))
 
 
+def _is_no_limit(record: logging.LogRecord) -> bool:
+    """Leaves out why the graph makes no further pass: the row says it too."""
+    return record.name != "agentic_iqa_local.graph" or record.levelno >= logging.ERROR
+
+
 def start_logging(verbosity: int) -> None:
     """Warnings on stderr; with verbosity 1 what happens, with 2 prompts and model output too."""
     handler = LogLines()
     handler.addFilter(name_picture)
+    if not verbosity:
+        handler.addFilter(_is_no_limit)
     logging.basicConfig(
         level=logging.WARNING, handlers=[handler], format="%(levelname)s %(picture)s%(message)s"
     )
     logging.captureWarnings(True)
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbosity, 2)]
     logging.getLogger("agentic_iqa_local").setLevel(level)
-    if not verbosity:  # its warnings say why it makes no further pass, as the row does
-        logging.getLogger("agentic_iqa_local.graph").setLevel(logging.ERROR)
