@@ -48,6 +48,7 @@ LARGEST_YAML = 2**18  # bytes: PyYAML takes seconds for more
 DEEPEST_YAML = 100  # mappings and lists within one another
 MOST_VALUES = 100_000  # of a YAML file, each counted as often as aliases (*name) repeat it
 TEMPORARY = ".partial"  # the suffix of a file that is being written
+_BRANCH = re.compile(r"constrained-\w+|literal\[.*\]")  # pydantic's names of a union's branches
 LONGEST_MISTAKE = 300  # characters of a message that quotes keys
 
 
@@ -348,23 +349,21 @@ def first_mistake(error: ValidationError, quoted: bool = False) -> str:
         quoted: Whether a wrong text or number is quoted ("..., got -1"). The values of a file are not: aliases
             make them endless, and an address may hold a password.
     """
-    first, *more = error.errors(include_url=False)
-    place = _place(first, quoted)
+    first, *others = error.errors(include_url=False)
+    where = _where(first)
+    place = ".".join(map(str, where[:1] if quoted else where))  # of an option its name alone
     text = _expected(first).removeprefix(f"{place}: ")
-    for other in more:  # the other branches of a union
-        if _place(other, quoted) == place:
+    for other in others:
+        if _where(other) == where:  # another branch of a union
             text += _expected(other).replace("expected", " or", 1)
     if quoted and ", got " not in text:
         text += _got(first)
     return (f"{place}: {text}" if place else text)[:LONGEST_MISTAKE]
 
 
-def _place(mistake: ErrorDetails, quoted: bool) -> str:
-    """Where a mistake is, without the branch of a union, whose name is pydantic's; of an option its
-    name alone."""
-    parts = mistake["loc"][:1] if quoted else mistake["loc"]
-    names = [str(part) for part in parts if isinstance(part, int) or "-" not in part]
-    return ".".join(name for name in names if "[" not in name)
+def _where(mistake: ErrorDetails) -> tuple[int | str, ...]:
+    """The keys that lead to a mistake, without the branch of a union."""
+    return tuple(part for part in mistake["loc"] if not _BRANCH.fullmatch(str(part)))
 
 
 def reason(error: Exception) -> str:

@@ -60,6 +60,8 @@ def test_every_shipped_set_up_loads_and_is_listed(path):
             for backend in ("openai.gpt-4o", "transformers.", "/models/Qwen2.5", "")
         ),
         ("fusion: {eta: -1}", "fusion.eta"),
+        ("fusion: {eta: high}", "fusion.eta: expected a valid number or auto"),
+        ("models: {Qwen2.5-VL-7B: {dtype: half}}", "models.Qwen2.5-VL-7B.dtype: expected auto, float32"),
         ("decisions: {error_rate: 0.7}", "decisions.error_rate: expected less than 0.5"),
         ("models: {other: {dtype: float32}}", "other not named by any section"),
         ("images: {background: whit}", "images.background: expected an opaque colour such as white"),
